@@ -1,0 +1,3 @@
+//! The `wakeone` command: for each connection, wake one worker, the right one.
+
+fn main() {}

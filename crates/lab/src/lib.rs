@@ -1,0 +1,1 @@
+//! The published experiments of this field, measured here beside their numbers.

@@ -1,0 +1,1 @@
+//! An honest load generator: plan, send, record; latency from the planned time.

@@ -1,0 +1,1 @@
+//! Plain data and pure functions: snapshots, histograms, judgements. No I/O.

@@ -1,0 +1,1 @@
+//! The reference server, a file an architecture.

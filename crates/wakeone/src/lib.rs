@@ -1,0 +1,1 @@
+//! One queue for each worker and each connection into the right one: Group, Policy, Dispatcher, Rescue, Supervisor.
