@@ -1,0 +1,19 @@
+//! All that talks to the kernel, and all unsafe code: BPF skeletons, sockets, pidfd, procfs, cgroups.
+//!
+//! Nothing here decides anything: it asks the kernel, or tells it, and returns what it said.
+
+pub mod bpf;
+pub mod bpffs;
+pub mod capability;
+pub mod cgroup;
+pub mod netns;
+pub mod policy;
+pub mod process;
+pub mod schedule;
+pub mod socket;
+pub mod table;
+
+/// The types of `bpf/contract.h`, generated from the compiled object's BTF.
+pub mod contract {
+    pub use crate::bpf::types::{wakeone_draw, wakeone_slot, wakeone_table, wakeone_tag};
+}
