@@ -267,7 +267,13 @@ fn effective_backlog(asked: Option<i32>) -> i32 {
 /// address is in use, and that is said next.
 fn take_over(dir: &GroupDir, wanted: &Wanted<'_>) -> Result<Option<adopt::Adopted>, Error> {
     match dir.load() {
-        Ok(Some(state)) => Ok(adopt::adopt(&state, wanted)?),
+        Ok(Some(state)) => {
+            let taken = adopt::adopt(&state, wanted)?;
+            if taken.is_none() {
+                dir.forget(); // none of its workers runs: it says nothing about anybody
+            }
+            Ok(taken)
+        }
         Ok(None) => Ok(None),
         Err(error @ StateError::Invalid { .. }) => {
             tracing::warn!("{error}; starting afresh");

@@ -133,7 +133,7 @@ impl Process {
     }
 
     /// Sends a signal; to one that has ended this is nothing.
-    pub fn signal(&self, signal: Signal) {
+    fn signal(&self, signal: Signal) {
         if let Err(error) = pidfd_send_signal(&self.pidfd, signal)
             && error != rustix::io::Errno::SRCH
         {
@@ -144,6 +144,12 @@ impl Process {
                 self.pid()
             );
         }
+    }
+
+    /// Asks the process to end. One that is stopped is continued, or it would never hear of it.
+    pub fn terminate(&self) {
+        self.signal(Signal::TERM);
+        self.signal(Signal::CONT);
     }
 
     /// Kills the process and whatever it left in its process group.
@@ -246,7 +252,7 @@ mod tests {
     fn a_child_tells_how_it_ended() {
         let mut process = Process::child(sleeper()).expect("watch");
         assert_eq!(process.ended().expect("poll"), None);
-        process.signal(Signal::TERM);
+        process.terminate();
         rustix::event::poll(&mut [PollFd::new(&process.pidfd(), PollFlags::IN)], None)
             .expect("poll");
         assert_eq!(process.ended().expect("poll"), Some(Ending::Signal(15)));

@@ -85,22 +85,30 @@ fn environment(order: &Order) -> Vec<(String, String)> {
 }
 
 fn exec_failure(program: &str, error: &std::io::Error) -> String {
+    use std::io::ErrorKind::{NotFound, PermissionDenied};
+    let is_path = program.contains('/');
     match error.kind() {
-        std::io::ErrorKind::NotFound if program.contains('/') => {
+        NotFound if is_path => {
             format!(
                 "there is no file `{program}` to run (or the interpreter that its first line names is missing)"
             )
         }
-        std::io::ErrorKind::NotFound => {
+        // A folder of PATH that the worker may not search is reported as if the command might not be executed.
+        NotFound | PermissionDenied if !is_path && !is_in_path(program) => {
             format!("there is no command `{program}` in PATH; give its path, or correct the name")
         }
-        std::io::ErrorKind::PermissionDenied => {
+        PermissionDenied => {
             format!(
                 "`{program}` may not be executed; look at its mode with `ls -l`, and at --user if you gave one"
             )
         }
         _ => format!("cannot run `{program}`: {error}"),
     }
+}
+
+fn is_in_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
 /// The capabilities of `--keep-cap`, in any usual spelling: `net_raw`, `CAP_NET_RAW`.

@@ -10,7 +10,6 @@ use super::{Supervisor, listen, process::Identity, spawn};
 use crate::steer::{Steer, SteerEvent};
 use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::Signal as SendSignal;
 use rustix::time::Timespec;
 use sd_notify::NotifyState;
 use std::time::{Duration, Instant};
@@ -366,7 +365,7 @@ impl Watch<'_> {
             workers = count,
             listen = places,
             pids,
-            "ready: {count} {workers} on {places} (pid {pids})"
+            "ready: {count} {workers} on {places}, pids {pids}"
         );
         let status = format!("{count} {workers} on {places}");
         notify(&[
@@ -432,7 +431,7 @@ impl Watch<'_> {
             roll::Action::Terminate(slot) => self
                 .worker(slot)
                 .into_iter()
-                .for_each(|worker| worker.process.signal(SendSignal::TERM)),
+                .for_each(|worker| worker.process.terminate()),
             roll::Action::Kill(slot) => {
                 tracing::warn!(
                     event = "kill",
@@ -523,9 +522,9 @@ impl Watch<'_> {
             .map(|slot| self.steer.queued(slot))
             .sum();
         match closing.step(Instant::now(), workers.len(), queued) {
-            Some(closing::Action::Terminate) => workers
-                .iter()
-                .for_each(|worker| worker.process.signal(SendSignal::TERM)),
+            Some(closing::Action::Terminate) => {
+                workers.iter().for_each(|worker| worker.process.terminate())
+            }
             Some(closing::Action::Kill) => {
                 tracing::warn!(
                     event = "kill",
