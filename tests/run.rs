@@ -727,6 +727,21 @@ fn workers_become_another_user_and_keep_only_what_they_are_left() {
 }
 
 #[test]
+fn nobody_need_read_what_we_say() {
+    let ground = Ground::new();
+    let command = ground.command(&["-w", "2", "-l", ANY], &["python3", &server("whoami.py")]);
+    let mut run = Run::start_heard_until(command, Some("ready: "));
+    let address = run.ready();
+    let before = everyone(address, 2);
+    signal(pid_of(&before[1]), Signal::KILL);
+    eventually("the dead worker is replaced", || {
+        pid_of(&everyone(address, 2)[1]) != pid_of(&before[1])
+    });
+    run.stop();
+    assert!(ground.groups().is_empty());
+}
+
+#[test]
 fn a_terminals_interrupt_reaches_only_the_supervisor() {
     let ground = Ground::new();
     let mut command = ground.command(&["-w", "1", "-l", ANY], &["python3", &server("whoami.py")]);

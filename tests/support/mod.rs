@@ -138,7 +138,12 @@ pub struct Run {
 }
 
 impl Run {
-    pub fn start(mut command: Command) -> Self {
+    pub fn start(command: Command) -> Self {
+        Self::start_heard_until(command, None)
+    }
+
+    /// Starts one whose standard error nobody reads any more after a line that contains `last`.
+    pub fn start_heard_until(mut command: Command, last: Option<&'static str>) -> Self {
         let mut child = command
             .stderr(Stdio::piped())
             .stdout(Stdio::null())
@@ -148,7 +153,11 @@ impl Run {
         let (out, stderr) = (lines.clone(), child.stderr.take().expect("stderr"));
         let reader = std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let last = last.is_some_and(|last| line.contains(last));
                 out.lock().expect("lines").push(line);
+                if last {
+                    return;
+                }
             }
         });
         Self {

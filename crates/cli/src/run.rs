@@ -145,10 +145,14 @@ fn options(args: &Args) -> anyhow::Result<Options> {
 }
 
 /// Lines for people show the sentence alone; lines for programs carry the fields too.
+///
+/// A line that cannot be written is lost (whoever read our standard error is gone): serving goes on. By default the
+/// failure would be printed, to the same place, and that panics.
 fn start_log(form: Log) {
     let builder = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
-        .with_max_level(tracing::Level::INFO);
+        .with_max_level(tracing::Level::INFO)
+        .log_internal_errors(false);
     match form {
         Log::Json => builder.json().flatten_event(true).with_target(false).init(),
         Log::Text => {
