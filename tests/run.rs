@@ -79,7 +79,11 @@ fn placeholders_name_the_listeners_of_several_addresses() {
             worker["arguments"],
             serde_json::json!(["4", "3", format!("slot={slot}")])
         );
-        assert_eq!(worker["environment"]["LISTEN_FDS"], "2");
+        let told = worker["environment"].as_object().expect("environment");
+        assert!(
+            !told.contains_key("LISTEN_FDS"),
+            "who is told numbers is not told twice: {told:?}"
+        );
         assert_eq!(worker["address"][0], "127.0.0.1");
     }
     let ready = run
@@ -370,6 +374,11 @@ fn bad_arguments_are_named_and_end_with_2() {
             "{sentence}: {lines:?}"
         );
     }
+    let (code, line) = ground.refused(&["-l", ANY, "-l", "127.0.0.2:0"], &["sleep", "{fd}"]);
+    assert!(
+        code == 2 && line.contains("nobody would serve 127.0.0.2:0"),
+        "{line}"
+    );
     let (code, line) = ground.refused(&["-l", ANY], &["sleep", "{fd2}"]);
     assert!(
         code == 2 && line.contains("`{fd2}` names a listener that there is not"),

@@ -16,7 +16,8 @@ import time
 
 def descriptors():
     """What is open before we open anything (the listing's own descriptor is closed again by then)."""
-    return sorted(fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}"))
+    numbers = map(int, os.listdir("/proc/self/fd"))
+    return sorted(number for number in numbers if os.path.exists(f"/proc/self/fd/{number}"))
 
 
 def about(fds):

@@ -185,6 +185,10 @@ impl Run {
     pub fn line(&mut self, text: &str) -> String {
         let start = Instant::now();
         loop {
+            let over = self
+                .reader
+                .as_ref()
+                .is_none_or(|reader| reader.is_finished());
             let lines = self.lines();
             if let Some(at) = lines[self.read..]
                 .iter()
@@ -194,7 +198,7 @@ impl Run {
                 return lines[self.read - 1].clone();
             }
             assert!(
-                start.elapsed() < PATIENCE,
+                !over && start.elapsed() < PATIENCE,
                 "no line with `{text}` after line {} of:\n{}",
                 self.read,
                 lines.join("\n")

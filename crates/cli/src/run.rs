@@ -11,8 +11,8 @@ use wakeone::supervisor::{self, Options, Supervisor, state};
 
 /// Start a server with one queue a worker: steered, supervised, restarted without a lost connection
 ///
-/// Workers get their own listeners by systemd's protocol (LISTEN_FDS, from descriptor 3); in the command,
-/// {fd} is the first listener's number, {fd2} the second's, {slot} the worker's slot.
+/// Each worker gets listeners of its own, by systemd's protocol (LISTEN_FDS) or by their numbers in the command:
+/// {fd} is the first listener's, {fd2} the second's. {slot} is the worker's slot, from 0.
 /// SIGHUP restarts the workers one at a time, SIGTERM and SIGINT drain and stop, a second SIGINT kills.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app")]

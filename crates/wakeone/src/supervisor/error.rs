@@ -30,7 +30,7 @@ pub enum Error {
     Start(#[from] SpawnError),
     /// The first workers all ended before they were ready.
     #[error(
-        "the command {ending} in every slot before it was ready; see why by running it alone: {command}"
+        "the command {ending} in every slot before it was ready; what it says is above, or run it alone: {command}"
     )]
     EndsAtOnce {
         /// The command line.

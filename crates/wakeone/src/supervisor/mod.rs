@@ -155,6 +155,7 @@ impl Supervisor {
         };
         Order {
             slot,
+            protocol: !spawn::names_any(&self.task.command, listeners),
             names: self
                 .endpoints
                 .iter()
@@ -202,7 +203,7 @@ fn check(options: &Options) -> Result<Task, Error> {
         spawn::fill(argument, 0, addresses.len()).map_err(Error::Usage)?;
     }
     trampoline::kept_capabilities(&options.keep_caps).map_err(Error::Usage)?;
-    warn_of_silent_listeners(options);
+    check_all_named(options)?;
     let account = Account::find(options.user.as_deref(), options.group.as_deref())?;
     Ok(Task {
         command: options.command.clone(),
@@ -211,17 +212,16 @@ fn check(options: &Options) -> Result<Task, Error> {
     })
 }
 
-/// A command that is told the number of one listener will hardly serve another that it is not told.
-fn warn_of_silent_listeners(options: &Options) {
-    let silent = |nth: &usize| !spawn::mentions(&options.command, *nth);
+/// A command that names some listeners is told of no others: those would be served by nobody.
+fn check_all_named(options: &Options) -> Result<(), Error> {
+    let unnamed = |nth: &usize| !spawn::names(&options.command, *nth);
     let count = options.listen.len();
-    if (1..=count).filter(silent).count() < count {
-        for nth in (1..=count).filter(silent) {
-            let address = &options.listen[nth - 1];
-            tracing::warn!(
-                "the command never mentions {{fd{nth}}}: unless it reads LISTEN_FDS, connections to {address} wait for ever"
-            );
-        }
+    match (1..=count).find(unnamed) {
+        Some(nth) if spawn::names_any(&options.command, count) => Err(Error::Usage(format!(
+            "nobody would serve {}: the command names a listener but not this one, {{fd{nth}}}; name all, or none to use LISTEN_FDS",
+            options.listen[nth - 1]
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -67,20 +67,17 @@ fn become_worker(order: &Order) -> Result<std::convert::Infallible, String> {
     Err(exec_failure(program, &error))
 }
 
-fn environment(order: &Order) -> Vec<(String, String)> {
-    let mut variables = order
-        .account
-        .as_ref()
-        .map_or_else(Vec::new, |account| account.environment.clone());
-    variables.extend(
-        [
-            ("LISTEN_PID", std::process::id().to_string()),
-            ("LISTEN_FDS", order.names.len().to_string()),
-            ("LISTEN_FDNAMES", order.names.join(":")),
-            ("WAKEONE_SLOT", order.slot.to_string()),
-        ]
-        .map(|(name, value)| (name.to_owned(), value)),
-    );
+fn environment(order: &Order) -> Vec<(&str, String)> {
+    let mut variables = vec![("WAKEONE_SLOT", order.slot.to_string())];
+    if order.protocol {
+        variables.push(("LISTEN_PID", std::process::id().to_string()));
+        variables.push(("LISTEN_FDS", order.names.len().to_string()));
+        variables.push(("LISTEN_FDNAMES", order.names.join(":")));
+    }
+    if let Some(account) = &order.account {
+        let theirs = account.environment.iter();
+        variables.extend(theirs.map(|(name, value)| (name.as_str(), value.clone())));
+    }
     variables
 }
 

@@ -619,7 +619,7 @@ impl Supervisor {
     }
 }
 
-/// A command line as a person would type it.
+/// A command line as a person would type it, cut where it gets long.
 fn shown(command: &[String]) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+{}".contains(&byte);
     let quote = |word: &String| {
@@ -629,7 +629,9 @@ fn shown(command: &[String]) -> String {
             format!("'{}'", word.replace('\'', "'\\''"))
         }
     };
-    command.iter().map(quote).collect::<Vec<_>>().join(" ")
+    let line = command.iter().map(quote).collect::<Vec<_>>().join(" ");
+    let cut: String = line.chars().take(100).take_while(|c| *c != '\n').collect();
+    if cut == line { line } else { cut + "…" }
 }
 
 /// Tells the service manager, if there is one.
