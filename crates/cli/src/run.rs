@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::fmt::format;
 use wakeone::steer::Unsteered;
-use wakeone::supervisor::listen::Address;
+use wakeone::supervisor::address::Address;
 use wakeone::supervisor::{self, Options, Supervisor, state};
 
 /// Start a server with one queue a worker: steered, supervised, restarted without a lost connection

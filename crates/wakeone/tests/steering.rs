@@ -250,7 +250,8 @@ impl Notebook {
 fn main() {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() == Some(spawn::TRAMPOLINE) {
-        trampoline::exec(&arguments.next().unwrap_or_default());
+        let order = arguments.next().expect("an order");
+        trampoline::exec(&order.parse().expect("an order"));
         std::process::exit(127);
     }
     let tests: [(&str, fn()); 5] = [

@@ -3,6 +3,7 @@
 use super::account::AccountError;
 use super::adopt::AdoptError;
 use super::listen::ListenError;
+use super::process::Ending;
 use super::spawn::SpawnError;
 use super::state::StateError;
 use std::io;
@@ -36,7 +37,7 @@ pub enum Error {
         /// The command line.
         command: String,
         /// What the last of them did.
-        ending: String,
+        ending: Ending,
     },
     /// A system call failed that does not fail.
     #[error("the supervisor cannot {what}: {source}")]

@@ -5,25 +5,31 @@
 //! takes over workers that outlive this one.
 
 pub mod account;
+pub mod address;
 pub mod adopt;
 pub mod backoff;
 mod closing;
 mod error;
 pub mod listen;
 pub mod process;
+mod report;
 pub mod roll;
+mod rolling;
 mod signals;
 pub mod slot;
 pub mod spawn;
 pub mod state;
+mod stopping;
 pub mod trampoline;
 mod watch;
+mod workers;
 
 pub use error::Error;
 
 use account::Account;
+use address::Address;
 use adopt::Wanted;
-use listen::{Address, Endpoint};
+use listen::Endpoint;
 use signals::Signals;
 use slot::Slot;
 use spawn::Order;

@@ -31,6 +31,11 @@ impl Identity {
             start_time(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
         Ok(Self { pid, started })
     }
+
+    /// Whether this very process is still there (in this boot).
+    pub fn lives(&self) -> bool {
+        Self::of(self.pid).is_ok_and(|now| now == *self)
+    }
 }
 
 /// Field 22 of a line of /proc/PID/stat. The command, field 2, may hold spaces and parentheses: count from its end.
@@ -267,6 +272,7 @@ mod tests {
             ..identity
         };
         assert!(Process::adopt(impostor).expect("adopt").is_none());
+        assert!(identity.lives() && !impostor.lives());
         let mut adopted = Process::adopt(identity).expect("adopt").expect("runs");
         adopted.kill();
         child.wait().expect("wait");

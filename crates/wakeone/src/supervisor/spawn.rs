@@ -46,6 +46,16 @@ pub struct Order {
     pub command: Vec<String>,
 }
 
+impl std::str::FromStr for Order {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        serde_json::from_str(text).map_err(|error| {
+            format!("this is a hidden part of `wakeone run`, not for typing ({error})")
+        })
+    }
+}
+
 /// Why a worker could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
@@ -208,6 +218,17 @@ mod tests {
         for argument in ["{fd0}", "{fd4}", "a{fd99999999999999999999}b"] {
             let error = fill(argument, 0, 3).expect_err(argument);
             assert!(error.contains("{fd1} to {fd3}"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_typed_by_hand_is_no_order() {
+        for text in ["", "{}", "help"] {
+            assert!(
+                text.parse::<Order>()
+                    .expect_err(text)
+                    .contains("hidden part")
+            );
         }
     }
 
