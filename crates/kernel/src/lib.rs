@@ -6,6 +6,7 @@ pub mod bpf;
 pub mod bpffs;
 pub mod capability;
 pub mod cgroup;
+pub mod inherit;
 pub mod netns;
 pub mod policy;
 pub mod process;

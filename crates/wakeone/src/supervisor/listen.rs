@@ -1,0 +1,266 @@
+//! The listeners of an address: one a slot, in one `SO_REUSEPORT` group.
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Where listeners are bound: an address, and whether an IPv6 wildcard takes IPv4 too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Endpoint {
+    /// The address and port.
+    pub address: SocketAddr,
+    /// `[::]` that takes IPv4 connections too.
+    pub dual_stack: bool,
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(f)?;
+        if self.dual_stack {
+            f.write_str(" (IPv6 and IPv4)")
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Why there are no listeners.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The name has no address.
+    #[error(
+        "cannot find the address of `{host}`: {source}; write the address itself, as in 127.0.0.1:8080"
+    )]
+    Unresolved {
+        /// The name.
+        host: String,
+        /// What the resolver said.
+        source: std::io::Error,
+    },
+    /// Somebody else listens there.
+    #[error("cannot listen on {0}: the address is in use; see by whom with `ss -ltnp 'sport = :{port}'`, or choose another with -l", port = .0.address.port())]
+    InUse(Endpoint),
+    /// The port is reserved.
+    #[error(
+        "cannot listen on {0}: ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE; start as root or choose a port from 1024 on"
+    )]
+    Privileged(Endpoint),
+    /// The machine has no such address.
+    #[error(
+        "cannot listen on {0}: this machine has no such address; `ip address` lists those it has"
+    )]
+    NotOurs(Endpoint),
+    /// Anything else.
+    #[error("cannot listen on {endpoint}: {what} failed: {source}")]
+    Call {
+        /// Where.
+        endpoint: Endpoint,
+        /// The system call.
+        what: &'static str,
+        /// What it said.
+        source: std::io::Error,
+    },
+}
+
+impl ListenError {
+    fn of(endpoint: Endpoint, what: &'static str, errno: Errno) -> Self {
+        match errno {
+            Errno::ADDRINUSE => Self::InUse(endpoint),
+            Errno::ACCESS => Self::Privileged(endpoint),
+            Errno::ADDRNOTAVAIL => Self::NotOurs(endpoint),
+            other => Self::Call {
+                endpoint,
+                what,
+                source: other.into(),
+            },
+        }
+    }
+}
+
+/// The listeners of one address: where they are (the port chosen when 0 was asked for), and one for each slot.
+pub type Bound = (Endpoint, Vec<OwnedFd>);
+
+/// Binds `slots` listeners to one address and starts listening when all are bound.
+///
+/// # Errors
+/// The address is in use by anybody (also by a group that would let us in), or cannot be had.
+pub fn bind_group(
+    mut endpoint: Endpoint,
+    slots: usize,
+    backlog: i32,
+) -> Result<Bound, ListenError> {
+    let first = bind_first(endpoint)?;
+    let mut listeners = Vec::with_capacity(slots);
+    if endpoint.address.port() == 0 {
+        // A socket bound to port 0 loses its port when its queue is rescued (shutdown + listen): so this one
+        // only holds the port that it got, until the listeners are bound to it by number.
+        endpoint.address.set_port(port_of(endpoint, &first)?);
+        listeners.push(bind_member(endpoint)?);
+        drop(first);
+    } else {
+        listeners.push(first);
+    }
+    for _ in 1..slots {
+        listeners.push(bind_member(endpoint)?);
+    }
+    for listener in &listeners {
+        listen(endpoint, listener, backlog)?;
+    }
+    Ok((endpoint, listeners))
+}
+
+/// Binds one more listener next to those that live: a slot whose listener died with its worker.
+///
+/// # Errors
+/// As for a group; `InUse` when the living ones belong to another user.
+pub fn bind_beside(endpoint: Endpoint, backlog: i32) -> Result<OwnedFd, ListenError> {
+    let socket = bind_member(endpoint)?;
+    listen(endpoint, &socket, backlog)?;
+    Ok(socket)
+}
+
+/// (Re)starts listening. On a living listener it only sets the backlog.
+///
+/// # Errors
+/// What listen(2) says.
+pub fn listen(endpoint: Endpoint, socket: &OwnedFd, backlog: i32) -> Result<(), ListenError> {
+    rustix::net::listen(socket, backlog).map_err(|errno| ListenError::of(endpoint, "listen", errno))
+}
+
+/// Makes a listener fit for a new worker: blocking (the last one may have changed that, it is shared), and
+/// listening, should the last worker have shut it down.
+///
+/// # Errors
+/// What the calls say.
+pub fn refresh(endpoint: Endpoint, socket: &OwnedFd, backlog: i32) -> Result<(), ListenError> {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    let call = |what| move |errno| ListenError::of(endpoint, what, errno);
+    let flags = fcntl_getfl(socket).map_err(call("fcntl"))?;
+    if flags.contains(OFlags::NONBLOCK) {
+        fcntl_setfl(socket, flags - OFlags::NONBLOCK).map_err(call("fcntl"))?;
+    }
+    if sockopt::socket_acceptconn(socket).map_err(call("getsockopt"))? {
+        Ok(())
+    } else {
+        listen(endpoint, socket, backlog)
+    }
+}
+
+/// The longest accept queue that the kernel allows (`net.core.somaxconn`).
+pub fn somaxconn() -> i32 {
+    let text = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap_or_default();
+    text.trim().parse().unwrap_or(4096)
+}
+
+/// The first listener joins no group: it is bound without `SO_REUSEPORT`, which fails if anybody is there,
+/// and gets it afterwards, for its siblings. So there is no moment between a probe and the real bind.
+fn bind_first(endpoint: Endpoint) -> Result<OwnedFd, ListenError> {
+    let socket = bind(endpoint, false)?;
+    sockopt::set_socket_reuseport(&socket, true)
+        .map_err(|errno| ListenError::of(endpoint, "SO_REUSEPORT", errno))?;
+    Ok(socket)
+}
+
+fn bind_member(endpoint: Endpoint) -> Result<OwnedFd, ListenError> {
+    bind(endpoint, true)
+}
+
+fn bind(endpoint: Endpoint, reuse_port: bool) -> Result<OwnedFd, ListenError> {
+    let family = if endpoint.address.is_ipv6() {
+        AddressFamily::INET6
+    } else {
+        AddressFamily::INET
+    };
+    let call = |what| move |errno| ListenError::of(endpoint, what, errno);
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .map_err(call("socket"))?;
+    sockopt::set_socket_reuseaddr(&socket, true).map_err(call("SO_REUSEADDR"))?;
+    if reuse_port {
+        sockopt::set_socket_reuseport(&socket, true).map_err(call("SO_REUSEPORT"))?;
+    }
+    if endpoint.address.is_ipv6() {
+        sockopt::set_ipv6_v6only(&socket, !endpoint.dual_stack).map_err(call("IPV6_V6ONLY"))?;
+    }
+    rustix::net::bind(&socket, &endpoint.address).map_err(call("bind"))?;
+    Ok(socket)
+}
+
+fn port_of(endpoint: Endpoint, socket: impl AsFd) -> Result<u16, ListenError> {
+    address_of(socket)
+        .map(|address| address.port())
+        .map_err(|errno| ListenError::of(endpoint, "getsockname", errno))
+}
+
+/// The address that a socket is bound to.
+///
+/// # Errors
+/// The call fails, or it is no IP socket (`EAFNOSUPPORT`).
+pub fn address_of(socket: impl AsFd) -> Result<SocketAddr, Errno> {
+    SocketAddr::try_from(rustix::net::getsockname(socket)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::address::Address;
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
+
+    fn loopback(port: u16) -> Endpoint {
+        Endpoint {
+            address: (Ipv4Addr::LOCALHOST, port).into(),
+            dual_stack: false,
+        }
+    }
+
+    #[test]
+    fn port_zero_becomes_one_port_for_all() {
+        let (endpoint, listeners) = bind_group(loopback(0), 4, 16).expect("bind");
+        assert_ne!(endpoint.address.port(), 0);
+        for listener in &listeners {
+            assert_eq!(address_of(listener), Ok(endpoint.address));
+            assert_eq!(sockopt::socket_acceptconn(listener), Ok(true));
+        }
+        TcpStream::connect(endpoint.address).expect("connect");
+    }
+
+    #[test]
+    fn a_group_that_would_let_us_in_is_still_in_use() {
+        let (endpoint, _listeners) = bind_group(loopback(0), 2, 16).expect("bind");
+        assert!(
+            matches!(bind_group(endpoint, 2, 16), Err(ListenError::InUse(at)) if at == endpoint)
+        );
+        bind_beside(endpoint, 16).expect("but a slot of the group may come back");
+    }
+
+    #[test]
+    fn dual_stack_takes_both_families() {
+        let address: Address = ":0".parse().expect("address");
+        let wanted = address.resolve().expect("resolve");
+        let (endpoint, _listeners) = bind_group(wanted, 2, 16).expect("bind");
+        TcpStream::connect((Ipv4Addr::LOCALHOST, endpoint.address.port())).expect("IPv4");
+        if wanted.dual_stack {
+            TcpStream::connect((Ipv6Addr::LOCALHOST, endpoint.address.port())).expect("IPv6");
+        }
+    }
+
+    #[test]
+    fn a_worn_listener_is_fit_again() {
+        let (endpoint, listeners) = bind_group(loopback(0), 1, 16).expect("bind");
+        let listener = &listeners[0];
+        rustix::io::ioctl_fionbio(listener, true).expect("nonblocking");
+        rustix::net::shutdown(listener, rustix::net::Shutdown::Both).expect("shutdown");
+        assert_eq!(sockopt::socket_acceptconn(listener), Ok(false));
+        refresh(endpoint, listener, 16).expect("refresh");
+        assert_eq!(sockopt::socket_acceptconn(listener), Ok(true));
+        assert!(
+            !rustix::fs::fcntl_getfl(listener)
+                .expect("flags")
+                .contains(rustix::fs::OFlags::NONBLOCK)
+        );
+        assert_eq!(address_of(listener), Ok(endpoint.address));
+    }
+}

@@ -1,0 +1,195 @@
+//! The supervisor's loop: wait, then look at signals, deaths, restarts due, new workers, and what is under way.
+
+use super::Supervisor;
+use super::closing::Closing;
+use super::error::Error;
+use super::process::Identity;
+use super::report;
+use super::roll::Roll;
+use super::slot::{Phase, Worker};
+use super::state::{self, State};
+use crate::steer::Steer;
+use nix::sys::signal::Signal;
+use rustix::event::{PollFd, PollFlags};
+use rustix::time::Timespec;
+use sd_notify::NotifyState;
+use std::time::{Duration, Instant};
+
+/// How often to look while something is under way that no descriptor tells of.
+const LOOK: Duration = Duration::from_millis(10);
+/// How often to ask for events otherwise.
+const IDLE: Duration = Duration::from_millis(200);
+
+/// A run: the supervisor, and what is under way. Its parts are in `workers`, `rolling` and `stopping`.
+pub(super) struct Watch<'a> {
+    pub(super) group: Supervisor,
+    pub(super) steer: &'a mut dyn Steer,
+    pub(super) roll: Option<Roll>,
+    /// SIGHUP came during a roll: once more, from the start.
+    pub(super) roll_again: bool,
+    pub(super) closing: Option<Closing>,
+    /// All workers were ready once.
+    pub(super) announced: bool,
+    /// The slots changed since the state was written.
+    pub(super) changed: bool,
+}
+
+impl Supervisor {
+    /// Starts the workers that are missing and keeps them running until SIGTERM or SIGINT, then ends them.
+    ///
+    /// # Errors
+    /// The first workers cannot be started, or all end before they are ready: nothing is left then. What the loop
+    /// itself cannot do (poll, read) ends it and leaves the workers serving, for the next supervisor to take over.
+    pub fn run(self, steer: &mut dyn Steer) -> Result<(), Error> {
+        let mut watch = Watch {
+            group: self,
+            steer,
+            roll: None,
+            roll_again: false,
+            closing: None,
+            announced: false,
+            changed: true,
+        };
+        let result = watch.start().and_then(|()| watch.watch());
+        if let Err(Error::Start(_) | Error::EndsAtOnce { .. }) = result {
+            watch.abandon();
+        }
+        result
+    }
+
+    pub(super) fn workers(&self) -> impl Iterator<Item = &Worker> {
+        self.slots.iter().filter_map(|slot| slot.worker())
+    }
+}
+
+impl Watch<'_> {
+    fn start(&mut self) -> Result<(), Error> {
+        for slot in 0..self.group.slots.len() {
+            if let Some(worker) = self.worker(slot) {
+                let pid = worker.process.pid();
+                report::adopted(slot, pid);
+                self.steer.worker_up(slot, pid);
+                self.steer.drain(slot, false); // the last supervisor may have died while it drained
+            } else if let Err(error) = self.spawn(slot) {
+                if !self.group.adopted {
+                    return Err(error.into());
+                }
+                self.retry_later(slot, Duration::ZERO, &report::no_start(slot, &error));
+            }
+        }
+        self.persist();
+        self.replace_outdated();
+        Ok(())
+    }
+
+    fn watch(&mut self) -> Result<(), Error> {
+        loop {
+            self.wait()?;
+            self.read_signals()?;
+            self.bury()?;
+            self.revive();
+            self.greet();
+            self.go_on_rolling();
+            if self.go_on_stopping() {
+                self.group.dir.forget();
+                report::stopped();
+                return Ok(());
+            }
+            self.steer.events().into_iter().for_each(report::steering);
+            if self.changed {
+                self.persist();
+            }
+        }
+    }
+
+    pub(super) fn worker(&self, slot: usize) -> Option<&Worker> {
+        self.group.slots[slot].worker()
+    }
+
+    /// Sleeps until a signal comes, a worker ends, or something is due.
+    fn wait(&self) -> Result<(), Error> {
+        let pidfds: Vec<_> = self
+            .group
+            .workers()
+            .map(|worker| worker.process.pidfd())
+            .collect();
+        let mut fds = vec![PollFd::new(&self.group.signals, PollFlags::IN)];
+        fds.extend(pidfds.iter().map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
+        let due = Timespec::try_from(self.next_look()).ok();
+        match rustix::event::poll(&mut fds, due.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(errno) => Err(Error::System {
+                what: "wait for workers",
+                source: errno.into(),
+            }),
+        }
+    }
+
+    fn next_look(&self) -> Duration {
+        let starting = self.group.workers().any(|worker| !worker.ready);
+        if starting || self.roll.is_some() || self.closing.is_some() {
+            return LOOK;
+        }
+        let now = Instant::now();
+        let restarts = self.group.slots.iter().filter_map(|slot| match slot.phase {
+            Phase::Waiting { until } => Some(until.saturating_duration_since(now)),
+            _ => None,
+        });
+        restarts.fold(IDLE, Duration::min)
+    }
+
+    fn read_signals(&mut self) -> Result<(), Error> {
+        let failed = |source| Error::System {
+            what: "read signals",
+            source,
+        };
+        while let Some(signal) = self.group.signals.next().map_err(failed)? {
+            match signal {
+                Signal::SIGHUP if self.closing.is_none() => self.begin_rolling(),
+                Signal::SIGTERM | Signal::SIGINT => self.begin_stopping(signal),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the state down. Failing that, we go on: only a takeover would miss it.
+    fn persist(&mut self) {
+        self.changed = false;
+        let failed = |source| Error::System {
+            what: "read its own start time",
+            source,
+        };
+        let write = || {
+            let state = self
+                .group
+                .state(Identity::of(std::process::id()).map_err(failed)?);
+            self.group.dir.store(&state).map_err(Error::from)
+        };
+        if let Err(error) = write() {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl Supervisor {
+    fn state(&self, supervisor: Identity) -> State {
+        State {
+            schema: state::SCHEMA,
+            name: self.dir.name().to_owned(),
+            boot: state::boot_id(),
+            supervisor,
+            listen: self.endpoints.clone(),
+            backlog: self.backlog,
+            task: self.task.clone(),
+            slots: self.slots.iter().map(|slot| slot.state()).collect(),
+        }
+    }
+}
+
+/// Tells the service manager, if there is one.
+pub(super) fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::debug!("cannot notify the service manager: {error}");
+    }
+}
