@@ -1,1 +1,41 @@
 //! An honest load generator: plan, send, record; latency from the planned time.
+//!
+//! A [`Plan`] says what is asked of whom and when; [`run`] sends it and gives an [`Outcome`]. Three rules make the numbers
+//! honest:
+//!
+//! * In the open loop a request is due at its planned time whatever became of the ones before, and its latency counts from
+//!   that time ("coordinated omission", after Gil Tene's wrk2). The time from `connect()` is kept beside it.
+//! * Every planned request ends in exactly one place: `completed`, one kind of `errors`, or `cancelled`.
+//! * The plan depends on its seed alone: same seed, same arrival times, paths and sources, with any number of threads.
+//!
+//! Each thread is one epoll loop over non-blocking sockets; there is no async runtime, and no allocation a request once the
+//! tables have grown.
+
+mod compare;
+mod deadlines;
+mod engine;
+mod error;
+mod hdrlog;
+mod outcome;
+mod plan;
+mod recorder;
+mod response;
+mod run;
+mod schedule;
+mod socket;
+mod summary;
+mod text;
+mod view;
+
+pub use compare::{Comparison, Difference, MetricComparison, Verdict};
+pub use error::Error;
+pub use hdrlog::write_hdr_log;
+pub use outcome::{ErrorKind, Interval, Outcome, PathOutcome, Phases, StageOutcome};
+pub use plan::{Arrivals, Mix, MixEntry, Plan, Sources, Spacing, Stage, Stop};
+pub use response::{BadResponse, ResponseReader, Step};
+pub use run::{Event, Progress, observe, raise_descriptor_limit, run};
+pub use schedule::{Due, Schedule};
+pub use summary::{
+    IntervalSummary, Parameters, PathSummary, Quantiles, SCHEMA, StageSummary, Summary,
+};
+pub use view::View;

@@ -1,0 +1,575 @@
+//! `wakeone load`: sends an honest load and says what came of it.
+
+use std::fs;
+use std::io::{IsTerminal, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, anyhow, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use wakeone_load::{
+    Arrivals, Comparison, Event, Mix, MixEntry, Plan, Sources, Spacing, Stage, Stop, Summary, View,
+};
+
+/// Send an honest load: open or closed loop, a connection a request, which worker answered
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  wakeone load -c 200 -n 100000 http://127.0.0.1:8080/
+  wakeone load --rate 1000 -d 10s --mix 99:/work?us=1000 --mix 1:/work?us=100000 http://127.0.0.1:8080
+
+  wakeone load --step 500:5s --ramp 500:5000:20s -c 100 --json=a.json --hdr-log a.hlog http://127.0.0.1:8080/
+  wakeone load --compare a.json b.json
+
+Without a rate the loop is closed: each client sends its next request when its last one is answered.
+With one, requests are due at planned times, and latency counts from those.")]
+pub struct Args {
+    /// Open loop: this many requests a second, whatever became of the ones before
+    #[arg(long, value_name = "PER_S")]
+    rate: Option<f64>,
+    #[command(flatten)]
+    stages: Stages,
+    /// How the requests of an open loop are spaced
+    #[arg(long, value_enum, default_value = "poisson")]
+    spacing: SpacingArg,
+    /// Closed loop: this many clients [default: 50]; open loop: at most this many requests at a time
+    #[arg(short, long, value_name = "N")]
+    connections: Option<usize>,
+    /// Stop after this many requests
+    #[arg(short = 'n', long, value_name = "N")]
+    requests: Option<u64>,
+    /// Stop after this time, as in 500ms, 10s, 2m [default: 10s without -n]
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    duration: Option<Duration>,
+    /// Ask for PATH with this weight (repeat for a mix); instead of the URL's path
+    #[arg(long, value_name = "WEIGHT:PATH")]
+    mix: Vec<MixEntry>,
+    /// Give up on a request after this time
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    timeout: Duration,
+    /// Spread connections over N addresses in 127.0.0.0/8, so that ports do not run out; 0: the system's own address
+    /// [default: 1000 for an IPv4 loopback target]
+    #[arg(long, value_name = "N")]
+    sources: Option<u32>,
+    /// Use a connection for many requests
+    #[arg(long)]
+    keep_alive: bool,
+    /// Send from this many threads
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads: usize,
+    /// Same seed, same arrival times and paths
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Allow a target that is not this machine's loopback
+    #[arg(long)]
+    allow_remote: bool,
+    /// Print the result as JSON, or write it to FILE (--json=FILE)
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+    json: Option<PathBuf>,
+    /// Write a histogram for each second to FILE, as HdrHistogram's log tools read it
+    #[arg(long, value_name = "FILE")]
+    hdr_log: Option<PathBuf>,
+    /// Compare two results written with --json=FILE
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "url")]
+    compare: Option<Vec<PathBuf>>,
+    /// http://HOST[:PORT][/PATH]
+    #[arg(required_unless_present = "compare")]
+    url: Option<Url>,
+}
+
+/// `--step` and `--ramp`, in the order given: each is a stage of the load.
+#[derive(Debug, Default)]
+struct Stages(Vec<Stage>);
+
+impl clap::Args for Stages {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let arg = |name, form, help| {
+            clap::Arg::new(name)
+                .long(name)
+                .value_name(form)
+                .help(help)
+                .action(clap::ArgAction::Append)
+                .value_parser(parse_stage)
+                .conflicts_with("rate")
+        };
+        command
+            .arg(arg(
+                "step",
+                "PER_S:TIME",
+                "Open loop: this rate for this time (repeat, also with --ramp)",
+            ))
+            .arg(arg(
+                "ramp",
+                "FROM:TO:TIME",
+                "Open loop: a rate that grows or falls evenly",
+            ))
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl clap::FromArgMatches for Stages {
+    fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Self, clap::Error> {
+        let of = |name: &str| {
+            let stages: Vec<Stage> = matches
+                .get_many(name)
+                .into_iter()
+                .flatten()
+                .copied()
+                .collect();
+            let places: Vec<usize> = matches.indices_of(name).into_iter().flatten().collect();
+            places.into_iter().zip(stages)
+        };
+        let mut stages: Vec<_> = of("step").chain(of("ramp")).collect();
+        stages.sort_by_key(|(place, _)| *place);
+        Ok(Self(stages.into_iter().map(|(_, stage)| stage).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &clap::ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// `1000:10s` or `100:5000:30s`.
+fn parse_stage(text: &str) -> Result<Stage, String> {
+    let rate = |rate: &str| {
+        rate.parse::<f64>()
+            .map_err(|_| format!("'{rate}' in '{text}' is not a rate"))
+    };
+    match *text.split(':').collect::<Vec<_>>().as_slice() {
+        [per_s, time] => Ok(Stage::step(rate(per_s)?, parse_duration(time)?)),
+        [from, to, time] => Ok(Stage {
+            from_per_s: rate(from)?,
+            to_per_s: rate(to)?,
+            length: parse_duration(time)?,
+        }),
+        _ => Err(format!(
+            "'{text}' is not a stage: give PER_S:TIME, as in 1000:10s, or FROM:TO:TIME"
+        )),
+    }
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum SpacingArg {
+    Poisson,
+    Constant,
+}
+
+/// How often notes are put together for the view, the log and the JSON.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Sends the load. Exit code 1 if it was interrupted or not one request was answered.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let Some([a, b]) = args.compare.as_deref() {
+        return compare(a, b, args.json.as_deref());
+    }
+    let plan = plan(&args)?;
+    // Checked here too, so that what cannot be meant is said before anything starts.
+    plan.check()?;
+    let log = args.hdr_log.as_deref().map(create).transpose()?;
+    let (started, interrupts, cancel) = (
+        SystemTime::now(),
+        Interrupts::catch()?,
+        AtomicBool::new(false),
+    );
+    let mut screen = Screen::new(&plan);
+    let mut intervals = Vec::new();
+    let outcome = wakeone_load::observe(&plan, &cancel, Some(INTERVAL), &mut |event| {
+        screen.show(&event);
+        if let Event::Interval(interval) = event {
+            intervals.push(interval.clone());
+        }
+        if interrupts.pending() {
+            cancel.store(true, Relaxed);
+        }
+    })
+    .with_context(|| format!("cannot send a load to {}", plan.target))?;
+    screen.clear();
+    if let (Some(mut log), Some(path)) = (log, &args.hdr_log) {
+        wakeone_load::write_hdr_log(&mut log, started, &intervals)
+            .with_context(|| format!("cannot write the log to {}", path.display()))?;
+    }
+    let summary = Summary::new(&plan, &outcome, &intervals);
+    give(&summary, args.json.as_deref())?;
+    if cancel.load(Relaxed) {
+        bail!("the load was interrupted: what is shown is what it came to until then");
+    }
+    if outcome.completed == 0 {
+        let (planned, target) = (outcome.planned, plan.target);
+        bail!(
+            "not one of {planned} requests to {target} was answered: is the right server running there?"
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// As text, as JSON, or as JSON in a file and text beside it.
+fn give<T: serde::Serialize + std::fmt::Display>(
+    result: &T,
+    json: Option<&Path>,
+) -> anyhow::Result<()> {
+    let Some(path) = json else {
+        return print(&result.to_string());
+    };
+    let text = serde_json::to_string_pretty(result)? + "\n";
+    if path.as_os_str() == "-" {
+        return print(&text);
+    }
+    fs::write(path, text)
+        .with_context(|| format!("cannot write the result to {}", path.display()))?;
+    print(&result.to_string())
+}
+
+/// Before the load starts, so that a log that cannot be written costs no load.
+fn create(path: &Path) -> anyhow::Result<fs::File> {
+    fs::File::create(path).with_context(|| format!("cannot write the log to {}", path.display()))
+}
+
+fn compare(a: &Path, b: &Path, json: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let (one, other) = (read(a)?, read(b)?);
+    let (a, b) = (a.display().to_string(), b.display().to_string());
+    give(&Comparison::new((&a, &one), (&b, &other)), json)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read(path: &Path) -> anyhow::Result<Summary> {
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("cannot read the result {}", path.display()))?;
+    let wrong = || {
+        format!(
+            "{} is not a result of wakeone load: write one with --json=FILE",
+            path.display()
+        )
+    };
+    let summary: Summary = serde_json::from_str(&text).with_context(wrong)?;
+    if summary.schema != wakeone_load::SCHEMA {
+        let (found, known) = (summary.schema, wakeone_load::SCHEMA);
+        bail!(
+            "{} is of the form {found}, and {known} is known here: run that load again",
+            path.display()
+        );
+    }
+    Ok(summary)
+}
+
+/// A closed pipe (`| head`) ends the output in silence; any other failure is one.
+fn print(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(error).context("cannot print the result")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn plan(args: &Args) -> anyhow::Result<Plan> {
+    let url = args
+        .url
+        .as_ref()
+        .ok_or_else(|| anyhow!("there is no URL to send a load to"))?;
+    let target = resolve(url, args.allow_remote)?;
+    let loopback = matches!(target, SocketAddr::V4(v4) if v4.ip().is_loopback());
+    let sources = match args.sources.unwrap_or(if loopback { 1000 } else { 0 }) {
+        0 => Sources::System,
+        count => Sources::Loopback { count },
+    };
+    let mix = match (args.mix.as_slice(), url.path.as_str()) {
+        ([], path) => Mix::one(path),
+        (entries, "/") => Mix {
+            entries: entries.to_vec(),
+        },
+        (_, path) => bail!(
+            "the URL asks for {path} and --mix for something else: give the paths with --mix only"
+        ),
+    };
+    let arrivals = arrivals(args);
+    let endless = args.requests.is_none() && args.stages.0.is_empty();
+    Ok(Plan {
+        target,
+        host: url.host_header.clone(),
+        arrivals,
+        stop: Stop {
+            requests: args.requests,
+            duration: args.duration.or(endless.then_some(DURATION)),
+        },
+        mix,
+        sources,
+        timeout: args.timeout,
+        seed: args.seed,
+        threads: args.threads,
+        keep_alive: args.keep_alive,
+    })
+}
+
+/// How long a load without another end takes.
+const DURATION: Duration = Duration::from_secs(10);
+
+fn arrivals(args: &Args) -> Arrivals {
+    let spacing = match args.spacing {
+        SpacingArg::Poisson => Spacing::Poisson,
+        SpacingArg::Constant => Spacing::Constant,
+    };
+    match (args.rate, args.stages.0.as_slice(), args.connections) {
+        (None, [], concurrency) => Arrivals::Closed {
+            concurrency: concurrency.unwrap_or(50),
+        },
+        (Some(rate_per_s), _, None) => Arrivals::Open {
+            rate_per_s,
+            spacing,
+        },
+        (Some(rate_per_s), _, at_most) => {
+            // As long as the load, whatever ends it.
+            Arrivals::Profile {
+                stages: vec![Stage::step(rate_per_s, Duration::MAX)],
+                spacing,
+                at_most,
+            }
+        }
+        (None, stages, at_most) => Arrivals::Profile {
+            stages: stages.to_vec(),
+            spacing,
+            at_most,
+        },
+    }
+}
+
+/// The parts of an `http://` URL.
+#[derive(Debug, Clone, PartialEq)]
+struct Url {
+    host: String,
+    port: u16,
+    host_header: String,
+    path: String,
+}
+
+impl std::str::FromStr for Url {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rest = match text.split_once("://") {
+            Some(("http", rest)) => rest,
+            Some((scheme, _)) => {
+                return Err(format!(
+                    "'{scheme}' is not spoken here: give an http:// URL"
+                ));
+            }
+            None => text,
+        };
+        let at = rest.find(['/', '?']).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(at);
+        let path = path.split('#').next().unwrap_or_default();
+        let path = if path.starts_with('/') {
+            path.to_owned()
+        } else {
+            format!("/{path}")
+        };
+        // A colon within brackets belongs to an IPv6 address.
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => (
+                host,
+                port.parse()
+                    .map_err(|_| format!("'{port}' is not a port"))?,
+            ),
+            _ => (authority, 80),
+        };
+        let host = host
+            .strip_prefix('[')
+            .and_then(|h| h.strip_suffix(']'))
+            .unwrap_or(host);
+        if host.is_empty() {
+            return Err(format!(
+                "'{text}' names no host: give http://HOST[:PORT][/PATH]"
+            ));
+        }
+        Ok(Self {
+            host: host.to_owned(),
+            port,
+            host_header: authority.to_owned(),
+            path,
+        })
+    }
+}
+
+/// The address to connect to: IPv4 first, since that is what "localhost" servers listen on.
+fn resolve(url: &Url, allow_remote: bool) -> anyhow::Result<SocketAddr> {
+    let found: Vec<_> = (url.host.as_str(), url.port)
+        .to_socket_addrs()
+        .with_context(|| format!("cannot find the address of '{}'", url.host))?
+        .collect();
+    let target = found
+        .iter()
+        .find(|a| a.is_ipv4())
+        .or(found.first())
+        .copied();
+    let target = target.ok_or_else(|| anyhow!("'{}' has no address", url.host))?;
+    if !target.ip().to_canonical().is_loopback() && !allow_remote {
+        bail!(
+            "{target} is not this machine's loopback, and a load can harm what it is sent to: \
+             add --allow-remote if that server is yours"
+        );
+    }
+    Ok(target)
+}
+
+/// `500ms`, `10s`, `1.5s`, `2m`, `1h`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("'{text}' is not a time: give a number with ms, s, m or h, as in 10s");
+    let at = text
+        .find(|c: char| c.is_ascii_alphabetic())
+        .ok_or_else(wrong)?;
+    let unit = match &text[at..] {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = text[..at].parse().map_err(|_| wrong())?;
+    Duration::try_from_secs_f64(number * unit).map_err(|_| wrong())
+}
+
+/// Ctrl-C and SIGTERM while they are caught: they end the load, and what it came to so far is still shown.
+struct Interrupts(SignalFd);
+
+impl Interrupts {
+    /// Called before any thread starts, so that none of them takes the signal.
+    fn catch() -> anyhow::Result<Self> {
+        let mut signals = SigSet::empty();
+        signals.add(Signal::SIGINT);
+        signals.add(Signal::SIGTERM);
+        signals.thread_block().context("cannot catch Ctrl-C")?;
+        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+        Ok(Self(
+            SignalFd::with_flags(&signals, flags).context("cannot catch Ctrl-C")?,
+        ))
+    }
+
+    fn pending(&self) -> bool {
+        matches!(self.0.read_signal(), Ok(Some(_)))
+    }
+}
+
+/// The live view on a terminal, nothing elsewhere.
+struct Screen {
+    bar: ProgressBar,
+    view: View,
+    /// What the bar is the part of: the planned time, ms, or the number of requests.
+    by_time: bool,
+}
+
+impl Screen {
+    fn new(plan: &Plan) -> Self {
+        let time = plan.length().map(|length| length.as_millis() as u64);
+        let whole = time.or(plan.stop.requests).unwrap_or(0);
+        let bar = match std::io::stderr().is_terminal() {
+            true => ProgressBar::new(whole).with_style(bar_style()),
+            false => ProgressBar::hidden(),
+        };
+        Self {
+            bar,
+            view: View::new(plan),
+            by_time: time.is_some(),
+        }
+    }
+
+    fn show(&mut self, event: &Event<'_>) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        self.view.take(event);
+        if let Event::Progress(now) = event {
+            self.bar.set_position(match self.by_time {
+                true => now.elapsed.as_millis() as u64,
+                false => now.completed + now.errors,
+            });
+            let (_, columns) = console_size();
+            self.bar.set_message(self.view.text(columns));
+        }
+    }
+
+    fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn bar_style() -> ProgressStyle {
+    let style = ProgressStyle::with_template("{msg}\n\n{bar:50.green/dim} {percent:>3} %");
+    style
+        .expect("this template is valid")
+        .progress_chars("█▉▊▋▌▍▎▏ ")
+}
+
+/// Rows and columns of the terminal on stderr.
+fn console_size() -> (usize, usize) {
+    match rustix::termios::tcgetwinsize(std::io::stderr()) {
+        Ok(size) if size.ws_col > 0 => (size.ws_row.into(), size.ws_col.into()),
+        _ => (24, 80),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls() {
+        let url = |text: &str| {
+            text.parse::<Url>()
+                .map(|u| (u.host, u.port, u.host_header, u.path))
+        };
+        let is = |host: &str, port, header: &str, path: &str| {
+            Ok((host.into(), port, header.into(), path.into()))
+        };
+        assert_eq!(
+            url("http://127.0.0.1:8080/a?b=c#d"),
+            is("127.0.0.1", 8080, "127.0.0.1:8080", "/a?b=c")
+        );
+        assert_eq!(url("localhost"), is("localhost", 80, "localhost", "/"));
+        assert_eq!(url("localhost?x"), is("localhost", 80, "localhost", "/?x"));
+        assert_eq!(url("http://[::1]:81/"), is("::1", 81, "[::1]:81", "/"));
+        assert_eq!(url("[::1]"), is("::1", 80, "[::1]", "/"));
+        assert!(url("https://x/").is_err() && url("http:///x").is_err() && url("x:port").is_err());
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["", "5", "s", "-1s", "5 parsecs", "NaNs", "1e999s"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn stages_keep_their_order() {
+        #[derive(clap::Parser)]
+        struct Command {
+            #[command(flatten)]
+            args: Args,
+        }
+        let parse =
+            |line: &str| <Command as clap::Parser>::try_parse_from(line.split(' ')).map(|c| c.args);
+        let args = parse("load --step 5:1s --ramp 5:50:2s --step 50:1s http://127.0.0.1/").unwrap();
+        let rates: Vec<_> = args
+            .stages
+            .0
+            .iter()
+            .map(|s| (s.from_per_s, s.to_per_s))
+            .collect();
+        assert_eq!(rates, [(5.0, 5.0), (5.0, 50.0), (50.0, 50.0)]);
+        let plan = plan(&args).unwrap();
+        assert_eq!(plan.length(), Some(Duration::from_secs(4)));
+        assert!(parse("load --rate 5 --step 5:1s http://127.0.0.1/").is_err());
+        assert!(parse("load --step 5 http://127.0.0.1/").is_err());
+        assert!(parse("load").is_err() && parse("load --compare a b").is_ok());
+    }
+}

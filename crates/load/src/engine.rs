@@ -1,0 +1,583 @@
+//! One thread of the load: an epoll loop that begins requests when they are due and records how they end.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use crate::deadlines::Deadlines;
+use crate::recorder::{Moments, Recorder, Subject};
+use crate::response::{ResponseReader, Step};
+use crate::run::{Message, Progress};
+use crate::socket::{connect, error_kind, source_address};
+use crate::{Arrivals, Due, Error, ErrorKind, Plan, Schedule};
+
+/// So many requests are begun before answers are looked at again: a burst must not make answers look late.
+const BEGIN_AT_ONCE: usize = 64;
+/// Longest sleep: how soon a cancel is seen.
+const TICK_NS: u64 = 50_000_000;
+/// How long the server may take to close after its last answer before we do.
+const LINGER_NS: u64 = 1_000_000_000;
+/// The same once nothing else is left to do.
+const LAST_LINGER_NS: u64 = 100_000_000;
+const RECEIVE_BYTES: usize = 64 * 1024;
+
+/// Counters a thread shows to the one that reports progress.
+#[derive(Debug, Default)]
+pub(crate) struct Shown {
+    pub planned: AtomicU64,
+    pub started: AtomicU64,
+    pub completed: AtomicU64,
+    pub errors: AtomicU64,
+    pub in_flight: AtomicU64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// No connection: the entry can be used.
+    Free,
+    /// The handshake is under way, or the request is not all sent.
+    Sending,
+    /// The request is sent.
+    Receiving,
+    /// The answer is whole; the server is about to close. It should: who closes first keeps the TIME_WAIT.
+    Lingering,
+    /// Kept for the next request.
+    Idle,
+}
+
+struct Connection {
+    socket: Option<OwnedFd>,
+    /// Tells events of this connection from those of the one that had the entry before.
+    generation: u32,
+    state: State,
+    of: Subject,
+    written: usize,
+    at: Moments,
+    reader: ResponseReader,
+}
+
+/// Who may send.
+enum Clients {
+    /// Whoever is due.
+    Any,
+    /// Whoever is due, if one of so many is free.
+    Limited(usize),
+    /// Each free one, due or not; since when they have been free.
+    Closed(VecDeque<u64>),
+}
+
+impl Clients {
+    /// This thread's share of them.
+    fn new(arrivals: &Arrivals, thread: usize, threads: usize, now: u64) -> Self {
+        let own = |all: usize| all / threads + usize::from(thread < all % threads);
+        match *arrivals {
+            Arrivals::Open { .. } | Arrivals::Profile { at_most: None, .. } => Self::Any,
+            Arrivals::Profile {
+                at_most: Some(all), ..
+            } => Self::Limited(own(all)),
+            Arrivals::Closed { concurrency } => {
+                Self::Closed(VecDeque::from(vec![now; own(concurrency)]))
+            }
+        }
+    }
+}
+
+/// What a thread is given.
+pub(crate) struct Task<'a> {
+    pub plan: &'a Plan,
+    /// Its number, from 0.
+    pub thread: usize,
+    /// Time 0 of the plan.
+    pub start: Instant,
+    /// How often notes are handed over; None: only at the end.
+    pub interval: Option<Duration>,
+    pub cancel: &'a AtomicBool,
+    pub shown: &'a Shown,
+    pub messages: Sender<Message>,
+}
+
+/// One thread's half of a plan, being sent.
+pub(crate) struct Engine<'a> {
+    task: Task<'a>,
+    timeout_ns: u64,
+    duration_ns: u64,
+    /// The length of an interval and the number of the one that notes are now taken of.
+    interval_ns: u64,
+    interval: u64,
+    /// The bytes of each request of the mix.
+    requests: Vec<Vec<u8>>,
+    schedule: Schedule,
+    next: Option<Due>,
+    clients: Clients,
+    epoll: OwnedFd,
+    connections: Vec<Connection>,
+    free: Vec<u32>,
+    /// Kept connections with their generation; one that has been closed meanwhile is passed over.
+    idle: Vec<(u32, u32)>,
+    in_time: Deadlines,
+    lingering: Deadlines,
+    in_flight: u64,
+    lingerers: u64,
+    buffer: Vec<u8>,
+    record: Recorder,
+    /// What the notes handed over add up to.
+    before: Progress,
+}
+
+impl<'a> Engine<'a> {
+    /// Everything that a thread needs.
+    pub(crate) fn new(task: Task<'a>) -> Result<Self, Error> {
+        let plan = task.plan;
+        let mut schedule = Schedule::new(plan, task.thread);
+        let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+        let now = nanos(task.start.elapsed());
+        Ok(Self {
+            timeout_ns: nanos(plan.timeout),
+            duration_ns: plan.stop.duration.map_or(u64::MAX, nanos),
+            interval_ns: task.interval.map_or(u64::MAX, nanos),
+            interval: 0,
+            requests: plan
+                .mix
+                .entries
+                .iter()
+                .map(|e| request_bytes(plan, &e.path))
+                .collect(),
+            next: schedule.next(),
+            schedule,
+            clients: Clients::new(&plan.arrivals, task.thread, plan.threads, now),
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)
+                .map_err(Error::system("create an epoll instance"))?,
+            connections: Vec::new(),
+            free: Vec::new(),
+            idle: Vec::new(),
+            in_time: Deadlines::default(),
+            lingering: Deadlines::default(),
+            in_flight: 0,
+            lingerers: 0,
+            buffer: vec![0; RECEIVE_BYTES],
+            record: Recorder::new(plan),
+            before: Progress::default(),
+            task,
+        })
+    }
+
+    /// Sends this thread's half of the plan and gives its notes.
+    pub(crate) fn run(mut self) -> Result<Recorder, Error> {
+        let mut events = Vec::with_capacity(256);
+        let mut linger_until = u64::MAX;
+        while !self.task.cancel.load(Relaxed) {
+            self.begin_due(BEGIN_AT_ONCE);
+            self.expire();
+            self.show();
+            self.hand_over();
+            if self.in_flight == 0 && self.exhausted() {
+                linger_until = linger_until.min(self.now() + LAST_LINGER_NS);
+                if self.lingerers == 0 || self.now() >= linger_until {
+                    break;
+                }
+            }
+            let wait = self.sleep_ns().min(linger_until.saturating_sub(self.now()));
+            events.clear();
+            let wait = Timespec {
+                tv_sec: (wait / 1_000_000_000) as _,
+                tv_nsec: (wait % 1_000_000_000) as _,
+            };
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&wait)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::system("wait for answers")(errno)),
+            }
+            for event in &events {
+                self.ready(event.data.u64(), event.flags);
+                // Neither a due request nor a client that has just become free waits for the other answers' turn.
+                self.begin_due(1);
+            }
+        }
+        self.record.cancelled = self.in_flight;
+        self.show();
+        Ok(self.record)
+    }
+
+    fn now(&self) -> u64 {
+        self.task.start.elapsed().as_nanos() as u64
+    }
+
+    /// No request is left to begin.
+    fn exhausted(&self) -> bool {
+        self.next.is_none()
+    }
+
+    /// How long nothing is planned.
+    fn sleep_ns(&self) -> u64 {
+        let now = self.now();
+        let begin = match (&self.next, &self.clients) {
+            (Some(due), Clients::Any) => due.at_ns,
+            (Some(due), Clients::Limited(free)) if *free > 0 => due.at_ns,
+            (Some(due), Clients::Limited(_)) => due.at_ns.saturating_add(self.timeout_ns),
+            (Some(_), Clients::Closed(free)) if !free.is_empty() => now,
+            _ => u64::MAX,
+        };
+        let first = |deadlines: &Deadlines| deadlines.first().map_or(u64::MAX, |(_, at)| at);
+        let next = begin.min(first(&self.in_time)).min(first(&self.lingering));
+        next.saturating_sub(now).min(TICK_NS)
+    }
+
+    /// So far, all intervals.
+    fn progress(&self) -> Progress {
+        Progress {
+            elapsed: Duration::ZERO,
+            planned: self.before.planned + self.record.planned,
+            started: self.before.started + self.record.started,
+            completed: self.before.completed + self.record.completed,
+            errors: self.before.errors + self.record.error_count(),
+            in_flight: self.in_flight,
+        }
+    }
+
+    fn show(&self) {
+        let (shown, now) = (self.task.shown, self.progress());
+        shown.planned.store(now.planned, Relaxed);
+        shown.started.store(now.started, Relaxed);
+        shown.completed.store(now.completed, Relaxed);
+        shown.errors.store(now.errors, Relaxed);
+        shown.in_flight.store(now.in_flight, Relaxed);
+    }
+
+    /// Gives the notes of an interval that is over to the thread that puts them together.
+    fn hand_over(&mut self) {
+        if self.interval_ns == u64::MAX || self.now() / self.interval_ns == self.interval {
+            return;
+        }
+        self.before = self.progress();
+        let notes = Box::new(std::mem::replace(
+            &mut self.record,
+            Recorder::new(self.task.plan),
+        ));
+        let message = Message::Notes {
+            thread: self.task.thread,
+            interval: self.interval,
+            notes,
+        };
+        // Nobody listens once the load is being given up; then nobody misses it.
+        let _ = self.task.messages.send(message);
+        self.interval = self.now() / self.interval_ns;
+    }
+
+    /// Begins what is due by now, but no more than `most`.
+    fn begin_due(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some(due) = self.next else { return };
+            let now = self.now();
+            let planned = match &mut self.clients {
+                Clients::Any | Clients::Limited(_) if due.at_ns > now => return,
+                Clients::Any => due.at_ns,
+                Clients::Limited(0) if now - due.at_ns < self.timeout_ns => return,
+                Clients::Limited(0) => {
+                    self.next_due(due);
+                    self.record.failed(ErrorKind::NotSent, due.stage, now);
+                    continue;
+                }
+                Clients::Limited(free) => {
+                    *free -= 1;
+                    due.at_ns
+                }
+                Clients::Closed(_) if now >= self.duration_ns => {
+                    self.next = None;
+                    return;
+                }
+                Clients::Closed(free) => match free.pop_front() {
+                    Some(since) => since,
+                    None => return,
+                },
+            };
+            self.next_due(due);
+            self.begin(due, planned, now);
+        }
+    }
+
+    /// Counts `due` as planned and goes on to the one after it.
+    fn next_due(&mut self, due: Due) {
+        self.next = self.schedule.next();
+        self.record.due(due.stage);
+    }
+
+    fn begin(&mut self, due: Due, planned: u64, now: u64) {
+        let (key, fresh) = match self.kept() {
+            Some(key) => (key, false),
+            None => match self.open(due.source) {
+                Ok(key) => (key, true),
+                Err(errno) => {
+                    self.record.failed(error_kind(errno, true), due.stage, now);
+                    return self.client_free(now);
+                }
+            },
+        };
+        self.record.begun(planned, now);
+        self.in_flight += 1;
+        self.in_time.push(key, now.saturating_add(self.timeout_ns));
+        let connection = &mut self.connections[key as usize];
+        connection.state = State::Sending;
+        connection.of = Subject {
+            entry: due.entry,
+            stage: due.stage,
+        };
+        connection.written = 0;
+        connection.at = Moments {
+            planned,
+            started: now,
+            fresh,
+            ..Moments::default()
+        };
+        connection.reader.reset();
+        self.send(key);
+        if fresh {
+            self.register(key);
+        }
+    }
+
+    /// A kept connection that the server has not closed.
+    fn kept(&mut self) -> Option<u32> {
+        while let Some((key, generation)) = self.idle.pop() {
+            let connection = &self.connections[key as usize];
+            if connection.generation == generation && connection.state == State::Idle {
+                return Some(key);
+            }
+        }
+        None
+    }
+
+    /// Connects and gives the connection an entry in the table.
+    fn open(&mut self, source: u32) -> Result<u32, Errno> {
+        let socket = connect(
+            &self.task.plan.target,
+            source_address(self.task.plan.sources, source),
+        )?;
+        self.record.connections += 1;
+        let key = self.free.pop().unwrap_or_else(|| {
+            self.connections.push(Connection {
+                socket: None,
+                generation: 0,
+                state: State::Free,
+                of: Subject::default(),
+                written: 0,
+                at: Moments::default(),
+                reader: ResponseReader::default(),
+            });
+            (self.connections.len() - 1) as u32
+        });
+        self.connections[key as usize].socket = Some(socket);
+        Ok(key)
+    }
+
+    /// Asks for the events of a new connection. Only now, after the first send: by then the request is usually sent, and
+    /// the event "writable", one wake-up a connection, is not needed.
+    fn register(&mut self, key: u32) {
+        let connection = &self.connections[key as usize];
+        let Some(socket) = &connection.socket else {
+            return;
+        };
+        let mut flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        if connection.state == State::Sending || self.task.plan.keep_alive {
+            flags |= epoll::EventFlags::OUT;
+        }
+        let data = u64::from(connection.generation) << 32 | u64::from(key);
+        if let Err(errno) = epoll::add(&self.epoll, socket, epoll::EventData::new_u64(data), flags)
+        {
+            self.fail(key, error_kind(errno, false));
+        }
+    }
+
+    /// Sends what the connection takes of its request. During the handshake that is nothing; on loopback the handshake is
+    /// over when connect() returns, so that the first try succeeds.
+    fn send(&mut self, key: u32) {
+        let connection = &mut self.connections[key as usize];
+        let Some(socket) = &connection.socket else {
+            return;
+        };
+        let request = &self.requests[connection.of.entry];
+        while connection.written < request.len() {
+            match rustix::net::send(socket, &request[connection.written..], SendFlags::NOSIGNAL) {
+                Ok(n) => connection.written += n,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Err(errno) => {
+                    let connecting = connection.written == 0 && connection.at.fresh;
+                    return self.fail(key, error_kind(errno, connecting));
+                }
+            }
+        }
+        connection.state = State::Receiving;
+        connection.at.sent = self.task.start.elapsed().as_nanos() as u64;
+    }
+
+    fn ready(&mut self, data: u64, flags: epoll::EventFlags) {
+        let (key, generation) = (data as u32, (data >> 32) as u32);
+        let hangup = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        let connection = &self.connections[key as usize];
+        if connection.generation != generation {
+            return;
+        }
+        match connection.state {
+            State::Free => {}
+            // Bytes nobody asked for make a kept connection as useless as its end does.
+            State::Idle if flags.intersects(hangup | epoll::EventFlags::IN) => self.close(key),
+            State::Lingering if flags.intersects(hangup) => {
+                self.lingering.remove(key);
+                self.lingerers -= 1;
+                self.close(key);
+            }
+            State::Idle | State::Lingering => {}
+            State::Sending => {
+                self.send(key);
+                let connection = &self.connections[key as usize];
+                if connection.generation == generation
+                    && flags.intersects(hangup | epoll::EventFlags::IN)
+                {
+                    self.receive(key, flags);
+                }
+            }
+            State::Receiving => self.receive(key, flags),
+        }
+    }
+
+    /// Reads all there is. A read that does not fill the buffer has emptied the socket; if the event said that the server
+    /// has closed in good order, nothing more will come, and the read that would only return 0 is spared. After a reset the
+    /// next read says so, and no other event will.
+    fn receive(&mut self, key: u32, flags: epoll::EventFlags) {
+        let reset = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
+        let closed = flags.contains(epoll::EventFlags::RDHUP) && !reset;
+        loop {
+            let connection = &mut self.connections[key as usize];
+            let Some(socket) = &connection.socket else {
+                return;
+            };
+            let n = match rustix::net::recv(socket, &mut self.buffer[..], RecvFlags::empty()) {
+                Ok((0, _)) => return self.ended(key),
+                Ok((n, _)) => n,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return,
+                Err(errno) => return self.fail(key, error_kind(errno, false)),
+            };
+            let now = self.task.start.elapsed().as_nanos() as u64;
+            self.record.bytes_received += n as u64;
+            if connection.at.first_byte == 0 {
+                connection.at.first_byte = now;
+            }
+            match connection.reader.feed(&self.buffer[..n]) {
+                // An answer before the request is all sent is an answer to something else.
+                _ if connection.state == State::Sending => {
+                    return self.fail(key, ErrorKind::BadResponse);
+                }
+                Err(_) => return self.fail(key, ErrorKind::BadResponse),
+                Ok(Step::Done { used }) if used < n => {
+                    return self.fail(key, ErrorKind::BadResponse);
+                }
+                Ok(Step::Done { .. }) => return self.answered(key, now, closed || reset),
+                Ok(Step::More) if n == RECEIVE_BYTES || reset => {}
+                Ok(Step::More) if closed => return self.ended(key),
+                Ok(Step::More) => return,
+            }
+        }
+    }
+
+    /// The server closed.
+    fn ended(&mut self, key: u32) {
+        if self.connections[key as usize].reader.finish() {
+            self.answered(key, self.now(), true);
+        } else {
+            self.fail(key, ErrorKind::EofEarly);
+        }
+    }
+
+    /// The answer is whole.
+    fn answered(&mut self, key: u32, now: u64, closed: bool) {
+        let connection = &mut self.connections[key as usize];
+        connection.at.done = now;
+        let reader = &connection.reader;
+        self.record.answered(
+            connection.of,
+            reader.status(),
+            reader.worker(),
+            connection.at,
+        );
+        let keep = self.task.plan.keep_alive && reader.keep_alive() && !closed;
+        self.in_time.remove(key);
+        self.in_flight -= 1;
+        if keep {
+            connection.state = State::Idle;
+            self.idle.push((key, connection.generation));
+        } else if closed {
+            self.close(key);
+        } else {
+            connection.state = State::Lingering;
+            self.lingering.push(key, now + LINGER_NS);
+            self.lingerers += 1;
+        }
+        self.client_free(now);
+    }
+
+    /// The request under way on `key` has failed.
+    fn fail(&mut self, key: u32, kind: ErrorKind) {
+        let now = self.now();
+        self.record
+            .failed(kind, self.connections[key as usize].of.stage, now);
+        self.in_time.remove(key);
+        self.in_flight -= 1;
+        self.close(key);
+        self.client_free(now);
+    }
+
+    fn close(&mut self, key: u32) {
+        let connection = &mut self.connections[key as usize];
+        connection.socket = None;
+        connection.state = State::Free;
+        connection.generation = connection.generation.wrapping_add(1);
+        self.free.push(key);
+    }
+
+    fn client_free(&mut self, now: u64) {
+        match &mut self.clients {
+            Clients::Any => {}
+            Clients::Limited(free) => *free += 1,
+            Clients::Closed(free) => free.push_back(now),
+        }
+    }
+
+    /// Ends what has taken too long.
+    fn expire(&mut self) {
+        let now = self.now();
+        while let Some(key) = self.in_time.expired(now) {
+            let connection = &self.connections[key as usize];
+            let connecting = connection.at.fresh && connection.written == 0;
+            self.fail(
+                key,
+                if connecting {
+                    ErrorKind::ConnectTimeout
+                } else {
+                    ErrorKind::Timeout
+                },
+            );
+        }
+        while let Some(key) = self.lingering.expired(now) {
+            self.lingering.remove(key);
+            self.lingerers -= 1;
+            self.close(key);
+        }
+    }
+}
+
+fn request_bytes(plan: &Plan, path: &str) -> Vec<u8> {
+    let connection = if plan.keep_alive {
+        "keep-alive"
+    } else {
+        "close"
+    };
+    let host = &plan.host;
+    format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: wakeone-load\r\nConnection: {connection}\r\n\r\n").into()
+}

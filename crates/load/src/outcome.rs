@@ -1,0 +1,186 @@
+//! What came of a load.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use crate::Stage;
+
+/// How a request failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Nobody listens there.
+    ConnectRefused,
+    /// The handshake was not over within the timeout.
+    ConnectTimeout,
+    /// The connection was reset (RST) before the answer was whole.
+    Reset,
+    /// The answer was not whole within the timeout.
+    Timeout,
+    /// The server closed in good order before the answer was whole.
+    EofEarly,
+    /// What came is not an HTTP answer, or has bytes after its end.
+    BadResponse,
+    /// A whole answer, but not a 2xx one.
+    Status,
+    /// Due, but no client of a limited number was free within the timeout.
+    NotSent,
+    /// No port left for this source and target (EADDRNOTAVAIL).
+    AddressUnavailable,
+    /// The process has no file descriptor left (EMFILE).
+    TooManyFiles,
+    /// No route (EHOSTUNREACH, ENETUNREACH).
+    Unreachable,
+    /// Any other errno.
+    Other(i32),
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::ConnectRefused => "connect_refused",
+            Self::ConnectTimeout => "connect_timeout",
+            Self::Reset => "reset",
+            Self::Timeout => "timeout",
+            Self::EofEarly => "eof_early",
+            Self::BadResponse => "bad_response",
+            Self::Status => "status",
+            Self::NotSent => "not_sent",
+            Self::AddressUnavailable => "address_unavailable",
+            Self::TooManyFiles => "too_many_files",
+            Self::Unreachable => "unreachable",
+            Self::Other(errno) => return f.pad(&format!("errno_{errno}")),
+        })
+    }
+}
+
+impl serde::Serialize for ErrorKind {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Where the time of a request goes; 2xx answers only, ns.
+#[derive(Debug, Clone)]
+pub struct Phases {
+    /// `connect()` until the connection takes the request. New connections only.
+    pub connect: Histogram<u64>,
+    /// Request sent until the first byte of the answer: the accept queue and the server's work, which a client cannot tell
+    /// apart.
+    pub wait: Histogram<u64>,
+    /// Start (`connect()`, or the send on a kept connection) until the first byte of the answer.
+    pub first_byte: Histogram<u64>,
+    /// First byte until the last.
+    pub receive: Histogram<u64>,
+}
+
+/// The part of one path of the mix.
+#[derive(Debug, Clone)]
+pub struct PathOutcome {
+    /// The path asked for.
+    pub path: String,
+    /// 2xx answers.
+    pub completed: u64,
+    /// ns from the planned time.
+    pub latency: Histogram<u64>,
+}
+
+/// The part of one stage of a rate profile.
+#[derive(Debug, Clone)]
+pub struct StageOutcome {
+    /// The stage.
+    pub stage: Stage,
+    /// Requests planned in it.
+    pub planned: u64,
+    /// Those with a 2xx answer.
+    pub completed: u64,
+    /// Those that failed.
+    pub errors: u64,
+    /// ns from the planned time.
+    pub latency: Histogram<u64>,
+}
+
+/// What ended within one interval of a load.
+#[derive(Debug, Clone)]
+pub struct Interval {
+    /// Its beginning, from the load's.
+    pub start: Duration,
+    /// Its length; the last one may be shorter than the others.
+    pub length: Duration,
+    /// Requests that became due.
+    pub planned: u64,
+    /// 2xx answers.
+    pub completed: u64,
+    /// Their latency, ns from the planned time.
+    pub latency: Histogram<u64>,
+    /// The same from `connect()` or the send.
+    pub service: Histogram<u64>,
+    /// Whole answers by their `X-Worker` header.
+    pub by_worker: BTreeMap<String, u64>,
+    /// Failures by kind.
+    pub errors: BTreeMap<ErrorKind, u64>,
+}
+
+/// What came of a load. `completed + cancelled + sum(errors) == planned`, always.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// From the start until the last request ended (at least the planned duration, if that is what ended the load).
+    pub elapsed: Duration,
+    /// Requests that became due.
+    pub planned: u64,
+    /// Requests that were begun (a descriptor or address could be had).
+    pub started: u64,
+    /// 2xx answers, whole and in time.
+    pub completed: u64,
+    /// Requests under way when the load was cancelled.
+    pub cancelled: u64,
+    /// 2xx answers, ns from the planned time to the last byte: correct under coordinated omission.
+    pub latency: Histogram<u64>,
+    /// 2xx answers, ns from `connect()` (from the send on a kept connection) to the last byte.
+    pub service: Histogram<u64>,
+    /// Where that time went.
+    pub phases: Phases,
+    /// Every begun request: ns by which it was begun after its planned time. If this is not small, the generator, not the
+    /// server, is the bottleneck.
+    pub lateness: Histogram<u64>,
+    /// Whole answers, of whatever status, by their `X-Worker` header.
+    pub by_worker: BTreeMap<String, u64>,
+    /// Whole answers by status.
+    pub by_status: BTreeMap<u16, u64>,
+    /// Failures by kind.
+    pub errors: BTreeMap<ErrorKind, u64>,
+    /// The same for each path of the mix, in its order.
+    pub by_path: Vec<PathOutcome>,
+    /// The same for each stage of a rate profile; empty without one.
+    pub by_stage: Vec<StageOutcome>,
+    /// Connections opened.
+    pub connections: u64,
+    /// Bytes of answers received, heads included.
+    pub bytes_received: u64,
+}
+
+impl Outcome {
+    /// All failures.
+    pub fn error_count(&self) -> u64 {
+        self.errors.values().sum()
+    }
+
+    /// 2xx answers a second; 0 if nothing ended.
+    pub fn throughput_per_s(&self) -> f64 {
+        if self.elapsed.is_zero() {
+            0.0
+        } else {
+            self.completed as f64 / self.elapsed.as_secs_f64()
+        }
+    }
+
+    /// The busiest worker's answers over the mean of all workers seen: 1 is even. None without attribution.
+    pub fn share_max_over_mean(&self) -> Option<f64> {
+        let most = *self.by_worker.values().max()?;
+        let total: u64 = self.by_worker.values().sum();
+        Some(most as f64 * self.by_worker.len() as f64 / total as f64)
+    }
+}

@@ -1,0 +1,56 @@
+//! The sockets of the load: non-blocking, from the planned source address, errors named.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::OwnedFd;
+
+use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::{ErrorKind, Sources};
+
+/// The first of the loopback sources; the others count up from it.
+const FIRST_SOURCE: u32 = 0x7F01_0001;
+
+/// The address of source number `source`, if the plan spreads sources.
+pub(crate) fn source_address(sources: Sources, source: u32) -> Option<Ipv4Addr> {
+    match sources {
+        Sources::System => None,
+        Sources::Loopback { .. } => Some(Ipv4Addr::from_bits(FIRST_SOURCE + source)),
+    }
+}
+
+/// Starts a connection. On loopback the handshake is over when this returns, but only a send can tell.
+pub(crate) fn connect(target: &SocketAddr, from: Option<Ipv4Addr>) -> Result<OwnedFd, Errno> {
+    let family = match target.ip() {
+        IpAddr::V4(_) => AddressFamily::INET,
+        IpAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    if let Some(from) = from {
+        // Leaves the port to connect(), which needs it unique only together with the target: without this, each source
+        // address would have but one use of each port, and bind() would search for it.
+        setsockopt(&socket, IpBindAddressNoPort, &true)
+            .map_err(|e| Errno::from_raw_os_error(e as i32))?;
+        rustix::net::bind(&socket, &SocketAddrV4::new(from, 0))?;
+    }
+    match rustix::net::connect(&socket, target) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The name of what went wrong. `connecting`: no byte has been sent yet.
+pub(crate) fn error_kind(errno: Errno, connecting: bool) -> ErrorKind {
+    match errno {
+        Errno::CONNREFUSED => ErrorKind::ConnectRefused,
+        Errno::TIMEDOUT if connecting => ErrorKind::ConnectTimeout,
+        Errno::TIMEDOUT => ErrorKind::Timeout,
+        Errno::CONNRESET | Errno::PIPE | Errno::CONNABORTED => ErrorKind::Reset,
+        Errno::ADDRNOTAVAIL | Errno::ADDRINUSE => ErrorKind::AddressUnavailable,
+        Errno::MFILE | Errno::NFILE => ErrorKind::TooManyFiles,
+        Errno::HOSTUNREACH | Errno::NETUNREACH => ErrorKind::Unreachable,
+        other => ErrorKind::Other(other.raw_os_error()),
+    }
+}

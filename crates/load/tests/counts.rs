@@ -1,0 +1,203 @@
+//! What is planned is what is sent, is what is counted.
+
+mod common;
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+use common::{Server, answer, check, open, plan, run};
+use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
+
+#[test]
+fn every_request_is_answered_counted_and_attributed() {
+    let server = Server::start(|request| {
+        let worker = (request.number % 4).to_string();
+        answer(request, &worker)
+    });
+    for arrivals in [
+        Arrivals::Closed { concurrency: 16 },
+        open(5000.0, Spacing::Poisson),
+    ] {
+        for threads in [1, 3] {
+            let before = server.requests();
+            let outcome = run(&Plan {
+                arrivals: arrivals.clone(),
+                threads,
+                ..plan(server.address)
+            });
+            assert_eq!(
+                (outcome.planned, outcome.completed),
+                (1000, 1000),
+                "{:?}",
+                outcome.errors
+            );
+            assert_eq!(
+                server.requests() - before,
+                1000,
+                "the server's count and the client's agree"
+            );
+            assert_eq!(outcome.connections, 1000, "a connection a request");
+            let even: BTreeMap<_, _> = (0..4).map(|w: u64| (w.to_string(), 250)).collect();
+            assert_eq!(outcome.by_worker, even);
+            assert_eq!(outcome.share_max_over_mean(), Some(1.0));
+            assert_eq!(outcome.by_status, BTreeMap::from([(200, 1000)]));
+            assert_eq!(outcome.phases.connect.len(), 1000);
+        }
+    }
+}
+
+#[test]
+fn sources_are_spread_and_a_closed_loop_keeps_its_concurrency() {
+    let server = Server::start(|request| answer(request, "0"));
+    run(&plan(server.address));
+    let peers = server.seen.peers.lock().unwrap();
+    let addresses: HashSet<_> = peers.iter().map(|p| p.ip()).collect();
+    assert_eq!(addresses.len(), 100);
+    assert!(addresses.contains(&"127.1.0.1".parse().unwrap()));
+}
+
+#[test]
+fn the_paths_asked_for_are_those_planned() {
+    let server = Server::start(|request| answer(request, "0"));
+    let plan = Plan {
+        mix: Mix::weighted([(9, "/common"), (1, "/rare?x=1")]),
+        ..plan(server.address)
+    };
+    let outcome = run(&plan);
+    let planned = wakeone_load::Schedule::new(&plan, 0)
+        .filter(|due| due.entry == 1)
+        .count();
+    let asked = server
+        .seen
+        .paths
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|p| *p == "/rare?x=1")
+        .count();
+    assert_eq!(asked, planned);
+    assert_eq!(outcome.by_path[1].completed, planned as u64);
+    assert!((50..150).contains(&planned));
+}
+
+#[test]
+fn ipv6_and_system_sources() {
+    let server = Server::start_on("[::1]:0", |request| answer(request, "6"));
+    let outcome = run(&Plan {
+        sources: Sources::System,
+        ..plan(server.address)
+    });
+    assert_eq!(outcome.completed, 1000, "{:?}", outcome.errors);
+}
+
+#[test]
+fn kept_connections_are_used_again() {
+    let server = Server::start(|request| {
+        let last = request.number % 50 == 49;
+        let close = if last { "Connection: close\r\n" } else { "" };
+        let _ = request
+            .stream
+            .write_all(format!("HTTP/1.1 200 OK\r\n{close}Content-Length: 1\r\n\r\nx").as_bytes());
+        !last
+    });
+    let closed = run(&Plan {
+        keep_alive: true,
+        ..plan(server.address)
+    });
+    assert_eq!(closed.completed, 1000, "{:?}", closed.errors);
+    // 10 clients, and a new connection after each of the 20 closes but those that end the load.
+    assert!(
+        (10..=30).contains(&closed.connections),
+        "{} connections",
+        closed.connections
+    );
+    assert_eq!(closed.phases.connect.len(), closed.connections);
+    let arrivals = open(2000.0, Spacing::Constant);
+    let outcome = run(&Plan {
+        keep_alive: true,
+        arrivals,
+        ..plan(server.address)
+    });
+    assert_eq!(outcome.completed, 1000, "{:?}", outcome.errors);
+    assert!(
+        outcome.connections < 1000,
+        "{} connections for 1000 requests",
+        outcome.connections
+    );
+}
+
+#[test]
+fn bodies_of_every_framing_arrive() {
+    let server = Server::start(|request| {
+        let big = "x".repeat(300_000);
+        let text = match request.number % 3 {
+            0 => format!("HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n{big}"),
+            1 => format!(
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n493e0\r\n{big}\r\n0\r\n\r\n"
+            ),
+            _ => format!("HTTP/1.0 200 OK\r\n\r\n{big}"),
+        };
+        let _ = request.stream.write_all(text.as_bytes());
+        false
+    });
+    let stop = Stop {
+        requests: Some(60),
+        duration: None,
+    };
+    let outcome = run(&Plan {
+        stop,
+        ..plan(server.address)
+    });
+    assert_eq!(outcome.completed, 60, "{:?}", outcome.errors);
+    assert!(outcome.bytes_received > 60 * 300_000);
+}
+
+#[test]
+fn the_duration_ends_the_load() {
+    let server = Server::start(|request| answer(request, "0"));
+    let stop = Stop {
+        requests: None,
+        duration: Some(Duration::from_millis(200)),
+    };
+    let outcome = run(&Plan {
+        stop,
+        arrivals: open(1000.0, Spacing::Constant),
+        ..plan(server.address)
+    });
+    assert_eq!(outcome.planned, 200);
+    assert!(outcome.elapsed >= Duration::from_millis(200));
+    let closed = run(&Plan {
+        stop,
+        ..plan(server.address)
+    });
+    assert!(
+        closed.completed > 0 && closed.completed == closed.planned,
+        "{:?}",
+        closed.errors
+    );
+}
+
+#[test]
+fn a_cancelled_load_accounts_for_every_request() {
+    let cancel = Arc::new(AtomicBool::new(false));
+    let by_server = Arc::clone(&cancel);
+    let server = Server::start(move |request| {
+        if request.number == 100 {
+            by_server.store(true, SeqCst);
+        }
+        if request.number >= 100 {
+            std::thread::sleep(Duration::from_secs(2));
+        }
+        answer(request, "0")
+    });
+    let plan = plan(server.address);
+    let outcome = wakeone_load::run(&plan, &cancel, &mut |_| {}).unwrap();
+    check(&outcome);
+    assert!(
+        outcome.cancelled > 0 && outcome.planned < 1000,
+        "{outcome:?}"
+    );
+}
