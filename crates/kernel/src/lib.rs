@@ -1,1 +1,6 @@
 //! All that talks to the kernel, and all unsafe code: BPF skeletons, sockets, pidfd, sock_diag, procfs, cgroups.
+#![allow(unsafe_code)]
+
+pub mod fork;
+pub mod inherited;
+pub mod stop;
