@@ -3,4 +3,7 @@
 
 pub mod fork;
 pub mod inherited;
+pub mod process_mutex;
+pub mod ring;
+pub mod shared_counter;
 pub mod stop;
