@@ -1,7 +1,10 @@
 //! The `wakeone` command: for each connection, wake one worker, the right one.
 
 mod exec_worker;
+mod lab;
+mod load;
 mod run;
+mod serve;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -20,6 +23,9 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Args>),
+    Serve(serve::Args),
+    Load(Box<load::Args>),
+    Lab(lab::Args),
     #[command(name = "__exec-worker", hide = true)]
     ExecWorker(exec_worker::Args),
 }
@@ -27,6 +33,9 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(*args),
+        Command::Serve(args) => serve::run(args),
+        Command::Load(args) => load::run(*args),
+        Command::Lab(args) => lab::run(args),
         Command::ExecWorker(args) => exec_worker::run(args),
     };
     result.unwrap_or_else(|error| {

@@ -3,8 +3,6 @@
 //! A group is a folder on bpffs. Loading fills a temporary folder and renames it as its last step; whoever finds the
 //! final name finds all of it. After that, and after a restart, everything is reached through the pins alone.
 
-#![allow(unsafe_code)]
-
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;

@@ -1,17 +1,24 @@
 //! All that talks to the kernel, and all unsafe code: BPF skeletons, sockets, pidfd, procfs, cgroups.
 //!
 //! Nothing here decides anything: it asks the kernel, or tells it, and returns what it said.
+#![allow(unsafe_code)]
 
 pub mod bpf;
 pub mod bpffs;
 pub mod capability;
 pub mod cgroup;
+pub mod fork;
 pub mod inherit;
+pub mod inherited;
 pub mod netns;
 pub mod policy;
 pub mod process;
+pub mod process_mutex;
+pub mod ring;
 pub mod schedule;
+pub mod shared_counter;
 pub mod socket;
+pub mod stop;
 pub mod table;
 
 /// The types of `bpf/contract.h`, generated from the compiled object's BTF.

@@ -1,7 +1,5 @@
 //! `bpf/policy.h` compiled for this machine: the very functions that choose in the kernel.
 
-#![allow(unsafe_code)]
-
 use crate::contract::{wakeone_draw, wakeone_slot, wakeone_table};
 
 unsafe extern "C" {

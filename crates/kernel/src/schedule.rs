@@ -1,7 +1,5 @@
 //! Being scheduled in time, where that is allowed.
 
-#![allow(unsafe_code)]
-
 use std::io;
 
 use nix::libc;

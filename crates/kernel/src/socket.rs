@@ -1,7 +1,5 @@
 //! What the agent asks of listening sockets, and does to them.
 
-#![allow(unsafe_code)]
-
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 

@@ -2,8 +2,6 @@
 //!
 //! Reading a counter is a load, not a system call: the agent looks at all slots every millisecond.
 
-#![allow(unsafe_code)]
-
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
