@@ -22,6 +22,7 @@ mod run;
 mod schedule;
 mod socket;
 mod summary;
+mod text;
 
 pub use error::Error;
 pub use outcome::{ErrorKind, Outcome, PathOutcome, Phases};

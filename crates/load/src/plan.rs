@@ -252,10 +252,12 @@ mod tests {
         }
     }
 
+    type Spoil = fn(&mut Plan);
+
     #[test]
     fn a_good_plan_passes_and_each_bad_one_says_why() {
         plan().check().unwrap();
-        let cases: [(fn(&mut Plan), &str); 14] = [
+        let cases: [(Spoil, &str); 14] = [
             (|p| p.stop = Stop::default(), "never end"),
             (|p| p.threads = 0, "thread"),
             (|p| p.timeout = Duration::ZERO, "timeout"),

@@ -1,0 +1,242 @@
+//! `wakeone run`: start a server with one queue a worker, steered and supervised.
+
+use anyhow::Context;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use tracing_subscriber::fmt::format;
+use wakeone::steer::Unsteered;
+use wakeone::supervisor::listen::Address;
+use wakeone::supervisor::{self, Options, Supervisor, state};
+
+/// Start a server with one queue a worker: steered, supervised, restarted without a lost connection
+///
+/// Workers get their own listeners by systemd's protocol (LISTEN_FDS, from descriptor 3); in the command,
+/// {fd} is the first listener's number, {fd2} the second's, {slot} the worker's slot.
+/// SIGHUP restarts the workers one at a time, SIGTERM and SIGINT drain and stop, a second SIGINT kills.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app")]
+pub struct Args {
+    /// Number of workers, 1 to 256 [default: the number of CPUs]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    workers: Option<u16>,
+
+    /// Address to listen on: :8080 (IPv6 and IPv4), 127.0.0.1:8080, [::1]:8080, localhost:8080; repeatable
+    #[arg(short, long, value_name = "ADDR", required = true)]
+    listen: Vec<Address>,
+
+    /// How a worker is chosen
+    #[arg(long, value_name = "NAME", default_value = "least-connections")]
+    policy: String,
+
+    /// Move the queue of a stuck worker to others [default where it can be done]
+    #[arg(long, overrides_with = "no_rescue")]
+    rescue: bool,
+
+    /// Leave the queue of a stuck worker where it is
+    #[arg(long)]
+    no_rescue: bool,
+
+    /// How long a worker may leave connections waiting while another is idle
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = duration)]
+    stuck_after: Duration,
+
+    /// Length of each accept queue [default: net.core.somaxconn]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
+    backlog: Option<i32>,
+
+    /// Weight of a slot, 1 for the others; repeatable
+    #[arg(long, value_name = "SLOT=N", value_parser = weight)]
+    weight: Vec<(usize, u32)>,
+
+    /// User (name or number) that workers run as
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+
+    /// Group that workers run as [default: the user's]
+    #[arg(long, value_name = "GROUP")]
+    group: Option<String>,
+
+    /// Capability that workers keep, such as CAP_NET_RAW; repeatable
+    #[arg(long, value_name = "CAP")]
+    keep_cap: Vec<String>,
+
+    /// How long a worker may take to end when asked to
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    grace: Duration,
+
+    /// Name of the group [default: from the first address]
+    #[arg(long)]
+    name: Option<String>,
+
+    /// Form of the lines on standard error
+    #[arg(long, value_enum, default_value_t = Log::Text)]
+    log: Log,
+
+    /// Where the group keeps its state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+
+    /// The server, and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Log {
+    /// Short sentences
+    Text,
+    /// An object a line
+    Json,
+}
+
+/// Supervises until told to stop.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    start_log(args.log);
+    match supervise(&args) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => {
+            // Our own errors are whole sentences; their sources are in them already.
+            let (sentence, usage) = match error.downcast_ref::<supervisor::Error>() {
+                Some(own) => (own.to_string(), own.is_usage()),
+                None => (format!("{error:#}"), false),
+            };
+            tracing::error!(event = "error", "wakeone run: {sentence}");
+            Ok(ExitCode::from(if usage { 2 } else { 1 }))
+        }
+    }
+}
+
+fn supervise(args: &Args) -> anyhow::Result<()> {
+    let supervisor = Supervisor::new(&options(args)?)?;
+    for endpoint in supervisor.endpoints() {
+        let (address, workers, group) = (
+            endpoint.address,
+            supervisor.listeners().len(),
+            supervisor.name(),
+        );
+        tracing::info!(event = "listening", %address, workers, group, "listening on {endpoint}: {workers} queues, group `{group}`");
+    }
+    supervisor.run(&mut Unsteered)?;
+    Ok(())
+}
+
+fn options(args: &Args) -> anyhow::Result<Options> {
+    let cpus =
+        || std::thread::available_parallelism().map(|count| count.get().min(state::MOST_SLOTS));
+    Ok(Options {
+        name: args.name.clone(),
+        workers: match args.workers {
+            Some(workers) => workers.into(),
+            None => cpus().context("cannot tell the number of CPUs; give -w")?,
+        },
+        listen: args.listen.clone(),
+        backlog: args.backlog,
+        command: args.command.clone(),
+        user: args.user.clone(),
+        group: args.group.clone(),
+        keep_caps: args.keep_cap.clone(),
+        grace: args.grace,
+        runtime_dir: args
+            .runtime_dir
+            .clone()
+            .unwrap_or_else(state::default_runtime_dir),
+    })
+}
+
+/// Lines for people show the sentence alone; lines for programs carry the fields too.
+fn start_log(form: Log) {
+    let builder = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(tracing::Level::INFO);
+    match form {
+        Log::Json => builder.json().flatten_event(true).with_target(false).init(),
+        Log::Text => {
+            let sentence = format::debug_fn(|writer, field, value| {
+                if field.name() == "message" {
+                    write!(writer, "{value:?}")
+                } else {
+                    Ok(())
+                }
+            });
+            builder
+                .without_time()
+                .with_level(false)
+                .with_target(false)
+                .with_ansi(false)
+                .fmt_fields(sentence)
+                .init();
+        }
+    }
+}
+
+/// A time with its unit: 500us, 5ms, 30s, 2m.
+fn duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("`{text}` is no time; write 500us, 5ms, 30s or 2m");
+    let unit_at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
+    let (number, unit) = text.split_at(unit_at);
+    let number: u64 = number.parse().map_err(|_| bad())?;
+    let micros = match unit {
+        "us" | "µs" => 1,
+        "ms" => 1_000,
+        "s" => 1_000_000,
+        "m" => 60_000_000,
+        _ => return Err(bad()),
+    };
+    number
+        .checked_mul(micros)
+        .filter(|micros| *micros < 1 << 52)
+        .map(Duration::from_micros)
+        .ok_or_else(bad)
+}
+
+/// `SLOT=N`, both numbers.
+fn weight(text: &str) -> Result<(usize, u32), String> {
+    let parse = || {
+        let (slot, weight) = text.split_once('=')?;
+        Some((
+            slot.parse().ok()?,
+            weight.parse().ok().filter(|weight| *weight > 0)?,
+        ))
+    };
+    parse().ok_or_else(|| format!("`{text}` is no weight; write SLOT=N, as in 0=2"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_need_a_unit() {
+        for (text, micros) in [
+            ("500us", 500),
+            ("5ms", 5_000),
+            ("30s", 30_000_000),
+            ("2m", 120_000_000),
+            ("0s", 0),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_micros(micros)), "{text}");
+        }
+        for text in [
+            "",
+            "5",
+            "s",
+            "5h",
+            "-5s",
+            "5.5s",
+            "5 s",
+            "99999999999999999999s",
+            "9999999999999m",
+        ] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn weights_name_a_slot() {
+        assert_eq!(weight("3=7"), Ok((3, 7)));
+        for text in ["", "3", "=7", "3=", "3=0", "a=1", "-1=1"] {
+            assert!(weight(text).is_err(), "{text}");
+        }
+    }
+}

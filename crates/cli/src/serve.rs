@@ -1,0 +1,115 @@
+//! `wakeone serve`: the reference server.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+use wakeone_serve::{EpollMode, Listen, Model, Options, parse_address, serve};
+
+/// Serve a small HTTP application in a chosen architecture
+///
+/// Paths: / says what is served, /work?us=N&kind=cpu|sleep works for N microseconds, /whoami says
+/// who answers. Every answer names its worker in X-Worker and its process in X-Pid.
+///
+/// SIGTERM finishes what has been accepted, then ends with 0.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  wakeone serve --model preforked -w 4 -l 127.0.0.1:8080
+  wakeone serve --model epoll-prefork --epoll rotate -w 4 -l :8080
+  wakeone run -w 4 -l 127.0.0.1:8080 -- wakeone serve --model preforked")]
+pub struct Args {
+    /// The architecture
+    #[arg(long, value_name = "MODEL", default_value = "preforked")]
+    model: ModelArg,
+
+    /// How many workers [default: 1]
+    #[arg(short, long, value_name = "N", default_value_t = 1, hide_default_value = true,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    workers: u16,
+
+    /// Listen here, HOST:PORT or :PORT [default: the sockets handed over in LISTEN_FDS, else
+    /// 127.0.0.1:8080]
+    #[arg(short, long, value_name = "ADDR", value_parser = parse_address)]
+    listen: Option<SocketAddr>,
+
+    /// How many connections may wait in a listener's queue
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(i32).range(0..))]
+    backlog: i32,
+
+    /// Give each worker a listener of its own; the kernel's hash chooses
+    #[arg(long)]
+    reuseport: bool,
+
+    /// epoll-prefork: whom a connection wakes
+    #[arg(long, value_name = "WHOM", default_value = "exclusive")]
+    epoll: EpollArg,
+
+    /// Close each connection after one answer
+    #[arg(long)]
+    no_keep_alive: bool,
+
+    /// How long a client may take to send a request, and be idle between two
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    header_timeout: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ModelArg(Model);
+
+impl ValueEnum for ModelArg {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: [ModelArg; Model::ALL.len()] = {
+            let mut all = [ModelArg(Model::ALL[0]); Model::ALL.len()];
+            let mut index = 0;
+            while index < all.len() {
+                all[index] = ModelArg(Model::ALL[index]);
+                index += 1;
+            }
+            all
+        };
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.0.name()).help(self.0.about()))
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum EpollArg {
+    /// Everyone who waits
+    WakeAll,
+    /// One worker, the first in the list that waits (EPOLLEXCLUSIVE)
+    Exclusive,
+    /// One worker, who then goes to the end of the list
+    Rotate,
+}
+
+/// Serves until told to stop.
+///
+/// # Errors
+/// When it cannot serve.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let listen = match args.listen {
+        Some(address) => Listen::Address(address),
+        None if wakeone_kernel::inherited::count()? > 0 => Listen::Inherited,
+        None => Listen::Address(SocketAddr::from(([127, 0, 0, 1], 8080))),
+    };
+    serve(&Options {
+        workers: args.workers.into(),
+        backlog: args.backlog,
+        reuseport: args.reuseport,
+        epoll: match args.epoll {
+            EpollArg::WakeAll => EpollMode::WakeAll,
+            EpollArg::Exclusive => EpollMode::Exclusive,
+            EpollArg::Rotate => EpollMode::Rotate,
+        },
+        keep_alive: !args.no_keep_alive,
+        header_timeout: Duration::from_secs(args.header_timeout),
+        ..Options::new(args.model.0, listen)
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

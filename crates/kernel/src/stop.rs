@@ -1,0 +1,88 @@
+//! Being asked to stop: SIGTERM and SIGINT as a flag that blocking calls notice.
+//!
+//! A server that blocks in `accept` must return from it when it is asked to stop, and a flag
+//! that is looked at just before the call is not enough: the signal may come between the look and
+//! the call. So the handler is installed without `SA_RESTART` (the call returns `EINTR`), and
+//! from the first signal on a timer repeats SIGALRM until the process is gone: who missed the
+//! first interruption gets the next one, at most [`REPEAT_MS`] later. No thread and no extra file
+//! descriptor is needed for it.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use nix::libc;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+/// How often a blocked call is interrupted again once a stop has been requested, milliseconds.
+pub const REPEAT_MS: u32 = 20;
+
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+static INTERRUPTS: AtomicU32 = AtomicU32::new(0);
+
+/// From now on SIGTERM and SIGINT set the flag that [`requested`] reads, and interrupt blocking
+/// calls. A second SIGINT ends the process at once, with status 130.
+///
+/// # Errors
+/// What `sigaction` says.
+pub fn install() -> io::Result<()> {
+    let action = SigAction::new(
+        SigHandler::Handler(on_signal),
+        SaFlags::empty(),
+        SigSet::empty(),
+    );
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGALRM] {
+        // SAFETY: the handler only calls what is async-signal-safe (atomics, setitimer, _exit)
+        // and stays valid for the life of the process.
+        unsafe { sigaction(signal, &action) }?;
+    }
+    Ok(())
+}
+
+/// Whether a stop has been requested since [`install`].
+pub fn requested() -> bool {
+    REQUESTED.load(Ordering::Relaxed)
+}
+
+/// Requests a stop from within, as SIGTERM does from outside.
+pub fn request() {
+    REQUESTED.store(true, Ordering::Relaxed);
+    repeat();
+}
+
+/// Keeps these signals from the calling thread: for helper threads that must not be interrupted,
+/// so that the one that can stop the server gets them.
+///
+/// # Errors
+/// What `pthread_sigmask` says.
+pub fn block_in_this_thread() -> io::Result<()> {
+    let mut set = SigSet::empty();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGALRM] {
+        set.add(signal);
+    }
+    Ok(set.thread_block()?)
+}
+
+extern "C" fn on_signal(signal: libc::c_int) {
+    if signal == libc::SIGINT && INTERRUPTS.fetch_add(1, Ordering::Relaxed) > 0 {
+        // SAFETY: _exit is async-signal-safe and does not return.
+        unsafe { libc::_exit(130) }
+    }
+    if signal != libc::SIGALRM {
+        request();
+    }
+}
+
+/// Starts the timer that repeats SIGALRM.
+fn repeat() {
+    let period = libc::timeval {
+        tv_sec: 0,
+        tv_usec: libc::suseconds_t::from(REPEAT_MS) * 1000,
+    };
+    let timer = libc::itimerval {
+        it_interval: period,
+        it_value: period,
+    };
+    // SAFETY: `timer` is a valid itimerval and the old value is not asked for. On Linux setitimer
+    // is a plain system call, so it may be called in a signal handler.
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) };
+}

@@ -1,0 +1,227 @@
+//! The connections of an event loop: sockets that never block, each with its session.
+//!
+//! How a loop waits and whom it wakes is the loop's own business, in its file; what is done with
+//! a connection that is ready is the same in all of them, and here.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use wakeone_kernel::stop;
+
+use crate::app::App;
+use crate::blocking::LINGER;
+use crate::session::{Next, Session};
+
+/// A connection's number, never used twice: an event for one that is gone finds nothing.
+pub type Token = u64;
+
+/// What a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Bytes from the client.
+    Read,
+    /// Room for bytes to the client.
+    Write,
+    /// Nothing: it is closed, and its descriptor with it.
+    Closed,
+}
+
+/// The connections of one loop.
+#[derive(Debug)]
+pub struct Connections {
+    slots: Vec<Option<Connection>>,
+    free: Vec<u32>,
+    generation: u32,
+    buffer: Vec<u8>,
+    live: usize,
+}
+
+#[derive(Debug)]
+struct Connection {
+    stream: TcpStream,
+    session: Session,
+    generation: u32,
+    deadline: Instant,
+    interest: Interest,
+    lingering: bool,
+}
+
+impl Default for Connections {
+    fn default() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            generation: 0,
+            buffer: vec![0; 64 * 1024],
+            live: 0,
+        }
+    }
+}
+
+impl Connections {
+    /// How many are open.
+    pub fn len(&self) -> usize {
+        self.live
+    }
+
+    /// Whether none is open.
+    pub fn is_empty(&self) -> bool {
+        self.live == 0
+    }
+
+    /// Takes a connection over, which waits to be read from now.
+    pub fn insert(&mut self, stream: OwnedFd, app: &App) -> Token {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        self.generation = self.generation.wrapping_add(1);
+        self.live += 1;
+        self.slots[index as usize] = Some(Connection {
+            stream: TcpStream::from(stream),
+            session: Session::new(),
+            generation: self.generation,
+            deadline: Instant::now() + app.header_timeout,
+            interest: Interest::Read,
+            lingering: false,
+        });
+        u64::from(self.generation) << 32 | u64::from(index)
+    }
+
+    /// The socket of a connection and what it waits for.
+    pub fn get(&self, token: Token) -> Option<(BorrowedFd<'_>, Interest)> {
+        let connection = self.slots.get(token as u32 as usize)?.as_ref()?;
+        (u64::from(connection.generation) == token >> 32)
+            .then(|| (connection.stream.as_fd(), connection.interest))
+    }
+
+    /// Closes a connection.
+    pub fn remove(&mut self, token: Token) {
+        if self.get(token).is_some() {
+            let index = token as u32;
+            self.slots[index as usize] = None;
+            self.free.push(index);
+            self.live -= 1;
+        }
+    }
+
+    /// All connections.
+    pub fn tokens(&self) -> impl Iterator<Item = Token> {
+        self.slots.iter().enumerate().filter_map(|(index, slot)| {
+            let connection = slot.as_ref()?;
+            Some(u64::from(connection.generation) << 32 | index as u64)
+        })
+    }
+
+    /// Goes on with a connection that may be ready, until it has to wait; says for what. The work
+    /// of a request is done in here.
+    pub fn drive(&mut self, token: Token, app: &App) -> Interest {
+        if self.get(token).is_none() {
+            return Interest::Closed;
+        }
+        let index = token as u32 as usize;
+        let Some(connection) = &mut self.slots[index] else {
+            return Interest::Closed;
+        };
+        let interest = connection
+            .drive(app, &mut self.buffer)
+            .unwrap_or(Interest::Closed);
+        connection.interest = interest;
+        if interest == Interest::Closed {
+            self.remove(token);
+        }
+        interest
+    }
+
+    /// Ends what has taken too long, and what is idle if the server stops. Gives each connection
+    /// touched with what it waited for before and waits for now. To be called about once a second, and often
+    /// while stopping.
+    pub fn sweep(&mut self, app: &App) -> Vec<(Token, Interest, Interest)> {
+        let now = Instant::now();
+        let stopping = stop::requested();
+        let due: Vec<Token> = self
+            .tokens()
+            .filter(|token| {
+                let connection = self.slots[*token as u32 as usize].as_ref();
+                connection.is_some_and(|connection| {
+                    connection.deadline <= now || (stopping && connection.session.is_idle())
+                })
+            })
+            .collect();
+        due.into_iter()
+            .filter_map(|token| {
+                let connection = self.slots[token as u32 as usize].as_mut()?;
+                let before = connection.interest;
+                connection.overdue(app, now);
+                Some((token, before, self.drive(token, app)))
+            })
+            .collect()
+    }
+}
+
+impl Connection {
+    fn drive(&mut self, app: &App, buffer: &mut [u8]) -> io::Result<Interest> {
+        if self.lingering {
+            return self.drop_input(buffer);
+        }
+        loop {
+            match self.session.step(app) {
+                Next::Write => match self.stream.write(self.session.unsent()) {
+                    Ok(count) => {
+                        self.session.sent(count);
+                        self.deadline = Instant::now() + app.header_timeout;
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        return Ok(Interest::Write);
+                    }
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                },
+                Next::Read => match self.stream.read(buffer) {
+                    Ok(0) => self.session.end_of_input(),
+                    Ok(count) => self.session.receive(&buffer[..count]),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        if stop::requested() && self.session.is_idle() {
+                            return Ok(Interest::Closed);
+                        }
+                        return Ok(Interest::Read);
+                    }
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                },
+                Next::Close { linger: false } => return Ok(Interest::Closed),
+                Next::Close { linger: true } => {
+                    self.stream.shutdown(Shutdown::Write)?;
+                    self.lingering = true;
+                    self.deadline = Instant::now() + LINGER;
+                    return self.drop_input(buffer);
+                }
+            }
+        }
+    }
+
+    /// Drops what the client still sends after a refusal; see [`Next::Close`].
+    fn drop_input(&mut self, buffer: &mut [u8]) -> io::Result<Interest> {
+        loop {
+            if self.deadline <= Instant::now() {
+                return Ok(Interest::Closed);
+            }
+            match self.stream.read(buffer) {
+                Ok(0) => return Ok(Interest::Closed),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Interest::Read),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn overdue(&mut self, app: &App, now: Instant) {
+        if !self.lingering && self.deadline <= now {
+            self.session.time_out(app);
+            self.deadline = now + LINGER;
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! The architectures, one file each.
+
+pub mod epoll_prefork;
+pub mod preforked;

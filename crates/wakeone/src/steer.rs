@@ -1,0 +1,73 @@
+//! What the supervisor asks of whatever steers its connections, so that the two know nothing else of each other.
+
+/// Steers connections to the slots of a group, as the supervisor tells it who is there.
+///
+/// All calls come from the supervisor's one thread, and none may block for longer than a rescue takes.
+pub trait Steer: Send {
+    /// The worker of this slot runs as `pid`: give it connections (unless the slot is draining).
+    fn worker_up(&mut self, slot: usize, pid: u32);
+    /// The worker died: choose it no more, and move its queue to others at once.
+    fn worker_down(&mut self, slot: usize);
+    /// No new connections for the slot, or again some. A slot drains while its worker starts and before it is stopped.
+    fn drain(&mut self, slot: usize, on: bool);
+    /// No new connections at all: SYNs are dropped, so that the client's retry reaches a successor.
+    fn close(&mut self);
+    /// Connections that wait in the slot's accept queues.
+    fn queued(&self, slot: usize) -> u32;
+    /// Whether the slot's worker was seen waiting in accept, epoll or poll; `None` where it cannot be seen.
+    fn accepting(&self, slot: usize) -> Option<bool>;
+    /// What happened since last asked.
+    fn events(&mut self) -> Vec<SteerEvent>;
+}
+
+/// Something worth a log line that happened beside the supervisor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SteerEvent {
+    /// The slot's worker stopped accepting while connections wait.
+    Stuck {
+        /// Which slot.
+        slot: usize,
+        /// Connections in its queues then.
+        queued: u32,
+    },
+    /// The slot's queue was moved to others.
+    Rescued {
+        /// Which slot.
+        slot: usize,
+        /// Connections moved.
+        moved: u32,
+        /// How long the move took.
+        took_us: u64,
+    },
+    /// The slot's worker accepts again.
+    Resumed {
+        /// Which slot.
+        slot: usize,
+        /// How long it had been stuck.
+        after_ms: u64,
+    },
+    /// Anything else, as a sentence.
+    Note(String),
+}
+
+/// Steers nothing: the kernel's own hash spreads connections over the listeners.
+///
+/// The queue of a dead worker waits for the worker that takes its slot.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Unsteered;
+
+impl Steer for Unsteered {
+    fn worker_up(&mut self, _slot: usize, _pid: u32) {}
+    fn worker_down(&mut self, _slot: usize) {}
+    fn drain(&mut self, _slot: usize, _on: bool) {}
+    fn close(&mut self) {}
+    fn queued(&self, _slot: usize) -> u32 {
+        0
+    }
+    fn accepting(&self, _slot: usize) -> Option<bool> {
+        None
+    }
+    fn events(&mut self) -> Vec<SteerEvent> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,133 @@
+//! The end of a group as a pure state machine: drain, ask, kill.
+
+use std::time::{Duration, Instant};
+
+/// What to do next on the way to the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Ask all workers to end (SIGTERM).
+    Terminate,
+    /// The grace is over: make them end.
+    Kill,
+    /// Nobody is left.
+    Finished,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Draining,
+    Stopping,
+    Killed,
+}
+
+/// A shutdown under way. Queues have half the grace to empty, so that the other half is left for requests in hand.
+#[derive(Debug)]
+pub struct Closing {
+    step: Step,
+    drain_until: Instant,
+    kill_at: Instant,
+}
+
+impl Closing {
+    /// A shutdown that begins now.
+    pub fn new(now: Instant, grace: Duration) -> Self {
+        Self {
+            step: Step::Draining,
+            drain_until: now + grace / 2,
+            kill_at: now + grace,
+        }
+    }
+
+    /// Be done with it: kill at the next step.
+    pub fn hurry(&mut self, now: Instant) {
+        self.drain_until = now;
+        self.kill_at = now;
+    }
+
+    /// The next thing to do, with `alive` workers and `queued` connections in their queues; `None`: wait.
+    pub fn step(&mut self, now: Instant, alive: usize, queued: u32) -> Option<Action> {
+        let (next, action) = match self.step {
+            _ if alive == 0 => return Some(Action::Finished),
+            Step::Draining | Step::Stopping if now >= self.kill_at => (Step::Killed, Action::Kill),
+            Step::Draining if queued == 0 || now >= self.drain_until => {
+                (Step::Stopping, Action::Terminate)
+            }
+            _ => return None,
+        };
+        self.step = next;
+        Some(action)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Action::{Finished, Kill, Terminate};
+    use super::*;
+
+    /// Plays (seconds, workers alive, connections queued, what must follow) with a grace of 30 s.
+    fn play(hurry_at: Option<u64>, script: &[(u64, usize, u32, Option<Action>)]) {
+        let start = Instant::now();
+        let mut closing = Closing::new(start, Duration::from_secs(30));
+        for (line, &(at, alive, queued, action)) in script.iter().enumerate() {
+            let now = start + Duration::from_secs(at);
+            if hurry_at == Some(at) {
+                closing.hurry(now);
+            }
+            assert_eq!(closing.step(now, alive, queued), action, "line {line}");
+        }
+    }
+
+    #[test]
+    fn drains_asks_and_ends() {
+        play(
+            None,
+            &[
+                (0, 2, 5, None),
+                (1, 2, 0, Some(Terminate)),
+                (1, 2, 0, None),
+                (2, 1, 0, None),
+                (3, 0, 0, Some(Finished)),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_queue_that_stays_gets_half_the_grace() {
+        play(
+            None,
+            &[
+                (14, 2, 5, None),
+                (15, 2, 5, Some(Terminate)),
+                (29, 2, 5, None),
+                (30, 2, 5, Some(Kill)),
+                (31, 2, 5, None),
+            ],
+        );
+    }
+
+    #[test]
+    fn hurry_kills_at_once() {
+        play(
+            Some(2),
+            &[
+                (0, 2, 5, None),
+                (2, 2, 5, Some(Kill)),
+                (2, 2, 5, None),
+                (3, 0, 0, Some(Finished)),
+            ],
+        );
+        play(
+            Some(2),
+            &[
+                (0, 2, 0, Some(Terminate)),
+                (2, 2, 0, Some(Kill)),
+                (3, 0, 0, Some(Finished)),
+            ],
+        );
+    }
+
+    #[test]
+    fn nobody_to_wait_for_is_the_end() {
+        play(None, &[(0, 0, 0, Some(Finished))]);
+    }
+}

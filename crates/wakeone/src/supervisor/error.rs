@@ -1,0 +1,59 @@
+//! What can go wrong, each as one sentence for the user.
+
+use super::account::AccountError;
+use super::adopt::AdoptError;
+use super::listen::ListenError;
+use super::spawn::SpawnError;
+use super::state::StateError;
+use std::io;
+
+/// Why there is no supervisor, or no longer one.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The options cannot be.
+    #[error("{0}")]
+    Usage(String),
+    /// The account cannot be.
+    #[error(transparent)]
+    Account(#[from] AccountError),
+    /// The addresses cannot be had.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The group's folder cannot be had.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// Workers of an earlier supervisor cannot be taken over.
+    #[error(transparent)]
+    Adopt(#[from] AdoptError),
+    /// The first workers cannot be started.
+    #[error("cannot start the workers: {0}")]
+    Start(#[from] SpawnError),
+    /// The first workers all ended before they were ready.
+    #[error(
+        "the command {ending} in every slot before it was ready; see why by running it alone: {command}"
+    )]
+    EndsAtOnce {
+        /// The command line.
+        command: String,
+        /// What the last of them did.
+        ending: String,
+    },
+    /// A system call failed that does not fail.
+    #[error("the supervisor cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Whether the arguments were wrong (exit code 2), not the world (1).
+    pub fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::Usage(_) | Self::Account(AccountError::User(_) | AccountError::Group(_))
+        )
+    }
+}

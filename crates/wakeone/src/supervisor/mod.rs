@@ -1,0 +1,306 @@
+//! The supervisor: holds the listeners, keeps a worker in each slot, and tells whatever steers who is there.
+//!
+//! One thread waits for signals, for the workers' pidfds and for the next thing due. What it decides is in modules
+//! that know no process: [`backoff`], [`roll`]. What it must not forget is in [`state`], so that the next supervisor
+//! takes over workers that outlive this one.
+
+pub mod account;
+pub mod adopt;
+pub mod backoff;
+mod closing;
+mod error;
+pub mod listen;
+pub mod process;
+pub mod roll;
+mod signals;
+pub mod slot;
+pub mod spawn;
+pub mod state;
+pub mod trampoline;
+mod watch;
+
+pub use error::Error;
+
+use account::Account;
+use adopt::Wanted;
+use listen::{Address, Endpoint};
+use signals::Signals;
+use slot::Slot;
+use spawn::Order;
+use state::{GroupDir, MOST_ADDRESSES, MOST_SLOTS, StateError, Task};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What to supervise.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The group's name; `None` takes it from the first address.
+    pub name: Option<String>,
+    /// How many workers, 1 to 256.
+    pub workers: usize,
+    /// Where to listen, 1 to 16 addresses.
+    pub listen: Vec<Address>,
+    /// Length of each accept queue; `None` takes the most that the kernel allows.
+    pub backlog: Option<i32>,
+    /// The command of a worker, with placeholders (see [`spawn::fill`]).
+    pub command: Vec<String>,
+    /// The user (name or number) that workers run as.
+    pub user: Option<String>,
+    /// The group that workers run as.
+    pub group: Option<String>,
+    /// Capabilities that workers keep.
+    pub keep_caps: Vec<String>,
+    /// How long a worker may take to end after SIGTERM.
+    pub grace: Duration,
+    /// Where the group has its folder; see [`state::default_runtime_dir`].
+    pub runtime_dir: PathBuf,
+}
+
+/// A group with its listeners, and workers if some outlived an earlier supervisor.
+#[derive(Debug)]
+pub struct Supervisor {
+    dir: GroupDir,
+    signals: Signals,
+    endpoints: Vec<Endpoint>,
+    slots: Vec<Slot>,
+    task: Task,
+    backlog: i32,
+    grace: Duration,
+    /// The soft limit of descriptors that workers get back.
+    descriptors: Option<u64>,
+    adopted: bool,
+}
+
+impl Supervisor {
+    /// Checks the options, locks the group, and binds its listeners or takes over those of workers that still run.
+    ///
+    /// From here on SIGTERM, SIGINT, SIGHUP and SIGCHLD wait for [`Supervisor::run`]: call this before any thread is made.
+    ///
+    /// # Errors
+    /// See [`Error`]. Nothing is left behind then, and workers that still ran were not touched.
+    pub fn new(options: &Options) -> Result<Self, Error> {
+        let task = check(options)?;
+        let name = group_name(options)?;
+        let signals = Signals::take().map_err(|source| Error::System {
+            what: "take signals",
+            source,
+        })?;
+        let descriptors = raise_descriptor_limit();
+        let dir = GroupDir::take(&options.runtime_dir, &name)?;
+        let backlog = effective_backlog(options.backlog);
+        let wanted: Vec<Endpoint> = options
+            .listen
+            .iter()
+            .map(Address::resolve)
+            .collect::<Result<_, _>>()?;
+        let wanted = Wanted {
+            endpoints: &wanted,
+            slots: options.workers,
+            task: &task,
+            backlog,
+        };
+        let (endpoints, slots, adopted) = match take_over(&dir, &wanted)? {
+            Some(taken) => (taken.endpoints, taken.slots, true),
+            None => {
+                let (endpoints, slots) = bind_all(&wanted)?;
+                (endpoints, slots, false)
+            }
+        };
+        Ok(Self {
+            dir,
+            signals,
+            endpoints,
+            slots,
+            task,
+            backlog,
+            grace: options.grace,
+            descriptors,
+            adopted,
+        })
+    }
+
+    /// The group's name.
+    pub fn name(&self) -> &str {
+        self.dir.name()
+    }
+
+    /// Where it listens.
+    pub fn endpoints(&self) -> &[Endpoint] {
+        &self.endpoints
+    }
+
+    /// The listeners of each slot, in the order of [`Supervisor::endpoints`].
+    pub fn listeners(&self) -> impl ExactSizeIterator<Item = &[OwnedFd]> {
+        self.slots.iter().map(|slot| slot.listeners.as_slice())
+    }
+
+    /// The length of each accept queue.
+    pub fn backlog(&self) -> i32 {
+        self.backlog
+    }
+
+    /// How many workers of an earlier supervisor were taken over.
+    pub fn adopted(&self) -> usize {
+        self.slots
+            .iter()
+            .filter(|slot| slot.worker().is_some())
+            .count()
+    }
+
+    fn order(&self, slot: usize) -> Order {
+        let listeners = self.endpoints.len();
+        let fill = |argument: &String| {
+            spawn::fill(argument, slot, listeners).unwrap_or_else(|_| argument.clone())
+        };
+        Order {
+            slot,
+            names: self
+                .endpoints
+                .iter()
+                .map(|endpoint| format!("port-{}", endpoint.address.port()))
+                .collect(),
+            account: self.task.account.clone(),
+            keep_caps: self.task.keep_caps.clone(),
+            descriptors: self.descriptors,
+            command: self.task.command.iter().map(fill).collect(),
+        }
+    }
+}
+
+/// Refuses what cannot be, before anything is touched.
+fn check(options: &Options) -> Result<Task, Error> {
+    let addresses = &options.listen;
+    if !(1..=MOST_SLOTS).contains(&options.workers) {
+        return Err(Error::Usage(format!(
+            "{} workers cannot be: -w takes 1 to {MOST_SLOTS}",
+            options.workers
+        )));
+    }
+    if !(1..=MOST_ADDRESSES).contains(&addresses.len()) {
+        return Err(Error::Usage(format!(
+            "{} addresses cannot be: -l can be given 1 to {MOST_ADDRESSES} times",
+            addresses.len()
+        )));
+    }
+    if let Some(twice) = addresses
+        .iter()
+        .enumerate()
+        .find(|(at, one)| one.port() != 0 && addresses[..*at].contains(one))
+    {
+        return Err(Error::Usage(format!(
+            "-l {} is given twice; leave one away",
+            twice.1
+        )));
+    }
+    if options.command.is_empty() {
+        return Err(Error::Usage(
+            "there is no command to run; give it after `--`".to_owned(),
+        ));
+    }
+    for argument in &options.command {
+        spawn::fill(argument, 0, addresses.len()).map_err(Error::Usage)?;
+    }
+    trampoline::kept_capabilities(&options.keep_caps).map_err(Error::Usage)?;
+    warn_of_silent_listeners(options);
+    let account = Account::find(options.user.as_deref(), options.group.as_deref())?;
+    Ok(Task {
+        command: options.command.clone(),
+        account,
+        keep_caps: options.keep_caps.clone(),
+    })
+}
+
+/// A command that is told the number of one listener will hardly serve another that it is not told.
+fn warn_of_silent_listeners(options: &Options) {
+    let silent = |nth: &usize| !spawn::mentions(&options.command, *nth);
+    let count = options.listen.len();
+    if (1..=count).filter(silent).count() < count {
+        for nth in (1..=count).filter(silent) {
+            let address = &options.listen[nth - 1];
+            tracing::warn!(
+                "the command never mentions {{fd{nth}}}: unless it reads LISTEN_FDS, connections to {address} wait for ever"
+            );
+        }
+    }
+}
+
+fn group_name(options: &Options) -> Result<String, Error> {
+    match (&options.name, options.listen.first()) {
+        (Some(name), _) if state::is_name(name) => Ok(name.clone()),
+        (Some(name), _) => Err(Error::Usage(format!(
+            "`{name}` cannot name a group: use up to 64 letters, digits, `-` and `_`"
+        ))),
+        (None, Some(first)) if first.port() == 0 => {
+            Ok(format!("{}-{}", first.group_name(), std::process::id()))
+        }
+        (None, first) => {
+            let name = first.map(Address::group_name).unwrap_or_default();
+            if state::is_name(&name) {
+                Ok(name)
+            } else {
+                Err(Error::Usage(
+                    "the address is too long to name the group; give a --name".to_owned(),
+                ))
+            }
+        }
+    }
+}
+
+fn effective_backlog(asked: Option<i32>) -> i32 {
+    let most = listen::somaxconn();
+    match asked {
+        Some(asked) if asked > most => {
+            tracing::warn!(
+                asked,
+                most,
+                "a backlog of {asked} is cut to {most}: raise it with `sysctl -w net.core.somaxconn={asked}`"
+            );
+            most
+        }
+        Some(asked) => asked,
+        None => most,
+    }
+}
+
+/// Takes over living workers. A state that cannot be believed is said and set aside: if workers still run, the
+/// address is in use, and that is said next.
+fn take_over(dir: &GroupDir, wanted: &Wanted<'_>) -> Result<Option<adopt::Adopted>, Error> {
+    match dir.load() {
+        Ok(Some(state)) => Ok(adopt::adopt(&state, wanted)?),
+        Ok(None) => Ok(None),
+        Err(error @ StateError::Invalid { .. }) => {
+            tracing::warn!("{error}; starting afresh");
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn bind_all(wanted: &Wanted<'_>) -> Result<(Vec<Endpoint>, Vec<Slot>), Error> {
+    let mut endpoints = Vec::with_capacity(wanted.endpoints.len());
+    let mut columns = Vec::with_capacity(wanted.endpoints.len());
+    for endpoint in wanted.endpoints {
+        let (bound, listeners) = listen::bind_group(*endpoint, wanted.slots, wanted.backlog)?;
+        endpoints.push(bound);
+        columns.push(listeners.into_iter());
+    }
+    let slots = (0..wanted.slots)
+        .map(|_| Slot::new(columns.iter_mut().filter_map(Iterator::next).collect()))
+        .collect();
+    Ok((endpoints, slots))
+}
+
+/// Lets us hold a few descriptors for each of many workers. Returns what workers are to have: the limit as it was.
+fn raise_descriptor_limit() -> Option<u64> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let was = getrlimit(Resource::Nofile);
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: was.maximum,
+            ..was
+        },
+    );
+    was.current
+}

@@ -1,0 +1,277 @@
+//! One worker process: our child, or one that an earlier supervisor started.
+
+use nix::unistd::Pid as NixPid;
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Child;
+
+/// What names a process for good: a pid comes again, a pid with its start time does not (until the next boot).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// The process id.
+    pub pid: u32,
+    /// Field 22 of /proc/PID/stat: clock ticks since boot.
+    pub started: u64,
+}
+
+impl Identity {
+    /// The identity of the process that has this pid now.
+    ///
+    /// # Errors
+    /// There is none, or /proc cannot be read.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let started =
+            start_time(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        Ok(Self { pid, started })
+    }
+}
+
+/// Field 22 of a line of /proc/PID/stat. The command, field 2, may hold spaces and parentheses: count from its end.
+fn start_time(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(") ")?;
+    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// It exited with this status.
+    Status(i32),
+    /// This signal killed it.
+    Signal(i32),
+    /// It is gone; only a parent is told how.
+    Gone,
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Status(status) => write!(f, "exited with status {status}"),
+            Self::Signal(number) => match nix::sys::signal::Signal::try_from(number) {
+                Ok(signal) => write!(f, "was killed by signal {number} ({signal})"),
+                Err(_) => write!(f, "was killed by signal {number}"),
+            },
+            Self::Gone => f.write_str("is gone"),
+        }
+    }
+}
+
+/// A process that is watched by its pidfd, so that a signal never reaches another one that got its pid.
+#[derive(Debug)]
+pub struct Process {
+    identity: Identity,
+    pidfd: OwnedFd,
+    child: Option<Child>,
+}
+
+impl Process {
+    /// Watches a child of ours.
+    ///
+    /// # Errors
+    /// No pidfd can be had (the limit of descriptors).
+    pub fn child(mut child: Child) -> io::Result<Self> {
+        let open = |pid| Ok((open_pidfd(pid)?, Identity::of(pid)?));
+        // Until it is waited for, the pid of a child is not given to another process.
+        match open(child.id()) {
+            Ok((pidfd, identity)) => Ok(Self {
+                identity,
+                pidfd,
+                child: Some(child),
+            }),
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(error)
+            }
+        }
+    }
+
+    /// Watches a process that somebody else started; `None` when it no longer runs.
+    ///
+    /// # Errors
+    /// The pidfd or /proc cannot be had, for another reason than that the process is gone.
+    pub fn adopt(identity: Identity) -> io::Result<Option<Self>> {
+        let pidfd = match open_pidfd(identity.pid) {
+            Ok(pidfd) => pidfd,
+            Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        // The order matters: once the pidfd is held, what /proc says is about this process or about none.
+        let now = Identity::of(identity.pid);
+        let process = Self {
+            identity,
+            pidfd,
+            child: None,
+        };
+        if process.ended_now()? || now.is_err() || now.is_ok_and(|now| now != identity) {
+            Ok(None)
+        } else {
+            Ok(Some(process))
+        }
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.identity.pid
+    }
+
+    /// Pid and start time.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Readable when the process has ended.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Sends a signal; to one that has ended this is nothing.
+    pub fn signal(&self, signal: Signal) {
+        if let Err(error) = pidfd_send_signal(&self.pidfd, signal)
+            && error != rustix::io::Errno::SRCH
+        {
+            tracing::warn!(
+                pid = self.pid(),
+                "cannot send signal {} to worker process {}: {error}",
+                signal.as_raw(),
+                self.pid()
+            );
+        }
+    }
+
+    /// Kills the process and whatever it left in its process group.
+    pub fn kill(&self) {
+        self.signal(Signal::KILL);
+        self.sweep();
+    }
+
+    /// How the process ended, if it has. Its remaining process group is killed before its pid is given back.
+    ///
+    /// # Errors
+    /// What poll(2) says.
+    pub fn ended(&mut self) -> io::Result<Option<Ending>> {
+        if !self.ended_now()? {
+            return Ok(None);
+        }
+        self.sweep();
+        let ending = match self.child.as_mut().map(Child::wait) {
+            Some(Ok(status)) => match (status.code(), status.signal()) {
+                (Some(code), _) => Ending::Status(code),
+                (None, Some(signal)) => Ending::Signal(signal),
+                (None, None) => Ending::Gone,
+            },
+            Some(Err(_)) | None => Ending::Gone,
+        };
+        Ok(Some(ending))
+    }
+
+    fn ended_now(&self) -> io::Result<bool> {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let now = rustix::time::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
+    }
+
+    /// Kills the process group of a child, which leads it. Until the child is waited for, the number of its group
+    /// cannot be another's; of an adopted process nobody holds that promise, so its group is left alone.
+    fn sweep(&self) {
+        if self.child.is_some()
+            && let Some(group) = raw_pid(self.identity.pid)
+        {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+fn raw_pid(pid: u32) -> Option<Pid> {
+    i32::try_from(pid).ok().and_then(Pid::from_raw)
+}
+
+fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
+    let pid = raw_pid(pid).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+/// Waits for children that are not ours: as process 1 of a container we inherit every orphan.
+pub fn reap_orphans() {
+    use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+    if NixPid::this().as_raw() == 1 {
+        while let Ok(status) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+            if status == WaitStatus::StillAlive {
+                break;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn start_time_is_counted_from_the_end_of_the_command() {
+        let fields: Vec<String> = (3..=52).map(|field: u32| field.to_string()).collect();
+        let line = format!("7 (a) b (c)) {}\n", fields.join(" "));
+        assert_eq!(start_time(&line), Some(22));
+        for broken in [
+            "",
+            "7",
+            "7 (a) S 1 2",
+            "7 (a) S x x x x x x x x x x x x x x x x x x x x",
+        ] {
+            assert_eq!(start_time(broken), None);
+        }
+    }
+
+    fn sleeper() -> Child {
+        use std::os::unix::process::CommandExt;
+        Command::new("sleep")
+            .arg("60")
+            .process_group(0)
+            .spawn()
+            .expect("sleep")
+    }
+
+    #[test]
+    fn a_child_tells_how_it_ended() {
+        let mut process = Process::child(sleeper()).expect("watch");
+        assert_eq!(process.ended().expect("poll"), None);
+        process.signal(Signal::TERM);
+        rustix::event::poll(&mut [PollFd::new(&process.pidfd(), PollFlags::IN)], None)
+            .expect("poll");
+        assert_eq!(process.ended().expect("poll"), Some(Ending::Signal(15)));
+    }
+
+    #[test]
+    fn adoption_wants_the_same_process() {
+        let mut child = sleeper();
+        let identity = Identity::of(child.id()).expect("identity");
+        let impostor = Identity {
+            started: identity.started + 1,
+            ..identity
+        };
+        assert!(Process::adopt(impostor).expect("adopt").is_none());
+        let mut adopted = Process::adopt(identity).expect("adopt").expect("runs");
+        adopted.kill();
+        child.wait().expect("wait");
+        assert_eq!(adopted.ended().expect("poll"), Some(Ending::Gone));
+        assert!(Process::adopt(identity).expect("adopt").is_none());
+    }
+
+    #[test]
+    fn no_pid_is_no_process() {
+        for pid in [0, u32::MAX] {
+            assert!(Process::adopt(Identity { pid, started: 1 }).is_err());
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Starting a worker: through a trampoline, a short-lived exec of this program that makes the process what a worker
+//! expects to be (systemd's protocol names the worker's own pid) and then becomes the command.
+
+use super::account::Account;
+use super::process::Process;
+use command_fds::{CommandFdExt, FdMapping};
+use serde::{Deserialize, Serialize};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+/// The number of a worker's first listener (systemd's `SD_LISTEN_FDS_START`).
+pub const FIRST_FD: u32 = 3;
+/// The argument that makes this program a trampoline; the next one is an [`Order`] in JSON.
+pub const TRAMPOLINE: &str = "__exec-worker";
+/// Variables that speak to this process, not to its workers.
+const OURS: [&str; 7] = [
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_FDNAMES",
+    "MAINPID",
+];
+
+/// What the trampoline is to do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Order {
+    /// The worker's slot, its `WAKEONE_SLOT`.
+    pub slot: usize,
+    /// A name for each listener (`LISTEN_FDNAMES`); the listeners are descriptors 3, 4, …
+    pub names: Vec<String>,
+    /// Who to become; `None` stays who we are.
+    pub account: Option<Account>,
+    /// Capabilities that the worker keeps, as `CAP_NET_RAW`.
+    pub keep_caps: Vec<String>,
+    /// The soft limit of descriptors to give back (ours is raised).
+    pub descriptors: Option<u64>,
+    /// The command and its arguments, placeholders filled in.
+    pub command: Vec<String>,
+}
+
+/// Why a worker could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The trampoline could not be started.
+    #[error("cannot start a process: {0}")]
+    Process(#[from] io::Error),
+    /// The trampoline could not become the command, and says why.
+    #[error("{0}")]
+    Exec(String),
+}
+
+/// Starts a worker and returns when it runs its command.
+///
+/// The worker leads a process group of its own, so that a ^C of the terminal reaches only the supervisor, which then
+/// drains first. Its standard input is empty.
+///
+/// # Errors
+/// No process can be started, or it cannot become the command: the reason is a sentence.
+pub fn spawn(order: &Order, listeners: &[OwnedFd]) -> Result<Process, SpawnError> {
+    let (mut reasons, report) = io::pipe()?;
+    let mut mappings = Vec::with_capacity(listeners.len() + 1);
+    for (child_fd, listener) in (FIRST_FD as i32..).zip(listeners) {
+        mappings.push(FdMapping {
+            parent_fd: listener.try_clone()?,
+            child_fd,
+        });
+    }
+    mappings.push(FdMapping {
+        parent_fd: report.into(),
+        child_fd: report_fd(listeners.len()) as i32,
+    });
+
+    let order = serde_json::to_string(order).map_err(io::Error::from)?;
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .args([TRAMPOLINE, &order])
+        .stdin(Stdio::null())
+        .process_group(0);
+    for name in OURS {
+        command.env_remove(name);
+    }
+    command.fd_mappings(mappings).map_err(io::Error::other)?;
+    let child = command.spawn()?;
+    drop(command); // our copy of the report pipe's end
+    let process = Process::child(child)?;
+
+    // The pipe closes on exec: nothing to read means that the command runs.
+    let mut reason = String::new();
+    reasons.read_to_string(&mut reason)?;
+    if reason.is_empty() {
+        return Ok(process);
+    }
+    process.kill();
+    let mut process = process;
+    while process.ended()?.is_none() {
+        std::thread::yield_now();
+    }
+    Err(SpawnError::Exec(reason))
+}
+
+/// The descriptor on which the trampoline reports a failure: the first after the listeners.
+pub fn report_fd(listeners: usize) -> u32 {
+    FIRST_FD + listeners as u32
+}
+
+/// Fills `{fd}` (the first listener's number), `{fd1}`, `{fd2}`, … (the first's, the second's, …) and `{slot}`.
+///
+/// # Errors
+/// A listener is named that there is not.
+pub fn fill(argument: &str, slot: usize, listeners: usize) -> Result<String, String> {
+    let mut filled = String::with_capacity(argument.len());
+    let mut rest = argument;
+    while let Some(start) = rest.find('{') {
+        filled.push_str(&rest[..start]);
+        rest = &rest[start..];
+        let placeholder = rest.find('}').map(|end| &rest[..=end]).unwrap_or(rest);
+        match value(placeholder, slot, listeners)? {
+            Some(value) => {
+                filled.push_str(&value);
+                rest = &rest[placeholder.len()..];
+            }
+            None => {
+                filled.push('{');
+                rest = &rest[1..];
+            }
+        }
+    }
+    filled.push_str(rest);
+    Ok(filled)
+}
+
+/// The value of a placeholder; `None` for other text in braces.
+fn value(placeholder: &str, slot: usize, listeners: usize) -> Result<Option<String>, String> {
+    let Some(name) = placeholder
+        .strip_prefix('{')
+        .and_then(|rest| rest.strip_suffix('}'))
+    else {
+        return Ok(None);
+    };
+    if name == "slot" {
+        return Ok(Some(slot.to_string()));
+    }
+    match name.strip_prefix("fd") {
+        Some("") => Ok(Some(FIRST_FD.to_string())),
+        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+            match digits.parse::<usize>() {
+                Ok(nth) if (1..=listeners).contains(&nth) => {
+                    Ok(Some((FIRST_FD as usize + nth - 1).to_string()))
+                }
+                _ => Err(format!(
+                    "`{placeholder}` names a listener that there is not: {listeners} -l given, so {{fd1}} to {{fd{listeners}}}"
+                )),
+            }
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Whether the command names the `nth` listener (from 1).
+pub fn mentions(command: &[String], nth: usize) -> bool {
+    let name = format!("{{fd{nth}}}");
+    command
+        .iter()
+        .any(|argument| argument.contains(&name) || (nth == 1 && argument.contains("{fd}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placeholders_are_filled() {
+        let table = [
+            ("fd://{fd}", "fd://3"),
+            ("{fd1},{fd2},{fd3}", "3,4,5"),
+            ("log-{slot}.txt", "log-7.txt"),
+            ("{slot}{fd}{slot}", "737"),
+            ("{}", "{}"),
+            ("{", "{"),
+            ("}{", "}{"),
+            ("{fd", "{fd"),
+            ("{ fd }", "{ fd }"),
+            ("{{fd}}", "{3}"),
+            ("{\"fd\": {fd}}", "{\"fd\": 3}"),
+            ("{fdx}", "{fdx}"),
+            ("ü{fd}ü", "ü3ü"),
+        ];
+        for (argument, filled) in table {
+            assert_eq!(fill(argument, 7, 3).as_deref(), Ok(filled), "{argument}");
+        }
+    }
+
+    #[test]
+    fn listeners_that_are_not_there_are_refused() {
+        for argument in ["{fd0}", "{fd4}", "a{fd99999999999999999999}b"] {
+            let error = fill(argument, 0, 3).expect_err(argument);
+            assert!(error.contains("{fd1} to {fd3}"), "{error}");
+        }
+    }
+
+    #[test]
+    fn mentions_counts_fd_as_the_first() {
+        let command = ["server".to_owned(), "--fds={fd},{fd3}".to_owned()];
+        assert_eq!(
+            [1, 2, 3].map(|nth| mentions(&command, nth)),
+            [true, false, true]
+        );
+    }
+}

@@ -1,0 +1,198 @@
+//! What runs between fork and the worker's command: gives up what is the supervisor's, and becomes the command.
+
+use super::account::Account;
+use super::spawn::{Order, report_fd};
+use caps::{CapSet, Capability, CapsHashSet};
+use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use wakeone_kernel::inherit;
+
+/// Carries out an order (JSON); returns only if that failed. The reason has then been told to the supervisor.
+pub fn exec(order: &str) -> String {
+    let order: Order = match serde_json::from_str(order) {
+        Ok(order) => order,
+        Err(error) => {
+            return format!(
+                "this is a hidden part of `wakeone run`, not a command to type ({error})"
+            );
+        }
+    };
+    // Opened by its name, so that no descriptor need be taken over by number; it closes itself on exec.
+    let report = File::options()
+        .write(true)
+        .open(format!("/proc/self/fd/{}", report_fd(order.names.len())));
+    let Err(reason) = become_worker(&order);
+    if let Ok(mut report) = report {
+        let _ = report.write_all(reason.as_bytes());
+    }
+    reason
+}
+
+/// Carries out the order, step by step; the steps that need privileges come before those that give them up.
+fn become_worker(order: &Order) -> Result<std::convert::Infallible, String> {
+    let keep = kept_capabilities(&order.keep_caps)?;
+    inherit::default_signals().map_err(|error| format!("cannot reset signals: {error}"))?;
+    inherit::cloexec_from(report_fd(order.names.len())).map_err(|error| {
+        format!("cannot keep our descriptors from the worker (close_range, Linux 5.11): {error}")
+    })?;
+    if let Some(soft) = order.descriptors {
+        let limit = Rlimit {
+            current: Some(soft),
+            ..getrlimit(Resource::Nofile)
+        };
+        setrlimit(Resource::Nofile, limit)
+            .map_err(|error| format!("cannot set the limit of descriptors: {error}"))?;
+    }
+    let uid = order
+        .account
+        .as_ref()
+        .map_or(Uid::effective(), |account| Uid::from_raw(account.uid));
+    drop_bounding(&keep, uid)?;
+    if let Some(account) = &order.account {
+        become_account(account, &keep)?;
+    }
+    keep_ambient(&keep)?;
+    let (program, arguments) = order
+        .command
+        .split_first()
+        .ok_or("there is no command to run")?;
+    let error = Command::new(program)
+        .args(arguments)
+        .envs(environment(order))
+        .exec();
+    Err(exec_failure(program, &error))
+}
+
+fn environment(order: &Order) -> Vec<(String, String)> {
+    let mut variables = order
+        .account
+        .as_ref()
+        .map_or_else(Vec::new, |account| account.environment.clone());
+    variables.extend(
+        [
+            ("LISTEN_PID", std::process::id().to_string()),
+            ("LISTEN_FDS", order.names.len().to_string()),
+            ("LISTEN_FDNAMES", order.names.join(":")),
+            ("WAKEONE_SLOT", order.slot.to_string()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value)),
+    );
+    variables
+}
+
+fn exec_failure(program: &str, error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound if program.contains('/') => {
+            format!(
+                "there is no file `{program}` to run (or the interpreter that its first line names is missing)"
+            )
+        }
+        std::io::ErrorKind::NotFound => {
+            format!("there is no command `{program}` in PATH; give its path, or correct the name")
+        }
+        std::io::ErrorKind::PermissionDenied => {
+            format!(
+                "`{program}` may not be executed; look at its mode with `ls -l`, and at --user if you gave one"
+            )
+        }
+        _ => format!("cannot run `{program}`: {error}"),
+    }
+}
+
+/// The capabilities of `--keep-cap`, in any usual spelling: `net_raw`, `CAP_NET_RAW`.
+pub fn kept_capabilities(names: &[String]) -> Result<CapsHashSet, String> {
+    let parse = |name: &String| {
+        let upper = name.to_ascii_uppercase();
+        let canonical = if upper.starts_with("CAP_") {
+            upper
+        } else {
+            format!("CAP_{upper}")
+        };
+        canonical.parse::<Capability>().map_err(|_| {
+            format!("there is no capability `{name}`; `man 7 capabilities` lists them")
+        })
+    };
+    names.iter().map(parse).collect()
+}
+
+/// Takes from the bounding set what the worker shall not have, so that exec gives it to nobody, root included.
+///
+/// Without CAP_SETPCAP that is refused; then a worker that is not root still gets nothing at exec, but root would.
+fn drop_bounding(keep: &CapsHashSet, uid: Uid) -> Result<(), String> {
+    let bounding = caps::read(None, CapSet::Bounding)
+        .map_err(|error| format!("cannot read the capabilities: {error}"))?;
+    for cap in bounding.difference(keep) {
+        if let Err(error) = caps::drop(None, CapSet::Bounding, *cap)
+            && uid.is_root()
+        {
+            return Err(format!(
+                "cannot take {cap} from the worker ({error}); allow us CAP_SETPCAP, or run workers as another user with --user"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn become_account(account: &Account, keep: &CapsHashSet) -> Result<(), String> {
+    let failed = |what: &str| {
+        let what = format!("cannot {what} for the worker");
+        move |error: nix::Error| format!("{what}: {error}; that needs CAP_SETUID and CAP_SETGID")
+    };
+    if !keep.is_empty() {
+        caps::securebits::set_keepcaps(true)
+            .map_err(|error| format!("cannot keep capabilities: {error}"))?;
+    }
+    let groups: Vec<Gid> = account.groups.iter().copied().map(Gid::from_raw).collect();
+    setgroups(&groups).map_err(failed("set the supplementary groups"))?;
+    setgid(Gid::from_raw(account.gid)).map_err(failed("set the group"))?;
+    setuid(Uid::from_raw(account.uid)).map_err(failed("set the user"))
+}
+
+/// Empties the inheritable and ambient sets, or fills them with what the worker keeps.
+fn keep_ambient(keep: &CapsHashSet) -> Result<(), String> {
+    let failed = |error: caps::errors::CapsError| {
+        let names: Vec<String> = keep.iter().map(ToString::to_string).collect();
+        if names.is_empty() {
+            format!("cannot drop capabilities: {error}")
+        } else {
+            format!("cannot keep {}: {error}", names.join(", "))
+        }
+    };
+    caps::clear(None, CapSet::Ambient).map_err(failed)?;
+    caps::set(None, CapSet::Inheritable, keep).map_err(failed)?;
+    for cap in keep {
+        caps::raise(None, CapSet::Ambient, *cap).map_err(failed)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_in_any_spelling() {
+        let names = ["net_raw", "CAP_NET_RAW", "Net_Bind_Service"].map(str::to_owned);
+        let kept = kept_capabilities(&names).expect("known");
+        assert_eq!(
+            kept,
+            [Capability::CAP_NET_RAW, Capability::CAP_NET_BIND_SERVICE]
+                .into_iter()
+                .collect()
+        );
+        assert!(
+            kept_capabilities(&["fly".to_owned()])
+                .expect_err("unknown")
+                .contains("`fly`")
+        );
+    }
+
+    #[test]
+    fn an_order_that_is_none_is_refused() {
+        assert!(exec("{}").contains("hidden part"));
+    }
+}
