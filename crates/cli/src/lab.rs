@@ -58,6 +58,9 @@ struct RunArgs {
     /// Seed of arrivals and order
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
+    /// Only variants with this in their name; repeatable
+    #[arg(long, value_name = "PART")]
+    only: Vec<String>,
     /// Write the result as JSON, after docs/schema/lab-result.schema.json (one experiment only; - is stdout)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -82,7 +85,12 @@ struct ReportArgs {
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The page to write
-    #[arg(short, long, default_value = "wakeone-report.html", value_name = "FILE")]
+    #[arg(
+        short,
+        long,
+        default_value = "wakeone-report.html",
+        value_name = "FILE"
+    )]
     output: PathBuf,
     /// Where results are kept [default: the state directory of the user]
     #[arg(long, value_name = "DIR")]
@@ -116,7 +124,11 @@ fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     for card in cards {
-        writeln!(out, "{:<14} {}\n{:14} {}\n{:14} [{}]", card.name, card.title, "", card.question, "", card.source.short)?;
+        writeln!(
+            out,
+            "{:<14} {}\n{:14} {}\n{:14} [{}]",
+            card.name, card.title, "", card.question, "", card.source.short
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -129,7 +141,10 @@ fn chosen(names: &[String]) -> Result<Vec<&'static dyn Experiment>, Error> {
     let mut chosen: Vec<&'static dyn Experiment> = Vec::new();
     for name in names {
         let experiment = find(name)?;
-        if !chosen.iter().any(|c| c.card().name == experiment.card().name) {
+        if !chosen
+            .iter()
+            .any(|c| c.card().name == experiment.card().name)
+        {
             chosen.push(experiment);
         }
     }
@@ -145,11 +160,19 @@ fn run_all(args: &RunArgs) -> anyhow::Result<ExitCode> {
         }
     };
     if experiments.len() > 1 && args.json.is_some() {
-        eprintln!("wakeone: --json takes one experiment, {} were asked for; each result is kept as a file all the same", experiments.len());
+        eprintln!(
+            "wakeone: --json takes one experiment, {} were asked for; each result is kept as a file all the same",
+            experiments.len()
+        );
         return Ok(ExitCode::from(2));
     }
     let cancel = cancel_on_signals()?;
-    let settings = Settings { quick: args.quick, rounds: args.rounds.map(|r| r as usize), seed: args.seed };
+    let settings = Settings {
+        quick: args.quick,
+        rounds: args.rounds.map(|r| r as usize),
+        seed: args.seed,
+        only: args.only.clone(),
+    };
     let store = store(args.results.as_ref());
     let mut outcomes = Vec::new();
     for experiment in experiments {
@@ -179,7 +202,11 @@ fn show(experiment: &dyn Experiment, outcome: &Outcome, args: &RunArgs) -> anyho
     if let Some(path) = &args.json {
         store::write_json(path, outcome)?;
     }
-    write!(out, "{}", text::render(experiment, outcome, terminal_width()))?;
+    write!(
+        out,
+        "{}",
+        text::render(experiment, outcome, terminal_width())
+    )?;
     Ok(())
 }
 
@@ -196,10 +223,19 @@ fn write_page(path: &PathBuf, outcomes: &[Outcome]) -> anyhow::Result<()> {
 fn verdict(outcomes: &[Outcome], check: bool) -> ExitCode {
     let failed: Vec<String> = outcomes
         .iter()
-        .flat_map(|o| o.expectations.iter().filter(|e| !e.holds).map(|e| format!("{}: {}", o.experiment, e.name)))
+        .flat_map(|o| {
+            o.expectations
+                .iter()
+                .filter(|e| !e.holds)
+                .map(|e| format!("{}: {}", o.experiment, e.name))
+        })
         .collect();
     if check && !failed.is_empty() {
-        eprintln!("wakeone: {} expectations do not hold: {}", failed.len(), failed.join(", "));
+        eprintln!(
+            "wakeone: {} expectations do not hold: {}",
+            failed.len(),
+            failed.join(", ")
+        );
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
@@ -210,10 +246,16 @@ fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
     let outcomes = if args.files.is_empty() {
         store.all()?
     } else {
-        args.files.iter().map(|f| store::read(f)).collect::<Result<_, _>>()?
+        args.files
+            .iter()
+            .map(|f| store::read(f))
+            .collect::<Result<_, _>>()?
     };
     if outcomes.is_empty() {
-        bail!("there is no result in {} to report on; `wakeone lab run all` makes them", store.directory().display());
+        bail!(
+            "there is no result in {} to report on; `wakeone lab run all` makes them",
+            store.directory().display()
+        );
     }
     store::write(&args.output, &html::report(&in_reading_order(outcomes))?)?;
     eprintln!("page written to {}", args.output.display());
@@ -222,7 +264,12 @@ fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
 
 /// Results in the order of `wakeone lab list`, the unknown ones last.
 fn in_reading_order(mut outcomes: Vec<Outcome>) -> Vec<Outcome> {
-    let place = |o: &Outcome| experiments::all().iter().position(|e| e.card().name == o.experiment).unwrap_or(usize::MAX);
+    let place = |o: &Outcome| {
+        experiments::all()
+            .iter()
+            .position(|e| e.card().name == o.experiment)
+            .unwrap_or(usize::MAX)
+    };
     outcomes.sort_by_key(place);
     outcomes
 }

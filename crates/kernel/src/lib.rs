@@ -4,4 +4,5 @@
 pub mod fork;
 pub mod inherit;
 pub mod inherited;
+pub mod run_stats;
 pub mod stop;

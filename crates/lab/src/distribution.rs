@@ -85,18 +85,18 @@ impl Distribution {
         rows
     }
 
-    /// Points `(share of values that are at most this large, value)` of the cumulative distribution, rising.
-    pub fn cumulative(&self) -> Vec<(f64, f64)> {
+    /// The quantile function as a line: points `(share of values that are at most this large, value)`, rising. Within a
+    /// bucket it goes from the lower border to the upper one; between buckets it jumps.
+    pub fn quantiles(&self) -> Vec<(f64, f64)> {
         let total = self.total().max(1) as f64;
         let mut sum = 0;
-        self.upper
-            .iter()
-            .zip(&self.count)
-            .map(|(&upper, &count)| {
-                sum += count;
-                (sum as f64 / total, upper)
-            })
-            .collect()
+        let mut points = Vec::with_capacity(2 * self.upper.len());
+        for (&upper, &count) in self.upper.iter().zip(&self.count) {
+            points.push((sum as f64 / total, upper * (-1.0 / STEPS).exp2()));
+            sum += count;
+            points.push((sum as f64 / total, upper));
+        }
+        points
     }
 }
 
@@ -144,9 +144,10 @@ mod tests {
     }
 
     #[test]
-    fn cumulative_ends_at_one() {
-        let points = of(&[1.0, 2.0, 4.0, 8.0]).cumulative();
-        assert_eq!(points.last().unwrap().0, 1.0);
-        assert!(points.iter().all(|(share, _)| (0.0..=1.0).contains(share)));
+    fn quantiles_jump_over_empty_buckets() {
+        let points = of(&[1.0, 1.0, 1.0, 64.0]).quantiles();
+        assert_eq!(points.len(), 4);
+        assert_eq!((points[1].0, points[2].0, points[3].0), (0.75, 0.75, 1.0));
+        assert!(points[1].1 < 1.2 && points[2].1 > 50.0, "{points:?}");
     }
 }

@@ -46,6 +46,8 @@ pub struct Settings {
     pub rounds: Option<usize>,
     /// Seed of arrivals and of the order of variants.
     pub seed: u64,
+    /// Only the variants whose name contains one of these; none: all. Expectations on the others do not hold then.
+    pub only: Vec<String>,
 }
 
 /// One variant to measure.

@@ -73,6 +73,13 @@ pub enum Kind {
         /// One line each.
         series: Vec<(Style, Distribution)>,
     },
+    /// Histograms in powers of two one over the other, on one axis: each column is a doubling.
+    Doublings {
+        /// Unit of the lower borders.
+        unit: String,
+        /// `(lower border, count)` of each.
+        rows: Vec<(Style, Vec<(u64, u64)>)>,
+    },
     /// Horizontal bars with the range of the rounds.
     Bars {
         /// Unit of the values.

@@ -33,6 +33,7 @@ pub fn run(
     if let Some(rounds) = settings.rounds {
         design.rounds = rounds;
     }
+    narrow(&mut design, settings)?;
     note_parameters(&mut design, settings);
     let watch = Watch::start();
     let mut points = store.points(card.name, &design.parameters);
@@ -66,6 +67,28 @@ pub fn run(
     let mut outcome = assemble(card.name, &design, points, watch);
     outcome.expectations = experiment.judge(&outcome);
     Ok(outcome)
+}
+
+/// Keeps the variants that the user asked for.
+fn narrow(design: &mut Design, settings: &Settings) -> Result<(), Error> {
+    if settings.only.is_empty() {
+        return Ok(());
+    }
+    let all: Vec<String> = design.arms.iter().map(|a| a.name.clone()).collect();
+    design
+        .arms
+        .retain(|arm| settings.only.iter().any(|part| arm.name.contains(part)));
+    if design.arms.is_empty() {
+        return Err(Error::Missing(format!(
+            "no variant has {} in its name; there are {}",
+            settings.only.join(" or "),
+            all.join(", ")
+        )));
+    }
+    design
+        .parameters
+        .insert("only".into(), settings.only.join(" ").into());
+    Ok(())
 }
 
 fn note_parameters(design: &mut Design, settings: &Settings) {
@@ -352,7 +375,7 @@ mod tests {
             vec![Expectation::new(
                 "ratio",
                 "b is 1.5 a",
-                "",
+                "arithmetic",
                 outcome.ratio("b/a"),
                 |r| (r - 1.5).abs() < 1e-9,
             )]
@@ -412,6 +435,44 @@ mod tests {
                 .any(|w| w.contains("x/a")),
             "a tenfold spread is said"
         );
+    }
+
+    #[test]
+    fn a_result_follows_the_published_schema_and_a_spoiled_one_does_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let cancel = AtomicBool::new(false);
+        let store = Store::at(directory.path());
+        let outcome = run(&recorder(None), &Settings::default(), &store, &cancel).unwrap();
+        let schema: serde_json::Value = serde_json::from_str(crate::result::SCHEMA_TEXT).unwrap();
+        let validator = jsonschema::draft202012::new(&schema).unwrap();
+        let good = serde_json::to_value(&outcome).unwrap();
+        let errors: Vec<String> = validator
+            .iter_errors(&good)
+            .map(|e| e.to_string())
+            .collect();
+        assert!(errors.is_empty(), "{errors:?}");
+        let spoil: [(&str, serde_json::Value); 7] = [
+            ("/schema", "other/1".into()),
+            ("/variants", serde_json::json!([])),
+            ("/variants/0/metrics/m/values", serde_json::json!(["1"])),
+            ("/variants/0/name", "Not A Name".into()),
+            ("/expectations/0/measured", "much".into()),
+            ("/environment/steal_share", 2.into()),
+            ("/parameters/rounds", serde_json::Value::Null),
+        ];
+        for (place, value) in spoil {
+            let mut bad = good.clone();
+            *bad.pointer_mut(place).unwrap() = value;
+            assert!(!validator.is_valid(&bad), "{place}");
+        }
+        for name in ["commit", "environment", "comparisons", "expectations"] {
+            let mut bad = good.clone();
+            bad.as_object_mut().unwrap().remove(name);
+            assert!(!validator.is_valid(&bad), "{name} missing");
+        }
+        let mut bad = good;
+        bad["surplus"] = 1.into();
+        assert!(!validator.is_valid(&bad));
     }
 
     #[test]

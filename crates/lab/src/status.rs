@@ -102,21 +102,28 @@ fn active(status: &Value, address: SocketAddr) -> Result<u64, Error> {
         })
 }
 
-/// How often a BPF program of the group has run and how long all of that took, in ns; the program whose name starts with
-/// `name`. None where the kernel counted nothing.
-pub fn program(status: &Value, address: SocketAddr, name: &str) -> Option<(u64, u64)> {
+/// How often the BPF programs of the group with `part` in their name have run, and how long all of that took in ns. None
+/// where the kernel counted nothing. (The kernel cuts names after 15 characters.)
+pub fn program(status: &Value, address: SocketAddr, part: &str) -> Option<(u64, u64)> {
     let of = |value: &Value| value.get("programs").and_then(Value::as_array).cloned();
     let programs = group(status, address)
         .ok()
         .and_then(of)
         .or_else(|| of(status))?;
-    let found = programs.iter().find(|p| {
+    let named = |p: &&Value| {
         p.get("name")
             .and_then(Value::as_str)
-            .is_some_and(|n| n.starts_with(name))
-    })?;
-    let number = |field: &str| found.get(field).and_then(Value::as_u64);
-    Some((number("run_cnt")?, number("run_time_ns")?))
+            .is_some_and(|n| n.contains(part))
+    };
+    let number = |p: &Value, field: &str| p.get(field).and_then(Value::as_u64);
+    let counts = programs
+        .iter()
+        .filter(named)
+        .map(|p| Some((number(p, "run_cnt")?, number(p, "run_time_ns")?)));
+    counts
+        .collect::<Option<Vec<_>>>()?
+        .into_iter()
+        .reduce(|a, b| (a.0 + b.0, a.1 + b.1))
 }
 
 #[cfg(test)]
@@ -128,7 +135,8 @@ mod tests {
         json!({"groups": [
             {"listen": "127.0.0.1:1", "slots": [{"active": 7}]},
             {"listen": ["127.0.0.1:2"], "slots": [{"slot": 0, "active": 1}, {"slot": 1, "active": 2}],
-             "programs": [{"name": "dispatch", "run_cnt": 10, "run_time_ns": 2000}]},
+             "programs": [{"name": "wakeone_dispatc", "run_cnt": 10, "run_time_ns": 2000},
+                          {"name": "wakeone_dispat2", "run_cnt": 0, "run_time_ns": 0}]},
         ]})
     }
 
@@ -155,7 +163,7 @@ mod tests {
     #[test]
     fn programs() {
         assert_eq!(
-            program(&status(), "127.0.0.1:2".parse().unwrap(), "dispatch"),
+            program(&status(), "127.0.0.1:2".parse().unwrap(), "dispat"),
             Some((10, 2000))
         );
         assert_eq!(

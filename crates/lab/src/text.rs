@@ -49,7 +49,7 @@ fn closing(text: &mut String, card: &Card, outcome: &Outcome, width: usize) {
         heading(text, "Expectations", '-');
         for e in &outcome.expectations {
             let mark = if e.holds { "holds" } else { "FAILS" };
-            let measured = e.measured.map_or_else(|| "not measured".into(), number);
+            let measured = e.measured.map_or_else(|| "not".into(), number);
             paragraph_hanging(
                 text,
                 &format!("{mark}  {}: {measured} measured  [{}]", e.claim, e.source),

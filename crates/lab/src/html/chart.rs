@@ -79,6 +79,7 @@ pub fn draw(kind: &Kind, width: u32) -> Result<String, Error> {
         let area = SVGBackend::with_string(&mut svg, (width, height)).into_drawing_area();
         match kind {
             Kind::Percentiles { unit, series } => percentiles(&area, unit, series, width)?,
+            Kind::Doublings { unit, rows } => doublings(&area, unit, rows, width)?,
             Kind::Bars { unit, bars, log } => draw_bars(&area, unit, bars, *log, width)?,
             Kind::Shares { rows } => shares(&area, rows, width)?,
             Kind::Lines { x, y, log, series } => lines(&area, (x, y), *log, series, width)?,
@@ -112,6 +113,7 @@ fn height(kind: &Kind, width: u32) -> u32 {
                 380
             }
         }
+        Kind::Doublings { rows, .. } => rows.len() as u32 * RIDGE as u32 + 46,
         Kind::Bars { bars, .. } => bars.len() as u32 * 40 + 30,
         Kind::Shares { rows } => rows.len() as u32 * 46 + 24,
     }
@@ -134,15 +136,12 @@ fn percentiles(
     let drawn: Vec<Line<'_>> = series
         .iter()
         .map(|(style, distribution)| {
-            // A bucket's upper border is where its share is reached; beyond the last nine there is too little to tell.
-            let points = distribution
-                .cumulative()
-                .into_iter()
-                .map(|(share, value)| (-(1.0 - share).max(1e-9).log10(), value.log2()));
-            let mut points: Vec<(f64, f64)> = points.collect();
-            if let Some(first) = points.first().copied() {
-                points.insert(0, (0.0, first.1));
-            }
+            // Beyond the last nine there is too little to tell.
+            let nines = |share: f64| -(1.0 - share).max(1e-9).log10();
+            let points = distribution.quantiles().into_iter();
+            let points = points
+                .map(|(share, value)| (nines(share), value.log2()))
+                .collect();
             Line {
                 style,
                 points: clip(points, NINES),
@@ -169,11 +168,22 @@ fn percentiles(
         x_ticks: 4,
         y_ticks: ((high - low) as usize + 1).clamp(2, 12),
         x_label: &nine,
-        y_label: &|y: &f64| number(y.exp2()),
+        y_label: &|y: &f64| power_of_two(*y),
         x_name: "share of requests that were at most this slow",
         y_name: unit,
+        marks: false,
     };
     axes.draw(area, &drawn, width)
+}
+
+/// 2^y without a trail of zeros.
+fn power_of_two(y: f64) -> String {
+    let value = y.exp2();
+    if value >= 1.0 {
+        format!("{value:.0}")
+    } else {
+        number(value)
+    }
 }
 
 /// Ends a curve at `limit`, with a point there.
@@ -225,6 +235,7 @@ fn lines(
         y_label: &label,
         x_name: names.0,
         y_name: names.1,
+        marks: true,
     };
     axes.draw(area, &drawn, width)
 }
@@ -239,6 +250,8 @@ struct Axes<'a> {
     y_label: &'a dyn Fn(&f64) -> String,
     x_name: &'a str,
     y_name: &'a str,
+    /// Dots at the points: where each is a measurement.
+    marks: bool,
 }
 
 impl Axes<'_> {
@@ -261,7 +274,7 @@ impl Axes<'_> {
             &text_style(MUTED, HPos::Left, VPos::Top),
         )?;
         let mut chart = ChartBuilder::on(&plot)
-            .margin_right(if narrow { 14 } else { labels + 22 })
+            .margin_right(if narrow { 26 } else { labels + 22 })
             .margin_top(6)
             .x_label_area_size(44)
             .y_label_area_size(48)
@@ -283,7 +296,7 @@ impl Axes<'_> {
             .draw()
             .map_err(failed)?;
         for line in lines {
-            draw_line(&mut chart, line)?;
+            draw_line(&mut chart, line, self.marks)?;
         }
         let ends: Vec<(i32, i32)> = lines
             .iter()
@@ -304,6 +317,7 @@ fn draw_line<'a, 'b>(
         Cartesian2d<plotters::coord::types::RangedCoordf64, plotters::coord::types::RangedCoordf64>,
     >,
     line: &Line<'_>,
+    marks: bool,
 ) -> Result<(), Error> {
     let points = line.points.iter().copied();
     let ink = colour(line.style);
@@ -316,8 +330,7 @@ fn draw_line<'a, 'b>(
             .draw_series(LineSeries::new(points, ink.stroke_width(2)))
             .map_err(failed)?;
     }
-    // A curve of few points shows where they are.
-    if line.points.len() <= 30 && !line.style.published && line.points.len() > 1 {
+    if marks && line.points.len() <= 30 && !line.style.published {
         chart
             .draw_series(line.points.iter().map(|p| Circle::new(*p, 3, ink.filled())))
             .map_err(failed)?;
@@ -389,6 +402,100 @@ fn key(area: &Area<'_>, lines: &[Line<'_>]) -> Result<(), Error> {
         )?;
     }
     Ok(())
+}
+
+/// Height of one histogram of [`doublings`], its label included.
+const RIDGE: i32 = 78;
+
+/// Histograms one over the other; a column is a doubling, its height the share of all that fell into it.
+fn doublings(
+    area: &Area<'_>,
+    unit: &str,
+    rows: &[(Style, Vec<(u64, u64)>)],
+    width: u32,
+) -> Result<(), Error> {
+    let filled = |row: &[(u64, u64)]| {
+        row.iter()
+            .filter(|(_, n)| *n > 0)
+            .map(|r| r.0)
+            .collect::<Vec<u64>>()
+    };
+    let borders: Vec<u64> = rows.iter().flat_map(|(_, row)| filled(row)).collect();
+    let (low, high) = (
+        borders.iter().min().copied().unwrap_or(0),
+        borders.iter().max().copied().unwrap_or(1),
+    );
+    // Columns: [0,1) is column 0, [1,2) is 1, [2,4) is 2 …
+    let column = |border: u64| {
+        if border == 0 {
+            0
+        } else {
+            1 + border.ilog2() as i32
+        }
+    };
+    let columns = column(high) - column(low) + 1;
+    let step = f64::from(width as i32 - 4) / f64::from(columns);
+    let x = |c: i32| (f64::from(c) * step) as i32;
+    let most = rows
+        .iter()
+        .flat_map(|(_, r)| r.iter().map(|b| b.1 as f64 / total(r)))
+        .fold(0.0, f64::max);
+    for (i, (style, row)) in rows.iter().enumerate() {
+        let (top, base) = (i as i32 * RIDGE, (i as i32 + 1) * RIDGE - 4);
+        let ink = colour(style);
+        write(
+            area,
+            style.label.as_str(),
+            (0, top + 4),
+            &text_style(INK, HPos::Left, VPos::Top),
+        )?;
+        area.draw(&PathElement::new(
+            [(0, base), (width as i32, base)],
+            GRID.stroke_width(1),
+        ))
+        .map_err(failed)?;
+        for (border, count) in row.iter().filter(|(_, n)| *n > 0) {
+            let share = *count as f64 / total(row);
+            let rise = (share / most * f64::from(RIDGE - LINE - 14)).max(1.0) as i32;
+            let at = column(*border) - column(low);
+            let corners = [(x(at) + 1, base - rise), (x(at + 1) - 2, base)];
+            let fill = if style.published {
+                ink.mix(0.25).filled()
+            } else {
+                ink.filled()
+            };
+            area.draw(&Rectangle::new(corners, fill)).map_err(failed)?;
+            if style.published {
+                area.draw(&Rectangle::new(corners, ink.stroke_width(1)))
+                    .map_err(failed)?;
+            }
+        }
+    }
+    let bottom = rows.len() as i32 * RIDGE;
+    for c in 0..columns {
+        let border = if c + column(low) == 0 {
+            0
+        } else {
+            1u64 << (c + column(low) - 1)
+        };
+        write(
+            area,
+            border.to_string(),
+            (x(c), bottom),
+            &text_style(MUTED, HPos::Left, VPos::Top),
+        )?;
+    }
+    let note = format!("{unit}, to the next; height: share of requests");
+    write(
+        area,
+        note,
+        (0, bottom + LINE + 4),
+        &text_style(MUTED, HPos::Left, VPos::Top),
+    )
+}
+
+fn total(row: &[(u64, u64)]) -> f64 {
+    row.iter().map(|r| r.1).sum::<u64>().max(1) as f64
 }
 
 /// Horizontal bars, each under its label; published ones hollow.
@@ -472,7 +579,7 @@ fn draw_bars(
             &text_style(INK, HPos::Left, VPos::Center),
         )?;
     }
-    let scale = match (log, bars.iter().any(|b| b.range.is_some())) {
+    let scale = match (log, bars.iter().any(|b| b.range.is_some_and(|r| r.1 > r.0))) {
         (true, true) => "logarithmic; whiskers: all rounds",
         (true, false) => "logarithmic",
         (false, true) => "whiskers: all rounds",
@@ -528,7 +635,7 @@ fn shares(area: &Area<'_>, rows: &[(String, Vec<f64>)], width: u32) -> Result<()
             .map_err(failed)?;
         }
     }
-    let note = "a colour a worker; the thin lines are where even shares end";
+    let note = "a colour a worker; thin lines: even shares";
     write(
         area,
         note,
@@ -583,6 +690,10 @@ mod tests {
                     range: Some((2.0, 4.0)),
                 }],
                 log: true,
+            },
+            Kind::Doublings {
+                unit: "ms".into(),
+                rows: vec![(Style::ours("e", 3), vec![(0, 1), (1, 5), (2, 90), (4, 3)])],
             },
             Kind::Shares {
                 rows: vec![("c".into(), vec![0.25; 4])],

@@ -46,7 +46,7 @@ pub fn report(outcomes: &[Outcome]) -> Result<String, Error> {
             p.kicker { "Wakeone lab" }
             h1 { "The published experiments, measured here" }
             p.question { "Each connection wakes one worker: which one, how late, and at what price. Published figures beside ours." }
-            p { (outcomes.len()) " experiments; " strong { (holding) " of " (all) } " expectations hold." }
+            p { (outcomes.len()) @if outcomes.len() == 1 { " experiment; " } @else { " experiments; " } strong { (holding) " of " (all) } " expectations hold." }
         }
         nav {
             ol {

@@ -48,6 +48,7 @@ fn workload(outcome: &Outcome, name: &str, published: Option<&Published>) -> Vec
         Block::Chart(means(name, &variants, published)),
     ];
     if let Some(published) = published {
+        blocks.push(Block::Chart(doublings(name, &variants, published)));
         blocks.push(Block::Chart(deviations(&variants, published)));
     }
     blocks.push(Block::Table(shares_table(&variants)));
@@ -116,7 +117,10 @@ fn latencies(variants: &[(Way, &Variant)], published: Option<&Published>) -> Tab
         rows.push(Row::ours(cells));
     }
     Table {
-        caption: format!("Latency in ms; median of {rounds} rounds, min and max of all."),
+        caption: match rounds {
+            1 => "Latency in ms; one round.".into(),
+            n => format!("Latency in ms; median of {n} rounds, min and max of all."),
+        },
         head: std::iter::once("")
             .chain(COLUMNS.map(|(head, _)| head))
             .map(str::to_owned)
@@ -166,6 +170,38 @@ fn percentiles(name: &str, variants: &[(Way, &Variant)]) -> Chart {
         title: format!("{name}: how long the slowest wait."),
         note: "Lower is better. Every step to the right is ten times rarer; both axes are logarithmic.".into(),
         kind: Kind::Percentiles { unit: "latency, ms".into(), series: series.collect() },
+    }
+}
+
+/// The source's own kind of picture, for it and for us on one axis.
+fn doublings(name: &str, variants: &[(Way, &Variant)], published: &Published) -> Chart {
+    let whole = |curve: Vec<(f64, f64)>| {
+        curve
+            .into_iter()
+            .map(|(x, n)| (x as u64, n as u64))
+            .collect()
+    };
+    let theirs = |(series, way): &(&str, Way)| {
+        let style = Style::published(format!("published: {series}"), way.colour());
+        (style, whole(published.curve(series, "latency_histogram")))
+    };
+    let mut rows: Vec<(Style, Vec<(u64, u64)>)> = PUBLISHED.iter().map(theirs).collect();
+    let ours = |(way, v): &(Way, &Variant)| {
+        Some((
+            style(*way),
+            v.distributions.get("latency_ms")?.powers_of_two(),
+        ))
+    };
+    rows.extend(variants.iter().filter_map(ours));
+    Chart {
+        title: format!("{name}: how alike the waits are."),
+        note:
+            "One narrow peak is a server that one can rely on. Each column is twice the one before."
+                .into(),
+        kind: Kind::Doublings {
+            unit: "ms".into(),
+            rows,
+        },
     }
 }
 
