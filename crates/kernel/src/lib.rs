@@ -15,6 +15,7 @@ pub mod policy;
 pub mod process;
 pub mod process_mutex;
 pub mod ring;
+pub mod run_stats;
 pub mod schedule;
 pub mod shared_counter;
 pub mod socket;

@@ -1,0 +1,290 @@
+//! `wakeone lab`: run the published experiments here, and make pages of the results.
+
+use anyhow::bail;
+use clap::{Parser, Subcommand};
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use wakeone_lab::experiment::{Experiment, Settings, find};
+use wakeone_lab::store::{self, Store};
+use wakeone_lab::{Error, Outcome, experiments, html, runner, text};
+
+const EXAMPLES: &str = "\
+Examples:
+  wakeone lab list
+  wakeone lab run tills --quick
+  wakeone lab run tills --check --json tills.json --html tills.html
+  wakeone lab run all && wakeone lab report";
+
+/// Run the published experiments of this field here, beside their numbers
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Show which experiments there are and what each asks
+    List(ListArgs),
+    /// Run experiments by name, or all of them
+    Run(RunArgs),
+    /// Turn kept results into one self-contained HTML page
+    Report(ReportArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct ListArgs {
+    /// Print the list as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Parser)]
+#[command(after_help = "Example:\n  wakeone lab run tills --quick --check --html tills.html")]
+struct RunArgs {
+    /// Names as in `wakeone lab list`, or `all`
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+    /// Everything smaller, to see it work
+    #[arg(long)]
+    quick: bool,
+    /// How often each variant is measured [default: what the experiment needs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    rounds: Option<u64>,
+    /// Seed of arrivals and order
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+    /// Only variants with this in their name; repeatable
+    #[arg(long, value_name = "PART")]
+    only: Vec<String>,
+    /// Write the result as JSON, after docs/schema/lab-result.schema.json (one experiment only; - is stdout)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the result as one self-contained page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Exit with 1 if an expectation does not hold
+    #[arg(long)]
+    check: bool,
+    /// Begin anew, even where an interrupted run left finished points
+    #[arg(long)]
+    fresh: bool,
+    /// Where results are kept [default: the state directory of the user]
+    #[arg(long, value_name = "DIR")]
+    results: Option<PathBuf>,
+}
+
+#[derive(Debug, Parser)]
+#[command(after_help = "Example:\n  wakeone lab run all && wakeone lab report -o report.html")]
+struct ReportArgs {
+    /// Result files; none: all kept results
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The page to write
+    #[arg(
+        short,
+        long,
+        default_value = "wakeone-report.html",
+        value_name = "FILE"
+    )]
+    output: PathBuf,
+    /// Where results are kept [default: the state directory of the user]
+    #[arg(long, value_name = "DIR")]
+    results: Option<PathBuf>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// One sentence for the user.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.verb {
+        Verb::List(args) => list(&args),
+        Verb::Run(args) => run_all(&args),
+        Verb::Report(args) => report(&args),
+    }
+}
+
+fn store(directory: Option<&PathBuf>) -> Store {
+    Store::at(directory.cloned().unwrap_or_else(Store::default_directory))
+}
+
+fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
+    let cards = experiments::all().iter().map(|e| e.card());
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let all: Vec<serde_json::Value> = cards
+            .map(|c| serde_json::json!({"name": c.name, "title": c.title, "question": c.question, "source": c.source}))
+            .collect();
+        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for card in cards {
+        writeln!(
+            out,
+            "{:<14} {}\n{:14} {}\n{:14} [{}]",
+            card.name, card.title, "", card.question, "", card.source.short
+        )?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The experiments that the names mean, each once.
+fn chosen(names: &[String]) -> Result<Vec<&'static dyn Experiment>, Error> {
+    if names.iter().any(|n| n == "all") {
+        return Ok(experiments::all().to_vec());
+    }
+    let mut chosen: Vec<&'static dyn Experiment> = Vec::new();
+    for name in names {
+        let experiment = find(name)?;
+        if !chosen
+            .iter()
+            .any(|c| c.card().name == experiment.card().name)
+        {
+            chosen.push(experiment);
+        }
+    }
+    Ok(chosen)
+}
+
+fn run_all(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let experiments = match chosen(&args.names) {
+        Ok(chosen) => chosen,
+        Err(error) => {
+            eprintln!("wakeone: {error}");
+            return Ok(ExitCode::from(2));
+        }
+    };
+    if experiments.len() > 1 && args.json.is_some() {
+        eprintln!(
+            "wakeone: --json takes one experiment, {} were asked for; each result is kept as a file all the same",
+            experiments.len()
+        );
+        return Ok(ExitCode::from(2));
+    }
+    let cancel = cancel_on_signals()?;
+    let settings = Settings {
+        quick: args.quick,
+        rounds: args.rounds.map(|r| r as usize),
+        seed: args.seed,
+        only: args.only.clone(),
+    };
+    let store = store(args.results.as_ref());
+    let mut outcomes = Vec::new();
+    for experiment in experiments {
+        if args.fresh {
+            store.forget_points(experiment.card().name);
+        }
+        let outcome = runner::run(experiment, &settings, &store, &cancel)?;
+        let kept = store.keep(&outcome)?;
+        show(experiment, &outcome, args)?;
+        eprintln!("kept as {}", kept.display());
+        outcomes.push(outcome);
+    }
+    if let Some(path) = &args.html {
+        write_page(path, &outcomes)?;
+    }
+    Ok(verdict(&outcomes, args.check))
+}
+
+/// The result as text on stdout; as JSON there instead where the user asked for `--json -`.
+fn show(experiment: &dyn Experiment, outcome: &Outcome, args: &RunArgs) -> anyhow::Result<()> {
+    let to_stdout = args.json.as_ref().is_some_and(|p| p.as_os_str() == "-");
+    let mut out = std::io::stdout().lock();
+    if to_stdout {
+        writeln!(out, "{}", serde_json::to_string_pretty(outcome)?)?;
+        return Ok(());
+    }
+    if let Some(path) = &args.json {
+        store::write_json(path, outcome)?;
+    }
+    write!(
+        out,
+        "{}",
+        text::render(experiment, outcome, terminal_width())
+    )?;
+    Ok(())
+}
+
+fn write_page(path: &PathBuf, outcomes: &[Outcome]) -> anyhow::Result<()> {
+    let page = match outcomes {
+        [one] => html::page(find(&one.experiment)?, one)?,
+        many => html::report(many)?,
+    };
+    store::write(path, &page)?;
+    eprintln!("page written to {}", path.display());
+    Ok(())
+}
+
+fn verdict(outcomes: &[Outcome], check: bool) -> ExitCode {
+    let failed: Vec<String> = outcomes
+        .iter()
+        .flat_map(|o| {
+            o.expectations
+                .iter()
+                .filter(|e| !e.holds)
+                .map(|e| format!("{}: {}", o.experiment, e.name))
+        })
+        .collect();
+    if check && !failed.is_empty() {
+        eprintln!(
+            "wakeone: {} expectations do not hold: {}",
+            failed.len(),
+            failed.join(", ")
+        );
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
+    let store = store(args.results.as_ref());
+    let outcomes = if args.files.is_empty() {
+        store.all()?
+    } else {
+        args.files
+            .iter()
+            .map(|f| store::read(f))
+            .collect::<Result<_, _>>()?
+    };
+    if outcomes.is_empty() {
+        bail!(
+            "there is no result in {} to report on; `wakeone lab run all` makes them",
+            store.directory().display()
+        );
+    }
+    store::write(&args.output, &html::report(&in_reading_order(outcomes))?)?;
+    eprintln!("page written to {}", args.output.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Results in the order of `wakeone lab list`, the unknown ones last.
+fn in_reading_order(mut outcomes: Vec<Outcome>) -> Vec<Outcome> {
+    let place = |o: &Outcome| {
+        experiments::all()
+            .iter()
+            .position(|e| e.card().name == o.experiment)
+            .unwrap_or(usize::MAX)
+    };
+    outcomes.sort_by_key(place);
+    outcomes
+}
+
+/// Set on the first SIGINT or SIGTERM, so that servers under test are stopped in order; the second one ends us at once.
+fn cancel_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let cancel = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&cancel))?;
+        signal_hook::flag::register(signal, Arc::clone(&cancel))?;
+    }
+    Ok(cancel)
+}
+
+fn terminal_width() -> usize {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout());
+    size.map_or(100, |s| usize::from(s.ws_col)).clamp(60, 200)
+}

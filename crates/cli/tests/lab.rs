@@ -1,0 +1,209 @@
+//! `wakeone lab` as a user types it, with real servers and real connections on 127.0.0.0/8.
+
+use assert_cmd::Command;
+use std::path::Path;
+
+fn lab(arguments: &[&str], results: &Path) -> Command {
+    let mut command = Command::cargo_bin("wakeone").expect("the binary is built");
+    command
+        .arg("lab")
+        .args(arguments)
+        .env("XDG_STATE_HOME", results);
+    command
+}
+
+fn output(command: &mut Command) -> (i32, String, String) {
+    let output = command.output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        output.status.code().unwrap_or(-1),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
+}
+
+/// One small round of the shared queue and the hash: what needs no privilege.
+const SMALL: [&str; 8] = [
+    "run",
+    "tills",
+    "--quick",
+    "--rounds",
+    "1",
+    "--only",
+    "stuck/shared-accept",
+    "--only=stuck/reuseport-hash",
+];
+
+#[test]
+fn a_real_result_follows_the_schema_and_makes_a_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let (json, html) = (
+        directory.path().join("r.json"),
+        directory.path().join("r.html"),
+    );
+    let mut command = lab(&SMALL, directory.path());
+    command.arg("--json").arg(&json).arg("--html").arg(&html);
+    let (code, text, errors) = output(&mut command);
+    assert_eq!(code, 0, "{errors}");
+    assert!(
+        text.contains("min:") && text.contains("shared-accept"),
+        "{text}"
+    );
+
+    let schema = include_str!("../../../docs/schema/lab-result.schema.json");
+    let validator = jsonschema::draft202012::new(&serde_json::from_str(schema).unwrap()).unwrap();
+    let result: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let wrong: Vec<String> = validator
+        .iter_errors(&result)
+        .map(|e| e.to_string())
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+    for variant in result["variants"].as_array().unwrap() {
+        let metrics = &variant["metrics"];
+        assert_eq!(metrics["requests"]["values"][0], 1500.0, "{variant}");
+        assert_eq!(metrics["errors"]["values"][0], 0.0);
+        let shares: f64 = (0..4)
+            .map(|w| {
+                metrics[format!("share_worker_{w}")]["values"][0]
+                    .as_f64()
+                    .unwrap()
+            })
+            .sum();
+        assert!((shares - 1.0).abs() < 1e-9);
+        let counts = variant["distributions"]["latency_ms"]["count"]
+            .as_array()
+            .unwrap();
+        assert_eq!(
+            counts.iter().map(|c| c.as_u64().unwrap()).sum::<u64>(),
+            1500
+        );
+        for name in ["mean", "stddev", "min", "p50", "p90", "p99", "p999", "max"] {
+            assert_eq!(
+                metrics[format!("latency_ms_{name}")]["unit"],
+                "ms",
+                "{name}"
+            );
+        }
+    }
+
+    let page = std::fs::read_to_string(&html).unwrap();
+    assert!(
+        page.contains("<svg") && !page.contains("<script") && !page.contains("src="),
+        "self-contained"
+    );
+    let (code, _, errors) =
+        output(lab(&["report", "-o"], directory.path()).arg(directory.path().join("all.html")));
+    assert_eq!(code, 0, "the kept result makes a report: {errors}");
+}
+
+#[test]
+fn check_fails_when_an_expectation_does() {
+    let directory = tempfile::tempdir().unwrap();
+    // The steered variants are left out, so that what is expected of them cannot hold.
+    let arguments = [
+        "run",
+        "tills",
+        "--quick",
+        "--rounds",
+        "1",
+        "--only",
+        "cpu/shared-accept",
+        "--check",
+    ];
+    let (code, _, errors) = output(&mut lab(&arguments, directory.path()));
+    assert_eq!(code, 1);
+    assert!(
+        errors.contains("expectations do not hold") && errors.contains("stuck-hash-is-worse"),
+        "{errors}"
+    );
+}
+
+#[test]
+fn bad_input_is_a_sentence() {
+    let directory = tempfile::tempdir().unwrap();
+    let cases: [(&[&str], i32, &str); 5] = [
+        (&["run", "nothing"], 2, "there is no experiment \"nothing\""),
+        (
+            &["run", "all", "--json", "x.json"],
+            2,
+            "--json takes one experiment",
+        ),
+        (
+            &["run", "tills", "--rounds", "0"],
+            2,
+            "0 is not in 1..=1000",
+        ),
+        (
+            &["run", "tills", "--only", "nowhere"],
+            1,
+            "no variant has nowhere in its name",
+        ),
+        (&["report"], 1, "there is no result in"),
+    ];
+    for (arguments, expected, sentence) in cases {
+        let (code, _, errors) = output(&mut lab(arguments, directory.path()));
+        assert_eq!(code, expected, "{arguments:?}: {errors}");
+        assert!(errors.contains(sentence), "{arguments:?}: {errors}");
+    }
+}
+
+#[test]
+fn an_interrupted_run_leaves_no_server_and_keeps_its_points() {
+    use std::process::{Command, Stdio};
+    let directory = tempfile::tempdir().unwrap();
+    let start = || {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin("wakeone"));
+        command.args([
+            "lab",
+            "run",
+            "tills",
+            "--quick",
+            "--rounds",
+            "2",
+            "--only",
+            "stuck/shared",
+        ]);
+        command
+            .env("XDG_STATE_HOME", directory.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let mut child = start();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap()));
+    lines.next().unwrap().unwrap();
+    // The first point is done, the second one is being measured: its server is one of our grandchildren.
+    std::thread::sleep(std::time::Duration::from_millis(400));
+    let group = nix::unistd::Pid::from_raw(child.id() as i32);
+    nix::sys::signal::kill(group, nix::sys::signal::Signal::SIGINT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    let rest: Vec<String> = lines.map_while(Result::ok).collect();
+    assert!(
+        rest.iter()
+            .any(|l| l.contains("interrupted; finished points are kept")),
+        "{rest:?}"
+    );
+    assert!(servers_of(directory.path()).is_empty(), "no server is left");
+    let again = start().wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&again.stderr);
+    assert!(
+        said.contains("points were measured before and are kept"),
+        "{said}"
+    );
+    assert!(again.status.success());
+}
+
+/// Processes that carry this test's environment: everything that the run started.
+fn servers_of(directory: &Path) -> Vec<String> {
+    let mark = format!("XDG_STATE_HOME={}", directory.display());
+    let carries = |entry: &std::fs::DirEntry| {
+        std::fs::read(entry.path().join("environ"))
+            .is_ok_and(|e| e.split(|b| *b == 0).any(|v| v == mark.as_bytes()))
+    };
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter(carries)
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect()
+}

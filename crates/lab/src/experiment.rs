@@ -1,0 +1,160 @@
+//! What an experiment is: a question, a source, a way of measuring one point, and a way of judging the whole.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::distribution::Distribution;
+use crate::present::Block;
+use crate::result::{Expectation, Outcome};
+use crate::{Error, experiments};
+
+/// Who published it.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Source {
+    /// Short, as cited beside a number: `Molloy and Lever, 2000`.
+    pub short: &'static str,
+    /// Author, title, place, date.
+    pub long: &'static str,
+    /// Address, empty where there is none.
+    pub url: &'static str,
+}
+
+/// What does not depend on the run.
+#[derive(Debug, Clone, Copy)]
+pub struct Card {
+    /// Name on the command line and in results.
+    pub name: &'static str,
+    /// A headline.
+    pub title: &'static str,
+    /// What it asks, in one sentence.
+    pub question: &'static str,
+    /// Who asked first.
+    pub source: Source,
+    /// The folder's README: method, published data, expectations.
+    pub readme: &'static str,
+    /// The folder's CSV of published figures.
+    pub published: &'static str,
+}
+
+/// What the user asked for.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// Everything smaller, to see it work; expectations allow for the smaller sample where they say so.
+    pub quick: bool,
+    /// How many rounds; None: the experiment's own number.
+    pub rounds: Option<usize>,
+    /// Seed of arrivals and of the order of variants.
+    pub seed: u64,
+    /// Only the variants whose name contains one of these; none: all. Expectations on the others do not hold then.
+    pub only: Vec<String>,
+}
+
+/// One variant to measure.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Arm {
+    /// Name of the variant.
+    pub name: String,
+    /// Variants of one group are shuffled among themselves in each round, so that what is compared is near in time.
+    pub group: usize,
+    /// About how long one measurement takes, in seconds; for the time left.
+    pub seconds: f64,
+}
+
+/// A comparison that the runner makes: `a / b` in one metric, round by round.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pairing {
+    /// Name of the comparison.
+    pub name: String,
+    /// The variant above the line.
+    pub a: String,
+    /// The variant below the line.
+    pub b: String,
+    /// The metric.
+    pub metric: String,
+}
+
+/// What will be measured.
+#[derive(Debug, Clone, Default)]
+pub struct Design {
+    /// How often each variant is measured.
+    pub rounds: usize,
+    /// The variants.
+    pub arms: Vec<Arm>,
+    /// The comparisons.
+    pub pairings: Vec<Pairing>,
+    /// The metric that ought to be the same in each round of a variant; a spread of it is reported as noise.
+    pub steady: &'static str,
+    /// Everything a reader needs to do it again.
+    pub parameters: serde_json::Map<String, serde_json::Value>,
+}
+
+/// One measurement of one variant.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// `(unit, value)` by metric name.
+    pub metrics: BTreeMap<String, (String, f64)>,
+    /// Distributions by name.
+    pub distributions: BTreeMap<String, Distribution>,
+}
+
+impl Sample {
+    /// Adds a number.
+    pub fn put(&mut self, name: impl Into<String>, unit: &str, value: f64) {
+        self.metrics.insert(name.into(), (unit.into(), value));
+    }
+}
+
+/// What a measurement may use.
+pub struct Context<'a> {
+    /// What the user asked for.
+    pub settings: &'a Settings,
+    /// Round, from 0.
+    pub round: usize,
+    /// Seed of this round: the same for all variants of it, so that they see the same arrivals.
+    pub seed: u64,
+    /// Set by Ctrl-C.
+    pub cancel: &'a AtomicBool,
+    /// To be called with the share done, 0 to 1.
+    pub progress: &'a mut dyn FnMut(f64),
+}
+
+impl Context<'_> {
+    /// An error once the user wants to stop.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.cancel.load(Ordering::Relaxed) {
+            Err(Error::Interrupted)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// An experiment. `measure` touches the machine; everything else is pure and works on a result read from a file.
+pub trait Experiment: Sync {
+    /// Name, question, source, published data.
+    fn card(&self) -> &Card;
+    /// What will be measured under these settings.
+    fn design(&self, settings: &Settings) -> Design;
+    /// Measures one variant once. Leaves nothing behind, whatever happens.
+    ///
+    /// # Errors
+    /// When it could not be measured.
+    fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error>;
+    /// Holds the result against what ought to be seen.
+    fn judge(&self, outcome: &Outcome) -> Vec<Expectation>;
+    /// Tables, charts and words for a reader, computed from the result.
+    fn present(&self, outcome: &Outcome) -> Vec<Block>;
+}
+
+/// The experiment of this name.
+///
+/// # Errors
+/// When there is none.
+pub fn find(name: &str) -> Result<&'static dyn Experiment, Error> {
+    experiments::all()
+        .iter()
+        .copied()
+        .find(|e| e.card().name == name)
+        .ok_or_else(|| Error::Unknown(name.into()))
+}

@@ -1,0 +1,321 @@
+//! What does choosing cost? Connections a second with and without it, and the time of a run of each program.
+
+use serde_json::json;
+use std::time::Duration;
+use wakeone_kernel::run_stats::RunStats;
+use wakeone_load::{Arrivals, Mix, Plan, Sources, Stop};
+
+use crate::experiment::{
+    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source,
+};
+use crate::present::{Bar, Block, Chart, Kind, Row, Style, Table, number};
+use crate::result::{Expectation, Outcome};
+use crate::ways::Way;
+use crate::{Error, measure, server, status};
+
+/// The experiment.
+pub struct Cost;
+
+const WORKERS: usize = 4;
+/// Clients of the closed loop: enough that no worker is ever without work, few enough that queues stay short.
+const CLIENTS: usize = 64;
+/// The variant that measures the programs, with the kernel's statistics on.
+const PROGRAMS: &str = "cost/programs";
+/// The ways whose connections a second are compared.
+const WAYS: [Way; 3] = [
+    Way::ReuseportHash,
+    Way::LeastConnections,
+    Way::LeastConnectionsRescue,
+];
+
+const LEAST_TO_HASH: &str = "connections/s of least-connections / those of reuseport-hash";
+const RESCUE_TO_HASH: &str = "connections/s of least-connections+rescue / those of reuseport-hash";
+const OURS: &str = "Wakeone's own goal";
+
+const CARD: Card = Card {
+    name: "cost",
+    title: "What does choosing a worker cost?",
+    question: "How many connections a second does a server of four workers take when a program chooses for each, and how long does a run of the program take?",
+    source: Source {
+        short: "Wakeone",
+        long: "Beyond the papers: the price of the method that the other experiments show the use of.",
+        url: "",
+    },
+    readme: include_str!("README.md"),
+    published: "series,x,metric,unit,value,note\n",
+};
+
+impl Experiment for Cost {
+    fn card(&self) -> &Card {
+        &CARD
+    }
+
+    fn design(&self, settings: &Settings) -> Design {
+        let seconds = load_seconds(settings);
+        let mut arms: Vec<Arm> = WAYS
+            .iter()
+            .map(|way| Arm {
+                name: format!("cost/{}", way.name()),
+                group: 0,
+                seconds: seconds + 0.5,
+            })
+            .collect();
+        arms.push(Arm {
+            name: PROGRAMS.into(),
+            group: 1,
+            seconds: seconds + 0.5,
+        });
+        let pairing = |name: &str, way: Way| Pairing {
+            name: name.into(),
+            a: format!("cost/{}", way.name()),
+            b: format!("cost/{}", Way::ReuseportHash.name()),
+            metric: "throughput_per_s".into(),
+        };
+        let mut design = Design {
+            rounds: if settings.quick { 7 } else { 15 },
+            arms,
+            pairings: vec![
+                pairing(LEAST_TO_HASH, Way::LeastConnections),
+                pairing(RESCUE_TO_HASH, Way::LeastConnectionsRescue),
+            ],
+            steady: "throughput_per_s",
+            parameters: serde_json::Map::new(),
+        };
+        for (name, value) in [
+            ("workers", json!(WORKERS)),
+            ("clients", json!(CLIENTS)),
+            ("load_s", json!(seconds)),
+            (
+                "request",
+                json!("GET /whoami, a connection a request, closed loop"),
+            ),
+        ] {
+            design.parameters.insert(name.into(), value);
+        }
+        design
+    }
+
+    fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
+        if arm.name == PROGRAMS {
+            return programs(context);
+        }
+        let way = WAYS
+            .into_iter()
+            .find(|way| arm.name.ends_with(&format!("/{}", way.name())));
+        let way = way.ok_or_else(|| Error::Unknown(arm.name.clone()))?;
+        let address = server::free_address()?;
+        let server = way.start(WORKERS, address)?;
+        let found = measure::load(&plan(address, context), context)?;
+        server.stop()?;
+        Ok(measure::sample(&found, WORKERS))
+    }
+
+    fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
+        let cheap = |name: &str, claim: &str, ratio: &str| {
+            Expectation::new(name, claim, OURS, outcome.ratio(ratio), |m| m >= 0.95)
+        };
+        let errors: Vec<f64> = outcome
+            .variants
+            .iter()
+            .flat_map(|v| outcome.values(&v.name, "errors"))
+            .copied()
+            .collect();
+        vec![
+            cheap(
+                "least-connections-throughput",
+                "Least-connections takes at least 0.95 times as many connections a second as the kernel's hash",
+                LEAST_TO_HASH,
+            ),
+            cheap(
+                "rescue-throughput",
+                "With rescue as well, at least 0.95 times as many",
+                RESCUE_TO_HASH,
+            ),
+            Expectation::new(
+                "dispatch-ns",
+                "The program that chooses takes at most 300 ns a run",
+                OURS,
+                outcome.median(PROGRAMS, "dispatch_ns"),
+                |m| m <= 300.0,
+            ),
+            Expectation::new(
+                "sock-ops-ns",
+                "The program that counts takes at most 150 ns a run",
+                OURS,
+                outcome.median(PROGRAMS, "sock_ops_ns"),
+                |m| m <= 150.0,
+            ),
+            Expectation::new(
+                "no-errors",
+                "No request of any variant fails",
+                OURS,
+                (!errors.is_empty()).then(|| errors.iter().sum()),
+                |m| m == 0.0,
+            ),
+        ]
+    }
+
+    fn present(&self, outcome: &Outcome) -> Vec<Block> {
+        let mut blocks = vec![Block::Heading("What it means".into())];
+        blocks.extend(meaning(outcome).map(Block::Paragraph));
+        blocks.push(Block::Table(table(outcome)));
+        blocks.push(Block::Chart(chart(outcome)));
+        blocks
+    }
+}
+
+fn load_seconds(settings: &Settings) -> f64 {
+    if settings.quick { 1.0 } else { 3.0 }
+}
+
+fn plan(target: std::net::SocketAddr, context: &Context<'_>) -> Plan {
+    Plan {
+        target,
+        host: "localhost".into(),
+        arrivals: Arrivals::Closed {
+            concurrency: CLIENTS,
+        },
+        stop: Stop {
+            requests: None,
+            duration: Some(Duration::from_secs_f64(load_seconds(context.settings))),
+        },
+        mix: Mix::one("/whoami"),
+        sources: Sources::Loopback { count: 1000 },
+        timeout: Duration::from_secs(10),
+        seed: context.seed,
+        threads: 1,
+        keep_alive: false,
+    }
+}
+
+/// Mean time of a run of each program under the same load, from the kernel's own statistics.
+fn programs(context: &mut Context<'_>) -> Result<Sample, Error> {
+    let counting = RunStats::enable().map_err(|e| {
+        Error::Missing(format!(
+            "asking the kernel to count the runs of BPF programs failed: {e}; it needs CAP_SYS_ADMIN"
+        ))
+    })?;
+    let address = server::free_address()?;
+    let server = Way::LeastConnections.start(WORKERS, address)?;
+    let before = status::read()?;
+    let found = measure::load(&plan(address, context), context)?;
+    let after = status::read()?;
+    server.stop()?;
+    drop(counting);
+    let mut sample = Sample::default();
+    sample.put("errors", "count", found.errors.values().sum::<u64>() as f64);
+    sample.put("requests", "count", found.completed as f64);
+    for (metric, program) in [("dispatch", "dispatc"), ("sock_ops", "count")] {
+        let (runs, ns) = ran(&before, &after, address, program)?;
+        sample.put(format!("{metric}_ns"), "ns", ns / runs);
+        sample.put(
+            format!("{metric}_runs_per_connection"),
+            "ratio",
+            runs / found.connections.max(1) as f64,
+        );
+    }
+    Ok(sample)
+}
+
+/// How often a program ran between two looks at the status, and how long that took in ns.
+fn ran(
+    before: &serde_json::Value,
+    after: &serde_json::Value,
+    address: std::net::SocketAddr,
+    program: &str,
+) -> Result<(f64, f64), Error> {
+    let missing = || {
+        Error::Server(format!(
+            "`wakeone status --json` shows no run of the program {program} on {address}"
+        ))
+    };
+    let (from, to) = (
+        status::program(before, address, program).unwrap_or((0, 0)),
+        status::program(after, address, program).ok_or_else(missing)?,
+    );
+    let (runs, ns) = (to.0.saturating_sub(from.0), to.1.saturating_sub(from.1));
+    if runs == 0 {
+        Err(missing())
+    } else {
+        Ok((runs as f64, ns as f64))
+    }
+}
+
+fn meaning(outcome: &Outcome) -> Option<String> {
+    let least = outcome.ratio(LEAST_TO_HASH)?;
+    let dispatch = outcome.median(PROGRAMS, "dispatch_ns")?;
+    let runs = outcome.median(PROGRAMS, "dispatch_runs_per_connection")?;
+    let sock_ops = outcome.median(PROGRAMS, "sock_ops_ns")?;
+    let ends = outcome.median(PROGRAMS, "sock_ops_runs_per_connection")?;
+    let per_connection_us = (dispatch * runs + sock_ops * ends) / 1000.0;
+    let verdict = if least >= 0.95 {
+        "costs next to nothing"
+    } else {
+        "costs a share that is to be seen"
+    };
+    Some(format!(
+        "Choosing {verdict} here: {} times the connections a second of the kernel's hash. The programs take {} ns ({} runs a connection) and {} ns ({} runs, both ends counted): {} µs of a whole connection.",
+        number(least),
+        number(dispatch),
+        number(runs),
+        number(sock_ops),
+        number(ends),
+        number(per_connection_us)
+    ))
+}
+
+fn table(outcome: &Outcome) -> Table {
+    let row = |way: &Way| {
+        let variant = outcome.variant(&format!("cost/{}", way.name()))?;
+        let rate = variant.metrics.get("throughput_per_s")?;
+        let cell = |name: &str| variant.median(name).map_or_else(|| "–".into(), number);
+        Some(Row::ours(vec![
+            way.name().into(),
+            number(rate.median),
+            number(rate.min),
+            number(rate.max),
+            cell("latency_ms_p50"),
+            cell("latency_ms_p99"),
+            cell("share_max_over_mean"),
+        ]))
+    };
+    Table {
+        caption: "Connections a second: connect, accept, reply, close.".into(),
+        head: [
+            "",
+            "median",
+            "min",
+            "max",
+            "p50 ms",
+            "p99 ms",
+            "share max/mean",
+        ]
+        .map(str::to_owned)
+        .into(),
+        rows: WAYS.iter().filter_map(row).collect(),
+    }
+}
+
+fn chart(outcome: &Outcome) -> Chart {
+    let bar = |way: &Way| {
+        let rate = outcome
+            .variant(&format!("cost/{}", way.name()))?
+            .metrics
+            .get("throughput_per_s")?;
+        let style = Style::ours(way.name(), way.colour());
+        Some(Bar {
+            style,
+            value: rate.median,
+            range: Some((rate.min, rate.max)),
+        })
+    };
+    Chart {
+        title: "Connections a second.".into(),
+        note: "Longer is better. Client and server share the CPUs.".into(),
+        kind: Kind::Bars {
+            unit: "/s".into(),
+            bars: WAYS.iter().filter_map(bar).collect(),
+            log: false,
+        },
+    }
+}

@@ -1,0 +1,185 @@
+//! One queue for all tills, or a queue a till? And what if somebody sent each customer to the right one?
+
+mod judge;
+mod present;
+mod workload;
+
+use serde_json::json;
+
+use crate::Error;
+use crate::experiment::{
+    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source,
+};
+use crate::present::Block;
+use crate::result::{Expectation, Outcome};
+use crate::ways::{self, Way};
+use crate::{measure, server, status};
+use workload::{
+    CPU_CLIENTS, CPU_US, STUCK_ONE_IN, STUCK_RATE, STUCK_SLOW_US, STUCK_US, WORKERS, Workload,
+};
+
+/// The experiment.
+pub struct Tills;
+
+const CARD: Card = Card {
+    name: "tills",
+    title: "One queue for all tills, or one each?",
+    question: "How long does a client wait under five ways of handing out connections to four workers, when a few requests take long, and when all of them take CPU?",
+    source: Source {
+        short: "Majkowski, 2017",
+        long: "Marek Majkowski, Why does one NGINX worker take all the load?, Cloudflare blog, 2017.",
+        url: "https://blog.cloudflare.com/the-sad-state-of-linux-socket-balancing/",
+    },
+    readme: include_str!("README.md"),
+    published: include_str!("published.csv"),
+};
+
+impl Experiment for Tills {
+    fn card(&self) -> &Card {
+        &CARD
+    }
+
+    fn design(&self, settings: &Settings) -> Design {
+        let workloads = workload::workloads(settings.quick);
+        let arms = workloads.iter().enumerate().flat_map(|(group, workload)| {
+            ways::ALL.map(|way| Arm {
+                name: arm_name(workload.name, way),
+                group,
+                seconds: workload.seconds,
+            })
+        });
+        let mut design = Design {
+            rounds: if settings.quick { 3 } else { 5 },
+            arms: arms.collect(),
+            pairings: pairings(),
+            steady: "latency_ms_mean",
+            parameters: serde_json::Map::new(),
+        };
+        for (name, value) in parameters(&workloads) {
+            design.parameters.insert(name.into(), value);
+        }
+        design
+    }
+
+    fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
+        let workloads = workload::workloads(context.settings.quick);
+        let found = workloads.iter().find_map(|workload| {
+            let way = ways::ALL
+                .into_iter()
+                .find(|way| arm_name(workload.name, *way) == arm.name)?;
+            Some((workload, way))
+        });
+        let (workload, way) = found.ok_or_else(|| Error::Unknown(arm.name.clone()))?;
+        measure_one(workload, way, context)
+    }
+
+    fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
+        judge::judge(outcome)
+    }
+
+    fn present(&self, outcome: &Outcome) -> Vec<Block> {
+        present::present(outcome)
+    }
+}
+
+fn arm_name(workload: &str, way: Way) -> String {
+    format!("{workload}/{}", way.name())
+}
+
+fn measure_one(workload: &Workload, way: Way, context: &mut Context<'_>) -> Result<Sample, Error> {
+    let address = server::free_address()?;
+    let server = way.start(WORKERS, address)?;
+    let plan = workload.plan(address, context.seed);
+    let found = measure::load(&plan, context)?;
+    let mut sample = measure::sample(&found, WORKERS);
+    if way.steered() {
+        sample.put(
+            "active_at_end",
+            "count",
+            status::active_at_rest(address)? as f64,
+        );
+    }
+    server.stop()?;
+    Ok(sample)
+}
+
+fn parameters(workloads: &[Workload]) -> Vec<(&'static str, serde_json::Value)> {
+    let [stuck, cpu] = [&workloads[0], &workloads[1]];
+    vec![
+        ("workers", json!(WORKERS)),
+        ("stuck_requests", json!(stuck.requests)),
+        ("stuck_rate_per_s", json!(STUCK_RATE)),
+        (
+            "stuck_arrivals",
+            json!("Poisson, open loop, a connection a request"),
+        ),
+        ("stuck_usual_us", json!(STUCK_US)),
+        ("stuck_slow_us", json!(STUCK_SLOW_US)),
+        ("stuck_slow_one_in", json!(STUCK_ONE_IN)),
+        ("cpu_requests", json!(cpu.requests)),
+        ("cpu_clients", json!(CPU_CLIENTS)),
+        ("cpu_arrivals", json!("closed loop, a connection a request")),
+        ("cpu_us", json!(CPU_US)),
+    ]
+}
+
+/// The comparisons, by the names that the judge looks up.
+fn pairings() -> Vec<Pairing> {
+    let pairing = |name: &str, workload: &str, metric: &str, a: Way, b: Way| Pairing {
+        name: name.into(),
+        a: arm_name(workload, a),
+        b: arm_name(workload, b),
+        metric: format!("latency_ms_{metric}"),
+    };
+    vec![
+        pairing(
+            judge::RESCUE_TO_SHARED,
+            "stuck",
+            "mean",
+            Way::LeastConnectionsRescue,
+            Way::SharedAccept,
+        ),
+        pairing(
+            judge::HASH_TO_RESCUE,
+            "stuck",
+            "mean",
+            Way::ReuseportHash,
+            Way::LeastConnectionsRescue,
+        ),
+        pairing(
+            judge::P99_HASH_TO_RESCUE,
+            "stuck",
+            "p99",
+            Way::ReuseportHash,
+            Way::LeastConnectionsRescue,
+        ),
+        pairing(
+            judge::CPU_DEVIATION,
+            "cpu",
+            "stddev",
+            Way::ReuseportHash,
+            Way::SharedEpollExclusive,
+        ),
+        pairing(
+            judge::CPU_MEAN,
+            "cpu",
+            "mean",
+            Way::ReuseportHash,
+            Way::SharedEpollExclusive,
+        ),
+        pairing(
+            judge::CPU_DEVIATION_OURS,
+            "cpu",
+            "stddev",
+            Way::ReuseportHash,
+            Way::LeastConnectionsRescue,
+        ),
+        pairing(
+            judge::CPU_MEAN_OURS,
+            "cpu",
+            "mean",
+            Way::LeastConnectionsRescue,
+            Way::SharedEpollExclusive,
+        ),
+    ]
+}

@@ -1,0 +1,132 @@
+//! The two workloads: what is asked of the server, how often, by whom.
+
+use std::time::Duration;
+use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
+
+/// Workers of every variant.
+pub const WORKERS: usize = 4;
+
+/// A workload at one size.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Workload {
+    /// First part of the variants' names.
+    pub name: &'static str,
+    /// Requests, a connection each.
+    pub requests: u64,
+    /// When they are due.
+    pub arrivals: Arrivals,
+    /// What they ask for.
+    pub mix: Mix,
+    /// About how long one load takes here, in seconds.
+    pub seconds: f64,
+}
+
+/// Requests a second of `stuck`.
+pub const STUCK_RATE: f64 = 1000.0;
+/// A usual request of `stuck`, in µs of sleep.
+pub const STUCK_US: u64 = 1_000;
+/// A slow request of `stuck`, in µs of sleep.
+pub const STUCK_SLOW_US: u64 = 100_000;
+/// One request in so many is a slow one.
+pub const STUCK_ONE_IN: u64 = 100;
+/// CPU time of a request of `cpu`, in µs: several times what connection, accept, parsing and answer cost together, so
+/// that the whole is bound by the server's work as it was in the source.
+pub const CPU_US: u64 = 300;
+/// Simultaneous clients of `cpu`: the source's.
+pub const CPU_CLIENTS: usize = 200;
+
+/// Both workloads, at the published size or at one that is done in a minute.
+pub fn workloads(quick: bool) -> [Workload; 2] {
+    let (stuck, cpu) = if quick {
+        (1_500, 4_000)
+    } else {
+        (10_000, 100_000)
+    };
+    [
+        Workload {
+            name: "stuck",
+            requests: stuck,
+            arrivals: Arrivals::Open {
+                rate_per_s: STUCK_RATE,
+                spacing: Spacing::Poisson,
+            },
+            mix: Mix::weighted([
+                (STUCK_ONE_IN - 1, format!("/work?us={STUCK_US}&kind=sleep")),
+                (1, format!("/work?us={STUCK_SLOW_US}&kind=sleep")),
+            ]),
+            seconds: stuck as f64 / STUCK_RATE + 0.5,
+        },
+        Workload {
+            name: "cpu",
+            requests: cpu,
+            arrivals: Arrivals::Closed {
+                concurrency: CPU_CLIENTS,
+            },
+            mix: Mix::one(format!("/work?us={CPU_US}&kind=cpu")),
+            seconds: cpu as f64 * CPU_US as f64 * 1e-6 / cpus() + 0.5,
+        },
+    ]
+}
+
+fn cpus() -> f64 {
+    std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64)
+}
+
+impl Workload {
+    /// The load on a server.
+    pub fn plan(&self, target: std::net::SocketAddr, seed: u64) -> Plan {
+        Plan {
+            target,
+            host: "localhost".into(),
+            arrivals: self.arrivals.clone(),
+            stop: Stop {
+                requests: Some(self.requests),
+                duration: None,
+            },
+            mix: self.mix.clone(),
+            // A connection a request from one address would run out of ports.
+            sources: Sources::Loopback { count: 1000 },
+            timeout: Duration::from_secs(30),
+            seed,
+            threads: 1,
+            keep_alive: false,
+        }
+    }
+}
+
+/// How far from even (0.1 is ten percent) the share of a worker in `stuck` may be by chance alone: three standard
+/// deviations for `n` requests.
+///
+/// Two things are drawn. Which worker gets a request: binomial with chance 1/k, so relative deviation √((k−1)/n). And which
+/// worker gets one of the m = n/100 slow requests, during which it takes nothing else: relative deviation √((k−1)/m) of its
+/// stuck time, which is the share f of all its time, and so f/(1−f) as large in what it takes. At 1,000 requests/s,
+/// 1 % of 100 ms over 4 workers, f is 0.25.
+pub fn chance_of_uneven(n: f64) -> f64 {
+    let k = WORKERS as f64;
+    let slow = n / STUCK_ONE_IN as f64;
+    let stuck = STUCK_RATE / STUCK_ONE_IN as f64 * STUCK_SLOW_US as f64 * 1e-6 / k;
+    let lever = stuck / (1.0 - stuck);
+    3.0 * ((k - 1.0) / n + (k - 1.0) / slow * lever * lever).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chance_shrinks_with_the_sample_and_is_no_excuse_at_full_size() {
+        assert!(chance_of_uneven(4_500.0) > 0.1);
+        assert!(chance_of_uneven(50_000.0) < 0.1);
+        assert!((chance_of_uneven(10_000.0) / chance_of_uneven(40_000.0) - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_published_sizes() {
+        let [stuck, cpu] = workloads(false);
+        assert_eq!((stuck.requests, cpu.requests), (10_000, 100_000));
+        assert_eq!(cpu.arrivals, Arrivals::Closed { concurrency: 200 });
+        let plan = stuck.plan("127.0.0.1:80".parse().unwrap(), 1);
+        plan.check().unwrap();
+        assert!(!plan.keep_alive);
+    }
+}

@@ -1,0 +1,722 @@
+//! Charts as SVG, drawn by plotters twice: wide for screen and paper, narrow for a phone, where shrunken text is no text.
+//!
+//! Colours are of the Okabe-Ito family (told apart with any common colour blindness), dark enough for thin lines on white;
+//! the style sheet exchanges them on a dark page. Series carry direct labels wherever there is room for them.
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::Error;
+use crate::distribution::Distribution;
+use crate::present::{Bar, Kind, Style, number};
+use crate::stats;
+
+/// Width for screens and paper.
+pub const WIDE: u32 = 760;
+/// Width for phones.
+pub const NARROW: u32 = 350;
+
+const INK: RGBColor = RGBColor(0x1f, 0x23, 0x28);
+const MUTED: RGBColor = RGBColor(0x5b, 0x63, 0x6d);
+const GRID: RGBColor = RGBColor(0xd8, 0xdc, 0xe1);
+const PAPER: RGBColor = RGBColor(0xff, 0xff, 0xff);
+const PALETTE: [RGBColor; 7] = [
+    RGBColor(0x6b, 0x72, 0x80),
+    RGBColor(0x00, 0x72, 0xb2),
+    RGBColor(0xaa, 0x33, 0x77),
+    RGBColor(0xb8, 0x7a, 0x00),
+    RGBColor(0x00, 0x80, 0x5e),
+    RGBColor(0xc4, 0x4e, 0x00),
+    RGBColor(0x33, 0x22, 0x88),
+];
+
+/// Height of a line of text, in pixels.
+const LINE: i32 = 17;
+/// Font size of everything in a chart; plotters writes it down smaller by 1.24 into the SVG.
+const FONT: f64 = 15.0;
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::Chart(error.to_string())
+}
+
+fn colour(style: &Style) -> RGBColor {
+    PALETTE[style.colour % PALETTE.len()]
+}
+
+fn text_style<'a>(ink: RGBColor, horizontal: HPos, vertical: VPos) -> TextStyle<'a> {
+    ("sans-serif", FONT)
+        .into_font()
+        .color(&ink)
+        .pos(Pos::new(horizontal, vertical))
+}
+
+fn write(
+    area: &Area<'_>,
+    text: impl Into<String>,
+    at: (i32, i32),
+    style: &TextStyle<'_>,
+) -> Result<(), Error> {
+    area.draw(&Text::new(text.into(), at, style.clone()))
+        .map_err(failed)
+}
+
+/// About how wide a text is, in pixels: a sans-serif's mean.
+fn width_of(text: &str) -> i32 {
+    (text.chars().count() as f64 * FONT / 1.24 * 0.56) as i32
+}
+
+/// Draws a chart as an `<svg>` element that scales with its container.
+///
+/// # Errors
+/// When plotters cannot draw it.
+pub fn draw(kind: &Kind, width: u32) -> Result<String, Error> {
+    let height = height(kind, width);
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, (width, height)).into_drawing_area();
+        match kind {
+            Kind::Percentiles { unit, series } => percentiles(&area, unit, series, width)?,
+            Kind::Doublings { unit, rows } => doublings(&area, unit, rows, width)?,
+            Kind::Bars { unit, bars, log } => draw_bars(&area, unit, bars, *log, width)?,
+            Kind::Shares { rows } => shares(&area, rows, width)?,
+            Kind::Lines { x, y, log, series } => lines(&area, (x, y), *log, series, width)?,
+        }
+        area.present().map_err(failed)?;
+    }
+    // The size follows from the view box and the style sheet; the fixed one would not shrink.
+    Ok(svg.replacen(&format!("width=\"{width}\" height=\"{height}\" "), "", 1))
+}
+
+fn height(kind: &Kind, width: u32) -> u32 {
+    let key = |n: usize| {
+        if width < 500 {
+            n as u32 * LINE as u32
+        } else {
+            0
+        }
+    };
+    match kind {
+        Kind::Percentiles { series, .. } => {
+            if width < 500 {
+                280 + key(series.len())
+            } else {
+                360
+            }
+        }
+        Kind::Lines { series, .. } => {
+            if width < 500 {
+                280 + key(series.len())
+            } else {
+                380
+            }
+        }
+        Kind::Doublings { rows, .. } => rows.len() as u32 * RIDGE as u32 + 46,
+        Kind::Bars { bars, .. } => bars.len() as u32 * 40 + 30,
+        Kind::Shares { rows } => rows.len() as u32 * 46 + 24,
+    }
+}
+
+/// A line of a chart with axes: look and points.
+struct Line<'a> {
+    style: &'a Style,
+    points: Vec<(f64, f64)>,
+}
+
+/// Latency over the percentile; the axis is in nines, so that the slowest have room.
+fn percentiles(
+    area: &Area<'_>,
+    unit: &str,
+    series: &[(Style, Distribution)],
+    width: u32,
+) -> Result<(), Error> {
+    const NINES: f64 = 3.0;
+    let drawn: Vec<Line<'_>> = series
+        .iter()
+        .map(|(style, distribution)| {
+            // Beyond the last nine there is too little to tell.
+            let nines = |share: f64| -(1.0 - share).max(1e-9).log10();
+            let points = distribution.quantiles().into_iter();
+            let points = points
+                .map(|(share, value)| (nines(share), value.log2()))
+                .collect();
+            Line {
+                style,
+                points: clip(points, NINES),
+            }
+        })
+        .collect();
+    let values = || drawn.iter().flat_map(|l| l.points.iter().map(|p| p.1));
+    let (low, high) = (
+        values().fold(f64::MAX, f64::min).floor(),
+        values().fold(f64::MIN, f64::max).ceil(),
+    );
+    let nine = |x: &f64| {
+        let name = ["0 %", "90 %", "99 %", "99.9 %", "99.99 %"];
+        let place = x.round() as usize;
+        if (x - x.round()).abs() < 0.01 {
+            name.get(place).copied().unwrap_or("").to_owned()
+        } else {
+            String::new()
+        }
+    };
+    let axes = Axes {
+        x: 0.0..NINES,
+        y: low..high.max(low + 1.0),
+        x_ticks: 4,
+        y_ticks: ((high - low) as usize + 1).clamp(2, 12),
+        x_label: &nine,
+        y_label: &|y: &f64| power_of_two(*y),
+        x_name: "share of requests that were at most this slow",
+        y_name: unit,
+        marks: false,
+    };
+    axes.draw(area, &drawn, width)
+}
+
+/// 2^y without a trail of zeros.
+fn power_of_two(y: f64) -> String {
+    let value = y.exp2();
+    if value >= 1.0 {
+        format!("{value:.0}")
+    } else {
+        number(value)
+    }
+}
+
+/// Ends a curve at `limit`, with a point there.
+fn clip(points: Vec<(f64, f64)>, limit: f64) -> Vec<(f64, f64)> {
+    let mut kept: Vec<(f64, f64)> = Vec::new();
+    for (x, y) in points {
+        match kept.last().copied() {
+            Some((px, py)) if x > limit => {
+                kept.push((limit, py + (y - py) * (limit - px) / (x - px)));
+                break;
+            }
+            _ => kept.push((x, y)),
+        }
+    }
+    kept
+}
+
+/// Curves over numbers.
+fn lines(
+    area: &Area<'_>,
+    names: (&str, &str),
+    log: bool,
+    series: &[(Style, Vec<(f64, f64)>)],
+    width: u32,
+) -> Result<(), Error> {
+    let scale = |v: f64| if log { v.max(1e-9).log10() } else { v };
+    let unscale = move |v: f64| if log { 10f64.powf(v) } else { v };
+    let drawn: Vec<Line<'_>> = series
+        .iter()
+        .map(|(style, points)| Line {
+            style,
+            points: points.iter().map(|(x, y)| (scale(*x), scale(*y))).collect(),
+        })
+        .collect();
+    let all = || drawn.iter().flat_map(|l| l.points.iter());
+    let range = |values: Vec<f64>| {
+        let (low, high) = (stats::min(&values), stats::max(&values));
+        let low = if log { low } else { 0.0 };
+        let room = (high - low).max(1e-9) * 0.05;
+        (if log { low - room } else { low })..high + room
+    };
+    let label = move |v: &f64| number(unscale(*v));
+    let axes = Axes {
+        x: range(all().map(|p| p.0).collect()),
+        y: range(all().map(|p| p.1).collect()),
+        x_ticks: if width < 500 { 4 } else { 8 },
+        y_ticks: 6,
+        x_label: &label,
+        y_label: &label,
+        x_name: names.0,
+        y_name: names.1,
+        marks: true,
+    };
+    axes.draw(area, &drawn, width)
+}
+
+/// Axes and what is written on them.
+struct Axes<'a> {
+    x: std::ops::Range<f64>,
+    y: std::ops::Range<f64>,
+    x_ticks: usize,
+    y_ticks: usize,
+    x_label: &'a dyn Fn(&f64) -> String,
+    y_label: &'a dyn Fn(&f64) -> String,
+    x_name: &'a str,
+    y_name: &'a str,
+    /// Dots at the points: where each is a measurement.
+    marks: bool,
+}
+
+impl Axes<'_> {
+    fn draw(&self, area: &Area<'_>, lines: &[Line<'_>], width: u32) -> Result<(), Error> {
+        let narrow = width < 500;
+        let labels = lines
+            .iter()
+            .map(|l| width_of(&l.style.label))
+            .max()
+            .unwrap_or(0);
+        let (top, plot) = area.split_vertically(if narrow {
+            LINE * lines.len() as i32 + LINE
+        } else {
+            LINE + 4
+        });
+        write(
+            &top,
+            self.y_name,
+            (0, 0),
+            &text_style(MUTED, HPos::Left, VPos::Top),
+        )?;
+        let mut chart = ChartBuilder::on(&plot)
+            .margin_right(if narrow { 26 } else { labels + 22 })
+            .margin_top(6)
+            .x_label_area_size(44)
+            .y_label_area_size(48)
+            .build_cartesian_2d(self.x.clone(), self.y.clone())
+            .map_err(failed)?;
+        let small = text_style(MUTED, HPos::Left, VPos::Top);
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .light_line_style(PAPER.mix(0.0))
+            .bold_line_style(GRID)
+            .axis_style(GRID)
+            .label_style(small)
+            .x_desc(self.x_name)
+            .x_labels(self.x_ticks)
+            .y_labels(self.y_ticks)
+            .x_label_formatter(self.x_label)
+            .y_label_formatter(self.y_label)
+            .draw()
+            .map_err(failed)?;
+        for line in lines {
+            draw_line(&mut chart, line, self.marks)?;
+        }
+        let ends: Vec<(i32, i32)> = lines
+            .iter()
+            .map(|l| l.points.last().map_or((0, 0), |p| chart.backend_coord(p)))
+            .collect();
+        if narrow {
+            key(&top, lines)
+        } else {
+            label_ends(area, lines, &ends, width as i32 - labels - 14)
+        }
+    }
+}
+
+fn draw_line<'a, 'b>(
+    chart: &mut ChartContext<
+        'a,
+        SVGBackend<'b>,
+        Cartesian2d<plotters::coord::types::RangedCoordf64, plotters::coord::types::RangedCoordf64>,
+    >,
+    line: &Line<'_>,
+    marks: bool,
+) -> Result<(), Error> {
+    let points = line.points.iter().copied();
+    let ink = colour(line.style);
+    if line.style.published {
+        chart
+            .draw_series(DashedLineSeries::new(points, 6, 4, ink.stroke_width(2)))
+            .map_err(failed)?;
+    } else {
+        chart
+            .draw_series(LineSeries::new(points, ink.stroke_width(2)))
+            .map_err(failed)?;
+    }
+    if marks && line.points.len() <= 30 && !line.style.published {
+        chart
+            .draw_series(line.points.iter().map(|p| Circle::new(*p, 3, ink.filled())))
+            .map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Labels at the ends of the lines, pushed apart where they would cover each other.
+fn label_ends(
+    area: &Area<'_>,
+    lines: &[Line<'_>],
+    ends: &[(i32, i32)],
+    x: i32,
+) -> Result<(), Error> {
+    let mut places: Vec<(usize, i32)> = ends.iter().enumerate().map(|(i, e)| (i, e.1)).collect();
+    places.sort_by_key(|p| p.1);
+    spread_out(&mut places, area.dim_in_pixel().1 as i32 - LINE);
+    for (i, y) in places {
+        let ink = colour(lines[i].style);
+        area.draw(&PathElement::new(
+            [(ends[i].0 + 2, ends[i].1), (x - 4, y)],
+            ink.stroke_width(1),
+        ))
+        .map_err(failed)?;
+        write(
+            area,
+            lines[i].style.label.as_str(),
+            (x, y),
+            &text_style(ink, HPos::Left, VPos::Center),
+        )?;
+    }
+    Ok(())
+}
+
+/// Pushes places (sorted by height) at least a line apart, upwards again where the bottom is reached.
+fn spread_out(places: &mut [(usize, i32)], bottom: i32) {
+    for i in 1..places.len() {
+        places[i].1 = places[i].1.max(places[i - 1].1 + LINE);
+    }
+    let mut limit = bottom;
+    for place in places.iter_mut().rev() {
+        place.1 = place.1.min(limit);
+        limit = place.1 - LINE;
+    }
+}
+
+/// The key above a narrow chart.
+fn key(area: &Area<'_>, lines: &[Line<'_>]) -> Result<(), Error> {
+    for (i, line) in lines.iter().enumerate() {
+        let y = LINE * (i as i32 + 1) + LINE / 2;
+        let ink = colour(line.style);
+        let strokes: &[(i32, i32)] = if line.style.published {
+            &[(50, 58), (62, 70)]
+        } else {
+            &[(50, 70)]
+        };
+        for (from, to) in strokes {
+            area.draw(&PathElement::new(
+                [(*from, y), (*to, y)],
+                ink.stroke_width(3),
+            ))
+            .map_err(failed)?;
+        }
+        write(
+            area,
+            line.style.label.as_str(),
+            (76, y),
+            &text_style(INK, HPos::Left, VPos::Center),
+        )?;
+    }
+    Ok(())
+}
+
+/// Height of one histogram of [`doublings`], its label included.
+const RIDGE: i32 = 78;
+
+/// Histograms one over the other; a column is a doubling, its height the share of all that fell into it.
+fn doublings(
+    area: &Area<'_>,
+    unit: &str,
+    rows: &[(Style, Vec<(u64, u64)>)],
+    width: u32,
+) -> Result<(), Error> {
+    let filled = |row: &[(u64, u64)]| {
+        row.iter()
+            .filter(|(_, n)| *n > 0)
+            .map(|r| r.0)
+            .collect::<Vec<u64>>()
+    };
+    let borders: Vec<u64> = rows.iter().flat_map(|(_, row)| filled(row)).collect();
+    let (low, high) = (
+        borders.iter().min().copied().unwrap_or(0),
+        borders.iter().max().copied().unwrap_or(1),
+    );
+    // Columns: [0,1) is column 0, [1,2) is 1, [2,4) is 2 …
+    let column = |border: u64| {
+        if border == 0 {
+            0
+        } else {
+            1 + border.ilog2() as i32
+        }
+    };
+    let columns = column(high) - column(low) + 1;
+    let step = f64::from(width as i32 - 4) / f64::from(columns);
+    let x = |c: i32| (f64::from(c) * step) as i32;
+    let most = rows
+        .iter()
+        .flat_map(|(_, r)| r.iter().map(|b| b.1 as f64 / total(r)))
+        .fold(0.0, f64::max);
+    for (i, (style, row)) in rows.iter().enumerate() {
+        let (top, base) = (i as i32 * RIDGE, (i as i32 + 1) * RIDGE - 4);
+        let ink = colour(style);
+        write(
+            area,
+            style.label.as_str(),
+            (0, top + 4),
+            &text_style(INK, HPos::Left, VPos::Top),
+        )?;
+        area.draw(&PathElement::new(
+            [(0, base), (width as i32, base)],
+            GRID.stroke_width(1),
+        ))
+        .map_err(failed)?;
+        for (border, count) in row.iter().filter(|(_, n)| *n > 0) {
+            let share = *count as f64 / total(row);
+            let rise = (share / most * f64::from(RIDGE - LINE - 14)).max(1.0) as i32;
+            let at = column(*border) - column(low);
+            let corners = [(x(at) + 1, base - rise), (x(at + 1) - 2, base)];
+            let fill = if style.published {
+                ink.mix(0.25).filled()
+            } else {
+                ink.filled()
+            };
+            area.draw(&Rectangle::new(corners, fill)).map_err(failed)?;
+            if style.published {
+                area.draw(&Rectangle::new(corners, ink.stroke_width(1)))
+                    .map_err(failed)?;
+            }
+        }
+    }
+    let bottom = rows.len() as i32 * RIDGE;
+    for c in 0..columns {
+        let border = if c + column(low) == 0 {
+            0
+        } else {
+            1u64 << (c + column(low) - 1)
+        };
+        write(
+            area,
+            border.to_string(),
+            (x(c), bottom),
+            &text_style(MUTED, HPos::Left, VPos::Top),
+        )?;
+    }
+    let note = format!("{unit}, to the next; height: share of requests");
+    write(
+        area,
+        note,
+        (0, bottom + LINE + 4),
+        &text_style(MUTED, HPos::Left, VPos::Top),
+    )
+}
+
+fn total(row: &[(u64, u64)]) -> f64 {
+    row.iter().map(|r| r.1).sum::<u64>().max(1) as f64
+}
+
+/// Horizontal bars, each under its label; published ones hollow.
+fn draw_bars(
+    area: &Area<'_>,
+    unit: &str,
+    bars: &[Bar],
+    log: bool,
+    width: u32,
+) -> Result<(), Error> {
+    let ends = || {
+        bars.iter()
+            .flat_map(|b| [Some(b.value), b.range.map(|r| r.1)])
+            .flatten()
+    };
+    let starts = || {
+        bars.iter()
+            .flat_map(|b| [Some(b.value), b.range.map(|r| r.0)])
+            .flatten()
+    };
+    let most = ends().fold(f64::MIN, f64::max).max(1e-9);
+    let least = if log {
+        starts().fold(f64::MAX, f64::min).max(1e-9) / 2.0
+    } else {
+        0.0
+    };
+    let room = f64::from(width) - 84.0;
+    let x = |v: f64| {
+        let share = if log {
+            (v.max(least) / least).ln() / (most / least).ln()
+        } else {
+            v / most
+        };
+        (share * room) as i32
+    };
+    for (i, bar) in bars.iter().enumerate() {
+        let top = i as i32 * 40;
+        let ink = colour(&bar.style);
+        write(
+            area,
+            bar.style.label.as_str(),
+            (0, top + 2),
+            &text_style(INK, HPos::Left, VPos::Top),
+        )?;
+        let corners = [(0, top + LINE + 3), (x(bar.value).max(1), top + LINE + 15)];
+        area.draw(&Rectangle::new(
+            corners,
+            if bar.style.published {
+                ink.mix(0.25).filled()
+            } else {
+                ink.filled()
+            },
+        ))
+        .map_err(failed)?;
+        if bar.style.published {
+            area.draw(&Rectangle::new(corners, ink.stroke_width(1)))
+                .map_err(failed)?;
+        }
+        let mut end = x(bar.value);
+        if let Some((low, high)) = bar.range.filter(|(low, high)| high > low) {
+            let y = top + LINE + 9;
+            area.draw(&PathElement::new(
+                [(x(low), y), (x(high), y)],
+                INK.stroke_width(1),
+            ))
+            .map_err(failed)?;
+            for at in [low, high] {
+                area.draw(&PathElement::new(
+                    [(x(at), y - 3), (x(at), y + 3)],
+                    INK.stroke_width(1),
+                ))
+                .map_err(failed)?;
+            }
+            end = end.max(x(high));
+        }
+        let label = format!("{} {unit}", number(bar.value));
+        write(
+            area,
+            label,
+            (end + 6, top + LINE + 9),
+            &text_style(INK, HPos::Left, VPos::Center),
+        )?;
+    }
+    let scale = match (log, bars.iter().any(|b| b.range.is_some_and(|r| r.1 > r.0))) {
+        (true, true) => "logarithmic; whiskers: all rounds",
+        (true, false) => "logarithmic",
+        (false, true) => "whiskers: all rounds",
+        (false, false) => "",
+    };
+    write(
+        area,
+        scale,
+        (0, bars.len() as i32 * 40 + 6),
+        &text_style(MUTED, HPos::Left, VPos::Top),
+    )
+}
+
+/// Stacked shares, a row each, with lines where even shares would end.
+fn shares(area: &Area<'_>, rows: &[(String, Vec<f64>)], width: u32) -> Result<(), Error> {
+    let full = f64::from(width) - 2.0;
+    for (i, (label, shares)) in rows.iter().enumerate() {
+        let top = i as i32 * 46;
+        write(
+            area,
+            label.as_str(),
+            (0, top + 2),
+            &text_style(INK, HPos::Left, VPos::Top),
+        )?;
+        let (upper, lower) = (top + LINE + 3, top + LINE + 21);
+        let mut from = 0.0;
+        for (worker, share) in shares.iter().enumerate() {
+            let to = from + share * full;
+            let ink = PALETTE[[1, 4, 3, 2, 5, 6, 0][worker % 7]];
+            area.draw(&Rectangle::new(
+                [(from as i32 + 1, upper), (to as i32, lower)],
+                ink.filled(),
+            ))
+            .map_err(failed)?;
+            if to - from > 40.0 {
+                let middle = ((from + to) / 2.0) as i32;
+                let style = text_style(PAPER, HPos::Center, VPos::Center);
+                write(
+                    area,
+                    format!("{:.0} %", share * 100.0),
+                    (middle, (upper + lower) / 2),
+                    &style,
+                )?;
+            }
+            from = to;
+        }
+        for part in 1..shares.len() {
+            let at = (full * part as f64 / shares.len() as f64) as i32;
+            area.draw(&PathElement::new(
+                [(at, upper - 3), (at, lower + 3)],
+                INK.stroke_width(1),
+            ))
+            .map_err(failed)?;
+        }
+    }
+    let note = "a colour a worker; thin lines: even shares";
+    write(
+        area,
+        note,
+        (0, rows.len() as i32 * 46 + 4),
+        &text_style(MUTED, HPos::Left, VPos::Top),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_never_cover_each_other() {
+        let mut places: Vec<(usize, i32)> = [10, 12, 13, 300, 301, 302]
+            .into_iter()
+            .enumerate()
+            .collect();
+        spread_out(&mut places, 310);
+        assert!(
+            places.windows(2).all(|w| w[1].1 - w[0].1 >= LINE),
+            "{places:?}"
+        );
+        assert!(places.iter().all(|p| p.1 <= 310));
+    }
+
+    #[test]
+    fn curves_end_at_the_limit() {
+        assert_eq!(
+            clip(vec![(0.0, 0.0), (2.0, 2.0), (9.0, 9.0)], 3.0),
+            [(0.0, 0.0), (2.0, 2.0), (3.0, 3.0)]
+        );
+    }
+
+    #[test]
+    fn every_kind_draws_at_both_widths_without_text_outside() {
+        let distribution = Distribution {
+            unit: "ms".into(),
+            upper: vec![1.0, 2.0, 64.0],
+            count: vec![900, 90, 10],
+        };
+        let kinds = [
+            Kind::Percentiles {
+                unit: "ms".into(),
+                series: vec![(Style::ours("a", 0), distribution)],
+            },
+            Kind::Bars {
+                unit: "ms".into(),
+                bars: vec![Bar {
+                    style: Style::published("b", 1),
+                    value: 3.0,
+                    range: Some((2.0, 4.0)),
+                }],
+                log: true,
+            },
+            Kind::Doublings {
+                unit: "ms".into(),
+                rows: vec![(Style::ours("e", 3), vec![(0, 1), (1, 5), (2, 90), (4, 3)])],
+            },
+            Kind::Shares {
+                rows: vec![("c".into(), vec![0.25; 4])],
+            },
+            Kind::Lines {
+                x: "n".into(),
+                y: "us".into(),
+                log: true,
+                series: vec![(Style::ours("d", 2), vec![(100.0, 1.0), (1000.0, 30.0)])],
+            },
+        ];
+        for kind in &kinds {
+            for width in [WIDE, NARROW] {
+                let svg = draw(kind, width).unwrap();
+                assert!(svg.starts_with("<svg viewBox"), "{}", &svg[..60]);
+                for x in svg.split("<text x=\"").skip(1) {
+                    let x: i32 = x.split('"').next().unwrap().parse().unwrap();
+                    assert!(
+                        (0..=width as i32).contains(&x),
+                        "{x} of {width} in {kind:?}"
+                    );
+                }
+            }
+        }
+    }
+}

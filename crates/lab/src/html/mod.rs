@@ -1,0 +1,6 @@
+//! One self-contained page: no script, no network, light and dark, for screen, phone and paper.
+
+mod chart;
+mod page;
+
+pub use page::{page, report};

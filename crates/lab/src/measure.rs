@@ -1,0 +1,135 @@
+//! From what the load generator saw to the metrics of a sample; the names are the same in all experiments.
+
+use hdrhistogram::Histogram;
+
+use crate::Error;
+use crate::distribution::Distribution;
+use crate::experiment::{Context, Sample};
+use crate::stats;
+
+/// Sends a load, with progress, until it is done or the user stops it.
+///
+/// # Errors
+/// When the plan cannot be run, or on Ctrl-C.
+pub fn load(
+    plan: &wakeone_load::Plan,
+    context: &mut Context<'_>,
+) -> Result<wakeone_load::Outcome, Error> {
+    let cancel = context.cancel;
+    let planned = plan.stop.requests;
+    let report = &mut *context.progress;
+    let outcome = wakeone_load::run(plan, cancel, &mut |now| {
+        let by_count = planned.map_or(0.0, |n| now.completed as f64 / n.max(1) as f64);
+        let by_time = plan
+            .stop
+            .duration
+            .map_or(0.0, |d| now.elapsed.as_secs_f64() / d.as_secs_f64());
+        report(by_count.max(by_time));
+    })
+    .map_err(|source| Error::Load {
+        target: plan.target,
+        source,
+    })?;
+    context.check()?;
+    Ok(outcome)
+}
+
+/// What one load found, in the metrics that every load has.
+///
+/// `latency_ms_*` counts from the planned time of each request (from sending it in a closed loop), `share_worker_N` is
+/// each worker's share of the answers, `share_max_over_mean` 1 where all workers got the same.
+pub fn sample(outcome: &wakeone_load::Outcome, workers: usize) -> Sample {
+    let mut sample = Sample::default();
+    latency(&mut sample, &outcome.latency);
+    let counts = by_worker(&outcome.by_worker, workers);
+    shares(&mut sample, &counts);
+    let errors: u64 = outcome.errors.values().sum();
+    sample.put("errors", "count", errors as f64);
+    for (kind, count) in &outcome.errors {
+        sample.put(format!("errors_{kind}"), "count", *count as f64);
+    }
+    sample.put("requests", "count", outcome.completed as f64);
+    sample.put(
+        "throughput_per_s",
+        "1/s",
+        outcome.completed as f64 / outcome.elapsed.as_secs_f64().max(1e-9),
+    );
+    sample
+        .distributions
+        .insert("latency_ms".into(), Distribution::from_ns(&outcome.latency));
+    sample
+}
+
+/// The latency metrics of a histogram of nanoseconds.
+pub fn latency(sample: &mut Sample, histogram: &Histogram<u64>) {
+    let mut put = |name: &str, ns: f64| sample.put(format!("latency_ms_{name}"), "ms", ns / 1e6);
+    put("mean", histogram.mean());
+    put("stddev", histogram.stdev());
+    put("min", histogram.min() as f64);
+    for (name, quantile) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999)] {
+        put(name, histogram.value_at_quantile(quantile) as f64);
+    }
+    put("max", histogram.max() as f64);
+}
+
+/// Each worker's share of the whole, and how far from even the largest is.
+pub fn shares(sample: &mut Sample, counts: &[u64]) {
+    let total = counts.iter().sum::<u64>().max(1) as f64;
+    for (worker, count) in counts.iter().enumerate() {
+        sample.put(
+            format!("share_worker_{worker}"),
+            "ratio",
+            *count as f64 / total,
+        );
+    }
+    sample.put("share_max_over_mean", "ratio", stats::max_over_mean(counts));
+}
+
+/// Answers of workers 0 to `workers - 1`, those that never answered included. Answers with any other name (or none) are
+/// counted behind them, so that nothing vanishes from the shares.
+pub fn by_worker(answers: &std::collections::BTreeMap<String, u64>, workers: usize) -> Vec<u64> {
+    let mut counts = vec![0; workers];
+    for (name, count) in answers {
+        match name.parse::<usize>().ok().filter(|n| *n < workers) {
+            Some(worker) => counts[worker] += count,
+            None => counts.push(*count),
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_and_unknown_workers_are_counted() {
+        let answers = [
+            ("0".to_owned(), 5),
+            ("2".to_owned(), 7),
+            ("stranger".to_owned(), 1),
+        ]
+        .into();
+        assert_eq!(by_worker(&answers, 4), [5, 0, 7, 0, 1]);
+    }
+
+    #[test]
+    fn milliseconds_from_nanoseconds() {
+        let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3).unwrap();
+        histogram.record_n(1_000_000, 99).unwrap();
+        histogram.record(101_000_000).unwrap();
+        let mut found = Sample::default();
+        latency(&mut found, &histogram);
+        let near = |name: &str, value: f64| {
+            let (unit, found) = &found.metrics[name];
+            assert!(
+                unit == "ms" && (found / value - 1.0).abs() < 0.002,
+                "{name}: {found}"
+            );
+        };
+        near("latency_ms_mean", 2.0);
+        near("latency_ms_p50", 1.0);
+        near("latency_ms_max", 101.0);
+        near("latency_ms_stddev", 9.95);
+    }
+}

@@ -1,0 +1,226 @@
+//! What a reader is shown, before it is decided how: text and HTML render the same blocks.
+
+use crate::distribution::Distribution;
+
+/// A part of a presentation, in reading order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Block {
+    /// A heading.
+    Heading(String),
+    /// A paragraph.
+    Paragraph(String),
+    /// A table.
+    Table(Table),
+    /// Histograms in powers of two, one under the other, as the sources print them.
+    Histograms(Vec<Histogram>),
+    /// A chart; HTML only.
+    Chart(Chart),
+}
+
+/// A table; the first column names the row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    /// What it shows.
+    pub caption: String,
+    /// Heads of the columns.
+    pub head: Vec<String>,
+    /// The rows.
+    pub rows: Vec<Row>,
+}
+
+/// A row of a table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// Published rather than measured here: shown apart.
+    pub published: bool,
+    /// The cells.
+    pub cells: Vec<String>,
+}
+
+/// A distribution with its summary line.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Histogram {
+    /// What it is of.
+    pub title: String,
+    /// Published rather than measured here.
+    pub published: bool,
+    /// The line above the bars: `min:… avg:… med=… max:… dev:… count:…`.
+    pub summary: String,
+    /// Unit of the lower borders.
+    pub unit: String,
+    /// `(lower border, count)`.
+    pub rows: Vec<(u64, u64)>,
+}
+
+/// A chart.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chart {
+    /// What it shows, as a headline.
+    pub title: String,
+    /// How to read it, one or two sentences.
+    pub note: String,
+    /// What is drawn.
+    pub kind: Kind,
+}
+
+/// The kinds of charts.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Kind {
+    /// Latency at each percentile, the slowest stretched out; both axes logarithmic.
+    Percentiles {
+        /// Unit of the values.
+        unit: String,
+        /// One line each.
+        series: Vec<(Style, Distribution)>,
+    },
+    /// Histograms in powers of two one over the other, on one axis: each column is a doubling.
+    Doublings {
+        /// Unit of the lower borders.
+        unit: String,
+        /// `(lower border, count)` of each.
+        rows: Vec<(Style, Vec<(u64, u64)>)>,
+    },
+    /// Horizontal bars with the range of the rounds.
+    Bars {
+        /// Unit of the values.
+        unit: String,
+        /// The bars, top to bottom.
+        bars: Vec<Bar>,
+        /// A logarithmic axis.
+        log: bool,
+    },
+    /// Stacked bars of shares that add up to one; a line marks where even shares would end.
+    Shares {
+        /// `(label, shares)`.
+        rows: Vec<(String, Vec<f64>)>,
+    },
+    /// Lines over an axis of numbers.
+    Lines {
+        /// Name of the horizontal axis.
+        x: String,
+        /// Name of the vertical axis.
+        y: String,
+        /// Logarithmic axes.
+        log: bool,
+        /// The lines.
+        series: Vec<(Style, Vec<(f64, f64)>)>,
+    },
+}
+
+/// How a series looks; colours stay with what they stand for across the charts of a page.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Style {
+    /// The direct label.
+    pub label: String,
+    /// Place in the palette.
+    pub colour: usize,
+    /// Published rather than measured here: dashed or hollow.
+    pub published: bool,
+}
+
+/// One bar.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Bar {
+    /// Its look and label.
+    pub style: Style,
+    /// Its length.
+    pub value: f64,
+    /// Smallest and largest of the rounds.
+    pub range: Option<(f64, f64)>,
+}
+
+impl Row {
+    /// A row measured here.
+    pub fn ours(cells: Vec<String>) -> Self {
+        Self {
+            published: false,
+            cells,
+        }
+    }
+
+    /// A row of published figures.
+    pub fn published(cells: Vec<String>) -> Self {
+        Self {
+            published: true,
+            cells,
+        }
+    }
+}
+
+impl Style {
+    /// A series measured here.
+    pub fn ours(label: impl Into<String>, colour: usize) -> Self {
+        Self {
+            label: label.into(),
+            colour,
+            published: false,
+        }
+    }
+
+    /// A published series.
+    pub fn published(label: impl Into<String>, colour: usize) -> Self {
+        Self {
+            label: label.into(),
+            colour,
+            published: true,
+        }
+    }
+}
+
+/// A number as a person reads it: three significant figures, thousands apart, no false precision.
+pub fn number(value: f64) -> String {
+    if !value.is_finite() {
+        return "–".into();
+    }
+    let magnitude = value.abs();
+    match magnitude {
+        0.0 => "0".into(),
+        m if m >= 1000.0 => thousands(value.round() as i64),
+        m if m >= 100.0 => format!("{value:.0}"),
+        m if m >= 10.0 => format!("{value:.1}"),
+        m if m >= 0.01 => format!("{value:.2}"),
+        _ => format!("{value:.1e}"),
+    }
+}
+
+fn thousands(value: i64) -> String {
+    let digits = value.unsigned_abs().to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    if value < 0 { format!("-{text}") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::number;
+
+    #[test]
+    fn numbers_for_people() {
+        let shown: Vec<String> = [
+            0.0,
+            0.00012,
+            0.5,
+            4.449,
+            31.37,
+            144.55,
+            999.6,
+            177_274.0,
+            -1234.0,
+            f64::NAN,
+        ]
+        .iter()
+        .map(|v| number(*v))
+        .collect();
+        assert_eq!(
+            shown,
+            [
+                "0", "1.2e-4", "0.50", "4.45", "31.4", "145", "1000", "177,274", "-1,234", "–"
+            ]
+        );
+    }
+}

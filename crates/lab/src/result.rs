@@ -1,0 +1,178 @@
+//! The result of an experiment: typed data, the same for all of them, after `docs/schema/lab-result.schema.json`.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+use crate::distribution::Distribution;
+use crate::environment::Environment;
+use crate::stats;
+
+/// The value of `schema` in every result file of this shape.
+pub const SCHEMA: &str = "wakeone-lab-result/1";
+
+/// The JSON Schema (draft 2020-12) of a result file.
+pub const SCHEMA_TEXT: &str = include_str!("../../../docs/schema/lab-result.schema.json");
+
+/// Everything that one run of one experiment found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The experiment's name, as in `wakeone lab list`.
+    pub experiment: String,
+    /// Version of Wakeone that measured.
+    pub version: String,
+    /// Git commit that it was built from; `unknown` where there was no git, `+changes` behind it where files differed.
+    pub commit: String,
+    /// The machine and how quiet it was.
+    pub environment: Environment,
+    /// What was asked for: seed, rounds, sizes, rates.
+    pub parameters: serde_json::Map<String, serde_json::Value>,
+    /// What was measured, a variant each.
+    pub variants: Vec<Variant>,
+    /// Ratios of two variants, paired by round.
+    pub comparisons: Vec<Comparison>,
+    /// What ought to be seen, and whether it was.
+    pub expectations: Vec<Expectation>,
+}
+
+/// One way of doing it, measured once in every round.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Variant {
+    /// `workload/way`, such as `stuck/least-connections`.
+    pub name: String,
+    /// The numbers, by name; the unit is in the name's middle or end and in [`Metric::unit`].
+    pub metrics: BTreeMap<String, Metric>,
+    /// Whole distributions, all rounds merged, by name (`latency_ms`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub distributions: BTreeMap<String, Distribution>,
+}
+
+/// One number, once a round, and its middle and ends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Metric {
+    /// Unit of the values.
+    pub unit: String,
+    /// One value a round, in the order of the rounds.
+    pub values: Vec<f64>,
+    /// Median of the values.
+    pub median: f64,
+    /// The smallest value.
+    pub min: f64,
+    /// The largest value.
+    pub max: f64,
+}
+
+/// `a / b` in one metric, round by round: what both had in common in a round (the machine's mood) cancels out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// Name of the comparison.
+    pub name: String,
+    /// The variant above the line.
+    pub a: String,
+    /// The variant below the line.
+    pub b: String,
+    /// The metric compared.
+    pub metric: String,
+    /// One ratio a round.
+    pub ratios: Vec<f64>,
+    /// Median of the ratios.
+    pub median: f64,
+}
+
+/// A claim, where it comes from, what was measured, and whether it holds here.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Expectation {
+    /// Name of the expectation.
+    pub name: String,
+    /// What ought to hold, with its limit.
+    pub claim: String,
+    /// Who says so.
+    pub source: String,
+    /// The number that was held against the claim; absent where it could not be measured.
+    pub measured: Option<f64>,
+    /// Whether it holds. What could not be measured does not hold.
+    pub holds: bool,
+}
+
+impl Metric {
+    /// A metric from its value of each round.
+    pub fn new(unit: impl Into<String>, values: Vec<f64>) -> Self {
+        let (median, min, max) = (
+            stats::median(&values),
+            stats::min(&values),
+            stats::max(&values),
+        );
+        Self {
+            unit: unit.into(),
+            values,
+            median,
+            min,
+            max,
+        }
+    }
+}
+
+impl Variant {
+    /// Median of a metric over the rounds.
+    pub fn median(&self, metric: &str) -> Option<f64> {
+        self.metrics.get(metric).map(|m| m.median)
+    }
+}
+
+impl Expectation {
+    /// An expectation that holds when `measured` is there and `test` is true of it.
+    pub fn new(
+        name: impl Into<String>,
+        claim: impl Into<String>,
+        source: impl Into<String>,
+        measured: Option<f64>,
+        test: impl Fn(f64) -> bool,
+    ) -> Self {
+        let measured = measured.filter(|m| m.is_finite());
+        Self {
+            name: name.into(),
+            claim: claim.into(),
+            source: source.into(),
+            holds: measured.is_some_and(test),
+            measured,
+        }
+    }
+}
+
+impl Outcome {
+    /// The variant of this name.
+    pub fn variant(&self, name: &str) -> Option<&Variant> {
+        self.variants.iter().find(|v| v.name == name)
+    }
+
+    /// Median over the rounds of one metric of one variant.
+    pub fn median(&self, variant: &str, metric: &str) -> Option<f64> {
+        self.variant(variant)?.median(metric)
+    }
+
+    /// The values, a round each, of one metric of one variant; empty where there is none.
+    pub fn values(&self, variant: &str, metric: &str) -> &[f64] {
+        self.variant(variant)
+            .and_then(|v| v.metrics.get(metric))
+            .map_or(&[], |m| &m.values)
+    }
+
+    /// Median of a comparison's ratios.
+    pub fn ratio(&self, comparison: &str) -> Option<f64> {
+        self.comparisons
+            .iter()
+            .find(|c| c.name == comparison)
+            .map(|c| c.median)
+    }
+
+    /// Whether every expectation holds.
+    pub fn holds(&self) -> bool {
+        self.expectations.iter().all(|e| e.holds)
+    }
+
+    /// A whole number from the parameters.
+    pub fn parameter_u64(&self, name: &str) -> Option<u64> {
+        self.parameters.get(name)?.as_u64()
+    }
+}

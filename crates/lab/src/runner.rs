@@ -1,0 +1,516 @@
+//! Runs a design: rounds of interleaved variants, with progress, kept points, and the arithmetic that all share.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use rand::seq::SliceRandom;
+use rand::{SeedableRng, rngs::StdRng};
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::sync::atomic::AtomicBool;
+
+use crate::Error;
+use crate::environment::{NOISY_SPREAD, Watch};
+use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings};
+use crate::present::number;
+use crate::result::{Comparison, Metric, Outcome, SCHEMA, Variant};
+use crate::stats;
+use crate::store::{Points, Store};
+
+/// Runs an experiment to its end.
+///
+/// Each round measures every variant once; within its group the order is shuffled anew in each round, so that neither a
+/// drift of the machine nor a neighbour's after-effects favour one of them. All variants of a round get the same seed.
+///
+/// # Errors
+/// When a point cannot be measured, or on `cancel`; points that were finished are kept in `store`.
+pub fn run(
+    experiment: &dyn Experiment,
+    settings: &Settings,
+    store: &Store,
+    cancel: &AtomicBool,
+) -> Result<Outcome, Error> {
+    let card = experiment.card();
+    let mut design = experiment.design(settings);
+    if let Some(rounds) = settings.rounds {
+        design.rounds = rounds;
+    }
+    narrow(&mut design, settings)?;
+    note_parameters(&mut design, settings);
+    let watch = Watch::start();
+    let mut points = store.points(card.name, &design.parameters);
+    let mut progress = Progress::start(card.name, &design, points.len());
+    for (round, arm) in order(&design, settings.seed) {
+        if let Some(done) = points
+            .iter()
+            .find(|(r, name, _)| *r == round && *name == arm.name)
+        {
+            progress.skip(arm, &done.2);
+            continue;
+        }
+        let mut context = Context {
+            settings,
+            round,
+            seed: settings
+                .seed
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                .wrapping_add(round as u64),
+            cancel,
+            progress: &mut |share| progress.within(arm, share),
+        };
+        context.check()?;
+        let sample = experiment.measure(arm, &mut context)?;
+        context.check()?;
+        progress.done(round, arm, &sample, design.steady);
+        points.push((round, arm.name.clone(), sample));
+        store.keep_points(card.name, &design.parameters, &points)?;
+    }
+    progress.finish();
+    let mut outcome = assemble(card.name, &design, points, watch);
+    outcome.expectations = experiment.judge(&outcome);
+    Ok(outcome)
+}
+
+/// Keeps the variants that the user asked for.
+fn narrow(design: &mut Design, settings: &Settings) -> Result<(), Error> {
+    if settings.only.is_empty() {
+        return Ok(());
+    }
+    let all: Vec<String> = design.arms.iter().map(|a| a.name.clone()).collect();
+    design
+        .arms
+        .retain(|arm| settings.only.iter().any(|part| arm.name.contains(part)));
+    if design.arms.is_empty() {
+        return Err(Error::Missing(format!(
+            "no variant has {} in its name; there are {}",
+            settings.only.join(" or "),
+            all.join(", ")
+        )));
+    }
+    design
+        .parameters
+        .insert("only".into(), settings.only.join(" ").into());
+    Ok(())
+}
+
+fn note_parameters(design: &mut Design, settings: &Settings) {
+    design
+        .parameters
+        .insert("seed".into(), settings.seed.into());
+    design
+        .parameters
+        .insert("rounds".into(), design.rounds.into());
+    design
+        .parameters
+        .insert("quick".into(), settings.quick.into());
+}
+
+/// Every `(round, arm)` in the order of measuring.
+fn order(design: &Design, seed: u64) -> Vec<(usize, &Arm)> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut order = Vec::new();
+    for round in 0..design.rounds {
+        let mut groups: BTreeMap<usize, Vec<&Arm>> = BTreeMap::new();
+        for arm in &design.arms {
+            groups.entry(arm.group).or_default().push(arm);
+        }
+        for (_, mut arms) in groups {
+            arms.shuffle(&mut rng);
+            order.extend(arms.into_iter().map(|arm| (round, arm)));
+        }
+    }
+    order
+}
+
+/// The samples of all rounds, in the order of the rounds, as a result without expectations.
+fn assemble(name: &str, design: &Design, mut points: Points, watch: Watch) -> Outcome {
+    points.sort_by_key(|(round, _, _)| *round);
+    let variants: Vec<Variant> = design
+        .arms
+        .iter()
+        .map(|arm| variant(&arm.name, &points))
+        .collect();
+    let mut environment = watch.finish();
+    environment
+        .warnings
+        .extend(variants.iter().filter_map(|v| unsteady(v, design.steady)));
+    let comparisons = design.pairings.iter().filter_map(|pairing| {
+        let values = |name: &str| {
+            variants
+                .iter()
+                .find(|v| v.name == name)
+                .and_then(|v| v.metrics.get(&pairing.metric))
+                .map(|m| m.values.clone())
+        };
+        let ratios = stats::paired_ratios(&values(&pairing.a)?, &values(&pairing.b)?);
+        (!ratios.is_empty()).then(|| Comparison {
+            name: pairing.name.clone(),
+            a: pairing.a.clone(),
+            b: pairing.b.clone(),
+            metric: pairing.metric.clone(),
+            median: stats::median(&ratios),
+            ratios,
+        })
+    });
+    let comparisons = comparisons.collect();
+    Outcome {
+        schema: SCHEMA.into(),
+        experiment: name.into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        commit: env!("WAKEONE_COMMIT").into(),
+        environment,
+        parameters: design.parameters.clone(),
+        variants,
+        comparisons,
+        expectations: Vec::new(),
+    }
+}
+
+fn variant(name: &str, points: &Points) -> Variant {
+    let mut values: BTreeMap<String, (String, Vec<f64>)> = BTreeMap::new();
+    let mut variant = Variant {
+        name: name.into(),
+        metrics: BTreeMap::new(),
+        distributions: BTreeMap::new(),
+    };
+    for (_, _, sample) in points.iter().filter(|(_, arm, _)| arm == name) {
+        for (metric, (unit, value)) in &sample.metrics {
+            values
+                .entry(metric.clone())
+                .or_insert_with(|| (unit.clone(), Vec::new()))
+                .1
+                .push(*value);
+        }
+        for (metric, distribution) in &sample.distributions {
+            variant
+                .distributions
+                .entry(metric.clone())
+                .or_default()
+                .merge(distribution);
+        }
+    }
+    variant.metrics = values
+        .into_iter()
+        .map(|(name, (unit, values))| (name, Metric::new(unit, values)))
+        .collect();
+    variant
+}
+
+/// A warning where the rounds of a variant lie too far apart.
+fn unsteady(variant: &Variant, metric: &str) -> Option<String> {
+    let steady = variant.metrics.get(metric)?;
+    let spread = stats::spread(&steady.values);
+    (spread > NOISY_SPREAD).then(|| {
+        format!(
+            "The rounds of {} lie far apart ({metric} {} to {} {}): the machine or the workload was too noisy to tell small differences; more --rounds help.",
+            variant.name,
+            number(steady.min),
+            number(steady.max),
+            steady.unit
+        )
+    })
+}
+
+/// Progress with time left: a bar on a terminal, a line a point elsewhere. The unit is a tenth of a second of work.
+struct Progress {
+    bar: Option<ProgressBar>,
+    total: usize,
+    finished: usize,
+    before: f64,
+    left: f64,
+}
+
+impl Progress {
+    fn start(name: &str, design: &Design, kept: usize) -> Self {
+        let seconds = design.arms.iter().map(|a| a.seconds).sum::<f64>() * design.rounds as f64;
+        let total = design.arms.len() * design.rounds;
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new((seconds * 10.0) as u64);
+            if let Ok(style) = ProgressStyle::with_template(
+                "{prefix} [{bar:30}] {percent:>3} %, {eta} left  {wide_msg}",
+            ) {
+                bar.set_style(style.progress_chars("=> "));
+            }
+            bar.set_prefix(name.to_owned());
+            bar
+        });
+        if kept > 0 {
+            eprintln!("{name}: {kept} of {total} points were measured before and are kept");
+        }
+        Self {
+            bar,
+            total,
+            finished: 0,
+            before: 0.0,
+            left: seconds,
+        }
+    }
+
+    fn within(&self, arm: &Arm, share: f64) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(arm.name.clone());
+            bar.set_position(((self.before + arm.seconds * share.clamp(0.0, 1.0)) * 10.0) as u64);
+        }
+    }
+
+    fn advance(&mut self, arm: &Arm) {
+        self.finished += 1;
+        self.before += arm.seconds;
+        self.left -= arm.seconds;
+    }
+
+    fn skip(&mut self, arm: &Arm, _sample: &Sample) {
+        self.advance(arm);
+        if let Some(bar) = &self.bar {
+            bar.set_position((self.before * 10.0) as u64);
+            bar.reset_eta();
+        }
+    }
+
+    fn done(&mut self, round: usize, arm: &Arm, sample: &Sample, steady: &str) {
+        self.advance(arm);
+        match &self.bar {
+            Some(bar) => bar.set_position((self.before * 10.0) as u64),
+            None => {
+                let value = sample
+                    .metrics
+                    .get(steady)
+                    .map_or_else(String::new, |(unit, v)| {
+                        format!(" {steady} {} {unit}", number(*v))
+                    });
+                eprintln!(
+                    "{} of {}: round {}, {}{value}, about {:.0} s left",
+                    self.finished,
+                    self.total,
+                    round + 1,
+                    arm.name,
+                    self.left.max(0.0)
+                );
+            }
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::{Card, Pairing, Source};
+    use crate::present::Block;
+    use crate::result::Expectation;
+    use std::sync::Mutex;
+    use std::sync::atomic::Ordering;
+
+    /// Measures nothing: writes down what it is asked for, and fails where it is told to.
+    struct Recorder {
+        asked: Mutex<Vec<(usize, String, u64)>>,
+        fail_at: Option<usize>,
+    }
+
+    const CARD: Card = Card {
+        name: "recorder",
+        title: "",
+        question: "",
+        source: Source {
+            short: "",
+            long: "",
+            url: "",
+        },
+        readme: "",
+        published: "",
+    };
+
+    fn arm(name: &str, group: usize) -> Arm {
+        Arm {
+            name: name.into(),
+            group,
+            seconds: 1.0,
+        }
+    }
+
+    impl Experiment for Recorder {
+        fn card(&self) -> &Card {
+            &CARD
+        }
+        fn design(&self, _settings: &Settings) -> Design {
+            Design {
+                rounds: 4,
+                arms: vec![
+                    arm("x/a", 0),
+                    arm("x/b", 0),
+                    arm("x/c", 0),
+                    arm("y/a", 1),
+                    arm("y/b", 1),
+                ],
+                pairings: vec![Pairing {
+                    name: "b/a".into(),
+                    a: "x/b".into(),
+                    b: "x/a".into(),
+                    metric: "m".into(),
+                }],
+                steady: "m",
+                parameters: serde_json::Map::new(),
+            }
+        }
+        fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
+            let mut asked = self.asked.lock().unwrap();
+            if self.fail_at == Some(asked.len()) {
+                return Err(Error::Interrupted);
+            }
+            asked.push((context.round, arm.name.clone(), context.seed));
+            let mut sample = Sample::default();
+            // The machine is ten times slower in round 2: no paired ratio may show it.
+            let mood = if context.round == 2 { 10.0 } else { 1.0 };
+            sample.put(
+                "m",
+                "ms",
+                mood * if arm.name.ends_with('b') { 3.0 } else { 2.0 },
+            );
+            Ok(sample)
+        }
+        fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
+            vec![Expectation::new(
+                "ratio",
+                "b is 1.5 a",
+                "arithmetic",
+                outcome.ratio("b/a"),
+                |r| (r - 1.5).abs() < 1e-9,
+            )]
+        }
+        fn present(&self, _outcome: &Outcome) -> Vec<Block> {
+            Vec::new()
+        }
+    }
+
+    fn recorder(fail_at: Option<usize>) -> Recorder {
+        Recorder {
+            asked: Mutex::default(),
+            fail_at,
+        }
+    }
+
+    #[test]
+    fn each_round_measures_every_variant_once_with_one_seed() {
+        let directory = tempfile::tempdir().unwrap();
+        let experiment = recorder(None);
+        let cancel = AtomicBool::new(false);
+        let outcome = run(
+            &experiment,
+            &Settings::default(),
+            &Store::at(directory.path()),
+            &cancel,
+        )
+        .unwrap();
+        let asked = experiment.asked.lock().unwrap();
+        assert_eq!(asked.len(), 20);
+        for round in asked.chunks(5) {
+            let mut names: Vec<&str> = round.iter().map(|a| a.1.as_str()).collect();
+            assert!(
+                names[..3].iter().all(|n| n.starts_with('x')),
+                "groups stay together: {names:?}"
+            );
+            names.sort_unstable();
+            assert_eq!(names, ["x/a", "x/b", "x/c", "y/a", "y/b"]);
+            assert!(round.iter().all(|a| a.2 == round[0].2 && a.0 == round[0].0));
+        }
+        let orders: std::collections::BTreeSet<Vec<&str>> = asked
+            .chunks(5)
+            .map(|r| r[..3].iter().map(|a| a.1.as_str()).collect())
+            .collect();
+        assert!(
+            orders.len() > 1,
+            "the order must change from round to round"
+        );
+        assert_eq!(outcome.comparisons[0].ratios, [1.5; 4]);
+        assert_eq!(outcome.values("x/a", "m"), [2.0, 2.0, 20.0, 2.0]);
+        assert!(outcome.holds());
+        assert!(
+            outcome
+                .environment
+                .warnings
+                .iter()
+                .any(|w| w.contains("x/a")),
+            "a tenfold spread is said"
+        );
+    }
+
+    #[test]
+    fn a_result_follows_the_published_schema_and_a_spoiled_one_does_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let cancel = AtomicBool::new(false);
+        let store = Store::at(directory.path());
+        let outcome = run(&recorder(None), &Settings::default(), &store, &cancel).unwrap();
+        let schema: serde_json::Value = serde_json::from_str(crate::result::SCHEMA_TEXT).unwrap();
+        let validator = jsonschema::draft202012::new(&schema).unwrap();
+        let good = serde_json::to_value(&outcome).unwrap();
+        let errors: Vec<String> = validator
+            .iter_errors(&good)
+            .map(|e| e.to_string())
+            .collect();
+        assert!(errors.is_empty(), "{errors:?}");
+        let spoil: [(&str, serde_json::Value); 7] = [
+            ("/schema", "other/1".into()),
+            ("/variants", serde_json::json!([])),
+            ("/variants/0/metrics/m/values", serde_json::json!(["1"])),
+            ("/variants/0/name", "Not A Name".into()),
+            ("/expectations/0/measured", "much".into()),
+            ("/environment/steal_share", 2.into()),
+            ("/parameters/rounds", serde_json::Value::Null),
+        ];
+        for (place, value) in spoil {
+            let mut bad = good.clone();
+            *bad.pointer_mut(place).unwrap() = value;
+            assert!(!validator.is_valid(&bad), "{place}");
+        }
+        for name in ["commit", "environment", "comparisons", "expectations"] {
+            let mut bad = good.clone();
+            bad.as_object_mut().unwrap().remove(name);
+            assert!(!validator.is_valid(&bad), "{name} missing");
+        }
+        let mut bad = good;
+        bad["surplus"] = 1.into();
+        assert!(!validator.is_valid(&bad));
+    }
+
+    #[test]
+    fn an_interrupted_run_goes_on_where_it_stopped() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::at(directory.path());
+        let cancel = AtomicBool::new(false);
+        let first = recorder(Some(7));
+        assert!(matches!(
+            run(&first, &Settings::default(), &store, &cancel),
+            Err(Error::Interrupted)
+        ));
+        let second = recorder(None);
+        let outcome = run(&second, &Settings::default(), &store, &cancel).unwrap();
+        assert_eq!(second.asked.lock().unwrap().len(), 20 - 7);
+        assert_eq!(outcome.values("y/b", "m").len(), 4);
+        store.keep(&outcome).unwrap();
+        assert!(
+            store.points("recorder", &outcome.parameters).is_empty(),
+            "a finished run leaves no points"
+        );
+    }
+
+    #[test]
+    fn cancel_stops_before_the_next_point() {
+        let directory = tempfile::tempdir().unwrap();
+        let experiment = recorder(None);
+        let cancel = AtomicBool::new(false);
+        cancel.store(true, Ordering::Relaxed);
+        assert!(
+            run(
+                &experiment,
+                &Settings::default(),
+                &Store::at(directory.path()),
+                &cancel
+            )
+            .is_err()
+        );
+        assert!(experiment.asked.lock().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,119 @@
+//! The little statistics that results need: order, spread, growth. Pure functions over slices.
+
+/// Median; the mean of the middle two for an even count; NaN for none.
+pub fn median(values: &[f64]) -> f64 {
+    if values.is_empty() {
+        return f64::NAN;
+    }
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 {
+        sorted[middle]
+    } else {
+        (sorted[middle - 1] + sorted[middle]) / 2.0
+    }
+}
+
+/// Smallest value; NaN for none.
+pub fn min(values: &[f64]) -> f64 {
+    values
+        .iter()
+        .copied()
+        .min_by(f64::total_cmp)
+        .unwrap_or(f64::NAN)
+}
+
+/// Largest value; NaN for none.
+pub fn max(values: &[f64]) -> f64 {
+    values
+        .iter()
+        .copied()
+        .max_by(f64::total_cmp)
+        .unwrap_or(f64::NAN)
+}
+
+/// Arithmetic mean; NaN for none.
+pub fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Ratios `a[i] / b[i]` of the rounds that both have.
+pub fn paired_ratios(a: &[f64], b: &[f64]) -> Vec<f64> {
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| a / b)
+        .filter(|r| r.is_finite())
+        .collect()
+}
+
+/// How far the values lie apart, as a share of their median: `(max − min) / median`; 0 for fewer than two.
+pub fn spread(values: &[f64]) -> f64 {
+    if values.len() < 2 {
+        return 0.0;
+    }
+    (max(values) - min(values)) / median(values)
+}
+
+/// Largest count over the mean count: 1 is even, `counts.len()` is all on one. 1 where nothing was counted.
+pub fn max_over_mean(counts: &[u64]) -> f64 {
+    let total: u64 = counts.iter().sum();
+    match counts.iter().max() {
+        Some(&most) if total > 0 => most as f64 * counts.len() as f64 / total as f64,
+        _ => 1.0,
+    }
+}
+
+/// Exponent `e` of the power law `y = c·x^e` that fits best (least squares over the logarithms): 1 is linear, 0 constant.
+/// None for fewer than two usable points.
+pub fn growth_exponent(points: &[(f64, f64)]) -> Option<f64> {
+    let logs: Vec<(f64, f64)> = points
+        .iter()
+        .filter(|(x, y)| *x > 0.0 && *y > 0.0)
+        .map(|(x, y)| (x.ln(), y.ln()))
+        .collect();
+    let n = logs.len() as f64;
+    let (mx, my) = (
+        logs.iter().map(|p| p.0).sum::<f64>() / n,
+        logs.iter().map(|p| p.1).sum::<f64>() / n,
+    );
+    let variance: f64 = logs.iter().map(|p| (p.0 - mx).powi(2)).sum();
+    let covariance: f64 = logs.iter().map(|p| (p.0 - mx) * (p.1 - my)).sum();
+    (logs.len() > 1 && variance > 0.0).then(|| covariance / variance)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn ratios_are_paired_and_finite() {
+        assert_eq!(
+            paired_ratios(&[2.0, 9.0, 1.0], &[1.0, 3.0, 0.0]),
+            [2.0, 3.0]
+        );
+    }
+
+    #[test]
+    fn evenness() {
+        assert_eq!(max_over_mean(&[5, 5, 5, 5]), 1.0);
+        assert_eq!(max_over_mean(&[20, 0, 0, 0]), 4.0);
+        assert_eq!(max_over_mean(&[0, 0]), 1.0);
+    }
+
+    #[test]
+    fn exponents() {
+        let line: Vec<(f64, f64)> = (1..10).map(|x| (x as f64, 7.0 * x as f64)).collect();
+        assert!((growth_exponent(&line).unwrap() - 1.0).abs() < 1e-9);
+        let flat: Vec<(f64, f64)> = (1..10).map(|x| (x as f64, 7.0)).collect();
+        assert!(growth_exponent(&flat).unwrap().abs() < 1e-9);
+        assert_eq!(growth_exponent(&[(1.0, 1.0)]), None);
+    }
+}

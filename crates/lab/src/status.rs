@@ -1,0 +1,174 @@
+//! What `wakeone status --json` says about a steered group, asked as a user would ask.
+
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::Error;
+
+/// How long closing connections may take to be counted out.
+const REST: Duration = Duration::from_secs(3);
+
+/// Sum of the active counts of all slots of the group on `address` once it has come to rest: 0 as soon as it is 0, else what
+/// is left after three seconds.
+///
+/// # Errors
+/// When the status cannot be read or shows no such group.
+pub fn active_at_rest(address: SocketAddr) -> Result<u64, Error> {
+    let deadline = Instant::now() + REST;
+    loop {
+        let active = active(&read()?, address)?;
+        if active == 0 || Instant::now() >= deadline {
+            return Ok(active);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The whole status as JSON.
+///
+/// # Errors
+/// When `wakeone status` fails.
+pub fn read() -> Result<Value, Error> {
+    let failed =
+        |why: String| Error::Server(format!("reading `wakeone status --json` failed: {why}"));
+    let executable = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
+    let output = Command::new(executable)
+        .args(["status", "--json"])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| failed(e.to_string()))?;
+    if !output.status.success() {
+        return Err(failed(
+            String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        ));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|e| failed(e.to_string()))
+}
+
+/// The groups of a status: its `groups`, or the value itself where it is a list.
+fn groups(status: &Value) -> &[Value] {
+    status
+        .get("groups")
+        .unwrap_or(status)
+        .as_array()
+        .map_or(&[], Vec::as_slice)
+}
+
+/// The group on an address: the one that names it anywhere outside its slots.
+fn group(status: &Value, address: SocketAddr) -> Result<&Value, Error> {
+    let name = address.to_string();
+    let names_it = |group: &&Value| {
+        group.as_object().is_some_and(|fields| {
+            fields
+                .iter()
+                .any(|(key, value)| key != "slots" && mentions(value, &name))
+        })
+    };
+    groups(status).iter().find(names_it).ok_or_else(|| {
+        Error::Server(format!(
+            "`wakeone status --json` shows no group on {address}, which should be steered"
+        ))
+    })
+}
+
+fn mentions(value: &Value, text: &str) -> bool {
+    match value {
+        Value::String(s) => s == text,
+        Value::Array(all) => all.iter().any(|v| mentions(v, text)),
+        Value::Object(all) => all.values().any(|v| mentions(v, text)),
+        _ => false,
+    }
+}
+
+fn active(status: &Value, address: SocketAddr) -> Result<u64, Error> {
+    let slots = group(status, address)?
+        .get("slots")
+        .and_then(Value::as_array);
+    let counts = slots.map(|s| {
+        s.iter()
+            .map(|slot| slot.get("active").and_then(Value::as_u64))
+            .collect::<Option<Vec<u64>>>()
+    });
+    counts
+        .flatten()
+        .filter(|c| !c.is_empty())
+        .map(|c| c.iter().sum())
+        .ok_or_else(|| {
+            Error::Server(format!(
+                "`wakeone status --json` has no active counts for {address}"
+            ))
+        })
+}
+
+/// How often the BPF programs of the group with `part` in their name have run, and how long all of that took in ns. None
+/// where the kernel counted nothing. (The kernel cuts names after 15 characters.)
+pub fn program(status: &Value, address: SocketAddr, part: &str) -> Option<(u64, u64)> {
+    let of = |value: &Value| value.get("programs").and_then(Value::as_array).cloned();
+    let programs = group(status, address)
+        .ok()
+        .and_then(of)
+        .or_else(|| of(status))?;
+    let named = |p: &&Value| {
+        p.get("name")
+            .and_then(Value::as_str)
+            .is_some_and(|n| n.contains(part))
+    };
+    let number = |p: &Value, field: &str| p.get(field).and_then(Value::as_u64);
+    let counts = programs
+        .iter()
+        .filter(named)
+        .map(|p| Some((number(p, "run_cnt")?, number(p, "run_time_ns")?)));
+    counts
+        .collect::<Option<Vec<_>>>()?
+        .into_iter()
+        .reduce(|a, b| (a.0 + b.0, a.1 + b.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn status() -> Value {
+        json!({"groups": [
+            {"listen": "127.0.0.1:1", "slots": [{"active": 7}]},
+            {"listen": ["127.0.0.1:2"], "slots": [{"slot": 0, "active": 1}, {"slot": 1, "active": 2}],
+             "programs": [{"name": "wakeone_dispatc", "run_cnt": 10, "run_time_ns": 2000},
+                          {"name": "wakeone_dispat2", "run_cnt": 0, "run_time_ns": 0}]},
+        ]})
+    }
+
+    #[test]
+    fn only_the_asked_for_group_counts() {
+        assert_eq!(
+            active(&status(), "127.0.0.1:2".parse().unwrap()).unwrap(),
+            3
+        );
+        assert_eq!(
+            active(&status(), "127.0.0.1:1".parse().unwrap()).unwrap(),
+            7
+        );
+    }
+
+    #[test]
+    fn a_missing_group_or_count_is_an_error_and_not_a_zero() {
+        assert!(active(&status(), "127.0.0.1:3".parse().unwrap()).is_err());
+        let none = json!({"groups": [{"listen": "127.0.0.1:1", "slots": []}]});
+        assert!(active(&none, "127.0.0.1:1".parse().unwrap()).is_err());
+        assert!(active(&json!({}), "127.0.0.1:1".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn programs() {
+        assert_eq!(
+            program(&status(), "127.0.0.1:2".parse().unwrap(), "dispat"),
+            Some((10, 2000))
+        );
+        assert_eq!(
+            program(&status(), "127.0.0.1:2".parse().unwrap(), "sockops"),
+            None
+        );
+    }
+}

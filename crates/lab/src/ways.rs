@@ -1,0 +1,149 @@
+//! The ways of handing out connections that are compared, each started as its user would start it: this executable again,
+//! as `wakeone serve` or under `wakeone run`.
+
+use std::net::SocketAddr;
+use std::process::Command;
+
+use crate::Error;
+use crate::server::Server;
+
+/// A way of handing out connections to workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// One shared socket; every worker blocks in accept().
+    SharedAccept,
+    /// One shared socket; every worker waits in its own epoll with EPOLLEXCLUSIVE.
+    SharedEpollExclusive,
+    /// A socket a worker; the kernel's hash chooses.
+    ReuseportHash,
+    /// A socket a worker; ours: the one with the fewest open connections.
+    LeastConnections,
+    /// The same, and the queue of a stuck worker is moved to the others.
+    LeastConnectionsRescue,
+}
+
+/// All ways, in the order of history.
+pub const ALL: [Way; 5] = [
+    Way::SharedAccept,
+    Way::SharedEpollExclusive,
+    Way::ReuseportHash,
+    Way::LeastConnections,
+    Way::LeastConnectionsRescue,
+];
+
+/// Accept queue of every listener: long enough that no experiment here measures a full one by accident.
+const BACKLOG: &str = "4096";
+
+impl Way {
+    /// The name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::SharedAccept => "shared-accept",
+            Way::SharedEpollExclusive => "shared-epoll-exclusive",
+            Way::ReuseportHash => "reuseport-hash",
+            Way::LeastConnections => "least-connections",
+            Way::LeastConnectionsRescue => "least-connections+rescue",
+        }
+    }
+
+    /// Its place in the palette of the charts.
+    pub fn colour(self) -> usize {
+        ALL.iter().position(|w| *w == self).unwrap_or(0)
+    }
+
+    /// Whether Wakeone chooses.
+    pub fn steered(self) -> bool {
+        matches!(self, Way::LeastConnections | Way::LeastConnectionsRescue)
+    }
+
+    /// The arguments of `wakeone` that start a server of `workers` workers on `address`.
+    pub fn arguments(self, workers: usize, address: SocketAddr) -> Vec<String> {
+        let (n, at) = (workers.to_string(), address.to_string());
+        let line: Vec<&str> = match self {
+            Way::SharedAccept => vec![
+                "serve",
+                "--model",
+                "preforked",
+                "-w",
+                &n,
+                "-l",
+                &at,
+                "--backlog",
+                BACKLOG,
+            ],
+            Way::SharedEpollExclusive => {
+                vec![
+                    "serve",
+                    "--model",
+                    "epoll-prefork",
+                    "--epoll",
+                    "exclusive",
+                    "-w",
+                    &n,
+                    "-l",
+                    &at,
+                    "--backlog",
+                    BACKLOG,
+                ]
+            }
+            Way::ReuseportHash => {
+                vec![
+                    "serve",
+                    "--model",
+                    "preforked",
+                    "--reuseport",
+                    "-w",
+                    &n,
+                    "-l",
+                    &at,
+                    "--backlog",
+                    BACKLOG,
+                ]
+            }
+            Way::LeastConnections | Way::LeastConnectionsRescue => {
+                let rescue = if self == Way::LeastConnectionsRescue {
+                    "--rescue"
+                } else {
+                    "--no-rescue"
+                };
+                vec![
+                    "run",
+                    "-w",
+                    &n,
+                    "-l",
+                    &at,
+                    "--policy",
+                    "least-connections",
+                    rescue,
+                    "--backlog",
+                    BACKLOG,
+                    "--",
+                ]
+            }
+        };
+        line.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Starts the server and waits until it is ready.
+    ///
+    /// # Errors
+    /// When it does not become ready; the reason is in the message.
+    pub fn start(self, workers: usize, address: SocketAddr) -> Result<Server, Error> {
+        let executable = std::env::current_exe()
+            .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))?;
+        let mut command = Command::new(&executable);
+        command.args(self.arguments(workers, address));
+        if self.steered() {
+            // Each worker of `run` is a server of one worker on the listener that it inherits.
+            command
+                .arg(&executable)
+                .args(["serve", "--model", "preforked", "-w", "1"]);
+        }
+        let ready = if self.steered() {
+            "ready:"
+        } else {
+            "listening on"
+        };
+        Server::start(&format!("the server {}", self.name()), &mut command, ready)
+    }
+}
