@@ -6,7 +6,7 @@
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -16,7 +16,12 @@ use crate::socket;
 use crate::table::Table;
 use skeleton::{DispatchSkel, DispatchSkelBuilder, OpenDispatchSkel};
 
-#[allow(missing_docs, rust_2018_idioms, clippy::all, clippy::undocumented_unsafe_blocks)]
+#[allow(
+    missing_docs,
+    rust_2018_idioms,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks
+)]
 mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/dispatch.skel.rs"));
 }
@@ -35,7 +40,10 @@ pub struct Error {
 impl Error {
     fn at<E: Into<io::Error>>(step: impl Into<String>) -> impl FnOnce(E) -> Self {
         let step = step.into();
-        move |source| Self { step, source: source.into() }
+        move |source| Self {
+            step,
+            source: source.into(),
+        }
     }
 }
 
@@ -48,7 +56,10 @@ fn from_bpf(error: libbpf_rs::Error) -> io::Error {
 
 fn bpf_step(step: impl Into<String>) -> impl FnOnce(libbpf_rs::Error) -> Error {
     let step = step.into();
-    move |source| Error { step, source: from_bpf(source) }
+    move |source| Error {
+        step,
+        source: from_bpf(source),
+    }
 }
 
 /// What to load.
@@ -73,8 +84,10 @@ pub fn load(plan: &LoadPlan<'_>) -> Result<Pinned, Error> {
     for address in 0..plan.addresses {
         load_address(plan, dir, address)?;
     }
-    fs::rename(dir, plan.dir)
-        .map_err(Error::at(format!("renaming the pins to {}", plan.dir.display())))?;
+    fs::rename(dir, plan.dir).map_err(Error::at(format!(
+        "renaming the pins to {}",
+        plan.dir.display()
+    )))?;
     std::mem::forget(temporary);
     Pinned::open(plan.dir)
 }
@@ -116,14 +129,16 @@ fn load_programs(
     if address > 0 {
         share_maps(&mut open, dir)?;
     }
-    let mut loaded = open.load().map_err(bpf_step("loading the dispatch program"))?;
+    let mut loaded = open
+        .load()
+        .map_err(bpf_step("loading the dispatch program"))?;
     let (wanted, name) = if walk {
         (&mut loaded.progs.wakeone_dispatch_walk, "walk")
     } else {
         (&mut loaded.progs.wakeone_dispatch, "plain")
     };
     wanted
-        .pin(dir.join(format!("dispatch.{address}.{name}")))
+        .pin(dir.join(format!("dispatch-{address}-{name}")))
         .map_err(bpf_step("pinning the dispatch program"))?;
     pin_maps(&mut loaded, dir, address)?;
     match cgroup {
@@ -140,11 +155,14 @@ fn start_counting(
     cgroup: &fs::File,
 ) -> Result<(), Error> {
     let count = &mut loaded.progs.wakeone_count;
-    count.pin(dir.join("count")).map_err(bpf_step("pinning the counting program"))?;
+    count
+        .pin(dir.join("count"))
+        .map_err(bpf_step("pinning the counting program"))?;
     let mut link = count
         .attach_cgroup(cgroup.as_raw_fd())
         .map_err(bpf_step("attaching the counting program to the cgroup"))?;
-    link.pin(dir.join("count_link")).map_err(bpf_step("pinning the counting program's link"))
+    link.pin(dir.join("count_link"))
+        .map_err(bpf_step("pinning the counting program's link"))
 }
 
 /// The table, and what counting needs, are one for all addresses.
@@ -158,16 +176,18 @@ fn share_maps(open: &mut OpenDispatchSkel<'_>, dir: &Path) -> Result<(), Error> 
         &mut open.maps.tags,
     ];
     for (map, name) in maps.into_iter().zip(SHARED) {
-        map.reuse_pinned_map(dir.join(name)).map_err(bpf_step(format!("sharing the map {name}")))?;
+        map.reuse_pinned_map(dir.join(name))
+            .map_err(bpf_step(format!("sharing the map {name}")))?;
     }
     Ok(())
 }
 
 fn pin_maps(loaded: &mut DispatchSkel<'_>, dir: &Path, address: usize) -> Result<(), Error> {
     let pin = |map: &mut libbpf_rs::MapMut<'_>, name: &str| {
-        map.pin(dir.join(name)).map_err(bpf_step(format!("pinning the map {name}")))
+        map.pin(dir.join(name))
+            .map_err(bpf_step(format!("pinning the map {name}")))
     };
-    pin(&mut loaded.maps.sockets, &format!("sockets.{address}"))?;
+    pin(&mut loaded.maps.sockets, &format!("sockets-{address}"))?;
     if address == 0 {
         let maps = [
             &mut loaded.maps.data_table,
@@ -192,7 +212,7 @@ struct Temporary(PathBuf);
 impl Temporary {
     fn beside(dir: &Path) -> Result<Self, Error> {
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
-        // bpffs takes no name with a dot in front of it for itself; ours starts with what `leftovers` looks for.
+        // No dots: bpffs keeps them for itself (kernel/bpf/inode.c).
         let path = dir.with_file_name(format!("{TEMPORARY}{}-{name}", std::process::id()));
         fs::create_dir(&path).map_err(Error::at(format!("making {}", path.display())))?;
         Ok(Self(path))
@@ -255,14 +275,17 @@ impl Pinned {
         let table = map("table")?;
         let table = Table::map(table.as_fd(), true).map_err(Error::at("mapping the table"))?;
         let mut addresses = Vec::new();
-        while dir.join(format!("sockets.{}", addresses.len())).exists() {
+        while dir.join(format!("sockets-{}", addresses.len())).exists() {
             let number = addresses.len();
-            let walk = dir.join(format!("dispatch.{number}.walk"));
+            let walk = dir.join(format!("dispatch-{number}-walk"));
             let walks = walk.exists();
-            let program =
-                if walks { walk } else { dir.join(format!("dispatch.{number}.plain")) };
+            let program = if walks {
+                walk
+            } else {
+                dir.join(format!("dispatch-{number}-plain"))
+            };
             addresses.push(Address {
-                sockets: map(&format!("sockets.{number}"))?,
+                sockets: map(&format!("sockets-{number}"))?,
                 program: open_program(&program)?,
                 walks,
             });
@@ -352,9 +375,13 @@ impl Pinned {
 
     /// Run count and run time of each program, where the kernel keeps statistics.
     pub fn run_statistics(&self) -> Vec<RunStatistics> {
-        let dispatch = self.addresses.iter().enumerate().filter_map(|(number, address)| {
-            run_statistics(format!("dispatch.{number}"), address.program.as_fd())
-        });
+        let dispatch = self
+            .addresses
+            .iter()
+            .enumerate()
+            .filter_map(|(number, address)| {
+                run_statistics(format!("dispatch-{number}"), address.program.as_fd())
+            });
         let count = Program::fd_from_pinned_path(self.dir.join("count"))
             .ok()
             .and_then(|fd| run_statistics("count".into(), fd.as_fd()));
@@ -365,7 +392,7 @@ impl Pinned {
 /// What the kernel counted of a program while statistics were on.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct RunStatistics {
-    /// `dispatch.N` for the Nth address, or `count`.
+    /// `dispatch-N` for the Nth address, or `count`.
     pub name: String,
     /// Times it ran.
     pub run_cnt: u64,
@@ -385,26 +412,4 @@ fn run_statistics(name: String, program: BorrowedFd<'_>) -> Option<RunStatistics
         run_cnt: info.run_cnt,
         run_time_ns: info.run_time_ns,
     })
-}
-
-/// Has the kernel keep run statistics of all programs, for as long as it lives.
-#[derive(Debug)]
-pub struct StatsGuard(#[allow(dead_code)] OwnedFd);
-
-impl StatsGuard {
-    /// Turns statistics on.
-    ///
-    /// # Errors
-    /// `EPERM` without CAP_SYS_ADMIN.
-    pub fn enable() -> io::Result<Self> {
-        // SAFETY: takes no pointer; returns a new descriptor or an error.
-        let fd = unsafe {
-            libbpf_rs::libbpf_sys::bpf_enable_stats(libbpf_rs::libbpf_sys::BPF_STATS_RUN_TIME)
-        };
-        if fd < 0 {
-            return Err(io::Error::from_raw_os_error(-fd));
-        }
-        // SAFETY: a new descriptor that nobody else owns.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
 }

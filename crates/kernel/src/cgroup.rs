@@ -14,9 +14,8 @@ use std::path::{Path, PathBuf};
 /// `NotFound` where it is not.
 pub fn mount_point() -> io::Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    find_mount(&mounts).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::NotFound, "no cgroup2 file system is mounted")
-    })
+    find_mount(&mounts)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no cgroup2 file system is mounted"))
 }
 
 /// Fields of mountinfo: … root mount-point options … `-` type source …
@@ -42,22 +41,29 @@ pub fn own() -> io::Result<PathBuf> {
     Ok(mount_point()?.join(path))
 }
 
-/// Runs `create` with this process in the cgroup `home/name`, which is made where it does not exist; then moves it
-/// back. Sockets that `create` makes stay in that cgroup. Returns the cgroup beside what `create` gave.
+/// Runs `create` with this process in another cgroup, which is made where it does not exist; then moves it back.
+/// Sockets that `create` makes stay in that cgroup. Returns whether it was made, beside what `create` gave.
 ///
 /// # Errors
 /// The cgroup cannot be made or entered: `create` has not run then.
-pub fn born_in<T>(home: &Path, name: &str, create: impl FnOnce() -> T) -> io::Result<(PathBuf, T)> {
-    let nursery = home.join(name);
-    match fs::create_dir(&nursery) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
+pub fn born_in<T>(nursery: &Path, create: impl FnOnce() -> T) -> io::Result<(bool, T)> {
+    let home = own()?;
+    let made = match fs::create_dir(nursery) {
+        Ok(()) => true,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+        Err(error) => return Err(error),
+    };
+    let back = Back(&home);
+    if let Err(error) = enter(nursery) {
+        std::mem::forget(back);
+        if made {
+            let _ = remove(nursery);
+        }
+        return Err(error);
     }
-    let back = Back(home);
-    enter(&nursery)?;
-    let made = create();
+    let created = create();
     drop(back);
-    Ok((nursery, made))
+    Ok((made, created))
 }
 
 fn enter(cgroup: &Path) -> io::Result<()> {
@@ -95,7 +101,10 @@ mod tests {
         let lines = "36 25 0:32 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
                      37 36 0:33 /part /mnt/part rw - cgroup2 cgroup2 rw\n\
                      38 36 0:33 / /sys/fs/cgroup/unified rw,nosuid shared:9 - cgroup2 cgroup2 rw\n";
-        assert_eq!(find_mount(lines), Some(PathBuf::from("/sys/fs/cgroup/unified")));
+        assert_eq!(
+            find_mount(lines),
+            Some(PathBuf::from("/sys/fs/cgroup/unified"))
+        );
         assert_eq!(find_mount("garbage\n - cgroup2 \n"), None);
     }
 }

@@ -1,4 +1,9 @@
 //! One queue for each worker and each connection into the right one: Group, Policy, Dispatcher, Rescue, Supervisor.
 
+pub mod agent;
+pub mod dispatcher;
+pub mod group;
+pub mod paths;
+pub mod policy;
 pub mod steer;
 pub mod supervisor;
