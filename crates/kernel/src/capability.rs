@@ -34,11 +34,19 @@ pub fn keep_only(
 ) -> Result<(), caps::errors::CapsError> {
     let held = caps::read(None, CapSet::Permitted)?;
     let of_held = |wanted: &[Capability]| -> caps::CapsHashSet {
-        wanted.iter().copied().filter(|cap| held.contains(cap)).collect()
+        wanted
+            .iter()
+            .copied()
+            .filter(|cap| held.contains(cap))
+            .collect()
     };
     let (keep, reserve) = (of_held(keep), of_held(reserve));
     caps::set(None, CapSet::Effective, &keep)?;
-    caps::set(None, CapSet::Permitted, &keep.union(&reserve).copied().collect())
+    caps::set(
+        None,
+        CapSet::Permitted,
+        &keep.union(&reserve).copied().collect(),
+    )
 }
 
 /// Runs something with the reserved capabilities in effect, where they are held.

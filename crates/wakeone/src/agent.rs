@@ -25,6 +25,8 @@ const HEARTBEAT_LIMIT: Duration = Duration::from_secs(1);
 const BUSY_TICK: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(5));
 /// How often to look while none are.
 const IDLE_TICK: Duration = Duration::from_millis(10);
+/// How long a worker must have been stuck for its return to be an event.
+const NEWSWORTHY: Duration = Duration::from_secs(1);
 /// Events kept for a supervisor that does not ask.
 const MOST_EVENTS: usize = 10_000;
 
@@ -232,37 +234,39 @@ impl Core {
                     .stuck_ns()
                     .fetch_add(stuck_ns, Relaxed);
             }
-            self.event(SteerEvent::Resumed {
-                slot,
-                after_ms: stuck_ns / 1_000_000,
-            });
+            // A long request is over: no news. A worker that was away for a person's notice is back: news.
+            if stuck_ns >= NEWSWORTHY.as_nanos() as u64 {
+                let after_ms = stuck_ns / 1_000_000;
+                self.event(SteerEvent::Resumed { slot, after_ms });
+            }
         } else if looks[slot].queued > 0 && matches!(doing, Doing::Busy | Doing::Stopped) {
             self.rescue(slot, looks, duties);
         }
     }
 
-    fn rescue(&mut self, slot: usize, looks: &[Look], duties: Duties) {
+    /// Moves a stuck slot's queue where that is wished for and possible; tells whether it did.
+    fn rescue(&mut self, slot: usize, looks: &[Look], duties: Duties) -> bool {
         if !duties.rescue || self.patience[slot].is_some_and(|until| Instant::now() < until) {
-            return;
+            return false;
         }
         let others = looks.iter().enumerate().filter(|(other, look)| {
             *other != slot && look.serving && self.memory[*other].stuck_since_ns.is_none()
         });
         let others: Vec<u32> = others.map(|(_, look)| look.room).collect();
         if others.is_empty() || !judge::fits(looks[slot].queued, others.into_iter()) {
-            return;
+            return false;
         }
-        self.move_queue(slot);
+        self.move_queue(slot)
     }
 
-    /// Moves the queue of a slot that the program does not choose now.
-    fn move_queue(&mut self, slot: usize) {
+    /// Moves the queue of a slot that the program does not choose now; tells whether anything moved.
+    fn move_queue(&mut self, slot: usize) -> bool {
         let Some(dispatcher) = &self.dispatcher else {
-            return;
+            return false;
         };
         let before = Instant::now();
         match dispatcher.move_queues(slot) {
-            Ok(0) => {}
+            Ok(0) => false,
             Ok(moved) => {
                 let took_us = before.elapsed().as_micros() as u64;
                 let place = dispatcher.table().slot(slot);
@@ -275,10 +279,12 @@ impl Core {
                     moved,
                     took_us,
                 });
+                true
             }
             Err(error) => {
                 self.patience[slot] = Some(Instant::now() + Duration::from_secs(1));
                 self.note(format!("slot {slot} is not rescued for a second: {error}"));
+                false
             }
         }
     }

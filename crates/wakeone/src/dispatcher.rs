@@ -163,10 +163,9 @@ impl Dispatcher {
                 .slot(slot)
                 .weight()
                 .store(weight.map_or(1, |(_, weight)| *weight), Relaxed);
-            if !self.kept {
-                // Up from the start: what connects before the first worker runs waits in a queue of its own.
-                table.slot(slot).flags().store(flag::UP, Relaxed);
-            }
+            // Up from the start: what connects before the first worker runs waits in a queue of its own. Marks that
+            // an earlier agent left behind are its own.
+            table.slot(slot).flags().store(flag::UP, Relaxed);
             for (address, listener) in self.listeners[slot].iter().enumerate() {
                 self.pinned.know_listener(slot, listener)?;
                 self.pinned.put(address, slot, listener)?;
