@@ -17,13 +17,15 @@ async def serve(reader, writer):
 
 
 async def main():
-    server = await asyncio.start_server(serve, sock=socket.socket(fileno=3))
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    listener = socket.socket(fileno=3)
+    server = await asyncio.start_server(serve, sock=listener)
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()
-    server.close()
+    loop.remove_reader(listener)  # accept no more; close() would drop what was accepted just now
     while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(tasks)
+    server.close()
 
 
 asyncio.run(main())
