@@ -20,12 +20,11 @@ use wakeone_load::{
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   wakeone load -c 200 -n 100000 http://127.0.0.1:8080/
-  wakeone load --rate 1000 -d 10s --mix 99:/work?us=1000 --mix 1:/work?us=100000 http://127.0.0.1:8080
-
-  wakeone load --step 500:5s --ramp 500:5000:20s -c 100 --json=a.json --hdr-log a.hlog http://127.0.0.1:8080/
+  wakeone load --rate 1000 --mix 99:/work?us=1000 --mix 1:/work?us=100000 localhost:8080
+  wakeone load --step 500:5s --ramp 500:5000:20s --json=a.json localhost:8080
   wakeone load --compare a.json b.json
 
-Without a rate the loop is closed: each client sends its next request when its last one is answered.
+Without a rate the loop is closed: a client sends again when its last request is answered.
 With one, requests are due at planned times, and latency counts from those.")]
 pub struct Args {
     /// Open loop: this many requests a second, whatever became of the ones before
