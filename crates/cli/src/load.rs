@@ -164,14 +164,19 @@ enum SpacingArg {
 /// How often notes are put together for the view, the log and the JSON.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Sends the load. Exit code 1 if it was interrupted or not one request was answered.
+/// Sends the load. Exit code 2 for arguments that make no load, 1 if it was interrupted or not one request was answered.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some([a, b]) = args.compare.as_deref() {
         return compare(a, b, args.json.as_deref());
     }
-    let plan = plan(&args)?;
-    // Checked here too, so that what cannot be meant is said before anything starts.
-    plan.check()?;
+    // What the arguments cannot mean is said before anything starts, or a file is made.
+    let plan = match plan(&args).and_then(|plan| plan.check().map(|()| plan).map_err(Into::into)) {
+        Ok(plan) => plan,
+        Err(error) => {
+            eprintln!("wakeone: {error:#}");
+            return Ok(ExitCode::from(2));
+        }
+    };
     let log = args.hdr_log.as_deref().map(create).transpose()?;
     let (started, interrupts, cancel) = (
         SystemTime::now(),
