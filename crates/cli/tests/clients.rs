@@ -169,9 +169,13 @@ fn are_happy_with_all_models() {
         let name = arguments.join(" ");
         let store = directory.path().join(number.to_string());
         let count = if way.workers { "3" } else { "1" };
+        // ab keeps connections open on which it asks nothing more. A worker that serves one
+        // connection to its end waits for each of them until its client has been idle too long.
+        let idle = ["--header-timeout", "1"];
         let places = [
             ["--store", store.to_str().expect("UTF-8")],
             ["--files", files.to_str().expect("UTF-8")],
+            idle,
         ];
         let server = Server::start(&[arguments, &["-w", count], &places.concat()[..]].concat());
         curl(&server, &name);
