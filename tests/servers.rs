@@ -8,10 +8,7 @@ mod support;
 use rustix::process::Signal;
 use std::collections::HashSet;
 use std::process::Command;
-use support::{Clients, Ground, everyone, pid_of, server};
-
-/// Whether a slot that drains gets no connections.
-const STEERED: bool = false;
+use support::{Clients, Ground, everyone, is_root, pid_of, server};
 
 /// Whether a program runs and ends well.
 fn works(program: &[&str]) -> bool {
@@ -77,9 +74,9 @@ fn uvicorn() {
     if !works(&["uvicorn", "--version"]) {
         return eprintln!("skipped: uvicorn is not installed");
     }
-    if !STEERED {
+    if !is_root() {
         return eprintln!(
-            "skipped: uvicorn drops what it accepts while it closes, and only steering keeps that from it"
+            "skipped: uvicorn drops what it accepts while it closes; only steering, which needs root, keeps that from it"
         );
     }
     let app = server("app.py");

@@ -63,8 +63,14 @@ impl Ground {
         }
     }
 
+    /// A folder for the test's own files.
     pub fn path(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// The runtime folder; it is there only while a group is.
+    pub fn runtime(&self) -> PathBuf {
+        self.path().join("run")
     }
 
     /// A `wakeone run` with these options and `-- command`.
@@ -73,7 +79,7 @@ impl Ground {
         run.arg("run")
             .args(options)
             .arg("--runtime-dir")
-            .arg(self.path())
+            .arg(self.runtime())
             .arg("--")
             .args(command);
         run
@@ -101,8 +107,10 @@ impl Ground {
 
     /// The groups that have a folder.
     pub fn groups(&self) -> Vec<PathBuf> {
-        std::fs::read_dir(self.path())
-            .expect("folder")
+        let entries = std::fs::read_dir(self.runtime());
+        entries
+            .into_iter()
+            .flatten()
             .map(|entry| entry.expect("entry").path())
             .collect()
     }
