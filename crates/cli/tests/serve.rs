@@ -594,3 +594,57 @@ fn forking_leaves_no_process_behind() {
     }
     server.stop();
 }
+
+/// More connections than descriptors: the server neither ends nor spins, goes on when there is
+/// room again, and says at the end what happened.
+#[test]
+fn descriptors_run_out_and_come_back() {
+    for way in ways() {
+        let model = way.arguments[1];
+        // The others hold one connection at a time, or in processes of their own.
+        if ![
+            "threaded",
+            "poll",
+            "epoll",
+            "epoll-prefork",
+            "reuseport",
+            "io-uring",
+        ]
+        .contains(&model)
+        {
+            continue;
+        }
+        let mut command = Command::new("sh");
+        command
+            .args([
+                "-c",
+                "ulimit -n 40; exec \"$0\" serve -l 127.0.0.1:0 \"$@\"",
+            ])
+            .arg(env!("CARGO_BIN_EXE_wakeone"))
+            .args(way.arguments)
+            .env_remove("WAKEONE_SLOT");
+        let mut server = Server::spawn(&mut command);
+        let mut clients: Vec<Client> = (0..60).map(|_| server.connect()).collect();
+        std::thread::sleep(Duration::from_millis(100));
+        let ticks = cpu_ticks(server.child.id());
+        std::thread::sleep(Duration::from_millis(400));
+        let used = cpu_ticks(server.child.id()) - ticks;
+        assert!(
+            used <= 15,
+            "{model} used {used} ticks of CPU time while it could not accept"
+        );
+        // Those that were accepted are served all the time, and the others once there is room.
+        for mut client in clients.drain(..) {
+            client.send(b"GET /whoami HTTP/1.0\r\n\r\n");
+            assert_eq!(client.response().status, 200, "{model}");
+        }
+        server.signal(Signal::SIGTERM);
+        let (status, said) = server.wait();
+        assert!(status.success(), "{model}: {status}: {said}");
+        assert!(
+            said.contains("worker 0: accept failed: "),
+            "{model}: {said}"
+        );
+        assert!(said.contains("Too many open files"), "{model}: {said}");
+    }
+}
