@@ -25,8 +25,7 @@ impl RunStats {
             return Err(io::Error::from_raw_os_error(-fd));
         }
         // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
-        Ok(Self {
-            _fd: unsafe { OwnedFd::from_raw_fd(fd) },
-        })
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { _fd: fd })
     }
 }
