@@ -3,16 +3,18 @@
 use std::fs;
 use std::io::{IsTerminal, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use wakeone_load::{Arrivals, Mix, MixEntry, Plan, Progress, Sources, Spacing, Stop, Summary};
+use wakeone_load::{
+    Arrivals, Comparison, Event, Mix, MixEntry, Plan, Sources, Spacing, Stage, Stop, Summary, View,
+};
 
 /// Send an honest load: open or closed loop, a connection a request, which worker answered
 #[derive(clap::Args, Debug)]
@@ -20,16 +22,21 @@ use wakeone_load::{Arrivals, Mix, MixEntry, Plan, Progress, Sources, Spacing, St
   wakeone load -c 200 -n 100000 http://127.0.0.1:8080/
   wakeone load --rate 1000 -d 10s --mix 99:/work?us=1000 --mix 1:/work?us=100000 http://127.0.0.1:8080
 
-Without --rate the loop is closed: each client sends its next request when its last one is answered.
-With --rate requests are due at planned times, and latency counts from those.")]
+  wakeone load --step 500:5s --ramp 500:5000:20s -c 100 --json=a.json --hdr-log a.hlog http://127.0.0.1:8080/
+  wakeone load --compare a.json b.json
+
+Without a rate the loop is closed: each client sends its next request when its last one is answered.
+With one, requests are due at planned times, and latency counts from those.")]
 pub struct Args {
     /// Open loop: this many requests a second, whatever became of the ones before
-    #[arg(long, value_name = "PER_S", conflicts_with = "connections")]
+    #[arg(long, value_name = "PER_S")]
     rate: Option<f64>,
+    #[command(flatten)]
+    stages: Stages,
     /// How the requests of an open loop are spaced
-    #[arg(long, value_enum, default_value = "poisson", requires = "rate")]
+    #[arg(long, value_enum, default_value = "poisson")]
     spacing: SpacingArg,
-    /// Closed loop: this many clients [default: 50]
+    /// Closed loop: this many clients [default: 50]; open loop: at most this many requests at a time
     #[arg(short, long, value_name = "N")]
     connections: Option<usize>,
     /// Stop after this many requests
@@ -63,8 +70,90 @@ pub struct Args {
     /// Print the result as JSON, or write it to FILE (--json=FILE)
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     json: Option<PathBuf>,
+    /// Write a histogram for each second to FILE, as HdrHistogram's log tools read it
+    #[arg(long, value_name = "FILE")]
+    hdr_log: Option<PathBuf>,
+    /// Compare two results written with --json=FILE
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "url")]
+    compare: Option<Vec<PathBuf>>,
     /// http://HOST[:PORT][/PATH]
-    url: Url,
+    #[arg(required_unless_present = "compare")]
+    url: Option<Url>,
+}
+
+/// `--step` and `--ramp`, in the order given: each is a stage of the load.
+#[derive(Debug, Default)]
+struct Stages(Vec<Stage>);
+
+impl clap::Args for Stages {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let arg = |name, form, help| {
+            clap::Arg::new(name)
+                .long(name)
+                .value_name(form)
+                .help(help)
+                .action(clap::ArgAction::Append)
+                .value_parser(parse_stage)
+                .conflicts_with("rate")
+        };
+        command
+            .arg(arg(
+                "step",
+                "PER_S:TIME",
+                "Open loop: this rate for this time (repeat, also with --ramp)",
+            ))
+            .arg(arg(
+                "ramp",
+                "FROM:TO:TIME",
+                "Open loop: a rate that grows or falls evenly",
+            ))
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl clap::FromArgMatches for Stages {
+    fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Self, clap::Error> {
+        let of = |name: &str| {
+            let stages: Vec<Stage> = matches
+                .get_many(name)
+                .into_iter()
+                .flatten()
+                .copied()
+                .collect();
+            let places: Vec<usize> = matches.indices_of(name).into_iter().flatten().collect();
+            places.into_iter().zip(stages)
+        };
+        let mut stages: Vec<_> = of("step").chain(of("ramp")).collect();
+        stages.sort_by_key(|(place, _)| *place);
+        Ok(Self(stages.into_iter().map(|(_, stage)| stage).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &clap::ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// `1000:10s` or `100:5000:30s`.
+fn parse_stage(text: &str) -> Result<Stage, String> {
+    let rate = |rate: &str| {
+        rate.parse::<f64>()
+            .map_err(|_| format!("'{rate}' in '{text}' is not a rate"))
+    };
+    match *text.split(':').collect::<Vec<_>>().as_slice() {
+        [per_s, time] => Ok(Stage::step(rate(per_s)?, parse_duration(time)?)),
+        [from, to, time] => Ok(Stage {
+            from_per_s: rate(from)?,
+            to_per_s: rate(to)?,
+            length: parse_duration(time)?,
+        }),
+        _ => Err(format!(
+            "'{text}' is not a stage: give PER_S:TIME, as in 1000:10s, or FROM:TO:TIME"
+        )),
+    }
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
@@ -73,46 +162,101 @@ enum SpacingArg {
     Constant,
 }
 
+/// How often notes are put together for the view, the log and the JSON.
+const INTERVAL: Duration = Duration::from_secs(1);
+
 /// Sends the load. Exit code 1 if it was interrupted or not one request was answered.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let Some([a, b]) = args.compare.as_deref() {
+        return compare(a, b, args.json.as_deref());
+    }
     let plan = plan(&args)?;
-    // Checked here too, so that what the arguments cannot mean is said before anything starts.
+    // Checked here too, so that what cannot be meant is said before anything starts.
     plan.check()?;
-    let interrupts = Interrupts::catch()?;
-    let cancel = AtomicBool::new(false);
-    let bar = progress_bar(&plan);
-    let outcome = wakeone_load::run(&plan, &cancel, &mut |progress| {
-        show(&bar, &plan, progress);
+    let log = args.hdr_log.as_deref().map(create).transpose()?;
+    let (started, interrupts, cancel) = (
+        SystemTime::now(),
+        Interrupts::catch()?,
+        AtomicBool::new(false),
+    );
+    let mut screen = Screen::new(&plan);
+    let mut intervals = Vec::new();
+    let outcome = wakeone_load::observe(&plan, &cancel, Some(INTERVAL), &mut |event| {
+        screen.show(&event);
+        if let Event::Interval(interval) = event {
+            intervals.push(interval.clone());
+        }
         if interrupts.pending() {
             cancel.store(true, Relaxed);
         }
     })
     .with_context(|| format!("cannot send a load to {}", plan.target))?;
-    bar.finish_and_clear();
-    let summary = Summary::new(&plan, &outcome);
-    match args.json.as_deref() {
-        Some(path) if path.as_os_str() == "-" => {
-            print(&(serde_json::to_string_pretty(&summary)? + "\n"))?
-        }
-        Some(path) => {
-            let text = serde_json::to_string_pretty(&summary)? + "\n";
-            fs::write(path, text)
-                .with_context(|| format!("cannot write the result to {}", path.display()))?;
-            print(&summary.to_string())?;
-        }
-        None => print(&summary.to_string())?,
+    screen.clear();
+    if let (Some(mut log), Some(path)) = (log, &args.hdr_log) {
+        wakeone_load::write_hdr_log(&mut log, started, &intervals)
+            .with_context(|| format!("cannot write the log to {}", path.display()))?;
     }
+    let summary = Summary::new(&plan, &outcome, &intervals);
+    give(&summary, args.json.as_deref())?;
     if cancel.load(Relaxed) {
         bail!("the load was interrupted: what is shown is what it came to until then");
     }
     if outcome.completed == 0 {
+        let (planned, target) = (outcome.planned, plan.target);
         bail!(
-            "not one of {} requests to {} was answered: is the right server running there?",
-            outcome.planned,
-            plan.target
+            "not one of {planned} requests to {target} was answered: is the right server running there?"
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// As text, as JSON, or as JSON in a file and text beside it.
+fn give<T: serde::Serialize + std::fmt::Display>(
+    result: &T,
+    json: Option<&Path>,
+) -> anyhow::Result<()> {
+    let Some(path) = json else {
+        return print(&result.to_string());
+    };
+    let text = serde_json::to_string_pretty(result)? + "\n";
+    if path.as_os_str() == "-" {
+        return print(&text);
+    }
+    fs::write(path, text)
+        .with_context(|| format!("cannot write the result to {}", path.display()))?;
+    print(&result.to_string())
+}
+
+/// Before the load starts, so that a log that cannot be written costs no load.
+fn create(path: &Path) -> anyhow::Result<fs::File> {
+    fs::File::create(path).with_context(|| format!("cannot write the log to {}", path.display()))
+}
+
+fn compare(a: &Path, b: &Path, json: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let (one, other) = (read(a)?, read(b)?);
+    let (a, b) = (a.display().to_string(), b.display().to_string());
+    give(&Comparison::new((&a, &one), (&b, &other)), json)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read(path: &Path) -> anyhow::Result<Summary> {
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("cannot read the result {}", path.display()))?;
+    let wrong = || {
+        format!(
+            "{} is not a result of wakeone load: write one with --json=FILE",
+            path.display()
+        )
+    };
+    let summary: Summary = serde_json::from_str(&text).with_context(wrong)?;
+    if summary.schema != wakeone_load::SCHEMA {
+        let (found, known) = (summary.schema, wakeone_load::SCHEMA);
+        bail!(
+            "{} is of the form {found}, and {known} is known here: run that load again",
+            path.display()
+        );
+    }
+    Ok(summary)
 }
 
 /// A closed pipe (`| head`) ends the output in silence; any other failure is one.
@@ -126,13 +270,17 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 fn plan(args: &Args) -> anyhow::Result<Plan> {
-    let target = resolve(&args.url, args.allow_remote)?;
+    let url = args
+        .url
+        .as_ref()
+        .ok_or_else(|| anyhow!("there is no URL to send a load to"))?;
+    let target = resolve(url, args.allow_remote)?;
     let loopback = matches!(target, SocketAddr::V4(v4) if v4.ip().is_loopback());
     let sources = match args.sources.unwrap_or(if loopback { 1000 } else { 0 }) {
         0 => Sources::System,
         count => Sources::Loopback { count },
     };
-    let mix = match (args.mix.as_slice(), args.url.path.as_str()) {
+    let mix = match (args.mix.as_slice(), url.path.as_str()) {
         ([], path) => Mix::one(path),
         (entries, "/") => Mix {
             entries: entries.to_vec(),
@@ -141,26 +289,15 @@ fn plan(args: &Args) -> anyhow::Result<Plan> {
             "the URL asks for {path} and --mix for something else: give the paths with --mix only"
         ),
     };
-    let arrivals = match args.rate {
-        Some(rate_per_s) => Arrivals::Open {
-            rate_per_s,
-            spacing: match args.spacing {
-                SpacingArg::Poisson => Spacing::Poisson,
-                SpacingArg::Constant => Spacing::Constant,
-            },
-        },
-        None => Arrivals::Closed {
-            concurrency: args.connections.unwrap_or(50),
-        },
-    };
-    let default = args.requests.is_none().then_some(Duration::from_secs(10));
+    let arrivals = arrivals(args);
+    let endless = args.requests.is_none() && args.stages.0.is_empty();
     Ok(Plan {
         target,
-        host: args.url.host_header.clone(),
+        host: url.host_header.clone(),
         arrivals,
         stop: Stop {
             requests: args.requests,
-            duration: args.duration.or(default),
+            duration: args.duration.or(endless.then_some(DURATION)),
         },
         mix,
         sources,
@@ -169,6 +306,38 @@ fn plan(args: &Args) -> anyhow::Result<Plan> {
         threads: args.threads,
         keep_alive: args.keep_alive,
     })
+}
+
+/// How long a load without another end takes.
+const DURATION: Duration = Duration::from_secs(10);
+
+fn arrivals(args: &Args) -> Arrivals {
+    let spacing = match args.spacing {
+        SpacingArg::Poisson => Spacing::Poisson,
+        SpacingArg::Constant => Spacing::Constant,
+    };
+    match (args.rate, args.stages.0.as_slice(), args.connections) {
+        (None, [], concurrency) => Arrivals::Closed {
+            concurrency: concurrency.unwrap_or(50),
+        },
+        (Some(rate_per_s), _, None) => Arrivals::Open {
+            rate_per_s,
+            spacing,
+        },
+        (Some(rate_per_s), _, at_most) => {
+            // As long as the load, whatever ends it.
+            Arrivals::Profile {
+                stages: vec![Stage::step(rate_per_s, Duration::MAX)],
+                spacing,
+                at_most,
+            }
+        }
+        (None, stages, at_most) => Arrivals::Profile {
+            stages: stages.to_vec(),
+            spacing,
+            at_most,
+        },
+    }
 }
 
 /// The parts of an `http://` URL.
@@ -288,32 +457,62 @@ impl Interrupts {
     }
 }
 
-/// A bar on a terminal, nothing elsewhere.
-fn progress_bar(plan: &Plan) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let length = match (plan.stop.duration, plan.stop.requests) {
-        (Some(duration), _) => duration.as_millis() as u64,
-        (None, requests) => requests.unwrap_or(0),
-    };
-    let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}")
-        .expect("this template is valid");
-    ProgressBar::new(length).with_style(style.progress_chars("█▉▊▋▌▍▎▏ "))
+/// The live view on a terminal, nothing elsewhere.
+struct Screen {
+    bar: ProgressBar,
+    view: View,
+    /// What the bar is the part of: the planned time, ms, or the number of requests.
+    by_time: bool,
 }
 
-fn show(bar: &ProgressBar, plan: &Plan, progress: &Progress) {
-    let ended = progress.completed + progress.errors;
-    bar.set_position(match plan.stop.duration {
-        Some(_) => progress.elapsed.as_millis() as u64,
-        None => ended,
-    });
-    let rate = ended as f64 / progress.elapsed.as_secs_f64();
-    let errors = progress.errors;
-    bar.set_message(format!(
-        "{ended} answered  {rate:.0}/s  {errors} errors  {} under way",
-        progress.in_flight
-    ));
+impl Screen {
+    fn new(plan: &Plan) -> Self {
+        let time = plan.length().map(|length| length.as_millis() as u64);
+        let whole = time.or(plan.stop.requests).unwrap_or(0);
+        let bar = match std::io::stderr().is_terminal() {
+            true => ProgressBar::new(whole).with_style(bar_style()),
+            false => ProgressBar::hidden(),
+        };
+        Self {
+            bar,
+            view: View::new(plan),
+            by_time: time.is_some(),
+        }
+    }
+
+    fn show(&mut self, event: &Event<'_>) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        self.view.take(event);
+        if let Event::Progress(now) = event {
+            self.bar.set_position(match self.by_time {
+                true => now.elapsed.as_millis() as u64,
+                false => now.completed + now.errors,
+            });
+            let (_, columns) = console_size();
+            self.bar.set_message(self.view.text(columns));
+        }
+    }
+
+    fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn bar_style() -> ProgressStyle {
+    let style = ProgressStyle::with_template("{msg}\n\n{bar:50.green/dim} {percent:>3} %");
+    style
+        .expect("this template is valid")
+        .progress_chars("█▉▊▋▌▍▎▏ ")
+}
+
+/// Rows and columns of the terminal on stderr.
+fn console_size() -> (usize, usize) {
+    match rustix::termios::tcgetwinsize(std::io::stderr()) {
+        Ok(size) if size.ws_col > 0 => (size.ws_row.into(), size.ws_col.into()),
+        _ => (24, 80),
+    }
 }
 
 #[cfg(test)]
@@ -348,5 +547,29 @@ mod tests {
         for bad in ["", "5", "s", "-1s", "5 parsecs", "NaNs", "1e999s"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn stages_keep_their_order() {
+        #[derive(clap::Parser)]
+        struct Command {
+            #[command(flatten)]
+            args: Args,
+        }
+        let parse =
+            |line: &str| <Command as clap::Parser>::try_parse_from(line.split(' ')).map(|c| c.args);
+        let args = parse("load --step 5:1s --ramp 5:50:2s --step 50:1s http://127.0.0.1/").unwrap();
+        let rates: Vec<_> = args
+            .stages
+            .0
+            .iter()
+            .map(|s| (s.from_per_s, s.to_per_s))
+            .collect();
+        assert_eq!(rates, [(5.0, 5.0), (5.0, 50.0), (50.0, 50.0)]);
+        let plan = plan(&args).unwrap();
+        assert_eq!(plan.length(), Some(Duration::from_secs(4)));
+        assert!(parse("load --rate 5 --step 5:1s http://127.0.0.1/").is_err());
+        assert!(parse("load --step 5 http://127.0.0.1/").is_err());
+        assert!(parse("load").is_err() && parse("load --compare a b").is_ok());
     }
 }

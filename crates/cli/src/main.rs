@@ -24,7 +24,7 @@ struct Cli {
 enum Command {
     Run(Box<run::Args>),
     Serve(serve::Args),
-    Load(load::Args),
+    Load(Box<load::Args>),
     Lab(lab::Args),
     #[command(name = "__exec-worker", hide = true)]
     ExecWorker(exec_worker::Args),
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(*args),
         Command::Serve(args) => serve::run(args),
-        Command::Load(args) => load::run(args),
+        Command::Load(args) => load::run(*args),
         Command::Lab(args) => lab::run(args),
         Command::ExecWorker(args) => exec_worker::run(args),
     };

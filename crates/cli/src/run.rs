@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::fmt::format;
 use wakeone::steer::Unsteered;
-use wakeone::supervisor::listen::Address;
+use wakeone::supervisor::address::Address;
 use wakeone::supervisor::{self, Options, Supervisor, state};
 
 /// Start a server with one queue a worker: steered, supervised, restarted without a lost connection
 ///
-/// Workers get their own listeners by systemd's protocol (LISTEN_FDS, from descriptor 3); in the command,
-/// {fd} is the first listener's number, {fd2} the second's, {slot} the worker's slot.
+/// Each worker gets listeners of its own, by systemd's protocol (LISTEN_FDS) or by their numbers in the command:
+/// {fd} is the first listener's, {fd2} the second's. {slot} is the worker's slot, from 0.
 /// SIGHUP restarts the workers one at a time, SIGTERM and SIGINT drain and stop, a second SIGINT kills.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app")]
@@ -145,10 +145,14 @@ fn options(args: &Args) -> anyhow::Result<Options> {
 }
 
 /// Lines for people show the sentence alone; lines for programs carry the fields too.
+///
+/// A line that cannot be written is lost (whoever read our standard error is gone): serving goes on. By default the
+/// failure would be printed, to the same place, and that panics.
 fn start_log(form: Log) {
     let builder = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
-        .with_max_level(tracing::Level::INFO);
+        .with_max_level(tracing::Level::INFO)
+        .log_internal_errors(false);
     match form {
         Log::Json => builder.json().flatten_event(true).with_target(false).init(),
         Log::Text => {

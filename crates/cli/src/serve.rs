@@ -1,17 +1,23 @@
 //! `wakeone serve`: the reference server.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
-use wakeone_serve::{EpollMode, Listen, Model, Options, parse_address, serve};
+use wakeone_serve::{
+    AcceptLock, EpollMode, Listen, Model, Options, Place, Root, parse_address, serve,
+};
 
 /// Serve a small HTTP application in a chosen architecture
 ///
-/// Paths: / says what is served, /work?us=N&kind=cpu|sleep works for N microseconds, /whoami says
-/// who answers. Every answer names its worker in X-Worker and its process in X-Pid.
+/// Paths: / is a guest book (a POST signs it), /work?us=N&kind=cpu|sleep works for N microseconds,
+/// /whoami says who answers, and all others are files of --files. Every answer names its worker in
+/// X-Worker and its process in X-Pid.
 ///
 /// SIGTERM finishes what has been accepted, then ends with 0.
 #[derive(Debug, clap::Args)]
@@ -46,6 +52,19 @@ pub struct Args {
     /// epoll-prefork: whom a connection wakes
     #[arg(long, value_name = "WHOM", default_value = "exclusive")]
     epoll: EpollArg,
+
+    /// preforked, prethreaded: the lock around accept [default: none, prethreaded: pthread]
+    #[arg(long, value_name = "KIND")]
+    accept_lock: Option<AcceptLockArg>,
+
+    /// Keep the guest book in this directory, or in redis://HOST:PORT [default: a directory under
+    /// $XDG_STATE_HOME]
+    #[arg(long, value_name = "PLACE", value_parser = Place::parse)]
+    store: Option<Place>,
+
+    /// Serve the files of this directory
+    #[arg(long, value_name = "DIR")]
+    files: Option<PathBuf>,
 
     /// Close each connection after one answer
     #[arg(long)]
@@ -88,6 +107,18 @@ enum EpollArg {
     Rotate,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum AcceptLockArg {
+    /// All wait in accept, the kernel wakes one
+    None,
+    /// flock(2) on a file
+    Flock,
+    /// fcntl(2) on a file
+    Fcntl,
+    /// A mutex in shared memory
+    Pthread,
+}
+
 /// Serves until told to stop.
 ///
 /// # Errors
@@ -98,6 +129,26 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         None if wakeone_kernel::inherited::count()? > 0 => Listen::Inherited,
         None => Listen::Address(SocketAddr::from(([127, 0, 0, 1], 8080))),
     };
+    let files = match &args.files {
+        Some(path) => {
+            let root = Root::open(path).with_context(|| {
+                format!(
+                    "cannot serve the files of {}; give a directory that can be read with --files",
+                    path.display()
+                )
+            })?;
+            Some(Arc::new(root))
+        }
+        None => None,
+    };
+    let place = match args.store {
+        // What was asked for is tried before the first visitor needs it.
+        Some(place) => {
+            place.open()?;
+            place
+        }
+        None => Place::default_directory(),
+    };
     serve(&Options {
         workers: args.workers.into(),
         backlog: args.backlog,
@@ -107,6 +158,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             EpollArg::Exclusive => EpollMode::Exclusive,
             EpollArg::Rotate => EpollMode::Rotate,
         },
+        accept_lock: args.accept_lock.map(|kind| match kind {
+            AcceptLockArg::None => AcceptLock::None,
+            AcceptLockArg::Flock => AcceptLock::Flock,
+            AcceptLockArg::Fcntl => AcceptLock::Fcntl,
+            AcceptLockArg::Pthread => AcceptLock::Pthread,
+        }),
+        place,
+        files,
         keep_alive: !args.no_keep_alive,
         header_timeout: Duration::from_secs(args.header_timeout),
         ..Options::new(args.model.0, listen)

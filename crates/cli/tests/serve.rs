@@ -3,36 +3,107 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use command_fds::{CommandFdExt, FdMapping};
 use nix::sys::signal::Signal;
 use support::{Client, Response, Server, wait_for};
 
-/// Every way of serving that the command line offers.
-const WAYS: &[&[&str]] = &[
-    &["--model", "preforked"],
-    &["--model", "preforked", "--reuseport"],
-    &["--model", "epoll-prefork", "--epoll", "wake-all"],
-    &["--model", "epoll-prefork", "--epoll", "exclusive"],
-    &["--model", "epoll-prefork", "--epoll", "rotate"],
-    &["--model", "epoll-prefork", "--reuseport"],
+/// A way of serving that the command line offers.
+#[derive(Clone, Copy)]
+struct Way {
+    arguments: &'static [&'static str],
+    /// Whether it may have several workers.
+    workers: bool,
+    /// Whether a worker serves one connection to its end before the next.
+    one_at_a_time: bool,
+}
+
+const fn way(arguments: &'static [&'static str]) -> Way {
+    Way {
+        arguments,
+        workers: true,
+        one_at_a_time: false,
+    }
+}
+
+impl Way {
+    const fn alone(self) -> Self {
+        Self {
+            workers: false,
+            ..self
+        }
+    }
+
+    const fn one_at_a_time(self) -> Self {
+        Self {
+            one_at_a_time: true,
+            ..self
+        }
+    }
+}
+
+/// All of them that need no supervisor.
+const WAYS: &[Way] = &[
+    way(&["--model", "iterative"]).alone().one_at_a_time(),
+    way(&["--model", "forking"]).alone(),
+    way(&["--model", "preforked"]).one_at_a_time(),
+    way(&["--model", "preforked", "--reuseport"]).one_at_a_time(),
+    way(&["--model", "preforked", "--accept-lock", "flock"]).one_at_a_time(),
+    way(&["--model", "preforked", "--accept-lock", "fcntl"]).one_at_a_time(),
+    way(&["--model", "preforked", "--accept-lock", "pthread"]).one_at_a_time(),
+    way(&["--model", "threaded"]).alone(),
+    way(&["--model", "prethreaded"]).one_at_a_time(),
+    way(&["--model", "prethreaded", "--accept-lock", "none"]).one_at_a_time(),
+    way(&["--model", "poll"]).alone(),
+    way(&["--model", "epoll"]).alone(),
+    way(&["--model", "epoll-prefork", "--epoll", "wake-all"]),
+    way(&["--model", "epoll-prefork", "--epoll", "exclusive"]),
+    way(&["--model", "epoll-prefork", "--epoll", "rotate"]),
+    way(&["--model", "epoll-prefork", "--reuseport"]),
+    way(&["--model", "reuseport"]),
+    way(&["--model", "fd-passing"]),
+    way(&["--model", "io-uring"]),
+    way(&["--model", "io-uring", "--reuseport"]),
 ];
 
-/// Runs `check` against each way with this many workers, all ways at once.
+/// Whether io_uring may be used here; said once if not.
+fn has_io_uring() -> bool {
+    let has = wakeone_kernel::ring::Ring::new(4).is_ok();
+    if !has {
+        eprintln!("not run: io_uring is not to be had here");
+    }
+    has
+}
+
+/// The ways that this machine offers.
+fn ways() -> Vec<Way> {
+    let io_uring = has_io_uring();
+    let offered = |way: &&Way| io_uring || way.arguments[1] != "io-uring";
+    WAYS.iter().filter(offered).copied().collect()
+}
+
+/// Runs `check` against each way with this many workers, or one where it has no more; some ways
+/// at once.
 fn with_each(workers: &str, more: &[&str], check: impl Fn(&Server, &str) + Sync) {
-    std::thread::scope(|scope| {
-        for way in WAYS {
-            let check = &check;
-            scope.spawn(move || {
-                let arguments = [way, &["-w", workers][..], more].concat();
-                let server = Server::start(&arguments);
-                check(&server, &arguments.join(" "));
-                server.stop();
-            });
-        }
-    });
+    let ways = ways();
+    for ways in ways.chunks(7) {
+        std::thread::scope(|scope| {
+            for way in ways {
+                let check = &check;
+                scope.spawn(move || {
+                    let count = if way.workers { workers } else { "1" };
+                    let arguments = [way.arguments, &["-w", count], more].concat();
+                    let server = Server::start(&arguments);
+                    check(&server, &arguments.join(" "));
+                    server.stop();
+                });
+            }
+        });
+    }
 }
 
 fn request(path: &str) -> Vec<u8> {
@@ -54,31 +125,45 @@ fn answers_and_says_who_did() {
             who.contains(&format!("\"pid\":{}", answer.pid())),
             "{way}: {who}"
         );
-        assert_ne!(
-            answer.pid(),
-            server.child.id().to_string(),
-            "{way}: workers are forked"
-        );
         assert_eq!(server.get("/").status, 200, "{way}");
         assert_eq!(server.get("/nothing").status, 404, "{way}");
         assert_eq!(server.get("/work?us=100&kind=sleep").status, 200, "{way}");
         assert_eq!(server.get("/work?us=100&kind=cpu").status, 200, "{way}");
         assert_eq!(server.get("/work?us=x").status, 400, "{way}");
-        assert!(
-            server.ready_line.ends_with("2 workers)"),
-            "{}",
-            server.ready_line
-        );
+        let count = if way.contains("-w 2") {
+            "2 workers)"
+        } else {
+            "1 worker)"
+        };
+        assert!(server.ready_line.ends_with(count), "{}", server.ready_line);
     });
 }
 
 #[test]
-fn one_worker_is_the_process_itself() {
-    with_each("1", &[], |server, way| {
-        let answer = server.get("/whoami");
-        assert_eq!(answer.pid(), server.child.id().to_string(), "{way}");
-        assert_eq!(answer.worker(), "0", "{way}");
-    });
+fn who_serves() {
+    for way in ways() {
+        let model = way.arguments[1];
+        let pid_of = |workers| {
+            let server = Server::start(&[way.arguments, &["-w", workers]].concat());
+            let pid = server.get("/whoami").pid().to_owned();
+            let itself = pid == server.child.id().to_string();
+            server.stop();
+            itself
+        };
+        let itself = !["forking", "fd-passing"].contains(&model);
+        assert_eq!(
+            pid_of("1"),
+            itself,
+            "{model}: one worker is the process itself"
+        );
+        if way.workers {
+            assert_eq!(
+                pid_of("2"),
+                model == "prethreaded",
+                "{model}: workers are processes"
+            );
+        }
+    }
 }
 
 #[test]
@@ -264,8 +349,12 @@ fn rotate_goes_round() {
 
 #[test]
 fn each_worker_has_a_queue_with_reuseport() {
-    for model in ["preforked", "epoll-prefork"] {
-        let server = Server::start(&["--model", model, "-w", "2", "--reuseport"]);
+    for way in ways() {
+        let model = way.arguments.join(" ");
+        if !model.contains("reuseport") {
+            continue;
+        }
+        let server = Server::start(&[way.arguments, &["-w", "2"]].concat());
         let workers: BTreeSet<String> = (0..40)
             .map(|_| server.get("/whoami").worker().to_owned())
             .collect();
@@ -274,46 +363,63 @@ fn each_worker_has_a_queue_with_reuseport() {
     }
 }
 
+/// A request is being worked on and another connection is idle when the stop comes: the one is
+/// answered, the other closed, and all end well.
 #[test]
 fn a_stop_finishes_the_request_in_hand() {
-    for way in WAYS {
-        let arguments = [way, &["-w", "2"][..]].concat();
-        let mut server = Server::start(&arguments);
-        let mut idle = server.connect();
-        idle.send(&request("/whoami"));
-        let idle_worker = idle.response();
-        let mut busy = loop {
-            // In the blocking models only another worker than the one that keeps `idle` answers;
-            // a queue of that worker is no place to be in when it stops.
-            let mut client = server.connect();
-            client.send(&request("/whoami"));
-            client
-                .stream
-                .set_read_timeout(Some(Duration::from_millis(300)))
-                .expect("a timeout");
-            let mut byte = [0];
-            if client.stream.peek(&mut byte).is_ok() {
-                client
-                    .stream
-                    .set_read_timeout(Some(support::PATIENCE))
-                    .expect("a timeout");
-                client.response();
-                break client;
-            }
-        };
+    for way in ways() {
+        let name = way.arguments.join(" ");
+        let count = if way.workers { "2" } else { "1" };
+        let mut server = Server::start(&[way.arguments, &["-w", count]].concat());
+        // Only where a second connection is served beside the first. With a listener each, the
+        // hash may put both into the queue of the same worker.
+        let beside = !way.one_at_a_time || (way.workers && !name.contains("--reuseport"));
+        let idle = beside.then(|| {
+            let mut idle = server.connect();
+            idle.send(&request("/whoami"));
+            idle.response();
+            idle
+        });
+        let mut busy = server.connect();
+        busy.send(&request("/whoami"));
+        busy.response();
         busy.send(&request("/work?us=300000&kind=sleep"));
         std::thread::sleep(Duration::from_millis(100));
         server.signal(Signal::SIGTERM);
         let answer = busy.response();
-        assert_eq!(answer.status, 200, "{way:?}");
-        assert_eq!(answer.header("connection"), "close", "{way:?}");
+        assert_eq!(answer.status, 200, "{name}");
+        assert_eq!(answer.header("connection"), "close", "{name}");
         busy.expect_end();
-        idle.expect_end();
+        if let Some(mut idle) = idle {
+            idle.expect_end();
+        }
         let (status, said) = server.wait();
-        assert!(
-            status.success(),
-            "{way:?}: {status}: {said} ({idle_worker:?})"
+        assert!(status.success(), "{name}: {status}: {said}");
+        assert_eq!(said, "", "{name}");
+    }
+}
+
+/// A client has connected and sends its request only after the stop: it is still answered where
+/// the connection has been accepted.
+#[test]
+fn a_stop_waits_for_the_request_of_an_accepted_connection() {
+    for way in ways() {
+        let name = way.arguments.join(" ");
+        let mut server = Server::start(way.arguments);
+        let mut late = server.connect();
+        late.send(b"GET /whoami HT");
+        std::thread::sleep(Duration::from_millis(100));
+        server.signal(Signal::SIGTERM);
+        std::thread::sleep(Duration::from_millis(100));
+        late.send(b"TP/1.1\r\nHost: a\r\n\r\n");
+        let answer = late.response();
+        assert_eq!(
+            (answer.status, answer.header("connection")),
+            (200, "close"),
+            "{name}"
         );
+        let (status, said) = server.wait();
+        assert!(status.success(), "{name}: {status}: {said}");
     }
 }
 
@@ -352,70 +458,103 @@ fn a_worker_that_dies_is_reported_and_the_others_go_on() {
     );
 }
 
-/// Listeners handed over as sd_listen_fds(3) says: both are served, by every model, blocking or
-/// not.
+/// The server with these listeners, handed over as sd_listen_fds(3) says.
+fn start_with(listeners: &[TcpListener], arguments: &[&str]) -> Server {
+    // The shell puts its own pid where the protocol wants the server's, then becomes it.
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "LISTEN_PID=$$ exec \"$0\" serve \"$@\""])
+        .arg(env!("CARGO_BIN_EXE_wakeone"))
+        .args(arguments)
+        .env("LISTEN_FDS", listeners.len().to_string())
+        .env("WAKEONE_SLOT", "7");
+    let mappings = listeners
+        .iter()
+        .enumerate()
+        .map(|(index, listener)| FdMapping {
+            parent_fd: listener.as_fd().try_clone_to_owned().expect("a copy"),
+            child_fd: 3 + index as i32,
+        })
+        .collect();
+    command.fd_mappings(mappings).expect("distinct numbers");
+    Server::spawn(&mut command)
+}
+
+/// The models as a supervisor runs them, dispatched too.
+fn supervised() -> Vec<&'static str> {
+    let mut models = vec!["dispatched"];
+    models.extend(ways().iter().map(|way| way.arguments[1]));
+    models.dedup();
+    models
+}
+
 #[test]
 fn inherited_listeners_are_all_served() {
-    for (model, count) in [
-        ("preforked", 1),
-        ("preforked", 2),
-        ("epoll-prefork", 1),
-        ("epoll-prefork", 2),
-    ] {
-        let listeners: Vec<_> = (0..count)
-            .map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a port"))
-            .collect();
-        // The shell puts its own pid where the protocol wants the server's, then becomes it.
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", "LISTEN_PID=$$ exec \"$0\" serve --model \"$1\""])
-            .args([env!("CARGO_BIN_EXE_wakeone"), model])
-            .env("LISTEN_FDS", count.to_string())
-            .env("WAKEONE_SLOT", "7");
-        let mappings = listeners
-            .iter()
-            .enumerate()
-            .map(|(index, listener)| command_fds::FdMapping {
-                parent_fd: listener.as_fd().try_clone_to_owned().expect("a copy"),
-                child_fd: 3 + index as i32,
-            })
-            .collect();
-        command_fds::CommandFdExt::fd_mappings(&mut command, mappings).expect("distinct numbers");
-        let server = Server::spawn(&mut command);
-        for _ in 0..3 {
-            for listener in &listeners {
-                let mut client = Client::connect(listener.local_addr().expect("an address"));
-                client.send(b"GET /whoami HTTP/1.0\r\n\r\n");
-                let answer = client.response();
-                assert_eq!(answer.worker(), "7", "{model}: the slot is the name");
-                assert_eq!(answer.pid(), server.child.id().to_string());
+    for model in supervised() {
+        for count in [1, 2] {
+            let listeners: Vec<_> = (0..count)
+                .map(|_| TcpListener::bind("127.0.0.1:0").expect("a port"))
+                .collect();
+            let server = start_with(&listeners, &["--model", model]);
+            for _ in 0..3 {
+                for listener in &listeners {
+                    let mut client = Client::connect(listener.local_addr().expect("an address"));
+                    client.send(b"GET /whoami HTTP/1.0\r\n\r\n");
+                    let answer = client.response();
+                    assert_eq!(answer.worker(), "7", "{model}: the slot is the name");
+                }
             }
+            server.stop();
+            // What is not accepted stays in the queue, which others hold.
+            let _waits = Client::connect(listeners[0].local_addr().expect("an address"));
+            assert!(listeners[0].accept().is_ok(), "{model}");
         }
-        server.stop();
-        // What is not accepted stays in the queue, which others hold.
-        let _waits = Client::connect(listeners[0].local_addr().expect("an address"));
-        assert!(listeners[0].accept().is_ok());
     }
+}
+
+/// A listener handed over may already be one that does not wait.
+#[test]
+fn an_inherited_listener_that_does_not_wait() {
+    for model in supervised() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.set_nonblocking(true).expect("a flag");
+        let server = start_with(std::slice::from_ref(&listener), &["--model", model]);
+        for _ in 0..3 {
+            assert_eq!(server.get("/whoami").status, 200, "{model}");
+        }
+        let ticks = cpu_ticks(server.child.id());
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(
+            cpu_ticks(server.child.id()) - ticks < 10,
+            "{model} does not sleep"
+        );
+        server.stop();
+    }
+}
+
+/// CPU time of a process, in ticks of 10 ms.
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is there");
+    let fields: Vec<&str> = stat
+        .rsplit(") ")
+        .next()
+        .expect("fields")
+        .split(' ')
+        .collect();
+    fields[11..13]
+        .iter()
+        .map(|field| field.parse::<u64>().expect("ticks"))
+        .sum()
 }
 
 /// The queue of a worker is taken away (shutdown) and it listens again, as a rescue does: the
 /// server neither ends nor spins, and serves again.
 #[test]
 fn a_moved_queue_is_survived() {
-    for model in ["preforked", "epoll-prefork"] {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    for model in supervised() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", "LISTEN_PID=$$ exec \"$0\" serve --model \"$1\""])
-            .args([env!("CARGO_BIN_EXE_wakeone"), model])
-            .env("LISTEN_FDS", "1");
-        let mapping = command_fds::FdMapping {
-            parent_fd: listener.as_fd().try_clone_to_owned().expect("a copy"),
-            child_fd: 3,
-        };
-        command_fds::CommandFdExt::fd_mappings(&mut command, vec![mapping]).expect("one number");
-        let server = Server::spawn(&mut command);
+        let server = start_with(std::slice::from_ref(&listener), &["--model", model]);
         for _ in 0..3 {
             server.get("/whoami");
             rustix::net::shutdown(&listener, rustix::net::Shutdown::Read).expect("a shutdown");
@@ -424,19 +563,8 @@ fn a_moved_queue_is_survived() {
             rustix::net::listen(&listener, 16).expect("it listens again");
         }
         assert_eq!(server.get("/whoami").status, 200, "{model}");
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.child.id()))
-            .expect("it is there");
-        let fields: Vec<&str> = stat
-            .rsplit(") ")
-            .next()
-            .expect("fields")
-            .split(' ')
-            .collect();
-        let ticks: u64 = fields[11..13]
-            .iter()
-            .map(|field| field.parse::<u64>().expect("ticks"))
-            .sum();
-        // 600 ms without a queue: a hot loop would have used about 60 ticks of 10 ms.
+        // 600 ms without a queue: a hot loop would have used about 60 ticks.
+        let ticks = cpu_ticks(server.child.id());
         assert!(ticks <= 20, "{model} used {ticks} ticks of CPU time");
         server.stop();
     }
@@ -483,8 +611,31 @@ fn what_cannot_be_served_is_said() {
         &["--epoll", "some"],
         &["--backlog", "-1"],
         &["--header-timeout", "0"],
+        &["--store", ""],
+        &["--store", "http://127.0.0.1/"],
     ] {
         let (code, said) = refused(wrong);
         assert_eq!(code, Some(2), "{wrong:?}: {said}");
+    }
+    for (wrong, why) in [
+        (&["--model", "epoll", "-w", "2"][..], "choose epoll-prefork"),
+        (&["--model", "epoll", "--reuseport"], "choose reuseport"),
+        (
+            &["--model", "epoll", "--accept-lock", "flock"],
+            "preforked has all",
+        ),
+        (
+            &["--model", "prethreaded", "--accept-lock", "fcntl"],
+            "pthread and none",
+        ),
+        (&["--model", "dispatched"], "wakeone run"),
+        (&["--files", "/nothing/here"], "cannot serve the files"),
+        (&["--store", "/dev/null/x"], "give another directory"),
+        (&["--store", "redis://127.0.0.1:1"], "redis-cli ping"),
+    ] {
+        let (code, said) = refused(&[wrong, &["-l", "127.0.0.1:0"]].concat());
+        assert_eq!(code, Some(1), "{wrong:?}: {said}");
+        assert!(said.contains(why), "{wrong:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{wrong:?}: {said}");
     }
 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use nix::libc;
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::sys::signal::SigSet;
 use std::io;
 
 /// Marks every descriptor from `first` on close-on-exec, so that a program started next gets none of them.
@@ -31,12 +31,10 @@ pub fn cloexec_from(first: u32) -> io::Result<()> {
 /// # Errors
 /// What sigprocmask(2) says, which is nothing in practice.
 pub fn default_signals() -> io::Result<()> {
-    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    for signal in Signal::iterator() {
-        if !matches!(signal, Signal::SIGKILL | Signal::SIGSTOP) {
-            // SAFETY: SIG_DFL installs no handler, so no code of ours runs in signal context.
-            unsafe { sigaction(signal, &default) }?;
-        }
+    for signal in 1..=libc::SIGRTMAX() {
+        // SAFETY: SIG_DFL installs no handler, so no code of ours runs in signal context. Signals that cannot be
+        // changed (SIGKILL, SIGSTOP, the two of libc's threads) are refused, which is as well.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     SigSet::empty().thread_set_mask()?;
     Ok(())

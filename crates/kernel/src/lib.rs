@@ -1,8 +1,28 @@
-//! All that talks to the kernel, and all unsafe code: BPF skeletons, sockets, pidfd, sock_diag, procfs, cgroups.
+//! All that talks to the kernel, and all unsafe code: BPF skeletons, sockets, pidfd, procfs, cgroups.
+//!
+//! Nothing here decides anything: it asks the kernel, or tells it, and returns what it said.
 #![allow(unsafe_code)]
 
+pub mod bpf;
+pub mod bpffs;
+pub mod capability;
+pub mod cgroup;
 pub mod fork;
 pub mod inherit;
 pub mod inherited;
+pub mod netns;
+pub mod policy;
+pub mod process;
+pub mod process_mutex;
+pub mod ring;
 pub mod run_stats;
+pub mod schedule;
+pub mod shared_counter;
+pub mod socket;
 pub mod stop;
+pub mod table;
+
+/// The types of `bpf/contract.h`, generated from the compiled object's BTF.
+pub mod contract {
+    pub use crate::bpf::types::{wakeone_draw, wakeone_slot, wakeone_table, wakeone_tag};
+}

@@ -62,6 +62,23 @@ pub fn block_in_this_thread() -> io::Result<()> {
     Ok(set.thread_block()?)
 }
 
+/// From now on the end of a child process interrupts blocking calls.
+///
+/// # Errors
+/// What `sigaction` says.
+pub fn interrupt_when_children_end() -> io::Result<()> {
+    let action = SigAction::new(
+        SigHandler::Handler(on_child),
+        SaFlags::SA_NOCLDSTOP,
+        SigSet::empty(),
+    );
+    // SAFETY: the handler does nothing and stays valid for the life of the process.
+    unsafe { sigaction(Signal::SIGCHLD, &action) }?;
+    Ok(())
+}
+
+extern "C" fn on_child(_: libc::c_int) {}
+
 extern "C" fn on_signal(signal: libc::c_int) {
     if signal == libc::SIGINT && INTERRUPTS.fetch_add(1, Ordering::Relaxed) > 0 {
         // SAFETY: _exit is async-signal-safe and does not return.

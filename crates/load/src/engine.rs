@@ -1,9 +1,9 @@
 //! One thread of the load: an epoll loop that begins requests when they are due and records how they end.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -12,10 +12,11 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::deadlines::Deadlines;
-use crate::recorder::{Moments, Recorder};
+use crate::recorder::{Moments, Recorder, Subject};
 use crate::response::{ResponseReader, Step};
+use crate::run::{Message, Progress};
 use crate::socket::{connect, error_kind, source_address};
-use crate::{Arrivals, Due, Error, ErrorKind, Plan, Schedule, Sources};
+use crate::{Arrivals, Due, Error, ErrorKind, Plan, Schedule};
 
 /// So many requests are begun before answers are looked at again: a burst must not make answers look late.
 const BEGIN_AT_ONCE: usize = 64;
@@ -56,28 +57,65 @@ struct Connection {
     /// Tells events of this connection from those of the one that had the entry before.
     generation: u32,
     state: State,
-    entry: usize,
+    of: Subject,
     written: usize,
     at: Moments,
     reader: ResponseReader,
 }
 
+/// Who may send.
+enum Clients {
+    /// Whoever is due.
+    Any,
+    /// Whoever is due, if one of so many is free.
+    Limited(usize),
+    /// Each free one, due or not; since when they have been free.
+    Closed(VecDeque<u64>),
+}
+
+impl Clients {
+    /// This thread's share of them.
+    fn new(arrivals: &Arrivals, thread: usize, threads: usize, now: u64) -> Self {
+        let own = |all: usize| all / threads + usize::from(thread < all % threads);
+        match *arrivals {
+            Arrivals::Open { .. } | Arrivals::Profile { at_most: None, .. } => Self::Any,
+            Arrivals::Profile {
+                at_most: Some(all), ..
+            } => Self::Limited(own(all)),
+            Arrivals::Closed { concurrency } => {
+                Self::Closed(VecDeque::from(vec![now; own(concurrency)]))
+            }
+        }
+    }
+}
+
+/// What a thread is given.
+pub(crate) struct Task<'a> {
+    pub plan: &'a Plan,
+    /// Its number, from 0.
+    pub thread: usize,
+    /// Time 0 of the plan.
+    pub start: Instant,
+    /// How often notes are handed over; None: only at the end.
+    pub interval: Option<Duration>,
+    pub cancel: &'a AtomicBool,
+    pub shown: &'a Shown,
+    pub messages: Sender<Message>,
+}
+
 /// One thread's half of a plan, being sent.
 pub(crate) struct Engine<'a> {
-    start: Instant,
-    cancel: &'a AtomicBool,
-    shown: &'a Shown,
-    target: SocketAddr,
-    sources: Sources,
-    keep_alive: bool,
+    task: Task<'a>,
     timeout_ns: u64,
     duration_ns: u64,
+    /// The length of an interval and the number of the one that notes are now taken of.
+    interval_ns: u64,
+    interval: u64,
     /// The bytes of each request of the mix.
     requests: Vec<Vec<u8>>,
     schedule: Schedule,
     next: Option<Due>,
-    /// Closed loop: since when each client without a request has been free. None in an open loop.
-    free_clients: Option<VecDeque<u64>>,
+    clients: Clients,
     epoll: OwnedFd,
     connections: Vec<Connection>,
     free: Vec<u32>,
@@ -89,36 +127,22 @@ pub(crate) struct Engine<'a> {
     lingerers: u64,
     buffer: Vec<u8>,
     record: Recorder,
+    /// What the notes handed over add up to.
+    before: Progress,
 }
 
 impl<'a> Engine<'a> {
-    /// Everything that thread number `thread` needs; `start` is time 0 of the plan.
-    pub(crate) fn new(
-        plan: &Plan,
-        thread: usize,
-        start: Instant,
-        cancel: &'a AtomicBool,
-        shown: &'a Shown,
-    ) -> Result<Self, Error> {
-        let mut schedule = Schedule::new(plan, thread);
+    /// Everything that a thread needs.
+    pub(crate) fn new(task: Task<'a>) -> Result<Self, Error> {
+        let plan = task.plan;
+        let mut schedule = Schedule::new(plan, task.thread);
         let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
-        let free_clients = match plan.arrivals {
-            Arrivals::Open { .. } => None,
-            Arrivals::Closed { concurrency } => {
-                let own =
-                    concurrency / plan.threads + usize::from(thread < concurrency % plan.threads);
-                Some(VecDeque::from(vec![nanos(start.elapsed()); own]))
-            }
-        };
+        let now = nanos(task.start.elapsed());
         Ok(Self {
-            start,
-            cancel,
-            shown,
-            target: plan.target,
-            sources: plan.sources,
-            keep_alive: plan.keep_alive,
             timeout_ns: nanos(plan.timeout),
             duration_ns: plan.stop.duration.map_or(u64::MAX, nanos),
+            interval_ns: task.interval.map_or(u64::MAX, nanos),
+            interval: 0,
             requests: plan
                 .mix
                 .entries
@@ -127,7 +151,7 @@ impl<'a> Engine<'a> {
                 .collect(),
             next: schedule.next(),
             schedule,
-            free_clients,
+            clients: Clients::new(&plan.arrivals, task.thread, plan.threads, now),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)
                 .map_err(Error::system("create an epoll instance"))?,
             connections: Vec::new(),
@@ -138,7 +162,9 @@ impl<'a> Engine<'a> {
             in_flight: 0,
             lingerers: 0,
             buffer: vec![0; RECEIVE_BYTES],
-            record: Recorder::new(plan.mix.entries.len()),
+            record: Recorder::new(plan),
+            before: Progress::default(),
+            task,
         })
     }
 
@@ -146,10 +172,11 @@ impl<'a> Engine<'a> {
     pub(crate) fn run(mut self) -> Result<Recorder, Error> {
         let mut events = Vec::with_capacity(256);
         let mut linger_until = u64::MAX;
-        while !self.cancel.load(Relaxed) {
-            self.begin_due();
+        while !self.task.cancel.load(Relaxed) {
+            self.begin_due(BEGIN_AT_ONCE);
             self.expire();
             self.show();
+            self.hand_over();
             if self.in_flight == 0 && self.exhausted() {
                 linger_until = linger_until.min(self.now() + LAST_LINGER_NS);
                 if self.lingerers == 0 || self.now() >= linger_until {
@@ -168,6 +195,8 @@ impl<'a> Engine<'a> {
             }
             for event in &events {
                 self.ready(event.data.u64(), event.flags);
+                // Neither a due request nor a client that has just become free waits for the other answers' turn.
+                self.begin_due(1);
             }
         }
         self.record.cancelled = self.in_flight;
@@ -176,7 +205,7 @@ impl<'a> Engine<'a> {
     }
 
     fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
+        self.task.start.elapsed().as_nanos() as u64
     }
 
     /// No request is left to begin.
@@ -187,9 +216,11 @@ impl<'a> Engine<'a> {
     /// How long nothing is planned.
     fn sleep_ns(&self) -> u64 {
         let now = self.now();
-        let begin = match (&self.next, &self.free_clients) {
-            (Some(due), None) => due.at_ns,
-            (Some(_), Some(free)) if !free.is_empty() => now,
+        let begin = match (&self.next, &self.clients) {
+            (Some(due), Clients::Any) => due.at_ns,
+            (Some(due), Clients::Limited(free)) if *free > 0 => due.at_ns,
+            (Some(due), Clients::Limited(_)) => due.at_ns.saturating_add(self.timeout_ns),
+            (Some(_), Clients::Closed(free)) if !free.is_empty() => now,
             _ => u64::MAX,
         };
         let first = |deadlines: &Deadlines| deadlines.first().map_or(u64::MAX, |(_, at)| at);
@@ -197,35 +228,83 @@ impl<'a> Engine<'a> {
         next.saturating_sub(now).min(TICK_NS)
     }
 
-    fn show(&self) {
-        self.shown.planned.store(self.record.planned, Relaxed);
-        self.shown.started.store(self.record.started, Relaxed);
-        self.shown.completed.store(self.record.completed, Relaxed);
-        self.shown.errors.store(self.record.error_count(), Relaxed);
-        self.shown.in_flight.store(self.in_flight, Relaxed);
+    /// So far, all intervals.
+    fn progress(&self) -> Progress {
+        Progress {
+            elapsed: Duration::ZERO,
+            planned: self.before.planned + self.record.planned,
+            started: self.before.started + self.record.started,
+            completed: self.before.completed + self.record.completed,
+            errors: self.before.errors + self.record.error_count(),
+            in_flight: self.in_flight,
+        }
     }
 
-    /// Begins what is due by now.
-    fn begin_due(&mut self) {
-        for _ in 0..BEGIN_AT_ONCE {
+    fn show(&self) {
+        let (shown, now) = (self.task.shown, self.progress());
+        shown.planned.store(now.planned, Relaxed);
+        shown.started.store(now.started, Relaxed);
+        shown.completed.store(now.completed, Relaxed);
+        shown.errors.store(now.errors, Relaxed);
+        shown.in_flight.store(now.in_flight, Relaxed);
+    }
+
+    /// Gives the notes of an interval that is over to the thread that puts them together.
+    fn hand_over(&mut self) {
+        if self.interval_ns == u64::MAX || self.now() / self.interval_ns == self.interval {
+            return;
+        }
+        self.before = self.progress();
+        let notes = Box::new(std::mem::replace(
+            &mut self.record,
+            Recorder::new(self.task.plan),
+        ));
+        let message = Message::Notes {
+            thread: self.task.thread,
+            interval: self.interval,
+            notes,
+        };
+        // Nobody listens once the load is being given up; then nobody misses it.
+        let _ = self.task.messages.send(message);
+        self.interval = self.now() / self.interval_ns;
+    }
+
+    /// Begins what is due by now, but no more than `most`.
+    fn begin_due(&mut self, most: usize) {
+        for _ in 0..most {
             let Some(due) = self.next else { return };
             let now = self.now();
-            let planned = match &mut self.free_clients {
-                None if due.at_ns > now => return,
-                None => due.at_ns,
-                Some(_) if now >= self.duration_ns => {
+            let planned = match &mut self.clients {
+                Clients::Any | Clients::Limited(_) if due.at_ns > now => return,
+                Clients::Any => due.at_ns,
+                Clients::Limited(0) if now - due.at_ns < self.timeout_ns => return,
+                Clients::Limited(0) => {
+                    self.next_due(due);
+                    self.record.failed(ErrorKind::NotSent, due.stage, now);
+                    continue;
+                }
+                Clients::Limited(free) => {
+                    *free -= 1;
+                    due.at_ns
+                }
+                Clients::Closed(_) if now >= self.duration_ns => {
                     self.next = None;
                     return;
                 }
-                Some(free) => match free.pop_front() {
+                Clients::Closed(free) => match free.pop_front() {
                     Some(since) => since,
                     None => return,
                 },
             };
-            self.next = self.schedule.next();
-            self.record.planned += 1;
+            self.next_due(due);
             self.begin(due, planned, now);
         }
+    }
+
+    /// Counts `due` as planned and goes on to the one after it.
+    fn next_due(&mut self, due: Due) {
+        self.next = self.schedule.next();
+        self.record.due(due.stage);
     }
 
     fn begin(&mut self, due: Due, planned: u64, now: u64) {
@@ -234,7 +313,7 @@ impl<'a> Engine<'a> {
             None => match self.open(due.source) {
                 Ok(key) => (key, true),
                 Err(errno) => {
-                    self.record.failed(error_kind(errno, true), now);
+                    self.record.failed(error_kind(errno, true), due.stage, now);
                     return self.client_free(now);
                 }
             },
@@ -244,7 +323,10 @@ impl<'a> Engine<'a> {
         self.in_time.push(key, now.saturating_add(self.timeout_ns));
         let connection = &mut self.connections[key as usize];
         connection.state = State::Sending;
-        connection.entry = due.entry;
+        connection.of = Subject {
+            entry: due.entry,
+            stage: due.stage,
+        };
         connection.written = 0;
         connection.at = Moments {
             planned,
@@ -272,14 +354,17 @@ impl<'a> Engine<'a> {
 
     /// Connects and gives the connection an entry in the table.
     fn open(&mut self, source: u32) -> Result<u32, Errno> {
-        let socket = connect(&self.target, source_address(self.sources, source))?;
+        let socket = connect(
+            &self.task.plan.target,
+            source_address(self.task.plan.sources, source),
+        )?;
         self.record.connections += 1;
         let key = self.free.pop().unwrap_or_else(|| {
             self.connections.push(Connection {
                 socket: None,
                 generation: 0,
                 state: State::Free,
-                entry: 0,
+                of: Subject::default(),
                 written: 0,
                 at: Moments::default(),
                 reader: ResponseReader::default(),
@@ -298,7 +383,7 @@ impl<'a> Engine<'a> {
             return;
         };
         let mut flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        if connection.state == State::Sending || self.keep_alive {
+        if connection.state == State::Sending || self.task.plan.keep_alive {
             flags |= epoll::EventFlags::OUT;
         }
         let data = u64::from(connection.generation) << 32 | u64::from(key);
@@ -315,7 +400,7 @@ impl<'a> Engine<'a> {
         let Some(socket) = &connection.socket else {
             return;
         };
-        let request = &self.requests[connection.entry];
+        let request = &self.requests[connection.of.entry];
         while connection.written < request.len() {
             match rustix::net::send(socket, &request[connection.written..], SendFlags::NOSIGNAL) {
                 Ok(n) => connection.written += n,
@@ -328,7 +413,7 @@ impl<'a> Engine<'a> {
             }
         }
         connection.state = State::Receiving;
-        connection.at.sent = self.start.elapsed().as_nanos() as u64;
+        connection.at.sent = self.task.start.elapsed().as_nanos() as u64;
     }
 
     fn ready(&mut self, data: u64, flags: epoll::EventFlags) {
@@ -379,7 +464,7 @@ impl<'a> Engine<'a> {
                 Err(Errno::AGAIN) => return,
                 Err(errno) => return self.fail(key, error_kind(errno, false)),
             };
-            let now = self.start.elapsed().as_nanos() as u64;
+            let now = self.task.start.elapsed().as_nanos() as u64;
             self.record.bytes_received += n as u64;
             if connection.at.first_byte == 0 {
                 connection.at.first_byte = now;
@@ -416,12 +501,12 @@ impl<'a> Engine<'a> {
         connection.at.done = now;
         let reader = &connection.reader;
         self.record.answered(
-            connection.entry,
+            connection.of,
             reader.status(),
             reader.worker(),
             connection.at,
         );
-        let keep = self.keep_alive && reader.keep_alive() && !closed;
+        let keep = self.task.plan.keep_alive && reader.keep_alive() && !closed;
         self.in_time.remove(key);
         self.in_flight -= 1;
         if keep {
@@ -440,7 +525,8 @@ impl<'a> Engine<'a> {
     /// The request under way on `key` has failed.
     fn fail(&mut self, key: u32, kind: ErrorKind) {
         let now = self.now();
-        self.record.failed(kind, now);
+        self.record
+            .failed(kind, self.connections[key as usize].of.stage, now);
         self.in_time.remove(key);
         self.in_flight -= 1;
         self.close(key);
@@ -456,8 +542,10 @@ impl<'a> Engine<'a> {
     }
 
     fn client_free(&mut self, now: u64) {
-        if let Some(free) = &mut self.free_clients {
-            free.push_back(now);
+        match &mut self.clients {
+            Clients::Any => {}
+            Clients::Limited(free) => *free += 1,
+            Clients::Closed(free) => free.push_back(now),
         }
     }
 

@@ -11,9 +11,11 @@
 //! Each thread is one epoll loop over non-blocking sockets; there is no async runtime, and no allocation a request once the
 //! tables have grown.
 
+mod compare;
 mod deadlines;
 mod engine;
 mod error;
+mod hdrlog;
 mod outcome;
 mod plan;
 mod recorder;
@@ -23,11 +25,17 @@ mod schedule;
 mod socket;
 mod summary;
 mod text;
+mod view;
 
+pub use compare::{Comparison, Difference, MetricComparison, Verdict};
 pub use error::Error;
-pub use outcome::{ErrorKind, Outcome, PathOutcome, Phases};
-pub use plan::{Arrivals, Mix, MixEntry, Plan, Sources, Spacing, Stop};
+pub use hdrlog::write_hdr_log;
+pub use outcome::{ErrorKind, Interval, Outcome, PathOutcome, Phases, StageOutcome};
+pub use plan::{Arrivals, Mix, MixEntry, Plan, Sources, Spacing, Stage, Stop};
 pub use response::{BadResponse, ResponseReader, Step};
-pub use run::{Progress, raise_descriptor_limit, run};
+pub use run::{Event, Progress, observe, raise_descriptor_limit, run};
 pub use schedule::{Due, Schedule};
-pub use summary::{Quantiles, Summary};
+pub use summary::{
+    IntervalSummary, Parameters, PathSummary, Quantiles, SCHEMA, StageSummary, Summary,
+};
+pub use view::View;

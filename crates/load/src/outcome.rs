@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
+use crate::Stage;
+
 /// How a request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -24,6 +26,8 @@ pub enum ErrorKind {
     BadResponse,
     /// A whole answer, but not a 2xx one.
     Status,
+    /// Due, but no client of a limited number was free within the timeout.
+    NotSent,
     /// No port left for this source and target (EADDRNOTAVAIL).
     AddressUnavailable,
     /// The process has no file descriptor left (EMFILE).
@@ -44,6 +48,7 @@ impl fmt::Display for ErrorKind {
             Self::EofEarly => "eof_early",
             Self::BadResponse => "bad_response",
             Self::Status => "status",
+            Self::NotSent => "not_sent",
             Self::AddressUnavailable => "address_unavailable",
             Self::TooManyFiles => "too_many_files",
             Self::Unreachable => "unreachable",
@@ -68,6 +73,8 @@ pub struct Phases {
     pub wait: Histogram<u64>,
     /// Start (`connect()`, or the send on a kept connection) until the first byte of the answer.
     pub first_byte: Histogram<u64>,
+    /// First byte until the last.
+    pub receive: Histogram<u64>,
 }
 
 /// The part of one path of the mix.
@@ -79,6 +86,42 @@ pub struct PathOutcome {
     pub completed: u64,
     /// ns from the planned time.
     pub latency: Histogram<u64>,
+}
+
+/// The part of one stage of a rate profile.
+#[derive(Debug, Clone)]
+pub struct StageOutcome {
+    /// The stage.
+    pub stage: Stage,
+    /// Requests planned in it.
+    pub planned: u64,
+    /// Those with a 2xx answer.
+    pub completed: u64,
+    /// Those that failed.
+    pub errors: u64,
+    /// ns from the planned time.
+    pub latency: Histogram<u64>,
+}
+
+/// What ended within one interval of a load.
+#[derive(Debug, Clone)]
+pub struct Interval {
+    /// Its beginning, from the load's.
+    pub start: Duration,
+    /// Its length; the last one may be shorter than the others.
+    pub length: Duration,
+    /// Requests that became due.
+    pub planned: u64,
+    /// 2xx answers.
+    pub completed: u64,
+    /// Their latency, ns from the planned time.
+    pub latency: Histogram<u64>,
+    /// The same from `connect()` or the send.
+    pub service: Histogram<u64>,
+    /// Whole answers by their `X-Worker` header.
+    pub by_worker: BTreeMap<String, u64>,
+    /// Failures by kind.
+    pub errors: BTreeMap<ErrorKind, u64>,
 }
 
 /// What came of a load. `completed + cancelled + sum(errors) == planned`, always.
@@ -111,6 +154,8 @@ pub struct Outcome {
     pub errors: BTreeMap<ErrorKind, u64>,
     /// The same for each path of the mix, in its order.
     pub by_path: Vec<PathOutcome>,
+    /// The same for each stage of a rate profile; empty without one.
+    pub by_stage: Vec<StageOutcome>,
     /// Connections opened.
     pub connections: u64,
     /// Bytes of answers received, heads included.

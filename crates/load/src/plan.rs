@@ -41,6 +41,16 @@ pub enum Arrivals {
         /// How the requests lie within that rate.
         spacing: Spacing,
     },
+    /// An open loop whose rate changes, or that has only so many clients.
+    Profile {
+        /// One after the other; the plan ends with the last one.
+        stages: Vec<Stage>,
+        /// How the requests lie within the rates.
+        spacing: Spacing,
+        /// No more than this many at a time: a request that is due when all clients wait is sent when one is free, and its
+        /// latency counts from when it was due. One that gets no client within the timeout is counted as `not_sent`.
+        at_most: Option<usize>,
+    },
     /// A fixed number of clients, each sending its next request when its last one is answered.
     Closed {
         /// Simultaneous clients.
@@ -48,8 +58,63 @@ pub enum Arrivals {
     },
 }
 
+/// A time of constant or evenly changing rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stage {
+    /// Requests a second at its beginning.
+    pub from_per_s: f64,
+    /// Requests a second at its end.
+    pub to_per_s: f64,
+    /// How long it lasts.
+    pub length: Duration,
+}
+
+impl Stage {
+    /// A constant rate.
+    pub fn step(rate_per_s: f64, length: Duration) -> Self {
+        Self {
+            from_per_s: rate_per_s,
+            to_per_s: rate_per_s,
+            length,
+        }
+    }
+
+    /// The mean number of requests in it.
+    pub fn requests(&self) -> f64 {
+        (self.from_per_s + self.to_per_s) / 2.0 * self.length.as_secs_f64()
+    }
+
+    /// When, in s from its beginning, `n` requests are expected to have been due: the root of
+    /// `n = from·t + (to - from)·t²/(2·length)`, in the form that loses no digits where both rates are close.
+    pub(crate) fn time_of(&self, n: f64) -> f64 {
+        let growth = (self.to_per_s - self.from_per_s) / self.length.as_secs_f64();
+        let root = (self.from_per_s * self.from_per_s + 2.0 * growth * n)
+            .max(0.0)
+            .sqrt();
+        if n > 0.0 {
+            2.0 * n / (self.from_per_s + root)
+        } else {
+            0.0
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let rates = [self.from_per_s, self.to_per_s];
+        if rates.iter().any(|r| !r.is_finite() || *r < 0.0) || rates == [0.0, 0.0] {
+            let [from, to] = rates;
+            return Err(format!(
+                "a rate from {from} to {to} requests/s cannot be planned: give rates above 0"
+            ));
+        }
+        if self.length.is_zero() {
+            return Err("a stage of no length sends nothing: give it a time".to_owned());
+        }
+        Ok(())
+    }
+}
+
 /// How open-loop requests are spaced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Spacing {
     /// Exponential gaps: what many independent clients make.
@@ -83,7 +148,7 @@ pub enum Sources {
 const LOOPBACK_SOURCES_MAX: u32 = 0xFE_FFFF - 0x01_0000;
 
 /// One path of a mix.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct MixEntry {
     /// Its share is weight / sum of weights.
     pub weight: u64,
@@ -159,7 +224,7 @@ impl Plan {
             .and_then(|()| self.check_sources())
             .map_err(Error::Plan)?;
         let no = |what: &str| Err(Error::Plan(what.to_owned()));
-        if self.stop == Stop::default() {
+        if self.stop == Stop::default() && !matches!(self.arrivals, Arrivals::Profile { .. }) {
             return no("the load would never end: give a number of requests or a duration");
         }
         if self.threads == 0 {
@@ -175,17 +240,42 @@ impl Plan {
     }
 
     fn check_arrivals(&self) -> Result<(), String> {
-        match self.arrivals {
-            Arrivals::Open { rate_per_s, .. } if !(rate_per_s.is_finite() && rate_per_s > 0.0) => {
+        match &self.arrivals {
+            Arrivals::Open { rate_per_s, .. } if !(rate_per_s.is_finite() && *rate_per_s > 0.0) => {
                 Err(format!(
                     "a rate of {rate_per_s} requests/s cannot be planned: give one above 0"
                 ))
             }
-            Arrivals::Closed { concurrency: 0 } => {
-                Err("a closed loop needs at least one client".to_owned())
+            Arrivals::Closed { concurrency: 0 }
+            | Arrivals::Profile {
+                at_most: Some(0), ..
+            } => Err("at least one client is needed".to_owned()),
+            Arrivals::Profile { stages, .. } if stages.is_empty() => {
+                Err("a rate profile needs a stage".to_owned())
             }
+            Arrivals::Profile { stages, .. } => stages.iter().try_for_each(Stage::check),
             _ => Ok(()),
         }
+    }
+
+    /// The stages of a profile, none for a constant load.
+    pub fn stages(&self) -> &[Stage] {
+        match &self.arrivals {
+            Arrivals::Profile { stages, .. } => stages,
+            _ => &[],
+        }
+    }
+
+    /// How long requests will become due, where that is known beforehand.
+    pub fn length(&self) -> Option<Duration> {
+        let staged = (!self.stages().is_empty())
+            .then(|| {
+                self.stages().iter().fold(Duration::ZERO, |sum, stage| {
+                    sum.saturating_add(stage.length)
+                })
+            })
+            .filter(|&length| length < Duration::MAX);
+        [staged, self.stop.duration].into_iter().flatten().min()
     }
 
     fn check_mix(&self) -> Result<(), String> {
@@ -252,12 +342,22 @@ mod tests {
         }
     }
 
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn profile(stages: Vec<Stage>, at_most: Option<usize>) -> Arrivals {
+        Arrivals::Profile {
+            stages,
+            spacing: Spacing::Poisson,
+            at_most,
+        }
+    }
+
     type Spoil = fn(&mut Plan);
 
     #[test]
     fn a_good_plan_passes_and_each_bad_one_says_why() {
         plan().check().unwrap();
-        let cases: [(Spoil, &str); 14] = [
+        let cases: [(Spoil, &str); 18] = [
             (|p| p.stop = Stop::default(), "never end"),
             (|p| p.threads = 0, "thread"),
             (|p| p.timeout = Duration::ZERO, "timeout"),
@@ -268,6 +368,19 @@ mod tests {
             ),
             (|p| p.arrivals = open(f64::NAN), "rate"),
             (|p| p.arrivals = open(-1.0), "rate"),
+            (|p| p.arrivals = profile(vec![], None), "stage"),
+            (
+                |p| p.arrivals = profile(vec![Stage::step(0.0, SECOND)], None),
+                "rate",
+            ),
+            (
+                |p| p.arrivals = profile(vec![Stage::step(1.0, Duration::ZERO)], None),
+                "length",
+            ),
+            (
+                |p| p.arrivals = profile(vec![Stage::step(1.0, SECOND)], Some(0)),
+                "client",
+            ),
             (|p| p.mix = Mix { entries: vec![] }, "weights"),
             (|p| p.mix = Mix::weighted([(0, "/")]), "weights"),
             (

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use crate::{ErrorKind, Outcome, PathOutcome, Phases, Plan};
+use crate::{
+    ErrorKind, Interval, MixEntry, Outcome, PathOutcome, Phases, Plan, Stage, StageOutcome,
+};
 
 /// Three significant digits up to an hour, in ns.
 pub(crate) fn histogram() -> Histogram<u64> {
@@ -28,6 +30,21 @@ pub(crate) struct Moments {
     pub fresh: bool,
 }
 
+/// What a request was for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Subject {
+    /// Its entry in the mix.
+    pub entry: usize,
+    /// Its stage of the profile.
+    pub stage: usize,
+}
+
+struct StageNotes {
+    planned: u64,
+    errors: u64,
+    latency: Histogram<u64>,
+}
+
 /// One thread's notes.
 pub(crate) struct Recorder {
     pub planned: u64,
@@ -43,15 +60,23 @@ pub(crate) struct Recorder {
     connect: Histogram<u64>,
     wait: Histogram<u64>,
     first_byte: Histogram<u64>,
+    receive: Histogram<u64>,
     lateness: Histogram<u64>,
     paths: Vec<Histogram<u64>>,
+    stages: Vec<StageNotes>,
     statuses: BTreeMap<u16, u64>,
     workers: HashMap<Vec<u8>, u64>,
     errors: HashMap<ErrorKind, u64>,
 }
 
 impl Recorder {
-    pub(crate) fn new(paths: usize) -> Self {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        let (paths, stages) = (plan.mix.entries.len(), plan.stages().len());
+        let stage = || StageNotes {
+            planned: 0,
+            errors: 0,
+            latency: histogram(),
+        };
         Self {
             planned: 0,
             started: 0,
@@ -65,6 +90,7 @@ impl Recorder {
             connect: histogram(),
             wait: histogram(),
             first_byte: histogram(),
+            receive: histogram(),
             lateness: histogram(),
             // With one path its histogram would be `latency` again.
             paths: if paths > 1 {
@@ -72,9 +98,17 @@ impl Recorder {
             } else {
                 Vec::new()
             },
+            stages: (0..stages).map(|_| stage()).collect(),
             statuses: BTreeMap::new(),
             workers: HashMap::new(),
             errors: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn due(&mut self, stage: usize) {
+        self.planned += 1;
+        if let Some(stage) = self.stages.get_mut(stage) {
+            stage.planned += 1;
         }
     }
 
@@ -85,11 +119,11 @@ impl Recorder {
     }
 
     /// A whole answer, of whatever status.
-    pub(crate) fn answered(&mut self, entry: usize, status: u16, worker: &[u8], at: Moments) {
+    pub(crate) fn answered(&mut self, of: Subject, status: u16, worker: &[u8], at: Moments) {
         *self.statuses.entry(status).or_default() += 1;
         self.attribute(worker);
         if !(200..300).contains(&status) {
-            return self.failed(ErrorKind::Status, at.done);
+            return self.failed(ErrorKind::Status, of.stage, at.done);
         }
         self.completed += 1;
         self.last_end_ns = at.done;
@@ -100,15 +134,22 @@ impl Recorder {
             .saturating_record(at.first_byte.saturating_sub(at.sent));
         self.first_byte
             .saturating_record(at.first_byte - at.started);
+        self.receive.saturating_record(at.done - at.first_byte);
         if at.fresh {
             self.connect.saturating_record(at.sent - at.started);
         }
-        if let Some(path) = self.paths.get_mut(entry) {
+        if let Some(path) = self.paths.get_mut(of.entry) {
             path.saturating_record(latency);
+        }
+        if let Some(stage) = self.stages.get_mut(of.stage) {
+            stage.latency.saturating_record(latency);
         }
     }
 
-    pub(crate) fn failed(&mut self, kind: ErrorKind, now_ns: u64) {
+    pub(crate) fn failed(&mut self, kind: ErrorKind, stage: usize, now_ns: u64) {
+        if let Some(stage) = self.stages.get_mut(stage) {
+            stage.errors += 1;
+        }
         *self.errors.entry(kind).or_default() += 1;
         self.last_end_ns = now_ns;
     }
@@ -134,7 +175,7 @@ impl Recorder {
         }
     }
 
-    fn add(&mut self, other: Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.planned += other.planned;
         self.started += other.started;
         self.completed += other.completed;
@@ -143,72 +184,105 @@ impl Recorder {
         self.bytes_received += other.bytes_received;
         self.last_end_ns = self.last_end_ns.max(other.last_end_ns);
         let pairs = [
-            (&mut self.latency, other.latency),
-            (&mut self.service, other.service),
-            (&mut self.connect, other.connect),
-            (&mut self.wait, other.wait),
-            (&mut self.first_byte, other.first_byte),
-            (&mut self.lateness, other.lateness),
+            (&mut self.latency, &other.latency),
+            (&mut self.service, &other.service),
+            (&mut self.connect, &other.connect),
+            (&mut self.wait, &other.wait),
+            (&mut self.first_byte, &other.first_byte),
+            (&mut self.receive, &other.receive),
+            (&mut self.lateness, &other.lateness),
         ];
         for (into, from) in pairs
             .into_iter()
-            .chain(self.paths.iter_mut().zip(other.paths))
+            .chain(self.paths.iter_mut().zip(&other.paths))
         {
             into.add(from).expect("histograms of one shape");
         }
+        for (into, from) in self.stages.iter_mut().zip(&other.stages) {
+            into.planned += from.planned;
+            into.errors += from.errors;
+            into.latency
+                .add(&from.latency)
+                .expect("histograms of one shape");
+        }
         other
             .statuses
-            .into_iter()
-            .for_each(|(status, n)| *self.statuses.entry(status).or_default() += n);
+            .iter()
+            .for_each(|(status, n)| *self.statuses.entry(*status).or_default() += n);
         other
             .workers
-            .into_iter()
-            .for_each(|(worker, n)| *self.workers.entry(worker).or_default() += n);
+            .iter()
+            .for_each(|(worker, n)| *self.workers.entry(worker.clone()).or_default() += n);
         other
             .errors
-            .into_iter()
-            .for_each(|(kind, n)| *self.errors.entry(kind).or_default() += n);
+            .iter()
+            .for_each(|(kind, n)| *self.errors.entry(*kind).or_default() += n);
     }
 
-    /// All threads' notes as one outcome.
-    pub(crate) fn outcome(plan: &Plan, threads: Vec<Self>) -> Outcome {
-        let mut all = Self::new(plan.mix.entries.len());
-        threads.into_iter().for_each(|thread| all.add(thread));
-        if all.paths.is_empty() {
-            all.paths.push(all.latency.clone());
-        }
+    fn by_worker(workers: HashMap<Vec<u8>, u64>) -> BTreeMap<String, u64> {
         // Added up, not collected: two broken names may read the same.
         let mut by_worker = BTreeMap::new();
-        for (worker, n) in all.workers {
+        for (worker, n) in workers {
             *by_worker
                 .entry(String::from_utf8_lossy(&worker).into_owned())
                 .or_default() += n;
         }
-        let path = |(entry, latency): (&crate::MixEntry, Histogram<u64>)| PathOutcome {
+        by_worker
+    }
+
+    /// These notes as those of one interval.
+    pub(crate) fn interval(&self, start: Duration, length: Duration) -> Interval {
+        Interval {
+            start,
+            length,
+            planned: self.planned,
+            completed: self.completed,
+            latency: self.latency.clone(),
+            service: self.service.clone(),
+            by_worker: Self::by_worker(self.workers.clone()),
+            errors: self.errors.iter().map(|(kind, n)| (*kind, *n)).collect(),
+        }
+    }
+
+    /// These notes as an outcome.
+    pub(crate) fn outcome(mut self, plan: &Plan) -> Outcome {
+        if self.paths.is_empty() {
+            self.paths.push(self.latency.clone());
+        }
+        let path = |(entry, latency): (&MixEntry, Histogram<u64>)| PathOutcome {
             path: entry.path.clone(),
             completed: latency.len(),
             latency,
         };
+        let stage = |(&stage, notes): (&Stage, StageNotes)| StageOutcome {
+            stage,
+            planned: notes.planned,
+            completed: notes.latency.len(),
+            errors: notes.errors,
+            latency: notes.latency,
+        };
         Outcome {
-            elapsed: Duration::from_nanos(all.last_end_ns),
-            planned: all.planned,
-            started: all.started,
-            completed: all.completed,
-            cancelled: all.cancelled,
-            latency: all.latency,
-            service: all.service,
+            elapsed: Duration::from_nanos(self.last_end_ns),
+            planned: self.planned,
+            started: self.started,
+            completed: self.completed,
+            cancelled: self.cancelled,
+            latency: self.latency,
+            service: self.service,
             phases: Phases {
-                connect: all.connect,
-                wait: all.wait,
-                first_byte: all.first_byte,
+                connect: self.connect,
+                wait: self.wait,
+                first_byte: self.first_byte,
+                receive: self.receive,
             },
-            lateness: all.lateness,
-            by_worker,
-            by_status: all.statuses,
-            errors: all.errors.into_iter().collect(),
-            by_path: plan.mix.entries.iter().zip(all.paths).map(path).collect(),
-            connections: all.connections,
-            bytes_received: all.bytes_received,
+            lateness: self.lateness,
+            by_worker: Self::by_worker(self.workers),
+            by_status: self.statuses,
+            errors: self.errors.into_iter().collect(),
+            by_path: plan.mix.entries.iter().zip(self.paths).map(path).collect(),
+            by_stage: plan.stages().iter().zip(self.stages).map(stage).collect(),
+            connections: self.connections,
+            bytes_received: self.bytes_received,
         }
     }
 }

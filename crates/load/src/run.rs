@@ -1,5 +1,7 @@
 //! Running a plan: one engine a thread, progress from this one.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -8,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::engine::{Engine, Shown};
+use crate::engine::{Engine, Shown, Task};
 use crate::recorder::Recorder;
-use crate::{Arrivals, Error, Outcome, Plan};
+use crate::{Arrivals, Error, Interval, Outcome, Plan};
 
 /// How often progress is told.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
@@ -34,8 +36,32 @@ pub struct Progress {
     pub in_flight: u64,
 }
 
+/// What is told while a load runs.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// About ten times a second, and once at the end.
+    Progress(&'a Progress),
+    /// Once for each interval, in order, soon after its end.
+    Interval(&'a Interval),
+}
+
+/// What a thread says to the one that puts the notes together.
+pub(crate) enum Message {
+    /// The notes of an interval that is over for this thread.
+    Notes {
+        thread: usize,
+        interval: u64,
+        notes: Box<Recorder>,
+    },
+    /// The notes since then; the thread is done.
+    Done {
+        thread: usize,
+        result: Result<Box<Recorder>, Error>,
+    },
+}
+
 /// Sends `plan` and says what came of it. `progress` is called about ten times a second and once at the end; setting
-/// `cancel` ends the load within 50 ms, and requests then under way are counted as cancelled.
+/// `cancel` ends the load within about 100 ms, and requests then under way are counted as cancelled.
 ///
 /// Raises the process's soft limit of file descriptors to its hard one, since every request may need one.
 ///
@@ -47,61 +73,157 @@ pub fn run(
     cancel: &AtomicBool,
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<Outcome, Error> {
+    observe(plan, cancel, None, &mut |event| {
+        if let Event::Progress(now) = event {
+            progress(now);
+        }
+    })
+}
+
+/// [`run`], telling also what ended in each interval of length `every`.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn observe(
+    plan: &Plan,
+    cancel: &AtomicBool,
+    every: Option<Duration>,
+    tell: &mut dyn FnMut(Event<'_>),
+) -> Result<Outcome, Error> {
     plan.check()?;
     check_descriptors(plan, raise_descriptor_limit())?;
     let shown: Vec<Shown> = (0..plan.threads).map(|_| Shown::default()).collect();
     let start = Instant::now();
     // A thread that fails stops the others.
     let stop = AtomicBool::new(false);
-    let threads = thread::scope(|scope| {
-        let (sender, receiver) = channel();
-        for (number, shown) in shown.iter().enumerate() {
-            let (sender, stop) = (sender.clone(), &stop);
+    let notes = thread::scope(|scope| {
+        let (messages, receiver) = channel();
+        for (thread, shown) in shown.iter().enumerate() {
+            let (messages, cancel) = (messages.clone(), &stop);
             scope.spawn(move || {
-                let result = engine(plan, number, start, stop, shown);
+                let done = messages.clone();
+                let result = send(Task {
+                    plan,
+                    thread,
+                    start,
+                    interval: every,
+                    cancel,
+                    shown,
+                    messages,
+                });
                 // The receiver lives until every sender is gone.
-                let _ = sender.send(result);
+                let _ = done.send(Message::Done { thread, result });
             });
         }
-        drop(sender);
-        let mut threads = Vec::with_capacity(plan.threads);
+        drop(messages);
+        let mut desk = Desk::new(plan, every);
         let mut failed = None;
         loop {
             match receiver.recv_timeout(PROGRESS_EVERY) {
-                Ok(Ok(recorder)) => threads.push(recorder),
-                Ok(Err(error)) => failed = failed.or(Some(error)),
-                Err(RecvTimeoutError::Timeout) => progress(&look(&shown, start)),
+                Ok(Message::Notes {
+                    thread,
+                    interval,
+                    notes,
+                }) => desk.take(thread, interval, *notes),
+                Ok(Message::Done {
+                    thread,
+                    result: Ok(notes),
+                }) => desk.close(thread, *notes),
+                Ok(Message::Done {
+                    result: Err(error), ..
+                }) => failed = failed.or(Some(error)),
+                Err(RecvTimeoutError::Timeout) => tell(Event::Progress(&look(&shown, start))),
                 Err(RecvTimeoutError::Disconnected) => break,
+            }
+            while let Some(interval) = desk.finished() {
+                tell(Event::Interval(&interval));
             }
             if failed.is_some() || cancel.load(Relaxed) {
                 stop.store(true, Relaxed);
             }
         }
-        failed.map_or(Ok(threads), Err)
+        failed.map_or(Ok(desk.all), Err)
     })?;
-    progress(&look(&shown, start));
-    let mut outcome = Recorder::outcome(plan, threads);
-    if outcome.cancelled == 0
-        && plan.stop.requests.is_none_or(|n| outcome.planned < n)
-        && !cancel.load(Relaxed)
-    {
+    tell(Event::Progress(&look(&shown, start)));
+    let mut outcome = notes.outcome(plan);
+    if plan.stop.requests.is_none_or(|n| outcome.planned < n) && !stop.load(Relaxed) {
         // The duration ended it: a quiet end is part of the load.
-        outcome.elapsed = outcome.elapsed.max(plan.stop.duration.unwrap_or_default());
+        outcome.elapsed = outcome.elapsed.max(plan.length().unwrap_or_default());
     }
     Ok(outcome)
 }
 
-fn engine(
-    plan: &Plan,
-    number: usize,
-    start: Instant,
-    stop: &AtomicBool,
-    shown: &Shown,
-) -> Result<Recorder, Error> {
+fn send(task: Task<'_>) -> Result<Box<Recorder>, Error> {
     // The default slack lets the kernel wake a sleeper 50 µs late, which is more than many answers take.
     rustix::thread::set_current_timer_slack(NonZeroU64::new(1))
         .map_err(Error::system("set the timer slack"))?;
-    Engine::new(plan, number, start, stop, shown)?.run()
+    Engine::new(task)?.run().map(Box::new)
+}
+
+/// Puts the threads' notes together, by interval and as a whole.
+struct Desk<'a> {
+    plan: &'a Plan,
+    every: Option<Duration>,
+    all: Recorder,
+    /// Intervals that some thread may still add to.
+    open: BTreeMap<u64, Recorder>,
+    /// The interval that each thread is in; None once it is done.
+    threads: Vec<Option<u64>>,
+}
+
+impl<'a> Desk<'a> {
+    fn new(plan: &'a Plan, every: Option<Duration>) -> Self {
+        Self {
+            plan,
+            every,
+            all: Recorder::new(plan),
+            open: BTreeMap::new(),
+            threads: vec![Some(0); plan.threads],
+        }
+    }
+
+    fn take(&mut self, thread: usize, interval: u64, notes: Recorder) {
+        self.threads[thread] = Some(interval + 1);
+        self.all.add(&notes);
+        match self.open.entry(interval) {
+            Entry::Occupied(mut open) => open.get_mut().add(&notes),
+            Entry::Vacant(open) => drop(open.insert(notes)),
+        }
+    }
+
+    fn close(&mut self, thread: usize, notes: Recorder) {
+        match self.every {
+            Some(every) => {
+                let last = u128::from(notes.last_end_ns) / every.as_nanos().max(1);
+                let last = u64::try_from(last)
+                    .unwrap_or(u64::MAX)
+                    .max(self.threads[thread].unwrap_or(0));
+                self.take(thread, last, notes);
+            }
+            None => self.all.add(&notes),
+        }
+        self.threads[thread] = None;
+    }
+
+    /// The earliest interval, if no thread can add to it.
+    fn finished(&mut self) -> Option<Interval> {
+        let (every, first) = (self.every?, self.open.first_entry()?);
+        let index = *first.key();
+        if self.threads.iter().flatten().any(|&now| now <= index) {
+            return None;
+        }
+        let notes = first.remove();
+        let start = every.saturating_mul(u32::try_from(index).unwrap_or(u32::MAX));
+        let whole = self.threads.iter().any(Option::is_some) || !self.open.is_empty();
+        let end =
+            Duration::from_nanos(self.all.last_end_ns).max(self.plan.length().unwrap_or_default());
+        let length = if whole {
+            every
+        } else {
+            end.saturating_sub(start).min(every)
+        };
+        Some(notes.interval(start, length))
+    }
 }
 
 fn look(shown: &[Shown], start: Instant) -> Progress {
@@ -133,13 +255,16 @@ pub fn raise_descriptor_limit() -> u64 {
 }
 
 fn check_descriptors(plan: &Plan, limit: u64) -> Result<(), Error> {
-    match plan.arrivals {
-        Arrivals::Closed { concurrency } if concurrency as u64 + OTHER_DESCRIPTORS > limit => {
-            Err(Error::Plan(format!(
-                "{concurrency} simultaneous clients need more than the {limit} open files that this process may have: \
-                 ask for fewer or raise the limit (ulimit -Hn)"
-            )))
-        }
-        _ => Ok(()),
+    let clients = match plan.arrivals {
+        Arrivals::Closed { concurrency } => concurrency,
+        Arrivals::Profile { at_most, .. } => at_most.unwrap_or(0),
+        Arrivals::Open { .. } => 0,
+    };
+    if (clients as u64).saturating_add(OTHER_DESCRIPTORS) <= limit {
+        return Ok(());
     }
+    Err(Error::Plan(format!(
+        "{clients} simultaneous clients need more than the {limit} open files that this process may have: \
+         ask for fewer or raise the limit (ulimit -Hn)"
+    )))
 }

@@ -6,7 +6,7 @@ use rand::distr::weighted::WeightedIndex;
 use rand::rngs::Xoshiro256PlusPlus;
 use rand_distr::Exp1;
 
-use crate::{Arrivals, Plan, Sources, Spacing};
+use crate::{Arrivals, Plan, Sources, Spacing, Stage};
 
 /// One planned request.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,6 +19,47 @@ pub struct Due {
     pub entry: usize,
     /// Which source address it comes from, from 0.
     pub source: u32,
+    /// Which stage of the profile it is of; 0 without one.
+    pub stage: usize,
+}
+
+/// Turns "the n-th request, at a rate of one" into a time: the inverse of the sum of the rate (the time-change theorem for
+/// Poisson processes), so that a ramp keeps the spacing's statistics exactly.
+#[derive(Debug)]
+enum Pace {
+    /// Due when a client is free.
+    Closed,
+    Rate(f64),
+    Stages {
+        stages: Vec<Stage>,
+        current: usize,
+        requests_before: f64,
+        seconds_before: f64,
+    },
+}
+
+impl Pace {
+    /// The stage and the time, ns, at which `n` requests have passed; None after the last stage.
+    fn at(&mut self, n: f64) -> Option<(usize, u64)> {
+        match self {
+            Self::Closed => Some((0, 0)),
+            Self::Rate(rate_per_s) => Some((0, (n * 1e9 / *rate_per_s) as u64)),
+            Self::Stages {
+                stages,
+                current,
+                requests_before,
+                seconds_before,
+            } => {
+                while n - *requests_before >= stages.get(*current)?.requests() {
+                    *requests_before += stages[*current].requests();
+                    *seconds_before += stages[*current].length.as_secs_f64();
+                    *current += 1;
+                }
+                let seconds = *seconds_before + stages[*current].time_of(n - *requests_before);
+                Some((*current, (seconds * 1e9) as u64))
+            }
+        }
+    }
 }
 
 /// The requests of one thread, in order of time.
@@ -27,7 +68,8 @@ pub struct Due {
 /// threads. Arrivals and paths have generators of their own, so that a changed mix does not change the arrivals.
 #[derive(Debug)]
 pub struct Schedule {
-    arrivals: Option<(f64, Spacing)>,
+    pace: Pace,
+    spacing: Spacing,
     /// The sum of gaps so far, in units of the mean gap.
     passed: f64,
     gaps: Xoshiro256PlusPlus,
@@ -51,14 +93,30 @@ impl Schedule {
         let choice = (plan.mix.entries.len() > 1).then(|| {
             WeightedIndex::new(plan.mix.entries.iter().map(|e| e.weight)).expect("checked weights")
         });
+        let (pace, spacing) = match &plan.arrivals {
+            Arrivals::Open {
+                rate_per_s,
+                spacing,
+            } => (Pace::Rate(*rate_per_s), *spacing),
+            Arrivals::Profile {
+                stages, spacing, ..
+            } => {
+                let stages = stages.clone();
+                (
+                    Pace::Stages {
+                        stages,
+                        current: 0,
+                        requests_before: 0.0,
+                        seconds_before: 0.0,
+                    },
+                    *spacing,
+                )
+            }
+            Arrivals::Closed { .. } => (Pace::Closed, Spacing::Constant),
+        };
         Self {
-            arrivals: match plan.arrivals {
-                Arrivals::Open {
-                    rate_per_s,
-                    spacing,
-                } => Some((rate_per_s, spacing)),
-                Arrivals::Closed { .. } => None,
-            },
+            pace,
+            spacing,
             passed: 0.0,
             gaps: Xoshiro256PlusPlus::seed_from_u64(plan.seed),
             paths: Xoshiro256PlusPlus::seed_from_u64(plan.seed ^ PATHS_STREAM),
@@ -84,11 +142,15 @@ impl Schedule {
             return None;
         }
         self.next += 1;
-        let at_ns = self.arrival();
-        if at_ns >= self.duration_ns {
-            self.requests = 0;
+        self.pass();
+        let Some((stage, at_ns)) = self
+            .pace
+            .at(self.passed)
+            .filter(|&(_, at_ns)| at_ns < self.duration_ns)
+        else {
+            self.requests = 0; // and it stays ended
             return None;
-        }
+        };
         let entry = self
             .choice
             .as_ref()
@@ -98,14 +160,13 @@ impl Schedule {
             at_ns,
             entry,
             source: (index % u64::from(self.sources)) as u32,
+            stage,
         })
     }
 
-    fn arrival(&mut self) -> u64 {
-        let Some((rate_per_s, spacing)) = self.arrivals else {
-            return 0;
-        };
-        match spacing {
+    /// Goes on by one gap.
+    fn pass(&mut self) {
+        match self.spacing {
             // From the index, not by adding up: no rounding error grows over a long run.
             Spacing::Constant => self.passed = (self.next - 1) as f64,
             Spacing::Poisson => {
@@ -113,7 +174,6 @@ impl Schedule {
                 self.passed += gap;
             }
         }
-        (self.passed * 1e9 / rate_per_s) as u64
     }
 }
 
@@ -279,5 +339,62 @@ mod tests {
         let mut schedule = Schedule::new(&short, 0);
         assert_eq!(schedule.by_ref().count(), 50);
         assert_eq!(schedule.next(), None, "and it stays ended");
+    }
+
+    /// The number of arrivals in each part of a profile is what the rate says; six deviations of a Poisson count are allowed.
+    #[test]
+    fn a_profile_has_its_rates() {
+        let seconds = Duration::from_secs;
+        let ramp = Stage {
+            from_per_s: 0.0,
+            to_per_s: 10_000.0,
+            length: seconds(10),
+        };
+        let down = Stage {
+            from_per_s: 10_000.0,
+            to_per_s: 0.0,
+            length: seconds(2),
+        };
+        let stages = vec![
+            Stage::step(1000.0, seconds(5)),
+            ramp,
+            Stage::step(500.0, seconds(3)),
+            down,
+        ];
+        for spacing in [Spacing::Poisson, Spacing::Constant] {
+            let arrivals = Arrivals::Profile {
+                stages: stages.clone(),
+                spacing,
+                at_most: None,
+            };
+            let all: Vec<_> = Schedule::new(&plan(arrivals, u64::MAX), 0).collect();
+            assert!(
+                all.windows(2).all(|w| w[0].at_ns <= w[1].at_ns),
+                "time goes on"
+            );
+            let within = |from: f64, to: f64| {
+                all.iter()
+                    .filter(|d| (from * 1e9..to * 1e9).contains(&(d.at_ns as f64)))
+                    .count() as f64
+            };
+            for (from, to, expected) in [
+                (0.0, 5.0, 5000.0),
+                (5.0, 15.0, 50_000.0),
+                (5.0, 10.0, 12_500.0), // half the ramp's time is a quarter of its requests
+                (15.0, 18.0, 1500.0),
+                (18.0, 20.0, 10_000.0),
+                (18.0, 19.0, 7500.0),
+                (20.0, 1e6, 0.0),
+            ] {
+                let (found, allowed) = (within(from, to), 6.0 * f64::sqrt(expected) + 2.0);
+                assert!(
+                    (found - expected).abs() <= allowed,
+                    "{found} within {from}…{to} s, not {expected}"
+                );
+            }
+            let stage = |n| all.iter().filter(|d| d.stage == n).count() as f64;
+            assert_eq!(stage(1), within(5.0, 15.0));
+            assert_eq!(all.len() as f64, within(0.0, 20.0));
+        }
     }
 }

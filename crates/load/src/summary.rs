@@ -1,17 +1,22 @@
-//! The outcome as plain numbers for JSON.
+//! The outcome as plain numbers, for JSON and for comparing.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use hdrhistogram::serialization::{Serializer, V2DeflateSerializer};
+use serde::{Deserialize, Serialize};
 
-use crate::{Arrivals, MixEntry, Outcome, Plan, Spacing};
+use crate::{
+    Arrivals, Interval, MixEntry, Outcome, PathOutcome, Plan, Sources, Spacing, StageOutcome,
+};
 
 /// The name and version of the form of [`Summary`].
 pub const SCHEMA: &str = "wakeone-load/1";
 
 /// A distribution in numbers, ms.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names say it
 pub struct Quantiles {
     pub count: u64,
@@ -48,7 +53,7 @@ impl Quantiles {
 }
 
 /// One path of the mix.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct PathSummary {
     pub path: String,
@@ -57,18 +62,51 @@ pub struct PathSummary {
     pub latency_ms: Quantiles,
 }
 
+/// One stage of a rate profile.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct StageSummary {
+    pub from_per_s: f64,
+    pub to_per_s: f64,
+    /// None: as long as the load.
+    pub length_s: Option<f64>,
+    pub planned: u64,
+    pub completed: u64,
+    pub errors: u64,
+    pub latency_ms: Quantiles,
+}
+
+/// What ended within one interval.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct IntervalSummary {
+    pub start_s: f64,
+    pub length_s: f64,
+    pub planned: u64,
+    pub completed: u64,
+    pub errors: u64,
+    pub latency_ms_p50: f64,
+    pub latency_ms_p99: f64,
+    pub latency_ms_max: f64,
+    pub service_ms_p99: f64,
+}
+
 /// What was asked.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Parameters {
     pub target: String,
-    pub loop_kind: &'static str,
+    /// `open` or `closed`.
+    pub loop_kind: String,
+    /// The rate of an open loop; that of a profile is in its stages.
     pub rate_per_s: Option<f64>,
     pub spacing: Option<Spacing>,
+    /// Clients of a closed loop, most clients at a time of an open one.
     pub concurrency: Option<usize>,
     pub requests: Option<u64>,
     pub duration_s: Option<f64>,
     pub mix: Vec<MixEntry>,
+    /// 0: the system's own address.
     pub sources: u32,
     pub timeout_s: f64,
     pub seed: u64,
@@ -76,11 +114,11 @@ pub struct Parameters {
     pub keep_alive: bool,
 }
 
-/// The whole outcome, for JSON.
-#[derive(Debug, Clone, Serialize)]
+/// The whole outcome.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Summary {
-    pub schema: &'static str,
+    pub schema: String,
     pub parameters: Parameters,
     pub elapsed_s: f64,
     pub planned: u64,
@@ -92,31 +130,32 @@ pub struct Summary {
     pub throughput_per_s: f64,
     /// From the planned time: correct under coordinated omission.
     pub latency_ms: Quantiles,
-    /// From `connect()`.
+    /// From `connect()`, or from the send on a kept connection: what a client that waits politely would report.
     pub service_ms: Quantiles,
     pub connect_ms: Quantiles,
     pub wait_ms: Quantiles,
     pub first_byte_ms: Quantiles,
-    /// How late the generator itself was.
+    pub receive_ms: Quantiles,
+    /// How late requests were begun.
     pub lateness_ms: Quantiles,
     pub paths: Vec<PathSummary>,
+    pub stages: Vec<StageSummary>,
+    pub intervals: Vec<IntervalSummary>,
     pub by_worker: BTreeMap<String, u64>,
     pub share_max_over_mean: Option<f64>,
     pub by_status: BTreeMap<u16, u64>,
     pub errors: BTreeMap<String, u64>,
+    /// The whole histograms, ns, in the compressed V2 form that HdrHistogram libraries read, in base64.
+    pub latency_ns_hdr: String,
+    /// The same of `service_ms`.
+    pub service_ns_hdr: String,
 }
 
 impl Summary {
-    /// Of what `plan` came to.
-    pub fn new(plan: &Plan, outcome: &Outcome) -> Self {
-        let path = |(entry, path): (&MixEntry, &crate::PathOutcome)| PathSummary {
-            path: path.path.clone(),
-            weight: entry.weight,
-            completed: path.completed,
-            latency_ms: Quantiles::ms(&path.latency),
-        };
+    /// Of what `plan` came to; `intervals` as told while it ran, or none.
+    pub fn new(plan: &Plan, outcome: &Outcome, intervals: &[Interval]) -> Self {
         Self {
-            schema: SCHEMA,
+            schema: SCHEMA.to_owned(),
             parameters: Parameters::new(plan),
             elapsed_s: outcome.elapsed.as_secs_f64(),
             planned: outcome.planned,
@@ -131,14 +170,17 @@ impl Summary {
             connect_ms: Quantiles::ms(&outcome.phases.connect),
             wait_ms: Quantiles::ms(&outcome.phases.wait),
             first_byte_ms: Quantiles::ms(&outcome.phases.first_byte),
+            receive_ms: Quantiles::ms(&outcome.phases.receive),
             lateness_ms: Quantiles::ms(&outcome.lateness),
             paths: plan
                 .mix
                 .entries
                 .iter()
                 .zip(&outcome.by_path)
-                .map(path)
+                .map(PathSummary::new)
                 .collect(),
+            stages: outcome.by_stage.iter().map(StageSummary::new).collect(),
+            intervals: intervals.iter().map(IntervalSummary::new).collect(),
             by_worker: outcome.by_worker.clone(),
             share_max_over_mean: outcome.share_max_over_mean(),
             by_status: outcome.by_status.clone(),
@@ -147,22 +189,85 @@ impl Summary {
                 .iter()
                 .map(|(kind, n)| (kind.to_string(), *n))
                 .collect(),
+            latency_ns_hdr: encode(&outcome.latency),
+            service_ns_hdr: encode(&outcome.service),
+        }
+    }
+
+    /// All failures.
+    pub fn error_count(&self) -> u64 {
+        self.errors.values().sum()
+    }
+}
+
+fn encode(histogram: &Histogram<u64>) -> String {
+    let mut bytes = Vec::new();
+    V2DeflateSerializer::new()
+        .serialize(histogram, &mut bytes)
+        .expect("writing to memory does not fail");
+    BASE64_STANDARD.encode(bytes)
+}
+
+impl PathSummary {
+    fn new((entry, path): (&MixEntry, &PathOutcome)) -> Self {
+        Self {
+            path: path.path.clone(),
+            weight: entry.weight,
+            completed: path.completed,
+            latency_ms: Quantiles::ms(&path.latency),
+        }
+    }
+}
+
+impl StageSummary {
+    fn new(stage: &StageOutcome) -> Self {
+        let length = stage.stage.length;
+        Self {
+            from_per_s: stage.stage.from_per_s,
+            to_per_s: stage.stage.to_per_s,
+            length_s: (length < Duration::MAX).then_some(length.as_secs_f64()),
+            planned: stage.planned,
+            completed: stage.completed,
+            errors: stage.errors,
+            latency_ms: Quantiles::ms(&stage.latency),
+        }
+    }
+}
+
+impl IntervalSummary {
+    fn new(interval: &Interval) -> Self {
+        let ms = |histogram: &Histogram<u64>, quantile| {
+            histogram.value_at_quantile(quantile) as f64 / 1e6
+        };
+        Self {
+            start_s: interval.start.as_secs_f64(),
+            length_s: interval.length.as_secs_f64(),
+            planned: interval.planned,
+            completed: interval.completed,
+            errors: interval.errors.values().sum(),
+            latency_ms_p50: ms(&interval.latency, 0.5),
+            latency_ms_p99: ms(&interval.latency, 0.99),
+            latency_ms_max: ms(&interval.latency, 1.0),
+            service_ms_p99: ms(&interval.service, 0.99),
         }
     }
 }
 
 impl Parameters {
     fn new(plan: &Plan) -> Self {
-        let (loop_kind, rate_per_s, spacing, concurrency) = match plan.arrivals {
+        let (loop_kind, rate_per_s, spacing, concurrency) = match &plan.arrivals {
             Arrivals::Open {
                 rate_per_s,
                 spacing,
-            } => ("open", Some(rate_per_s), Some(spacing), None),
-            Arrivals::Closed { concurrency } => ("closed", None, None, Some(concurrency)),
+            } => ("open", Some(*rate_per_s), Some(*spacing), None),
+            Arrivals::Profile {
+                spacing, at_most, ..
+            } => ("open", None, Some(*spacing), *at_most),
+            Arrivals::Closed { concurrency } => ("closed", None, None, Some(*concurrency)),
         };
         Self {
             target: plan.target.to_string(),
-            loop_kind,
+            loop_kind: loop_kind.to_owned(),
             rate_per_s,
             spacing,
             concurrency,
@@ -170,8 +275,8 @@ impl Parameters {
             duration_s: plan.stop.duration.map(|d| d.as_secs_f64()),
             mix: plan.mix.entries.clone(),
             sources: match plan.sources {
-                crate::Sources::System => 0,
-                crate::Sources::Loopback { count } => count,
+                Sources::System => 0,
+                Sources::Loopback { count } => count,
             },
             timeout_s: plan.timeout.as_secs_f64(),
             seed: plan.seed,

@@ -30,31 +30,66 @@ impl Summary {
             return Ok(());
         }
         let open = self.parameters.loop_kind == "open";
+        let kept = self.parameters.keep_alive;
+        let names = ["min", "mean", "p50", "p90", "p99", "p99.9", "max"].map(str::to_owned);
         writeln!(f)?;
-        row(
-            f,
-            "ms",
-            ["min", "mean", "p50", "p90", "p99", "p99.9", "max"].map(str::to_owned),
-        )?;
+        row(f, "ms", names.clone())?;
         quantiles(f, "latency", &self.latency_ms)?;
-        if open {
-            quantiles(f, "service", &self.service_ms)?;
-        }
+        quantiles(f, "service", &self.service_ms)?;
         quantiles(f, "  connect", &self.connect_ms)?;
-        quantiles(f, "  first byte", &self.first_byte_ms)?;
-        if self.paths.len() > 1 {
-            for path in &self.paths {
-                quantiles(f, &path.path, &path.latency_ms)?;
-            }
+        quantiles(f, "  wait", &self.wait_ms)?;
+        quantiles(f, "  receive", &self.receive_ms)?;
+        let sent = if kept {
+            "from the send"
+        } else {
+            "from connect()"
+        };
+        match open {
+            true => writeln!(
+                f,
+                "latency: from the planned time; service: {sent}, which hides late sends"
+            )?,
+            false => writeln!(
+                f,
+                "a closed loop sends less while the server is slow: latency is no better than service"
+            )?,
         }
         writeln!(
             f,
-            "{}",
-            match open {
-                true => "latency: from the planned time; service: from connect()",
-                false => "latency: from connect(); a closed loop does not see what it did not send",
-            }
-        )
+            "wait: request sent to first byte, which is the accept queue and the server's work"
+        )?;
+        if self.paths.len() > 1 {
+            writeln!(f)?;
+            row(f, "latency by path, ms", names)?;
+            self.paths
+                .iter()
+                .try_for_each(|path| quantiles(f, &path.path, &path.latency_ms))?;
+        }
+        self.stages(f)
+    }
+
+    fn stages(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.stages.len() < 2 {
+            return Ok(());
+        }
+        writeln!(f)?;
+        row(
+            f,
+            "rate, 1/s",
+            ["planned", "done", "errors", "p50 ms", "p90", "p99", "max"].map(str::to_owned),
+        )?;
+        for stage in &self.stages {
+            let q = &stage.latency_ms;
+            let rate = match (number(stage.from_per_s), number(stage.to_per_s)) {
+                (from, to) if from == to => from,
+                (from, to) => format!("{from} to {to}"),
+            };
+            let counts = [stage.planned, stage.completed, stage.errors].map(|n| n.to_string());
+            let [planned, done, errors] = counts;
+            let [p50, p90, p99, max] = [q.p50, q.p90, q.p99, q.max].map(number);
+            row(f, &rate, [planned, done, errors, p50, p90, p99, max])?;
+        }
+        Ok(())
     }
 
     fn workers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -128,11 +163,22 @@ impl Summary {
     /// What a reader of the numbers must know about how they came to be.
     fn warnings(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let open = self.parameters.loop_kind == "open";
-        if open && self.lateness_ms.p99 > 1.0 && self.lateness_ms.p99 > 0.1 * self.latency_ms.p99 {
+        let limited = self.parameters.concurrency.is_some();
+        if open
+            && !limited
+            && self.lateness_ms.p99 > 1.0
+            && self.lateness_ms.p99 > 0.1 * self.latency_ms.p99
+        {
             writeln!(
                 f,
                 "warning: the generator itself was late (p99 {} ms): ask for less, add --threads or give it a CPU of its own",
                 number(self.lateness_ms.p99)
+            )?;
+        }
+        if let Some(n) = self.errors.get("not_sent") {
+            writeln!(
+                f,
+                "warning: for {n} requests no client was free within the timeout: allow more with -c"
             )?;
         }
         let lost = self
@@ -160,8 +206,12 @@ fn quantiles(f: &mut fmt::Formatter<'_>, name: &str, q: &Quantiles) -> fmt::Resu
     )
 }
 
+/// 76 columns; a longer name goes on a line of its own.
 fn row(f: &mut fmt::Formatter<'_>, name: &str, cells: [String; 7]) -> fmt::Result {
-    write!(f, "{name:<20}")?;
+    match name.chars().count() {
+        0..=20 => write!(f, "{name:<20}")?,
+        _ => write!(f, "{name}\n{:<20}", "")?,
+    }
     cells.iter().try_for_each(|cell| write!(f, " {cell:>7}"))?;
     writeln!(f)
 }

@@ -1,8 +1,12 @@
 //! The application: what is answered to a request, whatever architecture serves it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::files::Root;
+use crate::guestbook;
 use crate::http::{Answer, Method, Request, Status, parameter};
+use crate::store::{Call, Failed, Place, Reply};
 use crate::work::{self, Kind, WORK_US_MAX};
 
 /// The application as one worker runs it.
@@ -18,29 +22,43 @@ pub struct App {
     pub keep_alive: bool,
     /// How long a client may take for a request, and may stay idle between two.
     pub header_timeout: Duration,
+    /// Where the guest book is kept.
+    pub place: Place,
+    /// The files that are served beside it.
+    pub files: Option<Arc<Root>>,
+}
+
+/// What comes of a request.
+#[derive(Debug)]
+pub enum Outcome {
+    /// An answer.
+    Answer(Answer),
+    /// A question to the store; its reply makes the answer.
+    Ask(Call),
 }
 
 impl App {
-    /// The answer to `request`. `/work` does its work in here.
-    pub fn answer(&self, request: &Request<'_>) -> Answer {
-        match request.path {
-            "/" => only_get(request, || self.front()),
-            "/work" => only_get(request, || work_for(request.query)),
-            "/whoami" => only_get(request, || self.whoami()),
-            _ => Answer::status(Status(404)),
-        }
+    /// Does what `request` asks for. `/work` does its work in here.
+    pub fn handle(&self, request: &Request<'_>) -> Outcome {
+        let ask = match (request.path, request.method) {
+            ("/", Method::Get) => Ok(Call::Page { visit: true }),
+            ("/", Method::Head) => Ok(Call::Page { visit: false }),
+            ("/", Method::Post) => guestbook::sign(request),
+            ("/", Method::Other) => Err(not_allowed("GET, HEAD, POST")),
+            (_, Method::Post | Method::Other) => Err(not_allowed("GET, HEAD")),
+            ("/work", _) => Err(work_for(request.query)),
+            ("/whoami", _) => Err(self.whoami()),
+            _ => Err(match &self.files {
+                Some(files) => files.answer(request),
+                None => Answer::status(Status(404)),
+            }),
+        };
+        ask.map_or_else(Outcome::Answer, Outcome::Ask)
     }
 
-    fn front(&self) -> Answer {
-        Answer::text(
-            Status(200),
-            format!(
-                "wakeone serve, {} model\n\n\
-                 /work?us=N&kind=cpu|sleep  N microseconds of work\n\
-                 /whoami                    who answers\n",
-                self.model
-            ),
-        )
+    /// The answer that the store's reply makes.
+    pub fn answer(&self, reply: Result<Reply, Failed>) -> Answer {
+        guestbook::answer(reply, self.model, &self.worker)
     }
 
     fn whoami(&self) -> Answer {
@@ -51,17 +69,13 @@ impl App {
                 self.worker, self.pid, self.model
             ),
         );
-        answer.content_type = "application/json";
+        answer.content_type = "application/json".into();
         answer
     }
 }
 
-/// For paths that can only be read.
-fn only_get(request: &Request<'_>, answer: impl FnOnce() -> Answer) -> Answer {
-    match request.method {
-        Method::Get | Method::Head => answer(),
-        _ => Answer::status(Status(405)).with_header("Allow", "GET, HEAD"),
-    }
+fn not_allowed(allowed: &str) -> Answer {
+    Answer::status(Status(405)).with_header("Allow", allowed)
 }
 
 fn work_for(query: &str) -> Answer {
@@ -84,34 +98,48 @@ fn work_for(query: &str) -> Answer {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::http::{Parsed, parse};
     use proptest::prelude::*;
 
-    fn app() -> App {
+    /// An application for tests, without files, and with a store in a place that is not there.
+    pub fn app() -> App {
         App {
             worker: "3".to_owned(),
             pid: 7,
             model: "preforked",
             keep_alive: true,
             header_timeout: Duration::from_secs(10),
+            place: Place::Directory("/dev/null/nothing".into()),
+            files: None,
+        }
+    }
+
+    fn outcome(head: &str) -> Outcome {
+        let input = format!("{head} HTTP/1.0\r\n\r\n");
+        match parse(input.as_bytes()) {
+            Parsed::Complete(request, _) => app().handle(&request),
+            other => panic!("{other:?}"),
         }
     }
 
     fn status(head: &str) -> u16 {
-        let input = format!("{head} HTTP/1.0\r\n\r\n");
-        match parse(input.as_bytes()) {
-            Parsed::Complete(request, _) => app().answer(&request).status.0,
-            other => panic!("{other:?}"),
+        match outcome(head) {
+            Outcome::Answer(answer) => answer.status.0,
+            Outcome::Ask(call) => panic!("{call:?}"),
         }
     }
 
     #[test]
     fn routes() {
-        assert_eq!(status("GET /"), 200);
-        assert_eq!(status("HEAD /"), 200);
+        let asks = |head, visit| matches!(outcome(head), Outcome::Ask(Call::Page { visit: v }) if v == visit);
+        assert!(asks("GET /", true));
+        assert!(asks("GET /?x=1", true));
+        assert!(asks("HEAD /", false));
         assert_eq!(status("DELETE /"), 405);
+        assert_eq!(status("POST /"), 415);
+        assert_eq!(status("POST /whoami"), 405);
         assert_eq!(status("GET /whoami"), 200);
         assert_eq!(status("GET /nothing"), 404);
         assert_eq!(status("GET /work"), 200);
@@ -126,8 +154,10 @@ mod tests {
         #[test]
         fn any_target_gets_an_answer(target in "/[!-~]{0,60}") {
             prop_assume!(!target.starts_with("/work"));
-            let status = status(&format!("GET {target}"));
-            prop_assert!((200..500).contains(&status), "{}", status);
+            match outcome(&format!("GET {target}")) {
+                Outcome::Answer(answer) => prop_assert!((200..500).contains(&answer.status.0)),
+                Outcome::Ask(call) => prop_assert_eq!(call, Call::Page { visit: true }),
+            }
         }
     }
 }

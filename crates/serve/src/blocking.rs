@@ -10,12 +10,13 @@ use wakeone_kernel::stop;
 
 use crate::app::App;
 use crate::session::{Next, Session};
+use crate::store::Lazy;
 
 /// How long a client may go on sending what nobody reads any more.
 pub const LINGER: Duration = Duration::from_secs(1);
 
 /// Serves a connection to its end. Errors of the connection end it; there is nobody to tell.
-pub fn converse(connection: OwnedFd, app: &App) {
+pub fn converse(connection: OwnedFd, app: &App, store: &mut Lazy) {
     let mut stream = TcpStream::from(connection);
     // A client that reads nothing must not hold the worker for ever.
     let _ = stream.set_write_timeout(Some(app.header_timeout));
@@ -24,6 +25,12 @@ pub fn converse(connection: OwnedFd, app: &App) {
         let done = match session.step(app) {
             Next::Write => write_some(&mut stream, &mut session),
             Next::Read => read_request(&mut stream, &mut session, app),
+            Next::Ask | Next::Reply => {
+                if let Some(call) = session.question() {
+                    session.reply(app, store.call(&app.place, &call));
+                }
+                Ok(())
+            }
             Next::Close { linger } => {
                 if linger {
                     drop_input(&mut stream);

@@ -8,11 +8,13 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
+use rustix::io::Errno;
 use wakeone_kernel::stop;
 
 use crate::app::App;
 use crate::blocking::LINGER;
 use crate::session::{Next, Session};
+use crate::store::{Deferred, Driver};
 
 /// A connection's number, never used twice: an event for one that is gone finds nothing.
 pub type Token = u64;
@@ -24,6 +26,8 @@ pub enum Interest {
     Read,
     /// Room for bytes to the client.
     Write,
+    /// The reply of the store; nothing of the socket, except that it breaks.
+    Store,
     /// Nothing: it is closed, and its descriptor with it.
     Closed,
 }
@@ -36,7 +40,11 @@ pub struct Connections {
     generation: u32,
     buffer: Vec<u8>,
     live: usize,
+    store: Deferred,
 }
+
+/// A connection that was gone on with: what it waited for before, and what it waits for now.
+pub type Change = (Token, Interest, Interest);
 
 #[derive(Debug)]
 struct Connection {
@@ -48,19 +56,43 @@ struct Connection {
     lingering: bool,
 }
 
-impl Default for Connections {
-    fn default() -> Self {
-        Self {
+impl Connections {
+    /// No connections yet.
+    ///
+    /// # Errors
+    /// When the kernel has no descriptor left.
+    pub fn new(app: &App) -> Result<Self, Errno> {
+        Ok(Self {
             slots: Vec::new(),
             free: Vec::new(),
             generation: 0,
             buffer: vec![0; 64 * 1024],
             live: 0,
-        }
+            store: Deferred::new(&app.place)?,
+        })
     }
-}
 
-impl Connections {
+    /// What becomes readable when the store has replies: [`Self::store_ready`] takes them.
+    pub fn store_fd(&self) -> BorrowedFd<'_> {
+        self.store.as_fd()
+    }
+
+    /// Goes on with the connections for which the store has replied.
+    pub fn store_ready(&mut self, app: &App) -> Vec<Change> {
+        let replies = self.store.ready();
+        replies
+            .into_iter()
+            .filter_map(|(token, reply)| {
+                self.get(token)?; // the client may have gone
+                let connection = self.slots[token as u32 as usize].as_mut()?;
+                let before = connection.interest;
+                connection.session.reply(app, reply);
+                connection.interest = Interest::Write;
+                Some((token, before, self.drive(token, app)))
+            })
+            .collect()
+    }
+
     /// How many are open.
     pub fn len(&self) -> usize {
         self.live
@@ -126,7 +158,7 @@ impl Connections {
             return Interest::Closed;
         };
         let interest = connection
-            .drive(app, &mut self.buffer)
+            .drive(token, app, &mut self.buffer, &mut self.store)
             .unwrap_or(Interest::Closed);
         connection.interest = interest;
         if interest == Interest::Closed {
@@ -138,7 +170,8 @@ impl Connections {
     /// Ends what has taken too long, and what is idle if the server stops. Gives each connection
     /// touched with what it waited for before and waits for now. To be called about once a second, and often
     /// while stopping.
-    pub fn sweep(&mut self, app: &App) -> Vec<(Token, Interest, Interest)> {
+    pub fn sweep(&mut self, app: &App) -> Vec<Change> {
+        let mut changes = self.store_ready(app);
         let now = Instant::now();
         let stopping = stop::requested();
         let due: Vec<Token> = self
@@ -150,24 +183,40 @@ impl Connections {
                 })
             })
             .collect();
-        due.into_iter()
-            .filter_map(|token| {
-                let connection = self.slots[token as u32 as usize].as_mut()?;
-                let before = connection.interest;
-                connection.overdue(app, now);
-                Some((token, before, self.drive(token, app)))
-            })
-            .collect()
+        changes.extend(due.into_iter().filter_map(|token| {
+            let connection = self.slots[token as u32 as usize].as_mut()?;
+            let before = connection.interest;
+            connection.overdue(app, now);
+            Some((token, before, self.drive(token, app)))
+        }));
+        changes
     }
 }
 
 impl Connection {
-    fn drive(&mut self, app: &App, buffer: &mut [u8]) -> io::Result<Interest> {
+    fn drive(
+        &mut self,
+        token: Token,
+        app: &App,
+        buffer: &mut [u8],
+        store: &mut Deferred,
+    ) -> io::Result<Interest> {
         if self.lingering {
             return self.drop_input(buffer);
         }
         loop {
             match self.session.step(app) {
+                Next::Ask => {
+                    let call = self.session.question();
+                    if let Some(reply) = call.and_then(|call| store.submit(token, call)) {
+                        self.session.reply(app, reply);
+                    }
+                }
+                Next::Reply if self.interest == Interest::Store => {
+                    // Nothing else than the end of the connection wakes it now.
+                    return Ok(Interest::Closed);
+                }
+                Next::Reply => return Ok(Interest::Store),
                 Next::Write => match self.stream.write(self.session.unsent()) {
                     Ok(count) => {
                         self.session.sent(count);
@@ -220,6 +269,7 @@ impl Connection {
 
     fn overdue(&mut self, app: &App, now: Instant) {
         if !self.lingering && self.deadline <= now {
+            self.interest = Interest::Read;
             self.session.time_out(app);
             self.deadline = now + LINGER;
         }

@@ -4,6 +4,7 @@
 //! The parser is called again with everything received so far until it says that a request is
 //! complete. Its verdict does not depend on how the bytes were split on their way.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::fs::File;
 
@@ -78,10 +79,12 @@ pub struct Request<'a> {
     pub range: Option<&'a str>,
     /// The value of the `If-Modified-Since` header.
     pub if_modified_since: Option<&'a str>,
+    /// The value of the `If-Range` header.
+    pub if_range: Option<&'a str>,
     /// The value of the `Content-Type` header.
     pub content_type: Option<&'a str>,
     /// The body, without the framing of its chunks.
-    pub body: std::borrow::Cow<'a, [u8]>,
+    pub body: Cow<'a, [u8]>,
 }
 
 /// The parser's verdict over the bytes received so far.
@@ -198,6 +201,7 @@ fn complete<'a>(
         keep_alive: !framing.close && (http_11 || framing.keep_alive),
         range: header("range"),
         if_modified_since: header("if-modified-since"),
+        if_range: header("if-range"),
         content_type: header("content-type"),
         body,
     };
@@ -252,7 +256,7 @@ fn content_length(value: &[u8]) -> Result<usize, Status> {
 }
 
 /// A body, and how many bytes it took on the wire.
-type Body<'a> = (std::borrow::Cow<'a, [u8]>, usize);
+type Body<'a> = (Cow<'a, [u8]>, usize);
 
 fn body<'a>(framing: &Framing, rest: &'a [u8]) -> Result<Option<Body<'a>>, Status> {
     if framing.chunked {
@@ -363,7 +367,7 @@ pub struct Answer {
     /// The status.
     pub status: Status,
     /// The `Content-Type`.
-    pub content_type: &'static str,
+    pub content_type: Cow<'static, str>,
     /// Further headers, each with its `\r\n`.
     pub headers: String,
     /// What it carries.
@@ -375,7 +379,7 @@ impl Answer {
     pub fn text(status: Status, text: impl Into<String>) -> Self {
         Self {
             status,
-            content_type: "text/plain; charset=utf-8",
+            content_type: "text/plain; charset=utf-8".into(),
             headers: String::new(),
             content: Content::Bytes(text.into().into_bytes()),
         }

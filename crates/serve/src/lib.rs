@@ -4,117 +4,37 @@
 //!
 //! Every answer says in `X-Worker` and `X-Pid` who gave it.
 
+pub mod accept_lock;
 pub mod app;
 pub mod blocking;
 pub mod connections;
+pub mod files;
+pub mod guestbook;
 pub mod http;
 pub mod listener;
 mod master;
 pub mod models;
+pub mod options;
+pub mod reactor;
 pub mod session;
+pub mod store;
+mod threads;
 pub mod work;
 pub mod worker;
 
 use std::io;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use rustix::io::Errno;
 use wakeone_kernel::stop;
 
-pub use crate::listener::{Listen, parse_address};
+pub use crate::files::Root;
+pub use crate::listener::{Listen, Listener, parse_address};
+pub use crate::options::{AcceptLock, EpollMode, Model, Options, Steer};
+pub use crate::store::Place;
 
-use crate::listener::Listener;
+use crate::accept_lock::Lock;
 use crate::worker::Worker;
-
-/// The architectures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Model {
-    /// Processes that wait in a blocking accept; see [`models::preforked`].
-    Preforked,
-    /// Processes with an event loop each; see [`models::epoll_prefork`].
-    EpollPrefork,
-}
-
-impl Model {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::Preforked, Self::EpollPrefork];
-
-    /// The name, as the command line has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Preforked => "preforked",
-            Self::EpollPrefork => "epoll-prefork",
-        }
-    }
-
-    /// What it is, in a line.
-    pub fn about(self) -> &'static str {
-        match self {
-            Self::Preforked => "processes that wait in a blocking accept",
-            Self::EpollPrefork => "processes with an event loop each, sharing a listener",
-        }
-    }
-
-    /// Whether its workers wait in calls that block.
-    fn is_blocking(self) -> bool {
-        match self {
-            Self::Preforked => true,
-            Self::EpollPrefork => false,
-        }
-    }
-}
-
-/// Whom a connection wakes where event loops share a listener; see [`models::epoll_prefork`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum EpollMode {
-    /// Everyone who waits.
-    WakeAll,
-    /// One, always the first in the list.
-    #[default]
-    Exclusive,
-    /// One, who then goes to the end of the list.
-    Rotate,
-}
-
-/// What to serve and how.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The architecture.
-    pub model: Model,
-    /// How many workers.
-    pub workers: usize,
-    /// Where to listen.
-    pub listen: Listen,
-    /// How many connections may wait to be accepted, in each listener. The kernel caps it at
-    /// `net.core.somaxconn`.
-    pub backlog: i32,
-    /// Each worker has a listener of its own, and the kernel chooses among them by hash.
-    pub reuseport: bool,
-    /// For [`Model::EpollPrefork`]: whom a connection wakes.
-    pub epoll: EpollMode,
-    /// Whether a connection may stay open after an answer.
-    pub keep_alive: bool,
-    /// How long a client may take to send a request, and may be idle between two.
-    pub header_timeout: Duration,
-}
-
-impl Options {
-    /// The defaults for a model on an address: one worker, a backlog of 4,096, keep-alive, 10 s
-    /// for a request.
-    pub fn new(model: Model, listen: Listen) -> Self {
-        Self {
-            model,
-            workers: 1,
-            listen,
-            backlog: 4096,
-            reuseport: false,
-            epoll: EpollMode::default(),
-            keep_alive: true,
-            header_timeout: Duration::from_secs(10),
-        }
-    }
-}
 
 /// Why the server does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -145,12 +65,32 @@ pub enum Error {
         /// Why not.
         source: io::Error,
     },
+    /// The worker threads cannot be made.
+    #[error("cannot start {count} threads: {source}; try fewer workers, or raise `ulimit -u`")]
+    Threads {
+        /// How many.
+        count: usize,
+        /// Why not.
+        source: io::Error,
+    },
     /// The event loop cannot go on.
     #[error("the event loop failed: {0}; if descriptors have run out, raise `ulimit -n`")]
     EventLoop(Errno),
+    /// io_uring cannot be used.
+    #[error("cannot use io_uring: {source}{}", ring_hint(.source))]
+    Ring {
+        /// Why not.
+        source: io::Error,
+    },
+    /// The accept lock cannot be made.
+    #[error("cannot make the accept lock: {0}; try another kind with --accept-lock")]
+    AcceptLock(io::Error),
     /// Signals cannot be handled.
     #[error("cannot handle signals: {0}")]
     Signals(io::Error),
+    /// The steering cannot be attached.
+    #[error("cannot steer: {0}")]
+    Steer(String),
     /// Workers ended that should not have.
     #[error("{count} workers ended before they were told to; their last words are above")]
     Workers {
@@ -175,70 +115,116 @@ fn listen_hint(source: &io::Error, address: &SocketAddr) -> String {
     }
 }
 
+fn ring_hint(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "; the kernel forbids it (sysctl kernel.io_uring_disabled, or the container's seccomp \
+             profile), choose epoll-prefork or allow it"
+        }
+        io::ErrorKind::Unsupported => "; choose epoll-prefork or a newer kernel",
+        io::ErrorKind::OutOfMemory => "; raise `ulimit -l`",
+        _ => "",
+    }
+}
+
 /// Serves until SIGTERM or SIGINT comes, and then finishes what has been accepted: in the
 /// blocking models the connection in hand, in the event loops all that are open. Connections that
 /// wait in a listener's queue stay there; they are lost unless somebody else holds the listener.
+///
+/// Says `listening on ADDRESS (MODEL, N workers)` on stderr once connections are taken.
 ///
 /// Must be called while the process has a single thread, because it forks.
 ///
 /// # Errors
 /// When serving cannot start, or workers end that should not.
 pub fn serve(options: &Options) -> Result<(), Error> {
-    if options.workers == 0 {
-        return Err(Error::Options(
-            "cannot serve with 0 workers; give 1 or more".to_owned(),
-        ));
+    options.check()?;
+    if options.model == Model::IoUring {
+        models::io_uring::probe().map_err(|source| Error::Ring { source })?;
     }
     stop::install().map_err(Error::Signals)?;
     let listeners = listeners(options)?;
     let ready = ready_line(options, &listeners);
-    let each = each_its_own(options);
-    if options.workers == 1 {
-        eprintln!("{ready}");
-        return run_worker(options, Worker::new(options, listeners, 0));
+    let lock = Lock::new(options.accept_lock.unwrap_or(AcceptLock::None))?;
+    match options.model {
+        Model::FdPassing => {
+            let acceptor = Worker::new(options, listeners, 0);
+            models::fd_passing::serve(acceptor, options.workers, || eprintln!("{ready}"))
+        }
+        Model::Prethreaded => {
+            eprintln!("{ready}");
+            run_worker(options, Worker::new(options, listeners, 0), lock)
+        }
+        Model::Dispatched if options.steer.is_some() => {
+            serve_forked(options, listeners, lock, &ready)
+        }
+        _ if options.workers == 1 => {
+            eprintln!("{ready}");
+            run_worker(
+                options,
+                Worker::new(options, listeners, 0),
+                lock.for_worker()?,
+            )
+        }
+        _ => serve_forked(options, listeners, lock, &ready),
     }
+}
+
+/// Serves with a process for each worker.
+fn serve_forked(
+    options: &Options,
+    listeners: Vec<Listener>,
+    lock: Lock,
+    ready: &str,
+) -> Result<(), Error> {
+    let each = options.each_its_own();
     master::run(
         options.workers,
-        listeners,
-        |listeners, index| {
+        (listeners, lock),
+        |(listeners, lock), index| {
             let kept = listeners
                 .into_iter()
                 .enumerate()
                 .filter(|(owner, _)| !each || *owner == index)
                 .map(|(_, listener)| listener)
                 .collect();
-            run_worker(options, Worker::new(options, kept, index))
+            run_worker(
+                options,
+                Worker::new(options, kept, index),
+                lock.for_worker()?,
+            )
         },
-        || eprintln!("{ready}"),
+        |(listeners, _)| {
+            let steering = match &options.steer {
+                Some(steer) if options.model == Model::Dispatched => {
+                    Some(steer(&listeners).map_err(Error::Steer)?)
+                }
+                _ => None,
+            };
+            eprintln!("{ready}");
+            Ok(steering)
+        },
     )
-}
-
-/// Whether each worker has a listener of its own.
-fn each_its_own(options: &Options) -> bool {
-    options.reuseport && options.listen != Listen::Inherited
 }
 
 /// The listeners of all workers.
 fn listeners(options: &Options) -> Result<Vec<Listener>, Error> {
-    let blocking = options.model.is_blocking();
+    let blocking = options.model.wants_blocking();
     let Listen::Address(address) = options.listen else {
         let inherited = Listener::inherited()?;
-        if !blocking || inherited.len() > 1 {
+        let several = inherited.len() > 1 && options.model != Model::IoUring;
+        if !blocking || several {
             inherited.iter().try_for_each(Listener::set_nonblocking)?;
         }
         return Ok(inherited);
     };
-    let bind = |address| Listener::bind(address, options.backlog, options.reuseport, blocking);
+    let each = options.each_its_own();
+    let bind = |address| Listener::bind(address, options.backlog, each, blocking);
     let first = bind(address)?;
     // The first one settles the port if it was 0.
     let address = first.address();
-    let more = if each_its_own(options) {
-        options.workers - 1
-    } else {
-        0
-    };
     let mut all = vec![first];
-    for _ in 0..more {
+    for _ in 1..if each { options.workers } else { 1 } {
         all.push(bind(address)?);
     }
     Ok(all)
@@ -260,14 +246,39 @@ fn ready_line(options: &Options, listeners: &[Listener]) -> String {
     )
 }
 
-fn run_worker(options: &Options, worker: Worker) -> Result<(), Error> {
+fn run_worker(options: &Options, worker: Worker, lock: Lock) -> Result<(), Error> {
+    let name = worker.app.worker.clone();
+    let faults = worker.faults.clone();
     let done = match options.model {
-        Model::Preforked => {
-            models::preforked::serve(&worker);
+        Model::Iterative => {
+            models::iterative::serve(&worker);
             Ok(())
         }
-        Model::EpollPrefork => models::epoll_prefork::serve(&worker, options.epoll),
+        Model::Forking => models::forking::serve(worker).map_err(Error::Signals),
+        Model::Preforked => {
+            models::preforked::serve(&worker, &lock);
+            Ok(())
+        }
+        Model::Threaded => {
+            models::threaded::serve(&worker);
+            Ok(())
+        }
+        Model::Prethreaded => {
+            let locked = options.accept_lock != Some(AcceptLock::None);
+            let count = options.workers;
+            models::prethreaded::serve(worker, count, locked)
+                .map_err(|source| Error::Threads { count, source })
+        }
+        Model::Poll => models::poll::serve(&worker).map_err(Error::EventLoop),
+        Model::Epoll => models::epoll::serve(&worker).map_err(Error::EventLoop),
+        Model::EpollPrefork => {
+            models::epoll_prefork::serve(&worker, options.epoll).map_err(Error::EventLoop)
+        }
+        Model::Reuseport => models::reuseport::serve(&worker).map_err(Error::EventLoop),
+        Model::Dispatched => models::dispatched::serve(&worker).map_err(Error::EventLoop),
+        Model::IoUring => models::io_uring::serve(&worker).map_err(|source| Error::Ring { source }),
+        Model::FdPassing => unreachable!("it makes its workers itself"),
     };
-    worker.faults.report(&worker.app.worker);
+    faults.report(&name);
     done
 }

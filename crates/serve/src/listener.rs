@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -223,8 +223,8 @@ pub enum Accepted {
 
 /// Errors of accept, counted by kind. Nothing is swallowed: they are reported when the worker
 /// ends.
-#[derive(Debug, Default)]
-pub struct Faults(Mutex<BTreeMap<i32, u64>>);
+#[derive(Clone, Debug, Default)]
+pub struct Faults(Arc<Mutex<BTreeMap<i32, u64>>>);
 
 impl Faults {
     /// Counts one.

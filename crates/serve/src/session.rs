@@ -10,8 +10,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use wakeone_kernel::stop;
 
-use crate::app::App;
+use crate::app::{App, Outcome};
 use crate::http::{self, Answer, Content, Parsed, Status};
+use crate::store::{Call, Failed, Reply};
 
 /// How much of a file is read at a time.
 const FILE_PIECE_BYTES: u64 = 64 * 1024;
@@ -23,6 +24,10 @@ pub enum Next {
     Read,
     /// [`Session::unsent`] sent to the client.
     Write,
+    /// The store asked, with what [`Session::question`] gives.
+    Ask,
+    /// The store's reply, given to [`Session::reply`].
+    Reply,
     /// To be closed.
     Close {
         /// The client may still be sending: end our side, then read and drop what comes for a
@@ -43,6 +48,15 @@ pub struct Session {
     closing: bool,
     linger: bool,
     answered: u64,
+    asked: Option<Asked>,
+}
+
+/// A question to the store without its reply.
+#[derive(Debug)]
+struct Asked {
+    /// None once it has been taken.
+    call: Option<Call>,
+    head_only: bool,
 }
 
 /// What is left to send of a file.
@@ -79,6 +93,18 @@ impl Session {
         self.sent += count;
     }
 
+    /// What the store is to be asked; once after each [`Next::Ask`].
+    pub fn question(&mut self) -> Option<Call> {
+        self.asked.as_mut()?.call.take()
+    }
+
+    /// Takes the store's reply.
+    pub fn reply(&mut self, app: &App, reply: Result<Reply, Failed>) {
+        if let Some(asked) = self.asked.take() {
+            self.encode(app, app.answer(reply), asked.head_only);
+        }
+    }
+
     /// Whether the connection is between two requests: closing it loses nothing.
     pub fn is_idle(&self) -> bool {
         self.answered > 0 && self.is_silent()
@@ -86,17 +112,22 @@ impl Session {
 
     /// Whether nothing of a request has come yet.
     pub fn is_silent(&self) -> bool {
-        self.input.is_empty() && self.unsent().is_empty() && self.file.is_none()
+        self.input.is_empty()
+            && self.unsent().is_empty()
+            && self.file.is_none()
+            && self.asked.is_none()
     }
 
     /// The client took too long. One that has begun a request is told so.
     pub fn time_out(&mut self, app: &App) {
-        if !self.closing && !self.is_silent() && self.unsent().is_empty() {
+        let reading = self.unsent().is_empty() && self.file.is_none() && self.asked.is_none();
+        if !self.closing && reading && !self.input.is_empty() {
             self.refuse(app, Status(408));
         } else {
             self.closing = true;
             self.sent = self.output.len();
             self.file = None;
+            self.asked = None;
         }
     }
 
@@ -109,7 +140,12 @@ impl Session {
             }
             self.output.clear();
             self.sent = 0;
-            if self.file.is_some() {
+            if let Some(asked) = &self.asked {
+                return match asked.call {
+                    Some(_) => Next::Ask,
+                    None => Next::Reply,
+                };
+            } else if self.file.is_some() {
                 self.read_file();
             } else if self.closing {
                 return Next::Close {
@@ -142,10 +178,19 @@ impl Session {
                 });
             }
             Parsed::Complete(request, consumed) => {
-                let answer = app.answer(&request);
+                let outcome = app.handle(&request);
+                let head_only = request.method == http::Method::Head;
                 self.continued = false;
-                self.closing = !request.keep_alive || !app.keep_alive || stop::requested();
-                self.encode(app, answer, request.method == http::Method::Head);
+                self.closing = !request.keep_alive || !app.keep_alive;
+                match outcome {
+                    Outcome::Answer(answer) => self.encode(app, answer, head_only),
+                    Outcome::Ask(call) => {
+                        self.asked = Some(Asked {
+                            call: Some(call),
+                            head_only,
+                        });
+                    }
+                }
                 consumed
             }
             Parsed::Bad(status) => {
@@ -166,18 +211,22 @@ impl Session {
 
     fn encode(&mut self, app: &App, answer: Answer, head_only: bool) {
         self.answered += 1;
+        self.closing |= stop::requested();
         let connection = if self.closing { "close" } else { "keep-alive" };
+        let mut length = String::new();
+        if answer.status != Status(304) {
+            length = format!("Content-Length: {}\r\n", answer.content.length());
+        }
         let written = with_date(|date| {
             write!(
                 self.output,
                 "HTTP/1.1 {} {}\r\nDate: {date}\r\nX-Worker: {}\r\nX-Pid: {}\r\n\
-                 Content-Type: {}\r\nContent-Length: {}\r\nConnection: {connection}\r\n{}\r\n",
+                 Content-Type: {}\r\n{length}Connection: {connection}\r\n{}\r\n",
                 answer.status.0,
                 answer.status.reason(),
                 app.worker,
                 app.pid,
                 answer.content_type,
-                answer.content.length(),
                 answer.headers,
             )
         });
@@ -198,18 +247,21 @@ impl Session {
                     offset,
                     left: length,
                 });
+                // A small file goes out in one piece with its head.
+                self.read_file();
             }
         }
     }
 
-    /// Puts the next piece of the file into the output.
+    /// Appends the next piece of the file to the output.
     fn read_file(&mut self) {
         let Some(piece) = &mut self.file else { return };
-        self.output
-            .resize(piece.left.min(FILE_PIECE_BYTES) as usize, 0);
-        match piece.file.read_at(&mut self.output, piece.offset) {
+        let before = self.output.len();
+        let wanted = piece.left.min(FILE_PIECE_BYTES) as usize;
+        self.output.resize(before + wanted, 0);
+        match piece.file.read_at(&mut self.output[before..], piece.offset) {
             Ok(count) if count > 0 => {
-                self.output.truncate(count);
+                self.output.truncate(before + count);
                 piece.offset += count as u64;
                 piece.left -= count as u64;
                 if piece.left == 0 {
@@ -219,7 +271,7 @@ impl Session {
             _ => {
                 // The file has become shorter than announced: closing early is the only way to
                 // tell the client.
-                self.output.clear();
+                self.output.truncate(before);
                 self.file = None;
                 self.closing = true;
             }
@@ -248,17 +300,8 @@ fn with_date<R>(use_it: impl FnOnce(&str) -> R) -> R {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::app::tests::app;
     use proptest::prelude::*;
-
-    fn app() -> App {
-        App {
-            worker: "3".to_owned(),
-            pid: 7,
-            model: "preforked",
-            keep_alive: true,
-            header_timeout: Duration::from_secs(10),
-        }
-    }
 
     /// All that is answered when `input` arrives in pieces that end at `cuts`.
     fn answers(input: &[u8], cuts: &[usize]) -> (String, Option<Next>) {
@@ -273,6 +316,11 @@ mod tests {
                     Next::Write => {
                         said.extend_from_slice(session.unsent());
                         session.sent(session.unsent().len());
+                    }
+                    Next::Ask => {
+                        let call = session.question().expect("a question");
+                        assert_eq!(session.step(&app), Next::Reply);
+                        session.reply(&app, Err(Failed(format!("{call:?}"))));
                     }
                     next => break Some(next),
                 }

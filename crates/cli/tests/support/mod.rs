@@ -28,7 +28,9 @@ impl Server {
         command
             .args(["serve", "-l", "127.0.0.1:0"])
             .args(arguments)
-            .env_remove("WAKEONE_SLOT");
+            .env_remove("WAKEONE_SLOT")
+            // The guest book of this test binary, not the user's.
+            .env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
         Self::spawn(&mut command)
     }
 

@@ -3,6 +3,7 @@
 use super::account::AccountError;
 use super::adopt::AdoptError;
 use super::listen::ListenError;
+use super::process::Ending;
 use super::spawn::SpawnError;
 use super::state::StateError;
 use std::io;
@@ -30,13 +31,13 @@ pub enum Error {
     Start(#[from] SpawnError),
     /// The first workers all ended before they were ready.
     #[error(
-        "the command {ending} in every slot before it was ready; see why by running it alone: {command}"
+        "the command {ending} in every slot before it was ready; what it says is above, or run it alone: {command}"
     )]
     EndsAtOnce {
         /// The command line.
         command: String,
         /// What the last of them did.
-        ending: String,
+        ending: Ending,
     },
     /// A system call failed that does not fail.
     #[error("the supervisor cannot {what}: {source}")]

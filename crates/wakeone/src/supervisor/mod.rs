@@ -5,25 +5,31 @@
 //! takes over workers that outlive this one.
 
 pub mod account;
+pub mod address;
 pub mod adopt;
 pub mod backoff;
 mod closing;
 mod error;
 pub mod listen;
 pub mod process;
+mod report;
 pub mod roll;
+mod rolling;
 mod signals;
 pub mod slot;
 pub mod spawn;
 pub mod state;
+mod stopping;
 pub mod trampoline;
 mod watch;
+mod workers;
 
 pub use error::Error;
 
 use account::Account;
+use address::Address;
 use adopt::Wanted;
-use listen::{Address, Endpoint};
+use listen::Endpoint;
 use signals::Signals;
 use slot::Slot;
 use spawn::Order;
@@ -155,6 +161,7 @@ impl Supervisor {
         };
         Order {
             slot,
+            protocol: !spawn::names_any(&self.task.command, listeners),
             names: self
                 .endpoints
                 .iter()
@@ -202,7 +209,7 @@ fn check(options: &Options) -> Result<Task, Error> {
         spawn::fill(argument, 0, addresses.len()).map_err(Error::Usage)?;
     }
     trampoline::kept_capabilities(&options.keep_caps).map_err(Error::Usage)?;
-    warn_of_silent_listeners(options);
+    check_all_named(options)?;
     let account = Account::find(options.user.as_deref(), options.group.as_deref())?;
     Ok(Task {
         command: options.command.clone(),
@@ -211,17 +218,16 @@ fn check(options: &Options) -> Result<Task, Error> {
     })
 }
 
-/// A command that is told the number of one listener will hardly serve another that it is not told.
-fn warn_of_silent_listeners(options: &Options) {
-    let silent = |nth: &usize| !spawn::mentions(&options.command, *nth);
+/// A command that names some listeners is told of no others: those would be served by nobody.
+fn check_all_named(options: &Options) -> Result<(), Error> {
+    let unnamed = |nth: &usize| !spawn::names(&options.command, *nth);
     let count = options.listen.len();
-    if (1..=count).filter(silent).count() < count {
-        for nth in (1..=count).filter(silent) {
-            let address = &options.listen[nth - 1];
-            tracing::warn!(
-                "the command never mentions {{fd{nth}}}: unless it reads LISTEN_FDS, connections to {address} wait for ever"
-            );
-        }
+    match (1..=count).find(unnamed) {
+        Some(nth) if spawn::names_any(&options.command, count) => Err(Error::Usage(format!(
+            "nobody would serve {}: the command names a listener but not this one, {{fd{nth}}}; name all, or none to use LISTEN_FDS",
+            options.listen[nth - 1]
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -267,7 +273,13 @@ fn effective_backlog(asked: Option<i32>) -> i32 {
 /// address is in use, and that is said next.
 fn take_over(dir: &GroupDir, wanted: &Wanted<'_>) -> Result<Option<adopt::Adopted>, Error> {
     match dir.load() {
-        Ok(Some(state)) => Ok(adopt::adopt(&state, wanted)?),
+        Ok(Some(state)) => {
+            let taken = adopt::adopt(&state, wanted)?;
+            if taken.is_none() {
+                dir.forget(); // none of its workers runs: it says nothing about anybody
+            }
+            Ok(taken)
+        }
         Ok(None) => Ok(None),
         Err(error @ StateError::Invalid { .. }) => {
             tracing::warn!("{error}; starting afresh");

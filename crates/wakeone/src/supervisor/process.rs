@@ -31,6 +31,11 @@ impl Identity {
             start_time(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
         Ok(Self { pid, started })
     }
+
+    /// Whether this very process is still there (in this boot).
+    pub fn lives(&self) -> bool {
+        Self::of(self.pid).is_ok_and(|now| now == *self)
+    }
 }
 
 /// Field 22 of a line of /proc/PID/stat. The command, field 2, may hold spaces and parentheses: count from its end.
@@ -133,7 +138,7 @@ impl Process {
     }
 
     /// Sends a signal; to one that has ended this is nothing.
-    pub fn signal(&self, signal: Signal) {
+    fn signal(&self, signal: Signal) {
         if let Err(error) = pidfd_send_signal(&self.pidfd, signal)
             && error != rustix::io::Errno::SRCH
         {
@@ -144,6 +149,12 @@ impl Process {
                 self.pid()
             );
         }
+    }
+
+    /// Asks the process to end. One that is stopped is continued, or it would never hear of it.
+    pub fn terminate(&self) {
+        self.signal(Signal::TERM);
+        self.signal(Signal::CONT);
     }
 
     /// Kills the process and whatever it left in its process group.
@@ -246,7 +257,7 @@ mod tests {
     fn a_child_tells_how_it_ended() {
         let mut process = Process::child(sleeper()).expect("watch");
         assert_eq!(process.ended().expect("poll"), None);
-        process.signal(Signal::TERM);
+        process.terminate();
         rustix::event::poll(&mut [PollFd::new(&process.pidfd(), PollFlags::IN)], None)
             .expect("poll");
         assert_eq!(process.ended().expect("poll"), Some(Ending::Signal(15)));
@@ -261,6 +272,7 @@ mod tests {
             ..identity
         };
         assert!(Process::adopt(impostor).expect("adopt").is_none());
+        assert!(identity.lives() && !impostor.lives());
         let mut adopted = Process::adopt(identity).expect("adopt").expect("runs");
         adopted.kill();
         child.wait().expect("wait");

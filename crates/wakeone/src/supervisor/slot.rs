@@ -108,6 +108,22 @@ impl Slot {
         }
     }
 
+    /// Takes the worker out; nobody is in the slot then.
+    pub fn vacate(&mut self) -> Option<Worker> {
+        match std::mem::replace(&mut self.phase, Phase::Empty) {
+            Phase::Running(worker) => Some(worker),
+            Phase::Empty | Phase::Waiting { .. } => None,
+        }
+    }
+
+    /// Its worker accepts.
+    pub fn set_ready(&mut self) {
+        self.failed = false;
+        if let Some(worker) = self.worker_mut() {
+            worker.ready = true;
+        }
+    }
+
     /// As it is written down.
     pub fn state(&self) -> state::Slot {
         state::Slot {

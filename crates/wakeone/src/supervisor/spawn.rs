@@ -31,6 +31,9 @@ const OURS: [&str; 7] = [
 pub struct Order {
     /// The worker's slot, its `WAKEONE_SLOT`.
     pub slot: usize,
+    /// Tell of the listeners by systemd's protocol. A command that is given their numbers is not told twice: gunicorn
+    /// would take each descriptor twice, and fail.
+    pub protocol: bool,
     /// A name for each listener (`LISTEN_FDNAMES`); the listeners are descriptors 3, 4, …
     pub names: Vec<String>,
     /// Who to become; `None` stays who we are.
@@ -41,6 +44,16 @@ pub struct Order {
     pub descriptors: Option<u64>,
     /// The command and its arguments, placeholders filled in.
     pub command: Vec<String>,
+}
+
+impl std::str::FromStr for Order {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        serde_json::from_str(text).map_err(|error| {
+            format!("this is a hidden part of `wakeone run`, not for typing ({error})")
+        })
+    }
 }
 
 /// Why a worker could not be started.
@@ -161,8 +174,13 @@ fn value(placeholder: &str, slot: usize, listeners: usize) -> Result<Option<Stri
     }
 }
 
+/// Whether the command names any of so many listeners.
+pub fn names_any(command: &[String], listeners: usize) -> bool {
+    (1..=listeners).any(|nth| names(command, nth))
+}
+
 /// Whether the command names the `nth` listener (from 1).
-pub fn mentions(command: &[String], nth: usize) -> bool {
+pub fn names(command: &[String], nth: usize) -> bool {
     let name = format!("{{fd{nth}}}");
     command
         .iter()
@@ -204,10 +222,21 @@ mod tests {
     }
 
     #[test]
-    fn mentions_counts_fd_as_the_first() {
+    fn what_is_typed_by_hand_is_no_order() {
+        for text in ["", "{}", "help"] {
+            assert!(
+                text.parse::<Order>()
+                    .expect_err(text)
+                    .contains("hidden part")
+            );
+        }
+    }
+
+    #[test]
+    fn names_counts_fd_as_the_first() {
         let command = ["server".to_owned(), "--fds={fd},{fd3}".to_owned()];
         assert_eq!(
-            [1, 2, 3].map(|nth| mentions(&command, nth)),
+            [1, 2, 3].map(|nth| names(&command, nth)),
             [true, false, true]
         );
     }

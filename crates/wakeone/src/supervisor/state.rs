@@ -270,7 +270,7 @@ impl GroupDir {
     /// # Errors
     /// There is one and it is not to be believed, or not to be read.
     pub fn load(&self) -> Result<Option<State>, StateError> {
-        load(&self.file(), &self.name)
+        read(&self.file(), &self.name)
     }
 
     /// Replaces the state: whenever we are killed, the file is the old one or the new one, whole.
@@ -311,11 +311,30 @@ impl Drop for GroupDir {
     }
 }
 
-/// The state of a group, for those who only look.
+/// The names of the groups that have a folder.
+///
+/// # Errors
+/// The runtime folder cannot be read; that there is none means no groups.
+pub fn names(runtime_dir: &Path) -> Result<Vec<String>, StateError> {
+    let entries = match std::fs::read_dir(runtime_dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(file_error("read", runtime_dir))?,
+    };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names: Vec<String> = names.filter(|name| is_name(name)).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// The state of a group, for those who only look. Its supervisor may have died: see [`Identity::lives`].
 ///
 /// # Errors
 /// As [`GroupDir::load`].
-pub fn load(path: &Path, name: &str) -> Result<Option<State>, StateError> {
+pub fn load(runtime_dir: &Path, name: &str) -> Result<Option<State>, StateError> {
+    read(&runtime_dir.join(name).join("state.json"), name)
+}
+
+fn read(path: &Path, name: &str) -> Result<Option<State>, StateError> {
     let invalid = |reason: String| StateError::Invalid {
         path: path.to_owned(),
         reason,
@@ -509,6 +528,9 @@ mod tests {
         assert_eq!((mode("web"), mode("web/state.json")), (0o700, 0o600));
         let dir = GroupDir::take(root.path(), "web").expect("take");
         assert_eq!(dir.load().expect("load"), Some(sample()));
+        assert_eq!(names(root.path()).expect("names"), ["web"]);
+        assert_eq!(load(root.path(), "web").expect("look"), Some(sample()));
+        assert_eq!(load(root.path(), "other").expect("look"), None);
         dir.forget();
         drop(dir);
         assert!(!root.path().join("web").exists());

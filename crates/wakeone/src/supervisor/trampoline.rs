@@ -11,25 +11,16 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use wakeone_kernel::inherit;
 
-/// Carries out an order (JSON); returns only if that failed. The reason has then been told to the supervisor.
-pub fn exec(order: &str) -> String {
-    let order: Order = match serde_json::from_str(order) {
-        Ok(order) => order,
-        Err(error) => {
-            return format!(
-                "this is a hidden part of `wakeone run`, not a command to type ({error})"
-            );
-        }
-    };
+/// Carries out an order; returns only if that failed. The reason has then been told to the supervisor.
+pub fn exec(order: &Order) {
     // Opened by its name, so that no descriptor need be taken over by number; it closes itself on exec.
     let report = File::options()
         .write(true)
         .open(format!("/proc/self/fd/{}", report_fd(order.names.len())));
-    let Err(reason) = become_worker(&order);
+    let Err(reason) = become_worker(order);
     if let Ok(mut report) = report {
         let _ = report.write_all(reason.as_bytes());
     }
-    reason
 }
 
 /// Carries out the order, step by step; the steps that need privileges come before those that give them up.
@@ -67,40 +58,45 @@ fn become_worker(order: &Order) -> Result<std::convert::Infallible, String> {
     Err(exec_failure(program, &error))
 }
 
-fn environment(order: &Order) -> Vec<(String, String)> {
-    let mut variables = order
-        .account
-        .as_ref()
-        .map_or_else(Vec::new, |account| account.environment.clone());
-    variables.extend(
-        [
-            ("LISTEN_PID", std::process::id().to_string()),
-            ("LISTEN_FDS", order.names.len().to_string()),
-            ("LISTEN_FDNAMES", order.names.join(":")),
-            ("WAKEONE_SLOT", order.slot.to_string()),
-        ]
-        .map(|(name, value)| (name.to_owned(), value)),
-    );
+fn environment(order: &Order) -> Vec<(&str, String)> {
+    let mut variables = vec![("WAKEONE_SLOT", order.slot.to_string())];
+    if order.protocol {
+        variables.push(("LISTEN_PID", std::process::id().to_string()));
+        variables.push(("LISTEN_FDS", order.names.len().to_string()));
+        variables.push(("LISTEN_FDNAMES", order.names.join(":")));
+    }
+    if let Some(account) = &order.account {
+        let theirs = account.environment.iter();
+        variables.extend(theirs.map(|(name, value)| (name.as_str(), value.clone())));
+    }
     variables
 }
 
 fn exec_failure(program: &str, error: &std::io::Error) -> String {
+    use std::io::ErrorKind::{NotFound, PermissionDenied};
+    let is_path = program.contains('/');
     match error.kind() {
-        std::io::ErrorKind::NotFound if program.contains('/') => {
+        NotFound if is_path => {
             format!(
                 "there is no file `{program}` to run (or the interpreter that its first line names is missing)"
             )
         }
-        std::io::ErrorKind::NotFound => {
+        // A folder of PATH that the worker may not search is reported as if the command might not be executed.
+        NotFound | PermissionDenied if !is_path && !is_in_path(program) => {
             format!("there is no command `{program}` in PATH; give its path, or correct the name")
         }
-        std::io::ErrorKind::PermissionDenied => {
+        PermissionDenied => {
             format!(
                 "`{program}` may not be executed; look at its mode with `ls -l`, and at --user if you gave one"
             )
         }
         _ => format!("cannot run `{program}`: {error}"),
     }
+}
+
+fn is_in_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
 /// The capabilities of `--keep-cap`, in any usual spelling: `net_raw`, `CAP_NET_RAW`.
@@ -189,10 +185,5 @@ mod tests {
                 .expect_err("unknown")
                 .contains("`fly`")
         );
-    }
-
-    #[test]
-    fn an_order_that_is_none_is_refused() {
-        assert!(exec("{}").contains("hidden part"));
     }
 }

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * What the kernel side and user space share, and nothing else.
+ *
+ * User space never mirrors these types by hand: the Rust ones are generated
+ * from the BTF of the compiled object. Fixed-width types only; a change of
+ * layout changes WAKEONE_CONTRACT, and a group pinned by another version is
+ * replaced, never reinterpreted.
+ */
+#ifndef WAKEONE_CONTRACT_H
+#define WAKEONE_CONTRACT_H
+
+#ifdef __bpf__
+#include <linux/types.h>
+#else
+#include <asm/types.h>
+#endif
+
+#define WAKEONE_CONTRACT 1
+#define WAKEONE_MAX_SLOTS 256
+/* Load comparisons multiply active counts with weights: bounded so that the
+ * product of two such numbers fits 64 bits with room to spare. */
+#define WAKEONE_MAX_WEIGHT 65535
+
+enum wakeone_policy {
+	WAKEONE_HASH = 0,
+	WAKEONE_ROUND_ROBIN = 1,
+	WAKEONE_RANDOM = 2,
+	WAKEONE_LEAST_CONNECTIONS = 3,
+	WAKEONE_TWO_CHOICES = 4,
+	WAKEONE_SHORTEST_QUEUE = 5,
+	WAKEONE_CPU = 6,
+	WAKEONE_POLICIES = 7,
+};
+
+enum wakeone_slot_flag {
+	/* A listening socket stands in the array at this index. */
+	WAKEONE_SLOT_UP = 1,
+	/* Its worker is being replaced: no new connections. */
+	WAKEONE_SLOT_DRAINING = 2,
+	/* Its worker does not accept: no new connections while the agent lives. */
+	WAKEONE_SLOT_STUCK = 4,
+};
+
+enum wakeone_table_flag {
+	/* The group shuts down: new SYNs are dropped, so that the client's
+	 * retransmission reaches a successor instead of a dying queue. */
+	WAKEONE_TABLE_CLOSING = 1,
+};
+
+/* One counter for each way out of the programs. The first two are where a
+ * connection should go; every other one is a reason to look. */
+enum wakeone_exit {
+	WAKEONE_EXIT_SELECTED = 0,      /* the policy's slot took the connection */
+	WAKEONE_EXIT_MIGRATED = 1,      /* a closing listener's connection was moved */
+	WAKEONE_EXIT_RETRIED = 2,       /* the policy's slot was empty, another took it */
+	WAKEONE_EXIT_NO_SLOT = 3,       /* no slot is up: the kernel chose */
+	WAKEONE_EXIT_SELECT_FAILED = 4, /* every slot refused: the kernel chose */
+	WAKEONE_EXIT_BAD_POLICY = 5,    /* unknown policy number: the kernel chose */
+	WAKEONE_EXIT_CLOSING = 6,       /* SYN dropped on purpose, the group closes */
+	WAKEONE_EXIT_UNKNOWN_LISTENER = 7, /* moved off a listener we never saw */
+	WAKEONE_EXIT_MOVED_FULL = 8,    /* no room to note a move: old slot keeps it */
+	WAKEONE_EXIT_BAD_TAG = 9,       /* a listener's tag names no slot */
+	WAKEONE_EXITS = 10,
+};
+
+/* One worker's place. Fields that different writers touch for each connection
+ * share a cache line on purpose: a selection reads flags, weight and active of
+ * all slots, and one line a slot is what it can afford. */
+struct wakeone_slot {
+	__u32 flags;
+	__u32 weight;
+	__s64 active;       /* established and not yet closed, queued ones included */
+	__u64 selected;     /* times the selector put a SYN or a migrated one here */
+	__u64 established;  /* connections that completed the handshake here */
+	__u64 closed;       /* connections counted out */
+	__u64 migrated_in;  /* queued connections that came from another slot */
+	__u64 migrated_out; /* queued connections that went to another slot */
+	__u32 queued;       /* accept queue length, published by the agent */
+	__u32 queue_limit;  /* its backlog, published by the agent */
+	/* Written by the agent only. */
+	__u64 rescues;      /* times this slot's queue was moved away */
+	__u64 rescued;      /* connections moved by that */
+	__u64 stuck_ns;     /* time spent marked stuck, in all */
+	__u64 restarts;     /* workers started again in this slot */
+	__u32 pid;          /* the worker; 0: none */
+	__u32 reserved[5];
+} __attribute__((aligned(128)));
+
+struct wakeone_table {
+	__u32 contract;
+	__u32 policy;
+	__u32 slots;        /* slots in use: 1..WAKEONE_MAX_SLOTS */
+	__u32 flags;
+	__u64 tick;         /* round-robin position */
+	/* CLOCK_MONOTONIC_COARSE at the agent's last look; 0: never had one. */
+	__u64 heartbeat_ns;
+	__u64 heartbeat_limit_ns; /* older than this: the agent is gone */
+	__u64 moved_live;   /* entries in the map of moved connections */
+	__u64 exits[WAKEONE_EXITS];
+	struct wakeone_slot slot[WAKEONE_MAX_SLOTS];
+};
+
+/* Written on each listener by user space; a connection is born with a copy. */
+struct wakeone_tag {
+	__u32 slot;
+	__u32 counted;
+};
+
+#ifdef __cplusplus
+#define WAKEONE_ASSERT static_assert
+#else
+#define WAKEONE_ASSERT _Static_assert
+#endif
+WAKEONE_ASSERT(sizeof(struct wakeone_slot) == 128, "one slot, two cache lines");
+WAKEONE_ASSERT(sizeof(struct wakeone_tag) == 8, "tag layout");
+WAKEONE_ASSERT(sizeof(struct wakeone_table) == 128 + 128 * WAKEONE_MAX_SLOTS,
+	       "header and slots, nothing between");
+
+#endif

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * Puts each connection into the queue of the worker that policy.h chooses
+ * (sk_reuseport), and counts connections in and out (sock_ops).
+ *
+ * Everything fails open: where we cannot choose, the kernel's hash does, and a
+ * counter says so. Only a closing group drops, and only SYNs.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <stdbool.h>
+#include "policy.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* TCP states, include/net/tcp_states.h */
+enum {
+	STATE_FIN_WAIT1 = 4,
+	STATE_CLOSE = 7,
+	STATE_LAST_ACK = 9,
+	STATE_NEW_SYN_RECV = 12,
+};
+
+/* Shared by all the listeners of a group, and with user space by mmap. */
+struct wakeone_table table SEC(".data.table") = {};
+
+/* The listening sockets of one reuseport group, by slot. */
+struct {
+	__uint(type, BPF_MAP_TYPE_REUSEPORT_SOCKARRAY);
+	__uint(max_entries, WAKEONE_MAX_SLOTS);
+	__type(key, __u32);
+	__type(value, __u64);
+} sockets SEC(".maps");
+
+/* Socket cookie of a listener -> its slot. Several listeners may share one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16 * WAKEONE_MAX_SLOTS);
+	__type(key, __u64);
+	__type(value, __u32);
+} listeners SEC(".maps");
+
+/* Cookie of a connection that was moved while it waited -> the slot it is in
+ * now. Its tag still names the old one, and this program type cannot write it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u32);
+} moved SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct wakeone_tag);
+} tags SEC(".maps");
+
+#define ADD(counter, n) ((void)__sync_fetch_and_add(&(counter), (n)))
+
+static __always_inline struct wakeone_slot *slot_at(__u32 i)
+{
+	return i < WAKEONE_MAX_SLOTS ? (struct wakeone_slot *)wakeone_slot_at(&table, i) : NULL;
+}
+
+static __always_inline int leave(enum wakeone_exit why, int verdict)
+{
+	ADD(table.exits[why], 1);
+	return verdict;
+}
+
+/* ---- choosing ---------------------------------------------------------- */
+
+static __always_inline bool agent_gone(void)
+{
+	__u64 beat = WAKEONE_READ(table.heartbeat_ns);
+
+	/* Coarse: a jiffy is fine, and it costs a load instead of a clock read. */
+	return !beat || bpf_ktime_get_coarse_ns() - beat > table.heartbeat_limit_ns;
+}
+
+static __always_inline bool try_slot(struct sk_reuseport_md *md, __u32 i)
+{
+	return bpf_sk_select_reuseport(md, &sockets, &i, 0) == 0;
+}
+
+/*
+ * The policy's slot was empty: its listener closed and nobody has said so yet.
+ * Ask the others, from a random one on, so that no neighbour of a dead slot
+ * inherits all of its load.
+ */
+__noinline int try_others(struct sk_reuseport_md *md, __u32 start)
+{
+	__u32 n = wakeone_slots(&table);
+
+	for (__u32 k = 0; k < WAKEONE_MAX_SLOTS; k++) {
+		__u32 i;
+
+		if (k >= n)
+			break;
+		i = start + k;
+		if (i >= n)
+			i -= n;
+		if (i >= WAKEONE_MAX_SLOTS)
+			break;
+		if (wakeone_tier(&table.slot[i], 1) != WAKEONE_TIER_DOWN && try_slot(md, i))
+			return i;
+	}
+	return WAKEONE_NONE;
+}
+
+/*
+ * Moves a waiting connection's count to the slot it goes to. The child's lock
+ * is held across reuseport_migrate_sock() (net/ipv4/inet_connection_sock.c,
+ * inet_csk_listen_stop), so neither its handshake nor its close can run
+ * beside this. A request that is not yet a connection is in no count, and one
+ * that a reset closed while it waited is in none any more.
+ */
+static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_sock *child, __u32 to)
+{
+	__u32 state = child->state, *known, from;
+	struct wakeone_slot *old, *new = slot_at(to);
+	__u64 cookie;
+
+	if (state == STATE_NEW_SYN_RECV || state == STATE_CLOSE)
+		return 0;
+	cookie = bpf_get_socket_cookie(child);
+	known = bpf_map_lookup_elem(&moved, &cookie);
+	if (known) {
+		from = *known;
+		*known = to;
+	} else {
+		__u64 listener = bpf_get_socket_cookie(md->sk);
+
+		known = bpf_map_lookup_elem(&listeners, &listener);
+		if (!known)
+			return WAKEONE_EXIT_UNKNOWN_LISTENER;
+		from = *known;
+		if (bpf_map_update_elem(&moved, &cookie, &to, BPF_ANY))
+			return WAKEONE_EXIT_MOVED_FULL;
+		ADD(table.moved_live, 1);
+	}
+	old = slot_at(from);
+	if (!old || !new)
+		return WAKEONE_EXIT_BAD_TAG;
+	ADD(old->active, -1);
+	ADD(old->migrated_out, 1);
+	ADD(new->active, 1);
+	ADD(new->migrated_in, 1);
+	return 0;
+}
+
+static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fresh)
+{
+	/* Twice read, twice checked: the verifier wants one variable. */
+	struct bpf_sock *child = md->migrating_sk;
+	struct wakeone_draw draw = {
+		.random = bpf_get_prandom_u32(),
+		.random2 = bpf_get_prandom_u32(),
+		.hash = md->hash,
+		.cpu = bpf_get_smp_processor_id(),
+		.agent_gone = agent_gone(),
+		.queues_fresh = queues_fresh,
+	};
+	enum wakeone_exit why = WAKEONE_EXIT_SELECTED;
+	struct wakeone_slot *chosen;
+	int slot;
+
+	if (!child && (WAKEONE_READ(table.flags) & WAKEONE_TABLE_CLOSING))
+		return leave(WAKEONE_EXIT_CLOSING, SK_DROP);
+	if (table.policy >= WAKEONE_POLICIES)
+		return leave(WAKEONE_EXIT_BAD_POLICY, SK_PASS);
+	if (table.policy == WAKEONE_ROUND_ROBIN)
+		draw.tick = __sync_fetch_and_add(&table.tick, 1);
+
+	slot = wakeone_pick(&table, &draw);
+	if (slot < 0)
+		return leave(WAKEONE_EXIT_NO_SLOT, SK_PASS);
+	if (!try_slot(md, slot)) {
+		slot = try_others(md, wakeone_scale(draw.random2, wakeone_slots(&table)));
+		if (slot < 0)
+			return leave(WAKEONE_EXIT_SELECT_FAILED, SK_PASS);
+		why = WAKEONE_EXIT_RETRIED;
+	}
+	chosen = slot_at(slot);
+	if (chosen)
+		ADD(chosen->selected, 1);
+	if (child) {
+		int trouble = count_move(md, child, slot);
+
+		why = WAKEONE_EXIT_MIGRATED;
+		if (trouble > 0 && trouble < WAKEONE_EXITS)
+			ADD(table.exits[trouble], 1);
+	}
+	return leave(why, SK_PASS);
+}
+
+SEC("sk_reuseport/migrate")
+int wakeone_dispatch(struct sk_reuseport_md *md)
+{
+	return dispatch(md, false);
+}
+
+/* ---- the same, with the accept queues' lengths read where they are ------ */
+
+struct sock_reuseport {
+	__u16 num_socks;
+	void *socks[];
+} __attribute__((preserve_access_index));
+
+typedef struct {
+	__s64 counter;
+} atomic64_t;
+
+struct sock_common {
+	atomic64_t skc_cookie;
+} __attribute__((preserve_access_index));
+
+struct sock {
+	struct sock_common __sk_common;
+	struct sock_reuseport *sk_reuseport_cb;
+	__u32 sk_ack_backlog;
+} __attribute__((preserve_access_index));
+
+extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym __weak;
+
+/* Position in the kernel's group -> slot. A hint: the group is reordered when
+ * a socket leaves, so the cookie decides. */
+struct position {
+	__u64 cookie;
+	__u32 slot;
+	__u32 pad;
+};
+struct position positions[WAKEONE_MAX_SLOTS];
+
+static __always_inline void read_queue(__u32 at, const struct sock *sk)
+{
+	__u64 cookie = sk->__sk_common.skc_cookie.counter;
+	struct wakeone_slot *s;
+
+	if (at >= WAKEONE_MAX_SLOTS)
+		return;
+	if (positions[at].cookie != cookie) {
+		__u32 *slot = bpf_map_lookup_elem(&listeners, &cookie);
+
+		if (!slot)
+			return;
+		positions[at].slot = *slot;
+		positions[at].cookie = cookie;
+	}
+	s = slot_at(positions[at].slot);
+	if (s)
+		s->queued = sk->sk_ack_backlog;
+}
+
+/*
+ * Join the shortest queue needs no bookkeeping: the group's listeners and
+ * their sk_ack_backlog are one pointer walk away (net/core/sock_reuseport.c).
+ * Needs CAP_PERFMON; where that is missing the agent publishes the lengths.
+ */
+static __noinline int read_queues(struct sk_reuseport_md *md)
+{
+	const struct sock *sk = bpf_rdonly_cast(md->sk, bpf_core_type_id_kernel(struct sock));
+	const struct sock_reuseport *group = sk->sk_reuseport_cb;
+	__u32 n;
+	__u64 base;
+
+	if (!group)
+		return 0;
+	n = group->num_socks;
+	base = (__u64)(long)group + bpf_core_field_offset(struct sock_reuseport, socks);
+	for (__u32 i = 0; i < WAKEONE_MAX_SLOTS; i++) {
+		const __u64 *entry;
+
+		if (i >= n)
+			break;
+		/* The array is flexible: BTF gives it no length to check. */
+		entry = bpf_rdonly_cast((void *)(long)(base + i * sizeof(*entry)), 0);
+		read_queue(i, bpf_rdonly_cast((void *)(long)*entry,
+					      bpf_core_type_id_kernel(struct sock)));
+	}
+	return 1;
+}
+
+SEC("sk_reuseport/migrate")
+int wakeone_dispatch_walk(struct sk_reuseport_md *md)
+{
+	bool fresh = table.policy == WAKEONE_SHORTEST_QUEUE && read_queues(md);
+
+	return dispatch(md, fresh);
+}
+
+/* ---- counting ---------------------------------------------------------- */
+
+static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *sk)
+{
+	struct wakeone_tag *tag = bpf_sk_storage_get(&tags, sk, 0, 0);
+	struct wakeone_slot *s;
+
+	if (!tag)
+		return; /* not one of ours */
+	s = slot_at(tag->slot);
+	if (!s) {
+		ADD(table.exits[WAKEONE_EXIT_BAD_TAG], 1);
+		return;
+	}
+	if (tag->counted)
+		return;
+	tag->counted = 1;
+	ADD(s->active, 1);
+	ADD(s->established, 1);
+	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
+}
+
+/* Where the connection is counted now; forgets that it was moved. */
+static __always_inline __u32 final_slot(struct bpf_sock_ops *ops, const struct wakeone_tag *tag)
+{
+	__u32 slot = tag->slot, *known;
+	__u64 cookie;
+
+	if (!WAKEONE_READ(table.moved_live))
+		return slot;
+	cookie = bpf_get_socket_cookie(ops);
+	known = bpf_map_lookup_elem(&moved, &cookie);
+	if (known) {
+		slot = *known;
+		bpf_map_delete_elem(&moved, &cookie);
+		ADD(table.moved_live, -1);
+	}
+	return slot;
+}
+
+static __always_inline void count_out(struct bpf_sock_ops *ops, struct bpf_sock *sk)
+{
+	struct wakeone_tag *tag = bpf_sk_storage_get(&tags, sk, 0, 0);
+	struct wakeone_slot *s;
+
+	if (!tag || !tag->counted)
+		return;
+	tag->counted = 0;
+	s = slot_at(final_slot(ops, tag));
+	if (s) {
+		ADD(s->active, -1);
+		ADD(s->closed, 1);
+	}
+	/* One departure a connection: spare the rest of its state changes. */
+	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_STATE_CB_FLAG);
+}
+
+/*
+ * A connection counts from PASSIVE_ESTABLISHED, which comes before accept(),
+ * to its first step towards the end on our side: the worker closed it
+ * (FIN_WAIT1, or LAST_ACK after the client did), or it was reset (CLOSE).
+ * Always 1: another program of the same cgroup keeps its own reply.
+ */
+SEC("sockops")
+int wakeone_count(struct bpf_sock_ops *ops)
+{
+	struct bpf_sock *sk;
+	__u32 op = ops->op, state;
+
+	if (op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && op != BPF_SOCK_OPS_STATE_CB)
+		return 1;
+	sk = ops->sk;
+	if (!sk)
+		return 1;
+	if (op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) {
+		count_in(ops, sk);
+		return 1;
+	}
+	state = ops->args[1];
+	if (state == STATE_FIN_WAIT1 || state == STATE_LAST_ACK || state == STATE_CLOSE)
+		count_out(ops, sk);
+	return 1;
+}

@@ -1,0 +1,39 @@
+//! Compiles the BPF program to a skeleton, and the policy once more natively.
+
+use std::{env, path::PathBuf};
+
+use libbpf_cargo::SkeletonBuilder;
+
+fn main() {
+    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
+    let bpf = root.join("../../bpf");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
+    let arch_headers = env::var("CARGO_CFG_TARGET_ARCH").expect("set by cargo");
+    for file in ["contract.h", "policy.h", "dispatch.bpf.c"] {
+        println!("cargo:rerun-if-changed={}", bpf.join(file).display());
+    }
+    println!("cargo:rerun-if-changed=src/policy_native.c");
+
+    SkeletonBuilder::new()
+        .source(bpf.join("dispatch.bpf.c"))
+        .clang_args([
+            // clang 14 makes atomics that return a value only from v3 on.
+            "-mcpu=v3".into(),
+            "-Wall".into(),
+            "-Werror".into(),
+            // Debian keeps asm/types.h in the multiarch folder.
+            format!("-I/usr/include/{arch_headers}-linux-gnu"),
+        ])
+        .build_and_generate(out.join("dispatch.skel.rs"))
+        .expect(
+            "bpf/dispatch.bpf.c must compile: clang (with its BPF target) and the kernel's UAPI \
+             headers are needed; `make deps` installs them",
+        );
+
+    cc::Build::new()
+        .file("src/policy_native.c")
+        .include(&bpf)
+        .warnings(true)
+        .warnings_into_errors(true)
+        .compile("wakeone_policy");
+}

@@ -1,0 +1,101 @@
+//! A cgroup of its own for a group's listeners, so that counting concerns them alone.
+//!
+//! sock_ops programs run for the sockets of the cgroup that a socket was *created* in, and an accepted connection
+//! belongs to its listener's. Attached at the root, the program would run a dozen times for every connection of the
+//! machine; attached to a cgroup in which only the listeners were born, for theirs alone.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Where cgroup2 is mounted in this mount namespace.
+///
+/// # Errors
+/// `NotFound` where it is not.
+pub fn mount_point() -> io::Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    find_mount(&mounts).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotFound, "no cgroup2 file system is mounted")
+    })
+}
+
+/// Fields of mountinfo: … root mount-point options … `-` type source …
+fn find_mount(mountinfo: &str) -> Option<PathBuf> {
+    mountinfo.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut fields = left.split(' ').skip(3);
+        let (root, at) = (fields.next()?, fields.next()?);
+        (right.starts_with("cgroup2 ") && root == "/").then(|| PathBuf::from(at))
+    })
+}
+
+/// The cgroup2 of this process.
+///
+/// # Errors
+/// What reading /proc says, or no cgroup2.
+pub fn own() -> io::Result<PathBuf> {
+    let text = fs::read_to_string("/proc/self/cgroup")?;
+    let path = text
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this process is in no cgroup2"))?;
+    Ok(mount_point()?.join(path))
+}
+
+/// Runs `create` with this process in the cgroup `home/name`, which is made where it does not exist; then moves it
+/// back. Sockets that `create` makes stay in that cgroup. Returns the cgroup beside what `create` gave.
+///
+/// # Errors
+/// The cgroup cannot be made or entered: `create` has not run then.
+pub fn born_in<T>(home: &Path, name: &str, create: impl FnOnce() -> T) -> io::Result<(PathBuf, T)> {
+    let nursery = home.join(name);
+    match fs::create_dir(&nursery) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let back = Back(home);
+    enter(&nursery)?;
+    let made = create();
+    drop(back);
+    Ok((nursery, made))
+}
+
+fn enter(cgroup: &Path) -> io::Result<()> {
+    fs::write(cgroup.join("cgroup.procs"), "0")
+}
+
+/// Returns to a cgroup on every way out.
+struct Back<'a>(&'a Path);
+
+impl Drop for Back<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = enter(self.0) {
+            tracing::warn!("cannot return to cgroup {}: {error}", self.0.display());
+        }
+    }
+}
+
+/// Removes a cgroup that has no process in it. Programs attached to it are detached by that.
+///
+/// # Errors
+/// `EBUSY` while a process is in it; nothing where it does not exist.
+pub fn remove(cgroup: &Path) -> io::Result<()> {
+    match fs::remove_dir(cgroup) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_point_is_the_whole_hierarchy() {
+        let lines = "36 25 0:32 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+                     37 36 0:33 /part /mnt/part rw - cgroup2 cgroup2 rw\n\
+                     38 36 0:33 / /sys/fs/cgroup/unified rw,nosuid shared:9 - cgroup2 cgroup2 rw\n";
+        assert_eq!(find_mount(lines), Some(PathBuf::from("/sys/fs/cgroup/unified")));
+        assert_eq!(find_mount("garbage\n - cgroup2 \n"), None);
+    }
+}

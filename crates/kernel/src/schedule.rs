@@ -1,0 +1,24 @@
+//! Being scheduled in time, where that is allowed.
+
+use std::io;
+
+use nix::libc;
+
+/// Makes this thread a real-time one (SCHED_FIFO, lowest priority), children excepted.
+///
+/// # Errors
+/// `EPERM` without CAP_SYS_NICE or RLIMIT_RTPRIO.
+pub fn real_time() -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the parameters are a valid struct; 0 is the calling thread.
+    let done = unsafe {
+        libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &parameters)
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// `CLOCK_MONOTONIC_COARSE` in ns: what `bpf_ktime_get_coarse_ns` returns in the kernel.
+pub fn coarse_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

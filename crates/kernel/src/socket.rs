@@ -1,0 +1,164 @@
+//! What the agent asks of listening sockets, and does to them.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use nix::libc;
+
+/// An accept queue, from the listener's `TCP_INFO` (net/ipv4/tcp.c, `tcp_get_info` for `TCP_LISTEN`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AcceptQueue {
+    /// Connections that wait.
+    pub length: u32,
+    /// The backlog. The kernel admits one more.
+    pub limit: u32,
+}
+
+fn get<T: Default>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<T> {
+    let mut value = T::default();
+    let mut size = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` is `size` bytes of plain integers that the kernel may fill, wholly or in part.
+    let done = unsafe {
+        libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &mut size)
+    };
+    if done == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> io::Result<()> {
+    let size = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` is `size` readable bytes; the kernel copies them.
+    let done = unsafe {
+        libc::setsockopt(fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), size)
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The head of `struct tcp_info`: a listener answers no more than this holds.
+#[derive(Default)]
+#[repr(C)]
+struct TcpInfoHead {
+    bytes: [u8; 8],
+    rto_to_rcv_mss: [u32; 4],
+    unacked: u32,
+    sacked: u32,
+}
+
+/// Length and limit of a listener's accept queue; 0 and 0 for a socket that does not listen.
+///
+/// # Errors
+/// What getsockopt says.
+pub fn accept_queue(listener: impl AsFd) -> io::Result<AcceptQueue> {
+    const LISTEN: u8 = 10;
+    let info: TcpInfoHead = get(listener.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    if info.bytes[0] != LISTEN {
+        return Ok(AcceptQueue::default());
+    }
+    Ok(AcceptQueue { length: info.unacked, limit: info.sacked })
+}
+
+/// A socket's cookie, unique on this machine since boot.
+///
+/// # Errors
+/// What getsockopt says.
+pub fn cookie(socket: impl AsFd) -> io::Result<u64> {
+    get(socket.as_fd(), libc::SOL_SOCKET, libc::SO_COOKIE)
+}
+
+/// Attaches a loaded program to the whole reuseport group of this member.
+///
+/// # Errors
+/// `EINVAL` where the socket has no group yet, `EOPNOTSUPP` for MPTCP.
+pub fn attach_reuseport(member: impl AsFd, program: BorrowedFd<'_>) -> io::Result<()> {
+    set(member.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_EBPF, &program.as_raw_fd())
+}
+
+/// Detaches whatever program the group of this member has.
+///
+/// # Errors
+/// `ENOENT` where there is none.
+pub fn detach_reuseport(member: impl AsFd) -> io::Result<()> {
+    const SO_DETACH_REUSEPORT_BPF: i32 = 68;
+    set(member.as_fd(), libc::SOL_SOCKET, SO_DETACH_REUSEPORT_BPF, &0_i32)
+}
+
+/// What a classic program, which needs no privilege, can choose by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClassicChoice {
+    /// A random member.
+    Random,
+    /// The CPU that got the packet.
+    Cpu,
+}
+
+/// Attaches a classic BPF program that picks one of `members` sockets, by their order in the group.
+///
+/// # Errors
+/// What setsockopt says.
+pub fn attach_classic(
+    member: impl AsFd,
+    choice: ClassicChoice,
+    members: u32,
+) -> io::Result<()> {
+    // include/uapi/linux/filter.h: SKF_AD_OFF + SKF_AD_RANDOM / SKF_AD_CPU
+    let ancillary = match choice {
+        ClassicChoice::Random => 56,
+        ClassicChoice::Cpu => 36,
+    };
+    let ancillary = u32::from_ne_bytes((-0x1000_i32 + ancillary).to_ne_bytes());
+    let op = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let mut filter = [
+        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, ancillary),
+        op(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, members.max(1)),
+        op(libc::BPF_RET | libc::BPF_A, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    set(member.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &program)
+}
+
+/// Closes a listener for a moment, so that the kernel moves its queue (`inet_csk_listen_stop`), and opens it again.
+/// `readd` runs in between, when it listens again: it puts the socket back into the dispatcher's array.
+///
+/// # Errors
+/// What shutdown or listen say. After a failed listen the socket does not listen.
+pub fn move_queue(listener: impl AsFd, backlog: i32) -> io::Result<()> {
+    rustix::net::shutdown(&listener, rustix::net::Shutdown::Read)?;
+    rustix::net::listen(&listener, backlog)?;
+    Ok(())
+}
+
+/// Wakes whoever sleeps on a listener and changes nothing else: kernels before mid-2026 do not wake the sleepers of
+/// a queue that a migrated connection joins. `SHUT_WR` on a listener only calls `sk_state_change`.
+pub fn nudge(listener: impl AsFd) {
+    let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Write);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn the_queue_grows_with_each_connection_that_waits() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let address = listener.local_addr().expect("address");
+        let before = accept_queue(&listener).expect("queue");
+        assert_eq!(before.length, 0);
+        assert!(before.limit > 0);
+        let clients: Vec<_> =
+            (0..3).map(|_| TcpStream::connect(address).expect("connect")).collect();
+        assert_eq!(accept_queue(&listener).expect("queue").length, 3);
+        drop(listener.accept().expect("accept"));
+        assert_eq!(accept_queue(&listener).expect("queue").length, 2);
+        // A connection is no listener and has no accept queue.
+        assert_eq!(accept_queue(&clients[0]).expect("queue"), AcceptQueue::default());
+    }
+
+    #[test]
+    fn cookies_tell_sockets_apart() {
+        let a = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let b = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let again = a.try_clone().expect("dup");
+        assert_eq!(cookie(&a).expect("cookie"), cookie(&again).expect("cookie"));
+        assert_ne!(cookie(&a).expect("cookie"), cookie(&b).expect("cookie"));
+    }
+}

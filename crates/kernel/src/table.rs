@@ -1,0 +1,221 @@
+//! The table that a group's programs and user space share, mapped into memory.
+//!
+//! Reading a counter is a load, not a system call: the agent looks at all slots every millisecond.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::contract::{wakeone_slot, wakeone_table};
+
+/// Slots that a table has room for.
+pub const MAX_SLOTS: usize = 256;
+
+/// A slot's flags, as in `enum wakeone_slot_flag`.
+pub mod flag {
+    /// A listener stands in the array.
+    pub const UP: u32 = 1;
+    /// Its worker is being replaced.
+    pub const DRAINING: u32 = 2;
+    /// Its worker does not accept.
+    pub const STUCK: u32 = 4;
+}
+
+/// The table's flag for a group that shuts down.
+pub const CLOSING: u32 = 1;
+
+/// Version of the layout, `WAKEONE_CONTRACT`.
+pub const CONTRACT: u32 = 1;
+
+/// Ways out of the programs, in the order of `enum wakeone_exit`, and what each is called.
+pub const EXITS: [&str; 10] = [
+    "selected",
+    "migrated",
+    "retried",
+    "no_slot",
+    "select_failed",
+    "bad_policy",
+    "closing",
+    "unknown_listener",
+    "moved_full",
+    "bad_tag",
+];
+
+/// A mapped table. All access is atomic: the kernel writes it at the same time.
+#[derive(Debug)]
+pub struct Table {
+    base: NonNull<wakeone_table>,
+}
+
+// SAFETY: the mapping is shared memory that is only ever accessed through atomics.
+unsafe impl Send for Table {}
+// SAFETY: as above.
+unsafe impl Sync for Table {}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length, and no reference into it outlives `self`.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), size_of::<wakeone_table>()) };
+    }
+}
+
+macro_rules! atomic {
+    ($kind:ident, $place:expr) => {
+        // SAFETY: the place lies in the mapping, which lives as long as `self`; it is aligned (checked against
+        // contract.h by its asserts), and everybody, the kernel included, accesses it atomically.
+        unsafe { $kind::from_ptr(&raw mut $place) }
+    };
+}
+
+impl Table {
+    /// Maps the table behind a map's descriptor.
+    ///
+    /// # Errors
+    /// What mmap says: `EPERM` for a map that is not mappable.
+    pub fn map(fd: BorrowedFd<'_>, writable: bool) -> std::io::Result<Self> {
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                size_of::<wakeone_table>(),
+                protection,
+                MapFlags::SHARED,
+                fd.as_fd(),
+                0,
+            )?
+        };
+        let base = NonNull::new(base.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base })
+    }
+
+    fn at(&self) -> *mut wakeone_table {
+        self.base.as_ptr()
+    }
+
+    fn slot_at(&self, slot: usize) -> *mut wakeone_slot {
+        assert!(slot < MAX_SLOTS, "slot {slot} of {MAX_SLOTS}");
+        // SAFETY: within the array, just checked.
+        unsafe { (&raw mut (*self.at()).slot).cast::<wakeone_slot>().add(slot) }
+    }
+
+    /// Version of the layout that the loader wrote.
+    pub fn contract(&self) -> &AtomicU32 {
+        atomic!(AtomicU32, (*self.at()).contract)
+    }
+
+    /// The policy's number.
+    pub fn policy(&self) -> &AtomicU32 {
+        atomic!(AtomicU32, (*self.at()).policy)
+    }
+
+    /// How many slots are in use.
+    pub fn slots(&self) -> &AtomicU32 {
+        atomic!(AtomicU32, (*self.at()).slots)
+    }
+
+    /// Flags of the whole group.
+    pub fn flags(&self) -> &AtomicU32 {
+        atomic!(AtomicU32, (*self.at()).flags)
+    }
+
+    /// `CLOCK_MONOTONIC_COARSE` at the agent's last look, in ns.
+    pub fn heartbeat_ns(&self) -> &AtomicU64 {
+        atomic!(AtomicU64, (*self.at()).heartbeat_ns)
+    }
+
+    /// Age of the heartbeat from which on the agent counts as gone, in ns.
+    pub fn heartbeat_limit_ns(&self) -> &AtomicU64 {
+        atomic!(AtomicU64, (*self.at()).heartbeat_limit_ns)
+    }
+
+    /// Entries in the map of moved connections.
+    pub fn moved_live(&self) -> u64 {
+        atomic!(AtomicU64, (*self.at()).moved_live).load(Ordering::Relaxed)
+    }
+
+    /// The counters of the ways out, in the order of [`EXITS`].
+    pub fn exits(&self) -> [u64; EXITS.len()] {
+        std::array::from_fn(|i| atomic!(AtomicU64, (*self.at()).exits[i]).load(Ordering::Relaxed))
+    }
+
+    /// One slot.
+    ///
+    /// # Panics
+    /// For a slot of 256 or more.
+    pub fn slot(&self, slot: usize) -> Slot<'_> {
+        Slot { at: self.slot_at(slot), table: self }
+    }
+}
+
+/// One worker's place in the table.
+#[derive(Debug, Clone, Copy)]
+pub struct Slot<'a> {
+    at: *mut wakeone_slot,
+    table: &'a Table,
+}
+
+macro_rules! fields {
+    ($($(#[$doc:meta])* $name:ident: $kind:ident;)*) => {
+        impl<'a> Slot<'a> {
+            $(
+                $(#[$doc])*
+                pub fn $name(&self) -> &'a $kind {
+                    let _ = self.table;
+                    atomic!($kind, (*self.at).$name)
+                }
+            )*
+        }
+    };
+}
+
+fields! {
+    /// See [`flag`].
+    flags: AtomicU32;
+    /// Its share relative to the others'; 0: none.
+    weight: AtomicU32;
+    /// Connections established and not yet closed, queued ones included.
+    active: AtomicI64;
+    /// Times the program chose it.
+    selected: AtomicU64;
+    /// Handshakes completed here.
+    established: AtomicU64;
+    /// Connections counted out.
+    closed: AtomicU64;
+    /// Queued connections that came from another slot.
+    migrated_in: AtomicU64;
+    /// Queued connections that went to another slot.
+    migrated_out: AtomicU64;
+    /// Accept queue length that the agent saw last.
+    queued: AtomicU32;
+    /// The accept queue's limit.
+    queue_limit: AtomicU32;
+    /// Times its queue was moved away.
+    rescues: AtomicU64;
+    /// Connections moved by that.
+    rescued: AtomicU64;
+    /// Time marked stuck, in ns.
+    stuck_ns: AtomicU64;
+    /// Workers started again here.
+    restarts: AtomicU64;
+    /// Its worker; 0: none.
+    pid: AtomicU32;
+}
+
+impl Slot<'_> {
+    /// Sets or clears a flag.
+    pub fn mark(&self, flag: u32, on: bool) {
+        if on {
+            self.flags().fetch_or(flag, Ordering::Relaxed);
+        } else {
+            self.flags().fetch_and(!flag, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a flag is set.
+    pub fn has(&self, flag: u32) -> bool {
+        self.flags().load(Ordering::Relaxed) & flag != 0
+    }
+}

@@ -1,0 +1,323 @@
+//! Two results side by side, with the spread that says whether their difference means anything.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::summary::{IntervalSummary, Summary};
+use crate::text::number;
+
+/// So many whole intervals of each result are needed to speak of a spread.
+const INTERVALS_MIN: usize = 5;
+/// An interval shorter than this part of the longest is a cut-off one and says nothing about rates.
+const WHOLE: f64 = 0.9;
+
+/// What a difference means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// The middle halves of the intervals lie apart, B's above.
+    Higher,
+    /// The middle halves of the intervals lie apart, B's below.
+    Lower,
+    /// They overlap: no difference that these two results can show.
+    WithinSpread,
+    /// One number each: no spread is known.
+    Unknown,
+}
+
+/// One metric of both results.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct MetricComparison {
+    pub metric: &'static str,
+    pub a: f64,
+    pub b: f64,
+    /// b / a; None where a is 0.
+    pub ratio: Option<f64>,
+    /// Lower and upper quartile over the intervals.
+    pub a_quartiles: Option<[f64; 2]>,
+    pub b_quartiles: Option<[f64; 2]>,
+    pub verdict: Verdict,
+}
+
+/// Something that was asked differently.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct Difference {
+    pub parameter: String,
+    pub a: serde_json::Value,
+    pub b: serde_json::Value,
+}
+
+/// Two results side by side.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct Comparison {
+    pub schema: &'static str,
+    pub a: String,
+    pub b: String,
+    /// Parameters that were not the same: reasons for a difference that the server is not to blame for.
+    pub differences: Vec<Difference>,
+    pub metrics: Vec<MetricComparison>,
+}
+
+type OfWhole = fn(&Summary) -> f64;
+type OfInterval = fn(&IntervalSummary) -> f64;
+
+/// What is compared: its name, its value of a whole result, and, where that says how much it varies, of an interval.
+const METRICS: [(&str, OfWhole, Option<OfInterval>); 11] = [
+    (
+        "throughput_per_s",
+        |s| s.throughput_per_s,
+        Some(|i| i.completed as f64 / i.length_s),
+    ),
+    ("latency_ms_mean", |s| s.latency_ms.mean, None),
+    (
+        "latency_ms_p50",
+        |s| s.latency_ms.p50,
+        Some(|i| i.latency_ms_p50),
+    ),
+    ("latency_ms_p90", |s| s.latency_ms.p90, None),
+    (
+        "latency_ms_p99",
+        |s| s.latency_ms.p99,
+        Some(|i| i.latency_ms_p99),
+    ),
+    ("latency_ms_p999", |s| s.latency_ms.p999, None),
+    (
+        "latency_ms_max",
+        |s| s.latency_ms.max,
+        Some(|i| i.latency_ms_max),
+    ),
+    (
+        "service_ms_p99",
+        |s| s.service_ms.p99,
+        Some(|i| i.service_ms_p99),
+    ),
+    ("connect_ms_p99", |s| s.connect_ms.p99, None),
+    (
+        "share_max_over_mean",
+        |s| s.share_max_over_mean.unwrap_or(0.0),
+        None,
+    ),
+    (
+        "errors",
+        |s| s.error_count() as f64,
+        Some(|i| i.errors as f64),
+    ),
+];
+
+impl Comparison {
+    /// Compares `a` and `b`, each a name and a result.
+    pub fn new(a: (&str, &Summary), b: (&str, &Summary)) -> Self {
+        Self {
+            schema: "wakeone-load-comparison/1",
+            a: a.0.to_owned(),
+            b: b.0.to_owned(),
+            differences: differences(a.1, b.1),
+            metrics: METRICS
+                .into_iter()
+                .map(|metric| compare(metric, a.1, b.1))
+                .collect(),
+        }
+    }
+}
+
+fn compare(
+    (metric, whole, interval): (&'static str, OfWhole, Option<OfInterval>),
+    a: &Summary,
+    b: &Summary,
+) -> MetricComparison {
+    let spread = |summary: &Summary| interval.and_then(|of| quartiles(summary, of));
+    let (a_quartiles, b_quartiles) = (spread(a), spread(b));
+    let verdict = match (a_quartiles, b_quartiles) {
+        (Some([_, a_high]), Some([b_low, _])) if b_low > a_high => Verdict::Higher,
+        (Some([a_low, _]), Some([_, b_high])) if b_high < a_low => Verdict::Lower,
+        (Some(_), Some(_)) => Verdict::WithinSpread,
+        _ => Verdict::Unknown,
+    };
+    let (a, b) = (whole(a), whole(b));
+    MetricComparison {
+        metric,
+        a,
+        b,
+        ratio: (a != 0.0).then(|| b / a),
+        a_quartiles,
+        b_quartiles,
+        verdict,
+    }
+}
+
+fn quartiles(summary: &Summary, of: OfInterval) -> Option<[f64; 2]> {
+    let longest = summary
+        .intervals
+        .iter()
+        .map(|i| i.length_s)
+        .fold(0.0, f64::max);
+    let whole = summary
+        .intervals
+        .iter()
+        .filter(|i| i.length_s >= WHOLE * longest && longest > 0.0);
+    let mut values: Vec<f64> = whole.map(of).collect();
+    if values.len() < INTERVALS_MIN {
+        return None;
+    }
+    values.sort_by(f64::total_cmp);
+    let at = |part: f64| values[(part * (values.len() - 1) as f64).round() as usize];
+    Some([at(0.25), at(0.75)])
+}
+
+fn differences(a: &Summary, b: &Summary) -> Vec<Difference> {
+    let fields = |s: &Summary| serde_json::to_value(&s.parameters).unwrap_or_default();
+    let (a, b) = (fields(a), fields(b));
+    let names = a.as_object().into_iter().flatten().map(|(name, _)| name);
+    names
+        .filter(|name| a[*name] != b[*name])
+        .map(|name| Difference {
+            parameter: name.clone(),
+            a: a[name].clone(),
+            b: b[name].clone(),
+        })
+        .collect()
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "A: {}\nB: {}\n", self.a, self.b)?;
+        writeln!(
+            f,
+            "{:<20}{:>9}{:>9}{:>7}   A, B: middle half of the intervals",
+            "", "A", "B", "B/A"
+        )?;
+        for metric in &self.metrics {
+            let ratio = metric
+                .ratio
+                .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+            let (a, b) = (number(metric.a), number(metric.b));
+            let name = metric.metric;
+            let line = format!("{name:<20}{a:>9}{b:>9}{ratio:>7}   {}", metric.spread());
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        for d in &self.differences {
+            writeln!(
+                f,
+                "asked differently: {} {} against {}",
+                d.parameter, d.a, d.b
+            )?;
+        }
+        if self.metrics.iter().all(|m| m.verdict == Verdict::Unknown) {
+            let least = INTERVALS_MIN;
+            writeln!(
+                f,
+                "no spread: results of {least} s and more tell a difference from noise"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl MetricComparison {
+    fn spread(&self) -> String {
+        let (Some([a_low, a_high]), Some([b_low, b_high])) = (self.a_quartiles, self.b_quartiles)
+        else {
+            return String::new();
+        };
+        let verdict = match self.verdict {
+            Verdict::Higher => "B higher",
+            Verdict::Lower => "B lower",
+            Verdict::WithinSpread | Verdict::Unknown => "no difference",
+        };
+        let [a_low, a_high, b_low, b_high] = [a_low, a_high, b_low, b_high].map(number);
+        format!("{a_low}…{a_high}, {b_low}…{b_high}: {verdict}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Arrivals, Mix, Plan, Sources, Stop};
+    use std::time::Duration;
+
+    /// A result whose intervals complete about `per_s` requests.
+    fn result(per_s: u64, intervals: usize, seed: u64) -> Summary {
+        let plan = Plan {
+            target: "127.0.0.1:80".parse().unwrap(),
+            host: "localhost".into(),
+            arrivals: Arrivals::Closed { concurrency: 1 },
+            stop: Stop {
+                requests: Some(1),
+                duration: None,
+            },
+            mix: Mix::one("/"),
+            sources: Sources::System,
+            timeout: Duration::from_secs(1),
+            seed,
+            threads: 1,
+            keep_alive: false,
+        };
+        let outcome = crate::recorder::Recorder::new(&plan).outcome(&plan);
+        let mut summary = Summary::new(&plan, &outcome, &[]);
+        summary.throughput_per_s = per_s as f64;
+        summary.intervals = (0..intervals)
+            .map(|n| IntervalSummary {
+                start_s: n as f64,
+                length_s: 1.0,
+                planned: per_s,
+                completed: per_s + n as u64 % 3,
+                errors: 0,
+                latency_ms_p50: 1.0,
+                latency_ms_p99: 2.0,
+                latency_ms_max: 3.0,
+                service_ms_p99: 2.0,
+            })
+            .collect();
+        summary
+    }
+
+    fn verdict(a: &Summary, b: &Summary) -> Verdict {
+        let comparison = Comparison::new(("a", a), ("b", b));
+        comparison
+            .metrics
+            .iter()
+            .find(|m| m.metric == "throughput_per_s")
+            .unwrap()
+            .verdict
+    }
+
+    #[test]
+    fn a_difference_counts_only_beyond_the_spread() {
+        let base = result(1000, 10, 1);
+        assert_eq!(verdict(&base, &result(1001, 10, 1)), Verdict::WithinSpread);
+        assert_eq!(verdict(&base, &result(1100, 10, 1)), Verdict::Higher);
+        assert_eq!(verdict(&base, &result(900, 10, 1)), Verdict::Lower);
+        assert_eq!(verdict(&base, &result(900, 3, 1)), Verdict::Unknown);
+        // A cut-off last interval does not count as a slow one.
+        let mut cut = result(1000, 6, 1);
+        cut.intervals.push(IntervalSummary {
+            length_s: 0.1,
+            completed: 1,
+            ..cut.intervals[0].clone()
+        });
+        assert_eq!(
+            quartiles(&cut, METRICS[0].2.unwrap()),
+            Some([1000.0, 1002.0])
+        );
+    }
+
+    #[test]
+    fn what_was_asked_differently_is_named() {
+        let comparison = Comparison::new(("a", &result(1, 1, 1)), ("b", &result(1, 1, 2)));
+        let named: Vec<_> = comparison
+            .differences
+            .iter()
+            .map(|d| d.parameter.as_str())
+            .collect();
+        assert_eq!(named, ["seed"]);
+        assert!(
+            comparison
+                .to_string()
+                .contains("asked differently: seed 1 against 2")
+        );
+    }
+}

@@ -1,0 +1,43 @@
+//! The interval log (version 1.3 of the format, histograms in V2 form) that HdrHistogram's log processors and plotters read.
+
+use std::io::{self, Write};
+use std::time::SystemTime;
+
+use hdrhistogram::serialization::V2DeflateSerializer;
+use hdrhistogram::serialization::interval_log::{IntervalLogWriterBuilder, Tag};
+
+use crate::Interval;
+
+/// Writes `intervals` of a load that began at `start`.
+///
+/// Untagged lines are latency from the planned time, lines tagged `service` are from `connect()`; values are ns, and the
+/// maximum that the format shows beside each line is in ms.
+///
+/// # Errors
+/// Those of `into`.
+pub fn write_hdr_log(
+    into: &mut dyn Write,
+    start: SystemTime,
+    intervals: &[Interval],
+) -> io::Result<()> {
+    let mut into = io::BufWriter::new(into);
+    let mut serializer = V2DeflateSerializer::new();
+    let mut log = IntervalLogWriterBuilder::new()
+        .add_comment("[wakeone load: values in ns; untagged from the planned time, Tag=service from connect()]")
+        .with_start_time(start)
+        .with_base_time(start)
+        .with_max_value_divisor(1e6)
+        .begin_log_with(&mut into, &mut serializer)?;
+    let service = Tag::new("service").expect("this tag is valid");
+    for interval in intervals {
+        for (histogram, tag) in [
+            (&interval.latency, None),
+            (&interval.service, Some(service)),
+        ] {
+            log.write_histogram(histogram, interval.start, interval.length, tag)
+                .map_err(|error| io::Error::other(format!("{error:?}")))?;
+        }
+    }
+    drop(log);
+    into.flush()
+}

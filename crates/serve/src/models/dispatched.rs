@@ -1,0 +1,33 @@
+//! N event loops, each with a listener of its own, and a program in the kernel that puts each
+//! connection into the queue of the right one: ours. The worker is an ordinary one; who attaches
+//! the program is outside of it, `wakeone run` or the hook in [`crate::Options::steer`].
+//!
+//! One connection is accepted at a time, between the events of the others: what waits in the
+//! queue is still seen as waiting, and can be moved to another worker when this one gets stuck.
+
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use wakeone_kernel::stop;
+
+use crate::reactor::{Reactor, Ready};
+use crate::worker::Worker;
+
+/// Serves until a stop is requested; all connections accepted are finished.
+///
+/// # Errors
+/// When epoll fails.
+pub fn serve(worker: &Worker) -> Result<(), Errno> {
+    let mut reactor = Reactor::new(worker, EventFlags::IN)?;
+    while !stop::requested() {
+        for ready in reactor.turn()? {
+            if let (Ready::Listener(index), false) = (ready, stop::requested()) {
+                reactor.accept(index)?;
+            }
+        }
+    }
+    reactor.stop_listening();
+    while !reactor.is_empty() {
+        reactor.turn()?;
+    }
+    Ok(())
+}

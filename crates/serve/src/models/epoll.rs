@@ -1,0 +1,31 @@
+//! One process with an event loop: all connections in one epoll instance, which says which of
+//! them are ready however many there are. The `epoll` column of "Linux Applications Performance".
+//!
+//! Nobody else accepts, so all that is in the queue is accepted at once.
+
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use wakeone_kernel::stop;
+
+use crate::reactor::{Reactor, Ready};
+use crate::worker::Worker;
+
+/// Serves until a stop is requested; all connections accepted are finished.
+///
+/// # Errors
+/// When epoll fails.
+pub fn serve(worker: &Worker) -> Result<(), Errno> {
+    let mut reactor = Reactor::new(worker, EventFlags::IN)?;
+    while !stop::requested() {
+        for ready in reactor.turn()? {
+            if let Ready::Listener(index) = ready {
+                while !stop::requested() && reactor.accept(index)? {}
+            }
+        }
+    }
+    reactor.stop_listening();
+    while !reactor.is_empty() {
+        reactor.turn()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,18 @@
+//! One process that serves one connection after the other: while it does, all others wait. The
+//! `iterative` column of "Linux Applications Performance", and the measure for all that follows.
+
+use wakeone_kernel::stop;
+
+use crate::blocking::converse;
+use crate::store::Lazy;
+use crate::worker::Worker;
+
+/// Serves until a stop is requested; the connection in hand is finished.
+pub fn serve(worker: &Worker) {
+    let mut store = Lazy::default();
+    while !stop::requested() {
+        if let Some(connection) = worker.accept() {
+            converse(connection, &worker.app, &mut store);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What the supervisor says: a sentence for people, with fields for programs, one line an event.
+
+use super::process::Ending;
+use super::roll::Roll;
+use super::slot::Worker;
+use super::spawn::SpawnError;
+use crate::steer::SteerEvent;
+use nix::sys::signal::Signal;
+use std::time::Duration;
+
+pub fn adopted(slot: usize, pid: u32) {
+    tracing::info!(
+        event = "adopted",
+        slot,
+        pid,
+        "worker {slot} (pid {pid}) was found running and is taken over"
+    );
+}
+
+/// Says that all are ready; the sentence, for others to be told too.
+pub fn ready<'a>(workers: impl Iterator<Item = &'a Worker>, places: &str) -> String {
+    let pids: Vec<String> = workers
+        .map(|worker| worker.process.pid().to_string())
+        .collect();
+    let count = pids.len();
+    let sentence = format!(
+        "{count} {} on {places}",
+        if count == 1 { "worker" } else { "workers" }
+    );
+    let pids = pids.join(" ");
+    tracing::info!(
+        event = "ready",
+        workers = count,
+        listen = places,
+        pids,
+        "ready: {sentence}, pids {pids}"
+    );
+    sentence
+}
+
+pub fn never_seen(slot: usize, pid: u32) {
+    tracing::warn!(
+        event = "unseen",
+        slot,
+        pid,
+        "worker {slot} (pid {pid}) was never seen to accept; it is given connections now"
+    );
+}
+
+pub fn restart(slot: usize, pid: u32) {
+    tracing::info!(
+        event = "restart",
+        slot,
+        pid,
+        "worker {slot} restarted as pid {pid}"
+    );
+}
+
+/// How a worker ended, for [`end`] or [`retry`].
+pub fn story(slot: usize, worker: &Worker, ending: Ending, queued: u32) -> String {
+    let moved = if queued > 0 {
+        format!("; its queue of {queued} was moved")
+    } else {
+        String::new()
+    };
+    format!(
+        "worker {slot} (pid {}) {ending}{moved}",
+        worker.process.pid()
+    )
+}
+
+pub fn no_start(slot: usize, error: &SpawnError) -> String {
+    format!("worker {slot} cannot be started: {error}")
+}
+
+/// The end of a worker that was asked to.
+pub fn end(slot: usize, story: &str) {
+    tracing::info!(event = "end", slot, "{story}");
+}
+
+/// A worker that is not there, and when it will be tried again.
+pub fn retry(slot: usize, story: &str, delay: Duration, failures: u32) {
+    let restart_ms = delay.as_millis() as u64;
+    let often = if failures > 2 {
+        format!(" (failed {failures} times)")
+    } else {
+        String::new()
+    };
+    tracing::warn!(
+        event = "death",
+        slot,
+        restart_ms,
+        failures,
+        "{story}; restart in {restart_ms} ms{often}"
+    );
+}
+
+pub fn kill_one(slot: usize) {
+    tracing::warn!(
+        event = "kill",
+        slot,
+        "worker {slot} did not end within the grace and is killed"
+    );
+}
+
+pub fn kill_all(workers: usize) {
+    tracing::warn!(
+        event = "kill",
+        workers,
+        "{workers} workers did not end in time and are killed"
+    );
+}
+
+pub fn roll_begins(why: &str) {
+    tracing::info!(event = "roll", "{why}: rolling restart, a worker at a time");
+}
+
+pub fn roll_follows() {
+    tracing::info!(
+        event = "roll",
+        "SIGHUP: a rolling restart is under way; another follows it"
+    );
+}
+
+pub fn roll_failed(slot: usize, roll: &Roll) {
+    let (replaced, left) = roll.progress();
+    tracing::error!(
+        event = "roll",
+        slot,
+        replaced,
+        left,
+        "the rolling restart stops: the new worker {slot} did not get ready; {left} workers run on as they were"
+    );
+}
+
+pub fn roll_done(roll: &Roll) {
+    let (replaced, _) = roll.progress();
+    tracing::info!(
+        event = "roll",
+        replaced,
+        "rolling restart done: {replaced} workers replaced"
+    );
+}
+
+pub fn stopping(signal: Signal, grace: Duration) {
+    tracing::info!(
+        event = "stopping",
+        "{signal}: no new connections; workers have {grace:?} to end"
+    );
+}
+
+pub fn stopped() {
+    tracing::info!(event = "stopped", "stopped");
+}
+
+/// What happened beside us.
+pub fn steering(event: SteerEvent) {
+    match event {
+        SteerEvent::Stuck { slot, queued } => {
+            tracing::info!(
+                event = "stuck",
+                slot,
+                queued,
+                "worker {slot} is stuck with {queued} connections waiting"
+            );
+        }
+        SteerEvent::Rescued {
+            slot,
+            moved,
+            took_us,
+        } => tracing::info!(
+            event = "rescue",
+            slot,
+            moved,
+            took_us,
+            "{moved} connections of worker {slot} were moved to others in {took_us} µs"
+        ),
+        SteerEvent::Resumed { slot, after_ms } => {
+            tracing::info!(
+                event = "resumed",
+                slot,
+                after_ms,
+                "worker {slot} accepts again after {after_ms} ms"
+            );
+        }
+        SteerEvent::Note(note) => tracing::info!(event = "note", "{note}"),
+    }
+}
+
+/// A command line as a person would type it, cut where it gets long.
+pub fn shown(command: &[String]) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+{}".contains(&byte);
+    let quote = |word: &String| {
+        let quoted = || format!("'{}'", word.replace('\'', "'\\''"));
+        if !word.is_empty() && word.bytes().all(plain) {
+            word.clone()
+        } else {
+            quoted()
+        }
+    };
+    let line = command.iter().map(quote).collect::<Vec<_>>().join(" ");
+    let cut: String = line.chars().take(100).take_while(|c| *c != '\n').collect();
+    if cut == line { line } else { cut + "…" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_shown_as_typed_and_not_too_long() {
+        let shown =
+            |words: &[&str]| shown(&words.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(
+            shown(&["python3", "-m", "app", "--fd={fd}"]),
+            "python3 -m app --fd={fd}"
+        );
+        assert_eq!(
+            shown(&["sh", "-c", "echo it's", ""]),
+            r"sh -c 'echo it'\''s' ''"
+        );
+        assert_eq!(shown(&["sh", "-c", "a\nb"]), "sh -c 'a…");
+        assert_eq!(shown(&[&"ü".repeat(300)]).chars().count(), 101);
+    }
+}

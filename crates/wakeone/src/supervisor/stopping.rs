@@ -1,0 +1,68 @@
+//! Doing what a shutdown asks for.
+
+use super::closing::{Action, Closing};
+use super::report;
+use super::watch::{Watch, notify};
+use nix::sys::signal::Signal;
+use sd_notify::NotifyState;
+use std::time::{Duration, Instant};
+
+impl Watch<'_> {
+    /// SIGTERM or SIGINT: close; SIGINT while closing: no more patience.
+    pub(super) fn begin_stopping(&mut self, signal: Signal) {
+        let now = Instant::now();
+        match &mut self.closing {
+            Some(closing) if signal == Signal::SIGINT => closing.hurry(now),
+            Some(_) => {}
+            None => {
+                report::stopping(signal, self.group.grace);
+                notify(&[NotifyState::Stopping]);
+                self.roll = None;
+                self.steer.close();
+                self.closing = Some(Closing::new(now, self.group.grace));
+            }
+        }
+    }
+
+    /// Goes on with the shutdown, if one is under way; says whether it is done.
+    pub(super) fn go_on_stopping(&mut self) -> bool {
+        let Some(closing) = &mut self.closing else {
+            return false;
+        };
+        let alive = self.group.workers().count();
+        let queued = (0..self.group.slots.len())
+            .map(|slot| self.steer.queued(slot))
+            .sum();
+        match closing.step(Instant::now(), alive, queued) {
+            Some(Action::Terminate) => self
+                .group
+                .workers()
+                .for_each(|worker| worker.process.terminate()),
+            Some(Action::Kill) => {
+                report::kill_all(alive);
+                self.group
+                    .workers()
+                    .for_each(|worker| worker.process.kill());
+            }
+            Some(Action::Finished) => return true,
+            None => {}
+        }
+        false
+    }
+
+    /// Undoes a start that failed: nothing was served yet.
+    pub(super) fn abandon(&mut self) {
+        for worker in self
+            .group
+            .slots
+            .iter_mut()
+            .filter_map(|slot| slot.worker_mut())
+        {
+            worker.process.kill();
+            while let Ok(None) = worker.process.ended() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.group.dir.forget();
+    }
+}

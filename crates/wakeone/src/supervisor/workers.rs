@@ -1,0 +1,162 @@
+//! A worker's life: started, ready, dead, started again.
+
+use super::error::Error;
+use super::listen;
+use super::process::{self, Ending};
+use super::report;
+use super::slot::{Phase, Worker};
+use super::spawn::{self, SpawnError};
+use super::watch::{Watch, notify};
+use sd_notify::NotifyState;
+use std::time::{Duration, Instant};
+
+/// A worker of which nobody can say whether it accepts is taken to after this long.
+const ALIVE_IS_READY: Duration = Duration::from_millis(500);
+/// A worker that can be seen and is not seen to accept has this long to start.
+pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
+
+impl Watch<'_> {
+    /// Starts the worker of a slot. It gets connections once it is ready; until then it drains.
+    pub(super) fn spawn(&mut self, slot: usize) -> Result<u32, SpawnError> {
+        let listeners = &self.group.slots[slot].listeners;
+        for (endpoint, listener) in self.group.endpoints.iter().zip(listeners) {
+            if let Err(error) = listen::refresh(*endpoint, listener, self.group.backlog) {
+                tracing::warn!(slot, "{error}");
+            }
+        }
+        self.steer.drain(slot, true);
+        let process = spawn::spawn(&self.group.order(slot), listeners)?;
+        let pid = process.pid();
+        self.group.slots[slot].adopt(Worker::started(process));
+        self.steer.worker_up(slot, pid);
+        self.changed = true;
+        Ok(pid)
+    }
+
+    /// Starts a successor, now or, failing that, later.
+    pub(super) fn restart(&mut self, slot: usize) {
+        match self.spawn(slot) {
+            Ok(pid) => report::restart(slot, pid),
+            Err(error) => self.retry_later(slot, Duration::ZERO, &report::no_start(slot, &error)),
+        }
+    }
+
+    pub(super) fn retry_later(&mut self, slot: usize, ran: Duration, story: &str) {
+        let slot_state = &mut self.group.slots[slot];
+        let delay = slot_state
+            .backoff
+            .after(ran, rand::random_range(-1.0..=1.0));
+        slot_state.phase = Phase::Waiting {
+            until: Instant::now() + delay,
+        };
+        report::retry(slot, story, delay, slot_state.backoff.failures());
+    }
+
+    /// Deals with workers that have ended.
+    pub(super) fn bury(&mut self) -> Result<(), Error> {
+        let failed = |source| Error::System {
+            what: "look at a worker",
+            source,
+        };
+        for slot in 0..self.group.slots.len() {
+            let worker = self.group.slots[slot].worker_mut();
+            let ending = worker
+                .map_or(Ok(None), |worker| worker.process.ended())
+                .map_err(failed)?;
+            if let Some(ending) = ending {
+                self.lose(slot, ending)?;
+            }
+        }
+        process::reap_orphans();
+        Ok(())
+    }
+
+    /// A worker has ended: its queue is moved first, all else can wait.
+    fn lose(&mut self, slot: usize, ending: Ending) -> Result<(), Error> {
+        let queued = self.steer.queued(slot);
+        self.steer.worker_down(slot);
+        self.changed = true;
+        let Some(worker) = self.group.slots[slot].vacate() else {
+            return Ok(());
+        };
+        let story = report::story(slot, &worker, ending, queued);
+        let rolled = self
+            .roll
+            .as_ref()
+            .is_some_and(|roll| roll.slot() == Some(slot));
+        if self.closing.is_some() || rolled {
+            report::end(slot, &story);
+            return Ok(());
+        }
+        self.group.slots[slot].failed |= !worker.ready;
+        let all_failed = self.group.slots.iter().all(|slot| slot.failed);
+        if all_failed && !self.announced && !self.group.adopted {
+            return Err(Error::EndsAtOnce {
+                command: report::shown(&self.group.task.command),
+                ending,
+            });
+        }
+        self.retry_later(slot, worker.ran(), &story);
+        Ok(())
+    }
+
+    /// Starts workers whose time has come.
+    pub(super) fn revive(&mut self) {
+        let now = Instant::now();
+        for slot in 0..self.group.slots.len() {
+            let due =
+                matches!(self.group.slots[slot].phase, Phase::Waiting { until } if until <= now);
+            if due && self.closing.is_none() {
+                self.restart(slot);
+            }
+        }
+    }
+
+    /// Lets workers that have become ready have connections.
+    pub(super) fn greet(&mut self) {
+        for slot in 0..self.group.slots.len() {
+            if self
+                .worker(slot)
+                .is_some_and(|worker| !worker.ready && self.is_ready(slot, worker))
+            {
+                self.steer.drain(slot, false);
+                self.group.slots[slot].set_ready();
+            }
+        }
+        let all_ready = self
+            .group
+            .slots
+            .iter()
+            .all(|slot| slot.worker().is_some_and(|worker| worker.ready));
+        if all_ready && !self.announced && self.closing.is_none() {
+            self.announce();
+        }
+    }
+
+    fn is_ready(&self, slot: usize, worker: &Worker) -> bool {
+        let ran = worker.ran();
+        match self.steer.accepting(slot) {
+            Some(true) => true,
+            None => ran >= ALIVE_IS_READY,
+            // A roll decides itself how long it waits for a successor.
+            Some(false) if ran < START_LIMIT || self.roll.is_some() => false,
+            Some(false) => {
+                report::never_seen(slot, worker.process.pid());
+                true
+            }
+        }
+    }
+
+    fn announce(&mut self) {
+        self.announced = true;
+        let places: Vec<String> = self
+            .group
+            .endpoints
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let sentence = report::ready(self.group.workers(), &places.join(", "));
+        let pid = NotifyState::MainPid(std::process::id());
+        notify(&[NotifyState::Ready, pid, NotifyState::Status(&sentence)]);
+    }
+}

@@ -1,0 +1,329 @@
+//! What the end-to-end tests share: a `wakeone run` whose lines can be waited for, requests, and no remains.
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Everything that a test waits for happens long before this, on the slowest machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The binary under test.
+pub const WAKEONE: &str = env!("CARGO_BIN_EXE_wakeone");
+
+/// A server of this folder.
+pub fn server(name: &str) -> String {
+    format!("{}/../../tests/servers/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Whether the tests run as root.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Asks until the answer is yes.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "never happened: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether a process runs; one that has ended and is not yet waited for does not.
+pub fn runs(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+/// Sends a signal to a process of the test.
+pub fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid as i32).expect("pid");
+    kill_process(pid, signal).expect("kill");
+}
+
+/// A folder for groups' state, and the end of every worker written down in it.
+pub struct Ground {
+    dir: tempfile::TempDir,
+}
+
+impl Ground {
+    pub fn new() -> Self {
+        Self {
+            dir: tempfile::tempdir().expect("folder"),
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A `wakeone run` with these options and `-- command`.
+    pub fn command(&self, options: &[&str], command: &[&str]) -> Command {
+        let mut run = Command::new(WAKEONE);
+        run.arg("run")
+            .args(options)
+            .arg("--runtime-dir")
+            .arg(self.path())
+            .arg("--")
+            .args(command);
+        run
+    }
+
+    /// Starts one.
+    pub fn run(&self, options: &[&str], command: &[&str]) -> Run {
+        Run::start(self.command(options, command))
+    }
+
+    /// Starts one whose workers are `whoami.py`.
+    pub fn whoami(&self, options: &[&str]) -> Run {
+        self.run(options, &["python3", &server("whoami.py")])
+    }
+
+    /// Runs one that must fail: its exit code and its last line.
+    pub fn refused(&self, options: &[&str], command: &[&str]) -> (i32, String) {
+        let run = self.run(options, command);
+        let (status, lines) = run.wait();
+        (
+            status.code().expect("exit code"),
+            lines.last().cloned().unwrap_or_default(),
+        )
+    }
+
+    /// The groups that have a folder.
+    pub fn groups(&self) -> Vec<PathBuf> {
+        std::fs::read_dir(self.path())
+            .expect("folder")
+            .map(|entry| entry.expect("entry").path())
+            .collect()
+    }
+
+    fn workers(&self) -> Vec<u32> {
+        let states = self
+            .groups()
+            .into_iter()
+            .filter_map(|group| std::fs::read(group.join("state.json")).ok());
+        let states = states.filter_map(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
+        let pids = states.flat_map(|state| state["slots"].as_array().cloned().unwrap_or_default());
+        pids.filter_map(|slot| slot["worker"]["pid"].as_u64())
+            .map(|pid| pid as u32)
+            .collect()
+    }
+}
+
+impl Drop for Ground {
+    /// Workers outlive a supervisor that was killed; they do not outlive the test.
+    fn drop(&mut self) {
+        for pid in self.workers() {
+            if let Some(pid) =
+                Pid::from_raw(pid as i32).filter(|pid| test_kill_process(*pid).is_ok())
+            {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// A supervisor that runs.
+pub struct Run {
+    child: Child,
+    lines: Arc<Mutex<Vec<String>>>,
+    reader: Option<std::thread::JoinHandle<()>>,
+    read: usize,
+}
+
+impl Run {
+    pub fn start(command: Command) -> Self {
+        Self::start_heard_until(command, None)
+    }
+
+    /// Starts one whose standard error nobody reads any more after a line that contains `last`.
+    pub fn start_heard_until(mut command: Command, last: Option<&'static str>) -> Self {
+        let mut child = command
+            .stderr(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("wakeone starts");
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let (out, stderr) = (lines.clone(), child.stderr.take().expect("stderr"));
+        let reader = std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let last = last.is_some_and(|last| line.contains(last));
+                out.lock().expect("lines").push(line);
+                if last {
+                    return;
+                }
+            }
+        });
+        Self {
+            child,
+            lines,
+            reader: Some(reader),
+            read: 0,
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn signal(&self, which: Signal) {
+        signal(self.pid(), which);
+    }
+
+    /// All lines so far.
+    pub fn lines(&self) -> Vec<String> {
+        self.lines.lock().expect("lines").clone()
+    }
+
+    /// Waits for a line that contains `text`, after the last one waited for.
+    pub fn line(&mut self, text: &str) -> String {
+        let start = Instant::now();
+        loop {
+            let over = self
+                .reader
+                .as_ref()
+                .is_none_or(|reader| reader.is_finished());
+            let lines = self.lines();
+            if let Some(at) = lines[self.read..]
+                .iter()
+                .position(|line| line.contains(text))
+            {
+                self.read += at + 1;
+                return lines[self.read - 1].clone();
+            }
+            assert!(
+                !over && start.elapsed() < PATIENCE,
+                "no line with `{text}` after line {} of:\n{}",
+                self.read,
+                lines.join("\n")
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for `ready:`; where it listens.
+    pub fn ready(&mut self) -> SocketAddr {
+        let line = self.line("ready: ");
+        let address = line
+            .split_once(" on ")
+            .and_then(|(_, rest)| rest.split([' ', ',']).next())
+            .expect("an address");
+        address
+            .parse()
+            .unwrap_or_else(|_| panic!("no address in {line}"))
+    }
+
+    /// Waits for its end: how, and all that it said. The pipe stays open as long as workers do.
+    pub fn wait(mut self) -> (ExitStatus, Vec<String>) {
+        let mut status = None;
+        eventually("the supervisor ends", || {
+            status = self.child.try_wait().expect("wait");
+            status.is_some()
+        });
+        let reader = self.reader.take().expect("reader");
+        eventually("the workers close our standard error", || {
+            reader.is_finished()
+        });
+        (status.expect("status"), self.lines())
+    }
+
+    /// SIGTERM, and the end.
+    pub fn stop(self) -> Vec<String> {
+        self.signal(Signal::TERM);
+        let (status, lines) = self.wait();
+        assert_eq!(status.code(), Some(0), "{lines:?}");
+        lines
+    }
+
+    /// kill -9.
+    pub fn murder(mut self) {
+        self.child.kill().expect("kill");
+        self.child.wait().expect("wait");
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            // Twice: the second one does not wait for the workers. Between them the first must have been read.
+            self.signal(Signal::INT);
+            std::thread::sleep(Duration::from_millis(200));
+            let _ = self.child.try_wait().is_ok_and(|status| status.is_none()) && {
+                self.signal(Signal::INT);
+                true
+            };
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// One request on a connection of its own; the body.
+pub fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
+    ask(address, path)?.answer()
+}
+
+/// A request that a worker has accepted: the answer has begun.
+pub struct Asked {
+    stream: TcpStream,
+    begun: [u8; 1],
+}
+
+/// Asks, and waits until the answer begins.
+pub fn ask(address: SocketAddr, path: &str) -> std::io::Result<Asked> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(
+        format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").as_bytes(),
+    )?;
+    let mut begun = [0];
+    stream.read_exact(&mut begun)?;
+    Ok(Asked { stream, begun })
+}
+
+impl Asked {
+    /// The body, to its last byte.
+    pub fn answer(mut self) -> std::io::Result<String> {
+        let mut answer = self.begun.to_vec();
+        self.stream.read_to_end(&mut answer)?;
+        let answer = String::from_utf8_lossy(&answer);
+        let head_and_body = answer
+            .split_once("\r\n\r\n")
+            .filter(|(head, _)| head.starts_with("HTTP/1.1 200"));
+        let whole =
+            |(head, body): &(&str, &str)| head.contains(&format!("Content-Length: {}", body.len()));
+        match head_and_body.filter(whole) {
+            Some((_, body)) => Ok(body.to_owned()),
+            None => Err(std::io::Error::other(format!(
+                "no whole answer: {answer:?}"
+            ))),
+        }
+    }
+}
+
+/// What the worker that gets the next connection says of itself.
+pub fn whoami(address: SocketAddr) -> Value {
+    serde_json::from_str(&get(address, "/").expect("an answer")).expect("JSON")
+}
+
+/// What each of `count` workers says of itself, by slot; asks until all have answered.
+pub fn everyone(address: SocketAddr, count: usize) -> Vec<Value> {
+    let mut seen = vec![Value::Null; count];
+    eventually("every worker answers", || {
+        let me = whoami(address);
+        let slot = me["slot"].as_u64().expect("slot") as usize;
+        seen[slot] = me;
+        seen.iter().all(|worker| !worker.is_null())
+    });
+    seen
+}
+
+/// The pid that a worker said it has.
+pub fn pid_of(worker: &Value) -> u32 {
+    worker["pid"].as_u64().expect("pid") as u32
+}
