@@ -16,7 +16,12 @@ use crate::socket;
 use crate::table::Table;
 use skeleton::{DispatchSkel, DispatchSkelBuilder, OpenDispatchSkel};
 
-#[allow(missing_docs, rust_2018_idioms, clippy::all, clippy::undocumented_unsafe_blocks)]
+#[allow(
+    missing_docs,
+    rust_2018_idioms,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks
+)]
 mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/dispatch.skel.rs"));
 }
@@ -35,7 +40,10 @@ pub struct Error {
 impl Error {
     fn at<E: Into<io::Error>>(step: impl Into<String>) -> impl FnOnce(E) -> Self {
         let step = step.into();
-        move |source| Self { step, source: source.into() }
+        move |source| Self {
+            step,
+            source: source.into(),
+        }
     }
 }
 
@@ -48,7 +56,10 @@ fn from_bpf(error: libbpf_rs::Error) -> io::Error {
 
 fn bpf_step(step: impl Into<String>) -> impl FnOnce(libbpf_rs::Error) -> Error {
     let step = step.into();
-    move |source| Error { step, source: from_bpf(source) }
+    move |source| Error {
+        step,
+        source: from_bpf(source),
+    }
 }
 
 /// What to load.
@@ -73,8 +84,10 @@ pub fn load(plan: &LoadPlan<'_>) -> Result<Pinned, Error> {
     for address in 0..plan.addresses {
         load_address(plan, dir, address)?;
     }
-    fs::rename(dir, plan.dir)
-        .map_err(Error::at(format!("renaming the pins to {}", plan.dir.display())))?;
+    fs::rename(dir, plan.dir).map_err(Error::at(format!(
+        "renaming the pins to {}",
+        plan.dir.display()
+    )))?;
     std::mem::forget(temporary);
     Pinned::open(plan.dir)
 }
@@ -116,7 +129,9 @@ fn load_programs(
     if address > 0 {
         share_maps(&mut open, dir)?;
     }
-    let mut loaded = open.load().map_err(bpf_step("loading the dispatch program"))?;
+    let mut loaded = open
+        .load()
+        .map_err(bpf_step("loading the dispatch program"))?;
     let (wanted, name) = if walk {
         (&mut loaded.progs.wakeone_dispatch_walk, "walk")
     } else {
@@ -140,11 +155,14 @@ fn start_counting(
     cgroup: &fs::File,
 ) -> Result<(), Error> {
     let count = &mut loaded.progs.wakeone_count;
-    count.pin(dir.join("count")).map_err(bpf_step("pinning the counting program"))?;
+    count
+        .pin(dir.join("count"))
+        .map_err(bpf_step("pinning the counting program"))?;
     let mut link = count
         .attach_cgroup(cgroup.as_raw_fd())
         .map_err(bpf_step("attaching the counting program to the cgroup"))?;
-    link.pin(dir.join("count_link")).map_err(bpf_step("pinning the counting program's link"))
+    link.pin(dir.join("count_link"))
+        .map_err(bpf_step("pinning the counting program's link"))
 }
 
 /// The table, and what counting needs, are one for all addresses.
@@ -158,14 +176,16 @@ fn share_maps(open: &mut OpenDispatchSkel<'_>, dir: &Path) -> Result<(), Error> 
         &mut open.maps.tags,
     ];
     for (map, name) in maps.into_iter().zip(SHARED) {
-        map.reuse_pinned_map(dir.join(name)).map_err(bpf_step(format!("sharing the map {name}")))?;
+        map.reuse_pinned_map(dir.join(name))
+            .map_err(bpf_step(format!("sharing the map {name}")))?;
     }
     Ok(())
 }
 
 fn pin_maps(loaded: &mut DispatchSkel<'_>, dir: &Path, address: usize) -> Result<(), Error> {
     let pin = |map: &mut libbpf_rs::MapMut<'_>, name: &str| {
-        map.pin(dir.join(name)).map_err(bpf_step(format!("pinning the map {name}")))
+        map.pin(dir.join(name))
+            .map_err(bpf_step(format!("pinning the map {name}")))
     };
     pin(&mut loaded.maps.sockets, &format!("sockets.{address}"))?;
     if address == 0 {
@@ -259,8 +279,11 @@ impl Pinned {
             let number = addresses.len();
             let walk = dir.join(format!("dispatch.{number}.walk"));
             let walks = walk.exists();
-            let program =
-                if walks { walk } else { dir.join(format!("dispatch.{number}.plain")) };
+            let program = if walks {
+                walk
+            } else {
+                dir.join(format!("dispatch.{number}.plain"))
+            };
             addresses.push(Address {
                 sockets: map(&format!("sockets.{number}"))?,
                 program: open_program(&program)?,
@@ -352,9 +375,13 @@ impl Pinned {
 
     /// Run count and run time of each program, where the kernel keeps statistics.
     pub fn run_statistics(&self) -> Vec<RunStatistics> {
-        let dispatch = self.addresses.iter().enumerate().filter_map(|(number, address)| {
-            run_statistics(format!("dispatch.{number}"), address.program.as_fd())
-        });
+        let dispatch = self
+            .addresses
+            .iter()
+            .enumerate()
+            .filter_map(|(number, address)| {
+                run_statistics(format!("dispatch.{number}"), address.program.as_fd())
+            });
         let count = Program::fd_from_pinned_path(self.dir.join("count"))
             .ok()
             .and_then(|fd| run_statistics("count".into(), fd.as_fd()));

@@ -29,5 +29,8 @@ pub fn mount_at(path: &Path) -> io::Result<()> {
 /// # Errors
 /// What umount says.
 pub fn unmount(path: &Path) -> io::Result<()> {
-    Ok(rustix::mount::unmount(path, rustix::mount::UnmountFlags::empty())?)
+    Ok(rustix::mount::unmount(
+        path,
+        rustix::mount::UnmountFlags::empty(),
+    )?)
 }

@@ -15,7 +15,11 @@ pub fn has(capability: Capability) -> bool {
 
 /// Names of the needed capabilities that are missing.
 pub fn missing() -> Vec<String> {
-    NEEDED.iter().filter(|(cap, _)| !has(*cap)).map(|(cap, _)| cap.to_string()).collect()
+    NEEDED
+        .iter()
+        .filter(|(cap, _)| !has(*cap))
+        .map(|(cap, _)| cap.to_string())
+        .collect()
 }
 
 /// Gives up every capability but these, for this thread and those it starts, for good.
@@ -24,7 +28,11 @@ pub fn missing() -> Vec<String> {
 /// What capset says.
 pub fn keep_only(keep: &[Capability]) -> Result<(), caps::errors::CapsError> {
     let held = caps::read(None, CapSet::Permitted)?;
-    let keep: caps::CapsHashSet = keep.iter().copied().filter(|cap| held.contains(cap)).collect();
+    let keep: caps::CapsHashSet = keep
+        .iter()
+        .copied()
+        .filter(|cap| held.contains(cap))
+        .collect();
     caps::set(None, CapSet::Effective, &keep)?;
     caps::set(None, CapSet::Permitted, &keep)
 }

@@ -14,9 +14,8 @@ use std::path::{Path, PathBuf};
 /// `NotFound` where it is not.
 pub fn mount_point() -> io::Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    find_mount(&mounts).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::NotFound, "no cgroup2 file system is mounted")
-    })
+    find_mount(&mounts)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no cgroup2 file system is mounted"))
 }
 
 /// Fields of mountinfo: … root mount-point options … `-` type source …
@@ -95,7 +94,10 @@ mod tests {
         let lines = "36 25 0:32 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
                      37 36 0:33 /part /mnt/part rw - cgroup2 cgroup2 rw\n\
                      38 36 0:33 / /sys/fs/cgroup/unified rw,nosuid shared:9 - cgroup2 cgroup2 rw\n";
-        assert_eq!(find_mount(lines), Some(PathBuf::from("/sys/fs/cgroup/unified")));
+        assert_eq!(
+            find_mount(lines),
+            Some(PathBuf::from("/sys/fs/cgroup/unified"))
+        );
         assert_eq!(find_mount("garbage\n - cgroup2 \n"), None);
     }
 }

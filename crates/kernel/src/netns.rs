@@ -11,6 +11,12 @@ use nix::sched::{CloneFlags, unshare};
 /// `EPERM` without CAP_SYS_ADMIN; or `ip` is missing.
 pub fn isolate() -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNET)?;
-    let status = Command::new("ip").args(["link", "set", "lo", "up"]).status()?;
-    if status.success() { Ok(()) } else { Err(io::Error::other("`ip link set lo up` failed")) }
+    let status = Command::new("ip")
+        .args(["link", "set", "lo", "up"])
+        .status()?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(io::Error::other("`ip link set lo up` failed"))
+    }
 }

@@ -24,7 +24,11 @@ pub fn pick(table: &wakeone_table, draw: &wakeone_draw) -> Option<usize> {
 }
 
 /// The two candidates of two-choices within a tier.
-pub fn two(table: &wakeone_table, tier: u32, draw: &wakeone_draw) -> (Option<usize>, Option<usize>) {
+pub fn two(
+    table: &wakeone_table,
+    tier: u32,
+    draw: &wakeone_draw,
+) -> (Option<usize>, Option<usize>) {
     let mut second = -1;
     // SAFETY: as in `pick`; `second` is written before the function returns.
     let first = unsafe { wakeone_native_two(table, tier, draw, &mut second) };

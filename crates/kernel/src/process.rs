@@ -54,7 +54,11 @@ pub fn doing(pid: u32) -> Doing {
             Doing::Gone => {}
             Doing::Waiting => {
                 // A stopped process keeps the system call it was in.
-                return if state(pid) == Some('T') { Doing::Stopped } else { Doing::Waiting };
+                return if state(pid) == Some('T') {
+                    Doing::Stopped
+                } else {
+                    Doing::Waiting
+                };
             }
             other => verdict = other,
         }
@@ -76,7 +80,11 @@ fn parse_syscall(line: &str) -> Doing {
     let Some(number) = words.next().and_then(|word| word.parse::<u64>().ok()) else {
         return Doing::Busy;
     };
-    if number == IO_URING_ENTER || WAITS.contains(&number) { Doing::Waiting } else { Doing::Busy }
+    if number == IO_URING_ENTER || WAITS.contains(&number) {
+        Doing::Waiting
+    } else {
+        Doing::Busy
+    }
 }
 
 /// The state letter of /proc/PID/stat (`R`, `S`, `D`, `T`, `Z` …).
@@ -92,7 +100,10 @@ pub fn state(pid: u32) -> Option<char> {
 /// # Errors
 /// `ESRCH`, `EBADF`, or `EPERM` without CAP_SYS_PTRACE over another user's process.
 pub fn descriptor_of(pid: u32, fd: i32) -> io::Result<OwnedFd> {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+    let pid = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or(io::ErrorKind::InvalidInput)?;
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     Ok(pidfd_getfd(process.as_fd(), fd, PidfdGetfdFlags::empty())?)
 }
@@ -104,13 +115,18 @@ pub fn descriptor_of(pid: u32, fd: i32) -> io::Result<OwnedFd> {
 pub fn sockets_of(pid: u32) -> io::Result<Vec<(i32, u64)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-        let Ok(target) = std::fs::read_link(entry.path()) else { continue };
+        let Ok(target) = std::fs::read_link(entry.path()) else {
+            continue;
+        };
         let inode = target
             .to_str()
             .and_then(|name| name.strip_prefix("socket:["))
             .and_then(|rest| rest.strip_suffix(']'))
             .and_then(|digits| digits.parse().ok());
-        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        let number = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok());
         if let (Some(number), Some(inode)) = (number, inode) {
             found.push((number, inode));
         }
@@ -137,7 +153,10 @@ mod tests {
             assert_eq!(parse_syscall(line), doing, "{line:?}");
         }
         for number in WAITS {
-            assert_eq!(parse_syscall(&format!("{number} 0x3 0x0\n")), Doing::Waiting);
+            assert_eq!(
+                parse_syscall(&format!("{number} 0x3 0x0\n")),
+                Doing::Waiting
+            );
         }
     }
 
@@ -148,7 +167,10 @@ mod tests {
         let thread = std::thread::spawn(move || listener.accept().map(drop));
         let since = Instant::now();
         while doing(std::process::id()) != Doing::Waiting {
-            assert!(since.elapsed() < Duration::from_secs(10), "accept was never seen");
+            assert!(
+                since.elapsed() < Duration::from_secs(10),
+                "accept was never seen"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
         drop(std::net::TcpStream::connect(address).expect("connect"));

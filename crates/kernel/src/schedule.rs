@@ -14,7 +14,11 @@ pub fn real_time() -> io::Result<()> {
     let done = unsafe {
         libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &parameters)
     };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// `CLOCK_MONOTONIC_COARSE` in ns: what `bpf_ktime_get_coarse_ns` returns in the kernel.

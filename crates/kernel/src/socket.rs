@@ -19,18 +19,38 @@ fn get<T: Default>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<T> {
     let mut size = size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` is `size` bytes of plain integers that the kernel may fill, wholly or in part.
     let done = unsafe {
-        libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &mut size)
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            (&raw mut value).cast(),
+            &mut size,
+        )
     };
-    if done == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+    if done == 0 {
+        Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> io::Result<()> {
     let size = size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` is `size` readable bytes; the kernel copies them.
     let done = unsafe {
-        libc::setsockopt(fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), size)
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            std::ptr::from_ref(value).cast(),
+            size,
+        )
     };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// The head of `struct tcp_info`: a listener answers no more than this holds.
@@ -53,7 +73,10 @@ pub fn accept_queue(listener: impl AsFd) -> io::Result<AcceptQueue> {
     if info.bytes[0] != LISTEN {
         return Ok(AcceptQueue::default());
     }
-    Ok(AcceptQueue { length: info.unacked, limit: info.sacked })
+    Ok(AcceptQueue {
+        length: info.unacked,
+        limit: info.sacked,
+    })
 }
 
 /// A socket's cookie, unique on this machine since boot.
@@ -69,7 +92,12 @@ pub fn cookie(socket: impl AsFd) -> io::Result<u64> {
 /// # Errors
 /// `EINVAL` where the socket has no group yet, `EOPNOTSUPP` for MPTCP.
 pub fn attach_reuseport(member: impl AsFd, program: BorrowedFd<'_>) -> io::Result<()> {
-    set(member.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_EBPF, &program.as_raw_fd())
+    set(
+        member.as_fd(),
+        libc::SOL_SOCKET,
+        libc::SO_ATTACH_REUSEPORT_EBPF,
+        &program.as_raw_fd(),
+    )
 }
 
 /// Detaches whatever program the group of this member has.
@@ -78,7 +106,12 @@ pub fn attach_reuseport(member: impl AsFd, program: BorrowedFd<'_>) -> io::Resul
 /// `ENOENT` where there is none.
 pub fn detach_reuseport(member: impl AsFd) -> io::Result<()> {
     const SO_DETACH_REUSEPORT_BPF: i32 = 68;
-    set(member.as_fd(), libc::SOL_SOCKET, SO_DETACH_REUSEPORT_BPF, &0_i32)
+    set(
+        member.as_fd(),
+        libc::SOL_SOCKET,
+        SO_DETACH_REUSEPORT_BPF,
+        &0_i32,
+    )
 }
 
 /// What a classic program, which needs no privilege, can choose by.
@@ -94,25 +127,34 @@ pub enum ClassicChoice {
 ///
 /// # Errors
 /// What setsockopt says.
-pub fn attach_classic(
-    member: impl AsFd,
-    choice: ClassicChoice,
-    members: u32,
-) -> io::Result<()> {
+pub fn attach_classic(member: impl AsFd, choice: ClassicChoice, members: u32) -> io::Result<()> {
     // include/uapi/linux/filter.h: SKF_AD_OFF + SKF_AD_RANDOM / SKF_AD_CPU
     let ancillary = match choice {
         ClassicChoice::Random => 56,
         ClassicChoice::Cpu => 36,
     };
     let ancillary = u32::from_ne_bytes((-0x1000_i32 + ancillary).to_ne_bytes());
-    let op = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let op = |code: u32, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    };
     let mut filter = [
         op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, ancillary),
         op(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, members.max(1)),
         op(libc::BPF_RET | libc::BPF_A, 0),
     ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    set(member.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &program)
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    set(
+        member.as_fd(),
+        libc::SOL_SOCKET,
+        libc::SO_ATTACH_REUSEPORT_CBPF,
+        &program,
+    )
 }
 
 /// Closes a listener for a moment, so that the kernel moves its queue (`inet_csk_listen_stop`), and opens it again.
@@ -144,13 +186,17 @@ mod tests {
         let before = accept_queue(&listener).expect("queue");
         assert_eq!(before.length, 0);
         assert!(before.limit > 0);
-        let clients: Vec<_> =
-            (0..3).map(|_| TcpStream::connect(address).expect("connect")).collect();
+        let clients: Vec<_> = (0..3)
+            .map(|_| TcpStream::connect(address).expect("connect"))
+            .collect();
         assert_eq!(accept_queue(&listener).expect("queue").length, 3);
         drop(listener.accept().expect("accept"));
         assert_eq!(accept_queue(&listener).expect("queue").length, 2);
         // A connection is no listener and has no accept queue.
-        assert_eq!(accept_queue(&clients[0]).expect("queue"), AcceptQueue::default());
+        assert_eq!(
+            accept_queue(&clients[0]).expect("queue"),
+            AcceptQueue::default()
+        );
     }
 
     #[test]

@@ -75,7 +75,11 @@ impl Table {
     /// # Errors
     /// What mmap says: `EPERM` for a map that is not mappable.
     pub fn map(fd: BorrowedFd<'_>, writable: bool) -> std::io::Result<Self> {
-        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let protection = if writable {
+            ProtFlags::READ | ProtFlags::WRITE
+        } else {
+            ProtFlags::READ
+        };
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
         let base = unsafe {
             mmap(
@@ -98,7 +102,11 @@ impl Table {
     fn slot_at(&self, slot: usize) -> *mut wakeone_slot {
         assert!(slot < MAX_SLOTS, "slot {slot} of {MAX_SLOTS}");
         // SAFETY: within the array, just checked.
-        unsafe { (&raw mut (*self.at()).slot).cast::<wakeone_slot>().add(slot) }
+        unsafe {
+            (&raw mut (*self.at()).slot)
+                .cast::<wakeone_slot>()
+                .add(slot)
+        }
     }
 
     /// Version of the layout that the loader wrote.
@@ -146,7 +154,10 @@ impl Table {
     /// # Panics
     /// For a slot of 256 or more.
     pub fn slot(&self, slot: usize) -> Slot<'_> {
-        Slot { at: self.slot_at(slot), table: self }
+        Slot {
+            at: self.slot_at(slot),
+            table: self,
+        }
     }
 }
 

@@ -263,6 +263,7 @@ fn present(outcome: &Outcome) -> Vec<Block> {
             },
         }),
         Block::Table(growth_table(outcome, &published)),
+        Block::Table(wakeups_table(outcome)),
         Block::Chart(Chart {
             title: "Wake-ups for one connection.".into(),
             note: "Counted by the scheduler's own tracepoints. Both axes are logarithmic.".into(),
@@ -294,30 +295,45 @@ fn table(outcome: &Outcome, published: &Published) -> Table {
     let mut head: Vec<String> = vec!["threads".into()];
     head.extend(PUBLISHED.map(|(name, _)| format!("{name} (publ.)")));
     head.extend(waiters::ALL.map(|w| w.name().to_owned()));
-    head.extend(waiters::ALL.map(|w| format!("woken: {}", w.name())));
-    let sizes: Vec<f64> = published
-        .curve("Kernel", "settle_us")
-        .iter()
-        .map(|p| p.0)
-        .collect();
-    let at = |curve: Vec<(f64, f64)>, x: f64| {
-        curve
-            .iter()
-            .find(|p| p.0 == x)
-            .map_or_else(|| "–".into(), |p| number(p.1))
-    };
     let row = |x: f64| {
         let mut cells = vec![number(x)];
-        cells.extend(PUBLISHED.map(|(name, _)| at(published.curve(name, "settle_us"), x)));
-        cells.extend(waiters::ALL.map(|w| at(curve(outcome, w, "settle_us"), x)));
-        cells.extend(waiters::ALL.map(|w| at(curve(outcome, w, "wakeups_per_tap"), x)));
+        cells.extend(PUBLISHED.map(|(name, _)| at(&published.curve(name, "settle_us"), x)));
+        cells.extend(waiters::ALL.map(|w| at(&curve(outcome, w, "settle_us"), x)));
         Row::ours(cells)
     };
+    let sizes = published.curve("Kernel", "settle_us");
     Table {
-        caption: "Settle time in µs, published and here (median of the taps), and threads woken for a connection here.".into(),
+        caption: "Settle time in µs: published, and here (median of the taps).".into(),
         head,
-        rows: sizes.into_iter().map(row).collect(),
+        rows: sizes.into_iter().map(|p| row(p.0)).collect(),
     }
+}
+
+fn wakeups_table(outcome: &Outcome) -> Table {
+    let mut head: Vec<String> = vec!["threads".into()];
+    head.extend(waiters::ALL.map(|w| w.name().to_owned()));
+    head.extend(waiters::ALL.map(|w| format!("{} (/proc)", w.name())));
+    let row = |x: f64| {
+        let mut cells = vec![number(x)];
+        for metric in ["wakeups_per_tap", "voluntary_switches_per_tap"] {
+            cells.extend(waiters::ALL.map(|w| at(&curve(outcome, w, metric), x)));
+        }
+        Row::ours(cells)
+    };
+    let sizes = curve(outcome, Waiting::Accept, "wakeups_per_tap");
+    Table {
+        caption: "Threads woken for one connection, by the scheduler's tracepoints, and voluntary switches from /proc as a check.".into(),
+        head,
+        rows: sizes.into_iter().map(|p| row(p.0)).collect(),
+    }
+}
+
+/// The value of a curve at `x`, for a table.
+fn at(curve: &[(f64, f64)], x: f64) -> String {
+    curve
+        .iter()
+        .find(|p| p.0 == x)
+        .map_or_else(|| "–".into(), |p| number(p.1))
 }
 
 fn growth_table(outcome: &Outcome, published: &Published) -> Table {

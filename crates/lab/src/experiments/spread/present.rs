@@ -136,9 +136,9 @@ fn sustained(outcome: &Outcome, published: &Published) -> Table {
         "worker 0",
         "worker 1",
         "worker 2",
-        "CPU of busiest",
-        "of idlest",
-        "busiest/mean",
+        "busiest CPU",
+        "idlest CPU",
+        "max/mean",
     ];
     Table {
         caption: "Sustained load: who answered, and the CPU it took.".into(),
