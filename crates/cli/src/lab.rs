@@ -210,7 +210,7 @@ fn show(experiment: &dyn Experiment, outcome: &Outcome, args: &RunArgs) -> anyho
     Ok(())
 }
 
-fn write_page(path: &PathBuf, outcomes: &[Outcome]) -> anyhow::Result<()> {
+fn write_page(path: &std::path::Path, outcomes: &[Outcome]) -> anyhow::Result<()> {
     let page = match outcomes {
         [one] => html::page(find(&one.experiment)?, one)?,
         many => html::report(many)?,

@@ -1,10 +1,12 @@
 //! The `wakeone` command: for each connection, wake one worker, the right one.
 
+mod detach;
 mod exec_worker;
 mod lab;
 mod load;
 mod run;
 mod serve;
+mod status;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -23,6 +25,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Args>),
+    Status(status::Args),
+    Detach(detach::Args),
     Serve(serve::Args),
     Load(Box<load::Args>),
     Lab(lab::Args),
@@ -33,6 +37,8 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(*args),
+        Command::Status(args) => status::run(args),
+        Command::Detach(args) => detach::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Load(args) => load::run(*args),
         Command::Lab(args) => lab::run(args),

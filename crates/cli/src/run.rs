@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::fmt::format;
-use wakeone::steer::Unsteered;
+use wakeone::group::{self, Group, Wish};
+use wakeone::policy::Policy;
 use wakeone::supervisor::address::Address;
-use wakeone::supervisor::{self, Options, Supervisor, state};
+use wakeone::supervisor::{Options, state};
 
 /// Start a server with one queue a worker: steered, supervised, restarted without a lost connection
 ///
@@ -25,9 +26,10 @@ pub struct Args {
     #[arg(short, long, value_name = "ADDR", required = true)]
     listen: Vec<Address>,
 
-    /// How a worker is chosen
-    #[arg(long, value_name = "NAME", default_value = "least-connections")]
-    policy: String,
+    /// How a worker is chosen: hash, round-robin, random, least-connections, two-choices, shortest-queue or cpu
+    /// [default: least-connections, or the best that we may]
+    #[arg(long, value_name = "NAME")]
+    policy: Option<Policy>,
 
     /// Move the queue of a stuck worker to others [default where it can be done]
     #[arg(long, overrides_with = "no_rescue")]
@@ -97,7 +99,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
             // Our own errors are whole sentences; their sources are in them already.
-            let (sentence, usage) = match error.downcast_ref::<supervisor::Error>() {
+            let (sentence, usage) = match error.downcast_ref::<group::Error>() {
                 Some(own) => (own.to_string(), own.is_usage()),
                 None => (format!("{error:#}"), false),
             };
@@ -108,17 +110,31 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 fn supervise(args: &Args) -> anyhow::Result<()> {
-    let supervisor = Supervisor::new(&options(args)?)?;
+    let group = Group::new(&options(args)?, &wish(args))?;
+    let (supervisor, policy) = (group.supervisor(), group.policy());
     for endpoint in supervisor.endpoints() {
         let (address, workers, group) = (
             endpoint.address,
             supervisor.listeners().len(),
             supervisor.name(),
         );
-        tracing::info!(event = "listening", %address, workers, group, "listening on {endpoint}: {workers} queues, group `{group}`");
+        tracing::info!(event = "listening", %address, workers, group, %policy, "listening on {endpoint}: {workers} queues, policy {policy}, group `{group}`");
     }
-    supervisor.run(&mut Unsteered)?;
+    group.run()?;
     Ok(())
+}
+
+fn wish(args: &Args) -> Wish {
+    Wish {
+        policy: args.policy,
+        rescue: match (args.rescue, args.no_rescue) {
+            (_, true) => Some(false),
+            (true, false) => Some(true),
+            (false, false) => None,
+        },
+        stuck_after: args.stuck_after,
+        weights: args.weight.clone(),
+    }
 }
 
 fn options(args: &Args) -> anyhow::Result<Options> {

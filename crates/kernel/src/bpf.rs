@@ -6,7 +6,7 @@
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -138,7 +138,7 @@ fn load_programs(
         (&mut loaded.progs.wakeone_dispatch, "plain")
     };
     wanted
-        .pin(dir.join(format!("dispatch.{address}.{name}")))
+        .pin(dir.join(format!("dispatch-{address}-{name}")))
         .map_err(bpf_step("pinning the dispatch program"))?;
     pin_maps(&mut loaded, dir, address)?;
     match cgroup {
@@ -187,7 +187,7 @@ fn pin_maps(loaded: &mut DispatchSkel<'_>, dir: &Path, address: usize) -> Result
         map.pin(dir.join(name))
             .map_err(bpf_step(format!("pinning the map {name}")))
     };
-    pin(&mut loaded.maps.sockets, &format!("sockets.{address}"))?;
+    pin(&mut loaded.maps.sockets, &format!("sockets-{address}"))?;
     if address == 0 {
         let maps = [
             &mut loaded.maps.data_table,
@@ -212,7 +212,7 @@ struct Temporary(PathBuf);
 impl Temporary {
     fn beside(dir: &Path) -> Result<Self, Error> {
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
-        // bpffs takes no name with a dot in front of it for itself; ours starts with what `leftovers` looks for.
+        // No dots: bpffs keeps them for itself (kernel/bpf/inode.c).
         let path = dir.with_file_name(format!("{TEMPORARY}{}-{name}", std::process::id()));
         fs::create_dir(&path).map_err(Error::at(format!("making {}", path.display())))?;
         Ok(Self(path))
@@ -275,17 +275,17 @@ impl Pinned {
         let table = map("table")?;
         let table = Table::map(table.as_fd(), true).map_err(Error::at("mapping the table"))?;
         let mut addresses = Vec::new();
-        while dir.join(format!("sockets.{}", addresses.len())).exists() {
+        while dir.join(format!("sockets-{}", addresses.len())).exists() {
             let number = addresses.len();
-            let walk = dir.join(format!("dispatch.{number}.walk"));
+            let walk = dir.join(format!("dispatch-{number}-walk"));
             let walks = walk.exists();
             let program = if walks {
                 walk
             } else {
-                dir.join(format!("dispatch.{number}.plain"))
+                dir.join(format!("dispatch-{number}-plain"))
             };
             addresses.push(Address {
-                sockets: map(&format!("sockets.{number}"))?,
+                sockets: map(&format!("sockets-{number}"))?,
                 program: open_program(&program)?,
                 walks,
             });
@@ -380,7 +380,7 @@ impl Pinned {
             .iter()
             .enumerate()
             .filter_map(|(number, address)| {
-                run_statistics(format!("dispatch.{number}"), address.program.as_fd())
+                run_statistics(format!("dispatch-{number}"), address.program.as_fd())
             });
         let count = Program::fd_from_pinned_path(self.dir.join("count"))
             .ok()
@@ -392,7 +392,7 @@ impl Pinned {
 /// What the kernel counted of a program while statistics were on.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct RunStatistics {
-    /// `dispatch.N` for the Nth address, or `count`.
+    /// `dispatch-N` for the Nth address, or `count`.
     pub name: String,
     /// Times it ran.
     pub run_cnt: u64,
@@ -412,26 +412,4 @@ fn run_statistics(name: String, program: BorrowedFd<'_>) -> Option<RunStatistics
         run_cnt: info.run_cnt,
         run_time_ns: info.run_time_ns,
     })
-}
-
-/// Has the kernel keep run statistics of all programs, for as long as it lives.
-#[derive(Debug)]
-pub struct StatsGuard(#[allow(dead_code)] OwnedFd);
-
-impl StatsGuard {
-    /// Turns statistics on.
-    ///
-    /// # Errors
-    /// `EPERM` without CAP_SYS_ADMIN.
-    pub fn enable() -> io::Result<Self> {
-        // SAFETY: takes no pointer; returns a new descriptor or an error.
-        let fd = unsafe {
-            libbpf_rs::libbpf_sys::bpf_enable_stats(libbpf_rs::libbpf_sys::BPF_STATS_RUN_TIME)
-        };
-        if fd < 0 {
-            return Err(io::Error::from_raw_os_error(-fd));
-        }
-        // SAFETY: a new descriptor that nobody else owns.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
 }

@@ -1,6 +1,7 @@
 //! Which capabilities this process has, and letting go of those it needs no more.
 
-use caps::{CapSet, Capability};
+use caps::CapSet;
+pub use caps::Capability;
 
 /// Capabilities that dispatching needs, each with what it is for.
 pub const NEEDED: [(Capability, &str); 2] = [
@@ -22,17 +23,41 @@ pub fn missing() -> Vec<String> {
         .collect()
 }
 
-/// Gives up every capability but these, for this thread and those it starts, for good.
+/// Gives up every capability but these for good, for this thread and those it starts. Those of `reserve` stay
+/// within reach of [`with`], but have no effect meanwhile.
 ///
 /// # Errors
 /// What capset says.
-pub fn keep_only(keep: &[Capability]) -> Result<(), caps::errors::CapsError> {
+pub fn keep_only(
+    keep: &[Capability],
+    reserve: &[Capability],
+) -> Result<(), caps::errors::CapsError> {
     let held = caps::read(None, CapSet::Permitted)?;
-    let keep: caps::CapsHashSet = keep
-        .iter()
-        .copied()
-        .filter(|cap| held.contains(cap))
-        .collect();
+    let of_held = |wanted: &[Capability]| -> caps::CapsHashSet {
+        wanted
+            .iter()
+            .copied()
+            .filter(|cap| held.contains(cap))
+            .collect()
+    };
+    let (keep, reserve) = (of_held(keep), of_held(reserve));
     caps::set(None, CapSet::Effective, &keep)?;
-    caps::set(None, CapSet::Permitted, &keep)
+    caps::set(
+        None,
+        CapSet::Permitted,
+        &keep.union(&reserve).copied().collect(),
+    )
+}
+
+/// Runs something with the reserved capabilities in effect, where they are held.
+pub fn with<T>(reserved: &[Capability], run: impl FnOnce() -> T) -> T {
+    let raised: Vec<_> = reserved
+        .iter()
+        .filter(|cap| !has(**cap) && caps::raise(None, CapSet::Effective, **cap).is_ok())
+        .collect();
+    let result = run();
+    for cap in raised {
+        let _ = caps::drop(None, CapSet::Effective, *cap);
+    }
+    result
 }

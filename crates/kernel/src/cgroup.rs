@@ -41,22 +41,29 @@ pub fn own() -> io::Result<PathBuf> {
     Ok(mount_point()?.join(path))
 }
 
-/// Runs `create` with this process in the cgroup `home/name`, which is made where it does not exist; then moves it
-/// back. Sockets that `create` makes stay in that cgroup. Returns the cgroup beside what `create` gave.
+/// Runs `create` with this process in another cgroup, which is made where it does not exist; then moves it back.
+/// Sockets that `create` makes stay in that cgroup. Returns whether it was made, beside what `create` gave.
 ///
 /// # Errors
 /// The cgroup cannot be made or entered: `create` has not run then.
-pub fn born_in<T>(home: &Path, name: &str, create: impl FnOnce() -> T) -> io::Result<(PathBuf, T)> {
-    let nursery = home.join(name);
-    match fs::create_dir(&nursery) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
+pub fn born_in<T>(nursery: &Path, create: impl FnOnce() -> T) -> io::Result<(bool, T)> {
+    let home = own()?;
+    let made = match fs::create_dir(nursery) {
+        Ok(()) => true,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+        Err(error) => return Err(error),
+    };
+    let back = Back(&home);
+    if let Err(error) = enter(nursery) {
+        std::mem::forget(back);
+        if made {
+            let _ = remove(nursery);
+        }
+        return Err(error);
     }
-    let back = Back(home);
-    enter(&nursery)?;
-    let made = create();
+    let created = create();
     drop(back);
-    Ok((nursery, made))
+    Ok((made, created))
 }
 
 fn enter(cgroup: &Path) -> io::Result<()> {

@@ -66,6 +66,40 @@ pub fn doing(pid: u32) -> Doing {
     verdict
 }
 
+/// The same for a worker that may be a tree of processes: a server's own master, say, with the process that accepts
+/// below it. The leaves of the tree accept, so they are looked at.
+pub fn doing_below(pid: u32) -> Doing {
+    let children = children(pid);
+    if children.is_empty() {
+        return doing(pid);
+    }
+    let mut verdict = Doing::Unknown;
+    for child in children {
+        match doing_below(child) {
+            Doing::Waiting => return Doing::Waiting,
+            Doing::Gone => {}
+            other => verdict = other,
+        }
+    }
+    verdict
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return Vec::new();
+    };
+    let lists = tasks
+        .flatten()
+        .filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    lists
+        .flat_map(|list| {
+            list.split_whitespace()
+                .filter_map(|pid| pid.parse().ok())
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
 fn thread_doing(task: &std::path::Path) -> Doing {
     match std::fs::read_to_string(task.join("syscall")) {
         Ok(line) => parse_syscall(&line),

@@ -1,4 +1,11 @@
 //! One queue for each worker and each connection into the right one: Group, Policy, Dispatcher, Rescue, Supervisor.
 
+pub mod agent;
+pub mod detach;
+pub mod dispatcher;
+pub mod group;
+pub mod paths;
+pub mod policy;
+pub mod status;
 pub mod steer;
 pub mod supervisor;

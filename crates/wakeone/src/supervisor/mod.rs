@@ -231,7 +231,11 @@ fn check_all_named(options: &Options) -> Result<(), Error> {
     }
 }
 
-fn group_name(options: &Options) -> Result<String, Error> {
+/// The name that a group with these options has.
+///
+/// # Errors
+/// It was given and cannot be a name, or the address makes none.
+pub fn group_name(options: &Options) -> Result<String, Error> {
     match (&options.name, options.listen.first()) {
         (Some(name), _) if state::is_name(name) => Ok(name.clone()),
         (Some(name), _) => Err(Error::Usage(format!(

@@ -1,0 +1,62 @@
+//! `wakeone detach`: take away what a group left behind.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use wakeone::detach::{self, Report};
+use wakeone::paths::Paths;
+use wakeone::supervisor::state::default_runtime_dir;
+
+/// Take away the program, pins and state of groups whose supervisor is gone; workers that live go on serving
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: wakeone detach --all")]
+pub struct Args {
+    /// The group, as `wakeone status` names it
+    #[arg(value_name = "NAME", required_unless_present = "all")]
+    name: Option<String>,
+
+    /// Every group without a living supervisor, and what half-finished starts left
+    #[arg(long, conflicts_with = "name")]
+    all: bool,
+
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Where groups keep their state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+}
+
+/// Detaches.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
+    let reports = match &args.name {
+        Some(name) => vec![detach::detach(&paths, name)?],
+        None => detach::detach_all(&paths)?,
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&reports)?);
+    } else if reports.is_empty() {
+        println!("nothing was left behind");
+    } else {
+        reports
+            .iter()
+            .for_each(|report| println!("{}", sentence(report)));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn sentence(report: &Report) -> String {
+    let workers = match report.serving_pids.as_slice() {
+        [] => "no worker is left".to_owned(),
+        pids => {
+            let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+            format!(
+                "workers {} go on serving by the kernel's own choice",
+                pids.join(" ")
+            )
+        }
+    };
+    format!("{}: detached; {workers}", report.name)
+}

@@ -1,0 +1,277 @@
+//! Who is stuck: a pure judgement over what the agent saw.
+//!
+//! A worker is stuck when connections have waited in its queue for some time without one of them being accepted,
+//! while another worker has nothing to do. It need not be broken: one long request in a blocking worker is enough,
+//! and in the words of the paper's critics, those behind it wait at a clogged till while the next one is free.
+
+/// What is seen of one slot at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Look {
+    /// A worker runs here and may be given connections (up, not draining).
+    pub serving: bool,
+    /// Connections waiting in its accept queues.
+    pub queued: u32,
+    /// Connections that its queues can still take.
+    pub room: u32,
+    /// Connections accepted so far, in all. It is a difference of counters that are not read at one moment: it may
+    /// lag for a look, so only what exceeds the highest seen is progress.
+    pub accepted: u64,
+    /// Connections open, queued ones included.
+    pub active: u64,
+}
+
+/// What a worker does, asked only of those where it matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doing {
+    /// It waits for connections.
+    Waiting,
+    /// It computes, or sleeps in something else.
+    Busy,
+    /// It is stopped.
+    Stopped,
+    /// It cannot be seen.
+    Unknown,
+}
+
+/// What must be remembered of a slot from one look to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Memory {
+    accepted: u64,
+    /// When it last accepted, or had nothing to accept, in ns.
+    progress_ns: u64,
+    /// Since when it is marked stuck, in ns.
+    pub stuck_since_ns: Option<u64>,
+}
+
+/// The patience of the judge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// How long connections may wait without one being accepted, in ns.
+    pub stuck_after_ns: u64,
+}
+
+impl Default for Limits {
+    /// 5 ms: well above a scheduler's tick, well below what a person notices.
+    fn default() -> Self {
+        Self {
+            stuck_after_ns: 5_000_000,
+        }
+    }
+}
+
+/// Notes progress, and returns whether the slot's worker is suspect: connections wait and none was accepted for too
+/// long. A slot that is already marked stuck is no new suspect.
+pub fn suspect(now_ns: u64, look: &Look, memory: &mut Memory, limits: Limits) -> bool {
+    if look.queued == 0 || look.accepted > memory.accepted || !look.serving {
+        memory.accepted = memory.accepted.max(look.accepted);
+        memory.progress_ns = now_ns;
+        return false;
+    }
+    memory.stuck_since_ns.is_none()
+        && now_ns.saturating_sub(memory.progress_ns) >= limits.stuck_after_ns
+}
+
+impl Memory {
+    /// The slot's queue was moved: what was in it was not accepted.
+    pub fn moved(&mut self, look: &Look) {
+        self.accepted = look.accepted;
+    }
+}
+
+/// Whether a suspect is stuck: it is seen outside accept, and somebody else could do its work now.
+///
+/// A worker that waits for connections is never stuck, however long its queue: it was woken and has not run yet.
+/// And where all are busy, nobody would serve the queue sooner: that is overload, not a stuck worker.
+pub fn stuck(doing: Doing, another_idle: bool) -> bool {
+    another_idle && matches!(doing, Doing::Busy | Doing::Stopped)
+}
+
+/// Whether a slot's worker has nothing to do: nothing waits for it, and it has no connection at all or waits for
+/// events on those it has.
+pub fn idle(look: &Look, doing: impl FnOnce() -> Doing) -> bool {
+    look.serving && look.queued == 0 && (look.active == 0 || doing() == Doing::Waiting)
+}
+
+/// Whether a slot marked stuck works again: it accepted since, or waits for connections.
+pub fn recovered(look: &Look, memory: &Memory, doing: Doing) -> bool {
+    look.accepted > memory.accepted || doing == Doing::Waiting
+}
+
+/// Whether the others can take a queue: the kernel migrates past the target's backlog, so we must not.
+pub fn fits(queued: u32, others: impl Iterator<Item = u32>) -> bool {
+    others.fold(0_u64, |sum, room| sum + u64::from(room)) >= u64::from(queued)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn look(queued: u32, accepted: u64) -> Look {
+        Look {
+            serving: true,
+            queued,
+            room: 100,
+            accepted,
+            active: u64::from(queued) + 1,
+        }
+    }
+
+    /// Looks one after another (at ms, queued, accepted), and whether each makes a suspect.
+    #[test]
+    fn a_suspect_leaves_connections_waiting_without_accepting_one() {
+        for (name, looks) in [
+            (
+                "queue empty all along",
+                &[(0, 0, 0, false), (9, 0, 0, false)][..],
+            ),
+            (
+                "waits for less than 5 ms",
+                &[(0, 0, 0, false), (2, 1, 0, false), (4, 1, 0, false)],
+            ),
+            (
+                "waits for 5 ms",
+                &[(0, 0, 0, false), (2, 1, 0, false), (5, 1, 0, true)],
+            ),
+            (
+                "still does",
+                &[(0, 1, 0, false), (5, 1, 0, true), (50, 3, 0, true)],
+            ),
+            (
+                "slow, but accepts",
+                &[(0, 1, 1, false), (4, 2, 2, false), (8, 3, 3, false)],
+            ),
+            (
+                "accepts, then no more",
+                &[(0, 1, 1, false), (4, 1, 2, false), (9, 1, 2, true)],
+            ),
+            (
+                "a count that lags is no progress",
+                &[(0, 1, 5, false), (3, 2, 4, false), (5, 2, 5, true)],
+            ),
+            (
+                "its queue was moved",
+                &[(0, 1, 0, false), (6, 0, 0, false), (7, 1, 0, false)],
+            ),
+        ] {
+            let mut memory = Memory::default();
+            for (at, queued, accepted, expected) in looks {
+                assert_eq!(
+                    suspect(
+                        at * MS,
+                        &look(*queued, *accepted),
+                        &mut memory,
+                        Limits::default()
+                    ),
+                    *expected,
+                    "{name}, at {at} ms"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn who_is_marked_or_does_not_serve_is_no_suspect() {
+        let mut marked = Memory {
+            stuck_since_ns: Some(1),
+            ..Memory::default()
+        };
+        assert!(!suspect(
+            99 * MS,
+            &look(3, 0),
+            &mut marked,
+            Limits::default()
+        ));
+        let mut memory = Memory::default();
+        let draining = Look {
+            serving: false,
+            ..look(3, 0)
+        };
+        assert!(!suspect(99 * MS, &draining, &mut memory, Limits::default()));
+        // Nor at once when it serves again.
+        assert!(!suspect(
+            100 * MS,
+            &look(3, 0),
+            &mut memory,
+            Limits::default()
+        ));
+    }
+
+    #[test]
+    fn patience_can_be_set() {
+        let mut memory = Memory::default();
+        let limits = Limits {
+            stuck_after_ns: 50 * MS,
+        };
+        assert!(!suspect(49 * MS, &look(1, 0), &mut memory, limits));
+        assert!(suspect(50 * MS, &look(1, 0), &mut memory, limits));
+    }
+
+    #[test]
+    fn only_who_is_seen_elsewhere_while_another_is_idle_is_stuck() {
+        for (doing, another_idle, expected) in [
+            (Doing::Busy, true, true),
+            (Doing::Stopped, true, true),
+            (Doing::Waiting, true, false),
+            (Doing::Unknown, true, false),
+            (Doing::Busy, false, false),
+            (Doing::Stopped, false, false),
+        ] {
+            assert_eq!(
+                stuck(doing, another_idle),
+                expected,
+                "{doing:?} {another_idle}"
+            );
+        }
+    }
+
+    #[test]
+    fn idle_is_who_has_nothing_to_do() {
+        let never = || -> Doing { panic!("a worker without connections need not be looked at") };
+        assert!(idle(
+            &Look {
+                active: 0,
+                ..look(0, 0)
+            },
+            never
+        ));
+        assert!(
+            idle(&look(0, 0), || Doing::Waiting),
+            "an event loop with idle connections"
+        );
+        assert!(!idle(&look(0, 0), || Doing::Busy));
+        assert!(
+            !idle(&look(1, 0), || Doing::Waiting),
+            "it has something waiting already"
+        );
+        assert!(!idle(
+            &Look {
+                serving: false,
+                active: 0,
+                ..look(0, 0)
+            },
+            || Doing::Waiting
+        ));
+    }
+
+    #[test]
+    fn recovered_is_who_accepts_or_waits_again() {
+        let memory = Memory {
+            accepted: 7,
+            ..Memory::default()
+        };
+        assert!(recovered(&look(0, 8), &memory, Doing::Busy));
+        assert!(recovered(&look(0, 7), &memory, Doing::Waiting));
+        assert!(!recovered(&look(0, 7), &memory, Doing::Busy));
+        assert!(!recovered(&look(0, 7), &memory, Doing::Stopped));
+    }
+
+    #[test]
+    fn a_queue_is_moved_only_where_it_fits() {
+        assert!(fits(5, [2, 3].into_iter()));
+        assert!(!fits(6, [2, 3].into_iter()));
+        assert!(!fits(1, std::iter::empty()));
+        assert!(fits(u32::MAX, [u32::MAX, u32::MAX].into_iter()));
+    }
+}

@@ -1,0 +1,447 @@
+//! The agent of a steered group: observe, judge, act, publish, a few hundred times a second.
+//!
+//! It stands beside the connections' way, never in it. If it dies, steering goes on; the program notices its old
+//! heartbeat and ignores the marks that nobody would take back.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use wakeone_kernel::table::{CLOSING, flag};
+use wakeone_kernel::{process, schedule};
+use wakeone_model::judge::{self, Doing, Limits, Look, Memory};
+
+use crate::dispatcher::Dispatcher;
+use crate::paths::Paths;
+use crate::steer::{Steer, SteerEvent};
+
+/// The agent counts as gone when it has not looked for this long.
+const HEARTBEAT_LIMIT: Duration = Duration::from_secs(1);
+/// How often to look while connections are open: a quarter of the patience, within these bounds.
+const BUSY_TICK: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(5));
+/// How often to look while none are.
+const IDLE_TICK: Duration = Duration::from_millis(10);
+/// How long a worker must have been stuck for its return to be an event.
+const NEWSWORTHY: Duration = Duration::from_secs(1);
+/// Events kept for a supervisor that does not ask.
+const MOST_EVENTS: usize = 10_000;
+
+/// What the agent is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Duties {
+    /// Move the queues of stuck workers.
+    pub rescue: bool,
+    /// How long connections may wait without one being accepted, while another worker is idle.
+    pub stuck_after: Duration,
+}
+
+/// A running agent.
+#[derive(Debug)]
+pub struct Agent {
+    core: Arc<Mutex<Core>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    paths: Paths,
+    cgroup: Option<PathBuf>,
+}
+
+impl Agent {
+    /// Starts the agent of a group. `cgroup`: to be removed when the group ends.
+    pub fn start(
+        dispatcher: Dispatcher,
+        duties: Duties,
+        paths: Paths,
+        cgroup: Option<PathBuf>,
+    ) -> Self {
+        let core = Arc::new(Mutex::new(Core::new(dispatcher, duties)));
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let (core, stop) = (Arc::clone(&core), Arc::clone(&stop));
+            std::thread::Builder::new()
+                .name("agent".into())
+                .spawn(move || watch(&core, &stop))
+        };
+        let thread = match thread {
+            Ok(thread) => Some(thread),
+            Err(error) => {
+                lock(&core).note(format!("no agent, so no rescue: {error}"));
+                None
+            }
+        };
+        Self {
+            core,
+            stop,
+            thread,
+            paths,
+            cgroup,
+        }
+    }
+
+    /// Ends the agent and takes the program away; the listeners stay.
+    pub fn end(mut self) {
+        self.stop();
+        let Self {
+            core,
+            paths,
+            cgroup,
+            ..
+        } = &mut self;
+        let core = std::mem::replace(core, Arc::new(Mutex::new(Core::default())));
+        if let Some(core) = Arc::into_inner(core) {
+            let core = core.into_inner().unwrap_or_else(PoisonError::into_inner);
+            if let Some(dispatcher) = core.dispatcher {
+                dispatcher.end(paths, cgroup.as_deref());
+            }
+        }
+    }
+
+    fn stop(&mut self) {
+        self.stop.store(true, Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
+    core.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn watch(core: &Mutex<Core>, stop: &AtomicBool) {
+    if let Err(error) = schedule::real_time() {
+        // Between a rescue's shutdown and listen a woken worker could run before us and see a socket that does not
+        // listen. Rare enough to go on without.
+        tracing::debug!("the agent runs without real-time priority: {error}");
+    }
+    while !stop.load(Acquire) {
+        let next = lock(core).tick();
+        std::thread::park_timeout(next);
+    }
+}
+
+/// What both the agent's thread and the supervisor's calls work on, one at a time.
+#[derive(Debug, Default)]
+struct Core {
+    dispatcher: Option<Dispatcher>,
+    duties: Option<Duties>,
+    memory: Vec<Memory>,
+    /// When a slot marked stuck may be looked at again, so that what cannot be rescued is not tried all the time.
+    patience: Vec<Option<Instant>>,
+    events: Vec<SteerEvent>,
+    started: Option<Instant>,
+}
+
+impl Core {
+    fn new(dispatcher: Dispatcher, duties: Duties) -> Self {
+        let slots = dispatcher.slots();
+        let table = dispatcher.table();
+        table
+            .heartbeat_limit_ns()
+            .store(HEARTBEAT_LIMIT.as_nanos() as u64, Relaxed);
+        table.heartbeat_ns().store(schedule::coarse_ns(), Relaxed);
+        for slot in 0..slots {
+            table.slot(slot).mark(flag::STUCK, false);
+        }
+        Self {
+            dispatcher: Some(dispatcher),
+            duties: Some(duties),
+            memory: vec![Memory::default(); slots],
+            patience: vec![None; slots],
+            events: Vec::new(),
+            started: Some(Instant::now()),
+        }
+    }
+
+    fn note(&mut self, text: String) {
+        self.event(SteerEvent::Note(text));
+    }
+
+    fn event(&mut self, event: SteerEvent) {
+        if self.events.len() < MOST_EVENTS {
+            self.events.push(event);
+        }
+    }
+
+    /// One round. Returns how long to sleep.
+    fn tick(&mut self) -> Duration {
+        let (Some(dispatcher), Some(duties)) = (&self.dispatcher, self.duties) else {
+            return IDLE_TICK;
+        };
+        dispatcher
+            .table()
+            .heartbeat_ns()
+            .store(schedule::coarse_ns(), Relaxed);
+        let looks: Vec<Look> = (0..dispatcher.slots())
+            .map(|slot| observe(dispatcher, slot))
+            .collect();
+        self.judge(&looks, duties);
+        if looks.iter().any(|look| look.active > 0 || look.queued > 0) {
+            (duties.stuck_after / 4).clamp(BUSY_TICK.0, BUSY_TICK.1)
+        } else {
+            IDLE_TICK
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.started
+            .map_or(0, |started| started.elapsed().as_nanos() as u64)
+            + 1
+    }
+
+    fn judge(&mut self, looks: &[Look], duties: Duties) {
+        let now = self.now_ns();
+        let limits = Limits {
+            stuck_after_ns: duties.stuck_after.as_nanos() as u64,
+        };
+        for slot in 0..looks.len() {
+            let suspect = judge::suspect(now, &looks[slot], &mut self.memory[slot], limits);
+            if let Some(since) = self.memory[slot].stuck_since_ns {
+                self.look_after(slot, looks, now, since, duties);
+            } else if suspect && judge::stuck(self.doing(slot), self.another_idle(slot, looks)) {
+                self.memory[slot].stuck_since_ns = Some(now);
+                self.mark(slot, flag::STUCK, true);
+                self.event(SteerEvent::Stuck {
+                    slot,
+                    queued: looks[slot].queued,
+                });
+                self.rescue(slot, looks, duties);
+            }
+        }
+    }
+
+    /// A slot that is marked stuck: is it well again, or did more arrive (handshakes that were half done)?
+    fn look_after(&mut self, slot: usize, looks: &[Look], now: u64, since: u64, duties: Duties) {
+        let doing = self.doing(slot);
+        if judge::recovered(&looks[slot], &self.memory[slot], doing) {
+            self.memory[slot].stuck_since_ns = None;
+            self.mark(slot, flag::STUCK, false);
+            let stuck_ns = now.saturating_sub(since);
+            if let Some(dispatcher) = &self.dispatcher {
+                dispatcher
+                    .table()
+                    .slot(slot)
+                    .stuck_ns()
+                    .fetch_add(stuck_ns, Relaxed);
+            }
+            // A long request is over: no news. A worker that was away for a person's notice is back: news.
+            if stuck_ns >= NEWSWORTHY.as_nanos() as u64 {
+                let after_ms = stuck_ns / 1_000_000;
+                self.event(SteerEvent::Resumed { slot, after_ms });
+            }
+        } else if looks[slot].queued > 0 && matches!(doing, Doing::Busy | Doing::Stopped) {
+            self.rescue(slot, looks, duties);
+        }
+    }
+
+    /// Moves a stuck slot's queue where that is wished for and possible; tells whether it did.
+    fn rescue(&mut self, slot: usize, looks: &[Look], duties: Duties) -> bool {
+        if !duties.rescue || self.patience[slot].is_some_and(|until| Instant::now() < until) {
+            return false;
+        }
+        let others = looks.iter().enumerate().filter(|(other, look)| {
+            *other != slot && look.serving && self.memory[*other].stuck_since_ns.is_none()
+        });
+        let others: Vec<u32> = others.map(|(_, look)| look.room).collect();
+        if others.is_empty() || !judge::fits(looks[slot].queued, others.into_iter()) {
+            return false;
+        }
+        self.move_queue(slot)
+    }
+
+    /// Moves the queue of a slot that the program does not choose now; tells whether anything moved.
+    fn move_queue(&mut self, slot: usize) -> bool {
+        let Some(dispatcher) = &self.dispatcher else {
+            return false;
+        };
+        let before = Instant::now();
+        match dispatcher.move_queues(slot) {
+            Ok(0) => false,
+            Ok(moved) => {
+                let took_us = before.elapsed().as_micros() as u64;
+                let place = dispatcher.table().slot(slot);
+                place.rescues().fetch_add(1, Relaxed);
+                place.rescued().fetch_add(moved.into(), Relaxed);
+                let look = observe(dispatcher, slot);
+                self.memory[slot].moved(&look);
+                self.event(SteerEvent::Rescued {
+                    slot,
+                    moved,
+                    took_us,
+                });
+                true
+            }
+            Err(error) => {
+                self.patience[slot] = Some(Instant::now() + Duration::from_secs(1));
+                self.note(format!("slot {slot} is not rescued for a second: {error}"));
+                false
+            }
+        }
+    }
+
+    fn mark(&self, slot: usize, flag: u32, on: bool) {
+        if let Some(dispatcher) = &self.dispatcher {
+            dispatcher.table().slot(slot).mark(flag, on);
+        }
+    }
+
+    fn doing(&self, slot: usize) -> Doing {
+        let Some(dispatcher) = &self.dispatcher else {
+            return Doing::Unknown;
+        };
+        doing(dispatcher, slot)
+    }
+
+    fn another_idle(&self, slot: usize, looks: &[Look]) -> bool {
+        looks.iter().enumerate().any(|(other, look)| {
+            other != slot
+                && self.memory[other].stuck_since_ns.is_none()
+                && judge::idle(look, || self.doing(other))
+        })
+    }
+
+    /// Whether a slot other than this one can be given connections.
+    fn another_serves(&self, slot: usize) -> bool {
+        self.dispatcher.as_ref().is_some_and(|dispatcher| {
+            (0..dispatcher.slots()).any(|other| other != slot && observe(dispatcher, other).serving)
+        })
+    }
+}
+
+fn doing(dispatcher: &Dispatcher, slot: usize) -> Doing {
+    match dispatcher.table().slot(slot).pid().load(Relaxed) {
+        0 => Doing::Unknown,
+        pid => match process::doing_below(pid) {
+            process::Doing::Waiting => Doing::Waiting,
+            process::Doing::Busy => Doing::Busy,
+            process::Doing::Stopped => Doing::Stopped,
+            process::Doing::Unknown | process::Doing::Gone => Doing::Unknown,
+        },
+    }
+}
+
+/// Looks at a slot, and publishes its queue's length.
+fn observe(dispatcher: &Dispatcher, slot: usize) -> Look {
+    let place = dispatcher.table().slot(slot);
+    let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Relaxed);
+    let (established, arrived, left) = (
+        load(place.established()),
+        load(place.migrated_in()),
+        load(place.migrated_out()),
+    );
+    let active = u64::try_from(place.active().load(Relaxed)).unwrap_or(0);
+    // No connection is open that could wait: the queue was empty and is, and the system call is spared.
+    let queue = if active == 0
+        && place.queued().load(Relaxed) == 0
+        && place.queue_limit().load(Relaxed) > 0
+    {
+        wakeone_kernel::socket::AcceptQueue {
+            length: 0,
+            limit: place.queue_limit().load(Relaxed),
+        }
+    } else {
+        dispatcher.queue(slot)
+    };
+    place.queued().store(queue.length, Relaxed);
+    place.queue_limit().store(queue.limit, Relaxed);
+    Look {
+        serving: place.has(flag::UP)
+            && !place.has(flag::DRAINING)
+            && place.pid().load(Relaxed) != 0,
+        queued: queue.length,
+        room: queue.limit.saturating_sub(queue.length),
+        accepted: (established + arrived).saturating_sub(left + u64::from(queue.length)),
+        active,
+    }
+}
+
+impl Steer for Agent {
+    fn worker_up(&mut self, slot: usize, pid: u32) {
+        let mut core = lock(&self.core);
+        core.memory[slot] = Memory::default();
+        let Some(dispatcher) = &core.dispatcher else {
+            return;
+        };
+        let place = dispatcher.table().slot(slot);
+        place.mark(flag::STUCK, false);
+        place.pid().store(pid, Relaxed);
+        // A worker that was told to end may have shut its listener down: in the array again, whatever happened.
+        let restored = dispatcher.restore(slot);
+        place.mark(flag::UP, true);
+        if let Err(error) = restored {
+            core.note(format!(
+                "slot {slot} gets connections only from the kernel's choice: {error}"
+            ));
+        }
+    }
+
+    fn worker_down(&mut self, slot: usize) {
+        let mut core = lock(&self.core);
+        core.memory[slot] = Memory::default();
+        let another = core.another_serves(slot);
+        let Some(dispatcher) = &core.dispatcher else {
+            return;
+        };
+        let place = dispatcher.table().slot(slot);
+        place.pid().store(0, Relaxed);
+        place.mark(flag::STUCK, false);
+        place.restarts().fetch_add(1, Relaxed);
+        if another {
+            // Nobody serves this slot, and others are there: choose those, and give them what waits here.
+            place.mark(flag::UP, false);
+            core.move_queue(slot);
+        }
+        // The last worker is gone: what waits, waits for its successor, and so does what comes now.
+    }
+
+    fn drain(&mut self, slot: usize, on: bool) {
+        lock(&self.core).mark(slot, flag::DRAINING, on);
+    }
+
+    fn close(&mut self) {
+        if let Some(dispatcher) = &lock(&self.core).dispatcher {
+            dispatcher.table().flags().fetch_or(CLOSING, Relaxed);
+        }
+    }
+
+    fn queued(&self, slot: usize) -> u32 {
+        lock(&self.core)
+            .dispatcher
+            .as_ref()
+            .map_or(0, |dispatcher| dispatcher.queue(slot).length)
+    }
+
+    fn accepting(&self, slot: usize) -> Option<bool> {
+        match lock(&self.core).doing(slot) {
+            Doing::Waiting => Some(true),
+            Doing::Busy | Doing::Stopped => Some(false),
+            Doing::Unknown => None,
+        }
+    }
+
+    fn events(&mut self) -> Vec<SteerEvent> {
+        std::mem::take(&mut lock(&self.core).events)
+    }
+}
+
+/// Listeners by slot, then by address, as descriptors of our own.
+///
+/// # Errors
+/// Out of descriptors.
+pub fn duplicate<'a>(
+    listeners: impl Iterator<Item = &'a [OwnedFd]>,
+) -> std::io::Result<Vec<Vec<OwnedFd>>> {
+    listeners
+        .map(|slot| slot.iter().map(OwnedFd::try_clone).collect())
+        .collect()
+}

@@ -1,0 +1,138 @@
+//! Taking away what a group left behind: its program, pins, cgroup and state, whole or half-made.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use wakeone_kernel::{bpf, cgroup, process, socket};
+
+use crate::dispatcher::sweep_halves;
+use crate::paths::Paths;
+use crate::status;
+use crate::supervisor::state::{GroupDir, State, StateError};
+
+/// What was taken away.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// The group.
+    pub name: String,
+    /// Reuseport groups from which the program was detached.
+    pub detached: usize,
+    /// Whether there were pins.
+    pub pins: bool,
+    /// Cgroups removed.
+    pub cgroups: Vec<PathBuf>,
+    /// Workers that go on serving, by the kernel's own choice.
+    pub serving_pids: Vec<u32>,
+}
+
+/// Why a group was left as it is.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no such group.
+    #[error("there is no group `{name}`; {known}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is instead.
+        known: String,
+    },
+    /// Its supervisor lives and would go on as if it were steered; or its folder cannot be had.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// Something could not be removed.
+    #[error("cannot detach `{name}`: {what} cannot be removed: {source}")]
+    Remove {
+        /// The group.
+        name: String,
+        /// What it is.
+        what: String,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Takes one group away. Its workers, if any live, go on serving.
+///
+/// # Errors
+/// See [`Error`].
+pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
+    let names = status::names(paths).unwrap_or_default();
+    if !names.iter().any(|known| known == name) && paths.cgroups_of(name).is_empty() {
+        let known = if names.is_empty() {
+            "there is none at all".to_owned()
+        } else {
+            format!("there are {}", names.join(", "))
+        };
+        return Err(Error::Unknown {
+            name: name.to_owned(),
+            known,
+        });
+    }
+    let dir = GroupDir::take(&paths.runtime, name)?;
+    let mut report = Report {
+        name: name.to_owned(),
+        ..Report::default()
+    };
+    if let Ok(Some(state)) = dir.load() {
+        release(&state, &mut report);
+    }
+    let failed = |what: String| {
+        move |source| Error::Remove {
+            name: name.to_owned(),
+            what,
+            source,
+        }
+    };
+    let pins = paths.group_pins(name);
+    report.pins = pins.exists();
+    bpf::remove_pins(&pins).map_err(failed(pins.display().to_string()))?;
+    for path in paths.cgroups_of(name) {
+        cgroup::remove(&path).map_err(failed(path.display().to_string()))?;
+        report.cgroups.push(path);
+    }
+    dir.forget();
+    drop(dir);
+    paths.tidy();
+    Ok(report)
+}
+
+/// Detaches the program from the listeners that living workers hold.
+fn release(state: &State, report: &mut Report) {
+    let mut done = vec![false; state.listen.len()];
+    for slot in &state.slots {
+        let Some(worker) = slot.worker.filter(|worker| worker.lives()) else {
+            continue;
+        };
+        report.serving_pids.push(worker.pid);
+        let held = process::sockets_of(worker.pid).unwrap_or_default();
+        for (address, inode) in slot.inodes.iter().enumerate().take(done.len()) {
+            let listener = held
+                .iter()
+                .find(|(_, held)| held == inode)
+                .and_then(|(fd, _)| process::descriptor_of(worker.pid, *fd).ok());
+            // One member speaks for its whole group.
+            if let (false, Some(listener)) = (done[address], listener) {
+                done[address] = socket::detach_reuseport(&listener).is_ok();
+            }
+        }
+    }
+    report.detached = done.into_iter().filter(|done| *done).count();
+}
+
+/// Takes away every group that no supervisor holds, and what half-finished starts left.
+///
+/// # Errors
+/// The first group that could not be taken away; groups with a living supervisor are passed over.
+pub fn detach_all(paths: &Paths) -> Result<Vec<Report>, Error> {
+    sweep_halves(&paths.pins);
+    let mut reports = Vec::new();
+    for name in status::names(paths).unwrap_or_default() {
+        match detach(paths, &name) {
+            Ok(report) => reports.push(report),
+            Err(Error::State(StateError::Taken { .. })) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    paths.tidy();
+    Ok(reports)
+}

@@ -1,0 +1,322 @@
+//! The dispatch program of one group, from user space: loading or finding it, its listeners, its marks, its end.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+
+use wakeone_kernel::bpf::{self, LoadPlan, Pinned};
+use wakeone_kernel::socket::{self, AcceptQueue};
+use wakeone_kernel::table::{self, Table, flag};
+use wakeone_kernel::{capability, cgroup};
+
+use crate::paths::Paths;
+use crate::policy::Policy;
+
+/// Why a group is not steered, as one sentence.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is nowhere to pin to.
+    #[error("cannot steer `{name}`: {why}")]
+    NoBpffs {
+        /// The group.
+        name: String,
+        /// What is missing and what to do.
+        why: String,
+    },
+    /// We may not.
+    #[error(
+        "cannot steer `{name}`: {step} was not allowed; it needs {missing}: start as root or with these capabilities, or choose --policy random, cpu or hash, which need none"
+    )]
+    NotAllowed {
+        /// The group.
+        name: String,
+        /// What was tried.
+        step: String,
+        /// The capabilities that are missing.
+        missing: String,
+    },
+    /// Anything else that the kernel refused.
+    #[error("cannot steer `{name}`: {0}", .source)]
+    Kernel {
+        /// The group.
+        name: String,
+        /// The step and the answer.
+        source: bpf::Error,
+    },
+}
+
+impl Error {
+    fn of(name: &str) -> impl Fn(bpf::Error) -> Self + '_ {
+        move |source| {
+            let missing = capability::missing();
+            if source.source.kind() == std::io::ErrorKind::PermissionDenied && !missing.is_empty() {
+                return Self::NotAllowed {
+                    name: name.to_owned(),
+                    step: source.step,
+                    missing: missing.join(" and "),
+                };
+            }
+            Self::Kernel {
+                name: name.to_owned(),
+                source,
+            }
+        }
+    }
+}
+
+/// What to dispatch, and how.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// The group's name.
+    pub name: &'a str,
+    /// Its places.
+    pub paths: &'a Paths,
+    /// How a worker is chosen.
+    pub policy: Policy,
+    /// Weights of slots that have another than 1.
+    pub weights: &'a [(usize, u32)],
+    /// The cgroup that the listeners were created in.
+    pub cgroup: Option<&'a Path>,
+    /// Length of each accept queue.
+    pub backlog: i32,
+    /// Workers of an earlier supervisor still serve: keep its program and counts if they fit.
+    pub adopt: bool,
+}
+
+/// A steered group. Dropping it leaves everything as it is; [`Dispatcher::end`] takes it away.
+#[derive(Debug)]
+pub struct Dispatcher {
+    name: String,
+    pinned: Pinned,
+    /// By slot, then by address.
+    listeners: Vec<Vec<OwnedFd>>,
+    backlog: i32,
+    kept: bool,
+}
+
+impl Dispatcher {
+    /// Loads the program, or finds the one of an earlier supervisor, and attaches it to the group's listeners.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing is left loaded or pinned then that was not before.
+    pub fn start(plan: &Plan<'_>, listeners: Vec<Vec<OwnedFd>>) -> Result<Self, Error> {
+        let name = plan.name.to_owned();
+        plan.paths.prepare().map_err(|why| Error::NoBpffs {
+            name: name.clone(),
+            why,
+        })?;
+        let dir = plan.paths.group_pins(plan.name);
+        sweep_halves(&plan.paths.pins);
+        let addresses = listeners.first().map_or(0, Vec::len);
+        let found = plan
+            .adopt
+            .then(|| find(&dir, addresses, listeners.len()))
+            .flatten();
+        let kept = found.is_some();
+        let pinned = match found {
+            Some(pinned) => pinned,
+            None => {
+                bpf::remove_pins(&dir).map_err(|source| Error::Kernel {
+                    name: name.clone(),
+                    source: bpf::Error {
+                        step: format!("removing {}", dir.display()),
+                        source,
+                    },
+                })?;
+                let load = LoadPlan {
+                    dir: &dir,
+                    addresses,
+                    cgroup: plan.cgroup,
+                };
+                bpf::load(&load).map_err(|error| {
+                    plan.paths.tidy();
+                    Error::of(plan.name)(error)
+                })?
+            }
+        };
+        let dispatcher = Self {
+            name,
+            pinned,
+            listeners,
+            backlog: plan.backlog,
+            kept,
+        };
+        dispatcher.fill(plan).map_err(|error| {
+            if !kept {
+                let _ = bpf::remove_pins(&dir);
+                plan.paths.tidy();
+            }
+            Error::of(plan.name)(error)
+        })?;
+        Ok(dispatcher)
+    }
+
+    /// Tells the program everything about the group, then attaches it: it never runs on a half-filled table.
+    fn fill(&self, plan: &Plan<'_>) -> Result<(), bpf::Error> {
+        let table = self.table();
+        table.contract().store(table::CONTRACT, Relaxed);
+        table.flags().store(0, Relaxed);
+        table.slots().store(self.listeners.len() as u32, Relaxed);
+        for slot in 0..self.listeners.len() {
+            let weight = plan.weights.iter().rev().find(|(at, _)| *at == slot);
+            table
+                .slot(slot)
+                .weight()
+                .store(weight.map_or(1, |(_, weight)| *weight), Relaxed);
+            // Up from the start: what connects before the first worker runs waits in a queue of its own. Marks that
+            // an earlier agent left behind are its own.
+            table.slot(slot).flags().store(flag::UP, Relaxed);
+            for (address, listener) in self.listeners[slot].iter().enumerate() {
+                self.pinned.know_listener(slot, listener)?;
+                self.pinned.put(address, slot, listener)?;
+            }
+        }
+        self.set_policy(plan.policy);
+        for (address, member) in self.listeners[0].iter().enumerate() {
+            self.pinned.attach(address, member)?;
+        }
+        Ok(())
+    }
+
+    /// The group's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether program and counts are those of an earlier supervisor.
+    pub fn kept(&self) -> bool {
+        self.kept
+    }
+
+    /// The shared table.
+    pub fn table(&self) -> &Table {
+        self.pinned.table()
+    }
+
+    /// How many slots it has.
+    pub fn slots(&self) -> usize {
+        self.listeners.len()
+    }
+
+    /// The listeners of a slot, by address.
+    pub fn listeners(&self, slot: usize) -> &[OwnedFd] {
+        &self.listeners[slot]
+    }
+
+    /// Chooses by another policy from now on.
+    pub fn set_policy(&self, policy: Policy) {
+        self.table().policy().store(policy.number(), Relaxed);
+    }
+
+    /// Length and limit of a slot's accept queues, summed over its addresses.
+    pub fn queue(&self, slot: usize) -> AcceptQueue {
+        let queues = self.listeners[slot]
+            .iter()
+            .filter_map(|one| socket::accept_queue(one).ok());
+        queues.fold(AcceptQueue::default(), |sum, one| AcceptQueue {
+            length: sum.length + one.length,
+            limit: sum.limit + one.limit,
+        })
+    }
+
+    /// Moves what waits in a slot's queues to the slots that the program chooses, and returns how many that were.
+    ///
+    /// The caller has marked the slot, so that the program does not choose it, and has made sure that another slot of
+    /// the group is good: with no other listener the kernel would reset the queue.
+    ///
+    /// # Errors
+    /// A listener did not come back; the slot is not chosen any more until it does.
+    pub fn move_queues(&self, slot: usize) -> Result<u32, bpf::Error> {
+        let mut moved = 0;
+        for (address, listener) in self.listeners[slot].iter().enumerate() {
+            let waiting = socket::accept_queue(listener).map_or(0, |queue| queue.length);
+            if waiting == 0 {
+                continue;
+            }
+            socket::move_queue(listener, self.backlog).map_err(|source| bpf::Error {
+                step: format!("moving the queue of slot {slot}"),
+                source,
+            })?;
+            self.pinned.put(address, slot, listener)?;
+            moved += waiting;
+            self.nudge_others(slot, address);
+        }
+        Ok(moved)
+    }
+
+    /// Wakes the workers that got something: not every kernel does (see [`socket::nudge`]).
+    fn nudge_others(&self, slot: usize, address: usize) {
+        for (other, listeners) in self.listeners.iter().enumerate() {
+            let listener = &listeners[address];
+            if other != slot && socket::accept_queue(listener).is_ok_and(|queue| queue.length > 0) {
+                socket::nudge(listener);
+            }
+        }
+    }
+
+    /// Puts a slot's listeners back into the array, should they have left it (a worker shut one down).
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn restore(&self, slot: usize) -> Result<(), bpf::Error> {
+        for (address, listener) in self.listeners[slot].iter().enumerate() {
+            self.pinned.put(address, slot, listener)?;
+        }
+        Ok(())
+    }
+
+    /// Takes program, maps and links away; the sockets stay, and the kernel's hash chooses among them.
+    pub fn end(self, paths: &Paths, cgroup: Option<&Path>) {
+        for listener in &self.listeners[0] {
+            let _ = socket::detach_reuseport(listener.as_fd());
+        }
+        let dir = self.pinned.dir().to_owned();
+        drop(self);
+        remove(paths, &dir, cgroup);
+    }
+}
+
+fn remove(paths: &Paths, dir: &Path, cgroup: Option<&Path>) {
+    if let Err(error) = bpf::remove_pins(dir) {
+        tracing::warn!("cannot remove the pins in {}: {error}", dir.display());
+    }
+    if let Some(path) = cgroup
+        && let Err(error) = cgroup::remove(path)
+    {
+        tracing::warn!("cannot remove the cgroup {}: {error}", path.display());
+    }
+    paths.tidy();
+}
+
+/// The group that is pinned there, if it is whole, of this layout, and of the same shape.
+fn find(dir: &Path, addresses: usize, slots: usize) -> Option<Pinned> {
+    let pinned = Pinned::open(dir).ok()?;
+    let table = pinned.table();
+    let fits = table.contract().load(Relaxed) == table::CONTRACT
+        && pinned.addresses() == addresses
+        && table.slots().load(Relaxed) as usize == slots;
+    fits.then_some(pinned)
+}
+
+/// Removes half-made groups whose maker is gone.
+pub fn sweep_halves(pins: &Path) -> Vec<PathBuf> {
+    let mut swept = Vec::new();
+    for entry in std::fs::read_dir(pins).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(rest) = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(bpf::TEMPORARY))
+        else {
+            continue;
+        };
+        let maker = rest
+            .split('-')
+            .next()
+            .and_then(|pid| pid.parse::<u32>().ok());
+        let alive = maker.is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists());
+        if !alive && bpf::remove_pins(&entry.path()).is_ok() {
+            swept.push(entry.path());
+        }
+    }
+    swept
+}

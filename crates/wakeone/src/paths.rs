@@ -1,0 +1,145 @@
+//! Where a group's things are: pins on bpffs, a cgroup, state in the runtime folder.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use wakeone_kernel::{bpffs, cgroup};
+
+/// Where bpffs is mounted on every systemd machine.
+const SYSTEM_BPFFS: &str = "/sys/fs/bpf";
+
+/// Our own mount, below the runtime folder. No group can have a name with a dot.
+const OWN_BPFFS: &str = ".bpf";
+
+/// The runtime folder of root.
+const SYSTEM_RUNTIME: &str = "/run/wakeone";
+
+/// Places of all the groups of one runtime folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Paths {
+    /// The runtime folder.
+    pub runtime: PathBuf,
+    /// The folder on bpffs that holds a folder for each group.
+    pub pins: PathBuf,
+    /// A bpffs of our own, where the machine has none.
+    own_mount: Option<PathBuf>,
+}
+
+impl Paths {
+    /// The places that go with a runtime folder; touches nothing. `WAKEONE_BPFFS` names another bpffs.
+    pub fn of(runtime: &Path) -> Self {
+        let given = std::env::var_os("WAKEONE_BPFFS").map(PathBuf::from);
+        let system = PathBuf::from(SYSTEM_BPFFS);
+        let (root, own_mount) = match given {
+            Some(given) => (given, None),
+            None if bpffs::is_bpffs(&system).unwrap_or(false) => (system, None),
+            None => (runtime.join(OWN_BPFFS), Some(runtime.join(OWN_BPFFS))),
+        };
+        Self {
+            runtime: runtime.to_owned(),
+            pins: root.join(pins_name(runtime)),
+            own_mount,
+        }
+    }
+
+    /// A group's pins.
+    pub fn group_pins(&self, name: &str) -> PathBuf {
+        self.pins.join(name)
+    }
+
+    /// The name of a group's cgroup, below the one that its supervisor runs in.
+    pub fn cgroup_name(&self, name: &str) -> String {
+        format!("{}-{name}", pins_name(&self.runtime))
+    }
+
+    /// Every cgroup, wherever its supervisor ran, that is named as this group's.
+    pub fn cgroups_of(&self, name: &str) -> Vec<PathBuf> {
+        let wanted = self.cgroup_name(name);
+        let mut found = Vec::new();
+        if let Ok(root) = cgroup::mount_point() {
+            find_named(&root, &wanted, &mut found);
+        }
+        found
+    }
+
+    /// Makes sure that there is a bpffs to pin on, mounting one of our own where the machine has none.
+    ///
+    /// # Errors
+    /// One sentence: what is missing and what to do.
+    pub fn prepare(&self) -> Result<(), String> {
+        let root = self.pins.parent().unwrap_or(Path::new("/"));
+        if let Some(own) = &self.own_mount {
+            make_private(own).map_err(|error| format!("cannot make {}: {error}", own.display()))?;
+            if !bpffs::is_bpffs(own).unwrap_or(false) {
+                // Mounted over a folder that only root may enter: nobody else gets near the pins.
+                bpffs::mount_at(own).map_err(|error| {
+                    format!(
+                        "{SYSTEM_BPFFS} is no bpffs and one cannot be mounted at {}: {error}; as root: mount -t bpf bpf {SYSTEM_BPFFS}",
+                        own.display()
+                    )
+                })?;
+            }
+        } else if !bpffs::is_bpffs(root).unwrap_or(false) {
+            return Err(format!(
+                "{} is no bpffs, so the program cannot outlive this process; mount one with: mount -t bpf bpf {}",
+                root.display(),
+                root.display()
+            ));
+        }
+        make_private(&self.pins)
+            .map_err(|error| format!("cannot make {} for the pins: {error}", self.pins.display()))
+    }
+
+    /// Takes away what no group uses any more: the folder of the pins, and our own mount.
+    pub fn tidy(&self) {
+        let _ = fs::remove_dir(&self.pins);
+        if let Some(own) = &self.own_mount
+            && is_unused(own)
+            && bpffs::unmount(own).is_ok()
+        {
+            let _ = fs::remove_dir(own);
+        }
+        let _ = fs::remove_dir(&self.runtime);
+    }
+}
+
+/// `wakeone` for the default runtime folder; another one's groups must not meet those.
+fn pins_name(runtime: &Path) -> String {
+    if runtime == Path::new(SYSTEM_RUNTIME) {
+        return "wakeone".into();
+    }
+    let mut hasher = DefaultHasher::new();
+    runtime.hash(&mut hasher);
+    format!("wakeone-{:08x}", hasher.finish() as u32)
+}
+
+/// Whether a bpffs holds nothing but what the kernel puts there itself (maps.debug, progs.debug).
+fn is_unused(mount: &Path) -> bool {
+    let kernels = |name: &std::ffi::OsStr| name.as_encoded_bytes().ends_with(b".debug");
+    fs::read_dir(mount)
+        .is_ok_and(|entries| entries.flatten().all(|entry| kernels(&entry.file_name())))
+}
+
+fn make_private(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+}
+
+fn find_named(dir: &Path, wanted: &str, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let path = entry.path();
+        if entry.file_name().to_str() == Some(wanted) {
+            found.push(path);
+        } else {
+            find_named(&path, wanted, found);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The policies by name.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// How a worker is chosen for a connection. The numbers are those of `enum wakeone_policy` in `bpf/contract.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u32)]
+pub enum Policy {
+    /// By the connection's addresses and ports: the kernel's own.
+    Hash = 0,
+    /// In turn.
+    RoundRobin = 1,
+    /// By chance.
+    Random = 2,
+    /// The one with the fewest open connections for its weight.
+    #[default]
+    LeastConnections = 3,
+    /// The less loaded of two drawn by chance (Mitzenmacher's power of two choices).
+    TwoChoices = 4,
+    /// The one with the shortest accept queue.
+    ShortestQueue = 5,
+    /// By the CPU that got the packet.
+    Cpu = 6,
+}
+
+impl Policy {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 7] = [
+        Self::Hash,
+        Self::RoundRobin,
+        Self::Random,
+        Self::LeastConnections,
+        Self::TwoChoices,
+        Self::ShortestQueue,
+        Self::Cpu,
+    ];
+
+    /// The name that a user types.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hash => "hash",
+            Self::RoundRobin => "round-robin",
+            Self::Random => "random",
+            Self::LeastConnections => "least-connections",
+            Self::TwoChoices => "two-choices",
+            Self::ShortestQueue => "shortest-queue",
+            Self::Cpu => "cpu",
+        }
+    }
+
+    /// The number in the shared table.
+    pub fn number(self) -> u32 {
+        self as u32
+    }
+
+    /// The policy of a number in the shared table.
+    pub fn of_number(number: u32) -> Option<Self> {
+        Self::ALL.get(usize::try_from(number).ok()?).copied()
+    }
+
+    /// Whether it looks at how many connections a worker has open.
+    pub fn needs_counts(self) -> bool {
+        matches!(self, Self::LeastConnections | Self::TwoChoices)
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|policy| policy.name() == text)
+            .ok_or_else(|| {
+                let names = Self::ALL.map(Self::name).join(", ");
+                format!("`{text}` is no policy; there are {names}")
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_lead_back() {
+        for policy in Policy::ALL {
+            assert_eq!(policy.name().parse(), Ok(policy));
+            assert_eq!(Policy::of_number(policy.number()), Some(policy));
+        }
+        assert_eq!(Policy::of_number(7), None);
+        assert!(
+            "least"
+                .parse::<Policy>()
+                .is_err_and(|said| said.contains("least-connections"))
+        );
+    }
+}

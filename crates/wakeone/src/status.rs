@@ -1,0 +1,250 @@
+//! What is steered now: a snapshot of every group, read from its pins and its state, whether or not its agent lives.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+
+use serde::Serialize;
+use wakeone_kernel::bpf::{Pinned, RunStatistics};
+use wakeone_kernel::schedule;
+use wakeone_kernel::table::{self, CLOSING, EXITS, Table, flag};
+
+use crate::paths::Paths;
+use crate::policy::Policy;
+use crate::supervisor::state::{self, State};
+
+/// Ways out by which the kernel chose instead of the policy.
+const FALLBACKS: [&str; 3] = ["no_slot", "select_failed", "bad_policy"];
+
+/// All groups of a runtime folder.
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    /// By name.
+    pub groups: Vec<Group>,
+}
+
+/// One group.
+#[derive(Debug, Clone, Serialize)]
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// Where it listens.
+    pub listen: Vec<String>,
+    /// Whether connections go where our program says; else the kernel's own or a classic program chooses.
+    pub steered: bool,
+    /// How a worker is chosen; absent where the group is not steered by our program.
+    pub policy: Option<Policy>,
+    /// The supervisor's pid, if it lives.
+    pub supervisor_pid: Option<u32>,
+    /// Whether an agent looks after it: moves queues, keeps the queue lengths fresh.
+    pub agent: bool,
+    /// Whether connections are counted.
+    pub counting: bool,
+    /// Whether it takes no new connections any more.
+    pub closing: bool,
+    /// Connections that the kernel placed because our program could not.
+    pub fallbacks: u64,
+    /// Every way out of the program, counted.
+    pub exits: BTreeMap<&'static str, u64>,
+    /// Connections that were moved while they waited and are still open.
+    pub moved_live: u64,
+    /// Its slots.
+    pub slots: Vec<Slot>,
+    /// Run statistics of its programs; all 0 unless the kernel keeps any (`kernel.bpf_stats_enabled`).
+    pub programs: Vec<RunStatistics>,
+}
+
+/// One slot.
+#[derive(Debug, Clone, Serialize)]
+pub struct Slot {
+    /// Its number.
+    pub slot: usize,
+    /// Its worker.
+    pub pid: Option<u32>,
+    /// `up`, `stuck`, `draining` or `down`.
+    pub state: &'static str,
+    /// Its share relative to the others'.
+    pub weight: u32,
+    /// Connections open, those that wait included.
+    pub active: i64,
+    /// Connections waiting to be accepted, when last looked.
+    pub queued: u32,
+    /// How many may wait.
+    pub queue_limit: u32,
+    /// Times the program chose it.
+    pub selected: u64,
+    /// Its part of all choices, 0 to 1.
+    pub selected_share: f64,
+    /// Connections that completed their handshake here.
+    pub established: u64,
+    /// Connections counted out.
+    pub closed: u64,
+    /// Waiting connections that came from another slot.
+    pub migrated_in: u64,
+    /// Waiting connections that went to another slot.
+    pub migrated_out: u64,
+    /// Times its queue was moved.
+    pub rescues: u64,
+    /// Connections moved by that.
+    pub rescued: u64,
+    /// Time that its worker was seen stuck, in ms.
+    pub stuck_ms: u64,
+    /// Workers started again here.
+    pub restarts: u64,
+}
+
+/// Reads every group.
+///
+/// # Errors
+/// The runtime folder cannot be read: who is not root may not.
+pub fn read(paths: &Paths) -> io::Result<Status> {
+    let mut groups = Vec::new();
+    for name in names(paths)? {
+        let state = state::load(&paths.runtime, &name).ok().flatten();
+        let pinned = Pinned::open(&paths.group_pins(&name))
+            .ok()
+            .filter(|pinned| pinned.table().contract().load(Relaxed) == table::CONTRACT);
+        if state.is_some() || pinned.is_some() {
+            groups.push(group(name, state.as_ref(), pinned.as_ref()));
+        }
+    }
+    Ok(Status { groups })
+}
+
+/// Names of groups that have a state or pins.
+///
+/// # Errors
+/// A folder is there and cannot be read.
+pub fn names(paths: &Paths) -> io::Result<Vec<String>> {
+    let mut names =
+        state::names(&paths.runtime).map_err(|error| io::Error::other(error.to_string()))?;
+    names.extend(folder_names(&paths.pins)?);
+    names.retain(|name| !name.starts_with(wakeone_kernel::bpf::TEMPORARY));
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+fn folder_names(dir: &Path) -> io::Result<Vec<String>> {
+    match std::fs::read_dir(dir) {
+        Ok(entries) => {
+            let names = entries
+                .flatten()
+                .filter_map(|entry| entry.file_name().into_string().ok());
+            Ok(names.filter(|name| state::is_name(name)).collect())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Group {
+    let table = pinned.map(Pinned::table);
+    let exits: BTreeMap<_, _> = table
+        .map(|table| EXITS.into_iter().zip(table.exits()).collect())
+        .unwrap_or_default();
+    Group {
+        name,
+        listen: state
+            .map(|state| {
+                state
+                    .listen
+                    .iter()
+                    .map(|at| at.address.to_string())
+                    .collect()
+            })
+            .unwrap_or_default(),
+        steered: table.is_some(),
+        policy: table.and_then(|table| Policy::of_number(table.policy().load(Relaxed))),
+        supervisor_pid: state
+            .filter(|state| state.boot == state::boot_id() && state.supervisor.lives())
+            .map(|state| state.supervisor.pid),
+        agent: table.is_some_and(agent_lives),
+        counting: pinned.is_some_and(Pinned::counting),
+        closing: table.is_some_and(|table| table.flags().load(Relaxed) & CLOSING != 0),
+        fallbacks: FALLBACKS.iter().filter_map(|way| exits.get(way)).sum(),
+        exits,
+        moved_live: table.map_or(0, Table::moved_live),
+        slots: table
+            .map(slots)
+            .unwrap_or_else(|| state.map(unsteered_slots).unwrap_or_default()),
+        programs: pinned.map(Pinned::run_statistics).unwrap_or_default(),
+    }
+}
+
+fn agent_lives(table: &Table) -> bool {
+    let age = schedule::coarse_ns().saturating_sub(table.heartbeat_ns().load(Relaxed));
+    age <= table.heartbeat_limit_ns().load(Relaxed)
+}
+
+fn slots(table: &Table) -> Vec<Slot> {
+    let count = (table.slots().load(Relaxed) as usize).min(table::MAX_SLOTS);
+    let selected: u64 = (0..count)
+        .map(|slot| table.slot(slot).selected().load(Relaxed))
+        .sum();
+    (0..count)
+        .map(|slot| one_slot(table, slot, selected))
+        .collect()
+}
+
+fn one_slot(table: &Table, number: usize, selected_in_all: u64) -> Slot {
+    let place = table.slot(number);
+    let selected = place.selected().load(Relaxed);
+    Slot {
+        slot: number,
+        pid: Some(place.pid().load(Relaxed)).filter(|pid| *pid != 0),
+        state: match place.flags().load(Relaxed) {
+            flags if flags & flag::UP == 0 => "down",
+            flags if flags & flag::DRAINING != 0 => "draining",
+            flags if flags & flag::STUCK != 0 => "stuck",
+            _ => "up",
+        },
+        weight: place.weight().load(Relaxed),
+        active: place.active().load(Relaxed),
+        queued: place.queued().load(Relaxed),
+        queue_limit: place.queue_limit().load(Relaxed),
+        selected,
+        selected_share: if selected_in_all == 0 {
+            0.0
+        } else {
+            selected as f64 / selected_in_all as f64
+        },
+        established: place.established().load(Relaxed),
+        closed: place.closed().load(Relaxed),
+        migrated_in: place.migrated_in().load(Relaxed),
+        migrated_out: place.migrated_out().load(Relaxed),
+        rescues: place.rescues().load(Relaxed),
+        rescued: place.rescued().load(Relaxed),
+        stuck_ms: place.stuck_ns().load(Relaxed) / 1_000_000,
+        restarts: place.restarts().load(Relaxed),
+    }
+}
+
+/// What is known of a group without a program: who serves it.
+fn unsteered_slots(state: &State) -> Vec<Slot> {
+    let slots = state.slots.iter().enumerate();
+    let slot = |(number, slot): (usize, &state::Slot)| Slot {
+        slot: number,
+        pid: slot
+            .worker
+            .filter(|worker| worker.lives())
+            .map(|worker| worker.pid),
+        state: "up",
+        weight: 1,
+        active: 0,
+        queued: 0,
+        queue_limit: 0,
+        selected: 0,
+        selected_share: 0.0,
+        established: 0,
+        closed: 0,
+        migrated_in: 0,
+        migrated_out: 0,
+        rescues: 0,
+        rescued: 0,
+        stuck_ms: 0,
+        restarts: 0,
+    };
+    slots.map(slot).collect()
+}
