@@ -224,7 +224,7 @@ fn a_browser_shows_the_page_without_a_request_an_error_or_an_overflow() {
     // The page itself has no script; this one, added to a copy, says what the browser did with it.
     let spy = "<script>addEventListener('load',()=>{document.title=JSON.stringify({\
         fetched:performance.getEntriesByType('resource').map(r=>r.name),\
-        wider:document.documentElement.scrollWidth-innerWidth,\
+        wider:document.documentElement.scrollWidth-document.documentElement.clientWidth,\
         charts:[...document.querySelectorAll('svg')].filter(s=>s.getBoundingClientRect().width>100).length,\
         spilled:[...document.querySelectorAll('svg text')].filter(t=>{const a=t.getBoundingClientRect(),\
           b=t.ownerSVGElement.getBoundingClientRect();return a.width>0&&(a.right>b.right+2||a.left<b.left-2)}).map(t=>t.textContent)})})</script>";
