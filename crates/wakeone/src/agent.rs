@@ -321,7 +321,7 @@ impl Core {
 fn doing(dispatcher: &Dispatcher, slot: usize) -> Doing {
     match dispatcher.table().slot(slot).pid().load(Relaxed) {
         0 => Doing::Unknown,
-        pid => match process::doing_below(pid) {
+        pid => match process::doing_below(pid, dispatcher.inodes(slot)) {
             process::Doing::Waiting => Doing::Waiting,
             process::Doing::Busy => Doing::Busy,
             process::Doing::Stopped => Doing::Stopped,
@@ -341,7 +341,8 @@ fn observe(dispatcher: &Dispatcher, slot: usize) -> Look {
     );
     let active = u64::try_from(place.active().load(Relaxed)).unwrap_or(0);
     // No connection is open that could wait: the queue was empty and is, and the system call is spared.
-    let queue = if active == 0
+    let queue = if dispatcher.counting()
+        && active == 0
         && place.queued().load(Relaxed) == 0
         && place.queue_limit().load(Relaxed) > 0
     {

@@ -90,6 +90,8 @@ pub struct Dispatcher {
     pinned: Pinned,
     /// By slot, then by address.
     listeners: Vec<Vec<OwnedFd>>,
+    /// Of the listeners, in the same order.
+    inodes: Vec<Vec<u64>>,
     backlog: i32,
     kept: bool,
 }
@@ -134,9 +136,14 @@ impl Dispatcher {
                 })?
             }
         };
+        let inode = |one: &OwnedFd| rustix::fs::fstat(one).map_or(0, |stat| stat.st_ino);
         let dispatcher = Self {
             name,
             pinned,
+            inodes: listeners
+                .iter()
+                .map(|slot| slot.iter().map(inode).collect())
+                .collect(),
             listeners,
             backlog: plan.backlog,
             kept,
@@ -201,6 +208,16 @@ impl Dispatcher {
     /// The listeners of a slot, by address.
     pub fn listeners(&self, slot: usize) -> &[OwnedFd] {
         &self.listeners[slot]
+    }
+
+    /// The inodes of a slot's listeners, by which they are found among a process's descriptors.
+    pub fn inodes(&self, slot: usize) -> &[u64] {
+        &self.inodes[slot]
+    }
+
+    /// Whether connections are counted.
+    pub fn counting(&self) -> bool {
+        self.pinned.counting()
     }
 
     /// Chooses by another policy from now on.
