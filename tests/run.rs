@@ -6,13 +6,11 @@ mod support;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::collections::HashSet;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use support::{
-    Ground, Run, ask, eventually, everyone, get, is_root, pid_of, runs, server, signal, whoami,
+    Clients, Ground, Run, ask, eventually, everyone, is_root, pid_of, runs, server, signal, whoami,
 };
 
 const ANY: &str = "127.0.0.1:0";
@@ -111,7 +109,7 @@ fn signals_that_we_were_told_to_ignore_reach_workers_again() {
         server("whoami.py")
     );
     let mut command = std::process::Command::new("sh");
-    command.args(["-c", &line]).arg(ground.path());
+    command.args(["-c", &line]).arg(ground.runtime());
     let mut run = Run::start(command);
     let worker = whoami(run.ready());
     // Python itself ignores SIGPIPE (13) and SIGXFSZ (25); 32 and 33 belong to libc and are as they were.
@@ -120,59 +118,13 @@ fn signals_that_we_were_told_to_ignore_reach_workers_again() {
     run.stop();
 }
 
-/// Clients that ask one after the other until told to stop: answers, and failures with their reason.
-struct Clients {
-    stop: Arc<AtomicBool>,
-    answers: Arc<AtomicU64>,
-    threads: Vec<std::thread::JoinHandle<Vec<String>>>,
-}
-
-impl Clients {
-    fn start(address: SocketAddr, count: usize) -> Self {
-        let (stop, answers) = (
-            Arc::new(AtomicBool::new(false)),
-            Arc::new(AtomicU64::new(0)),
-        );
-        let client = |stop: Arc<AtomicBool>, answers: Arc<AtomicU64>| {
-            move || {
-                let mut failures = Vec::new();
-                while !stop.load(Ordering::Relaxed) {
-                    match get(address, "/slow?ms=1") {
-                        Ok(_) => drop(answers.fetch_add(1, Ordering::Relaxed)),
-                        Err(error) => failures.push(error.to_string()),
-                    }
-                }
-                failures
-            }
-        };
-        let threads = (0..count)
-            .map(|_| std::thread::spawn(client(stop.clone(), answers.clone())))
-            .collect();
-        Self {
-            stop,
-            answers,
-            threads,
-        }
-    }
-
-    fn stop(self) -> (u64, Vec<String>) {
-        self.stop.store(true, Ordering::Relaxed);
-        let failures = self
-            .threads
-            .into_iter()
-            .flat_map(|thread| thread.join().expect("client"))
-            .collect();
-        (self.answers.load(Ordering::Relaxed), failures)
-    }
-}
-
 #[test]
 fn a_rolling_restart_under_load_replaces_everyone_and_loses_nothing() {
     let ground = Ground::new();
     let mut run = ground.whoami(&["-w", "3", "-l", ANY]);
     let address = run.ready();
     let before: HashSet<u32> = everyone(address, 3).iter().map(pid_of).collect();
-    let clients = Clients::start(address, 4);
+    let clients = Clients::start(address, "/slow?ms=1", 4);
     run.signal(Signal::HUP);
     run.line("rolling restart done: 3 workers replaced");
     let (answers, failures) = clients.stop();
@@ -314,10 +266,7 @@ fn what_cannot_be_run_is_one_sentence_and_leaves_nothing() {
             line.contains(sentence) && line.matches(sentence).count() == 1,
             "{line}"
         );
-        assert!(
-            !ground.path().join("bad").exists(),
-            "nothing is left of {command:?}"
-        );
+        assert!(ground.groups().is_empty(), "nothing is left of {command:?}");
     }
 }
 
@@ -433,14 +382,14 @@ fn a_stop_lets_requests_in_hand_finish() {
     );
 }
 
-const DEAF: &str = "trap '' TERM; while :; do sleep 0.1; done";
+const DEAF: &str = "--deaf";
 
 #[test]
 fn a_worker_deaf_to_sigterm_is_killed_after_the_grace() {
     let ground = Ground::new();
     let mut run = ground.run(
         &["-w", "2", "-l", ANY, "--grace", "1s"],
-        &["sh", "-c", DEAF],
+        &["python3", &server("whoami.py"), DEAF],
     );
     run.ready();
     let lines = run.stop();
@@ -457,7 +406,7 @@ fn a_second_sigint_does_not_wait() {
     let ground = Ground::new();
     let mut run = ground.run(
         &["-w", "2", "-l", ANY, "--grace", "1000m"],
-        &["sh", "-c", DEAF],
+        &["python3", &server("whoami.py"), DEAF],
     );
     run.ready();
     run.signal(Signal::INT);
@@ -518,7 +467,7 @@ fn workers_outlive_a_killed_supervisor_and_the_next_one_takes_them_over() {
     let mut first = ground.whoami(&options);
     let address = first.ready();
     let before: Vec<u32> = everyone(address, 3).iter().map(pid_of).collect();
-    let clients = Clients::start(address, 2);
+    let clients = Clients::start(address, "/slow?ms=1", 2);
     first.murder();
     everyone(address, 3);
 
@@ -537,7 +486,7 @@ fn workers_outlive_a_killed_supervisor_and_the_next_one_takes_them_over() {
     signal(before[2], Signal::KILL);
     second.line(&format!("worker 2 (pid {}) is gone", before[2]));
     second.line("worker 2 restarted");
-    let clients = Clients::start(address, 2);
+    let clients = Clients::start(address, "/slow?ms=1", 2);
     second.signal(Signal::HUP);
     second.line("rolling restart done: 3 workers replaced");
     let (_, failures) = clients.stop();
@@ -575,7 +524,7 @@ fn a_takeover_with_a_new_command_replaces_the_workers_one_at_a_time() {
     let mut first = ground.whoami(&options);
     let address = first.ready();
     let before: HashSet<u32> = everyone(address, 2).iter().map(pid_of).collect();
-    let clients = Clients::start(address, 2);
+    let clients = Clients::start(address, "/slow?ms=1", 2);
     first.murder();
     let mut second = ground.run(&options, &["python3", &server("whoami.py"), "new"]);
     second.line("the command changed");
@@ -623,8 +572,8 @@ fn a_takeover_that_asks_for_something_else_is_refused_and_touches_nobody() {
 #[test]
 fn a_state_that_is_not_ours_is_set_aside() {
     let ground = Ground::new();
-    let folder = ground.path().join("web");
-    std::fs::create_dir(&folder).expect("folder");
+    let folder = ground.runtime().join("web");
+    std::fs::create_dir_all(&folder).expect("folder");
     std::fs::write(folder.join("state.json"), "{\"schema\": 1}").expect("state");
     let mut run = ground.whoami(&["-w", "1", "-l", ANY, "--name", "web"]);
     run.line("is not a state file of ours");

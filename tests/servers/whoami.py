@@ -1,8 +1,9 @@
 """A server for the tests of `wakeone run`: one request a connection, answered with what this worker is.
 
-    whoami.py [FD…]      serves these descriptors, or those of LISTEN_FDS
+    whoami.py [--deaf] [FD…]      serves these descriptors, or those of LISTEN_FDS
 
-`/slow?ms=N` answers at once and sends the body after N ms. SIGTERM: the request in hand is finished, no other is accepted.
+`/slow?ms=N` answers at once and sends the body after N ms. SIGTERM: the request in hand is finished, no other is accepted;
+with --deaf it is ignored.
 """
 
 import json
@@ -49,9 +50,11 @@ def main():
         listener.setblocking(False)
     while True:
         ready, _, _ = select.select([wake, *listeners], [], [])
-        if wake in ready:
+        if wake in ready and "--deaf" not in sys.argv:
             return
-        for listener in ready:
+        if wake in ready:
+            wake.recv(1)
+        for listener in filter(listeners.__contains__, ready):
             try:
                 connection, _ = listener.accept()
             except OSError:

@@ -1,11 +1,15 @@
 //! What the end-to-end tests share: a `wakeone run` whose lines can be waited for, requests, and no remains.
 
+// Each test program uses its own part of this.
+#![allow(dead_code)]
+
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -59,8 +63,14 @@ impl Ground {
         }
     }
 
+    /// A folder for the test's own files.
     pub fn path(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// The runtime folder; it is there only while a group is.
+    pub fn runtime(&self) -> PathBuf {
+        self.path().join("run")
     }
 
     /// A `wakeone run` with these options and `-- command`.
@@ -69,7 +79,7 @@ impl Ground {
         run.arg("run")
             .args(options)
             .arg("--runtime-dir")
-            .arg(self.path())
+            .arg(self.runtime())
             .arg("--")
             .args(command);
         run
@@ -97,8 +107,10 @@ impl Ground {
 
     /// The groups that have a folder.
     pub fn groups(&self) -> Vec<PathBuf> {
-        std::fs::read_dir(self.path())
-            .expect("folder")
+        let entries = std::fs::read_dir(self.runtime());
+        entries
+            .into_iter()
+            .flatten()
             .map(|entry| entry.expect("entry").path())
             .collect()
     }
@@ -295,8 +307,10 @@ impl Asked {
         let head_and_body = answer
             .split_once("\r\n\r\n")
             .filter(|(head, _)| head.starts_with("HTTP/1.1 200"));
-        let whole =
-            |(head, body): &(&str, &str)| head.contains(&format!("Content-Length: {}", body.len()));
+        let whole = |(head, body): &(&str, &str)| {
+            let length = format!("Content-Length: {}", body.len());
+            head.lines().any(|line| line.eq_ignore_ascii_case(&length))
+        };
         match head_and_body.filter(whole) {
             Some((_, body)) => Ok(body.to_owned()),
             None => Err(std::io::Error::other(format!(
@@ -326,4 +340,50 @@ pub fn everyone(address: SocketAddr, count: usize) -> Vec<Value> {
 /// The pid that a worker said it has.
 pub fn pid_of(worker: &Value) -> u32 {
     worker["pid"].as_u64().expect("pid") as u32
+}
+
+/// Clients that ask one after the other until told to stop: answers, and failures with their reason.
+pub struct Clients {
+    stop: Arc<AtomicBool>,
+    answers: Arc<AtomicU64>,
+    threads: Vec<std::thread::JoinHandle<Vec<String>>>,
+}
+
+impl Clients {
+    pub fn start(address: SocketAddr, path: &'static str, count: usize) -> Self {
+        let (stop, answers) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
+        let client = |stop: Arc<AtomicBool>, answers: Arc<AtomicU64>| {
+            move || {
+                let mut failures = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    match get(address, path) {
+                        Ok(_) => drop(answers.fetch_add(1, Ordering::Relaxed)),
+                        Err(error) => failures.push(error.to_string()),
+                    }
+                }
+                failures
+            }
+        };
+        let threads = (0..count)
+            .map(|_| std::thread::spawn(client(stop.clone(), answers.clone())))
+            .collect();
+        Self {
+            stop,
+            answers,
+            threads,
+        }
+    }
+
+    pub fn stop(self) -> (u64, Vec<String>) {
+        self.stop.store(true, Ordering::Relaxed);
+        let failures = self
+            .threads
+            .into_iter()
+            .flat_map(|thread| thread.join().expect("client"))
+            .collect();
+        (self.answers.load(Ordering::Relaxed), failures)
+    }
 }

@@ -20,12 +20,11 @@ use wakeone_load::{
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   wakeone load -c 200 -n 100000 http://127.0.0.1:8080/
-  wakeone load --rate 1000 -d 10s --mix 99:/work?us=1000 --mix 1:/work?us=100000 http://127.0.0.1:8080
-
-  wakeone load --step 500:5s --ramp 500:5000:20s -c 100 --json=a.json --hdr-log a.hlog http://127.0.0.1:8080/
+  wakeone load --rate 1000 --mix 99:/work?us=1000 --mix 1:/work?us=100000 localhost:8080
+  wakeone load --step 500:5s --ramp 500:5000:20s --json=a.json localhost:8080
   wakeone load --compare a.json b.json
 
-Without a rate the loop is closed: each client sends its next request when its last one is answered.
+Without a rate the loop is closed: a client sends again when its last request is answered.
 With one, requests are due at planned times, and latency counts from those.")]
 pub struct Args {
     /// Open loop: this many requests a second, whatever became of the ones before
@@ -165,14 +164,19 @@ enum SpacingArg {
 /// How often notes are put together for the view, the log and the JSON.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Sends the load. Exit code 1 if it was interrupted or not one request was answered.
+/// Sends the load. Exit code 2 for arguments that make no load, 1 if it was interrupted or not one request was answered.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some([a, b]) = args.compare.as_deref() {
         return compare(a, b, args.json.as_deref());
     }
-    let plan = plan(&args)?;
-    // Checked here too, so that what cannot be meant is said before anything starts.
-    plan.check()?;
+    // What the arguments cannot mean is said before anything starts, or a file is made.
+    let plan = match plan(&args).and_then(|plan| plan.check().map(|()| plan).map_err(Into::into)) {
+        Ok(plan) => plan,
+        Err(error) => {
+            eprintln!("wakeone: {error:#}");
+            return Ok(ExitCode::from(2));
+        }
+    };
     let log = args.hdr_log.as_deref().map(create).transpose()?;
     let (started, interrupts, cancel) = (
         SystemTime::now(),

@@ -10,101 +10,8 @@ use std::time::{Duration, Instant};
 
 use command_fds::{CommandFdExt, FdMapping};
 use nix::sys::signal::Signal;
+use support::ways::{ways, with_each};
 use support::{Client, Response, Server, wait_for};
-
-/// A way of serving that the command line offers.
-#[derive(Clone, Copy)]
-struct Way {
-    arguments: &'static [&'static str],
-    /// Whether it may have several workers.
-    workers: bool,
-    /// Whether a worker serves one connection to its end before the next.
-    one_at_a_time: bool,
-}
-
-const fn way(arguments: &'static [&'static str]) -> Way {
-    Way {
-        arguments,
-        workers: true,
-        one_at_a_time: false,
-    }
-}
-
-impl Way {
-    const fn alone(self) -> Self {
-        Self {
-            workers: false,
-            ..self
-        }
-    }
-
-    const fn one_at_a_time(self) -> Self {
-        Self {
-            one_at_a_time: true,
-            ..self
-        }
-    }
-}
-
-/// All of them that need no supervisor.
-const WAYS: &[Way] = &[
-    way(&["--model", "iterative"]).alone().one_at_a_time(),
-    way(&["--model", "forking"]).alone(),
-    way(&["--model", "preforked"]).one_at_a_time(),
-    way(&["--model", "preforked", "--reuseport"]).one_at_a_time(),
-    way(&["--model", "preforked", "--accept-lock", "flock"]).one_at_a_time(),
-    way(&["--model", "preforked", "--accept-lock", "fcntl"]).one_at_a_time(),
-    way(&["--model", "preforked", "--accept-lock", "pthread"]).one_at_a_time(),
-    way(&["--model", "threaded"]).alone(),
-    way(&["--model", "prethreaded"]).one_at_a_time(),
-    way(&["--model", "prethreaded", "--accept-lock", "none"]).one_at_a_time(),
-    way(&["--model", "poll"]).alone(),
-    way(&["--model", "epoll"]).alone(),
-    way(&["--model", "epoll-prefork", "--epoll", "wake-all"]),
-    way(&["--model", "epoll-prefork", "--epoll", "exclusive"]),
-    way(&["--model", "epoll-prefork", "--epoll", "rotate"]),
-    way(&["--model", "epoll-prefork", "--reuseport"]),
-    way(&["--model", "reuseport"]),
-    way(&["--model", "fd-passing"]),
-    way(&["--model", "io-uring"]),
-    way(&["--model", "io-uring", "--reuseport"]),
-];
-
-/// Whether io_uring may be used here; said once if not.
-fn has_io_uring() -> bool {
-    let has = wakeone_kernel::ring::Ring::new(4).is_ok();
-    if !has {
-        eprintln!("not run: io_uring is not to be had here");
-    }
-    has
-}
-
-/// The ways that this machine offers.
-fn ways() -> Vec<Way> {
-    let io_uring = has_io_uring();
-    let offered = |way: &&Way| io_uring || way.arguments[1] != "io-uring";
-    WAYS.iter().filter(offered).copied().collect()
-}
-
-/// Runs `check` against each way with this many workers, or one where it has no more; some ways
-/// at once.
-fn with_each(workers: &str, more: &[&str], check: impl Fn(&Server, &str) + Sync) {
-    let ways = ways();
-    for ways in ways.chunks(7) {
-        std::thread::scope(|scope| {
-            for way in ways {
-                let check = &check;
-                scope.spawn(move || {
-                    let count = if way.workers { workers } else { "1" };
-                    let arguments = [way.arguments, &["-w", count], more].concat();
-                    let server = Server::start(&arguments);
-                    check(&server, &arguments.join(" "));
-                    server.stop();
-                });
-            }
-        });
-    }
-}
 
 fn request(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").into_bytes()
@@ -637,5 +544,107 @@ fn what_cannot_be_served_is_said() {
         assert_eq!(code, Some(1), "{wrong:?}: {said}");
         assert!(said.contains(why), "{wrong:?}: {said}");
         assert_eq!(said.lines().count(), 1, "{wrong:?}: {said}");
+    }
+}
+
+#[test]
+fn fd_passing_goes_round_and_survives_a_worker() {
+    let mut server = Server::start(&["--model", "fd-passing", "-w", "3"]);
+    let around: Vec<Response> = (0..6).map(|_| server.get("/whoami")).collect();
+    let workers: Vec<&str> = around.iter().map(Response::worker).collect();
+    assert_eq!(workers, ["0", "1", "2", "0", "1", "2"]);
+
+    let pid = around[1].pid();
+    let victim = nix::unistd::Pid::from_raw(pid.parse().expect("a pid"));
+    nix::sys::signal::kill(victim, Signal::SIGKILL).expect("a worker can be killed");
+    let end = Instant::now() + support::PATIENCE;
+    while std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z ")) {
+        assert!(Instant::now() < end, "worker {pid} is still there");
+    }
+    for _ in 0..6 {
+        assert_ne!(server.get("/whoami").pid(), pid);
+    }
+    server.signal(Signal::SIGTERM);
+    let (status, said) = server.wait();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(
+        said.contains(&format!("worker 1 (pid {pid}) ended")),
+        "{said}"
+    );
+}
+
+/// Each connection has a process of its own in the forking model, and none is left behind.
+#[test]
+fn forking_leaves_no_process_behind() {
+    let server = Server::start(&["--model", "forking"]);
+    let master = server.child.id();
+    let pids: BTreeSet<String> = (0..5)
+        .map(|_| server.get("/whoami").pid().to_owned())
+        .collect();
+    assert_eq!(pids.len(), 5);
+    assert!(!pids.contains(&master.to_string()));
+    let children = || {
+        std::fs::read_to_string(format!("/proc/{master}/task/{master}/children"))
+            .expect("it is there")
+    };
+    let end = Instant::now() + support::PATIENCE;
+    while !children().is_empty() {
+        assert!(Instant::now() < end, "left behind: {}", children());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    server.stop();
+}
+
+/// More connections than descriptors: the server neither ends nor spins, goes on when there is
+/// room again, and says at the end what happened.
+#[test]
+fn descriptors_run_out_and_come_back() {
+    for way in ways() {
+        let model = way.arguments[1];
+        // The others hold one connection at a time, or in processes of their own.
+        if ![
+            "threaded",
+            "poll",
+            "epoll",
+            "epoll-prefork",
+            "reuseport",
+            "io-uring",
+        ]
+        .contains(&model)
+        {
+            continue;
+        }
+        let mut command = Command::new("sh");
+        command
+            .args([
+                "-c",
+                "ulimit -n 40; exec \"$0\" serve -l 127.0.0.1:0 \"$@\"",
+            ])
+            .arg(env!("CARGO_BIN_EXE_wakeone"))
+            .args(way.arguments)
+            .env_remove("WAKEONE_SLOT");
+        let mut server = Server::spawn(&mut command);
+        let mut clients: Vec<Client> = (0..60).map(|_| server.connect()).collect();
+        std::thread::sleep(Duration::from_millis(100));
+        let ticks = cpu_ticks(server.child.id());
+        std::thread::sleep(Duration::from_millis(400));
+        let used = cpu_ticks(server.child.id()) - ticks;
+        assert!(
+            used <= 15,
+            "{model} used {used} ticks of CPU time while it could not accept"
+        );
+        // Those that were accepted are served all the time, and the others once there is room.
+        for mut client in clients.drain(..) {
+            client.send(b"GET /whoami HTTP/1.0\r\n\r\n");
+            assert_eq!(client.response().status, 200, "{model}");
+        }
+        server.signal(Signal::SIGTERM);
+        let (status, said) = server.wait();
+        assert!(status.success(), "{model}: {status}: {said}");
+        assert!(
+            said.contains("worker 0: accept failed: "),
+            "{model}: {said}"
+        );
+        assert!(said.contains("Too many open files"), "{model}: {said}");
     }
 }

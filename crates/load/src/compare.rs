@@ -210,10 +210,13 @@ impl fmt::Display for Comparison {
             let least = INTERVALS_MIN;
             writeln!(
                 f,
-                "no spread: results of {least} s and more tell a difference from noise"
+                "no spread: a result of {least} whole seconds and more has one"
             )?;
         }
-        Ok(())
+        writeln!(
+            f,
+            "one run each: a difference counts once it shows again in runs A B A B"
+        )
     }
 }
 

@@ -56,7 +56,7 @@ impl Summary {
         }
         writeln!(
             f,
-            "wait: request sent to first byte, which is the accept queue and the server's work"
+            "wait: sent to first byte, that is the accept queue and the server's work"
         )?;
         if self.paths.len() > 1 {
             writeln!(f)?;
@@ -219,6 +219,7 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, cells: [String; 7]) -> fmt::Resul
 /// Three digits that matter, in at most seven places.
 pub(crate) fn number(value: f64) -> String {
     match value {
+        0.0 => "0".to_owned(),
         v if v >= 100.0 => format!("{v:.0}"),
         v if v >= 10.0 => format!("{v:.1}"),
         v if v >= 1.0 => format!("{v:.2}"),

@@ -421,6 +421,15 @@ impl Steer for Agent {
             .map_or(0, |dispatcher| dispatcher.queue(slot).length)
     }
 
+    fn active(&self, slot: usize) -> u64 {
+        let core = lock(&self.core);
+        let open = core
+            .dispatcher
+            .as_ref()
+            .map(|dispatcher| dispatcher.table().slot(slot).active().load(Relaxed));
+        open.and_then(|open| u64::try_from(open).ok()).unwrap_or(0)
+    }
+
     fn accepting(&self, slot: usize) -> Option<bool> {
         match lock(&self.core).doing(slot) {
             Doing::Waiting => Some(true),

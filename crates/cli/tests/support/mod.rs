@@ -1,6 +1,9 @@
 //! A server of ours as a child process, and a client that speaks raw bytes.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod redis;
+pub mod ways;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};

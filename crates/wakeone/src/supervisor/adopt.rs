@@ -7,6 +7,7 @@ use super::state::{self, State, Task};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use wakeone_kernel::process::sockets_of;
 
 /// Why workers that still run cannot be taken over.
 #[derive(Debug, thiserror::Error)]
@@ -169,7 +170,7 @@ fn take_listeners(
         pid: process.pid(),
         source,
     };
-    let open = open_sockets(process.pid()).map_err(denied)?;
+    let open = sockets_of(process.pid()).map_err(denied)?;
     let mut listeners = Vec::with_capacity(endpoints.len());
     for (inode, endpoint) in inodes.iter().zip(endpoints) {
         let numbers = open
@@ -189,26 +190,6 @@ fn take_listeners(
         listeners.push(listener);
     }
     Ok(listeners)
-}
-
-/// (number, inode) of each socket that a process has open.
-fn open_sockets(pid: u32) -> io::Result<Vec<(i32, u64)>> {
-    let mut sockets = Vec::new();
-    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
-        let entry = entry?;
-        let number = entry.file_name().to_string_lossy().parse::<i32>();
-        let target = std::fs::read_link(entry.path()).unwrap_or_default();
-        let inode = target.to_str().and_then(|text| {
-            text.strip_prefix("socket:[")?
-                .strip_suffix(']')?
-                .parse::<u64>()
-                .ok()
-        });
-        if let (Ok(number), Some(inode)) = (number, inode) {
-            sockets.push((number, inode));
-        }
-    }
-    Ok(sockets)
 }
 
 /// A duplicate of a process's descriptor, if it is the listener that we look for.

@@ -1,5 +1,6 @@
 //! The end of a group as a pure state machine: drain, ask, kill.
 
+use super::settle::Settling;
 use std::time::{Duration, Instant};
 
 /// What to do next on the way to the end.
@@ -24,7 +25,7 @@ enum Step {
 #[derive(Debug)]
 pub struct Closing {
     step: Step,
-    drain_until: Instant,
+    settling: Settling,
     kill_at: Instant,
 }
 
@@ -33,23 +34,23 @@ impl Closing {
     pub fn new(now: Instant, grace: Duration) -> Self {
         Self {
             step: Step::Draining,
-            drain_until: now + grace / 2,
+            settling: Settling::until(now + grace / 2),
             kill_at: now + grace,
         }
     }
 
     /// Be done with it: kill at the next step.
     pub fn hurry(&mut self, now: Instant) {
-        self.drain_until = now;
         self.kill_at = now;
     }
 
-    /// The next thing to do, with `alive` workers and `queued` connections in their queues; `None`: wait.
-    pub fn step(&mut self, now: Instant, alive: usize, queued: u32) -> Option<Action> {
+    /// The next thing to do, with `alive` workers, `queued` connections in their queues and `active` ones open;
+    /// `None`: wait.
+    pub fn step(&mut self, now: Instant, alive: usize, queued: u32, active: u64) -> Option<Action> {
         let (next, action) = match self.step {
             _ if alive == 0 => return Some(Action::Finished),
             Step::Draining | Step::Stopping if now >= self.kill_at => (Step::Killed, Action::Kill),
-            Step::Draining if queued == 0 || now >= self.drain_until => {
+            Step::Draining if self.settling.is_over(now, queued, active) => {
                 (Step::Stopping, Action::Terminate)
             }
             _ => return None,
@@ -73,7 +74,11 @@ mod tests {
             if hurry_at == Some(at) {
                 closing.hurry(now);
             }
-            assert_eq!(closing.step(now, alive, queued), action, "line {line}");
+            assert_eq!(
+                closing.step(now, alive, queued, queued.into()),
+                action,
+                "line {line}"
+            );
         }
     }
 
@@ -83,10 +88,11 @@ mod tests {
             None,
             &[
                 (0, 2, 5, None),
-                (1, 2, 0, Some(Terminate)),
                 (1, 2, 0, None),
-                (2, 1, 0, None),
-                (3, 0, 0, Some(Finished)),
+                (2, 2, 0, Some(Terminate)),
+                (2, 2, 0, None),
+                (3, 1, 0, None),
+                (4, 0, 0, Some(Finished)),
             ],
         );
     }
@@ -119,7 +125,8 @@ mod tests {
         play(
             Some(2),
             &[
-                (0, 2, 0, Some(Terminate)),
+                (0, 2, 0, None),
+                (1, 2, 0, Some(Terminate)),
                 (2, 2, 0, Some(Kill)),
                 (3, 0, 0, Some(Finished)),
             ],

@@ -15,6 +15,7 @@ pub mod process;
 mod report;
 pub mod roll;
 mod rolling;
+pub mod settle;
 mod signals;
 pub mod slot;
 pub mod spawn;

@@ -1,5 +1,6 @@
 //! A rolling restart as a pure state machine: what to do next, given what is seen. It touches no process itself.
 
+use super::settle::Settling;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,8 @@ pub struct View {
     pub ready: bool,
     /// Connections in its queue.
     pub queued: u32,
+    /// Connections open, queued ones included.
+    pub active: u64,
 }
 
 /// What to do now.
@@ -38,7 +41,7 @@ pub enum Action {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    Draining { until: Instant },
+    Draining(Settling),
     Stopping { kill_at: Option<Instant> },
     Starting { until: Instant },
 }
@@ -86,41 +89,35 @@ impl Roll {
         if self.over {
             return None;
         }
-        let Some((slot, step)) = self.at else {
-            let Some(slot) = self.todo.pop_front() else {
-                self.over = true;
-                return Some(Action::Finished);
-            };
-            self.at = Some((
-                slot,
-                Step::Draining {
-                    until: now + DRAIN.min(self.grace),
-                },
-            ));
-            return Some(Action::Drain(slot));
+        let Some((slot, step)) = &mut self.at else {
+            return Some(self.begin_next(now));
         };
-        let seen = view(slot);
+        let (slot, seen) = (*slot, view(*slot));
+        let settled = match step {
+            Step::Draining(settling) => settling.is_over(now, seen.queued, seen.active),
+            _ => false,
+        };
         let (next, action) = match step {
-            Step::Draining { .. } | Step::Stopping { .. } if !seen.alive => (
+            Step::Draining(_) | Step::Stopping { .. } if !seen.alive => (
                 Some(Step::Starting {
                     until: now + self.start_limit,
                 }),
                 Action::Start(slot),
             ),
-            Step::Draining { until } if seen.queued == 0 || now >= until => (
+            Step::Draining(_) if settled => (
                 Some(Step::Stopping {
                     kill_at: Some(now + self.grace),
                 }),
                 Action::Terminate(slot),
             ),
-            Step::Stopping { kill_at: Some(at) } if now >= at => {
+            Step::Stopping { kill_at: Some(at) } if now >= *at => {
                 (Some(Step::Stopping { kill_at: None }), Action::Kill(slot))
             }
             Step::Starting { .. } if seen.ready => {
                 self.replaced += 1;
                 (None, Action::Replaced(slot))
             }
-            Step::Starting { until } if !seen.alive || now >= until => {
+            Step::Starting { until } if !seen.alive || now >= *until => {
                 self.over = true;
                 (None, Action::Failed(slot))
             }
@@ -128,6 +125,18 @@ impl Roll {
         };
         self.at = next.map(|step| (slot, step));
         Some(action)
+    }
+
+    fn begin_next(&mut self, now: Instant) -> Action {
+        let Some(slot) = self.todo.pop_front() else {
+            self.over = true;
+            return Action::Finished;
+        };
+        self.at = Some((
+            slot,
+            Step::Draining(Settling::until(now + DRAIN.min(self.grace))),
+        ));
+        Action::Drain(slot)
     }
 }
 
@@ -139,30 +148,34 @@ mod tests {
         alive: true,
         ready: true,
         queued: 0,
+        active: 0,
     };
     const BUSY: View = View {
         alive: true,
         ready: true,
         queued: 3,
+        active: 3,
     };
     const DEAD: View = View {
         alive: false,
         ready: false,
         queued: 0,
+        active: 0,
     };
     const NEW: View = View {
         alive: true,
         ready: false,
         queued: 0,
+        active: 0,
     };
 
-    /// Plays (seconds since the start, what is seen, what must follow) through a roll of two slots.
+    /// Plays (tenths of a second since the start, what is seen, what must follow) through a roll of two slots.
     fn play(script: &[(u64, View, Option<Action>)]) -> Roll {
         let start = Instant::now();
         let mut roll = Roll::new([0, 1], Duration::from_secs(30), Duration::from_secs(20));
         for (line, (at, view, action)) in script.iter().enumerate() {
             assert_eq!(
-                roll.step(start + Duration::from_secs(*at), |_| *view),
+                roll.step(start + Duration::from_millis(at * 100), |_| *view),
                 *action,
                 "line {line}"
             );
@@ -176,17 +189,19 @@ mod tests {
         let roll = play(&[
             (0, IDLE, Some(Drain(0))),
             (0, BUSY, None),
-            (1, IDLE, Some(Terminate(0))),
-            (2, IDLE, None),
-            (3, DEAD, Some(Start(0))),
-            (3, NEW, None),
-            (4, IDLE, Some(Replaced(0))),
-            (4, IDLE, Some(Drain(1))),
-            (4, IDLE, Some(Terminate(1))),
-            (5, DEAD, Some(Start(1))),
-            (5, IDLE, Some(Replaced(1))),
-            (5, IDLE, Some(Finished)),
-            (6, IDLE, None),
+            (1, IDLE, None),
+            (2, IDLE, Some(Terminate(0))),
+            (3, IDLE, None),
+            (4, DEAD, Some(Start(0))),
+            (4, NEW, None),
+            (5, IDLE, Some(Replaced(0))),
+            (5, IDLE, Some(Drain(1))),
+            (5, IDLE, None),
+            (6, IDLE, Some(Terminate(1))),
+            (7, DEAD, Some(Start(1))),
+            (7, IDLE, Some(Replaced(1))),
+            (7, IDLE, Some(Finished)),
+            (8, IDLE, None),
         ]);
         assert_eq!(roll.progress(), (2, 0));
     }
@@ -196,12 +211,12 @@ mod tests {
         use Action::*;
         play(&[
             (0, BUSY, Some(Drain(0))),
-            (4, BUSY, None),
-            (5, BUSY, Some(Terminate(0))),
-            (34, BUSY, None),
-            (35, BUSY, Some(Kill(0))),
-            (36, BUSY, None),
-            (37, DEAD, Some(Start(0))),
+            (49, BUSY, None),
+            (50, BUSY, Some(Terminate(0))),
+            (349, BUSY, None),
+            (350, BUSY, Some(Kill(0))),
+            (351, BUSY, None),
+            (352, DEAD, Some(Start(0))),
         ]);
     }
 
@@ -216,22 +231,24 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_that_dies_stops_the_roll() {
+    fn a_successor_that_dies_or_hangs_stops_the_roll() {
         use Action::*;
-        let script = [
-            (0, IDLE, Some(Drain(0))),
-            (0, IDLE, Some(Terminate(0))),
-            (1, DEAD, Some(Start(0))),
-        ];
-        let roll = play(&[&script[..], &[(2, DEAD, Some(Failed(0))), (9, IDLE, None)]].concat());
+        let script = [(0, IDLE, Some(Drain(0))), (0, DEAD, Some(Start(0)))];
+        let roll = play(
+            &[
+                &script[..],
+                &[(10, DEAD, Some(Failed(0))), (90, IDLE, None)],
+            ]
+            .concat(),
+        );
         assert_eq!((roll.slot(), roll.progress()), (None, (0, 1)));
         play(
             &[
                 &script[..],
                 &[
-                    (20, NEW, None),
-                    (21, NEW, Some(Failed(0))),
-                    (22, IDLE, None),
+                    (199, NEW, None),
+                    (200, NEW, Some(Failed(0))),
+                    (210, IDLE, None),
                 ],
             ]
             .concat(),

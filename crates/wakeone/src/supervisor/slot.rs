@@ -72,6 +72,8 @@ pub struct Slot {
     pub backoff: Backoff,
     /// A worker of it ended before it was ready, and none has got ready since.
     pub failed: bool,
+    /// A worker of it was seen to accept.
+    pub seen: bool,
 }
 
 impl Slot {
@@ -82,6 +84,7 @@ impl Slot {
             phase: Phase::Empty,
             backoff: Backoff::default(),
             failed: false,
+            seen: false,
         }
     }
 

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 /// A worker of which nobody can say whether it accepts is taken to after this long.
 const ALIVE_IS_READY: Duration = Duration::from_millis(500);
-/// A worker that can be seen and is not seen to accept has this long to start.
+/// A worker that can be seen and is not seen to accept is taken to after this long: it may wait in a way unknown to us.
+const UNSEEN_IS_READY: Duration = Duration::from_secs(10);
+/// A successor in a slot whose workers are seen to accept has this long to do so, or the roll stops.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 
 impl Watch<'_> {
@@ -121,6 +123,7 @@ impl Watch<'_> {
             {
                 self.steer.drain(slot, false);
                 self.group.slots[slot].set_ready();
+                self.group.slots[slot].seen |= self.steer.accepting(slot) == Some(true);
             }
         }
         let all_ready = self
@@ -138,8 +141,8 @@ impl Watch<'_> {
         match self.steer.accepting(slot) {
             Some(true) => true,
             None => ran >= ALIVE_IS_READY,
-            // A roll decides itself how long it waits for a successor.
-            Some(false) if ran < START_LIMIT || self.roll.is_some() => false,
+            Some(false) if ran < UNSEEN_IS_READY => false,
+            Some(false) if self.group.slots[slot].seen && self.roll.is_some() => false,
             Some(false) => {
                 report::never_seen(slot, worker.process.pid());
                 true

@@ -1,0 +1,227 @@
+//! `wakeone load` as a user types it, against `wakeone serve`.
+
+mod support;
+
+use std::process::{Command, Output};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use support::Server;
+
+fn load(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wakeone"));
+    command
+        .arg("load")
+        .args(arguments)
+        .output()
+        .expect("wakeone load runs")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("the output is text")
+}
+
+/// It failed with this code and said why in one sentence with these parts.
+fn refused(output: &Output, code: i32, parts: &[&str]) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    for part in parts {
+        assert!(said.contains(part), "{part:?} is not in {said:?}");
+    }
+}
+
+#[test]
+fn every_request_is_in_the_json() {
+    let server = Server::start(&["--model", "preforked", "-w", "3"]);
+    let url = format!("http://{}", server.address);
+    let mix = [
+        "--mix",
+        "3:/work?us=100&kind=sleep",
+        "--mix",
+        "1:/work?us=2000&kind=sleep",
+    ];
+    let closed = ["-n", "400", "-c", "8", "--json", &url];
+    let open = ["-n", "400", "--rate", "2000", "--json", &url];
+    for arguments in [closed.as_slice(), open.as_slice()] {
+        let output = load(&[mix.as_slice(), arguments].concat());
+        assert!(output.status.success(), "{output:?}");
+        let result: Value =
+            serde_json::from_slice(&output.stdout).expect("JSON alone is on stdout");
+        assert_eq!(result["schema"], "wakeone-load/1");
+        assert_eq!(result["planned"], 400);
+        assert_eq!(result["completed"], 400, "{}", result["errors"]);
+        let workers = result["by_worker"].as_object().unwrap();
+        assert_eq!(
+            workers.values().map(|n| n.as_u64().unwrap()).sum::<u64>(),
+            400
+        );
+        let (quick, slow) = (&result["paths"][0], &result["paths"][1]);
+        assert_eq!(quick["path"], "/work?us=100&kind=sleep");
+        assert!(slow["latency_ms"]["min"].as_f64() >= Some(2.0), "{slow}");
+        let both = [quick, slow].map(|path| path["completed"].as_u64().unwrap());
+        assert_eq!(both.iter().sum::<u64>(), 400);
+    }
+}
+
+#[test]
+fn text_fits_eighty_columns_and_files_are_written() {
+    let server = Server::start(&["--model", "epoll-prefork", "-w", "2"]);
+    let url = format!("http://{}/work?us=100&kind=sleep", server.address);
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (a, b, log) = (file("a.json"), file("b.json"), file("a.hlog"));
+    let stages = [
+        "--step",
+        "100:200ms",
+        "--ramp",
+        "100:1000:300ms",
+        "-c",
+        "50",
+        "--hdr-log",
+        &log,
+    ];
+    let output = load(&[stages.as_slice(), &[&format!("--json={a}"), &url]].concat());
+    assert!(output.status.success(), "{output:?}");
+    let text = stdout(&output);
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 80),
+        "{text}"
+    );
+    for part in ["latency", "service", "100 to 1000", "worker 0", "no errors"] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(
+        log.lines()
+            .any(|line| line.starts_with("0.000,") && line.contains("HISTFAAA")),
+        "{log}"
+    );
+
+    let output = load(&["-n", "100", "--seed", "2", &format!("--json={b}"), &url]);
+    assert!(output.status.success(), "{output:?}");
+    let comparison = load(&["--compare", &a, &b]);
+    let text = stdout(&comparison);
+    assert!(
+        text.contains("asked differently: loop_kind \"open\" against \"closed\""),
+        "{text}"
+    );
+    assert!(text.contains("throughput_per_s"), "{text}");
+    let comparison = load(&["--compare", &a, &a, "--json"]);
+    let result: Value = serde_json::from_slice(&comparison.stdout).unwrap();
+    assert_eq!(result["differences"].as_array().map(Vec::len), Some(0));
+    assert!(
+        result["metrics"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|m| m["ratio"].is_null() || m["ratio"] == 1.0)
+    );
+}
+
+#[test]
+fn an_interrupt_shows_what_there_is() {
+    let server = Server::start(&["--model", "preforked", "-w", "2"]);
+    let child = Command::new(env!("CARGO_BIN_EXE_wakeone"))
+        .args([
+            "load",
+            "-d",
+            "20s",
+            "-c",
+            "2",
+            "--json",
+            &format!("http://{}/work?us=1000&kind=sleep", server.address),
+        ])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    refused(&output, 1, &["interrupted"]);
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let count = |name: &str| result[name].as_u64().unwrap();
+    assert!(count("completed") > 0);
+    assert_eq!(
+        count("completed") + count("cancelled"),
+        count("planned"),
+        "{}",
+        result["errors"]
+    );
+}
+
+/// Few descriptors, a slow server: what cannot be opened is an error of its own kind, and nothing is lost.
+#[test]
+fn running_out_of_descriptors_is_counted() {
+    let server = Server::start(&["--model", "preforked", "-w", "1"]);
+    let url = format!("http://{}/work?us=20000&kind=sleep", server.address);
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            "ulimit -n 30; exec \"$0\" load --rate 2000 -n 100 --json \"$1\"",
+        ])
+        .args([env!("CARGO_BIN_EXE_wakeone"), &url])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let refused = result["errors"]["too_many_files"].as_u64().unwrap_or(0);
+    assert!(refused > 0, "{}", result["errors"]);
+    assert_eq!(
+        result["completed"].as_u64().unwrap() + refused,
+        100,
+        "{}",
+        result["errors"]
+    );
+}
+
+#[test]
+fn what_cannot_be_done_is_said_in_one_sentence() {
+    let unused = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .to_string();
+    refused(
+        &load(&["-n", "5", &unused]),
+        1,
+        &["not one of 5 requests", &unused],
+    );
+    // A documentation address (RFC 5737): nobody's, and nothing is sent there.
+    refused(
+        &load(&["-n", "5", "192.0.2.1"]),
+        2,
+        &["192.0.2.1:80", "--allow-remote"],
+    );
+    refused(&load(&["-n", "5", "--rate", "0", &unused]), 2, &["rate"]);
+    refused(
+        &load(&["-n", "5", "--sources", "10", "[::1]:80"]),
+        2,
+        &["127.0.0.0/8"],
+    );
+    refused(
+        &load(&["--mix", "1:/a", &format!("{unused}/b")]),
+        2,
+        &["/b", "--mix"],
+    );
+    refused(
+        &load(&["-n", "5", "--hdr-log", "/nowhere/x", &unused]),
+        1,
+        &["/nowhere/x"],
+    );
+    refused(
+        &load(&["--compare", "/nowhere/a", "/nowhere/b"]),
+        1,
+        &["/nowhere/a"],
+    );
+    for wrong in [
+        &["-n", "5"][..],
+        &["https://localhost/"],
+        &["-d", "5", &unused],
+        &["--mix", "x:/", &unused],
+    ] {
+        assert_eq!(load(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}
