@@ -439,7 +439,7 @@ fn shares_meaning(outcome: &Outcome) -> Option<String> {
         "no worker was favoured much in this run"
     };
     Some(format!(
-        "Who did the work: with a shared epoll the busiest worker of `stuck` answered {most:.0} % and the idlest {least:.0} % ({lifo}); with least-connections and rescue {:.0} % and {:.0} %.",
+        "Who did the work: with a shared epoll the busiest worker of stuck answered {most:.0} % and the idlest {least:.0} % ({lifo}); with least-connections and rescue {:.0} % and {:.0} %.",
         stats::max(&ours) * 100.0,
         stats::min(&ours) * 100.0
     ))
