@@ -46,6 +46,9 @@ enum wakeone_table_flag {
 	/* The group shuts down: new SYNs are dropped, so that the client's
 	 * retransmission reaches a successor instead of a dying queue. */
 	WAKEONE_TABLE_CLOSING = 1,
+	/* Connections are counted in and out (sock_ops is attached): a move has
+	 * to keep the counts true. Without it there is nothing to keep. */
+	WAKEONE_TABLE_COUNTED = 2,
 };
 
 /* One counter for each way out of the programs. The first two are where a

@@ -124,13 +124,17 @@ static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_soc
 	struct wakeone_slot *old, *new = slot_at(to);
 	__u64 cookie;
 
-	if (state == STATE_NEW_SYN_RECV || state == STATE_CLOSE)
+	if (state == STATE_NEW_SYN_RECV || state == STATE_CLOSE ||
+	    !(WAKEONE_READ(table.flags) & WAKEONE_TABLE_COUNTED))
 		return 0;
 	cookie = bpf_get_socket_cookie(child);
 	known = bpf_map_lookup_elem(&moved, &cookie);
 	if (known) {
 		from = *known;
 		*known = to;
+		old = slot_at(from);
+		if (!old || !new)
+			return WAKEONE_EXIT_BAD_TAG;
 	} else {
 		__u64 listener = bpf_get_socket_cookie(md->sk);
 
@@ -138,13 +142,15 @@ static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_soc
 		if (!known)
 			return WAKEONE_EXIT_UNKNOWN_LISTENER;
 		from = *known;
+		/* Before it is noted: what was never counted in is never counted
+		 * out, and nobody would take the note away. */
+		old = slot_at(from);
+		if (!old || !new)
+			return WAKEONE_EXIT_BAD_TAG;
 		if (bpf_map_update_elem(&moved, &cookie, &to, BPF_ANY))
 			return WAKEONE_EXIT_MOVED_FULL;
 		ADD(table.moved_live, 1);
 	}
-	old = slot_at(from);
-	if (!old || !new)
-		return WAKEONE_EXIT_BAD_TAG;
 	ADD(old->active, -1);
 	ADD(old->migrated_out, 1);
 	ADD(new->active, 1);

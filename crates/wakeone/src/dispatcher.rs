@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf::{self, LoadPlan, Pinned};
 use wakeone_kernel::socket::{self, AcceptQueue};
-use wakeone_kernel::table::{self, Table, flag};
+use wakeone_kernel::table::{self, COUNTED, Table, flag};
 use wakeone_kernel::{capability, cgroup};
 
 use crate::paths::Paths;
@@ -155,7 +155,8 @@ impl Dispatcher {
     fn fill(&self, plan: &Plan<'_>) -> Result<(), bpf::Error> {
         let table = self.table();
         table.contract().store(table::CONTRACT, Relaxed);
-        table.flags().store(0, Relaxed);
+        let counted = if self.pinned.counting() { COUNTED } else { 0 };
+        table.flags().store(counted, Relaxed);
         table.slots().store(self.listeners.len() as u32, Relaxed);
         for slot in 0..self.listeners.len() {
             let weight = plan.weights.iter().rev().find(|(at, _)| *at == slot);
