@@ -4,7 +4,7 @@
  * (sk_reuseport), and counts connections in and out (sock_ops).
  *
  * Everything fails open: where we cannot choose, the kernel's hash does, and a
- * counter says so. Only a closing group drops, and only SYNs.
+ * counter says so. Nothing is dropped here.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -174,8 +174,10 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 	struct wakeone_slot *chosen;
 	int slot;
 
+	/* Not SK_DROP: the kernel answers that with a reset (tcp_v4_rcv finds no
+	 * socket). Each listener of a closing group has a filter that drops. */
 	if (!child && (WAKEONE_READ(table.flags) & WAKEONE_TABLE_CLOSING))
-		return leave(WAKEONE_EXIT_CLOSING, SK_DROP);
+		return leave(WAKEONE_EXIT_CLOSING, SK_PASS);
 	if (table.policy >= WAKEONE_POLICIES)
 		return leave(WAKEONE_EXIT_BAD_POLICY, SK_PASS);
 	if (table.policy == WAKEONE_ROUND_ROBIN)

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf::{self, LoadPlan, Pinned};
 use wakeone_kernel::socket::{self, AcceptQueue};
-use wakeone_kernel::table::{self, COUNTED, Table, flag};
+use wakeone_kernel::table::{self, CLOSING, COUNTED, Table, flag};
 use wakeone_kernel::{capability, cgroup};
 
 use crate::paths::Paths;
@@ -153,6 +153,12 @@ impl Dispatcher {
 
     /// Tells the program everything about the group, then attaches it: it never runs on a half-filled table.
     fn fill(&self, plan: &Plan<'_>) -> Result<(), bpf::Error> {
+        if plan.adopt {
+            // They may be those of a group that was closing when its supervisor was killed.
+            for listener in self.listeners.iter().flatten() {
+                let _ = socket::admit_syns(listener);
+            }
+        }
         let table = self.table();
         table.contract().store(table::CONTRACT, Relaxed);
         let counted = if self.pinned.counting() { COUNTED } else { 0 };
@@ -207,6 +213,26 @@ impl Dispatcher {
     /// Chooses by another policy from now on.
     pub fn set_policy(&self, policy: Policy) {
         self.table().policy().store(policy.number(), Relaxed);
+    }
+
+    /// Has new SYNs dropped from now on, so that their clients' retries reach a successor.
+    ///
+    /// # Errors
+    /// A listener does not take the filter: it still answers.
+    pub fn close(&self) -> std::io::Result<()> {
+        self.table().flags().fetch_or(CLOSING, Relaxed);
+        self.listeners
+            .iter()
+            .flatten()
+            .try_for_each(socket::drop_syns)
+    }
+
+    /// Takes [`Dispatcher::close`] back.
+    pub fn open(&self) {
+        self.table().flags().fetch_and(!CLOSING, Relaxed);
+        for listener in self.listeners.iter().flatten() {
+            let _ = socket::admit_syns(listener);
+        }
     }
 
     /// Length and limit of a slot's accept queues, summed over its addresses.
