@@ -81,6 +81,8 @@ pub struct Plan<'a> {
     pub backlog: i32,
     /// Workers of an earlier supervisor still serve: keep its program and counts if they fit.
     pub adopt: bool,
+    /// Have the program read the accept queues itself where it may; otherwise it goes by what the agent publishes.
+    pub read_queues: bool,
 }
 
 /// A steered group. Dropping it leaves everything as it is; [`Dispatcher::end`] takes it away.
@@ -116,6 +118,7 @@ impl Dispatcher {
         let pinned = match found {
             Some(pinned) => pinned,
             None => {
+                bpf::empty_arrays(&dir);
                 bpf::remove_pins(&dir).map_err(|source| Error::Kernel {
                     name: name.clone(),
                     source: bpf::Error {
@@ -127,6 +130,7 @@ impl Dispatcher {
                     dir: &dir,
                     addresses,
                     cgroup: plan.cgroup,
+                    read_queues: plan.read_queues,
                 };
                 bpf::load(&load).map_err(|error| {
                     plan.paths.tidy();
