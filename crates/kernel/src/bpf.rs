@@ -372,7 +372,7 @@ impl Pinned {
     /// Puts a listening socket into the array of its address, whatever stood there.
     ///
     /// # Errors
-    /// `EINVAL` for a socket that does not listen, `EAFNOSUPPORT`/`EOPNOTSUPP` for one that cannot be steered.
+    /// `EINVAL` for a socket that does not listen; a sentence for one that speaks MPTCP, which cannot be steered.
     pub fn put(&self, address: usize, slot: usize, listener: impl AsFd) -> Result<(), Error> {
         let sockets = &self.addresses[address].sockets;
         let key = u32::try_from(slot).unwrap_or(u32::MAX).to_ne_bytes();
@@ -381,7 +381,16 @@ impl Pinned {
         let fd = u64::try_from(listener.as_fd().as_raw_fd()).unwrap_or(u64::MAX);
         sockets
             .update(&key, &fd.to_ne_bytes(), MapFlags::ANY)
-            .map_err(bpf_step(format!("putting the listener into slot {slot}")))
+            .map_err(|error| Error {
+                step: format!("putting the listener into slot {slot}"),
+                source: if socket::is_mptcp(&listener) {
+                    io::Error::other(
+                        "it is an MPTCP socket, which the kernel lets no program choose; listen by TCP (a Go server: GODEBUG=multipathtcp=0)",
+                    )
+                } else {
+                    from_bpf(error)
+                },
+            })
     }
 
     /// Lets the program choose for the whole reuseport group of this member.

@@ -204,6 +204,12 @@ pub fn admit_syns(listener: impl AsFd) -> io::Result<()> {
     )
 }
 
+/// Whether a socket speaks MPTCP, or did before it fell back to TCP.
+pub fn is_mptcp(socket: impl AsFd) -> bool {
+    get::<i32>(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PROTOCOL)
+        .is_ok_and(|protocol| protocol == libc::IPPROTO_MPTCP)
+}
+
 /// Closes a listener for a moment, so that the kernel moves its queue (`inet_csk_listen_stop`), and opens it again.
 /// `readd` runs in between, when it listens again: it puts the socket back into the dispatcher's array.
 ///
