@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::table::{CLOSING, flag};
+use wakeone_kernel::table::flag;
 use wakeone_kernel::{process, schedule};
 use wakeone_model::judge::{self, Doing, Limits, Look, Memory};
 
@@ -410,8 +410,12 @@ impl Steer for Agent {
     }
 
     fn close(&mut self) {
-        if let Some(dispatcher) = &lock(&self.core).dispatcher {
-            dispatcher.table().flags().fetch_or(CLOSING, Relaxed);
+        let mut core = lock(&self.core);
+        let closed = core.dispatcher.as_ref().map(Dispatcher::close);
+        if let Some(Err(error)) = closed {
+            core.note(format!(
+                "new connections still come while the group closes: {error}"
+            ));
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf::{self, LoadPlan, Pinned};
 use wakeone_kernel::socket::{self, AcceptQueue};
-use wakeone_kernel::table::{self, Table, flag};
+use wakeone_kernel::table::{self, CLOSING, COUNTED, Table, flag};
 use wakeone_kernel::{capability, cgroup};
 
 use crate::paths::Paths;
@@ -81,6 +81,8 @@ pub struct Plan<'a> {
     pub backlog: i32,
     /// Workers of an earlier supervisor still serve: keep its program and counts if they fit.
     pub adopt: bool,
+    /// Have the program read the accept queues itself where it may; otherwise it goes by what the agent publishes.
+    pub read_queues: bool,
 }
 
 /// A steered group. Dropping it leaves everything as it is; [`Dispatcher::end`] takes it away.
@@ -118,6 +120,7 @@ impl Dispatcher {
         let pinned = match found {
             Some(pinned) => pinned,
             None => {
+                bpf::empty_arrays(&dir);
                 bpf::remove_pins(&dir).map_err(|source| Error::Kernel {
                     name: name.clone(),
                     source: bpf::Error {
@@ -129,6 +132,7 @@ impl Dispatcher {
                     dir: &dir,
                     addresses,
                     cgroup: plan.cgroup,
+                    read_queues: plan.read_queues,
                 };
                 bpf::load(&load).map_err(|error| {
                     plan.paths.tidy();
@@ -160,9 +164,16 @@ impl Dispatcher {
 
     /// Tells the program everything about the group, then attaches it: it never runs on a half-filled table.
     fn fill(&self, plan: &Plan<'_>) -> Result<(), bpf::Error> {
+        if plan.adopt {
+            // They may be those of a group that was closing when its supervisor was killed.
+            for listener in self.listeners.iter().flatten() {
+                let _ = socket::admit_syns(listener);
+            }
+        }
         let table = self.table();
         table.contract().store(table::CONTRACT, Relaxed);
-        table.flags().store(0, Relaxed);
+        let counted = if self.pinned.counting() { COUNTED } else { 0 };
+        table.flags().store(counted, Relaxed);
         table.slots().store(self.listeners.len() as u32, Relaxed);
         for slot in 0..self.listeners.len() {
             let weight = plan.weights.iter().rev().find(|(at, _)| *at == slot);
@@ -223,6 +234,26 @@ impl Dispatcher {
     /// Chooses by another policy from now on.
     pub fn set_policy(&self, policy: Policy) {
         self.table().policy().store(policy.number(), Relaxed);
+    }
+
+    /// Has new SYNs dropped from now on, so that their clients' retries reach a successor.
+    ///
+    /// # Errors
+    /// A listener does not take the filter: it still answers.
+    pub fn close(&self) -> std::io::Result<()> {
+        self.table().flags().fetch_or(CLOSING, Relaxed);
+        self.listeners
+            .iter()
+            .flatten()
+            .try_for_each(socket::drop_syns)
+    }
+
+    /// Takes [`Dispatcher::close`] back.
+    pub fn open(&self) {
+        self.table().flags().fetch_and(!CLOSING, Relaxed);
+        for listener in self.listeners.iter().flatten() {
+            let _ = socket::admit_syns(listener);
+        }
     }
 
     /// Length and limit of a slot's accept queues, summed over its addresses.
