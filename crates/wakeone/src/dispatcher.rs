@@ -164,12 +164,6 @@ impl Dispatcher {
 
     /// Tells the program everything about the group, then attaches it: it never runs on a half-filled table.
     fn fill(&self, plan: &Plan<'_>) -> Result<(), bpf::Error> {
-        if plan.adopt {
-            // They may be those of a group that was closing when its supervisor was killed.
-            for listener in self.listeners.iter().flatten() {
-                let _ = socket::admit_syns(listener);
-            }
-        }
         let table = self.table();
         table.contract().store(table::CONTRACT, Relaxed);
         let counted = if self.pinned.counting() { COUNTED } else { 0 };
@@ -193,6 +187,9 @@ impl Dispatcher {
         for (address, member) in self.listeners[0].iter().enumerate() {
             self.pinned.attach(address, member)?;
         }
+        // They were held back until they could be counted, or are those of a group that was closing when its
+        // supervisor was killed.
+        self.open();
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use wakeone_kernel::socket;
 
 /// Where listeners are bound: an address, and whether an IPv6 wildcard takes IPv4 too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -84,7 +85,8 @@ impl ListenError {
 /// The listeners of one address: where they are (the port chosen when 0 was asked for), and one for each slot.
 pub type Bound = (Endpoint, Vec<OwnedFd>);
 
-/// Binds `slots` listeners to one address and starts listening when all are bound.
+/// Binds `slots` listeners to one address and starts listening when all are bound; connections are taken from
+/// [`admit`] on.
 ///
 /// # Errors
 /// The address is in use by anybody (also by a group that would let us in), or cannot be had.
@@ -108,9 +110,21 @@ pub fn bind_group(
         listeners.push(bind_member(endpoint)?);
     }
     for listener in &listeners {
+        // A connection that is queued before it can be counted would never be: until [`admit`], SYNs are dropped,
+        // and the client's next one, a second later, is taken.
+        socket::drop_syns(listener).map_err(|source| ListenError::Call {
+            endpoint,
+            what: "SO_ATTACH_FILTER",
+            source,
+        })?;
         listen(endpoint, listener, backlog)?;
     }
     Ok((endpoint, listeners))
+}
+
+/// Has a listener of [`bind_group`] take connections from now on.
+pub fn admit(listener: impl AsFd) {
+    let _ = socket::admit_syns(listener); // fails only where nothing is in the way
 }
 
 /// Binds one more listener next to those that live: a slot whose listener died with its worker.
@@ -223,6 +237,7 @@ mod tests {
         for listener in &listeners {
             assert_eq!(address_of(listener), Ok(endpoint.address));
             assert_eq!(sockopt::socket_acceptconn(listener), Ok(true));
+            admit(listener);
         }
         TcpStream::connect(endpoint.address).expect("connect");
     }
@@ -240,7 +255,8 @@ mod tests {
     fn dual_stack_takes_both_families() {
         let address: Address = ":0".parse().expect("address");
         let wanted = address.resolve().expect("resolve");
-        let (endpoint, _listeners) = bind_group(wanted, 2, 16).expect("bind");
+        let (endpoint, listeners) = bind_group(wanted, 2, 16).expect("bind");
+        listeners.iter().for_each(admit);
         TcpStream::connect((Ipv4Addr::LOCALHOST, endpoint.address.port())).expect("IPv4");
         if wanted.dual_stack {
             TcpStream::connect((Ipv6Addr::LOCALHOST, endpoint.address.port())).expect("IPv6");

@@ -41,6 +41,8 @@ impl Supervisor {
     /// The first workers cannot be started, or all end before they are ready: nothing is left then. What the loop
     /// itself cannot do (poll, read) ends it and leaves the workers serving, for the next supervisor to take over.
     pub fn run(self, steer: &mut dyn Steer) -> Result<(), Error> {
+        // Whatever steers is in place now.
+        self.listeners().flatten().for_each(super::listen::admit);
         let mut watch = Watch {
             group: self,
             steer,
