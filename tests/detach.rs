@@ -47,6 +47,24 @@ fn a_group_without_a_supervisor_is_taken_away_and_its_workers_serve_on() {
     assert_nothing_left(&ground);
 }
 
+#[test]
+fn who_reads_only_the_first_lines_of_a_status_gets_them() {
+    let Some(ground) = isolated() else { return };
+    let (reader, writer) = std::io::pipe().expect("pipe");
+    drop(reader);
+    let mut status = std::process::Command::new(support::WAKEONE);
+    status
+        .arg("status")
+        .arg("--runtime-dir")
+        .arg(ground.runtime());
+    let output = status.stdout(writer).output().expect("runs");
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{:?}",
+        said(&output)
+    );
+}
+
 /// Ends workers that nobody supervises.
 fn end(workers: &[u32]) {
     for pid in workers {

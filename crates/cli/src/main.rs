@@ -4,6 +4,7 @@ mod detach;
 mod exec_worker;
 mod lab;
 mod load;
+mod output;
 mod run;
 mod serve;
 mod status;
