@@ -73,8 +73,10 @@ for rate in 3000 5000 7000 9000 11000 14000 17000 20000; do
     if [ "$score" -gt "$best" ]; then best=$score rate_best=$rate; fi
 done
 rate=$rate_best
-echo "nginx $(nginx -v 2>&1 | sed 's/.*\///'), $(wrk -v 2>&1 | awk 'NR == 1 { print $1, $2 }'), $(httperf --version | awk 'NR == 1 { print $1 }') at $rate/s, Linux $(uname -r)"
+echo "nginx $(nginx -v 2>&1 | sed 's/.*\///'), $(wrk -v 2>&1 | awk 'NR == 1 { print $1, $2 }'), $(httperf --version 2>/dev/null | awk '/^httperf: / { print $2 }') at $rate/s, Linux $(uname -r)"
 echo "$rounds rounds of $seconds s, $clients clients; load average before: $(cut -d' ' -f1 /proc/loadavg)"
+
+awk '$1 > 1 { print "warning: this machine is busy: ratios of short runs are noise; stop what else runs" }' /proc/loadavg
 
 tools=(wakeone wakeone-sources wrk httperf)
 for ((round = 1; round <= rounds; round++)); do

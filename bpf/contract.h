@@ -43,9 +43,13 @@ enum wakeone_slot_flag {
 };
 
 enum wakeone_table_flag {
-	/* The group shuts down: new SYNs are dropped, so that the client's
-	 * retransmission reaches a successor instead of a dying queue. */
+	/* The group shuts down: its listeners drop new SYNs by a filter of their
+	 * own, so that the client's retransmission reaches a successor instead of
+	 * a dying queue. No slot is chosen for those. */
 	WAKEONE_TABLE_CLOSING = 1,
+	/* Connections are counted in and out (sock_ops is attached): a move has
+	 * to keep the counts true. Without it there is nothing to keep. */
+	WAKEONE_TABLE_COUNTED = 2,
 };
 
 /* One counter for each way out of the programs. The first two are where a
@@ -57,7 +61,7 @@ enum wakeone_exit {
 	WAKEONE_EXIT_NO_SLOT = 3,       /* no slot is up: the kernel chose */
 	WAKEONE_EXIT_SELECT_FAILED = 4, /* every slot refused: the kernel chose */
 	WAKEONE_EXIT_BAD_POLICY = 5,    /* unknown policy number: the kernel chose */
-	WAKEONE_EXIT_CLOSING = 6,       /* SYN dropped on purpose, the group closes */
+	WAKEONE_EXIT_CLOSING = 6,       /* the group closes: its listeners drop the SYN */
 	WAKEONE_EXIT_UNKNOWN_LISTENER = 7, /* moved off a listener we never saw */
 	WAKEONE_EXIT_MOVED_FULL = 8,    /* no room to note a move: old slot keeps it */
 	WAKEONE_EXIT_BAD_TAG = 9,       /* a listener's tag names no slot */

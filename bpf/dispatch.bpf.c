@@ -4,7 +4,7 @@
  * (sk_reuseport), and counts connections in and out (sock_ops).
  *
  * Everything fails open: where we cannot choose, the kernel's hash does, and a
- * counter says so. Only a closing group drops, and only SYNs.
+ * counter says so. Nothing is dropped here.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -124,13 +124,17 @@ static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_soc
 	struct wakeone_slot *old, *new = slot_at(to);
 	__u64 cookie;
 
-	if (state == STATE_NEW_SYN_RECV || state == STATE_CLOSE)
+	if (state == STATE_NEW_SYN_RECV || state == STATE_CLOSE ||
+	    !(WAKEONE_READ(table.flags) & WAKEONE_TABLE_COUNTED))
 		return 0;
 	cookie = bpf_get_socket_cookie(child);
 	known = bpf_map_lookup_elem(&moved, &cookie);
 	if (known) {
 		from = *known;
 		*known = to;
+		old = slot_at(from);
+		if (!old || !new)
+			return WAKEONE_EXIT_BAD_TAG;
 	} else {
 		__u64 listener = bpf_get_socket_cookie(md->sk);
 
@@ -138,13 +142,15 @@ static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_soc
 		if (!known)
 			return WAKEONE_EXIT_UNKNOWN_LISTENER;
 		from = *known;
+		/* Before it is noted: what was never counted in is never counted
+		 * out, and nobody would take the note away. */
+		old = slot_at(from);
+		if (!old || !new)
+			return WAKEONE_EXIT_BAD_TAG;
 		if (bpf_map_update_elem(&moved, &cookie, &to, BPF_ANY))
 			return WAKEONE_EXIT_MOVED_FULL;
 		ADD(table.moved_live, 1);
 	}
-	old = slot_at(from);
-	if (!old || !new)
-		return WAKEONE_EXIT_BAD_TAG;
 	ADD(old->active, -1);
 	ADD(old->migrated_out, 1);
 	ADD(new->active, 1);
@@ -168,8 +174,10 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 	struct wakeone_slot *chosen;
 	int slot;
 
+	/* Not SK_DROP: the kernel answers that with a reset (tcp_v4_rcv finds no
+	 * socket). Each listener of a closing group has a filter that drops. */
 	if (!child && (WAKEONE_READ(table.flags) & WAKEONE_TABLE_CLOSING))
-		return leave(WAKEONE_EXIT_CLOSING, SK_DROP);
+		return leave(WAKEONE_EXIT_CLOSING, SK_PASS);
 	if (table.policy >= WAKEONE_POLICIES)
 		return leave(WAKEONE_EXIT_BAD_POLICY, SK_PASS);
 	if (table.policy == WAKEONE_ROUND_ROBIN)

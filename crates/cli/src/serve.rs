@@ -1,8 +1,11 @@
 //! `wakeone serve`: the reference server.
 
+use std::convert::Infallible;
+use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +28,7 @@ use wakeone_serve::{
 Examples:
   wakeone serve --model preforked -w 4 -l 127.0.0.1:8080
   wakeone serve --model epoll-prefork --epoll rotate -w 4 -l :8080
+  wakeone serve --model dispatched -w 4 -l 127.0.0.1:8080  (becomes `wakeone run`)
   wakeone run -w 4 -l 127.0.0.1:8080 -- wakeone serve --model preforked")]
 pub struct Args {
     /// The architecture
@@ -149,6 +153,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         None => Place::default_directory(),
     };
+    if args.model.0 == Model::Dispatched
+        && let Listen::Address(address) = listen
+    {
+        return Err(supervised(address, args.workers, args.backlog));
+    }
     serve(&Options {
         workers: args.workers.into(),
         backlog: args.backlog,
@@ -171,4 +180,78 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         ..Options::new(args.model.0, listen)
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Becomes `wakeone run` with this very command as its workers, which are handed their listeners.
+/// Comes back only when that is not possible.
+fn supervised(address: SocketAddr, workers: u16, backlog: i32) -> anyhow::Error {
+    let run = || -> std::io::Result<Infallible> {
+        let program = std::env::current_exe()?;
+        let (workers, backlog) = (workers.to_string(), backlog.to_string());
+        let mut command = Command::new(&program);
+        command
+            .args(["run", "-w", &workers, "--backlog", &backlog, "-l"])
+            .arg(address.to_string())
+            .arg("--")
+            .arg(&program)
+            .args(worker_arguments(std::env::args_os().skip(1)));
+        Err(command.exec())
+    };
+    match run() {
+        Ok(never) => match never {},
+        Err(error) => anyhow::Error::new(error)
+            .context("cannot become `wakeone run`; start it as `wakeone run -- wakeone serve`"),
+    }
+}
+
+/// The arguments without those that the supervisor takes: where to listen, how many, how long.
+fn worker_arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut kept = Vec::new();
+    let mut given = given;
+    while let Some(argument) = given.next() {
+        let text = argument.to_string_lossy();
+        match &*text {
+            "-l" | "--listen" | "-w" | "--workers" | "--backlog" => drop(given.next()),
+            _ if ["-l", "-w", "--listen=", "--workers=", "--backlog="]
+                .iter()
+                .any(|flag| text.starts_with(flag)) => {}
+            _ => kept.push(argument),
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_gets_what_the_supervisor_does_not_take() {
+        let given = [
+            "serve",
+            "-w",
+            "4",
+            "--model",
+            "dispatched",
+            "-l",
+            ":80",
+            "--backlog=9",
+            "-w2",
+            "--listen",
+            "a:1",
+            "--files",
+            "w",
+            "--no-keep-alive",
+        ];
+        let kept = worker_arguments(given.iter().map(OsString::from));
+        let expected = [
+            "serve",
+            "--model",
+            "dispatched",
+            "--files",
+            "w",
+            "--no-keep-alive",
+        ];
+        assert_eq!(kept, expected.map(OsString::from));
+    }
 }

@@ -207,3 +207,81 @@ fn servers_of(directory: &Path) -> Vec<String> {
         .map(|e| e.file_name().to_string_lossy().into_owned())
         .collect()
 }
+
+/// The pictures of a page are for eyes; what a machine can check of them, a real browser does here.
+#[test]
+fn a_browser_shows_the_page_without_a_request_an_error_or_an_overflow() {
+    let Some(browser) = chromium() else {
+        eprintln!("skipped: no chromium on this machine");
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let html = directory.path().join("page.html");
+    let mut command = lab(&SMALL, directory.path());
+    command.arg("--html").arg(&html);
+    let (code, _, errors) = output(&mut command);
+    assert_eq!(code, 0, "{errors}");
+    // The page itself has no script; this one, added to a copy, says what the browser did with it.
+    let spy = "<script>addEventListener('load',()=>{document.title=JSON.stringify({\
+        fetched:performance.getEntriesByType('resource').map(r=>r.name),\
+        wider:document.documentElement.scrollWidth-document.documentElement.clientWidth,\
+        charts:[...document.querySelectorAll('svg')].filter(s=>s.getBoundingClientRect().width>100).length,\
+        spilled:[...document.querySelectorAll('svg text')].filter(t=>{const a=t.getBoundingClientRect(),\
+          b=t.ownerSVGElement.getBoundingClientRect();return a.width>0&&(a.right>b.right+2||a.left<b.left-2)}).map(t=>t.textContent)})})</script>";
+    let page = std::fs::read_to_string(&html)
+        .unwrap()
+        .replace("</head>", &format!("{spy}</head>"));
+    std::fs::write(&html, page).unwrap();
+    for width in [1280, 390] {
+        let profile = tempfile::tempdir().unwrap();
+        let mut chromium = Command::new(&browser);
+        chromium.args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=2000",
+            "--dump-dom",
+        ]);
+        chromium.arg(format!("--user-data-dir={}", profile.path().display()));
+        chromium.arg(format!("--window-size={width},900"));
+        chromium
+            .arg(format!("file://{}", html.display()))
+            .timeout(std::time::Duration::from_secs(60));
+        let (code, dom, log) = output(&mut chromium);
+        assert_eq!(code, 0, "{log}");
+        assert!(
+            !log.contains("CONSOLE"),
+            "console messages at {width}: {log}"
+        );
+        let title = dom
+            .split("<title>")
+            .nth(1)
+            .and_then(|t| t.split("</title>").next())
+            .unwrap_or_default();
+        let found: serde_json::Value =
+            serde_json::from_str(title).unwrap_or_else(|e| panic!("{e}: {title}"));
+        assert_eq!(found["fetched"], serde_json::json!([]), "at {width}");
+        assert_eq!(found["wider"], 0, "the page scrolls sideways at {width}");
+        assert_eq!(
+            found["spilled"],
+            serde_json::json!([]),
+            "text outside a chart at {width}"
+        );
+        assert!(found["charts"].as_u64().unwrap() >= 3, "{found}");
+    }
+}
+
+fn chromium() -> Option<std::path::PathBuf> {
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    let places: Vec<_> = std::env::split_paths(&std::env::var_os("PATH")?).collect();
+    names
+        .iter()
+        .flat_map(|n| places.iter().map(move |p| p.join(n)))
+        .find(|p| p.is_file())
+}

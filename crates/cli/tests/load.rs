@@ -36,7 +36,12 @@ fn refused(output: &Output, code: i32, parts: &[&str]) {
 fn every_request_is_in_the_json() {
     let server = Server::start(&["--model", "preforked", "-w", "3"]);
     let url = format!("http://{}", server.address);
-    let mix = ["--mix", "3:/work?us=100", "--mix", "1:/work?us=2000"];
+    let mix = [
+        "--mix",
+        "3:/work?us=100&kind=sleep",
+        "--mix",
+        "1:/work?us=2000&kind=sleep",
+    ];
     let closed = ["-n", "400", "-c", "8", "--json", &url];
     let open = ["-n", "400", "--rate", "2000", "--json", &url];
     for arguments in [closed.as_slice(), open.as_slice()] {
@@ -53,7 +58,7 @@ fn every_request_is_in_the_json() {
             400
         );
         let (quick, slow) = (&result["paths"][0], &result["paths"][1]);
-        assert_eq!(quick["path"], "/work?us=100");
+        assert_eq!(quick["path"], "/work?us=100&kind=sleep");
         assert!(slow["latency_ms"]["min"].as_f64() >= Some(2.0), "{slow}");
         let both = [quick, slow].map(|path| path["completed"].as_u64().unwrap());
         assert_eq!(both.iter().sum::<u64>(), 400);
@@ -63,7 +68,7 @@ fn every_request_is_in_the_json() {
 #[test]
 fn text_fits_eighty_columns_and_files_are_written() {
     let server = Server::start(&["--model", "epoll-prefork", "-w", "2"]);
-    let url = format!("http://{}/work?us=100", server.address);
+    let url = format!("http://{}/work?us=100&kind=sleep", server.address);
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let (a, b, log) = (file("a.json"), file("b.json"), file("a.hlog"));
@@ -126,7 +131,7 @@ fn an_interrupt_shows_what_there_is() {
             "-c",
             "2",
             "--json",
-            &format!("http://{}/work?us=1000", server.address),
+            &format!("http://{}/work?us=1000&kind=sleep", server.address),
         ])
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
@@ -142,6 +147,31 @@ fn an_interrupt_shows_what_there_is() {
     assert_eq!(
         count("completed") + count("cancelled"),
         count("planned"),
+        "{}",
+        result["errors"]
+    );
+}
+
+/// Few descriptors, a slow server: what cannot be opened is an error of its own kind, and nothing is lost.
+#[test]
+fn running_out_of_descriptors_is_counted() {
+    let server = Server::start(&["--model", "preforked", "-w", "1"]);
+    let url = format!("http://{}/work?us=20000&kind=sleep", server.address);
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            "ulimit -n 30; exec \"$0\" load --rate 2000 -n 100 --json \"$1\"",
+        ])
+        .args([env!("CARGO_BIN_EXE_wakeone"), &url])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let refused = result["errors"]["too_many_files"].as_u64().unwrap_or(0);
+    assert!(refused > 0, "{}", result["errors"]);
+    assert_eq!(
+        result["completed"].as_u64().unwrap() + refused,
+        100,
         "{}",
         result["errors"]
     );

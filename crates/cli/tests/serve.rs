@@ -356,13 +356,15 @@ fn a_worker_that_dies_is_reported_and_the_others_go_on() {
     nix::sys::signal::kill(victim, Signal::SIGKILL).expect("a worker can be killed");
     let other = server.get("/whoami").pid().to_owned();
     assert_ne!(other, pid);
+    let line = server.next_line();
+    assert!(
+        line.contains(&format!("(pid {pid}) ended by SIGKILL; 1 left")),
+        "{line}"
+    );
     server.signal(Signal::SIGTERM);
     let (status, said) = server.wait();
     assert_eq!(status.code(), Some(1), "{said}");
-    assert!(
-        said.contains(&format!("(pid {pid}) ended by SIGKILL; 1 left")),
-        "{said}"
-    );
+    assert!(said.contains("1 of the workers ended before"), "{said}");
 }
 
 /// The server with these listeners, handed over as sd_listen_fds(3) says.
@@ -535,7 +537,6 @@ fn what_cannot_be_served_is_said() {
             &["--model", "prethreaded", "--accept-lock", "fcntl"],
             "pthread and none",
         ),
-        (&["--model", "dispatched"], "wakeone run"),
         (&["--files", "/nothing/here"], "cannot serve the files"),
         (&["--store", "/dev/null/x"], "give another directory"),
         (&["--store", "redis://127.0.0.1:1"], "redis-cli ping"),
@@ -593,4 +594,58 @@ fn forking_leaves_no_process_behind() {
         std::thread::sleep(Duration::from_millis(2));
     }
     server.stop();
+}
+
+/// More connections than descriptors: the server neither ends nor spins, goes on when there is
+/// room again, and says at the end what happened.
+#[test]
+fn descriptors_run_out_and_come_back() {
+    for way in ways() {
+        let model = way.arguments[1];
+        // The others hold one connection at a time, or in processes of their own.
+        if ![
+            "threaded",
+            "poll",
+            "epoll",
+            "epoll-prefork",
+            "reuseport",
+            "io-uring",
+        ]
+        .contains(&model)
+        {
+            continue;
+        }
+        let mut command = Command::new("sh");
+        command
+            .args([
+                "-c",
+                "ulimit -n 40; exec \"$0\" serve -l 127.0.0.1:0 \"$@\"",
+            ])
+            .arg(env!("CARGO_BIN_EXE_wakeone"))
+            .args(way.arguments)
+            .env_remove("WAKEONE_SLOT");
+        let mut server = Server::spawn(&mut command);
+        let mut clients: Vec<Client> = (0..60).map(|_| server.connect()).collect();
+        std::thread::sleep(Duration::from_millis(100));
+        let ticks = cpu_ticks(server.child.id());
+        std::thread::sleep(Duration::from_millis(400));
+        let used = cpu_ticks(server.child.id()) - ticks;
+        assert!(
+            used <= 15,
+            "{model} used {used} ticks of CPU time while it could not accept"
+        );
+        // Those that were accepted are served all the time, and the others once there is room.
+        for mut client in clients.drain(..) {
+            client.send(b"GET /whoami HTTP/1.0\r\n\r\n");
+            assert_eq!(client.response().status, 200, "{model}");
+        }
+        server.signal(Signal::SIGTERM);
+        let (status, said) = server.wait();
+        assert!(status.success(), "{model}: {status}: {said}");
+        assert!(
+            said.contains("worker 0: accept failed: "),
+            "{model}: {said}"
+        );
+        assert!(said.contains("Too many open files"), "{model}: {said}");
+    }
 }

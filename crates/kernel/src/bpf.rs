@@ -71,6 +71,8 @@ pub struct LoadPlan<'a> {
     pub addresses: usize,
     /// The cgroup that the listeners were created in; `None` leaves connections uncounted.
     pub cgroup: Option<&'a Path>,
+    /// Have the program read the accept queues itself where it may; otherwise it goes by the published lengths.
+    pub read_queues: bool,
 }
 
 /// Loads a group's programs and maps, and pins all of it.
@@ -105,12 +107,18 @@ fn load_address(plan: &LoadPlan<'_>, dir: &Path, address: usize) -> Result<(), E
         _ => None,
     };
     // Reading the queues where they are needs CAP_PERFMON and a kernel that knows the call: try, then do without.
-    if let Err(error) = load_programs(dir, address, cgroup.as_ref(), true) {
-        tracing::debug!("accept queues cannot be read in the program: {error}");
-        load_programs(dir, address, cgroup.as_ref(), false)?;
+    match load_programs(dir, address, cgroup.as_ref(), plan.read_queues) {
+        // Later steps do not depend on it, and have left pins that would be in the way.
+        Err(error) if plan.read_queues && error.step == LOADING => {
+            tracing::debug!("accept queues cannot be read in the program: {error}");
+            load_programs(dir, address, cgroup.as_ref(), false)
+        }
+        done => done,
     }
-    Ok(())
 }
+
+/// The step that the verifier may refuse.
+const LOADING: &str = "loading the dispatch program";
 
 /// Loads the programs for one address; only then pins them and their maps. `cgroup`: count connections there.
 fn load_programs(
@@ -129,9 +137,7 @@ fn load_programs(
     if address > 0 {
         share_maps(&mut open, dir)?;
     }
-    let mut loaded = open
-        .load()
-        .map_err(bpf_step("loading the dispatch program"))?;
+    let mut loaded = open.load().map_err(bpf_step(LOADING))?;
     let (wanted, name) = if walk {
         (&mut loaded.progs.wakeone_dispatch_walk, "walk")
     } else {
@@ -238,6 +244,20 @@ pub fn remove_pins(dir: &Path) -> io::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
+    }
+}
+
+/// Takes every socket out of a pinned group's arrays, so that another group's can have them: a socket stands in one
+/// array only, and the attached program keeps its array alive when the pins are gone.
+pub fn empty_arrays(dir: &Path) {
+    for address in 0.. {
+        let path = dir.join(format!("sockets-{address}"));
+        let Ok(sockets) = MapHandle::from_pinned_path(&path) else {
+            return;
+        };
+        for slot in 0..sockets.max_entries() {
+            let _ = sockets.delete(&slot.to_ne_bytes());
+        }
     }
 }
 
@@ -352,7 +372,7 @@ impl Pinned {
     /// Puts a listening socket into the array of its address, whatever stood there.
     ///
     /// # Errors
-    /// `EINVAL` for a socket that does not listen, `EAFNOSUPPORT`/`EOPNOTSUPP` for one that cannot be steered.
+    /// `EINVAL` for a socket that does not listen; a sentence for one that speaks MPTCP, which cannot be steered.
     pub fn put(&self, address: usize, slot: usize, listener: impl AsFd) -> Result<(), Error> {
         let sockets = &self.addresses[address].sockets;
         let key = u32::try_from(slot).unwrap_or(u32::MAX).to_ne_bytes();
@@ -361,7 +381,16 @@ impl Pinned {
         let fd = u64::try_from(listener.as_fd().as_raw_fd()).unwrap_or(u64::MAX);
         sockets
             .update(&key, &fd.to_ne_bytes(), MapFlags::ANY)
-            .map_err(bpf_step(format!("putting the listener into slot {slot}")))
+            .map_err(|error| Error {
+                step: format!("putting the listener into slot {slot}"),
+                source: if socket::is_mptcp(&listener) {
+                    io::Error::other(
+                        "it is an MPTCP socket, which the kernel lets no program choose; listen by TCP (a Go server: GODEBUG=multipathtcp=0)",
+                    )
+                } else {
+                    from_bpf(error)
+                },
+            })
     }
 
     /// Lets the program choose for the whole reuseport group of this member.

@@ -4,8 +4,12 @@ use caps::CapSet;
 pub use caps::Capability;
 
 /// Capabilities that dispatching needs, each with what it is for.
-pub const NEEDED: [(Capability, &str); 2] = [
+pub const NEEDED: [(Capability, &str); 3] = [
     (Capability::CAP_BPF, "loads the program"),
+    (
+        Capability::CAP_PERFMON,
+        "lets it look up slots by a computed index, which the verifier otherwise takes for a leak",
+    ),
     (Capability::CAP_NET_ADMIN, "counts connections"),
 ];
 

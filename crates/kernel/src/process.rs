@@ -67,21 +67,23 @@ pub fn doing(pid: u32) -> Doing {
 }
 
 /// The same for a worker that may be a tree of processes: a server's own master, say, with the process that accepts
-/// below it. The leaves of the tree accept, so they are looked at.
-pub fn doing_below(pid: u32) -> Doing {
+/// below it. Those accept that hold one of the listeners (by their `inodes`) and have nobody below them that does.
+pub fn doing_below(pid: u32, inodes: &[u64]) -> Doing {
+    holders_doing(pid, inodes).unwrap_or_else(|| doing(pid))
+}
+
+fn holders_doing(pid: u32, inodes: &[u64]) -> Option<Doing> {
     let children = children(pid);
-    if children.is_empty() {
-        return doing(pid);
-    }
-    let mut verdict = Doing::Unknown;
-    for child in children {
-        match doing_below(child) {
-            Doing::Waiting => return Doing::Waiting,
-            Doing::Gone => {}
-            other => verdict = other,
-        }
-    }
-    verdict
+    let below = children
+        .iter()
+        .filter_map(|child| holders_doing(*child, inodes))
+        .reduce(|one, other| if one == Doing::Waiting { one } else { other });
+    below.or_else(|| {
+        let held = sockets_of(pid).unwrap_or_default();
+        held.iter()
+            .any(|(_, inode)| inodes.contains(inode))
+            .then(|| doing(pid))
+    })
 }
 
 fn children(pid: u32) -> Vec<u32> {
@@ -209,6 +211,25 @@ mod tests {
         }
         drop(std::net::TcpStream::connect(address).expect("connect"));
         thread.join().expect("thread").expect("accept");
+    }
+
+    #[test]
+    fn a_helper_that_holds_no_listener_does_not_speak_for_its_worker() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let inode = rustix::fs::fstat(&listener).expect("stat").st_ino;
+        let mut helper = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("sleep");
+        let own = std::process::id();
+        assert_eq!(holders_doing(helper.id(), &[inode]), None);
+        assert!(
+            holders_doing(own, &[inode]).is_some(),
+            "this process holds the listener, whoever is below it"
+        );
+        assert_eq!(holders_doing(own, &[u64::MAX]), None);
+        helper.kill().expect("kill");
+        helper.wait().expect("wait");
     }
 
     #[test]

@@ -157,6 +157,59 @@ pub fn attach_classic(member: impl AsFd, choice: ClassicChoice, members: u32) ->
     )
 }
 
+/// Has a listener drop every new SYN without an answer, so that the client tries again; everything else passes. Its
+/// connections inherit the filter, and see no SYN. Needs no privilege.
+///
+/// # Errors
+/// What setsockopt says: `EPERM` for a socket whose filter is locked.
+pub fn drop_syns(listener: impl AsFd) -> io::Result<()> {
+    const FLAGS: u32 = 13; // of the TCP header, which is where the packet starts for a TCP socket's filter
+    const SYN: u32 = 0x02;
+    const ACK: u32 = 0x10;
+    let op = |code: u32, k: u32, jf: u8| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    };
+    let mut filter = [
+        op(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, FLAGS, 0),
+        op(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, SYN | ACK, 0),
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, SYN, 1),
+        op(libc::BPF_RET | libc::BPF_K, 0, 0),
+        op(libc::BPF_RET | libc::BPF_K, u32::MAX, 0),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    set(
+        listener.as_fd(),
+        libc::SOL_SOCKET,
+        libc::SO_ATTACH_FILTER,
+        &program,
+    )
+}
+
+/// Takes the filter of [`drop_syns`] away.
+///
+/// # Errors
+/// `ENOENT` where there is none.
+pub fn admit_syns(listener: impl AsFd) -> io::Result<()> {
+    set(
+        listener.as_fd(),
+        libc::SOL_SOCKET,
+        libc::SO_DETACH_FILTER,
+        &0_i32,
+    )
+}
+
+/// Whether a socket speaks MPTCP, or did before it fell back to TCP.
+pub fn is_mptcp(socket: impl AsFd) -> bool {
+    get::<i32>(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PROTOCOL)
+        .is_ok_and(|protocol| protocol == libc::IPPROTO_MPTCP)
+}
+
 /// Closes a listener for a moment, so that the kernel moves its queue (`inet_csk_listen_stop`), and opens it again.
 /// `readd` runs in between, when it listens again: it puts the socket back into the dispatcher's array.
 ///

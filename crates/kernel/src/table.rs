@@ -26,6 +26,9 @@ pub mod flag {
 /// The table's flag for a group that shuts down.
 pub const CLOSING: u32 = 1;
 
+/// The table's flag for a group whose connections are counted.
+pub const COUNTED: u32 = 2;
+
 /// Version of the layout, `WAKEONE_CONTRACT`.
 pub const CONTRACT: u32 = 1;
 

@@ -12,6 +12,8 @@ pub mod experiments;
 pub mod html;
 pub mod measure;
 pub mod present;
+pub mod probe;
+pub mod process;
 pub mod published;
 pub mod result;
 pub mod runner;
@@ -20,6 +22,7 @@ pub mod stats;
 pub mod status;
 pub mod store;
 pub mod text;
+pub mod trace;
 pub mod ways;
 
 pub use experiment::{Experiment, Settings};

@@ -167,7 +167,7 @@ impl Style {
     }
 }
 
-/// A number as a person reads it: three significant figures, thousands apart, no false precision.
+/// A number as a person reads it: three significant figures (whole numbers whole), thousands apart, no false precision.
 pub fn number(value: f64) -> String {
     if !value.is_finite() {
         return "–".into();
@@ -176,6 +176,8 @@ pub fn number(value: f64) -> String {
     match magnitude {
         0.0 => "0".into(),
         m if m >= 1000.0 => thousands(value.round() as i64),
+        // A count is a count.
+        m if m.fract() == 0.0 => format!("{value:.0}"),
         m if m >= 100.0 => format!("{value:.0}"),
         m if m >= 10.0 => format!("{value:.1}"),
         m if m >= 0.01 => format!("{value:.2}"),

@@ -131,7 +131,7 @@ fn assemble(name: &str, design: &Design, mut points: Points, watch: Watch) -> Ou
     let mut environment = watch.finish();
     environment
         .warnings
-        .extend(variants.iter().filter_map(|v| unsteady(v, design.steady)));
+        .extend(unsteady(&variants, design.steady));
     let comparisons = design.pairings.iter().filter_map(|pairing| {
         let values = |name: &str| {
             variants
@@ -194,17 +194,24 @@ fn variant(name: &str, points: &Points) -> Variant {
     variant
 }
 
-/// A warning where the rounds of a variant lie too far apart.
-fn unsteady(variant: &Variant, metric: &str) -> Option<String> {
-    let steady = variant.metrics.get(metric)?;
-    let spread = stats::spread(&steady.values);
-    (spread > NOISY_SPREAD).then(|| {
-        format!(
-            "The rounds of {} lie far apart ({metric} {} to {} {}): the machine or the workload was too noisy to tell small differences; more --rounds help.",
+/// One warning that names all variants whose rounds lie too far apart.
+fn unsteady(variants: &[Variant], metric: &str) -> Option<String> {
+    let apart = variants.iter().filter_map(|variant| {
+        let steady = variant.metrics.get(metric)?;
+        let range = format!(
+            "{} {} to {} {}",
             variant.name,
             number(steady.min),
             number(steady.max),
             steady.unit
+        );
+        (stats::spread(&steady.values) > NOISY_SPREAD).then_some(range)
+    });
+    let apart: Vec<String> = apart.collect();
+    (!apart.is_empty()).then(|| {
+        format!(
+            "Rounds lie far apart in {metric} ({}): the machine or the workload was too noisy to tell small differences; more --rounds help.",
+            apart.join(", ")
         )
     })
 }

@@ -113,6 +113,34 @@ impl Server {
         &self.seen
     }
 
+    /// Sends a signal to the server's first process.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn signal(&self, signal: Signal) -> Result<(), Error> {
+        kill(Pid::from_raw(self.child.id() as i32), signal)
+            .map_err(|e| Error::Server(format!("sending {signal} to {} failed: {e}", self.what)))
+    }
+
+    /// Waits until it has said a line with `part` in it for the `count`th time.
+    ///
+    /// # Errors
+    /// When it does not say so in time.
+    pub fn wait_said(&mut self, part: &str, count: usize, within: Duration) -> Result<(), Error> {
+        let deadline = Instant::now() + within;
+        while self.said().iter().filter(|l| l.contains(part)).count() < count {
+            if Instant::now() >= deadline {
+                let words = self.last_words();
+                return Err(Error::Server(format!(
+                    "{} did not say {part:?} in time{words}",
+                    self.what
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
     fn last_words(&mut self) -> String {
         self.said();
         match self.seen.last() {

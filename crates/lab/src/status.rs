@@ -82,19 +82,20 @@ fn mentions(value: &Value, text: &str) -> bool {
     }
 }
 
+/// Sum of the active counts of a group's slots. A count below 0 is as wrong as one above, so it is their sizes that add up.
 fn active(status: &Value, address: SocketAddr) -> Result<u64, Error> {
-    let slots = group(status, address)?
-        .get("slots")
-        .and_then(Value::as_array);
-    let counts = slots.map(|s| {
-        s.iter()
-            .map(|slot| slot.get("active").and_then(Value::as_u64))
-            .collect::<Option<Vec<u64>>>()
-    });
-    counts
-        .flatten()
-        .filter(|c| !c.is_empty())
-        .map(|c| c.iter().sum())
+    let group = group(status, address)?;
+    if group.get("steered") == Some(&Value::Bool(false)) {
+        return Err(Error::Server(format!(
+            "the group on {address} is not steered by Wakeone's program, which is what is to be measured; `wakeone run` says on stderr what it lacks"
+        )));
+    }
+    let slots = group.get("slots").and_then(Value::as_array);
+    let count = |slot: &Value| Some(slot.get("active")?.as_i64()?.unsigned_abs());
+    slots
+        .and_then(|slots| slots.iter().map(count).collect::<Option<Vec<u64>>>())
+        .filter(|counts| !counts.is_empty())
+        .map(|counts| counts.iter().sum())
         .ok_or_else(|| {
             Error::Server(format!(
                 "`wakeone status --json` has no active counts for {address}"
@@ -155,7 +156,14 @@ mod tests {
     #[test]
     fn a_missing_group_or_count_is_an_error_and_not_a_zero() {
         assert!(active(&status(), "127.0.0.1:3".parse().unwrap()).is_err());
-        let none = json!({"groups": [{"listen": "127.0.0.1:1", "slots": []}]});
+        let group = |group: Value| json!({"groups": [group]});
+        let below =
+            group(json!({"listen": "127.0.0.1:1", "slots": [{"active": -1}, {"active": 1}]}));
+        assert_eq!(active(&below, "127.0.0.1:1".parse().unwrap()).unwrap(), 2);
+        let not_ours =
+            group(json!({"listen": "127.0.0.1:1", "steered": false, "slots": [{"active": 0}]}));
+        assert!(active(&not_ours, "127.0.0.1:1".parse().unwrap()).is_err());
+        let none = group(json!({"listen": "127.0.0.1:1", "slots": []}));
         assert!(active(&none, "127.0.0.1:1".parse().unwrap()).is_err());
         assert!(active(&json!({}), "127.0.0.1:1".parse().unwrap()).is_err());
     }

@@ -15,6 +15,9 @@ pub fn render(experiment: &dyn Experiment, outcome: &Outcome, width: usize) -> S
     let mut text = String::new();
     heading(&mut text, &format!("{}: {}", card.name, card.title), '=');
     paragraph(&mut text, card.question, width);
+    for warning in &outcome.environment.warnings {
+        paragraph(&mut text, &format!("Noisy: {warning}"), width);
+    }
     for block in experiment.present(outcome) {
         match block {
             Block::Heading(line) => heading(&mut text, &line, '-'),
@@ -78,9 +81,6 @@ fn closing(text: &mut String, card: &Card, outcome: &Outcome, width: usize) {
         ),
         width,
     );
-    for warning in &e.warnings {
-        paragraph(text, &format!("Warning: {warning}"), width);
-    }
     paragraph(
         text,
         &format!("Source: {} {}", card.source.long, card.source.url),

@@ -14,6 +14,10 @@ pub enum Way {
     SharedAccept,
     /// One shared socket; every worker waits in its own epoll with EPOLLEXCLUSIVE.
     SharedEpollExclusive,
+    /// One shared socket; every worker waits in its own epoll, and all are woken for each connection.
+    SharedEpollWakeAll,
+    /// One shared socket with EPOLLEXCLUSIVE; who has accepted goes to the end of the line.
+    SharedEpollRotate,
     /// A socket a worker; the kernel's hash chooses.
     ReuseportHash,
     /// A socket a worker; ours: the one with the fewest open connections.
@@ -22,7 +26,7 @@ pub enum Way {
     LeastConnectionsRescue,
 }
 
-/// All ways, in the order of history.
+/// The five ways that `tills` compares, in the order of history.
 pub const ALL: [Way; 5] = [
     Way::SharedAccept,
     Way::SharedEpollExclusive,
@@ -40,6 +44,8 @@ impl Way {
         match self {
             Way::SharedAccept => "shared-accept",
             Way::SharedEpollExclusive => "shared-epoll-exclusive",
+            Way::SharedEpollWakeAll => "shared-epoll-wake-all",
+            Way::SharedEpollRotate => "shared-epoll-rotate",
             Way::ReuseportHash => "reuseport-hash",
             Way::LeastConnections => "least-connections",
             Way::LeastConnectionsRescue => "least-connections+rescue",
@@ -48,7 +54,15 @@ impl Way {
 
     /// Its place in the palette of the charts.
     pub fn colour(self) -> usize {
-        ALL.iter().position(|w| *w == self).unwrap_or(0)
+        match self {
+            Way::SharedAccept => 0,
+            Way::SharedEpollExclusive => 1,
+            Way::ReuseportHash => 2,
+            Way::LeastConnections => 3,
+            Way::LeastConnectionsRescue => 4,
+            Way::SharedEpollWakeAll => 5,
+            Way::SharedEpollRotate => 6,
+        }
     }
 
     /// Whether Wakeone chooses.
@@ -59,6 +73,21 @@ impl Way {
     /// The arguments of `wakeone` that start a server of `workers` workers on `address`.
     pub fn arguments(self, workers: usize, address: SocketAddr) -> Vec<String> {
         let (n, at) = (workers.to_string(), address.to_string());
+        let epoll = |mode| {
+            vec![
+                "serve",
+                "--model",
+                "epoll-prefork",
+                "--epoll",
+                mode,
+                "-w",
+                &n,
+                "-l",
+                &at,
+                "--backlog",
+                BACKLOG,
+            ]
+        };
         let line: Vec<&str> = match self {
             Way::SharedAccept => vec![
                 "serve",
@@ -71,21 +100,9 @@ impl Way {
                 "--backlog",
                 BACKLOG,
             ],
-            Way::SharedEpollExclusive => {
-                vec![
-                    "serve",
-                    "--model",
-                    "epoll-prefork",
-                    "--epoll",
-                    "exclusive",
-                    "-w",
-                    &n,
-                    "-l",
-                    &at,
-                    "--backlog",
-                    BACKLOG,
-                ]
-            }
+            Way::SharedEpollExclusive => epoll("exclusive"),
+            Way::SharedEpollWakeAll => epoll("wake-all"),
+            Way::SharedEpollRotate => epoll("rotate"),
             Way::ReuseportHash => {
                 vec![
                     "serve",

@@ -260,7 +260,7 @@ fn check_descriptors(plan: &Plan, limit: u64) -> Result<(), Error> {
         Arrivals::Profile { at_most, .. } => at_most.unwrap_or(0),
         Arrivals::Open { .. } => 0,
     };
-    if (clients as u64).saturating_add(OTHER_DESCRIPTORS) <= limit {
+    if clients == 0 || (clients as u64).saturating_add(OTHER_DESCRIPTORS) <= limit {
         return Ok(());
     }
     Err(Error::Plan(format!(

@@ -121,11 +121,11 @@ fn not_2xx_is_an_error_and_has_its_status() {
 fn too_slow_and_only_those() {
     let server = Server::start(|request| {
         if request.path == "/slow" {
-            std::thread::sleep(Duration::from_millis(1500));
+            std::thread::sleep(Duration::from_secs(3));
         }
         answer(request, "0")
     });
-    let timeout = Duration::from_millis(300);
+    let timeout = Duration::from_secs(1);
     let mix = Mix::weighted([(1, "/quick"), (1, "/slow")]);
     let outcome = run(&Plan {
         stop: TEN,
@@ -173,18 +173,10 @@ fn no_port_left() {
         eprintln!("skipped: only root may make a network namespace");
         return;
     }
-    // Of this thread and the threads it starts only.
-    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-    assert!(
-        std::process::Command::new("ip")
-            .args(["link", "set", "lo", "up"])
-            .status()
-            .unwrap()
-            .success()
-    );
+    own_network();
     std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40009").unwrap();
     let server = Server::start_on("127.0.0.1:80", |request| {
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(Duration::from_secs(1));
         answer(request, "0")
     });
     let stop = Stop {
@@ -209,6 +201,36 @@ fn no_port_left() {
         spread.completed, 15,
         "with three sources there are 30 ports: {:?}",
         spread.errors
+    );
+}
+
+#[test]
+fn no_route() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root may make a network namespace");
+        return;
+    }
+    own_network();
+    // Nothing can leave a network that has but its loopback.
+    let target = "192.0.2.1:80".parse().unwrap();
+    let outcome = run(&Plan {
+        stop: TEN,
+        sources: Sources::System,
+        ..plan(target)
+    });
+    assert_eq!(outcome.errors, only(ErrorKind::Unreachable, 10));
+    assert_eq!(outcome.started, 0);
+}
+
+/// A network namespace for this thread and the threads it starts.
+fn own_network() {
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+    assert!(
+        std::process::Command::new("ip")
+            .args(["link", "set", "lo", "up"])
+            .status()
+            .unwrap()
+            .success()
     );
 }
 

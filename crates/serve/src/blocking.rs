@@ -21,10 +21,11 @@ pub fn converse(connection: OwnedFd, app: &App, store: &mut Lazy) {
     // A client that reads nothing must not hold the worker for ever.
     let _ = stream.set_write_timeout(Some(app.header_timeout));
     let mut session = Session::new();
+    let mut timeout = Duration::ZERO;
     loop {
         let done = match session.step(app) {
             Next::Write => write_some(&mut stream, &mut session),
-            Next::Read => read_request(&mut stream, &mut session, app),
+            Next::Read => read_request(&mut stream, &mut session, app, &mut timeout),
             Next::Ask | Next::Reply => {
                 if let Some(call) = session.question() {
                     session.reply(app, store.call(&app.place, &call));
@@ -56,12 +57,22 @@ fn write_some(stream: &mut TcpStream, session: &mut Session) -> io::Result<()> {
 /// Reads until the session has something to do: a request is there, the client has ended, or its
 /// time is up. The time is that for the whole request, however it is split: a client that sends
 /// a byte now and then does not get more.
-fn read_request(stream: &mut TcpStream, session: &mut Session, app: &App) -> io::Result<()> {
+///
+/// `timeout` is what the socket's is set to, so that it is set only when it changes.
+fn read_request(
+    stream: &mut TcpStream,
+    session: &mut Session,
+    app: &App,
+    timeout: &mut Duration,
+) -> io::Result<()> {
     let deadline = Instant::now() + app.header_timeout;
     let mut left = app.header_timeout;
     let mut buffer = [0; 16 * 1024];
     loop {
-        stream.set_read_timeout(Some(left))?;
+        if *timeout != left {
+            stream.set_read_timeout(Some(left))?;
+            *timeout = left;
+        }
         match stream.read(&mut buffer) {
             Ok(0) => {
                 session.end_of_input();

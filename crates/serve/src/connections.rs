@@ -204,6 +204,9 @@ impl Connection {
         if self.lingering {
             return self.drop_input(buffer);
         }
+        // One read a turn: whoever sends without end does not keep the others waiting, and the
+        // read that would find nothing after an answer is saved. What is left shows as ready.
+        let mut may_read = true;
         loop {
             match self.session.step(app) {
                 Next::Ask => {
@@ -228,9 +231,13 @@ impl Connection {
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(error) => return Err(error),
                 },
+                Next::Read if !may_read => return Ok(Interest::Read),
                 Next::Read => match self.stream.read(buffer) {
                     Ok(0) => self.session.end_of_input(),
-                    Ok(count) => self.session.receive(&buffer[..count]),
+                    Ok(count) => {
+                        self.session.receive(&buffer[..count]);
+                        may_read = false;
+                    }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
                         if stop::requested() && self.session.is_idle() {
                             return Ok(Interest::Closed);

@@ -30,7 +30,7 @@ use wakeone_kernel::stop;
 
 pub use crate::files::Root;
 pub use crate::listener::{Listen, Listener, parse_address};
-pub use crate::options::{AcceptLock, EpollMode, Model, Options, Steer};
+pub use crate::options::{AcceptLock, EpollMode, Model, Options};
 pub use crate::store::Place;
 
 use crate::accept_lock::Lock;
@@ -88,11 +88,8 @@ pub enum Error {
     /// Signals cannot be handled.
     #[error("cannot handle signals: {0}")]
     Signals(io::Error),
-    /// The steering cannot be attached.
-    #[error("cannot steer: {0}")]
-    Steer(String),
     /// Workers ended that should not have.
-    #[error("{count} workers ended before they were told to; their last words are above")]
+    #[error("{count} of the workers ended before they were told to; their last words are above")]
     Workers {
         /// How many.
         count: usize,
@@ -155,9 +152,6 @@ pub fn serve(options: &Options) -> Result<(), Error> {
             eprintln!("{ready}");
             run_worker(options, Worker::new(options, listeners, 0), lock)
         }
-        Model::Dispatched if options.steer.is_some() => {
-            serve_forked(options, listeners, lock, &ready)
-        }
         _ if options.workers == 1 => {
             eprintln!("{ready}");
             run_worker(
@@ -194,16 +188,7 @@ fn serve_forked(
                 lock.for_worker()?,
             )
         },
-        |(listeners, _)| {
-            let steering = match &options.steer {
-                Some(steer) if options.model == Model::Dispatched => {
-                    Some(steer(&listeners).map_err(Error::Steer)?)
-                }
-                _ => None,
-            };
-            eprintln!("{ready}");
-            Ok(steering)
-        },
+        || eprintln!("{ready}"),
     )
 }
 

@@ -12,17 +12,17 @@ use wakeone_kernel::stop;
 use crate::Error;
 
 /// Forks `count` workers. In each, `work` gets all of `state` and its number, and when it is done
-/// the process ends. In the caller, `ready` gets `state` and should drop it (only the workers keep
-/// the listeners: when the last one is gone the port is closed); what it gives is kept while this
-/// waits until all have ended, and passes a stop on to them.
+/// the process ends. In the caller, `state` is dropped (only the workers keep the listeners: when
+/// the last one is gone the port is closed), `ready` is called, and then this waits until all have
+/// ended and passes a stop on to them.
 ///
 /// # Errors
 /// When a worker cannot be made, or workers end without having been told to.
-pub fn run<S, K>(
+pub fn run<S>(
     count: usize,
     state: S,
     work: impl FnOnce(S, usize) -> Result<(), Error>,
-    ready: impl FnOnce(S) -> Result<K, Error>,
+    ready: impl FnOnce(),
 ) -> Result<(), Error> {
     let mut pids = Vec::with_capacity(count);
     let master = std::process::id();
@@ -40,17 +40,9 @@ pub fn run<S, K>(
             }
         }
     }
-    match ready(state) {
-        Ok(kept) => {
-            let done = wait_for(pids);
-            drop(kept);
-            done
-        }
-        Err(error) => {
-            tell(&pids, Signal::SIGKILL);
-            Err(error)
-        }
-    }
+    drop(state);
+    ready();
+    wait_for(pids)
 }
 
 /// Does the work of a worker, and ends the process. Call it in the process just forked.

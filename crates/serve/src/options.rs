@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::files::Root;
-use crate::listener::{Listen, Listener};
+use crate::listener::Listen;
 use crate::store::Place;
 
 /// The architectures.
@@ -139,11 +139,6 @@ pub enum AcceptLock {
     Pthread,
 }
 
-/// Attaches steering to the listeners of the [`Model::Dispatched`] workers, in the order of the
-/// workers. Called in the parent once all workers are forked; what it gives is kept until the
-/// end. An error, a sentence for the user, ends the server.
-pub type Steer = dyn Fn(&[Listener]) -> Result<Box<dyn std::any::Any>, String>;
-
 /// What to serve and how.
 #[derive(Clone)]
 pub struct Options {
@@ -171,9 +166,6 @@ pub struct Options {
     pub place: Place,
     /// The files that are served.
     pub files: Option<Arc<Root>>,
-    /// For [`Model::Dispatched`] on an address: who attaches the steering. Under a supervisor
-    /// that does it (`wakeone run`) it is not needed.
-    pub steer: Option<Arc<Steer>>,
 }
 
 impl Options {
@@ -192,14 +184,12 @@ impl Options {
             header_timeout: Duration::from_secs(10),
             place: Place::default_directory(),
             files: None,
-            steer: None,
         }
     }
 
     /// Whether each worker has a listener of its own.
     pub(crate) fn each_its_own(&self) -> bool {
-        self.listen != Listen::Inherited
-            && (self.reuseport || matches!(self.model, Model::Reuseport | Model::Dispatched))
+        self.listen != Listen::Inherited && (self.reuseport || self.model == Model::Reuseport)
     }
 
     /// Refuses what does not go together.
@@ -242,10 +232,7 @@ impl Options {
                 "the {name} model has no such --accept-lock; preforked has all, prethreaded has pthread and none"
             ));
         }
-        if self.model == Model::Dispatched
-            && self.listen != Listen::Inherited
-            && self.steer.is_none()
-        {
+        if self.model == Model::Dispatched && self.listen != Listen::Inherited {
             return refuse(
                 "the dispatched model needs somebody who steers; start it as \
                  `wakeone run -w 4 -l ADDR -- wakeone serve --model dispatched`"

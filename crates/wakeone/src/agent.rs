@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::table::{CLOSING, flag};
+use wakeone_kernel::table::flag;
 use wakeone_kernel::{process, schedule};
 use wakeone_model::judge::{self, Doing, Limits, Look, Memory};
 
@@ -321,7 +321,7 @@ impl Core {
 fn doing(dispatcher: &Dispatcher, slot: usize) -> Doing {
     match dispatcher.table().slot(slot).pid().load(Relaxed) {
         0 => Doing::Unknown,
-        pid => match process::doing_below(pid) {
+        pid => match process::doing_below(pid, dispatcher.inodes(slot)) {
             process::Doing::Waiting => Doing::Waiting,
             process::Doing::Busy => Doing::Busy,
             process::Doing::Stopped => Doing::Stopped,
@@ -341,7 +341,8 @@ fn observe(dispatcher: &Dispatcher, slot: usize) -> Look {
     );
     let active = u64::try_from(place.active().load(Relaxed)).unwrap_or(0);
     // No connection is open that could wait: the queue was empty and is, and the system call is spared.
-    let queue = if active == 0
+    let queue = if dispatcher.counting()
+        && active == 0
         && place.queued().load(Relaxed) == 0
         && place.queue_limit().load(Relaxed) > 0
     {
@@ -409,8 +410,12 @@ impl Steer for Agent {
     }
 
     fn close(&mut self) {
-        if let Some(dispatcher) = &lock(&self.core).dispatcher {
-            dispatcher.table().flags().fetch_or(CLOSING, Relaxed);
+        let mut core = lock(&self.core);
+        let closed = core.dispatcher.as_ref().map(Dispatcher::close);
+        if let Some(Err(error)) = closed {
+            core.note(format!(
+                "new connections still come while the group closes: {error}"
+            ));
         }
     }
 
@@ -419,6 +424,15 @@ impl Steer for Agent {
             .dispatcher
             .as_ref()
             .map_or(0, |dispatcher| dispatcher.queue(slot).length)
+    }
+
+    fn active(&self, slot: usize) -> u64 {
+        let core = lock(&self.core);
+        let open = core
+            .dispatcher
+            .as_ref()
+            .map(|dispatcher| dispatcher.table().slot(slot).active().load(Relaxed));
+        open.and_then(|open| u64::try_from(open).ok()).unwrap_or(0)
     }
 
     fn accepting(&self, slot: usize) -> Option<bool> {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf::{self, LoadPlan, Pinned};
 use wakeone_kernel::socket::{self, AcceptQueue};
-use wakeone_kernel::table::{self, Table, flag};
+use wakeone_kernel::table::{self, CLOSING, COUNTED, Table, flag};
 use wakeone_kernel::{capability, cgroup};
 
 use crate::paths::Paths;
@@ -97,6 +97,8 @@ pub struct Plan<'a> {
     pub backlog: i32,
     /// Workers of an earlier supervisor still serve: keep its program and counts if they fit.
     pub adopt: bool,
+    /// Have the program read the accept queues itself where it may; otherwise it goes by what the agent publishes.
+    pub read_queues: bool,
 }
 
 /// A steered group. Dropping it leaves everything as it is; [`Dispatcher::end`] takes it away.
@@ -106,6 +108,8 @@ pub struct Dispatcher {
     pinned: Pinned,
     /// By slot, then by address.
     listeners: Vec<Vec<OwnedFd>>,
+    /// Of the listeners, in the same order.
+    inodes: Vec<Vec<u64>>,
     backlog: i32,
     kept: bool,
 }
@@ -131,6 +135,7 @@ impl Dispatcher {
         let pinned = match found {
             Some(pinned) => pinned,
             None => {
+                bpf::empty_arrays(&dir);
                 bpf::remove_pins(&dir).map_err(|source| Error::Kernel {
                     name: name.clone(),
                     source: bpf::Error {
@@ -142,6 +147,7 @@ impl Dispatcher {
                     dir: &dir,
                     addresses,
                     cgroup: plan.cgroup,
+                    read_queues: plan.read_queues,
                 };
                 bpf::load(&load).map_err(|error| {
                     plan.paths.tidy();
@@ -149,9 +155,14 @@ impl Dispatcher {
                 })?
             }
         };
+        let inode = |one: &OwnedFd| rustix::fs::fstat(one).map_or(0, |stat| stat.st_ino);
         let dispatcher = Self {
             name,
             pinned,
+            inodes: listeners
+                .iter()
+                .map(|slot| slot.iter().map(inode).collect())
+                .collect(),
             listeners,
             backlog: plan.backlog,
             kept,
@@ -168,9 +179,16 @@ impl Dispatcher {
 
     /// Tells the program everything about the group, then attaches it: it never runs on a half-filled table.
     fn fill(&self, plan: &Plan<'_>) -> Result<(), bpf::Error> {
+        if plan.adopt {
+            // They may be those of a group that was closing when its supervisor was killed.
+            for listener in self.listeners.iter().flatten() {
+                let _ = socket::admit_syns(listener);
+            }
+        }
         let table = self.table();
         table.contract().store(table::CONTRACT, Relaxed);
-        table.flags().store(0, Relaxed);
+        let counted = if self.pinned.counting() { COUNTED } else { 0 };
+        table.flags().store(counted, Relaxed);
         table.slots().store(self.listeners.len() as u32, Relaxed);
         for slot in 0..self.listeners.len() {
             let weight = plan.weights.iter().rev().find(|(at, _)| *at == slot);
@@ -218,9 +236,39 @@ impl Dispatcher {
         &self.listeners[slot]
     }
 
+    /// The inodes of a slot's listeners, by which they are found among a process's descriptors.
+    pub fn inodes(&self, slot: usize) -> &[u64] {
+        &self.inodes[slot]
+    }
+
+    /// Whether connections are counted.
+    pub fn counting(&self) -> bool {
+        self.pinned.counting()
+    }
+
     /// Chooses by another policy from now on.
     pub fn set_policy(&self, policy: Policy) {
         self.table().policy().store(policy.number(), Relaxed);
+    }
+
+    /// Has new SYNs dropped from now on, so that their clients' retries reach a successor.
+    ///
+    /// # Errors
+    /// A listener does not take the filter: it still answers.
+    pub fn close(&self) -> std::io::Result<()> {
+        self.table().flags().fetch_or(CLOSING, Relaxed);
+        self.listeners
+            .iter()
+            .flatten()
+            .try_for_each(socket::drop_syns)
+    }
+
+    /// Takes [`Dispatcher::close`] back.
+    pub fn open(&self) {
+        self.table().flags().fetch_and(!CLOSING, Relaxed);
+        for listener in self.listeners.iter().flatten() {
+            let _ = socket::admit_syns(listener);
+        }
     }
 
     /// Length and limit of a slot's accept queues, summed over its addresses.

@@ -280,6 +280,7 @@ impl Ground<'_> {
             cgroup,
             backlog: self.supervisor.backlog(),
             adopt: self.supervisor.adopted() > 0,
+            read_queues: true,
         };
         Dispatcher::start(&plan, listeners)
     }

@@ -14,6 +14,10 @@ pub trait Steer: Send {
     fn close(&mut self);
     /// Connections that wait in the slot's accept queues.
     fn queued(&self, slot: usize) -> u32;
+    /// Connections open at the slot's worker, queued ones included; 0 where they are not counted.
+    fn active(&self, _slot: usize) -> u64 {
+        0
+    }
     /// Whether the slot's worker was seen waiting in accept, epoll or poll; `None` where it cannot be seen.
     fn accepting(&self, slot: usize) -> Option<bool>;
     /// What happened since last asked.

@@ -79,6 +79,15 @@ impl Server {
         kill(Pid::from_raw(self.child.id() as i32), signal).expect("the server can be signalled");
     }
 
+    /// Waits for the next line that the server says.
+    pub fn next_line(&mut self) -> String {
+        let mut line = String::new();
+        self.stderr
+            .read_line(&mut line)
+            .expect("stderr can be read");
+        line
+    }
+
     /// Waits for the end; gives how it ended and what else it said.
     pub fn wait(&mut self) -> (ExitStatus, String) {
         let status = wait_for(&mut self.child);

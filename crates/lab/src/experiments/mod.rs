@@ -1,11 +1,77 @@
 //! A folder an experiment: what was published, how it is measured here, how it is judged.
 
 mod cost;
+mod cycle;
+mod herd;
+mod restart;
+mod spread;
+mod stuck;
 mod tills;
 
 use crate::experiment::Experiment;
 
 /// All experiments, in the order in which they are best read.
 pub fn all() -> &'static [&'static dyn Experiment] {
-    &[&tills::Tills, &cost::Cost]
+    &[
+        &herd::Herd,
+        &spread::Spread,
+        &tills::Tills,
+        &cycle::Cycle,
+        &stuck::Stuck,
+        &restart::Restart,
+        &cost::Cost,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::Settings;
+    use crate::published::Published;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_experiment_is_whole() {
+        let mut names = BTreeSet::new();
+        for experiment in all() {
+            let card = experiment.card();
+            assert!(names.insert(card.name), "{} is there twice", card.name);
+            assert!(
+                card.readme.starts_with(&format!("# {}\n", card.name)),
+                "{}",
+                card.name
+            );
+            for part in ["**Asked:**", "**Source:**", "## Method", "## Expectations"] {
+                assert!(card.readme.contains(part), "{} has no {part}", card.name);
+            }
+            // Panics where a row does not parse.
+            let _ = Published::parse(card.published);
+        }
+    }
+
+    #[test]
+    fn designs_name_each_variant_once_and_compare_what_they_measure() {
+        for experiment in all() {
+            for quick in [false, true] {
+                let design = experiment.design(&Settings {
+                    quick,
+                    ..Settings::default()
+                });
+                let arms: BTreeSet<&str> = design.arms.iter().map(|a| a.name.as_str()).collect();
+                let name = experiment.card().name;
+                assert_eq!(arms.len(), design.arms.len(), "{name}");
+                assert!(
+                    design.rounds > 0 && design.arms.iter().all(|a| a.seconds > 0.0),
+                    "{name}"
+                );
+                for pairing in &design.pairings {
+                    assert!(
+                        arms.contains(&*pairing.a) && arms.contains(&*pairing.b),
+                        "{name}: {}",
+                        pairing.name
+                    );
+                }
+            }
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //! the style sheet exchanges them on a dark page. Series carry direct labels wherever there is room for them.
 
 use plotters::coord::Shift;
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -153,22 +154,18 @@ fn percentiles(
         values().fold(f64::MAX, f64::min).floor(),
         values().fold(f64::MIN, f64::max).ceil(),
     );
-    let nine = |x: &f64| {
-        let name = ["0 %", "90 %", "99 %", "99.9 %", "99.99 %"];
-        let place = x.round() as usize;
-        if (x - x.round()).abs() < 0.01 {
-            name.get(place).copied().unwrap_or("").to_owned()
-        } else {
-            String::new()
-        }
+    let nine = |x: f64| {
+        ["0 %", "90 %", "99 %", "99.9 %"]
+            .get(x.round() as usize)
+            .map_or_else(String::new, |n| (*n).to_owned())
     };
     let axes = Axes {
         x: 0.0..NINES,
         y: low..high.max(low + 1.0),
-        x_ticks: 4,
-        y_ticks: ((high - low) as usize + 1).clamp(2, 12),
+        x_ticks: whole(0.0, NINES),
+        y_ticks: whole(low, high.max(low + 1.0)),
         x_label: &nine,
-        y_label: &|y: &f64| power_of_two(*y),
+        y_label: &power_of_two,
         x_name: "share of requests that were at most this slow",
         y_name: unit,
         marks: false,
@@ -225,12 +222,24 @@ fn lines(
         let room = (high - low).max(1e-9) * 0.05;
         (if log { low - room } else { low })..high + room
     };
-    let label = move |v: &f64| number(unscale(*v));
+    // The way through logarithms leaves a hair: 29.999999.
+    let label = move |v: f64| number((unscale(v) * 1e6).round() / 1e6);
+    let (xs, ys) = (
+        range(all().map(|p| p.0).collect()),
+        range(all().map(|p| p.1).collect()),
+    );
+    let ticks = |r: &std::ops::Range<f64>, most| {
+        if log {
+            log_ticks(r.start, r.end, most)
+        } else {
+            even_ticks(r.start, r.end, most)
+        }
+    };
     let axes = Axes {
-        x: range(all().map(|p| p.0).collect()),
-        y: range(all().map(|p| p.1).collect()),
-        x_ticks: if width < 500 { 4 } else { 8 },
-        y_ticks: 6,
+        x_ticks: ticks(&xs, if width < 500 { 5 } else { 10 }),
+        y_ticks: ticks(&ys, 8),
+        x: xs,
+        y: ys,
         x_label: &label,
         y_label: &label,
         x_name: names.0,
@@ -244,10 +253,11 @@ fn lines(
 struct Axes<'a> {
     x: std::ops::Range<f64>,
     y: std::ops::Range<f64>,
-    x_ticks: usize,
-    y_ticks: usize,
-    x_label: &'a dyn Fn(&f64) -> String,
-    y_label: &'a dyn Fn(&f64) -> String,
+    /// Where the axes are labelled.
+    x_ticks: Vec<f64>,
+    y_ticks: Vec<f64>,
+    x_label: &'a dyn Fn(f64) -> String,
+    y_label: &'a dyn Fn(f64) -> String,
     x_name: &'a str,
     y_name: &'a str,
     /// Dots at the points: where each is a measurement.
@@ -255,6 +265,45 @@ struct Axes<'a> {
 }
 
 impl Axes<'_> {
+    /// Lines at the heights that are labelled, and the labels and names of both axes.
+    fn draw_grid(&self, area: &Area<'_>, chart: &Plot<'_, '_>) -> Result<(), Error> {
+        let at = |x: f64, y: f64| chart.backend_coord(&(x, y));
+        let (left, bottom) = at(self.x.start, self.y.start);
+        let (right, _) = at(self.x.end, self.y.start);
+        let rule = |from, to| {
+            area.draw(&PathElement::new([from, to], GRID.stroke_width(1)))
+                .map_err(failed)
+        };
+        rule((left, bottom), (right, bottom))?;
+        for tick in &self.y_ticks {
+            let (_, y) = at(self.x.start, *tick);
+            rule((left, y), (right, y))?;
+            write(
+                area,
+                (self.y_label)(*tick),
+                (left - 6, y),
+                &text_style(MUTED, HPos::Right, VPos::Center),
+            )?;
+        }
+        for tick in &self.x_ticks {
+            let (x, _) = at(*tick, self.y.start);
+            rule((x, bottom), (x, bottom + 4))?;
+            write(
+                area,
+                (self.x_label)(*tick),
+                (x, bottom + 8),
+                &text_style(MUTED, HPos::Center, VPos::Top),
+            )?;
+        }
+        let middle = (left + right) / 2;
+        write(
+            area,
+            self.x_name,
+            (middle, bottom + 8 + LINE),
+            &text_style(MUTED, HPos::Center, VPos::Top),
+        )
+    }
+
     fn draw(&self, area: &Area<'_>, lines: &[Line<'_>], width: u32) -> Result<(), Error> {
         let narrow = width < 500;
         let labels = lines
@@ -277,24 +326,10 @@ impl Axes<'_> {
             .margin_right(if narrow { 26 } else { labels + 22 })
             .margin_top(6)
             .x_label_area_size(44)
-            .y_label_area_size(48)
+            .y_label_area_size(58)
             .build_cartesian_2d(self.x.clone(), self.y.clone())
             .map_err(failed)?;
-        let small = text_style(MUTED, HPos::Left, VPos::Top);
-        chart
-            .configure_mesh()
-            .disable_x_mesh()
-            .light_line_style(PAPER.mix(0.0))
-            .bold_line_style(GRID)
-            .axis_style(GRID)
-            .label_style(small)
-            .x_desc(self.x_name)
-            .x_labels(self.x_ticks)
-            .y_labels(self.y_ticks)
-            .x_label_formatter(self.x_label)
-            .y_label_formatter(self.y_label)
-            .draw()
-            .map_err(failed)?;
+        self.draw_grid(area, &chart)?;
         for line in lines {
             draw_line(&mut chart, line, self.marks)?;
         }
@@ -310,15 +345,46 @@ impl Axes<'_> {
     }
 }
 
-fn draw_line<'a, 'b>(
-    chart: &mut ChartContext<
-        'a,
-        SVGBackend<'b>,
-        Cartesian2d<plotters::coord::types::RangedCoordf64, plotters::coord::types::RangedCoordf64>,
-    >,
-    line: &Line<'_>,
-    marks: bool,
-) -> Result<(), Error> {
+/// A chart of two axes of numbers.
+type Plot<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+
+/// The whole numbers of a range.
+fn whole(from: f64, to: f64) -> Vec<f64> {
+    (from.ceil() as i64..=to.floor() as i64)
+        .map(|n| n as f64)
+        .collect()
+}
+
+/// Places of 1, 2 and 5 times the powers of ten in a range of logarithms; only of the powers where that were too many.
+fn log_ticks(from: f64, to: f64, most: usize) -> Vec<f64> {
+    let of = |steps: &[f64]| -> Vec<f64> {
+        let decades = from.floor() as i64..=to.ceil() as i64;
+        let all = decades.flat_map(|d| steps.iter().map(move |s| d as f64 + s.log10()));
+        all.filter(|t| (from..=to).contains(t)).collect()
+    };
+    [&[1.0, 2.0, 5.0][..], &[1.0, 3.0], &[1.0]]
+        .iter()
+        .map(|s| of(s))
+        .find(|t| t.len() <= most)
+        .unwrap_or_else(|| of(&[1.0]))
+}
+
+/// Round numbers in a range.
+fn even_ticks(from: f64, to: f64, most: usize) -> Vec<f64> {
+    let rough = (to - from) / most as f64;
+    let decade = 10f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0]
+        .iter()
+        .map(|s| s * decade)
+        .find(|s| *s >= rough)
+        .unwrap_or(rough);
+    whole(from / step, to / step)
+        .iter()
+        .map(|n| n * step)
+        .collect()
+}
+
+fn draw_line(chart: &mut Plot<'_, '_>, line: &Line<'_>, marks: bool) -> Result<(), Error> {
     let points = line.points.iter().copied();
     let ink = colour(line.style);
     if line.style.published {
@@ -660,6 +726,27 @@ mod tests {
             "{places:?}"
         );
         assert!(places.iter().all(|p| p.1 <= 310));
+    }
+
+    #[test]
+    fn ticks_are_round_and_not_too_many() {
+        let shown = |ticks: Vec<f64>| {
+            ticks
+                .iter()
+                .map(|t| number(10f64.powf(*t)))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            shown(log_ticks(1.95, 3.05, 5)),
+            ["100", "200", "500", "1,000"]
+        );
+        assert_eq!(
+            shown(log_ticks(1.5, 5.4, 8)),
+            [
+                "100", "300", "1,000", "3,000", "10,000", "30,000", "100,000"
+            ]
+        );
+        assert_eq!(even_ticks(0.0, 210.0, 8), [0.0, 50.0, 100.0, 150.0, 200.0]);
     }
 
     #[test]

@@ -112,7 +112,12 @@ fn section(experiment: &dyn Experiment, outcome: &Outcome, alone: bool) -> Resul
             @if alone { h1 { (card.title) } } @else { h2.title { (card.title) } }
             p.question { (card.question) }
             (cite(card))
-            @for warning in &outcome.environment.warnings { p.warning { strong { "Noisy. " } (warning) } }
+            @if !outcome.environment.warnings.is_empty() {
+                div.warning {
+                    strong { "Noisy." }
+                    @for warning in &outcome.environment.warnings { p { (warning) } }
+                }
+            }
             @for block in &blocks { (block) }
             (closing(outcome))
         }
@@ -152,9 +157,9 @@ fn block(block: &Block) -> Result<Markup, Error> {
 
 fn table(shown: &Table) -> Markup {
     html! {
+        p.caption { (shown.caption) }
         div.scroll {
-            table {
-                caption { (shown.caption) }
+            table aria-label=(shown.caption) {
                 thead { tr { @for cell in &shown.head { th scope="col" { (cell) } } } }
                 tbody {
                     @for row in &shown.rows {

@@ -186,6 +186,10 @@ fn work(worker: &Worker, channel: &OwnedFd) -> Result<(), Errno> {
                 continue;
             }
             match receive(channel) {
+                // The kernel has no room for the descriptor and drops it; the client sees a close.
+                Ok(Some(connections)) if connections.is_empty() => {
+                    worker.faults.count(Errno::MFILE)
+                }
                 Ok(Some(connections)) => {
                     for connection in connections {
                         reactor.adopt(connection);

@@ -31,13 +31,15 @@ pub fn serve(mut worker: Worker) -> Result<(), std::io::Error> {
     // connection.
     stop::interrupt_when_children_end()?;
     let mut children = HashSet::new();
+    let mut store = Lazy::default();
     while !stop::requested() {
         if let Some(connection) = worker.accept() {
+            store.warm(&worker.app.place);
             match fork_for(&worker, &mut children) {
                 Some(Fork::Child) => {
                     // The port must be closed when the parent is gone.
                     worker.listeners.clear();
-                    child(connection, worker.app)
+                    child(connection, worker.app, store)
                 }
                 Some(Fork::Parent(pid)) => {
                     children.insert(pid);
@@ -71,13 +73,13 @@ fn fork_for(worker: &Worker, children: &mut HashSet<Pid>) -> Option<Fork> {
     None
 }
 
-fn child(connection: OwnedFd, app: App) -> ! {
+fn child(connection: OwnedFd, app: App, mut store: Lazy) -> ! {
     let _ = set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
     let app = App {
         pid: std::process::id(),
         ..app
     };
-    converse(connection, &app, &mut Lazy::default());
+    converse(connection, &app, &mut store);
     std::process::exit(0)
 }
 

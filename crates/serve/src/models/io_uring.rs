@@ -23,8 +23,10 @@ use crate::worker::Worker;
 const ENTRIES: u32 = 1024;
 const BUFFER_BYTES: usize = 16 * 1024;
 const SWEEP: Duration = Duration::from_secs(1);
-/// For how long a listener that fails is left alone.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(1);
+/// For how long a listener is left alone while its queue is being moved, and when descriptors
+/// have run out.
+const MOVING_PAUSE: Duration = Duration::from_millis(1);
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(10);
 
 const STORE: u64 = u64::MAX;
 const TICK: u64 = u64::MAX - 1;
@@ -165,12 +167,13 @@ impl Loop<'_> {
                 self.ring.poll_readable(listener.as_fd(), pause);
             }
             Err(error) => {
-                // EINVAL: its queue is being moved to others.
-                let code = error.raw_os_error().unwrap_or_default();
-                if code != Errno::INVAL.raw_os_error() {
-                    self.worker.faults.count(Errno::from_raw_os_error(code));
+                let error = Errno::from_raw_os_error(error.raw_os_error().unwrap_or_default());
+                if error == Errno::INVAL {
+                    self.ring.sleep(MOVING_PAUSE, pause);
+                } else {
+                    self.worker.faults.count(error);
+                    self.ring.sleep(EXHAUSTED_PAUSE, pause);
                 }
-                self.ring.sleep(ACCEPT_PAUSE, pause);
             }
         }
     }

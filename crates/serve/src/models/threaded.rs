@@ -13,7 +13,7 @@ use wakeone_kernel::stop;
 
 use crate::app::App;
 use crate::blocking::converse;
-use crate::store::Lazy;
+use crate::store::Pool;
 use crate::threads::{STACK_BYTES, interrupt};
 use crate::worker::Worker;
 
@@ -25,14 +25,14 @@ type Threads = HashMap<u64, JoinHandle<()>>;
 
 /// Serves until a stop is requested; all connections accepted are finished.
 pub fn serve(worker: &Worker) {
-    let app = Arc::new(worker.app.clone());
+    let shared = Arc::new((worker.app.clone(), Pool::default()));
     let mut threads = Threads::new();
     let (ended, ends) = channel();
     let mut number = 0;
     while !stop::requested() {
         if let Some(connection) = worker.accept() {
             number += 1;
-            match spawn(number, connection, &app, &ended, worker) {
+            match spawn(number, connection, &shared, &ended, worker) {
                 Some(thread) => {
                     threads.insert(number, thread);
                 }
@@ -49,20 +49,22 @@ pub fn serve(worker: &Worker) {
 fn spawn(
     number: u64,
     connection: OwnedFd,
-    app: &Arc<App>,
+    shared: &Arc<(App, Pool)>,
     ended: &Sender<u64>,
     worker: &Worker,
 ) -> Option<JoinHandle<()>> {
     // The connection must outlive a failed try.
     let connection = Arc::new(std::sync::Mutex::new(Some(connection)));
     for _ in 0..SPAWN_TRIES {
-        let (app, ended, connection) = (Arc::clone(app), ended.clone(), Arc::clone(&connection));
+        let (shared, ended) = (Arc::clone(shared), ended.clone());
+        let connection = Arc::clone(&connection);
         let spawned = std::thread::Builder::new()
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 let connection = connection.lock().ok().and_then(|mut slot| slot.take());
                 if let Some(connection) = connection {
-                    converse(connection, &app, &mut Lazy::default());
+                    let (app, stores) = &*shared;
+                    stores.lend(|store| converse(connection, app, store));
                 }
                 let _ = ended.send(number);
             });

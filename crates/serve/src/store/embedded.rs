@@ -47,17 +47,21 @@ impl Embedded {
     pub fn open(directory: &Path) -> Result<Self, Failed> {
         let failed = |error| fault("open", directory, &error);
         std::fs::create_dir_all(directory).map_err(failed)?;
-        let log = File::options()
-            .read(true)
-            .append(true)
-            .create(true)
-            .open(directory.join("entries.log"))
-            .map_err(failed)?;
+        let path = directory.join("entries.log");
+        let mut how = File::options();
+        how.read(true).append(true);
+        let log = match how.open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let log = how.create(true).open(&path).map_err(failed)?;
+                // The name of a new file must be as durable as what is written to it.
+                File::open(directory)
+                    .and_then(|directory| directory.sync_all())
+                    .map_err(failed)?;
+                log
+            }
+            opened => opened.map_err(failed)?,
+        };
         let visits = SharedCounter::open(&directory.join("visits")).map_err(failed)?;
-        // The name of a new file must be as durable as what is written to it.
-        File::open(directory)
-            .and_then(|directory| directory.sync_all())
-            .map_err(failed)?;
         let mut store = Self {
             directory: directory.to_owned(),
             log,

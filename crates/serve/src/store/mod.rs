@@ -10,7 +10,7 @@ mod redis;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
@@ -186,6 +186,39 @@ impl Lazy {
             Some(store) => store.call(call),
             None => Err(Failed("the store is not open".to_owned())),
         }
+    }
+}
+
+impl Lazy {
+    /// Opens a store on disk, or reads what is new in it, so that a process forked from this one
+    /// finds it open. The files may be shared so: nothing depends on their position. A connection
+    /// to a server must not be.
+    pub fn warm(&mut self, place: &Place) {
+        if matches!(place, Place::Directory(_)) {
+            // What fails here is reported to the client that needs it.
+            let _ = self.call(place, &Call::Page { visit: false });
+        }
+    }
+}
+
+/// Open stores that nobody uses now, for models whose threads come and go.
+#[derive(Debug, Default)]
+pub struct Pool(Mutex<Vec<Lazy>>);
+
+impl Pool {
+    /// Lends a store to `use_it`.
+    pub fn lend<R>(&self, use_it: impl FnOnce(&mut Lazy) -> R) -> R {
+        let idle = self.lock().pop();
+        let mut store = idle.unwrap_or_default();
+        let result = use_it(&mut store);
+        if store.0.is_some() {
+            self.lock().push(store);
+        }
+        result
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Lazy>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -44,12 +44,13 @@ impl Closing {
         self.kill_at = now;
     }
 
-    /// The next thing to do, with `alive` workers and `queued` connections in their queues; `None`: wait.
-    pub fn step(&mut self, now: Instant, alive: usize, queued: u32) -> Option<Action> {
+    /// The next thing to do, with `alive` workers, `queued` connections in their queues and `active` ones open;
+    /// `None`: wait.
+    pub fn step(&mut self, now: Instant, alive: usize, queued: u32, active: u64) -> Option<Action> {
         let (next, action) = match self.step {
             _ if alive == 0 => return Some(Action::Finished),
             Step::Draining | Step::Stopping if now >= self.kill_at => (Step::Killed, Action::Kill),
-            Step::Draining if self.settling.is_over(now, queued) => {
+            Step::Draining if self.settling.is_over(now, queued, active) => {
                 (Step::Stopping, Action::Terminate)
             }
             _ => return None,
@@ -73,7 +74,11 @@ mod tests {
             if hurry_at == Some(at) {
                 closing.hurry(now);
             }
-            assert_eq!(closing.step(now, alive, queued), action, "line {line}");
+            assert_eq!(
+                closing.step(now, alive, queued, queued.into()),
+                action,
+                "line {line}"
+            );
         }
     }
 

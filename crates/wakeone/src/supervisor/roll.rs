@@ -16,6 +16,8 @@ pub struct View {
     pub ready: bool,
     /// Connections in its queue.
     pub queued: u32,
+    /// Connections open, queued ones included.
+    pub active: u64,
 }
 
 /// What to do now.
@@ -92,7 +94,7 @@ impl Roll {
         };
         let (slot, seen) = (*slot, view(*slot));
         let settled = match step {
-            Step::Draining(settling) => settling.is_over(now, seen.queued),
+            Step::Draining(settling) => settling.is_over(now, seen.queued, seen.active),
             _ => false,
         };
         let (next, action) = match step {
@@ -146,21 +148,25 @@ mod tests {
         alive: true,
         ready: true,
         queued: 0,
+        active: 0,
     };
     const BUSY: View = View {
         alive: true,
         ready: true,
         queued: 3,
+        active: 3,
     };
     const DEAD: View = View {
         alive: false,
         ready: false,
         queued: 0,
+        active: 0,
     };
     const NEW: View = View {
         alive: true,
         ready: false,
         queued: 0,
+        active: 0,
     };
 
     /// Plays (tenths of a second since the start, what is seen, what must follow) through a roll of two slots.

@@ -59,6 +59,7 @@ impl Watch<'_> {
             alive: worker.is_some(),
             ready: worker.is_some_and(|worker| worker.ready),
             queued: self.steer.queued(slot),
+            active: self.steer.active(slot),
         }
     }
 

@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-/// How long queues must have been empty before a worker is asked to end.
-///
-/// A handshake under way when the slot began to drain still ends in its queue, a round trip later. And a server that
-/// has just accepted needs a moment to get hold of the connection: asyncio drops those that it accepted in the very
-/// turn of its loop in which its listener is closed (`Server._attach` asserts that it is open).
+/// How long queues must have been empty before a worker without open connections is asked to end: a handshake under
+/// way when the slot began to drain still ends in its queue, a round trip later.
 pub const SETTLE: Duration = Duration::from_millis(100);
+
+/// How long before one with open connections is. Some servers drop what they have accepted and not yet read when they
+/// are told to end: asyncio in the very turn of its loop in which its listener is closed (`Server._attach` asserts
+/// that it is open), gunicorn's gthread whatever has sent nothing yet. Connections kept alive would stay for ever.
+pub const LINGER: Duration = Duration::from_secs(1);
 
 /// A wait for queues to settle, not for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,17 +27,16 @@ impl Settling {
         }
     }
 
-    /// Whether the wait is over, with so many connections queued now.
-    pub fn is_over(&mut self, now: Instant, queued: u32) -> bool {
-        self.empty_since = if queued == 0 {
-            self.empty_since.or(Some(now))
+    /// Whether the wait is over, with so many connections queued and open now.
+    pub fn is_over(&mut self, now: Instant, queued: u32, active: u64) -> bool {
+        let since = if queued == 0 {
+            self.empty_since.unwrap_or(now)
         } else {
-            None
+            now
         };
-        now >= self.until
-            || self
-                .empty_since
-                .is_some_and(|since| now.duration_since(since) >= SETTLE)
+        self.empty_since = (queued == 0).then_some(since);
+        let enough = if active == 0 { SETTLE } else { LINGER };
+        now >= self.until || (queued == 0 && now.duration_since(since) >= enough)
     }
 }
 
@@ -43,32 +44,36 @@ impl Settling {
 mod tests {
     use super::*;
 
-    #[test]
-    fn queues_must_stay_empty_for_a_moment() {
+    /// Plays (ms, connections queued, connections open, whether it is over) with 5 s to wait.
+    fn play(script: &[(u64, u32, u64, bool)]) {
         let start = Instant::now();
         let mut settling = Settling::until(start + Duration::from_secs(5));
-        let script = [
-            (0, 2, false),
-            (10, 0, false),
-            (50, 1, false),
-            (60, 0, false),
-            (159, 0, false),
-            (160, 0, true),
-        ];
-        for (at_ms, queued, over) in script {
-            assert_eq!(
-                settling.is_over(start + Duration::from_millis(at_ms), queued),
-                over,
-                "at {at_ms} ms"
-            );
+        for &(at_ms, queued, active, over) in script {
+            let now = start + Duration::from_millis(at_ms);
+            assert_eq!(settling.is_over(now, queued, active), over, "at {at_ms} ms");
         }
     }
 
     #[test]
+    fn queues_must_stay_empty_for_a_moment() {
+        play(&[
+            (0, 2, 2, false),
+            (10, 0, 0, false),
+            (50, 1, 1, false),
+            (60, 0, 0, false),
+            (159, 0, 0, false),
+            (160, 0, 0, true),
+        ]);
+    }
+
+    #[test]
+    fn open_connections_are_waited_for_a_little_longer() {
+        play(&[(0, 0, 3, false), (500, 0, 1, false), (600, 0, 0, true)]);
+        play(&[(0, 0, 3, false), (999, 0, 3, false), (1000, 0, 3, true)]);
+    }
+
+    #[test]
     fn queues_that_stay_full_are_not_waited_for_longer() {
-        let start = Instant::now();
-        let mut settling = Settling::until(start + Duration::from_secs(5));
-        assert!(!settling.is_over(start + Duration::from_millis(4999), 9));
-        assert!(settling.is_over(start + Duration::from_secs(5), 9));
+        play(&[(4999, 9, 9, false), (5000, 9, 9, true)]);
     }
 }

@@ -30,10 +30,10 @@ impl Watch<'_> {
             return false;
         };
         let alive = self.group.workers().count();
-        let queued = (0..self.group.slots.len())
-            .map(|slot| self.steer.queued(slot))
-            .sum();
-        match closing.step(Instant::now(), alive, queued) {
+        let slots = 0..self.group.slots.len();
+        let queued = slots.clone().map(|slot| self.steer.queued(slot)).sum();
+        let active = slots.map(|slot| self.steer.active(slot)).sum();
+        match closing.step(Instant::now(), alive, queued, active) {
             Some(Action::Terminate) => self
                 .group
                 .workers()

@@ -9,6 +9,8 @@ use crate::stats;
 pub const RESCUE_TO_SHARED: &str =
     "stuck: mean of least-connections+rescue / mean of shared-accept";
 pub const HASH_TO_RESCUE: &str = "stuck: mean of reuseport-hash / mean of least-connections+rescue";
+pub const RESCUE_TO_LEAST: &str =
+    "stuck: mean of least-connections+rescue / mean of least-connections";
 pub const P99_HASH_TO_RESCUE: &str =
     "stuck: p99 of reuseport-hash / p99 of least-connections+rescue";
 pub const CPU_DEVIATION: &str =

@@ -147,6 +147,13 @@ fn pairings() -> Vec<Pairing> {
             Way::LeastConnectionsRescue,
         ),
         pairing(
+            judge::RESCUE_TO_LEAST,
+            "stuck",
+            "mean",
+            Way::LeastConnectionsRescue,
+            Way::LeastConnections,
+        ),
+        pairing(
             judge::P99_HASH_TO_RESCUE,
             "stuck",
             "p99",

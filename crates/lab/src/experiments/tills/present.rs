@@ -357,7 +357,7 @@ fn stuck_meaning(outcome: &Outcome) -> Option<String> {
         ),
         r => format!("but {} times as long as with one shared queue", number(r)),
     };
-    let rescue_alone = match rescue / least {
+    let rescue_alone = match outcome.ratio(judge::RESCUE_TO_LEAST)? {
         r if r < 0.95 => format!(
             "Choosing well is worth {} → {} ms; what waited behind a worker that got stuck afterwards is what rescue moves.",
             number(hash),
@@ -369,14 +369,14 @@ fn stuck_meaning(outcome: &Outcome) -> Option<String> {
             number(least)
         ),
         r => format!(
-            "Choosing well is worth {} → {} ms; moving queues made it {} times as long in this run, which it should not.",
+            "Choosing well is worth {} → {} ms; with rescue it took {} times as long in this run, which it should not.",
             number(hash),
             number(least),
             number(r)
         ),
     };
     Some(format!(
-        "While one request in {STUCK_ONE_IN} keeps its worker for {} ms, a client of least-connections with rescue waits {} ms in the mean: {against_hash} ({} ms), {against_shared} ({} ms). {rescue_alone}",
+        "While one request in {STUCK_ONE_IN} keeps its worker for {} ms, a client of least-connections with rescue waits {} ms in the mean: {against_hash} ({} ms), {against_shared} ({} ms). {rescue_alone} (Times are medians of the rounds; factors are paired by round, so that a noisy one counts once.)",
         STUCK_SLOW_US / 1000,
         number(rescue),
         number(hash),
@@ -439,7 +439,7 @@ fn shares_meaning(outcome: &Outcome) -> Option<String> {
         "no worker was favoured much in this run"
     };
     Some(format!(
-        "Who did the work: with a shared epoll the busiest worker of `stuck` answered {most:.0} % and the idlest {least:.0} % ({lifo}); with least-connections and rescue {:.0} % and {:.0} %.",
+        "Who did the work: with a shared epoll the busiest worker of stuck answered {most:.0} % and the idlest {least:.0} % ({lifo}); with least-connections and rescue {:.0} % and {:.0} %.",
         stats::max(&ours) * 100.0,
         stats::min(&ours) * 100.0
     ))

@@ -1,0 +1,58 @@
+# Wakeone: what a newcomer types. Each goal installs what it misses first; `make help` lists them.
+#
+# Nothing here needs root but what steers connections: where you are not root, sudo is asked for that step alone.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# Where rustup puts cargo, for a shell that was opened before it was installed.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+WAKEONE := target/release/wakeone
+PAGE := target/demo.html
+# The servers from PyPI that the tests run unchanged.
+VENV := target/servers
+
+.PHONY: help
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: deps
+deps: ## Install what the build needs (Debian packages, by apt-get)
+	@scripts/deps build
+
+.PHONY: test-deps
+test-deps: ## Install what the tests need too: browser, Redis, node, gunicorn, uvicorn
+	@scripts/deps build test
+	@$(MAKE) --silent $(VENV)/installed
+
+$(VENV)/installed: tests/servers/requirements.txt
+	@echo "installing into $(VENV): $$(grep -v '^#' $< | paste -sd ' ')"
+	@mkdir -p target && python3 -m venv --clear $(VENV)
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+.PHONY: build
+build: deps ## Build target/release/wakeone
+	@cargo build --release --locked --package wakeone-cli
+
+.PHONY: demo
+demo: build ## One server under five ways of handing out connections, side by side (a minute)
+	@scripts/as-root $(WAKEONE) lab run tills --quick --html $(PAGE)
+	@echo "The same with charts: file://$(CURDIR)/$(PAGE)"
+
+.PHONY: test
+test: test-deps ## Check format and lints, run all tests
+	@cargo fmt --all --check
+	@cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test --workspace --locked --no-fail-fast
+
+.PHONY: soak
+soak: test-deps ## Run the long tests, built for release
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test --workspace --locked --release --no-fail-fast -- --ignored --test-threads 1
+
+.PHONY: clean
+clean: ## Remove all that was built
+	@cargo clean --quiet

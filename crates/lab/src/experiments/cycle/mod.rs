@@ -1,0 +1,336 @@
+//! A thousand connects to oneself: minutes or a blink, and why.
+
+mod pair;
+
+use serde_json::json;
+use std::time::Duration;
+
+use crate::experiment::{Arm, Card, Context, Design, Experiment, Sample, Settings, Source};
+use crate::present::{Bar, Block, Chart, Kind, Row, Style, Table, number};
+use crate::published::Published;
+use crate::result::{Expectation, Outcome};
+use crate::{Error, stats};
+use pair::Setup;
+
+/// The experiment.
+pub struct Cycle;
+
+/// The source's numbers.
+const CONNECTIONS: usize = 1000;
+const SMALL: i32 = 10;
+const LARGE: i32 = 1024;
+/// A thousand connections that take longer are called slow.
+const SLOW_S: f64 = 1.0;
+
+const CARD: Card = Card {
+    name: "cycle",
+    title: "A surprisingly slow accept/connect cycle",
+    question: "Why do a thousand connects to a server on the same machine take minutes, or a blink if the client yields the CPU after each?",
+    source: Source {
+        short: "Matthews, 2005",
+        long: "Clifford T. Matthews, surprisingly slow accept/connect cycle time, linux-kernel, 24 May 2005.",
+        url: "http://linux.derkeiler.com/Mailing-Lists/Kernel/2005-05/5167.html",
+    },
+    readme: include_str!("README.md"),
+    published: include_str!("published.csv"),
+};
+
+/// All variants: name and setup.
+fn setups() -> Vec<(String, Setup)> {
+    let mut setups = Vec::new();
+    for backlog in [SMALL, LARGE] {
+        for one_cpu in [true, false] {
+            for yielding in [false, true] {
+                let cpus = if one_cpu { "one-cpu" } else { "two-cpus" };
+                let client = if yielding { "yield" } else { "no-yield" };
+                setups.push((
+                    format!("backlog-{backlog}/{cpus}/{client}"),
+                    Setup {
+                        yielding,
+                        one_cpu,
+                        backlog,
+                    },
+                ));
+            }
+        }
+    }
+    setups
+}
+
+fn limit(settings: &Settings) -> Duration {
+    Duration::from_secs(if settings.quick { 6 } else { 30 })
+}
+
+impl Experiment for Cycle {
+    fn card(&self) -> &Card {
+        &CARD
+    }
+
+    fn design(&self, settings: &Settings) -> Design {
+        let arm = |(name, setup): (String, Setup)| Arm {
+            name,
+            group: 0,
+            seconds: if setup.backlog == SMALL {
+                limit(settings).as_secs_f64() / 2.0
+            } else {
+                0.3
+            },
+        };
+        let mut design = Design {
+            rounds: if settings.quick { 2 } else { 3 },
+            arms: setups().into_iter().map(arm).collect(),
+            pairings: Vec::new(),
+            // Whether a SYN is lost is chance; a spread of these times is the finding and not noise.
+            steady: "",
+            parameters: serde_json::Map::new(),
+        };
+        for (name, value) in [
+            ("connections", json!(CONNECTIONS)),
+            ("limit_s", json!(limit(settings).as_secs())),
+        ] {
+            design.parameters.insert(name.into(), value);
+        }
+        design
+    }
+
+    fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
+        let setup = setups()
+            .into_iter()
+            .find(|(name, _)| *name == arm.name)
+            .map(|(_, setup)| setup);
+        let setup = setup.ok_or_else(|| Error::Unknown(arm.name.clone()))?;
+        let found = pair::run(setup, CONNECTIONS, limit(context.settings), context.cancel)?;
+        context.check()?;
+        let mut sample = Sample::default();
+        let measured = found.elapsed.as_secs_f64();
+        sample.put("measured_s", "s", measured);
+        sample.put("connections", "count", found.connections as f64);
+        sample.put(
+            "elapsed_s",
+            "s",
+            measured * CONNECTIONS as f64 / found.connections.max(1) as f64,
+        );
+        sample.put("slow_connects", "count", found.slow_connects as f64);
+        for (name, count) in found.counters {
+            sample.put(name, "count", count as f64);
+        }
+        Ok(sample)
+    }
+
+    fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
+        judge(outcome)
+    }
+
+    fn present(&self, outcome: &Outcome) -> Vec<Block> {
+        present(outcome)
+    }
+}
+
+/// Every `(elapsed_s, syn_retransmissions)` of all rounds of the variants that `which` chooses.
+fn rounds(outcome: &Outcome, which: impl Fn(&str) -> bool) -> Vec<(f64, f64)> {
+    let of = |name: &str| {
+        let times = outcome.values(name, "elapsed_s").iter().copied();
+        times
+            .zip(outcome.values(name, "syn_retransmissions").iter().copied())
+            .collect::<Vec<_>>()
+    };
+    outcome
+        .variants
+        .iter()
+        .filter(|v| which(&v.name))
+        .flat_map(|v| of(&v.name))
+        .collect()
+}
+
+fn judge(outcome: &Outcome) -> Vec<Expectation> {
+    let ours = "what a right backlog ought to do";
+    let large = rounds(outcome, |name| {
+        name.starts_with(&format!("backlog-{LARGE}/"))
+    });
+    let times: Vec<f64> = large.iter().map(|r| r.0).collect();
+    let drops: Vec<f64> = outcome
+        .variants
+        .iter()
+        .filter(|v| v.name.starts_with(&format!("backlog-{LARGE}/")))
+        .flat_map(|v| {
+            ["listen_drops", "listen_overflows"].map(|m| stats::max(outcome.values(&v.name, m)))
+        })
+        .collect();
+    let all = rounds(outcome, |_| true);
+    let unexplained = all
+        .iter()
+        .filter(|(time, retries)| (*time > SLOW_S) != (*retries > 0.0))
+        .count();
+    vec![
+        Expectation::new(
+            "right-backlog-drops-nothing",
+            format!(
+                "With a backlog of {LARGE} nothing is dropped (most drops or overflows of a round)"
+            ),
+            ours,
+            (!drops.is_empty()).then(|| stats::max(&drops)),
+            |m| m == 0.0,
+        ),
+        Expectation::new(
+            "right-backlog-is-fast",
+            format!(
+                "With a backlog of {LARGE} a thousand connections take less than a second (slowest round, s)"
+            ),
+            ours,
+            (!times.is_empty()).then(|| stats::max(&times)),
+            |m| m < SLOW_S,
+        ),
+        Expectation::new(
+            "slow-means-retransmissions",
+            "Rounds that are slow without a retransmitted SYN, or fast with one",
+            "Matthews, 2005, asked why",
+            (!all.is_empty()).then_some(unexplained as f64),
+            |m| m == 0.0,
+        ),
+        Expectation::new(
+            "yield-helps",
+            "Setups on one CPU in which not yielding is slow and yielding is not at least ten times as fast",
+            format!("{}: 3,328 times as fast", CARD.source.short),
+            unhelped(outcome),
+            |m| m == 0.0,
+        ),
+    ]
+}
+
+/// How many setups contradict the source: both threads on one CPU, slow without yielding, and not ten times as fast with it.
+/// (On two CPUs there is nobody to yield to.)
+fn unhelped(outcome: &Outcome) -> Option<f64> {
+    let mut count = 0;
+    for (name, _) in setups().iter().filter(|(_, s)| s.one_cpu && !s.yielding) {
+        let without = outcome.median(name, "elapsed_s")?;
+        let with = outcome.median(&name.replace("/no-yield", "/yield"), "elapsed_s")?;
+        count += usize::from(without > SLOW_S && without < 10.0 * with);
+    }
+    Some(count as f64)
+}
+
+const COLUMNS: [(&str, &str); 6] = [
+    ("s for 1,000", "elapsed_s"),
+    ("connections", "connections"),
+    ("slow connects", "slow_connects"),
+    ("overflows", "listen_overflows"),
+    ("drops", "listen_drops"),
+    ("SYNs sent again", "syn_retransmissions"),
+];
+
+fn present(outcome: &Outcome) -> Vec<Block> {
+    let published = Published::parse(CARD.published);
+    let mut rows: Vec<Row> = ["no yield", "yield"]
+        .iter()
+        .map(|series| {
+            let time = published
+                .value(series, "elapsed_s")
+                .map_or_else(|| "–".into(), number);
+            let mut cells = vec![
+                format!("(published) backlog 10, {series}"),
+                time,
+                "1,000".into(),
+            ];
+            cells.resize(COLUMNS.len() + 1, "–".into());
+            Row::published(cells)
+        })
+        .collect();
+    rows.extend(outcome.variants.iter().map(|v| {
+        let mut cells = vec![v.name.clone()];
+        cells
+            .extend(COLUMNS.map(|(_, metric)| v.median(metric).map_or_else(|| "–".into(), number)));
+        Row::ours(cells)
+    }));
+    let head = std::iter::once("")
+        .chain(COLUMNS.map(|c| c.0))
+        .map(str::to_owned)
+        .collect();
+    vec![
+        Block::Heading("What it means".into()),
+        Block::Paragraph(meaning(outcome)),
+        Block::Table(Table { caption: "Median of the rounds; counters of a network namespace in which nothing else happens.".into(), head, rows }),
+        Block::Chart(chart(outcome, &published)),
+    ]
+}
+
+fn chart(outcome: &Outcome, published: &Published) -> Chart {
+    let mut bars: Vec<Bar> = ["no yield", "yield"]
+        .iter()
+        .enumerate()
+        .filter_map(|(i, series)| {
+            let style =
+                Style::published(format!("published, 2005: backlog 10, {series}"), [5, 4][i]);
+            Some(Bar {
+                style,
+                value: published.value(series, "elapsed_s")?,
+                range: None,
+            })
+        })
+        .collect();
+    bars.extend(outcome.variants.iter().filter_map(|v| {
+        let time = v.metrics.get("elapsed_s")?;
+        let colour = if v.name.ends_with("no-yield") { 5 } else { 4 };
+        Some(Bar {
+            style: Style::ours(v.name.clone(), colour),
+            value: time.median,
+            range: Some((time.min, time.max)),
+        })
+    }));
+    Chart {
+        title: "Time for a thousand connections.".into(),
+        note: "Scaled up where the time limit ended a variant earlier.".into(),
+        kind: Kind::Bars {
+            unit: "s".into(),
+            bars,
+            log: true,
+        },
+    }
+}
+
+fn meaning(outcome: &Outcome) -> String {
+    let time = |name: &str| outcome.median(name, "elapsed_s");
+    let again = |name: &str| {
+        outcome
+            .median(name, "syn_retransmissions")
+            .unwrap_or(f64::NAN)
+    };
+    let describe = |cpus: &str, words: &str| {
+        let (no, yes) = (
+            format!("backlog-{SMALL}/{cpus}/no-yield"),
+            format!("backlog-{SMALL}/{cpus}/yield"),
+        );
+        let (slow, fast) = (time(&no)?, time(&yes)?);
+        Some(if slow > SLOW_S {
+            format!(
+                "{words} a thousand connects take {} s without sched_yield() and {} s with it: the accept queue of 10 was full when {} SYNs came, and each of them was sent again only after a second or more.",
+                number(slow),
+                number(fast),
+                number(again(&no))
+            )
+        } else {
+            format!(
+                "{words} there is no difference to speak of today ({} s without sched_yield(), {} s with it; {} SYNs sent again): the scheduler lets the server accept in time.",
+                number(slow),
+                number(fast),
+                number(again(&no))
+            )
+        })
+    };
+    let right = rounds(outcome, |name| {
+        name.starts_with(&format!("backlog-{LARGE}/"))
+    });
+    let slowest = stats::max(&right.iter().map(|r| r.0).collect::<Vec<_>>());
+    let sentences = [
+        describe("one-cpu", "On one CPU"),
+        describe("two-cpus", "On two CPUs"),
+        Some(format!(
+            "With a backlog of {LARGE}, nobody needs to yield: the slowest round took {} s.",
+            number(slowest)
+        )),
+    ];
+    sentences
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(" ")
+}

@@ -1,0 +1,225 @@
+//! The two halves of the source's program, in a network namespace of their own.
+
+use nix::sched::{CloneFlags, CpuSet, sched_getaffinity, sched_setaffinity, unshare};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, getsockname, listen, socket,
+};
+use nix::unistd::Pid;
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::Error;
+
+/// What one run is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Setup {
+    /// sched_yield() after each connect.
+    pub yielding: bool,
+    /// Both threads on one CPU.
+    pub one_cpu: bool,
+    /// Backlog of the listener.
+    pub backlog: i32,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Connections made.
+    pub connections: usize,
+    /// From the first connect to the end of the last one.
+    pub elapsed: Duration,
+    /// Connects that took more than half a second.
+    pub slow_connects: usize,
+    /// The kernel's counters of the namespace.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// Makes `count` connections, as many as fit into `limit`.
+///
+/// # Errors
+/// When there is no network namespace to be had, or a socket fails.
+pub fn run(
+    setup: Setup,
+    count: usize,
+    limit: Duration,
+    cancel: &AtomicBool,
+) -> Result<Found, Error> {
+    // A thread of its own: the namespace and the CPU are the thread's, and go with it.
+    std::thread::scope(|scope| scope.spawn(|| isolated(setup, count, limit, cancel)).join())
+        .unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))
+}
+
+fn isolated(
+    setup: Setup,
+    count: usize,
+    limit: Duration,
+    cancel: &AtomicBool,
+) -> Result<Found, Error> {
+    let missing = |what: &str, e: String| {
+        Error::Missing(format!("{what} failed: {e}; the experiment needs root"))
+    };
+    unshare(CloneFlags::CLONE_NEWNET)
+        .map_err(|e| missing("making a network namespace", e.to_string()))?;
+    let up = Command::new("ip")
+        .args(["link", "set", "lo", "up"])
+        .stdin(Stdio::null())
+        .output();
+    match up {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => {
+            return Err(missing(
+                "setting lo up",
+                String::from_utf8_lossy(&output.stderr).trim().into(),
+            ));
+        }
+        Err(e) => return Err(missing("running ip (package iproute2)", e.to_string())),
+    }
+    let cpus = cpus(setup.one_cpu)?;
+    pin(cpus.0)?;
+    connect_all(setup, count, limit, cpus.1, cancel)
+        .map_err(|e| Error::Server(format!("connecting to ourselves failed: {e}")))
+}
+
+/// The CPUs of client and server.
+fn cpus(one: bool) -> Result<(usize, usize), Error> {
+    let set = sched_getaffinity(Pid::from_raw(0))
+        .map_err(|e| Error::Missing(format!("asking for our CPUs failed: {e}")))?;
+    let mine: Vec<usize> = (0..CpuSet::count())
+        .filter(|cpu| set.is_set(*cpu).unwrap_or(false))
+        .collect();
+    match (one, mine.as_slice()) {
+        (true, [first, ..]) => Ok((*first, *first)),
+        (false, [first, second, ..]) => Ok((*first, *second)),
+        _ => Err(Error::Missing(
+            "two CPUs are needed, this process may use one".into(),
+        )),
+    }
+}
+
+fn pin(cpu: usize) -> Result<(), Error> {
+    let mut set = CpuSet::new();
+    set.set(cpu)
+        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
+        .map_err(|e| Error::Missing(format!("pinning a thread to CPU {cpu} failed: {e}")))
+}
+
+fn connect_all(
+    setup: Setup,
+    count: usize,
+    limit: Duration,
+    server_cpu: usize,
+    cancel: &AtomicBool,
+) -> std::io::Result<Found> {
+    let listener = listener(setup.backlog)?;
+    let SocketAddr::V4(address) = listener.local_addr()? else {
+        return Err(std::io::ErrorKind::Unsupported.into());
+    };
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| accept_all(&listener, server_cpu, &over));
+        let connected = connect_each(setup, count, limit, address, cancel);
+        over.store(true, Ordering::Release);
+        // One more connection ends an accept() that waits.
+        let _ = TcpStream::connect_timeout(&address.into(), Duration::from_secs(10));
+        let _ = server.join();
+        let mut found = connected?;
+        found.counters = counters();
+        Ok(found)
+    })
+}
+
+/// std's listener has a backlog of its own choice; this one asks for what it is told.
+fn listener(backlog: i32) -> std::io::Result<TcpListener> {
+    let fd = socket(
+        AddressFamily::Inet,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    bind(fd.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0))?;
+    listen(&fd, Backlog::new(backlog)?)?;
+    let _: SockaddrIn = getsockname(fd.as_raw_fd())?;
+    Ok(TcpListener::from(fd))
+}
+
+fn accept_all(listener: &TcpListener, cpu: usize, over: &AtomicBool) {
+    let _ = pin(cpu);
+    let mut kept = Vec::new();
+    while !over.load(Ordering::Acquire) {
+        match listener.accept() {
+            Ok((stream, _)) => kept.push(stream),
+            Err(_) => break,
+        }
+    }
+}
+
+fn connect_each(
+    setup: Setup,
+    count: usize,
+    limit: Duration,
+    address: SocketAddrV4,
+    cancel: &AtomicBool,
+) -> std::io::Result<Found> {
+    let mut found = Found::default();
+    let mut kept = Vec::with_capacity(count);
+    let start = Instant::now();
+    let mut last = start;
+    while kept.len() < count && start.elapsed() < limit && !cancel.load(Ordering::Relaxed) {
+        kept.push(TcpStream::connect(address)?);
+        if setup.yielding {
+            std::thread::yield_now();
+        }
+        let now = Instant::now();
+        found.slow_connects += usize::from(now - last > Duration::from_millis(500));
+        last = now;
+    }
+    found.elapsed = start.elapsed();
+    found.connections = kept.len();
+    Ok(found)
+}
+
+/// The counters of this thread's network namespace that tell why.
+fn counters() -> BTreeMap<String, u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap_or_default();
+    let all = parse_netstat(&text);
+    [
+        ("ListenOverflows", "listen_overflows"),
+        ("ListenDrops", "listen_drops"),
+        ("TCPSynRetrans", "syn_retransmissions"),
+    ]
+    .into_iter()
+    .filter_map(|(kernel, ours)| Some((ours.to_owned(), *all.get(kernel)?)))
+    .collect()
+}
+
+/// Pairs of lines: names, then values.
+fn parse_netstat(text: &str) -> BTreeMap<&str, u64> {
+    let lines: Vec<&str> = text.lines().collect();
+    let pairs = lines.chunks(2).filter(|pair| pair.len() == 2);
+    pairs
+        .flat_map(|pair| {
+            pair[0]
+                .split_whitespace()
+                .zip(pair[1].split_whitespace())
+                .skip(1)
+        })
+        .filter_map(|(name, value)| Some((name, value.parse().ok()?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_values_of_netstat() {
+        let found = parse_netstat(
+            "TcpExt: SyncookiesSent ListenOverflows\nTcpExt: 3 17\nIpExt: InNoRoutes\nIpExt: 4\n",
+        );
+        assert_eq!((found["ListenOverflows"], found["InNoRoutes"]), (17, 4));
+    }
+}

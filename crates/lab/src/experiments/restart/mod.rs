@@ -1,0 +1,330 @@
+//! Connections lost in a restart.
+
+mod servers;
+
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
+
+use crate::experiment::{Arm, Card, Context, Design, Experiment, Sample, Settings, Source};
+use crate::present::{Bar, Block, Chart, Kind as ChartKind, Row, Style, Table, number};
+use crate::result::{Expectation, Outcome};
+use crate::{Error, measure, server, stats};
+use servers::{Kind, Restartable};
+
+/// The experiment.
+pub struct Restart;
+
+const RESTARTS: usize = 3;
+const RATE_PER_S: f64 = 1000.0;
+/// No load lasts longer than this.
+const LONGEST: Duration = Duration::from_secs(60);
+const CLIENTS: usize = 64;
+/// The loads: first part of the variants' names.
+const LOADS: [&str; 2] = ["steady", "full"];
+
+const CARD: Card = Card {
+    name: "restart",
+    title: "Connections lost in a restart",
+    question: "A server is restarted three times under load: how many connections are not answered?",
+    source: Source {
+        short: "Linux, ip-sysctl",
+        long: "Beyond the papers: what waits in the queue of a closing SO_REUSEPORT listener is reset; Linux, ip-sysctl, tcp_migrate_req.",
+        url: "https://docs.kernel.org/networking/ip-sysctl.html",
+    },
+    readme: include_str!("README.md"),
+    published: "series,x,metric,unit,value,note\n",
+};
+
+fn load_seconds(quick: bool) -> f64 {
+    if quick { 2.0 } else { 4.0 }
+}
+
+fn arm_name(load: &str, kind: Kind) -> String {
+    format!("{load}/{}", kind.name())
+}
+
+impl Experiment for Restart {
+    fn card(&self) -> &Card {
+        &CARD
+    }
+
+    fn design(&self, settings: &Settings) -> Design {
+        let seconds = load_seconds(settings.quick);
+        let mut arms = Vec::new();
+        for (group, load) in LOADS.iter().enumerate() {
+            let here = servers::ALL.into_iter().filter(|kind| kind.is_here());
+            arms.extend(here.map(|kind| Arm {
+                name: arm_name(load, kind),
+                group,
+                seconds: seconds + 1.0,
+            }));
+        }
+        let left_out: Vec<&str> = servers::ALL
+            .into_iter()
+            .filter(|k| !k.is_here())
+            .map(Kind::name)
+            .collect();
+        let mut design = Design {
+            rounds: if settings.quick { 2 } else { 5 },
+            arms,
+            ..Design::default()
+        };
+        for (name, value) in [
+            ("restarts", json!(RESTARTS)),
+            ("load_s", json!(seconds)),
+            ("steady_rate_per_s", json!(RATE_PER_S)),
+            ("full_clients", json!(CLIENTS)),
+            ("left_out_because_not_installed", json!(left_out)),
+        ] {
+            design.parameters.insert(name.into(), value);
+        }
+        design
+    }
+
+    fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
+        let (load, name) = arm.name.split_once('/').unwrap_or_default();
+        let kind = servers::ALL.into_iter().find(|k| k.name() == name);
+        let kind = kind.ok_or_else(|| Error::Unknown(arm.name.clone()))?;
+        let address = server::free_address()?;
+        let mut restartable = Restartable::start(kind, address)?;
+        let plan = plan(address, kind, load, context);
+        let pause =
+            Duration::from_secs_f64(load_seconds(context.settings.quick) / (RESTARTS as f64 + 1.0));
+        let over = AtomicBool::new(false);
+        let (found, restarted) = std::thread::scope(|scope| {
+            let (server, over) = (&mut restartable, &over);
+            let restarts = scope.spawn(move || {
+                let took = restart_all(server, pause);
+                over.store(true, Ordering::Relaxed);
+                took
+            });
+            (load_until(&plan, over, context), restarts.join())
+        });
+        let took = restarted
+            .unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))?;
+        let found = found?;
+        restartable.stop()?;
+        let mut sample = measure::sample(&found, 0);
+        // Workers of different generations bear the same names; shares say nothing here.
+        sample.metrics.retain(|name, _| !name.starts_with("share_"));
+        sample.put("lost", "count", found.errors.values().sum::<u64>() as f64);
+        sample.put("planned", "count", (found.planned - found.cancelled) as f64);
+        sample.put(
+            "restart_ms",
+            "ms",
+            took.as_secs_f64() * 1000.0 / RESTARTS as f64,
+        );
+        Ok(sample)
+    }
+
+    fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
+        let lost = |load: &str, kind: Kind| {
+            let values = outcome.values(&arm_name(load, kind), "lost");
+            (!values.is_empty()).then(|| values.iter().sum::<f64>())
+        };
+        vec![
+            Expectation::new(
+                "wakeone-loses-none-steady",
+                "wakeone loses no connection at 1,000 a second (all rounds)",
+                "Wakeone's own goal",
+                lost("steady", Kind::Wakeone),
+                |m| m == 0.0,
+            ),
+            Expectation::new(
+                "wakeone-loses-none-full",
+                "wakeone loses no connection at the highest rate (all rounds)",
+                "Wakeone's own goal",
+                lost("full", Kind::Wakeone),
+                |m| m == 0.0,
+            ),
+            Expectation::new(
+                "reuseport-loses-some",
+                "A plain reuseport server loses connections at the highest rate (all rounds)",
+                CARD.source.short,
+                lost("full", Kind::Reuseport),
+                |m| m > 0.0,
+            ),
+        ]
+    }
+
+    fn present(&self, outcome: &Outcome) -> Vec<Block> {
+        vec![
+            Block::Heading("What it means".into()),
+            Block::Paragraph(meaning(outcome)),
+            Block::Table(table(outcome)),
+            Block::Chart(chart(outcome)),
+        ]
+    }
+}
+
+fn plan(target: std::net::SocketAddr, kind: Kind, load: &str, context: &Context<'_>) -> Plan {
+    Plan {
+        target,
+        host: "localhost".into(),
+        arrivals: if load == "steady" {
+            Arrivals::Open {
+                rate_per_s: RATE_PER_S,
+                spacing: Spacing::Poisson,
+            }
+        } else {
+            Arrivals::Closed {
+                concurrency: CLIENTS,
+            }
+        },
+        // The end of the restarts ends it; this only keeps a failure of theirs from lasting.
+        stop: Stop {
+            requests: None,
+            duration: Some(LONGEST),
+        },
+        mix: Mix::one(kind.path()),
+        sources: Sources::Loopback { count: 1000 },
+        timeout: Duration::from_secs(5),
+        seed: context.seed,
+        threads: 1,
+        keep_alive: false,
+    }
+}
+
+/// The load until the restarts are `over` (or the user stops it); what is under way then counts as neither answered nor lost.
+fn load_until(
+    plan: &Plan,
+    over: &AtomicBool,
+    context: &mut Context<'_>,
+) -> Result<wakeone_load::Outcome, Error> {
+    let (cancel, report) = (context.cancel, &mut *context.progress);
+    let typical = load_seconds(context.settings.quick);
+    let outcome = wakeone_load::run(plan, over, &mut |now| {
+        if cancel.load(Ordering::Relaxed) {
+            over.store(true, Ordering::Relaxed);
+        }
+        report(now.elapsed.as_secs_f64() / typical);
+    })
+    .map_err(|source| Error::Load {
+        target: plan.target,
+        source,
+    })?;
+    context.check()?;
+    Ok(outcome)
+}
+
+/// All restarts, `pause` apart, and a pause behind the last one; gives the time that they took together.
+fn restart_all(restartable: &mut Restartable, pause: Duration) -> Result<Duration, Error> {
+    let mut took = Duration::ZERO;
+    for _ in 0..RESTARTS {
+        std::thread::sleep(pause);
+        let start = std::time::Instant::now();
+        restartable.restart()?;
+        took += start.elapsed();
+    }
+    std::thread::sleep(pause);
+    Ok(took)
+}
+
+/// The kinds of errors that any variant had.
+fn kinds(outcome: &Outcome) -> Vec<String> {
+    let names = outcome
+        .variants
+        .iter()
+        .flat_map(|v| v.metrics.keys())
+        .filter(|m| m.starts_with("errors_"));
+    names
+        .cloned()
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect()
+}
+
+fn table(outcome: &Outcome) -> Table {
+    let kinds = kinds(outcome);
+    let mut head: Vec<String> = [
+        "",
+        "connections",
+        "lost",
+        "per million",
+        "restart ms",
+        "p99 ms",
+    ]
+    .map(str::to_owned)
+    .into();
+    head.extend(
+        kinds
+            .iter()
+            .map(|k| k.trim_start_matches("errors_").replace('_', " ")),
+    );
+    let sum = |name: &str, metric: &str| outcome.values(name, metric).iter().sum::<f64>();
+    let row = |v: &crate::result::Variant| {
+        let (planned, lost) = (sum(&v.name, "planned"), sum(&v.name, "lost"));
+        let cell = |metric: &str| v.median(metric).map_or_else(|| "–".into(), number);
+        let mut cells = vec![
+            v.name.clone(),
+            number(planned),
+            number(lost),
+            number((lost / planned * 1e6).round()),
+            cell("restart_ms"),
+            cell("latency_ms_p99"),
+        ];
+        cells.extend(kinds.iter().map(|kind| number(sum(&v.name, kind))));
+        Row::ours(cells)
+    };
+    Table {
+        caption: "All rounds together; three restarts in each.".into(),
+        head,
+        rows: outcome.variants.iter().map(row).collect(),
+    }
+}
+
+fn chart(outcome: &Outcome) -> Chart {
+    let bar = |v: &crate::result::Variant| {
+        let lost = v.metrics.get("lost")?;
+        let colour = if v.name.ends_with("wakeone") {
+            4
+        } else if v.name.ends_with("nginx-reload") {
+            1
+        } else {
+            2
+        };
+        Some(Bar {
+            style: Style::ours(v.name.clone(), colour),
+            value: stats::mean(&lost.values),
+            range: Some((lost.min, lost.max)),
+        })
+    };
+    Chart {
+        title: "Connections lost in three restarts.".into(),
+        note: "Mean of the rounds.".into(),
+        kind: ChartKind::Bars {
+            unit: "lost".into(),
+            bars: outcome.variants.iter().filter_map(bar).collect(),
+            log: false,
+        },
+    }
+}
+
+fn meaning(outcome: &Outcome) -> String {
+    let lost = |kind: Kind| -> Option<f64> {
+        let of = |load: &&str| {
+            outcome
+                .values(&arm_name(load, kind), "lost")
+                .iter()
+                .sum::<f64>()
+        };
+        let measured = LOADS
+            .iter()
+            .any(|l| outcome.variant(&arm_name(l, kind)).is_some());
+        measured.then(|| LOADS.iter().map(of).sum())
+    };
+    let say = |kind: Kind, words: &str| match lost(kind) {
+        Some(0.0) => format!("{words} lost none"),
+        Some(n) => format!("{words} lost {}", number(n)),
+        None => format!("{words} was not measured"),
+    };
+    format!(
+        "In {RESTARTS} restarts a round under both loads, {}, {}, and {}. A listener that closes takes what waits in its queue with it; where the listeners outlive the workers there is nothing to lose.",
+        say(Kind::Reuseport, "a plain reuseport server"),
+        say(Kind::Nginx, "nginx's reload with fewer and more workers"),
+        say(Kind::Wakeone, "a rolling restart under wakeone")
+    )
+}

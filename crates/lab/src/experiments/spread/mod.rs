@@ -1,0 +1,253 @@
+//! Who gets which connection, one by one and under a sustained load.
+
+mod present;
+
+use serde_json::json;
+use std::time::Duration;
+use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
+
+use crate::experiment::{
+    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source,
+};
+use crate::present::Block;
+use crate::result::{Expectation, Outcome};
+use crate::server::Server;
+use crate::ways::Way;
+use crate::{Error, measure, probe, process, server, stats};
+
+/// The experiment.
+pub struct Spread;
+
+/// The source's number of workers.
+const WORKERS: usize = 3;
+/// The source's number of connections.
+const CONNECTIONS: usize = 6;
+const RATE_PER_S: f64 = 1000.0;
+const REQUEST_US: u64 = 100;
+/// Long enough for a worker to have gone back to sleep.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What is compared.
+const WAYS: [Way; 6] = [
+    Way::SharedAccept,
+    Way::SharedEpollWakeAll,
+    Way::SharedEpollExclusive,
+    Way::SharedEpollRotate,
+    Way::ReuseportHash,
+    Way::LeastConnections,
+];
+
+const CARD: Card = Card {
+    name: "spread",
+    title: "Which worker gets which connection?",
+    question: "Six connections, one after another, to three workers: who gets which? And who does the work when they keep coming?",
+    source: Source {
+        short: "Majkowski, 2017",
+        long: "Marek Majkowski, Why does one NGINX worker take all the load?, Cloudflare blog, 2017.",
+        url: "https://blog.cloudflare.com/the-sad-state-of-linux-socket-balancing/",
+    },
+    readme: include_str!("README.md"),
+    published: include_str!("published.csv"),
+};
+
+impl Experiment for Spread {
+    fn card(&self) -> &Card {
+        &CARD
+    }
+
+    fn design(&self, settings: &Settings) -> Design {
+        let seconds = load_seconds(settings);
+        let arm = |way: &Way| Arm {
+            name: arm_name(*way),
+            group: 0,
+            seconds: seconds + 0.7,
+        };
+        let mut design = Design {
+            rounds: if settings.quick { 3 } else { 7 },
+            arms: WAYS.iter().map(arm).collect(),
+            pairings: vec![Pairing {
+                name: EXCLUSIVE_TO_OURS.into(),
+                a: arm_name(Way::SharedEpollExclusive),
+                b: arm_name(Way::LeastConnections),
+                metric: "cpu_max_over_mean".into(),
+            }],
+            steady: "cpu_max_over_mean",
+            parameters: serde_json::Map::new(),
+        };
+        for (name, value) in [
+            ("workers", json!(WORKERS)),
+            ("connections", json!(CONNECTIONS)),
+            ("pause_ms", json!(PAUSE.as_millis() as u64)),
+            ("load_rate_per_s", json!(RATE_PER_S)),
+            ("load_s", json!(seconds)),
+            ("request_cpu_us", json!(REQUEST_US)),
+        ] {
+            design.parameters.insert(name.into(), value);
+        }
+        design
+    }
+
+    fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
+        let way = WAYS.into_iter().find(|way| arm_name(*way) == arm.name);
+        let way = way.ok_or_else(|| Error::Unknown(arm.name.clone()))?;
+        let address = server::free_address()?;
+        let server = way.start(WORKERS, address)?;
+        let answered = one_by_one(address)?;
+        let mut sample = sustained(&server, address, context)?;
+        server.stop()?;
+        let mut counts = [0; WORKERS];
+        for (place, worker) in answered.iter().enumerate() {
+            sample.put(
+                format!("answered_by_{}", place + 1),
+                "worker",
+                *worker as f64,
+            );
+            if let Some(count) = counts.get_mut(*worker as usize) {
+                *count += 1;
+            }
+        }
+        sample.put(
+            "most_of_six",
+            "count",
+            counts.iter().copied().max().unwrap_or(0) as f64,
+        );
+        Ok(sample)
+    }
+
+    fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
+        judge(outcome)
+    }
+
+    fn present(&self, outcome: &Outcome) -> Vec<Block> {
+        present::present(outcome)
+    }
+}
+
+const EXCLUSIVE_TO_OURS: &str =
+    "busiest worker's CPU over the mean: shared-epoll-exclusive / least-connections";
+
+fn arm_name(way: Way) -> String {
+    format!("spread/{}", way.name())
+}
+
+fn load_seconds(settings: &Settings) -> f64 {
+    if settings.quick { 1.5 } else { 4.0 }
+}
+
+/// The workers that answer connections made one after another.
+fn one_by_one(address: std::net::SocketAddr) -> Result<Vec<u64>, Error> {
+    std::thread::sleep(PAUSE);
+    let mut answered = Vec::new();
+    for _ in 0..CONNECTIONS {
+        answered.push(probe::who_answers(address, "/whoami")?);
+        std::thread::sleep(PAUSE);
+    }
+    Ok(answered)
+}
+
+/// A load that keeps coming, and the CPU time that each worker process had for it.
+fn sustained(
+    server: &Server,
+    address: std::net::SocketAddr,
+    context: &mut Context<'_>,
+) -> Result<Sample, Error> {
+    let plan = Plan {
+        target: address,
+        host: "localhost".into(),
+        arrivals: Arrivals::Open {
+            rate_per_s: RATE_PER_S,
+            spacing: Spacing::Poisson,
+        },
+        stop: Stop {
+            requests: None,
+            duration: Some(Duration::from_secs_f64(load_seconds(context.settings))),
+        },
+        mix: Mix::one(format!("/work?us={REQUEST_US}&kind=cpu")),
+        sources: Sources::Loopback { count: 1000 },
+        timeout: Duration::from_secs(10),
+        seed: context.seed,
+        threads: 1,
+        keep_alive: false,
+    };
+    let workers = process::leaves(server.pid());
+    let before: Vec<u64> = workers.iter().map(|pid| process::cpu_ns(*pid)).collect();
+    let found = measure::load(&plan, context)?;
+    let used: Vec<u64> = workers
+        .iter()
+        .zip(before)
+        .map(|(pid, b)| process::cpu_ns(*pid).saturating_sub(b))
+        .collect();
+    let mut sample = measure::sample(&found, WORKERS);
+    sample.put("cpu_max_over_mean", "ratio", stats::max_over_mean(&used));
+    let elapsed = found.elapsed.as_nanos() as f64;
+    let most = used.iter().copied().max().unwrap_or(0) as f64;
+    let least = used.iter().copied().min().unwrap_or(0) as f64;
+    sample.put("cpu_busiest", "percent", most / elapsed * 100.0);
+    sample.put("cpu_idlest", "percent", least / elapsed * 100.0);
+    Ok(sample)
+}
+
+fn judge(outcome: &Outcome) -> Vec<Expectation> {
+    let source = CARD.source.short;
+    let most = |way: Way| outcome.values(&arm_name(way), "most_of_six");
+    let worst = |way: Way| Some(stats::max(most(way))).filter(|m| m.is_finite());
+    let least = |way: Way| Some(stats::min(most(way))).filter(|m| m.is_finite());
+    let cpu = |way: Way| outcome.median(&arm_name(way), "cpu_max_over_mean");
+    let errors: Vec<f64> = outcome
+        .variants
+        .iter()
+        .flat_map(|v| outcome.values(&v.name, "errors"))
+        .copied()
+        .collect();
+    vec![
+        Expectation::new(
+            "accept-two-each",
+            "Blocking accept hands out 2/2/2 in every round (most that one worker got)",
+            source,
+            worst(Way::SharedAccept),
+            |m| m == 2.0,
+        ),
+        Expectation::new(
+            "exclusive-all-to-one",
+            "EPOLLEXCLUSIVE hands all six to one worker in every round (least that the favourite got)",
+            source,
+            least(Way::SharedEpollExclusive),
+            |m| m == 6.0,
+        ),
+        Expectation::new(
+            "rotate-two-each",
+            "Registering anew after an accept makes it 2/2/2 (most that one worker got)",
+            "nginx 1.21.6, which does it every 16 accepts",
+            worst(Way::SharedEpollRotate),
+            |m| m == 2.0,
+        ),
+        Expectation::new(
+            "least-connections-spreads-ties",
+            "Least-connections gives no worker more than three of six connections made one by one",
+            "Wakeone's own goal",
+            worst(Way::LeastConnections),
+            |m| m <= 3.0,
+        ),
+        Expectation::new(
+            "exclusive-cpu-uneven",
+            "Under a sustained load the busiest worker of EPOLLEXCLUSIVE has at least 1.5 times the mean CPU",
+            source,
+            cpu(Way::SharedEpollExclusive),
+            |m| m >= 1.5,
+        ),
+        Expectation::new(
+            "least-connections-cpu-even",
+            "Under a sustained load the busiest worker of least-connections has at most 1.15 times the mean CPU",
+            "Wakeone's own goal",
+            cpu(Way::LeastConnections),
+            |m| m <= 1.15,
+        ),
+        Expectation::new(
+            "no-errors",
+            "No request of any variant fails",
+            "Wakeone's own goal",
+            (!errors.is_empty()).then(|| errors.iter().sum()),
+            |m| m == 0.0,
+        ),
+    ]
+}

@@ -1,0 +1,328 @@
+//! For how long may a worker be stuck before others notice?
+
+use serde_json::json;
+use std::time::Duration;
+use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
+
+use crate::experiment::{
+    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source,
+};
+use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
+use crate::result::{Expectation, Outcome};
+use crate::ways::Way;
+use crate::{Error, measure, server, stats};
+
+/// The experiment.
+pub struct Stuck;
+
+const WORKERS: usize = 4;
+const RATE_PER_S: f64 = 1000.0;
+const USUAL_US: u64 = 1000;
+const OURS: &str = "Wakeone's own goal";
+const WAYS: [Way; 4] = [
+    Way::SharedAccept,
+    Way::ReuseportHash,
+    Way::LeastConnections,
+    Way::LeastConnectionsRescue,
+];
+
+const CARD: Card = Card {
+    name: "stuck",
+    title: "How long may a worker be stuck?",
+    question: "One of four workers is always stuck, for 10 ms or for a second at a time: what do the clients notice who only want a millisecond?",
+    source: Source {
+        short: "Wakeone",
+        long: "Beyond the papers: the clogged cashier of Majkowski, 2017, over a range of stuck times.",
+        url: "",
+    },
+    readme: include_str!("README.md"),
+    published: "series,x,metric,unit,value,note\n",
+};
+
+fn stuck_ms(quick: bool) -> &'static [u64] {
+    if quick {
+        &[10, 30, 100]
+    } else {
+        &[10, 30, 100, 300, 1000]
+    }
+}
+
+fn load_seconds(quick: bool) -> f64 {
+    if quick { 3.0 } else { 8.0 }
+}
+
+fn arm_name(ms: u64, way: Way) -> String {
+    format!("{ms}ms/{}", way.name())
+}
+
+fn parse_arm(name: &str) -> Option<(u64, Way)> {
+    let (ms, way) = name.split_once("ms/")?;
+    Some((
+        ms.parse().ok()?,
+        WAYS.into_iter().find(|w| w.name() == way)?,
+    ))
+}
+
+fn ratio_name(ms: u64, a: Way, b: Way) -> String {
+    format!(
+        "stuck for {ms} ms: mean of {} / mean of {}",
+        a.name(),
+        b.name()
+    )
+}
+
+/// The comparisons at each stuck time.
+const PAIRS: [(Way, Way); 3] = [
+    (Way::LeastConnectionsRescue, Way::SharedAccept),
+    (Way::ReuseportHash, Way::LeastConnectionsRescue),
+    (Way::LeastConnectionsRescue, Way::LeastConnections),
+];
+
+impl Experiment for Stuck {
+    fn card(&self) -> &Card {
+        &CARD
+    }
+
+    fn design(&self, settings: &Settings) -> Design {
+        let seconds = load_seconds(settings.quick);
+        let (mut arms, mut pairings) = (Vec::new(), Vec::new());
+        for (group, ms) in stuck_ms(settings.quick).iter().enumerate() {
+            arms.extend(WAYS.map(|way| Arm {
+                name: arm_name(*ms, way),
+                group,
+                seconds: seconds + 0.5,
+            }));
+            pairings.extend(PAIRS.map(|(a, b)| Pairing {
+                name: ratio_name(*ms, a, b),
+                a: arm_name(*ms, a),
+                b: arm_name(*ms, b),
+                metric: "latency_ms_mean".into(),
+            }));
+        }
+        let mut design = Design {
+            rounds: if settings.quick { 2 } else { 3 },
+            arms,
+            pairings,
+            // With few slow requests a round, where they fall decides; the ratios see the same ones.
+            steady: "",
+            parameters: serde_json::Map::new(),
+        };
+        for (name, value) in [
+            ("workers", json!(WORKERS)),
+            ("rate_per_s", json!(RATE_PER_S)),
+            ("load_s", json!(seconds)),
+            ("usual_us", json!(USUAL_US)),
+            ("stuck_ms", json!(stuck_ms(settings.quick))),
+        ] {
+            design.parameters.insert(name.into(), value);
+        }
+        design
+    }
+
+    fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
+        let (ms, way) = parse_arm(&arm.name).ok_or_else(|| Error::Unknown(arm.name.clone()))?;
+        let address = server::free_address()?;
+        let server = way.start(WORKERS, address)?;
+        let found = measure::load(&plan(address, ms, context), context)?;
+        server.stop()?;
+        let mut sample = measure::sample(&found, WORKERS);
+        sample.put("all_latency_ms_mean", "ms", found.latency.mean() / 1e6);
+        if let Some(usual) = found.by_path.first() {
+            measure::latency(&mut sample, &usual.latency);
+            let distribution = crate::distribution::Distribution::from_ns(&usual.latency);
+            sample
+                .distributions
+                .insert("latency_ms".into(), distribution);
+        }
+        Ok(sample)
+    }
+
+    fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
+        judge(outcome)
+    }
+
+    fn present(&self, outcome: &Outcome) -> Vec<Block> {
+        present(outcome)
+    }
+}
+
+/// One request in `ms` is stuck for `ms`: a thousand of them a second keep one worker stuck in the mean, whatever `ms` is.
+fn plan(target: std::net::SocketAddr, ms: u64, context: &Context<'_>) -> Plan {
+    let path = |us: u64| format!("/work?us={us}&kind=sleep");
+    Plan {
+        target,
+        host: "localhost".into(),
+        arrivals: Arrivals::Open {
+            rate_per_s: RATE_PER_S,
+            spacing: Spacing::Poisson,
+        },
+        stop: Stop {
+            requests: None,
+            duration: Some(Duration::from_secs_f64(load_seconds(
+                context.settings.quick,
+            ))),
+        },
+        mix: Mix::weighted([(ms - 1, path(USUAL_US)), (1, path(ms * 1000))]),
+        sources: Sources::Loopback { count: 1000 },
+        timeout: Duration::from_secs(30),
+        seed: context.seed,
+        threads: 1,
+        keep_alive: false,
+    }
+}
+
+/// The stuck times that were measured, rising.
+fn measured(outcome: &Outcome) -> Vec<u64> {
+    let mut all: Vec<u64> = outcome
+        .variants
+        .iter()
+        .filter_map(|v| Some(parse_arm(&v.name)?.0))
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+fn judge(outcome: &Outcome) -> Vec<Expectation> {
+    let over = |from: u64, (a, b): (Way, Way)| -> Vec<f64> {
+        let times = measured(outcome).into_iter().filter(|ms| *ms >= from);
+        times
+            .filter_map(|ms| outcome.ratio(&ratio_name(ms, a, b)))
+            .collect()
+    };
+    let worst = |values: Vec<f64>| (!values.is_empty()).then(|| stats::max(&values));
+    let least = |values: Vec<f64>| (!values.is_empty()).then(|| stats::min(&values));
+    let errors: Vec<f64> = outcome
+        .variants
+        .iter()
+        .flat_map(|v| outcome.values(&v.name, "errors"))
+        .copied()
+        .collect();
+    vec![
+        Expectation::new(
+            "rescue-as-good-as-one-queue",
+            "Stuck for 100 ms or more: the mean under least-connections+rescue is at most 1.3 times that of one shared queue (worst)",
+            OURS,
+            worst(over(100, PAIRS[0])),
+            |m| m <= 1.3,
+        ),
+        Expectation::new(
+            "hash-is-worse",
+            "Stuck for 100 ms or more: the mean under reuseport hash is at least 5 times that of least-connections+rescue (least)",
+            OURS,
+            least(over(100, PAIRS[1])),
+            |m| m >= 5.0,
+        ),
+        Expectation::new(
+            "rescue-never-costs",
+            "At every stuck time: the mean with rescue is at most 1.15 times that without (worst)",
+            OURS,
+            worst(over(0, PAIRS[2])),
+            |m| m <= 1.15,
+        ),
+        Expectation::new(
+            "no-errors",
+            "No request of any variant fails",
+            OURS,
+            (!errors.is_empty()).then(|| errors.iter().sum()),
+            |m| m == 0.0,
+        ),
+    ]
+}
+
+fn curve(outcome: &Outcome, way: Way, metric: &str) -> Vec<(f64, f64)> {
+    measured(outcome)
+        .into_iter()
+        .filter_map(|ms| Some((ms as f64, outcome.median(&arm_name(ms, way), metric)?)))
+        .collect()
+}
+
+fn present(outcome: &Outcome) -> Vec<Block> {
+    let mut blocks = vec![Block::Heading("What it means".into())];
+    blocks.extend(meaning(outcome).map(Block::Paragraph));
+    for (title, metric) in [
+        (
+            "Mean latency of the usual requests, in ms.",
+            "latency_ms_mean",
+        ),
+        ("Slowest one percent of them, in ms.", "latency_ms_p99"),
+    ] {
+        blocks.push(Block::Table(table(outcome, title, metric)));
+        blocks.push(Block::Chart(Chart {
+            title: title.into(),
+            note: "Over how long a worker is stuck at a time. Both axes are logarithmic.".into(),
+            kind: Kind::Lines {
+                x: "stuck for, ms".into(),
+                y: "ms".into(),
+                log: true,
+                series: WAYS
+                    .map(|way| {
+                        (
+                            Style::ours(way.name(), way.colour()),
+                            curve(outcome, way, metric),
+                        )
+                    })
+                    .into_iter()
+                    .filter(|s| !s.1.is_empty())
+                    .collect(),
+            },
+        }));
+    }
+    blocks
+}
+
+fn table(outcome: &Outcome, title: &str, metric: &str) -> Table {
+    let times = measured(outcome);
+    let mut head = vec![String::new()];
+    head.extend(times.iter().map(|ms| format!("{ms} ms")));
+    let row = |way: Way| {
+        let mut cells = vec![way.name().to_owned()];
+        cells.extend(times.iter().map(|ms| {
+            outcome
+                .median(&arm_name(*ms, way), metric)
+                .map_or_else(|| "–".into(), number)
+        }));
+        Row::ours(cells)
+    };
+    Table {
+        caption: format!("{title} Columns: how long a worker is stuck at a time."),
+        head,
+        rows: WAYS.map(row).into(),
+    }
+}
+
+fn meaning(outcome: &Outcome) -> Option<String> {
+    let longest = *measured(outcome).last()?;
+    let mean = |way: Way| outcome.median(&arm_name(longest, way), "latency_ms_mean");
+    let (hash, least, rescue, shared) = (
+        mean(Way::ReuseportHash)?,
+        mean(Way::LeastConnections)?,
+        mean(Way::LeastConnectionsRescue)?,
+        mean(Way::SharedAccept)?,
+    );
+    let verdict = if rescue <= 2.0 * shared {
+        "With rescue, clients notice about as little as with one shared queue"
+    } else {
+        "With rescue, clients still notice more than with one shared queue"
+    };
+    Some(format!(
+        "When a worker is stuck for {longest} ms at a time, a request that wants one millisecond takes {} ms in the mean under the kernel's hash, {} ms under least-connections, {} ms with rescue, and {} ms with one shared queue. {verdict}; a queue that nobody moves waits as long as its worker is stuck.",
+        number(hash),
+        number(least),
+        number(rescue),
+        number(shared)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_variants_go_both_ways() {
+        for way in WAYS {
+            assert_eq!(parse_arm(&arm_name(300, way)), Some((300, way)));
+        }
+        assert_eq!(parse_arm("x"), None);
+    }
+}

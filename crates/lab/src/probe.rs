@@ -1,0 +1,41 @@
+//! One request over one connection, and who answered it.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use crate::Error;
+
+/// How long an answer may take.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Connects, asks for `path`, reads the answer to its end, and gives the worker that its `X-Worker` header names.
+///
+/// # Errors
+/// When there is no whole answer, or it names no worker.
+pub fn who_answers(address: SocketAddr, path: &str) -> Result<u64, Error> {
+    let failed = |why: String| Error::Server(format!("asking {address} for {path} failed: {why}"));
+    let answer = exchange(address, path).map_err(|e| failed(e.to_string()))?;
+    let line = answer.lines().find_map(|l| {
+        l.to_ascii_lowercase()
+            .strip_prefix("x-worker:")
+            .map(str::to_owned)
+    });
+    let worker = line.ok_or_else(|| failed("the answer has no X-Worker header".into()))?;
+    worker
+        .trim()
+        .parse()
+        .map_err(|_| failed(format!("the worker {worker:?} is no number")))
+}
+
+fn exchange(address: SocketAddr, path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}

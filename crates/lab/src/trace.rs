@@ -1,0 +1,197 @@
+//! Wake-ups and sleeps of chosen threads, as the scheduler itself reports them through tracefs.
+//!
+//! The source of `herd` had printk() at the wait queue; its tracepoints are what has become of that. Everything is done in a
+//! tracing instance of our own, which other tracers on the machine do not notice, and undone when the guard goes.
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+/// Where tracefs is on most machines.
+const USUAL: &str = "/sys/kernel/tracing";
+
+/// What happened to a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// It was woken.
+    Waking,
+    /// It went to sleep.
+    Asleep,
+}
+
+/// One event.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Event {
+    /// Time in µs of the monotonic clock.
+    pub at_us: f64,
+    /// What happened.
+    pub kind: Kind,
+    /// To which thread.
+    pub thread: u32,
+}
+
+/// A tracing instance that records the wake-ups and sleeps of all threads of one name.
+#[derive(Debug)]
+pub struct Trace {
+    instance: PathBuf,
+    mounted: Option<PathBuf>,
+}
+
+impl Trace {
+    /// Starts to record the threads whose name is `comm` (at most 15 characters).
+    ///
+    /// # Errors
+    /// When there is no tracefs for us; the sentence says what it needs.
+    pub fn start(comm: &str) -> Result<Self, Error> {
+        let mut trace = Self {
+            instance: PathBuf::new(),
+            mounted: None,
+        };
+        trace.begin(comm).map_err(|e| {
+            Error::Missing(format!("recording wake-ups through tracefs failed: {e}; it needs root and a kernel with CONFIG_FTRACE"))
+        })?;
+        Ok(trace)
+    }
+
+    fn begin(&mut self, comm: &str) -> std::io::Result<()> {
+        let root = self.root()?;
+        let instance = root
+            .join("instances")
+            .join(format!("wakeone-lab-{}", std::process::id()));
+        fs::create_dir(&instance)?;
+        self.instance = instance;
+        self.set("trace_clock", "mono")?;
+        self.set("buffer_size_kb", "2048")?;
+        for (event, field) in [("sched_waking", "comm"), ("sched_switch", "prev_comm")] {
+            self.set(
+                &format!("events/sched/{event}/filter"),
+                &format!("{field} == \"{comm}\""),
+            )?;
+            self.set(&format!("events/sched/{event}/enable"), "1")?;
+        }
+        Ok(())
+    }
+
+    /// tracefs where it usually is, else mounted for ourselves.
+    fn root(&mut self) -> std::io::Result<PathBuf> {
+        if Path::new(USUAL).join("instances").is_dir() {
+            return Ok(USUAL.into());
+        }
+        let place = std::env::temp_dir().join(format!("wakeone-tracefs-{}", std::process::id()));
+        fs::create_dir_all(&place)?;
+        let mounted = mount(
+            Some("none"),
+            &place,
+            Some("tracefs"),
+            MsFlags::empty(),
+            None::<&str>,
+        );
+        if let Err(error) = mounted {
+            let _ = fs::remove_dir(&place);
+            return Err(error.into());
+        }
+        self.mounted = Some(place.clone());
+        Ok(place)
+    }
+
+    fn set(&self, file: &str, value: &str) -> std::io::Result<()> {
+        fs::write(self.instance.join(file), value)
+    }
+
+    /// Forgets what was recorded so far.
+    ///
+    /// # Errors
+    /// When the kernel does not let us.
+    pub fn clear(&self) -> Result<(), Error> {
+        let path = self.instance.join("trace");
+        fs::File::create(&path)
+            .map(drop)
+            .map_err(|source| Error::File {
+                action: "writing",
+                path,
+                source,
+            })
+    }
+
+    /// What was recorded since the last [`Trace::clear`], in order of time.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn events(&self) -> Result<Vec<Event>, Error> {
+        let path = self.instance.join("trace");
+        let text = fs::read_to_string(&path).map_err(|source| Error::File {
+            action: "reading",
+            path,
+            source,
+        })?;
+        let mut events: Vec<Event> = text.lines().filter_map(parse).collect();
+        events.sort_by(|a, b| a.at_us.total_cmp(&b.at_us));
+        Ok(events)
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        if !self.instance.as_os_str().is_empty() {
+            let _ = self.set("events/enable", "0");
+            let _ = fs::remove_dir(&self.instance);
+        }
+        if let Some(place) = &self.mounted {
+            let _ = umount2(place, MntFlags::MNT_DETACH);
+            let _ = fs::remove_dir(place);
+        }
+    }
+}
+
+/// A line of the trace: `herd-123 [001] d..2. 12.345678: sched_switch: prev_comm=herd prev_pid=123 … prev_state=S ==> …`.
+fn parse(line: &str) -> Option<Event> {
+    let (head, rest) = line.split_once(": sched_")?;
+    let seconds: f64 = head.rsplit(' ').next()?.parse().ok()?;
+    let field = |name: &str| rest.split_whitespace().find_map(|w| w.strip_prefix(name));
+    let (kind, thread) = if rest.starts_with("waking:") {
+        (Kind::Waking, field("pid=")?)
+    } else if rest.starts_with("switch:") {
+        // R is a thread that was only interrupted; every other state is a sleep.
+        if field("prev_state=")?.starts_with('R') {
+            return None;
+        }
+        (Kind::Asleep, field("prev_pid=")?)
+    } else {
+        return None;
+    };
+    Some(Event {
+        at_us: seconds * 1e6,
+        kind,
+        thread: thread.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_trace() {
+        let waking = "    wakeone-77      [001] d.h3.   812.000123: sched_waking: comm=herd pid=42 prio=120 target_cpu=000";
+        assert_eq!(
+            parse(waking),
+            Some(Event {
+                at_us: 812_000_123.0,
+                kind: Kind::Waking,
+                thread: 42
+            })
+        );
+        let asleep = " herd-42 [000] d..2. 812.5: sched_switch: prev_comm=herd prev_pid=42 prev_prio=120 prev_state=S ==> next_comm=a next_pid=1 next_prio=120";
+        assert_eq!(
+            parse(asleep).map(|e| (e.kind, e.thread)),
+            Some((Kind::Asleep, 42))
+        );
+        assert_eq!(
+            parse(&asleep.replace("prev_state=S", "prev_state=R+")),
+            None
+        );
+        assert_eq!(parse("# tracer: nop"), None);
+    }
+}

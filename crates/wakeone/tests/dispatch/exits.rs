@@ -1,0 +1,280 @@
+//! Every way out of the program has its counter, and none of them loses a connection.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use rustix::net::Shutdown;
+use wakeone::policy::Policy;
+use wakeone_kernel::table::flag;
+
+use crate::ground::*;
+
+/// Takes a listener out of the program's array, as its worker's shutdown would.
+fn stop_listening(listener: impl AsFd) {
+    rustix::net::shutdown(listener, Shutdown::Read).expect("shutdown");
+}
+
+#[test]
+fn selected_and_migrated() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let clients = connect_many(V4, 10);
+    wait_for_actives(dispatcher.table(), &[5, 5]);
+    assert_eq!(exits(dispatcher.table()), [("selected", 10)]);
+    dispatcher.table().slot(0).mark(flag::DRAINING, true);
+    dispatcher.move_queues(0).expect("move");
+    let expected = [("selected", 10), ("migrated", 5)];
+    assert_eq!(exits(dispatcher.table()), expected);
+    let slot = |slot| dispatcher.table().slot(slot);
+    assert_eq!(slot(0).migrated_out().load(Relaxed), 5);
+    assert_eq!(slot(1).migrated_in().load(Relaxed), 5);
+    drop(clients);
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn retried_where_the_chosen_slot_is_empty() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::RoundRobin);
+    let table = dispatcher.table();
+    stop_listening(&ground.listeners[0]);
+    let clients = connect_many(V4, 20);
+    wait_for_actives(table, &[0, 20]);
+    assert_eq!(exits(table), [("selected", 10), ("retried", 10)]);
+    // It listens again and is put back: nothing more to retry.
+    rustix::net::listen(&ground.listeners[0], BACKLOG).expect("listen");
+    dispatcher.restore(0).expect("restore");
+    let more = connect_many(V4, 20);
+    wait_for_actives(table, &[10, 30]);
+    assert_eq!(exits(table), [("selected", 30), ("retried", 10)]);
+    drop((clients, more));
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn no_slot_and_the_kernel_chooses() {
+    let Some(ground) = ground(4, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let table = dispatcher.table();
+    for slot in 0..4 {
+        table.slot(slot).mark(flag::UP, false);
+    }
+    for (round, policy) in (1..).zip(Policy::ALL) {
+        dispatcher.set_policy(policy);
+        let clients = connect_many(V4, 10);
+        wait_for_established(table, round * 10);
+        assert_eq!(exits(table), [("no_slot", round as u64 * 10)], "{policy}");
+        assert_eq!(actives(table).iter().sum::<i64>(), 10, "they count");
+        drop(clients);
+        ground.settle();
+    }
+    ground.end(dispatcher);
+}
+
+#[test]
+fn weight_0_is_no_slot() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let table = dispatcher.table();
+    table.slot(0).weight().store(0, Relaxed);
+    let mut clients = connect_many(V4, 10);
+    wait_for_actives(table, &[0, 10]);
+    table.slot(1).weight().store(0, Relaxed);
+    clients.extend(connect_many(V4, 10));
+    wait_for_established(table, 20);
+    assert_eq!(exits(table), [("selected", 10), ("no_slot", 10)]);
+    drop(clients);
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn select_failed_where_no_socket_stands_in_the_array() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let table = dispatcher.table();
+    for listener in &ground.listeners {
+        // One after the other: a group that is never empty keeps its program.
+        stop_listening(listener);
+        rustix::net::listen(listener, BACKLOG).expect("listen");
+    }
+    let clients = connect_many(V4, 20);
+    wait_for_established(table, 20);
+    assert_eq!(exits(table), [("select_failed", 20)]);
+    assert_eq!(selected(table), [0, 0]);
+    drop(clients);
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn bad_policy_and_the_kernel_chooses() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let table = dispatcher.table();
+    table.policy().store(99, Relaxed);
+    let clients = connect_many(V4, 20);
+    wait_for_established(table, 20);
+    assert_eq!(exits(table), [("bad_policy", 20)]);
+    drop(clients);
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn a_table_of_no_slots_and_one_of_too_many() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::RoundRobin);
+    let table = dispatcher.table();
+    table.slots().store(0, Relaxed);
+    let mut clients = connect_many(V4, 10);
+    wait("all wait", || ground.queues().iter().sum::<u32>() == 10);
+    assert_eq!(exits(table), [("no_slot", 10)]);
+    // More than the table holds: the slots that are not up count for nothing.
+    table.slots().store(u32::MAX, Relaxed);
+    clients.extend(connect_many(V4, 10));
+    wait("all wait", || ground.queues().iter().sum::<u32>() == 20);
+    assert_eq!(exits(table), [("selected", 10), ("no_slot", 10)]);
+    table.slots().store(2, Relaxed);
+    drop(clients);
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn closing_drops_syns_and_the_client_comes_again() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let table = dispatcher.table();
+    let before = connect_many(V4, 4);
+    wait_for_actives(table, &[2, 2]);
+    dispatcher.close().expect("close");
+    let client = begin_connect(V4);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!connected(&client));
+    assert!(client.take_error().expect("SO_ERROR").is_none(), "refused");
+    assert!(exit(table, "closing") > 0);
+    // What was there before is served, and can still be moved.
+    table.slot(0).mark(flag::DRAINING, true);
+    assert_eq!(dispatcher.move_queues(0).expect("move"), 2);
+    table.slot(0).mark(flag::DRAINING, false);
+    assert_eq!(ground.queues(), [0, 4]);
+    dispatcher.open();
+    wait("the client's SYN comes again", || connected(&client));
+    wait_for_actives(table, &[1, 4]);
+    drop((before, client));
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn unknown_listener() {
+    let Some(mut ground) = ground(2, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let table = dispatcher.table();
+    // Somebody put a listener into the array and told nobody else: its connections are steered, not counted.
+    let stranger = listen(V4, BACKLOG);
+    let pinned = ground.pinned();
+    pinned.put(0, 1, &stranger).expect("put");
+    table.slot(0).mark(flag::DRAINING, true);
+    let clients = connect_many(V4, 5);
+    ground.listeners.push(stranger);
+    wait("all wait there", || ground.queues() == [0, 0, 5]);
+    assert_eq!(actives(table), [0, 0]);
+    table.slot(0).mark(flag::DRAINING, false);
+    table.slot(1).mark(flag::UP, false);
+    drop(ground.listeners.pop());
+    wait("all were moved", || ground.queues() == [5, 0]);
+    let expected = [("selected", 5), ("migrated", 5), ("unknown_listener", 5)];
+    assert_eq!(exits(table), expected);
+    assert_eq!(actives(table), [0, 0]);
+    assert_eq!((table.moved_live(), pinned.moved()), (0, 0));
+    drop(clients);
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn bad_tag() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let table = dispatcher.table();
+    let pinned = ground.pinned();
+    pinned
+        .know_listener(9999, &ground.listeners[0])
+        .expect("tag");
+    table.slot(1).mark(flag::DRAINING, true);
+    let clients = connect_many(V4, 5);
+    wait("all are seen", || exit(table, "bad_tag") == 5);
+    assert_eq!(ground.queues(), [5, 0]);
+    assert_eq!(actives(table), [0, 0]);
+    // Moved, they are in no count either, and nothing is remembered that nobody would forget.
+    table.slot(1).mark(flag::DRAINING, false);
+    table.slot(0).mark(flag::UP, false);
+    assert_eq!(dispatcher.move_queues(0).expect("move"), 5);
+    assert_eq!(ground.queues(), [0, 5]);
+    assert_eq!(exit(table, "bad_tag"), 10);
+    assert_eq!(actives(table), [0, 0]);
+    assert_eq!((table.moved_live(), pinned.moved()), (0, 0));
+    drop(clients);
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn moved_full_leaves_the_count_where_it_was() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let table = dispatcher.table();
+    let clients = connect_many(V4, 4);
+    wait_for_actives(table, &[2, 2]);
+    let moved = MapHandle::from_pinned_path(ground.pins().join("moved")).expect("map");
+    let mut fillers = 0_u64;
+    // Cookies are small: these meet none.
+    let key = |number: u64| (u64::MAX - number).to_ne_bytes();
+    while moved
+        .update(&key(fillers), &0_u32.to_ne_bytes(), MapFlags::ANY)
+        .is_ok()
+    {
+        fillers += 1;
+        assert!(fillers <= 1 << 20, "a map without an end");
+    }
+    table.slot(0).mark(flag::DRAINING, true);
+    assert_eq!(dispatcher.move_queues(0).expect("move"), 2);
+    assert_eq!(ground.queues(), [0, 4], "they are moved all the same");
+    assert_eq!(exit(table, "moved_full"), 2);
+    assert_eq!(exit(table, "migrated"), 2);
+    assert_eq!(actives(table), [2, 2], "where they are counted out");
+    for filler in 0..fillers {
+        moved.delete(&key(filler)).expect("delete");
+    }
+    drop(clients);
+    ground.settle();
+    ground.end(dispatcher);
+}

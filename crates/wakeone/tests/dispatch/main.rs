@@ -1,0 +1,9 @@
+//! The dispatch program in the kernel, with real connections. Needs root; each test has its own network namespace,
+//! cgroup and bpffs folder, and leaves nothing behind.
+
+mod choice;
+mod counts;
+mod exits;
+mod ground;
+mod rescue;
+mod transaction;

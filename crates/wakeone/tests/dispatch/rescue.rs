@@ -1,0 +1,397 @@
+//! The agent moves what waits for a stuck worker to one that has nothing to do. Workers are real processes.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use wakeone::agent::{Agent, Duties};
+use wakeone::policy::Policy;
+use wakeone::steer::{Steer, SteerEvent};
+use wakeone_kernel::bpf::Pinned;
+use wakeone_kernel::process::{Doing, doing_below};
+use wakeone_kernel::table::flag;
+
+use crate::ground::*;
+
+/// How long a worker that sleeps would leave its queue waiting.
+const SLEEP: Duration = Duration::from_secs(1000);
+
+/// Accepts and answers with its name, after the file `argv[2]` exists.
+const SERVER: &str = "
+import os, socket, sys, time
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.005)
+listener = socket.socket(fileno=0)
+while True:
+    try:
+        one, _ = listener.accept()
+        one.recv(100)
+        one.sendall(sys.argv[1].encode())
+        one.close()
+    except OSError:
+        pass
+";
+
+/// Waits for events, but not for those of its listener.
+const ELSEWHERE: &str = "import select; select.epoll().poll()";
+
+struct Worker(Child);
+
+impl Worker {
+    fn start(program: &str, arguments: &[&str], listener: &TcpListener) -> Self {
+        let listener = OwnedFd::from(listener.try_clone().expect("descriptor"));
+        let child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::from(listener))
+            .spawn();
+        Self(child.expect(program))
+    }
+
+    fn sleeper(listener: &TcpListener) -> Self {
+        Self::start("sleep", &[&SLEEP.as_secs().to_string()], listener)
+    }
+
+    /// Accepts at once.
+    fn server(name: &str, listener: &TcpListener) -> Self {
+        Self::server_after(name, "/", listener)
+    }
+
+    fn server_after(name: &str, file: &str, listener: &TcpListener) -> Self {
+        Self::start("python3", &["-c", SERVER, name, file], listener)
+    }
+
+    fn waits_elsewhere(listener: &TcpListener) -> Self {
+        Self::start("python3", &["-c", ELSEWHERE], listener)
+    }
+
+    fn wait_until(&self, doing: Doing) {
+        wait("the worker is there", || doing_below(self.0.id()) == doing);
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).expect("signal");
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A group with an agent and a worker in each slot.
+struct Served {
+    agent: Agent,
+    /// Another view of the table.
+    pinned: Pinned,
+    workers: Vec<Worker>,
+    ground: Ground,
+}
+
+impl Served {
+    fn start(ground: Ground, workers: Vec<Worker>) -> Self {
+        Self::start_with(ground, workers, true)
+    }
+
+    fn start_with(ground: Ground, workers: Vec<Worker>, rescue: bool) -> Self {
+        let dispatcher = ground.start(Policy::LeastConnections);
+        let duties = Duties {
+            rescue,
+            stuck_after: Duration::from_millis(5),
+        };
+        let cgroup = Some(ground.cgroup.clone());
+        let mut agent = Agent::start(dispatcher, duties, ground.paths.clone(), cgroup);
+        for (slot, worker) in workers.iter().enumerate() {
+            agent.worker_up(slot, worker.0.id());
+        }
+        let pinned = ground.pinned();
+        Self {
+            agent,
+            pinned,
+            workers,
+            ground,
+        }
+    }
+
+    /// Connections with a request each that wait for this slot: nobody else is chosen, or idle, meanwhile.
+    fn queue(&mut self, slot: usize, count: usize) -> Vec<TcpStream> {
+        let others: Vec<usize> = (0..self.workers.len())
+            .filter(|other| *other != slot)
+            .collect();
+        for other in &others {
+            self.agent.drain(*other, true);
+        }
+        let before = established(self.pinned.table())[slot];
+        let mut clients = connect_many(V4, count);
+        for client in &mut clients {
+            client.write_all(b"hello").expect("request");
+        }
+        wait("they wait there", || {
+            established(self.pinned.table())[slot] == before + count as u64
+        });
+        for other in others {
+            self.agent.drain(other, false);
+        }
+        clients
+    }
+
+    fn rescued(&self, slot: usize) -> u64 {
+        self.pinned.table().slot(slot).rescued().load(Relaxed)
+    }
+
+    fn rescued_in_all(&self) -> u64 {
+        (0..self.workers.len()).map(|slot| self.rescued(slot)).sum()
+    }
+
+    /// Long enough for dozens of the agent's looks, and so for what it must not do.
+    fn a_while(&self) {
+        let table = self.pinned.table();
+        for _ in 0..50 {
+            let before = table.heartbeat_ns().load(Relaxed);
+            wait("the agent looks", || {
+                table.heartbeat_ns().load(Relaxed) != before
+            });
+        }
+    }
+
+    /// Kills the workers, and takes everything away.
+    fn end(self) {
+        let Self {
+            agent,
+            pinned,
+            workers,
+            ground,
+        } = self;
+        drop(workers);
+        ground.settle();
+        drop(pinned);
+        agent.end();
+        ground.nothing_left();
+    }
+}
+
+/// What each client is answered, in the time that a worker that sleeps would not wake up in.
+fn answers(clients: Vec<TcpStream>) -> Vec<String> {
+    let answer = |mut client: TcpStream| {
+        let mut text = String::new();
+        client.set_read_timeout(Some(SLEEP / 10)).expect("time-out");
+        client.read_to_string(&mut text).expect("answer");
+        text
+    };
+    clients.into_iter().map(answer).collect()
+}
+
+fn ask(count: usize) -> Vec<TcpStream> {
+    let mut clients = connect_many(V4, count);
+    for client in &mut clients {
+        client.write_all(b"hello").expect("request");
+    }
+    clients
+}
+
+#[test]
+fn what_waits_for_a_sleeper_is_answered_by_another() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let workers = vec![
+        Worker::sleeper(&ground.listeners[0]),
+        Worker::server("other", &ground.listeners[1]),
+    ];
+    workers[1].wait_until(Doing::Waiting);
+    let mut served = Served::start(ground, workers);
+    let start = Instant::now();
+    let clients = served.queue(0, 10);
+    assert_eq!(answers(clients), vec!["other"; 10]);
+    assert!(start.elapsed() < SLEEP / 2);
+    assert_eq!(served.rescued(0), 10);
+    let slot = served.pinned.table().slot(0);
+    assert_eq!(slot.migrated_out().load(Relaxed), 10);
+    assert!(slot.has(flag::STUCK));
+    let events = served.agent.events();
+    let stuck = |event: &SteerEvent| matches!(event, SteerEvent::Stuck { slot: 0, .. });
+    assert_eq!(
+        events.iter().filter(|event| stuck(event)).count(),
+        1,
+        "{events:?}"
+    );
+    let moved: u32 = events
+        .iter()
+        .filter_map(|event| match event {
+            SteerEvent::Rescued { slot: 0, moved, .. } => Some(*moved),
+            _ => None,
+        })
+        .sum();
+    assert_eq!(moved, 10, "{events:?}");
+    // It is given no more while it sleeps.
+    assert_eq!(answers(ask(10)), vec!["other"; 10]);
+    assert_eq!(served.rescued(0), 10);
+    served.end();
+}
+
+#[test]
+fn who_accepts_again_is_given_connections_again() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("folder");
+    let file = folder.path().join("go");
+    let name = file.to_str().expect("UTF-8");
+    let workers = vec![
+        Worker::server_after("late", name, &ground.listeners[0]),
+        Worker::server("other", &ground.listeners[1]),
+    ];
+    workers[1].wait_until(Doing::Waiting);
+    let mut served = Served::start(ground, workers);
+    let clients = served.queue(0, 10);
+    assert_eq!(answers(clients), vec!["other"; 10]);
+    let is_stuck = |served: &Served| served.pinned.table().slot(0).has(flag::STUCK);
+    assert!(is_stuck(&served));
+    std::fs::write(&file, "").expect("go");
+    wait("it is well again", || !is_stuck(&served));
+    wait("it answers", || {
+        answers(ask(4)).contains(&"late".to_owned())
+    });
+    assert!(served.pinned.table().slot(0).stuck_ns().load(Relaxed) > 0);
+    served.end();
+}
+
+#[test]
+fn what_waits_for_a_stopped_worker_is_answered_by_another() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let workers = vec![
+        Worker::server("stopped", &ground.listeners[0]),
+        Worker::server("other", &ground.listeners[1]),
+    ];
+    for worker in &workers {
+        worker.wait_until(Doing::Waiting);
+    }
+    workers[0].signal(Signal::STOP);
+    workers[0].wait_until(Doing::Stopped);
+    let mut served = Served::start(ground, workers);
+    let clients = served.queue(0, 50);
+    assert_eq!(answers(clients), vec!["other"; 50]);
+    assert_eq!(served.rescued(0), 50);
+    served.workers[0].signal(Signal::CONT);
+    wait("it is well again", || {
+        !served.pinned.table().slot(0).has(flag::STUCK)
+    });
+    wait("it answers", || {
+        answers(ask(4)).contains(&"stopped".to_owned())
+    });
+    served.end();
+}
+
+#[test]
+fn the_queue_of_a_dead_worker_is_moved_at_once() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let workers = vec![
+        Worker::sleeper(&ground.listeners[0]),
+        Worker::server("other", &ground.listeners[1]),
+    ];
+    workers[1].wait_until(Doing::Waiting);
+    let mut served = Served::start_with(ground, workers, false);
+    let clients = served.queue(0, 10);
+    served.a_while();
+    assert_eq!(served.rescued(0), 0, "no rescue was wished for");
+    served.agent.worker_down(0);
+    assert_eq!(answers(clients), vec!["other"; 10]);
+    assert_eq!(served.rescued(0), 10);
+    assert_eq!(answers(ask(10)), vec!["other"; 10]);
+    served.end();
+}
+
+#[test]
+fn the_only_slot_keeps_its_queue() {
+    let Some(ground) = ground(1, V4) else {
+        return;
+    };
+    let workers = vec![Worker::sleeper(&ground.listeners[0])];
+    let mut served = Served::start(ground, workers);
+    let clients = served.queue(0, 10);
+    served.a_while();
+    assert_eq!(served.ground.queues(), [10]);
+    served.agent.worker_down(0);
+    assert_eq!(
+        served.ground.queues(),
+        [10],
+        "nor is it lost with its worker"
+    );
+    assert_eq!(served.rescued_in_all(), 0);
+    drop(clients);
+    served.end();
+}
+
+#[test]
+fn where_all_are_stuck_nothing_goes_in_circles() {
+    let Some(ground) = ground(3, V4) else {
+        return;
+    };
+    let workers = ground.listeners.iter().map(Worker::sleeper).collect();
+    let mut served = Served::start(ground, workers);
+    // The others have nothing to do yet, so they may as well try.
+    let clients = served.queue(0, 10);
+    wait("the first is rescued", || served.rescued(0) == 10);
+    served.a_while();
+    let queues = served.ground.queues();
+    assert_eq!(queues.iter().sum::<u32>(), 10, "{queues:?}");
+    let before = served.rescued_in_all();
+    served.a_while();
+    served.a_while();
+    assert_eq!(served.rescued_in_all(), before);
+    assert!(before <= 20, "each of the others at most once: {before}");
+    drop(clients);
+    served.end();
+}
+
+#[test]
+fn a_queue_that_the_others_have_no_room_for_stays() {
+    let Some(ground) = Ground::new(|| vec![listen(V4, BACKLOG), listen(V4, 4)]) else {
+        return;
+    };
+    let workers = vec![
+        Worker::sleeper(&ground.listeners[0]),
+        Worker::server("other", &ground.listeners[1]),
+    ];
+    workers[1].wait_until(Doing::Waiting);
+    let mut served = Served::start(ground, workers);
+    let clients = served.queue(0, 10);
+    let slot = served.pinned.table().slot(0);
+    wait("it is stuck", || slot.has(flag::STUCK));
+    served.a_while();
+    assert_eq!(served.ground.queues(), [10, 0]);
+    assert_eq!(served.rescued_in_all(), 0);
+    drop(clients);
+    served.end();
+}
+
+#[test]
+fn who_waits_for_events_is_not_stuck() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let workers = vec![
+        Worker::waits_elsewhere(&ground.listeners[0]),
+        Worker::server("other", &ground.listeners[1]),
+    ];
+    for worker in &workers {
+        worker.wait_until(Doing::Waiting);
+    }
+    let mut served = Served::start(ground, workers);
+    let clients = served.queue(0, 10);
+    served.a_while();
+    assert_eq!(served.ground.queues(), [10, 0]);
+    assert!(!served.pinned.table().slot(0).has(flag::STUCK));
+    assert_eq!(served.rescued_in_all(), 0);
+    drop(clients);
+    served.end();
+}
