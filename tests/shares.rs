@@ -1,6 +1,6 @@
 //! Real servers under `wakeone run`, unchanged, share 400 held connections evenly.
 //!
-//! gunicorn and uvicorn come from `tests/servers-setup.sh`; what cannot be had is skipped, and said.
+//! A server that is not installed is skipped, and said.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -8,29 +8,20 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
-use std::sync::OnceLock;
 use support::steered::{assert_nothing_left, isolated, number, soak, status, sum};
-use support::{PATIENCE, server};
+use support::{PATIENCE, Run, server};
 
 const WORKERS: usize = 4;
 const HELD: usize = 400;
 
-/// Where the Python servers are, if they can be had. Asked for before the test leaves the machine's network.
-fn python_servers() -> Option<&'static str> {
-    static VENV: OnceLock<Option<String>> = OnceLock::new();
-    let venv = VENV.get_or_init(|| {
-        let venv = format!("{}/../servers-venv", env!("CARGO_TARGET_TMPDIR"));
-        let setup = format!(
-            "{}/../../tests/servers-setup.sh",
-            env!("CARGO_MANIFEST_DIR")
-        );
-        let made = Command::new(setup).arg(&venv).status();
-        made.is_ok_and(|made| made.success()).then_some(venv)
-    });
-    if venv.is_none() {
-        eprintln!("skipped: gunicorn and uvicorn cannot be installed; see tests/servers-setup.sh");
+/// Whether a server is installed; said if not.
+fn installed(server: &str) -> bool {
+    let run = Command::new(server).arg("--version").output();
+    let works = run.is_ok_and(|output| output.status.success());
+    if !works {
+        eprintln!("skipped: {server} is not installed");
     }
-    venv.as_deref()
+    works
 }
 
 /// The largest share over the mean one.
@@ -78,7 +69,9 @@ fn shares_evenly(command: &[&str]) {
         "--stuck-after",
         stuck_after,
     ];
-    let mut run = ground.run(&options, command);
+    let mut start = ground.command(&options, command);
+    start.env("HOME", ground.path()); // gunicorn keeps a socket of its own there
+    let mut run = Run::start(start);
     let address = run.ready();
 
     let mut held: Vec<TcpStream> = (0..HELD).map(|_| connect(address)).collect();
@@ -108,11 +101,13 @@ fn shares_evenly(command: &[&str]) {
 
 #[test]
 fn gunicorn_with_sync_workers() {
-    let Some(venv) = python_servers() else { return };
-    let (gunicorn, app) = (format!("{venv}/bin/gunicorn"), server("app.py"));
+    if !installed("gunicorn") {
+        return;
+    }
+    let app = server("app.py");
     let folder = app.trim_end_matches("app.py");
     shares_evenly(&[
-        &gunicorn,
+        "gunicorn",
         "-w",
         "1",
         "--log-level",
@@ -127,11 +122,13 @@ fn gunicorn_with_sync_workers() {
 
 #[test]
 fn gunicorn_with_threads() {
-    let Some(venv) = python_servers() else { return };
-    let (gunicorn, app) = (format!("{venv}/bin/gunicorn"), server("app.py"));
+    if !installed("gunicorn") {
+        return;
+    }
+    let app = server("app.py");
     let folder = app.trim_end_matches("app.py");
     shares_evenly(&[
-        &gunicorn,
+        "gunicorn",
         "-w",
         "1",
         "-k",
@@ -150,11 +147,13 @@ fn gunicorn_with_threads() {
 
 #[test]
 fn uvicorn() {
-    let Some(venv) = python_servers() else { return };
-    let (uvicorn, app) = (format!("{venv}/bin/uvicorn"), server("app.py"));
+    if !installed("uvicorn") {
+        return;
+    }
+    let app = server("app.py");
     let folder = app.trim_end_matches("app.py");
     shares_evenly(&[
-        &uvicorn,
+        "uvicorn",
         "--fd",
         "{fd}",
         "--log-level",
@@ -172,8 +171,8 @@ fn asyncio() {
 
 #[test]
 fn node() {
-    if Command::new("node").arg("--version").output().is_err() {
-        return eprintln!("skipped: node is not installed");
+    if !installed("node") {
+        return;
     }
     shares_evenly(&["node", &server("node_server.js"), "{fd}"]);
 }
