@@ -69,7 +69,9 @@ impl Worker {
     }
 
     fn wait_until(&self, doing: Doing) {
-        wait("the worker is there", || doing_below(self.0.id(), &[]) == doing);
+        wait("the worker is there", || {
+            doing_below(self.0.id(), &[]) == doing
+        });
     }
 
     fn signal(&self, signal: Signal) {
