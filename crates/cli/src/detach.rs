@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::output::print;
 use wakeone::detach::{self, Report};
 use wakeone::paths::Paths;
 use wakeone::supervisor::state::default_runtime_dir;
@@ -36,13 +37,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         None => detach::detach_all(&paths)?,
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&reports)?);
+        print(&format!("{}\n", serde_json::to_string_pretty(&reports)?))?;
     } else if reports.is_empty() {
-        println!("nothing was left behind");
+        print("nothing was left behind\n")?;
     } else {
-        reports
-            .iter()
-            .for_each(|report| println!("{}", sentence(report)));
+        let sentences: Vec<String> = reports.iter().map(sentence).collect();
+        print(&(sentences.join("\n") + "\n"))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,10 +4,12 @@ mod detach;
 mod exec_worker;
 mod lab;
 mod load;
+mod output;
 mod run;
 mod serve;
 mod status;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -35,7 +37,15 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if is_asked_for(error.kind()) => error.exit(),
+        Err(error) => {
+            eprintln!("wakeone: {}", sentence(&error.render().to_string()));
+            return ExitCode::from(2);
+        }
+    };
+    let result = match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Status(args) => status::run(args),
         Command::Detach(args) => detach::run(args),
@@ -48,4 +58,62 @@ fn main() -> ExitCode {
         eprintln!("wakeone: {error:#}");
         ExitCode::from(1)
     })
+}
+
+/// Help and version are answers, not errors.
+fn is_asked_for(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    )
+}
+
+/// The parser's message as one sentence: what is wrong and its tips, and where to read on instead of the usage.
+fn sentence(message: &str) -> String {
+    let told = message
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.is_empty());
+    let mut sentence = String::new();
+    for line in told {
+        let line = line.strip_prefix("error: ").unwrap_or(line);
+        let between = match sentence.chars().last() {
+            None => "",
+            Some(':') => " ",
+            Some(_) if line.starts_with("tip: ") => "; ",
+            Some(_) if line.starts_with('[') => " ",
+            Some(_) => ", ",
+        };
+        sentence.push_str(between);
+        sentence.push_str(line);
+    }
+    sentence + "; see --help"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_parser_says_is_one_sentence() {
+        let of = |arguments: &[&str]| {
+            let error = Cli::try_parse_from(arguments).expect_err("bad arguments");
+            sentence(&error.render().to_string())
+        };
+        assert_eq!(
+            of(&["wakeone", "run", "-l", ":1", "-w", "257", "--", "x"]),
+            "invalid value '257' for '--workers <N>': 257 is not in 1..=256; see --help"
+        );
+        assert_eq!(
+            of(&["wakeone", "run"]),
+            "the following required arguments were not provided: --listen <ADDR>, <CMD>...; see --help"
+        );
+        assert_eq!(
+            of(&["wakeone", "statu"]),
+            "unrecognized subcommand 'statu'; tip: a similar subcommand exists: 'status'; see --help"
+        );
+    }
 }

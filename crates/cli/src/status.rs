@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::output::print;
 use anyhow::Context;
 use wakeone::paths::Paths;
 use wakeone::status::{self, Group, Slot};
@@ -42,12 +43,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
     }
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&status)?);
+        print(&format!("{}\n", serde_json::to_string_pretty(&status)?))?;
     } else if status.groups.is_empty() {
-        println!("nothing is steered; start a server with `wakeone run`");
+        print("nothing is steered; start a server with `wakeone run`\n")?;
     } else {
         let texts: Vec<String> = status.groups.iter().map(text).collect();
-        print!("{}", texts.join("\n"));
+        print(&texts.join("\n"))?;
     }
     Ok(ExitCode::SUCCESS)
 }

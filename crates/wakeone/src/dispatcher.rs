@@ -46,6 +46,22 @@ pub enum Error {
 }
 
 impl Error {
+    /// There is no place to pin to. Who lacks what the next steps need is told that too, not one thing a try.
+    fn no_place(name: &str, why: String) -> Self {
+        let missing = capability::missing();
+        let why = match missing.as_slice() {
+            [] => why,
+            missing => format!(
+                "{why}; it also needs {}: start as root or with these capabilities, or choose --policy random, cpu or hash, which need none",
+                missing.join(" and ")
+            ),
+        };
+        Self::NoBpffs {
+            name: name.to_owned(),
+            why,
+        }
+    }
+
     fn of(name: &str) -> impl Fn(bpf::Error) -> Self + '_ {
         move |source| {
             let missing = capability::missing();
@@ -105,10 +121,9 @@ impl Dispatcher {
     /// See [`Error`]; nothing is left loaded or pinned then that was not before.
     pub fn start(plan: &Plan<'_>, listeners: Vec<Vec<OwnedFd>>) -> Result<Self, Error> {
         let name = plan.name.to_owned();
-        plan.paths.prepare().map_err(|why| Error::NoBpffs {
-            name: name.clone(),
-            why,
-        })?;
+        plan.paths
+            .prepare()
+            .map_err(|why| Error::no_place(plan.name, why))?;
         let dir = plan.paths.group_pins(plan.name);
         sweep_halves(&plan.paths.pins);
         let addresses = listeners.first().map_or(0, Vec::len);

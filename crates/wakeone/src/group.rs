@@ -239,6 +239,8 @@ impl Ground<'_> {
             (Err(error), _) if cgroup.is_none() || !capability::has(Capability::CAP_BPF) => {
                 Err(error.into())
             }
+            // Without a place to pin to there is nothing, counted or not.
+            (Err(error @ dispatcher::Error::NoBpffs { .. }), _) => Err(error.into()),
             (_, Some(policy)) if policy.needs_counts() => Err(Error::Refused(format!(
                 "cannot steer `{}` by {policy}: it counts connections, which needs a cgroup2 that we may attach to (CAP_NET_ADMIN); --policy shortest-queue needs neither",
                 self.name

@@ -32,9 +32,11 @@ impl Identity {
         Ok(Self { pid, started })
     }
 
-    /// Whether this very process is still there (in this boot).
+    /// Whether this very process still runs (in this boot). One that has ended and that nobody has waited for does not:
+    /// where process 1 waits for nobody, orphans stay so for ever.
     pub fn lives(&self) -> bool {
         Self::of(self.pid).is_ok_and(|now| now == *self)
+            && !matches!(wakeone_kernel::process::state(self.pid), Some('Z' | 'X'))
     }
 }
 

@@ -307,6 +307,8 @@ impl Drop for GroupDir {
             let _ = std::fs::remove_file(self.path.join("state.json.new"));
             let _ = std::fs::remove_file(self.path.join("lock"));
             let _ = std::fs::remove_dir(&self.path);
+            // The runtime folder too, if this was the last of its groups.
+            let _ = self.path.parent().map(std::fs::remove_dir);
         }
     }
 }

@@ -12,7 +12,7 @@ use wakeone::agent::{Agent, Duties};
 use wakeone::policy::Policy;
 use wakeone::steer::{Steer, SteerEvent};
 use wakeone_kernel::bpf::Pinned;
-use wakeone_kernel::process::{self, Doing};
+use wakeone_kernel::process::{Doing, doing_below};
 use wakeone_kernel::table::flag;
 
 use crate::ground::*;
@@ -70,7 +70,7 @@ impl Worker {
 
     fn wait_until(&self, doing: Doing) {
         wait("the worker is there", || {
-            process::doing(self.0.id()) == doing
+            doing_below(self.0.id(), &[]) == doing
         });
     }
 

@@ -1,0 +1,250 @@
+//! What cannot be: each time one clear sentence, exit code 1 or 2, and nothing left.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use rustix::process::Signal;
+use std::net::TcpListener;
+use std::process::Command;
+use support::steered::{assert_nothing_left, isolated, said, status, wakeone};
+use support::{Ground, Run, WAKEONE, everyone, server};
+
+const AT: &str = "127.0.0.1:8080";
+
+/// What `wakeone run` said before it failed, told apart from what it told of its progress.
+fn refused(run: Run) -> (i32, String) {
+    let (status, lines) = run.wait();
+    let news = ["listening on ", "worker "];
+    let sentences: Vec<&String> = lines
+        .iter()
+        .filter(|line| !news.iter().any(|news| line.starts_with(news)))
+        .collect();
+    assert_eq!(sentences.len(), 1, "one sentence: {lines:#?}");
+    assert_eq!(lines.last(), Some(sentences[0]), "it comes last");
+    (status.code().expect("exit code"), sentences[0].clone())
+}
+
+fn assert_refused(ground: &Ground, run: Run, code: i32, words: &[&str]) {
+    let (exit, sentence) = refused(run);
+    assert_eq!(exit, code, "{sentence}");
+    for word in words {
+        assert!(sentence.contains(word), "no `{word}` in: {sentence}");
+    }
+    assert_nothing_left(ground);
+}
+
+/// As `Ground::run`, in an environment and under a command that takes privileges away.
+fn run_under(ground: &Ground, under: &[&str], options: &[&str], command: &[&str]) -> Run {
+    let plain = ground.command(options, command);
+    let mut run = Command::new(under[0]);
+    run.args(&under[1..])
+        .arg(plain.get_program())
+        .args(plain.get_args());
+    Run::start(run)
+}
+
+#[test]
+fn arguments_that_cannot_be_end_with_2() {
+    let Some(ground) = isolated() else { return };
+    let table: [(&[&str], &[&str]); 9] = [
+        (
+            &["-l", AT, "--policy", "fastest"],
+            &["`fastest` is no policy", "least-connections"],
+        ),
+        (&["-l", AT, "-w", "257"], &["257 is not in 1..=256"]),
+        (&["-l", AT, "-w", "0"], &["0 is not in 1..=256"]),
+        (
+            &["-l", "8080"],
+            &["`8080` is no address to listen on", "`:8080`"],
+        ),
+        (&["-l", "127.0.0.1:port"], &["`127.0.0.1:port`"]),
+        (
+            &["-l", AT, "-w", "2", "--weight", "2=5"],
+            &["--weight 2=", "slots 0 to 1"],
+        ),
+        (&["-l", AT, "--weight", "0=0"], &["`0=0` is no weight"]),
+        (
+            &["-l", AT, "--stuck-after", "0s"],
+            &["--stuck-after takes 1ms or more"],
+        ),
+        (&["-w", "2"], &["required", "--listen <ADDR>"]),
+    ];
+    for (options, words) in table {
+        assert_refused(&ground, ground.run(options, &["sleep", "60"]), 2, words);
+    }
+}
+
+#[test]
+fn a_port_in_use_ends_with_1() {
+    let Some(ground) = isolated() else { return };
+    let other = TcpListener::bind(AT).expect("bind");
+    let run = ground.run(&["-w", "2", "-l", AT], &["sleep", "60"]);
+    assert_refused(
+        &ground,
+        run,
+        1,
+        &["cannot listen on 127.0.0.1:8080", "in use"],
+    );
+    drop(other);
+    let run = ground.run(&["-w", "2", "-l", "192.0.2.1:80"], &["sleep", "60"]);
+    assert_refused(&ground, run, 1, &["192.0.2.1:80", "no such address"]);
+}
+
+#[test]
+fn commands_that_cannot_run_end_with_1() {
+    let Some(ground) = isolated() else { return };
+    let table: [(&[&str], &[&str]); 4] = [
+        (
+            &["no-such-command"],
+            &["there is no command `no-such-command`"],
+        ),
+        (&["/no/such/file"], &["there is no file `/no/such/file`"]),
+        (
+            &["sh", "-c", "exit 3"],
+            &["exited with status 3", "sh -c 'exit 3'"],
+        ),
+        (&["sh", "-c", "kill -9 $$"], &["killed by signal 9"]),
+    ];
+    for (command, words) in table {
+        let run = ground.run(&["-w", "2", "-l", AT], command);
+        assert_refused(&ground, run, 1, words);
+    }
+}
+
+#[test]
+fn without_a_bpffs_only_what_needs_none_is_had() {
+    let Some(ground) = isolated() else { return };
+    let nowhere = ground.path().join("no-bpffs");
+    std::fs::create_dir(&nowhere).expect("folder");
+    let nowhere = nowhere.to_str().expect("path");
+    let bpffs = format!("WAKEONE_BPFFS={nowhere}");
+    let under = ["env", &bpffs];
+    let asked: [&[&str]; 4] = [
+        &["--policy", "least-connections"],
+        &["--policy", "shortest-queue"],
+        &["--rescue"],
+        &["--weight", "0=2"],
+    ];
+    for wish in asked {
+        let options = [&["-w", "2", "-l", AT], wish].concat();
+        let run = run_under(&ground, &under, &options, &["sleep", "60"]);
+        let mount = format!("mount -t bpf bpf {nowhere}");
+        assert_refused(&ground, run, 1, &["cannot steer", "is no bpffs", &mount]);
+    }
+    let told = format!("{nowhere} is no bpffs");
+    degraded(
+        &ground,
+        &under,
+        &[],
+        &[&told, "Going on with random", "without rescue"],
+    );
+    assert!(std::fs::read_dir(nowhere).expect("folder").next().is_none());
+}
+
+/// It serves all the same, by a lesser policy, and says so.
+fn degraded(ground: &Ground, under: &[&str], wish: &[&str], words: &[&str]) {
+    let options = [&["-w", "2", "-l", AT, "--name", "web"], wish].concat();
+    let mut run = run_under(ground, under, &options, &["python3", &server("whoami.py")]);
+    let address = run.ready();
+    let lines = run.lines();
+    let told = lines
+        .iter()
+        .any(|line| words.iter().all(|word| line.contains(word)));
+    assert!(told, "{words:?} not in one line of {lines:#?}");
+    everyone(address, 2);
+    assert_eq!(status(ground, "web")["steered"], false);
+    run.stop();
+    assert_nothing_left(ground);
+}
+
+/// root without the capabilities that steering takes, as in many containers.
+const UNPRIVILEGED: [&str; 3] = [
+    "setpriv",
+    "--bounding-set",
+    "-bpf,-net_admin,-sys_admin,-perfmon",
+];
+
+#[test]
+fn without_the_capabilities_what_was_asked_for_is_refused_and_they_are_named() {
+    let Some(ground) = isolated() else { return };
+    let asked: [&[&str]; 4] = [
+        &["--policy", "least-connections"],
+        &["--policy", "round-robin"],
+        &["--rescue"],
+        &["--weight", "0=2"],
+    ];
+    for wish in asked {
+        let options = [&["-w", "2", "-l", AT], wish].concat();
+        let run = run_under(&ground, &UNPRIVILEGED, &options, &["sleep", "60"]);
+        assert_refused(
+            &ground,
+            run,
+            1,
+            &["cannot steer", "CAP_BPF", "--policy random"],
+        );
+    }
+}
+
+#[test]
+fn without_the_capabilities_the_best_that_can_be_had_is_and_they_are_named() {
+    let Some(ground) = isolated() else { return };
+    let words = ["CAP_BPF", "CAP_NET_ADMIN", "Going on with random"];
+    degraded(&ground, &UNPRIVILEGED, &[], &words);
+    for policy in ["random", "cpu", "hash"] {
+        let words = [&format!("Going on with {policy}")[..]];
+        degraded(&ground, &UNPRIVILEGED, &["--policy", policy], &words);
+    }
+    // Nor does a root that may do nothing at all.
+    let nobody = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"];
+    degraded(&ground, &nobody, &[], &words);
+}
+
+#[test]
+fn a_failed_start_does_not_touch_a_group_that_runs() {
+    let Some(ground) = isolated() else { return };
+    let options = ["-w", "2", "-l", AT, "--name", "web"];
+    let mut run = ground.whoami(&options);
+    let address = run.ready();
+    let other = ["-w", "2", "-l", "127.0.0.1:8081", "--name"];
+    let starts: [(&[&str], &[&str]); 3] = [
+        (&["-w", "2", "-l", AT, "--name", "other"], &["sleep", "60"]),
+        (&[&other[..], &["web"]].concat(), &["sleep", "60"]),
+        (&[&other[..], &["other"]].concat(), &["no-such-command"]),
+    ];
+    for (options, command) in starts {
+        let (code, sentence) = refused(ground.run(options, command));
+        assert_eq!(code, 1, "{sentence}");
+        everyone(address, 2);
+        let group = status(&ground, "web");
+        assert!(
+            group["steered"] == true && group["agent"] == true,
+            "{group}"
+        );
+        assert_eq!(group["slots"][0]["state"], "up", "{group}");
+    }
+    run.signal(Signal::TERM);
+    run.wait();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let Some(ground) = isolated() else { return };
+    for command in ["status", "detach"] {
+        let output = wakeone(&ground, &[command, "nobody"]);
+        let lines = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{lines:?}");
+        assert!(
+            lines.len() == 1 && lines[0].contains("there is no group `nobody`"),
+            "{lines:?}"
+        );
+        assert_nothing_left(&ground);
+    }
+    let output = Command::new(WAKEONE).arg("atach").output().expect("runs");
+    let lines = said(&output);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        lines.len() == 1 && lines[0].contains("unrecognized subcommand 'atach'"),
+        "{lines:?}"
+    );
+}

@@ -1,0 +1,119 @@
+//! Who may do what: workers inherit nothing of ours, and the supervisor keeps only what it still needs.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::path::PathBuf;
+use support::server;
+use support::steered::{PREFORKED, assert_nothing_left, isolated, status, worker};
+
+/// A set of capabilities of a process, from its status.
+fn capabilities(pid: u32, set: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+    let line = text.lines().find_map(|line| line.strip_prefix(set));
+    let bits = line
+        .and_then(|line| line.strip_prefix(':'))
+        .expect("the set");
+    u64::from_str_radix(bits.trim(), 16).expect("bits")
+}
+
+/// Each open descriptor, and what it is.
+fn descriptors(pid: u32) -> Vec<(u32, PathBuf)> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .expect("fd")
+        .flatten();
+    let mut open: Vec<(u32, PathBuf)> = entries
+        .filter_map(|entry| {
+            let number = entry.file_name().to_str()?.parse().ok()?;
+            Some((number, std::fs::read_link(entry.path()).ok()?))
+        })
+        .collect();
+    open.sort();
+    open
+}
+
+const BPF: u64 = 1 << 39;
+const NET_ADMIN: u64 = 1 << 12;
+const SYS_ADMIN: u64 = 1 << 21;
+const PERFMON: u64 = 1 << 38;
+const DAC_OVERRIDE: u64 = 1 << 1;
+
+#[test]
+fn workers_have_no_capability_and_no_descriptor_but_their_own() {
+    let Some(ground) = isolated() else { return };
+    let as_users: [&[&str]; 2] = [&[], &["--user", "nobody"]];
+    // `nobody` may not be let into the folder of the sources: the script goes in as text.
+    let script = std::fs::read_to_string(server("whoami.py")).expect("server");
+    for as_user in as_users {
+        let options = [
+            "-w",
+            "3",
+            "-l",
+            "127.0.0.1:8080",
+            "-l",
+            "[::1]:8080",
+            "--name",
+            "web",
+        ];
+        let options = [&options[..], as_user].concat();
+        let sleepy = ["python3", "-c", &script, "{fd}", "{fd2}"];
+        let mut run = ground.run(&options, &sleepy);
+        run.ready();
+        let group = status(&ground, "web");
+        assert_eq!(group["steered"], true);
+        let mut listeners = std::collections::HashSet::new();
+        for slot in 0..3 {
+            let pid = worker(&group, slot).expect("a worker");
+            for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+                assert_eq!(
+                    capabilities(pid, set),
+                    0,
+                    "{set} of worker {slot} {as_user:?}"
+                );
+            }
+            // 5 and 6 are the socket pair by which the server wakes itself up; we hold none of its ends.
+            let open = descriptors(pid);
+            let numbers: Vec<u32> = open.iter().map(|(number, _)| *number).collect();
+            assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6], "{open:?}");
+            for (_, listener) in &open[3..5] {
+                assert!(
+                    listener.to_string_lossy().starts_with("socket:"),
+                    "{open:?}"
+                );
+                assert!(listeners.insert(listener.clone()), "of its own: {open:?}");
+            }
+            let ours = descriptors(run.pid());
+            for (_, own) in &open[5..7] {
+                assert!(!ours.iter().any(|(_, theirs)| theirs == own), "{own:?}");
+            }
+        }
+        run.stop();
+        assert_nothing_left(&ground);
+    }
+}
+
+#[test]
+fn the_supervisor_gives_up_what_only_its_start_needed() {
+    let Some(ground) = isolated() else { return };
+    let mut run = ground.run(
+        &["-w", "2", "-l", "127.0.0.1:8080", "--name", "web"],
+        &PREFORKED,
+    );
+    run.ready();
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", run.pid())).expect("threads");
+    let threads: Vec<u32> = tasks
+        .flatten()
+        .filter_map(|task| task.file_name().to_str()?.parse().ok())
+        .collect();
+    assert!(threads.len() >= 2, "the agent is a thread of its own");
+    for thread in threads {
+        let effective = capabilities(thread, "CapEff");
+        let gone = BPF | NET_ADMIN | SYS_ADMIN | PERFMON | DAC_OVERRIDE;
+        assert_eq!(effective & gone, 0, "{effective:x}");
+        // Two are kept out of effect for the end: removing the pins and a mount.
+        let permitted = capabilities(thread, "CapPrm");
+        assert_eq!(permitted & (BPF | NET_ADMIN | PERFMON), 0, "{permitted:x}");
+    }
+    run.stop();
+    assert_nothing_left(&ground);
+}

@@ -1,0 +1,121 @@
+//! A worker that stops (SIGSTOP) with connections in its queue: others answer them all, and it serves again afterwards.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use rustix::process::Signal;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+use support::steered::{
+    PREFORKED, assert_counts_are_exact, assert_nothing_left, isolated, number, signal_all, soak,
+    status, worker,
+};
+use support::{Ground, PATIENCE, eventually};
+use wakeone_kernel::process::state;
+
+const CLIENTS: usize = 50;
+
+/// Connects and asks; the answer is not waited for.
+fn knock(address: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE).expect("connects");
+    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    stream
+        .write_all(
+            b"GET /work?us=100&kind=sleep HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n",
+        )
+        .expect("asks");
+    stream
+}
+
+/// Which worker answered.
+fn answer(mut stream: TcpStream) -> std::io::Result<String> {
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let head = answer
+        .split_once("\r\n\r\n")
+        .map(|(head, _)| head)
+        .filter(|head| head.starts_with("HTTP/1.1 200"));
+    let worker = head.and_then(|head| {
+        head.lines()
+            .find_map(|line| line.strip_prefix("X-Worker: "))
+    });
+    worker
+        .map(str::to_owned)
+        .ok_or_else(|| std::io::Error::other(format!("no whole answer: {answer:?}")))
+}
+
+/// Stops worker 0, lets 50 clients queue at it, and has them answered; then lets it go on. Returns how many of them
+/// were put into its queue, and how long it took until the last was answered.
+///
+/// Its weight is such that it is chosen for all of them, as long as it does not count as stuck.
+fn stop_with_a_queue(ground: &Ground, stuck_after: &str) -> (i64, Duration) {
+    let options = [
+        "-w",
+        "4",
+        "-l",
+        "127.0.0.1:8080",
+        "--name",
+        "web",
+        "--weight",
+        "0=60000",
+        "--stuck-after",
+        stuck_after,
+    ];
+    let mut run = ground.run(&options, &PREFORKED);
+    let address = run.ready();
+    let stopped = worker(&status(ground, "web"), 0).expect("worker 0");
+    signal_all(stopped, Signal::STOP);
+    // Until it has stopped it may still accept one, which is then its own to answer.
+    eventually("it has stopped", || state(stopped) == Some('T'));
+    let begun = Instant::now();
+    let clients: Vec<TcpStream> = (0..CLIENTS).map(|_| knock(address)).collect();
+    for client in clients {
+        let by = answer(client).expect("answered, not reset");
+        assert_ne!(by, "0", "it is stopped");
+    }
+    let took = begun.elapsed();
+    let group = status(ground, "web");
+    let queued = number(&group, 0, "selected");
+    // All of them left again, and those that a busy other worker's queue gave it too: it answered none.
+    let came = queued + number(&group, 0, "migrated_in");
+    assert_eq!(number(&group, 0, "migrated_out"), came, "{group}");
+    assert!(number(&group, 0, "rescues") > 0, "{group}");
+    assert_eq!(group["slots"][0]["state"], "stuck", "{group}");
+
+    signal_all(stopped, Signal::CONT);
+    let mut more = 0;
+    eventually("it serves again", || {
+        more += 1;
+        answer(knock(address)).expect("answered") == "0"
+    });
+    assert_counts_are_exact(ground, "web", CLIENTS as u64 + more);
+    run.stop();
+    (queued, took)
+}
+
+#[test]
+fn all_that_wait_for_a_stopped_worker_are_answered_by_others() {
+    let Some(ground) = isolated() else { return };
+    // Long enough for all 50 to be in its queue when it is judged, however busy the machine is.
+    let (queued, took) = stop_with_a_queue(&ground, "2s");
+    eprintln!(
+        "stuck after 2 s: {queued} queued at the stopped worker, all answered after {took:?}"
+    );
+    assert_eq!(queued, CLIENTS as i64);
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn with_the_default_patience_they_hardly_wait() {
+    let Some(ground) = isolated() else { return };
+    let (queued, took) = stop_with_a_queue(&ground, "5ms");
+    eprintln!(
+        "stuck after 5 ms: {queued} queued at the stopped worker, all answered after {took:?}"
+    );
+    assert!(queued > 0);
+    if soak() {
+        assert!(took <= Duration::from_millis(100), "{took:?}");
+    }
+    assert_nothing_left(&ground);
+}

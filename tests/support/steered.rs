@@ -1,0 +1,164 @@
+//! What the tests of steered groups share: a network of their own, what `status` says, and that nothing is left.
+
+use super::{Ground, PATIENCE, WAKEONE, eventually, is_root};
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use wakeone::paths::Paths;
+use wakeone_kernel::{cgroup, netns};
+
+/// A ground in a network namespace of this thread's own; `None`, and said, where that takes root and we are not.
+pub fn isolated() -> Option<Ground> {
+    if !is_root() {
+        eprintln!("skipped: only root can make a network namespace and steer in it");
+        return None;
+    }
+    netns::isolate().expect("a network namespace");
+    Some(Ground::new())
+}
+
+/// Whether long, heavy loads and times are wanted: `WAKEONE_SOAK=1`, on a machine that has nothing else to do.
+pub fn soak() -> bool {
+    std::env::var_os("WAKEONE_SOAK").is_some_and(|value| value == "1")
+}
+
+/// The reference server, a blocking worker, under `wakeone run`.
+pub const PREFORKED: [&str; 4] = [WAKEONE, "serve", "--model", "preforked"];
+
+/// Another command of ours on the groups of this ground.
+pub fn wakeone(ground: &Ground, arguments: &[&str]) -> Output {
+    let mut command = Command::new(WAKEONE);
+    command
+        .args(arguments)
+        .arg("--runtime-dir")
+        .arg(ground.runtime());
+    command.output().expect("wakeone starts")
+}
+
+/// Lines of what was said on standard error.
+pub fn said(output: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stderr);
+    text.lines().map(str::to_owned).collect()
+}
+
+/// What `status --json` says of a group.
+pub fn status(ground: &Ground, name: &str) -> Value {
+    let output = wakeone(ground, &["status", name, "--json"]);
+    assert!(output.status.success(), "{:?}", said(&output));
+    let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    status["groups"][0].clone()
+}
+
+/// A number of a slot.
+pub fn number(group: &Value, slot: usize, what: &str) -> i64 {
+    group["slots"][slot][what]
+        .as_i64()
+        .unwrap_or_else(|| panic!("no {what} in slot {slot} of {group}"))
+}
+
+/// A number, summed over the slots.
+pub fn sum(group: &Value, what: &str) -> i64 {
+    let slots = group["slots"].as_array().expect("slots").len();
+    (0..slots).map(|slot| number(group, slot, what)).sum()
+}
+
+/// The process that `wakeone run` started in a slot; it leads a process group.
+pub fn worker(group: &Value, slot: usize) -> Option<u32> {
+    group["slots"][slot]["pid"].as_u64().map(|pid| pid as u32)
+}
+
+/// Sends a signal to all processes of a worker.
+pub fn signal_all(worker: u32, signal: Signal) {
+    let leader = Pid::from_raw(worker as i32).expect("pid");
+    kill_process_group(leader, signal).expect("kill");
+}
+
+/// Waits until no connection is open, then checks that every one that was counted in was counted out, that their number
+/// is `connections`, and that the program always chose itself. Returns the status.
+pub fn assert_counts_are_exact(ground: &Ground, name: &str, connections: u64) -> Value {
+    eventually("every connection is counted out", || {
+        let group = status(ground, name);
+        sum(&group, "active") == 0 && sum(&group, "established") == sum(&group, "closed")
+    });
+    let group = status(ground, name);
+    for slot in 0..group["slots"].as_array().expect("slots").len() {
+        assert_eq!(number(&group, slot, "active"), 0, "slot {slot}: {group}");
+    }
+    assert_eq!(sum(&group, "established"), connections as i64, "{group}");
+    assert_eq!(group["fallbacks"], 0, "{group}");
+    assert_eq!(group["moved_live"], 0, "{group}");
+    group
+}
+
+/// Nothing is left of any group of this ground: pins, cgroups, mounts, files, processes.
+///
+/// Processes are known by their network namespace, which is that of the calling thread, and nobody else's.
+pub fn assert_nothing_left(ground: &Ground) {
+    let paths = Paths::of(&ground.runtime());
+    assert!(!paths.pins.exists(), "pins: {}", tree(&paths.pins));
+    assert!(
+        !ground.runtime().exists(),
+        "files: {}",
+        tree(&ground.runtime())
+    );
+    assert_eq!(cgroups(&paths), Vec::<PathBuf>::new());
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    let runtime = ground.runtime().display().to_string();
+    assert!(!mounts.contains(&runtime), "mounted: {mounts}");
+    let mut left = Vec::new();
+    let start = std::time::Instant::now();
+    while start.elapsed() < PATIENCE {
+        left = processes_here();
+        if left.is_empty() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("processes: {left:?}");
+}
+
+fn tree(path: &Path) -> String {
+    let output = Command::new("find").arg(path).output().expect("find");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Cgroups of this runtime folder's groups, wherever they are.
+pub fn cgroups(paths: &Paths) -> Vec<PathBuf> {
+    let prefix = paths.cgroup_name("");
+    let mut found = Vec::new();
+    let mut folders = vec![cgroup::mount_point().expect("cgroup2")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                found.push(entry.path());
+            }
+            folders.push(entry.path());
+        }
+    }
+    found
+}
+
+/// Processes, other than this one, in the network namespace of this thread.
+fn processes_here() -> Vec<(OsString, String)> {
+    let here = std::fs::read_link("/proc/thread-self/ns/net").expect("namespace");
+    let own = OsString::from(std::process::id().to_string());
+    let all = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = all
+        .map(|entry| entry.file_name())
+        .filter(|name| name.as_encoded_bytes()[0].is_ascii_digit() && *name != own);
+    pids.filter(|pid| {
+        let namespace = Path::new("/proc").join(pid).join("ns/net");
+        std::fs::read_link(namespace).is_ok_and(|namespace| namespace == here)
+    })
+    .map(|pid| {
+        let line = std::fs::read(Path::new("/proc").join(&pid).join("cmdline"));
+        let line = String::from_utf8_lossy(&line.unwrap_or_default()).replace('\0', " ");
+        (pid, line)
+    })
+    .collect()
+}
