@@ -76,6 +76,7 @@ impl Paths {
             if !bpffs::is_bpffs(own).unwrap_or(false) {
                 // Mounted over a folder that only root may enter: nobody else gets near the pins.
                 bpffs::mount_at(own).map_err(|error| {
+                    // Empty, and in the way of those who ask whether anything is left of a group.
                     let _ = fs::remove_dir(own);
                     format!(
                         "{SYSTEM_BPFFS} is no bpffs and one cannot be mounted at {}: {error}; as root: mount -t bpf bpf {SYSTEM_BPFFS}",
