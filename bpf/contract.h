@@ -50,6 +50,9 @@ enum wakeone_table_flag {
 	/* Connections are counted in and out (sock_ops is attached): a move has
 	 * to keep the counts true. Without it there is nothing to keep. */
 	WAKEONE_TABLE_COUNTED = 2,
+	/* Some slot is, or was until just now, marked stuck: whether the agent
+	 * lives matters, and the clock is read for that. */
+	WAKEONE_TABLE_MARKED = 4,
 };
 
 /* One counter for each way out of the programs. The first two are where a

@@ -58,6 +58,9 @@ struct {
 	__type(value, struct wakeone_tag);
 } tags SEC(".maps");
 
+/* Only so that the type is in the object's BTF: the tests draw natively. */
+struct wakeone_draw *draw_type;
+
 #define ADD(counter, n) ((void)__sync_fetch_and_add(&(counter), (n)))
 
 static __always_inline struct wakeone_slot *slot_at(__u32 i)
@@ -65,17 +68,26 @@ static __always_inline struct wakeone_slot *slot_at(__u32 i)
 	return i < WAKEONE_MAX_SLOTS ? (struct wakeone_slot *)wakeone_slot_at(&table, i) : NULL;
 }
 
+/* The usual way out, SELECTED, has no counter of its own: it is what the slots'
+ * `selected` hold beyond the others, and a word that every connection writes
+ * would travel between the CPUs with each. */
 static __always_inline int leave(enum wakeone_exit why, int verdict)
 {
-	ADD(table.exits[why], 1);
+	if (why != WAKEONE_EXIT_SELECTED)
+		ADD(table.exits[why], 1);
 	return verdict;
 }
 
 /* ---- choosing ---------------------------------------------------------- */
 
+/* Asked only where the answer matters: a clock costs more than a slot. */
 static __always_inline bool agent_gone(void)
 {
 	__u64 beat = WAKEONE_READ(table.heartbeat_ns);
+
+	if (!(WAKEONE_READ(table.flags) & WAKEONE_TABLE_MARKED) &&
+	    WAKEONE_READ(table.policy) != WAKEONE_SHORTEST_QUEUE)
+		return false;
 
 	/* Coarse: a jiffy is fine, and it costs a load instead of a clock read. */
 	return !beat || bpf_ktime_get_coarse_ns() - beat > table.heartbeat_limit_ns;
@@ -158,13 +170,30 @@ static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_soc
 	return 0;
 }
 
+/*
+ * Chance. Where only ties are broken by it, the connection's own hash is chance
+ * enough: keyed with the kernel's secret, uniform, and already computed. Real
+ * draws are for the policies that are nothing but chance.
+ */
+static __always_inline void draw_chance(struct wakeone_draw *d)
+{
+	__u32 policy = WAKEONE_READ(table.policy);
+
+	if (policy == WAKEONE_LEAST_CONNECTIONS || policy == WAKEONE_SHORTEST_QUEUE ||
+	    policy == WAKEONE_HASH || policy == WAKEONE_ROUND_ROBIN) {
+		d->random = d->hash * 0x9e3779b1u; /* Knuth's multiplicative hash */
+		d->random2 = d->random ^ (d->random >> 15);
+		return;
+	}
+	d->random = bpf_get_prandom_u32();
+	d->random2 = bpf_get_prandom_u32();
+}
+
 static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fresh)
 {
 	/* Twice read, twice checked: the verifier wants one variable. */
 	struct bpf_sock *child = md->migrating_sk;
 	struct wakeone_draw draw = {
-		.random = bpf_get_prandom_u32(),
-		.random2 = bpf_get_prandom_u32(),
 		.hash = md->hash,
 		.cpu = bpf_get_smp_processor_id(),
 		.agent_gone = agent_gone(),
@@ -183,6 +212,7 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 	if (table.policy == WAKEONE_ROUND_ROBIN)
 		draw.tick = __sync_fetch_and_add(&table.tick, 1);
 
+	draw_chance(&draw);
 	slot = wakeone_pick(&table, &draw);
 	if (slot < 0)
 		return leave(WAKEONE_EXIT_NO_SLOT, SK_PASS);

@@ -322,7 +322,7 @@ WAKEONE_INLINE int wakeone_pick_in(const struct wakeone_table *t, const struct w
  * The slot for a new connection, or WAKEONE_NONE where no slot is up or the
  * policy is unknown: the caller then leaves the choice to the kernel.
  */
-WAKEONE_SCAN int wakeone_pick(const struct wakeone_table *t, const struct wakeone_draw *d)
+WAKEONE_INLINE int wakeone_pick(const struct wakeone_table *t, const struct wakeone_draw *d)
 {
 	__u32 policy;
 	int slot;

@@ -29,6 +29,9 @@ pub const CLOSING: u32 = 1;
 /// The table's flag for a group whose connections are counted.
 pub const COUNTED: u32 = 2;
 
+/// The table's flag for a group in which some slot is marked stuck; kept by [`Slot::mark`].
+pub const MARKED: u32 = 4;
+
 /// Version of the layout, `WAKEONE_CONTRACT`.
 pub const CONTRACT: u32 = 1;
 
@@ -147,9 +150,17 @@ impl Table {
         atomic!(AtomicU64, (*self.at()).moved_live).load(Ordering::Relaxed)
     }
 
-    /// The counters of the ways out, in the order of [`EXITS`].
+    /// The counters of the ways out, in the order of [`EXITS`]. The first has none: it is what the slots were
+    /// selected for beyond the migrated and the retried.
     pub fn exits(&self) -> [u64; EXITS.len()] {
-        std::array::from_fn(|i| atomic!(AtomicU64, (*self.at()).exits[i]).load(Ordering::Relaxed))
+        let mut exits = std::array::from_fn(|i| {
+            atomic!(AtomicU64, (*self.at()).exits[i]).load(Ordering::Relaxed)
+        });
+        let chosen: u64 = (0..MAX_SLOTS)
+            .map(|slot| self.slot(slot).selected().load(Ordering::Relaxed))
+            .sum();
+        exits[0] = chosen.saturating_sub(exits[1] + exits[2]);
+        exits
     }
 
     /// One slot.
@@ -219,12 +230,19 @@ fields! {
 }
 
 impl Slot<'_> {
-    /// Sets or clears a flag.
+    /// Sets or clears a flag. Only one thread at a time may set and clear [`flag::STUCK`].
     pub fn mark(&self, flag: u32, on: bool) {
+        if flag & flag::STUCK != 0 && on {
+            self.table.flags().fetch_or(MARKED, Ordering::Relaxed);
+        }
         if on {
             self.flags().fetch_or(flag, Ordering::Relaxed);
         } else {
             self.flags().fetch_and(!flag, Ordering::Relaxed);
+        }
+        let stuck = |slot| self.table.slot(slot).has(flag::STUCK);
+        if flag & flag::STUCK != 0 && !on && !(0..MAX_SLOTS).any(stuck) {
+            self.table.flags().fetch_and(!MARKED, Ordering::Relaxed);
         }
     }
 
