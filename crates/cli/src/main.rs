@@ -5,6 +5,7 @@ mod exec_worker;
 mod lab;
 mod load;
 mod output;
+mod policy;
 mod run;
 mod serve;
 mod status;
@@ -28,6 +29,7 @@ struct Cli {
 enum Command {
     Run(Box<run::Args>),
     Status(status::Args),
+    Policy(policy::Args),
     Detach(detach::Args),
     Serve(serve::Args),
     Load(Box<load::Args>),
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Status(args) => status::run(args),
+        Command::Policy(args) => policy::run(args),
         Command::Detach(args) => detach::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Load(args) => load::run(*args),

@@ -348,6 +348,65 @@ fn remove(paths: &Paths, dir: &Path, cgroup: Option<&Path>) {
     paths.tidy();
 }
 
+/// Why a running group's policy stays as it is.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// No program of ours chooses for it.
+    #[error(
+        "cannot change the policy of `{name}`: no such group is steered here ({source}); `wakeone status` lists those that are"
+    )]
+    NotSteered {
+        /// The group.
+        name: String,
+        /// What opening its pins said.
+        source: bpf::Error,
+    },
+    /// Its program is of another version.
+    #[error(
+        "cannot change the policy of `{0}`: another version of wakeone steers it; restart it with this one"
+    )]
+    OtherVersion(String),
+    /// The policy goes by counts that nobody keeps.
+    #[error(
+        "cannot steer `{name}` by {policy}: its connections are not counted (see `wakeone status`); shortest-queue needs no counts"
+    )]
+    Uncounted {
+        /// The group.
+        name: String,
+        /// What was asked for.
+        policy: Policy,
+    },
+}
+
+/// Changes the policy of a group that somebody else runs, and returns the one it had.
+///
+/// # Errors
+/// See [`PolicyError`].
+pub fn change_policy(
+    paths: &Paths,
+    name: &str,
+    policy: Policy,
+) -> Result<Option<Policy>, PolicyError> {
+    let pinned =
+        Pinned::open(&paths.group_pins(name)).map_err(|source| PolicyError::NotSteered {
+            name: name.to_owned(),
+            source,
+        })?;
+    let table = pinned.table();
+    if table.contract().load(Relaxed) != table::CONTRACT {
+        return Err(PolicyError::OtherVersion(name.to_owned()));
+    }
+    if policy.needs_counts() && !pinned.counting() {
+        return Err(PolicyError::Uncounted {
+            name: name.to_owned(),
+            policy,
+        });
+    }
+    Ok(Policy::of_number(
+        table.policy().swap(policy.number(), Relaxed),
+    ))
+}
+
 /// The group that is pinned there, if it is whole, of this layout, and of the same shape.
 fn find(dir: &Path, addresses: usize, slots: usize) -> Option<Pinned> {
     let pinned = Pinned::open(dir).ok()?;
