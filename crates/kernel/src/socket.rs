@@ -158,10 +158,11 @@ pub fn attach_classic(member: impl AsFd, choice: ClassicChoice, members: u32) ->
 }
 
 /// Has a listener drop every new SYN without an answer, so that the client tries again; everything else passes. Its
-/// connections inherit the filter, and see no SYN. Needs no privilege.
+/// connections inherit the filter, and see no SYN.
 ///
 /// # Errors
-/// What setsockopt says: `EPERM` for a socket whose filter is locked.
+/// What setsockopt says: `EPERM` for a socket whose filter is locked, and without CAP_NET_ADMIN on kernels that ask
+/// for it (seen on 6.18).
 pub fn drop_syns(listener: impl AsFd) -> io::Result<()> {
     const FLAGS: u32 = 13; // of the TCP header, which is where the packet starts for a TCP socket's filter
     const SYN: u32 = 0x02;

@@ -111,12 +111,17 @@ pub fn bind_group(
     }
     for listener in &listeners {
         // A connection that is queued before it can be counted would never be: until [`admit`], SYNs are dropped,
-        // and the client's next one, a second later, is taken.
-        socket::drop_syns(listener).map_err(|source| ListenError::Call {
-            endpoint,
-            what: "SO_ATTACH_FILTER",
-            source,
-        })?;
+        // and the client's next one, a second later, is taken. Who may not do that may not count either.
+        match socket::drop_syns(listener) {
+            Err(source) if Errno::from_io_error(&source) != Some(Errno::PERM) => {
+                return Err(ListenError::Call {
+                    endpoint,
+                    what: "SO_ATTACH_FILTER",
+                    source,
+                });
+            }
+            _ => {}
+        }
         listen(endpoint, listener, backlog)?;
     }
     Ok((endpoint, listeners))
