@@ -12,10 +12,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::table::flag;
-use wakeone_kernel::{process, schedule};
+use wakeone_kernel::{capability, process, schedule};
 use wakeone_model::judge::{self, Doing, Limits, Look, Memory};
 
 use crate::dispatcher::Dispatcher;
+use crate::group::FOR_THE_END;
 use crate::paths::Paths;
 use crate::steer::{Steer, SteerEvent};
 
@@ -411,7 +412,9 @@ impl Steer for Agent {
 
     fn close(&mut self) {
         let mut core = lock(&self.core);
-        let closed = core.dispatcher.as_ref().map(Dispatcher::close);
+        let closed = capability::with(&FOR_THE_END, || {
+            core.dispatcher.as_ref().map(Dispatcher::close)
+        });
         if let Some(Err(error)) = closed {
             core.note(format!(
                 "new connections still come while the group closes: {error}"

@@ -332,9 +332,13 @@ impl Ground<'_> {
     }
 }
 
-/// What taking a group away needs besides: removing a cgroup below a folder without write permission, and a mount.
-pub(crate) const FOR_THE_END: [Capability; 2] =
-    [Capability::CAP_DAC_OVERRIDE, Capability::CAP_SYS_ADMIN];
+/// What taking a group away needs besides: removing a cgroup below a folder without write permission, and a mount;
+/// and, before that, filters that keep new connections from its listeners.
+pub(crate) const FOR_THE_END: [Capability; 3] = [
+    Capability::CAP_DAC_OVERRIDE,
+    Capability::CAP_SYS_ADMIN,
+    Capability::CAP_NET_ADMIN,
+];
 
 /// Keeps what starting, watching and ending workers takes, and gives up the rest: from here on nothing is loaded.
 fn drop_capabilities(options: &Options) {
