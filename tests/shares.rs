@@ -101,40 +101,22 @@ fn shares_evenly(command: &[&str]) {
 
 #[test]
 fn gunicorn_with_sync_workers() {
-    if !installed("gunicorn") {
-        return;
-    }
-    let app = server("app.py");
-    let folder = app.trim_end_matches("app.py");
-    shares_evenly(&[
-        "gunicorn",
-        "-w",
-        "1",
-        "--log-level",
-        "warning",
-        "--chdir",
-        folder,
-        "--bind",
-        "fd://{fd}",
-        "app:wsgi",
-    ]);
+    gunicorn_of(&[]);
 }
 
 #[test]
 fn gunicorn_with_threads() {
+    gunicorn_of(&["-k", "gthread", "--threads", "4"]);
+}
+
+fn gunicorn_of(class: &[&str]) {
     if !installed("gunicorn") {
         return;
     }
     let app = server("app.py");
     let folder = app.trim_end_matches("app.py");
-    shares_evenly(&[
-        "gunicorn",
-        "-w",
-        "1",
-        "-k",
-        "gthread",
-        "--threads",
-        "4",
+    let head = ["gunicorn", "-w", "1"];
+    let tail = [
         "--log-level",
         "warning",
         "--chdir",
@@ -142,7 +124,8 @@ fn gunicorn_with_threads() {
         "--bind",
         "fd://{fd}",
         "app:wsgi",
-    ]);
+    ];
+    shares_evenly(&[&head[..], class, &tail[..]].concat());
 }
 
 #[test]

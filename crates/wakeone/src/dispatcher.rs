@@ -11,6 +11,7 @@ use wakeone_kernel::{capability, cgroup};
 
 use crate::paths::Paths;
 use crate::policy::Policy;
+use crate::supervisor::adopt::inode_of;
 
 /// Why a group is not steered, as one sentence.
 #[derive(Debug, thiserror::Error)]
@@ -155,7 +156,7 @@ impl Dispatcher {
                 })?
             }
         };
-        let inode = |one: &OwnedFd| rustix::fs::fstat(one).map_or(0, |stat| stat.st_ino);
+        let inode = |one: &OwnedFd| inode_of(one).unwrap_or(0);
         let dispatcher = Self {
             name,
             pinned,
