@@ -1,0 +1,241 @@
+//! Sockets as `sock_diag` shows them (net/ipv4/inet_diag.c): all of a network namespace, without touching any.
+//!
+//! One dump of the listeners costs some 30 µs, against milliseconds for /proc/net/tcp; nothing is duplicated and no
+//! privilege is needed. MPTCP listeners show only when asked for by a request attribute.
+
+use std::io;
+use std::net::SocketAddr;
+
+use netlink_packet_core::{
+    NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_sock_diag::SockDiagMessage;
+use netlink_packet_sock_diag::inet::nlas::Nla;
+use netlink_packet_sock_diag::inet::{
+    ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags,
+};
+use netlink_sys::{Socket as Netlink, SocketAddr as NetlinkAddress, protocols::NETLINK_SOCK_DIAG};
+use nix::libc;
+use wakeone_model::listener::{Protocol, Socket};
+
+/// What to ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// Sockets that listen (TCP, MPTCP), or are bound and not connected (UDP).
+    Listening,
+    /// Connections that a server may still have to do with: every state but LISTEN, SYN_RECV, TIME_WAIT and CLOSE.
+    Open,
+}
+
+/// A socket of the dump: address, peer and the rest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its own address.
+    pub local: SocketAddr,
+    /// The other end's; port 0 where there is none.
+    pub peer: SocketAddr,
+    /// Bound interface, 0 for none.
+    pub interface: u32,
+    /// TCP state (include/net/tcp_states.h): 1 established, 10 listening …
+    pub state: u8,
+    /// The socket itself.
+    pub socket: Socket,
+}
+
+const FAMILIES: [u8; 2] = [libc::AF_INET as u8, libc::AF_INET6 as u8];
+
+/// All sockets of a protocol in this thread's network namespace; `port` (0 for all) is theirs.
+///
+/// # Errors
+/// What the netlink socket says.
+pub fn sockets(protocol: Protocol, which: Which, port: u16) -> io::Result<Vec<Entry>> {
+    let mut netlink = Netlink::new(NETLINK_SOCK_DIAG)?;
+    netlink.bind_auto()?;
+    netlink.connect(&NetlinkAddress::new(0, 0))?;
+    let mut found = Vec::new();
+    for family in FAMILIES {
+        netlink.send(&request(family, protocol, which, port), 0)?;
+        receive(&netlink, &mut |response| {
+            let entry = entry(protocol, &response);
+            // The kernel filters by port for TCP and by the whole id for UDP: not all versions alike.
+            let wanted = port == 0 || entry.local.port() == port;
+            if wanted && (which == Which::Open || entry.peer.port() == 0) {
+                found.push(entry);
+            }
+        })?;
+    }
+    Ok(found)
+}
+
+fn states(protocol: Protocol, which: Which) -> StateFlags {
+    match (which, protocol) {
+        (Which::Listening, Protocol::Tcp | Protocol::Mptcp) => StateFlags::LISTEN,
+        // An unconnected UDP socket is in TCP_CLOSE.
+        (Which::Listening, Protocol::Udp) => StateFlags::CLOSE,
+        (Which::Open, _) => {
+            StateFlags::all()
+                - StateFlags::LISTEN
+                - StateFlags::SYN_RECV
+                - StateFlags::TIME_WAIT
+                - StateFlags::CLOSE
+        }
+    }
+}
+
+/// include/uapi/linux/inet_diag.h
+const INET_DIAG_REQ_PROTOCOL: u16 = 3;
+
+fn request(family: u8, protocol: Protocol, which: Which, port: u16) -> Vec<u8> {
+    let mut socket_id = if family == FAMILIES[0] {
+        SocketId::new_v4()
+    } else {
+        SocketId::new_v6()
+    };
+    socket_id.source_port = port;
+    let number = match protocol {
+        Protocol::Tcp => libc::IPPROTO_TCP,
+        Protocol::Mptcp => libc::IPPROTO_MPTCP,
+        Protocol::Udp => libc::IPPROTO_UDP,
+    };
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    header.sequence_number = 1;
+    let mut message = NetlinkMessage::new(
+        header,
+        SockDiagMessage::InetRequest(InetRequest {
+            family,
+            protocol: u8::try_from(number).unwrap_or(u8::MAX),
+            extensions: ExtensionFlags::SKMEMINFO,
+            states: states(protocol, which),
+            socket_id,
+        })
+        .into(),
+    );
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    if protocol == Protocol::Mptcp {
+        // 262 does not fit the header's byte: an attribute says it, which the library has no word for.
+        bytes.extend(8_u16.to_ne_bytes());
+        bytes.extend(INET_DIAG_REQ_PROTOCOL.to_ne_bytes());
+        bytes.extend((number as u32).to_ne_bytes());
+        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        bytes[..4].copy_from_slice(&length.to_ne_bytes());
+    }
+    bytes
+}
+
+fn receive(netlink: &Netlink, found: &mut dyn FnMut(InetResponse)) -> io::Result<()> {
+    let invalid = |e: netlink_packet_core::DecodeError| io::Error::other(format!("sock_diag: {e}"));
+    loop {
+        let mut buffer = Vec::with_capacity(64 * 1024);
+        netlink.recv(&mut buffer, 0)?;
+        let mut rest = &buffer[..];
+        while !rest.is_empty() {
+            let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest).map_err(invalid)?;
+            match message.payload {
+                NetlinkPayload::Done(_) => return Ok(()),
+                // The protocol (or the family) is not built into this kernel: it has no sockets of it.
+                NetlinkPayload::Error(error) => {
+                    return match error.to_io().raw_os_error() {
+                        Some(libc::ENOENT | libc::EINVAL) => Ok(()),
+                        _ => Err(error.to_io()),
+                    };
+                }
+                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
+                    found(*response);
+                }
+                _ => {}
+            }
+            // Messages are aligned to 4; a last one need not be padded.
+            let length = (message.header.length as usize).next_multiple_of(4).max(16);
+            rest = rest.get(length..).unwrap_or_default();
+        }
+    }
+}
+
+fn entry(protocol: Protocol, response: &InetResponse) -> Entry {
+    let (header, id) = (&response.header, &response.header.socket_id);
+    let memory = response.nlas.iter().find_map(|nla| match nla {
+        Nla::MemInfo(memory) => Some(memory),
+        _ => None,
+    });
+    Entry {
+        local: SocketAddr::new(id.source_address, id.source_port),
+        peer: SocketAddr::new(id.destination_address, id.destination_port),
+        interface: id.interface_id,
+        state: header.state,
+        socket: Socket {
+            inode: header.inode.into(),
+            cookie: u64::from_ne_bytes(id.cookie),
+            protocol,
+            uid: header.uid,
+            queued: header.recv_queue,
+            queue_limit: header.send_queue,
+            drops: memory.map_or(0, |m| m.drops),
+            receive_buffer_bytes: memory.map_or(0, |m| m.receive_queue_max),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    #[test]
+    fn a_listener_is_seen_with_its_queue() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(address).expect("bind");
+            let local = listener.local_addr().expect("address");
+            let clients: Vec<_> = (0..3).map(|_| TcpStream::connect(local)).collect();
+            let seen = sockets(Protocol::Tcp, Which::Listening, local.port()).expect("dump");
+            let seen = seen
+                .iter()
+                .find(|e| e.local == local)
+                .expect("the listener");
+            assert_eq!(seen.socket.queued, 3);
+            assert_eq!(
+                seen.socket.cookie,
+                crate::socket::cookie(&listener).expect("cookie")
+            );
+            assert_eq!(
+                seen.socket.inode,
+                rustix::fs::fstat(&listener).expect("stat").st_ino
+            );
+            let open = sockets(Protocol::Tcp, Which::Open, local.port()).expect("dump");
+            assert_eq!(open.iter().filter(|e| e.local == local).count(), 3);
+            drop(clients);
+        }
+    }
+
+    #[test]
+    fn a_udp_socket_is_seen_and_a_connected_one_is_not() {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        let local = socket.local_addr().expect("address");
+        let other = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        other.connect(local).expect("connect");
+        let seen = sockets(Protocol::Udp, Which::Listening, 0).expect("dump");
+        assert!(seen.iter().any(|e| e.local == local));
+        let other = other.local_addr().expect("address");
+        assert!(seen.iter().all(|e| e.local != other));
+    }
+
+    #[test]
+    fn an_mptcp_listener_is_told_apart() {
+        use rustix::net;
+        let Ok(socket) = net::socket(
+            net::AddressFamily::INET,
+            net::SocketType::STREAM,
+            std::num::NonZeroU32::new(262).map(net::Protocol::from_raw),
+        ) else {
+            return eprintln!("skipped: this kernel has no MPTCP");
+        };
+        let any: SocketAddr = "127.0.0.1:0".parse().expect("address");
+        net::bind(&socket, &any).expect("bind");
+        net::listen(&socket, 7).expect("listen");
+        let inode = rustix::fs::fstat(&socket).expect("stat").st_ino;
+        let seen = sockets(Protocol::Mptcp, Which::Listening, 0).expect("dump");
+        assert!(seen.iter().any(|e| e.socket.inode == inode), "{seen:?}");
+    }
+}

@@ -1,0 +1,507 @@
+//! What the processes of a server wait in, seen through /proc, without stopping or changing any of them.
+//!
+//! Everything read here was written by other processes or names them: it is parsed as hostile input, and a process that
+//! ends meanwhile is left out.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::IoSliceMut;
+use std::path::Path;
+
+use nix::libc;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
+use wakeone_model::listener::{Polled, Process, Thread, Wait};
+
+use crate::process;
+
+/// A descriptor that is a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// The process.
+    pub pid: u32,
+    /// The descriptor's number there.
+    pub fd: i32,
+    /// The socket.
+    pub inode: u64,
+}
+
+/// Parent and name of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// Its parent's id.
+    pub parent: u32,
+    /// /proc/PID/comm, with nothing in it that a terminal would act on.
+    pub name: String,
+}
+
+/// All processes that may be seen.
+#[derive(Debug, Clone, Default)]
+pub struct Processes {
+    /// By id.
+    pub identities: BTreeMap<u32, Identity>,
+    /// Every socket held by one of them.
+    pub held: Vec<Held>,
+    /// Processes whose descriptors may not be seen.
+    pub hidden: usize,
+}
+
+impl Processes {
+    /// Reads all of /proc: some 20 µs a process.
+    pub fn read() -> Self {
+        let mut all = Self::default();
+        for pid in pids() {
+            let Some(identity) = identity(pid) else {
+                continue;
+            };
+            all.identities.insert(pid, identity);
+            match process::sockets_of(pid) {
+                Ok(sockets) => {
+                    all.held.extend(
+                        sockets
+                            .into_iter()
+                            .map(|(fd, inode)| Held { pid, fd, inode }),
+                    )
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                    all.hidden += 1;
+                }
+                Err(_) => {}
+            }
+        }
+        all
+    }
+
+    /// Who holds one of these sockets, and the children of those: the processes that a listener is about.
+    pub fn around(&self, inodes: &HashSet<u64>) -> Vec<u32> {
+        let holders: HashSet<u32> = self
+            .held
+            .iter()
+            .filter(|h| inodes.contains(&h.inode))
+            .map(|h| h.pid)
+            .collect();
+        self.identities
+            .iter()
+            .filter(|(pid, identity)| holders.contains(pid) || holders.contains(&identity.parent))
+            .map(|(pid, _)| *pid)
+            .collect()
+    }
+}
+
+/// Every process id of this pid namespace.
+pub fn pids() -> Vec<u32> {
+    let Ok(entries) = std::fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let numbers = entries
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok());
+    numbers.collect()
+}
+
+/// Parent and name; None where it is gone.
+pub fn identity(pid: u32) -> Option<Identity> {
+    parse_stat(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
+        .map(|(parent, name)| Identity { parent, name })
+}
+
+/// `PID (NAME) STATE PARENT …`; the name may hold anything, and its last parenthesis ends it.
+fn parse_stat(stat: &[u8]) -> Option<(u32, String)> {
+    let stat = String::from_utf8_lossy(stat);
+    let (head, tail) = stat.rsplit_once(')')?;
+    let name = head.split_once('(')?.1;
+    let parent = tail.split_whitespace().nth(1)?.parse().ok()?;
+    Some((parent, printable(name)))
+}
+
+/// Without what a terminal would act on.
+pub fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+/// One process of a listener whose sockets have these `inodes`, and whose open connections those; None where it is gone.
+pub fn look(pid: u32, inodes: &HashSet<u64>, connections: &HashSet<u64>) -> Option<Process> {
+    let Identity { parent, name } = identity(pid)?;
+    let sockets = process::sockets_of(pid).unwrap_or_default();
+    let mut holds: Vec<u64> = sockets
+        .iter()
+        .map(|(_, inode)| *inode)
+        .filter(|inode| inodes.contains(inode))
+        .collect();
+    holds.sort_unstable();
+    holds.dedup();
+    let carried: HashSet<u64> = sockets
+        .iter()
+        .map(|(_, inode)| *inode)
+        .filter(|inode| connections.contains(inode))
+        .collect();
+    let (epolls, rings) = anonymous(pid);
+    let polls = epolls
+        .iter()
+        .flat_map(|epoll| polled(pid, *epoll))
+        .filter(|polled| holds.contains(&polled.inode))
+        .collect();
+    Some(Process {
+        pid,
+        parent,
+        name,
+        polls,
+        rings,
+        connections: u32::try_from(carried.len()).unwrap_or(u32::MAX),
+        threads: threads(pid, &sockets, inodes),
+        holds,
+    })
+}
+
+/// Its epoll descriptors, and whether it has an io_uring.
+fn anonymous(pid: u32) -> (Vec<i32>, bool) {
+    let (mut epolls, mut rings) = (Vec::new(), false);
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
+        return (epolls, rings);
+    };
+    for entry in entries.flatten() {
+        let Ok(target) = std::fs::read_link(entry.path()) else {
+            continue;
+        };
+        if target == Path::new("anon_inode:[eventpoll]") {
+            epolls.extend(
+                entry
+                    .file_name()
+                    .to_str()
+                    .and_then(|n| n.parse::<i32>().ok()),
+            );
+        }
+        rings |= target == Path::new("anon_inode:[io_uring]");
+    }
+    (epolls, rings)
+}
+
+fn polled(pid: u32, epoll: i32) -> Vec<Polled> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{epoll}")).unwrap_or_default();
+    text.lines()
+        .filter_map(parse_tfd)
+        .map(|(inode, events)| Polled {
+            epoll,
+            inode,
+            events,
+        })
+        .collect()
+}
+
+/// `tfd: N events: HEX data: HEX pos:N ino:HEX sdev:HEX` (fs/eventpoll.c, `ep_show_fdinfo`): inode and events.
+pub fn parse_tfd(line: &str) -> Option<(u64, u32)> {
+    let rest = line.trim_start().strip_prefix("tfd:")?;
+    let events = rest.split_once("events:")?.1.split_whitespace().next()?;
+    let inode = rest.split_once("ino:")?.1.split_whitespace().next()?;
+    Some((
+        u64::from_str_radix(inode, 16).ok()?,
+        u32::from_str_radix(events, 16).ok()?,
+    ))
+}
+
+fn threads(pid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Vec<Thread> {
+    let stopped = matches!(process::state(pid), Some('T' | 't'));
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return Vec::new();
+    };
+    let tids = tasks
+        .flatten()
+        .filter_map(|task| task.file_name().to_str()?.parse::<u32>().ok());
+    let seen = |tid: u32| {
+        let wait = if stopped {
+            Wait::Stopped
+        } else {
+            wait_of(pid, tid, sockets, inodes)
+        };
+        Thread { tid, wait }
+    };
+    tids.map(seen).collect()
+}
+
+fn wait_of(pid: u32, tid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Wait {
+    let line = match std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")) {
+        Ok(line) => line,
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Wait::Unseen,
+        Err(_) => return Wait::Running,
+    };
+    let Some(call) = Call::parse(&line) else {
+        return Wait::Running;
+    };
+    let of = |fd: u64| {
+        let fd = i32::try_from(fd).ok()?;
+        sockets.iter().find(|s| s.0 == fd).map(|s| s.1)
+    };
+    let listening = |fd: u64| of(fd).filter(|inode| inodes.contains(inode));
+    match call.kind() {
+        Kind::Accept => of(call.arguments[0]).map_or(Wait::Other(call.number), Wait::Accept),
+        Kind::Receive => {
+            listening(call.arguments[0]).map_or(Wait::Other(call.number), Wait::Receive)
+        }
+        Kind::Epoll => Wait::Epoll(call.arguments[0] as i32),
+        Kind::Poll => set(poll_set(pid, &call), of, inodes),
+        Kind::Select => set(select_set(pid, &call), of, inodes),
+        Kind::Futex => Wait::Futex,
+        Kind::Lock => Wait::Lock,
+        Kind::IoUring => Wait::IoUring,
+        Kind::Other => Wait::Other(call.number),
+    }
+}
+
+fn set(fds: Option<Vec<u64>>, of: impl Fn(u64) -> Option<u64>, inodes: &HashSet<u64>) -> Wait {
+    match fds {
+        Some(fds) => Wait::Poll(
+            fds.into_iter()
+                .filter_map(of)
+                .filter(|inode| inodes.contains(inode))
+                .collect(),
+        ),
+        None => Wait::PollUnseen,
+    }
+}
+
+/// A line of /proc/PID/task/TID/syscall.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Call {
+    number: u64,
+    arguments: [u64; 6],
+}
+
+enum Kind {
+    Accept,
+    Receive,
+    Epoll,
+    Poll,
+    Select,
+    Futex,
+    Lock,
+    IoUring,
+    Other,
+}
+
+impl Call {
+    /// None for `running`, and for a thread outside a system call.
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        let number = words.next()?.parse().ok()?;
+        let mut arguments = [0; 6];
+        for argument in &mut arguments {
+            let word = words.next()?.strip_prefix("0x")?;
+            *argument = u64::from_str_radix(word, 16).ok()?;
+        }
+        Some(Self { number, arguments })
+    }
+
+    fn kind(&self) -> Kind {
+        // What only older architectures have.
+        #[cfg(target_arch = "x86_64")]
+        match self.number as i64 {
+            libc::SYS_epoll_wait => return Kind::Epoll,
+            libc::SYS_poll => return Kind::Poll,
+            libc::SYS_select => return Kind::Select,
+            _ => {}
+        }
+        match self.number as i64 {
+            libc::SYS_accept | libc::SYS_accept4 => Kind::Accept,
+            libc::SYS_recvfrom | libc::SYS_recvmsg | libc::SYS_recvmmsg | libc::SYS_read => {
+                Kind::Receive
+            }
+            libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => Kind::Epoll,
+            libc::SYS_ppoll => Kind::Poll,
+            libc::SYS_pselect6 => Kind::Select,
+            libc::SYS_futex | SYS_FUTEX_WAIT => Kind::Futex,
+            libc::SYS_flock | libc::SYS_semop | libc::SYS_semtimedop => Kind::Lock,
+            libc::SYS_fcntl if self.waits_for_a_record() => Kind::Lock,
+            libc::SYS_io_uring_enter => Kind::IoUring,
+            _ => Kind::Other,
+        }
+    }
+
+    fn waits_for_a_record(&self) -> bool {
+        let waits = [libc::F_SETLKW as u64, libc::F_OFD_SETLKW as u64];
+        waits.contains(&self.arguments[1])
+    }
+}
+
+/// futex_wait of Linux 6.7.
+const SYS_FUTEX_WAIT: i64 = 455;
+/// A set larger than this is not read.
+const MOST_POLLED: usize = 4096;
+
+/// Descriptors that a thread in poll or ppoll asks about.
+fn poll_set(pid: u32, call: &Call) -> Option<Vec<u64>> {
+    let entries = usize::try_from(call.arguments[1]).ok()?.min(MOST_POLLED);
+    let bytes = memory(pid, call.arguments[0], entries * 8)?;
+    let number = |entry: &[u8]| entry[..4].try_into().map(i32::from_ne_bytes);
+    Some(
+        bytes
+            .chunks_exact(8)
+            .filter_map(|entry| u64::try_from(number(entry).ok()?).ok())
+            .collect(),
+    )
+}
+
+/// Descriptors whose readability a thread in select or pselect6 asks about.
+fn select_set(pid: u32, call: &Call) -> Option<Vec<u64>> {
+    let most = usize::try_from(call.arguments[0]).ok()?.min(MOST_POLLED);
+    if call.arguments[1] == 0 {
+        return Some(Vec::new());
+    }
+    let bytes = memory(pid, call.arguments[1], most.div_ceil(64) * 8)?;
+    let set = |fd: &usize| bytes[fd / 8] & (1 << (fd % 8)) != 0;
+    Some((0..most).filter(set).map(|fd| fd as u64).collect())
+}
+
+/// Another process's memory, without stopping it; all of `length` bytes or nothing.
+fn memory(pid: u32, address: u64, length: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    let remote = [RemoteIoVec {
+        base: usize::try_from(address).ok()?,
+        len: length,
+    }];
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?);
+    let read = process_vm_readv(pid, &mut [IoSliceMut::new(&mut bytes)], &remote).ok()?;
+    (read == length).then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::net::{TcpListener, UdpSocket};
+    use std::os::fd::{AsFd, AsRawFd};
+    use std::time::{Duration, Instant};
+
+    fn inode(socket: impl AsFd) -> u64 {
+        rustix::fs::fstat(socket).expect("stat").st_ino
+    }
+
+    /// Looks at this process until one of its threads is seen in that.
+    fn seen(wanted: &Wait, inodes: &HashSet<u64>) {
+        let since = Instant::now();
+        loop {
+            let process = look(std::process::id(), inodes, &HashSet::new()).expect("own process");
+            if process.threads.iter().any(|t| t.wait == *wanted) {
+                return;
+            }
+            assert!(
+                since.elapsed() < Duration::from_secs(10),
+                "{wanted:?}: {process:?}"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn threads_are_seen_in_what_they_wait_in() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let address = listener.local_addr().expect("address");
+        let inodes = HashSet::from([inode(&listener)]);
+        let own = inode(&listener);
+        std::thread::scope(|scope| {
+            scope.spawn(|| listener.accept().map(drop).expect("accept"));
+            seen(&Wait::Accept(own), &inodes);
+            std::net::TcpStream::connect(address).expect("connect");
+        });
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let flags = rustix::event::PollFlags::IN;
+                let mut fds = [rustix::event::PollFd::new(&listener, flags)];
+                rustix::event::poll(&mut fds, None).expect("poll");
+            });
+            seen(&Wait::Poll(vec![own]), &inodes);
+            std::net::TcpStream::connect(address).expect("connect");
+        });
+        listener.accept().expect("accept");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut set = nix::sys::select::FdSet::new();
+                set.insert(listener.as_fd());
+                nix::sys::select::select(None, &mut set, None, None, None).expect("select");
+            });
+            seen(&Wait::Poll(vec![own]), &inodes);
+            std::net::TcpStream::connect(address).expect("connect");
+        });
+    }
+
+    #[test]
+    fn a_receive_call_on_another_socket_is_none_on_this_one() {
+        let (one, other) = (
+            UdpSocket::bind("127.0.0.1:0").expect("bind"),
+            UdpSocket::bind("127.0.0.1:0").expect("bind"),
+        );
+        let address = one.local_addr().expect("address");
+        std::thread::scope(|scope| {
+            scope.spawn(|| one.recv(&mut [0; 8]).expect("receive"));
+            seen(&Wait::Receive(inode(&one)), &HashSet::from([inode(&one)]));
+            let process = look(
+                std::process::id(),
+                &HashSet::from([inode(&other)]),
+                &HashSet::new(),
+            )
+            .expect("own process");
+            assert!(
+                process
+                    .threads
+                    .iter()
+                    .all(|t| !matches!(t.wait, Wait::Receive(_)))
+            );
+            other.send_to(b"x", address).expect("send");
+        });
+    }
+
+    #[test]
+    fn epoll_sets_are_seen_with_their_events() {
+        use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let epoll = Epoll::new(EpollCreateFlags::empty()).expect("epoll");
+        let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLEXCLUSIVE;
+        epoll
+            .add(&listener, EpollEvent::new(flags, 0))
+            .expect("add");
+        let inodes = HashSet::from([inode(&listener)]);
+        let process = look(std::process::id(), &inodes, &HashSet::new()).expect("own process");
+        let number = epoll.0.as_raw_fd();
+        let found = process
+            .polls
+            .iter()
+            .find(|p| p.epoll == number)
+            .expect("set");
+        assert_eq!(found.inode, inode(&listener));
+        assert_ne!(found.events & wakeone_model::listener::EXCLUSIVE, 0);
+        assert_eq!(found.events & wakeone_model::listener::EDGE, 0);
+    }
+
+    #[test]
+    fn holders_are_found() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let processes = Processes::read();
+        let around = processes.around(&HashSet::from([inode(&listener)]));
+        assert!(around.contains(&std::process::id()));
+    }
+
+    #[test]
+    fn names_are_made_harmless() {
+        assert_eq!(
+            parse_stat(b"12 (a) b\x1b[2J) S 7 1 1"),
+            Some((7, "a) b?[2J".into()))
+        );
+        assert_eq!(parse_stat(b"12 (a"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_of_proc_breaks_a_parser(line in "\\PC{0,200}", bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Call::parse(&line);
+            let _ = parse_tfd(&line);
+            let _ = parse_tfd(&format!("tfd: {line} events: {line} ino:{line}"));
+            let _ = parse_stat(&bytes);
+        }
+
+        #[test]
+        fn tfd_lines_are_read_back(inode in any::<u64>(), events in any::<u32>()) {
+            let line = format!("tfd: {:8} events: {events:8x} data: {:16x}  pos:0 ino:{inode:x} sdev:8", 7, 9);
+            prop_assert_eq!(parse_tfd(&line), Some((inode, events)));
+        }
+    }
+}

@@ -1,0 +1,516 @@
+//! Which accept model a server uses: a pure judgement over sightings of its processes.
+//!
+//! The words are the field's: blocking accept() shared by processes, an epoll set in each of them that wakes all or one
+//! (EPOLLEXCLUSIVE), a mutex around accept, one acceptor that hands connections on, a socket for each worker.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::listener::{EDGE, EXCLUSIVE, Process, Protocol, Sighting, Wait};
+
+/// How a worker learns of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Means {
+    /// It blocks in accept(), first in, first out.
+    Accept,
+    /// It blocks in a receive call.
+    Receive,
+    /// poll or select: all that wait are woken.
+    Poll,
+    /// Level-triggered epoll: all that wait are woken.
+    EpollWakeAll,
+    /// Edge-triggered epoll without EPOLLEXCLUSIVE.
+    EpollEdge,
+    /// EPOLLEXCLUSIVE: one is woken, the last that went to sleep.
+    EpollExclusive,
+    /// A ring with an accept in it.
+    IoUring,
+    /// Nobody was seen to wait.
+    Unseen,
+}
+
+/// Who takes the connections, from which sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Shape {
+    /// One thread of one process takes all of them and serves them.
+    Single,
+    /// Processes share one socket.
+    Shared,
+    /// Threads of one process share one socket.
+    SharedByThreads,
+    /// Processes share one socket, one at a time: a mutex around accept.
+    Mutex,
+    /// One thread takes all and hands them to other threads.
+    HandsToThreads,
+    /// One process takes all and passes the descriptors to others.
+    PassesDescriptors,
+    /// A socket for each process.
+    SocketPerWorker,
+    /// A socket for each thread of one process.
+    SocketPerThread,
+    /// Nobody was seen to take any.
+    Unknown,
+}
+
+/// How sure the judgement is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Confidence {
+    /// One of several that would look like it.
+    Possible,
+    /// Nothing else that is in use looks like it.
+    Likely,
+    /// It was seen.
+    Certain,
+}
+
+/// The accept model of a listener.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcceptModel {
+    /// Who takes connections from what.
+    pub shape: Shape,
+    /// How they learn of one.
+    pub means: Means,
+    /// How sure.
+    pub confidence: Confidence,
+    /// What was seen, a sentence each.
+    pub evidence: Vec<String>,
+    /// Processes that take connections.
+    pub workers: Vec<u32>,
+}
+
+impl AcceptModel {
+    /// A short name, `shared-epoll-exclusive` say, for tables and programs.
+    pub fn name(&self) -> String {
+        let means = match self.means {
+            Means::Accept => "accept",
+            Means::Receive => "receive",
+            Means::Poll => "poll",
+            Means::EpollWakeAll => "epoll-wake-all",
+            Means::EpollEdge => "epoll-edge",
+            Means::EpollExclusive => "epoll-exclusive",
+            Means::IoUring => "io-uring",
+            Means::Unseen => "unseen",
+        };
+        match self.shape {
+            Shape::Single => {
+                // With one waiter there is nobody else to wake.
+                let means = means.strip_suffix("-wake-all").unwrap_or(means);
+                format!(
+                    "single-{}",
+                    means.strip_suffix("-exclusive").unwrap_or(means)
+                )
+            }
+            Shape::Shared => format!("shared-{means}"),
+            Shape::SharedByThreads => format!("threads-{means}"),
+            Shape::Mutex => "accept-mutex".into(),
+            Shape::HandsToThreads => "hands-to-threads".into(),
+            Shape::PassesDescriptors => "passes-descriptors".into(),
+            Shape::SocketPerWorker => "socket-per-worker".into(),
+            Shape::SocketPerThread => "socket-per-thread".into(),
+            Shape::Unknown if self.means == Means::IoUring => "io-uring".into(),
+            Shape::Unknown => "unknown".into(),
+        }
+    }
+
+    /// What it means, for a person.
+    pub fn describe(&self) -> &'static str {
+        match (self.shape, self.means) {
+            (Shape::Single, _) => "one worker takes every connection",
+            (Shape::Shared | Shape::SharedByThreads, Means::Accept) => {
+                "workers block in accept() on one socket; the kernel wakes one, first in, first out"
+            }
+            (Shape::Shared | Shape::SharedByThreads, Means::Receive) => {
+                "workers block in a receive call on one socket; the kernel wakes one"
+            }
+            (Shape::Shared | Shape::SharedByThreads, Means::Poll) => {
+                "workers poll one socket; every connection wakes all that wait"
+            }
+            (Shape::Shared | Shape::SharedByThreads, Means::EpollWakeAll) => {
+                "workers have one socket in their epoll sets, without EPOLLEXCLUSIVE; every connection wakes all that wait"
+            }
+            (Shape::Shared | Shape::SharedByThreads, Means::EpollEdge) => {
+                "workers have one socket in edge-triggered epoll sets; a connection may wake several"
+            }
+            (Shape::Shared | Shape::SharedByThreads, Means::EpollExclusive) => {
+                "workers have one socket in their epoll sets with EPOLLEXCLUSIVE; the last that went to sleep is woken"
+            }
+            (Shape::Shared | Shape::SharedByThreads, _) => "workers share one socket",
+            (Shape::Mutex, _) => {
+                "workers share one socket, one at a time waits for it (a mutex around accept)"
+            }
+            (Shape::HandsToThreads, _) => {
+                "one thread takes every connection and hands it to others"
+            }
+            (Shape::PassesDescriptors, _) => {
+                "one process takes every connection and passes its descriptor to others"
+            }
+            (Shape::SocketPerWorker, _) => "each worker has a socket of its own (SO_REUSEPORT)",
+            (Shape::SocketPerThread, _) => "each thread has a socket of its own (SO_REUSEPORT)",
+            (Shape::Unknown, _) => "nobody was seen to wait for its connections",
+        }
+    }
+}
+
+/// Who waited for what, and by what means, over all sightings. Units of a process that wait are its epoll sets with a
+/// socket in them, or its threads in accept, receive or poll.
+#[derive(Default)]
+struct Watching {
+    /// By process: `(unit, inode, means)`.
+    by_process: BTreeMap<u32, BTreeSet<(u64, u64, Means)>>,
+    /// The most processes that waited at one moment.
+    most_at_once: usize,
+    /// Processes with an io_uring that hold a socket.
+    rings: BTreeSet<u32>,
+}
+
+impl Watching {
+    fn see(sightings: &[Sighting]) -> Self {
+        let mut all = Self::default();
+        for sighting in sightings {
+            let mut now = 0;
+            for process in &sighting.processes {
+                let units = units(process);
+                if process.rings && !process.holds.is_empty() && units.is_empty() {
+                    all.rings.insert(process.pid);
+                }
+                if !units.is_empty() {
+                    now += 1;
+                    all.by_process.entry(process.pid).or_default().extend(units);
+                }
+            }
+            all.most_at_once = all.most_at_once.max(now);
+        }
+        all
+    }
+
+    fn means(&self) -> Means {
+        let means: BTreeSet<Means> = self.each().map(|(_, _, means)| means).collect();
+        // Who polls and then blocks in accept (Apache with one Listen) is woken as who polls.
+        let strongest = [
+            Means::EpollWakeAll,
+            Means::Poll,
+            Means::EpollEdge,
+            Means::EpollExclusive,
+            Means::Accept,
+            Means::Receive,
+        ];
+        strongest
+            .into_iter()
+            .find(|m| means.contains(m))
+            .unwrap_or(Means::Unseen)
+    }
+
+    fn each(&self) -> impl Iterator<Item = (u64, u64, Means)> + '_ {
+        self.by_process.values().flatten().copied()
+    }
+
+    fn inodes(&self) -> BTreeSet<u64> {
+        self.each().map(|(_, inode, _)| inode).collect()
+    }
+
+    /// The most units that one process waits with.
+    fn units_of_one(&self) -> usize {
+        let units = |set: &BTreeSet<(u64, u64, Means)>| {
+            let units: BTreeSet<u64> = set.iter().map(|u| u.0).collect();
+            units.len()
+        };
+        self.by_process.values().map(units).max().unwrap_or(0)
+    }
+}
+
+/// Epoll sets and threads share one number space here; descriptors are shifted out of the way of thread ids.
+const EPOLL_UNIT: u64 = 1 << 40;
+
+fn units(process: &Process) -> Vec<(u64, u64, Means)> {
+    let mut units: Vec<(u64, u64, Means)> = process
+        .polls
+        .iter()
+        .filter(|polled| process.holds.contains(&polled.inode))
+        .map(|polled| {
+            let means = if polled.events & EXCLUSIVE != 0 {
+                Means::EpollExclusive
+            } else if polled.events & EDGE != 0 {
+                Means::EpollEdge
+            } else {
+                Means::EpollWakeAll
+            };
+            (
+                EPOLL_UNIT + polled.epoll.unsigned_abs() as u64,
+                polled.inode,
+                means,
+            )
+        })
+        .collect();
+    for thread in &process.threads {
+        let unit = u64::from(thread.tid);
+        match &thread.wait {
+            Wait::Accept(inode) => units.push((unit, *inode, Means::Accept)),
+            Wait::Receive(inode) => units.push((unit, *inode, Means::Receive)),
+            Wait::Poll(inodes) => units.extend(inodes.iter().map(|i| (unit, *i, Means::Poll))),
+            // A set that may not be read, of a process that has the socket nowhere else: most likely that one.
+            Wait::PollUnseen if process.polls.is_empty() => {
+                units.extend(process.holds.iter().map(|i| (unit, *i, Means::Poll)));
+            }
+            _ => {}
+        }
+    }
+    units
+}
+
+/// Says which accept model the sightings show.
+pub fn identify(protocol: Protocol, sightings: &[Sighting]) -> AcceptModel {
+    let watching = Watching::see(sightings);
+    let mut model = AcceptModel {
+        shape: Shape::Unknown,
+        means: watching.means(),
+        confidence: Confidence::Certain,
+        evidence: Vec::new(),
+        workers: watching.by_process.keys().copied().collect(),
+    };
+    if watching.by_process.is_empty() {
+        nobody(&watching, sightings, &mut model);
+        return model;
+    }
+    model.evidence.push(waits(&watching, protocol));
+    let processes = watching.by_process.len();
+    let inodes = watching.inodes().len();
+    if inodes > 1 {
+        own_sockets(&watching, &mut model);
+    } else if let Some(others) = mutex(&watching, sightings) {
+        model.shape = Shape::Mutex;
+        model.confidence = others.confidence;
+        model.workers = others.workers;
+        model.evidence.push(others.evidence);
+    } else if processes > 1 {
+        model.shape = Shape::Shared;
+    } else if watching.units_of_one() > 1 {
+        model.shape = Shape::SharedByThreads;
+    } else {
+        one_acceptor(sightings, &mut model);
+    }
+    model
+}
+
+fn nobody(watching: &Watching, sightings: &[Sighting], model: &mut AcceptModel) {
+    if !watching.rings.is_empty() {
+        model.means = Means::IoUring;
+        model.confidence = Confidence::Likely;
+        model.workers = watching.rings.iter().copied().collect();
+        model.shape = match (watching.rings.len(), sockets(sightings)) {
+            (1, _) => Shape::Single,
+            (_, 1) => Shape::Shared,
+            _ => Shape::SocketPerWorker,
+        };
+        model.evidence.push(format!(
+            "{} hold the socket and an io_uring, and wait for it in no other way",
+            count(watching.rings.len(), "process", "processes")
+        ));
+        return;
+    }
+    model.confidence = Confidence::Possible;
+    model.evidence.push(
+        "no process was seen in accept, poll or epoll with its socket: all are busy, or may not be seen".into(),
+    );
+}
+
+fn sockets(sightings: &[Sighting]) -> usize {
+    let held: BTreeSet<u64> = sightings
+        .iter()
+        .flat_map(|s| &s.processes)
+        .flat_map(|p| p.holds.iter().copied())
+        .collect();
+    held.len()
+}
+
+fn count(n: usize, one: &str, many: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { many })
+}
+
+fn waits(watching: &Watching, protocol: Protocol) -> String {
+    let how: BTreeSet<&str> = watching
+        .each()
+        .map(|(_, _, means)| match means {
+            Means::Accept => "in accept()",
+            Means::Receive => "in a receive call",
+            Means::Poll => "in poll or select",
+            Means::EpollWakeAll => "with epoll, without EPOLLEXCLUSIVE",
+            Means::EpollEdge => "with edge-triggered epoll",
+            Means::EpollExclusive => "with epoll and EPOLLEXCLUSIVE",
+            Means::IoUring | Means::Unseen => "unseen",
+        })
+        .collect();
+    let how: Vec<&str> = how.into_iter().collect();
+    format!(
+        "{} for {} {protocol} {}, {}",
+        match watching.by_process.len() {
+            1 => "1 process waits".into(),
+            n => format!("{n} processes wait"),
+        },
+        match watching.inodes().len() {
+            1 => "one".into(),
+            n => n.to_string(),
+        },
+        if watching.inodes().len() == 1 {
+            "socket"
+        } else {
+            "sockets"
+        },
+        how.join(" and ")
+    )
+}
+
+fn own_sockets(watching: &Watching, model: &mut AcceptModel) {
+    let shared = watching.inodes().into_iter().any(|inode| {
+        let holders = watching
+            .by_process
+            .values()
+            .filter(|units| units.iter().any(|u| u.1 == inode));
+        holders.count() > 1
+    });
+    model.shape = if watching.by_process.len() == 1 {
+        Shape::SocketPerThread
+    } else {
+        Shape::SocketPerWorker
+    };
+    if shared {
+        model.confidence = Confidence::Likely;
+        model
+            .evidence
+            .push("some of the sockets are waited for by more than one process".into());
+    }
+    if watching.by_process.len() == 1 && watching.units_of_one() == 1 {
+        // One thread watches several sockets of one address: a group that nothing is spread over.
+        model.shape = Shape::Single;
+    }
+}
+
+struct Mutex {
+    confidence: Confidence,
+    evidence: String,
+    workers: Vec<u32>,
+}
+
+/// A mutex around accept: of several siblings that hold the socket only one at a time waits for it, and the others
+/// wait for something else that is not a request.
+fn mutex(watching: &Watching, sightings: &[Sighting]) -> Option<Mutex> {
+    if watching.most_at_once != 1 {
+        return None;
+    }
+    let mut locks = false;
+    let mut workers = BTreeSet::new();
+    for sighting in sightings {
+        let Some(watcher) = sighting.processes.iter().find(|p| !units(p).is_empty()) else {
+            continue;
+        };
+        for other in &sighting.processes {
+            let sibling = other.pid != watcher.pid && other.parent == watcher.parent;
+            if !sibling || other.holds.is_empty() || !units(other).is_empty() {
+                continue;
+            }
+            let idle = |wait: &Wait| matches!(wait, Wait::Lock | Wait::Futex | Wait::Epoll(_));
+            if other.threads.iter().any(|t| idle(&t.wait)) {
+                workers.extend([other.pid, watcher.pid]);
+                locks |= other.threads.iter().any(|t| t.wait == Wait::Lock);
+            }
+        }
+    }
+    let changed = watching.by_process.len() > 1;
+    (!workers.is_empty()).then(|| Mutex {
+        confidence: if changed || locks {
+            Confidence::Certain
+        } else {
+            Confidence::Likely
+        },
+        evidence: format!(
+            "{} hold the socket and never two at a time wait for it{}{}",
+            count(workers.len(), "process", "processes"),
+            if changed { ", taking turns" } else { "" },
+            if locks {
+                "; the others wait for a lock"
+            } else {
+                ""
+            },
+        ),
+        workers: workers.into_iter().collect(),
+    })
+}
+
+/// One process, one unit that waits: what becomes of the connections then?
+fn one_acceptor(sightings: &[Sighting], model: &mut AcceptModel) {
+    model.shape = Shape::Single;
+    let acceptor = model.workers[0];
+    let processes = || sightings.iter().flat_map(|s| &s.processes);
+    let strangers: BTreeSet<u32> = processes()
+        .filter(|p| p.pid != acceptor && p.holds.is_empty() && p.connections > 0)
+        .map(|p| p.pid)
+        .collect();
+    let helpers: BTreeSet<u32> = processes()
+        .filter(|p| p.parent == acceptor && p.holds.is_empty() && waits_elsewhere(p))
+        .map(|p| p.pid)
+        .collect();
+    if !strangers.is_empty() {
+        model.shape = Shape::PassesDescriptors;
+        model.workers.extend(&strangers);
+        model.evidence.push(format!(
+            "{} that do not hold the socket hold connections of it",
+            count(strangers.len(), "process", "processes")
+        ));
+    } else if !helpers.is_empty() {
+        model.shape = Shape::PassesDescriptors;
+        model.confidence = Confidence::Likely;
+        model.workers.extend(&helpers);
+        model.evidence.push(format!(
+            "it has {} that wait in event loops of their own without the socket",
+            count(helpers.len(), "child", "children")
+        ));
+    } else {
+        threads_of_acceptor(sightings, acceptor, model);
+    }
+}
+
+fn waits_elsewhere(process: &Process) -> bool {
+    let waits = |t: &crate::listener::Thread| matches!(t.wait, Wait::Epoll(_));
+    process.threads.iter().any(waits)
+}
+
+fn threads_of_acceptor(sightings: &[Sighting], acceptor: u32, model: &mut AcceptModel) {
+    let seen = || {
+        sightings
+            .iter()
+            .flat_map(|s| &s.processes)
+            .filter(|p| p.pid == acceptor)
+    };
+    let listening: BTreeSet<i32> = seen().flat_map(|p| &p.polls).map(|p| p.epoll).collect();
+    let loops: BTreeSet<i32> = seen()
+        .flat_map(|p| &p.threads)
+        .filter_map(|t| match t.wait {
+            Wait::Epoll(epoll) if !listening.contains(&epoll) => Some(epoll),
+            _ => None,
+        })
+        .collect();
+    let sleepers = seen()
+        .map(|p| p.threads.iter().filter(|t| t.wait == Wait::Futex).count())
+        .max()
+        .unwrap_or(0);
+    if loops.len() > 1 {
+        model.shape = Shape::HandsToThreads;
+        model.confidence = Confidence::Likely;
+        model.evidence.push(format!(
+            "{} other threads of it wait in event loops of their own, without the socket",
+            loops.len()
+        ));
+    } else if sleepers > 0 {
+        model.confidence = Confidence::Likely;
+        model.evidence.push(format!(
+            "{} of it sleep in a futex: helpers, or a pool that is handed connections",
+            count(sleepers, "thread", "threads")
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests;

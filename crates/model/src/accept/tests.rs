@@ -1,0 +1,186 @@
+use super::*;
+use crate::listener::{Polled, Thread};
+
+const IN: u32 = 1;
+
+fn process(pid: u32, parent: u32, holds: &[u64]) -> Process {
+    Process {
+        pid,
+        parent,
+        name: "server".into(),
+        holds: holds.to_vec(),
+        polls: Vec::new(),
+        rings: false,
+        connections: 0,
+        threads: Vec::new(),
+    }
+}
+
+impl Process {
+    fn thread(mut self, wait: Wait) -> Self {
+        let tid = self.pid * 100 + self.threads.len() as u32;
+        self.threads.push(Thread { tid, wait });
+        self
+    }
+
+    fn epoll(mut self, epoll: i32, inode: u64, events: u32) -> Self {
+        self.polls.push(Polled {
+            epoll,
+            inode,
+            events,
+        });
+        self.thread(Wait::Epoll(epoll))
+    }
+}
+
+fn named(sightings: Vec<Vec<Process>>) -> (String, Confidence) {
+    let sightings: Vec<Sighting> = sightings
+        .into_iter()
+        .map(|processes| Sighting { processes })
+        .collect();
+    let model = identify(Protocol::Tcp, &sightings);
+    assert!(!model.evidence.is_empty() && !model.describe().is_empty());
+    (model.name(), model.confidence)
+}
+
+#[test]
+fn shared_sockets_by_the_way_of_waiting() {
+    let master = || process(1, 0, &[7]).thread(Wait::Other(34));
+    let pair = |one: fn(Process) -> Process| {
+        vec![vec![
+            master(),
+            one(process(2, 1, &[7])),
+            one(process(3, 1, &[7])),
+        ]]
+    };
+    for (name, way) in [
+        (
+            "shared-accept",
+            (|p| p.thread(Wait::Accept(7))) as fn(Process) -> Process,
+        ),
+        ("shared-poll", |p| p.thread(Wait::Poll(vec![7]))),
+        ("shared-poll", |p| p.thread(Wait::PollUnseen)),
+        ("shared-epoll-wake-all", |p| p.epoll(4, 7, IN)),
+        ("shared-epoll-edge", |p| p.epoll(4, 7, IN | EDGE)),
+        ("shared-epoll-exclusive", |p| p.epoll(4, 7, IN | EXCLUSIVE)),
+    ] {
+        assert_eq!(
+            named(pair(way)),
+            (name.into(), Confidence::Certain),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn one_busy_worker_is_no_mutex() {
+    let seen = vec![
+        process(2, 1, &[7]).thread(Wait::Accept(7)),
+        process(3, 1, &[7]).thread(Wait::Other(0)),
+    ];
+    assert_eq!(named(vec![seen]).0, "single-accept");
+    let both = vec![
+        process(2, 1, &[7]).thread(Wait::Accept(7)),
+        process(3, 1, &[7]).thread(Wait::Running),
+    ];
+    let later = vec![
+        process(2, 1, &[7]).thread(Wait::Running),
+        process(3, 1, &[7]).thread(Wait::Accept(7)),
+    ];
+    assert_eq!(named(vec![both, later]).0, "shared-accept");
+}
+
+#[test]
+fn a_mutex_by_its_turns_and_by_its_lock() {
+    // nginx accept_mutex: the others wait in epoll without the socket, and take turns under load.
+    let turn = |holder: u32| {
+        let worker = |pid: u32| {
+            let worker = process(pid, 1, &[7]);
+            if pid == holder {
+                worker.epoll(4, 7, IN)
+            } else {
+                worker.thread(Wait::Epoll(4))
+            }
+        };
+        vec![process(1, 0, &[7]), worker(2), worker(3)]
+    };
+    assert_eq!(
+        named(vec![turn(2), turn(3)]),
+        ("accept-mutex".into(), Confidence::Certain)
+    );
+    assert_eq!(
+        named(vec![turn(2), turn(2)]),
+        ("accept-mutex".into(), Confidence::Likely)
+    );
+    let locked = vec![
+        process(2, 1, &[7]).thread(Wait::Accept(7)),
+        process(3, 1, &[7]).thread(Wait::Lock),
+    ];
+    assert_eq!(
+        named(vec![locked]),
+        ("accept-mutex".into(), Confidence::Certain)
+    );
+}
+
+#[test]
+fn a_socket_for_each() {
+    let own = |pid: u32, inode: u64| process(pid, 1, &[7, 8]).epoll(4, inode, IN | EDGE);
+    assert_eq!(
+        named(vec![vec![own(2, 7), own(3, 8)]]).0,
+        "socket-per-worker"
+    );
+    let threads = process(2, 1, &[7, 8]).epoll(4, 7, IN).epoll(5, 8, IN);
+    assert_eq!(named(vec![vec![threads]]).0, "socket-per-thread");
+}
+
+#[test]
+fn one_acceptor_and_what_it_does_with_connections() {
+    let acceptor = || process(1, 0, &[7]).epoll(4, 7, IN | EDGE);
+    assert_eq!(
+        named(vec![vec![acceptor()]]),
+        ("single-epoll-edge".into(), Confidence::Certain)
+    );
+    let serving = Process {
+        connections: 3,
+        ..process(2, 1, &[])
+    };
+    assert_eq!(
+        named(vec![vec![acceptor(), serving.thread(Wait::Epoll(9))]]),
+        ("passes-descriptors".into(), Confidence::Certain)
+    );
+    let waiting = process(2, 1, &[]).thread(Wait::Epoll(9));
+    assert_eq!(
+        named(vec![vec![acceptor(), waiting]]),
+        ("passes-descriptors".into(), Confidence::Likely)
+    );
+    let threads = acceptor().thread(Wait::Epoll(5)).thread(Wait::Epoll(6));
+    assert_eq!(named(vec![vec![threads]]).0, "hands-to-threads");
+    let pool = acceptor().thread(Wait::Futex).thread(Wait::Futex);
+    assert_eq!(
+        named(vec![vec![pool]]),
+        ("single-epoll-edge".into(), Confidence::Likely)
+    );
+    let several = process(1, 0, &[7])
+        .thread(Wait::Accept(7))
+        .thread(Wait::Accept(7));
+    assert_eq!(named(vec![vec![several]]).0, "threads-accept");
+}
+
+#[test]
+fn nobody_waits() {
+    let ring = |pid| Process {
+        rings: true,
+        ..process(pid, 1, &[7]).thread(Wait::IoUring)
+    };
+    assert_eq!(
+        named(vec![vec![ring(2), ring(3)]]),
+        ("shared-io-uring".into(), Confidence::Likely)
+    );
+    assert_eq!(named(vec![vec![ring(2)]]).0, "single-io-uring");
+    let busy = process(2, 1, &[7]).thread(Wait::Running);
+    assert_eq!(
+        named(vec![vec![busy]]),
+        ("unknown".into(), Confidence::Possible)
+    );
+    assert_eq!(named(Vec::new()).0, "unknown");
+}

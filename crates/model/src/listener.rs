@@ -1,0 +1,151 @@
+//! Listening sockets and those who hold them, as they are seen from outside.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// A transport that connections or datagrams come by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// Multipath TCP: the kernel lets no program choose for it.
+    Mptcp,
+    /// UDP.
+    Udp,
+}
+
+impl std::fmt::Display for Protocol {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Protocol::Tcp => "tcp",
+            Protocol::Mptcp => "mptcp",
+            Protocol::Udp => "udp",
+        })
+    }
+}
+
+/// One socket, as the kernel's `sock_diag` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Socket {
+    /// Inode: the number that /proc/PID/fd shows for it; 0 for one without a process (a connection not yet accepted).
+    pub inode: u64,
+    /// Cookie: unique on the machine since boot.
+    pub cookie: u64,
+    /// Transport.
+    pub protocol: Protocol,
+    /// Effective user of who made it.
+    pub uid: u32,
+    /// A listener's accept queue now, in connections; a UDP socket's waiting bytes.
+    pub queued: u32,
+    /// A listener's backlog; the kernel admits one more.
+    pub queue_limit: u32,
+    /// What this socket dropped since it exists: overflows of a listener, datagrams without room.
+    pub drops: u32,
+    /// Receive buffer, in bytes.
+    pub receive_buffer_bytes: u32,
+}
+
+/// All sockets on one address: one, or a reuseport group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listener {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Bound network interface, 0 for any.
+    pub interface: u32,
+    /// Transport.
+    pub protocol: Protocol,
+    /// Its sockets, by cookie.
+    pub sockets: Vec<Socket>,
+}
+
+impl Listener {
+    /// Whether a socket of this inode is one of them.
+    pub fn has(&self, inode: u64) -> bool {
+        self.sockets.iter().any(|s| s.inode == inode)
+    }
+}
+
+/// What a thread is in, as far as it concerns listeners.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wait {
+    /// accept() on the socket of this inode.
+    Accept(u64),
+    /// A receive call on the socket of this inode.
+    Receive(u64),
+    /// epoll_wait on this descriptor.
+    Epoll(i32),
+    /// poll or select on a set with these sockets (inodes) in it.
+    Poll(Vec<u64>),
+    /// poll or select on a set that could not be read.
+    PollUnseen,
+    /// io_uring_enter.
+    IoUring,
+    /// A futex: a mutex, a condition, a queue.
+    Futex,
+    /// A lock that other processes see: flock, fcntl, a System V semaphore.
+    Lock,
+    /// On a CPU, or waiting for one.
+    Running,
+    /// Stopped by a signal, a debugger or the freezer.
+    Stopped,
+    /// In another system call, of this number.
+    Other(u64),
+    /// It may not be seen.
+    Unseen,
+}
+
+/// One thread.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Thread {
+    /// Its id.
+    pub tid: u32,
+    /// What it is in.
+    pub wait: Wait,
+}
+
+/// A socket in an epoll set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Polled {
+    /// The epoll descriptor.
+    pub epoll: i32,
+    /// Inode of the socket.
+    pub inode: u64,
+    /// The events asked for, EPOLLET and EPOLLEXCLUSIVE among them.
+    pub events: u32,
+}
+
+/// `EPOLLEXCLUSIVE` (include/uapi/linux/eventpoll.h).
+pub const EXCLUSIVE: u32 = 1 << 28;
+/// `EPOLLET`.
+pub const EDGE: u32 = 1 << 31;
+
+/// A process that holds one of a listener's sockets, or is a child of one that does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its id.
+    pub pid: u32,
+    /// Its parent's.
+    pub parent: u32,
+    /// Its name (/proc/PID/comm).
+    pub name: String,
+    /// Inodes of the listener's sockets that it holds, each once.
+    pub holds: Vec<u64>,
+    /// Those in its epoll sets.
+    pub polls: Vec<Polled>,
+    /// It has an io_uring.
+    pub rings: bool,
+    /// Connections of the listener that it holds.
+    pub connections: u32,
+    /// Its threads.
+    pub threads: Vec<Thread>,
+}
+
+/// All processes of a listener at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Sighting {
+    /// The processes, by pid.
+    pub processes: Vec<Process>,
+}
