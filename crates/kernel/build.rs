@@ -1,6 +1,9 @@
 //! Compiles the BPF program to a skeleton, and the policy once more natively.
 
-use std::{env, path::PathBuf};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 use libbpf_cargo::SkeletonBuilder;
 
@@ -9,26 +12,20 @@ fn main() {
     let bpf = root.join("../../bpf");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     let arch_headers = env::var("CARGO_CFG_TARGET_ARCH").expect("set by cargo");
-    for file in ["contract.h", "policy.h", "dispatch.bpf.c"] {
+    for file in [
+        "contract.h",
+        "policy.h",
+        "dispatch.bpf.c",
+        "observe.h",
+        "observe.bpf.c",
+    ] {
         println!("cargo:rerun-if-changed={}", bpf.join(file).display());
     }
     println!("cargo:rerun-if-changed=src/policy_native.c");
 
-    SkeletonBuilder::new()
-        .source(bpf.join("dispatch.bpf.c"))
-        .clang_args([
-            // clang 14 makes atomics that return a value only from v3 on.
-            "-mcpu=v3".into(),
-            "-Wall".into(),
-            "-Werror".into(),
-            // Debian keeps asm/types.h in the multiarch folder.
-            format!("-I/usr/include/{arch_headers}-linux-gnu"),
-        ])
-        .build_and_generate(out.join("dispatch.skel.rs"))
-        .expect(
-            "bpf/dispatch.bpf.c must compile: clang (with its BPF target) and the kernel's UAPI \
-             headers are needed; `make deps` installs them",
-        );
+    for object in ["dispatch", "observe"] {
+        compile(&bpf, object, &arch_headers, &out);
+    }
 
     cc::Build::new()
         .file("src/policy_native.c")
@@ -36,4 +33,31 @@ fn main() {
         .warnings(true)
         .warnings_into_errors(true)
         .compile("wakeone_policy");
+}
+
+fn compile(bpf: &Path, object: &str, arch: &str, out: &Path) {
+    // What the helpers' headers call this architecture.
+    let target = match arch {
+        "x86_64" => "x86",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    SkeletonBuilder::new()
+        .source(bpf.join(format!("{object}.bpf.c")))
+        .clang_args([
+            // clang 14 makes atomics that return a value only from v3 on.
+            "-mcpu=v3".into(),
+            "-Wall".into(),
+            "-Werror".into(),
+            format!("-D__TARGET_ARCH_{target}"),
+            // Debian keeps asm/types.h in the multiarch folder.
+            format!("-I/usr/include/{arch}-linux-gnu"),
+        ])
+        .build_and_generate(out.join(format!("{object}.skel.rs")))
+        .unwrap_or_else(|error| {
+            panic!(
+                "bpf/{object}.bpf.c must compile: clang (with its BPF target) and the kernel's UAPI headers are needed; \
+                 `make deps` installs them: {error:#}"
+            )
+        });
 }

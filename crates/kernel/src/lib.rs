@@ -14,6 +14,7 @@ pub mod inherited;
 pub mod netns;
 pub mod peek;
 pub mod policy;
+pub mod probe;
 pub mod process;
 pub mod process_mutex;
 pub mod ring;

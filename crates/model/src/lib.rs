@@ -3,3 +3,4 @@
 pub mod accept;
 pub mod judge;
 pub mod listener;
+pub mod waits;

@@ -1,0 +1,153 @@
+//! Histograms of waiting times, with the buckets that `bpf/observe.h` counts in.
+
+use serde::{Deserialize, Serialize};
+
+/// Buckets an octave.
+const STEPS: u64 = 16;
+
+/// Waiting times in µs: log-linear, exact below 16 µs, then within 6 %.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waits {
+    /// How many.
+    pub count: u64,
+    /// Their sum.
+    pub sum_us: u64,
+    /// The longest. After [`Waits::since`]: the upper end of the highest bucket that grew, at most the longest ever.
+    pub max_us: u64,
+    /// How many in each bucket.
+    pub buckets: Vec<u32>,
+}
+
+impl Waits {
+    /// The time below or at which the share `quantile` of all lies, µs (the middle of its bucket); None where there is none.
+    pub fn quantile_us(&self, quantile: f64) -> Option<f64> {
+        let total: u64 = self.buckets.iter().map(|n| u64::from(*n)).sum();
+        if total == 0 {
+            return None;
+        }
+        let rank = ((quantile * total as f64).ceil() as u64).clamp(1, total);
+        let mut seen = 0;
+        let bucket = self.buckets.iter().position(|n| {
+            seen += u64::from(*n);
+            seen >= rank
+        })?;
+        let (low, high) = (floor_us(bucket), floor_us(bucket + 1));
+        let middle = (low + high - 1) as f64 / 2.0;
+        Some(middle.min(self.max_us as f64))
+    }
+
+    /// The mean, µs; None where there is none.
+    pub fn mean_us(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum_us as f64 / self.count as f64)
+    }
+
+    /// What came since `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let before = |bucket: usize| earlier.buckets.get(bucket).copied().unwrap_or(0);
+        let buckets: Vec<u32> = self
+            .buckets
+            .iter()
+            .enumerate()
+            .map(|(bucket, n)| n.wrapping_sub(before(bucket)))
+            .collect();
+        let highest = buckets.iter().rposition(|n| *n > 0);
+        let max_us = if self.max_us > earlier.max_us {
+            self.max_us
+        } else {
+            highest.map_or(0, |b| (floor_us(b + 1) - 1).min(self.max_us))
+        };
+        Self {
+            count: self.count.saturating_sub(earlier.count),
+            sum_us: self.sum_us.saturating_sub(earlier.sum_us),
+            max_us,
+            buckets,
+        }
+    }
+
+    /// Adds another's.
+    pub fn add(&mut self, other: &Self) {
+        self.count += other.count;
+        self.sum_us += other.sum_us;
+        self.max_us = self.max_us.max(other.max_us);
+        if self.buckets.len() < other.buckets.len() {
+            self.buckets.resize(other.buckets.len(), 0);
+        }
+        for (mine, more) in self.buckets.iter_mut().zip(&other.buckets) {
+            *mine = mine.wrapping_add(*more);
+        }
+    }
+}
+
+/// Lower end of a bucket, µs.
+fn floor_us(bucket: usize) -> u64 {
+    let bucket = bucket as u64;
+    if bucket < STEPS {
+        bucket
+    } else {
+        let octave = bucket / STEPS - 1;
+        (STEPS + bucket % STEPS) << octave
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `bucket_of` in observe.bpf.c.
+    fn bucket_of(us: u64) -> usize {
+        if us < STEPS {
+            return us as usize;
+        }
+        let octave = u64::from(us.ilog2());
+        ((octave - 3) * STEPS + ((us >> (octave - 4)) & (STEPS - 1))) as usize
+    }
+
+    fn of(times: &[u64]) -> Waits {
+        let mut waits = Waits {
+            buckets: vec![0; 16 * 32],
+            ..Waits::default()
+        };
+        for us in times {
+            waits.count += 1;
+            waits.sum_us += us;
+            waits.max_us = waits.max_us.max(*us);
+            waits.buckets[bucket_of(*us)] += 1;
+        }
+        waits
+    }
+
+    #[test]
+    fn each_time_lies_in_its_bucket() {
+        for us in (0..5000).chain([1 << 20, (1 << 33) + 12345]) {
+            let bucket = bucket_of(us);
+            assert!(
+                floor_us(bucket) <= us && us < floor_us(bucket + 1),
+                "{us} in {bucket}"
+            );
+        }
+    }
+
+    #[test]
+    fn quantiles_are_near_the_truth() {
+        let times: Vec<u64> = (1..=10_000).collect();
+        let waits = of(&times);
+        for (quantile, truth) in [(0.5, 5000.0), (0.99, 9900.0), (0.001, 10.0)] {
+            let found = waits.quantile_us(quantile).expect("there are some");
+            assert!((found / truth - 1.0).abs() < 0.07, "{quantile}: {found}");
+        }
+        assert_eq!(of(&[3]).quantile_us(0.99), Some(3.0));
+        assert_eq!(of(&[]).quantile_us(0.5), None);
+        assert_eq!(waits.mean_us(), Some(5000.5));
+    }
+
+    #[test]
+    fn a_difference_is_what_came_since() {
+        let (before, after) = (of(&[5, 9000]), of(&[5, 9000, 7, 7]));
+        let since = after.since(&before);
+        assert_eq!((since.count, since.sum_us, since.max_us), (2, 14, 7));
+        assert_eq!(since.quantile_us(1.0), Some(7.0));
+        let mut sum = before.clone();
+        sum.add(&since);
+        assert_eq!(sum, after);
+    }
+}
