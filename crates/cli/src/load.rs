@@ -423,7 +423,7 @@ fn resolve(url: &Url, allow_remote: bool) -> anyhow::Result<SocketAddr> {
 }
 
 /// `500ms`, `10s`, `1.5s`, `2m`, `1h`.
-fn parse_duration(text: &str) -> Result<Duration, String> {
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("'{text}' is not a time: give a number with ms, s, m or h, as in 10s");
     let at = text
         .find(|c: char| c.is_ascii_alphabetic())

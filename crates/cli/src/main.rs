@@ -1,6 +1,7 @@
 //! The `wakeone` command: for each connection, wake one worker, the right one.
 
 mod detach;
+mod doctor;
 mod exec_worker;
 mod lab;
 mod load;
@@ -31,6 +32,7 @@ enum Command {
     Status(status::Args),
     Policy(policy::Args),
     Detach(detach::Args),
+    Doctor(doctor::Args),
     Serve(serve::Args),
     Load(Box<load::Args>),
     Lab(lab::Args),
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         Command::Status(args) => status::run(args),
         Command::Policy(args) => policy::run(args),
         Command::Detach(args) => detach::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Load(args) => load::run(*args),
         Command::Lab(args) => lab::run(args),

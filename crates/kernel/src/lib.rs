@@ -24,6 +24,7 @@ pub mod shared_counter;
 pub mod socket;
 pub mod stop;
 pub mod table;
+pub mod vitals;
 
 /// The types of `bpf/contract.h`, generated from the compiled object's BTF.
 pub mod contract {

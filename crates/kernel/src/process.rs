@@ -86,7 +86,8 @@ fn holders_doing(pid: u32, inodes: &[u64]) -> Option<Doing> {
     })
 }
 
-fn children(pid: u32) -> Vec<u32> {
+/// The processes that a process started and that are still there.
+pub fn children(pid: u32) -> Vec<u32> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return Vec::new();
     };

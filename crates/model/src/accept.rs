@@ -261,6 +261,17 @@ fn units(process: &Process) -> Vec<(u64, u64, Means)> {
     units
 }
 
+/// Processes seen waiting for each socket, by its inode.
+pub fn waiters(sightings: &[Sighting]) -> BTreeMap<u64, BTreeSet<u32>> {
+    let mut waiters: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
+    for process in sightings.iter().flat_map(|s| &s.processes) {
+        for (_, inode, _) in units(process) {
+            waiters.entry(inode).or_default().insert(process.pid);
+        }
+    }
+    waiters
+}
+
 /// Says which accept model the sightings show.
 pub fn identify(protocol: Protocol, sightings: &[Sighting]) -> AcceptModel {
     let watching = Watching::see(sightings);

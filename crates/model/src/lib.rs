@@ -1,6 +1,9 @@
 //! Plain data and pure functions: snapshots, histograms, judgements. No I/O.
 
 pub mod accept;
+pub mod advice;
 pub mod judge;
 pub mod listener;
+pub mod snapshot;
+pub mod verdict;
 pub mod waits;

@@ -1,0 +1,163 @@
+//! `wakeone doctor`: what the kernel does with a running server, and what to do about it.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use serde::Serialize;
+use wakeone_kernel::netns;
+use wakeone_model::snapshot::{Queue, Row, Totals, View, Watch};
+use wakeone_model::verdict::{self, Finding};
+use wakeone_observe::{Found, Target, find, text, watcher};
+
+use crate::output::print;
+
+/// Say how a running server takes connections, what is wrong with it, and what to do
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit code: 0 healthy, 3 something was found, 1 it could not be told, 2 bad arguments.\nExample: wakeone doctor :8080 --for 30s"
+)]
+pub struct Args {
+    /// :PORT, ADDRESS:PORT, a process id, or the name of a process or unit [default: all listeners]
+    #[arg(value_name = "TARGET")]
+    target: Option<Target>,
+
+    /// How long to watch
+    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = crate::load::parse_duration)]
+    duration: Duration,
+
+    /// Look into another network namespace: a name in /run/netns, or a path
+    #[arg(long, value_name = "NAME")]
+    netns: Option<String>,
+
+    /// Look into the network namespace of this process, a container's say
+    #[arg(long, value_name = "PID", conflicts_with = "netns")]
+    pid: Option<u32>,
+
+    /// Use /proc and sock_diag only, no tracepoints
+    #[arg(long)]
+    no_tracing: bool,
+
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// One listener's part of the JSON.
+#[derive(Serialize)]
+struct Report<'a> {
+    address: String,
+    protocol: String,
+    accept_model: String,
+    model: &'a wakeone_model::accept::AcceptModel,
+    healthy: bool,
+    findings: &'a [Finding],
+    totals: Totals,
+    workers: Vec<Row>,
+    queues: Vec<Queue>,
+    view: &'a View,
+}
+
+/// Exit code for findings.
+const FOUND: u8 = 3;
+
+/// Watches and tells.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let target = args.target.clone().unwrap_or(Target::All);
+    enter(&args, &target)?;
+    let mut found = find(&target).context("doctor")?;
+    if target == Target::All {
+        found.retain(|f| !f.pids.is_empty() || f.hidden > 0);
+    }
+    let stop = stop_on_signals()?;
+    let mut cancelled = || stop.load(Ordering::Relaxed);
+    // A probe for each of many listeners would be a load of its own.
+    let tracing = !args.no_tracing && found.len() <= 8;
+    let watches =
+        watcher::watch_all(&found, tracing, args.duration, &mut cancelled).context("doctor")?;
+    let judged: Vec<(Watch, Vec<Finding>)> = watches
+        .into_iter()
+        .map(|watch| {
+            let findings = verdict::judge(&watch);
+            (watch, findings)
+        })
+        .collect();
+    if args.json {
+        print(&json(&judged)?)?;
+    } else {
+        print(&texts(&judged, &found, &target))?;
+    }
+    let ill = judged.iter().any(|(_, findings)| !findings.is_empty());
+    Ok(if ill {
+        ExitCode::from(FOUND)
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// Goes where the target is, if that is another network namespace.
+fn enter(args: &Args, target: &Target) -> anyhow::Result<()> {
+    let place = match (&args.netns, args.pid, target) {
+        (Some(name), _, _) if name.contains('/') => PathBuf::from(name),
+        (Some(name), _, _) => Path::new("/run/netns").join(name),
+        (None, Some(pid), _) => format!("/proc/{pid}/ns/net").into(),
+        // A process that is elsewhere is looked at where it is.
+        (None, None, Target::Pid(pid)) if !netns::is_ours(*pid) => {
+            format!("/proc/{pid}/ns/net").into()
+        }
+        _ => return Ok(()),
+    };
+    netns::enter(&place).with_context(|| {
+        format!(
+            "doctor: cannot enter the network namespace {}; it must exist, and entering it takes CAP_SYS_ADMIN",
+            place.display()
+        )
+    })
+}
+
+fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))
+            .context("doctor: cannot catch signals")?;
+    }
+    Ok(stop)
+}
+
+fn json(judged: &[(Watch, Vec<Finding>)]) -> anyhow::Result<String> {
+    let reports: Vec<Report<'_>> = judged
+        .iter()
+        .map(|(watch, findings)| Report {
+            address: watch.last.listener.address.to_string(),
+            protocol: watch.last.listener.protocol.to_string(),
+            accept_model: watch.model.name(),
+            model: &watch.model,
+            healthy: findings.is_empty(),
+            findings,
+            totals: watch.totals(),
+            workers: watch.rows(),
+            queues: watch.queues(),
+            view: &watch.view,
+        })
+        .collect();
+    let whole = serde_json::json!({ "listeners": reports });
+    Ok(format!("{}\n", serde_json::to_string_pretty(&whole)?))
+}
+
+fn texts(judged: &[(Watch, Vec<Finding>)], found: &[Found], target: &Target) -> String {
+    let mut parts: Vec<String> = judged
+        .iter()
+        .map(|(watch, findings)| text::report(watch, findings))
+        .collect();
+    if found.is_empty() {
+        parts.push(format!("nothing listens on {target}\n"));
+    }
+    // What cannot be seen is said once, not for each listener.
+    let missing: HashSet<&String> = judged.iter().flat_map(|(w, _)| &w.view.missing).collect();
+    parts.extend(missing.into_iter().map(|m| format!("note: {m}\n")));
+    parts.join("\n")
+}

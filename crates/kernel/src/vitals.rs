@@ -1,0 +1,161 @@
+//! Counters of a process and of a network namespace, from /proc.
+
+use std::fs;
+
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+use wakeone_model::snapshot::{HostLook, WorkerLook};
+
+use crate::{peek, process};
+
+/// The counters of a process; None where it is gone. `waiting` and `active` are not known here.
+pub fn worker(pid: u32) -> Option<WorkerLook> {
+    let name = peek::identity(pid)?.name;
+    let (mut cpu_ns, mut run_delay_ns) = (0, 0);
+    let (mut switches_voluntary, mut switches_forced) = (0, 0);
+    for task in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
+        // A thread that ends between the two takes its counters with it.
+        let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        let (ran, waited) = parse_schedstat(&read("schedstat"));
+        cpu_ns += ran;
+        run_delay_ns += waited;
+        let status = read("status");
+        switches_voluntary += field(&status, "voluntary_ctxt_switches:");
+        switches_forced += field(&status, "nonvoluntary_ctxt_switches:");
+    }
+    let (cpus, pinned_cpu) = affinity(pid);
+    Some(WorkerLook {
+        name,
+        cpu_ns,
+        run_delay_ns,
+        switches_voluntary,
+        switches_forced,
+        state: process::state(pid)?,
+        descriptors: fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| {
+            u32::try_from(entries.count()).unwrap_or(u32::MAX)
+        }),
+        descriptors_limit: fs::read_to_string(format!("/proc/{pid}/limits"))
+            .ok()
+            .and_then(|limits| parse_descriptor_limit(&limits))
+            .unwrap_or(u64::MAX),
+        cpus,
+        pinned_cpu,
+        waiting: false,
+        active: 0,
+    })
+}
+
+/// `RAN WAITED SLICES`, ns.
+fn parse_schedstat(text: &str) -> (u64, u64) {
+    let mut words = text.split_whitespace().map(|w| w.parse().unwrap_or(0));
+    (words.next().unwrap_or(0), words.next().unwrap_or(0))
+}
+
+fn field(status: &str, name: &str) -> u64 {
+    let value = status.lines().find_map(|line| line.strip_prefix(name));
+    value.and_then(|v| v.trim().parse().ok()).unwrap_or(0)
+}
+
+/// The soft limit of `Max open files`.
+fn parse_descriptor_limit(limits: &str) -> Option<u64> {
+    let line = limits
+        .lines()
+        .find_map(|l| l.strip_prefix("Max open files"))?;
+    let soft = line.split_whitespace().next()?;
+    if soft == "unlimited" {
+        Some(u64::MAX)
+    } else {
+        soft.parse().ok()
+    }
+}
+
+/// How many CPUs the main thread may run on, and which where it is one of several that the machine has.
+fn affinity(pid: u32) -> (u32, Option<u32>) {
+    let Ok(set) = sched_getaffinity(Pid::from_raw(pid as i32)) else {
+        return (0, None);
+    };
+    let mut allowed = (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false));
+    let first = allowed.next();
+    let more = allowed.count();
+    let machine = std::thread::available_parallelism().map_or(1, usize::from);
+    let pinned = first.filter(|_| more == 0 && machine > 1);
+    (
+        u32::try_from(more + usize::from(first.is_some())).unwrap_or(0),
+        pinned.and_then(|cpu| u32::try_from(cpu).ok()),
+    )
+}
+
+/// The counters of the network namespace that this process, or another one, is in.
+pub fn host(pid: Option<u32>) -> HostLook {
+    let place = pid.map_or_else(|| "/proc/thread-self".into(), |pid| format!("/proc/{pid}"));
+    let read = |file: &str| fs::read_to_string(format!("{place}/net/{file}")).unwrap_or_default();
+    let (netstat, snmp) = (read("netstat"), read("snmp"));
+    let extended = |name| counter(&netstat, "TcpExt:", name);
+    HostLook {
+        listen_overflows: extended("ListenOverflows"),
+        listen_drops: extended("ListenDrops"),
+        syn_retransmissions: extended("TCPSynRetrans"),
+        passive_opens: counter(&snmp, "Tcp:", "PassiveOpens"),
+        somaxconn: fs::read_to_string("/proc/sys/net/core/somaxconn")
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(0),
+    }
+}
+
+/// A counter of a file that has a line of names and a line of values for each protocol.
+fn counter(text: &str, protocol: &str, name: &str) -> u64 {
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix(protocol));
+    let (Some(names), Some(values)) = (lines.next(), lines.next()) else {
+        return 0;
+    };
+    let mut pairs = names.split_whitespace().zip(values.split_whitespace());
+    let value = pairs.find(|(n, _)| *n == name).map(|(_, v)| v);
+    value.and_then(|v| v.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn this_process_has_vitals() {
+        let before = worker(std::process::id()).expect("own process");
+        let began = std::time::Instant::now();
+        while began.elapsed() < std::time::Duration::from_millis(20) {
+            std::hint::black_box(began);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        let after = worker(std::process::id()).expect("own process");
+        assert!(after.cpu_ns > before.cpu_ns);
+        assert!(after.descriptors > 2 && u64::from(after.descriptors) < after.descriptors_limit);
+        assert!(after.cpus > 0);
+        assert!(worker(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn counters_by_name() {
+        let text = "TcpExt: A B ListenDrops\nTcpExt: 1 2 3\nIpExt: A\nIpExt: 9\n";
+        assert_eq!(counter(text, "TcpExt:", "ListenDrops"), 3);
+        assert_eq!(counter(text, "IpExt:", "A"), 9);
+        assert_eq!(counter(text, "TcpExt:", "C"), 0);
+        assert!(host(None).somaxconn > 0);
+        assert_eq!(
+            parse_descriptor_limit("Max open files  1024  524288  files\n"),
+            Some(1024)
+        );
+        assert_eq!(
+            parse_descriptor_limit("Max open files  unlimited unlimited files\n"),
+            Some(u64::MAX)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_breaks_a_parser(text in "\\PC{0,200}") {
+            let _ = (parse_schedstat(&text), parse_descriptor_limit(&text));
+            let _ = (field(&text, "a"), counter(&format!("T: {text}\nT: {text}"), "T:", "a"));
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The setting of each well-known server that gives each of its workers a socket of its own, or that wakes fewer.
+
+/// How to give each worker of this server (by process name) its own listening socket; `address` is what it listens on.
+pub fn own_sockets(name: &str, address: &str) -> String {
+    let port = address.rsplit_once(':').map_or(address, |(_, port)| port);
+    match server(name) {
+        "nginx" => format!("nginx: `listen {port} reuseport;`, then `nginx -s reload`"),
+        "haproxy" => format!("haproxy: `bind :{port} shards by-thread`"),
+        "gunicorn" => "gunicorn: `--reuse-port` (20.0 and newer)".into(),
+        "apache2" | "httpd" => "Apache: `ListenCoresBucketsRatio 1` gives a socket for every core".into(),
+        "envoy" => "Envoy: `enable_reuse_port: true` on the listener (the default since 1.20)".into(),
+        "unbound" => "unbound: `so-reuseport: yes`".into(),
+        "node" => {
+            "node: `server.listen({ port, reusePort: true })` in each process (23.1 and newer), without cluster".into()
+        }
+        "php-fpm" | "memcached" | "redis-server" => {
+            format!("{name} cannot: one socket is all that it knows")
+        }
+        _ => format!(
+            "start it under Wakeone: `wakeone run -w N -l {address} -- COMMAND`, or set SO_REUSEPORT in each worker and listen there"
+        ),
+    }
+}
+
+/// How to have this server wake one worker for a connection instead of all.
+pub fn wake_one(name: &str) -> String {
+    match server(name) {
+        "nginx" => "nginx: it uses EPOLLEXCLUSIVE since 1.11.3 unless `accept_mutex on` or `use poll` is set".into(),
+        "apache2" | "httpd" => "Apache: with one `Listen` blocking accept serves; `Mutex sysvsem default` puts a lock around accept".into(),
+        "gunicorn" => "gunicorn: `--reuse-port` gives each worker a socket of its own".into(),
+        _ => "add EPOLLEXCLUSIVE when the listener is added to the epoll set, or block in accept(), or give each worker a socket (SO_REUSEPORT)".into(),
+    }
+}
+
+/// Process names carry versions and roles: `php-fpm8.2`, `gunicorn: worker`.
+fn server(name: &str) -> &str {
+    let known = [
+        "nginx",
+        "haproxy",
+        "gunicorn",
+        "apache2",
+        "httpd",
+        "envoy",
+        "unbound",
+        "node",
+        "php-fpm",
+        "memcached",
+        "redis-server",
+    ];
+    known
+        .into_iter()
+        .find(|known| name.starts_with(known))
+        .unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_servers_get_their_own_setting() {
+        assert!(own_sockets("nginx", "0.0.0.0:80").contains("listen 80 reuseport"));
+        assert!(own_sockets("php-fpm8.2", "127.0.0.1:9000").contains("cannot"));
+        assert!(own_sockets("mine", "[::1]:80").contains("wakeone run -w N -l [::1]:80"));
+    }
+}

@@ -1,0 +1,420 @@
+//! What a listener and its workers looked like at one moment, and what happened between two.
+//!
+//! A [`Snapshot`] holds counters that only grow, and states; a [`Watch`] what a while of looking adds up to. Both can be
+//! written to a file, read again, judged and shown without a kernel.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::accept::AcceptModel;
+use crate::listener::Listener;
+use crate::waits::Waits;
+
+/// One worker at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerLook {
+    /// Process name.
+    pub name: String,
+    /// CPU time so far, ns (/proc/PID/schedstat of its threads).
+    pub cpu_ns: u64,
+    /// Time so far that its threads were ready and waited for a CPU, ns.
+    pub run_delay_ns: u64,
+    /// Voluntary switches so far: times that a thread went to sleep.
+    pub switches_voluntary: u64,
+    /// Switches so far that the scheduler forced.
+    pub switches_forced: u64,
+    /// State letter of /proc/PID/stat.
+    pub state: char,
+    /// Whether some thread waits for connections.
+    pub waiting: bool,
+    /// Connections of the listener that it holds open.
+    pub active: u32,
+    /// Descriptors that it has open.
+    pub descriptors: u32,
+    /// Descriptors that it may have open.
+    pub descriptors_limit: u64,
+    /// CPUs that it may run on.
+    pub cpus: u32,
+    /// The CPU, where that is only one.
+    pub pinned_cpu: Option<u32>,
+}
+
+/// What the probes counted of one worker so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerTrace {
+    /// Connections that accept() returned.
+    pub accepted: u64,
+    /// accept() calls that found nothing.
+    pub accepted_empty: u64,
+    /// Threads woken for a connection.
+    pub woken: u64,
+    /// Waits in the accept queue.
+    pub waits: Waits,
+}
+
+/// What the probes counted so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceLook {
+    /// Connections announced to the listener.
+    pub connections: u64,
+    /// Threads of the workers woken for them.
+    pub wakeups: u64,
+    /// By process id.
+    pub workers: BTreeMap<u32, WorkerTrace>,
+}
+
+/// Counters of the whole network namespace (/proc/net/netstat, /proc/net/snmp).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostLook {
+    /// Accept queues found full, by SYNs and by last steps of handshakes.
+    pub listen_overflows: u64,
+    /// Those, and other reasons to drop at a listener.
+    pub listen_drops: u64,
+    /// SYNs and SYN-ACKs sent again.
+    pub syn_retransmissions: u64,
+    /// Connections accepted by any listener of the namespace.
+    pub passive_opens: u64,
+    /// net.core.somaxconn: the most that a program may ask for.
+    pub somaxconn: u32,
+}
+
+/// Everything about one listener at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// When, in ns of the monotonic clock.
+    pub at_ns: u64,
+    /// The listener with its queues.
+    pub listener: Listener,
+    /// Its workers by process id.
+    pub workers: BTreeMap<u32, WorkerLook>,
+    /// What the probes say, where tracing is allowed.
+    pub trace: Option<TraceLook>,
+    /// The namespace's counters.
+    pub host: HostLook,
+}
+
+/// What many quick looks, some milliseconds apart, add up to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sampled {
+    /// Looks taken.
+    pub looks: u64,
+    /// The longest queue seen, by cookie of the socket.
+    pub queue_highest: BTreeMap<u64, u32>,
+    /// Looks with something in the queue, by cookie.
+    pub queue_filled: BTreeMap<u64, u64>,
+    /// Looks in which the worker waited for connections, by process id.
+    pub waiting: BTreeMap<u32, u64>,
+    /// Looks in which the worker was stopped.
+    pub stopped: BTreeMap<u32, u64>,
+    /// Looks in which it waited while a queue that it does not serve was not empty.
+    pub idle_beside_queue: BTreeMap<u32, u64>,
+    /// Looks in which a socket had a queue and all who serve it were busy while another worker waited, by cookie.
+    pub blocked_queue: BTreeMap<u64, u64>,
+    /// Sockets that went away, and how many connections waited in them when last seen.
+    pub gone: BTreeMap<u64, u32>,
+}
+
+/// Which view figures are from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct View {
+    /// The kernel's tracepoints were used, beside /proc and sock_diag.
+    pub tracing: bool,
+    /// Why not, and what that costs; once, for all figures.
+    pub missing: Vec<String>,
+}
+
+/// A listener watched for a while.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Watch {
+    /// Its accept model.
+    pub model: AcceptModel,
+    /// The first look.
+    pub first: Snapshot,
+    /// The last look.
+    pub last: Snapshot,
+    /// What lay between.
+    pub sampled: Sampled,
+    /// Who waits for which socket: process ids by cookie.
+    pub serves: BTreeMap<u64, Vec<u32>>,
+    /// SO_REUSEPORT is set; None where it could not be asked.
+    pub reuseport: Option<bool>,
+    /// A program chooses the socket; None where it could not be found out.
+    pub steered: Option<bool>,
+    /// Which view.
+    pub view: View,
+}
+
+/// One worker's row.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Process id.
+    pub pid: u32,
+    /// Process name.
+    pub name: String,
+    /// Connections taken; None without tracing.
+    pub taken: Option<u64>,
+    /// Its share of those, 0 to 1.
+    pub share: Option<f64>,
+    /// Connections open now.
+    pub active: u32,
+    /// CPU used, 1 for one CPU all the time.
+    pub cpu: f64,
+    /// Time that it was ready and had no CPU, as `cpu`.
+    pub run_delay: f64,
+    /// Voluntary switches a second.
+    pub switches_voluntary_per_s: f64,
+    /// Threads woken for each connection of the whole listener.
+    pub wakeups_per_connection: Option<f64>,
+    /// accept() calls that found nothing, for each that found a connection of its own.
+    pub empty_accepts: Option<u64>,
+    /// Median wait in the queue of those that it took, µs.
+    pub wait_us_p50: Option<f64>,
+    /// 99th percentile, µs.
+    pub wait_us_p99: Option<f64>,
+    /// The longest, µs.
+    pub wait_us_max: Option<f64>,
+    /// Share of the looks in which it waited for connections, 0 to 1.
+    pub waiting: f64,
+    /// Seconds in which it waited while a queue that it does not serve was not empty.
+    pub idle_beside_queue_s: f64,
+    /// `waiting`, `busy`, `stopped`, at the last look.
+    pub state: String,
+}
+
+/// One socket's queue.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Queue {
+    /// Inode of the socket.
+    pub inode: u64,
+    /// Who waits for it.
+    pub pids: Vec<u32>,
+    /// Connections waiting at the last look.
+    pub length: u32,
+    /// The longest seen.
+    pub highest: u32,
+    /// The backlog.
+    pub limit: u32,
+    /// What it dropped meanwhile.
+    pub dropped: u32,
+    /// Seconds in which it was not empty, all who serve it were busy, and another worker waited.
+    pub blocked_s: f64,
+}
+
+/// Sums over all workers and queues.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Totals {
+    /// For how long it was watched, s.
+    pub seconds: f64,
+    /// Connections; without tracing, those of the whole namespace.
+    pub connections: u64,
+    /// Connections a second.
+    pub connections_per_s: f64,
+    /// Threads woken a connection.
+    pub wakeups_per_connection: Option<f64>,
+    /// Those beyond one a connection.
+    pub wasted_per_connection: Option<f64>,
+    /// Wait in the queue: median, µs.
+    pub wait_us_p50: Option<f64>,
+    /// 99th percentile, µs.
+    pub wait_us_p99: Option<f64>,
+    /// The longest, µs.
+    pub wait_us_max: Option<f64>,
+    /// Largest share over the mean one: of connections where they are known, otherwise of CPU.
+    pub skew_max_over_mean: Option<f64>,
+    /// Standard deviation of the shares over their mean.
+    pub skew_cv: Option<f64>,
+    /// CPU of all workers.
+    pub cpu: f64,
+    /// Dropped by these sockets.
+    pub dropped: u64,
+    /// Queues full, in the whole namespace.
+    pub listen_overflows: u64,
+    /// SYNs and SYN-ACKs sent again, in the whole namespace.
+    pub syn_retransmissions: u64,
+}
+
+fn rate(difference: u64, seconds: f64) -> f64 {
+    difference as f64 / seconds.max(1e-9)
+}
+
+impl Watch {
+    /// For how long it was watched, s.
+    pub fn seconds(&self) -> f64 {
+        self.last.at_ns.saturating_sub(self.first.at_ns) as f64 / 1e9
+    }
+
+    /// A number of looks as a time, s.
+    fn time_of(&self, looks: u64) -> f64 {
+        self.seconds() * looks as f64 / self.sampled.looks.max(1) as f64
+    }
+
+    fn traced(&self, pid: u32) -> Option<WorkerTrace> {
+        let last = self.last.trace.as_ref()?.workers.get(&pid)?;
+        let first = self.first.trace.as_ref()?.workers.get(&pid);
+        let first = first.cloned().unwrap_or_default();
+        Some(WorkerTrace {
+            accepted: last.accepted - first.accepted,
+            accepted_empty: last.accepted_empty - first.accepted_empty,
+            woken: last.woken - first.woken,
+            waits: last.waits.since(&first.waits),
+        })
+    }
+
+    /// Connections that the probes saw, and wake-ups for them.
+    fn announced(&self) -> Option<(u64, u64)> {
+        let (first, last) = (self.first.trace.as_ref()?, self.last.trace.as_ref()?);
+        Some((
+            last.connections - first.connections,
+            last.wakeups - first.wakeups,
+        ))
+    }
+
+    /// A row for each worker there at the end, by process id.
+    pub fn rows(&self) -> Vec<Row> {
+        let seconds = self.seconds();
+        let taken_by_all: u64 = self
+            .last
+            .workers
+            .keys()
+            .filter_map(|pid| self.traced(*pid))
+            .map(|t| t.accepted)
+            .sum();
+        let announced = self.announced();
+        let row = |(pid, look): (&u32, &WorkerLook)| {
+            let before = self.first.workers.get(pid);
+            let zero = WorkerLook::default();
+            // One that started meanwhile began with nothing.
+            let before = before.unwrap_or(&zero);
+            let traced = self.traced(*pid);
+            let looks = |map: &BTreeMap<u32, u64>| map.get(pid).copied().unwrap_or(0);
+            let taken = traced.as_ref().map(|t| t.accepted);
+            let waits = traced.as_ref().map(|t| &t.waits);
+            Row {
+                pid: *pid,
+                name: look.name.clone(),
+                taken,
+                share: taken
+                    .filter(|_| taken_by_all > 0)
+                    .map(|n| n as f64 / taken_by_all as f64),
+                active: look.active,
+                cpu: rate(look.cpu_ns.saturating_sub(before.cpu_ns), seconds) / 1e9,
+                run_delay: rate(
+                    look.run_delay_ns.saturating_sub(before.run_delay_ns),
+                    seconds,
+                ) / 1e9,
+                switches_voluntary_per_s: rate(
+                    look.switches_voluntary
+                        .saturating_sub(before.switches_voluntary),
+                    seconds,
+                ),
+                wakeups_per_connection: traced
+                    .as_ref()
+                    .zip(announced.filter(|a| a.0 > 0))
+                    .map(|(t, (connections, _))| t.woken as f64 / connections as f64),
+                empty_accepts: traced.as_ref().map(|t| t.accepted_empty),
+                wait_us_p50: waits.and_then(|w| w.quantile_us(0.5)),
+                wait_us_p99: waits.and_then(|w| w.quantile_us(0.99)),
+                wait_us_max: waits.filter(|w| w.count > 0).map(|w| w.max_us as f64),
+                waiting: looks(&self.sampled.waiting) as f64 / self.sampled.looks.max(1) as f64,
+                idle_beside_queue_s: self.time_of(looks(&self.sampled.idle_beside_queue)),
+                state: state(look).into(),
+            }
+        };
+        self.last.workers.iter().map(row).collect()
+    }
+
+    /// A row for each socket there at the end.
+    pub fn queues(&self) -> Vec<Queue> {
+        let row = |socket: &crate::listener::Socket| {
+            let before = self
+                .first
+                .listener
+                .sockets
+                .iter()
+                .find(|s| s.cookie == socket.cookie);
+            Queue {
+                inode: socket.inode,
+                pids: self.serves.get(&socket.cookie).cloned().unwrap_or_default(),
+                length: socket.queued,
+                highest: self
+                    .sampled
+                    .queue_highest
+                    .get(&socket.cookie)
+                    .copied()
+                    .unwrap_or(0)
+                    .max(socket.queued),
+                limit: socket.queue_limit,
+                dropped: socket.drops.wrapping_sub(before.map_or(0, |s| s.drops)),
+                blocked_s: self.time_of(
+                    self.sampled
+                        .blocked_queue
+                        .get(&socket.cookie)
+                        .copied()
+                        .unwrap_or(0),
+                ),
+            }
+        };
+        self.last.listener.sockets.iter().map(row).collect()
+    }
+
+    /// The sums.
+    pub fn totals(&self) -> Totals {
+        let seconds = self.seconds();
+        let rows = self.rows();
+        let announced = self.announced();
+        let host =
+            |of: fn(&HostLook) -> u64| of(&self.last.host).saturating_sub(of(&self.first.host));
+        let connections = announced.map_or_else(|| host(|h| h.passive_opens), |a| a.0);
+        let per_connection = announced
+            .filter(|a| a.0 > 0)
+            .map(|(connections, wakeups)| wakeups as f64 / connections as f64);
+        let mut waits = Waits::default();
+        for traced in self.last.workers.keys().filter_map(|pid| self.traced(*pid)) {
+            waits.add(&traced.waits);
+        }
+        let taken: Option<Vec<f64>> = rows.iter().map(|r| r.taken.map(|n| n as f64)).collect();
+        let busy: Vec<f64> = rows.iter().map(|r| r.cpu).collect();
+        let shares = taken
+            .filter(|t| t.iter().sum::<f64>() > 0.0)
+            .unwrap_or(busy);
+        let (skew_max_over_mean, skew_cv) = skew(&shares);
+        Totals {
+            seconds,
+            connections,
+            connections_per_s: rate(connections, seconds),
+            wakeups_per_connection: per_connection,
+            wasted_per_connection: per_connection.map(|n| (n - 1.0).max(0.0)),
+            wait_us_p50: waits.quantile_us(0.5),
+            wait_us_p99: waits.quantile_us(0.99),
+            wait_us_max: (waits.count > 0).then_some(waits.max_us as f64),
+            skew_max_over_mean,
+            skew_cv,
+            cpu: rows.iter().map(|r| r.cpu).sum(),
+            dropped: self.queues().iter().map(|q| u64::from(q.dropped)).sum(),
+            listen_overflows: host(|h| h.listen_overflows),
+            syn_retransmissions: host(|h| h.syn_retransmissions),
+        }
+    }
+}
+
+fn state(look: &WorkerLook) -> &'static str {
+    match (look.state, look.waiting) {
+        ('T' | 't', _) => "stopped",
+        ('Z' | 'X', _) => "gone",
+        (_, true) => "waiting",
+        _ => "busy",
+    }
+}
+
+/// Largest over mean, and standard deviation over mean, of two or more shares that are not all zero.
+fn skew(shares: &[f64]) -> (Option<f64>, Option<f64>) {
+    let n = shares.len() as f64;
+    let mean = shares.iter().sum::<f64>() / n;
+    if shares.len() < 2 || mean <= 0.0 {
+        return (None, None);
+    }
+    let variance = shares.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / n;
+    let largest = shares.iter().copied().fold(0.0, f64::max);
+    (Some(largest / mean), Some(variance.sqrt() / mean))
+}

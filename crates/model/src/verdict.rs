@@ -1,0 +1,548 @@
+//! What is wrong with a server, from a while of watching it: each finding with its cause, its numbers, and what to do.
+//!
+//! The thresholds are of the kind that a healthy server under load stays clear of; what is too little to judge by is not
+//! judged.
+
+use serde::{Deserialize, Serialize};
+
+use crate::accept::{Means, Shape};
+use crate::advice;
+use crate::listener::Protocol;
+use crate::snapshot::{Queue, Row, Totals, Watch, WorkerLook};
+
+/// Something to act on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// A stable name, for programs.
+    pub code: String,
+    /// What is wrong, in a few words.
+    pub title: String,
+    /// Why it is so.
+    pub cause: String,
+    /// The numbers that show it.
+    pub evidence: Vec<String>,
+    /// What to do, the best first.
+    pub next: Vec<String>,
+}
+
+/// Fewer connections than this say nothing about their spread.
+const ENOUGH_CONNECTIONS: u64 = 50;
+/// Less CPU than this, of all workers together, says nothing about its spread.
+const ENOUGH_CPU: f64 = 0.05;
+/// The largest share over the mean one, from which on a spread is called uneven. Two workers reach 2 at most.
+const UNEVEN: f64 = 1.5;
+/// Wake-ups a connection from which on it is a herd.
+const HERD: f64 = 1.8;
+/// Share of the time for which a queue may wait behind a busy worker while another is idle.
+const BLOCKED_SHARE: f64 = 0.02;
+/// That long at the least, s.
+const BLOCKED_S: f64 = 0.1;
+/// Share of the backlog from which on the next burst overflows it.
+const NEARLY_FULL: f64 = 0.8;
+/// Share of the descriptors from which on they run out soon.
+const DESCRIPTORS: f64 = 0.8;
+
+/// Everything that the rules look at.
+struct Case<'a> {
+    watch: &'a Watch,
+    rows: Vec<Row>,
+    queues: Vec<Queue>,
+    totals: Totals,
+    address: String,
+    name: String,
+}
+
+/// All that is wrong with what was watched; none: healthy.
+pub fn judge(watch: &Watch) -> Vec<Finding> {
+    let case = Case {
+        watch,
+        rows: watch.rows(),
+        queues: watch.queues(),
+        totals: watch.totals(),
+        address: watch.last.listener.address.to_string(),
+        name: watch
+            .last
+            .workers
+            .values()
+            .next()
+            .map_or_else(String::new, |w| w.name.clone()),
+    };
+    let rules: [fn(&Case<'_>) -> Option<Finding>; 12] = [
+        stopped,
+        stuck,
+        blocked,
+        overflow,
+        nearly_full,
+        reset,
+        herd,
+        lifo,
+        group_of_one,
+        mptcp,
+        pinned,
+        descriptors,
+    ];
+    rules.iter().filter_map(|rule| rule(&case)).collect()
+}
+
+fn finding(code: &str, title: impl Into<String>, cause: impl Into<String>) -> Finding {
+    Finding {
+        code: code.into(),
+        title: title.into(),
+        cause: cause.into(),
+        evidence: Vec::new(),
+        next: Vec::new(),
+    }
+}
+
+impl Finding {
+    fn shown(mut self, evidence: impl Into<String>) -> Self {
+        self.evidence.push(evidence.into());
+        self
+    }
+
+    fn then(mut self, next: impl Into<String>) -> Self {
+        self.next.push(next.into());
+        self
+    }
+}
+
+impl Case<'_> {
+    fn serving(&self, pid: u32) -> bool {
+        self.watch.model.workers.contains(&pid)
+    }
+
+    fn looks(&self) -> u64 {
+        self.watch.sampled.looks
+    }
+
+    fn steerable(&self) -> bool {
+        matches!(
+            self.watch.model.shape,
+            Shape::SocketPerWorker | Shape::SocketPerThread
+        ) && self.watch.last.listener.protocol != Protocol::Mptcp
+            && self.watch.steered != Some(true)
+    }
+
+    fn steer(&self) -> String {
+        let port = self.watch.last.listener.address.port();
+        if self.steerable() {
+            format!(
+                "`wakeone attach --rescue :{port}` moves such a queue to the others while its worker is stuck"
+            )
+        } else {
+            format!(
+                "give each worker a socket ({}), then `wakeone attach --rescue :{port}`",
+                advice::own_sockets(&self.name, &self.address)
+            )
+        }
+    }
+
+    fn shared(&self) -> bool {
+        matches!(
+            self.watch.model.shape,
+            Shape::Shared | Shape::SharedByThreads
+        )
+    }
+}
+
+fn list(pids: &[u32]) -> String {
+    let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+    pids.join(", ")
+}
+
+fn stopped(case: &Case<'_>) -> Option<Finding> {
+    let pids: Vec<u32> = case
+        .watch
+        .sampled
+        .stopped
+        .iter()
+        .filter(|(pid, looks)| case.serving(**pid) && **looks * 2 > case.looks())
+        .map(|(pid, _)| *pid)
+        .collect();
+    (!pids.is_empty()).then(|| {
+        let queued: u32 = case
+            .queues
+            .iter()
+            .filter(|q| q.pids.iter().any(|pid| pids.contains(pid)))
+            .map(|q| q.length)
+            .sum();
+        finding(
+            "stopped-worker",
+            "A worker is stopped",
+            "a signal (SIGSTOP, SIGTSTP), a debugger or the freezer keeps it from running",
+        )
+        .shown(format!(
+            "process {} was stopped for more than half of {:.1} s; {queued} connections wait in its queue",
+            list(&pids),
+            case.totals.seconds
+        ))
+        .then(format!("`kill -CONT {}`, or end it", pids[0]))
+        .then(case.steer())
+    })
+}
+
+/// A worker that took nothing all the time, although connections waited for it, and that is not stopped.
+fn stuck(case: &Case<'_>) -> Option<Finding> {
+    let sampled = &case.watch.sampled;
+    let is_stuck = |row: &&Row| {
+        let own = case.queues.iter().filter(|q| q.pids == [row.pid]);
+        let waited = own.clone().any(|q| {
+            let filled = case
+                .watch
+                .last
+                .listener
+                .sockets
+                .iter()
+                .find(|s| s.inode == q.inode)
+                .and_then(|s| sampled.queue_filled.get(&s.cookie));
+            filled.is_some_and(|looks| *looks * 10 > case.looks() * 9)
+        });
+        waited && row.waiting < 0.01 && row.taken.unwrap_or(0) == 0 && row.state == "busy"
+    };
+    let stuck: Vec<&Row> = case.rows.iter().filter(is_stuck).collect();
+    (!stuck.is_empty() && case.totals.seconds >= 1.0).then(|| {
+        let pids: Vec<u32> = stuck.iter().map(|r| r.pid).collect();
+        let mut found = finding(
+            "stuck-worker",
+            "A worker does not accept",
+            "it is busy with one request, waits for something else, or hangs",
+        );
+        for row in &stuck {
+            let queued: u32 = case
+                .queues
+                .iter()
+                .filter(|q| q.pids == [row.pid])
+                .map(|q| q.length)
+                .sum();
+            found = found.shown(format!(
+                "process {} took no connection in {:.1} s and was never seen waiting for one (CPU {:.0} %); {queued} wait for it",
+                row.pid, case.totals.seconds, row.cpu * 100.0
+            ));
+        }
+        found
+            .then(format!("look where it is: `cat /proc/{}/stack`, `gdb -p {}`", pids[0], pids[0]))
+            .then(case.steer())
+    })
+}
+
+/// Connections behind a busy worker while another has nothing to do: the blind hash.
+fn blocked(case: &Case<'_>) -> Option<Finding> {
+    if !matches!(case.watch.model.shape, Shape::SocketPerWorker) {
+        return None;
+    }
+    let worst = case
+        .queues
+        .iter()
+        .max_by(|a, b| a.blocked_s.total_cmp(&b.blocked_s))?;
+    let seconds = case.totals.seconds;
+    if worst.blocked_s < BLOCKED_S || worst.blocked_s < seconds * BLOCKED_SHARE {
+        return None;
+    }
+    let cause = if case.watch.steered == Some(true) {
+        "a program chooses the socket, and connections still wait behind a busy worker"
+    } else {
+        "the kernel chooses a socket by a hash of the addresses, whatever its worker is doing"
+    };
+    let idle: f64 = case.rows.iter().map(|r| r.idle_beside_queue_s).sum();
+    let mut found = finding(
+        "blind-hash",
+        "Connections wait behind a busy worker while others are idle",
+        cause,
+    )
+    .shown(format!(
+        "the queue of process {} was not empty for {:.2} s of {seconds:.1} s while its worker was busy and another waited; longest queue {}",
+        list(&worst.pids), worst.blocked_s, worst.highest
+    ))
+    .shown(format!("workers did nothing beside a filled queue for {idle:.2} s in all"));
+    if let (Some(p50), Some(p99)) = (case.totals.wait_us_p50, case.totals.wait_us_p99) {
+        found = found.shown(format!(
+            "wait in the queue: median {}, 99 % within {}",
+            time(p50),
+            time(p99)
+        ));
+    }
+    Some(found.then(case.steer()))
+}
+
+fn overflow(case: &Case<'_>) -> Option<Finding> {
+    if case.totals.dropped == 0 || case.watch.last.listener.protocol == Protocol::Udp {
+        return None;
+    }
+    let worst = case.queues.iter().max_by_key(|q| q.dropped)?;
+    Some(
+        finding(
+            "accept-queue-overflow",
+            "The accept queue overflows",
+            "a full queue drops SYNs and the last step of handshakes; clients try again after 1 s, 2 s, 4 s …",
+        )
+        .shown(format!(
+            "{} dropped in {:.1} s; the queue reached {} of {}",
+            case.totals.dropped, case.totals.seconds, worst.highest, worst.limit
+        ))
+        .shown(format!(
+            "in the whole network namespace: {} overflows, {} SYNs or SYN-ACKs sent again",
+            case.totals.listen_overflows, case.totals.syn_retransmissions
+        ))
+        .shown(cut(case, worst))
+        .then(longer(case, worst))
+        .then("if it stays full, the workers are too slow or too few: `wakeone top` shows which"),
+    )
+}
+
+fn nearly_full(case: &Case<'_>) -> Option<Finding> {
+    if case.totals.dropped > 0 || case.watch.last.listener.protocol == Protocol::Udp {
+        return None;
+    }
+    let fill = |q: &Queue| f64::from(q.highest) / f64::from(q.limit.max(1));
+    let worst = case
+        .queues
+        .iter()
+        .max_by(|a, b| fill(a).total_cmp(&fill(b)))?;
+    (worst.highest > 0 && fill(worst) >= NEARLY_FULL).then(|| {
+        finding(
+            "backlog-too-small",
+            "The backlog is too small for the bursts that come",
+            "connections come faster, for a moment, than they are accepted",
+        )
+        .shown(format!(
+            "the queue reached {} of {} in {:.1} s",
+            worst.highest, worst.limit, case.totals.seconds
+        ))
+        .shown(cut(case, worst))
+        .then(longer(case, worst))
+    })
+}
+
+/// Which of the two limits it is.
+fn cut(case: &Case<'_>, queue: &Queue) -> String {
+    let most = case.watch.last.host.somaxconn;
+    if queue.limit >= most {
+        format!("net.core.somaxconn is {most}: it cut what the program asked for, or is just that")
+    } else {
+        format!(
+            "the program asked listen() for {}; net.core.somaxconn would allow {most}",
+            queue.limit
+        )
+    }
+}
+
+fn longer(case: &Case<'_>, queue: &Queue) -> String {
+    let most = case.watch.last.host.somaxconn;
+    if queue.limit >= most {
+        format!(
+            "`sysctl net.core.somaxconn={}`, then restart or reload the server so that it calls listen() again",
+            (most * 8).max(4096)
+        )
+    } else {
+        format!("give the server's `backlog` setting {most} or more, and restart it")
+    }
+}
+
+/// A listener that went away with connections in its queue: they were reset.
+fn reset(case: &Case<'_>) -> Option<Finding> {
+    let gone = &case.watch.sampled.gone;
+    let lost: u32 = gone.values().sum();
+    (lost > 0).then(|| {
+        finding(
+            "reload-resets-queue",
+            "A reload or restart reset connections that waited",
+            "when a listening socket closes, the kernel resets what waits in its queue, unless it may move it to another of the group",
+        )
+        .shown(format!(
+            "{} of the group's sockets went away within {:.1} s; {lost} connections waited in them when last seen",
+            gone.len(), case.totals.seconds
+        ))
+        .then("`sysctl net.ipv4.tcp_migrate_req=1` has the kernel move them by hash")
+        .then(format!(
+            "`wakeone attach :{}` moves them to the least loaded worker",
+            case.watch.last.listener.address.port()
+        ))
+    })
+}
+
+fn herd(case: &Case<'_>) -> Option<Finding> {
+    let woken = case.totals.wakeups_per_connection?;
+    if case.totals.connections < ENOUGH_CONNECTIONS || woken < HERD || case.rows.len() < 2 {
+        return None;
+    }
+    let (code, cause) = match case.watch.model.means {
+        Means::EpollWakeAll | Means::EpollEdge => (
+            "epoll-exclusive-missing",
+            "the listener is in every worker's epoll set without EPOLLEXCLUSIVE: each connection wakes all that wait",
+        ),
+        Means::Poll => (
+            "thundering-herd",
+            "every worker polls the same listener: each connection wakes all that wait",
+        ),
+        _ => (
+            "thundering-herd",
+            "several workers are woken for each connection",
+        ),
+    };
+    let empty: u64 = case.rows.iter().filter_map(|r| r.empty_accepts).sum();
+    Some(
+        finding(code, "Workers are woken for nothing", cause)
+            .shown(format!(
+                "{woken:.2} wake-ups a connection among {} workers, over {} connections",
+                case.rows.len(),
+                case.totals.connections
+            ))
+            .shown(format!("{empty} accept() calls found nothing"))
+            .then(advice::wake_one(&case.name))
+            .then(advice::own_sockets(&case.name, &case.address)),
+    )
+}
+
+fn lifo(case: &Case<'_>) -> Option<Finding> {
+    let epoll = matches!(
+        case.watch.model.means,
+        Means::EpollExclusive | Means::EpollEdge | Means::EpollWakeAll
+    );
+    if !case.shared() || !epoll {
+        return None;
+    }
+    uneven(case).map(|evidence| {
+        finding(
+            "lifo-imbalance",
+            "One worker gets most of the load",
+            "epoll wakes who went to sleep last: the busiest worker is the next one again",
+        )
+        .shown(evidence)
+        .then(advice::own_sockets(&case.name, &case.address))
+        .then(format!(
+            "then `wakeone attach :{}`",
+            case.watch.last.listener.address.port()
+        ))
+    })
+}
+
+/// How uneven the load is, where there is enough of it to say so.
+fn uneven(case: &Case<'_>) -> Option<String> {
+    let skew = case.totals.skew_max_over_mean?;
+    let by_connections = case.rows.iter().all(|r| r.taken.is_some());
+    let enough = if by_connections {
+        case.totals.connections >= ENOUGH_CONNECTIONS
+    } else {
+        case.totals.cpu >= ENOUGH_CPU
+    };
+    // Of two workers one can have twice the mean at most: all of it.
+    let uneven = UNEVEN.min(1.0 + 0.4 * (case.rows.len() as f64 - 1.0));
+    if !enough || skew < uneven {
+        return None;
+    }
+    let what = if by_connections { "connections" } else { "CPU" };
+    let mut shares: Vec<f64> = case
+        .rows
+        .iter()
+        .map(|r| {
+            if by_connections {
+                r.share.unwrap_or(0.0)
+            } else {
+                r.cpu / case.totals.cpu
+            }
+        })
+        .collect();
+    shares.sort_by(|a, b| b.total_cmp(a));
+    let shown: Vec<String> = shares
+        .iter()
+        .take(8)
+        .map(|s| format!("{:.0} %", s * 100.0))
+        .collect();
+    Some(format!(
+        "the busiest of {} workers has {skew:.2} times the mean of the {what}: {}{}",
+        case.rows.len(),
+        shown.join(", "),
+        if shares.len() > 8 { " …" } else { "" }
+    ))
+}
+
+fn group_of_one(case: &Case<'_>) -> Option<Finding> {
+    let one = case.watch.last.listener.sockets.len() == 1 && case.watch.reuseport == Some(true);
+    // A server may set the option for its own restarts: it is a finding where the load is uneven.
+    let evidence = (one && case.shared() && case.rows.len() > 1)
+        .then(|| uneven(case))
+        .flatten()?;
+    Some(
+        finding(
+            "group-of-one",
+            "SO_REUSEPORT is set, but all workers share one socket",
+            "the option spreads connections over sockets, and there is only one: each worker must open its own",
+        )
+        .shown(format!("1 socket, {} workers", case.rows.len()))
+        .shown(evidence)
+        .then(advice::own_sockets(&case.name, &case.address)),
+    )
+}
+
+fn mptcp(case: &Case<'_>) -> Option<Finding> {
+    let listener = &case.watch.last.listener;
+    (listener.protocol == Protocol::Mptcp).then(|| {
+        finding(
+            "mptcp-listener",
+            "It listens by Multipath TCP",
+            "the kernel lets no program choose for an MPTCP listener, and groups of them are not steered",
+        )
+        .shown(format!("{} MPTCP socket(s) on {}", listener.sockets.len(), case.address))
+        .then("Go: `GODEBUG=multipathtcp=0` in its environment; others: a plain TCP socket")
+    })
+}
+
+fn pinned(case: &Case<'_>) -> Option<Finding> {
+    let mut by_cpu: std::collections::BTreeMap<u32, Vec<u32>> = std::collections::BTreeMap::new();
+    for (pid, look) in &case.watch.last.workers {
+        if let Some(cpu) = look.pinned_cpu {
+            by_cpu.entry(cpu).or_default().push(*pid);
+        }
+    }
+    let (cpu, pids) = by_cpu.into_iter().max_by_key(|(_, pids)| pids.len())?;
+    (pids.len() > 1).then(|| {
+        finding(
+            "pinned-to-one-cpu",
+            "Several workers may run on one CPU only, the same",
+            "their affinity (taskset, a cpuset, a setting of the server) names only that one",
+        )
+        .shown(format!(
+            "{} workers on CPU {cpu}: processes {}",
+            pids.len(),
+            list(&pids)
+        ))
+        .then(format!(
+            "`taskset -p {}` shows it; `taskset -ap MASK PID` changes it",
+            pids[0]
+        ))
+        .then("nginx: `worker_cpu_affinity auto`")
+    })
+}
+
+fn descriptors(case: &Case<'_>) -> Option<Finding> {
+    let fill = |w: &WorkerLook| f64::from(w.descriptors) / w.descriptors_limit.max(1) as f64;
+    let (pid, worst) = case
+        .watch
+        .last
+        .workers
+        .iter()
+        .max_by(|a, b| fill(a.1).total_cmp(&fill(b.1)))?;
+    (fill(worst) >= DESCRIPTORS).then(|| {
+        finding(
+            "descriptor-limit-near",
+            "A worker runs out of descriptors",
+            "at the limit accept() fails with EMFILE, and connections stay in the queue",
+        )
+        .shown(format!(
+            "process {pid} has {} of {} open",
+            worst.descriptors, worst.descriptors_limit
+        ))
+        .then("raise RLIMIT_NOFILE: systemd's `LimitNOFILE=`, nginx's `worker_rlimit_nofile`")
+    })
+}
+
+/// A time in µs as a person writes it.
+pub fn time(us: f64) -> String {
+    if us < 1000.0 {
+        format!("{us:.0} µs")
+    } else if us < 1_000_000.0 {
+        format!("{:.1} ms", us / 1000.0)
+    } else {
+        format!("{:.2} s", us / 1e6)
+    }
+}

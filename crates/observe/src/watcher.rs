@@ -1,0 +1,467 @@
+//! Watches one listener: quick looks at its queues and workers, and a full one at the beginning and the end.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use wakeone_kernel::diag::{self, Which};
+use wakeone_kernel::peek::{self, Processes};
+use wakeone_kernel::probe::Probe;
+use wakeone_kernel::process::{self, Doing};
+use wakeone_kernel::vitals;
+use wakeone_model::accept::{self, AcceptModel};
+use wakeone_model::listener::{Listener, Process, Protocol, Sighting, Socket};
+use wakeone_model::snapshot::{Sampled, Snapshot, TraceLook, View, Watch, WorkerLook, WorkerTrace};
+
+use crate::{Error, Found, find};
+
+/// How often to look at queues and workers: some 30 µs for the queues and 3 µs a thread.
+pub const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// How often to look at everything the accept model is told from.
+const SIGHT_EVERY: Duration = Duration::from_millis(500);
+/// Sightings at the start, this far apart: mutexes change hands, and who works is not seen waiting.
+const FIRST_SIGHTINGS: u32 = 10;
+const FIRST_APART: Duration = Duration::from_millis(20);
+/// Sightings remembered.
+const MOST_SIGHTINGS: usize = 60;
+/// How long a queue must wait behind a busy worker to count as blocked: less is the life of any queue.
+const BLOCKED_AFTER: Duration = Duration::from_millis(20);
+
+/// A listener being watched.
+pub struct Watcher {
+    listener: Listener,
+    /// Who holds the sockets, and their children. Reading all of /proc is left to when one of them ends.
+    pids: Vec<u32>,
+    sightings: VecDeque<Sighting>,
+    model: AcceptModel,
+    serves: BTreeMap<u64, Vec<u32>>,
+    probe: Option<Probe>,
+    view: View,
+    first: Snapshot,
+    sampled: Sampled,
+    /// Since when each queue waits behind busy workers, by cookie.
+    blocked_since: BTreeMap<u64, Instant>,
+    sighted: Instant,
+    reuseport: Option<bool>,
+}
+
+fn now_ns() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+fn kernel(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+    move |source| Error::Kernel { what, source }
+}
+
+impl Watcher {
+    /// Begins to watch. `tracing`: use the kernel's tracepoints where they may be used.
+    ///
+    /// # Errors
+    /// When the kernel does not show its sockets.
+    pub fn start(found: &Found, tracing: bool) -> Result<Self, Error> {
+        let mut view = View::default();
+        if found.hidden > 0 {
+            view.missing.push(format!(
+                "the descriptors of {} processes of other users may not be seen (CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or root, would show them): some workers may be missing",
+                found.hidden
+            ));
+        }
+        let probe = attach(&found.listener, tracing, &mut view);
+        let mut watcher = Self {
+            pids: found.pids.clone(),
+            sightings: VecDeque::new(),
+            model: accept::identify(found.listener.protocol, &[]),
+            serves: BTreeMap::new(),
+            probe,
+            view,
+            first: Snapshot {
+                at_ns: now_ns(),
+                listener: found.listener.clone(),
+                workers: BTreeMap::new(),
+                trace: None,
+                host: vitals::host(None),
+            },
+            sampled: Sampled::default(),
+            blocked_since: BTreeMap::new(),
+            sighted: Instant::now(),
+            reuseport: reuseport(found),
+            listener: found.listener.clone(),
+        };
+        for sighting in 0..FIRST_SIGHTINGS {
+            if sighting > 0 {
+                std::thread::sleep(FIRST_APART);
+            }
+            watcher.sight()?;
+        }
+        watcher.restart()?;
+        Ok(watcher)
+    }
+
+    /// Forgets what was counted so far: the time watched begins now.
+    ///
+    /// # Errors
+    /// When the kernel does not show its sockets.
+    pub fn restart(&mut self) -> Result<(), Error> {
+        self.first = self.snapshot()?;
+        self.sampled = Sampled::default();
+        Ok(())
+    }
+
+    /// The accept model as far as it was seen.
+    pub fn model(&self) -> &AcceptModel {
+        &self.model
+    }
+
+    /// Looks at everything that the accept model is told from.
+    fn sight(&mut self) -> Result<(), Error> {
+        let inodes: HashSet<u64> = self.listener.sockets.iter().map(|s| s.inode).collect();
+        let connections = self.connections()?;
+        if !self.pids.iter().all(|pid| peek::identity(*pid).is_some()) {
+            self.pids = Processes::read().around(&inodes);
+        }
+        let mut pids: BTreeSet<u32> = self.pids.iter().copied().collect();
+        pids.extend(self.pids.iter().flat_map(|pid| process::children(*pid)));
+        let processes: Vec<Process> = pids
+            .into_iter()
+            .filter_map(|pid| peek::look(pid, &inodes, &connections))
+            .collect();
+        // The children of those that hold the socket are looked at next time, whoever their parents were.
+        self.pids = processes.iter().map(|p| p.pid).collect();
+        if self.sightings.len() == MOST_SIGHTINGS {
+            self.sightings.pop_front();
+        }
+        self.sightings.push_back(Sighting { processes });
+        self.sighted = Instant::now();
+        self.conclude()
+    }
+
+    /// Inodes of the listener's open connections.
+    fn connections(&self) -> Result<HashSet<u64>, Error> {
+        if self.listener.protocol == Protocol::Udp {
+            return Ok(HashSet::new());
+        }
+        let open = diag::sockets(
+            self.listener.protocol,
+            Which::Open,
+            self.listener.address.port(),
+        )
+        .map_err(kernel("asking the kernel for the open connections"))?;
+        Ok(open
+            .iter()
+            .map(|e| e.socket.inode)
+            .filter(|i| *i > 0)
+            .collect())
+    }
+
+    /// The model, and who serves what, from all sightings.
+    fn conclude(&mut self) -> Result<(), Error> {
+        let sightings = self.sightings.make_contiguous();
+        self.model = accept::identify(self.listener.protocol, sightings);
+        let waiters = accept::waiters(sightings);
+        let alone = |inode: u64| -> Vec<u32> {
+            let last = sightings.last().map_or(&[][..], |s| &s.processes);
+            let holders: Vec<u32> = last
+                .iter()
+                .filter(|p| p.holds.contains(&inode))
+                .map(|p| p.pid)
+                .collect();
+            if holders.len() == 1 {
+                holders
+            } else {
+                Vec::new()
+            }
+        };
+        self.serves = self
+            .listener
+            .sockets
+            .iter()
+            .map(|socket| {
+                let pids = waiters.get(&socket.inode);
+                let pids =
+                    pids.map_or_else(|| alone(socket.inode), |p| p.iter().copied().collect());
+                (socket.cookie, pids)
+            })
+            .collect();
+        // A worker that hangs since before we came is seen waiting for nothing: its socket knows it.
+        let hung: BTreeSet<u32> = self.serves.values().flatten().copied().collect();
+        for pid in hung {
+            if !self.model.workers.contains(&pid) {
+                self.model.workers.push(pid);
+            }
+        }
+        if self.model.workers.is_empty() {
+            let last = sightings.last().map_or(&[][..], |s| &s.processes);
+            let holders = last.iter().filter(|p| !p.holds.is_empty());
+            self.model.workers = holders.map(|p| p.pid).collect();
+        }
+        self.model
+            .workers
+            .retain(|pid| peek::identity(*pid).is_some());
+        if let Some(probe) = &mut self.probe {
+            probe
+                .follow(self.model.workers.iter().copied())
+                .map_err(kernel("following the workers"))?;
+        }
+        Ok(())
+    }
+
+    /// The sockets as they are now; those that went away are noted.
+    fn refresh(&mut self) -> Result<(), Error> {
+        let protocol = match self.listener.protocol {
+            Protocol::Udp => Protocol::Udp,
+            // An MPTCP listener's queue shows in TCP's dump.
+            _ => Protocol::Tcp,
+        };
+        let entries = diag::sockets(protocol, Which::Listening, self.listener.address.port())
+            .map_err(kernel("asking the kernel for the listening sockets"))?;
+        let mut sockets: Vec<Socket> = entries
+            .into_iter()
+            .filter(|e| e.local == self.listener.address && e.interface == self.listener.interface)
+            .map(|e| Socket {
+                protocol: self.listener.protocol,
+                ..e.socket
+            })
+            .collect();
+        sockets.sort_by_key(|s| s.cookie);
+        for old in &self.listener.sockets {
+            if !sockets.iter().any(|s| s.cookie == old.cookie) {
+                self.sampled.gone.insert(old.cookie, old.queued);
+            }
+        }
+        let changed = sockets.len() != self.listener.sockets.len()
+            || sockets
+                .iter()
+                .zip(&self.listener.sockets)
+                .any(|(a, b)| a.cookie != b.cookie);
+        self.listener.sockets = sockets;
+        if changed {
+            let inodes = self.listener.sockets.iter().map(|s| s.inode).collect();
+            self.pids = Processes::read().around(&inodes);
+            self.sight()?;
+        }
+        Ok(())
+    }
+
+    /// One quick look. To be called every [`LOOK_EVERY`].
+    ///
+    /// # Errors
+    /// When the kernel does not show its sockets.
+    pub fn look(&mut self) -> Result<(), Error> {
+        self.refresh()?;
+        if self.sighted.elapsed() >= SIGHT_EVERY {
+            self.sight()?;
+        }
+        let sampled = &mut self.sampled;
+        sampled.looks += 1;
+        for socket in &self.listener.sockets {
+            let highest = sampled.queue_highest.entry(socket.cookie).or_default();
+            *highest = (*highest).max(socket.queued);
+            if socket.queued > 0 {
+                *sampled.queue_filled.entry(socket.cookie).or_default() += 1;
+            }
+        }
+        let mut waiting = BTreeSet::new();
+        for pid in &self.model.workers {
+            match process::doing(*pid) {
+                Doing::Waiting => {
+                    waiting.insert(*pid);
+                    *sampled.waiting.entry(*pid).or_default() += 1;
+                }
+                Doing::Stopped => *sampled.stopped.entry(*pid).or_default() += 1,
+                _ => {}
+            }
+        }
+        self.beside_queues(&waiting);
+        Ok(())
+    }
+
+    /// Queues behind workers that are all busy, and workers that wait beside them.
+    fn beside_queues(&mut self, waiting: &BTreeSet<u32>) {
+        let mut idle: BTreeSet<u32> = BTreeSet::new();
+        for socket in &self.listener.sockets {
+            let serves = self
+                .serves
+                .get(&socket.cookie)
+                .map_or(&[][..], Vec::as_slice);
+            let others: Vec<u32> = waiting
+                .iter()
+                .copied()
+                .filter(|pid| !serves.contains(pid))
+                .collect();
+            let blocked = socket.queued > 0
+                && !serves.is_empty()
+                && !serves.iter().any(|pid| waiting.contains(pid))
+                && !others.is_empty();
+            if !blocked {
+                self.blocked_since.remove(&socket.cookie);
+                continue;
+            }
+            let since = self
+                .blocked_since
+                .entry(socket.cookie)
+                .or_insert_with(Instant::now);
+            if since.elapsed() >= BLOCKED_AFTER {
+                *self.sampled.blocked_queue.entry(socket.cookie).or_default() += 1;
+                idle.extend(others);
+            }
+        }
+        for pid in idle {
+            *self.sampled.idle_beside_queue.entry(pid).or_default() += 1;
+        }
+    }
+
+    /// Everything, now.
+    ///
+    /// # Errors
+    /// When the kernel does not show its sockets.
+    pub fn snapshot(&mut self) -> Result<Snapshot, Error> {
+        self.refresh()?;
+        let last = self.sightings.back();
+        let active = |pid: u32| {
+            let process = last.and_then(|s| s.processes.iter().find(|p| p.pid == pid));
+            process.map_or(0, |p| p.connections)
+        };
+        let worker = |pid: &u32| {
+            let look = vitals::worker(*pid)?;
+            let waiting = process::doing(*pid) == Doing::Waiting;
+            let active = active(*pid);
+            Some((
+                *pid,
+                WorkerLook {
+                    waiting,
+                    active,
+                    ..look
+                },
+            ))
+        };
+        Ok(Snapshot {
+            at_ns: now_ns(),
+            workers: self.model.workers.iter().filter_map(worker).collect(),
+            trace: self.trace()?,
+            host: vitals::host(None),
+            listener: self.listener.clone(),
+        })
+    }
+
+    fn trace(&self) -> Result<Option<TraceLook>, Error> {
+        let Some(probe) = &self.probe else {
+            return Ok(None);
+        };
+        let counts = probe.read().map_err(kernel("reading the probes"))?;
+        let worker = |(pid, seen): (&u32, &wakeone_kernel::probe::Worker)| {
+            let trace = WorkerTrace {
+                accepted: seen.accepted,
+                accepted_empty: seen.accepted_empty,
+                woken: seen.woken,
+                waits: seen.waits.clone(),
+            };
+            (*pid, trace)
+        };
+        Ok(Some(TraceLook {
+            connections: counts.connections,
+            wakeups: counts.wakeups,
+            workers: counts.workers.iter().map(worker).collect(),
+        }))
+    }
+
+    /// What was seen since the start, or the last [`Watcher::restart`].
+    ///
+    /// # Errors
+    /// When the kernel does not show its sockets.
+    pub fn watch(&mut self) -> Result<Watch, Error> {
+        self.sight()?;
+        let last = self.snapshot()?;
+        Ok(Watch {
+            model: self.model.clone(),
+            first: self.first.clone(),
+            last,
+            sampled: self.sampled.clone(),
+            serves: self.serves.clone(),
+            reuseport: self.reuseport,
+            steered: None,
+            view: self.view.clone(),
+        })
+    }
+}
+
+fn attach(listener: &Listener, tracing: bool, view: &mut View) -> Option<Probe> {
+    if listener.protocol == Protocol::Udp {
+        return None;
+    }
+    if !tracing {
+        view.missing.push(
+            "tracing was not asked for: connections taken, wake-ups and waits in the queue are not known".into(),
+        );
+        return None;
+    }
+    match Probe::attach(listener.address.port()) {
+        Ok(probe) => {
+            view.tracing = true;
+            Some(probe)
+        }
+        Err(error) => {
+            view.missing.push(format!(
+                "the kernel's tracepoints may not be used ({error}; it takes CAP_BPF, CAP_PERFMON and, for tracefs, CAP_SYS_ADMIN): connections taken, wake-ups and waits in the queue are not known"
+            ));
+            None
+        }
+    }
+}
+
+/// Whether SO_REUSEPORT is set, asked of a duplicate that is closed at once.
+fn reuseport(found: &Found) -> Option<bool> {
+    let inodes: HashSet<u64> = found.listener.sockets.iter().map(|s| s.inode).collect();
+    found.pids.iter().find_map(|pid| {
+        let sockets = process::sockets_of(*pid).ok()?;
+        let (fd, _) = sockets.into_iter().find(|s| inodes.contains(&s.1))?;
+        let socket = process::descriptor_of(*pid, fd).ok()?;
+        rustix::net::sockopt::socket_reuseport(&socket).ok()
+    })
+}
+
+/// Watches several listeners side by side for a while; stops early once `cancelled` says so.
+///
+/// # Errors
+/// When the kernel does not show its sockets.
+pub fn watch_all(
+    found: &[Found],
+    tracing: bool,
+    duration: Duration,
+    cancelled: &mut dyn FnMut() -> bool,
+) -> Result<Vec<Watch>, Error> {
+    let mut watchers = found
+        .iter()
+        .map(|found| Watcher::start(found, tracing))
+        .collect::<Result<Vec<_>, _>>()?;
+    for watcher in &mut watchers {
+        watcher.restart()?;
+    }
+    let end = Instant::now() + duration;
+    let mut next = Instant::now();
+    while Instant::now() < end && !cancelled() {
+        for watcher in &mut watchers {
+            watcher.look()?;
+        }
+        next += LOOK_EVERY;
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        // Who cannot keep up does not hurry after what was missed.
+        next = next.max(Instant::now());
+    }
+    watchers.iter_mut().map(Watcher::watch).collect()
+}
+
+/// The listener of one address again, with its processes; None where it is gone.
+///
+/// # Errors
+/// What sock_diag says.
+pub fn again(listener: &Listener) -> Result<Option<Found>, Error> {
+    let found = find(&crate::Target::Address(listener.address));
+    match found {
+        Ok(all) => Ok(all
+            .into_iter()
+            .find(|f| f.listener.protocol == listener.protocol)),
+        Err(Error::NotFound(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
