@@ -177,8 +177,8 @@ impl Watching {
                 if process.rings && !process.holds.is_empty() && units.is_empty() {
                     all.rings.insert(process.pid);
                 }
+                now += usize::from(waits_now(process));
                 if !units.is_empty() {
-                    now += 1;
                     all.by_process.entry(process.pid).or_default().extend(units);
                 }
             }
@@ -259,6 +259,22 @@ fn units(process: &Process) -> Vec<(u64, u64, Means)> {
         }
     }
     units
+}
+
+/// Whether some thread waits for the socket at this moment. A socket in an epoll set that no thread is waiting on, of a
+/// process that works or waits for a mutex, is not waited for.
+fn waits_now(process: &Process) -> bool {
+    let own = |epoll: i32| {
+        let mut polls = process.polls.iter();
+        polls.any(|p| p.epoll == epoll && process.holds.contains(&p.inode))
+    };
+    process.threads.iter().any(|thread| match &thread.wait {
+        Wait::Accept(inode) | Wait::Receive(inode) => process.holds.contains(inode),
+        Wait::Poll(inodes) => !inodes.is_empty(),
+        Wait::PollUnseen => process.polls.is_empty() && !process.holds.is_empty(),
+        Wait::Epoll(epoll) => own(*epoll),
+        _ => false,
+    })
 }
 
 /// Processes seen waiting for each socket, by its inode.
@@ -412,24 +428,26 @@ fn mutex(watching: &Watching, sightings: &[Sighting]) -> Option<Mutex> {
         return None;
     }
     let mut locks = false;
-    let mut workers = BTreeSet::new();
+    let (mut workers, mut watchers) = (BTreeSet::new(), BTreeSet::new());
     for sighting in sightings {
-        let Some(watcher) = sighting.processes.iter().find(|p| !units(p).is_empty()) else {
+        let Some(watcher) = sighting.processes.iter().find(|p| waits_now(p)) else {
             continue;
         };
+        watchers.insert(watcher.pid);
         for other in &sighting.processes {
             let sibling = other.pid != watcher.pid && other.parent == watcher.parent;
-            if !sibling || other.holds.is_empty() || !units(other).is_empty() {
+            if !sibling || other.holds.is_empty() || other.threads.is_empty() {
                 continue;
             }
+            // A worker that waits for the mutex does nothing else; one whose pool sleeps while it works is no such.
             let idle = |wait: &Wait| matches!(wait, Wait::Lock | Wait::Futex | Wait::Epoll(_));
-            if other.threads.iter().any(|t| idle(&t.wait)) {
+            if other.threads.iter().all(|t| idle(&t.wait)) {
                 workers.extend([other.pid, watcher.pid]);
                 locks |= other.threads.iter().any(|t| t.wait == Wait::Lock);
             }
         }
     }
-    let changed = watching.by_process.len() > 1;
+    let changed = watchers.len() > 1;
     (!workers.is_empty()).then(|| Mutex {
         confidence: if changed || locks {
             Confidence::Certain

@@ -112,6 +112,23 @@ fn a_mutex_by_its_turns_and_by_its_lock() {
         named(vec![turn(2), turn(2)]),
         ("accept-mutex".into(), Confidence::Likely)
     );
+    // Apache with two Listens: each has the sockets in its set, and waits for a mutex first.
+    let queued = |pid: u32| {
+        let worker = process(pid, 1, &[7]);
+        Process {
+            polls: vec![Polled {
+                epoll: 4,
+                inode: 7,
+                events: IN,
+            }],
+            ..worker.thread(Wait::Futex)
+        }
+    };
+    let first = process(2, 1, &[7]).epoll(4, 7, IN);
+    assert_eq!(
+        named(vec![vec![first, queued(3), queued(4)]]),
+        ("accept-mutex".into(), Confidence::Likely)
+    );
     let locked = vec![
         process(2, 1, &[7]).thread(Wait::Accept(7)),
         process(3, 1, &[7]).thread(Wait::Lock),
