@@ -18,12 +18,13 @@ fn main() {
         "dispatch.bpf.c",
         "observe.h",
         "observe.bpf.c",
+        "recount.bpf.c",
     ] {
         println!("cargo:rerun-if-changed={}", bpf.join(file).display());
     }
     println!("cargo:rerun-if-changed=src/policy_native.c");
 
-    for object in ["dispatch", "observe"] {
+    for object in ["dispatch", "observe", "recount"] {
         compile(&bpf, object, &arch_headers, &out);
     }
 

@@ -7,13 +7,14 @@ use crate::output::print;
 use wakeone::detach::{self, Report};
 use wakeone::paths::Paths;
 use wakeone::supervisor::state::default_runtime_dir;
+use wakeone_observe::Target;
 
-/// Take away the program, pins and state of groups whose supervisor is gone; workers that live go on serving
+/// Stop steering a server that was attached, or take away what a group without a supervisor left behind
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: wakeone detach --all")]
+#[command(after_help = "Example: wakeone detach :8080")]
 pub struct Args {
-    /// The group, as `wakeone status` names it
-    #[arg(value_name = "NAME", required_unless_present = "all")]
+    /// The group, as `wakeone status` names it, or :PORT or ADDRESS:PORT where it listens
+    #[arg(value_name = "NAME|TARGET", required_unless_present = "all")]
     name: Option<String>,
 
     /// Every group without a living supervisor, and what half-finished starts left
@@ -33,7 +34,10 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
     let reports = match &args.name {
-        Some(name) => vec![detach::detach(&paths, name)?],
+        Some(name) => groups(&paths, name)
+            .iter()
+            .map(|name| detach::detach(&paths, name))
+            .collect::<Result<_, _>>()?,
         None => detach::detach_all(&paths)?,
     };
     if args.json {
@@ -45,6 +49,20 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(&(sentences.join("\n") + "\n"))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The groups that a name or a target means; what means none is taken for a name, so that the error names it.
+fn groups(paths: &Paths, name: &str) -> Vec<String> {
+    let found = match name.parse() {
+        Ok(Target::Port(port)) => detach::groups_at(paths, |at| at.port() == port),
+        Ok(Target::Address(address)) => detach::groups_at(paths, |at| at == address),
+        _ => Vec::new(),
+    };
+    if found.is_empty() {
+        vec![name.to_owned()]
+    } else {
+        found
+    }
 }
 
 fn sentence(report: &Report) -> String {

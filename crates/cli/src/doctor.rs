@@ -68,7 +68,7 @@ const FOUND: u8 = 3;
 /// Watches and tells.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let target = args.target.clone().unwrap_or(Target::All);
-    enter(&args, &target)?;
+    enter(args.netns.as_deref(), args.pid, &target).context("doctor")?;
     let mut found = find(&target).context("doctor")?;
     if target == Target::All {
         found.retain(|f| !f.pids.is_empty() || f.hidden > 0);
@@ -99,9 +99,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Goes where the target is, if that is another network namespace.
-fn enter(args: &Args, target: &Target) -> anyhow::Result<()> {
-    let place = match (&args.netns, args.pid, target) {
+/// Goes where the target is, if that is another network namespace: one named, that of a process, or the target's own.
+pub fn enter(netns: Option<&str>, pid: Option<u32>, target: &Target) -> anyhow::Result<()> {
+    let place = match (netns, pid, target) {
         (Some(name), _, _) if name.contains('/') => PathBuf::from(name),
         (Some(name), _, _) => Path::new("/run/netns").join(name),
         (None, Some(pid), _) => format!("/proc/{pid}/ns/net").into(),
@@ -113,17 +113,17 @@ fn enter(args: &Args, target: &Target) -> anyhow::Result<()> {
     };
     netns::enter(&place).with_context(|| {
         format!(
-            "doctor: cannot enter the network namespace {}; it must exist, and entering it takes CAP_SYS_ADMIN",
+            "cannot enter the network namespace {}; it must exist, and entering it takes CAP_SYS_ADMIN",
             place.display()
         )
     })
 }
 
-fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
+/// A flag that SIGINT and SIGTERM set.
+pub fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&stop))
-            .context("doctor: cannot catch signals")?;
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context("cannot catch signals")?;
     }
     Ok(stop)
 }

@@ -1,5 +1,6 @@
 //! The `wakeone` command: for each connection, wake one worker, the right one.
 
+mod attach;
 mod detach;
 mod doctor;
 mod exec_worker;
@@ -31,6 +32,7 @@ enum Command {
     Run(Box<run::Args>),
     Status(status::Args),
     Policy(policy::Args),
+    Attach(attach::Args),
     Detach(detach::Args),
     Doctor(doctor::Args),
     Serve(serve::Args),
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(*args),
         Command::Status(args) => status::run(args),
         Command::Policy(args) => policy::run(args),
+        Command::Attach(args) => attach::run(args),
         Command::Detach(args) => detach::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Serve(args) => serve::run(args),

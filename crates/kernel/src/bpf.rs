@@ -54,6 +54,15 @@ fn from_bpf(error: libbpf_rs::Error) -> io::Error {
     }
 }
 
+/// libbpf's answer to a step, as an error that tells both; what was not permitted is still told apart.
+pub(crate) fn failed(step: &str, error: &libbpf_rs::Error) -> io::Error {
+    let kind = match error.kind() {
+        libbpf_rs::ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, format!("{step} failed: {error}"))
+}
+
 fn bpf_step(step: impl Into<String>) -> impl FnOnce(libbpf_rs::Error) -> Error {
     let step = step.into();
     move |source| Error {
@@ -349,6 +358,13 @@ impl Pinned {
     /// Entries in the map of connections that were moved and still live.
     pub fn moved(&self) -> usize {
         self.moved.keys().count()
+    }
+
+    /// The slot that a listener, by its cookie, was made known for.
+    pub fn slot_of(&self, cookie: u64) -> Option<usize> {
+        let found = self.listeners.lookup(&cookie.to_ne_bytes(), MapFlags::ANY);
+        let bytes: [u8; 4] = found.ok()??.try_into().ok()?;
+        Some(u32::from_ne_bytes(bytes) as usize).filter(|slot| *slot < crate::table::MAX_SLOTS)
     }
 
     /// Makes a listener known: its connections are counted for the slot.

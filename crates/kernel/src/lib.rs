@@ -17,6 +17,7 @@ pub mod policy;
 pub mod probe;
 pub mod process;
 pub mod process_mutex;
+pub mod recount;
 pub mod ring;
 pub mod run_stats;
 pub mod schedule;

@@ -14,6 +14,7 @@ use nix::libc;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsmount, fsopen};
 use wakeone_model::waits::Waits;
 
+use crate::bpf::failed as step;
 use skeleton::{ObserveSkel, ObserveSkelBuilder, types};
 
 #[allow(
@@ -158,14 +159,6 @@ impl Probe {
                 .collect(),
         })
     }
-}
-
-fn step(what: &str, error: &libbpf_rs::Error) -> io::Error {
-    let kind = match error.kind() {
-        libbpf_rs::ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
-        _ => io::ErrorKind::Other,
-    };
-    io::Error::new(kind, format!("{what} failed: {error}"))
 }
 
 fn links(skeleton: &ObserveSkel<'_>) -> io::Result<Vec<Link>> {

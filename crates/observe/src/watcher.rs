@@ -24,6 +24,8 @@ const FIRST_SIGHTINGS: u32 = 10;
 const FIRST_APART: Duration = Duration::from_millis(20);
 /// Sightings remembered.
 const MOST_SIGHTINGS: usize = 60;
+/// The last of them, by which it is told who serves what.
+const LATELY: usize = 4;
 /// How long a queue must wait behind a busy worker to count as blocked: less is the life of any queue.
 const BLOCKED_AFTER: Duration = Duration::from_millis(20);
 
@@ -113,6 +115,23 @@ impl Watcher {
         &self.model
     }
 
+    /// The listener with its sockets, at the last look.
+    pub fn listener(&self) -> &Listener {
+        &self.listener
+    }
+
+    /// The living processes that serve a socket, by its cookie.
+    pub fn serving(&self, cookie: u64) -> impl Iterator<Item = u32> + '_ {
+        let pids = self.serves.get(&cookie).map_or(&[][..], Vec::as_slice);
+        let lives = |pid: &u32| peek::identity(*pid).is_some();
+        pids.iter().copied().filter(lives)
+    }
+
+    /// The processes that hold its sockets, and their children, at the last look.
+    pub fn pids(&self) -> &[u32] {
+        &self.pids
+    }
+
     /// Looks at everything that the accept model is told from.
     fn sight(&mut self) -> Result<(), Error> {
         let inodes: HashSet<u64> = self.listener.sockets.iter().map(|s| s.inode).collect();
@@ -158,7 +177,12 @@ impl Watcher {
     fn conclude(&mut self) -> Result<(), Error> {
         let sightings = self.sightings.make_contiguous();
         self.model = accept::identify(self.listener.protocol, sightings);
-        let waiters = accept::waiters(sightings);
+        // Who waited lately; a worker that is busy for long, by what it did before.
+        let lately = sightings.len().saturating_sub(LATELY);
+        let (recent, waiters) = (
+            accept::waiters(&sightings[lately..]),
+            accept::waiters(sightings),
+        );
         let alone = |inode: u64| -> Vec<u32> {
             let last = sightings.last().map_or(&[][..], |s| &s.processes);
             let holders: Vec<u32> = last
@@ -177,7 +201,9 @@ impl Watcher {
             .sockets
             .iter()
             .map(|socket| {
-                let pids = waiters.get(&socket.inode);
+                let pids = recent
+                    .get(&socket.inode)
+                    .or_else(|| waiters.get(&socket.inode));
                 let pids =
                     pids.map_or_else(|| alone(socket.inode), |p| p.iter().copied().collect());
                 (socket.cookie, pids)

@@ -100,6 +100,11 @@ impl Agent {
         }
     }
 
+    /// Does something to the dispatcher between two looks.
+    pub fn tell<R>(&self, act: impl FnOnce(&mut Dispatcher) -> R) -> Option<R> {
+        lock(&self.core).dispatcher.as_mut().map(act)
+    }
+
     fn stop(&mut self) {
         self.stop.store(true, Release);
         if let Some(thread) = self.thread.take() {
@@ -183,6 +188,9 @@ impl Core {
             .table()
             .heartbeat_ns()
             .store(schedule::coarse_ns(), Relaxed);
+        // Listeners of others come and go.
+        self.memory.resize_with(dispatcher.slots(), Memory::default);
+        self.patience.resize(dispatcher.slots(), None);
         let looks: Vec<Look> = (0..dispatcher.slots())
             .map(|slot| observe(dispatcher, slot))
             .collect();
@@ -322,7 +330,7 @@ impl Core {
 fn doing(dispatcher: &Dispatcher, slot: usize) -> Doing {
     match dispatcher.table().slot(slot).pid().load(Relaxed) {
         0 => Doing::Unknown,
-        pid => match process::doing_below(pid, dispatcher.inodes(slot)) {
+        pid => match process::doing_below(pid, &dispatcher.inodes(slot)) {
             process::Doing::Waiting => Doing::Waiting,
             process::Doing::Busy => Doing::Busy,
             process::Doing::Stopped => Doing::Stopped,

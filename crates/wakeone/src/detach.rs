@@ -1,6 +1,10 @@
 //! Taking away what a group left behind: its program, pins, cgroup and state, whole or half-made.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use serde::Serialize;
 use wakeone_kernel::{bpf, cgroup, process, socket};
@@ -8,7 +12,8 @@ use wakeone_kernel::{bpf, cgroup, process, socket};
 use crate::dispatcher::sweep_halves;
 use crate::paths::Paths;
 use crate::status;
-use crate::supervisor::state::{GroupDir, State, StateError};
+use crate::supervisor::process::Identity;
+use crate::supervisor::state::{self, GroupDir, State, StateError};
 
 /// What was taken away.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -68,7 +73,7 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
             known,
         });
     }
-    let dir = GroupDir::take(&paths.runtime, name)?;
+    let dir = take(paths, name)?;
     let mut report = Report {
         name: name.to_owned(),
         ..Report::default()
@@ -94,6 +99,46 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     drop(dir);
     paths.tidy();
     Ok(report)
+}
+
+/// The group's folder. The agent of a server that is steered from outside ends for it, and detaches by itself; a
+/// supervisor of workers does not.
+fn take(paths: &Paths, name: &str) -> Result<GroupDir, Error> {
+    let taken = match GroupDir::take(&paths.runtime, name) {
+        Err(error @ StateError::Taken { .. }) => error,
+        other => return Ok(other?),
+    };
+    let agent = state::load(&paths.runtime, name)
+        .ok()
+        .flatten()
+        .filter(|state| state.attached && state.boot == state::boot_id())
+        .map(|state| state.supervisor)
+        .filter(Identity::lives);
+    let Some(pid) = agent.and_then(|agent| Pid::from_raw(agent.pid as i32)) else {
+        return Err(taken.into());
+    };
+    let _ = kill_process(pid, Signal::TERM);
+    let start = Instant::now();
+    while start.elapsed() < AGENT_ENDS {
+        std::thread::sleep(Duration::from_millis(10));
+        if let Ok(dir) = GroupDir::take(&paths.runtime, name) {
+            return Ok(dir);
+        }
+    }
+    Err(taken.into())
+}
+
+/// How long an agent may take to detach.
+const AGENT_ENDS: Duration = Duration::from_secs(10);
+
+/// The groups that are attached to this address.
+pub fn groups_at(paths: &Paths, fits: impl Fn(SocketAddr) -> bool) -> Vec<String> {
+    let names = status::names(paths).unwrap_or_default();
+    let listens = |name: &String| {
+        let state = state::load(&paths.runtime, name).ok().flatten();
+        state.is_some_and(|state| state.listen.iter().any(|at| fits(at.address)))
+    };
+    names.into_iter().filter(listens).collect()
 }
 
 /// Detaches the program from the listeners that living workers hold.

@@ -1,6 +1,6 @@
 //! The dispatch program of one group, from user space: loading or finding it, its listeners, its marks, its end.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,7 +11,7 @@ use wakeone_kernel::{capability, cgroup};
 
 use crate::paths::Paths;
 use crate::policy::Policy;
-use crate::supervisor::adopt::inode_of;
+use crate::seat::{Lent, Seat};
 
 /// Why a group is not steered, as one sentence.
 #[derive(Debug, thiserror::Error)]
@@ -107,10 +107,8 @@ pub struct Plan<'a> {
 pub struct Dispatcher {
     name: String,
     pinned: Pinned,
-    /// By slot, then by address.
-    listeners: Vec<Vec<OwnedFd>>,
-    /// Of the listeners, in the same order.
-    inodes: Vec<Vec<u64>>,
+    /// The listeners of each slot.
+    seats: Vec<Seat>,
     backlog: i32,
     kept: bool,
 }
@@ -121,61 +119,77 @@ impl Dispatcher {
     /// # Errors
     /// See [`Error`]; nothing is left loaded or pinned then that was not before.
     pub fn start(plan: &Plan<'_>, listeners: Vec<Vec<OwnedFd>>) -> Result<Self, Error> {
-        let name = plan.name.to_owned();
-        plan.paths
-            .prepare()
-            .map_err(|why| Error::no_place(plan.name, why))?;
-        let dir = plan.paths.group_pins(plan.name);
-        sweep_halves(&plan.paths.pins);
         let addresses = listeners.first().map_or(0, Vec::len);
-        let found = plan
-            .adopt
-            .then(|| find(&dir, addresses, listeners.len()))
-            .flatten();
-        let kept = found.is_some();
-        let pinned = match found {
-            Some(pinned) => pinned,
-            None => {
-                bpf::empty_arrays(&dir);
-                bpf::remove_pins(&dir).map_err(|source| Error::Kernel {
-                    name: name.clone(),
-                    source: bpf::Error {
-                        step: format!("removing {}", dir.display()),
-                        source,
-                    },
-                })?;
-                let load = LoadPlan {
-                    dir: &dir,
-                    addresses,
-                    cgroup: plan.cgroup,
-                    read_queues: plan.read_queues,
-                };
-                bpf::load(&load).map_err(|error| {
-                    plan.paths.tidy();
-                    Error::of(plan.name)(error)
-                })?
-            }
-        };
-        let inode = |one: &OwnedFd| inode_of(one).unwrap_or(0);
-        let dispatcher = Self {
-            name,
+        let slots = listeners.len();
+        let (pinned, kept) = open_or_load(plan, addresses, |pinned| {
+            pinned.table().slots().load(Relaxed) as usize == slots
+        })?;
+        Self {
+            name: plan.name.to_owned(),
             pinned,
-            inodes: listeners
-                .iter()
-                .map(|slot| slot.iter().map(inode).collect())
-                .collect(),
-            listeners,
+            seats: listeners.into_iter().map(Seat::Held).collect(),
+            backlog: plan.backlog,
+            kept,
+        }
+        .begin(plan)
+    }
+
+    /// The same for listeners that other processes hold: each with its cookie, and borrowed only for a moment when
+    /// something must be done to it, so that none outlives its server. Those that an earlier program knew keep their
+    /// slots.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing is left loaded or pinned then that was not before.
+    pub fn start_beside(plan: &Plan<'_>, lent: Vec<(u64, Lent)>) -> Result<Self, Error> {
+        let (pinned, kept) = open_or_load(plan, 1, |_| true)?;
+        let mut dispatcher = Self {
+            name: plan.name.to_owned(),
+            pinned,
+            seats: Vec::new(),
             backlog: plan.backlog,
             kept,
         };
-        dispatcher.fill(plan).map_err(|error| {
-            if !kept {
-                let _ = bpf::remove_pins(&dir);
-                plan.paths.tidy();
+        let (known, new): (Vec<_>, Vec<_>) = lent
+            .into_iter()
+            .partition(|(cookie, _)| dispatcher.pinned.slot_of(*cookie).is_some());
+        for (cookie, lent) in known.into_iter().chain(new) {
+            dispatcher.place(cookie, lent);
+        }
+        dispatcher.begin(plan)
+    }
+
+    fn begin(self, plan: &Plan<'_>) -> Result<Self, Error> {
+        match self.fill(plan) {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                if !self.kept {
+                    let _ = bpf::remove_pins(self.pinned.dir());
+                    plan.paths.tidy();
+                }
+                Err(Error::of(plan.name)(error))
             }
-            Error::of(plan.name)(error)
-        })?;
-        Ok(dispatcher)
+        }
+    }
+
+    /// Gives a listener its place: the slot that it had, or the first that is free. None: there is no room.
+    fn place(&mut self, cookie: u64, lent: Lent) -> Option<usize> {
+        let free = |seats: &[Seat]| {
+            let empty = seats.iter().position(|seat| matches!(seat, Seat::Empty));
+            empty.unwrap_or(seats.len())
+        };
+        let slot = self
+            .pinned
+            .slot_of(cookie)
+            .filter(|slot| !matches!(self.seats.get(*slot), Some(Seat::Held(_) | Seat::Lent(_))))
+            .unwrap_or_else(|| free(&self.seats));
+        if slot >= table::MAX_SLOTS {
+            return None;
+        }
+        while self.seats.len() <= slot {
+            self.seats.push(Seat::Empty);
+        }
+        self.seats[slot] = Seat::Lent(lent);
+        Some(slot)
     }
 
     /// Tells the program everything about the group, then attaches it: it never runs on a half-filled table.
@@ -184,29 +198,116 @@ impl Dispatcher {
         table.contract().store(table::CONTRACT, Relaxed);
         let counted = if self.pinned.counting() { COUNTED } else { 0 };
         table.flags().store(counted, Relaxed);
-        table.slots().store(self.listeners.len() as u32, Relaxed);
-        for slot in 0..self.listeners.len() {
+        table.slots().store(self.seats.len() as u32, Relaxed);
+        for slot in 0..self.seats.len() {
             let weight = plan.weights.iter().rev().find(|(at, _)| *at == slot);
             table
                 .slot(slot)
                 .weight()
                 .store(weight.map_or(1, |(_, weight)| *weight), Relaxed);
-            // Up from the start: what connects before the first worker runs waits in a queue of its own. Marks that
-            // an earlier agent left behind are its own.
-            table.slot(slot).flags().store(flag::UP, Relaxed);
-            for (address, listener) in self.listeners[slot].iter().enumerate() {
-                self.pinned.know_listener(slot, listener)?;
-                self.pinned.put(address, slot, listener)?;
-            }
+            self.seat(slot)?;
         }
         self.set_policy(plan.policy);
-        for (address, member) in self.listeners[0].iter().enumerate() {
-            self.pinned.attach(address, member)?;
+        for address in 0..self.pinned.addresses() {
+            self.with_any(address, |member| self.pinned.attach(address, member))?;
         }
         // They were held back until they could be counted, or are those of a group that was closing when its
         // supervisor was killed.
         self.open();
         Ok(())
+    }
+
+    /// Makes a slot's listeners known and chosen from now on. Up from the start: what connects before the first worker
+    /// runs waits in a queue of its own. Marks that an earlier agent left behind were its own.
+    fn seat(&self, slot: usize) -> Result<(), bpf::Error> {
+        let place = self.table().slot(slot);
+        if matches!(self.seats[slot], Seat::Empty) {
+            place.flags().store(0, Relaxed);
+            return Ok(());
+        }
+        place.flags().store(flag::UP, Relaxed);
+        for address in 0..self.pinned.addresses() {
+            self.with(slot, address, |listener| {
+                self.pinned.know_listener(slot, listener)?;
+                self.pinned.put(address, slot, listener)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Takes a listener that appeared in the group of others; its slot.
+    ///
+    /// # Errors
+    /// There is no slot left, or the kernel's answer.
+    pub fn join(&mut self, cookie: u64, lent: Lent) -> Result<usize, bpf::Error> {
+        let slot = self.place(cookie, lent).ok_or_else(|| bpf::Error {
+            step: format!("finding a slot beside the {} there are", table::MAX_SLOTS),
+            source: std::io::ErrorKind::QuotaExceeded.into(),
+        })?;
+        // Before the program may choose it.
+        let place = self.table().slot(slot);
+        if place.weight().load(Relaxed) == 0 {
+            place.weight().store(1, Relaxed);
+        }
+        let slots = self.table().slots();
+        slots.fetch_max(self.seats.len() as u32, Relaxed);
+        self.seat(slot)?;
+        Ok(slot)
+    }
+
+    /// A listener of others is gone: its slot is free.
+    pub fn leave(&mut self, slot: usize) {
+        let place = self.table().slot(slot);
+        place.flags().store(0, Relaxed);
+        place.pid().store(0, Relaxed);
+        place.queued().store(0, Relaxed);
+        place.queue_limit().store(0, Relaxed);
+        self.seats[slot] = Seat::Empty;
+    }
+
+    /// Whoever lends a slot's listener now: another process may hold it when the first one ends.
+    pub fn lend(&mut self, slot: usize, lent: Lent) {
+        self.seats[slot] = Seat::Lent(lent);
+    }
+
+    fn with<R>(
+        &self,
+        slot: usize,
+        address: usize,
+        act: impl FnOnce(BorrowedFd<'_>) -> Result<R, bpf::Error>,
+    ) -> Result<R, bpf::Error> {
+        self.seats[slot]
+            .with(address, act)
+            .unwrap_or_else(|source| {
+                Err(bpf::Error {
+                    step: format!("borrowing the listener of slot {slot}"),
+                    source,
+                })
+            })
+    }
+
+    /// Does something to one member of an address's group, whichever can be had: it stands for all.
+    fn with_any<R>(
+        &self,
+        address: usize,
+        act: impl Fn(BorrowedFd<'_>) -> Result<R, bpf::Error>,
+    ) -> Result<R, bpf::Error> {
+        let mut last = Err(bpf::Error {
+            step: "finding a listener of the group".into(),
+            source: std::io::ErrorKind::NotFound.into(),
+        });
+        for slot in 0..self.seats.len() {
+            last = self.with(slot, address, &act);
+            if last.is_ok() {
+                break;
+            }
+        }
+        last
+    }
+
+    /// The pinned program and maps.
+    pub fn pinned(&self) -> &Pinned {
+        &self.pinned
     }
 
     /// The group's name.
@@ -226,17 +327,17 @@ impl Dispatcher {
 
     /// How many slots it has.
     pub fn slots(&self) -> usize {
-        self.listeners.len()
+        self.seats.len()
     }
 
-    /// The listeners of a slot, by address.
-    pub fn listeners(&self, slot: usize) -> &[OwnedFd] {
-        &self.listeners[slot]
+    /// Whether somebody's listener is in this slot.
+    pub fn is_taken(&self, slot: usize) -> bool {
+        !matches!(self.seats[slot], Seat::Empty)
     }
 
     /// The inodes of a slot's listeners, by which they are found among a process's descriptors.
-    pub fn inodes(&self, slot: usize) -> &[u64] {
-        &self.inodes[slot]
+    pub fn inodes(&self, slot: usize) -> Vec<u64> {
+        self.seats[slot].inodes()
     }
 
     /// Whether connections are counted.
@@ -255,25 +356,29 @@ impl Dispatcher {
     /// A listener does not take the filter: it still answers.
     pub fn close(&self) -> std::io::Result<()> {
         self.table().flags().fetch_or(CLOSING, Relaxed);
-        self.listeners
-            .iter()
-            .flatten()
-            .try_for_each(socket::drop_syns)
+        self.held().try_for_each(socket::drop_syns)
+    }
+
+    /// Listeners that are our own to hold back.
+    fn held(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.seats.iter().flat_map(Seat::held)
     }
 
     /// Takes [`Dispatcher::close`] back.
     pub fn open(&self) {
         self.table().flags().fetch_and(!CLOSING, Relaxed);
-        for listener in self.listeners.iter().flatten() {
+        for listener in self.held() {
             let _ = socket::admit_syns(listener);
         }
     }
 
     /// Length and limit of a slot's accept queues, summed over its addresses.
     pub fn queue(&self, slot: usize) -> AcceptQueue {
-        let queues = self.listeners[slot]
-            .iter()
-            .filter_map(|one| socket::accept_queue(one).ok());
+        let queue = |address| {
+            let length = self.with(slot, address, |one| Ok(socket::accept_queue(one)));
+            length.ok()?.ok()
+        };
+        let queues = (0..self.pinned.addresses()).filter_map(queue);
         queues.fold(AcceptQueue::default(), |sum, one| AcceptQueue {
             length: sum.length + one.length,
             limit: sum.limit + one.limit,
@@ -289,29 +394,50 @@ impl Dispatcher {
     /// A listener did not come back; the slot is not chosen any more until it does.
     pub fn move_queues(&self, slot: usize) -> Result<u32, bpf::Error> {
         let mut moved = 0;
-        for (address, listener) in self.listeners[slot].iter().enumerate() {
-            let waiting = socket::accept_queue(listener).map_or(0, |queue| queue.length);
-            if waiting == 0 {
-                continue;
-            }
-            socket::move_queue(listener, self.backlog).map_err(|source| bpf::Error {
-                step: format!("moving the queue of slot {slot}"),
-                source,
+        for address in 0..self.pinned.addresses() {
+            let waiting = self.with(slot, address, |listener| {
+                self.move_queue(slot, address, listener)
             })?;
-            self.pinned.put(address, slot, listener)?;
+            if waiting > 0 {
+                self.nudge_others(slot, address);
+            }
             moved += waiting;
-            self.nudge_others(slot, address);
         }
         Ok(moved)
     }
 
+    fn move_queue(
+        &self,
+        slot: usize,
+        address: usize,
+        listener: BorrowedFd<'_>,
+    ) -> Result<u32, bpf::Error> {
+        let queue = socket::accept_queue(listener).unwrap_or_default();
+        if queue.length == 0 {
+            return Ok(0);
+        }
+        // Another's listener comes back with the backlog that it had.
+        let backlog = match self.seats[slot] {
+            Seat::Lent(_) => i32::try_from(queue.limit).unwrap_or(i32::MAX),
+            _ => self.backlog,
+        };
+        socket::move_queue(listener, backlog).map_err(|source| bpf::Error {
+            step: format!("moving the queue of slot {slot}"),
+            source,
+        })?;
+        self.pinned.put(address, slot, listener)?;
+        Ok(queue.length)
+    }
+
     /// Wakes the workers that got something: not every kernel does (see [`socket::nudge`]).
     fn nudge_others(&self, slot: usize, address: usize) {
-        for (other, listeners) in self.listeners.iter().enumerate() {
-            let listener = &listeners[address];
-            if other != slot && socket::accept_queue(listener).is_ok_and(|queue| queue.length > 0) {
-                socket::nudge(listener);
-            }
+        for other in (0..self.seats.len()).filter(|other| *other != slot) {
+            let _ = self.with(other, address, |listener| {
+                if socket::accept_queue(listener).is_ok_and(|queue| queue.length > 0) {
+                    socket::nudge(listener);
+                }
+                Ok(())
+            });
         }
     }
 
@@ -320,16 +446,21 @@ impl Dispatcher {
     /// # Errors
     /// The kernel's answer.
     pub fn restore(&self, slot: usize) -> Result<(), bpf::Error> {
-        for (address, listener) in self.listeners[slot].iter().enumerate() {
-            self.pinned.put(address, slot, listener)?;
+        for address in 0..self.pinned.addresses() {
+            self.with(slot, address, |listener| {
+                self.pinned.put(address, slot, listener)
+            })?;
         }
         Ok(())
     }
 
     /// Takes program, maps and links away; the sockets stay, and the kernel's hash chooses among them.
     pub fn end(self, paths: &Paths, cgroup: Option<&Path>) {
-        for listener in &self.listeners[0] {
-            let _ = socket::detach_reuseport(listener.as_fd());
+        for address in 0..self.pinned.addresses() {
+            let _ = self.with_any(address, |member| {
+                let _ = socket::detach_reuseport(member.as_fd());
+                Ok(())
+            });
         }
         let dir = self.pinned.dir().to_owned();
         drop(self);
@@ -408,13 +539,49 @@ pub fn change_policy(
     ))
 }
 
-/// The group that is pinned there, if it is whole, of this layout, and of the same shape.
-fn find(dir: &Path, addresses: usize, slots: usize) -> Option<Pinned> {
+/// The pinned group of an earlier agent where one is to be taken over and fits, or a new one; and which it was.
+fn open_or_load(
+    plan: &Plan<'_>,
+    addresses: usize,
+    fits: impl Fn(&Pinned) -> bool,
+) -> Result<(Pinned, bool), Error> {
+    plan.paths
+        .prepare()
+        .map_err(|why| Error::no_place(plan.name, why))?;
+    let dir = plan.paths.group_pins(plan.name);
+    sweep_halves(&plan.paths.pins);
+    let found = plan.adopt.then(|| find(&dir, addresses)).flatten();
+    if let Some(pinned) = found.filter(fits) {
+        return Ok((pinned, true));
+    }
+    bpf::empty_arrays(&dir);
+    bpf::remove_pins(&dir).map_err(|source| Error::Kernel {
+        name: plan.name.to_owned(),
+        source: bpf::Error {
+            step: format!("removing {}", dir.display()),
+            source,
+        },
+    })?;
+    let load = LoadPlan {
+        dir: &dir,
+        addresses,
+        cgroup: plan.cgroup,
+        read_queues: plan.read_queues,
+    };
+    let pinned = bpf::load(&load).map_err(|error| {
+        plan.paths.tidy();
+        Error::of(plan.name)(error)
+    })?;
+    Ok((pinned, false))
+}
+
+/// The group that is pinned there, if it is whole, of this layout, and of as many addresses.
+fn find(dir: &Path, addresses: usize) -> Option<Pinned> {
     let pinned = Pinned::open(dir).ok()?;
     let table = pinned.table();
     let fits = table.contract().load(Relaxed) == table::CONTRACT
         && pinned.addresses() == addresses
-        && table.slots().load(Relaxed) as usize == slots;
+        && table.slots().load(Relaxed) as usize <= table::MAX_SLOTS;
     fits.then_some(pinned)
 }
 

@@ -1,11 +1,13 @@
 //! One queue for each worker and each connection into the right one: Group, Policy, Dispatcher, Rescue, Supervisor.
 
 pub mod agent;
+pub mod attach;
 pub mod detach;
 pub mod dispatcher;
 pub mod group;
 pub mod paths;
 pub mod policy;
+pub mod seat;
 pub mod status;
 pub mod steer;
 pub mod supervisor;

@@ -43,6 +43,9 @@ pub struct State {
     pub task: Task,
     /// Its slots.
     pub slots: Vec<Slot>,
+    /// Another's server, steered from outside: `supervisor` is the agent, and nothing of it is ours to start or end.
+    #[serde(default)]
+    pub attached: bool,
 }
 
 /// What workers run and as whom: two that differ here are different servers.
@@ -146,11 +149,15 @@ impl State {
                 "its number of slots is impossible",
             ),
             (self.backlog >= 0, "its backlog is negative"),
-            (!self.task.command.is_empty(), "it has no command"),
             (
-                self.slots
-                    .iter()
-                    .all(|slot| slot.inodes.len() == self.listen.len()),
+                self.attached || !self.task.command.is_empty(),
+                "it has no command",
+            ),
+            (
+                self.slots.iter().all(|slot| {
+                    slot.inodes.len() == self.listen.len()
+                        || self.attached && slot.inodes.is_empty()
+                }),
                 "a slot lacks a listener",
             ),
             (
@@ -162,7 +169,7 @@ impl State {
                 "a pid is impossible",
             ),
             (
-                pids.len() == workers().count(),
+                self.attached || pids.len() == workers().count(),
                 "two slots have the same worker",
             ),
         ];
@@ -405,6 +412,7 @@ mod tests {
             inodes: vec![inode],
         };
         State {
+            attached: false,
             schema: SCHEMA,
             name: "web".to_owned(),
             boot: "b".to_owned(),

@@ -177,6 +177,7 @@ impl Watch<'_> {
 impl Supervisor {
     fn state(&self, supervisor: Identity) -> State {
         State {
+            attached: false,
             schema: state::SCHEMA,
             name: self.dir.name().to_owned(),
             boot: state::boot_id(),

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * Counts in the connections that were open before the dispatch program came:
+ * run once over all TCP sockets, after the counting program is attached and
+ * the listeners are tagged. From then on a connection is born with a tag; one
+ * without was there before. The iterator holds each socket's lock, so neither
+ * a handshake nor a close of it runs beside this (net/ipv4/tcp_ipv4.c,
+ * bpf_iter_tcp_seq_show).
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <stdbool.h>
+#include "contract.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+#define SOL_TCP 6
+/* Linux 6.13; Debian 12's header does not know it. */
+#define TCP_SOCK_OPS_CB_FLAGS 1008
+enum { STATE_ESTABLISHED = 1, STATE_CLOSE_WAIT = 8, STATE_LISTEN = 10 };
+
+typedef struct {
+	__s64 counter;
+} atomic64_t;
+struct sock_common {
+	unsigned short skc_num;
+	volatile unsigned char skc_state;
+	atomic64_t skc_cookie;
+} __attribute__((preserve_access_index));
+struct inode {
+	unsigned long i_ino;
+} __attribute__((preserve_access_index));
+struct file {
+	struct inode *f_inode;
+} __attribute__((preserve_access_index));
+struct socket {
+	struct file *file;
+} __attribute__((preserve_access_index));
+struct sock_reuseport {
+	void *prog;
+} __attribute__((preserve_access_index));
+struct sock {
+	struct sock_common __sk_common;
+	struct sock_reuseport *sk_reuseport_cb;
+	struct socket *sk_socket;
+} __attribute__((preserve_access_index));
+struct request_sock {
+	struct request_sock *dl_next;
+	struct sock *sk;
+} __attribute__((preserve_access_index));
+struct request_sock_queue {
+	struct request_sock *rskq_accept_head;
+} __attribute__((preserve_access_index));
+struct inet_connection_sock {
+	struct request_sock_queue icsk_accept_queue;
+} __attribute__((preserve_access_index));
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+} __attribute__((preserve_access_index));
+struct bpf_iter_meta {
+	void *seq;
+} __attribute__((preserve_access_index));
+struct bpf_iter__tcp {
+	struct bpf_iter_meta *meta;
+	struct sock_common *sk_common;
+} __attribute__((preserve_access_index));
+
+struct wakeone_table table SEC(".data.table") = {};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16 * WAKEONE_MAX_SLOTS);
+	__type(key, __u64);
+	__type(value, __u32);
+} listeners SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct wakeone_tag);
+} tags SEC(".maps");
+
+/* Inode of an accepted connection -> slot of the worker that holds it, by user
+ * space; and the address of one that waits -> slot, by the first pass. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u32);
+} held SEC(".maps"), waiting SEC(".maps");
+
+struct wakeone_recount {
+	__u32 port;
+	__u32 counting;  /* 0: note who waits in the queues; 1: count */
+	__u64 counted;   /* connections counted in */
+	__u64 homeless;  /* open, but nobody knows whose */
+	__u64 programs;  /* known listeners whose group has a program */
+} recount SEC(".data.recount") = {};
+
+#define ADD(counter, n) ((void)__sync_fetch_and_add(&(counter), (n)))
+#define MOST_WAITING 65536
+
+struct walk {
+	struct request_sock *next;
+	__u32 slot;
+};
+
+static int note_waiting(__u32 i, struct walk *walk)
+{
+	struct request_sock *request = walk->next;
+	__u64 child;
+
+	if (!request)
+		return 1;
+	child = (__u64)BPF_CORE_READ(request, sk);
+	if (child)
+		bpf_map_update_elem(&waiting, &child, &walk->slot, BPF_ANY);
+	walk->next = BPF_CORE_READ(request, dl_next);
+	return 0;
+}
+
+static __always_inline int note_queue(struct sock_common *common, struct tcp_sock *tcp)
+{
+	__u64 cookie = common->skc_cookie.counter;
+	__u32 *slot = bpf_map_lookup_elem(&listeners, &cookie);
+	struct walk walk;
+
+	if (!slot)
+		return 0;
+	if (BPF_CORE_READ((struct sock *)tcp, sk_reuseport_cb, prog))
+		ADD(recount.programs, 1);
+	walk.slot = *slot;
+	walk.next = BPF_CORE_READ(tcp, inet_conn.icsk_accept_queue.rskq_accept_head);
+	bpf_loop(MOST_WAITING, note_waiting, &walk, 0);
+	return 0;
+}
+
+static __always_inline __u32 *home_of(struct tcp_sock *tcp)
+{
+	struct sock *sk = (void *)tcp;
+	struct socket *socket = BPF_CORE_READ(sk, sk_socket);
+	__u64 key = socket ? BPF_CORE_READ(socket, file, f_inode, i_ino) : (__u64)tcp;
+
+	return socket ? bpf_map_lookup_elem(&held, &key) : bpf_map_lookup_elem(&waiting, &key);
+}
+
+static __always_inline int count(struct tcp_sock *tcp)
+{
+	int flags = BPF_SOCK_OPS_STATE_CB_FLAG;
+	struct wakeone_tag fresh = {}, *tag;
+	struct wakeone_slot *s;
+	__u32 *slot;
+
+	/* It has a tag: it was born after the listeners got theirs. */
+	if (bpf_sk_storage_get(&tags, tcp, NULL, 0))
+		return 0;
+	slot = home_of(tcp);
+	if (!slot || *slot >= WAKEONE_MAX_SLOTS) {
+		ADD(recount.homeless, 1);
+		return 0;
+	}
+	fresh.slot = *slot;
+	fresh.counted = 1;
+	s = &table.slot[*slot & (WAKEONE_MAX_SLOTS - 1)];
+	/* Without the callback its end would not be noticed: leave it out. */
+	if (bpf_setsockopt(tcp, SOL_TCP, TCP_SOCK_OPS_CB_FLAGS, &flags, sizeof(flags))) {
+		ADD(recount.homeless, 1);
+		return 0;
+	}
+	tag = bpf_sk_storage_get(&tags, tcp, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!tag) {
+		ADD(recount.homeless, 1);
+		return 0;
+	}
+	ADD(s->active, 1);
+	ADD(s->established, 1);
+	ADD(recount.counted, 1);
+	return 0;
+}
+
+SEC("iter/tcp")
+int wakeone_recount(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *common = ctx->sk_common;
+	struct tcp_sock *tcp;
+	unsigned char state;
+
+	if (!common || common->skc_num != recount.port)
+		return 0;
+	state = common->skc_state;
+	tcp = bpf_skc_to_tcp_sock(common);
+	if (!tcp)
+		return 0;
+	if (!recount.counting)
+		return state == STATE_LISTEN ? note_queue(common, tcp) : 0;
+	if (state != STATE_ESTABLISHED && state != STATE_CLOSE_WAIT)
+		return 0;
+	return count(tcp);
+}

@@ -1,0 +1,289 @@
+//! `wakeone attach`: steer a server that runs already.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use wakeone::attach::{self, Attached, Presence, Prospect, Wish};
+use wakeone::paths::Paths;
+use wakeone::policy::Policy;
+use wakeone::steer::SteerEvent;
+use wakeone::supervisor::state::default_runtime_dir;
+use wakeone_model::listener::Protocol;
+use wakeone_observe::{Target, find};
+
+use crate::doctor::{enter, stop_on_signals};
+use crate::output::print;
+
+/// Steer a server that runs already and has a listening socket for each worker (SO_REUSEPORT)
+#[derive(Debug, Clone, clap::Args)]
+#[command(
+    after_help = "It returns when the server is steered; an agent stays behind, follows its workers, and attaches again when it comes back.\nExample: wakeone attach :8080 --rescue"
+)]
+pub struct Args {
+    /// :PORT, ADDRESS:PORT, a process id, or the name of a process or unit
+    #[arg(value_name = "TARGET")]
+    target: Target,
+
+    /// How a worker is chosen
+    #[arg(long, default_value_t, value_name = "POLICY")]
+    policy: Policy,
+
+    /// Move the queue of a worker that is stuck to the others
+    #[arg(long)]
+    rescue: bool,
+
+    /// How long connections may wait without one being accepted, while another worker is idle
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = crate::load::parse_duration)]
+    stuck_after: Duration,
+
+    /// Say what would be done, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Stay in the foreground, under a service manager say; SIGTERM detaches
+    #[arg(long)]
+    foreground: bool,
+
+    /// Where groups keep their state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+
+    /// The agent that `attach` leaves behind: says on standard output what it did, then nothing any more.
+    #[arg(long, hide = true)]
+    agent: bool,
+}
+
+/// How often to look what became of the server.
+const FOLLOW_EVERY: Duration = Duration::from_millis(50);
+/// How often to look whether a server that went away is back.
+const RETURN_EVERY: Duration = Duration::from_millis(200);
+
+/// Attaches.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    anyhow::ensure!(args.target != Target::All, "attach needs a target");
+    if args.agent {
+        let _ = rustix::process::setsid();
+    } else if !args.dry_run && !args.foreground {
+        return leave_agent(&args);
+    }
+    enter(None, None, &args.target).context("attach")?;
+    let prospects = prospects(&args.target)?;
+    if args.dry_run {
+        print(&prospects.iter().map(|p| plan(p, &args)).collect::<String>())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let stop = stop_on_signals()?;
+    let paths = Paths::of(&args.runtime_dir.clone().unwrap_or_else(default_runtime_dir));
+    let wish = Wish {
+        policy: args.policy,
+        rescue: args.rescue,
+        stuck_after: args.stuck_after,
+    };
+    let mut groups = BTreeMap::new();
+    for prospect in prospects {
+        let address = prospect.address();
+        let attached = Attached::start(prospect, &wish, &paths)?;
+        print(&said(&attached, &args))?;
+        groups.insert(address, Some(attached));
+    }
+    if args.agent {
+        fall_silent().context("attach: cannot let go of standard output")?;
+    }
+    follow(groups, &wish, &paths, &stop)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The target's listeners that can be steered. One that cannot is an error where it is the only one.
+fn prospects(target: &Target) -> anyhow::Result<Vec<Prospect>> {
+    let found = find(target).context("attach")?;
+    let mut tcp: Vec<_> = found
+        .iter()
+        .filter(|f| f.listener.protocol != Protocol::Udp)
+        .collect();
+    if tcp.is_empty() {
+        tcp = found.iter().collect();
+    }
+    let mut prospects = Vec::new();
+    let mut refused = None;
+    for found in tcp {
+        match attach::examine(found) {
+            Ok(prospect) => prospects.push(prospect),
+            Err(error) => refused = Some(error),
+        }
+    }
+    match refused {
+        Some(error) if prospects.is_empty() => Err(error.into()),
+        Some(error) => {
+            eprintln!("wakeone: {error}");
+            Ok(prospects)
+        }
+        None => Ok(prospects),
+    }
+}
+
+fn plan(prospect: &Prospect, args: &Args) -> String {
+    let mut text = format!(
+        "{} would be steered by {}{}, as `{}`: {} sockets, {} open connections counted in\n",
+        prospect.address(),
+        args.policy,
+        if args.rescue { " with rescue" } else { "" },
+        prospect.name,
+        prospect.members.len(),
+        prospect.open
+    );
+    for member in &prospect.members {
+        text += &format!(
+            "  socket {:<12} {}\n",
+            member.lent.inode,
+            if member.worker == 0 {
+                format!(
+                    "nobody was seen waiting; borrowed from process {}",
+                    member.lent.pid
+                )
+            } else {
+                format!("process {}", member.worker)
+            }
+        );
+    }
+    text
+}
+
+fn said(attached: &Attached, args: &Args) -> String {
+    let homeless = match attached.recounted.homeless {
+        0 => String::new(),
+        n => format!(" ({n} belong to no worker of now and stay uncounted)"),
+    };
+    format!(
+        "attached: {} by {}{}; {} open connections counted in{homeless}\n",
+        attached.name(),
+        args.policy,
+        if args.rescue { " with rescue" } else { "" },
+        attached.recounted.counted
+    )
+}
+
+/// Starts this program again as an agent, passes on what it says until it is ready, and leaves it behind.
+fn leave_agent(args: &Args) -> anyhow::Result<ExitCode> {
+    let own = std::env::current_exe().context("attach: cannot find the program itself")?;
+    let mut agent = Command::new(own)
+        .args(std::env::args_os().skip(1))
+        .arg("--agent")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("attach: cannot start the agent")?;
+    let mut text = String::new();
+    if let Some(mut out) = agent.stdout.take() {
+        out.read_to_string(&mut text)
+            .context("attach: cannot hear the agent")?;
+    }
+    print(&text)?;
+    if text.is_empty() {
+        let status = agent.wait().context("attach: cannot wait for the agent")?;
+        let code = status.code().and_then(|code| u8::try_from(code).ok());
+        return Ok(ExitCode::from(code.unwrap_or(1)));
+    }
+    print(&format!(
+        "an agent follows it (pid {}); `wakeone detach {}` ends it\n",
+        agent.id(),
+        args.target
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whoever waits for our output has all of it.
+fn fall_silent() -> std::io::Result<()> {
+    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&null)?;
+    Ok(rustix::stdio::dup2_stderr(&null)?)
+}
+
+/// Follows the groups until told to stop; those whose server went away are attached again when it is back.
+fn follow(
+    mut groups: BTreeMap<SocketAddr, Option<Attached>>,
+    wish: &Wish,
+    paths: &Paths,
+    stop: &AtomicBool,
+) -> anyhow::Result<()> {
+    let mut looked = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(FOLLOW_EVERY);
+        let look_for_gone = looked.elapsed() >= RETURN_EVERY;
+        for (address, group) in &mut groups {
+            *group = match group.take() {
+                Some(attached) => keep(attached),
+                None if look_for_gone => again(*address, wish, paths),
+                None => None,
+            };
+        }
+        if look_for_gone {
+            looked = Instant::now();
+        }
+    }
+    groups.into_values().flatten().for_each(Attached::end);
+    Ok(())
+}
+
+fn keep(mut attached: Attached) -> Option<Attached> {
+    let presence = attached.follow();
+    for event in attached.events() {
+        tell(attached.name(), &event);
+    }
+    match presence {
+        Ok(Presence::Here) => Some(attached),
+        Ok(Presence::Gone) => {
+            tracing::info!(
+                event = "gone",
+                "{}: its server closed all sockets",
+                attached.name()
+            );
+            attached.end();
+            None
+        }
+        Err(error) => {
+            tracing::warn!("{}: {error}", attached.name());
+            Some(attached)
+        }
+    }
+}
+
+fn again(address: SocketAddr, wish: &Wish, paths: &Paths) -> Option<Attached> {
+    let found = find(&Target::Address(address)).ok()?;
+    let found = found
+        .into_iter()
+        .find(|f| f.listener.protocol == Protocol::Tcp)?;
+    let attached = attach::examine(&found).and_then(|p| Attached::start(p, wish, paths));
+    match attached {
+        Ok(attached) => {
+            tracing::info!(event = "back", "{}: steered again", attached.name());
+            Some(attached)
+        }
+        Err(error) => {
+            tracing::debug!("{error}");
+            None
+        }
+    }
+}
+
+fn tell(name: &str, event: &SteerEvent) {
+    match event {
+        SteerEvent::Stuck { slot, queued } => {
+            tracing::debug!("{name}: slot {slot} is stuck with {queued} waiting");
+        }
+        SteerEvent::Rescued {
+            slot,
+            moved,
+            took_us,
+        } => tracing::debug!("{name}: {moved} moved from slot {slot} in {took_us} µs"),
+        SteerEvent::Resumed { slot, after_ms } => {
+            tracing::info!("{name}: slot {slot} accepts again after {after_ms} ms");
+        }
+        SteerEvent::Note(text) => tracing::warn!("{name}: {text}"),
+    }
+}

@@ -1,0 +1,514 @@
+//! Steering a server that runs already and knows nothing of it: its reuseport group gets our program, its open
+//! connections are counted in, and its sockets are followed as they come and go.
+//!
+//! Nothing of the server is kept: a listener is borrowed for a moment when something must be done to it. What is
+//! attached is taken off again as it was put on, and the group is what it was.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use wakeone_kernel::{capability, cgroup, diag, process, recount};
+use wakeone_model::accept::Shape;
+use wakeone_model::advice;
+use wakeone_model::listener::{Protocol, Socket};
+use wakeone_observe::{Found, Watcher};
+
+use crate::agent::{Agent, Duties};
+use crate::dispatcher::{self, Dispatcher, Plan};
+use crate::group::FOR_THE_END;
+use crate::paths::Paths;
+use crate::policy::Policy;
+use crate::seat::Lent;
+use crate::steer::{Steer, SteerEvent};
+use crate::supervisor::listen::Endpoint;
+use crate::supervisor::process::Identity;
+use crate::supervisor::state::{self, GroupDir, State, StateError, Task};
+
+/// Why a listener is not steered from outside, as one sentence with the way out.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It cannot be.
+    #[error("cannot steer {address}: {why}")]
+    Unfit {
+        /// The listener.
+        address: SocketAddr,
+        /// The reason, and what to do.
+        why: String,
+    },
+    /// It could not be looked at.
+    #[error(transparent)]
+    Observe(#[from] wakeone_observe::Error),
+    /// The kernel refused.
+    #[error(transparent)]
+    Dispatcher(#[from] dispatcher::Error),
+    /// The group's folder cannot be had, or somebody steers it already.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+/// What the user wants.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    /// How a worker is chosen.
+    pub policy: Policy,
+    /// Move the queues of stuck workers.
+    pub rescue: bool,
+    /// How long connections may wait without one being accepted.
+    pub stuck_after: Duration,
+}
+
+/// A socket of the group, and its worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// The socket's cookie.
+    pub cookie: u64,
+    /// From whom to borrow it.
+    pub lent: Lent,
+    /// The worker that waits for it; 0 where none was seen.
+    pub worker: u32,
+}
+
+/// A listener that can be steered.
+pub struct Prospect {
+    /// What its group will be called.
+    pub name: String,
+    /// Its sockets.
+    pub members: Vec<Member>,
+    /// Connections open now.
+    pub open: usize,
+    watcher: Watcher,
+}
+
+impl Prospect {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.watcher.listener().address
+    }
+}
+
+/// The group's name for an address: letters, digits and dashes only.
+pub fn name_of(address: SocketAddr) -> String {
+    let text = address.to_string();
+    let plain = text.trim_start_matches('[').replace("]:", "-");
+    format!("at-{}", plain.replace(['.', ':', '%'], "-"))
+}
+
+/// Looks whether a listener can be steered, and by whom it is served.
+///
+/// # Errors
+/// [`Error::Unfit`] with the reason and the way out.
+pub fn examine(found: &Found) -> Result<Prospect, Error> {
+    let address = found.listener.address;
+    let unfit = |why: String| Error::Unfit { address, why };
+    match found.listener.protocol {
+        Protocol::Tcp => {}
+        Protocol::Mptcp => {
+            return Err(unfit(
+                "it listens by Multipath TCP, for which the kernel lets no program choose; listen by plain TCP (Go: GODEBUG=multipathtcp=0)".into(),
+            ));
+        }
+        Protocol::Udp => {
+            return Err(unfit("only TCP groups are steered from outside".into()));
+        }
+    }
+    let mut watcher = Watcher::start(found, false)?;
+    watcher.look()?;
+    let model = watcher.model();
+    let name = worker_name(found);
+    if found.listener.sockets.len() == 1 && model.shape != Shape::Unknown {
+        return Err(unfit(format!(
+            "it is one socket ({}: {}), and there is nothing to choose between; give each worker its own: {}",
+            model.name(),
+            model.describe(),
+            advice::own_sockets(&name, &address.to_string())
+        )));
+    }
+    let members = members(&watcher)?;
+    if members.len() < found.listener.sockets.len() {
+        return Err(unfit(format!(
+            "of its {} sockets {} are held by processes that may not be seen; it takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or root",
+            found.listener.sockets.len(),
+            found.listener.sockets.len() - members.len()
+        )));
+    }
+    if members.is_empty() {
+        return Err(unfit("nobody was seen to hold its socket".into()));
+    }
+    let open = diag::sockets(Protocol::Tcp, diag::Which::Open, address.port()).map_or(0, |open| {
+        open.iter().filter(|e| belongs(e, address)).count()
+    });
+    Ok(Prospect {
+        name: name_of(address),
+        members,
+        open,
+        watcher,
+    })
+}
+
+/// Whether a connection came in by this listener's address.
+fn belongs(entry: &diag::Entry, address: SocketAddr) -> bool {
+    entry.local.port() == address.port()
+        && (address.ip().is_unspecified() || entry.local.ip() == address.ip())
+}
+
+fn worker_name(found: &Found) -> String {
+    let name = found
+        .pids
+        .iter()
+        .find_map(|pid| wakeone_kernel::peek::identity(*pid));
+    name.map_or_else(String::new, |identity| identity.name)
+}
+
+/// Refuses a group that another program steers: never replace a QUIC or other server's own.
+fn refuse_foreign(address: SocketAddr, members: &[Member]) -> Result<(), Error> {
+    let cookies = members.iter().map(|m| m.cookie);
+    match recount::has_program(address.port(), cookies) {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(Error::Unfit {
+            address,
+            why: "another program chooses for its group already, and is not replaced; where it is a leftover of ours, `wakeone detach --all` takes it away".into(),
+        }),
+        Err(error) => Err(Error::Unfit {
+            address,
+            why: format!(
+                "whether another program chooses for it cannot be told: {error}{}",
+                needed()
+            ),
+        }),
+    }
+}
+
+fn needed() -> String {
+    match capability::missing().as_slice() {
+        [] => String::new(),
+        missing => format!(
+            "; it needs {}: start as root or with these capabilities",
+            missing.join(" and ")
+        ),
+    }
+}
+
+/// Every socket of the group with somebody to borrow it from, and its worker.
+fn members(watcher: &Watcher) -> Result<Vec<Member>, Error> {
+    let mut holders: HashMap<u64, Lent> = HashMap::new();
+    for pid in watcher.pids() {
+        for (fd, inode) in process::sockets_of(*pid).unwrap_or_default() {
+            holders.entry(inode).or_insert(Lent {
+                pid: *pid,
+                fd,
+                inode,
+            });
+        }
+    }
+    let member = |socket: &Socket| {
+        let worker = watcher.serving(socket.cookie).next().unwrap_or(0);
+        // The worker itself, so that it need not change when the master ends.
+        let own = process::sockets_of(worker).unwrap_or_default();
+        let own = own.into_iter().find(|(_, inode)| *inode == socket.inode);
+        let lent = own.map(|(fd, inode)| Lent {
+            pid: worker,
+            fd,
+            inode,
+        });
+        Some(Member {
+            cookie: socket.cookie,
+            lent: lent.or_else(|| holders.get(&socket.inode).copied())?,
+            worker,
+        })
+    };
+    Ok(watcher
+        .listener()
+        .sockets
+        .iter()
+        .filter_map(member)
+        .collect())
+}
+
+/// A steered server of others.
+pub struct Attached {
+    address: SocketAddr,
+    name: String,
+    paths: Paths,
+    agent: Agent,
+    watcher: Watcher,
+    /// Slot, lender and worker of each socket, by its cookie.
+    seats: BTreeMap<u64, (usize, Lent, u32)>,
+    dir: GroupDir,
+    /// Connections counted in at the start, and open ones that could not be.
+    pub recounted: recount::Recounted,
+}
+
+/// What following a group found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presence {
+    /// It is there.
+    Here,
+    /// All its sockets are closed.
+    Gone,
+}
+
+/// Attempts to find whose connections those are that were accepted while they were counted.
+const RECOUNTS: usize = 8;
+
+impl Attached {
+    /// Steers a listener from now on.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing is left attached or pinned then.
+    pub fn start(prospect: Prospect, wish: &Wish, paths: &Paths) -> Result<Self, Error> {
+        let address = prospect.watcher.listener().address;
+        let dir = GroupDir::take(&paths.runtime, &prospect.name)?;
+        let left = dir.load()?.is_some_and(|state| state.attached);
+        if !left {
+            refuse_foreign(address, &prospect.members)?;
+        }
+        // Listeners were made anywhere: only the root sees all of their connections.
+        let root = cgroup::mount_point().ok();
+        let plan = Plan {
+            name: &prospect.name,
+            paths,
+            policy: wish.policy,
+            weights: &[],
+            cgroup: root.as_deref(),
+            backlog: 0,
+            adopt: left,
+            read_queues: true,
+        };
+        let lent = prospect.members.iter().map(|m| (m.cookie, m.lent));
+        let dispatcher = Dispatcher::start_beside(&plan, lent.collect())?;
+        let seats = seats(&dispatcher, &prospect.members);
+        let counting = dispatcher.counting();
+        let duties = Duties {
+            rescue: wish.rescue,
+            stuck_after: wish.stuck_after,
+        };
+        let agent = Agent::start(dispatcher, duties, paths.clone(), None);
+        let mut attached = Self {
+            address,
+            name: prospect.name,
+            paths: paths.clone(),
+            agent,
+            watcher: prospect.watcher,
+            seats,
+            dir,
+            recounted: recount::Recounted::default(),
+        };
+        attached.publish_workers();
+        attached.store()?;
+        if counting {
+            attached.recount();
+        }
+        Ok(attached)
+    }
+
+    /// The group's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Counts in what was open before. Connections accepted while their holders were looked up are found next time.
+    fn recount(&mut self) {
+        let pins = self.paths.group_pins(&self.name);
+        for attempt in 0..RECOUNTS {
+            match recount::recount(&pins, self.address.port(), self.held()) {
+                Ok(done) => {
+                    self.recounted.counted += done.counted;
+                    self.recounted.homeless = done.homeless;
+                    if done.homeless == 0 {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        event = "degraded",
+                        "connections open before are not counted: {error}"
+                    );
+                    return;
+                }
+            }
+            std::thread::sleep(Duration::from_millis(5 << attempt));
+        }
+    }
+
+    /// Whose worker holds which connection. Threads of one process cannot be told apart: each gets as many.
+    fn held(&self) -> Vec<(u64, usize)> {
+        let mut slots: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (slot, _, worker) in self.seats.values() {
+            slots.entry(*worker).or_default().push(*slot);
+        }
+        let mut held = Vec::new();
+        for (pid, slots) in slots {
+            let sockets = process::sockets_of(pid).unwrap_or_default();
+            let sockets: HashSet<u64> = sockets.into_iter().map(|(_, inode)| inode).collect();
+            held.extend(sockets.into_iter().zip(slots.into_iter().cycle()));
+        }
+        held
+    }
+
+    fn publish_workers(&mut self) {
+        for (slot, _, worker) in self.seats.values() {
+            if *worker != 0 {
+                self.agent.worker_up(*slot, *worker);
+            }
+        }
+    }
+
+    /// Writes down who serves what, for `status`, and for `detach` should we be killed.
+    fn store(&self) -> Result<(), Error> {
+        let slots = self.agent.tell(|d| d.slots()).unwrap_or(0);
+        let empty = || state::Slot {
+            worker: None,
+            current: true,
+            inodes: Vec::new(),
+        };
+        let mut table: Vec<state::Slot> = std::iter::repeat_with(empty).take(slots).collect();
+        for (slot, lent, worker) in self.seats.values() {
+            let who = if *worker == 0 { lent.pid } else { *worker };
+            table[*slot] = state::Slot {
+                worker: Identity::of(who).ok(),
+                current: true,
+                inodes: vec![lent.inode],
+            };
+        }
+        let state = State {
+            schema: state::SCHEMA,
+            name: self.name.clone(),
+            boot: state::boot_id(),
+            supervisor: Identity::of(std::process::id()).map_err(|source| StateError::File {
+                what: "read",
+                path: "/proc/self/stat".into(),
+                source,
+            })?,
+            listen: vec![Endpoint {
+                address: self.address,
+                dual_stack: false,
+            }],
+            backlog: 0,
+            task: Task {
+                command: Vec::new(),
+                account: None,
+                keep_caps: Vec::new(),
+            },
+            slots: table,
+            attached: true,
+        };
+        Ok(self.dir.store(&state)?)
+    }
+
+    /// Looks what became of the group: sockets that came or went, workers that ended or took over.
+    ///
+    /// # Errors
+    /// When the kernel does not show its sockets, or the state cannot be written.
+    pub fn follow(&mut self) -> Result<Presence, Error> {
+        self.watcher.look()?;
+        let members = members(&self.watcher)?;
+        let there: HashSet<u64> = self
+            .watcher
+            .listener()
+            .sockets
+            .iter()
+            .map(|s| s.cookie)
+            .collect();
+        let gone: Vec<u64> = self
+            .seats
+            .keys()
+            .copied()
+            .filter(|cookie| !there.contains(cookie))
+            .collect();
+        let mut changed = !gone.is_empty();
+        for cookie in gone {
+            if let Some((slot, _, _)) = self.seats.remove(&cookie) {
+                self.agent.tell(|d| d.leave(slot));
+            }
+        }
+        for member in members {
+            changed |= self.settle(&member);
+        }
+        if changed {
+            self.store()?;
+        }
+        Ok(if there.is_empty() {
+            Presence::Gone
+        } else {
+            Presence::Here
+        })
+    }
+
+    /// Gives a socket its slot, or notes who serves it now; tells whether anything changed.
+    fn settle(&mut self, member: &Member) -> bool {
+        let Member {
+            cookie,
+            lent,
+            worker,
+        } = *member;
+        match self.seats.get(&cookie).copied() {
+            Some(same) if (same.1, same.2) == (lent, worker) => false,
+            Some((slot, before, served)) => {
+                if before != lent {
+                    self.agent.tell(|d| d.lend(slot, lent));
+                }
+                // Nobody was seen waiting for a while: the one before is as likely as any.
+                let worker = if worker == 0 { served } else { worker };
+                if worker != served {
+                    self.agent.worker_up(slot, worker);
+                }
+                self.seats.insert(cookie, (slot, lent, worker));
+                true
+            }
+            None => match self.agent.tell(|d| d.join(cookie, lent)) {
+                Some(Ok(slot)) => {
+                    if worker != 0 {
+                        self.agent.worker_up(slot, worker);
+                    }
+                    self.seats.insert(cookie, (slot, lent, worker));
+                    true
+                }
+                Some(Err(error)) => {
+                    tracing::debug!("a new socket is not steered yet: {error}");
+                    false
+                }
+                None => false,
+            },
+        }
+    }
+
+    /// What happened since last asked.
+    pub fn events(&mut self) -> Vec<SteerEvent> {
+        self.agent.events()
+    }
+
+    /// Takes everything away; the kernel's hash chooses again.
+    pub fn end(self) {
+        capability::with(&FOR_THE_END, || self.agent.end());
+        self.dir.forget();
+    }
+}
+
+fn seats(dispatcher: &Dispatcher, members: &[Member]) -> BTreeMap<u64, (usize, Lent, u32)> {
+    members
+        .iter()
+        .filter_map(|m| {
+            let slot = dispatcher.pinned().slot_of(m.cookie)?;
+            Some((m.cookie, (slot, m.lent, m.worker)))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_can_be_those_of_groups() {
+        for (address, name) in [
+            ("127.0.0.1:80", "at-127-0-0-1-80"),
+            ("[::]:443", "at----443"),
+            ("[::1]:80", "at---1-80"),
+        ] {
+            let of = name_of(address.parse().expect("address"));
+            assert_eq!(of, name);
+            assert!(state::is_name(&of));
+        }
+    }
+}
