@@ -63,10 +63,8 @@ fn parse_arm(name: &str) -> Option<(Waiting, usize)> {
     ))
 }
 
-/// Longer than the largest herd needs here by far.
-fn rest(threads: usize) -> Duration {
-    Duration::from_millis(10 + threads as u64 / 20)
-}
+/// Between the moment when all wait again and the next tap: the same for all sizes, for what rests longer wakes slower.
+const REST: Duration = Duration::from_millis(20);
 
 impl Experiment for Herd {
     fn card(&self) -> &Card {
@@ -80,7 +78,7 @@ impl Experiment for Herd {
                 name: arm_name(waiting, threads),
                 group,
                 seconds: 0.1
-                    + TAPS as f64 * (rest(threads).as_secs_f64() + 0.005 + threads as f64 * 20e-6)
+                    + TAPS as f64 * (REST.as_secs_f64() + 0.005 + threads as f64 * 20e-6)
                     + threads as f64 * 0.0004,
             }));
         }
@@ -111,7 +109,7 @@ impl Experiment for Herd {
         for tap in 0..TAPS {
             context.check()?;
             trace.clear()?;
-            herd.tap(rest(threads))?;
+            herd.tap(REST)?;
             taps.push(settled(&trace.events()?).ok_or_else(|| {
                 Error::Missing(format!(
                     "the trace of a tap on {threads} threads shows no wake-up"

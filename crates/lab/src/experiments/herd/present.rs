@@ -120,7 +120,7 @@ fn settle_table(
 ) -> Table {
     let ways = &waiters::ALL[which];
     let mut head: Vec<String> = vec!["threads".into()];
-    head.extend(PUBLISHED.map(|(name, _)| format!("{name} (publ.)")));
+    head.extend(PUBLISHED.map(|(name, _)| format!("{name} 2000")));
     head.extend(ways.iter().map(|w| short(*w)));
     let row = |x: f64| {
         let mut cells = vec![number(x)];

@@ -197,8 +197,7 @@ impl Herd {
         }
     }
 
-    /// Connects once and waits until the connection was accepted and closed, everything was left alone for `rest`, and all
-    /// threads wait again.
+    /// Connects once and waits until the connection was accepted and closed and all threads wait again, and then for `rest`.
     ///
     /// # Errors
     /// When nobody accepts.
@@ -219,7 +218,6 @@ impl Herd {
             std::thread::sleep(Duration::from_millis(1));
         }
         drop(stream);
-        std::thread::sleep(rest);
         // On a busy machine a large herd needs longer; who does not wait yet would not be woken by the next tap.
         while !self.all_wait() {
             if Instant::now() > deadline {
@@ -227,6 +225,7 @@ impl Herd {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
+        std::thread::sleep(rest);
         Ok(())
     }
 
