@@ -333,7 +333,7 @@ fn meaning(outcome: &Outcome) -> String {
             let help = if fast <= SLOW_S {
                 ""
             } else {
-                "; yielding does not help"
+                "; yielding does not cure it"
             };
             format!(
                 "{words} a thousand connects take {took}{help}: the accept queue of {SMALL} was full when {again} SYNs came, and each of them was sent again only after a second or more."

@@ -23,7 +23,7 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
             outcome,
             &published,
             KERNEL,
-            "Settle time in µs: published, and of today's kernel (median of the taps).",
+            "Settle time in µs: published in 2000 (Kernel, Taskex, Wake1), and of today's kernel (median of the taps).",
         )),
         Block::Chart(settle_chart(
             outcome,
@@ -35,7 +35,7 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
             outcome,
             &published,
             OURS,
-            "Settle time in µs: published, and of the paper's policies in our wait queue (median of the taps).",
+            "Settle time in µs: published in 2000 (Kernel, Taskex, Wake1), and of the paper's policies in our wait queue (median of the taps).",
         )),
         Block::Chart(settle_chart(
             outcome,
@@ -120,7 +120,7 @@ fn settle_table(
 ) -> Table {
     let ways = &waiters::ALL[which];
     let mut head: Vec<String> = vec!["threads".into()];
-    head.extend(PUBLISHED.map(|(name, _)| format!("{name} 2000")));
+    head.extend(PUBLISHED.map(|(name, _)| name.to_owned()));
     head.extend(ways.iter().map(|w| short(*w)));
     let row = |x: f64| {
         let mut cells = vec![number(x)];
@@ -181,8 +181,7 @@ fn at(curve: &[(f64, f64)], x: f64) -> String {
 
 fn growth_table(outcome: &Outcome, published: &Published) -> Table {
     let row = |name: String, points: Vec<(f64, f64)>| {
-        let exponent =
-            stats::growth_exponent(&points).map_or_else(|| "–".into(), |e| format!("{e:.2}"));
+        let exponent = stats::growth_exponent(&points).map_or_else(|| "–".into(), exponent);
         let ends = points
             .first()
             .zip(points.last())
@@ -207,6 +206,11 @@ fn growth_table(outcome: &Outcome, published: &Published) -> Table {
         head: ["", "e", "1,000/100"].map(str::to_owned).into(),
         rows,
     }
+}
+
+/// An exponent with two decimals; no minus before a zero.
+fn exponent(value: f64) -> String {
+    format!("{:.2}", (value * 100.0).round() / 100.0 + 0.0)
 }
 
 /// Wake-ups for one connection in the largest herd.
@@ -238,9 +242,13 @@ fn kernel_today(outcome: &Outcome, published: &Published) -> String {
         "grows as well here, which the paper's two patches did not let expect"
     };
     format!(
-        "{herd} the settle time grows as threads^{all:.2} (2000: threads^{theirs:.2}), and one connection wakes {} threads of the largest herd. With EPOLLEXCLUSIVE (threads^{exclusive:.2}, {} woken) and in blocking accept (threads^{accept:.2}, {} woken) it {constant}.",
+        "{herd} the settle time grows as threads^{} (2000: threads^{}), and one connection wakes {} threads of the largest herd. With EPOLLEXCLUSIVE (threads^{}, {} woken) and in blocking accept (threads^{}, {} woken) it {constant}.",
+        exponent(all),
+        exponent(theirs),
         number(woken(outcome, Waiting::WakeAll)),
+        exponent(exclusive),
         number(woken(outcome, Waiting::Exclusive)),
+        exponent(accept),
         number(woken(outcome, Waiting::Accept)),
     )
 }
@@ -248,9 +256,9 @@ fn kernel_today(outcome: &Outcome, published: &Published) -> String {
 /// What holds of the paper's policies, built as it describes them.
 fn policies_today(outcome: &Outcome) -> String {
     let of = |policy: Policy| {
-        let exponent = growth_of(outcome, Waiting::Queue(policy))?;
+        let grows = exponent(growth_of(outcome, Waiting::Queue(policy))?);
         let woken = number(woken(outcome, Waiting::Queue(policy)));
-        Some((exponent, woken))
+        Some((grows, woken))
     };
     let (Some(all), Some(task), Some(one), Some(always)) = (
         of(Policy::WakeAll),
@@ -261,7 +269,7 @@ fn policies_today(outcome: &Outcome) -> String {
         return "Not all of the paper's policies were measured.".into();
     };
     format!(
-        "The paper's policies in a wait queue of our own, on futexes, behave alike: waking all grows as threads^{:.2} and wakes {}; task exclusive (threads^{:.2}) wakes {}, wake one (threads^{:.2}) {}. The hybrid that the paper thought the soundest and nobody had implemented, always wake (threads^{:.2}), wakes {}: one that accepts, and each of the {SELECTING} threads that wait select()-like and want to hear of every connection.",
+        "The paper's policies in a wait queue of our own, on futexes: waking all grows as threads^{} and wakes {}; task exclusive (threads^{}) wakes {}, wake one (threads^{}) {}. The hybrid that the paper thought the soundest and nobody had implemented, always wake (threads^{}), wakes {}: one that accepts, and each of the {SELECTING} threads that wait select()-like and want to hear of every connection.",
         all.0, all.1, task.0, task.1, one.0, one.1, always.0, always.1
     )
 }

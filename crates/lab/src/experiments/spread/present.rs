@@ -201,8 +201,8 @@ fn meaning(outcome: &Outcome) -> Option<String> {
         |most| {
             let over = over(Way::SharedIoUring).unwrap_or(f64::NAN);
             format!(
-                " With io_uring's multishot accept on a shared socket the favourite got {} of six connections, and the busiest worker has {} times the mean CPU.",
-                if most == 6.0 { "all".into() } else { number(most) },
+                " With io_uring's multishot accept on a shared socket the favourite got {} connections, and the busiest worker has {} times the mean CPU.",
+                if most == 6.0 { "all six".into() } else { format!("{most:.0} of six") },
                 number(over)
             )
         },
