@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::distribution::Distribution;
 use crate::present::Block;
-use crate::result::{Expectation, Outcome};
+use crate::result::{Derived, Expectation, Outcome};
 use crate::{Error, experiments};
 
 /// Who published it.
@@ -141,6 +141,10 @@ pub trait Experiment: Sync {
     /// # Errors
     /// When it could not be measured.
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error>;
+    /// Numbers over several variants, as the growth of a series; most experiments have none.
+    fn derive(&self, _outcome: &Outcome) -> Vec<Derived> {
+        Vec::new()
+    }
     /// Holds the result against what ought to be seen.
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation>;
     /// Tables, charts and words for a reader, computed from the result.

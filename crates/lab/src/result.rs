@@ -32,6 +32,9 @@ pub struct Outcome {
     pub variants: Vec<Variant>,
     /// Ratios of two variants, paired by round.
     pub comparisons: Vec<Comparison>,
+    /// Numbers computed over several variants, as the growth of a series.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub derived: Vec<Derived>,
     /// What ought to be seen, and whether it was.
     pub expectations: Vec<Expectation>,
 }
@@ -78,6 +81,21 @@ pub struct Comparison {
     pub ratios: Vec<f64>,
     /// Median of the ratios.
     pub median: f64,
+}
+
+/// A number computed over several variants.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Derived {
+    /// Name of the number.
+    pub name: String,
+    /// What it says.
+    pub meaning: String,
+    /// Published rather than measured here.
+    pub published: bool,
+    /// Unit of the value.
+    pub unit: String,
+    /// The number.
+    pub value: f64,
 }
 
 /// A claim, where it comes from, what was measured, and whether it holds here.
@@ -164,6 +182,14 @@ impl Outcome {
             .iter()
             .find(|c| c.name == comparison)
             .map(|c| c.median)
+    }
+
+    /// The derived number of this name.
+    pub fn derived(&self, name: &str) -> Option<f64> {
+        self.derived
+            .iter()
+            .find(|d| d.name == name)
+            .map(|d| d.value)
     }
 
     /// Whether every expectation holds.

@@ -65,6 +65,7 @@ pub fn run(
     }
     progress.finish();
     let mut outcome = assemble(card.name, &design, points, watch);
+    outcome.derived = experiment.derive(&outcome);
     outcome.expectations = experiment.judge(&outcome);
     Ok(outcome)
 }
@@ -160,6 +161,7 @@ fn assemble(name: &str, design: &Design, mut points: Points, watch: Watch) -> Ou
         parameters: design.parameters.clone(),
         variants,
         comparisons,
+        derived: Vec::new(),
         expectations: Vec::new(),
     }
 }
@@ -307,7 +309,7 @@ mod tests {
     use super::*;
     use crate::experiment::{Card, Pairing, Source};
     use crate::present::Block;
-    use crate::result::Expectation;
+    use crate::result::{Derived, Expectation};
     use std::sync::Mutex;
     use std::sync::atomic::Ordering;
 
@@ -378,7 +380,17 @@ mod tests {
             );
             Ok(sample)
         }
+        fn derive(&self, outcome: &Outcome) -> Vec<Derived> {
+            vec![Derived {
+                name: "variants".into(),
+                meaning: "how many there are".into(),
+                published: false,
+                unit: "count".into(),
+                value: outcome.variants.len() as f64,
+            }]
+        }
         fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
+            assert_eq!(outcome.derived("variants"), Some(5.0), "judged after it");
             vec![Expectation::new(
                 "ratio",
                 "b is 1.5 a",
@@ -458,7 +470,8 @@ mod tests {
             .map(|e| e.to_string())
             .collect();
         assert!(errors.is_empty(), "{errors:?}");
-        let spoil: [(&str, serde_json::Value); 7] = [
+        let spoil: [(&str, serde_json::Value); 8] = [
+            ("/derived/0/value", "much".into()),
             ("/schema", "other/1".into()),
             ("/variants", serde_json::json!([])),
             ("/variants/0/metrics/m/values", serde_json::json!(["1"])),

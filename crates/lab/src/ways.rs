@@ -18,6 +18,8 @@ pub enum Way {
     SharedEpollWakeAll,
     /// One shared socket with EPOLLEXCLUSIVE; who has accepted goes to the end of the line.
     SharedEpollRotate,
+    /// One shared socket; every worker has a multishot accept of io_uring under way.
+    SharedIoUring,
     /// A socket a worker; the kernel's hash chooses.
     ReuseportHash,
     /// A socket a worker; ours: the one with the fewest open connections.
@@ -46,6 +48,7 @@ impl Way {
             Way::SharedEpollExclusive => "shared-epoll-exclusive",
             Way::SharedEpollWakeAll => "shared-epoll-wake-all",
             Way::SharedEpollRotate => "shared-epoll-rotate",
+            Way::SharedIoUring => "shared-io-uring",
             Way::ReuseportHash => "reuseport-hash",
             Way::LeastConnections => "least-connections",
             Way::LeastConnectionsRescue => "least-connections+rescue",
@@ -62,7 +65,13 @@ impl Way {
             Way::LeastConnectionsRescue => 4,
             Way::SharedEpollWakeAll => 5,
             Way::SharedEpollRotate => 6,
+            Way::SharedIoUring => 7,
         }
+    }
+
+    /// Whether this kernel lets us.
+    pub fn is_here(self) -> bool {
+        self != Way::SharedIoUring || wakeone_kernel::ring::Ring::new(8).is_ok()
     }
 
     /// Whether Wakeone chooses.
@@ -103,6 +112,17 @@ impl Way {
             Way::SharedEpollExclusive => epoll("exclusive"),
             Way::SharedEpollWakeAll => epoll("wake-all"),
             Way::SharedEpollRotate => epoll("rotate"),
+            Way::SharedIoUring => vec![
+                "serve",
+                "--model",
+                "io-uring",
+                "-w",
+                &n,
+                "-l",
+                &at,
+                "--backlog",
+                BACKLOG,
+            ],
             Way::ReuseportHash => {
                 vec![
                     "serve",

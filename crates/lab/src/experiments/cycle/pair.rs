@@ -1,9 +1,11 @@
 //! The two halves of the source's program, in a network namespace of their own.
 
 use nix::sched::{CloneFlags, CpuSet, sched_getaffinity, sched_setaffinity, unshare};
+use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, getsockname, listen, socket,
 };
+use nix::sys::time::TimeValLike;
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -34,6 +36,8 @@ pub struct Found {
     pub elapsed: Duration,
     /// Connects that took more than half a second.
     pub slow_connects: usize,
+    /// CPU time of the thread that connects: in user space, and in the kernel.
+    pub cpu: (Duration, Duration),
     /// The kernel's counters of the namespace.
     pub counters: BTreeMap<String, u64>,
 }
@@ -166,6 +170,7 @@ fn connect_each(
 ) -> std::io::Result<Found> {
     let mut found = Found::default();
     let mut kept = Vec::with_capacity(count);
+    let cpu = cpu_time()?;
     let start = Instant::now();
     let mut last = start;
     while kept.len() < count && start.elapsed() < limit && !cancel.load(Ordering::Relaxed) {
@@ -178,8 +183,19 @@ fn connect_each(
         last = now;
     }
     found.elapsed = start.elapsed();
+    let now = cpu_time()?;
+    found.cpu = (now.0.saturating_sub(cpu.0), now.1.saturating_sub(cpu.1));
     found.connections = kept.len();
     Ok(found)
+}
+
+/// CPU time of this thread so far: in user space, and in the kernel.
+fn cpu_time() -> std::io::Result<(Duration, Duration)> {
+    let usage = getrusage(UsageWho::RUSAGE_THREAD)?;
+    let of = |time: nix::sys::time::TimeVal| {
+        Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap_or(0))
+    };
+    Ok((of(usage.user_time()), of(usage.system_time())))
 }
 
 /// The counters of this thread's network namespace that tell why.
@@ -214,6 +230,17 @@ fn parse_netstat(text: &str) -> BTreeMap<&str, u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cpu_time_is_this_thread_s() {
+        let before = cpu_time().unwrap();
+        let mut sum = 0u64;
+        while cpu_time().unwrap() == before {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        let after = cpu_time().unwrap();
+        assert!(after.0 + after.1 > before.0 + before.1);
+    }
 
     #[test]
     fn names_and_values_of_netstat() {

@@ -244,6 +244,7 @@ fn table(outcome: &Outcome) -> Table {
         "connections",
         "lost",
         "per million",
+        "answers/s",
         "restart ms",
         "p99 ms",
     ]
@@ -263,6 +264,7 @@ fn table(outcome: &Outcome) -> Table {
             number(planned),
             number(lost),
             number((lost / planned * 1e6).round()),
+            cell("throughput_per_s"),
             cell("restart_ms"),
             cell("latency_ms_p99"),
         ];

@@ -12,7 +12,8 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
     let mut blocks = vec![Block::Heading("What it means".into())];
     blocks.extend(meaning(outcome).map(Block::Paragraph));
     blocks.push(Block::Table(one_by_one(outcome, &published)));
-    blocks.push(Block::Table(sustained(outcome, &published)));
+    blocks.push(Block::Table(answers(outcome)));
+    blocks.push(Block::Table(cpu_table(outcome, &published)));
     blocks.push(Block::Chart(Chart {
         title: "Who answered under the sustained load.".into(),
         note: "Share of each of the three workers, all rounds.".into(),
@@ -85,96 +86,93 @@ fn one_by_one(outcome: &Outcome, published: &Published) -> Table {
     }
 }
 
-fn sustained(outcome: &Outcome, published: &Published) -> Table {
+fn answers(outcome: &Outcome) -> Table {
+    let rows = WAYS.iter().filter_map(|way| {
+        let shares = shares(outcome, *way);
+        let over = outcome.median(&arm_name(*way), "share_max_over_mean")?;
+        let mut cells = vec![way.name().to_owned()];
+        cells.extend(shares.iter().map(|s| format!("{:.1} %", s * 100.0)));
+        cells.push(number(over));
+        Some(Row::ours(cells))
+    });
+    Table {
+        caption: "Sustained load: share of the answers of each worker, all rounds.".into(),
+        head: ["", "worker 0", "worker 1", "worker 2", "max/mean"]
+            .map(str::to_owned)
+            .into(),
+        rows: rows.collect(),
+    }
+}
+
+fn cpu_table(outcome: &Outcome, published: &Published) -> Table {
+    let dash = || "–".to_owned();
     let mut rows = Vec::new();
     for series in ["shared socket", "reuseport"] {
         let of = |metric: &str| {
-            let words = published
-                .0
+            let figures = &published.0;
+            let figure = figures
                 .iter()
                 .find(|f| f.series == series && f.metric == metric);
-            words.map_or_else(
-                || "–".into(),
-                |f| {
-                    f.value
-                        .map_or_else(|| f.note.clone(), |v| format!("{} %", number(v)))
-                },
-            )
+            figure.map_or_else(dash, |f| f.value.map_or_else(|| f.note.clone(), percent))
         };
-        let dash = || "–".to_owned();
-        rows.push(Row::published(vec![
-            format!("(published) {series}"),
-            dash(),
-            dash(),
-            dash(),
-            of("cpu_busiest"),
-            of("cpu_idlest"),
-            dash(),
-        ]));
+        let mut cells = vec![format!("(published) {series}"), dash(), dash(), dash()];
+        cells.extend([of("cpu_busiest"), of("cpu_idlest"), dash()]);
+        rows.push(Row::published(cells));
     }
-    for way in WAYS {
-        let shares = shares(outcome, way);
-        let median = |metric: &str| outcome.median(&arm_name(way), metric);
-        let Some(over) = median("cpu_max_over_mean") else {
-            continue;
-        };
+    rows.extend(WAYS.iter().filter_map(|way| {
+        let median = |metric: &str| outcome.median(&arm_name(*way), metric);
+        let over = median("cpu_max_over_mean")?;
+        let each = (0..WORKERS).map(|w| median(&format!("cpu_worker_{w}")));
+        let ends = ["cpu_busiest", "cpu_idlest"].map(median);
         let mut cells = vec![way.name().to_owned()];
-        cells.extend(shares.iter().map(|s| format!("{:.1} %", s * 100.0)));
-        cells.push(format!(
-            "{} %",
-            number(median("cpu_busiest").unwrap_or(f64::NAN))
-        ));
-        cells.push(format!(
-            "{} %",
-            number(median("cpu_idlest").unwrap_or(f64::NAN))
-        ));
+        cells.extend(each.chain(ends).map(|v| v.map_or_else(dash, percent)));
         cells.push(number(over));
-        rows.push(Row::ours(cells));
-    }
+        Some(Row::ours(cells))
+    }));
     let head = [
-        "",
-        "worker 0",
-        "worker 1",
-        "worker 2",
-        "busiest CPU",
-        "idlest CPU",
-        "max/mean",
+        "", "worker 0", "worker 1", "worker 2", "busiest", "idlest", "max/mean",
     ];
     Table {
-        caption: "Sustained load: who answered, and the CPU it took.".into(),
+        caption: "Sustained load: CPU of each worker process, and of the busiest and the idlest of each round; medians.".into(),
         head: head.map(str::to_owned).into(),
         rows,
     }
 }
 
+fn percent(value: f64) -> String {
+    format!("{} %", number(value))
+}
+
 fn cpu(outcome: &Outcome, published: &Published) -> Chart {
-    let ratio = published
+    let ends = published
         .value("reuseport", "cpu_busiest")
         .zip(published.value("reuseport", "cpu_idlest"));
     let mut bars: Vec<Bar> = Vec::new();
-    if let Some((busiest, idlest)) = ratio {
+    if let Some((busiest, idlest)) = ends {
         bars.push(Bar {
             style: Style::published("published: reuseport", Way::ReuseportHash.colour()),
-            value: busiest / idlest,
+            value: idlest / busiest * 100.0,
             range: None,
         });
     }
     bars.extend(WAYS.iter().filter_map(|way| {
-        let (busiest, idlest) = (
-            outcome.values(&arm_name(*way), "cpu_busiest"),
-            outcome.values(&arm_name(*way), "cpu_idlest"),
-        );
-        let ratios = stats::paired_ratios(busiest, idlest);
+        let values = |metric| outcome.values(&arm_name(*way), metric);
+        // That of the busiest is never 0; that of the idlest may be.
+        let ratios = stats::paired_ratios(values("cpu_idlest"), values("cpu_busiest"));
         (!ratios.is_empty()).then(|| Bar {
             style: Style::ours(way.name(), way.colour()),
-            value: stats::median(&ratios),
-            range: Some((stats::min(&ratios), stats::max(&ratios))),
+            value: stats::median(&ratios) * 100.0,
+            range: Some((stats::min(&ratios) * 100.0, stats::max(&ratios) * 100.0)),
         })
     }));
     Chart {
-        title: "CPU of the busiest worker over that of the idlest.".into(),
-        note: "1 is even. The source shows only “almost no load” for the idlest worker of a shared socket.".into(),
-        kind: Kind::Bars { unit: "×".into(), bars, log: true },
+        title: "CPU of the idlest worker, in percent of that of the busiest.".into(),
+        note: "100 is even. The source shows only “almost no load” for the idlest worker of a shared socket.".into(),
+        kind: Kind::Bars {
+            unit: "%".into(),
+            bars,
+            log: false,
+        },
     }
 }
 
@@ -198,5 +196,16 @@ fn meaning(outcome: &Outcome) -> Option<String> {
             number(ours)
         )
     });
-    Some(format!("{holds} {rotate}{ours}"))
+    let ring = six(Way::SharedIoUring).map_or_else(
+        || " io_uring was not measured: this kernel does not let us.".to_owned(),
+        |most| {
+            let over = over(Way::SharedIoUring).unwrap_or(f64::NAN);
+            format!(
+                " With io_uring's multishot accept on a shared socket the favourite got {} connections, and the busiest worker has {} times the mean CPU.",
+                if most == 6.0 { "all six".into() } else { format!("{most:.0} of six") },
+                number(over)
+            )
+        },
+    );
+    Some(format!("{holds} {rotate}{ours}{ring}"))
 }

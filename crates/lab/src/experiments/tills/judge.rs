@@ -222,6 +222,7 @@ mod tests {
                 distributions: Default::default(),
             }],
             comparisons: names.into_iter().zip(ratios).map(comparison).collect(),
+            derived: vec![],
             expectations: vec![],
         }
     }

@@ -395,8 +395,10 @@ fn cpu_meaning(outcome: &Outcome, published: &Published) -> Option<String> {
     let ours = outcome.ratio(judge::CPU_DEVIATION_OURS)?;
     let verdict = if deviation >= 2.0 {
         "still holds on this kernel"
-    } else {
+    } else if outcome.environment.warnings.is_empty() {
         "is not seen on this machine"
+    } else {
+        "is not seen in this run, which was noisy"
     };
     let steered = match ours {
         r if r >= 1.5 => format!(

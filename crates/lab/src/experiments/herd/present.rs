@@ -1,0 +1,275 @@
+//! The result for a reader.
+
+use wakeone_waitqueue::Policy;
+
+use super::waiters::{self, SELECTING, Waiting};
+use super::{CARD, PUBLISHED, curve, growth_of};
+use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
+use crate::published::Published;
+use crate::result::Outcome;
+use crate::stats;
+
+/// What the kernel does, and what a queue of ours does.
+const KERNEL: std::ops::Range<usize> = 0..3;
+const OURS: std::ops::Range<usize> = 3..7;
+
+pub fn present(outcome: &Outcome) -> Vec<Block> {
+    let published = Published::parse(CARD.published);
+    vec![
+        Block::Heading("What it means".into()),
+        Block::Paragraph(kernel_today(outcome, &published)),
+        Block::Paragraph(policies_today(outcome)),
+        Block::Table(settle_table(
+            outcome,
+            &published,
+            KERNEL,
+            "Settle time in µs: published in 2000 (Kernel, Taskex, Wake1), and of today's kernel (median of the taps).",
+        )),
+        Block::Chart(settle_chart(
+            outcome,
+            &published,
+            KERNEL,
+            "Time until the kernel's wait queue has settled.",
+        )),
+        Block::Table(settle_table(
+            outcome,
+            &published,
+            OURS,
+            "Settle time in µs: published in 2000 (Kernel, Taskex, Wake1), and of the paper's policies in our wait queue (median of the taps).",
+        )),
+        Block::Chart(settle_chart(
+            outcome,
+            &published,
+            OURS,
+            "Time until our wait queue has settled, under the paper's policies.",
+        )),
+        Block::Table(growth_table(outcome, &published)),
+        Block::Table(wakeups_table(outcome, KERNEL, "today's kernel")),
+        Block::Table(wakeups_table(outcome, OURS, "our wait queue")),
+        Block::Chart(wakeups_chart(outcome)),
+    ]
+}
+
+/// Its place in the palette: the paper's series and what stands for it have the same.
+fn colour(waiting: Waiting) -> usize {
+    match waiting {
+        Waiting::WakeAll | Waiting::Queue(Policy::WakeAll) => 5,
+        Waiting::Exclusive | Waiting::Queue(Policy::WakeOne) => 1,
+        Waiting::Accept | Waiting::Queue(Policy::TaskExclusive) => 0,
+        Waiting::Queue(Policy::AlwaysWake) => 4,
+    }
+}
+
+fn settle_chart(
+    outcome: &Outcome,
+    published: &Published,
+    which: std::ops::Range<usize>,
+    title: &str,
+) -> Chart {
+    let theirs = PUBLISHED.into_iter().map(|(name, waiting)| {
+        let style = Style::published(format!("{name}, 2000"), colour(waiting));
+        (style, published.curve(name, "settle_us"))
+    });
+    let ours = waiters::ALL[which].iter().map(|w| {
+        let style = Style::ours(w.name(), colour(*w));
+        (style, curve(outcome, *w, "settle_us"))
+    });
+    Chart {
+        title: title.into(),
+        note: "Dashed: the paper, 2000. Solid: here. Both axes are logarithmic.".into(),
+        kind: Kind::Lines {
+            x: "waiting threads".into(),
+            y: "settle time, µs".into(),
+            log: true,
+            series: without_empty(theirs.chain(ours).collect()),
+        },
+    }
+}
+
+fn wakeups_chart(outcome: &Outcome) -> Chart {
+    let drawn = waiters::ALL.into_iter().map(|w| {
+        let points = curve(outcome, w, "wakeups_per_tap");
+        // Ours as the dashed twin of the kernel's: where both wake the same, one line would hide the other.
+        let style = Style {
+            published: matches!(w, Waiting::Queue(_)),
+            ..Style::ours(w.name(), colour(w))
+        };
+        (style, points)
+    });
+    Chart {
+        title: "Wake-ups for one connection.".into(),
+        note: "Counted by the scheduler's own tracepoints. Solid: the kernel. Dashed: our wait queue. Both axes are logarithmic.".into(),
+        kind: Kind::Lines {
+            x: "waiting threads".into(),
+            y: "wake-ups a connection".into(),
+            log: true,
+            series: without_empty(drawn.collect()),
+        },
+    }
+}
+
+fn without_empty(series: Vec<(Style, Vec<(f64, f64)>)>) -> Vec<(Style, Vec<(f64, f64)>)> {
+    series.into_iter().filter(|s| !s.1.is_empty()).collect()
+}
+
+fn settle_table(
+    outcome: &Outcome,
+    published: &Published,
+    which: std::ops::Range<usize>,
+    caption: &str,
+) -> Table {
+    let ways = &waiters::ALL[which];
+    let mut head: Vec<String> = vec!["threads".into()];
+    head.extend(PUBLISHED.map(|(name, _)| name.to_owned()));
+    head.extend(ways.iter().map(|w| short(*w)));
+    let row = |x: f64| {
+        let mut cells = vec![number(x)];
+        cells.extend(PUBLISHED.map(|(name, _)| at(&published.curve(name, "settle_us"), x)));
+        let ours = ways.iter().map(|w| at(&curve(outcome, *w, "settle_us"), x));
+        cells.extend(ours);
+        Row::ours(cells)
+    };
+    let sizes = published.curve("Kernel", "settle_us");
+    Table {
+        caption: caption.into(),
+        head,
+        rows: sizes.into_iter().map(|p| row(p.0)).collect(),
+    }
+}
+
+/// The name under a caption that says whose queue it is.
+fn short(waiting: Waiting) -> String {
+    waiting.name().trim_start_matches("queue-").to_owned()
+}
+
+fn wakeups_table(outcome: &Outcome, which: std::ops::Range<usize>, whose: &str) -> Table {
+    let ways = &waiters::ALL[which];
+    let sizes: Vec<f64> = curve(outcome, ways[0], "wakeups_per_tap")
+        .into_iter()
+        .map(|p| p.0)
+        .collect();
+    let mut head: Vec<String> = vec!["threads".into()];
+    head.extend(ways.iter().map(|w| short(*w)));
+    let row = |x: f64| {
+        let mut cells = vec![number(x)];
+        cells.extend(ways.iter().map(|w| {
+            let of = |metric| at(&curve(outcome, *w, metric), x);
+            format!(
+                "{} ({})",
+                of("wakeups_per_tap"),
+                of("voluntary_switches_per_tap")
+            )
+        }));
+        Row::ours(cells)
+    };
+    Table {
+        caption: format!(
+            "Threads woken for one connection by {whose}, as the scheduler's tracepoints say; in brackets voluntary switches from /proc as a check."
+        ),
+        head,
+        rows: sizes.into_iter().map(row).collect(),
+    }
+}
+
+/// The value of a curve at `x`, for a table.
+fn at(curve: &[(f64, f64)], x: f64) -> String {
+    curve
+        .iter()
+        .find(|p| p.0 == x)
+        .map_or_else(|| "–".into(), |p| number(p.1))
+}
+
+fn growth_table(outcome: &Outcome, published: &Published) -> Table {
+    let row = |name: String, points: Vec<(f64, f64)>| {
+        let exponent = stats::growth_exponent(&points).map_or_else(|| "–".into(), exponent);
+        let ends = points
+            .first()
+            .zip(points.last())
+            .filter(|(a, b)| a.0 == 100.0 && b.0 == 1000.0);
+        let ratio = ends.map_or_else(|| "–".into(), |(a, b)| number(b.1 / a.1));
+        vec![name, exponent, ratio]
+    };
+    let mut rows: Vec<Row> = PUBLISHED
+        .iter()
+        .map(|(name, _)| {
+            Row::published(row(
+                format!("(published) {name}"),
+                published.curve(name, "settle_us"),
+            ))
+        })
+        .collect();
+    rows.extend(
+        waiters::ALL.map(|w| Row::ours(row(w.name().into(), curve(outcome, w, "settle_us")))),
+    );
+    Table {
+        caption: "Growth: e of settle ~ threads^e (1 is linear, 0 constant), and settle(1,000)/settle(100).".into(),
+        head: ["", "e", "1,000/100"].map(str::to_owned).into(),
+        rows,
+    }
+}
+
+/// An exponent with two decimals; no minus before a zero.
+fn exponent(value: f64) -> String {
+    format!("{:.2}", (value * 100.0).round() / 100.0 + 0.0)
+}
+
+/// Wake-ups for one connection in the largest herd.
+fn woken(outcome: &Outcome, waiting: Waiting) -> f64 {
+    curve(outcome, waiting, "wakeups_per_tap")
+        .last()
+        .map_or(f64::NAN, |p| p.1)
+}
+
+/// What holds of today's kernel.
+fn kernel_today(outcome: &Outcome, published: &Published) -> String {
+    let theirs =
+        stats::growth_exponent(&published.curve("Kernel", "settle_us")).unwrap_or(f64::NAN);
+    let (Some(all), Some(exclusive), Some(accept)) = (
+        growth_of(outcome, Waiting::WakeAll),
+        growth_of(outcome, Waiting::Exclusive),
+        growth_of(outcome, Waiting::Accept),
+    ) else {
+        return "Not all of the kernel's ways of waiting were measured.".into();
+    };
+    let herd = if all >= 0.7 {
+        "The herd is still there for who asks for it: without EPOLLEXCLUSIVE"
+    } else {
+        "The herd is smaller than it was: without EPOLLEXCLUSIVE"
+    };
+    let constant = if exclusive.abs() <= 0.3 && accept.abs() <= 0.3 {
+        "stays nearly constant, as the paper's two patches promised"
+    } else {
+        "grows as well here, which the paper's two patches did not let expect"
+    };
+    format!(
+        "{herd} the settle time grows as threads^{} (2000: threads^{}), and one connection wakes {} threads of the largest herd. With EPOLLEXCLUSIVE (threads^{}, {} woken) and in blocking accept (threads^{}, {} woken) it {constant}.",
+        exponent(all),
+        exponent(theirs),
+        number(woken(outcome, Waiting::WakeAll)),
+        exponent(exclusive),
+        number(woken(outcome, Waiting::Exclusive)),
+        exponent(accept),
+        number(woken(outcome, Waiting::Accept)),
+    )
+}
+
+/// What holds of the paper's policies, built as it describes them.
+fn policies_today(outcome: &Outcome) -> String {
+    let of = |policy: Policy| {
+        let grows = exponent(growth_of(outcome, Waiting::Queue(policy))?);
+        let woken = number(woken(outcome, Waiting::Queue(policy)));
+        Some((grows, woken))
+    };
+    let (Some(all), Some(task), Some(one), Some(always)) = (
+        of(Policy::WakeAll),
+        of(Policy::TaskExclusive),
+        of(Policy::WakeOne),
+        of(Policy::AlwaysWake),
+    ) else {
+        return "Not all of the paper's policies were measured.".into();
+    };
+    format!(
+        "The paper's policies in a wait queue of our own, on futexes: waking all grows as threads^{} and wakes {}; task exclusive (threads^{}) wakes {}, wake one (threads^{}) {}. The hybrid that the paper thought the soundest and nobody had implemented, always wake (threads^{}), wakes {}: one that accepts, and each of the {SELECTING} threads that wait select()-like and want to hear of every connection.",
+        all.0, all.1, task.0, task.1, one.0, one.1, always.0, always.1
+    )
+}

@@ -1,0 +1,25 @@
+//! A wait queue in user space, used as the kernel's is, that decides by itself whom it wakes.
+//!
+//! After sections 3.1 to 3.3 of Steve Molloy and Chuck Lever, *Accept() scalability on Linux*, USENIX 2000: their two
+//! patches (`task exclusive`, `wake one`), what the kernel did before (`wake all`), and the hybrid (`always wake`) that
+//! they thought the soundest and nobody had implemented.
+//!
+//! Every waiter sleeps on a futex word of its own, so that the queue and not the order of a shared futex chooses.
+//!
+//! ```
+//! use wakeone_waitqueue::{Acceptor, Policy, Waiter};
+//!
+//! let acceptor = Acceptor::new(Policy::AlwaysWake, 10);
+//! std::thread::scope(|scope| {
+//!     let worker = scope.spawn(|| acceptor.accept(&mut Waiter::new()));
+//!     acceptor.connect("hello").unwrap();
+//!     assert_eq!(worker.join().unwrap(), Some("hello"));
+//! });
+//! ```
+
+mod acceptor;
+mod queue;
+mod spin;
+
+pub use acceptor::{Acceptor, Arrivals, Refused, TimedOut};
+pub use queue::{Kind, Policy, Slept, WaitQueue, Waiter, Waiting};
