@@ -6,6 +6,7 @@ mod herd;
 mod restart;
 mod spread;
 mod stuck;
+mod throughput;
 mod tills;
 
 use crate::experiment::Experiment;
@@ -14,6 +15,7 @@ use crate::experiment::Experiment;
 pub fn all() -> &'static [&'static dyn Experiment] {
     &[
         &herd::Herd,
+        &throughput::Throughput,
         &spread::Spread,
         &tills::Tills,
         &cycle::Cycle,
