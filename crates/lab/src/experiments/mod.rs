@@ -1,5 +1,6 @@
 //! A folder an experiment: what was published, how it is measured here, how it is judged.
 
+mod accept_lock;
 mod cost;
 mod cycle;
 mod herd;
@@ -16,6 +17,7 @@ pub fn all() -> &'static [&'static dyn Experiment] {
     &[
         &herd::Herd,
         &throughput::Throughput,
+        &accept_lock::AcceptLock,
         &spread::Spread,
         &tills::Tills,
         &cycle::Cycle,
