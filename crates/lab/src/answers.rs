@@ -21,7 +21,7 @@ use crate::experiment::Sample;
 use crate::result::{self, Expectation};
 
 /// The metric of the server's count.
-const BY_SERVER: &str = "server_requests";
+pub const BY_SERVER: &str = "server_requests";
 /// The metric of the client's count of whole answers.
 const BY_CLIENT: &str = "client_answers";
 /// The metric of the requests that may have been answered without the client's having the answer.

@@ -6,12 +6,13 @@ use std::time::Duration;
 use wakeone_load::{Arrivals, Event, Mix, Plan, Spacing};
 
 use super::sweep::Step;
-use super::{BACKLOG, CLIENTS, WORKERS, httperf};
+use super::{BACKLOG, CLIENTS, LOST_CPU, SLEEPS, WORKERS, httperf};
 use crate::cpus::Apart;
 use crate::experiment::{Context, Sample};
 use crate::measure::{self, Trial};
+use crate::process::Usage;
 use crate::server::Server;
-use crate::{Error, probe};
+use crate::{Error, answers, probe};
 
 const PATH: &str = "/whoami";
 /// Longer than anything waits before it is given up.
@@ -48,6 +49,8 @@ pub struct Driven {
     errors: u64,
     /// How late our own client sent the slowest percent of a step, the worst step of all.
     late_ns: u64,
+    /// What the workers had used before the first request.
+    before: Usage,
 }
 
 impl Driven {
@@ -74,6 +77,7 @@ impl Driven {
         let trial = trial?;
         apart.client()?;
         Ok(Self {
+            before: Usage::of_leaves(trial.server.pid()),
             client,
             trial,
             errors: 0,
@@ -121,7 +125,16 @@ impl Driven {
     pub fn end(self, sample: &mut Sample) -> Result<(), Error> {
         sample.put("errors", "count", self.errors as f64);
         sample.put("late_ms_p99_worst", "ms", self.late_ns as f64 / 1e6);
-        self.trial.end(sample)
+        let used = Usage::of_leaves(self.trial.server.pid()).since(&self.before);
+        self.trial.end(sample)?;
+        let answered = sample.metrics.get(answers::BY_SERVER).map_or(0.0, |m| m.1);
+        for (name, count) in [
+            (SLEEPS, used.voluntary_switches),
+            (LOST_CPU, used.involuntary_switches),
+        ] {
+            sample.put(name, "ratio", count as f64 / answered.max(1.0));
+        }
+        Ok(())
     }
 
     fn plan(&self, arrivals: Arrivals, seconds: f64, seed: u64) -> Plan {

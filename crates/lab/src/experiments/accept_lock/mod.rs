@@ -33,6 +33,8 @@ const CLIENTS: usize = 64;
 
 const KNEE: &str = "knee_per_s";
 const CAPACITY: &str = "capacity_per_s";
+const SLEEPS: &str = "voluntary_switches_per_request";
+const LOST_CPU: &str = "involuntary_switches_per_request";
 
 const CARD: Card = Card {
     name: "accept-lock",

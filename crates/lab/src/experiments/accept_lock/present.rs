@@ -2,8 +2,8 @@
 
 use super::driver::Client;
 use super::{
-    APACHES, CAPACITY, CARD, KNEE, LOCKS, UNLOCKED, arm_name, offered_at, parse_arm, ratio_name,
-    replies_at,
+    APACHES, CAPACITY, CARD, KNEE, LOCKS, LOST_CPU, SLEEPS, UNLOCKED, arm_name, offered_at,
+    parse_arm, ratio_name, replies_at,
 };
 use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
 use crate::result::{Outcome, Variant};
@@ -36,24 +36,40 @@ fn meaning(outcome: &Outcome) -> Option<String> {
         ))
     });
     let others: Vec<String> = others.collect();
-    let gains: Vec<f64> = APACHES
-        .iter()
+    let gains = APACHES.iter();
+    let gains: Vec<f64> = gains
         .filter_map(|lock| outcome.ratio(&ratio_name(lock)))
         .collect();
-    let verdict = if gains.is_empty() {
-        "The locks that Apache had were not measured"
-    } else if stats::min(&gains) > 1.05 {
-        "The source's finding holds: a server that lets all its processes into accept() keeps up to a higher rate"
-    } else if stats::min(&gains) > 1.0 {
-        "What the source found is hardly to be seen: the lock costs a few percent at most"
-    } else {
-        "The source's finding does not hold here for each of Apache's locks: with one of them the server keeps up as far as without"
+    let sleeps = |lock: &str| outcome.median(&ours(lock), SLEEPS);
+    let why = match (sleeps(UNLOCKED), sleeps(APACHES[0])) {
+        (Some(free), Some(locked)) => format!(
+            " For each request a worker goes to sleep {} times without a lock and {} times with {}.",
+            number(free),
+            number(locked),
+            APACHES[0]
+        ),
+        _ => String::new(),
     };
     Some(format!(
-        "Without a lock the server keeps up to {} requests/s, {}. {verdict}.",
+        "Without a lock the server keeps up to {} requests/s, {}. {}.{why}",
         number(free),
-        others.join(", ")
+        others.join(", "),
+        verdict(&gains)
     ))
+}
+
+/// What the knees without a lock, over those with Apache's locks, say of the source's finding.
+fn verdict(gains: &[f64]) -> &'static str {
+    let (least, most) = (stats::min(gains), stats::max(gains));
+    if gains.is_empty() {
+        "The locks that Apache had were not measured"
+    } else if least > 1.05 {
+        "The source's finding holds: a server that lets all its processes into accept() keeps up to a higher rate"
+    } else if most < 0.95 {
+        "The source found the opposite: here the server keeps up to a higher rate with either of Apache's locks"
+    } else {
+        "The source's finding, that the server without a lock keeps up to a higher rate, is not to be seen clearly here"
+    }
 }
 
 /// What is known of httperf and of the source's own curves.
@@ -93,6 +109,8 @@ fn knees(outcome: &Outcome) -> Table {
             number(knee.max),
             cell(CAPACITY),
             ratio.map_or_else(|| "–".into(), number),
+            cell(SLEEPS),
+            cell(LOST_CPU),
         ]))
     };
     let mut rows: Vec<Row> = outcome.variants.iter().filter_map(row).collect();
@@ -103,6 +121,8 @@ fn knees(outcome: &Outcome) -> Table {
         String::new(),
         String::new(),
         "more than 1".into(),
+        String::new(),
+        String::new(),
     ]));
     Table {
         caption: "The knee: the highest request rate at which at least 97 % are answered in time."
@@ -114,6 +134,8 @@ fn knees(outcome: &Outcome) -> Table {
             "max",
             "closed loop /s",
             "unlocked / this",
+            "sleeps a request",
+            "CPU lost a request",
         ]
         .map(str::to_owned)
         .into(),
@@ -195,5 +217,41 @@ fn replies(outcome: &Outcome) -> Table {
         caption: "Share of the requests answered within their time. Columns: request rate, in percent of what the closed loop did.".into(),
         head,
         rows: outcome.variants.iter().map(row).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::outcome;
+
+    #[test]
+    fn words_follow_the_figures() {
+        assert!(verdict(&[1.2, 1.1]).contains("finding holds"));
+        assert!(verdict(&[0.7, 0.9]).contains("opposite"));
+        assert!(verdict(&[1.2, 0.9]).contains("not to be seen clearly"));
+        assert!(verdict(&[]).contains("not measured"));
+    }
+
+    #[test]
+    fn curves_are_read_back_in_the_order_of_their_rates() {
+        let (o30, o100, r30, r100) = (
+            offered_at(30),
+            offered_at(100),
+            replies_at(30),
+            replies_at(100),
+        );
+        let found = outcome(&[(
+            "load/none",
+            &[
+                (&o100, &[1000.0, 1002.0, 1004.0]),
+                (&r100, &[900.0]),
+                (&o30, &[300.0]),
+                (&r30, &[299.0]),
+            ],
+        )]);
+        assert_eq!(curve(&found.variants[0]), [(300.0, 299.0), (1002.0, 900.0)]);
+        let without = beside(&found);
+        assert!(without.contains("not installed"), "{without}");
     }
 }

@@ -29,8 +29,9 @@ const WAYS: [Way; 4] = [
 const STOCK: Way = Way::SharedEpollWakeAll;
 /// What the source saw of either patch: "just over 50 %".
 const GAIN: f64 = 1.5;
-/// How far the ratios may lie apart to be called steady.
+/// How far the ratios may lie apart to be called steady; at the smaller size of `--quick` chance alone makes more of it.
 const STEADY: f64 = 1.5;
+const STEADY_QUICK: f64 = 2.0;
 
 const RATE: &str = "throughput_per_s";
 const SLEEPS: &str = "voluntary_switches_per_request";
@@ -79,7 +80,7 @@ impl Experiment for Throughput {
         let (mut arms, mut pairings) = (Vec::new(), Vec::new());
         for (group, clients) in clients.iter().enumerate() {
             let of = clients.to_string();
-            arms.extend(ways::arms(&of, &WAYS, group, seconds + 1.0));
+            arms.extend(ways::arms(&of, &WAYS, group, seconds + 1.5));
             pairings.extend(
                 WAYS[1..]
                     .iter()
@@ -180,15 +181,23 @@ fn judge(outcome: &Outcome) -> Vec<Expectation> {
         Expectation::new(name, claim, source, least, |m| m >= GAIN)
     };
     let source = CARD.source.short;
+    let quick = outcome.parameters.get("quick").and_then(|q| q.as_bool());
+    let steady = if quick == Some(true) {
+        STEADY_QUICK
+    } else {
+        STEADY
+    };
     let mut expected = vec![
         gain("exclusive-gain", Way::SharedEpollExclusive, source),
         gain("accept-gain", Way::SharedAccept, source),
         Expectation::new(
             "gain-is-steady",
-            "The gain of EPOLLEXCLUSIVE is steady for all numbers of connections: largest ratio over smallest at most 1.5",
+            format!(
+                "The gain of EPOLLEXCLUSIVE is steady for all numbers of connections: largest ratio over smallest at most {steady}"
+            ),
             source,
             range(outcome, Way::SharedEpollExclusive).map(|(least, most)| most / least),
-            |m| m <= STEADY,
+            |m| m <= steady,
         ),
         gain(
             "least-connections-gain",
