@@ -21,8 +21,9 @@ pub struct AcceptLock;
 
 /// The source's number of processes.
 const WORKERS: usize = 20;
-/// Apache's.
-const BACKLOG: usize = 511;
+/// Long enough that a moment without the CPU does not overflow it: a SYN that is dropped comes again after a second, and the
+/// knee would be that of the queue. Apache's was 511.
+const BACKLOG: usize = 4096;
 /// The kinds of `--accept-lock`, the source's patched server first.
 const LOCKS: [&str; 4] = [UNLOCKED, "pthread", "flock", "fcntl"];
 const UNLOCKED: &str = "none";
