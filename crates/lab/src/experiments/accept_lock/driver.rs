@@ -20,6 +20,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// After a rate that was too much: time for the server to take some of what is queued, so that there is room for one more.
 const ROOM: Duration = Duration::from_millis(30);
 
+/// A client whose slowest percent of requests was sent later than this share of the step did not offer the rate that it should
+/// have: such a step says nothing of the server.
+const LATE: f64 = 0.02;
+/// How often such a step is done again; the one with the least delay counts.
+const AGAIN: usize = 2;
+
 /// Who asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Client {
@@ -49,6 +55,8 @@ pub struct Driven {
     errors: u64,
     /// How late our own client sent the slowest percent of a step, the worst step of all.
     late_ns: u64,
+    /// Steps done again because our own client was late.
+    repeated: u64,
     /// What the workers had used before the first request.
     before: Usage,
 }
@@ -82,6 +90,7 @@ impl Driven {
             trial,
             errors: 0,
             late_ns: 0,
+            repeated: 0,
         })
     }
 
@@ -109,12 +118,24 @@ impl Driven {
         seconds: f64,
         context: &mut Context<'_>,
     ) -> Result<Step, Error> {
-        context.check()?;
-        let step = match self.client {
-            Client::Load => self.open_loop(rate, seconds, context)?,
-            Client::Httperf => self.httperf(rate, seconds)?,
-        };
-        self.work_off()?;
+        if self.client == Client::Httperf {
+            context.check()?;
+            let step = self.httperf(rate, seconds)?;
+            self.work_off()?;
+            return Ok(step);
+        }
+        let (mut step, mut late_ns) = self.open_loop(rate, seconds, context)?;
+        for _ in 0..AGAIN {
+            if late_ns as f64 <= LATE * seconds * 1e9 {
+                break;
+            }
+            self.repeated += 1;
+            let again = self.open_loop(rate, seconds, context)?;
+            if again.1 < late_ns {
+                (step, late_ns) = again;
+            }
+        }
+        self.late_ns = self.late_ns.max(late_ns);
         Ok(step)
     }
 
@@ -124,6 +145,7 @@ impl Driven {
     /// Those of [`Trial::end`].
     pub fn end(self, sample: &mut Sample) -> Result<(), Error> {
         sample.put("errors", "count", self.errors as f64);
+        sample.put("repeated_steps", "count", self.repeated as f64);
         sample.put("late_ms_p99_worst", "ms", self.late_ns as f64 / 1e6);
         let used = Usage::of_leaves(self.trial.server.pid()).since(&self.before);
         self.trial.end(sample)?;
@@ -145,8 +167,14 @@ impl Driven {
         }
     }
 
-    /// Our own client; what has no answer at the end of the time is given up.
-    fn open_loop(&mut self, rate: f64, seconds: f64, context: &Context<'_>) -> Result<Step, Error> {
+    /// Our own client; what has no answer at the end of the time is given up. Gives also how late the slowest percent was sent.
+    fn open_loop(
+        &mut self,
+        rate: f64,
+        seconds: f64,
+        context: &Context<'_>,
+    ) -> Result<(Step, u64), Error> {
+        context.check()?;
         let arrivals = Arrivals::Open {
             rate_per_s: rate,
             spacing: Spacing::Constant,
@@ -172,11 +200,12 @@ impl Driven {
         context.check()?;
         self.trial.answers.client_saw(&found);
         self.errors += found.error_count();
-        self.late_ns = self.late_ns.max(found.lateness.value_at_quantile(0.99));
-        Ok(Step {
+        self.work_off()?;
+        let step = Step {
             offered: found.planned as f64 / seconds,
             replied: within.unwrap_or(found.completed) as f64 / seconds,
-        })
+        };
+        Ok((step, found.lateness.value_at_quantile(0.99)))
     }
 
     fn httperf(&mut self, rate: f64, seconds: f64) -> Result<Step, Error> {

@@ -2,8 +2,8 @@
 
 use super::driver::Client;
 use super::{
-    APACHES, CAPACITY, CARD, KNEE, LOCKS, LOST_CPU, SLEEPS, UNLOCKED, arm_name, offered_at,
-    parse_arm, ratio_name, replies_at,
+    APACHES, CAPACITY, CARD, KNEE, LOCKS, SLEEPS, UNLOCKED, arm_name, offered_at, parse_arm,
+    ratio_name, replies_at,
 };
 use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
 use crate::result::{Outcome, Variant};
@@ -110,7 +110,6 @@ fn knees(outcome: &Outcome) -> Table {
             cell(CAPACITY),
             ratio.map_or_else(|| "–".into(), number),
             cell(SLEEPS),
-            cell(LOST_CPU),
         ]))
     };
     let mut rows: Vec<Row> = outcome.variants.iter().filter_map(row).collect();
@@ -122,7 +121,6 @@ fn knees(outcome: &Outcome) -> Table {
         String::new(),
         "more than 1".into(),
         String::new(),
-        String::new(),
     ]));
     Table {
         caption: "The knee: the highest request rate at which at least 97 % are answered in time."
@@ -132,10 +130,9 @@ fn knees(outcome: &Outcome) -> Table {
             "knee /s",
             "min",
             "max",
-            "closed loop /s",
+            "closed loop",
             "unlocked / this",
-            "sleeps a request",
-            "CPU lost a request",
+            "sleeps each",
         ]
         .map(str::to_owned)
         .into(),
