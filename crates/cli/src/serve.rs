@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
+use wakeone_kernel::shared_counter::SharedCounter;
 use wakeone_serve::{
     AcceptLock, EpollMode, Listen, Model, Options, Place, Root, parse_address, serve,
 };
@@ -69,6 +70,10 @@ pub struct Args {
     /// Serve the files of this directory
     #[arg(long, value_name = "DIR")]
     files: Option<PathBuf>,
+
+    /// Count the answers of all workers in this file, 8 bytes in this machine's byte order
+    #[arg(long, value_name = "FILE")]
+    counter: Option<PathBuf>,
 
     /// Close each connection after one answer
     #[arg(long)]
@@ -145,6 +150,18 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         None => None,
     };
+    let counter = match &args.counter {
+        Some(path) => {
+            let counter = SharedCounter::open(path).with_context(|| {
+                format!(
+                    "cannot count answers in {}; give a file that can be written with --counter",
+                    path.display()
+                )
+            })?;
+            Some(Arc::new(counter))
+        }
+        None => None,
+    };
     let place = match args.store {
         // What was asked for is tried before the first visitor needs it.
         Some(place) => {
@@ -175,6 +192,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }),
         place,
         files,
+        counter,
         keep_alive: !args.no_keep_alive,
         header_timeout: Duration::from_secs(args.header_timeout),
         ..Options::new(args.model.0, listen)

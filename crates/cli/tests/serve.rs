@@ -230,6 +230,41 @@ fn all_preforked_workers_accept() {
     server.stop();
 }
 
+/// `--counter` counts each answer of each worker once, refusals and answers on one connection included, and goes on from
+/// what the file says.
+#[test]
+fn every_answer_is_counted_once() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (turn, way) in ways().iter().enumerate() {
+        let file = directory.path().join(turn.to_string());
+        let counted = || {
+            let bytes = std::fs::read(&file).expect("the counter's file");
+            u64::from_ne_bytes(bytes.try_into().expect("8 bytes"))
+        };
+        let name = way.arguments.join(" ");
+        let workers = if way.workers { "2" } else { "1" };
+        let file_argument = file.to_str().expect("a plain path");
+        let arguments = [way.arguments, &["-w", workers, "--counter", file_argument]].concat();
+        for so_far in [0, 8] {
+            let server = Server::start(&arguments);
+            for path in ["/whoami", "/nothing", "/work?us=0", "/whoami", "/whoami"] {
+                server.get(path);
+            }
+            let mut client = server.connect();
+            for _ in 0..2 {
+                client.send(&request("/whoami"));
+                client.response();
+            }
+            client.send(b"nonsense\r\n\r\n");
+            client.response();
+            assert_eq!(counted(), so_far + 8, "{name}");
+            drop(client);
+            server.stop();
+            assert_eq!(counted(), so_far + 8, "{name}");
+        }
+    }
+}
+
 /// With `rotate`, connections one after another go round among idle workers.
 #[test]
 fn rotate_goes_round() {

@@ -89,6 +89,16 @@ pub struct Design {
     pub parameters: serde_json::Map<String, serde_json::Value>,
 }
 
+/// Parameters from names and values, as [`Design::parameters`] has them.
+pub fn parameters<const N: usize>(
+    pairs: [(&str, serde_json::Value); N],
+) -> serde_json::Map<String, serde_json::Value> {
+    pairs
+        .map(|(name, value)| (name.into(), value))
+        .into_iter()
+        .collect()
+}
+
 /// One measurement of one variant.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {

@@ -5,6 +5,8 @@
 //! out is a [`result::Outcome`], plain data after `docs/schema/lab-result.schema.json`; text and HTML are exporters of
 //! it and can be made again from the file at any time.
 
+pub mod answers;
+pub mod cpus;
 pub mod distribution;
 pub mod environment;
 pub mod experiment;
@@ -41,6 +43,21 @@ pub enum Error {
         target: std::net::SocketAddr,
         /// What the load generator said.
         source: wakeone_load::Error,
+    },
+    /// The server's own count of its answers and the client's contradict each other; see [`answers`].
+    #[error(
+        "{what} counted {made} answers, but its clients got {whole} and gave up on {open}: requests were lost or counted twice; \
+         measure again, and report it if it comes again"
+    )]
+    Counts {
+        /// The server.
+        what: String,
+        /// Answers that it made.
+        made: u64,
+        /// Answers that clients got whole.
+        whole: u64,
+        /// Requests that were sent and got no whole answer.
+        open: u64,
     },
     /// A file could not be read or written.
     #[error("{action} {path} failed: {source}")]

@@ -1,20 +1,138 @@
 //! From what the load generator saw to the metrics of a sample; the names are the same in all experiments.
 
 use hdrhistogram::Histogram;
+use std::net::SocketAddr;
+use std::time::Duration;
+use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
 
-use crate::Error;
+use crate::answers::Answers;
 use crate::distribution::Distribution;
 use crate::experiment::{Context, Sample};
-use crate::stats;
+use crate::result::{self, Expectation};
+use crate::server::{Server, free_address};
+use crate::ways::Way;
+use crate::{Error, answers, stats};
+
+/// How long a request may take in most experiments: longer than any should.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A load from one thread, a new connection for each request, from a thousand addresses of 127.0.0.0/8: from one, a
+/// connection a request would run out of ports.
+pub fn plan(target: SocketAddr, arrivals: Arrivals, stop: Stop, mix: Mix, seed: u64) -> Plan {
+    Plan {
+        target,
+        host: "localhost".into(),
+        arrivals,
+        stop,
+        mix,
+        sources: Sources::Loopback { count: 1000 },
+        timeout: PATIENCE,
+        seed,
+        threads: 1,
+        keep_alive: false,
+    }
+}
+
+/// An end after a time.
+pub fn for_seconds(seconds: f64) -> Stop {
+    Stop {
+        requests: None,
+        duration: Some(Duration::from_secs_f64(seconds)),
+    }
+}
+
+/// Independent clients: an open loop with Poisson arrivals.
+pub fn poisson(rate_per_s: f64) -> Arrivals {
+    Arrivals::Open {
+        rate_per_s,
+        spacing: Spacing::Poisson,
+    }
+}
+
+/// A server that is measured, and both sets of books on what it answers.
+#[derive(Debug)]
+pub struct Trial {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The server.
+    pub server: Server,
+    /// The books: whoever asks it other than by [`Trial::load`] has to enter that.
+    pub answers: Answers,
+    what: String,
+}
+
+impl Trial {
+    /// Starts a server that hands out connections in this way.
+    ///
+    /// # Errors
+    /// When it does not become ready.
+    pub fn start(way: Way, workers: usize) -> Result<Self, Error> {
+        Self::begin(format!("the server {}", way.name()), |address, answers| {
+            way.start(workers, address, answers)
+        })
+    }
+
+    /// Starts any server that counts its answers as [`Answers::arguments`] say, on a free address.
+    ///
+    /// # Errors
+    /// What `start` says.
+    pub fn begin(
+        what: String,
+        start: impl FnOnce(SocketAddr, &Answers) -> Result<Server, Error>,
+    ) -> Result<Self, Error> {
+        let (address, answers) = (free_address()?, Answers::new()?);
+        let server = start(address, &answers)?;
+        Ok(Self {
+            address,
+            server,
+            answers,
+            what,
+        })
+    }
+
+    /// Sends a load; see [`load`].
+    ///
+    /// # Errors
+    /// Those of [`load`].
+    pub fn load(
+        &mut self,
+        plan: &Plan,
+        context: &mut Context<'_>,
+    ) -> Result<wakeone_load::Outcome, Error> {
+        let outcome = load(plan, context)?;
+        self.answers.client_saw(&outcome);
+        Ok(outcome)
+    }
+
+    /// Stops the server and closes the books; both counts go into the sample.
+    ///
+    /// # Errors
+    /// When it does not end well, or the counts contradict each other.
+    pub fn end(self, sample: &mut Sample) -> Result<(), Error> {
+        self.server.stop()?;
+        self.answers.close(&self.what, sample)
+    }
+}
+
+/// The expectations of every experiment: no request fails, and the server's count agrees with the client's.
+pub fn sound(outcome: &result::Outcome) -> [Expectation; 2] {
+    let of = |v: &result::Variant| outcome.values(&v.name, "errors").to_vec();
+    let errors: Vec<f64> = outcome.variants.iter().flat_map(of).collect();
+    let no_errors = Expectation::new(
+        "no-errors",
+        "No request of any variant fails",
+        "Wakeone's own goal",
+        (!errors.is_empty()).then(|| errors.iter().sum()),
+        |m| m == 0.0,
+    );
+    [no_errors, answers::agree(outcome)]
+}
 
 /// Sends a load, with progress, until it is done or the user stops it.
 ///
 /// # Errors
 /// When the plan cannot be run, or on Ctrl-C.
-pub fn load(
-    plan: &wakeone_load::Plan,
-    context: &mut Context<'_>,
-) -> Result<wakeone_load::Outcome, Error> {
+pub fn load(plan: &Plan, context: &mut Context<'_>) -> Result<wakeone_load::Outcome, Error> {
     let cancel = context.cancel;
     let planned = plan.stop.requests;
     let report = &mut *context.progress;

@@ -157,6 +157,11 @@ impl Style {
         }
     }
 
+    /// A line to hold the others against, drawn as the published ones are: it was not measured here.
+    pub fn guide(label: impl Into<String>) -> Self {
+        Self::published(label, 0)
+    }
+
     /// A published series.
     pub fn published(label: impl Into<String>, colour: usize) -> Self {
         Self {

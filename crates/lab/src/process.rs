@@ -41,6 +41,63 @@ pub fn cpu_ns(pid: u32) -> u64 {
         .sum()
 }
 
+/// What processes have used of the CPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// CPU time in ns, the kernel's part included.
+    pub cpu_ns: u64,
+    /// How often a thread of theirs went to sleep.
+    pub voluntary_switches: u64,
+    /// How often a thread of theirs lost its CPU to another.
+    pub involuntary_switches: u64,
+}
+
+impl Usage {
+    /// What the [`leaves`] below `root` have used so far.
+    pub fn of_leaves(root: u32) -> Self {
+        leaves(root)
+            .into_iter()
+            .map(Self::of)
+            .fold(Self::default(), |a, b| Self {
+                cpu_ns: a.cpu_ns + b.cpu_ns,
+                voluntary_switches: a.voluntary_switches + b.voluntary_switches,
+                involuntary_switches: a.involuntary_switches + b.involuntary_switches,
+            })
+    }
+
+    /// What a process has used so far; nothing once it is gone.
+    pub fn of(pid: u32) -> Self {
+        let threads = fs::read_dir(format!("/proc/{pid}/task"));
+        let statuses: Vec<String> = threads
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|t| fs::read_to_string(t.path().join("status")).ok())
+            .collect();
+        let sum = |field: &str| {
+            let lines = statuses.iter().flat_map(|s| s.lines());
+            lines
+                .filter_map(|l| l.strip_prefix(field)?.trim().parse::<u64>().ok())
+                .sum()
+        };
+        Self {
+            cpu_ns: cpu_ns(pid),
+            voluntary_switches: sum("voluntary_ctxt_switches:"),
+            involuntary_switches: sum("nonvoluntary_ctxt_switches:"),
+        }
+    }
+
+    /// What has been used since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        let less = |now: u64, then: u64| now.saturating_sub(then);
+        Self {
+            cpu_ns: less(self.cpu_ns, before.cpu_ns),
+            voluntary_switches: less(self.voluntary_switches, before.voluntary_switches),
+            involuntary_switches: less(self.involuntary_switches, before.involuntary_switches),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,5 +134,39 @@ mod tests {
         }
         assert!(cpu_ns(std::process::id()) > before);
         assert_eq!(cpu_ns(u32::MAX), 0);
+    }
+
+    #[test]
+    fn sleeps_are_counted() {
+        // Threads of other tests come and go in this process: look at a child's.
+        let mut sleeper = Command::new("sh")
+            .args(["-c", "while read line; do echo; done"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (mut to, mut from) = (
+            sleeper.stdin.take().unwrap(),
+            sleeper.stdout.take().unwrap(),
+        );
+        let before = Usage::of_leaves(sleeper.id());
+        for _ in 0..5 {
+            std::io::Write::write_all(&mut to, b"a\n").unwrap();
+            std::io::Read::read_exact(&mut from, &mut [0]).unwrap();
+        }
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        let slept = || {
+            Usage::of_leaves(sleeper.id())
+                .since(&before)
+                .voluntary_switches
+        };
+        while slept() == 0 && std::time::Instant::now() < deadline {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let slept = slept();
+        drop(to);
+        let _ = sleeper.wait();
+        assert!(slept >= 1, "{slept}");
+        assert_eq!(Usage::of(u32::MAX), Usage::default());
     }
 }

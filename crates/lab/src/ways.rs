@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use crate::Error;
+use crate::answers::Answers;
+use crate::experiment::{Arm, Pairing};
 use crate::server::Server;
 
 /// A way of handing out connections to workers.
@@ -161,11 +163,16 @@ impl Way {
         line.into_iter().map(str::to_owned).collect()
     }
 
-    /// Starts the server and waits until it is ready.
+    /// Starts the server, which counts its answers in `answers`, and waits until it is ready.
     ///
     /// # Errors
     /// When it does not become ready; the reason is in the message.
-    pub fn start(self, workers: usize, address: SocketAddr) -> Result<Server, Error> {
+    pub fn start(
+        self,
+        workers: usize,
+        address: SocketAddr,
+        answers: &Answers,
+    ) -> Result<Server, Error> {
         let executable = std::env::current_exe()
             .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))?;
         let mut command = Command::new(&executable);
@@ -176,11 +183,65 @@ impl Way {
                 .arg(&executable)
                 .args(["serve", "--model", "preforked", "-w", "1"]);
         }
+        command.args(answers.arguments());
         let ready = if self.steered() {
             "ready:"
         } else {
             "listening on"
         };
         Server::start(&format!("the server {}", self.name()), &mut command, ready)
+    }
+}
+
+/// Name of the variant that measures a way of something: `stuck/least-connections`.
+pub fn arm_name(of: &str, way: Way) -> String {
+    format!("{of}/{}", way.name())
+}
+
+/// The way back: what is measured, and the way, one of `ways`.
+///
+/// # Errors
+/// When no variant has this name.
+pub fn parse_arm<'a>(name: &'a str, ways: &[Way]) -> Result<(&'a str, Way), Error> {
+    let parts = name.rsplit_once('/').and_then(|(of, way)| {
+        let way = ways.iter().find(|w| w.name() == way)?;
+        Some((of, *way))
+    });
+    parts.ok_or_else(|| Error::Unknown(name.into()))
+}
+
+/// A variant for each way, all in one group; `seconds` is how long one measurement of one takes.
+pub fn arms(of: &str, ways: &[Way], group: usize, seconds: f64) -> Vec<Arm> {
+    let arm = |way: &Way| Arm {
+        name: arm_name(of, *way),
+        group,
+        seconds,
+    };
+    ways.iter().map(arm).collect()
+}
+
+/// The comparison of two ways, `a / b`, in a metric of the same thing.
+pub fn pairing(name: impl Into<String>, of: &str, metric: &str, a: Way, b: Way) -> Pairing {
+    Pairing {
+        name: name.into(),
+        a: arm_name(of, a),
+        b: arm_name(of, b),
+        metric: metric.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_variants_go_both_ways() {
+        for way in ALL {
+            let name = arm_name("300ms", way);
+            assert_eq!(parse_arm(&name, &ALL).unwrap(), ("300ms", way));
+        }
+        for none in ["", "x", "300ms/", "300ms/shared", "x/shared-epoll-rotate"] {
+            assert!(parse_arm(none, &ALL).is_err(), "{none}");
+        }
     }
 }

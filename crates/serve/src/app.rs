@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use wakeone_kernel::shared_counter::SharedCounter;
+
 use crate::files::Root;
 use crate::guestbook;
 use crate::http::{Answer, Method, Request, Status, parameter};
@@ -26,6 +28,9 @@ pub struct App {
     pub place: Place,
     /// The files that are served beside it.
     pub files: Option<Arc<Root>>,
+    /// Counts every answer when it is made, before the first byte of it is sent: who has received
+    /// an answer finds it counted.
+    pub counter: Option<Arc<SharedCounter>>,
 }
 
 /// What comes of a request.
@@ -113,6 +118,7 @@ pub(crate) mod tests {
             header_timeout: Duration::from_secs(10),
             place: Place::Directory("/dev/null/nothing".into()),
             files: None,
+            counter: None,
         }
     }
 

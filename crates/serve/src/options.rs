@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use wakeone_kernel::shared_counter::SharedCounter;
+
 use crate::Error;
 use crate::files::Root;
 use crate::listener::Listen;
@@ -166,6 +168,8 @@ pub struct Options {
     pub place: Place,
     /// The files that are served.
     pub files: Option<Arc<Root>>,
+    /// Counts the answers of all workers, so that they can be held against what the clients got.
+    pub counter: Option<Arc<SharedCounter>>,
 }
 
 impl Options {
@@ -184,6 +188,7 @@ impl Options {
             header_timeout: Duration::from_secs(10),
             place: Place::default_directory(),
             files: None,
+            counter: None,
         }
     }
 

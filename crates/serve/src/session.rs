@@ -211,6 +211,9 @@ impl Session {
 
     fn encode(&mut self, app: &App, answer: Answer, head_only: bool) {
         self.answered += 1;
+        if let Some(counter) = &app.counter {
+            counter.increment();
+        }
         self.closing |= stop::requested();
         let connection = if self.closing { "close" } else { "keep-alive" };
         let mut length = String::new();

@@ -39,6 +39,7 @@ impl Worker {
                 header_timeout: options.header_timeout,
                 place: options.place.clone(),
                 files: options.files.clone(),
+                counter: options.counter.clone(),
             },
             listeners,
             faults: Faults::default(),

@@ -1,11 +1,13 @@
 //! A folder an experiment: what was published, how it is measured here, how it is judged.
 
+mod accept_lock;
 mod cost;
 mod cycle;
 mod herd;
 mod restart;
 mod spread;
 mod stuck;
+mod throughput;
 mod tills;
 
 use crate::experiment::Experiment;
@@ -14,6 +16,8 @@ use crate::experiment::Experiment;
 pub fn all() -> &'static [&'static dyn Experiment] {
     &[
         &herd::Herd,
+        &throughput::Throughput,
+        &accept_lock::AcceptLock,
         &spread::Spread,
         &tills::Tills,
         &cycle::Cycle,

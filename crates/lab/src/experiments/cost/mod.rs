@@ -1,17 +1,17 @@
 //! What does choosing cost? Connections a second with and without it, and the time of a run of each program.
 
 use serde_json::json;
-use std::time::Duration;
 use wakeone_kernel::run_stats::RunStats;
-use wakeone_load::{Arrivals, Mix, Plan, Sources, Stop};
+use wakeone_load::{Arrivals, Mix, Plan};
 
 use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source,
+    Arm, Card, Context, Design, Experiment, Sample, Settings, Source, parameters,
 };
+use crate::measure::Trial;
 use crate::present::{Bar, Block, Chart, Kind, Row, Style, Table, number};
 use crate::result::{Expectation, Outcome};
-use crate::ways::Way;
-use crate::{Error, measure, server, status};
+use crate::ways::{self, Way};
+use crate::{Error, measure, status};
 
 /// The experiment.
 pub struct Cost;
@@ -52,26 +52,15 @@ impl Experiment for Cost {
 
     fn design(&self, settings: &Settings) -> Design {
         let seconds = load_seconds(settings);
-        let mut arms: Vec<Arm> = WAYS
-            .iter()
-            .map(|way| Arm {
-                name: format!("cost/{}", way.name()),
-                group: 0,
-                seconds: seconds + 0.5,
-            })
-            .collect();
+        let mut arms = ways::arms("cost", &WAYS, 0, seconds + 0.5);
         arms.push(Arm {
             name: PROGRAMS.into(),
             group: 1,
             seconds: seconds + 0.5,
         });
-        let pairing = |name: &str, way: Way| Pairing {
-            name: name.into(),
-            a: format!("cost/{}", way.name()),
-            b: format!("cost/{}", Way::ReuseportHash.name()),
-            metric: "throughput_per_s".into(),
-        };
-        let mut design = Design {
+        let pairing =
+            |name, way| ways::pairing(name, "cost", "throughput_per_s", way, Way::ReuseportHash);
+        Design {
             rounds: if settings.quick { 7 } else { 15 },
             arms,
             pairings: vec![
@@ -79,48 +68,35 @@ impl Experiment for Cost {
                 pairing(RESCUE_TO_HASH, Way::LeastConnectionsRescue),
             ],
             steady: "throughput_per_s",
-            parameters: serde_json::Map::new(),
-        };
-        for (name, value) in [
-            ("workers", json!(WORKERS)),
-            ("clients", json!(CLIENTS)),
-            ("load_s", json!(seconds)),
-            (
-                "request",
-                json!("GET /whoami, a connection a request, closed loop"),
-            ),
-        ] {
-            design.parameters.insert(name.into(), value);
+            parameters: parameters([
+                ("workers", json!(WORKERS)),
+                ("clients", json!(CLIENTS)),
+                ("load_s", json!(seconds)),
+                (
+                    "request",
+                    json!("GET /whoami, a connection a request, closed loop"),
+                ),
+            ]),
         }
-        design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         if arm.name == PROGRAMS {
             return programs(context);
         }
-        let way = WAYS
-            .into_iter()
-            .find(|way| arm.name.ends_with(&format!("/{}", way.name())));
-        let way = way.ok_or_else(|| Error::Unknown(arm.name.clone()))?;
-        let address = server::free_address()?;
-        let server = way.start(WORKERS, address)?;
-        let found = measure::load(&plan(address, context), context)?;
-        server.stop()?;
-        Ok(measure::sample(&found, WORKERS))
+        let (_, way) = ways::parse_arm(&arm.name, &WAYS)?;
+        let mut trial = Trial::start(way, WORKERS)?;
+        let found = trial.load(&plan(trial.address, context), context)?;
+        let mut sample = measure::sample(&found, WORKERS);
+        trial.end(&mut sample)?;
+        Ok(sample)
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
         let cheap = |name: &str, claim: &str, ratio: &str| {
             Expectation::new(name, claim, OURS, outcome.ratio(ratio), |m| m >= 0.95)
         };
-        let errors: Vec<f64> = outcome
-            .variants
-            .iter()
-            .flat_map(|v| outcome.values(&v.name, "errors"))
-            .copied()
-            .collect();
-        vec![
+        let mut expected = vec![
             cheap(
                 "least-connections-throughput",
                 "Least-connections takes at least 0.95 times as many connections a second as the kernel's hash",
@@ -145,14 +121,9 @@ impl Experiment for Cost {
                 outcome.median(PROGRAMS, "sock_ops_ns"),
                 |m| m <= 150.0,
             ),
-            Expectation::new(
-                "no-errors",
-                "No request of any variant fails",
-                OURS,
-                (!errors.is_empty()).then(|| errors.iter().sum()),
-                |m| m == 0.0,
-            ),
-        ]
+        ];
+        expected.extend(measure::sound(outcome));
+        expected
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
@@ -169,23 +140,11 @@ fn load_seconds(settings: &Settings) -> f64 {
 }
 
 fn plan(target: std::net::SocketAddr, context: &Context<'_>) -> Plan {
-    Plan {
-        target,
-        host: "localhost".into(),
-        arrivals: Arrivals::Closed {
-            concurrency: CLIENTS,
-        },
-        stop: Stop {
-            requests: None,
-            duration: Some(Duration::from_secs_f64(load_seconds(context.settings))),
-        },
-        mix: Mix::one("/whoami"),
-        sources: Sources::Loopback { count: 1000 },
-        timeout: Duration::from_secs(10),
-        seed: context.seed,
-        threads: 1,
-        keep_alive: false,
-    }
+    let clients = Arrivals::Closed {
+        concurrency: CLIENTS,
+    };
+    let end = measure::for_seconds(load_seconds(context.settings));
+    measure::plan(target, clients, end, Mix::one("/whoami"), context.seed)
 }
 
 /// Mean time of a run of each program under the same load, from the kernel's own statistics.
@@ -195,14 +154,14 @@ fn programs(context: &mut Context<'_>) -> Result<Sample, Error> {
             "asking the kernel to count the runs of BPF programs failed: {e}; it needs CAP_SYS_ADMIN"
         ))
     })?;
-    let address = server::free_address()?;
-    let server = Way::LeastConnections.start(WORKERS, address)?;
+    let mut trial = Trial::start(Way::LeastConnections, WORKERS)?;
+    let address = trial.address;
     let before = status::read()?;
-    let found = measure::load(&plan(address, context), context)?;
+    let found = trial.load(&plan(address, context), context)?;
     let after = status::read()?;
-    server.stop()?;
-    drop(counting);
     let mut sample = Sample::default();
+    trial.end(&mut sample)?;
+    drop(counting);
     sample.put("errors", "count", found.errors.values().sum::<u64>() as f64);
     sample.put("requests", "count", found.completed as f64);
     for (metric, program) in [("dispatch", "dispatc"), ("sock_ops", "count")] {

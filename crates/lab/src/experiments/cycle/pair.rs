@@ -1,12 +1,11 @@
 //! The two halves of the source's program, in a network namespace of their own.
 
-use nix::sched::{CloneFlags, CpuSet, sched_getaffinity, sched_setaffinity, unshare};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, getsockname, listen, socket,
 };
 use nix::sys::time::TimeValLike;
-use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -14,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::Error;
+use crate::{Error, cpus};
 
 /// What one run is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,19 +81,15 @@ fn isolated(
         }
         Err(e) => return Err(missing("running ip (package iproute2)", e.to_string())),
     }
-    let cpus = cpus(setup.one_cpu)?;
-    pin(cpus.0)?;
-    connect_all(setup, count, limit, cpus.1, cancel)
+    let (client, server) = of_both(setup.one_cpu)?;
+    cpus::pin(client)?;
+    connect_all(setup, count, limit, server, cancel)
         .map_err(|e| Error::Server(format!("connecting to ourselves failed: {e}")))
 }
 
 /// The CPUs of client and server.
-fn cpus(one: bool) -> Result<(usize, usize), Error> {
-    let set = sched_getaffinity(Pid::from_raw(0))
-        .map_err(|e| Error::Missing(format!("asking for our CPUs failed: {e}")))?;
-    let mine: Vec<usize> = (0..CpuSet::count())
-        .filter(|cpu| set.is_set(*cpu).unwrap_or(false))
-        .collect();
+fn of_both(one: bool) -> Result<(usize, usize), Error> {
+    let mine = cpus::mine()?;
     match (one, mine.as_slice()) {
         (true, [first, ..]) => Ok((*first, *first)),
         (false, [first, second, ..]) => Ok((*first, *second)),
@@ -102,13 +97,6 @@ fn cpus(one: bool) -> Result<(usize, usize), Error> {
             "two CPUs are needed, this process may use one".into(),
         )),
     }
-}
-
-fn pin(cpu: usize) -> Result<(), Error> {
-    let mut set = CpuSet::new();
-    set.set(cpu)
-        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
-        .map_err(|e| Error::Missing(format!("pinning a thread to CPU {cpu} failed: {e}")))
 }
 
 fn connect_all(
@@ -151,7 +139,7 @@ fn listener(backlog: i32) -> std::io::Result<TcpListener> {
 }
 
 fn accept_all(listener: &TcpListener, cpu: usize, over: &AtomicBool) {
-    let _ = pin(cpu);
+    let _ = cpus::pin(cpu);
     let mut kept = Vec::new();
     while !over.load(Ordering::Acquire) {
         match listener.accept() {

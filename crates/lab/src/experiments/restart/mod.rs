@@ -6,12 +6,14 @@ use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
+use wakeone_load::{Arrivals, Mix, Plan};
 
-use crate::experiment::{Arm, Card, Context, Design, Experiment, Sample, Settings, Source};
+use crate::experiment::{
+    Arm, Card, Context, Design, Experiment, Sample, Settings, Source, parameters,
+};
 use crate::present::{Bar, Block, Chart, Kind as ChartKind, Row, Style, Table, number};
 use crate::result::{Expectation, Outcome};
-use crate::{Error, measure, server, stats};
+use crate::{Error, answers, measure, server, stats};
 use servers::{Kind, Restartable};
 
 /// The experiment.
@@ -67,21 +69,18 @@ impl Experiment for Restart {
             .filter(|k| !k.is_here())
             .map(Kind::name)
             .collect();
-        let mut design = Design {
+        Design {
             rounds: if settings.quick { 2 } else { 5 },
             arms,
+            parameters: parameters([
+                ("restarts", json!(RESTARTS)),
+                ("load_s", json!(seconds)),
+                ("steady_rate_per_s", json!(RATE_PER_S)),
+                ("full_clients", json!(CLIENTS)),
+                ("left_out_because_not_installed", json!(left_out)),
+            ]),
             ..Design::default()
-        };
-        for (name, value) in [
-            ("restarts", json!(RESTARTS)),
-            ("load_s", json!(seconds)),
-            ("steady_rate_per_s", json!(RATE_PER_S)),
-            ("full_clients", json!(CLIENTS)),
-            ("left_out_because_not_installed", json!(left_out)),
-        ] {
-            design.parameters.insert(name.into(), value);
         }
-        design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
@@ -106,8 +105,9 @@ impl Experiment for Restart {
         let took = restarted
             .unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))?;
         let found = found?;
-        restartable.stop()?;
+        restartable.answers.client_saw(&found);
         let mut sample = measure::sample(&found, 0);
+        restartable.stop(&mut sample)?;
         // Workers of different generations bear the same names; shares say nothing here.
         sample.metrics.retain(|name, _| !name.starts_with("share_"));
         sample.put("lost", "count", found.errors.values().sum::<u64>() as f64);
@@ -147,6 +147,7 @@ impl Experiment for Restart {
                 lost("full", Kind::Reuseport),
                 |m| m > 0.0,
             ),
+            answers::agree(outcome),
         ]
     }
 
@@ -161,30 +162,18 @@ impl Experiment for Restart {
 }
 
 fn plan(target: std::net::SocketAddr, kind: Kind, load: &str, context: &Context<'_>) -> Plan {
+    let arrivals = if load == "steady" {
+        measure::poisson(RATE_PER_S)
+    } else {
+        Arrivals::Closed {
+            concurrency: CLIENTS,
+        }
+    };
+    // The end of the restarts ends it; this only keeps a failure of theirs from lasting.
+    let end = measure::for_seconds(LONGEST.as_secs_f64());
     Plan {
-        target,
-        host: "localhost".into(),
-        arrivals: if load == "steady" {
-            Arrivals::Open {
-                rate_per_s: RATE_PER_S,
-                spacing: Spacing::Poisson,
-            }
-        } else {
-            Arrivals::Closed {
-                concurrency: CLIENTS,
-            }
-        },
-        // The end of the restarts ends it; this only keeps a failure of theirs from lasting.
-        stop: Stop {
-            requests: None,
-            duration: Some(LONGEST),
-        },
-        mix: Mix::one(kind.path()),
-        sources: Sources::Loopback { count: 1000 },
         timeout: Duration::from_secs(5),
-        seed: context.seed,
-        threads: 1,
-        keep_alive: false,
+        ..measure::plan(target, arrivals, end, Mix::one(kind.path()), context.seed)
     }
 }
 

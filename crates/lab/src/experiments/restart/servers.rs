@@ -8,6 +8,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::Error;
+use crate::answers::Answers;
+use crate::experiment::Sample;
 use crate::server::Server;
 use crate::ways::Way;
 
@@ -67,6 +69,8 @@ pub struct Restartable {
     server: Option<Server>,
     restarts: usize,
     directory: Option<PathBuf>,
+    /// The books of all its servers, one after the other; nginx keeps none.
+    pub answers: Answers,
 }
 
 impl Restartable {
@@ -81,10 +85,11 @@ impl Restartable {
             server: None,
             restarts: 0,
             directory: None,
+            answers: Answers::new()?,
         };
         this.server = Some(match kind {
-            Kind::Reuseport => Way::ReuseportHash.start(WORKERS, address)?,
-            Kind::Wakeone => Way::LeastConnectionsRescue.start(WORKERS, address)?,
+            Kind::Reuseport => Way::ReuseportHash.start(WORKERS, address, &this.answers)?,
+            Kind::Wakeone => Way::LeastConnectionsRescue.start(WORKERS, address, &this.answers)?,
             Kind::Nginx => this.start_nginx()?,
         });
         Ok(this)
@@ -142,7 +147,7 @@ impl Restartable {
         self.restarts += 1;
         match self.kind {
             Kind::Reuseport => {
-                let next = Way::ReuseportHash.start(WORKERS, self.address)?;
+                let next = Way::ReuseportHash.start(WORKERS, self.address, &self.answers)?;
                 self.server.replace(next).map_or(Ok(()), Server::stop)
             }
             Kind::Nginx => {
@@ -162,12 +167,17 @@ impl Restartable {
         server.wait_said(done, count, PATIENCE)
     }
 
-    /// Stops it in order.
+    /// Stops it in order and closes the books; the counts of a server of ours go into the sample.
     ///
     /// # Errors
-    /// When it does not end well.
-    pub fn stop(mut self) -> Result<(), Error> {
-        self.server.take().map_or(Ok(()), Server::stop)
+    /// When it does not end well, or the counts contradict each other.
+    pub fn stop(mut self, sample: &mut Sample) -> Result<(), Error> {
+        self.server.take().map_or(Ok(()), Server::stop)?;
+        if self.kind == Kind::Nginx {
+            return Ok(());
+        }
+        let what = format!("the server {} and those that followed it", self.kind.name());
+        self.answers.close(&what, sample)
     }
 }
 

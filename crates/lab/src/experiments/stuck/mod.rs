@@ -1,16 +1,16 @@
 //! For how long may a worker be stuck before others notice?
 
 use serde_json::json;
-use std::time::Duration;
-use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
+use wakeone_load::{Mix, Plan};
 
 use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source,
+    Arm, Card, Context, Design, Experiment, Sample, Settings, Source, parameters,
 };
+use crate::measure::Trial;
 use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
 use crate::result::{Expectation, Outcome};
-use crate::ways::Way;
-use crate::{Error, measure, server, stats};
+use crate::ways::{self, Way};
+use crate::{Error, measure, stats};
 
 /// The experiment.
 pub struct Stuck;
@@ -52,15 +52,13 @@ fn load_seconds(quick: bool) -> f64 {
 }
 
 fn arm_name(ms: u64, way: Way) -> String {
-    format!("{ms}ms/{}", way.name())
+    ways::arm_name(&format!("{ms}ms"), way)
 }
 
-fn parse_arm(name: &str) -> Option<(u64, Way)> {
-    let (ms, way) = name.split_once("ms/")?;
-    Some((
-        ms.parse().ok()?,
-        WAYS.into_iter().find(|w| w.name() == way)?,
-    ))
+fn parse_arm(name: &str) -> Result<(u64, Way), Error> {
+    let (of, way) = ways::parse_arm(name, &WAYS)?;
+    let ms = of.strip_suffix("ms").and_then(|ms| ms.parse().ok());
+    Ok((ms.ok_or_else(|| Error::Unknown(name.into()))?, way))
 }
 
 fn ratio_name(ms: u64, a: Way, b: Way) -> String {
@@ -87,45 +85,36 @@ impl Experiment for Stuck {
         let seconds = load_seconds(settings.quick);
         let (mut arms, mut pairings) = (Vec::new(), Vec::new());
         for (group, ms) in stuck_ms(settings.quick).iter().enumerate() {
-            arms.extend(WAYS.map(|way| Arm {
-                name: arm_name(*ms, way),
-                group,
-                seconds: seconds + 0.5,
-            }));
-            pairings.extend(PAIRS.map(|(a, b)| Pairing {
-                name: ratio_name(*ms, a, b),
-                a: arm_name(*ms, a),
-                b: arm_name(*ms, b),
-                metric: "latency_ms_mean".into(),
-            }));
+            let of = format!("{ms}ms");
+            arms.extend(ways::arms(&of, &WAYS, group, seconds + 0.5));
+            pairings.extend(
+                PAIRS.map(|(a, b)| {
+                    ways::pairing(ratio_name(*ms, a, b), &of, "latency_ms_mean", a, b)
+                }),
+            );
         }
-        let mut design = Design {
+        Design {
             rounds: if settings.quick { 2 } else { 3 },
             arms,
             pairings,
             // With few slow requests a round, where they fall decides; the ratios see the same ones.
             steady: "",
-            parameters: serde_json::Map::new(),
-        };
-        for (name, value) in [
-            ("workers", json!(WORKERS)),
-            ("rate_per_s", json!(RATE_PER_S)),
-            ("load_s", json!(seconds)),
-            ("usual_us", json!(USUAL_US)),
-            ("stuck_ms", json!(stuck_ms(settings.quick))),
-        ] {
-            design.parameters.insert(name.into(), value);
+            parameters: parameters([
+                ("workers", json!(WORKERS)),
+                ("rate_per_s", json!(RATE_PER_S)),
+                ("load_s", json!(seconds)),
+                ("usual_us", json!(USUAL_US)),
+                ("stuck_ms", json!(stuck_ms(settings.quick))),
+            ]),
         }
-        design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
-        let (ms, way) = parse_arm(&arm.name).ok_or_else(|| Error::Unknown(arm.name.clone()))?;
-        let address = server::free_address()?;
-        let server = way.start(WORKERS, address)?;
-        let found = measure::load(&plan(address, ms, context), context)?;
-        server.stop()?;
+        let (ms, way) = parse_arm(&arm.name)?;
+        let mut trial = Trial::start(way, WORKERS)?;
+        let found = trial.load(&plan(trial.address, ms, context), context)?;
         let mut sample = measure::sample(&found, WORKERS);
+        trial.end(&mut sample)?;
         sample.put("all_latency_ms_mean", "ms", found.latency.mean() / 1e6);
         if let Some(usual) = found.by_path.first() {
             measure::latency(&mut sample, &usual.latency);
@@ -149,26 +138,9 @@ impl Experiment for Stuck {
 /// One request in `ms` is stuck for `ms`: a thousand of them a second keep one worker stuck in the mean, whatever `ms` is.
 fn plan(target: std::net::SocketAddr, ms: u64, context: &Context<'_>) -> Plan {
     let path = |us: u64| format!("/work?us={us}&kind=sleep");
-    Plan {
-        target,
-        host: "localhost".into(),
-        arrivals: Arrivals::Open {
-            rate_per_s: RATE_PER_S,
-            spacing: Spacing::Poisson,
-        },
-        stop: Stop {
-            requests: None,
-            duration: Some(Duration::from_secs_f64(load_seconds(
-                context.settings.quick,
-            ))),
-        },
-        mix: Mix::weighted([(ms - 1, path(USUAL_US)), (1, path(ms * 1000))]),
-        sources: Sources::Loopback { count: 1000 },
-        timeout: Duration::from_secs(30),
-        seed: context.seed,
-        threads: 1,
-        keep_alive: false,
-    }
+    let mix = Mix::weighted([(ms - 1, path(USUAL_US)), (1, path(ms * 1000))]);
+    let end = measure::for_seconds(load_seconds(context.settings.quick));
+    measure::plan(target, measure::poisson(RATE_PER_S), end, mix, context.seed)
 }
 
 /// The stuck times that were measured, rising.
@@ -176,7 +148,7 @@ fn measured(outcome: &Outcome) -> Vec<u64> {
     let mut all: Vec<u64> = outcome
         .variants
         .iter()
-        .filter_map(|v| Some(parse_arm(&v.name)?.0))
+        .filter_map(|v| Some(parse_arm(&v.name).ok()?.0))
         .collect();
     all.sort_unstable();
     all.dedup();
@@ -192,13 +164,7 @@ fn judge(outcome: &Outcome) -> Vec<Expectation> {
     };
     let worst = |values: Vec<f64>| (!values.is_empty()).then(|| stats::max(&values));
     let least = |values: Vec<f64>| (!values.is_empty()).then(|| stats::min(&values));
-    let errors: Vec<f64> = outcome
-        .variants
-        .iter()
-        .flat_map(|v| outcome.values(&v.name, "errors"))
-        .copied()
-        .collect();
-    vec![
+    let mut expected = vec![
         Expectation::new(
             "rescue-as-good-as-one-queue",
             "Stuck for 100 ms or more: the mean under least-connections+rescue is at most 1.3 times that of one shared queue (worst)",
@@ -220,14 +186,9 @@ fn judge(outcome: &Outcome) -> Vec<Expectation> {
             worst(over(0, PAIRS[2])),
             |m| m <= 1.15,
         ),
-        Expectation::new(
-            "no-errors",
-            "No request of any variant fails",
-            OURS,
-            (!errors.is_empty()).then(|| errors.iter().sum()),
-            |m| m == 0.0,
-        ),
-    ]
+    ];
+    expected.extend(measure::sound(outcome));
+    expected
 }
 
 fn curve(outcome: &Outcome, way: Way, metric: &str) -> Vec<(f64, f64)> {
@@ -321,8 +282,9 @@ mod tests {
     #[test]
     fn names_of_variants_go_both_ways() {
         for way in WAYS {
-            assert_eq!(parse_arm(&arm_name(300, way)), Some((300, way)));
+            assert_eq!(parse_arm(&arm_name(300, way)).unwrap(), (300, way));
         }
-        assert_eq!(parse_arm("x"), None);
+        assert!(parse_arm("x").is_err());
+        assert!(parse_arm("x/shared-accept").is_err());
     }
 }

@@ -4,7 +4,7 @@ use super::workload::{WORKERS, chance_of_uneven};
 use crate::experiment::Experiment;
 use crate::published::Published;
 use crate::result::{Expectation, Outcome, Variant};
-use crate::stats;
+use crate::{measure, stats};
 
 pub const RESCUE_TO_SHARED: &str =
     "stuck: mean of least-connections+rescue / mean of shared-accept";
@@ -44,13 +44,9 @@ pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
             |m| m >= 3.0,
         ),
         evenness(outcome),
-        Expectation::new(
-            "no-errors",
-            "No request of any variant fails",
-            OURS,
-            errors(outcome),
-            |m| m == 0.0,
-        ),
+    ];
+    expectations.extend(measure::sound(outcome));
+    expectations.extend([
         Expectation::new(
             "all-answered",
             "Every planned request of every variant is answered (requests missing)",
@@ -65,7 +61,7 @@ pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
             active_left(outcome),
             |m| m == 0.0,
         ),
-    ];
+    ]);
     expectations.extend(cpu(outcome));
     expectations
 }
@@ -138,16 +134,6 @@ fn evenness(outcome: &Outcome) -> Expectation {
     Expectation::new("stuck-shares-even", claim, OURS, furthest, |m| m <= limit)
 }
 
-fn errors(outcome: &Outcome) -> Option<f64> {
-    let all: Vec<f64> = outcome
-        .variants
-        .iter()
-        .flat_map(|v| outcome.values(&v.name, "errors"))
-        .copied()
-        .collect();
-    (!all.is_empty()).then(|| all.iter().sum())
-}
-
 fn missing(outcome: &Outcome) -> Option<f64> {
     let mut missing = 0.0;
     for variant in &outcome.variants {
@@ -190,6 +176,9 @@ mod tests {
         let mut metrics: std::collections::BTreeMap<String, Metric> = [
             ("requests", requests),
             ("errors", errors),
+            ("server_requests", requests),
+            ("client_answers", requests),
+            ("client_unanswered", 0.0),
             ("active_at_end", active),
         ]
         .map(|(n, v)| (n.to_owned(), metric(v)))

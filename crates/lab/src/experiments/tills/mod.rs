@@ -10,10 +10,11 @@ use crate::Error;
 use crate::experiment::{
     Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source,
 };
+use crate::measure::Trial;
 use crate::present::Block;
 use crate::result::{Expectation, Outcome};
 use crate::ways::{self, Way};
-use crate::{measure, server, status};
+use crate::{measure, status};
 use workload::{
     CPU_CLIENTS, CPU_US, STUCK_ONE_IN, STUCK_RATE, STUCK_SLOW_US, STUCK_US, WORKERS, Workload,
 };
@@ -42,11 +43,7 @@ impl Experiment for Tills {
     fn design(&self, settings: &Settings) -> Design {
         let workloads = workload::workloads(settings.quick);
         let arms = workloads.iter().enumerate().flat_map(|(group, workload)| {
-            ways::ALL.map(|way| Arm {
-                name: arm_name(workload.name, way),
-                group,
-                seconds: workload.seconds,
-            })
+            ways::arms(workload.name, &ways::ALL, group, workload.seconds)
         });
         let mut design = Design {
             rounds: if settings.quick { 3 } else { 5 },
@@ -63,13 +60,9 @@ impl Experiment for Tills {
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         let workloads = workload::workloads(context.settings.quick);
-        let found = workloads.iter().find_map(|workload| {
-            let way = ways::ALL
-                .into_iter()
-                .find(|way| arm_name(workload.name, *way) == arm.name)?;
-            Some((workload, way))
-        });
-        let (workload, way) = found.ok_or_else(|| Error::Unknown(arm.name.clone()))?;
+        let (of, way) = ways::parse_arm(&arm.name, &ways::ALL)?;
+        let workload = workloads.iter().find(|workload| workload.name == of);
+        let workload = workload.ok_or_else(|| Error::Unknown(arm.name.clone()))?;
         measure_one(workload, way, context)
     }
 
@@ -82,24 +75,19 @@ impl Experiment for Tills {
     }
 }
 
-fn arm_name(workload: &str, way: Way) -> String {
-    format!("{workload}/{}", way.name())
-}
-
 fn measure_one(workload: &Workload, way: Way, context: &mut Context<'_>) -> Result<Sample, Error> {
-    let address = server::free_address()?;
-    let server = way.start(WORKERS, address)?;
-    let plan = workload.plan(address, context.seed);
-    let found = measure::load(&plan, context)?;
+    let mut trial = Trial::start(way, WORKERS)?;
+    let plan = workload.plan(trial.address, context.seed);
+    let found = trial.load(&plan, context)?;
     let mut sample = measure::sample(&found, WORKERS);
     if way.steered() {
         sample.put(
             "active_at_end",
             "count",
-            status::active_at_rest(address)? as f64,
+            status::active_at_rest(trial.address)? as f64,
         );
     }
-    server.stop()?;
+    trial.end(&mut sample)?;
     Ok(sample)
 }
 
@@ -125,11 +113,8 @@ fn parameters(workloads: &[Workload]) -> Vec<(&'static str, serde_json::Value)> 
 
 /// The comparisons, by the names that the judge looks up.
 fn pairings() -> Vec<Pairing> {
-    let pairing = |name: &str, workload: &str, metric: &str, a: Way, b: Way| Pairing {
-        name: name.into(),
-        a: arm_name(workload, a),
-        b: arm_name(workload, b),
-        metric: format!("latency_ms_{metric}"),
+    let pairing = |name: &str, workload: &str, metric: &str, a: Way, b: Way| {
+        ways::pairing(name, workload, &format!("latency_ms_{metric}"), a, b)
     };
     vec![
         pairing(

@@ -1,7 +1,8 @@
 //! The two workloads: what is asked of the server, how often, by whom.
 
-use std::time::Duration;
-use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
+use wakeone_load::{Arrivals, Mix, Plan, Stop};
+
+use crate::measure;
 
 /// Workers of every variant.
 pub const WORKERS: usize = 4;
@@ -46,10 +47,7 @@ pub fn workloads(quick: bool) -> [Workload; 2] {
         Workload {
             name: "stuck",
             requests: stuck,
-            arrivals: Arrivals::Open {
-                rate_per_s: STUCK_RATE,
-                spacing: Spacing::Poisson,
-            },
+            arrivals: measure::poisson(STUCK_RATE),
             mix: Mix::weighted([
                 (STUCK_ONE_IN - 1, format!("/work?us={STUCK_US}&kind=sleep")),
                 (1, format!("/work?us={STUCK_SLOW_US}&kind=sleep")),
@@ -75,22 +73,11 @@ fn cpus() -> f64 {
 impl Workload {
     /// The load on a server.
     pub fn plan(&self, target: std::net::SocketAddr, seed: u64) -> Plan {
-        Plan {
-            target,
-            host: "localhost".into(),
-            arrivals: self.arrivals.clone(),
-            stop: Stop {
-                requests: Some(self.requests),
-                duration: None,
-            },
-            mix: self.mix.clone(),
-            // A connection a request from one address would run out of ports.
-            sources: Sources::Loopback { count: 1000 },
-            timeout: Duration::from_secs(30),
-            seed,
-            threads: 1,
-            keep_alive: false,
-        }
+        let end = Stop {
+            requests: Some(self.requests),
+            duration: None,
+        };
+        measure::plan(target, self.arrivals.clone(), end, self.mix.clone(), seed)
     }
 }
 

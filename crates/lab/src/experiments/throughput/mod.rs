@@ -1,0 +1,421 @@
+//! Requests a second of 200 workers under load, when a connection wakes all of them or one.
+
+use serde_json::json;
+use wakeone_load::{Arrivals, Mix};
+
+use crate::experiment::{
+    Arm, Card, Context, Design, Experiment, Sample, Settings, Source, parameters,
+};
+use crate::measure::Trial;
+use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
+use crate::process::Usage;
+use crate::published::Published;
+use crate::result::{Expectation, Outcome};
+use crate::ways::{self, Way};
+use crate::{Error, measure, stats};
+
+/// The experiment.
+pub struct Throughput;
+
+/// The source's number of processes.
+const WORKERS: usize = 200;
+/// The stock kernel's counterpart first.
+const WAYS: [Way; 4] = [
+    STOCK,
+    Way::SharedEpollExclusive,
+    Way::SharedAccept,
+    Way::LeastConnections,
+];
+const STOCK: Way = Way::SharedEpollWakeAll;
+/// What the source saw of either patch: "just over 50 %".
+const GAIN: f64 = 1.5;
+/// Up to which growth exponent, of ratio ~ connections^e, the gain is called steady: from 300 to 1,000 it then changes by less
+/// than a third.
+const STEADY: f64 = 0.25;
+/// From two numbers of connections, as `--quick` has, no trend can be told from chance.
+const TREND: usize = 3;
+
+const RATE: &str = "throughput_per_s";
+const SLEEPS: &str = "voluntary_switches_per_request";
+const CPU: &str = "server_cpu_us_per_request";
+
+const CARD: Card = Card {
+    name: "throughput",
+    title: "What the herd costs a busy server",
+    question: "200 processes wait for 300 to 1,000 clients: how many more requests a second do they answer when a connection wakes one of them instead of all?",
+    source: Source {
+        short: "Molloy and Lever, 2000",
+        long: "Steve Molloy and Chuck Lever, Accept() scalability on Linux, USENIX 2000, section 4.2.",
+        url: "https://www.usenix.org/legacy/events/usenix2000/freenix/full_papers/molloy/molloy_html/index.html",
+    },
+    readme: include_str!("README.md"),
+    published: include_str!("published.csv"),
+};
+
+fn connections(quick: bool) -> Vec<usize> {
+    if quick {
+        vec![300, 1000]
+    } else {
+        (3..=10).map(|n| n * 100).collect()
+    }
+}
+
+fn load_seconds(quick: bool) -> f64 {
+    if quick { 1.0 } else { 2.0 }
+}
+
+fn ratio_name(clients: usize, way: Way) -> String {
+    format!(
+        "{clients} connections: requests/s of {} / those of {}",
+        way.name(),
+        STOCK.name()
+    )
+}
+
+impl Experiment for Throughput {
+    fn card(&self) -> &Card {
+        &CARD
+    }
+
+    fn design(&self, settings: &Settings) -> Design {
+        let (clients, seconds) = (connections(settings.quick), load_seconds(settings.quick));
+        let (mut arms, mut pairings) = (Vec::new(), Vec::new());
+        for (group, clients) in clients.iter().enumerate() {
+            let of = clients.to_string();
+            arms.extend(ways::arms(&of, &WAYS, group, seconds + 1.5));
+            pairings.extend(
+                WAYS[1..]
+                    .iter()
+                    .map(|way| ways::pairing(ratio_name(*clients, *way), &of, RATE, *way, STOCK)),
+            );
+        }
+        Design {
+            rounds: if settings.quick { 3 } else { 5 },
+            arms,
+            pairings,
+            steady: RATE,
+            parameters: parameters([
+                ("workers", json!(WORKERS)),
+                ("connections", json!(clients)),
+                ("load_s", json!(seconds)),
+                (
+                    "request",
+                    json!("GET /whoami, a connection a request, closed loop"),
+                ),
+            ]),
+        }
+    }
+
+    fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
+        let (clients, way) = parse_arm(&arm.name)?;
+        let mut trial = Trial::start(way, WORKERS)?;
+        let end = measure::for_seconds(load_seconds(context.settings.quick));
+        let arrivals = Arrivals::Closed {
+            concurrency: clients,
+        };
+        let mix = Mix::one("/whoami");
+        let plan = measure::plan(trial.address, arrivals, end, mix, context.seed);
+        let before = Usage::of_leaves(trial.server.pid());
+        let found = trial.load(&plan, context)?;
+        let used = Usage::of_leaves(trial.server.pid()).since(&before);
+        let mut sample = measure::sample(&found, WORKERS);
+        // Two hundred shares of each variant are no help to anyone; how uneven they are is kept.
+        sample
+            .metrics
+            .retain(|name, _| !name.starts_with("share_worker_"));
+        let each = |count: u64| count as f64 / found.completed.max(1) as f64;
+        sample.put(SLEEPS, "ratio", each(used.voluntary_switches));
+        sample.put(
+            "involuntary_switches_per_request",
+            "ratio",
+            each(used.involuntary_switches),
+        );
+        sample.put(CPU, "us", each(used.cpu_ns) / 1000.0);
+        trial.end(&mut sample)?;
+        Ok(sample)
+    }
+
+    fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
+        judge(outcome)
+    }
+
+    fn present(&self, outcome: &Outcome) -> Vec<Block> {
+        present(outcome)
+    }
+}
+
+fn parse_arm(name: &str) -> Result<(usize, Way), Error> {
+    let (clients, way) = ways::parse_arm(name, &WAYS)?;
+    let clients = clients.parse().map_err(|_| Error::Unknown(name.into()))?;
+    Ok((clients, way))
+}
+
+/// The numbers of connections that were measured, rising.
+fn measured(outcome: &Outcome) -> Vec<usize> {
+    let all = outcome.variants.iter();
+    let mut all: Vec<usize> = all
+        .filter_map(|v| Some(parse_arm(&v.name).ok()?.0))
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// The ratio to wake-all at each number of connections.
+fn ratios(outcome: &Outcome, way: Way) -> Vec<(f64, f64)> {
+    let at = |n: usize| Some((n as f64, outcome.ratio(&ratio_name(n, way))?));
+    measured(outcome).into_iter().filter_map(at).collect()
+}
+
+/// Smallest and largest ratio over all numbers of connections; None where there is none.
+fn range(outcome: &Outcome, way: Way) -> Option<(f64, f64)> {
+    let values: Vec<f64> = ratios(outcome, way).iter().map(|r| r.1).collect();
+    (!values.is_empty()).then(|| (stats::min(&values), stats::max(&values)))
+}
+
+fn judge(outcome: &Outcome) -> Vec<Expectation> {
+    let gain = |name: &str, way: Way, source: &str| {
+        let claim = format!(
+            "{} answers at least {GAIN} times the requests/s of wake-all at every number of connections (least)",
+            way.name()
+        );
+        let least = range(outcome, way).map(|r| r.0);
+        Expectation::new(name, claim, source, least, |m| m >= GAIN)
+    };
+    let source = CARD.source.short;
+    let mut expected = vec![
+        gain("exclusive-gain", Way::SharedEpollExclusive, source),
+        gain("accept-gain", Way::SharedAccept, source),
+        gain(
+            "least-connections-gain",
+            Way::LeastConnections,
+            "Wakeone's own goal",
+        ),
+    ];
+    let exclusive = ratios(outcome, Way::SharedEpollExclusive);
+    if exclusive.len() >= TREND {
+        expected.push(Expectation::new(
+            "gain-is-steady",
+            format!("The gain of EPOLLEXCLUSIVE is steady for all numbers of connections: its growth exponent is within {STEADY} of 0"),
+            source,
+            stats::growth_exponent(&exclusive),
+            |m| m.abs() <= STEADY,
+        ));
+    }
+    expected.extend(measure::sound(outcome));
+    expected
+}
+
+fn present(outcome: &Outcome) -> Vec<Block> {
+    let mut blocks = vec![Block::Heading("What it means".into())];
+    blocks.extend(meaning(outcome).map(Block::Paragraph));
+    blocks.push(Block::Table(ratio_table(outcome)));
+    blocks.push(Block::Chart(ratio_chart(outcome)));
+    let lines = |title: &str, note: &str, y: &str, metric: &str, log: bool| {
+        Block::Chart(Chart {
+            title: title.into(),
+            note: note.into(),
+            kind: Kind::Lines {
+                x: "simultaneous connections".into(),
+                y: y.into(),
+                log,
+                series: series(|way| curve(outcome, way, metric)),
+            },
+        })
+    };
+    blocks.push(Block::Table(table(
+        outcome,
+        "Requests a second, median of the rounds.",
+        RATE,
+    )));
+    blocks.push(lines(
+        "Requests a second.",
+        "Higher is better. The source was not allowed to publish its own.",
+        "requests/s",
+        RATE,
+        false,
+    ));
+    let sleeps = "Times that a worker went to sleep for each request, all workers together.";
+    blocks.push(Block::Table(table(outcome, sleeps, SLEEPS)));
+    blocks.push(lines(
+        sleeps,
+        "A worker that is woken for nothing sleeps again: this is the herd. Both axes are logarithmic.",
+        "sleeps a request",
+        SLEEPS,
+        true,
+    ));
+    let cpu = "CPU time of all workers for each request, in µs.";
+    blocks.push(Block::Table(table(outcome, cpu, CPU)));
+    blocks
+}
+
+/// A line of a chart.
+type Line = (Style, Vec<(f64, f64)>);
+
+fn series(points: impl Fn(Way) -> Vec<(f64, f64)>) -> Vec<Line> {
+    let line = |way: &Way| (Style::ours(way.name(), way.colour()), points(*way));
+    let mut lines: Vec<Line> = WAYS.iter().map(line).collect();
+    lines.retain(|line| !line.1.is_empty());
+    lines
+}
+
+fn curve(outcome: &Outcome, way: Way, metric: &str) -> Vec<(f64, f64)> {
+    let at = |n: usize| {
+        let name = ways::arm_name(&n.to_string(), way);
+        Some((n as f64, outcome.median(&name, metric)?))
+    };
+    measured(outcome).into_iter().filter_map(at).collect()
+}
+
+fn ratio_chart(outcome: &Outcome) -> Chart {
+    let published = Published::parse(CARD.published);
+    let said = published.curve("either patch / stock", "throughput_ratio");
+    let mut lines = series(|way| ratios(outcome, way));
+    lines.push((Style::published("either patch, 2000", 5), said));
+    Chart {
+        title: "Requests a second, as a multiple of those under wake-all.".into(),
+        note: "Dashed: the source's words, \"just over 50%\". Median of the ratios within a round."
+            .into(),
+        kind: Kind::Lines {
+            x: "simultaneous connections".into(),
+            y: "times wake-all".into(),
+            log: false,
+            series: lines,
+        },
+    }
+}
+
+/// The head of a table with a column for each number of connections.
+fn head(outcome: &Outcome) -> Vec<String> {
+    let columns = measured(outcome).into_iter().map(|n| n.to_string());
+    std::iter::once(String::new()).chain(columns).collect()
+}
+
+fn ratio_table(outcome: &Outcome) -> Table {
+    let numbers = measured(outcome);
+    let row = |way: &Way| {
+        let mut cells = vec![way.name().to_owned()];
+        cells.extend(numbers.iter().map(|n| {
+            let ratio = outcome.ratio(&ratio_name(*n, *way));
+            ratio.map_or_else(|| "–".into(), number)
+        }));
+        Row::ours(cells)
+    };
+    let mut rows: Vec<Row> = WAYS[1..].iter().map(row).collect();
+    let mut said = vec!["either patch / stock".to_owned()];
+    said.extend(numbers.iter().map(|_| "just over 1.5".to_owned()));
+    rows.push(Row::published(said));
+    Table {
+        caption: "Requests a second as a multiple of those under wake-all. Columns: simultaneous connections."
+            .into(),
+        head: head(outcome),
+        rows,
+    }
+}
+
+fn table(outcome: &Outcome, caption: &str, metric: &str) -> Table {
+    let row = |way: &Way| {
+        let mut cells = vec![way.name().to_owned()];
+        cells.extend(measured(outcome).into_iter().map(|n| {
+            let name = ways::arm_name(&n.to_string(), *way);
+            outcome
+                .median(&name, metric)
+                .map_or_else(|| "–".into(), number)
+        }));
+        Row::ours(cells)
+    };
+    Table {
+        caption: format!("{caption} Columns: simultaneous connections."),
+        head: head(outcome),
+        rows: WAYS.iter().map(row).collect(),
+    }
+}
+
+fn meaning(outcome: &Outcome) -> Option<String> {
+    let most = *measured(outcome).last()?;
+    let (least_gain, most_gain) = range(outcome, Way::SharedEpollExclusive)?;
+    let (ours_least, ours_most) = range(outcome, Way::LeastConnections)?;
+    let sleeps = |way: Way| outcome.median(&ways::arm_name(&most.to_string(), way), SLEEPS);
+    let (herd, one) = (sleeps(STOCK)?, sleeps(Way::SharedEpollExclusive)?);
+    let verdict = if least_gain >= GAIN {
+        "so the source's \"just over 50%\" is reached and passed: its requests cost more beside the waking"
+    } else if most_gain > 1.1 {
+        "less than the source's \"just over 50%\" at least somewhere: workers that are busy are not woken"
+    } else {
+        "so the source's \"just over 50%\" is not to be seen: workers that are busy are not woken"
+    };
+    Some(format!(
+        "Waking one worker instead of all 200 makes {} to {} times the requests a second here, {verdict}. At {} connections wake-all sends its workers to sleep {} times a request, EPOLLEXCLUSIVE {} times. Least-connections makes {} to {} times the requests of wake-all. Client and server share the CPUs.",
+        number(least_gain),
+        number(most_gain),
+        number(most as f64),
+        number(herd),
+        number(one),
+        number(ours_least),
+        number(ours_most),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::{Comparison, tests::outcome};
+
+    fn with(ratios: &[(usize, Way, f64)]) -> Outcome {
+        let counts: [(&str, &[f64]); 4] = [
+            ("errors", &[0.0]),
+            ("server_requests", &[9.0]),
+            ("client_answers", &[9.0]),
+            ("client_unanswered", &[0.0]),
+        ];
+        let names: Vec<String> = ratios
+            .iter()
+            .map(|(n, way, _)| ways::arm_name(&n.to_string(), *way))
+            .collect();
+        let variants: Vec<_> = names.iter().map(|n| (n.as_str(), &counts[..])).collect();
+        let comparison = |(n, way, ratio): &(usize, Way, f64)| Comparison {
+            name: ratio_name(*n, *way),
+            a: String::new(),
+            b: String::new(),
+            metric: RATE.into(),
+            ratios: vec![*ratio],
+            median: *ratio,
+        };
+        Outcome {
+            comparisons: ratios.iter().map(comparison).collect(),
+            ..outcome(&variants)
+        }
+    }
+
+    fn failing(exclusive: [f64; 3], accept: f64, ours: f64) -> Vec<String> {
+        let outcome = with(&[
+            (300, Way::SharedEpollExclusive, exclusive[0]),
+            (600, Way::SharedEpollExclusive, exclusive[1]),
+            (1000, Way::SharedEpollExclusive, exclusive[2]),
+            (300, Way::SharedAccept, accept),
+            (1000, Way::LeastConnections, ours),
+        ]);
+        let failing = judge(&outcome).into_iter().filter(|e| !e.holds);
+        failing.map(|e| e.name).collect()
+    }
+
+    #[test]
+    fn each_limit_bites() {
+        let good = [1.6, 1.8, 1.7];
+        assert_eq!(failing(good, 1.6, 1.6), Vec::<String>::new());
+        assert_eq!(failing([1.4, 1.6, 1.7], 1.6, 1.6), ["exclusive-gain"]);
+        assert_eq!(failing(good, 1.4, 1.6), ["accept-gain"]);
+        assert_eq!(failing(good, 1.6, 1.4), ["least-connections-gain"]);
+        assert_eq!(failing([1.6, 2.0, 2.5], 1.6, 1.6), ["gain-is-steady"]);
+        assert_eq!(failing([2.5, 2.0, 1.6], 1.6, 1.6), ["gain-is-steady"]);
+    }
+
+    #[test]
+    fn two_points_are_no_trend() {
+        let outcome = with(&[
+            (300, Way::SharedEpollExclusive, 2.0),
+            (1000, Way::SharedEpollExclusive, 9.0),
+        ]);
+        assert!(judge(&outcome).iter().all(|e| e.name != "gain-is-steady"));
+    }
+}
