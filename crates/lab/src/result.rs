@@ -202,3 +202,34 @@ impl Outcome {
         self.parameters.get(name)?.as_u64()
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::environment::Watch;
+
+    /// A metric's name and its values, one a round.
+    type Values<'a> = (&'a str, &'a [f64]);
+
+    /// An outcome with these variants and nothing else.
+    pub fn outcome(variants: &[(&str, &[Values<'_>])]) -> Outcome {
+        let metric =
+            |(name, values): &Values<'_>| ((*name).to_owned(), Metric::new("", values.to_vec()));
+        let variant = |(name, metrics): &(&str, &[Values<'_>])| Variant {
+            name: (*name).to_owned(),
+            metrics: metrics.iter().map(metric).collect(),
+            distributions: BTreeMap::new(),
+        };
+        Outcome {
+            schema: SCHEMA.into(),
+            experiment: "test".into(),
+            version: "0".into(),
+            commit: "0".into(),
+            environment: Watch::start().finish(),
+            parameters: serde_json::Map::new(),
+            variants: variants.iter().map(variant).collect(),
+            comparisons: Vec::new(),
+            expectations: Vec::new(),
+        }
+    }
+}
