@@ -17,7 +17,9 @@ pub struct Claim {
     /// How code refers to it.
     pub name: &'static str,
     /// What it says, for a reader.
-    words: &'static str,
+    says: &'static str,
+    /// The ratio that says so, and its limit.
+    ratio: &'static str,
     /// The cell above the line and the one below it.
     cells: [(Model, usize); 2],
     /// Whether a ratio of this size still says so.
@@ -28,43 +30,50 @@ pub struct Claim {
 pub const CLAIMS: [Claim; 7] = [
     Claim {
         name: "iterative",
-        words: "One process that serves one client after the other is far behind: iterative / preforked, 200 clients, below a half",
+        says: "One process that serves one client after the other is far behind.",
+        ratio: "iterative / preforked, 200 clients: < 0.5",
         cells: [(Model::Iterative, 200), (Model::Preforked, 200)],
         holds: |ratio| ratio < 0.5,
     },
     Claim {
         name: "forking",
-        words: "A process for each connection is far behind processes made beforehand: preforked / forking, 1,000 clients, above 2",
+        says: "A process for each connection is far behind processes made beforehand.",
+        ratio: "preforked / forking, 1,000 clients: > 2",
         cells: [(Model::Preforked, 1000), (Model::Forking, 1000)],
         holds: |ratio| ratio > 2.0,
     },
     Claim {
         name: "threaded",
-        words: "A thread for each connection is behind processes made beforehand: threaded / preforked, 1,000 clients, below 0.9",
+        says: "A thread for each connection is behind processes made beforehand.",
+        ratio: "threaded / preforked, 1,000 clients: < 0.9",
         cells: [(Model::Threaded, 1000), (Model::Preforked, 1000)],
         holds: |ratio| ratio < 0.9,
     },
     Claim {
         name: "prethreaded",
-        words: "With many clients, threads made beforehand are ahead of such processes: prethreaded / preforked, 5,000 clients, above 1.1",
+        says: "With many clients, threads made beforehand are ahead of such processes.",
+        ratio: "prethreaded / preforked, 5,000 clients: > 1.1",
         cells: [(Model::Prethreaded, 5000), (Model::Preforked, 5000)],
         holds: |ratio| ratio > 1.1,
     },
     Claim {
         name: "prethreaded-flat",
-        words: "Threads made beforehand do not mind many clients: prethreaded, 5,000 / 20 clients, above 0.8",
+        says: "Threads made beforehand do not mind many clients.",
+        ratio: "prethreaded, 5,000 / 20 clients: > 0.8",
         cells: [(Model::Prethreaded, 5000), (Model::Prethreaded, 20)],
         holds: |ratio| ratio > 0.8,
     },
     Claim {
         name: "poll-falls",
-        words: "poll falls with the number of clients: poll, 1,000 / 20 clients, below 0.8",
+        says: "poll falls with the number of clients.",
+        ratio: "poll, 1,000 / 20 clients: < 0.8",
         cells: [(Model::Poll, 1000), (Model::Poll, 20)],
         holds: |ratio| ratio < 0.8,
     },
     Claim {
         name: "epoll-flat",
-        words: "epoll does not: epoll, 5,000 / 20 clients, above 0.8",
+        says: "epoll does not.",
+        ratio: "epoll, 5,000 / 20 clients: > 0.8",
         cells: [(Model::Epoll, 5000), (Model::Epoll, 20)],
         holds: |ratio| ratio > 0.8,
     },
@@ -114,6 +123,11 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
             &PUBLISHED,
             "The source's architectures, here",
         )));
+        blocks.push(Block::Table(table(outcome, kind, &PUBLISHED)));
+        let measured = |model: &Model| !curve(outcome, kind, *model).is_empty();
+        if !LATER.iter().any(measured) {
+            continue;
+        }
         let mut later = vec![Model::Prethreaded, Model::Epoll];
         later.extend(LATER);
         blocks.push(Block::Chart(chart(
@@ -122,7 +136,7 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
             &later,
             "What came after, beside the source's best two",
         )));
-        blocks.push(Block::Table(table(outcome, kind)));
+        blocks.push(Block::Table(table(outcome, kind, &LATER)));
     }
     blocks.extend(left_out(outcome).map(Block::Paragraph));
     blocks
@@ -147,7 +161,7 @@ fn meaning(outcome: &Outcome, kinds: &[Kind]) -> Option<String> {
         .iter()
         .filter_map(|claim| Some((claim, (claim.holds)(claim.measured(outcome, kind)?))))
         .collect();
-    let still = checked.iter().filter(|c| c.1).count();
+    let gone: Vec<&str> = checked.iter().filter(|c| !c.1).map(|c| c.0.says).collect();
     let most = *clients(outcome, kind).last()?;
     let mut rates: Vec<(Model, f64)> = Model::ALL
         .into_iter()
@@ -155,14 +169,18 @@ fn meaning(outcome: &Outcome, kinds: &[Kind]) -> Option<String> {
         .collect();
     rates.sort_by(|a, b| b.1.total_cmp(&a.1));
     let (first, last) = (rates.first()?, rates.last()?);
-    let seen = if checked.is_empty() {
-        String::new()
-    } else {
-        format!(
-            "Of {} findings of the source, {still} {} seen here (table below). ",
-            checked.len(),
-            if still == 1 { "is" } else { "are" },
-        )
+    let seen = match (checked.len(), gone.len()) {
+        (0, _) => String::new(),
+        (all, 0) => format!("All {all} findings of the source that were checked are seen here. "),
+        (all, n) => format!(
+            "Of {all} findings of the source, {} seen here. Not seen here, with the guest book in {}: “{}” ",
+            match all - n {
+                1 => "1 is".to_owned(),
+                still => format!("{still} are"),
+            },
+            kind.name(),
+            gone.join("” “"),
+        ),
     };
     Some(format!(
         "{seen}With {} clients, {} is ahead with {} requests/s and {} last with {}.",
@@ -178,7 +196,7 @@ fn meaning(outcome: &Outcome, kinds: &[Kind]) -> Option<String> {
 fn conditions(outcome: &Outcome) -> String {
     let cpus = outcome.environment.cpus;
     format!(
-        "The source drove its servers over a real network with ab, and each page waited for a Redis server on a third machine: its rates end where the network or Redis does, at 2,000 to 2,700 requests/s, and an iterative server mostly waits. Here there is no network; client, server and Redis share {cpus} CPUs, so an architecture that needs more CPU time also slows the client that measures it, and one that waits for nothing gains nothing from more workers. Compare shapes, not heights."
+        "The source drove its servers over a real network with ab, and each page waited for Redis: an iterative server, which answers 7 requests/s there, mostly waits, and gains most from company. Here there is no network; client, server and Redis share {cpus} CPUs, so an architecture that needs more CPU time also slows the client that measures it, and one that waits for nothing gains nothing from more workers. Compare shapes, not heights."
     )
 }
 
@@ -189,7 +207,7 @@ fn claims(outcome: &Outcome, kinds: &[Kind]) -> Table {
     }
     let cell = |ratio: Option<f64>| ratio.map_or_else(|| "–".into(), number);
     let row = |claim: &Claim| {
-        let mut cells = vec![claim.words.into(), cell(claim.published())];
+        let mut cells = vec![claim.ratio.into(), cell(claim.published())];
         for kind in kinds {
             let ratio = claim.measured(outcome, *kind);
             cells.push(cell(ratio));
@@ -209,11 +227,11 @@ fn claims(outcome: &Outcome, kinds: &[Kind]) -> Table {
     }
 }
 
-/// Every cell of the source, and ours.
-fn table(outcome: &Outcome, kind: Kind) -> Table {
+/// Every cell of these architectures: the source's, where it has them, and ours.
+fn table(outcome: &Outcome, kind: Kind, models: &[Model]) -> Table {
     let published = Published::parse(CARD.published);
     let mut head = vec!["clients".to_owned()];
-    head.extend(Model::ALL.iter().map(|model| model.name().to_owned()));
+    head.extend(models.iter().map(|model| model.name().to_owned()));
     let mut rows = Vec::new();
     for clients in clients(outcome, kind) {
         let theirs = |model: &Model| {
@@ -226,8 +244,10 @@ fn table(outcome: &Outcome, kind: Kind) -> Table {
             })
         };
         let mut cells = vec![format!("(published) {}", number(clients as f64))];
-        cells.extend(Model::ALL.iter().map(theirs));
-        rows.push(Row::published(cells));
+        cells.extend(models.iter().map(theirs));
+        if cells.iter().skip(1).any(|cell| !cell.is_empty()) {
+            rows.push(Row::published(cells));
+        }
         let ours = |model: &Model| {
             let cell = super::Cell {
                 kind,
@@ -241,7 +261,7 @@ fn table(outcome: &Outcome, kind: Kind) -> Table {
             })
         };
         let mut cells = vec![number(clients as f64)];
-        cells.extend(Model::ALL.iter().map(ours));
+        cells.extend(models.iter().map(ours));
         rows.push(Row::ours(cells));
     }
     Table {

@@ -90,7 +90,7 @@ fn parse_arm(name: &str) -> Option<(Setting, Kind)> {
 }
 
 fn load_seconds(quick: bool) -> f64 {
-    if quick { 1.5 } else { 3.0 }
+    if quick { 1.0 } else { 3.0 }
 }
 
 fn comparison(setting: Setting, ours: Kind, theirs: Kind, metric: &str) -> String {
@@ -123,7 +123,7 @@ impl Experiment for Nginx {
             .filter(|kind| !left_out.contains_key(kind.name()))
             .collect();
         let mut design = Design {
-            rounds: if settings.quick { 5 } else { 9 },
+            rounds: if settings.quick { 7 } else { 9 },
             steady: RATE,
             ..Design::default()
         };
@@ -190,7 +190,7 @@ impl Experiment for Nginx {
         blocks.extend(meaning(outcome).into_iter().map(Block::Paragraph));
         blocks.push(Block::Table(table(outcome)));
         for setting in measured(outcome) {
-            blocks.push(Block::Chart(chart(outcome, setting, RATE, "requests/s")));
+            blocks.push(Block::Chart(chart(outcome, setting, RATE, "/s")));
             blocks.push(Block::Chart(chart(outcome, setting, CPU, "µs")));
         }
         blocks.extend(left_out(outcome).map(Block::Paragraph));
