@@ -20,8 +20,11 @@ use setup::{Book, Cell, Kind, Lacks};
 /// The experiment.
 pub struct Architectures;
 
-/// A load's beginning, which is not measured.
+/// A load's beginning, which is not measured, lasts at least this long.
 const WARM_UP: Duration = Duration::from_millis(500);
+/// Of a rate of this, in requests/s, all clients have had their turn in the warm-up, and two in the measured time. In less
+/// time than a turn of all, what is seen is the crowd at the door.
+const USUAL_RATE: f64 = 10_000.0;
 /// The measured time is cut into pieces to see how steady the rate is.
 const PIECE: Duration = Duration::from_millis(250);
 /// How long a client waits for its answer.
@@ -40,8 +43,13 @@ const CARD: Card = Card {
     published: include_str!("published.csv"),
 };
 
-fn measured_time(quick: bool) -> Duration {
-    Duration::from_millis(if quick { 1000 } else { 1500 })
+/// Until when a load is not measured, and when it ends; both in whole pieces.
+fn times(clients: usize, quick: bool) -> (Duration, Duration) {
+    let turn = clients as f64 / USUAL_RATE;
+    let least: f64 = if quick { 1.0 } else { 1.5 };
+    let pieces = |seconds: f64| PIECE * (seconds / PIECE.as_secs_f64()).ceil() as u32;
+    let warm_up = pieces(WARM_UP.as_secs_f64() + turn);
+    (warm_up, warm_up + pieces(least.max(2.0 * turn)))
 }
 
 impl Experiment for Architectures {
@@ -51,7 +59,6 @@ impl Experiment for Architectures {
 
     fn design(&self, settings: &Settings) -> Design {
         let lacks = Lacks::look();
-        let seconds = (WARM_UP + measured_time(settings.quick)).as_secs_f64();
         let (mut arms, mut left_out) = (Vec::new(), BTreeMap::new());
         let (mut group, mut before) = (0, None);
         for cell in setup::grid(settings.quick) {
@@ -63,10 +70,12 @@ impl Experiment for Architectures {
             let place = Some((cell.kind, cell.clients));
             group += usize::from(before.is_some() && before != place);
             before = place;
+            let (_, end) = times(cell.clients, settings.quick);
             arms.push(Arm {
                 name: cell.name(),
                 group,
-                seconds: seconds + 0.5,
+                // Those who wait at the end are answered as well.
+                seconds: end.as_secs_f64() + 0.4 + cell.clients as f64 / USUAL_RATE,
             });
         }
         let mut design = Design {
@@ -76,8 +85,7 @@ impl Experiment for Architectures {
             ..Design::default()
         };
         for (name, value) in [
-            ("warm_up_s", json!(WARM_UP.as_secs_f64())),
-            ("load_s", json!(seconds)),
+            ("times_s", json!(described_times(settings.quick))),
             ("patience_s", json!(PATIENCE.as_secs())),
             ("blocking_workers", json!(setup::BLOCKING_WORKERS)),
             ("event_loop_workers", json!(cpus())),
@@ -101,7 +109,7 @@ impl Experiment for Architectures {
         let workers = setup::workers(cell.model, cpus());
         let server = setup::start(cell.model, workers, address, &book)?;
         let overflows = listen_overflows();
-        let (found, rates) = load(&plan(address, cell.clients, context), context)?;
+        let (found, rates) = load(&plan(address, cell.clients, context), cell.clients, context)?;
         let overflows = listen_overflows().saturating_sub(overflows);
         server.stop()?;
         let mut sample = sample(&found, &rates);
@@ -117,6 +125,19 @@ impl Experiment for Architectures {
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
         present::present(outcome)
     }
+}
+
+/// `(clients, warm-up, end of the load)` of each number of clients, in s.
+fn described_times(quick: bool) -> Vec<(usize, f64, f64)> {
+    let mut all: Vec<usize> = setup::grid(quick).iter().map(|c| c.clients).collect();
+    all.sort_unstable();
+    all.dedup();
+    all.into_iter()
+        .map(|clients| {
+            let (warm_up, end) = times(clients, quick);
+            (clients, warm_up.as_secs_f64(), end.as_secs_f64())
+        })
+        .collect()
 }
 
 fn cpus() -> usize {
@@ -147,7 +168,7 @@ fn plan(target: std::net::SocketAddr, clients: usize, context: &Context<'_>) -> 
         },
         stop: Stop {
             requests: None,
-            duration: Some(WARM_UP + measured_time(context.settings.quick)),
+            duration: Some(times(clients, context.settings.quick).1),
         },
         mix: Mix::one("/"),
         sources: Sources::Loopback { count: 1000 },
@@ -161,15 +182,16 @@ fn plan(target: std::net::SocketAddr, clients: usize, context: &Context<'_>) -> 
 /// Sends the load, and gives beside what came of it the rate of each whole piece of the measured time, in answers a second.
 fn load(
     plan: &Plan,
+    clients: usize,
     context: &mut Context<'_>,
 ) -> Result<(wakeone_load::Outcome, Vec<f64>), Error> {
-    let end = plan.stop.duration.unwrap_or_default();
+    let (warm_up, end) = times(clients, context.settings.quick);
     let (cancel, report) = (context.cancel, &mut *context.progress);
     let mut rates = Vec::new();
     let outcome = wakeone_load::observe(plan, cancel, Some(PIECE), &mut |event| match event {
         Event::Progress(now) => report(now.elapsed.as_secs_f64() / end.as_secs_f64()),
         Event::Interval(piece) => {
-            if piece.start >= WARM_UP && piece.start + PIECE <= end {
+            if piece.start >= warm_up && piece.start + PIECE <= end {
                 rates.push(piece.completed as f64 / PIECE.as_secs_f64());
             }
         }
@@ -369,6 +391,13 @@ mod tests {
             .filter(|e| !e.holds)
             .map(|e| e.name)
             .collect()
+    }
+
+    #[test]
+    fn all_clients_have_their_turn() {
+        let ms = Duration::from_millis;
+        assert_eq!(times(20, true), (ms(750), ms(1750)));
+        assert_eq!(times(15_000, false), (ms(2000), ms(5000)));
     }
 
     #[test]
