@@ -72,7 +72,7 @@ pub const CLAIMS: [Claim; 7] = [
     },
     Claim {
         name: "epoll-flat",
-        says: "epoll does not.",
+        says: "epoll does not mind many clients.",
         ratio: "epoll, 5,000 / 20 clients: > 0.8",
         cells: [(Model::Epoll, 5000), (Model::Epoll, 20)],
         holds: |ratio| ratio > 0.8,
