@@ -229,6 +229,7 @@ pub(crate) mod tests {
             parameters: serde_json::Map::new(),
             variants: variants.iter().map(variant).collect(),
             comparisons: Vec::new(),
+            derived: Default::default(),
             expectations: Vec::new(),
         }
     }
