@@ -122,12 +122,13 @@ impl Ring {
         self.push(entry, Operation::Receive(token, buffer));
     }
 
-    /// Sends the bytes, or as many of them as there is room for.
-    pub fn send(&mut self, socket: BorrowedFd<'_>, token: u64, bytes: Vec<u8>) {
+    /// Sends the bytes, or as many of them as there is room for. `more`: their end may be held
+    /// back for what follows at once, be it the end of the connection (`MSG_MORE`).
+    pub fn send(&mut self, socket: BorrowedFd<'_>, token: u64, bytes: Vec<u8>, more: bool) {
         let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let fd = types::Fd(socket.as_raw_fd());
         let entry = opcode::Send::new(fd, bytes.as_ptr(), length)
-            .flags(libc::MSG_NOSIGNAL)
+            .flags(libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 })
             .build();
         self.push(entry, Operation::Send(token, bytes));
     }
@@ -313,7 +314,7 @@ mod tests {
                 Event::Received {
                     token: 2,
                     result: Ok(bytes),
-                } => ring.send(connection.as_fd(), 3, bytes),
+                } => ring.send(connection.as_fd(), 3, bytes, false),
                 other => panic!("{other:?}"),
             }
             assert!(matches!(

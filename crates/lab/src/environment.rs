@@ -81,7 +81,21 @@ impl Watch {
             warnings: Vec::new(),
         };
         environment.warnings = noise(&environment);
+        if build() == "debug" {
+            environment.warnings.push(
+                "This was a debug build, which serves several times slower: build with --release to measure.".into(),
+            );
+        }
         environment
+    }
+}
+
+/// `debug` or `release`: how this executable, which is also the server under test, was compiled.
+pub fn build() -> &'static str {
+    if cfg!(debug_assertions) {
+        "debug"
+    } else {
+        "release"
     }
 }
 

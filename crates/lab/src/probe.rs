@@ -28,6 +28,22 @@ pub fn who_answers(address: SocketAddr, path: &str) -> Result<u64, Error> {
         .map_err(|_| failed(format!("the worker {worker:?} is no number")))
 }
 
+/// Connects, asks for `path`, reads the answer to its end, and gives what follows its head.
+///
+/// # Errors
+/// When there is no whole answer, or not the status 200.
+pub fn body(address: SocketAddr, path: &str) -> Result<String, Error> {
+    let failed = |why: &str| Error::Server(format!("asking {address} for {path} failed: {why}"));
+    let answer = exchange(address, path).map_err(|e| failed(&e.to_string()))?;
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .ok_or_else(|| failed("the answer has no end of its head"))?;
+    match head.split(' ').nth(1) {
+        Some("200") => Ok(body.to_owned()),
+        status => Err(failed(&format!("the status is {status:?}"))),
+    }
+}
+
 fn exchange(address: SocketAddr, path: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;

@@ -1,6 +1,14 @@
 //! The processes of a server under test, and their CPU time, from /proc.
 
 use std::fs;
+use std::path::PathBuf;
+
+/// Where a program is that is started by its name; also looked for where system services are kept.
+pub fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    places.map(|p| p.join(name)).find(|p| p.is_file())
+}
 
 /// The processes below `root` that have no children of their own, `root` itself if it has none: the workers.
 pub fn leaves(root: u32) -> Vec<u32> {
@@ -102,6 +110,12 @@ impl Usage {
 mod tests {
     use super::*;
     use std::process::Command;
+
+    #[test]
+    fn programs_are_found() {
+        assert!(program("sh").is_some_and(|path| path.ends_with("sh")));
+        assert_eq!(program("no program has this name"), None);
+    }
 
     #[test]
     fn leaves_are_those_without_children() {

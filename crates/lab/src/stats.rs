@@ -38,6 +38,13 @@ pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
+/// Standard deviation over mean: 0 is constant. NaN for none.
+pub fn variation(values: &[f64]) -> f64 {
+    let middle = mean(values);
+    let squares: Vec<f64> = values.iter().map(|v| (v - middle).powi(2)).collect();
+    mean(&squares).sqrt() / middle
+}
+
 /// Ratios `a[i] / b[i]` of the rounds that both have.
 pub fn paired_ratios(a: &[f64], b: &[f64]) -> Vec<f64> {
     a.iter()
@@ -91,6 +98,13 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn variations() {
+        assert_eq!(variation(&[5.0, 5.0]), 0.0);
+        assert_eq!(variation(&[1.0, 3.0]), 0.5);
+        assert!(variation(&[]).is_nan());
     }
 
     #[test]

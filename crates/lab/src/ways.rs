@@ -40,7 +40,7 @@ pub const ALL: [Way; 5] = [
 ];
 
 /// Accept queue of every listener: long enough that no experiment here measures a full one by accident.
-const BACKLOG: &str = "4096";
+pub const BACKLOG: &str = "4096";
 
 impl Way {
     /// The name in results.

@@ -204,6 +204,8 @@ impl<'a> Engine<'a> {
                     }
                 }
                 self.begin_due(BEGIN_AT_ONCE);
+                // Answers belong to the interval in which they came, not to that in which a long list of them ends.
+                self.hand_over();
             }
         }
         self.record.cancelled = self.in_flight;

@@ -1,14 +1,16 @@
 //! A connection served by a thread of control of its own, with blocking calls.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use wakeone_kernel::stop;
 
 use crate::app::App;
+use crate::sending::send_unsent;
 use crate::session::{Next, Session};
 use crate::store::Lazy;
 
@@ -24,7 +26,7 @@ pub fn converse(connection: OwnedFd, app: &App, store: &mut Lazy) {
     let mut timeout = Duration::ZERO;
     loop {
         let done = match session.step(app) {
-            Next::Write => write_some(&mut stream, &mut session),
+            Next::Write => write_some(&stream, &mut session),
             Next::Read => read_request(&mut stream, &mut session, app, &mut timeout),
             Next::Ask | Next::Reply => {
                 if let Some(call) = session.question() {
@@ -45,11 +47,11 @@ pub fn converse(connection: OwnedFd, app: &App, store: &mut Lazy) {
     }
 }
 
-fn write_some(stream: &mut TcpStream, session: &mut Session) -> io::Result<()> {
-    match stream.write(session.unsent()) {
+fn write_some(stream: &TcpStream, session: &mut Session) -> io::Result<()> {
+    match send_unsent(stream, session) {
         Ok(count) => session.sent(count),
-        Err(error) if error.kind() == ErrorKind::Interrupted => {}
-        Err(error) => return Err(error),
+        Err(Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
     }
     Ok(())
 }

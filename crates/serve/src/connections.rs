@@ -3,7 +3,7 @@
 //! How a loop waits and whom it wakes is the loop's own business, in its file; what is done with
 //! a connection that is ready is the same in all of them, and here.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
@@ -13,6 +13,7 @@ use wakeone_kernel::stop;
 
 use crate::app::App;
 use crate::blocking::LINGER;
+use crate::sending::send_unsent;
 use crate::session::{Next, Session};
 use crate::store::{Deferred, Driver};
 
@@ -220,16 +221,14 @@ impl Connection {
                     return Ok(Interest::Closed);
                 }
                 Next::Reply => return Ok(Interest::Store),
-                Next::Write => match self.stream.write(self.session.unsent()) {
+                Next::Write => match send_unsent(&self.stream, &self.session) {
                     Ok(count) => {
                         self.session.sent(count);
                         self.deadline = Instant::now() + app.header_timeout;
                     }
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        return Ok(Interest::Write);
-                    }
-                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
+                    Err(Errno::AGAIN) => return Ok(Interest::Write),
+                    Err(Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
                 },
                 Next::Read if !may_read => return Ok(Interest::Read),
                 Next::Read => match self.stream.read(buffer) {

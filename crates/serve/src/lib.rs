@@ -16,6 +16,7 @@ mod master;
 pub mod models;
 pub mod options;
 pub mod reactor;
+pub mod sending;
 pub mod session;
 pub mod store;
 mod threads;
@@ -26,6 +27,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use wakeone_kernel::stop;
 
 pub use crate::files::Root;
@@ -140,6 +142,7 @@ pub fn serve(options: &Options) -> Result<(), Error> {
         models::io_uring::probe().map_err(|source| Error::Ring { source })?;
     }
     stop::install().map_err(Error::Signals)?;
+    raise_descriptor_limit();
     let listeners = listeners(options)?;
     let ready = ready_line(options, &listeners);
     let lock = Lock::new(options.accept_lock.unwrap_or(AcceptLock::None))?;
@@ -162,6 +165,18 @@ pub fn serve(options: &Options) -> Result<(), Error> {
         }
         _ => serve_forked(options, listeners, lock, &ready),
     }
+}
+
+/// Allows as many open files as may be allowed: the usual soft limit of 1,024 is there for programs that call
+/// select(2), and an event loop has a descriptor for each client.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    // Refused, it serves as many as it may.
+    let _ = setrlimit(Resource::Nofile, raised);
 }
 
 /// Serves with a process for each worker.

@@ -88,6 +88,11 @@ impl Session {
         &self.output[self.sent..]
     }
 
+    /// Whether the connection is closed once [`Self::unsent`] is sent: nothing follows it.
+    pub fn is_last(&self) -> bool {
+        self.closing && self.file.is_none() && self.asked.is_none()
+    }
+
     /// The first `count` bytes of [`Self::unsent`] are sent.
     pub fn sent(&mut self, count: usize) {
         self.sent += count;

@@ -1,9 +1,11 @@
 //! A folder an experiment: what was published, how it is measured here, how it is judged.
 
 mod accept_lock;
+mod architectures;
 mod cost;
 mod cycle;
 mod herd;
+mod nginx;
 mod restart;
 mod spread;
 mod stuck;
@@ -21,8 +23,10 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &spread::Spread,
         &tills::Tills,
         &cycle::Cycle,
+        &architectures::Architectures,
         &stuck::Stuck,
         &restart::Restart,
+        &nginx::Nginx,
         &cost::Cost,
     ]
 }

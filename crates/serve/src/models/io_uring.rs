@@ -249,7 +249,8 @@ impl Loop<'_> {
                 Next::Reply => Doing::Asking,
                 Next::Write => {
                     let bytes = connection.session.unsent().to_vec();
-                    self.ring.send(socket, token, bytes);
+                    let more = connection.session.is_last();
+                    self.ring.send(socket, token, bytes, more);
                     Doing::Sending
                 }
                 Next::Read => {

@@ -88,9 +88,16 @@ fn join(threads: &mut Threads, number: u64) {
 }
 
 /// Waits for the threads; those that wait for an idle client are interrupted, so that they see
-/// the stop.
+/// the stop. First those that have ended are taken out: with thousands of them, interrupting all
+/// again for each that is joined would take seconds.
 fn finish(mut threads: Threads, ends: &Receiver<u64>) {
-    while !threads.is_empty() {
+    loop {
+        while let Ok(number) = ends.try_recv() {
+            join(&mut threads, number);
+        }
+        if threads.is_empty() {
+            return;
+        }
         threads.values().for_each(interrupt);
         if let Ok(number) = ends.recv_timeout(Duration::from_millis(stop::REPEAT_MS.into())) {
             join(&mut threads, number);

@@ -188,8 +188,7 @@ fn cpu_time() -> std::io::Result<(Duration, Duration)> {
 
 /// The counters of this thread's network namespace that tell why.
 fn counters() -> BTreeMap<String, u64> {
-    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap_or_default();
-    let all = parse_netstat(&text);
+    let all = crate::netstat::counters();
     [
         ("ListenOverflows", "listen_overflows"),
         ("ListenDrops", "listen_drops"),
@@ -198,21 +197,6 @@ fn counters() -> BTreeMap<String, u64> {
     .into_iter()
     .filter_map(|(kernel, ours)| Some((ours.to_owned(), *all.get(kernel)?)))
     .collect()
-}
-
-/// Pairs of lines: names, then values.
-fn parse_netstat(text: &str) -> BTreeMap<&str, u64> {
-    let lines: Vec<&str> = text.lines().collect();
-    let pairs = lines.chunks(2).filter(|pair| pair.len() == 2);
-    pairs
-        .flat_map(|pair| {
-            pair[0]
-                .split_whitespace()
-                .zip(pair[1].split_whitespace())
-                .skip(1)
-        })
-        .filter_map(|(name, value)| Some((name, value.parse().ok()?)))
-        .collect()
 }
 
 #[cfg(test)]
@@ -228,13 +212,5 @@ mod tests {
         }
         let after = cpu_time().unwrap();
         assert!(after.0 + after.1 > before.0 + before.1);
-    }
-
-    #[test]
-    fn names_and_values_of_netstat() {
-        let found = parse_netstat(
-            "TcpExt: SyncookiesSent ListenOverflows\nTcpExt: 3 17\nIpExt: InNoRoutes\nIpExt: 4\n",
-        );
-        assert_eq!((found["ListenOverflows"], found["InNoRoutes"]), (17, 4));
     }
 }

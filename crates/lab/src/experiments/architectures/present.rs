@@ -1,0 +1,342 @@
+//! The source's table and ours, one above the other, and what of its findings is still seen.
+
+use wakeone_serve::Model;
+
+use super::setup::{KINDS, Kind, LATER, PUBLISHED};
+use super::{CARD, curve};
+use crate::present::{Block, Chart, Kind as ChartKind, Row, Style, Table, number};
+use crate::published::Published;
+use crate::result::Outcome;
+
+/// A rate varies widely when its deviation within the measured time is more than this share of it.
+const WIDE: f64 = 0.5;
+const METRIC: &str = "throughput_per_s";
+
+/// Something that the source's table says: the ratio of two of its cells.
+pub struct Claim {
+    /// How code refers to it.
+    pub name: &'static str,
+    /// What it says, for a reader.
+    says: &'static str,
+    /// The ratio that says so, and its limit.
+    ratio: &'static str,
+    /// The cell above the line and the one below it.
+    cells: [(Model, usize); 2],
+    /// Whether a ratio of this size still says so.
+    holds: fn(f64) -> bool,
+}
+
+/// What the source found, in the order in which it tells it.
+pub const CLAIMS: [Claim; 7] = [
+    Claim {
+        name: "iterative",
+        says: "One process that serves one client after the other is far behind.",
+        ratio: "iterative / preforked, 200 clients: < 0.5",
+        cells: [(Model::Iterative, 200), (Model::Preforked, 200)],
+        holds: |ratio| ratio < 0.5,
+    },
+    Claim {
+        name: "forking",
+        says: "A process for each connection is far behind processes made beforehand.",
+        ratio: "preforked / forking, 1,000 clients: > 2",
+        cells: [(Model::Preforked, 1000), (Model::Forking, 1000)],
+        holds: |ratio| ratio > 2.0,
+    },
+    Claim {
+        name: "threaded",
+        says: "A thread for each connection is behind processes made beforehand.",
+        ratio: "threaded / preforked, 1,000 clients: < 0.9",
+        cells: [(Model::Threaded, 1000), (Model::Preforked, 1000)],
+        holds: |ratio| ratio < 0.9,
+    },
+    Claim {
+        name: "prethreaded",
+        says: "With many clients, threads made beforehand are ahead of such processes.",
+        ratio: "prethreaded / preforked, 5,000 clients: > 1.1",
+        cells: [(Model::Prethreaded, 5000), (Model::Preforked, 5000)],
+        holds: |ratio| ratio > 1.1,
+    },
+    Claim {
+        name: "prethreaded-flat",
+        says: "Threads made beforehand do not mind many clients.",
+        ratio: "prethreaded, 5,000 / 20 clients: > 0.8",
+        cells: [(Model::Prethreaded, 5000), (Model::Prethreaded, 20)],
+        holds: |ratio| ratio > 0.8,
+    },
+    Claim {
+        name: "poll-falls",
+        says: "poll falls with the number of clients.",
+        ratio: "poll, 1,000 / 20 clients: < 0.8",
+        cells: [(Model::Poll, 1000), (Model::Poll, 20)],
+        holds: |ratio| ratio < 0.8,
+    },
+    Claim {
+        name: "epoll-flat",
+        says: "epoll does not mind many clients.",
+        ratio: "epoll, 5,000 / 20 clients: > 0.8",
+        cells: [(Model::Epoll, 5000), (Model::Epoll, 20)],
+        holds: |ratio| ratio > 0.8,
+    },
+];
+
+impl Claim {
+    fn ratio(&self, value: impl Fn(Model, usize) -> Option<f64>) -> Option<f64> {
+        let [(a, x), (b, y)] = self.cells;
+        Some(value(a, x)? / value(b, y)?)
+    }
+
+    /// The source's ratio.
+    pub fn published(&self) -> Option<f64> {
+        let published = Published::parse(CARD.published);
+        self.ratio(|model, clients| at(&published.curve(model.name(), METRIC), clients))
+    }
+
+    /// Ours.
+    pub fn measured(&self, outcome: &Outcome, kind: Kind) -> Option<f64> {
+        self.ratio(|model, clients| at(&curve(outcome, kind, model), clients))
+    }
+}
+
+fn at(curve: &[(f64, f64)], clients: usize) -> Option<f64> {
+    curve.iter().find(|p| p.0 == clients as f64).map(|p| p.1)
+}
+
+/// Everything, in reading order.
+pub fn present(outcome: &Outcome) -> Vec<Block> {
+    let kinds: Vec<Kind> = KINDS
+        .into_iter()
+        .filter(|kind| !clients(outcome, *kind).is_empty())
+        .collect();
+    let mut blocks = vec![Block::Heading("What it means".into())];
+    blocks.extend(meaning(outcome, &kinds).map(Block::Paragraph));
+    blocks.push(Block::Paragraph(conditions(outcome)));
+    blocks.push(Block::Table(claims(outcome, &kinds)));
+    blocks.push(Block::Chart(published_chart()));
+    for kind in kinds {
+        blocks.push(Block::Heading(match kind {
+            Kind::Embedded => "The guest book in files of the server".into(),
+            Kind::Redis => "The guest book in Redis, as the source had it".into(),
+        }));
+        blocks.push(Block::Chart(chart(
+            outcome,
+            kind,
+            &PUBLISHED,
+            "The source's architectures, here",
+        )));
+        blocks.push(Block::Table(table(outcome, kind, &PUBLISHED)));
+        let measured = |model: &Model| !curve(outcome, kind, *model).is_empty();
+        if !LATER.iter().any(measured) {
+            continue;
+        }
+        let mut later = vec![Model::Prethreaded, Model::Epoll];
+        later.extend(LATER);
+        blocks.push(Block::Chart(chart(
+            outcome,
+            kind,
+            &later,
+            "What came after, beside the source's best two",
+        )));
+        blocks.push(Block::Table(table(outcome, kind, &LATER)));
+    }
+    blocks.extend(left_out(outcome).map(Block::Paragraph));
+    blocks
+}
+
+/// The numbers of clients at which anything was measured, rising.
+fn clients(outcome: &Outcome, kind: Kind) -> Vec<usize> {
+    let mut all: Vec<usize> = super::cells(outcome)
+        .into_iter()
+        .filter(|c| c.kind == kind)
+        .map(|c| c.clients)
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// What of the source's findings is still seen, and who is ahead today.
+fn meaning(outcome: &Outcome, kinds: &[Kind]) -> Option<String> {
+    let kind = *kinds.first()?;
+    let checked: Vec<(&Claim, bool)> = CLAIMS
+        .iter()
+        .filter_map(|claim| Some((claim, (claim.holds)(claim.measured(outcome, kind)?))))
+        .collect();
+    let gone: Vec<&str> = checked.iter().filter(|c| !c.1).map(|c| c.0.says).collect();
+    let most = *clients(outcome, kind).last()?;
+    let mut rates: Vec<(Model, f64)> = Model::ALL
+        .into_iter()
+        .filter_map(|model| Some((model, at(&curve(outcome, kind, model), most)?)))
+        .collect();
+    rates.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let (first, last) = (rates.first()?, rates.last()?);
+    let seen = match (checked.len(), gone.len()) {
+        (0, _) => String::new(),
+        (all, 0) => format!("All {all} findings of the source that were checked are seen here. "),
+        (all, n) => format!(
+            "Of {all} findings of the source, {} seen here. Not seen here, with the guest book in {}: “{}” ",
+            match all - n {
+                1 => "1 is".to_owned(),
+                still => format!("{still} are"),
+            },
+            kind.name(),
+            gone.join("” “"),
+        ),
+    };
+    Some(format!(
+        "{seen}With {} clients, {} is ahead with {} requests/s and {} last with {}.",
+        number(most as f64),
+        first.0.name(),
+        number(first.1),
+        last.0.name(),
+        number(last.1),
+    ))
+}
+
+/// Why the figures are not to be compared one to one.
+fn conditions(outcome: &Outcome) -> String {
+    let cpus = outcome.environment.cpus;
+    format!(
+        "The source drove its servers over a real network with ab, and each page waited for Redis: an iterative server, which answers 7 requests/s there, mostly waits, and gains most from company. Here there is no network; client, server and Redis share {cpus} CPUs, so an architecture that needs more CPU time also slows the client that measures it, and one that waits for nothing gains nothing from more workers. Compare shapes, not heights."
+    )
+}
+
+fn claims(outcome: &Outcome, kinds: &[Kind]) -> Table {
+    let mut head = vec![String::new(), "published".into()];
+    for kind in kinds {
+        head.extend([format!("here, {}", kind.name()), "still seen".into()]);
+    }
+    let cell = |ratio: Option<f64>| ratio.map_or_else(|| "–".into(), number);
+    let row = |claim: &Claim| {
+        let mut cells = vec![claim.ratio.into(), cell(claim.published())];
+        for kind in kinds {
+            let ratio = claim.measured(outcome, *kind);
+            cells.push(cell(ratio));
+            cells.push(match ratio {
+                Some(ratio) if (claim.holds)(ratio) => "yes".into(),
+                Some(_) => "no".into(),
+                None => "–".into(),
+            });
+        }
+        Row::ours(cells)
+    };
+    Table {
+        caption: "What the source's table says, as ratios of its cells, and the same ratios here."
+            .into(),
+        head,
+        rows: CLAIMS.iter().map(row).collect(),
+    }
+}
+
+/// Every cell of these architectures: the source's, where it has them, and ours.
+fn table(outcome: &Outcome, kind: Kind, models: &[Model]) -> Table {
+    let published = Published::parse(CARD.published);
+    let mut head = vec!["clients".to_owned()];
+    head.extend(models.iter().map(|model| model.name().to_owned()));
+    let mut rows = Vec::new();
+    for clients in clients(outcome, kind) {
+        let theirs = |model: &Model| {
+            let figure = published
+                .0
+                .iter()
+                .find(|f| f.series == model.name() && f.x == Some(clients as f64));
+            figure.map_or_else(String::new, |f| {
+                f.value.map_or_else(|| "wide".into(), number)
+            })
+        };
+        let mut cells = vec![format!("(published) {}", number(clients as f64))];
+        cells.extend(models.iter().map(theirs));
+        if cells.iter().skip(1).any(|cell| !cell.is_empty()) {
+            rows.push(Row::published(cells));
+        }
+        let ours = |model: &Model| {
+            let cell = super::Cell {
+                kind,
+                clients,
+                model: *model,
+            };
+            let of = |metric: &str| outcome.median(&cell.name(), metric);
+            of(METRIC).map_or_else(String::new, |rate| {
+                let wide = of("rate_variation").is_some_and(|v| v > WIDE);
+                format!("{}{}", number(rate), if wide { " wide" } else { "" })
+            })
+        };
+        let mut cells = vec![number(clients as f64)];
+        cells.extend(models.iter().map(ours));
+        rows.push(Row::ours(cells));
+    }
+    Table {
+        caption: format!(
+            "Requests/s, guest book in {}. “wide”: the source's “wide variations”; ours, where the rate deviates by more than half of itself within the measured time.",
+            kind.name()
+        ),
+        head,
+        rows,
+    }
+}
+
+fn colour(model: Model, among: &[Model]) -> usize {
+    among.iter().position(|m| *m == model).unwrap_or(0)
+}
+
+fn published_chart() -> Chart {
+    let published = Published::parse(CARD.published);
+    let series = PUBLISHED.map(|model| {
+        (
+            Style::published(model.name(), colour(model, &PUBLISHED)),
+            published.curve(model.name(), METRIC),
+        )
+    });
+    lines(
+        "Published: requests/s over the number of clients.",
+        series.into(),
+    )
+}
+
+fn chart(outcome: &Outcome, kind: Kind, models: &[Model], title: &str) -> Chart {
+    let series = models.iter().map(|model| {
+        (
+            Style::ours(model.name(), colour(*model, models)),
+            curve(outcome, kind, *model),
+        )
+    });
+    lines(
+        &format!("{title}: requests/s over the number of clients."),
+        series.filter(|(_, curve)| !curve.is_empty()).collect(),
+    )
+}
+
+fn lines(title: &str, series: Vec<(Style, Vec<(f64, f64)>)>) -> Chart {
+    Chart {
+        title: title.into(),
+        note: "Higher is better; both axes are logarithmic.".into(),
+        kind: ChartKind::Lines {
+            x: "simultaneous clients".into(),
+            y: "requests/s".into(),
+            log: true,
+            series,
+        },
+    }
+}
+
+/// What could not be measured, and why.
+fn left_out(outcome: &Outcome) -> Option<String> {
+    let all = outcome.parameters.get("left_out")?.as_object()?;
+    let said: Vec<String> = all
+        .iter()
+        .map(|(what, why)| format!("{what} ({})", why.as_str().unwrap_or_default()))
+        .collect();
+    (!said.is_empty()).then(|| format!("Not measured: {}.", said.join("; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_source_says_all_that_it_is_said_to() {
+        for claim in &CLAIMS {
+            let ratio = claim.published().expect(claim.name);
+            assert!((claim.holds)(ratio), "{}: {ratio}", claim.name);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! nginx and ours, serving the same directory with the same number of workers.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::Error;
+use crate::process::{cpu_ns, leaves, program};
+use crate::scratch::Scratch;
+use crate::server::{Server, free_address};
+use crate::{probe, ways};
+
+/// The file that all of them serve.
+pub const FILE: &str = "page.html";
+/// Its size.
+pub const FILE_BYTES: usize = 1024;
+/// How long a server may take to start.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// nginx as it is: its workers share a listener in their epoll instances.
+    Nginx,
+    /// nginx with a listener for each worker.
+    NginxReuseport,
+    /// Ours; its workers share a listener likewise.
+    EpollPrefork,
+    /// Ours, with a listener for each worker, and the program that chooses.
+    Dispatched,
+}
+
+/// All of them.
+pub const ALL: [Kind; 4] = [
+    Kind::Nginx,
+    Kind::NginxReuseport,
+    Kind::EpollPrefork,
+    Kind::Dispatched,
+];
+/// Ours.
+pub const OURS: [Kind; 2] = [Kind::EpollPrefork, Kind::Dispatched];
+/// Those that ours are compared with.
+pub const THEIRS: [Kind; 2] = [Kind::Nginx, Kind::NginxReuseport];
+
+impl Kind {
+    /// Last part of the variants' names.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Nginx => "nginx",
+            Kind::NginxReuseport => "nginx-reuseport",
+            Kind::EpollPrefork => "epoll-prefork",
+            Kind::Dispatched => "dispatched",
+        }
+    }
+
+    /// Why it cannot be measured here.
+    pub fn lacks(self) -> Option<String> {
+        match self {
+            Kind::Nginx | Kind::NginxReuseport => program("nginx")
+                .is_none()
+                .then(|| "nginx is not installed".into()),
+            Kind::EpollPrefork => None,
+            Kind::Dispatched => {
+                let missing = wakeone_kernel::capability::missing();
+                (!missing.is_empty()).then(|| format!("it needs {}", missing.join(", ")))
+            }
+        }
+    }
+}
+
+/// A running server and the directory that it serves. Dropping it ends it and removes the directory.
+pub struct Running {
+    server: Server,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Dropped after the server that uses it.
+    _scratch: Scratch,
+}
+
+impl Running {
+    /// Starts a server, and sees that it answers with the file.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn start(kind: Kind, workers: usize) -> Result<Self, Error> {
+        let scratch = Scratch::new("static")?;
+        let content = page();
+        scratch.write(FILE, &content)?;
+        let address = free_address()?;
+        let server = match kind {
+            Kind::Nginx => nginx(&scratch, address, workers, "")?,
+            Kind::NginxReuseport => nginx(&scratch, address, workers, " reuseport")?,
+            Kind::EpollPrefork => {
+                ours("epoll-prefork", "listening on", &scratch, address, workers)?
+            }
+            Kind::Dispatched => ours("dispatched", "ready:", &scratch, address, workers)?,
+        };
+        let running = Self {
+            server,
+            address,
+            _scratch: scratch,
+        };
+        let answer = probe::body(address, &format!("/{FILE}"))?;
+        if answer != content {
+            return Err(Error::Server(format!(
+                "{} answers with {} bytes that are not the file; nothing can be compared",
+                kind.name(),
+                answer.len()
+            )));
+        }
+        Ok(running)
+    }
+
+    /// CPU time of all its processes so far, in ns.
+    pub fn cpu_ns(&self) -> u64 {
+        let root = self.server.pid();
+        let below = leaves(root).into_iter().filter(|pid| *pid != root);
+        cpu_ns(root) + below.map(cpu_ns).sum::<u64>()
+    }
+
+    /// Stops it in order.
+    ///
+    /// # Errors
+    /// When it does not end well.
+    pub fn stop(self) -> Result<(), Error> {
+        self.server.stop()
+    }
+}
+
+/// Text of the wanted length.
+fn page() -> String {
+    let line = "<p>A small static page, always the same.</p>\n";
+    line.chars().cycle().take(FILE_BYTES).collect()
+}
+
+fn ours(
+    model: &str,
+    ready: &str,
+    scratch: &Scratch,
+    address: SocketAddr,
+    workers: usize,
+) -> Result<Server, Error> {
+    let executable = std::env::current_exe()
+        .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))?;
+    let mut command = Command::new(executable);
+    command
+        .args(["serve", "--model", model, "--backlog", ways::BACKLOG, "-w"])
+        .arg(workers.to_string())
+        .arg("-l")
+        .arg(address.to_string())
+        .arg("--files")
+        .arg(scratch.path());
+    Server::start(&format!("the {model} server"), &mut command, ready)
+}
+
+fn nginx(
+    scratch: &Scratch,
+    address: SocketAddr,
+    workers: usize,
+    listen: &str,
+) -> Result<Server, Error> {
+    let program =
+        program("nginx").ok_or_else(|| Error::Missing("nginx is not installed".into()))?;
+    let path = scratch.write(
+        "nginx.conf",
+        configuration(scratch.path(), address, workers, listen),
+    )?;
+    let mut command = Command::new(program);
+    command
+        .arg("-p")
+        .arg(scratch.path())
+        .arg("-c")
+        .arg(path)
+        .args(["-e", "stderr"]);
+    let mut server = Server::start("nginx", &mut command, "")?;
+    // At the level `notice` the master says when it starts its workers.
+    server.wait_said("start worker process ", workers, PATIENCE)?;
+    let deadline = Instant::now() + PATIENCE;
+    while leaves(server.pid()).len() < workers && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(server)
+}
+
+/// nginx as its packages ship it, without a log of accesses (ours writes none either) and without an end to a connection
+/// after a thousand requests.
+fn configuration(directory: &Path, address: SocketAddr, workers: usize, listen: &str) -> String {
+    let directory = directory.display();
+    let backlog = ways::BACKLOG;
+    format!(
+        "daemon off;
+worker_processes {workers};
+pid {directory}/pid;
+error_log stderr notice;
+events {{ worker_connections 8192; }}
+http {{
+  access_log off;
+  sendfile on;
+  tcp_nopush on;
+  keepalive_requests 1000000000;
+  types {{ text/html html; }}
+  client_body_temp_path {directory}/b; proxy_temp_path {directory}/p; fastcgi_temp_path {directory}/f;
+  uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s;
+  server {{ listen {address}{listen} backlog={backlog}; root {directory}; }}
+}}
+"
+    )
+}
