@@ -53,6 +53,12 @@ impl Nginx {
         eventually("nginx listens", || TcpStream::connect(address()).is_ok());
         let nginx = Self { folder, master };
         nginx.settled(workers);
+        // The connections of the questions above are closed as well.
+        eventually("nothing is open", || {
+            use wakeone_kernel::diag::{Which, sockets};
+            let open = sockets(wakeone_model::listener::Protocol::Tcp, Which::Open, PORT);
+            open.expect("sock_diag").is_empty()
+        });
         Some(nginx)
     }
 

@@ -67,6 +67,7 @@ fn groups(paths: &Paths, name: &str) -> Vec<String> {
 
 fn sentence(report: &Report) -> String {
     let workers = match report.serving_pids.as_slice() {
+        [] if report.attached => "the kernel's hash chooses again".to_owned(),
         [] => "no worker is left".to_owned(),
         pids => {
             let pids: Vec<String> = pids.iter().map(u32::to_string).collect();

@@ -45,7 +45,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.json {
         print(&format!("{}\n", serde_json::to_string_pretty(&status)?))?;
     } else if status.groups.is_empty() {
-        print("nothing is steered; start a server with `wakeone run`\n")?;
+        print(
+            "nothing is steered; start a server with `wakeone run`, or steer one that runs with `wakeone attach`\n",
+        )?;
     } else {
         let texts: Vec<String> = status.groups.iter().map(text).collect();
         print(&texts.join("\n"))?;
@@ -83,6 +85,11 @@ fn headline(group: &Group) -> String {
         group.listen.join(", "),
         policy,
         match group.supervisor_pid {
+            Some(pid) if group.attached => format!("attached, agent {pid}"),
+            None if group.attached => {
+                "attached, no agent: `wakeone attach` takes over, `wakeone detach` takes away"
+                    .to_owned()
+            }
             Some(pid) => format!("supervisor {pid}"),
             None => {
                 "no supervisor: `wakeone run` takes over, `wakeone detach` takes away".to_owned()
@@ -92,7 +99,7 @@ fn headline(group: &Group) -> String {
     if group.closing {
         words.push("closing".to_owned());
     }
-    if group.steered && !group.agent {
+    if group.steered && !group.agent && !(group.attached && group.supervisor_pid.is_none()) {
         words.push("no agent, so no rescue".to_owned());
     }
     if group.steered && !group.counting {

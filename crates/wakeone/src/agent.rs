@@ -100,9 +100,15 @@ impl Agent {
         }
     }
 
-    /// Does something to the dispatcher between two looks.
+    /// Does something to the dispatcher between two looks. It may have more slots afterwards.
     pub fn tell<R>(&self, act: impl FnOnce(&mut Dispatcher) -> R) -> Option<R> {
-        lock(&self.core).dispatcher.as_mut().map(act)
+        let mut core = lock(&self.core);
+        let dispatcher = core.dispatcher.as_mut()?;
+        let told = act(dispatcher);
+        let slots = dispatcher.slots();
+        core.memory.resize_with(slots, Memory::default);
+        core.patience.resize(slots, None);
+        Some(told)
     }
 
     fn stop(&mut self) {
@@ -188,9 +194,6 @@ impl Core {
             .table()
             .heartbeat_ns()
             .store(schedule::coarse_ns(), Relaxed);
-        // Listeners of others come and go.
-        self.memory.resize_with(dispatcher.slots(), Memory::default);
-        self.patience.resize(dispatcher.slots(), None);
         let looks: Vec<Look> = (0..dispatcher.slots())
             .map(|slot| observe(dispatcher, slot))
             .collect();

@@ -28,6 +28,8 @@ pub struct Report {
     pub cgroups: Vec<PathBuf>,
     /// Workers that go on serving, by the kernel's own choice.
     pub serving_pids: Vec<u32>,
+    /// It was another's server, and its agent ended.
+    pub attached: bool,
 }
 
 /// Why a group was left as it is.
@@ -73,9 +75,12 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
             known,
         });
     }
+    // An agent that ends takes its state away.
+    let before = state::load(&paths.runtime, name).ok().flatten();
     let dir = take(paths, name)?;
     let mut report = Report {
         name: name.to_owned(),
+        attached: before.is_some_and(|state| state.attached),
         ..Report::default()
     };
     if let Ok(Some(state)) = dir.load() {

@@ -37,6 +37,8 @@ pub struct Group {
     pub policy: Option<Policy>,
     /// The supervisor's pid, if it lives.
     pub supervisor_pid: Option<u32>,
+    /// A server that was there before and is steered from outside; `supervisor_pid` is the agent's then.
+    pub attached: bool,
     /// Whether an agent looks after it: moves queues, keeps the queue lengths fresh.
     pub agent: bool,
     /// Whether connections are counted.
@@ -160,6 +162,7 @@ fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Group 
         supervisor_pid: state
             .filter(|state| state.boot == state::boot_id() && state.supervisor.lives())
             .map(|state| state.supervisor.pid),
+        attached: state.is_some_and(|state| state.attached),
         agent: table.is_some_and(agent_lives),
         counting: pinned.is_some_and(Pinned::counting),
         closing: table.is_some_and(|table| table.flags().load(Relaxed) & CLOSING != 0),
