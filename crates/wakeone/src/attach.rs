@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use wakeone_kernel::capability::Capability;
 use wakeone_kernel::{capability, cgroup, diag, process, recount};
 use wakeone_model::accept::Shape;
 use wakeone_model::advice;
@@ -225,15 +226,16 @@ fn members(watcher: &Watcher) -> Result<Vec<Member>, Error> {
         .collect())
 }
 
+/// Slot, lender and worker of each socket, by its cookie.
+type Seats = BTreeMap<u64, (usize, Lent, u32)>;
+
 /// A steered server of others.
 pub struct Attached {
     address: SocketAddr,
     name: String,
-    paths: Paths,
     agent: Agent,
     watcher: Watcher,
-    /// Slot, lender and worker of each socket, by its cookie.
-    seats: BTreeMap<u64, (usize, Lent, u32)>,
+    seats: Seats,
     dir: GroupDir,
     /// Connections counted in at the start, and open ones that could not be.
     pub recounted: recount::Recounted,
@@ -259,26 +261,12 @@ impl Attached {
     pub fn start(prospect: Prospect, wish: &Wish, paths: &Paths) -> Result<Self, Error> {
         let address = prospect.watcher.listener().address;
         let dir = GroupDir::take(&paths.runtime, &prospect.name)?;
-        let left = dir.load()?.is_some_and(|state| state.attached);
-        if !left {
-            refuse_foreign(address, &prospect.members)?;
-        }
-        // Listeners were made anywhere: only the root sees all of their connections.
-        let root = cgroup::mount_point().ok();
-        let plan = Plan {
-            name: &prospect.name,
-            paths,
-            policy: wish.policy,
-            weights: &[],
-            cgroup: root.as_deref(),
-            backlog: 0,
-            adopt: left,
-            read_queues: true,
-        };
-        let lent = prospect.members.iter().map(|m| (m.cookie, m.lent));
-        let dispatcher = Dispatcher::start_beside(&plan, lent.collect())?;
+        let kept = dir.load()?.is_some_and(|state| state.attached);
+        let (dispatcher, recounted) =
+            capability::with(&FOR_ATTACHING, || load(&prospect, wish, paths, kept))?;
+        // Before the agent's thread starts: it has what we have now.
+        drop_capabilities();
         let seats = seats(&dispatcher, &prospect.members);
-        let counting = dispatcher.counting();
         let duties = Duties {
             rescue: wish.rescue,
             stuck_after: wish.stuck_after,
@@ -287,63 +275,20 @@ impl Attached {
         let mut attached = Self {
             address,
             name: prospect.name,
-            paths: paths.clone(),
             agent,
             watcher: prospect.watcher,
             seats,
             dir,
-            recounted: recount::Recounted::default(),
+            recounted,
         };
         attached.publish_workers();
         attached.store()?;
-        if counting {
-            attached.recount();
-        }
         Ok(attached)
     }
 
     /// The group's name.
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// Counts in what was open before. Connections accepted while their holders were looked up are found next time.
-    fn recount(&mut self) {
-        let pins = self.paths.group_pins(&self.name);
-        for attempt in 0..RECOUNTS {
-            match recount::recount(&pins, self.address.port(), self.held()) {
-                Ok(done) => {
-                    self.recounted.counted += done.counted;
-                    self.recounted.homeless = done.homeless;
-                    if done.homeless == 0 {
-                        return;
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(
-                        event = "degraded",
-                        "connections open before are not counted: {error}"
-                    );
-                    return;
-                }
-            }
-            std::thread::sleep(Duration::from_millis(5 << attempt));
-        }
-    }
-
-    /// Whose worker holds which connection. Threads of one process cannot be told apart: each gets as many.
-    fn held(&self) -> Vec<(u64, usize)> {
-        let mut slots: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (slot, _, worker) in self.seats.values() {
-            slots.entry(*worker).or_default().push(*slot);
-        }
-        let mut held = Vec::new();
-        for (pid, slots) in slots {
-            let sockets = process::sockets_of(pid).unwrap_or_default();
-            let sockets: HashSet<u64> = sockets.into_iter().map(|(_, inode)| inode).collect();
-            held.extend(sockets.into_iter().zip(slots.into_iter().cycle()));
-        }
-        held
     }
 
     fn publish_workers(&mut self) {
@@ -485,7 +430,105 @@ impl Attached {
     }
 }
 
-fn seats(dispatcher: &Dispatcher, members: &[Member]) -> BTreeMap<u64, (usize, Lent, u32)> {
+/// Loads the program, or finds the one that an agent before us left, attaches it, and counts in what is open.
+fn load(
+    prospect: &Prospect,
+    wish: &Wish,
+    paths: &Paths,
+    kept: bool,
+) -> Result<(Dispatcher, recount::Recounted), Error> {
+    if !kept {
+        refuse_foreign(prospect.address(), &prospect.members)?;
+    }
+    // Listeners were made anywhere: only the root sees all of their connections.
+    let root = cgroup::mount_point().ok();
+    let plan = Plan {
+        name: &prospect.name,
+        paths,
+        policy: wish.policy,
+        weights: &[],
+        cgroup: root.as_deref(),
+        backlog: 0,
+        adopt: kept,
+        read_queues: true,
+    };
+    let lent = prospect.members.iter().map(|m| (m.cookie, m.lent));
+    let dispatcher = Dispatcher::start_beside(&plan, lent.collect())?;
+    let recounted = if dispatcher.counting() {
+        let seats = seats(&dispatcher, &prospect.members);
+        count_in(
+            &paths.group_pins(&prospect.name),
+            prospect.address(),
+            &seats,
+        )
+    } else {
+        recount::Recounted::default()
+    };
+    Ok((dispatcher, recounted))
+}
+
+/// Counts in what was open before. Connections accepted while their holders were looked up are found next time.
+fn count_in(pins: &std::path::Path, address: SocketAddr, seats: &Seats) -> recount::Recounted {
+    let mut sum = recount::Recounted::default();
+    for attempt in 0..RECOUNTS {
+        match recount::recount(pins, address.port(), held(seats)) {
+            Ok(done) => {
+                sum.counted += done.counted;
+                sum.homeless = done.homeless;
+                if done.homeless == 0 {
+                    break;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(
+                    event = "degraded",
+                    "connections open before are not counted: {error}"
+                );
+                break;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5 << attempt));
+    }
+    sum
+}
+
+/// Whose worker holds which connection. Threads of one process cannot be told apart: each gets as many.
+fn held(seats: &Seats) -> Vec<(u64, usize)> {
+    let mut slots: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    for (slot, _, worker) in seats.values() {
+        slots.entry(*worker).or_default().push(*slot);
+    }
+    let mut held = Vec::new();
+    for (pid, slots) in slots {
+        let sockets = process::sockets_of(pid).unwrap_or_default();
+        let sockets: HashSet<u64> = sockets.into_iter().map(|(_, inode)| inode).collect();
+        held.extend(sockets.into_iter().zip(slots.into_iter().cycle()));
+    }
+    held
+}
+
+/// What attaching takes. It stays within reach, without effect, for a server that comes back.
+const FOR_ATTACHING: [Capability; 5] = [
+    Capability::CAP_BPF,
+    Capability::CAP_PERFMON,
+    Capability::CAP_NET_ADMIN,
+    Capability::CAP_SYS_ADMIN,
+    Capability::CAP_DAC_OVERRIDE,
+];
+
+/// Keeps what looking at other users' servers and borrowing their listeners takes.
+fn drop_capabilities() {
+    let keep = [
+        Capability::CAP_SYS_PTRACE,
+        Capability::CAP_DAC_READ_SEARCH,
+        Capability::CAP_SYS_NICE,
+    ];
+    if let Err(error) = capability::keep_only(&keep, &FOR_ATTACHING) {
+        tracing::debug!("keeping all capabilities: {error}");
+    }
+}
+
+fn seats(dispatcher: &Dispatcher, members: &[Member]) -> Seats {
     members
         .iter()
         .filter_map(|m| {
