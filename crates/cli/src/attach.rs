@@ -1,15 +1,14 @@
 //! `wakeone attach`: steer a server that runs already.
 
-use std::collections::BTreeMap;
 use std::io::Read;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use wakeone::attach::{self, Attached, Presence, Prospect, Wish};
+use wakeone::attach::{self, Attached, Prospect, Wish};
+use wakeone::keeper::{Event, Keeper};
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
 use wakeone::steer::SteerEvent;
@@ -62,7 +61,7 @@ pub struct Args {
 /// How often to look what became of the server.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
 /// How often to look whether a server that went away is back.
-const RETURN_EVERY: Duration = Duration::from_millis(200);
+const RETURN_EVERY: Duration = Duration::from_millis(250);
 
 /// Attaches.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -85,17 +84,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         rescue: args.rescue,
         stuck_after: args.stuck_after,
     };
-    let mut groups = BTreeMap::new();
+    let mut keeper = Keeper::new(paths.clone());
     for prospect in prospects {
-        let address = prospect.address();
         let attached = Attached::start(prospect, &wish, &paths)?;
         print(&said(&attached, &args))?;
-        groups.insert(address, Some(attached));
+        keeper.keep(wish.clone(), attached);
     }
     if args.agent {
         fall_silent().context("attach: cannot let go of standard output")?;
     }
-    follow(groups, &wish, &paths, &stop)?;
+    follow(&mut keeper, &stop, &mut |_| Ok(()))?;
+    keeper.end();
     Ok(ExitCode::SUCCESS)
 }
 
@@ -204,70 +203,40 @@ fn fall_silent() -> std::io::Result<()> {
     Ok(rustix::stdio::dup2_stderr(&null)?)
 }
 
-/// Follows the groups until told to stop; those whose server went away are attached again when it is back.
-fn follow(
-    mut groups: BTreeMap<SocketAddr, Option<Attached>>,
-    wish: &Wish,
-    paths: &Paths,
+/// Follows the groups until told to stop; those whose server went away are attached again when it is back. `between` is
+/// called between two rounds.
+pub fn follow(
+    keeper: &mut Keeper,
     stop: &AtomicBool,
+    between: &mut dyn FnMut(&mut Keeper) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut looked = Instant::now();
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(FOLLOW_EVERY);
-        let look_for_gone = looked.elapsed() >= RETURN_EVERY;
-        for (address, group) in &mut groups {
-            *group = match group.take() {
-                Some(attached) => keep(attached),
-                None if look_for_gone => again(*address, wish, paths),
-                None => None,
-            };
-        }
-        if look_for_gone {
+        between(keeper)?;
+        keeper.follow().iter().for_each(log);
+        if looked.elapsed() >= RETURN_EVERY {
+            keeper.attach().iter().for_each(log);
             looked = Instant::now();
         }
     }
-    groups.into_values().flatten().for_each(Attached::end);
     Ok(())
 }
 
-fn keep(mut attached: Attached) -> Option<Attached> {
-    let presence = attached.follow();
-    for event in attached.events() {
-        tell(attached.name(), &event);
-    }
-    match presence {
-        Ok(Presence::Here) => Some(attached),
-        Ok(Presence::Gone) => {
+/// A line of the log.
+pub fn log(event: &Event) {
+    match event {
+        Event::Attached(name, counted) => {
             tracing::info!(
-                event = "gone",
-                "{}: its server closed all sockets",
-                attached.name()
+                event = "attached",
+                "{name} is steered; {counted} open connections counted in"
             );
-            attached.end();
-            None
         }
-        Err(error) => {
-            tracing::warn!("{}: {error}", attached.name());
-            Some(attached)
+        Event::Gone(name) => {
+            tracing::info!(event = "gone", "{name}: its server closed all sockets")
         }
-    }
-}
-
-fn again(address: SocketAddr, wish: &Wish, paths: &Paths) -> Option<Attached> {
-    let found = find(&Target::Address(address)).ok()?;
-    let found = found
-        .into_iter()
-        .find(|f| f.listener.protocol == Protocol::Tcp)?;
-    let attached = attach::examine(&found).and_then(|p| Attached::start(p, wish, paths));
-    match attached {
-        Ok(attached) => {
-            tracing::info!(event = "back", "{}: steered again", attached.name());
-            Some(attached)
-        }
-        Err(error) => {
-            tracing::debug!("{error}");
-            None
-        }
+        Event::Refused(why) => tracing::warn!(event = "refused", "{why}"),
+        Event::Steered(name, event) => tell(name, event),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The `wakeone` command: for each connection, wake one worker, the right one.
 
+mod agent;
 mod attach;
 mod detach;
 mod doctor;
@@ -33,6 +34,7 @@ enum Command {
     Status(status::Args),
     Policy(policy::Args),
     Attach(attach::Args),
+    Agent(agent::Args),
     Detach(detach::Args),
     Doctor(doctor::Args),
     Serve(serve::Args),
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Status(args) => status::run(args),
         Command::Policy(args) => policy::run(args),
         Command::Attach(args) => attach::run(args),
+        Command::Agent(args) => agent::run(args),
         Command::Detach(args) => detach::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Serve(args) => serve::run(args),

@@ -49,7 +49,7 @@ pub enum Error {
 }
 
 /// What the user wants.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
     /// How a worker is chosen.
     pub policy: Policy,
@@ -416,6 +416,16 @@ impl Attached {
                 None => false,
             },
         }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Chooses by another policy from now on.
+    pub fn set_policy(&self, policy: Policy) {
+        self.agent.tell(|dispatcher| dispatcher.set_policy(policy));
     }
 
     /// What happened since last asked.

@@ -5,6 +5,7 @@ pub mod attach;
 pub mod detach;
 pub mod dispatcher;
 pub mod group;
+pub mod keeper;
 pub mod paths;
 pub mod policy;
 pub mod seat;

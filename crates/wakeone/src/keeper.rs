@@ -1,0 +1,186 @@
+//! Keeps servers of others steered: attaches to each target that is there, follows it, and attaches again when it comes
+//! back. What `wakeone attach` leaves behind, and what `wakeone agent` is.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use wakeone_model::listener::Protocol;
+use wakeone_observe::{Found, Target, find};
+
+use crate::attach::{self, Attached, Presence, Wish};
+use crate::paths::Paths;
+use crate::steer::SteerEvent;
+
+/// A target, and how it is to be steered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// What to steer.
+    pub target: Target,
+    /// How.
+    pub wish: Wish,
+}
+
+/// Something worth a log line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A group is steered from now on; how many of its open connections were counted in.
+    Attached(String, u64),
+    /// Its server closed all of its sockets.
+    Gone(String),
+    /// It is not steered, for this reason; told once.
+    Refused(String),
+    /// What its agent saw.
+    Steered(String, SteerEvent),
+}
+
+/// The groups that are kept steered.
+pub struct Keeper {
+    paths: Paths,
+    wanted: Vec<Wanted>,
+    groups: BTreeMap<SocketAddr, (Wish, Attached)>,
+    /// Why a target was not steered when last tried.
+    refused: BTreeMap<String, String>,
+}
+
+impl Keeper {
+    /// Keeps nothing yet.
+    pub fn new(paths: Paths) -> Self {
+        Self {
+            paths,
+            wanted: Vec::new(),
+            groups: BTreeMap::new(),
+            refused: BTreeMap::new(),
+        }
+    }
+
+    /// Groups that are steered now.
+    pub fn groups(&self) -> impl Iterator<Item = &Attached> {
+        self.groups.values().map(|(_, attached)| attached)
+    }
+
+    /// Keeps one group steered that was just attached.
+    pub fn keep(&mut self, wish: Wish, attached: Attached) {
+        let target = Target::Address(attached.address());
+        self.wanted.push(Wanted {
+            target,
+            wish: wish.clone(),
+        });
+        self.groups.insert(attached.address(), (wish, attached));
+    }
+
+    /// Keeps these from now on, and no others. A change of policy alone takes effect without detaching.
+    pub fn want(&mut self, wanted: Vec<Wanted>) {
+        self.wanted = wanted;
+        self.refused.clear();
+        let there = self.there(&mut Vec::new());
+        let groups = std::mem::take(&mut self.groups);
+        for (address, (wish, attached)) in groups {
+            let new = there
+                .iter()
+                .find(|(found, _)| found.listener.address == address);
+            match new {
+                Some((_, new))
+                    if new.rescue == wish.rescue && new.stuck_after == wish.stuck_after =>
+                {
+                    attached.set_policy(new.policy);
+                    self.groups.insert(address, (new.clone(), attached));
+                }
+                _ => attached.end(),
+            }
+        }
+    }
+
+    /// The wanted listeners that are there now, each with how it is to be steered.
+    fn there(&mut self, events: &mut Vec<Event>) -> Vec<(Found, Wish)> {
+        let mut there: Vec<(Found, Wish)> = Vec::new();
+        for wanted in self.wanted.clone() {
+            match find(&wanted.target) {
+                Ok(found) => {
+                    self.refused.remove(&wanted.target.to_string());
+                    for found in found {
+                        let address = found.listener.address;
+                        let tcp = found.listener.protocol != Protocol::Udp;
+                        if tcp && !there.iter().any(|(f, _)| f.listener.address == address) {
+                            there.push((found, wanted.wish.clone()));
+                        }
+                    }
+                }
+                Err(error) => self.refuse(wanted.target.to_string(), error.to_string(), events),
+            }
+        }
+        there
+    }
+
+    fn refuse(&mut self, what: String, why: String, events: &mut Vec<Event>) {
+        if self.refused.get(&what) != Some(&why) {
+            events.push(Event::Refused(why.clone()));
+            self.refused.insert(what, why);
+        }
+    }
+
+    /// Attaches to what is there and not yet steered. Costs a walk over /proc: to be called once in a while.
+    pub fn attach(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        if self.groups.len() >= self.wanted.len()
+            && self
+                .wanted
+                .iter()
+                .all(|w| matches!(w.target, Target::Address(a) if self.groups.contains_key(&a)))
+        {
+            return events;
+        }
+        for (found, wish) in self.there(&mut events) {
+            let address = found.listener.address;
+            if self.groups.contains_key(&address) {
+                continue;
+            }
+            let attached = attach::examine(&found)
+                .and_then(|prospect| Attached::start(prospect, &wish, &self.paths));
+            match attached {
+                Ok(attached) => {
+                    self.refused.remove(&address.to_string());
+                    events.push(Event::Attached(
+                        attached.name().to_owned(),
+                        attached.recounted.counted,
+                    ));
+                    self.groups.insert(address, (wish, attached));
+                }
+                Err(error) => self.refuse(address.to_string(), error.to_string(), &mut events),
+            }
+        }
+        events
+    }
+
+    /// Looks what became of each group. To be called some twenty times a second.
+    pub fn follow(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        let groups = std::mem::take(&mut self.groups);
+        for (address, (wish, mut attached)) in groups {
+            let name = attached.name().to_owned();
+            let presence = attached.follow();
+            let seen = attached.events().into_iter();
+            events.extend(seen.map(|event| Event::Steered(name.clone(), event)));
+            match presence {
+                Ok(Presence::Gone) => {
+                    attached.end();
+                    events.push(Event::Gone(name));
+                }
+                Ok(Presence::Here) => {
+                    self.groups.insert(address, (wish, attached));
+                }
+                Err(error) => {
+                    self.refuse(address.to_string(), error.to_string(), &mut events);
+                    self.groups.insert(address, (wish, attached));
+                }
+            }
+        }
+        events
+    }
+
+    /// Detaches from all.
+    pub fn end(self) {
+        for (_, (_, attached)) in self.groups {
+            attached.end();
+        }
+    }
+}
