@@ -139,10 +139,11 @@ fn a_worker_drains_until_it_is_seen_to_accept() {
         notes.wait_for(&[Drain(0, false)]);
         a_while();
         let (first, second) = (notes.pid(0), notes.pid(1));
+        // The workers start side by side.
         let start = [
             Drain(0, true),
-            Up(0, first),
             Drain(1, true),
+            Up(0, first),
             Up(1, second),
             Drain(0, false),
         ];

@@ -5,7 +5,7 @@ use super::account::Account;
 use super::process::Process;
 use command_fds::{CommandFdExt, FdMapping};
 use serde::{Deserialize, Serialize};
-use std::io::{self, Read};
+use std::io::{self, PipeReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -67,15 +67,22 @@ pub enum SpawnError {
     Exec(String),
 }
 
-/// Starts a worker and returns when it runs its command.
+/// A worker on its way to its command. Dropped before it has arrived, it is killed.
+#[derive(Debug)]
+pub struct Starting {
+    process: Option<Process>,
+    reasons: PipeReader,
+}
+
+/// Starts a worker. Its way to its command is two execs long, in which many can be under way side by side.
 ///
 /// The worker leads a process group of its own, so that a ^C of the terminal reaches only the supervisor, which then
 /// drains first. Its standard input is empty.
 ///
 /// # Errors
-/// No process can be started, or it cannot become the command: the reason is a sentence.
-pub fn spawn(order: &Order, listeners: &[OwnedFd]) -> Result<Process, SpawnError> {
-    let (mut reasons, report) = io::pipe()?;
+/// No process can be started.
+pub fn begin(order: &Order, listeners: &[OwnedFd]) -> Result<Starting, SpawnError> {
+    let (reasons, report) = io::pipe()?;
     let mut mappings = Vec::with_capacity(listeners.len() + 1);
     for (child_fd, listener) in (FIRST_FD as i32..).zip(listeners) {
         mappings.push(FdMapping {
@@ -100,20 +107,37 @@ pub fn spawn(order: &Order, listeners: &[OwnedFd]) -> Result<Process, SpawnError
     command.fd_mappings(mappings).map_err(io::Error::other)?;
     let child = command.spawn()?;
     drop(command); // our copy of the report pipe's end
-    let process = Process::child(child)?;
+    Ok(Starting {
+        process: Some(Process::child(child)?),
+        reasons,
+    })
+}
 
-    // The pipe closes on exec: nothing to read means that the command runs.
-    let mut reason = String::new();
-    reasons.read_to_string(&mut reason)?;
-    if reason.is_empty() {
-        return Ok(process);
+impl Starting {
+    /// Waits until it runs its command.
+    ///
+    /// # Errors
+    /// It cannot become the command: the reason is a sentence.
+    pub fn arrived(mut self) -> Result<Process, SpawnError> {
+        // The pipe closes on exec: nothing to read means that the command runs.
+        let mut reason = String::new();
+        self.reasons.read_to_string(&mut reason)?;
+        match self.process.take_if(|_| reason.is_empty()) {
+            Some(process) => Ok(process),
+            None => Err(SpawnError::Exec(reason)),
+        }
     }
-    process.kill();
-    let mut process = process;
-    while process.ended()?.is_none() {
-        std::thread::yield_now();
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.process {
+            process.kill();
+            while let Ok(None) = process.ended() {
+                std::thread::yield_now();
+            }
+        }
     }
-    Err(SpawnError::Exec(reason))
 }
 
 /// The descriptor on which the trampoline reports a failure: the first after the listeners.

@@ -66,18 +66,22 @@ impl Supervisor {
 
 impl Watch<'_> {
     fn start(&mut self) -> Result<(), Error> {
+        let mut missing = Vec::new();
         for slot in 0..self.group.slots.len() {
             if let Some(worker) = self.worker(slot) {
                 let pid = worker.process.pid();
                 report::adopted(slot, pid);
                 self.steer.worker_up(slot, pid);
                 self.steer.drain(slot, false); // the last supervisor may have died while it drained
-            } else if let Err(error) = self.spawn(slot) {
-                if !self.group.adopted {
-                    return Err(error.into());
-                }
-                self.retry_later(slot, Duration::ZERO, &report::no_start(slot, &error));
+            } else {
+                missing.push(slot);
             }
+        }
+        for (slot, error) in self.spawn_all(&missing) {
+            if !self.group.adopted {
+                return Err(error.into());
+            }
+            self.retry_later(slot, Duration::ZERO, &report::no_start(slot, &error));
         }
         self.persist();
         self.replace_outdated();

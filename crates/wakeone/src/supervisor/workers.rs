@@ -5,7 +5,7 @@ use super::listen;
 use super::process::{self, Ending};
 use super::report;
 use super::slot::{Phase, Worker};
-use super::spawn::{self, SpawnError};
+use super::spawn::{self, SpawnError, Starting};
 use super::watch::{Watch, notify};
 use sd_notify::NotifyState;
 use std::time::{Duration, Instant};
@@ -20,6 +20,24 @@ pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 impl Watch<'_> {
     /// Starts the worker of a slot. It gets connections once it is ready; until then it drains.
     pub(super) fn spawn(&mut self, slot: usize) -> Result<u32, SpawnError> {
+        let starting = self.begin(slot)?;
+        self.arrived(slot, starting)
+    }
+
+    /// Starts the workers of slots, side by side; gives those that could not be.
+    pub(super) fn spawn_all(&mut self, slots: &[usize]) -> Vec<(usize, SpawnError)> {
+        let begun: Vec<_> = slots
+            .iter()
+            .map(|slot| (*slot, self.begin(*slot)))
+            .collect();
+        let arrive = |(slot, begun): (usize, Result<Starting, SpawnError>)| {
+            let result = begun.and_then(|starting| self.arrived(slot, starting));
+            result.err().map(|error| (slot, error))
+        };
+        begun.into_iter().filter_map(arrive).collect()
+    }
+
+    fn begin(&mut self, slot: usize) -> Result<Starting, SpawnError> {
         let listeners = &self.group.slots[slot].listeners;
         for (endpoint, listener) in self.group.endpoints.iter().zip(listeners) {
             if let Err(error) = listen::refresh(*endpoint, listener, self.group.backlog) {
@@ -27,7 +45,11 @@ impl Watch<'_> {
             }
         }
         self.steer.drain(slot, true);
-        let process = spawn::spawn(&self.group.order(slot), listeners)?;
+        spawn::begin(&self.group.order(slot), listeners)
+    }
+
+    fn arrived(&mut self, slot: usize, starting: Starting) -> Result<u32, SpawnError> {
+        let process = starting.arrived()?;
         let pid = process.pid();
         self.group.slots[slot].adopt(Worker::started(process));
         self.steer.worker_up(slot, pid);
