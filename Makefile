@@ -24,7 +24,7 @@ deps: ## Install what the build needs (Debian packages, by apt-get)
 	@scripts/deps build
 
 .PHONY: test-deps
-test-deps: ## Install what the tests need too: browser, Redis, node, gunicorn, uvicorn
+test-deps: ## Install what the tests need too: browser, Redis, node, nginx and other servers
 	@scripts/deps build test
 	@$(MAKE) --silent $(VENV)/installed
 
@@ -49,8 +49,12 @@ test: test-deps ## Check format and lints, run all tests
 	@cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test --workspace --locked --no-fail-fast
 
+.PHONY: soak-deps
+soak-deps: test-deps ## Install what the long tests need beyond that: wrk, ab, httperf, curl
+	@scripts/deps build test soak
+
 .PHONY: soak
-soak: test-deps ## Run the long tests, built for release
+soak: soak-deps ## Run the long tests, built for release
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test --workspace --locked --release --no-fail-fast -- --ignored --test-threads 1
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" WAKEONE_SOAK=1 scripts/test --package wakeone-cli --locked --release --no-fail-fast --test losses --test stopped --test shares -- --test-threads 1
 	@WAKEONE_SOAK=1 scripts/test --package wakeone-waitqueue --locked --release --no-fail-fast

@@ -10,6 +10,8 @@
 //! Without such requests the two counts are equal, or the measurement fails: a request was lost after it was answered, or
 //! counted twice, and no number of that run can be trusted. A request that never left (connection refused or not set up in
 //! time, no port, no client free) cannot have been answered.
+//!
+//! nginx counts by itself ([`crate::nginx`]), when a request begins; the same must hold for its count.
 
 use std::path::PathBuf;
 use tempfile::TempDir;
@@ -90,7 +92,14 @@ impl Answers {
     /// # Errors
     /// When they contradict each other.
     pub fn close(&self, what: &str, sample: &mut Sample) -> Result<(), Error> {
-        let made = self.counter.get();
+        self.close_with(self.counter.get(), what, sample)
+    }
+
+    /// The same for a server that counts by itself: it says that it has `made` so many answers.
+    ///
+    /// # Errors
+    /// When the counts contradict each other.
+    pub fn close_with(&self, made: u64, what: &str, sample: &mut Sample) -> Result<(), Error> {
         for (name, count) in [
             (BY_SERVER, made),
             (BY_CLIENT, self.seen.whole),
@@ -193,6 +202,9 @@ mod tests {
         answers.close("a server", &mut sample).unwrap();
         assert_eq!(sample.metrics[BY_SERVER].1, 7.0);
         assert_eq!(sample.metrics[BY_CLIENT].1, 6.0);
+        answers.close_with(6, "nginx", &mut sample).unwrap();
+        assert_eq!(sample.metrics[BY_SERVER].1, 6.0);
+        assert!(answers.close_with(8, "nginx", &mut sample).is_err());
         let mut answers = count(7);
         answers.client_counted(8, 0);
         assert!(matches!(

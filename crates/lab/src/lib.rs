@@ -14,6 +14,7 @@ pub mod experiments;
 pub mod html;
 pub mod measure;
 pub mod netstat;
+pub mod nginx;
 pub mod present;
 pub mod probe;
 pub mod process;

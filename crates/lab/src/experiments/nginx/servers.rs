@@ -5,11 +5,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::Error;
-use crate::process::{cpu_ns, leaves, program};
+use crate::answers::Answers;
+use crate::experiment::Sample;
+use crate::process::{cpu_ns, leaves};
 use crate::scratch::Scratch;
 use crate::server::{Server, free_address};
-use crate::{probe, ways};
+use crate::{Error, nginx, probe, ways};
 
 /// The file that all of them serve.
 pub const FILE: &str = "page.html";
@@ -57,9 +58,7 @@ impl Kind {
     /// Why it cannot be measured here.
     pub fn lacks(self) -> Option<String> {
         match self {
-            Kind::Nginx | Kind::NginxReuseport => program("nginx")
-                .is_none()
-                .then(|| "nginx is not installed".into()),
+            Kind::Nginx | Kind::NginxReuseport => nginx::program().err(),
             Kind::EpollPrefork => None,
             Kind::Dispatched => {
                 let missing = wakeone_kernel::capability::missing();
@@ -71,9 +70,12 @@ impl Kind {
 
 /// A running server and the directory that it serves. Dropping it ends it and removes the directory.
 pub struct Running {
+    kind: Kind,
     server: Server,
     /// Where it listens.
     pub address: SocketAddr,
+    /// Its books and its clients'.
+    pub answers: Answers,
     /// Dropped after the server that uses it.
     _scratch: Scratch,
 }
@@ -88,17 +90,19 @@ impl Running {
         let content = page();
         scratch.write(FILE, &content)?;
         let address = free_address()?;
+        let mut answers = Answers::new()?;
         let server = match kind {
-            Kind::Nginx => nginx(&scratch, address, workers, "")?,
-            Kind::NginxReuseport => nginx(&scratch, address, workers, " reuseport")?,
-            Kind::EpollPrefork => {
-                ours("epoll-prefork", "listening on", &scratch, address, workers)?
-            }
-            Kind::Dispatched => ours("dispatched", "ready:", &scratch, address, workers)?,
+            Kind::Nginx => theirs(&scratch, address, workers, "")?,
+            Kind::NginxReuseport => theirs(&scratch, address, workers, " reuseport")?,
+            Kind::EpollPrefork => ours(kind, "listening on", &scratch, address, workers, &answers)?,
+            Kind::Dispatched => ours(kind, "ready:", &scratch, address, workers, &answers)?,
         };
+        answers.client_counted(1, 0); // for the file, just below
         let running = Self {
+            kind,
             server,
             address,
+            answers,
             _scratch: scratch,
         };
         let answer = probe::body(address, &format!("/{FILE}"))?;
@@ -119,12 +123,20 @@ impl Running {
         cpu_ns(root) + below.map(cpu_ns).sum::<u64>()
     }
 
-    /// Stops it in order.
+    /// Stops it in order and closes the books; the counts go into the sample.
     ///
     /// # Errors
-    /// When it does not end well.
-    pub fn stop(self) -> Result<(), Error> {
-        self.server.stop()
+    /// When it does not end well, or the counts contradict each other.
+    pub fn stop(self, sample: &mut Sample) -> Result<(), Error> {
+        let what = format!("the server {}", self.kind.name());
+        if THEIRS.contains(&self.kind) {
+            let made = nginx::requests(self.address)?;
+            self.server.stop()?;
+            self.answers.close_with(made, &what, sample)
+        } else {
+            self.server.stop()?;
+            self.answers.close(&what, sample)
+        }
     }
 }
 
@@ -135,12 +147,14 @@ fn page() -> String {
 }
 
 fn ours(
-    model: &str,
+    kind: Kind,
     ready: &str,
     scratch: &Scratch,
     address: SocketAddr,
     workers: usize,
+    answers: &Answers,
 ) -> Result<Server, Error> {
+    let model = kind.name();
     let executable = std::env::current_exe()
         .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))?;
     let mut command = Command::new(executable);
@@ -150,18 +164,18 @@ fn ours(
         .arg("-l")
         .arg(address.to_string())
         .arg("--files")
-        .arg(scratch.path());
+        .arg(scratch.path())
+        .args(answers.arguments());
     Server::start(&format!("the {model} server"), &mut command, ready)
 }
 
-fn nginx(
+fn theirs(
     scratch: &Scratch,
     address: SocketAddr,
     workers: usize,
     listen: &str,
 ) -> Result<Server, Error> {
-    let program =
-        program("nginx").ok_or_else(|| Error::Missing("nginx is not installed".into()))?;
+    let program = nginx::program().map_err(Error::Missing)?;
     let path = scratch.write(
         "nginx.conf",
         configuration(scratch.path(), address, workers, listen),
@@ -202,8 +216,9 @@ http {{
   types {{ text/html html; }}
   client_body_temp_path {directory}/b; proxy_temp_path {directory}/p; fastcgi_temp_path {directory}/f;
   uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s;
-  server {{ listen {address}{listen} backlog={backlog}; root {directory}; }}
+  server {{ listen {address}{listen} backlog={backlog}; root {directory}; {} }}
 }}
-"
+",
+        nginx::location()
     )
 }

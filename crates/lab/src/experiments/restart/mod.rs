@@ -3,7 +3,7 @@
 mod servers;
 
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use wakeone_load::{Arrivals, Mix, Plan};
@@ -57,17 +57,18 @@ impl Experiment for Restart {
         let seconds = load_seconds(settings.quick);
         let mut arms = Vec::new();
         for (group, load) in LOADS.iter().enumerate() {
-            let here = servers::ALL.into_iter().filter(|kind| kind.is_here());
+            let here = servers::ALL
+                .into_iter()
+                .filter(|kind| kind.lacks().is_none());
             arms.extend(here.map(|kind| Arm {
                 name: arm_name(load, kind),
                 group,
                 seconds: seconds + 1.0,
             }));
         }
-        let left_out: Vec<&str> = servers::ALL
+        let left_out: BTreeMap<&str, String> = servers::ALL
             .into_iter()
-            .filter(|k| !k.is_here())
-            .map(Kind::name)
+            .filter_map(|kind| Some((kind.name(), kind.lacks()?)))
             .collect();
         Design {
             rounds: if settings.quick { 2 } else { 5 },
@@ -77,7 +78,7 @@ impl Experiment for Restart {
                 ("load_s", json!(seconds)),
                 ("steady_rate_per_s", json!(RATE_PER_S)),
                 ("full_clients", json!(CLIENTS)),
-                ("left_out_because_not_installed", json!(left_out)),
+                ("left_out", json!(left_out)),
             ]),
             ..Design::default()
         }

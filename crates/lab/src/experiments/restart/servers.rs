@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::Error;
 use crate::answers::Answers;
 use crate::experiment::Sample;
 use crate::server::Server;
 use crate::ways::Way;
+use crate::{Error, nginx};
 
 const WORKERS: usize = 4;
 /// Longer than any restart should take.
@@ -41,9 +41,12 @@ impl Kind {
         }
     }
 
-    /// Whether it can be measured on this machine.
-    pub fn is_here(self) -> bool {
-        self != Kind::Nginx || nginx().is_some()
+    /// Why it cannot be measured here.
+    pub fn lacks(self) -> Option<String> {
+        match self {
+            Kind::Nginx => nginx::program().err(),
+            Kind::Reuseport | Kind::Wakeone => None,
+        }
     }
 
     /// What the load asks for: 200 µs of sleep where the server can, a fixed answer of nginx.
@@ -56,12 +59,6 @@ impl Kind {
     }
 }
 
-fn nginx() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let places = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
-    places.map(|p| p.join("nginx")).find(|p| p.is_file())
-}
-
 /// A server that can be restarted. Dropping it ends it and removes its files.
 pub struct Restartable {
     kind: Kind,
@@ -69,7 +66,7 @@ pub struct Restartable {
     server: Option<Server>,
     restarts: usize,
     directory: Option<PathBuf>,
-    /// The books of all its servers, one after the other; nginx keeps none.
+    /// The books of all its servers, one after the other.
     pub answers: Answers,
 }
 
@@ -96,7 +93,7 @@ impl Restartable {
     }
 
     fn start_nginx(&mut self) -> Result<Server, Error> {
-        let nginx = nginx().ok_or_else(|| Error::Missing("nginx is not installed".into()))?;
+        let program = nginx::program().map_err(Error::Missing)?;
         let directory = std::env::temp_dir().join(format!(
             "wakeone-nginx-{}-{}",
             std::process::id(),
@@ -109,7 +106,7 @@ impl Restartable {
         })?;
         self.directory = Some(directory.clone());
         self.configure_nginx(WORKERS)?;
-        let mut command = Command::new(nginx);
+        let mut command = Command::new(program);
         command
             .arg("-p")
             .arg(&directory)
@@ -128,9 +125,10 @@ impl Restartable {
         };
         let path = directory.join("nginx.conf");
         let text = format!(
-            "daemon off;\nworker_processes {workers};\npid {0}/pid;\nerror_log stderr notice;\nevents {{ worker_connections 4096; }}\nhttp {{\n  access_log off;\n  client_body_temp_path {0}/b; proxy_temp_path {0}/p; fastcgi_temp_path {0}/f; uwsgi_temp_path {0}/u; scgi_temp_path {0}/s;\n  keepalive_timeout 0;\n  server {{ listen {1} reuseport backlog=4096; location / {{ return 200 \"ok\\n\"; }} }}\n}}\n",
+            "daemon off;\nworker_processes {workers};\npid {0}/pid;\nerror_log stderr notice;\nevents {{ worker_connections 4096; }}\nhttp {{\n  access_log off;\n  client_body_temp_path {0}/b; proxy_temp_path {0}/p; fastcgi_temp_path {0}/f; uwsgi_temp_path {0}/u; scgi_temp_path {0}/s;\n  keepalive_timeout 0;\n  server {{ listen {1} reuseport backlog=4096; {2} location / {{ return 200 \"ok\\n\"; }} }}\n}}\n",
             directory.display(),
-            self.address
+            self.address,
+            nginx::location()
         );
         fs::write(&path, text).map_err(|source| Error::File {
             action: "writing",
@@ -167,17 +165,21 @@ impl Restartable {
         server.wait_said(done, count, PATIENCE)
     }
 
-    /// Stops it in order and closes the books; the counts of a server of ours go into the sample.
+    /// Stops it in order and closes the books; the counts go into the sample.
     ///
     /// # Errors
     /// When it does not end well, or the counts contradict each other.
     pub fn stop(mut self, sample: &mut Sample) -> Result<(), Error> {
-        self.server.take().map_or(Ok(()), Server::stop)?;
-        if self.kind == Kind::Nginx {
-            return Ok(());
-        }
         let what = format!("the server {} and those that followed it", self.kind.name());
-        self.answers.close(&what, sample)
+        let by_itself = match self.kind {
+            Kind::Nginx => Some(nginx::requests(self.address)?),
+            Kind::Reuseport | Kind::Wakeone => None,
+        };
+        self.server.take().map_or(Ok(()), Server::stop)?;
+        match by_itself {
+            Some(made) => self.answers.close_with(made, &what, sample),
+            None => self.answers.close(&what, sample),
+        }
     }
 }
 

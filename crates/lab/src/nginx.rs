@@ -1,0 +1,89 @@
+//! nginx as a server under test: whether it is here, and how many requests it has counted.
+//!
+//! The count is that of its `ngx_http_stub_status_module`: where that is built in, nginx counts each request over all
+//! workers, in shared memory that outlives a reload, when it has the request's first bytes and whether anybody asks or
+//! not. So it is the same kind of count as that of `wakeone serve --counter`, and reading it once costs nothing that is
+//! measured.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::{Error, probe, process};
+
+/// Where the count is asked for.
+const PATH: &str = "/.requests";
+
+/// The executable, or why nginx cannot be measured here.
+pub fn program() -> Result<PathBuf, String> {
+    static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    FOUND.get_or_init(find).clone()
+}
+
+fn find() -> Result<PathBuf, String> {
+    let program = process::program("nginx").ok_or("nginx is not installed")?;
+    let told = Command::new(&program)
+        .arg("-V")
+        .output()
+        .map_err(|e| format!("nginx does not start: {e}"))?;
+    if String::from_utf8_lossy(&told.stderr).contains("--with-http_stub_status_module") {
+        Ok(program)
+    } else {
+        Err("nginx is built without http_stub_status_module, with which it counts requests".into())
+    }
+}
+
+/// The part of a server's configuration that lets it be asked.
+pub fn location() -> String {
+    format!("location = {PATH} {{ stub_status; }}")
+}
+
+/// How many requests it has counted so far, without the one that asks.
+///
+/// # Errors
+/// When it does not say so.
+pub fn requests(address: SocketAddr) -> Result<u64, Error> {
+    let text = probe::body(address, PATH)?;
+    let all = parse(&text).ok_or_else(|| {
+        Error::Server(format!(
+            "nginx tells no number of requests; it says: {}",
+            text.trim()
+        ))
+    })?;
+    Ok(all.saturating_sub(1))
+}
+
+/// The last of the three counts (accepted, handled, requests) below their names.
+fn parse(status: &str) -> Option<u64> {
+    let mut lines = status.lines();
+    lines.find(|line| line.trim() == "server accepts handled requests")?;
+    let counts: Vec<u64> = lines
+        .next()?
+        .split_whitespace()
+        .map(str::parse)
+        .collect::<Result<_, _>>()
+        .ok()?;
+    <[u64; 3]>::try_from(counts).ok().map(|counts| counts[2])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_count_of_requests_is_read_and_no_other() {
+        let text = "Active connections: 3 \nserver accepts handled requests\n 10 11 42 \nReading: 0 Writing: 1 Waiting: 2 \n";
+        assert_eq!(parse(text), Some(42));
+        for other in [
+            "",
+            "ok\n",
+            "server accepts handled requests\n",
+            "server accepts handled requests\n 10 11 \n",
+            "server accepts handled requests\n 10 11 x \n",
+            "server accepts handled requests request_time\n 10 11 42 7 \n",
+        ] {
+            assert_eq!(parse(other), None, "{other:?}");
+        }
+    }
+}
