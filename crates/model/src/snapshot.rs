@@ -254,9 +254,9 @@ impl Watch {
         let first = self.first.trace.as_ref()?.workers.get(&pid);
         let first = first.cloned().unwrap_or_default();
         Some(WorkerTrace {
-            accepted: last.accepted - first.accepted,
-            accepted_empty: last.accepted_empty - first.accepted_empty,
-            woken: last.woken - first.woken,
+            accepted: last.accepted.saturating_sub(first.accepted),
+            accepted_empty: last.accepted_empty.saturating_sub(first.accepted_empty),
+            woken: last.woken.saturating_sub(first.woken),
             waits: last.waits.since(&first.waits),
         })
     }
@@ -265,8 +265,8 @@ impl Watch {
     fn announced(&self) -> Option<(u64, u64)> {
         let (first, last) = (self.first.trace.as_ref()?, self.last.trace.as_ref()?);
         Some((
-            last.connections - first.connections,
-            last.wakeups - first.wakeups,
+            last.connections.saturating_sub(first.connections),
+            last.wakeups.saturating_sub(first.wakeups),
         ))
     }
 
@@ -279,7 +279,8 @@ impl Watch {
             .keys()
             .filter_map(|pid| self.traced(*pid))
             .map(|t| t.accepted)
-            .sum();
+            // A watch from a file may hold any numbers.
+            .fold(0, u64::saturating_add);
         let announced = self.announced();
         let row = |(pid, look): (&u32, &WorkerLook)| {
             let before = self.first.workers.get(pid);

@@ -31,8 +31,8 @@ impl Waits {
             seen += u64::from(*n);
             seen >= rank
         })?;
-        let (low, high) = (floor_us(bucket), floor_us(bucket + 1));
-        let middle = (low + high - 1) as f64 / 2.0;
+        let (low, high) = (floor_us(bucket) as f64, floor_us(bucket + 1) as f64);
+        let middle = (low + high - 1.0) / 2.0;
         Some(middle.min(self.max_us as f64))
     }
 
@@ -64,10 +64,17 @@ impl Waits {
         }
     }
 
+    /// Without the empty buckets at its end: the same times in less space.
+    pub fn trimmed(mut self) -> Self {
+        let used = self.buckets.iter().rposition(|n| *n > 0);
+        self.buckets.truncate(used.map_or(0, |last| last + 1));
+        self
+    }
+
     /// Adds another's.
     pub fn add(&mut self, other: &Self) {
-        self.count += other.count;
-        self.sum_us += other.sum_us;
+        self.count = self.count.saturating_add(other.count);
+        self.sum_us = self.sum_us.saturating_add(other.sum_us);
         self.max_us = self.max_us.max(other.max_us);
         if self.buckets.len() < other.buckets.len() {
             self.buckets.resize(other.buckets.len(), 0);
@@ -78,13 +85,16 @@ impl Waits {
     }
 }
 
-/// Lower end of a bucket, µs.
+/// Lower end of a bucket, µs; of one beyond all that can be counted, which only a file can hold, the highest number.
 fn floor_us(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     if bucket < STEPS {
         bucket
     } else {
         let octave = bucket / STEPS - 1;
+        if octave > 58 {
+            return u64::MAX;
+        }
         (STEPS + bucket % STEPS) << octave
     }
 }
@@ -138,6 +148,34 @@ mod tests {
         assert_eq!(of(&[3]).quantile_us(0.99), Some(3.0));
         assert_eq!(of(&[]).quantile_us(0.5), None);
         assert_eq!(waits.mean_us(), Some(5000.5));
+    }
+
+    #[test]
+    fn what_a_file_may_hold_does_no_harm() {
+        let mad = Waits {
+            count: u64::MAX,
+            sum_us: u64::MAX,
+            max_us: u64::MAX,
+            buckets: vec![u32::MAX; 5000],
+        };
+        let mut sum = mad.clone();
+        sum.add(&mad);
+        assert_eq!(sum.quantile_us(1.0), Some(u64::MAX as f64));
+        assert!(of(&[5]).since(&mad).quantile_us(0.5).is_some());
+    }
+
+    #[test]
+    fn trimmed_it_tells_the_same() {
+        let (before, after) = (of(&[5, 9000]), of(&[5, 9000, 7]));
+        let trimmed = after.clone().trimmed();
+        assert!(trimmed.buckets.len() < after.buckets.len());
+        assert_eq!(trimmed.quantile_us(0.99), after.quantile_us(0.99));
+        let since = after.since(&before);
+        assert_eq!(
+            trimmed.since(&before.trimmed()).quantile_us(0.5),
+            since.quantile_us(0.5)
+        );
+        assert_eq!(of(&[]).trimmed().buckets.len(), 0);
     }
 
     #[test]

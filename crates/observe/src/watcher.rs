@@ -62,6 +62,12 @@ impl Watcher {
     /// # Errors
     /// When the kernel does not show its sockets.
     pub fn start(found: &Found, tracing: bool) -> Result<Self, Error> {
+        let mut watchers = start_all(std::slice::from_ref(found), tracing)?;
+        Ok(watchers.remove(0))
+    }
+
+    /// Before the first sighting.
+    fn new(found: &Found, tracing: bool) -> Self {
         let mut view = View::default();
         if found.hidden > 0 {
             view.missing.push(format!(
@@ -70,7 +76,7 @@ impl Watcher {
             ));
         }
         let probe = attach(&found.listener, tracing, &mut view);
-        let mut watcher = Self {
+        Self {
             pids: found.pids.clone(),
             sightings: VecDeque::new(),
             model: accept::identify(found.listener.protocol, &[]),
@@ -89,15 +95,7 @@ impl Watcher {
             sighted: Instant::now(),
             reuseport: reuseport(found),
             listener: found.listener.clone(),
-        };
-        for sighting in 0..FIRST_SIGHTINGS {
-            if sighting > 0 {
-                std::thread::sleep(FIRST_APART);
-            }
-            watcher.sight()?;
         }
-        watcher.restart()?;
-        Ok(watcher)
     }
 
     /// Forgets what was counted so far: the time watched begins now.
@@ -380,7 +378,7 @@ impl Watcher {
                 accepted: seen.accepted,
                 accepted_empty: seen.accepted_empty,
                 woken: seen.woken,
-                waits: seen.waits.clone(),
+                waits: seen.waits.clone().trimmed(),
             };
             (*pid, trace)
         };
@@ -398,16 +396,33 @@ impl Watcher {
     pub fn watch(&mut self) -> Result<Watch, Error> {
         self.sight()?;
         let last = self.snapshot()?;
-        Ok(Watch {
+        Ok(self.sum(self.first.clone(), last, self.sampled.clone()))
+    }
+
+    /// What was seen since the start or the last lap, as [`Watcher::watch`]; the next lap begins where this one ends, so
+    /// that no connection falls between two.
+    ///
+    /// # Errors
+    /// When the kernel does not show its sockets.
+    pub fn lap(&mut self) -> Result<Watch, Error> {
+        self.sight()?;
+        let last = self.snapshot()?;
+        let first = std::mem::replace(&mut self.first, last.clone());
+        let sampled = std::mem::take(&mut self.sampled);
+        Ok(self.sum(first, last, sampled))
+    }
+
+    fn sum(&self, first: Snapshot, last: Snapshot, sampled: Sampled) -> Watch {
+        Watch {
             model: self.model.clone(),
-            first: self.first.clone(),
+            first,
             last,
-            sampled: self.sampled.clone(),
+            sampled,
             serves: self.serves.clone(),
             reuseport: self.reuseport,
             steered: None,
             view: self.view.clone(),
-        })
+        }
     }
 }
 
@@ -446,6 +461,29 @@ fn reuseport(found: &Found) -> Option<bool> {
     })
 }
 
+/// Begins to watch several listeners side by side: that takes no longer than one.
+///
+/// # Errors
+/// When the kernel does not show its sockets.
+pub fn start_all(found: &[Found], tracing: bool) -> Result<Vec<Watcher>, Error> {
+    let mut watchers: Vec<Watcher> = found
+        .iter()
+        .map(|found| Watcher::new(found, tracing))
+        .collect();
+    for sighting in 0..FIRST_SIGHTINGS {
+        if sighting > 0 {
+            std::thread::sleep(FIRST_APART);
+        }
+        for watcher in &mut watchers {
+            watcher.sight()?;
+        }
+    }
+    for watcher in &mut watchers {
+        watcher.restart()?;
+    }
+    Ok(watchers)
+}
+
 /// Watches several listeners side by side for a while; stops early once `cancelled` says so.
 ///
 /// # Errors
@@ -456,13 +494,7 @@ pub fn watch_all(
     duration: Duration,
     cancelled: &mut dyn FnMut() -> bool,
 ) -> Result<Vec<Watch>, Error> {
-    let mut watchers = found
-        .iter()
-        .map(|found| Watcher::start(found, tracing))
-        .collect::<Result<Vec<_>, _>>()?;
-    for watcher in &mut watchers {
-        watcher.restart()?;
-    }
+    let mut watchers = start_all(found, tracing)?;
     let end = Instant::now() + duration;
     let mut next = Instant::now();
     while Instant::now() < end && !cancelled() {
