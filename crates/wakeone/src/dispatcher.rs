@@ -485,7 +485,7 @@ fn remove(paths: &Paths, dir: &Path, cgroup: Option<&Path>) {
 pub enum PolicyError {
     /// No program of ours chooses for it.
     #[error(
-        "cannot change the policy of `{name}`: no such group is steered here ({source}); `wakeone status` lists those that are"
+        "cannot change how `{name}` is steered: no such group is steered here ({source}); `wakeone status` lists those that are"
     )]
     NotSteered {
         /// The group.
@@ -495,7 +495,7 @@ pub enum PolicyError {
     },
     /// Its program is of another version.
     #[error(
-        "cannot change the policy of `{0}`: another version of wakeone steers it; restart it with this one"
+        "cannot change how `{0}` is steered: another version of wakeone steers it; restart it with this one"
     )]
     OtherVersion(String),
     /// The policy goes by counts that nobody keeps.
@@ -508,6 +508,14 @@ pub enum PolicyError {
         /// What was asked for.
         policy: Policy,
     },
+    /// The slot is not one of its own.
+    #[error("cannot drain slot {slot} of `{name}`: it has no such slot (see `wakeone status`)")]
+    NoSlot {
+        /// The group.
+        name: String,
+        /// Which was asked for.
+        slot: usize,
+    },
 }
 
 /// Changes the policy of a group that somebody else runs, and returns the one it had.
@@ -519,15 +527,8 @@ pub fn change_policy(
     name: &str,
     policy: Policy,
 ) -> Result<Option<Policy>, PolicyError> {
-    let pinned =
-        Pinned::open(&paths.group_pins(name)).map_err(|source| PolicyError::NotSteered {
-            name: name.to_owned(),
-            source,
-        })?;
+    let pinned = open_group(paths, name)?;
     let table = pinned.table();
-    if table.contract().load(Relaxed) != table::CONTRACT {
-        return Err(PolicyError::OtherVersion(name.to_owned()));
-    }
     if policy.needs_counts() && !pinned.counting() {
         return Err(PolicyError::Uncounted {
             name: name.to_owned(),
@@ -537,6 +538,36 @@ pub fn change_policy(
     Ok(Policy::of_number(
         table.policy().swap(policy.number(), Relaxed),
     ))
+}
+
+/// Gives a slot of a group that somebody else runs no new connections while others can have them, or gives it some again.
+///
+/// # Errors
+/// See [`PolicyError`]; there is no such slot.
+pub fn change_drain(paths: &Paths, name: &str, slot: usize, on: bool) -> Result<(), PolicyError> {
+    let pinned = open_group(paths, name)?;
+    let table = pinned.table();
+    if slot >= table.slots().load(Relaxed) as usize {
+        return Err(PolicyError::NoSlot {
+            name: name.to_owned(),
+            slot,
+        });
+    }
+    table.slot(slot).mark(flag::DRAINING, on);
+    Ok(())
+}
+
+/// The pins of a group of this version.
+fn open_group(paths: &Paths, name: &str) -> Result<Pinned, PolicyError> {
+    let pinned =
+        Pinned::open(&paths.group_pins(name)).map_err(|source| PolicyError::NotSteered {
+            name: name.to_owned(),
+            source,
+        })?;
+    if pinned.table().contract().load(Relaxed) != table::CONTRACT {
+        return Err(PolicyError::OtherVersion(name.to_owned()));
+    }
+    Ok(pinned)
 }
 
 /// The pinned group of an earlier agent where one is to be taken over and fits, or a new one; and which it was.
