@@ -12,6 +12,7 @@ mod policy;
 mod run;
 mod serve;
 mod status;
+mod top;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
@@ -37,6 +38,7 @@ enum Command {
     Agent(agent::Args),
     Detach(detach::Args),
     Doctor(doctor::Args),
+    Top(top::Args),
     Serve(serve::Args),
     Load(Box<load::Args>),
     Lab(lab::Args),
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Command::Agent(args) => agent::run(args),
         Command::Detach(args) => detach::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Top(args) => top::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Load(args) => load::run(*args),
         Command::Lab(args) => lab::run(args),

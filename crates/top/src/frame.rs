@@ -1,0 +1,79 @@
+//! One refresh of one listener: what was watched, and how it is steered.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+use wakeone_model::listener::Protocol;
+use wakeone_model::snapshot::Watch;
+
+/// A slot of a steered group.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotLook {
+    /// Its number.
+    pub slot: u32,
+    /// Its worker.
+    pub pid: Option<u32>,
+    /// `up`, `stuck`, `draining` or `down`.
+    pub state: String,
+    /// Times so far that the policy chose it.
+    pub selected: u64,
+    /// Times so far that its queue was moved to others.
+    pub rescues: u64,
+    /// Connections so far that were moved by that.
+    pub rescued: u64,
+}
+
+/// How a listener is steered by us.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Steering {
+    /// Name of the group.
+    pub group: String,
+    /// Its policy; None where the number in its table is of no policy known.
+    pub policy: Option<String>,
+    /// Whether an agent looks after it: without one nothing is rescued.
+    pub agent: bool,
+    /// Connections so far that the kernel placed because the policy could not.
+    pub fallbacks: u64,
+    /// Its slots, by number.
+    pub slots: Vec<SlotLook>,
+}
+
+impl Steering {
+    /// The slots of a worker.
+    pub fn slots_of(&self, pid: u32) -> impl Iterator<Item = &SlotLook> {
+        self.slots.iter().filter(move |slot| slot.pid == Some(pid))
+    }
+}
+
+/// One refresh of one listener; a line of a recording.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frame {
+    /// What happened since the refresh before.
+    pub watch: Watch,
+    /// How it is steered, where it is.
+    #[serde(default)]
+    pub steering: Option<Steering>,
+}
+
+/// What makes a listener the same one in another refresh.
+pub type Place = (Protocol, SocketAddr, u32);
+
+impl Frame {
+    /// Which listener it is of.
+    pub fn place(&self) -> Place {
+        let listener = &self.watch.last.listener;
+        (listener.protocol, listener.address, listener.interface)
+    }
+
+    /// When it was taken, ns of the monotonic clock of the machine watched.
+    pub fn at_ns(&self) -> u64 {
+        self.watch.last.at_ns
+    }
+}
+
+/// Without what a terminal would act on.
+pub fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}

@@ -1,0 +1,19 @@
+//! The live view of a watched server: what it holds, what its keys do, how it is drawn, and its recordings.
+//!
+//! Nothing here asks a kernel or a terminal: a [`Frame`] comes in, from a watcher or from a file; [`State`] keeps what
+//! is shown; [`draw()`] and [`plain::text`] turn it into a picture, the same for the same state.
+
+pub mod draw;
+pub mod frame;
+pub mod plain;
+pub mod record;
+pub mod state;
+pub mod table;
+
+#[cfg(test)]
+mod fixtures;
+
+pub use draw::draw;
+pub use frame::{Frame, SlotLook, Steering};
+pub use record::{BadRecording, Recorder, Replay};
+pub use state::{Action, Key, Source, State};

@@ -1,0 +1,387 @@
+//! What is shown now, and what keys do to it.
+
+use std::collections::VecDeque;
+
+use crate::frame::{Frame, Place, Steering};
+use crate::table::{self, Column, FORMS, Line, Table};
+
+/// Rates remembered for the sparkline: as many as the widest terminal shows.
+const MOST_RATES: usize = 512;
+
+/// A key, without the terminal that it was pressed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Key {
+    /// A letter or sign.
+    Char(char),
+    /// To the next listener.
+    Tab,
+    /// To the one before.
+    BackTab,
+    /// Up one row.
+    Up,
+    /// Down one row.
+    Down,
+    /// Back.
+    Escape,
+    /// What ends programs: Ctrl-C.
+    Interrupt,
+}
+
+/// What a key asks of the world outside of the view.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// To end.
+    Quit,
+    /// To steer a group by the policy after this one.
+    ChangePolicy {
+        /// The group.
+        group: String,
+        /// Its policy now.
+        from: Option<String>,
+    },
+    /// To give slots no new connections, or to give them some again.
+    Drain {
+        /// The group.
+        group: String,
+        /// The slots of the worker selected.
+        slots: Vec<u32>,
+        /// Whether they drain from now on.
+        on: bool,
+    },
+}
+
+/// Where frames come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// From a kernel.
+    Live,
+    /// From a recording; nothing can be steered.
+    Replay,
+}
+
+/// A listener with its history.
+#[derive(Debug, Clone)]
+pub struct Show {
+    /// The refresh shown.
+    pub frame: Frame,
+    /// How it was steered at the one before.
+    pub before: Option<Steering>,
+    /// Connections a second at each refresh, the newest first.
+    pub rates: VecDeque<u64>,
+}
+
+impl Show {
+    fn new(frame: Frame) -> Self {
+        let mut show = Self {
+            frame,
+            before: None,
+            rates: VecDeque::new(),
+        };
+        show.note_rate();
+        show
+    }
+
+    fn note_rate(&mut self) {
+        self.rates.truncate(MOST_RATES - 1);
+        let rate = self.frame.watch.totals().connections_per_s.round();
+        self.rates.push_front(rate as u64);
+    }
+
+    fn show(&mut self, frame: Frame) {
+        let earlier = std::mem::replace(&mut self.frame, frame);
+        self.before = earlier.steering;
+        self.note_rate();
+    }
+}
+
+/// Everything that is shown.
+#[derive(Debug, Clone)]
+pub struct State {
+    /// From where.
+    pub source: Source,
+    /// The listeners.
+    pub shows: Vec<Show>,
+    /// Which of them is looked at.
+    pub tab: usize,
+    /// By what rows are sorted.
+    pub sort: Column,
+    /// The other way round.
+    pub reversed: bool,
+    /// The worker selected.
+    pub selected: Option<u32>,
+    /// What comes in is not shown.
+    pub paused: bool,
+    /// The keys are explained.
+    pub help: bool,
+    /// What the last key led to.
+    pub notice: Option<String>,
+}
+
+impl State {
+    /// Nothing seen yet.
+    pub fn new(source: Source) -> Self {
+        Self {
+            source,
+            shows: Vec::new(),
+            tab: 0,
+            sort: Column::Pid,
+            reversed: false,
+            selected: None,
+            paused: false,
+            help: false,
+            notice: None,
+        }
+    }
+
+    /// Takes in a refresh, unless it is paused. A listener that is not in it stays as it was.
+    pub fn refresh(&mut self, frames: Vec<Frame>) {
+        if self.paused && !self.shows.is_empty() {
+            return;
+        }
+        for frame in frames {
+            let place: Place = frame.place();
+            match self.shows.iter_mut().find(|s| s.frame.place() == place) {
+                Some(show) => show.show(frame),
+                None => self.shows.push(Show::new(frame)),
+            }
+        }
+        let workers = self.current().map(|show| &show.frame.watch.last.workers);
+        let lives = |pid: &u32| workers.is_some_and(|workers| workers.contains_key(pid));
+        self.selected = self.selected.filter(lives);
+    }
+
+    /// The listener looked at.
+    pub fn current(&self) -> Option<&Show> {
+        self.shows.get(self.tab)
+    }
+
+    /// How it is steered.
+    pub fn steering(&self) -> Option<&Steering> {
+        self.current()?.frame.steering.as_ref()
+    }
+
+    /// Its table, sorted.
+    pub fn table(&self) -> Option<Table> {
+        let show = self.current()?;
+        let mut table = table::table(&show.frame, show.before.as_ref());
+        table::sort(&mut table.lines, self.sort, self.reversed);
+        Some(table)
+    }
+
+    /// What a key does; what it asks of others.
+    pub fn press(&mut self, key: Key) -> Option<Action> {
+        self.notice = None;
+        let help = std::mem::take(&mut self.help);
+        match key {
+            Key::Interrupt | Key::Char('q') => return Some(Action::Quit),
+            Key::Char('?' | 'h') => self.help = !help,
+            Key::Char('p' | ' ') => self.paused = !self.paused,
+            Key::Char('s') => self.sort = self.next_column(),
+            Key::Char('r') => self.reversed = !self.reversed,
+            Key::Tab => self.turn(1),
+            Key::BackTab => self.turn(self.shows.len().saturating_sub(1)),
+            Key::Down | Key::Char('j') => self.select(1),
+            Key::Up | Key::Char('k') => self.select(-1),
+            Key::Escape => self.selected = None,
+            Key::Char('c') => return self.change_policy(),
+            Key::Char('d') => return self.drain(),
+            Key::Char(_) => {}
+        }
+        None
+    }
+
+    fn next_column(&self) -> Column {
+        let steered = self.steering().is_some();
+        let at = FORMS.iter().position(|f| f.column == self.sort);
+        let after = FORMS.iter().cycle().skip(at.map_or(0, |at| at + 1));
+        let mut shown = after.filter(|f| steered || !f.steered());
+        shown.next().map_or(Column::Pid, |f| f.column)
+    }
+
+    fn turn(&mut self, by: usize) {
+        self.tab = (self.tab + by) % self.shows.len().max(1);
+        self.selected = None;
+    }
+
+    fn select(&mut self, by: isize) {
+        let lines: Vec<Line> = self.table().map(|t| t.lines).unwrap_or_default();
+        let at = lines.iter().position(|l| Some(l.row.pid) == self.selected);
+        let next = match at {
+            Some(at) => at.saturating_add_signed(by).min(lines.len() - 1),
+            None if by > 0 => 0,
+            None => lines.len().saturating_sub(1),
+        };
+        self.selected = lines.get(next).map(|l| l.row.pid);
+    }
+
+    /// The group that keys may change, or why there is none.
+    fn steerable(&self) -> Result<&Steering, &'static str> {
+        match (self.source, self.steering()) {
+            (Source::Replay, _) => Err("a recording can only be looked at"),
+            (_, None) => Err("wakeone does not steer this listener; see `wakeone attach --help`"),
+            (_, Some(steering)) => Ok(steering),
+        }
+    }
+
+    fn change_policy(&mut self) -> Option<Action> {
+        match self.steerable() {
+            Ok(steering) => Some(Action::ChangePolicy {
+                group: steering.group.clone(),
+                from: steering.policy.clone(),
+            }),
+            Err(why) => {
+                self.notice = Some(why.into());
+                None
+            }
+        }
+    }
+
+    fn drain(&mut self) -> Option<Action> {
+        match self.drainable() {
+            Ok(action) => Some(action),
+            Err(why) => {
+                self.notice = Some(why.into());
+                None
+            }
+        }
+    }
+
+    fn drainable(&self) -> Result<Action, &'static str> {
+        let steering = self.steerable()?;
+        let pid = self
+            .selected
+            .ok_or("select a worker first, with the arrow keys")?;
+        let slots: Vec<u32> = steering.slots_of(pid).map(|s| s.slot).collect();
+        if slots.is_empty() {
+            return Err("this worker has no slot");
+        }
+        Ok(Action::Drain {
+            group: steering.group.clone(),
+            on: !steering.slots_of(pid).any(|s| s.state == "draining"),
+            slots,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures;
+
+    fn pids(state: &State) -> Vec<u32> {
+        let table = state.table().expect("a table");
+        table.lines.iter().map(|l| l.row.pid).collect()
+    }
+
+    fn sort_by(state: &mut State, column: Column) {
+        for _ in 0..FORMS.len() {
+            if state.sort == column {
+                return;
+            }
+            state.press(Key::Char('s'));
+        }
+        panic!("{column:?} is never sorted by");
+    }
+
+    #[test]
+    fn rows_are_sorted_by_any_column_and_back() {
+        let mut state = State::new(Source::Live);
+        let mut frame = fixtures::shared();
+        frame
+            .watch
+            .last
+            .workers
+            .get_mut(&303)
+            .expect("worker")
+            .active = 5;
+        state.refresh(vec![frame]);
+        assert_eq!(pids(&state), [301, 302, 303]);
+        sort_by(&mut state, Column::Active);
+        assert_eq!(pids(&state), [301, 303, 302]);
+        state.press(Key::Char('r'));
+        assert_eq!(pids(&state), [302, 303, 301]);
+        // 303 took nothing: its wait is not known, and that is last either way.
+        sort_by(&mut state, Column::Wait);
+        assert_eq!(pids(&state)[2], 303);
+        state.press(Key::Char('r'));
+        assert_eq!(pids(&state)[2], 303);
+        sort_by(&mut state, Column::State);
+        assert_eq!(pids(&state), [301, 303, 302]);
+        sort_by(&mut state, Column::Pid);
+    }
+
+    #[test]
+    fn paused_it_stays_as_it_is() {
+        let mut state = State::new(Source::Live);
+        state.refresh(vec![fixtures::shared()]);
+        state.press(Key::Char('p'));
+        let mut later = fixtures::shared();
+        later.watch.last.workers.remove(&302);
+        state.refresh(vec![later.clone()]);
+        assert_eq!(pids(&state), [301, 302, 303]);
+        state.press(Key::Char('p'));
+        state.refresh(vec![later]);
+        assert_eq!(pids(&state), [301, 303]);
+        assert_eq!(state.current().expect("shown").rates, [800, 800]);
+    }
+
+    #[test]
+    fn a_policy_is_changed_where_it_is_ours() {
+        let mut state = State::new(Source::Live);
+        state.refresh(vec![
+            fixtures::shared(),
+            fixtures::at(fixtures::steered(), 81),
+        ]);
+        assert_eq!(state.press(Key::Char('c')), None);
+        assert!(
+            state
+                .notice
+                .as_deref()
+                .is_some_and(|n| n.contains("does not steer"))
+        );
+        state.press(Key::Tab);
+        assert_eq!(
+            state.press(Key::Char('c')),
+            Some(Action::ChangePolicy {
+                group: "web".into(),
+                from: Some("least-connections".into())
+            })
+        );
+        state.source = Source::Replay;
+        assert_eq!(state.press(Key::Char('c')), None);
+        assert_eq!(
+            state.notice.as_deref(),
+            Some("a recording can only be looked at")
+        );
+    }
+
+    #[test]
+    fn the_slot_of_the_worker_selected_drains_and_ends_it() {
+        let mut state = State::new(Source::Live);
+        state.refresh(vec![fixtures::steered()]);
+        assert_eq!(state.press(Key::Char('d')), None, "none is selected");
+        state.press(Key::Down);
+        state.press(Key::Down);
+        assert_eq!(state.selected, Some(402));
+        let drain = |slot, on| Action::Drain {
+            group: "web".into(),
+            slots: vec![slot],
+            on,
+        };
+        assert_eq!(state.press(Key::Char('d')), Some(drain(1, true)));
+        state.press(Key::Down);
+        assert_eq!(state.press(Key::Char('d')), Some(drain(2, false)));
+        // Once its worker is gone, nothing is selected.
+        let mut later = fixtures::steered();
+        later.watch.last.workers.remove(&403);
+        state.refresh(vec![later]);
+        assert_eq!(state.selected, None);
+    }
+
+    #[test]
+    fn ctrl_c_and_q_end_it() {
+        let mut state = State::new(Source::Live);
+        assert_eq!(state.press(Key::Interrupt), Some(Action::Quit));
+        assert_eq!(state.press(Key::Char('q')), Some(Action::Quit));
+    }
+}
