@@ -354,3 +354,132 @@ fn nothing_is_found_in_a_server_without_load() {
     });
     healthy(|| Stage::of(prefork("own", "3", "0")));
 }
+
+/// A user without any privilege, and a copy of the program that it may read.
+struct Nobody(std::path::PathBuf);
+
+impl Nobody {
+    fn of(ground: &Ground) -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let open = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(ground.path(), open.clone()).expect("chmod");
+        let program = ground.path().join("wakeone");
+        std::fs::copy(WAKEONE, &program).expect("copy");
+        std::fs::set_permissions(&program, open).expect("chmod");
+        let guests = ground.path().join("guests");
+        std::fs::create_dir(&guests).expect("folder");
+        std::os::unix::fs::chown(&guests, Some(65534), Some(65534)).expect("chown");
+        Self(program)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let user = ["--reuid", "65534", "--regid", "65534", "--clear-groups"];
+        let mut command = program(&["setpriv"]);
+        command
+            .args(user)
+            .args(["--inh-caps", "-all", "--bounding-set", "-all"])
+            .arg(&self.0)
+            .args(arguments);
+        command
+    }
+
+    /// Two workers with a socket each.
+    fn serve(&self) -> Command {
+        let options = ["--model", "preforked", "--reuseport", "-w", "2"];
+        let mut serve = self.command(&["serve", "-l", AT]);
+        // A guest book in a place where it may write.
+        let store = self.0.with_file_name("guests");
+        serve.args(options).arg("--store").arg(store);
+        serve
+    }
+
+    /// Exit code, standard output, lines of standard error.
+    fn run(&self, arguments: &[&str]) -> (Option<i32>, String, Vec<String>) {
+        let output = self.command(arguments).output().expect("setpriv");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let told = text(&output.stderr).lines().map(str::to_owned).collect();
+        (output.status.code(), text(&output.stdout), told)
+    }
+}
+
+#[test]
+fn without_privileges_ones_own_server_is_told_by_what_may_be_seen() {
+    staged(|ground| {
+        let nobody = Nobody::of(ground);
+        let serve = nobody.serve();
+        let stage = Stage::of(serve).under(&["--rate", "50", "--timeout", "1s"]);
+        let (code, text, told) = nobody.run(&["doctor", ":8080", "--for", "1s"]);
+        assert_eq!((code, told.len()), (Some(0), 0), "{text} {told:?}");
+        assert!(
+            text.contains("socket-per-worker") && text.contains("healthy"),
+            "{text}"
+        );
+        // What is missing, and what that costs: once.
+        let notes: Vec<&str> = text.lines().filter(|l| l.starts_with("note: ")).collect();
+        let of = |word: &str| notes.iter().filter(|note| note.contains(word)).count();
+        let tracing = "it needs CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN): connections taken";
+        assert_eq!((of(tracing), of("of other users")), (1, 1), "{notes:#?}");
+        assert_eq!(notes.len(), 2, "{notes:#?}");
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+
+        signal(stage.workers()[0], Signal::STOP);
+        let (code, text, _) = nobody.run(&["doctor", ":8080", "--for", "2s", "--json"]);
+        let report: Value = serde_json::from_str(&text).expect("JSON");
+        let report = report["listeners"][0].clone();
+        Told { code, report }.has("stopped-worker");
+    });
+}
+
+#[test]
+fn without_privileges_anothers_server_is_not_called_healthy() {
+    staged(|ground| {
+        let nobody = Nobody::of(ground);
+        let _stage = Stage::of(serve(&["--model", "preforked", "-w", "2"]));
+        let (code, text, told) = nobody.run(&["doctor", ":8080", "--for", "500ms"]);
+        assert_eq!((code, told.len()), (Some(1), 0), "{text} {told:?}");
+        assert!(
+            text.contains("not told") && !text.contains("healthy"),
+            "{text}"
+        );
+        assert!(
+            text.contains("CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+fn without_privileges_attach_names_those_it_needs() {
+    staged(|ground| {
+        let nobody = Nobody::of(ground);
+        let serve = nobody.serve();
+        let _stage = Stage::of(serve);
+        // Where it may write, so that only capabilities are missing.
+        let runtime = ground.path().join("guests/run");
+        let runtime = runtime.to_str().expect("path");
+        let (code, text, told) = nobody.run(&["attach", ":8080", "--runtime-dir", runtime]);
+        assert_eq!((code, told.len(), &*text), (Some(1), 1, ""), "{told:#?}");
+        for word in ["127.0.0.1:8080", "CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"] {
+            assert!(told[0].contains(word), "no {word} in {told:?}");
+        }
+        assert!(!std::path::Path::new(runtime).exists(), "nothing is left");
+    });
+}
+
+#[test]
+fn the_same_port_in_another_network_namespace_is_another_server() {
+    staged(|_| {
+        let options = ["--model", "preforked", "-w", "2"];
+        let _busy = Stage::of(serve(&options)).under(&["--rate", "300"]);
+        let told = std::thread::scope(|scope| {
+            let beside = scope.spawn(|| {
+                wakeone_kernel::netns::isolate().expect("network namespace");
+                let _stage = Stage::of(serve(&options));
+                doctor(&[])
+            });
+            beside.join().expect("doctor")
+        });
+        told.is_healthy();
+        assert_eq!(told.report["totals"]["connections"], 0, "{:#}", told.report);
+    });
+}

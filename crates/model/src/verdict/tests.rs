@@ -212,7 +212,7 @@ fn stopped_for_more_than_half_the_time() {
     assert_eq!(found(own(), stop(LOOKS / 2)), NONE);
     assert_eq!(found(own(), stop(LOOKS / 2 + 1)), ["stopped-worker"]);
     // One that is not among those who serve.
-    let other = |w: &mut Watch| drop(w.sampled.stopped.insert(99, LOOKS));
+    let other = |w: &mut Watch| w.sampled.stopped.extend([(99, LOOKS)]);
     assert_eq!(found(own(), other), NONE);
 }
 
@@ -236,8 +236,8 @@ fn stuck_is_who_takes_nothing_while_connections_wait() {
         })
     };
     assert_eq!(but(|w| take(w, [1, 250, 250, 250])), NONE);
-    assert_eq!(but(|w| drop(w.sampled.waiting.insert(10, 10))), NONE);
-    let nine_tenths = |w: &mut Watch| drop(w.sampled.queue_filled.insert(1000, LOOKS * 9 / 10));
+    assert_eq!(but(|w| w.sampled.waiting.extend([(10, 10)])), NONE);
+    let nine_tenths = |w: &mut Watch| w.sampled.queue_filled.extend([(1000, LOOKS * 9 / 10)]);
     assert_eq!(but(nine_tenths), NONE);
     assert_eq!(but(|w| w.last.at_ns = 999_000_000), NONE);
     // Stopped is another thing.
