@@ -21,9 +21,19 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 enum { STATE_ESTABLISHED = 1, STATE_SYN_RECV = 3, STATE_CLOSE = 7, STATE_LISTEN = 10 };
 
 /* The few fields that are read; where they are is the kernel's BTF's to say. */
+struct ns_common {
+	unsigned int inum;
+} __attribute__((preserve_access_index));
+struct net {
+	struct ns_common ns;
+} __attribute__((preserve_access_index));
+typedef struct {
+	struct net *net;
+} __attribute__((preserve_access_index)) possible_net_t;
 struct sock_common {
 	unsigned short skc_num;
 	volatile unsigned char skc_state;
+	possible_net_t skc_net;
 } __attribute__((preserve_access_index));
 struct sock {
 	struct sock_common __sk_common;
@@ -90,12 +100,19 @@ static __always_inline struct wakeone_watched_worker *worker_of(__u32 tgid)
 	return place ? &watched.worker[*place & (WAKEONE_WATCHED_WORKERS - 1)] : NULL;
 }
 
+/* The same port in another container is another server. */
+static __always_inline bool is_ours(const struct sock *sk)
+{
+	return BPF_CORE_READ(sk, __sk_common.skc_num) == watched.port &&
+	       BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum) == watched.netns;
+}
+
 SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(wakeone_established, const struct sock *sk, int from, int to)
 {
 	__u64 key = (__u64)sk, now;
 
-	if (sk->__sk_common.skc_num != watched.port)
+	if (sk->__sk_common.skc_num != watched.port || !is_ours(sk))
 		return 0;
 	if (from == STATE_SYN_RECV && to == STATE_ESTABLISHED) {
 		now = bpf_ktime_get_ns();
@@ -115,8 +132,7 @@ int BPF_PROG(wakeone_ready, const struct sock *sk)
 	if (!waking)
 		return 0;
 	waking->task = 0;
-	if (sk->__sk_common.skc_state != STATE_LISTEN ||
-	    sk->__sk_common.skc_num != watched.port)
+	if (sk->__sk_common.skc_state != STATE_LISTEN || !is_ours(sk))
 		return 0;
 	ADD(watched.connections, 1);
 	waking->task = bpf_get_current_task();
@@ -194,7 +210,7 @@ static __always_inline int accepted(long result)
 	}
 	sk = socket_of((void *)bpf_get_current_task(), result);
 	/* A worker may have other listeners. */
-	if (!sk || BPF_CORE_READ(sk, __sk_common.skc_num) != watched.port)
+	if (!sk || !is_ours(sk))
 		return 0;
 	ADD(worker->accepted, 1);
 	key = (__u64)sk;

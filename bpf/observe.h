@@ -29,7 +29,7 @@ struct wakeone_watched_worker {
 struct wakeone_watched {
 	/* Set before the probes are attached. */
 	__u32 port;           /* the listener's, in host order */
-	__u32 workers;        /* in use */
+	__u32 netns;          /* inode of its network namespace */
 	/* Counted. */
 	__u64 connections;    /* handshakes completed: the listener was told */
 	__u64 wakeups;        /* threads of known workers woken by that */

@@ -248,3 +248,68 @@ fn what_is_not_there_is_named() {
         "{lines:?}"
     );
 }
+
+#[test]
+fn targets_that_cannot_be_are_named_in_one_sentence() {
+    let Some(ground) = isolated() else { return };
+    let table: [(&str, i32, &str); 10] = [
+        ("", 2, "\"\" is no target"),
+        (":", 2, "\":\" is no port"),
+        (":0", 2, "a number from 1 to 65535"),
+        (":99999", 2, "a number from 1 to 65535"),
+        ("1.2.3.4", 2, "\"1.2.3.4\" is no target"),
+        ("host:80", 2, "\"host:80\" is no target"),
+        (
+            "no-such-name",
+            1,
+            "no process or unit is named no-such-name",
+        ),
+        ("4194304", 1, "there is no process 4194304"),
+        (":9", 1, "nothing listens on :9"),
+        ("127.0.0.1:9", 1, "nothing listens on 127.0.0.1:9"),
+    ];
+    for command in ["doctor", "attach"] {
+        for (target, code, words) in table {
+            let mut refused = Command::new(WAKEONE);
+            refused.args([command, target]);
+            if command == "attach" {
+                refused.arg("--runtime-dir").arg(ground.runtime());
+            }
+            let output = refused.output().expect("runs");
+            let lines = said(&output);
+            assert_eq!(output.status.code(), Some(code), "{target}: {lines:?}");
+            assert!(output.stdout.is_empty(), "{target}");
+            assert!(
+                lines.len() == 1 && lines[0].contains(words),
+                "{command} {target}: {lines:?}"
+            );
+            assert_nothing_left(&ground);
+        }
+    }
+}
+
+#[test]
+fn doctor_refuses_times_and_places_that_cannot_be() {
+    let Some(_ground) = isolated() else { return };
+    let table: [(&[&str], i32, &str); 6] = [
+        (&["--for", "soon"], 2, "'soon' is not a time"),
+        (&["--for=-1s"], 2, "'-1s' is not a time"),
+        (&["--for", "0s"], 2, "100ms or more"),
+        (&["--netns", "no-such-place"], 1, "/run/netns/no-such-place"),
+        (&["--pid", "4194304"], 1, "/proc/4194304/ns/net"),
+        (&["--pid", "1", "--netns", "x"], 2, "cannot be used with"),
+    ];
+    for (options, code, words) in table {
+        let output = Command::new(WAKEONE)
+            .arg("doctor")
+            .args(options)
+            .output()
+            .expect("runs");
+        let lines = said(&output);
+        assert_eq!(output.status.code(), Some(code), "{options:?}: {lines:?}");
+        assert!(
+            lines.len() == 1 && lines[0].contains(words),
+            "{options:?}: {lines:?}"
+        );
+    }
+}

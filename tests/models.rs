@@ -10,11 +10,11 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use support::real::{Started, installed, program};
 use support::{WAKEONE, eventually, is_root, server};
 
 /// A server to start, and what it must be found to be.
@@ -26,12 +26,6 @@ struct Case {
     /// The program that must be installed.
     needs: &'static str,
     command: fn(&Path, u16) -> Command,
-}
-
-fn program(words: &[&str]) -> Command {
-    let mut command = Command::new(words[0]);
-    command.args(&words[1..]);
-    command
 }
 
 /// Writes a configuration for one server; its path.
@@ -380,49 +374,12 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// A server with all its processes.
-struct Started {
-    child: Child,
-}
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        let group = rustix::process::Pid::from_child(&self.child);
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        let _ = self.child.wait();
-    }
-}
-
-fn installed(program: &str) -> bool {
-    let found = Command::new("sh")
-        .args(["-c", &format!("command -v {program}")])
-        .env("PATH", path())
-        .output();
-    found.is_ok_and(|output| output.status.success())
-}
-
-/// Debian keeps servers where only root looks.
-fn path() -> String {
-    format!(
-        "{}:/usr/sbin:/sbin",
-        std::env::var("PATH").unwrap_or_default()
-    )
-}
-
 fn start(case: &Case, folder: &Path) -> Option<Started> {
     if !installed(case.needs) {
         eprintln!("skipped: {} is not installed", case.needs);
         return None;
     }
-    let child = (case.command)(folder, case.port)
-        .env("PATH", path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .process_group(0)
-        .spawn()
-        .unwrap_or_else(|error| panic!("{}: {error}", case.name));
-    Some(Started { child })
+    Some(Started::spawn((case.command)(folder, case.port)))
 }
 
 /// One request, whatever the server makes of it.

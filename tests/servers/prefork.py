@@ -1,22 +1,45 @@
-"""A prefork server on one shared socket: MODE is accept, epoll, exclusive, poll or select."""
+"""prefork.py MODE PORT WORKERS [MS]: a prefork server whose requests sleep for MS.
+
+On one shared socket, MODE is the way of waiting: accept, epoll, exclusive, poll or select. Otherwise it is
+  own            accept, each worker on a socket of its own in a reuseport group
+  group-of-one   exclusive, on one socket that has SO_REUSEPORT
+  mptcp          accept, on a Multipath TCP socket
+"""
 import os
 import select
 import socket
 import sys
+import time
 
 mode, port, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-listener = socket.create_server(("127.0.0.1", port), backlog=64)
+work_s = float(sys.argv[4]) / 1000 if len(sys.argv) > 4 else 0
 EPOLLEXCLUSIVE = 1 << 28
+IPPROTO_MPTCP = 262
+
+
+def listen():
+    """Opens the listener."""
+    protocol = IPPROTO_MPTCP if mode == "mptcp" else 0
+    opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if mode in ("own", "group-of-one"):
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    opened.bind(("127.0.0.1", port))
+    opened.listen(64)
+    return opened
+
+
+listener = None if mode == "own" else listen()
 
 
 def wait():
     """Returns a function that waits for a connection."""
-    if mode == "accept":
+    if mode in ("accept", "own", "mptcp"):
         return lambda: None
     listener.setblocking(False)
-    if mode in ("epoll", "exclusive"):
+    if mode in ("epoll", "exclusive", "group-of-one"):
         epoll = select.epoll()
-        epoll.register(listener, select.EPOLLIN | (EPOLLEXCLUSIVE if mode == "exclusive" else 0))
+        epoll.register(listener, select.EPOLLIN | (0 if mode == "epoll" else EPOLLEXCLUSIVE))
         return epoll.poll
     if mode == "poll":
         poll = select.poll()
@@ -27,6 +50,8 @@ def wait():
 
 def work():
     """Serves for ever."""
+    global listener
+    listener = listener or listen()
     until_ready = wait()
     while True:
         until_ready()
@@ -37,6 +62,7 @@ def work():
         with connection:
             connection.setblocking(True)
             connection.recv(4096)
+            time.sleep(work_s)
             connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
 

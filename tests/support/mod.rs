@@ -3,6 +3,7 @@
 // Each test program uses its own part of this.
 #![allow(dead_code)]
 
+pub mod real;
 pub mod steered;
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};

@@ -1,6 +1,6 @@
 //! `wakeone doctor`: what the kernel does with a running server, and what to do about it.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub struct Args {
     target: Option<Target>,
 
     /// How long to watch
-    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = crate::load::parse_duration)]
+    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = watching_time)]
     duration: Duration,
 
     /// Look into another network namespace: a name in /run/netns, or a path
@@ -64,6 +64,20 @@ struct Report<'a> {
 
 /// Exit code for findings.
 const FOUND: u8 = 3;
+/// Exit code where it could not be told.
+const NOT_TOLD: u8 = 1;
+/// In less, nothing happens that could be judged.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+fn watching_time(text: &str) -> Result<Duration, String> {
+    let time = crate::load::parse_duration(text)?;
+    if time < SHORTEST {
+        return Err(format!(
+            "'{text}' is too short to see anything: 100ms or more"
+        ));
+    }
+    Ok(time)
+}
 
 /// Watches and tells.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -92,8 +106,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(&texts(&judged, &found, &target))?;
     }
     let ill = judged.iter().any(|(_, findings)| !findings.is_empty());
+    let unseen = target != Target::All && !judged.iter().any(|(watch, _)| text::told(watch));
     Ok(if ill {
         ExitCode::from(FOUND)
+    } else if unseen {
+        ExitCode::from(NOT_TOLD)
     } else {
         ExitCode::SUCCESS
     })
@@ -136,7 +153,7 @@ fn json(judged: &[(Watch, Vec<Finding>)]) -> anyhow::Result<String> {
             protocol: watch.last.listener.protocol.to_string(),
             accept_model: watch.model.name(),
             model: &watch.model,
-            healthy: findings.is_empty(),
+            healthy: findings.is_empty() && text::told(watch),
             findings,
             totals: watch.totals(),
             workers: watch.rows(),
@@ -157,7 +174,10 @@ fn texts(judged: &[(Watch, Vec<Finding>)], found: &[Found], target: &Target) -> 
         parts.push(format!("nothing listens on {target}\n"));
     }
     // What cannot be seen is said once, not for each listener.
-    let missing: HashSet<&String> = judged.iter().flat_map(|(w, _)| &w.view.missing).collect();
-    parts.extend(missing.into_iter().map(|m| format!("note: {m}\n")));
+    let missing: BTreeSet<&String> = judged.iter().flat_map(|(w, _)| &w.view.missing).collect();
+    let notes: String = missing.iter().map(|m| format!("note: {m}\n")).collect();
+    if !notes.is_empty() {
+        parts.push(notes);
+    }
     parts.join("\n")
 }

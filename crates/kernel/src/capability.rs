@@ -18,13 +18,22 @@ pub fn has(capability: Capability) -> bool {
     caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false)
 }
 
+/// Capabilities that watching with tracepoints needs; the last one to find their numbers in tracefs.
+pub const TRACING: [Capability; 3] = [
+    Capability::CAP_BPF,
+    Capability::CAP_PERFMON,
+    Capability::CAP_SYS_ADMIN,
+];
+
 /// Names of the needed capabilities that are missing.
 pub fn missing() -> Vec<String> {
-    NEEDED
-        .iter()
-        .filter(|(cap, _)| !has(*cap))
-        .map(|(cap, _)| cap.to_string())
-        .collect()
+    missing_of(NEEDED.map(|(cap, _)| cap))
+}
+
+/// Names of those of these capabilities that are missing.
+pub fn missing_of(wanted: impl IntoIterator<Item = Capability>) -> Vec<String> {
+    let missing = wanted.into_iter().filter(|cap| !has(*cap));
+    missing.map(|cap| cap.to_string()).collect()
 }
 
 /// Gives up every capability but these for good, for this thread and those it starts. Those of `reserve` stay

@@ -49,12 +49,30 @@ const FAMILIES: [u8; 2] = [libc::AF_INET as u8, libc::AF_INET6 as u8];
 /// # Errors
 /// What the netlink socket says.
 pub fn sockets(protocol: Protocol, which: Which, port: u16) -> io::Result<Vec<Entry>> {
+    dump(&FAMILIES, protocol, which, port)
+}
+
+/// Those of a listener on this address, or of its connections: of one address family, which is half the walk through the
+/// kernel's tables. (What comes by IPv4 to an IPv6 socket is of the latter's family.)
+///
+/// # Errors
+/// As [`sockets`].
+pub fn sockets_at(
+    protocol: Protocol,
+    which: Which,
+    listener: SocketAddr,
+) -> io::Result<Vec<Entry>> {
+    let family = FAMILIES[usize::from(listener.is_ipv6())];
+    dump(&[family], protocol, which, listener.port())
+}
+
+fn dump(families: &[u8], protocol: Protocol, which: Which, port: u16) -> io::Result<Vec<Entry>> {
     let mut netlink = Netlink::new(NETLINK_SOCK_DIAG)?;
     netlink.bind_auto()?;
     netlink.connect(&NetlinkAddress::new(0, 0))?;
     let mut found = Vec::new();
-    for family in FAMILIES {
-        netlink.send(&request(family, protocol, which, port), 0)?;
+    for family in families {
+        netlink.send(&request(*family, protocol, which, port), 0)?;
         receive(&netlink, &mut |response| {
             let entry = entry(protocol, &response);
             // The kernel filters by port for TCP and by the whole id for UDP: not all versions alike.
@@ -203,7 +221,7 @@ mod tests {
                 seen.socket.inode,
                 rustix::fs::fstat(&listener).expect("stat").st_ino
             );
-            let open = sockets(Protocol::Tcp, Which::Open, local.port()).expect("dump");
+            let open = sockets_at(Protocol::Tcp, Which::Open, local).expect("dump");
             assert_eq!(open.iter().filter(|e| e.local == local).count(), 3);
             drop(clients);
         }

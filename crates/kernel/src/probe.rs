@@ -66,7 +66,7 @@ pub struct Probe {
 const MOST_WORKERS: usize = 256;
 
 impl Probe {
-    /// Attaches the probes for a port.
+    /// Attaches the probes for a port of this thread's network namespace.
     ///
     /// # Errors
     /// `EPERM` without CAP_BPF and CAP_PERFMON, or where lockdown or a container forbid tracing; otherwise what the
@@ -79,6 +79,7 @@ impl Probe {
             .map_err(|e| step("reading the probes", &e))?;
         if let Some(data) = &mut open.maps.data_watched_data {
             data.watched.port = port.into();
+            data.watched.netns = namespace()?;
         }
         let skeleton = open.load().map_err(|e| step("loading the probes", &e))?;
         let links = links(&skeleton)?;
@@ -159,6 +160,12 @@ impl Probe {
                 .collect(),
         })
     }
+}
+
+/// The number of this thread's network namespace.
+fn namespace() -> io::Result<u32> {
+    let inode = rustix::fs::stat("/proc/thread-self/ns/net")?.st_ino;
+    u32::try_from(inode).map_err(io::Error::other)
 }
 
 fn links(skeleton: &ObserveSkel<'_>) -> io::Result<Vec<Link>> {

@@ -52,18 +52,23 @@ pub fn doing(pid: u32) -> Doing {
     for task in tasks.flatten() {
         match thread_doing(&task.path()) {
             Doing::Gone => {}
-            Doing::Waiting => {
-                // A stopped process keeps the system call it was in.
-                return if state(pid) == Some('T') {
-                    Doing::Stopped
-                } else {
-                    Doing::Waiting
-                };
-            }
+            Doing::Waiting => return if_running(pid, Doing::Waiting),
             other => verdict = other,
         }
     }
-    verdict
+    match verdict {
+        Doing::Busy => if_running(pid, Doing::Busy),
+        other => other,
+    }
+}
+
+/// A stopped process keeps the system call it was in.
+fn if_running(pid: u32, doing: Doing) -> Doing {
+    if matches!(state(pid), Some('T' | 't')) {
+        Doing::Stopped
+    } else {
+        doing
+    }
 }
 
 /// The same for a worker that may be a tree of processes: a server's own master, say, with the process that accepts

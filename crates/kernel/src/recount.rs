@@ -43,6 +43,8 @@ pub fn recount(
     port: u16,
     held: impl IntoIterator<Item = (u64, usize)>,
 ) -> io::Result<Recounted> {
+    // What it says on standard error is in the error, too.
+    libbpf_rs::set_print(None);
     let mut storage = MaybeUninit::uninit();
     let mut open = RecountSkelBuilder::default()
         .open(&mut storage)
@@ -86,6 +88,8 @@ pub fn recount(
 /// # Errors
 /// As [`recount`].
 pub fn has_program(port: u16, listeners: impl IntoIterator<Item = u64>) -> io::Result<bool> {
+    // What it says on standard error is in the error, too.
+    libbpf_rs::set_print(None);
     let mut storage = MaybeUninit::uninit();
     let mut open = RecountSkelBuilder::default()
         .open(&mut storage)

@@ -3,7 +3,7 @@
 use std::fs;
 
 use nix::sched::{CpuSet, sched_getaffinity};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, SysconfVar, sysconf};
 use wakeone_model::snapshot::{HostLook, WorkerLook};
 
 use crate::{peek, process};
@@ -77,8 +77,7 @@ fn affinity(pid: u32) -> (u32, Option<u32>) {
     let mut allowed = (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false));
     let first = allowed.next();
     let more = allowed.count();
-    let machine = std::thread::available_parallelism().map_or(1, usize::from);
-    let pinned = first.filter(|_| more == 0 && machine > 1);
+    let pinned = first.filter(|_| more == 0 && cpus_online() > 1);
     (
         u32::try_from(more + usize::from(first.is_some())).unwrap_or(0),
         pinned.and_then(|cpu| u32::try_from(cpu).ok()),
@@ -100,7 +99,15 @@ pub fn host(pid: Option<u32>) -> HostLook {
             .ok()
             .and_then(|text| text.trim().parse().ok())
             .unwrap_or(0),
+        resets_sent: counter(&snmp, "Tcp:", "OutRsts"),
+        migrated: extended("TCPMigrateReqSuccess"),
+        cpus: cpus_online(),
     }
+}
+
+fn cpus_online() -> u32 {
+    let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
+    online.and_then(|n| u32::try_from(n).ok()).unwrap_or(1)
 }
 
 /// A counter of a file that has a line of names and a line of values for each protocol.

@@ -77,6 +77,15 @@ pub struct HostLook {
     pub passive_opens: u64,
     /// net.core.somaxconn: the most that a program may ask for.
     pub somaxconn: u32,
+    /// Resets sent by any socket of the namespace.
+    #[serde(default)]
+    pub resets_sent: u64,
+    /// Connections that the kernel moved from a listener that closed to another of its group.
+    #[serde(default)]
+    pub migrated: u64,
+    /// CPUs that are online.
+    #[serde(default)]
+    pub cpus: u32,
 }
 
 /// Everything about one listener at one moment.

@@ -31,12 +31,16 @@ const ENOUGH_CONNECTIONS: u64 = 50;
 const ENOUGH_CPU: f64 = 0.05;
 /// The largest share over the mean one, from which on a spread is called uneven. Two workers reach 2 at most.
 const UNEVEN: f64 = 1.5;
+/// Share of the time that the busiest worker must be busy for its share to be a load: below, nobody waits for it.
+const LOADED: f64 = 0.2;
 /// Wake-ups a connection from which on it is a herd.
 const HERD: f64 = 1.8;
 /// Share of the time for which a queue may wait behind a busy worker while another is idle.
 const BLOCKED_SHARE: f64 = 0.02;
 /// That long at the least, s.
 const BLOCKED_S: f64 = 0.1;
+/// A queue none of whose connections waited that long was not blocked, however often it was seen filled, µs.
+const BLOCKED_WAIT_US: f64 = 20_000.0;
 /// Share of the backlog from which on the next burst overflows it.
 const NEARLY_FULL: f64 = 0.8;
 /// Share of the descriptors from which on they run out soon.
@@ -137,6 +141,29 @@ impl Case<'_> {
         }
     }
 
+    /// For how long a queue waited behind workers that were busy with something, and not just without a CPU, s.
+    fn blocked_s(&self, queue: &Queue) -> f64 {
+        let servers = || self.rows.iter().filter(|r| queue.pids.contains(&r.pid));
+        let quick = queue.length == 0
+            && servers().all(|r| r.wait_us_max.is_some_and(|us| us < BLOCKED_WAIT_US));
+        if quick && !queue.pids.is_empty() {
+            return 0.0;
+        }
+        let without_cpu: f64 = servers().map(|r| r.run_delay).fold(0.0, f64::max);
+        (queue.blocked_s - without_cpu * self.totals.seconds).max(0.0)
+    }
+
+    /// The workers of a queue that are stopped or hang: it is long because of them.
+    fn hangs(&self, queue: &Queue) -> bool {
+        let stopped = stopped_pids(self);
+        let stuck: Vec<u32> = stuck_rows(self).iter().map(|r| r.pid).collect();
+        !queue.pids.is_empty()
+            && queue
+                .pids
+                .iter()
+                .all(|pid| stopped.contains(pid) || stuck.contains(pid))
+    }
+
     fn shared(&self) -> bool {
         matches!(
             self.watch.model.shape,
@@ -150,15 +177,16 @@ fn list(pids: &[u32]) -> String {
     pids.join(", ")
 }
 
-fn stopped(case: &Case<'_>) -> Option<Finding> {
-    let pids: Vec<u32> = case
-        .watch
-        .sampled
-        .stopped
-        .iter()
+fn stopped_pids(case: &Case<'_>) -> Vec<u32> {
+    let stopped = case.watch.sampled.stopped.iter();
+    stopped
         .filter(|(pid, looks)| case.serving(**pid) && **looks * 2 > case.looks())
         .map(|(pid, _)| *pid)
-        .collect();
+        .collect()
+}
+
+fn stopped(case: &Case<'_>) -> Option<Finding> {
+    let pids = stopped_pids(case);
     (!pids.is_empty()).then(|| {
         let queued: u32 = case
             .queues
@@ -169,7 +197,7 @@ fn stopped(case: &Case<'_>) -> Option<Finding> {
         finding(
             "stopped-worker",
             "A worker is stopped",
-            "a signal (SIGSTOP, SIGTSTP), a debugger or the freezer keeps it from running",
+            "a signal (SIGSTOP, SIGTSTP) or a debugger keeps it from running",
         )
         .shown(format!(
             "process {} was stopped for more than half of {:.1} s; {queued} connections wait in its queue",
@@ -181,8 +209,8 @@ fn stopped(case: &Case<'_>) -> Option<Finding> {
     })
 }
 
-/// A worker that took nothing all the time, although connections waited for it, and that is not stopped.
-fn stuck(case: &Case<'_>) -> Option<Finding> {
+/// Workers that took nothing all the time, although connections waited for them, and that are not stopped.
+fn stuck_rows<'a>(case: &'a Case<'_>) -> Vec<&'a Row> {
     let sampled = &case.watch.sampled;
     let is_stuck = |row: &&Row| {
         let own = case.queues.iter().filter(|q| q.pids == [row.pid]);
@@ -197,10 +225,22 @@ fn stuck(case: &Case<'_>) -> Option<Finding> {
                 .and_then(|s| sampled.queue_filled.get(&s.cookie));
             filled.is_some_and(|looks| *looks * 10 > case.looks() * 9)
         });
-        waited && row.waiting < 0.01 && row.taken.unwrap_or(0) == 0 && row.state == "busy"
+        // Without tracing only who slept through is known to have taken nothing.
+        let idle = row.taken.map_or_else(
+            || row.switches_voluntary_per_s < 0.5 && row.cpu < 0.5,
+            |taken| taken == 0,
+        );
+        waited && row.waiting < 0.01 && idle && row.state == "busy"
     };
-    let stuck: Vec<&Row> = case.rows.iter().filter(is_stuck).collect();
-    (!stuck.is_empty() && case.totals.seconds >= 1.0).then(|| {
+    if case.totals.seconds < 1.0 {
+        return Vec::new();
+    }
+    case.rows.iter().filter(is_stuck).collect()
+}
+
+fn stuck(case: &Case<'_>) -> Option<Finding> {
+    let stuck = stuck_rows(case);
+    (!stuck.is_empty()).then(|| {
         let pids: Vec<u32> = stuck.iter().map(|r| r.pid).collect();
         let mut found = finding(
             "stuck-worker",
@@ -230,12 +270,13 @@ fn blocked(case: &Case<'_>) -> Option<Finding> {
     if !matches!(case.watch.model.shape, Shape::SocketPerWorker) {
         return None;
     }
-    let worst = case
+    let seconds = case.totals.seconds;
+    let (worst, blocked_s) = case
         .queues
         .iter()
-        .max_by(|a, b| a.blocked_s.total_cmp(&b.blocked_s))?;
-    let seconds = case.totals.seconds;
-    if worst.blocked_s < BLOCKED_S || worst.blocked_s < seconds * BLOCKED_SHARE {
+        .map(|queue| (queue, case.blocked_s(queue)))
+        .max_by(|a, b| a.1.total_cmp(&b.1))?;
+    if blocked_s < BLOCKED_S || blocked_s < seconds * BLOCKED_SHARE {
         return None;
     }
     let cause = if case.watch.steered == Some(true) {
@@ -251,7 +292,7 @@ fn blocked(case: &Case<'_>) -> Option<Finding> {
     )
     .shown(format!(
         "the queue of process {} was not empty for {:.2} s of {seconds:.1} s while its worker was busy and another waited; longest queue {}",
-        list(&worst.pids), worst.blocked_s, worst.highest
+        list(&worst.pids), blocked_s, worst.highest
     ))
     .shown(format!("workers did nothing beside a filled queue for {idle:.2} s in all"));
     if let (Some(p50), Some(p99)) = (case.totals.wait_us_p50, case.totals.wait_us_p99) {
@@ -265,7 +306,11 @@ fn blocked(case: &Case<'_>) -> Option<Finding> {
 }
 
 fn overflow(case: &Case<'_>) -> Option<Finding> {
-    if case.totals.dropped == 0 || case.watch.last.listener.protocol == Protocol::Udp {
+    // A listener's drops count stray packets as well: the queue was full only where the namespace counted that.
+    if case.totals.dropped == 0
+        || case.totals.listen_overflows == 0
+        || case.watch.last.listener.protocol == Protocol::Udp
+    {
         return None;
     }
     let worst = case.queues.iter().max_by_key(|q| q.dropped)?;
@@ -290,13 +335,15 @@ fn overflow(case: &Case<'_>) -> Option<Finding> {
 }
 
 fn nearly_full(case: &Case<'_>) -> Option<Finding> {
-    if case.totals.dropped > 0 || case.watch.last.listener.protocol == Protocol::Udp {
+    if overflow(case).is_some() || case.watch.last.listener.protocol == Protocol::Udp {
         return None;
     }
-    let fill = |q: &Queue| f64::from(q.highest) / f64::from(q.limit.max(1));
+    // The kernel admits one more than the limit.
+    let fill = |q: &Queue| f64::from(q.highest) / (f64::from(q.limit) + 1.0);
     let worst = case
         .queues
         .iter()
+        .filter(|q| !case.hangs(q))
         .max_by(|a, b| fill(a).total_cmp(&fill(b)))?;
     (worst.highest > 0 && fill(worst) >= NEARLY_FULL).then(|| {
         finding(
@@ -341,7 +388,13 @@ fn longer(case: &Case<'_>, queue: &Queue) -> String {
 /// A listener that went away with connections in its queue: they were reset.
 fn reset(case: &Case<'_>) -> Option<Finding> {
     let gone = &case.watch.sampled.gone;
-    let lost: u32 = gone.values().sum();
+    let waited: u64 = gone.values().map(|n| u64::from(*n)).sum();
+    let since = |of: fn(&crate::snapshot::HostLook) -> u64| {
+        of(&case.watch.last.host).saturating_sub(of(&case.watch.first.host))
+    };
+    // A server that accepts what waits before it closes loses nothing, and what the kernel moves is not lost either.
+    let (resets, moved) = (since(|h| h.resets_sent), since(|h| h.migrated));
+    let lost = waited.saturating_sub(moved).min(resets);
     (lost > 0).then(|| {
         finding(
             "reload-resets-queue",
@@ -349,8 +402,11 @@ fn reset(case: &Case<'_>) -> Option<Finding> {
             "when a listening socket closes, the kernel resets what waits in its queue, unless it may move it to another of the group",
         )
         .shown(format!(
-            "{} of the group's sockets went away within {:.1} s; {lost} connections waited in them when last seen",
+            "{} of the listener's sockets went away within {:.1} s; {waited} connections waited in them when last seen",
             gone.len(), case.totals.seconds
+        ))
+        .shown(format!(
+            "in the whole network namespace: {resets} resets sent, {moved} connections moved to another socket"
         ))
         .then("`sysctl net.ipv4.tcp_migrate_req=1` has the kernel move them by hash")
         .then(format!(
@@ -427,7 +483,14 @@ fn uneven(case: &Case<'_>) -> Option<String> {
     };
     // Of two workers one can have twice the mean at most: all of it.
     let uneven = UNEVEN.min(1.0 + 0.4 * (case.rows.len() as f64 - 1.0));
-    if !enough || skew < uneven {
+    let busiest = case.rows.iter().max_by(|a, b| {
+        let of = |r: &Row| (r.taken.unwrap_or(0), r.cpu);
+        of(a)
+            .partial_cmp(&of(b))
+            .unwrap_or(std::cmp::Ordering::Equal)
+    })?;
+    let busy = 1.0 - busiest.waiting;
+    if !enough || skew < uneven || busy < LOADED {
         return None;
     }
     let what = if by_connections { "connections" } else { "CPU" };
@@ -449,10 +512,11 @@ fn uneven(case: &Case<'_>) -> Option<String> {
         .map(|s| format!("{:.0} %", s * 100.0))
         .collect();
     Some(format!(
-        "the busiest of {} workers has {skew:.2} times the mean of the {what}: {}{}",
+        "the busiest of {} workers has {skew:.2} times the mean of the {what}: {}{}; it was busy {:.0} % of the time",
         case.rows.len(),
         shown.join(", "),
-        if shares.len() > 8 { " …" } else { "" }
+        if shares.len() > 8 { ", …" } else { "" },
+        busy * 100.0
     ))
 }
 
@@ -495,15 +559,19 @@ fn pinned(case: &Case<'_>) -> Option<Finding> {
         }
     }
     let (cpu, pids) = by_cpu.into_iter().max_by_key(|(_, pids)| pids.len())?;
-    (pids.len() > 1).then(|| {
+    // More workers than CPUs must share them; those that share one while another has fewer need not.
+    let cpus = case.watch.last.host.cpus.max(1) as usize;
+    let fair = case.watch.last.workers.len().div_ceil(cpus);
+    (pids.len() > fair).then(|| {
         finding(
             "pinned-to-one-cpu",
             "Several workers may run on one CPU only, the same",
             "their affinity (taskset, a cpuset, a setting of the server) names only that one",
         )
         .shown(format!(
-            "{} workers on CPU {cpu}: processes {}",
+            "{} of {} workers on CPU {cpu} of {cpus}: processes {}",
             pids.len(),
+            case.watch.last.workers.len(),
             list(&pids)
         ))
         .then(format!(
@@ -546,3 +614,6 @@ pub fn time(us: f64) -> String {
         format!("{:.2} s", us / 1e6)
     }
 }
+
+#[cfg(test)]
+mod tests;

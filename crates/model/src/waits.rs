@@ -99,18 +99,19 @@ fn floor_us(bucket: usize) -> u64 {
     }
 }
 
+/// As `bucket_of` in observe.bpf.c.
+#[cfg(test)]
+pub(crate) fn bucket_of(us: u64) -> usize {
+    if us < STEPS {
+        return us as usize;
+    }
+    let octave = u64::from(us.ilog2());
+    ((octave - 3) * STEPS + ((us >> (octave - 4)) & (STEPS - 1))) as usize
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// As `bucket_of` in observe.bpf.c.
-    fn bucket_of(us: u64) -> usize {
-        if us < STEPS {
-            return us as usize;
-        }
-        let octave = u64::from(us.ilog2());
-        ((octave - 3) * STEPS + ((us >> (octave - 4)) & (STEPS - 1))) as usize
-    }
 
     fn of(times: &[u64]) -> Waits {
         let mut waits = Waits {

@@ -12,7 +12,7 @@ pub fn report(watch: &Watch, findings: &[Finding]) -> String {
     lines.extend(workers(&watch.rows()));
     lines.extend(queues(&watch.queues()));
     lines.push(String::new());
-    lines.extend(verdicts(findings));
+    lines.extend(verdicts(findings, told(watch)));
     lines.join("\n") + "\n"
 }
 
@@ -172,7 +172,18 @@ fn queues(queues: &[Queue]) -> Vec<String> {
     lines
 }
 
-fn verdicts(findings: &[Finding]) -> Vec<String> {
+/// Whether enough is seen to call a server healthy: somebody who serves the listener.
+pub fn told(watch: &Watch) -> bool {
+    !watch.last.workers.is_empty()
+}
+
+fn verdicts(findings: &[Finding], told: bool) -> Vec<String> {
+    if findings.is_empty() && !told {
+        return vec![
+            "  not told: nobody who serves it may be seen, and its queues show nothing wrong"
+                .into(),
+        ];
+    }
     if findings.is_empty() {
         return vec!["  healthy: nothing found".into()];
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
+use wakeone_kernel::capability;
 use wakeone_kernel::diag::{self, Which};
 use wakeone_kernel::peek::{self, Processes};
 use wakeone_kernel::probe::Probe;
@@ -24,6 +25,9 @@ const FIRST_SIGHTINGS: u32 = 10;
 const FIRST_APART: Duration = Duration::from_millis(20);
 /// Sightings remembered.
 const MOST_SIGHTINGS: usize = 60;
+/// Looking for the open connections is a walk through a table of all connections of the machine, those that have just
+/// ended included: it may take this part of the time.
+const CONNECTIONS_SHARE: u32 = 200;
 /// The last of them, by which it is told who serves what.
 const LATELY: usize = 4;
 /// How long a queue must wait behind a busy worker to count as blocked: less is the life of any queue.
@@ -44,6 +48,9 @@ pub struct Watcher {
     /// Since when each queue waits behind busy workers, by cookie.
     blocked_since: BTreeMap<u64, Instant>,
     sighted: Instant,
+    /// Inodes of the open connections, and when to look for them again.
+    connections: HashSet<u64>,
+    connections_due: Instant,
     reuseport: Option<bool>,
 }
 
@@ -71,7 +78,7 @@ impl Watcher {
         let mut view = View::default();
         if found.hidden > 0 {
             view.missing.push(format!(
-                "the descriptors of {} processes of other users may not be seen (CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or root, would show them): some workers may be missing",
+                "the descriptors of {} processes of other users may not be seen (it needs CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH): workers among them are missing",
                 found.hidden
             ));
         }
@@ -93,6 +100,8 @@ impl Watcher {
             sampled: Sampled::default(),
             blocked_since: BTreeMap::new(),
             sighted: Instant::now(),
+            connections: HashSet::new(),
+            connections_due: Instant::now(),
             reuseport: reuseport(found),
             listener: found.listener.clone(),
         }
@@ -133,7 +142,11 @@ impl Watcher {
     /// Looks at everything that the accept model is told from.
     fn sight(&mut self) -> Result<(), Error> {
         let inodes: HashSet<u64> = self.listener.sockets.iter().map(|s| s.inode).collect();
-        let connections = self.connections()?;
+        if self.connections_due <= Instant::now() {
+            let began = Instant::now();
+            self.connections = self.connections()?;
+            self.connections_due = Instant::now() + began.elapsed() * CONNECTIONS_SHARE;
+        }
         if !self.pids.iter().all(|pid| peek::identity(*pid).is_some()) {
             self.pids = Processes::read().around(&inodes);
         }
@@ -141,7 +154,7 @@ impl Watcher {
         pids.extend(self.pids.iter().flat_map(|pid| process::children(*pid)));
         let processes: Vec<Process> = pids
             .into_iter()
-            .filter_map(|pid| peek::look(pid, &inodes, &connections))
+            .filter_map(|pid| peek::look(pid, &inodes, &self.connections))
             .collect();
         // The children of those that hold the socket are looked at next time, whoever their parents were.
         self.pids = processes.iter().map(|p| p.pid).collect();
@@ -158,12 +171,8 @@ impl Watcher {
         if self.listener.protocol == Protocol::Udp {
             return Ok(HashSet::new());
         }
-        let open = diag::sockets(
-            self.listener.protocol,
-            Which::Open,
-            self.listener.address.port(),
-        )
-        .map_err(kernel("asking the kernel for the open connections"))?;
+        let open = diag::sockets_at(self.listener.protocol, Which::Open, self.listener.address)
+            .map_err(kernel("asking the kernel for the open connections"))?;
         Ok(open
             .iter()
             .map(|e| e.socket.inode)
@@ -237,7 +246,7 @@ impl Watcher {
             // An MPTCP listener's queue shows in TCP's dump.
             _ => Protocol::Tcp,
         };
-        let entries = diag::sockets(protocol, Which::Listening, self.listener.address.port())
+        let entries = diag::sockets_at(protocol, Which::Listening, self.listener.address)
             .map_err(kernel("asking the kernel for the listening sockets"))?;
         let mut sockets: Vec<Socket> = entries
             .into_iter()
@@ -394,6 +403,7 @@ impl Watcher {
     /// # Errors
     /// When the kernel does not show its sockets.
     pub fn watch(&mut self) -> Result<Watch, Error> {
+        self.connections_due = Instant::now();
         self.sight()?;
         let last = self.snapshot()?;
         Ok(self.sum(self.first.clone(), last, self.sampled.clone()))
@@ -442,8 +452,14 @@ fn attach(listener: &Listener, tracing: bool, view: &mut View) -> Option<Probe> 
             Some(probe)
         }
         Err(error) => {
+            let missing = capability::missing_of(capability::TRACING);
+            let why = if missing.is_empty() {
+                error.to_string()
+            } else {
+                format!("it needs {}", missing.join(", "))
+            };
             view.missing.push(format!(
-                "the kernel's tracepoints may not be used ({error}; it takes CAP_BPF, CAP_PERFMON and, for tracefs, CAP_SYS_ADMIN): connections taken, wake-ups and waits in the queue are not known"
+                "the kernel's tracepoints may not be used ({why}): connections taken, wake-ups and waits in the queue are not known"
             ));
             None
         }
@@ -475,6 +491,7 @@ pub fn start_all(found: &[Found], tracing: bool) -> Result<Vec<Watcher>, Error> 
             std::thread::sleep(FIRST_APART);
         }
         for watcher in &mut watchers {
+            watcher.connections_due = Instant::now();
             watcher.sight()?;
         }
     }

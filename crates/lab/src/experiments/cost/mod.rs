@@ -1,17 +1,21 @@
-//! What does choosing cost? Connections a second with and without it, and the time of a run of each program.
+//! What does choosing cost, and what does watching? Connections a second with and without it, and the time of a run of
+//! each program.
+
+mod watched;
 
 use serde_json::json;
 use wakeone_kernel::run_stats::RunStats;
 use wakeone_load::{Arrivals, Mix, Plan};
 
 use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Sample, Settings, Source, parameters,
+    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source, parameters,
 };
 use crate::measure::Trial;
 use crate::present::{Bar, Block, Chart, Kind, Row, Style, Table, number};
 use crate::result::{Expectation, Outcome};
 use crate::ways::{self, Way};
 use crate::{Error, measure, status};
+use watched::{Doctor, VIEWS, View};
 
 /// The experiment.
 pub struct Cost;
@@ -30,6 +34,9 @@ const WAYS: [Way; 3] = [
 
 const LEAST_TO_HASH: &str = "connections/s of least-connections / those of reuseport-hash";
 const RESCUE_TO_HASH: &str = "connections/s of least-connections+rescue / those of reuseport-hash";
+const WATCHED_TO_HASH: &str =
+    "connections/s of reuseport-hash while doctor watches / those of reuseport-hash";
+const UNTRACED_TO_HASH: &str = "connections/s of reuseport-hash while doctor watches without tracing / those of reuseport-hash";
 const OURS: &str = "Wakeone's own goal";
 
 const CARD: Card = Card {
@@ -53,6 +60,11 @@ impl Experiment for Cost {
     fn design(&self, settings: &Settings) -> Design {
         let seconds = load_seconds(settings);
         let mut arms = ways::arms("cost", &WAYS, 0, seconds + 0.5);
+        arms.extend(VIEWS.map(|view| Arm {
+            name: view.arm().into(),
+            group: 0,
+            seconds: seconds + 1.5,
+        }));
         arms.push(Arm {
             name: PROGRAMS.into(),
             group: 1,
@@ -66,6 +78,8 @@ impl Experiment for Cost {
             pairings: vec![
                 pairing(LEAST_TO_HASH, Way::LeastConnections),
                 pairing(RESCUE_TO_HASH, Way::LeastConnectionsRescue),
+                watching(WATCHED_TO_HASH, View::Tracing),
+                watching(UNTRACED_TO_HASH, View::Proc),
             ],
             steady: "throughput_per_s",
             parameters: parameters([
@@ -83,6 +97,9 @@ impl Experiment for Cost {
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         if arm.name == PROGRAMS {
             return programs(context);
+        }
+        if let Some(view) = View::of(&arm.name) {
+            return watched(view, context);
         }
         let (_, way) = ways::parse_arm(&arm.name, &WAYS)?;
         let mut trial = Trial::start(way, WORKERS)?;
@@ -106,6 +123,12 @@ impl Experiment for Cost {
                 "rescue-throughput",
                 "With rescue as well, at least 0.95 times as many",
                 RESCUE_TO_HASH,
+            ),
+            quiet(outcome, "watched-throughput", WATCHED_TO_HASH),
+            quiet(
+                outcome,
+                "watched-without-tracing-throughput",
+                UNTRACED_TO_HASH,
             ),
             Expectation::new(
                 "dispatch-ns",
@@ -135,6 +158,24 @@ impl Experiment for Cost {
     }
 }
 
+fn watching(name: &str, view: View) -> Pairing {
+    Pairing {
+        name: name.into(),
+        a: view.arm().into(),
+        b: ways::arm_name("cost", Way::ReuseportHash),
+        metric: "throughput_per_s".into(),
+    }
+}
+
+fn quiet(outcome: &Outcome, name: &str, ratio: &str) -> Expectation {
+    let claim = if ratio == WATCHED_TO_HASH {
+        "A server that doctor watches takes at least 0.98 times as many connections a second"
+    } else {
+        "Without tracing, too, at least 0.98 times as many"
+    };
+    Expectation::new(name, claim, OURS, outcome.ratio(ratio), |m| m >= 0.98)
+}
+
 fn load_seconds(settings: &Settings) -> f64 {
     if settings.quick { 1.0 } else { 3.0 }
 }
@@ -145,6 +186,17 @@ fn plan(target: std::net::SocketAddr, context: &Context<'_>) -> Plan {
     };
     let end = measure::for_seconds(load_seconds(context.settings));
     measure::plan(target, clients, end, Mix::one("/whoami"), context.seed)
+}
+
+/// The kernel's hash, while doctor watches.
+fn watched(view: View, context: &mut Context<'_>) -> Result<Sample, Error> {
+    let mut trial = Trial::start(Way::ReuseportHash, WORKERS)?;
+    let doctor = Doctor::start(view, trial.address)?;
+    let found = trial.load(&plan(trial.address, context), context)?;
+    let mut sample = measure::sample(&found, WORKERS);
+    doctor.end(load_seconds(context.settings), &mut sample)?;
+    trial.end(&mut sample)?;
+    Ok(sample)
 }
 
 /// Mean time of a run of each program under the same load, from the kernel's own statistics.
@@ -223,19 +275,27 @@ fn meaning(outcome: &Outcome) -> Option<String> {
     ))
 }
 
+/// The variants whose connections a second are compared, and their titles.
+fn compared() -> impl Iterator<Item = (String, &'static str)> {
+    let ways = WAYS.map(|way| (ways::arm_name("cost", way), way.name()));
+    let views = VIEWS.map(|view| (view.arm().to_owned(), view.title()));
+    ways.into_iter().chain(views)
+}
+
 fn table(outcome: &Outcome) -> Table {
-    let row = |way: &Way| {
-        let variant = outcome.variant(&format!("cost/{}", way.name()))?;
+    let row = |(arm, title): (String, &str)| {
+        let variant = outcome.variant(&arm)?;
         let rate = variant.metrics.get("throughput_per_s")?;
         let cell = |name: &str| variant.median(name).map_or_else(|| "–".into(), number);
         Some(Row::ours(vec![
-            way.name().into(),
+            title.into(),
             number(rate.median),
             number(rate.min),
             number(rate.max),
             cell("latency_ms_p50"),
             cell("latency_ms_p99"),
             cell("share_max_over_mean"),
+            cell("watcher_cpu_percent"),
         ]))
     };
     Table {
@@ -248,20 +308,19 @@ fn table(outcome: &Outcome) -> Table {
             "p50 ms",
             "p99 ms",
             "share max/mean",
+            "doctor's CPU %",
         ]
         .map(str::to_owned)
         .into(),
-        rows: WAYS.iter().filter_map(row).collect(),
+        rows: compared().filter_map(row).collect(),
     }
 }
 
 fn chart(outcome: &Outcome) -> Chart {
-    let bar = |way: &Way| {
-        let rate = outcome
-            .variant(&format!("cost/{}", way.name()))?
-            .metrics
-            .get("throughput_per_s")?;
-        let style = Style::ours(way.name(), way.colour());
+    let bar = |(place, (arm, title)): (usize, (String, &str))| {
+        let rate = outcome.variant(&arm)?.metrics.get("throughput_per_s")?;
+        let colour = WAYS.get(place).map_or(place + 2, |way| way.colour());
+        let style = Style::ours(title, colour);
         Some(Bar {
             style,
             value: rate.median,
@@ -273,7 +332,7 @@ fn chart(outcome: &Outcome) -> Chart {
         note: "Longer is better. Client and server share the CPUs.".into(),
         kind: Kind::Bars {
             unit: "/s".into(),
-            bars: WAYS.iter().filter_map(bar).collect(),
+            bars: compared().enumerate().filter_map(bar).collect(),
             log: false,
         },
     }

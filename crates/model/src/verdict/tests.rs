@@ -1,0 +1,540 @@
+//! Each rule at its threshold and just below it, on a watch of a healthy group of four that has just that wrong.
+
+use super::*;
+use crate::accept::{AcceptModel, Confidence};
+use crate::listener::{Listener, Socket};
+use crate::snapshot::{HostLook, Sampled, Snapshot, TraceLook, View, WorkerLook, WorkerTrace};
+use crate::waits::{Waits, bucket_of};
+
+const WORKERS: u32 = 4;
+const SECONDS: u64 = 10;
+const LOOKS: u64 = 1000;
+/// Worker 10 serves the socket of inode 100 and cookie 1000, and so on.
+const PIDS: [u32; 4] = [10, 11, 12, 13];
+
+fn waits(us: &[u64]) -> Waits {
+    let mut waits = Waits {
+        buckets: vec![0; 512],
+        ..Waits::default()
+    };
+    for us in us {
+        waits.count += 1;
+        waits.sum_us += us;
+        waits.max_us = waits.max_us.max(*us);
+        waits.buckets[bucket_of(*us)] += 1;
+    }
+    waits
+}
+
+fn socket(n: u32) -> Socket {
+    Socket {
+        inode: u64::from(100 + n),
+        cookie: u64::from(1000 + n),
+        protocol: Protocol::Tcp,
+        uid: 0,
+        queued: 0,
+        queue_limit: 128,
+        drops: 0,
+        receive_buffer_bytes: 0,
+    }
+}
+
+fn snapshot(sockets: u32, seconds: u64) -> Snapshot {
+    let worker = |pid: u32| {
+        let look = WorkerLook {
+            name: "server".into(),
+            cpu_ns: seconds * 100_000_000,
+            switches_voluntary: seconds * 100,
+            state: 'S',
+            waiting: true,
+            descriptors: 8,
+            descriptors_limit: 100,
+            cpus: 2,
+            ..WorkerLook::default()
+        };
+        (pid, look)
+    };
+    let trace = |pid: u32| {
+        let trace = WorkerTrace {
+            accepted: seconds * 25,
+            woken: seconds * 25,
+            waits: waits(&[100].repeat(seconds as usize * 25)),
+            ..WorkerTrace::default()
+        };
+        (pid, trace)
+    };
+    Snapshot {
+        at_ns: 1 + seconds * 1_000_000_000,
+        listener: Listener {
+            address: "127.0.0.1:80".parse().expect("address"),
+            interface: 0,
+            protocol: Protocol::Tcp,
+            sockets: (0..sockets).map(socket).collect(),
+        },
+        workers: PIDS.map(worker).into(),
+        trace: Some(TraceLook {
+            connections: seconds * 100,
+            wakeups: seconds * 100,
+            workers: PIDS.map(trace).into(),
+        }),
+        host: HostLook {
+            somaxconn: 4096,
+            cpus: 2,
+            ..HostLook::default()
+        },
+    }
+}
+
+/// Four workers with a socket each, or with one for all, that share a thousand connections evenly.
+fn healthy(shape: Shape, means: Means) -> Watch {
+    let own = matches!(shape, Shape::SocketPerWorker);
+    let sockets = if own { WORKERS } else { 1 };
+    let serves = |n: u32| {
+        let pids = if own {
+            vec![PIDS[n as usize]]
+        } else {
+            PIDS.to_vec()
+        };
+        (u64::from(1000 + n), pids)
+    };
+    Watch {
+        model: AcceptModel {
+            shape,
+            means,
+            confidence: Confidence::Certain,
+            evidence: Vec::new(),
+            workers: PIDS.to_vec(),
+        },
+        first: snapshot(sockets, 0),
+        last: snapshot(sockets, SECONDS),
+        sampled: Sampled {
+            looks: LOOKS,
+            waiting: PIDS.map(|pid| (pid, LOOKS * 7 / 10)).into(),
+            ..Sampled::default()
+        },
+        serves: (0..sockets).map(serves).collect(),
+        reuseport: Some(own),
+        steered: None,
+        view: View {
+            tracing: true,
+            missing: Vec::new(),
+        },
+    }
+}
+
+fn own() -> Watch {
+    healthy(Shape::SocketPerWorker, Means::EpollWakeAll)
+}
+
+fn shared(means: Means) -> Watch {
+    healthy(Shape::Shared, means)
+}
+
+fn codes(watch: &Watch) -> Vec<String> {
+    let findings = judge(watch);
+    for finding in &findings {
+        let numbers = |text: &String| text.contains(|c: char| c.is_ascii_digit());
+        assert!(
+            finding.evidence.iter().any(numbers),
+            "no number: {finding:?}"
+        );
+        assert!(
+            !finding.next.is_empty() && !finding.cause.is_empty(),
+            "no way out: {finding:?}"
+        );
+    }
+    findings.into_iter().map(|f| f.code).collect()
+}
+
+/// What is found in `watch` with this done to it.
+fn found(mut watch: Watch, change: impl FnOnce(&mut Watch)) -> Vec<String> {
+    change(&mut watch);
+    codes(&watch)
+}
+
+fn trace(watch: &mut Watch) -> &mut TraceLook {
+    watch.last.trace.as_mut().expect("traced")
+}
+
+/// Connections taken, by worker; the sum is what the listener was told of.
+fn take(watch: &mut Watch, taken: [u64; 4]) {
+    for (pid, n) in PIDS.iter().zip(taken) {
+        let worker = trace(watch).workers.get_mut(pid).expect("worker");
+        worker.accepted = n;
+        worker.waits = waits(&[100].repeat(n as usize));
+    }
+    let sum = taken.iter().sum();
+    trace(watch).connections = sum;
+    trace(watch).wakeups = sum;
+}
+
+const NONE: [&str; 0] = [];
+
+#[test]
+fn healthy_servers_have_nothing() {
+    for watch in [
+        own(),
+        shared(Means::Accept),
+        shared(Means::EpollExclusive),
+        shared(Means::EpollWakeAll),
+        healthy(Shape::Mutex, Means::EpollWakeAll),
+        healthy(Shape::Single, Means::EpollEdge),
+    ] {
+        assert_eq!(codes(&watch), NONE, "{}", watch.model.name());
+        let untraced = |w: &mut Watch| (w.first.trace, w.last.trace) = (None, None);
+        assert_eq!(found(watch.clone(), untraced), NONE);
+        // Idle: nothing came at all.
+        let idle = |w: &mut Watch| {
+            let seconds = w.last.at_ns;
+            w.last = w.first.clone();
+            w.last.at_ns = seconds;
+            w.sampled.waiting = PIDS.map(|pid| (pid, LOOKS)).into();
+        };
+        assert_eq!(found(watch, idle), NONE);
+    }
+    // Nobody may be seen, and nothing is there any more.
+    let gone = |w: &mut Watch| {
+        w.last.workers.clear();
+        w.last.listener.sockets.clear();
+        w.model.workers.clear();
+    };
+    assert_eq!(found(own(), gone), NONE);
+}
+
+#[test]
+fn stopped_for_more_than_half_the_time() {
+    let stop = |looks| {
+        move |w: &mut Watch| {
+            w.sampled.stopped.insert(10, looks);
+            w.last.listener.sockets[0].queued = 7;
+        }
+    };
+    assert_eq!(found(own(), stop(LOOKS / 2)), NONE);
+    assert_eq!(found(own(), stop(LOOKS / 2 + 1)), ["stopped-worker"]);
+    // One that is not among those who serve.
+    let other = |w: &mut Watch| w.sampled.stopped.extend([(99, LOOKS)]);
+    assert_eq!(found(own(), other), NONE);
+}
+
+/// Worker 10 was busy all the time and took nothing, with a filled queue.
+fn hang(w: &mut Watch) {
+    take(w, [0, 250, 250, 250]);
+    w.sampled.waiting.insert(10, 0);
+    w.sampled.queue_filled.insert(1000, LOOKS);
+    w.sampled.queue_highest.insert(1000, 5);
+    w.last.listener.sockets[0].queued = 5;
+    w.last.workers.get_mut(&10).expect("worker").waiting = false;
+}
+
+#[test]
+fn stuck_is_who_takes_nothing_while_connections_wait() {
+    assert_eq!(found(own(), hang), ["stuck-worker"]);
+    let but = |change: fn(&mut Watch)| {
+        found(own(), |w| {
+            hang(w);
+            change(w);
+        })
+    };
+    assert_eq!(but(|w| take(w, [1, 250, 250, 250])), NONE);
+    assert_eq!(but(|w| w.sampled.waiting.extend([(10, 10)])), NONE);
+    let nine_tenths = |w: &mut Watch| w.sampled.queue_filled.extend([(1000, LOOKS * 9 / 10)]);
+    assert_eq!(but(nine_tenths), NONE);
+    assert_eq!(but(|w| w.last.at_ns = 999_000_000), NONE);
+    // Stopped is another thing.
+    let stopped = |w: &mut Watch| {
+        w.last.workers.get_mut(&10).expect("worker").state = 'T';
+        w.sampled.stopped.insert(10, LOOKS);
+    };
+    assert_eq!(but(stopped), ["stopped-worker"]);
+}
+
+#[test]
+fn without_tracing_only_who_sleeps_through_is_known_to_be_stuck() {
+    let untraced = |cpu_ns, switches| {
+        move |w: &mut Watch| {
+            hang(w);
+            (w.first.trace, w.last.trace) = (None, None);
+            let worker = w.last.workers.get_mut(&10).expect("worker");
+            (worker.cpu_ns, worker.switches_voluntary) = (cpu_ns, switches);
+        }
+    };
+    assert_eq!(found(own(), untraced(0, 4)), ["stuck-worker"]);
+    assert_eq!(found(own(), untraced(0, 5)), NONE);
+    assert_eq!(found(own(), untraced(SECONDS * 500_000_000, 0)), NONE);
+}
+
+#[test]
+fn a_full_queue_of_a_stuck_worker_is_not_the_backlogs_fault() {
+    let full = |w: &mut Watch| {
+        hang(w);
+        w.sampled.queue_highest.insert(1000, 129);
+    };
+    assert_eq!(found(own(), full), ["stuck-worker"]);
+}
+
+#[test]
+fn blocked_behind_a_busy_worker() {
+    let block = |looks, longest_us| {
+        move |w: &mut Watch| {
+            w.sampled.blocked_queue.insert(1000, looks);
+            w.sampled.queue_highest.insert(1000, 5);
+            let worker = trace(w).workers.get_mut(&10).expect("worker");
+            worker.waits = waits(&[100, longest_us]);
+        }
+    };
+    // 2 % of 10 s.
+    assert_eq!(found(own(), block(20, 50_000)), ["blind-hash"]);
+    assert_eq!(found(own(), block(19, 50_000)), NONE);
+    // Often seen filled, but nobody waited.
+    assert_eq!(found(own(), block(500, 19_999)), NONE);
+    // Somebody waits still, and that wait is not known yet.
+    let waiting = |w: &mut Watch| {
+        block(500, 19_999)(w);
+        w.last.listener.sockets[0].queued = 1;
+    };
+    assert_eq!(found(own(), waiting), ["blind-hash"]);
+    // Its worker had no CPU for that time.
+    let starved = |ns| {
+        move |w: &mut Watch| {
+            block(50, 50_000)(w);
+            w.last.workers.get_mut(&10).expect("worker").run_delay_ns = ns;
+        }
+    };
+    assert_eq!(found(own(), starved(299_000_000)), ["blind-hash"]);
+    assert_eq!(found(own(), starved(310_000_000)), NONE);
+    // At least a tenth of a second, however short the time.
+    let short = |looks| {
+        move |w: &mut Watch| {
+            block(looks, 50_000)(w);
+            w.last.at_ns = 1_000_000_001;
+        }
+    };
+    assert_eq!(found(own(), short(99)), NONE);
+    assert_eq!(found(own(), short(100)), ["blind-hash"]);
+    // With one socket for all nobody waits beside a queue.
+    assert_eq!(found(shared(Means::Accept), block(500, 50_000)), NONE);
+}
+
+#[test]
+fn a_queue_that_overflows_and_one_that_nearly_does() {
+    let fill = |highest, drops, overflows| {
+        move |w: &mut Watch| {
+            w.sampled.queue_highest.insert(1000, highest);
+            w.last.listener.sockets[0].drops = drops;
+            w.last.host.listen_overflows = overflows;
+        }
+    };
+    assert_eq!(found(own(), fill(129, 1, 1)), ["accept-queue-overflow"]);
+    // The socket dropped a stray packet, or another's queue was full.
+    assert_eq!(found(own(), fill(5, 1, 0)), NONE);
+    assert_eq!(found(own(), fill(5, 0, 1)), NONE);
+    // 80 % of the 129 that the kernel admits.
+    assert_eq!(found(own(), fill(104, 0, 0)), ["backlog-too-small"]);
+    assert_eq!(found(own(), fill(103, 0, 0)), NONE);
+    // Whose fault the limit is.
+    let advice = |limit: u32, somaxconn: u32| {
+        let mut watch = own();
+        fill(limit, 0, 0)(&mut watch);
+        watch.last.listener.sockets[0].queue_limit = limit;
+        watch.last.host.somaxconn = somaxconn;
+        judge(&watch)[0].next[0].clone()
+    };
+    assert!(advice(128, 4096).contains("`backlog` setting 4096"));
+    assert!(advice(128, 128).contains("net.core.somaxconn=4096"));
+    // What a UDP socket drops is another story.
+    let udp = |w: &mut Watch| {
+        fill(129, 9, 9)(w);
+        w.last.listener.protocol = Protocol::Udp;
+    };
+    assert_eq!(found(own(), udp), NONE);
+}
+
+#[test]
+fn a_listener_that_closes_on_connections_that_wait() {
+    let close = |waited, resets, moved| {
+        move |w: &mut Watch| {
+            w.sampled.gone.insert(7, waited);
+            w.last.host.resets_sent = resets;
+            w.last.host.migrated = moved;
+        }
+    };
+    assert_eq!(found(own(), close(1, 1, 0)), ["reload-resets-queue"]);
+    assert_eq!(found(own(), close(0, 1, 0)), NONE);
+    assert_eq!(found(own(), close(1, 0, 0)), NONE, "accepted before");
+    assert_eq!(found(own(), close(3, 3, 3)), NONE, "moved");
+    assert_eq!(found(own(), close(3, 3, 2)), ["reload-resets-queue"]);
+}
+
+#[test]
+fn herds_by_the_way_they_wait() {
+    let wake = |connections, wakeups| {
+        move |w: &mut Watch| {
+            trace(w).connections = connections;
+            trace(w).wakeups = wakeups;
+        }
+    };
+    for (means, code) in [
+        (Means::EpollWakeAll, "epoll-exclusive-missing"),
+        (Means::EpollEdge, "epoll-exclusive-missing"),
+        (Means::Poll, "thundering-herd"),
+        (Means::Accept, "thundering-herd"),
+    ] {
+        assert_eq!(found(shared(means), wake(100, 180)), [code]);
+        assert_eq!(found(shared(means), wake(100, 179)), NONE);
+        assert_eq!(found(shared(means), wake(50, 200)), [code]);
+        assert_eq!(found(shared(means), wake(49, 200)), NONE);
+    }
+    // One process alone is no herd.
+    let alone = |w: &mut Watch| {
+        wake(100, 200)(w);
+        w.last.workers.retain(|pid, _| *pid == 10);
+    };
+    assert_eq!(found(shared(Means::Poll), alone), NONE);
+}
+
+/// Worker 10 got `taken` of 400 connections and was busy for this share of the looks.
+fn favour(taken: u64, busy: f64) -> impl Fn(&mut Watch) {
+    move |w| {
+        let rest = (400 - taken) / 3;
+        take(w, [taken, rest, rest, rest]);
+        let waited = (LOOKS as f64 * (1.0 - busy)).round();
+        w.sampled.waiting.insert(10, waited as u64);
+    }
+}
+
+#[test]
+fn the_last_to_sleep_gets_most() {
+    let lifo = |means, taken, busy| found(shared(means), favour(taken, busy));
+    assert_eq!(lifo(Means::EpollExclusive, 151, 0.21), ["lifo-imbalance"]);
+    assert_eq!(lifo(Means::EpollExclusive, 148, 0.21), NONE, "1.48 of 1.5");
+    assert_eq!(lifo(Means::EpollExclusive, 400, 0.19), NONE, "no load");
+    assert_eq!(lifo(Means::Accept, 400, 0.5), NONE, "first in, first out");
+    let few = |w: &mut Watch| {
+        take(w, [49, 0, 0, 0]);
+        w.sampled.waiting.insert(10, 0);
+    };
+    assert_eq!(found(shared(Means::EpollExclusive), few), NONE);
+    // With a socket each it is not the order of sleeping.
+    assert_eq!(found(own(), favour(400, 0.5)), NONE);
+}
+
+#[test]
+fn two_workers_are_uneven_from_less_on() {
+    let two = |taken: u64| {
+        move |w: &mut Watch| {
+            take(w, [taken, 100 - taken, 0, 0]);
+            w.last.workers.retain(|pid, _| *pid < 12);
+            w.sampled.waiting.insert(10, 0);
+        }
+    };
+    let exclusive = || shared(Means::EpollExclusive);
+    assert_eq!(found(exclusive(), two(70)), ["lifo-imbalance"]);
+    assert_eq!(found(exclusive(), two(69)), NONE);
+}
+
+#[test]
+fn without_tracing_the_cpu_tells_who_has_the_load() {
+    let cpu = |ns: [u64; 4]| {
+        move |w: &mut Watch| {
+            (w.first.trace, w.last.trace) = (None, None);
+            w.sampled.waiting.insert(10, LOOKS / 2);
+            for (pid, ns) in PIDS.iter().zip(ns) {
+                w.last.workers.get_mut(pid).expect("worker").cpu_ns = ns * SECONDS * 1_000_000;
+            }
+        }
+    };
+    let exclusive = || shared(Means::EpollExclusive);
+    assert_eq!(
+        found(exclusive(), cpu([400, 50, 50, 50])),
+        ["lifo-imbalance"]
+    );
+    assert_eq!(found(exclusive(), cpu([100, 90, 90, 90])), NONE);
+    assert_eq!(found(exclusive(), cpu([40, 1, 1, 1])), NONE, "too little");
+}
+
+#[test]
+fn the_option_without_the_sockets() {
+    let one = |reuseport, taken| {
+        move |w: &mut Watch| {
+            favour(taken, 0.5)(w);
+            w.reuseport = reuseport;
+        }
+    };
+    let accept = || shared(Means::Poll);
+    assert_eq!(found(accept(), one(Some(true), 151)), ["group-of-one"]);
+    assert_eq!(found(accept(), one(Some(true), 100)), NONE, "it is even");
+    assert_eq!(found(accept(), one(Some(false), 400)), NONE);
+    assert_eq!(found(accept(), one(None, 400)), NONE);
+}
+
+#[test]
+fn multipath_tcp() {
+    let mptcp = |w: &mut Watch| w.last.listener.protocol = Protocol::Mptcp;
+    assert_eq!(found(own(), mptcp), ["mptcp-listener"]);
+}
+
+#[test]
+fn pinned_to_one_cpu_beside_others() {
+    let pin = |cpus: [Option<u32>; 4], machine| {
+        move |w: &mut Watch| {
+            w.last.host.cpus = machine;
+            for (pid, cpu) in PIDS.iter().zip(cpus) {
+                w.last.workers.get_mut(pid).expect("worker").pinned_cpu = cpu;
+            }
+        }
+    };
+    let all = [Some(0); 4];
+    assert_eq!(found(own(), pin(all, 2)), ["pinned-to-one-cpu"]);
+    assert_eq!(found(own(), pin(all, 1)), NONE, "there is no other");
+    let pairs = [Some(0), Some(1), Some(0), Some(1)];
+    assert_eq!(found(own(), pin(pairs, 2)), NONE, "as even as can be");
+    assert_eq!(found(own(), pin(pairs, 4)), ["pinned-to-one-cpu"]);
+    let three = [Some(0), Some(0), Some(0), None];
+    assert_eq!(found(own(), pin(three, 2)), ["pinned-to-one-cpu"]);
+}
+
+#[test]
+fn descriptors_run_out() {
+    let open = |n| {
+        move |w: &mut Watch| {
+            w.last.workers.get_mut(&12).expect("worker").descriptors = n;
+        }
+    };
+    assert_eq!(found(own(), open(80)), ["descriptor-limit-near"]);
+    assert_eq!(found(own(), open(79)), NONE);
+}
+
+#[test]
+fn what_happened_before_is_not_counted() {
+    let mut watch = own();
+    for snapshot in [&mut watch.first, &mut watch.last] {
+        snapshot.listener.sockets[0].drops = 9;
+        snapshot.host.listen_overflows = 9;
+        snapshot.host.resets_sent = 9;
+    }
+    assert_eq!(codes(&watch), NONE);
+    assert_eq!(watch.totals().connections, SECONDS * 100);
+    let mut later = watch.clone();
+    later.first = watch.last.clone();
+    later.last.at_ns += 1_000_000_000;
+    assert_eq!(later.totals().connections, 0);
+    assert!(later.rows().iter().all(|row| row.cpu == 0.0));
+}
+
+#[test]
+fn rows_and_totals_add_up() {
+    let watch = own();
+    let (rows, totals) = (watch.rows(), watch.totals());
+    assert_eq!(rows.len(), 4);
+    assert!((rows.iter().filter_map(|r| r.share).sum::<f64>() - 1.0).abs() < 1e-9);
+    assert!(rows.iter().all(|r| (r.cpu - 0.1).abs() < 1e-9));
+    assert_eq!(totals.wakeups_per_connection, Some(1.0));
+    assert_eq!(totals.wasted_per_connection, Some(0.0));
+    assert_eq!(totals.skew_max_over_mean, Some(1.0));
+    assert_eq!(totals.skew_cv, Some(0.0));
+    assert!((totals.connections_per_s - 100.0).abs() < 1e-9);
+    // A watch is written to a file and read again.
+    let text = serde_json::to_string(&watch).expect("JSON");
+    let again: Watch = serde_json::from_str(&text).expect("a watch");
+    assert_eq!(again, watch);
+}

@@ -1,0 +1,485 @@
+//! `wakeone doctor` finds each of its verdicts in a server that has it, and nothing in a healthy one. Every server is
+//! real, small, and in a network namespace of its own.
+//!
+//! With `WAKEONE_SOAK=1` each is staged 20 times, and must be told 20 times.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::Duration;
+use support::real::{Started, program};
+use support::steered::{isolated, soak};
+use support::{Ground, WAKEONE, eventually, server, signal};
+
+const PORT: u16 = 8080;
+const AT: &str = "127.0.0.1:8080";
+
+/// A server and the load on it; both end with it.
+struct Stage {
+    server: Started,
+    _load: Option<Started>,
+}
+
+/// The reference server with these options.
+fn serve(options: &[&str]) -> Command {
+    let mut command = program(&[WAKEONE, "serve", "-l", AT]);
+    command.args(options);
+    command
+}
+
+/// The server in Python.
+fn prefork(mode: &str, workers: &str, ms: &str) -> Command {
+    program(&["python3", &server("prefork.py"), mode, "8080", workers, ms])
+}
+
+impl Stage {
+    /// Starts a server and waits until it listens and has its workers.
+    fn of(command: Command) -> Self {
+        let server = Started::spawn(command);
+        eventually("the server listens", || {
+            TcpStream::connect(("127.0.0.1", PORT)).is_ok()
+        });
+        // Workers start after the socket listens.
+        std::thread::sleep(Duration::from_millis(300));
+        Self {
+            server,
+            _load: None,
+        }
+    }
+
+    /// Under the load of `wakeone load` with these options.
+    fn under(mut self, options: &[&str]) -> Self {
+        let mut load = program(&[WAKEONE, "load", "-d", "30s"]);
+        load.args(options).arg(AT);
+        self._load = Some(Started::spawn(load));
+        self
+    }
+
+    /// The workers of the server.
+    fn workers(&self) -> Vec<u32> {
+        wakeone_kernel::process::children(self.server.pid())
+    }
+}
+
+/// What doctor says: its exit code, and what its JSON says of the port.
+struct Told {
+    code: Option<i32>,
+    report: Value,
+}
+
+fn doctor(options: &[&str]) -> Told {
+    let output = Command::new(WAKEONE)
+        .args(["doctor", ":8080", "--for", "2s", "--json"])
+        .args(options)
+        .output()
+        .expect("doctor");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.is_empty(), "{told}");
+    let whole: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let listeners = whole["listeners"].as_array().expect("listeners");
+    assert_eq!(listeners.len(), 1, "{whole}");
+    Told {
+        code: output.status.code(),
+        report: listeners[0].clone(),
+    }
+}
+
+impl Told {
+    fn codes(&self) -> Vec<&str> {
+        let findings = self.report["findings"].as_array().expect("findings");
+        findings
+            .iter()
+            .map(|f| f["code"].as_str().expect("code"))
+            .collect()
+    }
+
+    /// This was found, with numbers and a way out.
+    fn has(&self, code: &str) {
+        let findings = self.report["findings"].as_array().expect("findings");
+        let found = findings.iter().find(|f| f["code"] == code);
+        let found = found.unwrap_or_else(|| panic!("no {code} in {:#}", self.report));
+        let evidence = found["evidence"].as_array().expect("evidence");
+        let numbers = |e: &Value| {
+            let text = e.as_str().expect("text");
+            text.contains(|c: char| c.is_ascii_digit())
+        };
+        assert!(evidence.iter().any(numbers), "no number: {found:#}");
+        let next = found["next"].as_array().expect("next");
+        assert!(!next.is_empty(), "no way out: {found:#}");
+        assert_eq!(self.code, Some(3), "{:#}", self.report);
+        assert_eq!(self.report["healthy"], false);
+    }
+
+    fn is_healthy(&self) {
+        assert!(self.codes().is_empty(), "{:#}", self.report);
+        assert_eq!(self.code, Some(0));
+        assert_eq!(self.report["healthy"], true);
+    }
+}
+
+/// Stages something once, or as often as was asked for, each time in a network of its own.
+fn staged(mut act: impl FnMut(&Ground)) {
+    let times = if soak() { 20 } else { 1 };
+    for _ in 0..times {
+        let Some(ground) = isolated() else { return };
+        act(&ground);
+    }
+}
+
+/// A stage under a load has this, and only what else is said to come with it.
+fn finds(code: &str, beside: &[&str], stage: impl Fn() -> Stage) {
+    staged(|_| {
+        let stage = stage();
+        let told = doctor(&[]);
+        told.has(code);
+        let others = |found: &&str| *found != code && !beside.contains(found);
+        let more: Vec<&str> = told.codes().into_iter().filter(others).collect();
+        assert!(more.is_empty(), "{more:?} as well: {:#}", told.report);
+        drop(stage);
+    });
+}
+
+#[test]
+fn a_stopped_worker() {
+    finds("stopped-worker", &["blind-hash"], || {
+        let stage = Stage::of(serve(&["--model", "preforked", "--reuseport", "-w", "3"]));
+        signal(stage.workers()[0], Signal::STOP);
+        stage.under(&["--rate", "100", "--timeout", "1s"])
+    });
+}
+
+#[test]
+fn a_stuck_worker() {
+    finds("stuck-worker", &["blind-hash"], || {
+        let stage = Stage::of(serve(&["--model", "preforked", "--reuseport", "-w", "3"]));
+        let long = [
+            "-n",
+            "1",
+            "-c",
+            "1",
+            "--mix",
+            "1:/work?us=10000000&kind=sleep",
+        ];
+        let mut load = program(&[WAKEONE, "load", "--timeout", "20s"]);
+        load.args(long).arg(AT);
+        // Its client may leave: the worker sleeps on.
+        let client = Started::spawn(load);
+        std::thread::sleep(Duration::from_millis(300));
+        drop(client);
+        stage.under(&["--rate", "100", "--timeout", "1s"])
+    });
+}
+
+/// 1 ms, and now and then 300 ms.
+const MIXED: [&str; 6] = [
+    "--rate",
+    "120",
+    "--mix",
+    "97:/work?us=1000&kind=sleep",
+    "--mix",
+    "3:/work?us=300000&kind=sleep",
+];
+
+#[test]
+fn a_blind_hash() {
+    finds("blind-hash", &[], || {
+        Stage::of(serve(&["--model", "preforked", "--reuseport", "-w", "4"])).under(&MIXED)
+    });
+}
+
+/// Clients in a closed loop, with requests that sleep for 10 ms each in one worker.
+fn queue_behind_one(backlog: &str, clients: &str) -> Stage {
+    Stage::of(serve(&["--model", "preforked", "--backlog", backlog])).under(&[
+        "-c",
+        clients,
+        "--mix",
+        "1:/work?us=10000&kind=sleep",
+    ])
+}
+
+#[test]
+fn an_accept_queue_that_overflows() {
+    finds("accept-queue-overflow", &[], || queue_behind_one("8", "50"));
+}
+
+#[test]
+fn a_backlog_that_is_too_small() {
+    finds("backlog-too-small", &[], || queue_behind_one("32", "31"));
+}
+
+#[test]
+fn a_worker_that_ends_with_connections_in_its_queue() {
+    staged(|_| {
+        let stage = Stage::of(prefork("own", "3", "1")).under(&["--rate", "100"]);
+        let worker = stage.workers()[0];
+        let told = std::thread::scope(|scope| {
+            let doctor = scope.spawn(|| doctor(&[]));
+            std::thread::sleep(Duration::from_millis(700));
+            signal(worker, Signal::STOP);
+            std::thread::sleep(Duration::from_millis(600));
+            signal(worker, Signal::KILL);
+            doctor.join().expect("doctor")
+        });
+        told.has("reload-resets-queue");
+    });
+}
+
+#[test]
+fn a_herd_around_poll() {
+    finds("thundering-herd", &[], || {
+        Stage::of(prefork("poll", "4", "0")).under(&["--rate", "150"])
+    });
+}
+
+#[test]
+fn a_herd_around_epoll() {
+    finds("epoll-exclusive-missing", &[], || {
+        let options = ["--model", "epoll-prefork", "--epoll", "wake-all", "-w", "4"];
+        Stage::of(serve(&options)).under(&["--rate", "150"])
+    });
+}
+
+const SLEEPY: [&str; 4] = ["--rate", "150", "--mix", "1:/work?us=3000&kind=sleep"];
+
+#[test]
+fn the_last_to_sleep_gets_most() {
+    finds("lifo-imbalance", &[], || {
+        let options = [
+            "--model",
+            "epoll-prefork",
+            "--epoll",
+            "exclusive",
+            "-w",
+            "4",
+        ];
+        Stage::of(serve(&options)).under(&SLEEPY)
+    });
+}
+
+#[test]
+fn a_reuseport_group_of_one() {
+    finds("group-of-one", &["lifo-imbalance"], || {
+        Stage::of(prefork("group-of-one", "4", "3")).under(&["--rate", "150"])
+    });
+}
+
+#[test]
+fn multipath_tcp() {
+    finds("mptcp-listener", &[], || {
+        Stage::of(prefork("mptcp", "2", "0")).under(&["--rate", "50"])
+    });
+}
+
+#[test]
+fn workers_pinned_to_one_cpu() {
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+        return eprintln!("skipped: it takes two CPUs to use only one of them");
+    }
+    finds("pinned-to-one-cpu", &[], || {
+        let mut pinned = program(&["taskset", "-c", "0", WAKEONE, "serve", "-l", AT]);
+        pinned.args(["--model", "preforked", "-w", "3"]);
+        Stage::of(pinned).under(&["--rate", "50"])
+    });
+}
+
+#[test]
+fn a_worker_near_its_limit_of_descriptors() {
+    staged(|_| {
+        let mut limited = program(&["prlimit", "--nofile=40", WAKEONE, "serve", "-l", AT]);
+        limited.args(["--model", "epoll", "--header-timeout", "60"]);
+        let stage = Stage::of(limited);
+        let idle: Vec<TcpStream> = (0..28)
+            .map(|_| TcpStream::connect(("127.0.0.1", PORT)).expect("connect"))
+            .collect();
+        doctor(&[]).has("descriptor-limit-near");
+        drop((idle, stage));
+    });
+}
+
+/// A server, with its load or without, in which nothing may be found, whichever view there is.
+fn healthy(stage: impl Fn() -> Stage) {
+    staged(|_| {
+        let stage = stage();
+        doctor(&[]).is_healthy();
+        doctor(&["--no-tracing"]).is_healthy();
+        drop(stage);
+    });
+}
+
+#[test]
+fn nothing_is_found_where_workers_block_in_accept() {
+    healthy(|| Stage::of(prefork("accept", "3", "1")).under(&["--rate", "200"]));
+    healthy(|| Stage::of(serve(&["--model", "preforked", "-w", "4"])).under(&SLEEPY));
+}
+
+#[test]
+fn nothing_is_found_where_each_worker_has_a_socket_and_a_moderate_load() {
+    healthy(|| {
+        let options = ["--model", "preforked", "--reuseport", "-w", "4"];
+        Stage::of(serve(&options)).under(&["--rate", "200", "--mix", "1:/work?us=1000&kind=sleep"])
+    });
+    healthy(|| Stage::of(serve(&["--model", "reuseport", "-w", "4"])).under(&["--rate", "200"]));
+}
+
+#[test]
+fn nothing_is_found_in_a_single_event_loop() {
+    healthy(|| Stage::of(serve(&["--model", "epoll"])).under(&["--rate", "200", "--keep-alive"]));
+}
+
+#[test]
+fn nothing_is_found_where_one_is_woken_in_turn() {
+    healthy(|| {
+        let options = ["--model", "epoll-prefork", "--epoll", "rotate", "-w", "4"];
+        Stage::of(serve(&options)).under(&SLEEPY)
+    });
+}
+
+#[test]
+fn nothing_is_found_in_a_server_without_load() {
+    healthy(|| Stage::of(prefork("epoll", "3", "0")));
+    healthy(|| {
+        let options = [
+            "--model",
+            "epoll-prefork",
+            "--epoll",
+            "exclusive",
+            "-w",
+            "4",
+        ];
+        Stage::of(serve(&options))
+    });
+    healthy(|| Stage::of(prefork("own", "3", "0")));
+}
+
+/// A user without any privilege, and a copy of the program that it may read.
+struct Nobody(std::path::PathBuf);
+
+impl Nobody {
+    fn of(ground: &Ground) -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let open = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(ground.path(), open.clone()).expect("chmod");
+        let program = ground.path().join("wakeone");
+        std::fs::copy(WAKEONE, &program).expect("copy");
+        std::fs::set_permissions(&program, open).expect("chmod");
+        let guests = ground.path().join("guests");
+        std::fs::create_dir(&guests).expect("folder");
+        std::os::unix::fs::chown(&guests, Some(65534), Some(65534)).expect("chown");
+        Self(program)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let user = ["--reuid", "65534", "--regid", "65534", "--clear-groups"];
+        let mut command = program(&["setpriv"]);
+        command
+            .args(user)
+            .args(["--inh-caps", "-all", "--bounding-set", "-all"])
+            .arg(&self.0)
+            .args(arguments);
+        command
+    }
+
+    /// Two workers with a socket each.
+    fn serve(&self) -> Command {
+        let options = ["--model", "preforked", "--reuseport", "-w", "2"];
+        let mut serve = self.command(&["serve", "-l", AT]);
+        // A guest book in a place where it may write.
+        let store = self.0.with_file_name("guests");
+        serve.args(options).arg("--store").arg(store);
+        serve
+    }
+
+    /// Exit code, standard output, lines of standard error.
+    fn run(&self, arguments: &[&str]) -> (Option<i32>, String, Vec<String>) {
+        let output = self.command(arguments).output().expect("setpriv");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let told = text(&output.stderr).lines().map(str::to_owned).collect();
+        (output.status.code(), text(&output.stdout), told)
+    }
+}
+
+#[test]
+fn without_privileges_ones_own_server_is_told_by_what_may_be_seen() {
+    staged(|ground| {
+        let nobody = Nobody::of(ground);
+        let serve = nobody.serve();
+        let stage = Stage::of(serve).under(&["--rate", "50", "--timeout", "1s"]);
+        let (code, text, told) = nobody.run(&["doctor", ":8080", "--for", "1s"]);
+        assert_eq!((code, told.len()), (Some(0), 0), "{text} {told:?}");
+        assert!(
+            text.contains("socket-per-worker") && text.contains("healthy"),
+            "{text}"
+        );
+        // What is missing, and what that costs: once.
+        let notes: Vec<&str> = text.lines().filter(|l| l.starts_with("note: ")).collect();
+        let of = |word: &str| notes.iter().filter(|note| note.contains(word)).count();
+        let tracing = "it needs CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN): connections taken";
+        assert_eq!((of(tracing), of("of other users")), (1, 1), "{notes:#?}");
+        assert_eq!(notes.len(), 2, "{notes:#?}");
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+
+        signal(stage.workers()[0], Signal::STOP);
+        let (code, text, _) = nobody.run(&["doctor", ":8080", "--for", "2s", "--json"]);
+        let report: Value = serde_json::from_str(&text).expect("JSON");
+        let report = report["listeners"][0].clone();
+        Told { code, report }.has("stopped-worker");
+    });
+}
+
+#[test]
+fn without_privileges_anothers_server_is_not_called_healthy() {
+    staged(|ground| {
+        let nobody = Nobody::of(ground);
+        let _stage = Stage::of(serve(&["--model", "preforked", "-w", "2"]));
+        let (code, text, told) = nobody.run(&["doctor", ":8080", "--for", "500ms"]);
+        assert_eq!((code, told.len()), (Some(1), 0), "{text} {told:?}");
+        assert!(
+            text.contains("not told") && !text.contains("healthy"),
+            "{text}"
+        );
+        assert!(
+            text.contains("CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+fn without_privileges_attach_names_those_it_needs() {
+    staged(|ground| {
+        let nobody = Nobody::of(ground);
+        let serve = nobody.serve();
+        let _stage = Stage::of(serve);
+        // Where it may write, so that only capabilities are missing.
+        let runtime = ground.path().join("guests/run");
+        let runtime = runtime.to_str().expect("path");
+        let (code, text, told) = nobody.run(&["attach", ":8080", "--runtime-dir", runtime]);
+        assert_eq!((code, told.len(), &*text), (Some(1), 1, ""), "{told:#?}");
+        for word in ["127.0.0.1:8080", "CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"] {
+            assert!(told[0].contains(word), "no {word} in {told:?}");
+        }
+        assert!(!std::path::Path::new(runtime).exists(), "nothing is left");
+    });
+}
+
+#[test]
+fn the_same_port_in_another_network_namespace_is_another_server() {
+    staged(|_| {
+        let options = ["--model", "preforked", "-w", "2"];
+        let _busy = Stage::of(serve(&options)).under(&["--rate", "300"]);
+        let told = std::thread::scope(|scope| {
+            let beside = scope.spawn(|| {
+                wakeone_kernel::netns::isolate().expect("network namespace");
+                let _stage = Stage::of(serve(&options));
+                doctor(&[])
+            });
+            beside.join().expect("doctor")
+        });
+        told.is_healthy();
+        assert_eq!(told.report["totals"]["connections"], 0, "{:#}", told.report);
+    });
+}
