@@ -75,6 +75,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let prospects = prospects(&args.target)?;
     if args.dry_run {
         print(&prospects.iter().map(|p| plan(p, &args)).collect::<String>())?;
+        let missing = wakeone_kernel::capability::missing();
+        anyhow::ensure!(
+            missing.is_empty(),
+            "attach would fail now: it needs {}: start as root or with these capabilities",
+            missing.join(" and ")
+        );
         return Ok(ExitCode::SUCCESS);
     }
     let stop = stop_on_signals()?;

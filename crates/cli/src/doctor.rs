@@ -9,12 +9,15 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde::Serialize;
+use wakeone::paths::Paths;
+use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_kernel::netns;
 use wakeone_model::snapshot::{Queue, Row, Totals, View, Watch};
 use wakeone_model::verdict::{self, Finding};
 use wakeone_observe::{Found, Target, find, text, watcher};
 
 use crate::output::print;
+use crate::top::steering;
 
 /// Say how a running server takes connections, what is wrong with it, and what to do
 #[derive(Debug, clap::Args)]
@@ -93,9 +96,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let tracing = !args.no_tracing && found.len() <= 8;
     let watches =
         watcher::watch_all(&found, tracing, args.duration, &mut cancelled).context("doctor")?;
+    // Who may not read the state of root's groups is told as if nothing were known of them.
+    let groups = steering::groups(&Paths::of(&default_runtime_dir()));
     let judged: Vec<(Watch, Vec<Finding>)> = watches
         .into_iter()
-        .map(|watch| {
+        .map(|mut watch| {
+            watch.steered = steering::of(&groups, &watch).map(|_| true);
             let findings = verdict::judge(&watch);
             (watch, findings)
         })

@@ -70,8 +70,22 @@ fn main() -> ExitCode {
         Command::ExecWorker(args) => exec_worker::run(args),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("wakeone: {error:#}");
+        eprintln!("wakeone: {}", whole(&error));
         ExitCode::from(1)
+    })
+}
+
+/// An error with its causes, as one sentence. Many of ours tell their cause themselves: it is not said twice.
+fn whole(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |told, cause| {
+        let cause = cause.to_string();
+        if told.is_empty() {
+            cause
+        } else if told.contains(&cause) {
+            told
+        } else {
+            format!("{told}: {cause}")
+        }
     })
 }
 
@@ -111,6 +125,20 @@ fn sentence(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = std::io::Error::from_raw_os_error(2);
+        let plain = anyhow::Error::new(cause).context("reading x");
+        assert_eq!(
+            whole(&plain),
+            "reading x: No such file or directory (os error 2)"
+        );
+        let cause = std::io::Error::from_raw_os_error(2);
+        let text = format!("reading x failed: {cause}; write it first");
+        let told = anyhow::Error::new(cause).context(text.clone());
+        assert_eq!(whole(&told), text);
+    }
 
     #[test]
     fn what_the_parser_says_is_one_sentence() {

@@ -3,7 +3,7 @@
 mod live;
 mod replay;
 mod screen;
-mod steering;
+pub mod steering;
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};

@@ -15,6 +15,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsmount, fsopen};
 use wakeone_model::waits::Waits;
 
 use crate::bpf::failed as step;
+use crate::peek;
 use skeleton::{ObserveSkel, ObserveSkelBuilder, types};
 
 #[allow(
@@ -58,7 +59,8 @@ pub struct Counts {
 pub struct Probe {
     watched: MapHandle,
     places: MapHandle,
-    known: BTreeMap<u32, u32>,
+    /// The place of each process, and what was counted there for one before it.
+    known: BTreeMap<u32, (u32, Worker)>,
     _links: Vec<Link>,
 }
 
@@ -100,23 +102,37 @@ impl Probe {
     /// What the map says. More than 256 processes are not told apart: the rest is left out.
     pub fn follow(&mut self, pids: impl IntoIterator<Item = u32>) -> io::Result<()> {
         for pid in pids {
-            let place = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
-            if self.known.len() >= MOST_WORKERS || self.known.contains_key(&pid) {
+            if self.known.contains_key(&pid) {
                 continue;
             }
+            let Some((place, before)) = self.place()? else {
+                continue;
+            };
             self.places
                 .update(&pid.to_ne_bytes(), &place.to_ne_bytes(), MapFlags::ANY)
                 .map_err(|e| step("noting a worker", &e))?;
-            self.known.insert(pid, place);
+            self.known.insert(pid, (place, before));
         }
         Ok(())
     }
 
-    /// What was counted until now.
-    ///
-    /// # Errors
-    /// What the map says.
-    pub fn read(&self) -> io::Result<Counts> {
+    /// A place that is free, or that of a process that is gone, with what was counted there; None where all are in use.
+    fn place(&mut self) -> io::Result<Option<(u32, Worker)>> {
+        if self.known.len() < MOST_WORKERS {
+            let place = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
+            return Ok(Some((place, Worker::default())));
+        }
+        let gone = self.known.keys().copied();
+        let Some(gone) = gone.into_iter().find(|pid| peek::identity(*pid).is_none()) else {
+            return Ok(None);
+        };
+        let data = self.data()?;
+        let _ = self.places.delete(&gone.to_ne_bytes());
+        let (place, _) = self.known.remove(&gone).unwrap_or_default();
+        Ok(Some((place, counted(&data.watched.worker[place as usize]))))
+    }
+
+    fn data(&self) -> io::Result<Box<types::data_watched>> {
         let bytes = self
             .watched
             .lookup(&0_u32.to_ne_bytes(), MapFlags::ANY)
@@ -128,37 +144,57 @@ impl Probe {
         // SAFETY: the map's value is a `data_watched`, whose fields are integers of which any bits are valid; there
         // are enough bytes, and they need not be aligned.
         let data = unsafe {
-            Box::new(
-                bytes
-                    .as_ptr()
-                    .cast::<types::data_watched>()
-                    .read_unaligned(),
-            )
+            bytes
+                .as_ptr()
+                .cast::<types::data_watched>()
+                .read_unaligned()
         };
-        let worker = |place: u32| {
-            let seen = &data.watched.worker[place as usize];
-            Worker {
-                accepted: seen.accepted,
-                accepted_empty: seen.accepted_empty,
-                accepted_error: seen.accepted_error,
-                woken: seen.woken,
-                waits: Waits {
-                    count: seen.waits,
-                    sum_us: seen.wait_us_sum,
-                    max_us: seen.wait_us_max,
-                    buckets: seen.wait.to_vec(),
-                },
-            }
+        Ok(Box::new(data))
+    }
+
+    /// What was counted until now.
+    ///
+    /// # Errors
+    /// What the map says.
+    pub fn read(&self) -> io::Result<Counts> {
+        let data = self.data()?;
+        let worker = |(pid, (place, before)): (&u32, &(u32, Worker))| {
+            let now = counted(&data.watched.worker[*place as usize]);
+            (*pid, now.since(before))
         };
         Ok(Counts {
             connections: data.watched.connections,
             wakeups: data.watched.wakeups,
-            workers: self
-                .known
-                .iter()
-                .map(|(pid, place)| (*pid, worker(*place)))
-                .collect(),
+            workers: self.known.iter().map(worker).collect(),
         })
+    }
+}
+
+fn counted(seen: &types::wakeone_watched_worker) -> Worker {
+    Worker {
+        accepted: seen.accepted,
+        accepted_empty: seen.accepted_empty,
+        accepted_error: seen.accepted_error,
+        woken: seen.woken,
+        waits: Waits {
+            count: seen.waits,
+            sum_us: seen.wait_us_sum,
+            max_us: seen.wait_us_max,
+            buckets: seen.wait.to_vec(),
+        },
+    }
+}
+
+impl Worker {
+    /// What was counted since an earlier reading.
+    fn since(&self, earlier: &Self) -> Self {
+        Self {
+            accepted: self.accepted.saturating_sub(earlier.accepted),
+            accepted_empty: self.accepted_empty.saturating_sub(earlier.accepted_empty),
+            accepted_error: self.accepted_error.saturating_sub(earlier.accepted_error),
+            woken: self.woken.saturating_sub(earlier.woken),
+            waits: self.waits.since(&earlier.waits),
+        }
     }
 }
 
@@ -273,6 +309,27 @@ mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
+
+    #[test]
+    fn places_of_those_that_ended_are_used_again() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: tracing needs root");
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let address = listener.local_addr().expect("address");
+        let mut probe = Probe::attach(address.port()).expect("attach");
+        // Numbers that no process has.
+        let gone = (0..MOST_WORKERS as u32).map(|n| u32::MAX / 2 + n);
+        probe.follow(gone).expect("follow");
+        let own = std::process::id();
+        probe.follow([own]).expect("follow");
+        let client = TcpStream::connect(address).expect("connect");
+        listener.accept().expect("accept");
+        let counts = probe.read().expect("read");
+        assert_eq!(counts.workers[&own].accepted, 1);
+        assert_eq!(counts.workers.len(), MOST_WORKERS);
+        drop(client);
+    }
 
     #[test]
     fn accepts_waits_and_wake_ups_are_counted() {

@@ -2,10 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Stolen CPU time from which on absolute numbers are worth little.
 const NOISY_STEAL: f64 = 0.02;
+/// CPU time in use before the first point from which on others are in the way.
+const NOISY_BUSY: f64 = 0.1;
+/// How long to look whether the machine is quiet.
+const LOOK: Duration = Duration::from_millis(300);
 /// Spread of the rounds, `(max − min) / median`, from which on a variant is called unsteady.
 pub const NOISY_SPREAD: f64 = 0.5;
 
@@ -26,8 +30,11 @@ pub struct Environment {
     pub started: String,
     /// How long it took, in seconds.
     pub elapsed_s: f64,
-    /// Load average over one minute before the first point.
+    /// Load average over one minute before the first point. It remembers an experiment just before this one.
     pub load_before: f64,
+    /// Share of CPU time that was in use just before the first point, 0 to 1.
+    #[serde(default)]
+    pub busy_before: f64,
     /// Load average over one minute after the last point.
     pub load_after: f64,
     /// Share of CPU time that the hypervisor gave to others meanwhile, 0 to 1.
@@ -42,6 +49,7 @@ pub struct Watch {
     started: Instant,
     started_at: SystemTime,
     load_before: f64,
+    busy_before: f64,
     ticks: CpuTicks,
 }
 
@@ -49,17 +57,31 @@ pub struct Watch {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct CpuTicks {
     total: u64,
+    idle: u64,
     steal: u64,
 }
 
+impl CpuTicks {
+    /// Share of the time since then in which a CPU was in use, 0 to 1.
+    fn busy_since(&self, then: &Self) -> f64 {
+        let total = self.total.saturating_sub(then.total);
+        let idle = self.idle.saturating_sub(then.idle).min(total);
+        (total - idle) as f64 / total.max(1) as f64
+    }
+}
+
 impl Watch {
-    /// Starts watching.
+    /// Starts watching, with a look whether the machine is quiet.
     pub fn start() -> Self {
+        let before = cpu_ticks(&read("/proc/stat"));
+        std::thread::sleep(LOOK);
+        let ticks = cpu_ticks(&read("/proc/stat"));
         Self {
             started: Instant::now(),
             started_at: SystemTime::now(),
             load_before: load_average(&read("/proc/loadavg")),
-            ticks: cpu_ticks(&read("/proc/stat")),
+            busy_before: ticks.busy_since(&before),
+            ticks,
         }
     }
 
@@ -76,6 +98,7 @@ impl Watch {
             started: rfc3339(self.started_at),
             elapsed_s: (self.started.elapsed().as_secs_f64() * 10.0).round() / 10.0,
             load_before: self.load_before,
+            busy_before: self.busy_before,
             load_after: load_average(&read("/proc/loadavg")),
             steal_share: now.steal.saturating_sub(self.ticks.steal) as f64 / total as f64,
             warnings: Vec::new(),
@@ -108,10 +131,10 @@ fn noise(environment: &Environment) -> Vec<String> {
             environment.steal_share * 100.0
         ));
     }
-    if environment.load_before > 0.5 * environment.cpus as f64 {
+    if environment.busy_before > NOISY_BUSY {
         warnings.push(format!(
-            "The load average was {:.1} on {} CPUs before anything was measured: something else was running.",
-            environment.load_before, environment.cpus
+            "{:.0} % of the CPU time was in use before anything was measured: something else was running.",
+            environment.busy_before * 100.0
         ));
     }
     warnings
@@ -141,6 +164,8 @@ fn cpu_ticks(text: &str) -> CpuTicks {
         .collect();
     CpuTicks {
         total: fields.iter().sum(),
+        // idle and iowait
+        idle: fields.iter().skip(3).take(2).sum(),
         steal: fields.get(7).copied().unwrap_or(0),
     }
 }
@@ -209,6 +234,7 @@ mod tests {
             ticks,
             CpuTicks {
                 total: 100,
+                idle: 60,
                 steal: 5
             }
         );
@@ -218,14 +244,21 @@ mod tests {
     #[test]
     fn a_stolen_or_busy_machine_is_said_to_be() {
         let mut environment = Watch::start().finish();
-        (
-            environment.steal_share,
-            environment.load_before,
-            environment.cpus,
-        ) = (0.0, 0.1, 4);
+        (environment.steal_share, environment.busy_before) = (0.0, 0.05);
         assert!(noise(&environment).is_empty());
-        (environment.steal_share, environment.load_before) = (0.3, 4.0);
+        (environment.steal_share, environment.busy_before) = (0.3, 0.5);
         assert_eq!(noise(&environment).len(), 2);
+    }
+
+    #[test]
+    fn busy_is_what_is_not_idle() {
+        let ticks = |total, idle| CpuTicks {
+            total,
+            idle,
+            steal: 0,
+        };
+        assert_eq!(ticks(200, 130).busy_since(&ticks(100, 100)), 0.7);
+        assert_eq!(ticks(100, 100).busy_since(&ticks(100, 100)), 0.0);
     }
 
     #[test]

@@ -129,7 +129,9 @@ impl Case<'_> {
 
     fn steer(&self) -> String {
         let port = self.watch.last.listener.address.port();
-        if self.steerable() {
+        if self.watch.steered == Some(true) {
+            "`wakeone status` shows whether its agent lives and moves queues (`--rescue`)".into()
+        } else if self.steerable() {
             format!(
                 "`wakeone attach --rescue :{port}` moves such a queue to the others while its worker is stuck"
             )

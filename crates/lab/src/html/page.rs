@@ -258,7 +258,7 @@ fn environment(outcome: &Outcome) -> Markup {
             dl {
                 dt { "Again" } dd { code { (again) } }
                 dt { "Machine" } dd { "Linux " (e.kernel) " (" (e.arch) "), " (e.cpus) " × " (e.cpu_model) ", " (format!("{:.1} GiB", e.memory_bytes as f64 / f64::from(1u32 << 30))) }
-                dt { "Quiet?" } dd { (format!("load {:.2} before, {:.2} after; {:.1} % of the CPU time stolen", e.load_before, e.load_after, e.steal_share * 100.0)) }
+                dt { "Quiet?" } dd { (format!("{:.0} % of the CPU time in use before, load {:.2} before, {:.2} after; {:.1} % of the CPU time stolen", e.busy_before * 100.0, e.load_before, e.load_after, e.steal_share * 100.0)) }
                 dt { "When" } dd { (e.started) (format!(", {:.0} s", e.elapsed_s)) }
                 dt { "Version" } dd { (outcome.version) " (" (outcome.commit) ")" }
                 @for (name, value) in &outcome.parameters {
