@@ -75,10 +75,11 @@ fn a_late_generator_says_so() {
         true
     });
     let stop = Stop {
-        requests: Some(5_000),
+        // Fewer than the server's accept queue holds: its overflow is not what is tested.
+        requests: Some(3_000),
         duration: None,
     };
-    // 5,000 requests within 5 µs.
+    // 3,000 requests within 3 µs.
     let arrivals = open(1e9, Spacing::Constant);
     let plan = Plan {
         arrivals,
@@ -88,7 +89,7 @@ fn a_late_generator_says_so() {
         ..plan(server.address)
     };
     let outcome = run(&plan);
-    assert_eq!(outcome.completed, 5_000, "{:?}", outcome.errors);
+    assert_eq!(outcome.completed, 3_000, "{:?}", outcome.errors);
     let (latency, service, lateness) = (
         outcome.latency.mean(),
         outcome.service.mean(),
