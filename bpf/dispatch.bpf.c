@@ -11,6 +11,7 @@
 #include <bpf/bpf_core_read.h>
 #include <stdbool.h>
 #include "policy.h"
+#include "maps.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -22,9 +23,6 @@ enum {
 	STATE_NEW_SYN_RECV = 12,
 };
 
-/* Shared by all the listeners of a group, and with user space by mmap. */
-struct wakeone_table table SEC(".data.table") = {};
-
 /* The listening sockets of one reuseport group, by slot. */
 struct {
 	__uint(type, BPF_MAP_TYPE_REUSEPORT_SOCKARRAY);
@@ -32,14 +30,6 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } sockets SEC(".maps");
-
-/* Socket cookie of a listener -> its slot. Several listeners may share one. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16 * WAKEONE_MAX_SLOTS);
-	__type(key, __u64);
-	__type(value, __u32);
-} listeners SEC(".maps");
 
 /* Cookie of a connection that was moved while it waited -> the slot it is in
  * now. Its tag still names the old one, and this program type cannot write it. */
@@ -50,13 +40,6 @@ struct {
 	__type(key, __u64);
 	__type(value, __u32);
 } moved SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
-	__type(key, int);
-	__type(value, struct wakeone_tag);
-} tags SEC(".maps");
 
 /* Only so that the type is in the object's BTF: the tests draw natively. */
 struct wakeone_draw *draw_type;

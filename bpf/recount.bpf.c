@@ -11,7 +11,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include <stdbool.h>
-#include "contract.h"
+#include "maps.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -65,22 +65,6 @@ struct bpf_iter__tcp {
 	struct bpf_iter_meta *meta;
 	struct sock_common *sk_common;
 } __attribute__((preserve_access_index));
-
-struct wakeone_table table SEC(".data.table") = {};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16 * WAKEONE_MAX_SLOTS);
-	__type(key, __u64);
-	__type(value, __u32);
-} listeners SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
-	__type(key, int);
-	__type(value, struct wakeone_tag);
-} tags SEC(".maps");
 
 /* Inode of an accepted connection -> slot of the worker that holds it, by user
  * space; and the address of one that waits -> slot, by the first pass. */

@@ -15,6 +15,7 @@ fn main() {
     for file in [
         "contract.h",
         "policy.h",
+        "maps.h",
         "dispatch.bpf.c",
         "observe.h",
         "observe.bpf.c",

@@ -176,6 +176,16 @@ impl Outcome {
             .map_or(&[], |m| &m.values)
     }
 
+    /// What could not be measured, and why, as a sentence; from the parameter `left_out`.
+    pub fn left_out(&self) -> Option<String> {
+        let all = self.parameters.get("left_out")?.as_object()?;
+        let said: Vec<String> = all
+            .iter()
+            .map(|(what, why)| format!("{what} ({})", why.as_str().unwrap_or_default()))
+            .collect();
+        (!said.is_empty()).then(|| format!("Not measured: {}.", said.join("; ")))
+    }
+
     /// Median of a comparison's ratios.
     pub fn ratio(&self, comparison: &str) -> Option<f64> {
         self.comparisons

@@ -14,7 +14,7 @@ use wakeone_model::accept::{self, AcceptModel};
 use wakeone_model::listener::{Listener, Process, Protocol, Sighting, Socket};
 use wakeone_model::snapshot::{Sampled, Snapshot, TraceLook, View, Watch, WorkerLook, WorkerTrace};
 
-use crate::{Error, Found, find};
+use crate::{Error, Found};
 
 /// How often to look at queues and workers: some 30 µs for the queues and 3 µs a thread.
 pub const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -524,19 +524,4 @@ pub fn watch_all(
         next = next.max(Instant::now());
     }
     watchers.iter_mut().map(Watcher::watch).collect()
-}
-
-/// The listener of one address again, with its processes; None where it is gone.
-///
-/// # Errors
-/// What sock_diag says.
-pub fn again(listener: &Listener) -> Result<Option<Found>, Error> {
-    let found = find(&crate::Target::Address(listener.address));
-    match found {
-        Ok(all) => Ok(all
-            .into_iter()
-            .find(|f| f.listener.protocol == listener.protocol)),
-        Err(Error::NotFound(_)) => Ok(None),
-        Err(error) => Err(error),
-    }
 }

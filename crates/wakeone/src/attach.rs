@@ -4,7 +4,7 @@
 //! Nothing of the server is kept: a listener is borrowed for a moment when something must be done to it. What is
 //! attached is taken off again as it was put on, and the group is what it was.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -125,7 +125,7 @@ pub fn examine(found: &Found) -> Result<Prospect, Error> {
             advice::own_sockets(&name, &address.to_string())
         )));
     }
-    let members = members(&watcher)?;
+    let members = members(&watcher);
     if members.len() < found.listener.sockets.len() {
         return Err(unfit(format!(
             "of its {} sockets {} are held by processes that may not be seen; it takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or root",
@@ -191,39 +191,34 @@ fn needed() -> String {
 }
 
 /// Every socket of the group with somebody to borrow it from, and its worker.
-fn members(watcher: &Watcher) -> Result<Vec<Member>, Error> {
-    let mut holders: HashMap<u64, Lent> = HashMap::new();
-    for pid in watcher.pids() {
-        for (fd, inode) in process::sockets_of(*pid).unwrap_or_default() {
-            holders.entry(inode).or_insert(Lent {
+fn members(watcher: &Watcher) -> Vec<Member> {
+    let held: Vec<Lent> = watcher
+        .pids()
+        .iter()
+        .flat_map(|pid| {
+            let sockets = process::sockets_of(*pid).unwrap_or_default();
+            let lent = |(fd, inode)| Lent {
                 pid: *pid,
                 fd,
                 inode,
-            });
-        }
-    }
+            };
+            sockets.into_iter().map(lent)
+        })
+        .collect();
     let member = |socket: &Socket| {
         let worker = watcher.serving(socket.cookie).next().unwrap_or(0);
+        let mut holders = held.iter().filter(|lent| lent.inode == socket.inode);
+        let first = holders.clone().next();
         // The worker itself, so that it need not change when the master ends.
-        let own = process::sockets_of(worker).unwrap_or_default();
-        let own = own.into_iter().find(|(_, inode)| *inode == socket.inode);
-        let lent = own.map(|(fd, inode)| Lent {
-            pid: worker,
-            fd,
-            inode,
-        });
+        let own = holders.find(|lent| lent.pid == worker);
         Some(Member {
             cookie: socket.cookie,
-            lent: lent.or_else(|| holders.get(&socket.inode).copied())?,
+            lent: *own.or(first)?,
             worker,
         })
     };
-    Ok(watcher
-        .listener()
-        .sockets
-        .iter()
-        .filter_map(member)
-        .collect())
+    let sockets = &watcher.listener().sockets;
+    sockets.iter().filter_map(member).collect()
 }
 
 /// Slot, lender and worker of each socket, by its cookie.
@@ -347,7 +342,7 @@ impl Attached {
     /// When the kernel does not show its sockets, or the state cannot be written.
     pub fn follow(&mut self) -> Result<Presence, Error> {
         self.watcher.look()?;
-        let members = members(&self.watcher)?;
+        let members = members(&self.watcher);
         let there: HashSet<u64> = self
             .watcher
             .listener()

@@ -53,11 +53,6 @@ impl Keeper {
         }
     }
 
-    /// Groups that are steered now.
-    pub fn groups(&self) -> impl Iterator<Item = &Attached> {
-        self.groups.values().map(|(_, attached)| attached)
-    }
-
     /// Keeps one group steered that was just attached.
     pub fn keep(&mut self, wish: Wish, attached: Attached) {
         let target = Target::Address(attached.address());

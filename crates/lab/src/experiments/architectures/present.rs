@@ -138,7 +138,7 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
         )));
         blocks.push(Block::Table(table(outcome, kind, &LATER)));
     }
-    blocks.extend(left_out(outcome).map(Block::Paragraph));
+    blocks.extend(outcome.left_out().map(Block::Paragraph));
     blocks
 }
 
@@ -315,16 +315,6 @@ fn lines(title: &str, series: Vec<(Style, Vec<(f64, f64)>)>) -> Chart {
             series,
         },
     }
-}
-
-/// What could not be measured, and why.
-fn left_out(outcome: &Outcome) -> Option<String> {
-    let all = outcome.parameters.get("left_out")?.as_object()?;
-    let said: Vec<String> = all
-        .iter()
-        .map(|(what, why)| format!("{what} ({})", why.as_str().unwrap_or_default()))
-        .collect();
-    (!said.is_empty()).then(|| format!("Not measured: {}.", said.join("; ")))
 }
 
 #[cfg(test)]

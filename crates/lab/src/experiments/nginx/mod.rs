@@ -195,7 +195,7 @@ impl Experiment for Nginx {
             blocks.push(Block::Chart(chart(outcome, setting, RATE, "/s")));
             blocks.push(Block::Chart(chart(outcome, setting, CPU, "µs")));
         }
-        blocks.extend(left_out(outcome).map(Block::Paragraph));
+        blocks.extend(outcome.left_out().map(Block::Paragraph));
         blocks
     }
 }
@@ -364,16 +364,6 @@ fn chart(outcome: &Outcome, setting: Setting, metric: &str, unit: &str) -> Chart
             log: false,
         },
     }
-}
-
-/// What could not be measured, and why.
-fn left_out(outcome: &Outcome) -> Option<String> {
-    let all = outcome.parameters.get("left_out")?.as_object()?;
-    let said: Vec<String> = all
-        .iter()
-        .map(|(what, why)| format!("{what} ({})", why.as_str().unwrap_or_default()))
-        .collect();
-    (!said.is_empty()).then(|| format!("Not measured: {}.", said.join("; ")))
 }
 
 #[cfg(test)]

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * The maps of a group that more than one object uses: defined once, pinned by
+ * the dispatch program, taken over by their pins by the others.
+ */
+#ifndef WAKEONE_MAPS_H
+#define WAKEONE_MAPS_H
+
+#include "contract.h"
+
+/* Shared by all the listeners of a group, and with user space by mmap. */
+struct wakeone_table table SEC(".data.table") = {};
+
+/* Socket cookie of a listener -> its slot. Several listeners may share one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16 * WAKEONE_MAX_SLOTS);
+	__type(key, __u64);
+	__type(value, __u32);
+} listeners SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct wakeone_tag);
+} tags SEC(".maps");
+
+#endif
