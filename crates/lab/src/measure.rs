@@ -128,6 +128,20 @@ pub fn sound(outcome: &result::Outcome) -> [Expectation; 2] {
     [no_errors, answers::agree(outcome)]
 }
 
+/// The expectation of experiments with steered variants: what `wakeone status` still counts as open when all clients have
+/// gone, `active_at_end`.
+pub fn counted_out(outcome: &result::Outcome) -> Expectation {
+    let of = |v: &result::Variant| outcome.values(&v.name, "active_at_end").to_vec();
+    let left: Vec<f64> = outcome.variants.iter().flat_map(of).collect();
+    Expectation::new(
+        "active-returns-to-0",
+        "Every active count of the steered variants is back at 0 at the end (largest sum left)",
+        "Wakeone's own goal",
+        (!left.is_empty()).then(|| stats::max(&left)),
+        |m| m == 0.0,
+    )
+}
+
 /// Sends a load, with progress, until it is done or the user stops it.
 ///
 /// # Errors

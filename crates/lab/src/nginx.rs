@@ -6,11 +6,14 @@
 //! measured.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
-use crate::{Error, probe, process};
+use crate::scratch::Scratch;
+use crate::server::Server;
+use crate::{Error, probe, process, ways};
 
 /// Where the count is asked for.
 const PATH: &str = "/.requests";
@@ -34,9 +37,86 @@ fn find() -> Result<PathBuf, String> {
     }
 }
 
-/// The part of a server's configuration that lets it be asked.
-pub fn location() -> String {
-    format!("location = {PATH} {{ stub_status; }}")
+/// What differs between the servers under test. None writes a log of accesses, all listen with the same backlog.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Setup<'a> {
+    /// Worker processes.
+    pub workers: usize,
+    /// What follows the address in `listen`: `reuseport`.
+    pub listen: &'a str,
+    /// Directives outside of all blocks.
+    pub main: &'a str,
+    /// Directives of `events`.
+    pub events: &'a str,
+    /// Directives of `http`.
+    pub http: &'a str,
+    /// Directives of the one `server`.
+    pub server: &'a str,
+}
+
+/// How long it may take to start.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Setup<'_> {
+    /// Writes the configuration of a server on this address into the directory; also of one that is to be reloaded.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(&self, scratch: &Scratch, address: SocketAddr) -> Result<PathBuf, Error> {
+        scratch.write("nginx.conf", self.text(scratch.path(), address))
+    }
+
+    /// Starts it, and returns when its workers are there.
+    ///
+    /// # Errors
+    /// When it does not become ready.
+    pub fn start(&self, scratch: &Scratch, address: SocketAddr) -> Result<Server, Error> {
+        let configuration = self.write(scratch, address)?;
+        let mut command = Command::new(program().map_err(Error::Missing)?);
+        command
+            .arg("-p")
+            .arg(scratch.path())
+            .arg("-c")
+            .arg(configuration)
+            .args(["-e", "stderr"]);
+        let mut server = Server::start("nginx", &mut command, "")?;
+        // At the level `notice` the master says when it starts its workers.
+        server.wait_said("start worker process ", self.workers, PATIENCE)?;
+        let deadline = Instant::now() + PATIENCE;
+        while process::leaves(server.pid()).len() < self.workers && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(server)
+    }
+
+    fn text(&self, directory: &Path, address: SocketAddr) -> String {
+        let Self {
+            workers,
+            listen,
+            main,
+            events,
+            http,
+            server,
+        } = self;
+        let directory = directory.display();
+        let backlog = ways::BACKLOG;
+        format!(
+            "daemon off;
+worker_processes {workers};
+pid {directory}/pid;
+error_log stderr notice;
+{main}
+events {{ worker_connections 8192; {events} }}
+http {{
+  access_log off;
+  client_body_temp_path {directory}/b; proxy_temp_path {directory}/p; fastcgi_temp_path {directory}/f;
+  uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s;
+  {http}
+  server {{ listen {address} {listen} backlog={backlog}; {server} location = {PATH} {{ stub_status; }} }}
+}}
+"
+        )
+    }
 }
 
 /// How many requests it has counted so far, without the one that asks.

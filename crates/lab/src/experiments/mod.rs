@@ -6,6 +6,7 @@ mod cost;
 mod cycle;
 mod herd;
 mod nginx;
+mod reference;
 mod restart;
 mod spread;
 mod stuck;
@@ -27,6 +28,7 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &stuck::Stuck,
         &restart::Restart,
         &nginx::Nginx,
+        &reference::Reference,
         &cost::Cost,
     ]
 }

@@ -1,110 +1,124 @@
-//! The reference server beside nginx: a small file, the same number of workers.
+//! nginx in each of the ways that its operator can choose, and steered from outside.
 
+mod present;
 mod servers;
+mod workload;
 
 use serde_json::json;
-use std::collections::BTreeMap;
-use std::time::Duration;
-use wakeone_load::{Arrivals, Mix, Plan, Sources, Stop};
 
 use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source,
+    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source, parameters,
 };
-use crate::present::{Bar, Block, Chart, Kind as ChartKind, Row, Style, Table, number};
+use crate::experiments::tills::workload::WORKERS;
+use crate::present::Block;
 use crate::result::{Expectation, Outcome};
-use crate::{Error, environment, measure};
-use servers::{ALL, Kind, OURS, Running, THEIRS};
+use crate::{Error, measure, status};
+use servers::{Kind, Running};
+use workload::{GONE, HEALTHY, LOAD_S, RATE_PER_S, Variant, WORKLOADS, Workload};
 
 /// The experiment.
 pub struct Nginx;
 
-/// Clients of the closed loop: enough that no worker is ever without work.
-const CLIENTS: usize = 64;
-const WARM_UP_S: f64 = 0.3;
-const RATE: &str = "throughput_per_s";
-const CPU: &str = "server_cpu_us";
-/// What ours must reach of nginx's rate.
-const SHARE: f64 = 0.9;
-const GOAL: &str = "Wakeone's own goal";
+const OURS: &str = "Wakeone's own goal";
 
 const CARD: Card = Card {
     name: "nginx",
-    title: "The reference server beside nginx",
-    question: "How near to nginx is the reference server, on which the other experiments rest, with a small file?",
+    title: "nginx, and nginx steered",
+    question: "Which of nginx's ways of handing out connections should its operator choose, and what does attaching to it change?",
     source: Source {
-        short: "Wakeone",
-        long: "Beyond the papers: a reference that is slow by itself would hide what the architectures cost.",
-        url: "",
+        short: "Majkowski, 2017",
+        long: "Marek Majkowski, Why does one NGINX worker take all the load?, Cloudflare blog, 2017.",
+        url: "https://blog.cloudflare.com/the-sad-state-of-linux-socket-balancing/",
     },
     readme: include_str!("README.md"),
     published: "series,x,metric,unit,value,note\n",
 };
 
-/// Connections and workers: what is the same for all servers that are compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Setting {
-    keep_alive: bool,
-    workers: usize,
+/// What is compared, by workload and metric: `a / b`, and what ought to be seen of it.
+struct Comparison {
+    workload: Workload,
+    metric: &'static str,
+    a: &'static str,
+    b: &'static str,
+    name: &'static str,
+    claim: &'static str,
+    source: &'static str,
+    holds: fn(f64) -> bool,
 }
 
-impl Setting {
-    fn name(self) -> String {
-        let connections = if self.keep_alive {
-            "keep-alive"
-        } else {
-            "close"
-        };
-        format!("{connections}/{}", self.workers)
+const COMPARISONS: [Comparison; 5] = [
+    Comparison {
+        workload: Workload::Stuck,
+        metric: "latency_ms_mean",
+        a: Kind::Reuseport.name(),
+        b: Kind::AttachRescue.name(),
+        name: "stuck-attach-helps",
+        claim: "With stuck workers, reuseport has at least 3 times the mean latency that it has attached to, with rescue",
+        source: OURS,
+        holds: |m| m >= 3.0,
+    },
+    Comparison {
+        workload: Workload::Stopped,
+        metric: "latency_ms_p99",
+        a: Kind::AttachRescue.name(),
+        b: HEALTHY,
+        name: "stopped-as-if-healthy",
+        claim: "While one of four workers is stopped, the p99 is at most 1.3 times that of a healthy group",
+        source: OURS,
+        holds: |m| m <= 1.3,
+    },
+    Comparison {
+        workload: Workload::Busy,
+        metric: "latency_ms_p99",
+        a: Kind::AttachRescue.name(),
+        b: HEALTHY,
+        name: "busy-as-if-healthy",
+        claim: "While one of four workers computes, the p99 of the others' requests is at most 1.3 times that of a healthy group",
+        source: OURS,
+        holds: |m| m <= 1.3,
+    },
+    Comparison {
+        workload: Workload::Cpu,
+        metric: "throughput_per_s",
+        a: Kind::Attach.name(),
+        b: Kind::Reuseport.name(),
+        name: "cpu-attach-costs-nothing",
+        claim: "Under CPU load, attaching leaves at least 0.95 times the requests/s",
+        source: OURS,
+        holds: |m| m >= 0.95,
+    },
+    Comparison {
+        workload: Workload::Cpu,
+        metric: "latency_ms_stddev",
+        a: Kind::Reuseport.name(),
+        b: Kind::Default.name(),
+        name: "cpu-hash-scatters",
+        claim: "Under CPU load, latencies with reuseport deviate at least twice as much as with one shared listener",
+        source: "Majkowski, 2017: 16 times",
+        holds: |m| m >= 2.0,
+    },
+];
+
+impl Comparison {
+    fn pairing(&self) -> Pairing {
+        let of = |way: &str| format!("{}/{way}", self.workload.name());
+        Pairing {
+            name: self.pair(),
+            a: of(self.a),
+            b: of(self.b),
+            metric: self.metric.into(),
+        }
     }
 
-    fn words(self) -> String {
-        let connections = if self.keep_alive {
-            "connections kept"
-        } else {
-            "a connection a request"
-        };
-        format!("{connections}, {} workers", self.workers)
+    fn pair(&self) -> String {
+        let what = self.metric.trim_start_matches("latency_ms_");
+        format!(
+            "{}: {what} of {} / {}",
+            self.workload.name(),
+            self.a,
+            self.b
+        )
     }
-
-    fn arm(self, kind: Kind) -> String {
-        format!("{}/{}", self.name(), kind.name())
-    }
-}
-
-fn settings_of(quick: bool) -> Vec<Setting> {
-    let workers: &[usize] = if quick { &[2] } else { &[2, 4] };
-    let both = |workers: &usize| {
-        [false, true].map(|keep_alive| Setting {
-            keep_alive,
-            workers: *workers,
-        })
-    };
-    workers.iter().flat_map(both).collect()
-}
-
-fn parse_arm(name: &str) -> Option<(Setting, Kind)> {
-    settings_of(false)
-        .into_iter()
-        .flat_map(|setting| ALL.map(|kind| (setting, kind)))
-        .find(|(setting, kind)| setting.arm(*kind) == name)
-}
-
-fn load_seconds(quick: bool) -> f64 {
-    if quick { 1.0 } else { 3.0 }
-}
-
-fn comparison(setting: Setting, ours: Kind, theirs: Kind, metric: &str) -> String {
-    let what = if metric == RATE {
-        "requests/s"
-    } else {
-        "CPU time a request"
-    };
-    format!(
-        "{}: {what} of {} / {}",
-        setting.words(),
-        ours.name(),
-        theirs.name()
-    )
 }
 
 impl Experiment for Nginx {
@@ -113,257 +127,94 @@ impl Experiment for Nginx {
     }
 
     fn design(&self, settings: &Settings) -> Design {
-        let seconds = load_seconds(settings.quick);
-        let left_out: BTreeMap<&str, String> = ALL
-            .into_iter()
-            .filter_map(|kind| Some((kind.name(), kind.lacks()?)))
-            .collect();
-        let here: Vec<Kind> = ALL
-            .into_iter()
-            .filter(|kind| !left_out.contains_key(kind.name()))
-            .collect();
-        let mut design = Design {
-            rounds: if settings.quick { 7 } else { 9 },
-            steady: RATE,
-            ..Design::default()
-        };
-        for (group, setting) in settings_of(settings.quick).into_iter().enumerate() {
-            design.arms.extend(here.iter().map(|kind| Arm {
-                name: setting.arm(*kind),
+        let lacks = lacks();
+        let arms = WORKLOADS.into_iter().enumerate().flat_map(|(group, of)| {
+            let variants = of.variants().into_iter();
+            let here = variants.filter(|v| !lacks.contains_key(v.kind.name()));
+            here.map(move |variant| Arm {
+                name: variant.name(),
                 group,
-                seconds: WARM_UP_S + seconds + 0.5,
-            }));
-            for (ours, theirs) in OURS.into_iter().flat_map(|a| THEIRS.map(|b| (a, b))) {
-                if here.contains(&ours) && here.contains(&theirs) {
-                    design.pairings.extend([RATE, CPU].map(|metric| Pairing {
-                        name: comparison(setting, ours, theirs, metric),
-                        a: setting.arm(ours),
-                        b: setting.arm(theirs),
-                        metric: metric.into(),
-                    }));
-                }
-            }
+                seconds: of.seconds(settings.quick) + 0.5,
+            })
+        });
+        let arms: Vec<Arm> = arms.collect();
+        let is_here = |name: &str| arms.iter().any(|arm| arm.name == name);
+        let pairings = COMPARISONS.iter().map(Comparison::pairing);
+        Design {
+            rounds: if settings.quick { 3 } else { 5 },
+            pairings: pairings
+                .filter(|p| is_here(&p.a) && is_here(&p.b))
+                .collect(),
+            arms,
+            steady: "throughput_per_s",
+            parameters: parameters([
+                ("workers", json!(WORKERS)),
+                ("lost_worker_rate_per_s", json!(RATE_PER_S)),
+                ("lost_worker_load_s", json!(LOAD_S)),
+                ("lost_worker_gone_s", json!(GONE.as_secs_f64())),
+                ("left_out", json!(lacks)),
+            ]),
         }
-        for (name, value) in [
-            ("clients", json!(CLIENTS)),
-            ("warm_up_s", json!(WARM_UP_S)),
-            ("load_s", json!(seconds)),
-            ("file_bytes", json!(servers::FILE_BYTES)),
-            ("build", json!(environment::build())),
-            ("left_out", json!(left_out)),
-        ] {
-            design.parameters.insert(name.into(), value);
-        }
-        design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
-        let (setting, kind) =
-            parse_arm(&arm.name).ok_or_else(|| Error::Unknown(arm.name.clone()))?;
-        let mut running = Running::start(kind, setting.workers)?;
-        let warm_up = measure::load(&plan(&running, setting, WARM_UP_S, context), context)?;
-        running.answers.client_saw(&warm_up);
-        let seconds = load_seconds(context.settings.quick);
-        let (server, client) = (running.cpu_ns(), own_cpu());
-        let found = measure::load(&plan(&running, setting, seconds, context), context)?;
-        let (server, client) = (running.cpu_ns() - server, own_cpu() - client);
-        running.answers.client_saw(&found);
-        let mut sample = measure::sample(&found, 0);
-        running.stop(&mut sample)?;
-        // nginx does not say which worker answers.
-        sample.metrics.retain(|name, _| !name.starts_with("share_"));
-        let answers = found.completed.max(1) as f64;
-        sample.put(CPU, "us", server as f64 / 1000.0 / answers);
-        sample.put("client_cpu_us", "us", client.as_secs_f64() * 1e6 / answers);
-        sample.put(
-            "client_busy",
-            "ratio",
-            client.as_secs_f64() / found.elapsed.as_secs_f64(),
-        );
+        let variant = Variant::parse(&arm.name)?;
+        let mut nginx = Running::start(variant.kind, WORKERS)?;
+        let mut found = variant.load(&mut nginx, context)?;
+        found.by_worker = by_place(&found.by_worker, &nginx.workers);
+        let mut sample = measure::sample(&found, WORKERS);
+        if variant.kind.steered() {
+            let left = status::active_at_rest(nginx.address)?;
+            sample.put("active_at_end", "count", left as f64);
+        }
+        nginx.stop(&mut sample)?;
         Ok(sample)
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        judge(outcome)
+        let judged = COMPARISONS.iter().map(|of| {
+            let ratio = outcome.ratio(&of.pair());
+            Expectation::new(of.name, of.claim, of.source, ratio, of.holds)
+        });
+        let mut all: Vec<Expectation> = judged.collect();
+        all.push(measure::counted_out(outcome));
+        all.extend(measure::sound(outcome));
+        all
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
-        let mut blocks = vec![Block::Heading("What it means".into())];
-        blocks.extend(meaning(outcome).into_iter().map(Block::Paragraph));
-        blocks.push(Block::Table(table(outcome)));
-        for setting in measured(outcome) {
-            blocks.push(Block::Chart(chart(outcome, setting, RATE, "/s")));
-            blocks.push(Block::Chart(chart(outcome, setting, CPU, "µs")));
-        }
-        blocks.extend(outcome.left_out().map(Block::Paragraph));
-        blocks
+        present::present(outcome)
     }
 }
 
-/// CPU time that this process, the client, has used.
-fn own_cpu() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-}
-
-fn plan(running: &Running, setting: Setting, seconds: f64, context: &Context<'_>) -> Plan {
-    Plan {
-        target: running.address,
-        host: "localhost".into(),
-        arrivals: Arrivals::Closed {
-            concurrency: CLIENTS,
-        },
-        stop: Stop {
-            requests: None,
-            duration: Some(Duration::from_secs_f64(seconds)),
-        },
-        mix: Mix::one(format!("/{}", servers::FILE)),
-        sources: Sources::Loopback { count: 1000 },
-        timeout: Duration::from_secs(10),
-        seed: context.seed,
-        threads: 1,
-        keep_alive: setting.keep_alive,
-    }
-}
-
-/// The settings that were measured, in order.
-fn measured(outcome: &Outcome) -> Vec<Setting> {
-    let has = |setting: &Setting| {
-        ALL.iter()
-            .any(|kind| outcome.variant(&setting.arm(*kind)).is_some())
+/// The ways that cannot be measured here, and why.
+fn lacks() -> std::collections::BTreeMap<&'static str, String> {
+    let no_nginx = servers::module().err();
+    let missing = wakeone_kernel::capability::missing();
+    let why = |kind: Kind| {
+        let no_right = kind.steered() && !missing.is_empty();
+        no_nginx
+            .clone()
+            .or_else(|| no_right.then(|| format!("it needs {}", missing.join(", "))))
     };
-    settings_of(false).into_iter().filter(has).collect()
+    let of = |kind: Kind| Some((kind.name(), why(kind)?));
+    servers::ALL.into_iter().filter_map(of).collect()
 }
 
-fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let mut all = Vec::new();
-    for setting in measured(outcome) {
-        for ours in OURS {
-            let theirs = Kind::Nginx;
-            // Left out where either is not there; the result says so.
-            let there = |kind: Kind| outcome.variant(&setting.arm(kind)).is_some();
-            if !there(ours) || !there(theirs) {
-                continue;
-            }
-            let ratio = |metric: &str| outcome.ratio(&comparison(setting, ours, theirs, metric));
-            let name = format!("{}-{}", setting.name().replace('/', "-"), ours.name());
-            all.push(Expectation::new(
-                format!("{name}-rate"),
-                format!(
-                    "{}: {} answers at least {SHARE} times as many requests as nginx (ratio)",
-                    setting.words(),
-                    ours.name()
-                ),
-                GOAL,
-                ratio(RATE),
-                |m| m >= SHARE,
-            ));
-            all.push(Expectation::new(
-                format!("{name}-cpu"),
-                format!(
-                    "{}: a request costs {} at most 1/{SHARE} times the CPU time that it costs nginx (ratio)",
-                    setting.words(),
-                    ours.name()
-                ),
-                GOAL,
-                ratio(CPU),
-                |m| m <= 1.0 / SHARE,
-            ));
-        }
-    }
-    all.extend(measure::sound(outcome));
-    all
-}
-
-fn meaning(outcome: &Outcome) -> Vec<String> {
-    let mut said = Vec::new();
-    for setting in measured(outcome) {
-        let of = |ours: Kind| {
-            let ratio =
-                |metric: &str| outcome.ratio(&comparison(setting, ours, Kind::Nginx, metric));
-            Some(format!(
-                "{} answers {} times as many requests as nginx and uses {} times its CPU time for each",
-                ours.name(),
-                number(ratio(RATE)?),
-                number(ratio(CPU)?)
-            ))
-        };
-        let both: Vec<String> = OURS.into_iter().filter_map(of).collect();
-        if !both.is_empty() {
-            said.push(format!("With {}, {}.", setting.words(), both.join("; ")));
-        }
-    }
-    let busy = outcome
-        .variants
-        .iter()
-        .filter_map(|v| v.median("client_busy"));
-    if let Some(most) = busy.max_by(f64::total_cmp) {
-        said.push(format!(
-            "The client is one thread, busy for up to {:.0} % of the time, on the same {} CPUs as the server. Where it is busy all the time, the rates say what client and server can do together, and a faster server looks less so than it is; the CPU time of the server a request does not depend on that, and is the steadier figure.",
-            most * 100.0,
-            outcome.environment.cpus
-        ));
-    }
-    said
-}
-
-fn table(outcome: &Outcome) -> Table {
-    let columns = [
-        ("requests/s", RATE),
-        ("server CPU µs", CPU),
-        ("client CPU µs", "client_cpu_us"),
-        ("p50 ms", "latency_ms_p50"),
-        ("p99 ms", "latency_ms_p99"),
-        ("errors", "errors"),
-    ];
-    let row = |v: &crate::result::Variant| {
-        let mut cells = vec![v.name.clone()];
-        cells
-            .extend(columns.map(|(_, metric)| v.median(metric).map_or_else(|| "–".into(), number)));
-        Row::ours(cells)
+/// Answers by the place of the worker among the process ids, instead of by process id. Those of none keep their names.
+fn by_place(
+    answers: &std::collections::BTreeMap<String, u64>,
+    workers: &[u32],
+) -> std::collections::BTreeMap<String, u64> {
+    let place = |name: &str| {
+        let pid: u32 = name.parse().ok()?;
+        workers.iter().position(|worker| *worker == pid)
     };
-    Table {
-        caption: "Median of the rounds; CPU time is for each request.".into(),
-        head: std::iter::once("")
-            .chain(columns.map(|c| c.0))
-            .map(str::to_owned)
-            .collect(),
-        rows: outcome.variants.iter().map(row).collect(),
-    }
-}
-
-fn chart(outcome: &Outcome, setting: Setting, metric: &str, unit: &str) -> Chart {
-    let bars = ALL
-        .into_iter()
-        .zip([0, 1, 2, 4])
-        .filter_map(|(kind, colour)| {
-            let found = outcome.variant(&setting.arm(kind))?.metrics.get(metric)?;
-            Some(Bar {
-                style: Style::ours(kind.name(), colour),
-                value: found.median,
-                range: Some((found.min, found.max)),
-            })
-        });
-    let (what, note) = if metric == RATE {
-        (
-            "requests/s",
-            "Higher is better. Median and range of the rounds.",
-        )
-    } else {
-        (
-            "CPU time of the server a request",
-            "Lower is better. Median and range of the rounds.",
-        )
+    let named = |(name, count): (&String, &u64)| match place(name) {
+        Some(place) => (place.to_string(), *count),
+        None => (format!("pid {name}"), *count),
     };
-    Chart {
-        title: format!("{}: {what}.", setting.words()),
-        note: note.into(),
-        kind: ChartKind::Bars {
-            unit: unit.into(),
-            bars: bars.collect(),
-            log: false,
-        },
-    }
+    answers.iter().map(named).collect()
 }
 
 #[cfg(test)]
@@ -372,63 +223,55 @@ mod tests {
     use crate::result;
 
     #[test]
-    fn names_of_variants_go_both_ways() {
-        for setting in settings_of(false) {
-            for kind in ALL {
-                assert_eq!(parse_arm(&setting.arm(kind)), Some((setting, kind)));
-            }
-        }
-        assert_eq!(parse_arm("close/2/apache"), None);
+    fn workers_are_told_by_their_places() {
+        let answers = [("712".to_owned(), 5), ("99".to_owned(), 2)].into();
+        let found = by_place(&answers, &[700, 712]);
+        assert_eq!(found["1"], 5);
+        assert_eq!(measure::by_worker(&found, 2), [0, 5, 2]);
     }
 
-    /// An outcome with these ratios to nginx of epoll-prefork, with a connection a request and 2 workers.
-    fn outcome(rate: f64, cpu: f64) -> Outcome {
-        let setting = settings_of(true)[0];
-        let ours = setting.arm(Kind::EpollPrefork);
-        let theirs = setting.arm(Kind::Nginx);
+    fn outcome(ratios: [f64; 5], active: f64) -> Outcome {
         let sound: &[(&str, &[f64])] = &[
             ("errors", &[0.0]),
             ("server_requests", &[9.0]),
             ("client_answers", &[9.0]),
             ("client_unanswered", &[0.0]),
+            ("active_at_end", &[active]),
         ];
-        let mut outcome = result::tests::outcome(&[(&ours, sound), (&theirs, sound)]);
-        outcome.comparisons = [(RATE, rate), (CPU, cpu)]
-            .map(|(metric, median)| result::Comparison {
-                name: comparison(setting, Kind::EpollPrefork, Kind::Nginx, metric),
-                a: ours.clone(),
-                b: theirs.clone(),
-                metric: metric.into(),
-                ratios: vec![median],
-                median,
-            })
-            .into();
+        let mut outcome = result::tests::outcome(&[("stuck/reuseport+attach", sound)]);
+        let comparison = |(of, ratio): (&Comparison, f64)| result::Comparison {
+            name: of.pair(),
+            a: String::new(),
+            b: String::new(),
+            metric: of.metric.into(),
+            ratios: vec![ratio],
+            median: ratio,
+        };
+        outcome.comparisons = COMPARISONS.iter().zip(ratios).map(comparison).collect();
         outcome
     }
 
-    fn failed(outcome: &Outcome) -> Vec<String> {
-        judge(outcome)
-            .into_iter()
-            .filter(|e| !e.holds)
-            .map(|e| e.name)
-            .collect()
+    #[test]
+    fn each_limit_bites() {
+        let failed = |ratios, active| -> Vec<String> {
+            let judged = Nginx.judge(&outcome(ratios, active));
+            let bad = judged.into_iter().filter(|e| !e.holds);
+            bad.map(|e| e.name).collect()
+        };
+        let good = [3.0, 1.3, 1.3, 0.95, 2.0];
+        assert_eq!(failed(good, 0.0), Vec::<String>::new());
+        let bad = [2.9, 1.31, 1.31, 0.94, 1.9];
+        for (at, value) in bad.into_iter().enumerate() {
+            let mut ratios = good;
+            ratios[at] = value;
+            assert_eq!(failed(ratios, 0.0), [COMPARISONS[at].name]);
+        }
+        assert_eq!(failed(good, 1.0), ["active-returns-to-0"]);
     }
 
     #[test]
-    fn slower_or_dearer_than_nginx_is_found() {
-        assert_eq!(failed(&outcome(0.9, 1.1)), Vec::<String>::new());
-        assert_eq!(failed(&outcome(0.89, 1.0)), ["close-2-epoll-prefork-rate"]);
-        assert_eq!(failed(&outcome(1.0, 1.12)), ["close-2-epoll-prefork-cpu"]);
-        let mut lost = outcome(1.0, 1.0);
-        lost.comparisons.clear();
-        assert_eq!(failed(&lost).len(), 2);
-        assert_eq!(
-            failed(&result::tests::outcome(&[])),
-            ["no-errors", "counts-agree"]
-        );
-        let mut miscounted = outcome(1.0, 1.0);
-        let counts = miscounted.variants[1].metrics.get_mut("server_requests");
-        counts.unwrap().values = vec![10.0];
-        assert_eq!(failed(&miscounted), ["counts-agree"]);
+    fn what_was_not_measured_does_not_hold() {
+        let judged = Nginx.judge(&result::tests::outcome(&[]));
+        assert!(judged.iter().all(|e| !e.holds && e.measured.is_none()));
     }
 }

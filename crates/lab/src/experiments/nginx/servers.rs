@@ -1,224 +1,213 @@
-//! nginx and ours, serving the same directory with the same number of workers.
+//! nginx in the four ways that its users can have it, with a handler that blocks its worker.
 
 use std::net::SocketAddr;
-use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use crate::answers::Answers;
 use crate::experiment::Sample;
-use crate::process::{cpu_ns, leaves};
+use crate::process::leaves;
 use crate::scratch::Scratch;
 use crate::server::{Server, free_address};
-use crate::{Error, nginx, probe, ways};
+use crate::{Error, nginx};
 
-/// The file that all of them serve.
-pub const FILE: &str = "page.html";
-/// Its size.
-pub const FILE_BYTES: usize = 1024;
-/// How long a server may take to start.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The handler, in the language of nginx's perl module.
+const HANDLER: &str = include_str!("Work.pm");
+const MODULE: &str = "ngx_http_perl_module.so";
 
-/// A server.
+/// A way of having nginx hand out connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// nginx as it is: its workers share a listener in their epoll instances.
-    Nginx,
-    /// nginx with a listener for each worker.
-    NginxReuseport,
-    /// Ours; its workers share a listener likewise.
-    EpollPrefork,
-    /// Ours, with a listener for each worker, and the program that chooses.
-    Dispatched,
+    /// As it is: one listener in the epoll instances of all workers, with EPOLLEXCLUSIVE.
+    Default,
+    /// One listener; who holds the mutex has it in its epoll instance.
+    AcceptMutex,
+    /// A listener a worker; the kernel's hash chooses.
+    Reuseport,
+    /// The same, and `wakeone attach`.
+    Attach,
+    /// The same, and `wakeone attach --rescue`.
+    AttachRescue,
 }
 
-/// All of them.
-pub const ALL: [Kind; 4] = [
-    Kind::Nginx,
-    Kind::NginxReuseport,
-    Kind::EpollPrefork,
-    Kind::Dispatched,
+/// All of them, in the order of history.
+pub const ALL: [Kind; 5] = [
+    Kind::Default,
+    Kind::AcceptMutex,
+    Kind::Reuseport,
+    Kind::Attach,
+    Kind::AttachRescue,
 ];
-/// Ours.
-pub const OURS: [Kind; 2] = [Kind::EpollPrefork, Kind::Dispatched];
-/// Those that ours are compared with.
-pub const THEIRS: [Kind; 2] = [Kind::Nginx, Kind::NginxReuseport];
 
 impl Kind {
     /// Last part of the variants' names.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
-            Kind::Nginx => "nginx",
-            Kind::NginxReuseport => "nginx-reuseport",
-            Kind::EpollPrefork => "epoll-prefork",
-            Kind::Dispatched => "dispatched",
+            Kind::Default => "default",
+            Kind::AcceptMutex => "accept-mutex",
+            Kind::Reuseport => "reuseport",
+            Kind::Attach => "reuseport+attach",
+            Kind::AttachRescue => "reuseport+attach+rescue",
         }
     }
 
-    /// Why it cannot be measured here.
-    pub fn lacks(self) -> Option<String> {
+    /// Its place in the palette of the charts: that of the same way in the other experiments.
+    pub fn colour(self) -> usize {
         match self {
-            Kind::Nginx | Kind::NginxReuseport => nginx::program().err(),
-            Kind::EpollPrefork => None,
-            Kind::Dispatched => {
-                let missing = wakeone_kernel::capability::missing();
-                (!missing.is_empty()).then(|| format!("it needs {}", missing.join(", ")))
-            }
+            Kind::Default => 1,
+            Kind::AcceptMutex => 0,
+            Kind::Reuseport => 2,
+            Kind::Attach => 3,
+            Kind::AttachRescue => 4,
+        }
+    }
+
+    /// Whether Wakeone chooses.
+    pub fn steered(self) -> bool {
+        matches!(self, Kind::Attach | Kind::AttachRescue)
+    }
+
+    fn setup(self, workers: usize) -> nginx::Setup<'static> {
+        nginx::Setup {
+            workers,
+            listen: match self {
+                Kind::Default | Kind::AcceptMutex => "",
+                _ => "reuseport",
+            },
+            events: match self {
+                Kind::AcceptMutex => "accept_mutex on;",
+                _ => "",
+            },
+            ..nginx::Setup::default()
         }
     }
 }
 
-/// A running server and the directory that it serves. Dropping it ends it and removes the directory.
+/// Where the perl module is, or why nginx cannot be measured here.
+pub fn module() -> Result<PathBuf, String> {
+    let program = nginx::program()?;
+    let told = Command::new(program)
+        .arg("-V")
+        .output()
+        .map_err(|e| format!("nginx does not start: {e}"))?;
+    let told = String::from_utf8_lossy(&told.stderr).into_owned();
+    let folders = told
+        .split_whitespace()
+        .filter_map(|word| word.strip_prefix("--modules-path="));
+    folders
+        .map(|folder| PathBuf::from(folder).join(MODULE))
+        .find(|module| module.exists())
+        .ok_or_else(|| {
+            "nginx's perl module (libnginx-mod-http-perl) is not installed, and without it no handler can block a worker".into()
+        })
+}
+
+/// A running nginx, steered or not. Dropping it detaches, ends nginx and removes its files.
 pub struct Running {
     kind: Kind,
-    server: Server,
     /// Where it listens.
     pub address: SocketAddr,
     /// Its books and its clients'.
     pub answers: Answers,
-    /// Dropped after the server that uses it.
+    /// Its workers, by process id, rising.
+    pub workers: Vec<u32>,
+    attached: Option<Attached>,
+    server: Server,
     _scratch: Scratch,
 }
 
 impl Running {
-    /// Starts a server, and sees that it answers with the file.
+    /// Starts it, and attaches where this is the way.
     ///
     /// # Errors
-    /// When it does not.
+    /// When it does not become ready, or cannot be steered.
     pub fn start(kind: Kind, workers: usize) -> Result<Self, Error> {
-        let scratch = Scratch::new("static")?;
-        let content = page();
-        scratch.write(FILE, &content)?;
-        let address = free_address()?;
-        let mut answers = Answers::new()?;
-        let server = match kind {
-            Kind::Nginx => theirs(&scratch, address, workers, "")?,
-            Kind::NginxReuseport => theirs(&scratch, address, workers, " reuseport")?,
-            Kind::EpollPrefork => ours(kind, "listening on", &scratch, address, workers, &answers)?,
-            Kind::Dispatched => ours(kind, "ready:", &scratch, address, workers, &answers)?,
+        let module = module().map_err(Error::Missing)?;
+        let (scratch, address) = (Scratch::new("nginx")?, free_address()?);
+        scratch.write("Work.pm", HANDLER)?;
+        let main = format!("load_module {};", module.display());
+        let http = format!(
+            "perl_modules {}; perl_require Work.pm; keepalive_timeout 0;",
+            scratch.path().display()
+        );
+        let setup = nginx::Setup {
+            main: &main,
+            http: &http,
+            server: "location = /work { perl Work::handler; }",
+            ..kind.setup(workers)
         };
-        answers.client_counted(1, 0); // for the file, just below
-        let running = Self {
+        let server = setup.start(&scratch, address)?;
+        let mut workers = leaves(server.pid());
+        workers.sort_unstable();
+        let attached = match kind {
+            Kind::Attach => Some(Attached::to(address, false)?),
+            Kind::AttachRescue => Some(Attached::to(address, true)?),
+            _ => None,
+        };
+        Ok(Self {
             kind,
-            server,
             address,
-            answers,
+            answers: Answers::new()?,
+            workers,
+            attached,
+            server,
             _scratch: scratch,
-        };
-        let answer = probe::body(address, &format!("/{FILE}"))?;
-        if answer != content {
-            return Err(Error::Server(format!(
-                "{} answers with {} bytes that are not the file; nothing can be compared",
-                kind.name(),
-                answer.len()
-            )));
-        }
-        Ok(running)
+        })
     }
 
-    /// CPU time of all its processes so far, in ns.
-    pub fn cpu_ns(&self) -> u64 {
-        let root = self.server.pid();
-        let below = leaves(root).into_iter().filter(|pid| *pid != root);
-        cpu_ns(root) + below.map(cpu_ns).sum::<u64>()
-    }
-
-    /// Stops it in order and closes the books; the counts go into the sample.
+    /// Detaches, stops it in order and closes the books; the counts go into the sample.
     ///
     /// # Errors
     /// When it does not end well, or the counts contradict each other.
-    pub fn stop(self, sample: &mut Sample) -> Result<(), Error> {
-        let what = format!("the server {}", self.kind.name());
-        if THEIRS.contains(&self.kind) {
-            let made = nginx::requests(self.address)?;
-            self.server.stop()?;
-            self.answers.close_with(made, &what, sample)
-        } else {
-            self.server.stop()?;
-            self.answers.close(&what, sample)
+    pub fn stop(mut self, sample: &mut Sample) -> Result<(), Error> {
+        if let Some(attached) = self.attached.take() {
+            attached.end()?;
         }
+        let made = nginx::requests(self.address)?;
+        self.server.stop()?;
+        let what = format!("nginx, {}", self.kind.name());
+        self.answers.close_with(made, &what, sample)
     }
 }
 
-/// Text of the wanted length.
-fn page() -> String {
-    let line = "<p>A small static page, always the same.</p>\n";
-    line.chars().cycle().take(FILE_BYTES).collect()
+/// What `wakeone attach` has done. Dropping it is `wakeone detach`.
+struct Attached(SocketAddr);
+
+impl Attached {
+    fn to(address: SocketAddr, rescue: bool) -> Result<Self, Error> {
+        let mut arguments = vec!["attach"];
+        arguments.extend(rescue.then_some("--rescue"));
+        wakeone(&arguments, address)?;
+        Ok(Self(address))
+    }
+
+    fn end(self) -> Result<(), Error> {
+        let address = self.0;
+        std::mem::forget(self);
+        wakeone(&["detach"], address)
+    }
 }
 
-fn ours(
-    kind: Kind,
-    ready: &str,
-    scratch: &Scratch,
-    address: SocketAddr,
-    workers: usize,
-    answers: &Answers,
-) -> Result<Server, Error> {
-    let model = kind.name();
-    let executable = std::env::current_exe()
-        .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))?;
-    let mut command = Command::new(executable);
-    command
-        .args(["serve", "--model", model, "--backlog", ways::BACKLOG, "-w"])
-        .arg(workers.to_string())
-        .arg("-l")
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let _ = wakeone(&["detach"], self.0);
+    }
+}
+
+fn wakeone(arguments: &[&str], address: SocketAddr) -> Result<(), Error> {
+    let failed = |why: String| Error::Server(format!("wakeone {}: {why}", arguments.join(" ")));
+    let executable = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
+    let output = Command::new(executable)
+        .args(arguments)
         .arg(address.to_string())
-        .arg("--files")
-        .arg(scratch.path())
-        .args(answers.arguments());
-    Server::start(&format!("the {model} server"), &mut command, ready)
-}
-
-fn theirs(
-    scratch: &Scratch,
-    address: SocketAddr,
-    workers: usize,
-    listen: &str,
-) -> Result<Server, Error> {
-    let program = nginx::program().map_err(Error::Missing)?;
-    let path = scratch.write(
-        "nginx.conf",
-        configuration(scratch.path(), address, workers, listen),
-    )?;
-    let mut command = Command::new(program);
-    command
-        .arg("-p")
-        .arg(scratch.path())
-        .arg("-c")
-        .arg(path)
-        .args(["-e", "stderr"]);
-    let mut server = Server::start("nginx", &mut command, "")?;
-    // At the level `notice` the master says when it starts its workers.
-    server.wait_said("start worker process ", workers, PATIENCE)?;
-    let deadline = Instant::now() + PATIENCE;
-    while leaves(server.pid()).len() < workers && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| failed(e.to_string()))?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(failed(
+            String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        ))
     }
-    Ok(server)
-}
-
-/// nginx as its packages ship it, without a log of accesses (ours writes none either) and without an end to a connection
-/// after a thousand requests.
-fn configuration(directory: &Path, address: SocketAddr, workers: usize, listen: &str) -> String {
-    let directory = directory.display();
-    let backlog = ways::BACKLOG;
-    format!(
-        "daemon off;
-worker_processes {workers};
-pid {directory}/pid;
-error_log stderr notice;
-events {{ worker_connections 8192; }}
-http {{
-  access_log off;
-  sendfile on;
-  tcp_nopush on;
-  keepalive_requests 1000000000;
-  types {{ text/html html; }}
-  client_body_temp_path {directory}/b; proxy_temp_path {directory}/p; fastcgi_temp_path {directory}/f;
-  uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s;
-  server {{ listen {address}{listen} backlog={backlog}; root {directory}; {} }}
-}}
-",
-        nginx::location()
-    )
 }

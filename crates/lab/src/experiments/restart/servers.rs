@@ -1,14 +1,12 @@
 //! The three servers and how each is restarted.
 
 use nix::sys::signal::Signal;
-use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use crate::answers::Answers;
 use crate::experiment::Sample;
+use crate::scratch::Scratch;
 use crate::server::Server;
 use crate::ways::Way;
 use crate::{Error, nginx};
@@ -59,13 +57,13 @@ impl Kind {
     }
 }
 
-/// A server that can be restarted. Dropping it ends it and removes its files.
+/// A server that can be restarted. Dropping it ends it, then removes its files.
 pub struct Restartable {
     kind: Kind,
     address: SocketAddr,
     server: Option<Server>,
     restarts: usize,
-    directory: Option<PathBuf>,
+    scratch: Option<Scratch>,
     /// The books of all its servers, one after the other.
     pub answers: Answers,
 }
@@ -81,7 +79,7 @@ impl Restartable {
             address,
             server: None,
             restarts: 0,
-            directory: None,
+            scratch: None,
             answers: Answers::new()?,
         };
         this.server = Some(match kind {
@@ -93,48 +91,10 @@ impl Restartable {
     }
 
     fn start_nginx(&mut self) -> Result<Server, Error> {
-        let program = nginx::program().map_err(Error::Missing)?;
-        let directory = std::env::temp_dir().join(format!(
-            "wakeone-nginx-{}-{}",
-            std::process::id(),
-            self.address.port()
-        ));
-        fs::create_dir_all(&directory).map_err(|source| Error::File {
-            action: "writing",
-            path: directory.clone(),
-            source,
-        })?;
-        self.directory = Some(directory.clone());
-        self.configure_nginx(WORKERS)?;
-        let mut command = Command::new(program);
-        command
-            .arg("-p")
-            .arg(&directory)
-            .args(["-c", "nginx.conf", "-e", "stderr"]);
-        // At the level `notice` the master says when its workers have been started.
-        Server::start("nginx", &mut command, "").and_then(|mut server| {
-            server.wait_said("start worker processes", 1, PATIENCE)?;
-            wait_listening(self.address)?;
-            Ok(server)
-        })
-    }
-
-    fn configure_nginx(&self, workers: usize) -> Result<(), Error> {
-        let Some(directory) = &self.directory else {
-            return Ok(());
-        };
-        let path = directory.join("nginx.conf");
-        let text = format!(
-            "daemon off;\nworker_processes {workers};\npid {0}/pid;\nerror_log stderr notice;\nevents {{ worker_connections 4096; }}\nhttp {{\n  access_log off;\n  client_body_temp_path {0}/b; proxy_temp_path {0}/p; fastcgi_temp_path {0}/f; uwsgi_temp_path {0}/u; scgi_temp_path {0}/s;\n  keepalive_timeout 0;\n  server {{ listen {1} reuseport backlog=4096; {2} location / {{ return 200 \"ok\\n\"; }} }}\n}}\n",
-            directory.display(),
-            self.address,
-            nginx::location()
-        );
-        fs::write(&path, text).map_err(|source| Error::File {
-            action: "writing",
-            path,
-            source,
-        })
+        let scratch = Scratch::new("nginx")?;
+        let server = nginx_of(WORKERS).start(&scratch, self.address)?;
+        self.scratch = Some(scratch);
+        Ok(server)
     }
 
     /// Restarts it once, and returns when that is over.
@@ -150,7 +110,10 @@ impl Restartable {
             }
             Kind::Nginx => {
                 // 4 workers, 2, 4, 2: both ways of changing their number.
-                self.configure_nginx(if self.restarts % 2 == 1 { 2 } else { WORKERS })?;
+                let workers = if self.restarts % 2 == 1 { 2 } else { WORKERS };
+                if let Some(scratch) = &self.scratch {
+                    nginx_of(workers).write(scratch, self.address)?;
+                }
                 self.hang_up("start worker processes", self.restarts + 1)
             }
             Kind::Wakeone => self.hang_up("rolling restart done", self.restarts),
@@ -183,23 +146,12 @@ impl Restartable {
     }
 }
 
-impl Drop for Restartable {
-    fn drop(&mut self) {
-        self.server = None;
-        if let Some(directory) = &self.directory {
-            let _ = fs::remove_dir_all(directory);
-        }
+fn nginx_of(workers: usize) -> nginx::Setup<'static> {
+    nginx::Setup {
+        workers,
+        listen: "reuseport",
+        http: "keepalive_timeout 0;",
+        server: "location / { return 200 \"ok\\n\"; }",
+        ..nginx::Setup::default()
     }
-}
-
-fn wait_listening(address: SocketAddr) -> Result<(), Error> {
-    for _ in 0..500 {
-        if std::net::TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_ok() {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Err(Error::Server(format!(
-        "nobody listens on {address} after 5 s"
-    )))
 }

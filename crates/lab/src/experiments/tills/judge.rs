@@ -54,13 +54,7 @@ pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
             missing(outcome),
             |m| m == 0.0,
         ),
-        Expectation::new(
-            "active-returns-to-0",
-            "Every active count of the steered variants is back at 0 at the end (largest sum left)",
-            OURS,
-            active_left(outcome),
-            |m| m == 0.0,
-        ),
+        measure::counted_out(outcome),
     ]);
     expectations.extend(cpu(outcome));
     expectations
@@ -148,16 +142,6 @@ fn missing(outcome: &Outcome) -> Option<f64> {
             .sum::<f64>();
     }
     (!outcome.variants.is_empty()).then_some(missing)
-}
-
-fn active_left(outcome: &Outcome) -> Option<f64> {
-    let all: Vec<f64> = outcome
-        .variants
-        .iter()
-        .flat_map(|v| outcome.values(&v.name, "active_at_end"))
-        .copied()
-        .collect();
-    (!all.is_empty()).then(|| stats::max(&all))
 }
 
 #[cfg(test)]

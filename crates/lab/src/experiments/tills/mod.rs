@@ -2,7 +2,7 @@
 
 mod judge;
 mod present;
-mod workload;
+pub(super) mod workload;
 
 use serde_json::json;
 
