@@ -25,6 +25,7 @@ pub mod scratch;
 pub mod server;
 pub mod stats;
 pub mod status;
+pub mod steered;
 pub mod store;
 pub mod text;
 pub mod trace;

@@ -15,7 +15,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// When there is no whole answer, or it names no worker.
 pub fn who_answers(address: SocketAddr, path: &str) -> Result<u64, Error> {
     let failed = |why: String| Error::Server(format!("asking {address} for {path} failed: {why}"));
-    let answer = exchange(address, path).map_err(|e| failed(e.to_string()))?;
+    let answer = exchange(address, path, TIMEOUT).map_err(|e| failed(e.to_string()))?;
     let line = answer.lines().find_map(|l| {
         l.to_ascii_lowercase()
             .strip_prefix("x-worker:")
@@ -33,8 +33,16 @@ pub fn who_answers(address: SocketAddr, path: &str) -> Result<u64, Error> {
 /// # Errors
 /// When there is no whole answer, or not the status 200.
 pub fn body(address: SocketAddr, path: &str) -> Result<String, Error> {
+    body_within(address, path, TIMEOUT)
+}
+
+/// The same of an answer that may take longer.
+///
+/// # Errors
+/// When there is no whole answer in time, or not the status 200.
+pub fn body_within(address: SocketAddr, path: &str, timeout: Duration) -> Result<String, Error> {
     let failed = |why: &str| Error::Server(format!("asking {address} for {path} failed: {why}"));
-    let answer = exchange(address, path).map_err(|e| failed(&e.to_string()))?;
+    let answer = exchange(address, path, timeout).map_err(|e| failed(&e.to_string()))?;
     let (head, body) = answer
         .split_once("\r\n\r\n")
         .ok_or_else(|| failed("the answer has no end of its head"))?;
@@ -44,9 +52,9 @@ pub fn body(address: SocketAddr, path: &str) -> Result<String, Error> {
     }
 }
 
-fn exchange(address: SocketAddr, path: &str) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+fn exchange(address: SocketAddr, path: &str, timeout: Duration) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, timeout)?;
+    stream.set_read_timeout(Some(timeout))?;
     write!(
         stream,
         "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

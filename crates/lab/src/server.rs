@@ -2,7 +2,7 @@
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, PipeReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -27,46 +27,32 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a command and waits for a line on its stderr that begins with `ready`.
+    /// Starts a command and waits for a line of what it says, on stdout or stderr, that begins with `ready`.
     ///
     /// # Errors
     /// When it cannot be started, ends, or is not ready in time; with the last words it said.
     pub fn start(what: &str, command: &mut Command, ready: &str) -> Result<Self, Error> {
+        let failed = |e: std::io::Error| Error::Server(format!("starting {what} failed: {e}"));
+        let (words, mouth) = std::io::pipe().map_err(failed)?;
         let child = command
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
+            .stdout(mouth.try_clone().map_err(failed)?)
+            .stderr(mouth)
             // Ctrl-C on the terminal is for us; the server is stopped in order by its guard.
             .process_group(0)
             .spawn()
-            .map_err(|e| Error::Server(format!("starting {what} failed: {e}")))?;
+            .map_err(failed);
+        // The command keeps our ends of the pipe: without them the reader sees the server's end.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut server = Self {
-            child,
+            child: child?,
             what: what.into(),
-            lines: channel().1,
+            lines: listen(words),
             seen: Vec::new(),
             stopped: false,
         };
-        server.lines = server.read_stderr()?;
         server.wait_ready(ready)?;
         Ok(server)
-    }
-
-    /// Stderr is read to its end by a thread, so that a talkative server never blocks on a full pipe.
-    fn read_stderr(&mut self) -> Result<Receiver<String>, Error> {
-        let stderr = self
-            .child
-            .stderr
-            .take()
-            .ok_or_else(|| Error::Server(format!("{} has no stderr to read", self.what)))?;
-        let (sender, receiver) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                // Nobody listens any more once the server is dropped; the pipe is drained all the same.
-                let _ = sender.send(line);
-            }
-        });
-        Ok(receiver)
     }
 
     fn wait_ready(&mut self, ready: &str) -> Result<(), Error> {
@@ -107,7 +93,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Everything it has said on stderr so far.
+    /// Everything it has said so far.
     pub fn said(&mut self) -> &[String] {
         self.seen.extend(self.lines.try_iter());
         &self.seen
@@ -188,6 +174,18 @@ impl Server {
         let _ = self.child.wait();
         None
     }
+}
+
+/// What a server says is read to its end by a thread, so that a talkative one never blocks on a full pipe.
+fn listen(words: PipeReader) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(words).lines().map_while(Result::ok) {
+            // Nobody listens any more once the server is dropped; the pipe is drained all the same.
+            let _ = sender.send(line);
+        }
+    });
+    receiver
 }
 
 impl Drop for Server {

@@ -1,7 +1,7 @@
 //! Who is stuck: a pure judgement over what the agent saw.
 //!
 //! A worker is stuck when connections have waited in its queue for some time without one of them being accepted,
-//! while another worker has nothing to do. It need not be broken: one long request in a blocking worker is enough,
+//! while another worker has nothing to do, or has served its own queue many times over. It need not be broken: one long request in a blocking worker is enough,
 //! and in the words of the paper's critics, those behind it wait at a clogged till while the next one is free.
 
 /// What is seen of one slot at one moment.
@@ -78,12 +78,61 @@ impl Memory {
     }
 }
 
-/// Whether a suspect is stuck: it is seen outside accept, and somebody else could do its work now.
+/// Whether a suspect is stuck: it is seen outside accept, and somebody else would do its work sooner (is [`idle`], or has
+/// [`overtaken`] it).
 ///
 /// A worker that waits for connections is never stuck, however long its queue: it was woken and has not run yet.
-/// And where all are busy, nobody would serve the queue sooner: that is overload, not a stuck worker.
-pub fn stuck(doing: Doing, another_idle: bool) -> bool {
-    another_idle && matches!(doing, Doing::Busy | Doing::Stopped)
+/// And where all are as busy, nobody would serve the queue sooner: that is overload, not a stuck worker.
+pub fn stuck(doing: Doing, another_sooner: bool) -> bool {
+    another_sooner && matches!(doing, Doing::Busy | Doing::Stopped)
+}
+
+/// So many times its own queue must another have served before a suspect counts as overtaken: chance and uneven work
+/// do not come to that.
+const LAPS: u64 = 8;
+/// So many times the patience must pass before busy workers are compared: a worker that only waits for a CPU gets one
+/// sooner.
+const PATIENCES: u64 = 10;
+
+/// What everybody had accepted when a slot became suspect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lap {
+    since_ns: u64,
+    accepted: Vec<u64>,
+}
+
+impl Lap {
+    /// Starts to compare.
+    pub fn start(now_ns: u64, looks: &[Look]) -> Self {
+        Self {
+            since_ns: now_ns,
+            accepted: looks.iter().map(|look| look.accepted).collect(),
+        }
+    }
+
+    /// Whether a worker among `others` (their slots and what is seen of them) has overtaken the suspect: it is busy all
+    /// the time, so never idle, but would have served its queue many times over since.
+    ///
+    /// This is the case of two workers with one thread each, of which one is kept: the other has always something to
+    /// do while there are clients, and what waits behind the first one waits for as long as that is kept.
+    pub fn overtaken<'a>(
+        &self,
+        now_ns: u64,
+        others: impl Iterator<Item = (usize, &'a Look)>,
+        limits: Limits,
+    ) -> bool {
+        let patience_ns = limits.stuck_after_ns.saturating_mul(PATIENCES);
+        if now_ns.saturating_sub(self.since_ns) < patience_ns {
+            return false;
+        }
+        let served = |slot: usize, look: &Look| {
+            let then = self.accepted.get(slot).copied().unwrap_or(look.accepted);
+            look.accepted.saturating_sub(then)
+        };
+        others.into_iter().any(|(slot, look)| {
+            look.serving && served(slot, look) >= LAPS * (u64::from(look.queued) + 1)
+        })
+    }
 }
 
 /// Whether a slot's worker has nothing to do: nothing waits for it, and it has no connection at all or waits for
@@ -224,6 +273,31 @@ mod tests {
                 "{doing:?} {another_idle}"
             );
         }
+    }
+
+    #[test]
+    fn who_serves_its_queue_many_times_over_has_overtaken() {
+        let limits = Limits::default();
+        let lap = Lap::start(0, &[look(2, 10), look(1, 100), look(0, 0)]);
+        let overtaken = |at_ms: u64, queued, accepted| {
+            let other = look(queued, accepted);
+            lap.overtaken(at_ms * MS, [(1, &other)].into_iter(), limits)
+        };
+        assert!(overtaken(50, 1, 116));
+        assert!(!overtaken(49, 1, 116), "too early to tell");
+        assert!(!overtaken(50, 1, 115), "not often enough");
+        assert!(!overtaken(50, 2, 116), "its queue is longer");
+        assert!(
+            !overtaken(500, 0, 99),
+            "a count that lags is nothing served"
+        );
+        let draining = Look {
+            serving: false,
+            ..look(0, 500)
+        };
+        assert!(!lap.overtaken(50 * MS, [(1, &draining)].into_iter(), limits));
+        let came_later = look(0, 500);
+        assert!(!lap.overtaken(50 * MS, [(3, &came_later)].into_iter(), limits));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use wakeone_kernel::table::flag;
 use wakeone_kernel::{capability, process, schedule};
-use wakeone_model::judge::{self, Doing, Limits, Look, Memory};
+use wakeone_model::judge::{self, Doing, Lap, Limits, Look, Memory};
 
 use crate::dispatcher::Dispatcher;
 use crate::group::FOR_THE_END;
@@ -108,6 +108,7 @@ impl Agent {
         let slots = dispatcher.slots();
         core.memory.resize_with(slots, Memory::default);
         core.patience.resize(slots, None);
+        core.laps.resize(slots, None);
         Some(told)
     }
 
@@ -148,6 +149,8 @@ struct Core {
     dispatcher: Option<Dispatcher>,
     duties: Option<Duties>,
     memory: Vec<Memory>,
+    /// Since a slot is suspect: what the others had accepted then.
+    laps: Vec<Option<Lap>>,
     /// When a slot marked stuck may be looked at again, so that what cannot be rescued is not tried all the time.
     patience: Vec<Option<Instant>>,
     events: Vec<SteerEvent>,
@@ -169,6 +172,7 @@ impl Core {
             dispatcher: Some(dispatcher),
             duties: Some(duties),
             memory: vec![Memory::default(); slots],
+            laps: vec![None; slots],
             patience: vec![None; slots],
             events: Vec::new(),
             started: Some(Instant::now()),
@@ -218,9 +222,17 @@ impl Core {
         };
         for slot in 0..looks.len() {
             let suspect = judge::suspect(now, &looks[slot], &mut self.memory[slot], limits);
+            if !suspect {
+                self.laps[slot] = None;
+            }
             if let Some(since) = self.memory[slot].stuck_since_ns {
                 self.look_after(slot, looks, now, since, duties);
-            } else if suspect && judge::stuck(self.doing(slot), self.another_idle(slot, looks)) {
+            } else if suspect
+                && judge::stuck(
+                    self.doing(slot),
+                    self.another_sooner(slot, looks, now, limits),
+                )
+            {
                 self.memory[slot].stuck_since_ns = Some(now);
                 self.mark(slot, flag::STUCK, true);
                 self.event(SteerEvent::Stuck {
@@ -314,12 +326,21 @@ impl Core {
         doing(dispatcher, slot)
     }
 
-    fn another_idle(&self, slot: usize, looks: &[Look]) -> bool {
-        looks.iter().enumerate().any(|(other, look)| {
-            other != slot
-                && self.memory[other].stuck_since_ns.is_none()
-                && judge::idle(look, || self.doing(other))
-        })
+    /// Whether another worker would serve what waits in this slot sooner.
+    fn another_sooner(&mut self, slot: usize, looks: &[Look], now: u64, limits: Limits) -> bool {
+        let memory = &self.memory;
+        let others = || {
+            let all = looks.iter().enumerate();
+            all.filter(|(other, _)| *other != slot && memory[*other].stuck_since_ns.is_none())
+        };
+        others().any(|(other, look)| judge::idle(look, || self.doing(other)))
+            || self.laps[slot]
+                .as_ref()
+                .is_some_and(|lap| lap.overtaken(now, others(), limits))
+            || {
+                self.laps[slot].get_or_insert_with(|| Lap::start(now, looks));
+                false
+            }
     }
 
     /// Whether a slot other than this one can be given connections.

@@ -6,6 +6,7 @@ mod cost;
 mod cycle;
 mod herd;
 mod nginx;
+mod pinned;
 mod reference;
 mod restart;
 mod spread;
@@ -28,6 +29,7 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &stuck::Stuck,
         &restart::Restart,
         &nginx::Nginx,
+        &pinned::Pinned,
         &reference::Reference,
         &cost::Cost,
     ]

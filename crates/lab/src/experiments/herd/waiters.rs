@@ -336,7 +336,7 @@ mod tests {
     fn every_way_of_waiting_accepts_taps_and_ends() {
         for waiting in ALL {
             let herd = Herd::gather(waiting, 8).unwrap();
-            let taps = (1..=50).find(|_| {
+            let taps = (1..=400).find(|_| {
                 let before = herd.voluntary_switches();
                 herd.tap(Duration::from_millis(5)).unwrap();
                 let switches = (herd.voluntary_switches() - before) as usize;

@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::answers::Answers;
 use crate::experiment::Sample;
 use crate::process::leaves;
 use crate::scratch::Scratch;
 use crate::server::{Server, free_address};
+use crate::steered::Attached;
 use crate::{Error, nginx};
 
 /// The handler, in the language of nginx's perl module.
@@ -167,47 +168,5 @@ impl Running {
         self.server.stop()?;
         let what = format!("nginx, {}", self.kind.name());
         self.answers.close_with(made, &what, sample)
-    }
-}
-
-/// What `wakeone attach` has done. Dropping it is `wakeone detach`.
-struct Attached(SocketAddr);
-
-impl Attached {
-    fn to(address: SocketAddr, rescue: bool) -> Result<Self, Error> {
-        let mut arguments = vec!["attach"];
-        arguments.extend(rescue.then_some("--rescue"));
-        wakeone(&arguments, address)?;
-        Ok(Self(address))
-    }
-
-    fn end(self) -> Result<(), Error> {
-        let address = self.0;
-        std::mem::forget(self);
-        wakeone(&["detach"], address)
-    }
-}
-
-impl Drop for Attached {
-    fn drop(&mut self) {
-        let _ = wakeone(&["detach"], self.0);
-    }
-}
-
-fn wakeone(arguments: &[&str], address: SocketAddr) -> Result<(), Error> {
-    let failed = |why: String| Error::Server(format!("wakeone {}: {why}", arguments.join(" ")));
-    let executable = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
-    let output = Command::new(executable)
-        .args(arguments)
-        .arg(address.to_string())
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|e| failed(e.to_string()))?;
-    if output.status.success() {
-        Ok(())
-    } else {
-        Err(failed(
-            String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        ))
     }
 }
