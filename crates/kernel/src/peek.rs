@@ -219,7 +219,26 @@ fn threads(pid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Vec<Threa
     tids.map(seen).collect()
 }
 
-fn wait_of(pid: u32, tid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Wait {
+/// Whether a line of /proc/PID/task/TID/syscall is of a call that a server waits for connections in. io_uring_enter is
+/// one: a ring may hold an accept.
+pub(crate) fn is_wait(line: &str) -> bool {
+    Call::parse(line).is_some_and(|call| {
+        matches!(
+            call.kind(),
+            Kind::Accept | Kind::Epoll | Kind::Poll | Kind::Select | Kind::IoUring
+        )
+    })
+}
+
+/// Whether one of these sockets is in an epoll instance.
+pub(crate) fn is_in(pid: u32, epoll: i32, inodes: &HashSet<u64>) -> bool {
+    polled(pid, epoll)
+        .iter()
+        .any(|polled| inodes.contains(&polled.inode))
+}
+
+/// What a thread waits in, of a process that has these `sockets`, as far as it concerns the sockets with these `inodes`.
+pub(crate) fn wait_of(pid: u32, tid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Wait {
     let line = match std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")) {
         Ok(line) => line,
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Wait::Unseen,
@@ -487,6 +506,30 @@ mod tests {
             Some((7, "a) b?[2J".into()))
         );
         assert_eq!(parse_stat(b"12 (a"), None);
+    }
+
+    #[test]
+    fn calls_that_wait_for_connections() {
+        let line = |number: i64| format!("{number} 0x3 0x0 0x0 0x0 0x0 0x0 0x7ffc 0x7f4c\n");
+        for number in [
+            libc::SYS_accept4,
+            libc::SYS_epoll_pwait,
+            libc::SYS_ppoll,
+            libc::SYS_pselect6,
+            libc::SYS_io_uring_enter,
+        ] {
+            assert!(is_wait(&line(number)), "{number}");
+        }
+        let none = [
+            "running\n",
+            "-1 0x7ffc 0x7f\n",
+            "",
+            "99999999999999999999999 0x1\n",
+        ];
+        let others = [libc::SYS_nanosleep, libc::SYS_read, libc::SYS_futex].map(line);
+        for line in others.iter().map(String::as_str).chain(none) {
+            assert!(!is_wait(line), "{line:?}");
+        }
     }
 
     proptest! {

@@ -1,9 +1,13 @@
 //! Another process, seen from outside: what it waits in, and descriptors it holds.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use wakeone_model::listener::Wait;
+
+use crate::peek;
 
 /// What a worker is doing, as far as /proc tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,37 +24,45 @@ pub enum Doing {
     Unknown,
 }
 
-/// System calls that a server waits for connections in. io_uring_enter is one: a ring may hold an accept.
-#[cfg(target_arch = "x86_64")]
-const WAITS: [u64; 9] = [
-    43,  // accept
-    288, // accept4
-    232, // epoll_wait
-    281, // epoll_pwait
-    441, // epoll_pwait2
-    7,   // poll
-    271, // ppoll
-    23,  // select
-    270, // pselect6
-];
-#[cfg(target_arch = "x86_64")]
-const IO_URING_ENTER: u64 = 426;
-#[cfg(target_arch = "aarch64")]
-const WAITS: [u64; 6] = [202, 242, 22, 441, 73, 72];
-#[cfg(target_arch = "aarch64")]
-const IO_URING_ENTER: u64 = 426;
-
-/// Looks at every thread of a process; the first one that waits for connections settles it.
+/// Looks at every thread of a process; the first one that waits for connections settles it. Whose connections is not
+/// asked: a thread in epoll or poll may wait for anything.
 ///
 /// A thread in the middle of its computation shows as `running`, and so does one that is about to return from
 /// accept: a sample, not a proof.
 pub fn doing(pid: u32) -> Doing {
+    threads_doing(pid, thread_doing)
+}
+
+/// The same of a process that has these `sockets`, for some listeners: a thread that waits in accept, epoll, poll or
+/// select waits only where one of the `listeners` (by inode) is among what it waits for. A server's threads may wait in epoll
+/// for the connections that they have while nobody accepts new ones.
+fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> Doing {
+    threads_doing(pid, |task| {
+        let tid = task
+            .file_name()
+            .and_then(|name| name.to_str()?.parse().ok());
+        match tid.map(|tid| peek::wait_of(pid, tid, sockets, listeners)) {
+            None => Doing::Gone,
+            Some(Wait::Unseen) => Doing::Unknown,
+            Some(Wait::Accept(inode) | Wait::Receive(inode)) if listeners.contains(&inode) => {
+                Doing::Waiting
+            }
+            Some(Wait::Epoll(epoll)) if peek::is_in(pid, epoll, listeners) => Doing::Waiting,
+            Some(Wait::Poll(set)) if !set.is_empty() => Doing::Waiting,
+            // What it polls cannot be read, and a ring may hold an accept.
+            Some(Wait::PollUnseen | Wait::IoUring) => Doing::Waiting,
+            Some(_) => Doing::Busy,
+        }
+    })
+}
+
+fn threads_doing(pid: u32, of: impl Fn(&std::path::Path) -> Doing) -> Doing {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return Doing::Gone;
     };
     let mut verdict = Doing::Gone;
     for task in tasks.flatten() {
-        match thread_doing(&task.path()) {
+        match of(&task.path()) {
             Doing::Gone => {}
             Doing::Waiting => return if_running(pid, Doing::Waiting),
             other => verdict = other,
@@ -87,7 +99,7 @@ fn holders_doing(pid: u32, inodes: &[u64]) -> Option<Doing> {
         let held = sockets_of(pid).unwrap_or_default();
         held.iter()
             .any(|(_, inode)| inodes.contains(inode))
-            .then(|| doing(pid))
+            .then(|| doing_at(pid, &held, &inodes.iter().copied().collect()))
     })
 }
 
@@ -110,22 +122,10 @@ pub fn children(pid: u32) -> Vec<u32> {
 
 fn thread_doing(task: &std::path::Path) -> Doing {
     match std::fs::read_to_string(task.join("syscall")) {
-        Ok(line) => parse_syscall(&line),
+        Ok(line) if peek::is_wait(&line) => Doing::Waiting,
+        Ok(_) => Doing::Busy,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Doing::Unknown,
         Err(_) => Doing::Gone,
-    }
-}
-
-/// A line of /proc/PID/syscall: the number and its arguments, `running`, or -1 outside a system call.
-fn parse_syscall(line: &str) -> Doing {
-    let mut words = line.split_whitespace();
-    let Some(number) = words.next().and_then(|word| word.parse::<u64>().ok()) else {
-        return Doing::Busy;
-    };
-    if number == IO_URING_ENTER || WAITS.contains(&number) {
-        Doing::Waiting
-    } else {
-        Doing::Busy
     }
 }
 
@@ -183,26 +183,6 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn lines_of_proc_syscall() {
-        for (line, doing) in [
-            ("running\n", Doing::Busy),
-            ("-1 0x7ffc 0x7f\n", Doing::Busy),
-            ("35 0x7ffc 0x0 0x0\n", Doing::Busy),
-            ("", Doing::Busy),
-            ("99999999999999999999999 0x1\n", Doing::Busy),
-            ("426 0x4 0x1\n", Doing::Waiting),
-        ] {
-            assert_eq!(parse_syscall(line), doing, "{line:?}");
-        }
-        for number in WAITS {
-            assert_eq!(
-                parse_syscall(&format!("{number} 0x3 0x0\n")),
-                Doing::Waiting
-            );
-        }
-    }
-
-    #[test]
     fn a_thread_in_accept_makes_its_process_waiting() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
         let address = listener.local_addr().expect("address");
@@ -217,6 +197,50 @@ mod tests {
         }
         drop(std::net::TcpStream::connect(address).expect("connect"));
         thread.join().expect("thread").expect("accept");
+    }
+
+    #[test]
+    fn who_waits_for_something_else_does_not_wait_for_connections() {
+        use rustix::event::epoll;
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let inode = rustix::fs::fstat(&listener).expect("stat").st_ino;
+        let (own, listeners) = (std::process::id(), HashSet::from([inode]));
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
+        let (other, wake) = std::io::pipe().expect("pipe");
+        epoll::add(
+            &set,
+            &other,
+            epoll::EventData::new_u64(1),
+            epoll::EventFlags::IN,
+        )
+        .expect("add");
+        let doing = || doing_at(own, &sockets_of(own).expect("own sockets"), &listeners);
+        let until = |wanted: Doing| {
+            let since = Instant::now();
+            while doing() != wanted {
+                assert!(
+                    since.elapsed() < Duration::from_secs(10),
+                    "{wanted:?} never seen"
+                );
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut events = Vec::with_capacity(4);
+                epoll::wait(&set, rustix::buffer::spare_capacity(&mut events), None)
+            });
+            // Other tests' threads come and go, and none of them waits for this listener.
+            for _ in 0..20 {
+                assert_eq!(doing(), Doing::Busy);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let data = epoll::EventData::new_u64(2);
+            epoll::add(&set, &listener, data, epoll::EventFlags::IN).expect("add");
+            until(Doing::Waiting);
+            drop(wake);
+        });
+        until(Doing::Busy);
     }
 
     #[test]

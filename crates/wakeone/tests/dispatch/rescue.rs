@@ -37,7 +37,11 @@ while True:
 ";
 
 /// Waits for events, but not for those of its listener.
+/// Waits for events of something else, as a handler does that asks a database.
 const ELSEWHERE: &str = "import select; select.epoll().poll()";
+/// Waits for its listener and is not woken by a connection: as who was woken and has not run yet.
+const LISTENING: &str =
+    "import select; e = select.epoll(); e.register(0, select.EPOLLERR); e.poll()";
 
 struct Worker(Child);
 
@@ -66,6 +70,10 @@ impl Worker {
 
     fn waits_elsewhere(listener: &TcpListener) -> Self {
         Self::start("python3", &["-c", ELSEWHERE], listener)
+    }
+
+    fn waits_for_its_listener(listener: &TcpListener) -> Self {
+        Self::start("python3", &["-c", LISTENING], listener)
     }
 
     fn wait_until(&self, doing: Doing) {
@@ -377,7 +385,29 @@ fn a_queue_that_the_others_have_no_room_for_stays() {
 }
 
 #[test]
-fn who_waits_for_events_is_not_stuck() {
+fn who_waits_for_its_listener_is_not_stuck() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let workers = vec![
+        Worker::waits_for_its_listener(&ground.listeners[0]),
+        Worker::server("other", &ground.listeners[1]),
+    ];
+    for worker in &workers {
+        worker.wait_until(Doing::Waiting);
+    }
+    let mut served = Served::start(ground, workers);
+    let clients = served.queue(0, 10);
+    served.a_while();
+    assert_eq!(served.ground.queues(), [10, 0]);
+    assert!(!served.pinned.table().slot(0).has(flag::STUCK));
+    assert_eq!(served.rescued_in_all(), 0);
+    drop(clients);
+    served.end();
+}
+
+#[test]
+fn who_waits_for_events_of_something_else_is_stuck() {
     let Some(ground) = ground(2, V4) else {
         return;
     };
@@ -390,10 +420,8 @@ fn who_waits_for_events_is_not_stuck() {
     }
     let mut served = Served::start(ground, workers);
     let clients = served.queue(0, 10);
-    served.a_while();
-    assert_eq!(served.ground.queues(), [10, 0]);
-    assert!(!served.pinned.table().slot(0).has(flag::STUCK));
-    assert_eq!(served.rescued_in_all(), 0);
+    wait("its queue is moved", || served.rescued(0) == 10);
+    wait("the other serves it", || served.ground.queues() == [0, 0]);
     drop(clients);
     served.end();
 }
