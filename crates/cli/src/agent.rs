@@ -1,5 +1,7 @@
 //! `wakeone agent`: keeps the servers of a configuration file steered, as a service.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,7 +11,9 @@ use std::time::Duration;
 use anyhow::Context;
 use serde::Deserialize;
 use wakeone::attach::Wish;
+use wakeone::group::check_weights;
 use wakeone::keeper::{Keeper, Wanted};
+use wakeone::metrics::{self, Monitor};
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
 use wakeone::supervisor::state::default_runtime_dir;
@@ -28,6 +32,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE", default_value = "/etc/wakeone/agent.toml")]
     config: PathBuf,
 
+    /// Serve OpenMetrics on this address, at /metrics [default: as the file says, else not]
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics: Option<SocketAddr>,
+
+    /// Waits and wake-ups are among the metrics: of the kernel's tracepoints, which cost the servers up to 2 %
+    #[arg(long)]
+    metrics_tracing: bool,
+
     /// Check the file and end
     #[arg(long)]
     check: bool,
@@ -43,6 +55,18 @@ pub struct Args {
 struct Config {
     #[serde(default)]
     target: Vec<Entry>,
+    #[serde(default)]
+    metrics: Option<SocketAddr>,
+    #[serde(default)]
+    metrics_tracing: bool,
+}
+
+/// What it says.
+#[derive(Debug)]
+struct Settings {
+    wanted: Vec<Wanted>,
+    metrics: Option<SocketAddr>,
+    metrics_tracing: bool,
 }
 
 /// One target of it.
@@ -56,6 +80,8 @@ struct Entry {
     rescue: bool,
     #[serde(default)]
     stuck_after: Option<String>,
+    #[serde(default)]
+    weights: BTreeMap<String, u32>,
 }
 
 /// A configuration is read whole into memory: no honest one is larger.
@@ -63,8 +89,8 @@ const MOST_BYTES: u64 = 1 << 20;
 
 /// Runs until SIGTERM.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let wanted = match read(&args.config) {
-        Ok(wanted) => wanted,
+    let settings = match read(&args.config) {
+        Ok(settings) => settings,
         // As wrong as bad arguments, and as wrong the next time: a service manager need not try again.
         Err(error) => {
             eprintln!("wakeone: {error:#}");
@@ -75,7 +101,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         crate::output::print(&format!(
             "{}: {} targets\n",
             args.config.display(),
-            wanted.len()
+            settings.wanted.len()
         ))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -84,8 +110,15 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&reload))
         .context("agent: cannot catch signals")?;
     let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
+    let address = args.metrics.or(settings.metrics);
+    let http = address
+        .map(metrics::bind)
+        .transpose()
+        .map_err(anyhow::Error::msg)?;
     let mut keeper = Keeper::new(paths);
-    keeper.want(wanted);
+    let monitor = Monitor::start(http).context("agent: cannot serve figures")?;
+    keeper.serve(monitor, settings.metrics_tracing || args.metrics_tracing);
+    keeper.want(settings.wanted);
     keeper.attach().iter().for_each(log);
     if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
         tracing::debug!("the service manager was not told: {error}");
@@ -93,8 +126,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     follow(&mut keeper, &stop, &mut |keeper| {
         if reload.swap(false, Ordering::Relaxed) {
             match read(&args.config) {
-                Ok(wanted) => {
-                    keeper.want(wanted);
+                Ok(new) => {
+                    if args.metrics.is_none() && new.metrics != settings.metrics {
+                        tracing::warn!(
+                            event = "refused",
+                            "metrics are served as before until the next start"
+                        );
+                    }
+                    keeper.want(new.wanted);
                     keeper.attach().iter().for_each(log);
                     tracing::info!(event = "reloaded", "{} read again", args.config.display());
                 }
@@ -108,7 +147,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn read(path: &Path) -> anyhow::Result<Vec<Wanted>> {
+fn read(path: &Path) -> anyhow::Result<Settings> {
     let told = || {
         format!(
             "agent: cannot read {}; it is TOML, with a [[target]] for each server, see `wakeone agent --help`",
@@ -125,15 +164,34 @@ fn read(path: &Path) -> anyhow::Result<Vec<Wanted>> {
     parse(&text).map_err(|why| anyhow::anyhow!("agent: {}: {why}", path.display()))
 }
 
-/// The targets of a configuration; an error in one line.
-fn parse(text: &str) -> Result<Vec<Wanted>, String> {
+/// What a configuration says; an error in one line.
+fn parse(text: &str) -> Result<Settings, String> {
     let config: Config = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| {
             text[..span.start.min(text.len())].lines().count().max(1)
         });
         format!("line {line}: {}", error.message().replace('\n', ", "))
     })?;
-    config.target.iter().map(wanted).collect()
+    Ok(Settings {
+        wanted: config.target.iter().map(wanted).collect::<Result<_, _>>()?,
+        metrics: config.metrics,
+        metrics_tracing: config.metrics_tracing,
+    })
+}
+
+/// `{ 0 = 2 }`: the weights of slots.
+fn weights(entry: &Entry) -> Result<Vec<(usize, u32)>, String> {
+    let weight = |(slot, weight): (&String, &u32)| {
+        let slot = slot.parse().map_err(|_| format!("`{slot}` is no slot"))?;
+        Ok((slot, *weight))
+    };
+    let weights: Vec<(usize, u32)> = entry
+        .weights
+        .iter()
+        .map(weight)
+        .collect::<Result<_, String>>()?;
+    check_weights(&weights)?;
+    Ok(weights)
 }
 
 fn wanted(entry: &Entry) -> Result<Wanted, String> {
@@ -149,12 +207,14 @@ fn wanted(entry: &Entry) -> Result<Wanted, String> {
         Some(time) => crate::load::parse_duration(time)
             .map_err(|error| format!("target {target}: stuck_after {error}"))?,
     };
+    let weights = weights(entry).map_err(|why| format!("target {target}: weights {why}"))?;
     Ok(Wanted {
         target,
         wish: Wish {
             policy,
             rescue: entry.rescue,
             stuck_after,
+            weights,
         },
     })
 }
@@ -165,14 +225,18 @@ mod tests {
 
     #[test]
     fn a_file_is_read_and_its_mistakes_are_told_in_a_line() {
-        let good = "[[target]]\nlisten = ':80'\n[[target]]\nlisten = 'nginx'\npolicy = 'two-choices'\nrescue = true\nstuck_after = '20ms'\n";
-        let wanted = parse(good).expect("a good file");
+        let good = "metrics = '127.0.0.1:9464'\n[[target]]\nlisten = ':80'\nweights = { 0 = 2, 3 = 1 }\n[[target]]\nlisten = 'nginx'\npolicy = 'two-choices'\nrescue = true\nstuck_after = '20ms'\n";
+        let settings = parse(good).expect("a good file");
+        assert_eq!(settings.metrics, Some(([127, 0, 0, 1], 9464).into()));
+        assert!(!settings.metrics_tracing);
+        let wanted = settings.wanted;
+        assert_eq!(wanted[0].wish.weights, [(0, 2), (3, 1)]);
         assert_eq!(wanted.len(), 2);
         assert_eq!(wanted[0].target, Target::Port(80));
         assert!(wanted[1].wish.rescue);
         assert_eq!(wanted[1].wish.policy, Policy::TwoChoices);
         assert_eq!(wanted[1].wish.stuck_after, Duration::from_millis(20));
-        assert!(parse("").expect("an empty file").is_empty());
+        assert!(parse("").expect("an empty file").wanted.is_empty());
         for (bad, told) in [
             ("[[target]]\n", "missing field `listen`"),
             ("[[target]]\nlisten = 80\n", "line 2"),
@@ -183,6 +247,19 @@ mod tests {
                 "stuck_after",
             ),
             ("[[target]]\nlisten = ':1'\nspeed = 'high'\n", "speed"),
+            ("metrics = ':9464'\n", "line 1"),
+            (
+                "[[target]]\nlisten = ':1'\nweights = { 0 = 0 }\n",
+                "0=0 cannot be: a weight is 1 to 65535",
+            ),
+            (
+                "[[target]]\nlisten = ':1'\nweights = { 256 = 1 }\n",
+                "slots are 0 to 255",
+            ),
+            (
+                "[[target]]\nlisten = ':1'\nweights = { first = 1 }\n",
+                "`first` is no slot",
+            ),
             ("rubbish", "line 1"),
         ] {
             let error = parse(bad).expect_err(bad);

@@ -1,6 +1,7 @@
 //! `wakeone attach`: steer a server that runs already.
 
 use std::io::Read;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use wakeone::attach::{self, Attached, Prospect, Wish};
 use wakeone::keeper::{Event, Keeper};
+use wakeone::metrics::{self, Monitor};
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
 use wakeone::steer::SteerEvent;
@@ -41,6 +43,18 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = crate::load::parse_duration)]
     stuck_after: Duration,
 
+    /// Weight of a slot, 1 for the others; repeatable
+    #[arg(long, value_name = "SLOT=N", value_parser = crate::run::weight)]
+    weight: Vec<(usize, u32)>,
+
+    /// Serve OpenMetrics on this address, at /metrics
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics: Option<SocketAddr>,
+
+    /// Waits and wake-ups are among the metrics: of the kernel's tracepoints, which cost the server up to 2 %
+    #[arg(long, requires = "metrics")]
+    metrics_tracing: bool,
+
     /// Say what would be done, and do nothing
     #[arg(long)]
     dry_run: bool,
@@ -71,6 +85,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     } else if !args.dry_run && !args.foreground {
         return leave_agent(&args);
     }
+    wakeone::group::check_weights(&args.weight)
+        .map_err(|why| anyhow::anyhow!("attach: --weight {why}"))?;
+    // In our network namespace, not in a container's.
+    let http = match args.metrics.filter(|_| !args.dry_run) {
+        Some(address) => Some(metrics::bind(address).map_err(anyhow::Error::msg)?),
+        None => None,
+    };
     enter(None, None, &args.target).context("attach")?;
     let prospects = prospects(&args.target)?;
     if args.dry_run {
@@ -89,6 +110,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         policy: args.policy,
         rescue: args.rescue,
         stuck_after: args.stuck_after,
+        weights: args.weight.clone(),
     };
     let mut keeper = Keeper::new(paths.clone());
     for prospect in prospects {
@@ -96,6 +118,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(&said(&attached, &args))?;
         keeper.keep(wish.clone(), attached);
     }
+    let monitor = Monitor::start(http).context("attach: cannot serve figures")?;
+    keeper.serve(monitor, args.metrics_tracing);
     if args.agent {
         fall_silent().context("attach: cannot let go of standard output")?;
     }

@@ -7,6 +7,7 @@ mod doctor;
 mod exec_worker;
 mod lab;
 mod load;
+mod metrics;
 mod output;
 mod policy;
 mod run;
@@ -33,6 +34,7 @@ struct Cli {
 enum Command {
     Run(Box<run::Args>),
     Status(status::Args),
+    Metrics(metrics::Args),
     Policy(policy::Args),
     Attach(attach::Args),
     Agent(agent::Args),
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Status(args) => status::run(args),
+        Command::Metrics(args) => metrics::run(args),
         Command::Policy(args) => policy::run(args),
         Command::Attach(args) => attach::run(args),
         Command::Agent(args) => agent::run(args),

@@ -1,6 +1,7 @@
 //! `wakeone run`: start a server with one queue a worker, steered and supervised.
 
 use anyhow::Context;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -71,6 +72,14 @@ pub struct Args {
     #[arg(long)]
     name: Option<String>,
 
+    /// Serve OpenMetrics on this address, at /metrics
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics: Option<SocketAddr>,
+
+    /// Waits and wake-ups are among the metrics: of the kernel's tracepoints, which cost the server up to 2 %
+    #[arg(long, requires = "metrics")]
+    metrics_tracing: bool,
+
     /// Form of the lines on standard error
     #[arg(long, value_enum, default_value_t = Log::Text)]
     log: Log,
@@ -134,6 +143,8 @@ fn wish(args: &Args) -> Wish {
         },
         stuck_after: args.stuck_after,
         weights: args.weight.clone(),
+        metrics: args.metrics,
+        metrics_tracing: args.metrics_tracing,
     }
 }
 
@@ -211,7 +222,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// `SLOT=N`, both numbers.
-fn weight(text: &str) -> Result<(usize, u32), String> {
+pub fn weight(text: &str) -> Result<(usize, u32), String> {
     let parse = || {
         let (slot, weight) = text.split_once('=')?;
         Some((

@@ -86,7 +86,7 @@ impl Waits {
 }
 
 /// Lower end of a bucket, µs; of one beyond all that can be counted, which only a file can hold, the highest number.
-fn floor_us(bucket: usize) -> u64 {
+pub fn floor_us(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     if bucket < STEPS {
         bucket

@@ -7,8 +7,9 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::table::flag;
@@ -100,6 +101,14 @@ impl Agent {
         }
     }
 
+    /// By which others may ask for a slot's queue to be moved.
+    pub fn rescuer(&self) -> Rescuer {
+        Rescuer {
+            core: Arc::downgrade(&self.core),
+            thread: self.thread.as_ref().map(|thread| thread.thread().clone()),
+        }
+    }
+
     /// Does something to the dispatcher between two looks. It may have more slots afterwards.
     pub fn tell<R>(&self, act: impl FnOnce(&mut Dispatcher) -> R) -> Option<R> {
         let mut core = lock(&self.core);
@@ -124,6 +133,33 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// Asks an agent for a rescue. Not to be used once [`Agent::end`] is called.
+#[derive(Debug, Clone)]
+pub struct Rescuer {
+    core: Weak<Mutex<Core>>,
+    thread: Option<Thread>,
+}
+
+/// How many connections were moved, or why none were.
+pub type Rescued = Result<u32, String>;
+
+impl Rescuer {
+    /// Has the agent's own thread, which nobody interrupts in the middle of it, move a slot's queue; what came of it.
+    pub fn ask(&self, slot: usize) -> Receiver<Rescued> {
+        let (answer, answered) = sync_channel(1);
+        match (self.core.upgrade(), &self.thread) {
+            (Some(core), Some(thread)) => {
+                lock(&core).asked.push((slot, answer));
+                thread.unpark();
+            }
+            _ => {
+                let _ = answer.try_send(Err("its agent has ended".to_owned()));
+            }
+        }
+        answered
     }
 }
 
@@ -154,6 +190,8 @@ struct Core {
     /// When a slot marked stuck may be looked at again, so that what cannot be rescued is not tried all the time.
     patience: Vec<Option<Instant>>,
     events: Vec<SteerEvent>,
+    /// Slots whose queues somebody asked to be moved.
+    asked: Vec<(usize, SyncSender<Rescued>)>,
     started: Option<Instant>,
 }
 
@@ -175,6 +213,7 @@ impl Core {
             laps: vec![None; slots],
             patience: vec![None; slots],
             events: Vec::new(),
+            asked: Vec::new(),
             started: Some(Instant::now()),
         }
     }
@@ -202,6 +241,9 @@ impl Core {
             .map(|slot| observe(dispatcher, slot))
             .collect();
         self.judge(&looks, duties);
+        for (slot, answer) in std::mem::take(&mut self.asked) {
+            let _ = answer.try_send(self.rescue_now(slot, &looks, duties));
+        }
         if looks.iter().any(|look| look.active > 0 || look.queued > 0) {
             (duties.stuck_after / 4).clamp(BUSY_TICK.0, BUSY_TICK.1)
         } else {
@@ -273,44 +315,81 @@ impl Core {
         if !duties.rescue || self.patience[slot].is_some_and(|until| Instant::now() < until) {
             return false;
         }
-        let others = looks.iter().enumerate().filter(|(other, look)| {
-            *other != slot && look.serving && self.memory[*other].stuck_since_ns.is_none()
-        });
-        let others: Vec<u32> = others.map(|(_, look)| look.room).collect();
+        let others = self.rooms(slot, looks);
         if others.is_empty() || !judge::fits(looks[slot].queued, others.into_iter()) {
             return false;
         }
         self.move_queue(slot)
     }
 
+    /// The room in the queues of those that a slot's connections could be moved to.
+    fn rooms(&self, slot: usize, looks: &[Look]) -> Vec<u32> {
+        let others = looks.iter().enumerate().filter(|(other, look)| {
+            *other != slot && look.serving && self.memory[*other].stuck_since_ns.is_none()
+        });
+        others.map(|(_, look)| look.room).collect()
+    }
+
+    /// Moves a slot's queue because a person said so, whether or not its worker seems stuck.
+    fn rescue_now(&mut self, slot: usize, looks: &[Look], duties: Duties) -> Rescued {
+        let cannot = |why: &str| Err(format!("cannot move the queue of slot {slot}: {why}"));
+        if !duties.rescue {
+            return cannot("rescue is off for this group; start or attach it with --rescue");
+        }
+        let Some(look) = looks.get(slot) else {
+            return cannot("there is no such slot");
+        };
+        let others = self.rooms(slot, looks);
+        if others.is_empty() {
+            return cannot(
+                "no other slot has a live listener, and the kernel would reset what waits",
+            );
+        }
+        if !judge::fits(look.queued, others.into_iter()) {
+            return cannot("the queues of the others have no room for it");
+        }
+        // The program must not choose the slot meanwhile.
+        self.mark(slot, flag::STUCK, true);
+        let moved = self.try_move(slot);
+        if self.memory[slot].stuck_since_ns.is_none() {
+            self.mark(slot, flag::STUCK, false);
+        }
+        moved.or_else(|error| cannot(&error.to_string()))
+    }
+
     /// Moves the queue of a slot that the program does not choose now; tells whether anything moved.
     fn move_queue(&mut self, slot: usize) -> bool {
-        let Some(dispatcher) = &self.dispatcher else {
-            return false;
-        };
-        let before = Instant::now();
-        match dispatcher.move_queues(slot) {
-            Ok(0) => false,
-            Ok(moved) => {
-                let took_us = before.elapsed().as_micros() as u64;
-                let place = dispatcher.table().slot(slot);
-                place.rescues().fetch_add(1, Relaxed);
-                place.rescued().fetch_add(moved.into(), Relaxed);
-                let look = observe(dispatcher, slot);
-                self.memory[slot].moved(&look);
-                self.event(SteerEvent::Rescued {
-                    slot,
-                    moved,
-                    took_us,
-                });
-                true
-            }
+        match self.try_move(slot) {
+            Ok(moved) => moved > 0,
             Err(error) => {
                 self.patience[slot] = Some(Instant::now() + Duration::from_secs(1));
                 self.note(format!("slot {slot} is not rescued for a second: {error}"));
                 false
             }
         }
+    }
+
+    /// Moves it, and counts and tells what was moved.
+    fn try_move(&mut self, slot: usize) -> Result<u32, wakeone_kernel::bpf::Error> {
+        let Some(dispatcher) = &self.dispatcher else {
+            return Ok(0);
+        };
+        let before = Instant::now();
+        let moved = dispatcher.move_queues(slot)?;
+        if moved > 0 {
+            let took_us = before.elapsed().as_micros() as u64;
+            let place = dispatcher.table().slot(slot);
+            place.rescues().fetch_add(1, Relaxed);
+            place.rescued().fetch_add(moved.into(), Relaxed);
+            let look = observe(dispatcher, slot);
+            self.memory[slot].moved(&look);
+            self.event(SteerEvent::Rescued {
+                slot,
+                moved,
+                took_us,
+            });
+        }
+        Ok(moved)
     }
 
     fn mark(&self, slot: usize, flag: u32, on: bool) {

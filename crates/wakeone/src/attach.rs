@@ -18,6 +18,7 @@ use wakeone_observe::{Found, Watcher};
 use crate::agent::{Agent, Duties};
 use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::group::FOR_THE_END;
+use crate::metrics::Source;
 use crate::paths::Paths;
 use crate::policy::Policy;
 use crate::seat::Lent;
@@ -57,6 +58,8 @@ pub struct Wish {
     pub rescue: bool,
     /// How long connections may wait without one being accepted.
     pub stuck_after: Duration,
+    /// Weights of slots that have another than 1.
+    pub weights: Vec<(usize, u32)>,
 }
 
 /// A socket of the group, and its worker.
@@ -231,6 +234,7 @@ pub struct Attached {
     agent: Agent,
     watcher: Watcher,
     seats: Seats,
+    weights: Vec<(usize, u32)>,
     dir: GroupDir,
     /// Connections counted in at the start, and open ones that could not be.
     pub recounted: recount::Recounted,
@@ -273,6 +277,7 @@ impl Attached {
             agent,
             watcher: prospect.watcher,
             seats,
+            weights: wish.weights.clone(),
             dir,
             recounted,
         };
@@ -398,6 +403,7 @@ impl Attached {
             }
             None => match self.agent.tell(|d| d.join(cookie, lent)) {
                 Some(Ok(slot)) => {
+                    self.weigh();
                     if worker != 0 {
                         self.agent.worker_up(slot, worker);
                     }
@@ -421,6 +427,29 @@ impl Attached {
     /// Chooses by another policy from now on.
     pub fn set_policy(&self, policy: Policy) {
         self.agent.tell(|dispatcher| dispatcher.set_policy(policy));
+    }
+
+    /// Weighs slots anew; those not named weigh 1.
+    pub fn set_weights(&mut self, weights: Vec<(usize, u32)>) {
+        self.weights = weights;
+        self.weigh();
+    }
+
+    fn weigh(&self) {
+        self.agent
+            .tell(|dispatcher| dispatcher.weigh(&self.weights));
+    }
+
+    /// What its figures are read from.
+    pub fn source(&self, paths: &Paths, tracing: bool) -> Source {
+        capability::with(&FOR_ATTACHING, || {
+            let source = Source::open(paths, &self.name).with_rescuer(self.agent.rescuer());
+            if tracing {
+                source.traced(std::iter::once(self.address))
+            } else {
+                source
+            }
+        })
     }
 
     /// What happened since last asked.
@@ -451,7 +480,7 @@ fn load(
         name: &prospect.name,
         paths,
         policy: wish.policy,
-        weights: &[],
+        weights: &wish.weights,
         cgroup: root.as_deref(),
         backlog: 0,
         adopt: kept,

@@ -200,13 +200,9 @@ impl Dispatcher {
         table.flags().store(counted, Relaxed);
         table.slots().store(self.seats.len() as u32, Relaxed);
         for slot in 0..self.seats.len() {
-            let weight = plan.weights.iter().rev().find(|(at, _)| *at == slot);
-            table
-                .slot(slot)
-                .weight()
-                .store(weight.map_or(1, |(_, weight)| *weight), Relaxed);
             self.seat(slot)?;
         }
+        self.weigh(plan.weights);
         self.set_policy(plan.policy);
         for address in 0..self.pinned.addresses() {
             self.with_any(address, |member| self.pinned.attach(address, member))?;
@@ -343,6 +339,15 @@ impl Dispatcher {
     /// Whether connections are counted.
     pub fn counting(&self) -> bool {
         self.pinned.counting()
+    }
+
+    /// Weighs every slot; those not named weigh 1.
+    pub fn weigh(&self, weights: &[(usize, u32)]) {
+        for slot in 0..self.seats.len() {
+            let weight = weights.iter().rev().find(|(at, _)| *at == slot);
+            let weight = weight.map_or(1, |(_, weight)| *weight);
+            self.table().slot(slot).weight().store(weight, Relaxed);
+        }
     }
 
     /// Chooses by another policy from now on.

@@ -1,5 +1,6 @@
 //! A group: a supervisor, and whatever steers its connections as well as this machine and our privileges allow.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,9 +10,11 @@ use wakeone_kernel::socket::{self, ClassicChoice};
 
 use crate::agent::{Agent, Duties, duplicate};
 use crate::dispatcher::{self, Dispatcher, Plan};
+use crate::metrics::{self, Monitor, Source};
 use crate::paths::Paths;
 use crate::policy::Policy;
 use crate::steer::{Steer, Unsteered};
+use crate::supervisor::state::MOST_SLOTS;
 use crate::supervisor::trampoline::kept_capabilities;
 use crate::supervisor::{self, Options, Supervisor, group_name};
 
@@ -26,6 +29,10 @@ pub struct Wish {
     pub stuck_after: Duration,
     /// Weights of slots that have another than 1.
     pub weights: Vec<(usize, u32)>,
+    /// Where to serve metrics.
+    pub metrics: Option<SocketAddr>,
+    /// Whether those of the kernel's tracepoints are among them.
+    pub metrics_tracing: bool,
 }
 
 impl Default for Wish {
@@ -35,6 +42,8 @@ impl Default for Wish {
             rescue: None,
             stuck_after: Duration::from_millis(5),
             weights: Vec::new(),
+            metrics: None,
+            metrics_tracing: false,
         }
     }
 }
@@ -73,6 +82,7 @@ pub struct Group {
     supervisor: Supervisor,
     steering: Steering,
     policy: Policy,
+    monitor: Monitor,
 }
 
 #[derive(Debug)]
@@ -90,6 +100,11 @@ impl Group {
     /// See [`Error`]. Nothing is left behind then.
     pub fn new(options: &Options, wish: &Wish) -> Result<Self, Error> {
         check(options, wish)?;
+        let http = wish
+            .metrics
+            .map(metrics::bind)
+            .transpose()
+            .map_err(Error::Refused)?;
         let paths = Paths::of(&options.runtime_dir);
         let name = group_name(options)?;
         let nursery = paths.cgroups_of(&name).into_iter().next().or_else(|| {
@@ -105,6 +120,10 @@ impl Group {
             cgroup,
         };
         let (steering, policy) = ground.steer(wish)?;
+        let mut source = Source::open(&paths, &name);
+        if wish.metrics_tracing {
+            source = source.traced(supervisor.endpoints().iter().map(|at| at.address));
+        }
         drop_capabilities(options);
         let steering = match steering {
             Some(dispatcher) => {
@@ -113,11 +132,20 @@ impl Group {
                     stuck_after: wish.stuck_after,
                 };
                 let cgroup = ground.cgroup.map(|cgroup| cgroup.path);
-                Steering::Full(Box::new(Agent::start(dispatcher, duties, paths, cgroup)))
+                let agent = Agent::start(dispatcher, duties, paths, cgroup);
+                source = source.with_rescuer(agent.rescuer());
+                Steering::Full(Box::new(agent))
             }
             None => Steering::Plain,
         };
+        let monitor = Monitor::start(http).map_err(|error| {
+            Error::Refused(format!(
+                "cannot start the thread that serves figures: {error}"
+            ))
+        })?;
+        monitor.add(source);
         Ok(Self {
+            monitor,
             supervisor,
             steering,
             policy,
@@ -142,6 +170,7 @@ impl Group {
         let done = match self.steering {
             Steering::Full(mut agent) => {
                 let done = self.supervisor.run(&mut *agent as &mut dyn Steer);
+                drop(self.monitor);
                 capability::with(&FOR_THE_END, || agent.end());
                 done
             }
@@ -163,15 +192,7 @@ fn check(options: &Options, wish: &Wish) -> Result<(), Error> {
             options.workers.saturating_sub(1)
         )));
     }
-    if let Some((slot, weight)) = wish
-        .weights
-        .iter()
-        .find(|(_, weight)| !(1..=65535).contains(weight))
-    {
-        return Err(Error::Usage(format!(
-            "--weight {slot}={weight} cannot be: a weight is 1 to 65535"
-        )));
-    }
+    check_weights(&wish.weights).map_err(|why| Error::Usage(format!("--weight {why}")))?;
     if wish.stuck_after < Duration::from_millis(1) {
         return Err(Error::Usage(
             "--stuck-after takes 1ms or more: below that a worker that was just woken looks stuck"
@@ -179,6 +200,24 @@ fn check(options: &Options, wish: &Wish) -> Result<(), Error> {
         ));
     }
     Ok(())
+}
+
+/// Whether each can be a slot and its weight; else what is wrong, with the weight first.
+///
+/// # Errors
+/// One sentence without its beginning.
+pub fn check_weights(weights: &[(usize, u32)]) -> Result<(), String> {
+    match weights
+        .iter()
+        .find(|(slot, weight)| *slot >= MOST_SLOTS || !(1..=65535).contains(weight))
+    {
+        None => Ok(()),
+        Some((slot, weight)) if *slot >= MOST_SLOTS => Err(format!(
+            "{slot}={weight} cannot be: slots are 0 to {}",
+            MOST_SLOTS - 1
+        )),
+        Some((slot, weight)) => Err(format!("{slot}={weight} cannot be: a weight is 1 to 65535")),
+    }
 }
 
 /// A cgroup that the listeners were born in, and whether it is ours to remove on failure.

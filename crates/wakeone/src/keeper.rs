@@ -8,6 +8,7 @@ use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
 
 use crate::attach::{self, Attached, Presence, Wish};
+use crate::metrics::Monitor;
 use crate::paths::Paths;
 use crate::steer::SteerEvent;
 
@@ -40,6 +41,8 @@ pub struct Keeper {
     groups: BTreeMap<SocketAddr, (Wish, Attached)>,
     /// Why a target was not steered when last tried.
     refused: BTreeMap<String, String>,
+    /// Serves their figures, from the kernel's tracepoints too where that was asked for.
+    monitor: Option<(Monitor, bool)>,
 }
 
 impl Keeper {
@@ -50,7 +53,30 @@ impl Keeper {
             wanted: Vec::new(),
             groups: BTreeMap::new(),
             refused: BTreeMap::new(),
+            monitor: None,
         }
+    }
+
+    /// Serves their figures from now on.
+    pub fn serve(&mut self, monitor: Monitor, tracing: bool) {
+        self.monitor = Some((monitor, tracing));
+        for (_, attached) in self.groups.values() {
+            self.show(attached);
+        }
+    }
+
+    fn show(&self, attached: &Attached) {
+        if let Some((monitor, tracing)) = &self.monitor {
+            monitor.add(attached.source(&self.paths, *tracing));
+        }
+    }
+
+    /// Detaches from one; nothing holds anything of it by then.
+    fn let_go(&self, attached: Attached) {
+        if let Some((monitor, _)) = &self.monitor {
+            monitor.remove(attached.name());
+        }
+        attached.end();
     }
 
     /// Keeps one group steered that was just attached.
@@ -60,16 +86,17 @@ impl Keeper {
             target,
             wish: wish.clone(),
         });
+        self.show(&attached);
         self.groups.insert(attached.address(), (wish, attached));
     }
 
-    /// Keeps these from now on, and no others. A change of policy alone takes effect without detaching.
+    /// Keeps these from now on, and no others. A change of policy or weights takes effect without detaching.
     pub fn want(&mut self, wanted: Vec<Wanted>) {
         self.wanted = wanted;
         self.refused.clear();
         let there = self.there(&mut Vec::new());
         let groups = std::mem::take(&mut self.groups);
-        for (address, (wish, attached)) in groups {
+        for (address, (wish, mut attached)) in groups {
             let new = there
                 .iter()
                 .find(|(found, _)| found.listener.address == address);
@@ -78,9 +105,10 @@ impl Keeper {
                     if new.rescue == wish.rescue && new.stuck_after == wish.stuck_after =>
                 {
                     attached.set_policy(new.policy);
+                    attached.set_weights(new.weights.clone());
                     self.groups.insert(address, (new.clone(), attached));
                 }
-                _ => attached.end(),
+                _ => self.let_go(attached),
             }
         }
     }
@@ -138,6 +166,7 @@ impl Keeper {
                         attached.name().to_owned(),
                         attached.recounted.counted,
                     ));
+                    self.show(&attached);
                     self.groups.insert(address, (wish, attached));
                 }
                 Err(error) => self.refuse(address.to_string(), error.to_string(), &mut events),
@@ -157,7 +186,7 @@ impl Keeper {
             events.extend(seen.map(|event| Event::Steered(name.clone(), event)));
             match presence {
                 Ok(Presence::Gone) => {
-                    attached.end();
+                    self.let_go(attached);
                     events.push(Event::Gone(name));
                 }
                 Ok(Presence::Here) => {
@@ -173,9 +202,9 @@ impl Keeper {
     }
 
     /// Detaches from all.
-    pub fn end(self) {
-        for (_, (_, attached)) in self.groups {
-            attached.end();
+    pub fn end(mut self) {
+        for (_, (_, attached)) in std::mem::take(&mut self.groups) {
+            self.let_go(attached);
         }
     }
 }

@@ -6,6 +6,7 @@ pub mod detach;
 pub mod dispatcher;
 pub mod group;
 pub mod keeper;
+pub mod metrics;
 pub mod paths;
 pub mod policy;
 pub mod seat;

@@ -141,7 +141,8 @@ fn folder_names(dir: &Path) -> io::Result<Vec<String>> {
     }
 }
 
-fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Group {
+/// A group as its state and its pins tell it.
+pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Group {
     let table = pinned.map(Pinned::table);
     let exits: BTreeMap<_, _> = table
         .map(|table| EXITS.into_iter().zip(table.exits()).collect())

@@ -312,6 +312,8 @@ impl Drop for GroupDir {
     fn drop(&mut self) {
         if !self.file().exists() {
             let _ = std::fs::remove_file(self.path.join("state.json.new"));
+            // An agent that was killed leaves its socket.
+            let _ = std::fs::remove_file(self.path.join(crate::metrics::socket::NAME));
             let _ = std::fs::remove_file(self.path.join("lock"));
             let _ = std::fs::remove_dir(&self.path);
             // The runtime folder too, if this was the last of its groups.

@@ -1,0 +1,90 @@
+//! `wakeone metrics`: the figures of steered groups for programs that keep them.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use wakeone::metrics::{self, Figures};
+use wakeone::paths::Paths;
+use wakeone::status;
+use wakeone::supervisor::state::default_runtime_dir;
+
+use crate::output::print;
+
+/// Print the figures of all steered groups once, as OpenMetrics; --metrics of run, attach and agent serves them
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: wakeone metrics | grep active")]
+pub struct Args {
+    /// Explain every metric
+    #[arg(long)]
+    help_all: bool,
+
+    /// As JSON
+    #[arg(long, conflicts_with = "help_all")]
+    json: bool,
+
+    /// Where groups keep their state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+}
+
+/// Prints them.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if args.help_all {
+        print(&metrics::help())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let runtime = args.runtime_dir.unwrap_or_else(default_runtime_dir);
+    let status = status::read(&Paths::of(&runtime)).with_context(|| {
+        format!(
+            "metrics: cannot read {}; groups that root started only root may see",
+            runtime.display()
+        )
+    })?;
+    let figures = Figures::from(status);
+    if args.json {
+        print(&format!("{}\n", serde_json::to_string_pretty(&figures)?))?;
+    } else {
+        print(&metrics::exposition(figures))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use wakeone_top::table::{Column, FORMS};
+
+    /// What `wakeone top` shows of a worker is a metric, or a label of one.
+    #[test]
+    fn every_column_of_top_is_served() {
+        let help = wakeone::metrics::help();
+        for form in &FORMS {
+            let names: &[&str] = match form.column {
+                Column::Pid => &["wakeone_slot_worker_pid"],
+                // The pid leads to it; as a label it would make a new series of each worker.
+                Column::Name | Column::Slot => continue,
+                Column::Share => &[
+                    "wakeone_worker_accepted_connections_total",
+                    "wakeone_slot_selected_connections_total",
+                ],
+                Column::Active => &["wakeone_slot_active_connections"],
+                Column::Queue => &[
+                    "wakeone_slot_queued_connections",
+                    "wakeone_slot_queue_limit_connections",
+                ],
+                Column::Wait => &["wakeone_worker_accept_wait_seconds"],
+                Column::Wakes => &[
+                    "wakeone_worker_wakeups_total",
+                    "wakeone_group_announced_connections_total",
+                ],
+                Column::Cpu => &["wakeone_worker_cpu_seconds_total"],
+                Column::Chosen => &["wakeone_slot_selected_share_ratio"],
+                Column::Rescues => &["wakeone_slot_rescues_total"],
+                Column::State => &["wakeone_worker_doing", "wakeone_slot_state"],
+            };
+            for name in names {
+                assert!(help.contains(&format!("{name}{{")), "{name}");
+            }
+        }
+    }
+}

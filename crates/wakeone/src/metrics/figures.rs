@@ -1,0 +1,159 @@
+//! Everything that is known of steered groups at one moment.
+
+use serde::Serialize;
+use wakeone_kernel::{process, vitals};
+use wakeone_model::snapshot::{HostLook, Snapshot, TraceLook};
+use wakeone_model::waits::Waits;
+
+use crate::status::{self, Status};
+
+/// All groups, or those of one agent.
+#[derive(Debug, Clone, Serialize)]
+pub struct Figures {
+    /// By name.
+    pub groups: Vec<Group>,
+}
+
+/// What `wakeone status` tells of a group, and how its workers are.
+#[derive(Debug, Clone, Serialize)]
+pub struct Group {
+    /// As `wakeone status --json` has it.
+    #[serde(flatten)]
+    pub status: status::Group,
+    /// The living workers, by slot.
+    pub workers: Vec<Worker>,
+    /// What the tracepoints say; absent where nobody asked for them or they may not be used.
+    pub traced: Option<Traced>,
+    /// Counters of the network namespace; absent where the group is not watched.
+    pub host: Option<HostLook>,
+}
+
+/// The process in a slot.
+#[derive(Debug, Clone, Serialize)]
+pub struct Worker {
+    /// Its slot.
+    pub slot: usize,
+    /// Whether a thread of it waits for connections, it is stopped, or it does something else.
+    pub doing: &'static str,
+    /// CPU used, in ns.
+    pub cpu_ns: u64,
+    /// Time that it was ready and had no CPU, in ns.
+    pub run_delay_ns: u64,
+    /// Times that it gave its CPU up.
+    pub switches_voluntary: u64,
+    /// Times that its CPU was taken from it.
+    pub switches_forced: u64,
+    /// Descriptors open.
+    pub descriptors: u32,
+    /// Descriptors that may be open.
+    pub descriptors_limit: u64,
+}
+
+/// What a worker does, as [`Worker::doing`] says it.
+pub const DOING: [&str; 3] = ["waiting", "busy", "stopped"];
+
+/// What tracepoints counted since the group is watched.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Traced {
+    /// Connections announced to its listeners.
+    pub connections: u64,
+    /// Threads of the workers woken for them.
+    pub wakeups: u64,
+    /// Its workers, by slot.
+    pub workers: Vec<TracedWorker>,
+}
+
+/// What tracepoints counted of one worker.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct TracedWorker {
+    /// Its slot.
+    pub slot: usize,
+    /// Connections that accept() returned.
+    pub accepted: u64,
+    /// accept() calls that found nothing.
+    pub accepted_empty: u64,
+    /// Threads woken.
+    pub woken: u64,
+    /// Waits in the accept queue.
+    pub waits: Waits,
+}
+
+impl From<Status> for Figures {
+    fn from(status: Status) -> Self {
+        let groups = status.groups.into_iter();
+        Self {
+            groups: groups.map(|group| Group::of(group, &[])).collect(),
+        }
+    }
+}
+
+impl Group {
+    /// Looks at the workers as well. `watched`: what was seen of each of its listeners.
+    pub fn of(status: status::Group, watched: &[Snapshot]) -> Self {
+        let workers = status.slots.iter().filter_map(worker).collect();
+        Self {
+            workers,
+            traced: traced(&status, watched),
+            host: watched.last().map(|watched| watched.host),
+            status,
+        }
+    }
+}
+
+fn worker(slot: &status::Slot) -> Option<Worker> {
+    let pid = slot.pid?;
+    let look = vitals::worker(pid)?;
+    Some(Worker {
+        slot: slot.slot,
+        doing: match process::doing(pid) {
+            process::Doing::Waiting => "waiting",
+            process::Doing::Stopped => "stopped",
+            _ => "busy",
+        },
+        cpu_ns: look.cpu_ns,
+        run_delay_ns: look.run_delay_ns,
+        switches_voluntary: look.switches_voluntary,
+        switches_forced: look.switches_forced,
+        descriptors: look.descriptors,
+        descriptors_limit: look.descriptors_limit,
+    })
+}
+
+fn traced(status: &status::Group, watched: &[Snapshot]) -> Option<Traced> {
+    let traces: Vec<&TraceLook> = watched
+        .iter()
+        .filter_map(|one| one.trace.as_ref())
+        .collect();
+    if traces.is_empty() {
+        return None;
+    }
+    let worker = |slot: &status::Slot| {
+        let pid = slot.pid?;
+        let mut sum = TracedWorker {
+            slot: slot.slot,
+            ..TracedWorker::default()
+        };
+        for seen in traces.iter().filter_map(|trace| trace.workers.get(&pid)) {
+            sum.accepted += seen.accepted;
+            sum.accepted_empty += seen.accepted_empty;
+            sum.woken += seen.woken;
+            sum.waits.add(&seen.waits);
+        }
+        Some(sum)
+    };
+    // Threads of one process are counted together: the first of its slots tells.
+    let first = |slot: &&status::Slot| {
+        let mut same = status.slots.iter().filter(|other| other.pid == slot.pid);
+        same.next().is_some_and(|first| first.slot == slot.slot)
+    };
+    Some(Traced {
+        connections: traces.iter().map(|trace| trace.connections).sum(),
+        wakeups: traces.iter().map(|trace| trace.wakeups).sum(),
+        workers: status
+            .slots
+            .iter()
+            .filter(first)
+            .filter_map(worker)
+            .collect(),
+    })
+}

@@ -1,0 +1,524 @@
+//! The thread that serves figures. It reads the shared tables as anybody may, waits for nobody, and shares no lock with
+//! an agent's rounds; whoever asks, however slowly or wrongly, holds up nothing but itself.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::time::Timespec;
+use wakeone_kernel::bpf::Pinned;
+use wakeone_kernel::capability::{self, Capability};
+use wakeone_model::snapshot::Snapshot;
+use wakeone_observe::{Target, Watcher, find};
+
+use super::figures::{Figures, Group};
+use super::socket::Socket;
+use super::{http, socket, table};
+use crate::agent::{Rescued, Rescuer};
+use crate::paths::Paths;
+use crate::status;
+use crate::supervisor::state;
+
+/// Connections served at a time; more wait in the kernel's queue.
+const MOST_CONNECTIONS: usize = 32;
+/// A connection is over after this, whoever is slow.
+const LIFE: Duration = Duration::from_secs(5);
+/// Who says nothing on the UNIX socket for so long wants the figures.
+const SILENCE: Duration = Duration::from_millis(100);
+/// How often to look whether a rescue is done.
+const RESCUE_BEAT: Duration = Duration::from_millis(2);
+/// How often watched listeners are looked at, so that workers that come and go are followed.
+const WATCH_EVERY: Duration = Duration::from_millis(250);
+/// Room that a read has.
+const CHUNK: usize = 4 << 10;
+
+/// Binds the address that metrics are served on. To be done while one still may.
+///
+/// # Errors
+/// One sentence.
+pub fn bind(address: SocketAddr) -> Result<TcpListener, String> {
+    let listener = TcpListener::bind(address);
+    let ready = listener.and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
+    ready.map_err(|error| {
+        format!("cannot serve metrics on {address}: {error}; give another address with --metrics")
+    })
+}
+
+/// A group whose figures are served.
+pub struct Source {
+    /// Its name.
+    name: String,
+    paths: Paths,
+    pinned: Option<Pinned>,
+    rescuer: Option<Rescuer>,
+    watchers: Vec<Watcher>,
+    seen: Vec<Snapshot>,
+    socket: Option<Arc<Socket>>,
+}
+
+impl Source {
+    /// Opens what a group's figures are read from: its pins, where it has any. To be done while one still may; its folder
+    /// must be ours.
+    pub fn open(paths: &Paths, name: &str) -> Self {
+        let socket = socket::bind(paths, name).map_err(|error| {
+            tracing::warn!("{name}: no figures and no rescue by its socket: {error}");
+        });
+        Self {
+            name: name.to_owned(),
+            pinned: Pinned::open(&paths.group_pins(name)).ok(),
+            paths: paths.clone(),
+            rescuer: None,
+            watchers: Vec::new(),
+            seen: Vec::new(),
+            socket: socket.ok().map(Arc::new),
+        }
+    }
+
+    /// The agent that moves a slot's queue when it is asked.
+    #[must_use]
+    pub fn with_rescuer(mut self, rescuer: Rescuer) -> Self {
+        self.rescuer = Some(rescuer);
+        self
+    }
+
+    /// Figures from the kernel's tracepoints too, where they may be used.
+    #[must_use]
+    pub fn traced(mut self, addresses: impl Iterator<Item = SocketAddr>) -> Self {
+        for address in addresses {
+            let found = find(&Target::Address(address)).unwrap_or_default();
+            match found
+                .iter()
+                .map(|one| Watcher::start(one, true))
+                .collect::<Result<Vec<_>, _>>()
+            {
+                Ok(watchers) => self.watchers.extend(watchers),
+                Err(error) => tracing::warn!("{}: no figures from tracing: {error}", self.name),
+            }
+        }
+        self
+    }
+
+    fn watch(&mut self) {
+        let look = |watcher: &mut Watcher| watcher.look().and_then(|()| watcher.snapshot()).ok();
+        // A look that failed is made good by the next.
+        self.seen = self.watchers.iter_mut().filter_map(look).collect();
+    }
+
+    fn figures(&self) -> Group {
+        let state = state::load(&self.paths.runtime, &self.name).ok().flatten();
+        let status = status::group(self.name.clone(), state.as_ref(), self.pinned.as_ref());
+        Group::of(status, &self.seen)
+    }
+}
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Source")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+type Sources = BTreeMap<String, Source>;
+
+/// Serves figures until dropped.
+#[derive(Debug)]
+pub struct Monitor {
+    sources: Arc<Mutex<Sources>>,
+    stop: Arc<AtomicBool>,
+    wake: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn lock(sources: &Mutex<Sources>) -> MutexGuard<'_, Sources> {
+    sources.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Monitor {
+    /// Starts the thread; `http`: where to serve metrics, see [`bind`].
+    ///
+    /// # Errors
+    /// Out of descriptors or threads.
+    pub fn start(http: Option<TcpListener>) -> io::Result<Self> {
+        let sources = Arc::new(Mutex::new(Sources::new()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let mut server = Server {
+            http,
+            sources: Arc::clone(&sources),
+            wake: Arc::clone(&wake),
+            connections: Vec::new(),
+            watched: Instant::now(),
+        };
+        let ended = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("metrics".into())
+            .spawn(move || {
+                // Whoever asks reaches a thread that may look at workers, and nothing else.
+                let keep = [Capability::CAP_SYS_PTRACE, Capability::CAP_DAC_READ_SEARCH];
+                if let Err(error) = capability::keep_only(&keep, &[]) {
+                    tracing::debug!("keeping all capabilities: {error}");
+                }
+                while !ended.load(Relaxed) {
+                    server.round();
+                }
+            })?;
+        Ok(Self {
+            sources,
+            stop,
+            wake,
+            thread: Some(thread),
+        })
+    }
+
+    /// Serves a group's figures from now on.
+    pub fn add(&self, source: Source) {
+        lock(&self.sources).insert(source.name.clone(), source);
+        self.wake();
+    }
+
+    /// Serves them no more, and holds nothing of the group any more. To be called before its agent ends.
+    pub fn remove(&self, name: &str) {
+        let gone = lock(&self.sources).remove(name);
+        drop(gone);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        self.wake();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        lock(&self.sources).clear();
+    }
+}
+
+/// Whoever asks.
+enum Peer {
+    Http(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Peer {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Http(stream) => stream.read(into),
+            Self::Unix(stream) => stream.read(into),
+        }
+    }
+
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Http(stream) => stream.write(from),
+            Self::Unix(stream) => stream.write(from),
+        }
+    }
+
+    fn finish(&self) {
+        let _ = match self {
+            Self::Http(stream) => stream.shutdown(Shutdown::Write),
+            Self::Unix(stream) => stream.shutdown(Shutdown::Write),
+        };
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Http(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// How far it is.
+enum Stage {
+    /// Says what it wants: the bytes so far.
+    Asking(Vec<u8>),
+    /// Waits for an agent.
+    Rescuing(Receiver<Rescued>),
+    /// Gets its answer: the bytes, and how many of them it has.
+    Answered(Vec<u8>, usize),
+    /// Has it all. What it may still send is thrown away until it closes: closing before would reset the connection, and
+    /// the answer with it.
+    Leaving,
+    Over,
+}
+
+struct Connection {
+    peer: Peer,
+    /// Whose socket it came by.
+    group: Option<String>,
+    since: Instant,
+    stage: Stage,
+}
+
+impl Connection {
+    fn waits_for(&self) -> PollFlags {
+        match self.stage {
+            Stage::Asking(_) | Stage::Leaving => PollFlags::IN,
+            Stage::Answered(..) => PollFlags::OUT,
+            Stage::Rescuing(_) | Stage::Over => PollFlags::empty(),
+        }
+    }
+
+    /// When to look at it even if nothing happens.
+    fn due(&self) -> Instant {
+        match (&self.stage, &self.group) {
+            (Stage::Asking(bytes), Some(_)) if bytes.is_empty() => self.since + SILENCE,
+            (Stage::Rescuing(_), _) => Instant::now() + RESCUE_BEAT,
+            _ => self.since + LIFE,
+        }
+    }
+
+    /// As far as it goes without waiting.
+    fn go_on(&mut self, sources: &Mutex<Sources>) {
+        if self.since.elapsed() >= LIFE {
+            self.stage = Stage::Over;
+        }
+        loop {
+            let stage = std::mem::replace(&mut self.stage, Stage::Over);
+            let (next, waits) = match stage {
+                Stage::Asking(bytes) => self.asking(bytes, sources),
+                Stage::Rescuing(answered) => rescuing(answered),
+                Stage::Answered(bytes, sent) => self.answering(bytes, sent),
+                Stage::Leaving => self.leaving(),
+                Stage::Over => (Stage::Over, true),
+            };
+            self.stage = next;
+            if waits {
+                return;
+            }
+        }
+    }
+
+    fn asking(&mut self, mut bytes: Vec<u8>, sources: &Mutex<Sources>) -> (Stage, bool) {
+        let mut chunk = [0; CHUNK];
+        let mut over = self.group.is_some() && bytes.is_empty() && self.since.elapsed() >= SILENCE;
+        match self.peer.read(&mut chunk) {
+            Ok(0) => over = true,
+            Ok(count) => bytes.extend_from_slice(&chunk[..count]),
+            Err(error) if is_later(&error) => {}
+            Err(_) => return (Stage::Over, true),
+        }
+        let answer = match self.group.clone() {
+            None => http_answer(&bytes, over, sources),
+            Some(group) => unix_answer(&group, &bytes, over, sources),
+        };
+        match answer {
+            Some(stage) => (stage, false),
+            // Nobody who has said everything is waited for.
+            None if over => (Stage::Over, true),
+            None => (Stage::Asking(bytes), true),
+        }
+    }
+
+    fn answering(&mut self, bytes: Vec<u8>, mut sent: usize) -> (Stage, bool) {
+        while sent < bytes.len() {
+            match self.peer.write(&bytes[sent..]) {
+                Ok(count) => sent += count,
+                Err(error) if is_later(&error) => return (Stage::Answered(bytes, sent), true),
+                Err(_) => return (Stage::Over, true),
+            }
+        }
+        self.peer.finish();
+        (Stage::Leaving, false)
+    }
+
+    fn leaving(&mut self) -> (Stage, bool) {
+        let mut chunk = [0; CHUNK];
+        match self.peer.read(&mut chunk) {
+            Ok(1..) => (Stage::Leaving, true),
+            Err(error) if is_later(&error) => (Stage::Leaving, true),
+            Ok(0) | Err(_) => (Stage::Over, true),
+        }
+    }
+}
+
+fn is_later(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+fn http_answer(bytes: &[u8], over: bool, sources: &Mutex<Sources>) -> Option<Stage> {
+    let answer = match http::parse(bytes) {
+        http::Request::Partial if over && !bytes.is_empty() => {
+            http::refusal(http::Refusal::Malformed)
+        }
+        http::Request::Partial => return None,
+        http::Request::Metrics { head } => http::answer(&table::exposition(all(sources)), head),
+        http::Request::Refused(why) => http::refusal(why),
+    };
+    Some(Stage::Answered(answer, 0))
+}
+
+fn all(sources: &Mutex<Sources>) -> Figures {
+    Figures {
+        groups: lock(sources).values().map(Source::figures).collect(),
+    }
+}
+
+fn unix_answer(group: &str, bytes: &[u8], over: bool, sources: &Mutex<Sources>) -> Option<Stage> {
+    let refused = |why: String| json(&socket::Answer::Refused(why));
+    let answer = match socket::parse(bytes, over)? {
+        Err(why) => refused(why),
+        Ok(socket::Request::Snapshot) => json(&Figures {
+            groups: lock(sources)
+                .get(group)
+                .map(Source::figures)
+                .into_iter()
+                .collect(),
+        }),
+        Ok(socket::Request::Rescue { group: named, .. }) if named != group => {
+            refused(format!("this is the socket of `{group}`, not of `{named}`"))
+        }
+        Ok(socket::Request::Rescue { slot, .. }) => {
+            // Asked under the lock: the agent cannot end meanwhile.
+            let sources = lock(sources);
+            match sources
+                .get(group)
+                .and_then(|source| source.rescuer.as_ref())
+            {
+                Some(rescuer) => return Some(Stage::Rescuing(rescuer.ask(slot))),
+                None => refused(format!(
+                    "cannot move the queue of slot {slot}: `{group}` is not steered by our program"
+                )),
+            }
+        }
+    };
+    Some(Stage::Answered(answer, 0))
+}
+
+fn rescuing(answered: Receiver<Rescued>) -> (Stage, bool) {
+    let answer = match answered.try_recv() {
+        Ok(Ok(moved)) => socket::Answer::Moved(moved),
+        Ok(Err(why)) => socket::Answer::Refused(why),
+        Err(TryRecvError::Empty) => return (Stage::Rescuing(answered), true),
+        Err(TryRecvError::Disconnected) => {
+            socket::Answer::Refused("its agent has ended".to_owned())
+        }
+    };
+    (Stage::Answered(json(&answer), 0), false)
+}
+
+fn json(value: &impl serde::Serialize) -> Vec<u8> {
+    let mut text = serde_json::to_vec(value).unwrap_or_default();
+    text.push(b'\n');
+    text
+}
+
+/// What the thread works on.
+struct Server {
+    http: Option<TcpListener>,
+    sources: Arc<Mutex<Sources>>,
+    wake: Arc<OwnedFd>,
+    connections: Vec<Connection>,
+    watched: Instant,
+}
+
+impl Server {
+    /// Waits for something to do, and does it.
+    fn round(&mut self) {
+        let (sockets, watching) = {
+            let sources = lock(&self.sources);
+            let socket = |source: &Source| Some((source.name.clone(), source.socket.clone()?));
+            let sockets: Vec<_> = sources.values().filter_map(socket).collect();
+            (sockets, sources.values().any(|s| !s.watchers.is_empty()))
+        };
+        self.wait(&sockets, watching);
+        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        if watching && self.watched.elapsed() >= WATCH_EVERY {
+            lock(&self.sources).values_mut().for_each(Source::watch);
+            self.watched = Instant::now();
+        }
+        self.admit(&sockets);
+        for connection in &mut self.connections {
+            connection.go_on(&self.sources);
+        }
+        self.connections
+            .retain(|one| !matches!(one.stage, Stage::Over));
+    }
+
+    fn wait(&self, sockets: &[(String, Arc<Socket>)], watching: bool) {
+        let mut wanted = vec![PollFd::new(&*self.wake, PollFlags::IN)];
+        if self.connections.len() < MOST_CONNECTIONS {
+            wanted.extend(self.http.iter().map(|one| PollFd::new(one, PollFlags::IN)));
+            wanted.extend(
+                sockets
+                    .iter()
+                    .map(|(_, one)| PollFd::new(&one.listener, PollFlags::IN)),
+            );
+        }
+        let mut due = watching.then(|| self.watched + WATCH_EVERY);
+        for connection in &self.connections {
+            let fd = PollFd::from_borrowed_fd(connection.peer.fd(), connection.waits_for());
+            wanted.push(fd);
+            due = due.into_iter().chain([connection.due()]).min();
+        }
+        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+        // A little late rather than a little early, and then again and again.
+        let left = left.map(|left| left + Duration::from_millis(1));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let _ = poll(&mut wanted, left.as_ref());
+    }
+
+    fn admit(&mut self, sockets: &[(String, Arc<Socket>)]) {
+        while self.connections.len() < MOST_CONNECTIONS
+            && let Some(stream) = self.http.as_ref().and_then(|one| admitted(one.accept()))
+        {
+            if stream.set_nonblocking(true).is_ok() {
+                self.begin(Peer::Http(stream), None);
+            }
+        }
+        for (group, socket) in sockets {
+            while self.connections.len() < MOST_CONNECTIONS
+                && let Some(stream) = admitted(socket.listener.accept())
+            {
+                if is_ours(&stream) && stream.set_nonblocking(true).is_ok() {
+                    self.begin(Peer::Unix(stream), Some(group.clone()));
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, peer: Peer, group: Option<String>) {
+        self.connections.push(Connection {
+            peer,
+            group,
+            since: Instant::now(),
+            stage: Stage::Asking(Vec::new()),
+        });
+    }
+}
+
+/// A connection that was accepted. Out of descriptors, those that end soon are waited for.
+fn admitted<S, A>(accepted: io::Result<(S, A)>) -> Option<S> {
+    match accepted {
+        Ok((stream, _)) => Some(stream),
+        Err(error) => {
+            if !is_later(&error) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            None
+        }
+    }
+}
+
+/// Whether root or whoever we run as is at the other end.
+fn is_ours(stream: &UnixStream) -> bool {
+    let own = rustix::process::geteuid();
+    rustix::net::sockopt::socket_peercred(stream)
+        .is_ok_and(|peer| peer.uid.is_root() || peer.uid == own)
+}

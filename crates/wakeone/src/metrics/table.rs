@@ -1,0 +1,680 @@
+//! Every metric, once: its name, type, unit, help, and the field of the JSON that it comes from.
+
+use std::fmt::{self, Write};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+use wakeone_model::waits;
+
+use super::figures::{DOING, Figures, Group, TracedWorker, Worker};
+use crate::status::Slot;
+
+/// One metric.
+pub struct Metric {
+    /// Its name without unit and `_total`.
+    stem: &'static str,
+    /// Its unit, the end of its name.
+    unit: &'static str,
+    kind: Kind,
+    help: &'static str,
+    /// Where it is in the JSON, below `groups[]`.
+    pub fields: &'static [&'static str],
+    from: From,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Grows; `_total` ends its name.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// A constant 1 whose labels tell; `_info` ends its name.
+    Info,
+    /// Times, in buckets.
+    Histogram,
+}
+
+/// A number as it is written.
+enum Number {
+    Whole(u64),
+    Signed(i64),
+    Real(f64),
+    Waits(waits::Waits),
+}
+
+/// Numbers with what tells them apart, beyond group and slot.
+type Labelled = Vec<(Option<(&'static str, String)>, Number)>;
+
+/// How a metric is read.
+enum From {
+    /// One number, or one for each value of a label, of a group.
+    Group(fn(&Group) -> Labelled),
+    /// One of each slot.
+    Slot(fn(&Slot) -> Number),
+    /// A few of each slot, told apart by a label.
+    SlotLabelled(fn(&Slot) -> Labelled),
+    /// One of each living worker.
+    Worker(fn(&Worker) -> Number),
+    /// A few of each living worker.
+    WorkerLabelled(fn(&Worker) -> Labelled),
+    /// One of each worker that is traced.
+    Traced(fn(&TracedWorker) -> Number),
+    /// Of the program itself.
+    Own(fn() -> Labelled),
+}
+
+/// What a slot can be.
+const STATES: [&str; 4] = ["up", "stuck", "draining", "down"];
+/// Upper ends of the buckets of waits, in µs: powers of two, as those that were counted.
+const WAIT_BUCKETS_US: [u64; 12] = [
+    16,
+    64,
+    256,
+    1 << 10,
+    1 << 11,
+    1 << 12,
+    1 << 13,
+    1 << 14,
+    1 << 16,
+    1 << 18,
+    1 << 20,
+    1 << 22,
+];
+
+use Kind::{Counter, Gauge, Histogram, Info};
+use Number::{Real, Signed, Whole};
+
+fn one(number: Number) -> Labelled {
+    vec![(None, number)]
+}
+
+fn flag(set: bool) -> Labelled {
+    one(Whole(set.into()))
+}
+
+fn ones(label: &'static str, values: impl Iterator<Item = String>) -> Labelled {
+    values
+        .map(|value| (Some((label, value)), Whole(1)))
+        .collect()
+}
+
+/// 1 for what it is, 0 for what else it could be.
+fn state(label: &'static str, all: &[&str], is: &str) -> Labelled {
+    let each = |one: &&str| (Some((label, (*one).to_owned())), Whole((*one == is).into()));
+    all.iter().map(each).collect()
+}
+
+fn seconds(ns: u64) -> Number {
+    Real(ns as f64 / 1e9)
+}
+
+const fn metric(
+    stem: &'static str,
+    unit: &'static str,
+    kind: Kind,
+    help: &'static str,
+    fields: &'static [&'static str],
+    from: From,
+) -> Metric {
+    Metric {
+        stem,
+        unit,
+        kind,
+        help,
+        fields,
+        from,
+    }
+}
+
+/// All metrics, in the order in which they are served.
+#[rustfmt::skip]
+pub const METRICS: &[Metric] = &[
+    metric("wakeone_build", "", Info, "The version of the program that says this", &[],
+        From::Own(|| vec![(Some(("version", env!("CARGO_PKG_VERSION").to_owned())), Whole(1))])),
+
+    metric("wakeone_group_listen", "", Info, "Where a group listens, by address", &["listen"],
+        From::Group(|g| ones("address", g.status.listen.iter().cloned()))),
+    metric("wakeone_group_policy", "", Info, "How a worker is chosen, by policy; absent where our program does not choose", &["policy"],
+        From::Group(|g| ones("policy", g.status.policy.iter().map(ToString::to_string)))),
+    metric("wakeone_group_steered", "", Gauge, "1: connections go where our program says; 0: where the kernel or a classic program says", &["steered"],
+        From::Group(|g| flag(g.status.steered))),
+    metric("wakeone_group_attached", "", Gauge, "1: a server that was there before, steered from outside; 0: one that wakeone run started", &["attached"],
+        From::Group(|g| flag(g.status.attached))),
+    metric("wakeone_group_agent", "", Gauge, "1: an agent looks after it; 0: none does, so nothing is rescued", &["agent"],
+        From::Group(|g| flag(g.status.agent))),
+    metric("wakeone_group_counting", "", Gauge, "1: its connections are counted", &["counting"],
+        From::Group(|g| flag(g.status.counting))),
+    metric("wakeone_group_closing", "", Gauge, "1: it takes no new connections any more", &["closing"],
+        From::Group(|g| flag(g.status.closing))),
+    metric("wakeone_group_supervisor_pid", "", Gauge, "Process id of its living supervisor or agent", &["supervisor_pid"],
+        From::Group(|g| g.status.supervisor_pid.map(|pid| (None, Whole(pid.into()))).into_iter().collect())),
+    metric("wakeone_group_fallbacks", "", Counter, "Connections that the kernel placed because our program could not", &["fallbacks"],
+        From::Group(|g| one(Whole(g.status.fallbacks)))),
+    metric("wakeone_group_exits", "", Counter, "Ways out of the program, by exit", &["exits"],
+        From::Group(|g| g.status.exits.iter().map(|(way, count)| (Some(("exit", (*way).to_owned())), Whole(*count))).collect())),
+    metric("wakeone_group_moved_open", "connections", Gauge, "Connections that were moved while they waited and are still open", &["moved_live"],
+        From::Group(|g| one(Whole(g.status.moved_live)))),
+    metric("wakeone_program_runs", "", Counter, "Times that a BPF program ran, by program; 0 unless kernel.bpf_stats_enabled", &["programs[].name", "programs[].run_cnt"],
+        From::Group(|g| g.status.programs.iter().map(|p| (Some(("program", p.name.clone())), Whole(p.run_cnt))).collect())),
+    metric("wakeone_program_run", "seconds", Counter, "Time that a BPF program took, by program; 0 unless kernel.bpf_stats_enabled", &["programs[].run_time_ns"],
+        From::Group(|g| g.status.programs.iter().map(|p| (Some(("program", p.name.clone())), seconds(p.run_time_ns))).collect())),
+
+    metric("wakeone_slot_state", "", Gauge, "1 for the state that a slot is in, 0 for the others", &["slots[].state"],
+        From::SlotLabelled(|s| state("state", &STATES, s.state))),
+    metric("wakeone_slot_worker_pid", "", Gauge, "Process id of its worker; 0 where there is none", &["slots[].pid"],
+        From::Slot(|s| Whole(s.pid.unwrap_or(0).into()))),
+    metric("wakeone_slot_weight", "", Gauge, "Its share relative to the others'", &["slots[].weight"],
+        From::Slot(|s| Whole(s.weight.into()))),
+    metric("wakeone_slot_active", "connections", Gauge, "Connections open, those that wait included", &["slots[].active"],
+        From::Slot(|s| Signed(s.active))),
+    metric("wakeone_slot_queued", "connections", Gauge, "Connections waiting to be accepted", &["slots[].queued"],
+        From::Slot(|s| Whole(s.queued.into()))),
+    metric("wakeone_slot_queue_limit", "connections", Gauge, "How many may wait", &["slots[].queue_limit"],
+        From::Slot(|s| Whole(s.queue_limit.into()))),
+    metric("wakeone_slot_selected", "connections", Counter, "Times that the program chose it", &["slots[].selected"],
+        From::Slot(|s| Whole(s.selected))),
+    metric("wakeone_slot_selected_share", "ratio", Gauge, "Its part of all choices so far, 0 to 1", &["slots[].selected_share"],
+        From::Slot(|s| Real(s.selected_share))),
+    metric("wakeone_slot_established", "connections", Counter, "Connections that completed their handshake here", &["slots[].established"],
+        From::Slot(|s| Whole(s.established))),
+    metric("wakeone_slot_closed", "connections", Counter, "Connections counted out", &["slots[].closed"],
+        From::Slot(|s| Whole(s.closed))),
+    metric("wakeone_slot_migrated_in", "connections", Counter, "Waiting connections that came from another slot", &["slots[].migrated_in"],
+        From::Slot(|s| Whole(s.migrated_in))),
+    metric("wakeone_slot_migrated_out", "connections", Counter, "Waiting connections that went to another slot", &["slots[].migrated_out"],
+        From::Slot(|s| Whole(s.migrated_out))),
+    metric("wakeone_slot_rescues", "", Counter, "Times that its queue was moved", &["slots[].rescues"],
+        From::Slot(|s| Whole(s.rescues))),
+    metric("wakeone_slot_rescued", "connections", Counter, "Connections moved by that", &["slots[].rescued"],
+        From::Slot(|s| Whole(s.rescued))),
+    metric("wakeone_slot_stuck", "seconds", Counter, "Time that its worker was seen stuck, counted when it is over", &["slots[].stuck_ms"],
+        From::Slot(|s| Real(s.stuck_ms as f64 / 1e3))),
+    metric("wakeone_slot_restarts", "", Counter, "Workers started again here", &["slots[].restarts"],
+        From::Slot(|s| Whole(s.restarts))),
+
+    metric("wakeone_worker_doing", "", Gauge, "1 for what the worker does, waiting for connections, busy or stopped; 0 for the others", &["workers[].doing"],
+        From::WorkerLabelled(|w| state("doing", &DOING, w.doing))),
+    metric("wakeone_worker_cpu", "seconds", Counter, "CPU that the worker of a slot used", &["workers[].cpu_ns"],
+        From::Worker(|w| seconds(w.cpu_ns))),
+    metric("wakeone_worker_run_delay", "seconds", Counter, "Time that it was ready and had no CPU", &["workers[].run_delay_ns"],
+        From::Worker(|w| seconds(w.run_delay_ns))),
+    metric("wakeone_worker_switches_voluntary", "", Counter, "Times that it gave its CPU up", &["workers[].switches_voluntary"],
+        From::Worker(|w| Whole(w.switches_voluntary))),
+    metric("wakeone_worker_switches_forced", "", Counter, "Times that its CPU was taken from it", &["workers[].switches_forced"],
+        From::Worker(|w| Whole(w.switches_forced))),
+    metric("wakeone_worker_open", "descriptors", Gauge, "Descriptors that it has open", &["workers[].descriptors"],
+        From::Worker(|w| Whole(w.descriptors.into()))),
+    metric("wakeone_worker_descriptors_limit", "", Gauge, "Descriptors that it may have open", &["workers[].descriptors_limit"],
+        From::Worker(|w| Whole(w.descriptors_limit))),
+
+    metric("wakeone_group_announced", "connections", Counter, "Connections announced to its listeners (with --metrics-tracing)", &["traced.connections"],
+        From::Group(|g| g.traced.iter().map(|t| (None, Whole(t.connections))).collect())),
+    metric("wakeone_group_wakeups", "", Counter, "Threads of the workers woken for them (with --metrics-tracing)", &["traced.wakeups"],
+        From::Group(|g| g.traced.iter().map(|t| (None, Whole(t.wakeups))).collect())),
+    metric("wakeone_worker_accepted", "connections", Counter, "Connections that accept() returned to it (with --metrics-tracing)", &["traced.workers[].accepted"],
+        From::Traced(|w| Whole(w.accepted))),
+    metric("wakeone_worker_empty_accepts", "", Counter, "accept() calls that found nothing (with --metrics-tracing)", &["traced.workers[].accepted_empty"],
+        From::Traced(|w| Whole(w.accepted_empty))),
+    metric("wakeone_worker_wakeups", "", Counter, "Threads of it woken for a connection (with --metrics-tracing)", &["traced.workers[].woken"],
+        From::Traced(|w| Whole(w.woken))),
+    metric("wakeone_worker_accept_wait", "seconds", Histogram, "How long the connections that it accepted had waited in the queue (with --metrics-tracing)",
+        &["traced.workers[].waits.count", "traced.workers[].waits.sum_us", "traced.workers[].waits.max_us", "traced.workers[].waits.buckets"],
+        From::Traced(|w| Number::Waits(w.waits.clone()))),
+    metric("wakeone_host_listen_overflows", "", Counter, "Accept queues found full, in the whole network namespace (with --metrics-tracing)", &["host.listen_overflows"],
+        From::Group(|g| host(g, |h| h.listen_overflows))),
+    metric("wakeone_host_listen_drops", "", Counter, "Those, and other reasons to drop at a listener (with --metrics-tracing)", &["host.listen_drops"],
+        From::Group(|g| host(g, |h| h.listen_drops))),
+    metric("wakeone_host_syn_retransmissions", "", Counter, "SYNs and SYN-ACKs sent again (with --metrics-tracing)", &["host.syn_retransmissions"],
+        From::Group(|g| host(g, |h| h.syn_retransmissions))),
+    metric("wakeone_host_passive_opens", "connections", Counter, "Connections accepted by any listener of the namespace (with --metrics-tracing)", &["host.passive_opens"],
+        From::Group(|g| host(g, |h| h.passive_opens))),
+    metric("wakeone_host_resets_sent", "", Counter, "Resets sent by any socket of the namespace (with --metrics-tracing)", &["host.resets_sent"],
+        From::Group(|g| host(g, |h| h.resets_sent))),
+    metric("wakeone_host_migrated", "connections", Counter, "Connections that the kernel moved from a listener that closed (with --metrics-tracing)", &["host.migrated"],
+        From::Group(|g| host(g, |h| h.migrated))),
+    metric("wakeone_host_somaxconn", "connections", Gauge, "net.core.somaxconn: the longest queue that a program may ask for (with --metrics-tracing)", &["host.somaxconn"],
+        From::Group(|g| host(g, |h| h.somaxconn.into()))),
+    metric("wakeone_host_cpus", "", Gauge, "CPUs that are online (with --metrics-tracing)", &["host.cpus"],
+        From::Group(|g| host(g, |h| h.cpus.into()))),
+];
+
+/// Fields that are labels of the others.
+pub const LABELS: [&str; 4] = [
+    "name",
+    "slots[].slot",
+    "workers[].slot",
+    "traced.workers[].slot",
+];
+
+fn host(group: &Group, of: fn(&wakeone_model::snapshot::HostLook) -> u64) -> Labelled {
+    group
+        .host
+        .iter()
+        .map(|host| (None, Whole(of(host))))
+        .collect()
+}
+
+impl Metric {
+    /// The name of its samples.
+    pub fn name(&self) -> String {
+        let unit = if self.unit.is_empty() { "" } else { "_" };
+        let end = match self.kind {
+            Counter => "_total",
+            Info => "_info",
+            Gauge | Histogram => "",
+        };
+        format!("{}{unit}{}{end}", self.stem, self.unit)
+    }
+
+    fn kind(&self) -> MetricType {
+        match self.kind {
+            Counter => MetricType::Counter,
+            Gauge => MetricType::Gauge,
+            Info => MetricType::Info,
+            Histogram => MetricType::Histogram,
+        }
+    }
+
+    /// Labels beside those of the sample itself, as they are told.
+    fn labels(&self) -> &'static str {
+        match self.from {
+            From::Own(_) => "",
+            From::Group(_) => "group",
+            _ => "group, slot",
+        }
+    }
+
+    fn encode(&self, figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let unit = (!self.unit.is_empty()).then(|| Unit::Other(self.unit.to_owned()));
+        let mut metric =
+            encoder.encode_descriptor(self.stem, self.help, unit.as_ref(), self.kind())?;
+        if let From::Own(read) = self.from {
+            return self.samples(&mut metric, &[], read());
+        }
+        for group in &figures.groups {
+            let mut labels = vec![("group", group.status.name.clone())];
+            if let From::Group(read) = self.from {
+                self.samples(&mut metric, &labels, read(group))?;
+                continue;
+            }
+            labels.push(("slot", String::new()));
+            for (slot, numbers) in self.by_slot(group) {
+                labels[1].1 = slot.to_string();
+                self.samples(&mut metric, &labels, numbers)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn by_slot(&self, group: &Group) -> Vec<(usize, Labelled)> {
+        let slots = group.status.slots.iter();
+        let traced = group.traced.iter().flat_map(|t| &t.workers);
+        match self.from {
+            From::Slot(read) => slots.map(|s| (s.slot, one(read(s)))).collect(),
+            From::SlotLabelled(read) => slots.map(|s| (s.slot, read(s))).collect(),
+            From::Worker(read) => group
+                .workers
+                .iter()
+                .map(|w| (w.slot, one(read(w))))
+                .collect(),
+            From::WorkerLabelled(read) => group.workers.iter().map(|w| (w.slot, read(w))).collect(),
+            From::Traced(read) => traced.map(|w| (w.slot, one(read(w)))).collect(),
+            From::Group(_) | From::Own(_) => Vec::new(),
+        }
+    }
+
+    fn samples(
+        &self,
+        metric: &mut MetricEncoder<'_>,
+        labels: &[(&'static str, String)],
+        numbers: Labelled,
+    ) -> fmt::Result {
+        for (more, number) in numbers {
+            let labels: Vec<(&'static str, String)> = labels.iter().cloned().chain(more).collect();
+            if self.kind == Info {
+                metric.encode_info(&labels)?;
+            } else if labels.is_empty() {
+                self.sample(metric, &number)?;
+            } else {
+                self.sample(&mut metric.encode_family(&labels)?, &number)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn sample(&self, metric: &mut MetricEncoder<'_>, number: &Number) -> fmt::Result {
+        match (self.kind, number) {
+            (Counter, Whole(value)) => metric.encode_counter::<NoLabelSet, _, u64>(value, None),
+            (Counter, Real(value)) => metric.encode_counter::<NoLabelSet, _, u64>(value, None),
+            (_, Whole(value)) => metric.encode_gauge(value),
+            (_, Signed(value)) => metric.encode_gauge(value),
+            (_, Real(value)) => metric.encode_gauge(value),
+            (_, Number::Waits(waits)) => histogram(metric, waits),
+        }
+    }
+}
+
+fn histogram(metric: &mut MetricEncoder<'_>, waits: &waits::Waits) -> fmt::Result {
+    let mut buckets: Vec<(f64, u64)> = WAIT_BUCKETS_US
+        .iter()
+        .map(|end| (*end as f64 / 1e6, 0))
+        .chain([(f64::INFINITY, 0)])
+        .collect();
+    for (bucket, count) in waits.buckets.iter().enumerate() {
+        // All of a bucket lie below where the next one begins.
+        let end = waits::floor_us(bucket + 1);
+        let place = WAIT_BUCKETS_US.iter().position(|most| end <= *most);
+        buckets[place.unwrap_or(WAIT_BUCKETS_US.len())].1 += u64::from(*count);
+    }
+    // What the buckets hold is counted: two looks at counters that grow may differ.
+    let count = buckets.iter().map(|(_, n)| n).sum();
+    metric.encode_histogram::<NoLabelSet>(waits.sum_us as f64 / 1e6, count, &buckets, None)
+}
+
+/// One metric of the figures, for the library that writes them.
+#[derive(Debug)]
+struct Served(Figures);
+
+impl Collector for Served {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        METRICS
+            .iter()
+            .try_for_each(|metric| metric.encode(&self.0, &mut encoder))
+    }
+}
+
+/// The figures as OpenMetrics 1.0 text.
+pub fn exposition(figures: Figures) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Served(figures)));
+    let mut text = String::new();
+    match prometheus_client::encoding::text::encode(&mut text, &registry) {
+        Ok(()) => text,
+        // A String takes everything.
+        Err(fmt::Error) => String::new(),
+    }
+}
+
+/// Every metric, explained.
+pub fn help() -> String {
+    let mut text = String::new();
+    for metric in METRICS {
+        let labels = match metric.labels() {
+            "" => String::new(),
+            labels => format!("{{{labels}}}"),
+        };
+        let unit = match metric.unit {
+            "" => String::new(),
+            unit => format!(", {unit}"),
+        };
+        let from = match metric.fields {
+            [] => String::new(),
+            fields => format!(" [{}]", fields.join(", ")),
+        };
+        let _ = writeln!(
+            text,
+            "{}{labels}  {}{unit}\n    {}{from}",
+            metric.name(),
+            metric.kind().as_str(),
+            metric.help
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::figures::Traced;
+    use crate::policy::Policy;
+    use crate::status;
+    use serde_json::Value;
+    use std::collections::{BTreeMap, BTreeSet};
+    use wakeone_kernel::bpf::RunStatistics;
+    use wakeone_model::snapshot::HostLook;
+    use wakeone_model::waits::Waits;
+
+    fn slot(slot: usize) -> Slot {
+        Slot {
+            slot,
+            pid: Some(4711),
+            state: "stuck",
+            weight: 2,
+            active: 3,
+            queued: 4,
+            queue_limit: 128,
+            selected: 5,
+            selected_share: 0.25,
+            established: 6,
+            closed: 7,
+            migrated_in: 8,
+            migrated_out: 9,
+            rescues: 10,
+            rescued: 11,
+            stuck_ms: 1_500,
+            restarts: 12,
+        }
+    }
+
+    /// A group of which everything is known.
+    fn group() -> Group {
+        let worker = Worker {
+            slot: 0,
+            doing: "busy",
+            cpu_ns: 2_500_000_000,
+            run_delay_ns: 1,
+            switches_voluntary: 13,
+            switches_forced: 14,
+            descriptors: 15,
+            descriptors_limit: 1024,
+        };
+        let mut buckets = vec![0; 40];
+        buckets[3] = 2; // 3 µs
+        buckets[36] = 1; // 40 to 41 µs
+        let traced = TracedWorker {
+            slot: 0,
+            accepted: 16,
+            accepted_empty: 17,
+            woken: 18,
+            waits: Waits {
+                count: 3,
+                sum_us: 46,
+                max_us: 40,
+                buckets,
+            },
+        };
+        Group {
+            status: status::Group {
+                name: "web".into(),
+                listen: vec!["127.0.0.1:80".into(), "[::1]:80".into()],
+                steered: true,
+                policy: Some(Policy::LeastConnections),
+                supervisor_pid: Some(9),
+                attached: false,
+                agent: true,
+                counting: true,
+                closing: false,
+                fallbacks: 1,
+                exits: BTreeMap::from([("selected", 5), ("no_slot", 1)]),
+                moved_live: 2,
+                slots: vec![slot(0), slot(1)],
+                programs: vec![RunStatistics {
+                    name: "count".into(),
+                    run_cnt: 4,
+                    run_time_ns: 5_000,
+                }],
+            },
+            workers: vec![worker],
+            traced: Some(Traced {
+                connections: 19,
+                wakeups: 20,
+                workers: vec![traced],
+            }),
+            host: Some(HostLook::default()),
+        }
+    }
+
+    fn figures() -> Figures {
+        Figures {
+            groups: vec![group()],
+        }
+    }
+
+    /// The paths of all numbers and words of a document; `exits` is a map, one metric by its keys.
+    fn paths(value: &Value, at: &str, found: &mut BTreeSet<String>) {
+        let below = |name: &str| match at {
+            "" => name.to_owned(),
+            at => format!("{at}.{name}"),
+        };
+        match value {
+            Value::Object(map) if at != "exits" => {
+                map.iter()
+                    .for_each(|(name, value)| paths(value, &below(name), found));
+            }
+            Value::Array(values) if values.iter().any(Value::is_object) => {
+                values
+                    .iter()
+                    .for_each(|value| paths(value, &format!("{at}[]"), found));
+            }
+            _ => {
+                found.insert(at.to_owned());
+            }
+        }
+    }
+
+    #[test]
+    fn every_figure_is_a_metric_and_every_metric_a_figure() {
+        let json = serde_json::to_value(group()).expect("JSON");
+        let mut there = BTreeSet::new();
+        paths(&json, "", &mut there);
+        // Status has nothing that is not among them.
+        let status = serde_json::to_value(group().status).expect("JSON");
+        let mut of_status = BTreeSet::new();
+        paths(&status, "", &mut of_status);
+        assert!(of_status.is_subset(&there));
+
+        let fields = METRICS
+            .iter()
+            .flat_map(|metric| metric.fields)
+            .chain(&LABELS);
+        let told: BTreeSet<String> = fields.map(|field| (*field).to_owned()).collect();
+        assert_eq!(told, there);
+    }
+
+    /// A line of what is served.
+    fn line<'a>(text: &'a str, of: &str) -> &'a str {
+        let found = text.lines().find(|line| line.starts_with(of));
+        found.unwrap_or_else(|| panic!("no {of} in {text}"))
+    }
+
+    #[test]
+    fn what_is_served_is_openmetrics() {
+        let text = exposition(figures());
+        assert!(text.ends_with("# EOF\n"));
+        for (of, is) in [
+            (
+                "wakeone_slot_active_connections{group=\"web\",slot=\"1\"}",
+                "3",
+            ),
+            (
+                "wakeone_slot_selected_connections_total{group=\"web\",slot=\"0\"}",
+                "5",
+            ),
+            (
+                "wakeone_slot_selected_share_ratio{group=\"web\",slot=\"0\"}",
+                "0.25",
+            ),
+            (
+                "wakeone_slot_stuck_seconds_total{group=\"web\",slot=\"0\"}",
+                "1.5",
+            ),
+            (
+                "wakeone_slot_state{group=\"web\",slot=\"0\",state=\"stuck\"}",
+                "1",
+            ),
+            (
+                "wakeone_slot_state{group=\"web\",slot=\"0\",state=\"up\"}",
+                "0",
+            ),
+            (
+                "wakeone_group_policy_info{group=\"web\",policy=\"least-connections\"}",
+                "1",
+            ),
+            (
+                "wakeone_group_listen_info{group=\"web\",address=\"[::1]:80\"}",
+                "1",
+            ),
+            (
+                "wakeone_group_exits_total{group=\"web\",exit=\"no_slot\"}",
+                "1",
+            ),
+            (
+                "wakeone_worker_cpu_seconds_total{group=\"web\",slot=\"0\"}",
+                "2.5",
+            ),
+            (
+                "wakeone_worker_accept_wait_seconds_count{group=\"web\",slot=\"0\"}",
+                "3",
+            ),
+            (
+                "wakeone_worker_accept_wait_seconds_bucket{le=\"0.000016\",group=\"web\",slot=\"0\"}",
+                "2",
+            ),
+            (
+                "wakeone_worker_accept_wait_seconds_bucket{le=\"0.000064\",group=\"web\",slot=\"0\"}",
+                "3",
+            ),
+            (
+                "wakeone_worker_accept_wait_seconds_bucket{le=\"+Inf\",group=\"web\",slot=\"0\"}",
+                "3",
+            ),
+            ("# TYPE wakeone_slot_stuck_seconds", "counter"),
+            ("# UNIT wakeone_slot_stuck_seconds", "seconds"),
+            ("# TYPE wakeone_group_policy", "info"),
+        ] {
+            assert_eq!(line(&text, of), format!("{of} {is}"));
+        }
+        // Every name as it is explained, with help and type, the lines of one together, none twice.
+        let mut seen = BTreeSet::new();
+        for metric in METRICS {
+            let name = metric.name();
+            assert!(seen.insert(name.clone()), "{name} twice");
+            assert!(text.contains(&format!("\n{name}")), "{name} is not served");
+            assert!(
+                help().contains(&format!("{name}{{")) || name == "wakeone_build_info",
+                "{name} is not explained"
+            );
+            assert!(
+                !metric.help.is_empty() && !metric.help.ends_with('.'),
+                "{name}"
+            );
+        }
+        let samples: Vec<&str> = text.lines().filter(|l| !l.starts_with('#')).collect();
+        let distinct: BTreeSet<&str> = samples
+            .iter()
+            .filter_map(|l| l.rsplit_once(' '))
+            .map(|l| l.0)
+            .collect();
+        assert_eq!(distinct.len(), samples.len(), "a sample is there twice");
+    }
+
+    #[test]
+    fn names_cannot_break_out_of_their_labels() {
+        let mut odd = figures();
+        odd.groups[0].status.listen = vec!["a\"} 1\nb\\".into()];
+        let text = exposition(odd);
+        assert!(
+            line(&text, "wakeone_group_listen_info").ends_with(r#"address="a\"} 1\nb\\"} 1"#),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn nothing_steered_is_an_exposition_too() {
+        let text = exposition(Figures { groups: Vec::new() });
+        assert!(text.contains("wakeone_build_info{version="));
+        assert!(text.ends_with("# EOF\n"));
+    }
+}
