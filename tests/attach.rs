@@ -8,191 +8,12 @@ mod support;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
-use support::{Clients, WAKEONE, eventually, is_root, signal};
-
-const PORT: u16 = 7300;
-
-fn address() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], PORT))
-}
-
-/// An nginx with `reuseport`, in a network namespace of this test's thread.
-struct Nginx {
-    folder: tempfile::TempDir,
-    master: Child,
-}
-
-impl Nginx {
-    /// None where the test cannot be made here.
-    fn start(workers: usize) -> Option<Self> {
-        if !is_root() {
-            eprintln!("skipped: steering from outside needs root");
-            return None;
-        }
-        let there = Command::new("nginx").arg("-v").output();
-        if !there.is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: nginx is not installed");
-            return None;
-        }
-        wakeone_kernel::netns::isolate().expect("network namespace");
-        let folder = tempfile::tempdir().expect("folder");
-        configure(folder.path(), workers);
-        let master = master(folder.path());
-        let nginx = Self { folder, master };
-        nginx.settled(workers);
-        // The connections of the questions above are closed as well.
-        eventually("nothing is open", || {
-            use wakeone_kernel::diag::{Which, sockets};
-            let open = sockets(wakeone_model::listener::Protocol::Tcp, Which::Open, PORT);
-            open.expect("sock_diag").is_empty()
-        });
-        Some(nginx)
-    }
-
-    fn runtime(&self) -> PathBuf {
-        self.folder.path().join("run")
-    }
-
-    fn reload(&self, workers: usize) {
-        configure(self.folder.path(), workers);
-        signal(self.master.id(), Signal::HUP);
-        self.settled(workers);
-    }
-
-    /// Waits until as many workers as that run, and none that is shutting down.
-    fn settled(&self, workers: usize) {
-        eventually("nginx has its workers", || self.workers().len() == workers);
-    }
-
-    fn workers(&self) -> Vec<u32> {
-        wakeone_kernel::process::children(self.master.id())
-            .into_iter()
-            .filter(|pid| support::runs(*pid))
-            .collect()
-    }
-
-    /// Who holds which listener under which number: what must be the same before and after. (nginx's own channels
-    /// between its workers arrive when they arrive.)
-    fn listeners(&self) -> Vec<(u32, Vec<(i32, u64)>)> {
-        use wakeone_kernel::diag::{Which, sockets};
-        let listening = sockets(
-            wakeone_model::listener::Protocol::Tcp,
-            Which::Listening,
-            PORT,
-        );
-        let inodes: Vec<u64> = listening
-            .expect("sock_diag")
-            .iter()
-            .map(|entry| entry.socket.inode)
-            .collect();
-        let held = |pid| {
-            let mut held = wakeone_kernel::process::sockets_of(pid).expect("sockets");
-            held.retain(|(_, inode)| inodes.contains(inode));
-            held.sort_unstable();
-            (pid, held)
-        };
-        let mut pids = self.workers();
-        pids.push(self.master.id());
-        pids.sort_unstable();
-        pids.into_iter().map(held).collect()
-    }
-
-    fn wakeone(&self, arguments: &[&str]) -> (i32, String) {
-        let output = Command::new(WAKEONE)
-            .args(arguments)
-            .arg("--runtime-dir")
-            .arg(self.runtime())
-            .output()
-            .expect("wakeone");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned()
-            + &String::from_utf8_lossy(&output.stderr);
-        (output.status.code().unwrap_or(-1), text)
-    }
-
-    fn attach(&self) {
-        let (code, text) = self.wakeone(&["attach", &format!(":{PORT}"), "--rescue"]);
-        assert_eq!(code, 0, "{text}");
-    }
-
-    fn detach(&self) {
-        let (code, text) = self.wakeone(&["detach", &format!(":{PORT}")]);
-        assert_eq!(code, 0, "{text}");
-        assert!(!self.runtime().exists(), "something is left of the group");
-    }
-
-    fn group(&self) -> Value {
-        let (code, text) = self.wakeone(&["status", "--json"]);
-        assert_eq!(code, 0, "{text}");
-        let status: Value = serde_json::from_str(&text).expect("JSON");
-        status["groups"][0].clone()
-    }
-
-    /// Open connections of each slot that has a worker.
-    fn active(&self) -> Vec<i64> {
-        let group = self.group();
-        let slots = group["slots"].as_array().expect("slots");
-        let up = slots.iter().filter(|slot| slot["state"] != "down");
-        up.map(|slot| slot["active"].as_i64().expect("active"))
-            .collect()
-    }
-
-    fn agent(&self) -> u32 {
-        self.group()["supervisor_pid"].as_u64().expect("an agent") as u32
-    }
-}
-
-/// Starts nginx in a folder, and waits until it listens.
-fn master(folder: &std::path::Path) -> Child {
-    let master = Command::new("nginx")
-        .arg("-c")
-        .arg(folder.join("nginx.conf"))
-        .stderr(Stdio::null())
-        .process_group(0)
-        .spawn()
-        .expect("nginx");
-    eventually("nginx listens", || TcpStream::connect(address()).is_ok());
-    master
-}
-
-impl Drop for Nginx {
-    fn drop(&mut self) {
-        let _ = self.wakeone(&["detach", "--all"]);
-        let group = rustix::process::Pid::from_child(&self.master);
-        let _ = rustix::process::kill_process_group(group, Signal::KILL);
-        let _ = self.master.wait();
-    }
-}
-
-fn configure(folder: &std::path::Path, workers: usize) {
-    let here = folder.display();
-    let text = format!(
-        "daemon off; user root; worker_processes {workers}; pid {here}/pid; error_log {here}/log;
-         events {{ worker_connections 512; }}
-         http {{ access_log off; keepalive_timeout 300s; client_body_temp_path {here}/b; proxy_temp_path {here}/p;
-                fastcgi_temp_path {here}/f; uwsgi_temp_path {here}/u; scgi_temp_path {here}/s;
-                server {{ listen 127.0.0.1:{PORT} reuseport; location / {{ return 200 ok; }} }} }}"
-    );
-    std::fs::write(folder.join("nginx.conf"), text).expect("configuration");
-}
-
-/// A connection that stays open after its first answer.
-fn held() -> TcpStream {
-    let mut stream = TcpStream::connect(address()).expect("connect");
-    stream
-        .set_read_timeout(Some(support::PATIENCE))
-        .expect("timeout");
-    stream
-        .write_all(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
-        .expect("ask");
-    stream.read_exact(&mut [0; 12]).expect("answer");
-    stream
-}
+use support::nginx::{Nginx, PORT, address, held, pid_in};
+use support::{Clients, WAKEONE, eventually, signal};
 
 #[test]
 fn open_connections_are_counted_in_and_out_exactly() {
@@ -429,10 +250,9 @@ fn a_service_keeps_a_server_steered_across_its_restart() {
     write("least-connections");
 
     let before: Vec<u32> = nginx.workers();
-    signal(nginx.master.id(), Signal::TERM);
-    nginx.master.wait().expect("wait");
+    nginx.end();
     eventually("nothing is steered", || nginx.group().is_null());
-    nginx.master = master(nginx.folder.path());
+    nginx.begin();
     eventually("it is steered again", || {
         !nginx.group().is_null() && steered(&nginx, "least-connections")
     });
@@ -440,4 +260,99 @@ fn a_service_keeps_a_server_steered_across_its_restart() {
     signal(agent.id(), Signal::TERM);
     assert_eq!(agent.wait().expect("wait").code(), Some(0));
     assert!(!nginx.runtime().exists(), "something is left of the group");
+}
+
+#[test]
+fn a_binary_upgrade_loses_nothing_and_stays_steered() {
+    let Some(mut nginx) = Nginx::start_daemon(4) else {
+        return;
+    };
+    nginx.attach();
+    let old = nginx.workers();
+    let clients = Clients::start(address(), "/", 4);
+    // A second master with workers of its own beside the first's: as nginx's manual has it.
+    signal(nginx.master, Signal::USR2);
+    let folder = nginx.folder.path().to_owned();
+    eventually("the old master gives its pid file away", || {
+        folder.join("pid.oldbin").exists()
+    });
+    let new = pid_in(&folder.join("pid"));
+    assert_ne!(new, nginx.master);
+    let served = |nginx: &Nginx| -> Vec<u64> {
+        let slots = nginx.group()["slots"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let up = slots.iter().filter(|slot| slot["state"] != "down");
+        up.filter_map(|slot| slot["pid"].as_u64()).collect()
+    };
+    // The old workers leave, then their master.
+    signal(nginx.master, Signal::WINCH);
+    eventually("the old workers leave", || {
+        old.iter().all(|pid| !support::runs(*pid))
+    });
+    signal(nginx.master, Signal::QUIT);
+    let gone = nginx.master;
+    eventually("the old master leaves", || !support::runs(gone));
+    nginx.master = new;
+    nginx.settled(4);
+    let mut workers: Vec<u64> = nginx.workers().into_iter().map(u64::from).collect();
+    workers.sort_unstable();
+    eventually("each new worker has its slot", || {
+        let mut served = served(&nginx);
+        served.sort_unstable();
+        served == workers
+    });
+    let selected = |group: &Value| -> u64 {
+        let slots = group["slots"].as_array().expect("slots").iter();
+        slots.filter_map(|slot| slot["selected"].as_u64()).sum()
+    };
+    let before = selected(&nginx.group());
+    eventually("connections are steered to them", || {
+        selected(&nginx.group()) > before + 50
+    });
+    let (answers, failures) = clients.stop();
+    assert!(
+        failures.is_empty(),
+        "{} of {answers}: {failures:?}",
+        failures.len()
+    );
+    eventually("the counts are exact", || {
+        nginx.active().iter().all(|open| *open == 0)
+    });
+    assert_eq!(nginx.group()["fallbacks"], 0, "{}", nginx.group());
+    nginx.detach();
+}
+
+#[test]
+fn weights_of_a_file_are_in_force_and_change() {
+    let Some(nginx) = Nginx::start(3) else { return };
+    let config = nginx.folder.path().join("agent.toml");
+    let write = |weights: &str| {
+        let text = format!("[[target]]\nlisten = ':{PORT}'\nweights = {weights}\n");
+        std::fs::write(&config, text).expect("configuration");
+    };
+    write("{ 1 = 3 }");
+    let mut agent = Command::new(WAKEONE)
+        .args(["agent", "--config"])
+        .arg(&config)
+        .arg("--runtime-dir")
+        .arg(nginx.runtime())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("agent");
+    let weigh = |expected: [u64; 3]| {
+        let slots = nginx.group()["slots"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let weights = slots.iter().filter_map(|slot| slot["weight"].as_u64());
+        weights.eq(expected)
+    };
+    eventually("the slots weigh as the file says", || weigh([1, 3, 1]));
+    write("{ 0 = 2 }");
+    signal(agent.id(), Signal::HUP);
+    eventually("they weigh as it says now", || weigh([2, 1, 1]));
+    signal(agent.id(), Signal::TERM);
+    assert_eq!(agent.wait().expect("wait").code(), Some(0));
 }
