@@ -356,3 +356,36 @@ fn weights_of_a_file_are_in_force_and_change() {
     signal(agent.id(), Signal::TERM);
     assert_eq!(agent.wait().expect("wait").code(), Some(0));
 }
+
+#[test]
+fn who_may_not_attach_is_told_all_that_is_missing_first() {
+    let Some(nginx) = Nginx::start(2) else { return };
+    // `nobody` may not be let into the folder that the program is in; here it may read, and not write.
+    let folder = tempfile::tempdir().expect("folder");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), mode).expect("mode");
+    let own = folder.path().join("wakeone");
+    std::fs::copy(WAKEONE, &own).expect("copied");
+    let output = Command::new(own)
+        .args(["attach", &format!(":{PORT}"), "--runtime-dir"])
+        .arg(folder.path().join("run"))
+        .uid(65534)
+        .gid(65534)
+        .output()
+        .expect("wakeone");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(text.trim().lines().count(), 1, "{text}");
+    for name in [
+        "BPF",
+        "PERFMON",
+        "NET_ADMIN",
+        "SYS_PTRACE",
+        "DAC_READ_SEARCH",
+    ] {
+        assert!(text.contains(&format!("CAP_{name}")), "{name}: {text}");
+    }
+    assert!(!text.contains("folder"), "{text}");
+    nginx.attach();
+    nginx.detach();
+}

@@ -300,11 +300,12 @@ fn the_terminal_is_as_it_was_however_it_ends() {
     let read = |path: &Path| std::fs::read_to_string(path).expect("written");
     let own_pid = || -> u32 { read(&pid).trim().parse().expect("a pid") };
     type End<'a> = &'a dyn Fn(&mut Child);
-    let ways: [(&str, End<'_>); 4] = [
+    let ways: [(&str, End<'_>); 5] = [
         ("q", &|script| type_in(script, b"q")),
         ("Ctrl-C", &|script| type_in(script, b"\x03")),
         ("SIGTERM", &|_| signal(own_pid(), Signal::TERM)),
         ("SIGINT", &|_| signal(own_pid(), Signal::INT)),
+        ("SIGHUP", &|_| signal(own_pid(), Signal::HUP)),
     ];
     for (way, end) in ways {
         let _ = std::fs::remove_file(&after);
@@ -315,6 +316,36 @@ fn the_terminal_is_as_it_was_however_it_ends() {
         assert!(text.rfind("\x1b[?25l") < text.rfind("\x1b[?25h"), "{way}");
         assert_eq!(read(&before), read(&after), "{way}");
     }
+}
+
+#[test]
+fn it_ends_with_its_terminal() {
+    let server = Prefork::start("accept");
+    let folder = tempfile::tempdir().expect("folder");
+    let (log, pid) = (folder.path().join("typescript"), folder.path().join("pid"));
+    let command = format!(
+        "stty rows 24 cols 100; sh -c 'echo $$ > {}; exec {WAKEONE} top {}'",
+        pid.display(),
+        server.target()
+    );
+    let script = Command::new("script")
+        .args(["-qefc", &command, &log.display().to_string()])
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("script");
+    let mut script = Ended(script);
+    eventually("it shows itself", || {
+        let bytes = std::fs::read(&log).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).contains("quit")
+    });
+    let text = std::fs::read_to_string(&pid).expect("a pid file");
+    let pid: u32 = text.trim().parse().expect("a pid");
+    assert!(support::runs(pid));
+    // The other end of the terminal is gone.
+    script.0.kill().expect("kill");
+    eventually("it ends", || !support::runs(pid));
 }
 
 fn type_in(script: &mut Child, keys: &[u8]) {
@@ -374,4 +405,59 @@ fn a_steered_group_is_told_and_changed_by_keys() {
         type_in(script, b"q");
     });
     run.stop();
+}
+
+#[test]
+fn a_queue_is_moved_by_a_key() {
+    let Some(ground) = isolated() else { return };
+    let options = |rescue: &'static str| {
+        let long = [
+            "-w",
+            "2",
+            "-l",
+            "127.0.0.1:8080",
+            "--name",
+            "web",
+            "--stuck-after",
+            "60s",
+            rescue,
+        ];
+        long.to_vec()
+    };
+    let runtime = ground.runtime().display().to_string();
+    let command = format!("{WAKEONE} top :8080 --no-tracing --runtime-dir {runtime}");
+    // So patient an agent moves nothing by itself; and where it must not, it says so.
+    for (rescue, says) in [
+        ("--rescue", "connections moved from slot"),
+        ("--no-rescue", "rescue is off"),
+    ] {
+        let mut run = ground.run(&options(rescue), &PREFORKED);
+        run.ready();
+        let group = status(&ground, "web");
+        let stopped = support::steered::worker(&group, 0).expect("a worker");
+        support::steered::signal_all(stopped, Signal::STOP);
+        let waiting: Vec<TcpStream> = (0..8)
+            .map(|_| TcpStream::connect("127.0.0.1:8080").expect("connect"))
+            .collect();
+        let queued = |slot| support::steered::number(&status(&ground, "web"), slot, "queued");
+        eventually("some wait behind the stopped worker", || queued(0) > 0);
+        let text = in_terminal(&command, ground.path(), "group web", |script| {
+            // Row by row: the stopped worker's is one of them, and maybe the supervisor's.
+            for _ in 0..3 {
+                type_in(script, b"jm");
+                std::thread::sleep(std::time::Duration::from_millis(400));
+            }
+            type_in(script, b"q");
+        });
+        let moved = support::steered::sum(&status(&ground, "web"), "rescued");
+        assert!(text.contains(says), "{text}");
+        assert_eq!(
+            moved > 0,
+            rescue == "--rescue",
+            "{moved} moved with {rescue}"
+        );
+        support::steered::signal_all(stopped, Signal::CONT);
+        drop(waiting);
+        run.stop();
+    }
 }

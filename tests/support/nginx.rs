@@ -181,7 +181,13 @@ pub fn pid_in(file: &std::path::Path) -> u32 {
 
 /// Starts nginx in a folder, and waits until it listens.
 fn launch(folder: &std::path::Path) -> Child {
-    let master = Command::new("nginx")
+    // It starts itself again by the name that it was started by, and looks nowhere for it.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let program = std::env::split_paths(&path)
+        .map(|folder| folder.join("nginx"))
+        .find(|program| program.exists())
+        .expect("nginx");
+    let master = Command::new(program)
         .arg("-c")
         .arg(folder.join("nginx.conf"))
         .stderr(Stdio::null())

@@ -15,8 +15,9 @@ use wakeone::paths::Paths;
 use wakeone::policy::Policy;
 use wakeone::steer::SteerEvent;
 use wakeone::supervisor::state::default_runtime_dir;
+use wakeone_kernel::capability::{self, Capability};
 use wakeone_model::listener::Protocol;
-use wakeone_observe::{Target, find};
+use wakeone_observe::{Found, Target, find};
 
 use crate::doctor::{enter, stop_on_signals};
 use crate::output::print;
@@ -93,10 +94,21 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         None => None,
     };
     enter(None, None, &args.target).context("attach")?;
-    let prospects = prospects(&args.target)?;
+    let found = find(&args.target).context("attach")?;
+    if !args.dry_run {
+        // First of all, and all of it: nothing else that goes wrong is the reason then.
+        let missing = lacking(&found);
+        anyhow::ensure!(
+            missing.is_empty(),
+            "cannot attach to {}: it needs {}: start as root or with these capabilities",
+            args.target,
+            missing.join(" and ")
+        );
+    }
+    let prospects = prospects(&found)?;
     if args.dry_run {
         print(&prospects.iter().map(|p| plan(p, &args)).collect::<String>())?;
-        let missing = wakeone_kernel::capability::missing();
+        let missing = lacking(&found);
         anyhow::ensure!(
             missing.is_empty(),
             "attach would fail now: it needs {}: start as root or with these capabilities",
@@ -128,9 +140,18 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The capabilities that attaching takes and we lack; those to look at another user's processes where it is theirs.
+fn lacking(found: &[Found]) -> Vec<String> {
+    let others = [Capability::CAP_SYS_PTRACE, Capability::CAP_DAC_READ_SEARCH];
+    let hidden = found
+        .iter()
+        .any(|one| one.hidden > 0 && one.pids.is_empty());
+    let needed = capability::NEEDED.map(|(needed, _)| needed).into_iter();
+    capability::missing_of(needed.chain(others.into_iter().filter(|_| hidden)))
+}
+
 /// The target's listeners that can be steered. One that cannot is an error where it is the only one.
-fn prospects(target: &Target) -> anyhow::Result<Vec<Prospect>> {
-    let found = find(target).context("attach")?;
+fn prospects(found: &[Found]) -> anyhow::Result<Vec<Prospect>> {
     let mut tcp: Vec<_> = found
         .iter()
         .filter(|f| f.listener.protocol != Protocol::Udp)

@@ -264,6 +264,7 @@ fn bottom<'a>(state: &State, below: usize, width: u16) -> Paragraph<'a> {
     if state.steering().is_some() && state.source == Source::Live {
         keys.push(("c", "policy".to_owned()));
         keys.push(("d", "drain".to_owned()));
+        keys.push(("m", "move queue".to_owned()));
     }
     let mut used: usize = spans.iter().map(Span::width).sum();
     for (key, does) in keys {
@@ -284,7 +285,7 @@ fn help(frame: &mut Frame<'_>, area: Rect, state: &State) {
         "q quit, p pause, tab next listener",
         "s sort by the next column, r the other way",
         "up, down select a worker, esc none",
-        "c next policy, d drain the selected worker's slot or end it (steered groups)",
+        "c next policy, d drain the selected worker's slot or end it, m move its queue to the others now (steered groups)",
         "",
         "share: of connections; without tracing, of choices or CPU; the longest bar is the largest share",
         "queue: waiting/limit of the queue that this worker alone serves",

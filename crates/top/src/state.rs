@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::frame::{Frame, Place, Steering};
+use crate::frame::{Frame, Place, SlotLook, Steering};
 use crate::table::{self, Column, FORMS, Line, Table};
 
 /// Rates remembered for the sparkline: as many as the widest terminal shows.
@@ -47,6 +47,13 @@ pub enum Action {
         slots: Vec<u32>,
         /// Whether they drain from now on.
         on: bool,
+    },
+    /// To have what waits in the queues of slots moved to others now.
+    Rescue {
+        /// The group.
+        group: String,
+        /// The slots of the worker selected.
+        slots: Vec<u32>,
     },
 }
 
@@ -184,7 +191,8 @@ impl State {
             Key::Up | Key::Char('k') => self.select(-1),
             Key::Escape => self.selected = None,
             Key::Char('c') => return self.change_policy(),
-            Key::Char('d') => return self.drain(),
+            Key::Char('d') => return self.told(Self::drain),
+            Key::Char('m') => return self.told(Self::rescue),
             Key::Char(_) => {}
         }
         None
@@ -236,8 +244,9 @@ impl State {
         }
     }
 
-    fn drain(&mut self) -> Option<Action> {
-        match self.drainable() {
+    /// What a key asks for, or why it asks for nothing.
+    fn told(&mut self, key: fn(&Self) -> Result<Action, &'static str>) -> Option<Action> {
+        match key(self) {
             Ok(action) => Some(action),
             Err(why) => {
                 self.notice = Some(why.into());
@@ -246,19 +255,33 @@ impl State {
         }
     }
 
-    fn drainable(&self) -> Result<Action, &'static str> {
+    /// The steered group, and those of its slots that are the selected worker's.
+    fn selected_slots(&self) -> Result<(&Steering, Vec<&SlotLook>), &'static str> {
         let steering = self.steerable()?;
         let pid = self
             .selected
             .ok_or("select a worker first, with the arrow keys")?;
-        let slots: Vec<u32> = steering.slots_of(pid).map(|s| s.slot).collect();
+        let slots: Vec<&SlotLook> = steering.slots_of(pid).collect();
         if slots.is_empty() {
             return Err("this worker has no slot");
         }
+        Ok((steering, slots))
+    }
+
+    fn drain(&self) -> Result<Action, &'static str> {
+        let (steering, slots) = self.selected_slots()?;
         Ok(Action::Drain {
             group: steering.group.clone(),
-            on: !steering.slots_of(pid).any(|s| s.state == "draining"),
-            slots,
+            on: !slots.iter().any(|s| s.state == "draining"),
+            slots: slots.iter().map(|s| s.slot).collect(),
+        })
+    }
+
+    fn rescue(&self) -> Result<Action, &'static str> {
+        let (steering, slots) = self.selected_slots()?;
+        Ok(Action::Rescue {
+            group: steering.group.clone(),
+            slots: slots.iter().map(|s| s.slot).collect(),
         })
     }
 }
@@ -371,6 +394,13 @@ mod tests {
         assert_eq!(state.press(Key::Char('d')), Some(drain(1, true)));
         state.press(Key::Down);
         assert_eq!(state.press(Key::Char('d')), Some(drain(2, false)));
+        assert_eq!(
+            state.press(Key::Char('m')),
+            Some(Action::Rescue {
+                group: "web".into(),
+                slots: vec![2]
+            })
+        );
         // Once its worker is gone, nothing is selected.
         let mut later = fixtures::steered();
         later.watch.last.workers.remove(&403);

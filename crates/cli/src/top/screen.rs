@@ -1,11 +1,14 @@
 //! The terminal: set up, drawn on, and put back on every way out.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
 use wakeone_top::{Action, Key, Source, State, draw};
 
 use super::live::Live;
@@ -51,10 +54,11 @@ impl Screen {
 
     /// Waits that long for keys, and gives all that came to the view.
     pub fn keys(&self, wait: Duration, state: &mut State) -> anyhow::Result<Pressed> {
-        let mut wait = wait;
         let mut pressed = Pressed::Nothing;
-        while event::poll(wait).context("cannot read keys")? {
-            wait = Duration::ZERO;
+        if hung_up(wait) {
+            return Ok(Pressed::Asked(Action::Quit));
+        }
+        while event::poll(Duration::ZERO).context("cannot read keys")? {
             match event::read().context("cannot read keys")? {
                 Event::Key(key) if key.kind != KeyEventKind::Release => {
                     pressed = Pressed::Drawn;
@@ -72,8 +76,23 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        ratatui::restore();
+        // A terminal that is gone cannot be put back, nor told so.
+        let _ = ratatui::try_restore();
     }
+}
+
+/// Waits that long for keys, a new size or nothing; whether the terminal is gone. (crossterm reads a terminal that was
+/// closed again and again, without an end.)
+fn hung_up(wait: Duration) -> bool {
+    let stdin = io::stdin();
+    let mut keys = [PollFd::new(&stdin, PollFlags::IN)];
+    let wait = Timespec::try_from(wait).ok();
+    // A signal ends it early: that of a new size, say.
+    let ready = poll(&mut keys, wait.as_ref()).unwrap_or(0);
+    ready > 0
+        && keys[0]
+            .revents()
+            .intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL)
 }
 
 fn key_of(key: KeyEvent) -> Option<Key> {
@@ -116,7 +135,65 @@ pub fn live(live: &mut Live, interval: Duration, stop: &AtomicBool) -> anyhow::R
         wait = interval;
         // What was seen until now is written down as well.
         state.refresh(live.lap()?);
-        screen.draw(&state)?;
+        if !quit {
+            screen.draw(&state)?;
+        }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+
+    /// Set where the test below starts this program again.
+    const TOLD: &str = "WAKEONE_TEST_PANICS";
+
+    #[test]
+    fn panics_where_it_is_told_to() {
+        if std::env::var_os(TOLD).is_some() {
+            let _screen = Screen::open().expect("a terminal");
+            panic!("on purpose");
+        }
+    }
+
+    #[test]
+    fn a_panic_puts_the_terminal_back_before_it_says_why() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = |name: &str| folder.path().join(name);
+        let own = std::env::current_exe().expect("this program");
+        let command = format!(
+            "stty rows 24 cols 100; stty -g > '{}'; '{}' --exact --nocapture top::screen::tests::panics_where_it_is_told_to; stty -g > '{}'",
+            file("before").display(),
+            own.display(),
+            file("after").display()
+        );
+        let mut script = Command::new("script")
+            .args(["-qefc", &command, &file("typescript").display().to_string()])
+            .env("TERM", "xterm")
+            .env(TOLD, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("script");
+        script.wait().expect("its end");
+        let read = |name: &str| {
+            let bytes = std::fs::read(Path::new(&file(name))).expect(name);
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let text = read("typescript");
+        let (entered, left) = (text.find("\x1b[?1049h"), text.find("\x1b[?1049l"));
+        let said = text.find("on purpose");
+        assert!(
+            entered.is_some() && entered < left && left < said,
+            "{text:?}"
+        );
+        assert!(
+            text.rfind("\x1b[?25l") <= text.rfind("\x1b[?25h"),
+            "{text:?}"
+        );
+        assert_eq!(read("before"), read("after"));
+    }
 }

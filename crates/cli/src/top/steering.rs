@@ -1,6 +1,7 @@
 //! How a listener that is looked at is steered, and changing that.
 
 use wakeone::dispatcher;
+use wakeone::metrics::socket;
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
 use wakeone::status::{self, Group};
@@ -51,6 +52,7 @@ pub fn act(paths: &Paths, action: &Action) -> String {
         Action::Quit => String::new(),
         Action::ChangePolicy { group, from } => change_policy(paths, group, from.as_deref()),
         Action::Drain { group, slots, on } => drain(paths, group, slots, *on),
+        Action::Rescue { group, slots } => rescue(paths, group, slots),
     }
 }
 
@@ -67,6 +69,22 @@ fn change_policy(paths: &Paths, group: &str, from: Option<&str>) -> String {
         }
     }
     refused
+}
+
+/// The agent does it: it alone may.
+fn rescue(paths: &Paths, group: &str, slots: &[u32]) -> String {
+    let mut moved = 0;
+    for slot in slots {
+        match socket::rescue(paths, group, *slot as usize) {
+            Ok(more) => moved += more,
+            Err(why) => return why,
+        }
+    }
+    let names: Vec<String> = slots.iter().map(u32::to_string).collect();
+    match moved {
+        0 => format!("nothing waits in slot {}", names.join(", ")),
+        moved => format!("{moved} connections moved from slot {}", names.join(", ")),
+    }
 }
 
 fn drain(paths: &Paths, group: &str, slots: &[u32], on: bool) -> String {
