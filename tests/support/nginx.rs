@@ -203,7 +203,9 @@ impl Drop for Nginx {
         let _ = self.wakeone(&["detach", "--all"]);
         // The launcher's group, and a daemon's own.
         for leader in [self.child.id(), self.master] {
-            if let Some(group) = rustix::process::Pid::from_raw(leader as i32) {
+            // After a binary upgrade the new master is still in the old one's group.
+            let pid = rustix::process::Pid::from_raw(leader as i32);
+            if let Ok(group) = rustix::process::getpgid(pid) {
                 let _ = rustix::process::kill_process_group(group, Signal::KILL);
             }
         }
