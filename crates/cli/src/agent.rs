@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
 
-    /// Waits and wake-ups are among the metrics: of the kernel's tracepoints, which cost the servers up to 2 %
+    /// Waits and wake-ups are among the metrics: of the kernel's tracepoints, which cost the servers some CPU time (`lab run cost` measures it)
     #[arg(long)]
     metrics_tracing: bool,
 
