@@ -16,7 +16,7 @@
 #include <asm/types.h>
 #endif
 
-#define WAKEONE_CONTRACT 1
+#define WAKEONE_CONTRACT 2
 #define WAKEONE_MAX_SLOTS 256
 /* Load comparisons multiply active counts with weights: bounded so that the
  * product of two such numbers fits 64 bits with room to spare. */
@@ -30,7 +30,8 @@ enum wakeone_policy {
 	WAKEONE_TWO_CHOICES = 4,
 	WAKEONE_SHORTEST_QUEUE = 5,
 	WAKEONE_CPU = 6,
-	WAKEONE_POLICIES = 7,
+	WAKEONE_CONSISTENT = 7,
+	WAKEONE_POLICIES = 8,
 };
 
 enum wakeone_slot_flag {
@@ -53,6 +54,11 @@ enum wakeone_table_flag {
 	/* Some slot is, or was until just now, marked stuck: whether the agent
 	 * lives matters, and the clock is read for that. */
 	WAKEONE_TABLE_MARKED = 4,
+	/* The sockets are of UDP: `selected` counts datagrams, `queued` and
+	 * `queue_limit` are bytes, and nothing is open or moved. */
+	WAKEONE_TABLE_DATAGRAMS = 8,
+	/* A datagram goes where the last one of its flow went. */
+	WAKEONE_TABLE_AFFINITY = 16,
 };
 
 /* One counter for each way out of the programs. The first two are where a
@@ -78,20 +84,24 @@ struct wakeone_slot {
 	__u32 flags;
 	__u32 weight;
 	__s64 active;       /* established and not yet closed, queued ones included */
-	__u64 selected;     /* times the selector put a SYN or a migrated one here */
+	__u64 selected;     /* times the selector put a SYN, a migrated one or a datagram here */
 	__u64 established;  /* connections that completed the handshake here */
 	__u64 closed;       /* connections counted out */
 	__u64 migrated_in;  /* queued connections that came from another slot */
 	__u64 migrated_out; /* queued connections that went to another slot */
-	__u32 queued;       /* accept queue length, published by the agent */
-	__u32 queue_limit;  /* its backlog, published by the agent */
+	/* Published by the agent: accept queue length and backlog; of UDP the
+	 * bytes that wait to be read, and the receive buffer's. */
+	__u32 queued;
+	__u32 queue_limit;
 	/* Written by the agent only. */
 	__u64 rescues;      /* times this slot's queue was moved away */
 	__u64 rescued;      /* connections moved by that */
 	__u64 stuck_ns;     /* time spent marked stuck, in all */
 	__u64 restarts;     /* workers started again in this slot */
 	__u32 pid;          /* the worker; 0: none */
-	__u32 reserved[5];
+	__u32 reserved;
+	__u64 dropped;      /* datagrams that its sockets had no room for */
+	__u32 reserved2[2];
 } __attribute__((aligned(128)));
 
 struct wakeone_table {

@@ -42,7 +42,7 @@
 struct wakeone_draw {
 	__u32 random;  /* uniform */
 	__u32 random2; /* uniform, independent of the first */
-	__u32 hash;    /* of the connection's 4-tuple */
+	__u32 hash;    /* of the connection's, or the datagram's, 4-tuple */
 	__u32 cpu;     /* that got the packet */
 	__u64 tick;    /* grows by one for each choice */
 	/* 1: nobody refreshes the stuck marks and queue lengths, ignore them. */
@@ -289,6 +289,80 @@ WAKEONE_INLINE __u32 wakeone_position(__u32 policy, const struct wakeone_draw *d
 	return wakeone_scale(policy == WAKEONE_HASH ? d->hash : d->random, total);
 }
 
+/* Thomas Mueller's and Chris Wellons' 32-bit mixer (lowbias32). */
+WAKEONE_INLINE __u32 wakeone_mix(__u32 x)
+{
+	x ^= x >> 16;
+	x *= 0x7feb352du;
+	x ^= x >> 15;
+	x *= 0x846ca68bu;
+	return x ^ (x >> 16);
+}
+
+/* The highest bit that is set. (clang 14 cannot count zeros for BPF.) */
+WAKEONE_INLINE __u32 wakeone_log2(__u32 x)
+{
+	__u32 e = 0;
+
+	for (__u32 step = 16; step; step /= 2)
+		e += step * wakeone_differ(x >> (e + step), 0);
+	return e;
+}
+
+/*
+ * -log2 of x taken as a fraction of 2^32, in 2^-26ths. The mantissa's logarithm
+ * is a cubic that is 0 at 0 and 1 at 1 and off by 0.001 at most between: what
+ * weights make of it is right to two hundredths.
+ */
+WAKEONE_INLINE __u64 wakeone_cost(__u32 x)
+{
+	__u32 e = wakeone_log2(x | 1);
+	__u64 f = ((__u64)(x | 1) << (32 - e)) & 0xffffffff, c;
+
+	/* coefficients in 2^-30ths */
+	c = 625008923ull - ((f * 170961238ull) >> 32);
+	c = 1527790140ull - ((f * c) >> 32);
+	return ((__u64)(32 - e) << 26) + 64 - (((f * c) >> 32) >> 4);
+}
+
+/*
+ * Rendezvous hashing (Thaler and Ravishankar, 1998), weighted as Schindelhauer
+ * and Schomaker do: each slot bids for the flow with a number that depends on
+ * both alone, and the lowest bid for its weight has it. A slot that comes takes
+ * flows from all others and moves none between them; one that goes leaves its
+ * own flows to them and moves no other.
+ */
+WAKEONE_SCAN int wakeone_rendezvous(const struct wakeone_table *t, __u32 tier,
+				    __u32 agent_gone, __u32 hash)
+{
+	__u64 best_cost = 1ull << 47;
+	__u32 n, best_weight = 1;
+	int best = WAKEONE_NONE;
+
+	if (!t)
+		return best;
+	n = wakeone_slots(t);
+	for (__u32 i = 0; i < WAKEONE_MAX_SLOTS; i++) {
+		const struct wakeone_slot *s;
+		__u64 cost;
+		__u32 weight;
+
+		if (i >= n)
+			break;
+		s = &t->slot[i];
+		if (wakeone_tier(s, agent_gone) != tier)
+			continue;
+		weight = wakeone_weight(s);
+		cost = wakeone_cost(wakeone_mix(wakeone_mix(i + 1) ^ hash));
+		if (cost * best_weight >= best_cost * weight)
+			continue;
+		best = i;
+		best_cost = cost;
+		best_weight = weight;
+	}
+	return best;
+}
+
 /* The policy within one tier; NONE where the tier is empty. */
 WAKEONE_INLINE int wakeone_pick_in(const struct wakeone_table *t, const struct wakeone_draw *d,
 				   __u32 policy, __u32 tier)
@@ -306,6 +380,8 @@ WAKEONE_INLINE int wakeone_pick_in(const struct wakeone_table *t, const struct w
 		first = wakeone_two(t, tier, d, &second);
 		return wakeone_lower(t, first, second);
 	}
+	if (policy == WAKEONE_CONSISTENT)
+		return wakeone_rendezvous(t, tier, d->agent_gone, d->hash);
 	if (policy == WAKEONE_CPU) {
 		first = wakeone_cpu(t, tier, d);
 		if (first != WAKEONE_NONE)

@@ -16,7 +16,9 @@ fn main() {
         "contract.h",
         "policy.h",
         "maps.h",
+        "choose.h",
         "dispatch.bpf.c",
+        "datagram.bpf.c",
         "observe.h",
         "observe.bpf.c",
         "recount.bpf.c",
@@ -25,7 +27,7 @@ fn main() {
     }
     println!("cargo:rerun-if-changed=src/policy_native.c");
 
-    for object in ["dispatch", "observe", "recount"] {
+    for object in ["dispatch", "datagram", "observe", "recount"] {
         compile(&bpf, object, &arch_headers, &out);
     }
 

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::fmt::format;
 use wakeone::group::{self, Group, Wish};
-use wakeone::policy::Policy;
+use wakeone::policy::{Affinity, Policy};
 use wakeone::supervisor::address::Address;
 use wakeone::supervisor::{Options, state};
 
@@ -17,20 +17,29 @@ use wakeone::supervisor::{Options, state};
 /// {fd} is the first listener's, {fd2} the second's. {slot} is the worker's slot, from 0.
 /// SIGHUP restarts the workers one at a time, SIGTERM and SIGINT drain and stop, a second SIGINT kills.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app")]
+#[command(
+    after_help = "Examples: wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
+          wakeone run -w 4 -l udp://:5353 --affinity none -- ./dns-server"
+)]
 pub struct Args {
     /// Number of workers, 1 to 256 [default: the number of CPUs]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     workers: Option<u16>,
 
-    /// Address to listen on: :8080 (IPv6 and IPv4), 127.0.0.1:8080, [::1]:8080, localhost:8080; repeatable
+    /// Address to listen on: :8080 (IPv6 and IPv4), 127.0.0.1:8080, [::1]:8080, localhost:8080, and by UDP
+    /// udp://:53; repeatable
     #[arg(short, long, value_name = "ADDR", required = true)]
     listen: Vec<Address>,
 
-    /// How a worker is chosen: hash, round-robin, random, least-connections, two-choices, shortest-queue or cpu
-    /// [default: least-connections, or the best that we may]
+    /// How a worker is chosen: hash, round-robin, random, least-connections, two-choices, shortest-queue, cpu or
+    /// consistent [default: least-connections, for UDP shortest-queue, or the best that we may]
     #[arg(long, value_name = "NAME")]
     policy: Option<Policy>,
+
+    /// Datagrams of one flow (addresses and ports) go to one worker, or each is placed by the policy: flow or none
+    /// [default: flow]
+    #[arg(long, value_name = "KIND")]
+    affinity: Option<Affinity>,
 
     /// Move the queue of a stuck worker to others [default where it can be done]
     #[arg(long, overrides_with = "no_rescue")]
@@ -120,14 +129,15 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn supervise(args: &Args) -> anyhow::Result<()> {
     let group = Group::new(&options(args)?, &wish(args))?;
-    let (supervisor, policy) = (group.supervisor(), group.policy());
+    let supervisor = group.supervisor();
     for endpoint in supervisor.endpoints() {
-        let (address, workers, group) = (
+        let policy = group.policy(endpoint);
+        let (address, workers, name) = (
             endpoint.address,
             supervisor.listeners().len(),
             supervisor.name(),
         );
-        tracing::info!(event = "listening", %address, workers, group, %policy, "listening on {endpoint}: {workers} queues, policy {policy}, group `{group}`");
+        tracing::info!(event = "listening", %address, workers, group = name, %policy, "listening on {endpoint}: {workers} queues, policy {policy}, group `{name}`");
     }
     group.run()?;
     Ok(())
@@ -136,6 +146,7 @@ fn supervise(args: &Args) -> anyhow::Result<()> {
 fn wish(args: &Args) -> Wish {
     Wish {
         policy: args.policy,
+        affinity: args.affinity,
         rescue: match (args.rescue, args.no_rescue) {
             (_, true) => Some(false),
             (true, false) => Some(true),

@@ -57,6 +57,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn text(group: &Group) -> String {
     let mut lines = vec![headline(group)];
+    if group.protocol == "udp" && group.steered {
+        lines.push(datagram_heads());
+        lines.extend(group.slots.iter().map(datagram_row));
+        return lines.join("\n") + "\n";
+    }
     lines.push(format!(
         "{:>4} {:>8}  {:<8} {:>7} {:>12} {:>14} {:>7} {:>8} {:>8} {:>8}",
         "slot",
@@ -102,7 +107,10 @@ fn headline(group: &Group) -> String {
     if group.steered && !group.agent && !(group.attached && group.supervisor_pid.is_none()) {
         words.push("no agent, so no rescue".to_owned());
     }
-    if group.steered && !group.counting {
+    if let Some(affinity) = group.affinity {
+        words.insert(3, format!("affinity {affinity}"));
+    }
+    if group.steered && !group.counting && group.protocol != "udp" {
         words.push("connections are not counted".to_owned());
     }
     if group.steered {
@@ -110,6 +118,40 @@ fn headline(group: &Group) -> String {
     }
     words.retain(|word| !word.is_empty());
     words.join(" · ")
+}
+
+fn datagram_heads() -> String {
+    format!(
+        "{:>4} {:>8}  {:<8} {:>18} {:>9} {:>14} {:>7} {:>9} {:>8}",
+        "slot",
+        "pid",
+        "state",
+        "waiting bytes",
+        "dropped",
+        "selected",
+        "share",
+        "stuck ms",
+        "restarts"
+    )
+}
+
+fn datagram_row(slot: &Slot) -> String {
+    format!(
+        "{:>4} {:>8}  {:<8} {:>18} {:>9} {:>14} {:>6.1}% {:>9} {:>8}",
+        slot.slot,
+        slot.pid.map_or("-".to_owned(), |pid| pid.to_string()),
+        slot.state,
+        format!(
+            "{}/{}",
+            slot.waiting_bytes.unwrap_or(0),
+            slot.buffer_bytes.unwrap_or(0)
+        ),
+        slot.dropped.unwrap_or(0),
+        slot.selected,
+        slot.selected_share * 100.0,
+        slot.stuck_ms,
+        slot.restarts,
+    )
 }
 
 fn row(slot: &Slot) -> String {

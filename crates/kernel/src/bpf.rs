@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Program};
 
-use crate::socket;
 use crate::table::Table;
+use crate::{datagram, socket};
 use skeleton::{DispatchSkel, DispatchSkelBuilder, OpenDispatchSkel};
 
 #[allow(
@@ -63,7 +63,7 @@ pub(crate) fn failed(step: &str, error: &libbpf_rs::Error) -> io::Error {
     io::Error::new(kind, format!("{step} failed: {error}"))
 }
 
-fn bpf_step(step: impl Into<String>) -> impl FnOnce(libbpf_rs::Error) -> Error {
+pub(crate) fn bpf_step(step: impl Into<String>) -> impl FnOnce(libbpf_rs::Error) -> Error {
     let step = step.into();
     move |source| Error {
         step,
@@ -82,6 +82,8 @@ pub struct LoadPlan<'a> {
     pub cgroup: Option<&'a Path>,
     /// Have the program read the accept queues itself where it may; otherwise it goes by the published lengths.
     pub read_queues: bool,
+    /// The sockets are of UDP. Nothing is counted then.
+    pub datagrams: bool,
 }
 
 /// Loads a group's programs and maps, and pins all of it.
@@ -115,19 +117,26 @@ fn load_address(plan: &LoadPlan<'_>, dir: &Path, address: usize) -> Result<(), E
         }
         _ => None,
     };
+    let load_programs = |walk| {
+        if plan.datagrams {
+            datagram::load_program(dir, address, walk)
+        } else {
+            load_programs(dir, address, cgroup.as_ref(), walk)
+        }
+    };
     // Reading the queues where they are needs CAP_PERFMON and a kernel that knows the call: try, then do without.
-    match load_programs(dir, address, cgroup.as_ref(), plan.read_queues) {
+    match load_programs(plan.read_queues) {
         // Later steps do not depend on it, and have left pins that would be in the way.
         Err(error) if plan.read_queues && error.step == LOADING => {
             tracing::debug!("accept queues cannot be read in the program: {error}");
-            load_programs(dir, address, cgroup.as_ref(), false)
+            load_programs(false)
         }
         done => done,
     }
 }
 
 /// The step that the verifier may refuse.
-const LOADING: &str = "loading the dispatch program";
+pub(crate) const LOADING: &str = "loading the dispatch program";
 
 /// Loads the programs for one address; only then pins them and their maps. `cgroup`: count connections there.
 fn load_programs(
@@ -276,10 +285,16 @@ pub struct Pinned {
     dir: PathBuf,
     table: Table,
     listeners: MapHandle,
-    moved: MapHandle,
-    tags: MapHandle,
+    /// What counting connections takes; a group of UDP sockets has none.
+    counts: Option<Counts>,
     addresses: Vec<Address>,
     counting: bool,
+}
+
+#[derive(Debug)]
+struct Counts {
+    moved: MapHandle,
+    tags: MapHandle,
 }
 
 /// What one address of a group has to itself.
@@ -322,8 +337,14 @@ impl Pinned {
         Ok(Self {
             table,
             listeners: map("listeners")?,
-            moved: map("moved")?,
-            tags: map("tags")?,
+            counts: if dir.join("tags").exists() {
+                Some(Counts {
+                    moved: map("moved")?,
+                    tags: map("tags")?,
+                })
+            } else {
+                None
+            },
             addresses,
             counting: dir.join("count_link").exists(),
             dir: dir.to_owned(),
@@ -357,7 +378,9 @@ impl Pinned {
 
     /// Entries in the map of connections that were moved and still live.
     pub fn moved(&self) -> usize {
-        self.moved.keys().count()
+        self.counts
+            .as_ref()
+            .map_or(0, |counts| counts.moved.keys().count())
     }
 
     /// The slot that a listener, by its cookie, was made known for.
@@ -378,20 +401,32 @@ impl Pinned {
         self.listeners
             .update(&cookie.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY)
             .map_err(bpf_step("noting the listener"))?;
+        let Some(counts) = &self.counts else {
+            return Ok(());
+        };
         let mut tag = [0; 8];
         tag[..4].copy_from_slice(&slot.to_ne_bytes());
-        self.tags
+        counts
+            .tags
             .update(&fd.as_raw_fd().to_ne_bytes(), &tag, MapFlags::ANY)
             .map_err(bpf_step("tagging the listener"))
     }
 
-    /// Puts a listening socket into the array of its address, whatever stood there.
+    /// Puts a listening TCP socket, or a bound UDP socket, into the array of its address, whatever stood there.
     ///
     /// # Errors
-    /// `EINVAL` for a socket that does not listen; a sentence for one that speaks MPTCP, which cannot be steered.
+    /// `EINVAL` for a socket that does not listen, or of UDP one that is not bound with `SO_REUSEPORT`; a sentence for one
+    /// that speaks MPTCP, which cannot be steered.
     pub fn put(&self, address: usize, slot: usize, listener: impl AsFd) -> Result<(), Error> {
         let sockets = &self.addresses[address].sockets;
         let key = u32::try_from(slot).unwrap_or(u32::MAX).to_ne_bytes();
+        // It stands there: it must not be missed for the moment between delete and update. (User space reads cookies.)
+        let there = sockets.lookup(&key, MapFlags::ANY).ok().flatten();
+        if let (Some(there), Ok(cookie)) = (there, socket::cookie(&listener))
+            && there == cookie.to_ne_bytes()
+        {
+            return Ok(());
+        }
         // A socket fits in one place only: an update over itself is EBUSY.
         let _ = sockets.delete(&key);
         let fd = u64::try_from(listener.as_fd().as_raw_fd()).unwrap_or(u64::MAX);

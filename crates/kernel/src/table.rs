@@ -32,8 +32,14 @@ pub const COUNTED: u32 = 2;
 /// The table's flag for a group in which some slot is marked stuck; kept by [`Slot::mark`].
 pub const MARKED: u32 = 4;
 
+/// The table's flag for a group of UDP sockets: `queued` and `queue_limit` are bytes.
+pub const DATAGRAMS: u32 = 8;
+
+/// The table's flag for a group of UDP sockets whose flows stay with their slot.
+pub const AFFINITY: u32 = 16;
+
 /// Version of the layout, `WAKEONE_CONTRACT`.
-pub const CONTRACT: u32 = 1;
+pub const CONTRACT: u32 = 2;
 
 /// Ways out of the programs, in the order of `enum wakeone_exit`, and what each is called.
 pub const EXITS: [&str; 10] = [
@@ -213,9 +219,9 @@ fields! {
     migrated_in: AtomicU64;
     /// Queued connections that went to another slot.
     migrated_out: AtomicU64;
-    /// Accept queue length that the agent saw last.
+    /// Accept queue length that the agent saw last; of UDP the bytes that wait.
     queued: AtomicU32;
-    /// The accept queue's limit.
+    /// The accept queue's limit; of UDP the receive buffer's, in bytes.
     queue_limit: AtomicU32;
     /// Times its queue was moved away.
     rescues: AtomicU64;
@@ -227,6 +233,8 @@ fields! {
     restarts: AtomicU64;
     /// Its worker; 0: none.
     pid: AtomicU32;
+    /// Datagrams that its sockets had no room for.
+    dropped: AtomicU64;
 }
 
 impl Slot<'_> {

@@ -21,7 +21,8 @@ const LEAST_CONNECTIONS: u32 = 3;
 const TWO_CHOICES: u32 = 4;
 const SHORTEST_QUEUE: u32 = 5;
 const CPU: u32 = 6;
-const POLICIES: u32 = 7;
+const CONSISTENT: u32 = 7;
+const POLICIES: u32 = 8;
 
 /// Picks over which weights are measured.
 const PICKS: u64 = 100_000;
@@ -335,7 +336,7 @@ proptest! {
     #[test]
     fn policies_that_do_not_look_at_load_are_not_moved_by_it(
         given in any_group(),
-        policy in select(vec![HASH, ROUND_ROBIN, RANDOM, CPU]),
+        policy in select(vec![HASH, ROUND_ROBIN, RANDOM, CPU, CONSISTENT]),
         draw in any_draw(),
         load in prop::collection::vec((0..1000_i64, 0..1000_u32), MAX_SLOTS),
     ) {
@@ -632,4 +633,81 @@ fn a_cpu_without_a_slot_gives_to_all_others() {
     assert_eq!(counts[3], 0);
     let others: Vec<u64> = (0..8).filter(|&i| i != 3).map(|i| counts[i]).collect();
     assert_even(&others);
+}
+
+// ---- a flow keeps its slot --------------------------------------------------
+
+fn slot_of_flow(table: &wakeone_table, hash: u32) -> Option<usize> {
+    let draw = wakeone_draw {
+        hash,
+        ..Default::default()
+    };
+    pick(table, &draw)
+}
+
+proptest! {
+    #![proptest_config(cases(200))]
+
+    #[test]
+    fn a_slot_that_goes_or_comes_moves_its_own_flows_only(
+        given in weighted_group(1..=10, 40),
+        at in any::<prop::sample::Index>(),
+        seed in any::<u64>(),
+    ) {
+        let good = given.with_tier(TIER_GOOD, false);
+        prop_assume!(good.len() > 1);
+        let gone = good[at.index(good.len())];
+        let mut without = given.clone();
+        without.slots[gone].flags = 0;
+        let (with, without) = (given.table(CONSISTENT), without.table(CONSISTENT));
+        let mut chance = StdRng::seed_from_u64(seed);
+        for _ in 0..500 {
+            let flow = chance.next_u32();
+            let (before, after) = (slot_of_flow(&with, flow), slot_of_flow(&without, flow));
+            prop_assert_ne!(after, Some(gone));
+            if before != Some(gone) {
+                prop_assert_eq!(before, after, "a flow of another slot moved");
+            }
+        }
+    }
+
+    #[test]
+    fn a_group_that_grows_takes_flows_for_the_new_slot_only(
+        given in weighted_group(1..=10, 40),
+        weight in 1..=10_u32,
+        seed in any::<u64>(),
+    ) {
+        let mut grown = given.clone();
+        grown.slots.push(up(weight, 0));
+        let new = grown.slots.len() - 1;
+        let (before, after) = (given.table(CONSISTENT), grown.table(CONSISTENT));
+        let mut chance = StdRng::seed_from_u64(seed);
+        for _ in 0..500 {
+            let flow = chance.next_u32();
+            let (old, now) = (slot_of_flow(&before, flow), slot_of_flow(&after, flow));
+            prop_assert!(now == old || now == Some(new), "{old:?} -> {now:?}");
+        }
+    }
+}
+
+#[test]
+fn consistent_gives_each_slot_its_weight_and_each_equal_as_much() {
+    let table = Given::new(vec![up(1, 0); 7]).table(CONSISTENT);
+    let mut counts = vec![0; 7];
+    for i in 0..PICKS {
+        counts[slot_of_flow(&table, even(i, PICKS)).expect("a slot is up")] += 1;
+    }
+    assert_even(&counts);
+
+    let weights = [1, 2, 5, 8, 100];
+    let table = Given::new(weights.map(|weight| up(weight, 0)).to_vec()).table(CONSISTENT);
+    let mut counts = [0_u64; 5];
+    for i in 0..10 * PICKS {
+        counts[slot_of_flow(&table, even(i, 10 * PICKS)).expect("a slot is up")] += 1;
+    }
+    for (count, weight) in counts.into_iter().zip(weights) {
+        // What the logarithm's approximation may cost is two hundredths; chance adds one to the rarest.
+        let share = count as f64 / (10 * PICKS) as f64 * 116.0 / f64::from(weight);
+        assert!((share - 1.0).abs() < 0.05, "weight {weight}: {share}");
+    }
 }

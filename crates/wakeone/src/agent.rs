@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 use wakeone_kernel::table::flag;
 use wakeone_kernel::{capability, process, schedule};
 use wakeone_model::judge::{self, Doing, Lap, Limits, Look, Memory};
+use wakeone_model::reads::Reads;
 
+use crate::datagrams;
 use crate::dispatcher::Dispatcher;
 use crate::group::FOR_THE_END;
 use crate::paths::Paths;
@@ -109,6 +111,17 @@ impl Agent {
         }
     }
 
+    /// Bytes of datagrams that wait in UDP sockets now; 0 where the sockets are of TCP.
+    pub fn unread_bytes(&self) -> u64 {
+        let core = lock(&self.core);
+        let dispatcher = core.dispatcher.as_ref().filter(|one| one.datagrams());
+        dispatcher.map_or(0, |one| {
+            (0..one.slots())
+                .map(|slot| u64::from(one.receive_queue(slot).waiting_bytes))
+                .sum()
+        })
+    }
+
     /// Does something to the dispatcher between two looks. It may have more slots afterwards.
     pub fn tell<R>(&self, act: impl FnOnce(&mut Dispatcher) -> R) -> Option<R> {
         let mut core = lock(&self.core);
@@ -116,6 +129,7 @@ impl Agent {
         let told = act(dispatcher);
         let slots = dispatcher.slots();
         core.memory.resize_with(slots, Memory::default);
+        core.reads.resize_with(slots, Reads::default);
         core.patience.resize(slots, None);
         core.laps.resize(slots, None);
         Some(told)
@@ -187,6 +201,9 @@ struct Core {
     memory: Vec<Memory>,
     /// Since a slot is suspect: what the others had accepted then.
     laps: Vec<Option<Lap>>,
+    /// Of UDP sockets: what was seen of reads, and how many datagrams had been placed.
+    reads: Vec<Reads>,
+    placed: u64,
     /// When a slot marked stuck may be looked at again, so that what cannot be rescued is not tried all the time.
     patience: Vec<Option<Instant>>,
     events: Vec<SteerEvent>,
@@ -211,6 +228,8 @@ impl Core {
             duties: Some(duties),
             memory: vec![Memory::default(); slots],
             laps: vec![None; slots],
+            reads: vec![Reads::default(); slots],
+            placed: 0,
             patience: vec![None; slots],
             events: Vec::new(),
             asked: Vec::new(),
@@ -237,14 +256,27 @@ impl Core {
             .table()
             .heartbeat_ns()
             .store(schedule::coarse_ns(), Relaxed);
-        let looks: Vec<Look> = (0..dispatcher.slots())
-            .map(|slot| observe(dispatcher, slot))
-            .collect();
+        let (looks, busy) = if dispatcher.datagrams() {
+            let looks: Vec<Look> = (0..dispatcher.slots())
+                .zip(&mut self.reads)
+                .map(|(slot, reads)| datagrams::observe(dispatcher, slot, reads))
+                .collect();
+            let placed = placed(dispatcher);
+            let came = std::mem::replace(&mut self.placed, placed) != placed;
+            let busy = came || looks.iter().any(|look| look.queued > 0);
+            (looks, busy)
+        } else {
+            let looks: Vec<Look> = (0..dispatcher.slots())
+                .map(|slot| observe(dispatcher, slot))
+                .collect();
+            let busy = looks.iter().any(|look| look.active > 0 || look.queued > 0);
+            (looks, busy)
+        };
         self.judge(&looks, duties);
         for (slot, answer) in std::mem::take(&mut self.asked) {
             let _ = answer.try_send(self.rescue_now(slot, &looks, duties));
         }
-        if looks.iter().any(|look| look.active > 0 || look.queued > 0) {
+        if busy {
             (duties.stuck_after / 4).clamp(BUSY_TICK.0, BUSY_TICK.1)
         } else {
             IDLE_TICK
@@ -333,6 +365,9 @@ impl Core {
     /// Moves a slot's queue because a person said so, whether or not its worker seems stuck.
     fn rescue_now(&mut self, slot: usize, looks: &[Look], duties: Duties) -> Rescued {
         let cannot = |why: &str| Err(format!("cannot move the queue of slot {slot}: {why}"));
+        if self.dispatcher.as_ref().is_some_and(Dispatcher::datagrams) {
+            return cannot("what waits in UDP sockets cannot be moved");
+        }
         if !duties.rescue {
             return cannot("rescue is off for this group; start or attach it with --rescue");
         }
@@ -425,12 +460,22 @@ impl Core {
     /// Whether a slot other than this one can be given connections.
     fn another_serves(&self, slot: usize) -> bool {
         self.dispatcher.as_ref().is_some_and(|dispatcher| {
-            (0..dispatcher.slots()).any(|other| other != slot && observe(dispatcher, other).serving)
+            (0..dispatcher.slots()).any(|other| other != slot && serving(dispatcher, other))
         })
     }
 }
 
+/// Datagrams placed so far.
+fn placed(dispatcher: &Dispatcher) -> u64 {
+    (0..dispatcher.slots())
+        .map(|slot| dispatcher.table().slot(slot).selected().load(Relaxed))
+        .sum()
+}
+
 fn doing(dispatcher: &Dispatcher, slot: usize) -> Doing {
+    if dispatcher.datagrams() {
+        return datagrams::doing(dispatcher, slot);
+    }
     match dispatcher.table().slot(slot).pid().load(Relaxed) {
         0 => Doing::Unknown,
         pid => match process::doing_below(pid, &dispatcher.inodes(slot)) {
@@ -440,6 +485,12 @@ fn doing(dispatcher: &Dispatcher, slot: usize) -> Doing {
             process::Doing::Unknown | process::Doing::Gone => Doing::Unknown,
         },
     }
+}
+
+/// Whether a worker runs in the slot and may be given something.
+fn serving(dispatcher: &Dispatcher, slot: usize) -> bool {
+    let place = dispatcher.table().slot(slot);
+    place.has(flag::UP) && !place.has(flag::DRAINING) && place.pid().load(Relaxed) != 0
 }
 
 /// Looks at a slot, and publishes its queue's length.
@@ -468,9 +519,7 @@ fn observe(dispatcher: &Dispatcher, slot: usize) -> Look {
     place.queued().store(queue.length, Relaxed);
     place.queue_limit().store(queue.limit, Relaxed);
     Look {
-        serving: place.has(flag::UP)
-            && !place.has(flag::DRAINING)
-            && place.pid().load(Relaxed) != 0,
+        serving: serving(dispatcher, slot),
         queued: queue.length,
         room: queue.limit.saturating_sub(queue.length),
         accepted: (established + arrived).saturating_sub(left + u64::from(queue.length)),
@@ -567,9 +616,9 @@ impl Steer for Agent {
 /// # Errors
 /// Out of descriptors.
 pub fn duplicate<'a>(
-    listeners: impl Iterator<Item = &'a [OwnedFd]>,
+    listeners: impl Iterator<Item = Vec<&'a OwnedFd>>,
 ) -> std::io::Result<Vec<Vec<OwnedFd>>> {
     listeners
-        .map(|slot| slot.iter().map(OwnedFd::try_clone).collect())
+        .map(|slot| slot.into_iter().map(OwnedFd::try_clone).collect())
         .collect()
 }

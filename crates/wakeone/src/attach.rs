@@ -328,6 +328,7 @@ impl Attached {
             listen: vec![Endpoint {
                 address: self.address,
                 dual_stack: false,
+                udp: false,
             }],
             backlog: 0,
             task: Task {
@@ -485,6 +486,7 @@ fn load(
         backlog: 0,
         adopt: kept,
         read_queues: true,
+        datagrams: None,
     };
     let lent = prospect.members.iter().map(|m| (m.cookie, m.lent));
     let dispatcher = Dispatcher::start_beside(&plan, lent.collect())?;

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf::{self, LoadPlan, Pinned};
+use wakeone_kernel::receive_queue::{ReceiveQueue, receive_queue};
 use wakeone_kernel::socket::{self, AcceptQueue};
-use wakeone_kernel::table::{self, CLOSING, COUNTED, Table, flag};
+use wakeone_kernel::table::{self, AFFINITY, CLOSING, COUNTED, DATAGRAMS, Table, flag};
 use wakeone_kernel::{capability, cgroup};
 
 use crate::paths::Paths;
-use crate::policy::Policy;
+use crate::policy::{Affinity, Policy};
 use crate::seat::{Lent, Seat};
 
 /// Why a group is not steered, as one sentence.
@@ -35,6 +36,14 @@ pub enum Error {
         step: String,
         /// The capabilities that are missing.
         missing: String,
+    },
+    /// The policy does not fit the sockets.
+    #[error("cannot steer `{name}` by {why}")]
+    Unfit {
+        /// The group.
+        name: String,
+        /// The policy, the reason, and what fits.
+        why: String,
     },
     /// Anything else that the kernel refused.
     #[error("cannot steer `{name}`: {0}", .source)]
@@ -98,8 +107,33 @@ pub struct Plan<'a> {
     pub backlog: i32,
     /// Workers of an earlier supervisor still serve: keep its program and counts if they fit.
     pub adopt: bool,
-    /// Have the program read the accept queues itself where it may; otherwise it goes by what the agent publishes.
+    /// Have the program read the queues itself where it may; otherwise it goes by what the agent publishes.
     pub read_queues: bool,
+    /// The sockets are of UDP, and so are their flows kept; `None`: they listen by TCP. Nothing of UDP is counted:
+    /// `cgroup` is not looked at.
+    pub datagrams: Option<Affinity>,
+}
+
+impl Plan<'_> {
+    fn check(&self) -> Result<(), Error> {
+        let fits = match self.datagrams {
+            Some(_) => self.policy.fits_datagrams(),
+            None => Ok(()),
+        };
+        fits.map_err(|why| Error::Unfit {
+            name: self.name.to_owned(),
+            why,
+        })
+    }
+
+    /// The table's flags that say what kind of sockets these are.
+    fn kind(&self) -> u32 {
+        match self.datagrams {
+            None => 0,
+            Some(Affinity::None) => DATAGRAMS,
+            Some(Affinity::Flow) => DATAGRAMS | AFFINITY,
+        }
+    }
 }
 
 /// A steered group. Dropping it leaves everything as it is; [`Dispatcher::end`] takes it away.
@@ -121,6 +155,7 @@ impl Dispatcher {
     pub fn start(plan: &Plan<'_>, listeners: Vec<Vec<OwnedFd>>) -> Result<Self, Error> {
         let addresses = listeners.first().map_or(0, Vec::len);
         let slots = listeners.len();
+        plan.check()?;
         let (pinned, kept) = open_or_load(plan, addresses, |pinned| {
             pinned.table().slots().load(Relaxed) as usize == slots
         })?;
@@ -141,6 +176,7 @@ impl Dispatcher {
     /// # Errors
     /// See [`Error`]; nothing is left loaded or pinned then that was not before.
     pub fn start_beside(plan: &Plan<'_>, lent: Vec<(u64, Lent)>) -> Result<Self, Error> {
+        plan.check()?;
         let (pinned, kept) = open_or_load(plan, 1, |_| true)?;
         let mut dispatcher = Self {
             name: plan.name.to_owned(),
@@ -197,7 +233,7 @@ impl Dispatcher {
         let table = self.table();
         table.contract().store(table::CONTRACT, Relaxed);
         let counted = if self.pinned.counting() { COUNTED } else { 0 };
-        table.flags().store(counted, Relaxed);
+        table.flags().store(counted | plan.kind(), Relaxed);
         table.slots().store(self.seats.len() as u32, Relaxed);
         for slot in 0..self.seats.len() {
             self.seat(slot)?;
@@ -258,6 +294,7 @@ impl Dispatcher {
         place.pid().store(0, Relaxed);
         place.queued().store(0, Relaxed);
         place.queue_limit().store(0, Relaxed);
+        place.dropped().store(0, Relaxed);
         self.seats[slot] = Seat::Empty;
     }
 
@@ -350,17 +387,26 @@ impl Dispatcher {
         }
     }
 
+    /// Whether its sockets are of UDP.
+    pub fn datagrams(&self) -> bool {
+        self.table().flags().load(Relaxed) & DATAGRAMS != 0
+    }
+
     /// Chooses by another policy from now on.
     pub fn set_policy(&self, policy: Policy) {
         self.table().policy().store(policy.number(), Relaxed);
     }
 
-    /// Has new SYNs dropped from now on, so that their clients' retries reach a successor.
+    /// Has new SYNs dropped from now on, so that their clients' retries reach a successor; datagrams are refused, as
+    /// by the closed port that is to come, so that the queues can be read empty.
     ///
     /// # Errors
     /// A listener does not take the filter: it still answers.
     pub fn close(&self) -> std::io::Result<()> {
         self.table().flags().fetch_or(CLOSING, Relaxed);
+        if self.datagrams() {
+            return Ok(());
+        }
         self.held().try_for_each(socket::drop_syns)
     }
 
@@ -372,13 +418,34 @@ impl Dispatcher {
     /// Takes [`Dispatcher::close`] back.
     pub fn open(&self) {
         self.table().flags().fetch_and(!CLOSING, Relaxed);
+        if self.datagrams() {
+            return; // a filter on them is their worker's own
+        }
         for listener in self.held() {
             let _ = socket::admit_syns(listener);
         }
     }
 
-    /// Length and limit of a slot's accept queues, summed over its addresses.
+    /// What waits in a slot's UDP sockets, summed over its addresses.
+    pub fn receive_queue(&self, slot: usize) -> ReceiveQueue {
+        let queue = |address| {
+            let queue = self.with(slot, address, |one| Ok(receive_queue(one)));
+            queue.ok()?.ok()
+        };
+        (0..self.pinned.addresses())
+            .filter_map(queue)
+            .fold(ReceiveQueue::default(), std::ops::Add::add)
+    }
+
+    /// Length and limit of a slot's accept queues, summed over its addresses; of UDP sockets what waits, in bytes.
     pub fn queue(&self, slot: usize) -> AcceptQueue {
+        if self.datagrams() {
+            let queue = self.receive_queue(slot);
+            return AcceptQueue {
+                length: queue.waiting_bytes,
+                limit: queue.limit_bytes,
+            };
+        }
         let queue = |address| {
             let length = self.with(slot, address, |one| Ok(socket::accept_queue(one)));
             length.ok()?.ok()
@@ -393,11 +460,14 @@ impl Dispatcher {
     /// Moves what waits in a slot's queues to the slots that the program chooses, and returns how many that were.
     ///
     /// The caller has marked the slot, so that the program does not choose it, and has made sure that another slot of
-    /// the group is good: with no other listener the kernel would reset the queue.
+    /// the group is good: with no other listener the kernel would reset the queue. Datagrams cannot be moved.
     ///
     /// # Errors
     /// A listener did not come back; the slot is not chosen any more until it does.
     pub fn move_queues(&self, slot: usize) -> Result<u32, bpf::Error> {
+        if self.datagrams() {
+            return Ok(0);
+        }
         let mut moved = 0;
         for address in 0..self.pinned.addresses() {
             let waiting = self.with(slot, address, |listener| {
@@ -513,6 +583,14 @@ pub enum PolicyError {
         /// What was asked for.
         policy: Policy,
     },
+    /// The policy does not fit its sockets.
+    #[error("cannot steer `{name}` by {why}")]
+    Unfit {
+        /// The group.
+        name: String,
+        /// The policy, the reason, and what fits.
+        why: String,
+    },
     /// The slot is not one of its own.
     #[error("cannot drain slot {slot} of `{name}`: it has no such slot (see `wakeone status`)")]
     NoSlot {
@@ -534,6 +612,12 @@ pub fn change_policy(
 ) -> Result<Option<Policy>, PolicyError> {
     let pinned = open_group(paths, name)?;
     let table = pinned.table();
+    if table.flags().load(Relaxed) & DATAGRAMS != 0 {
+        policy.fits_datagrams().map_err(|why| PolicyError::Unfit {
+            name: name.to_owned(),
+            why,
+        })?;
+    }
     if policy.needs_counts() && !pinned.counting() {
         return Err(PolicyError::Uncounted {
             name: name.to_owned(),
@@ -587,7 +671,11 @@ fn open_or_load(
     let dir = plan.paths.group_pins(plan.name);
     sweep_halves(&plan.paths.pins);
     let found = plan.adopt.then(|| find(&dir, addresses)).flatten();
-    if let Some(pinned) = found.filter(fits) {
+    let same_kind = |pinned: &Pinned| {
+        let datagrams = pinned.table().flags().load(Relaxed) & DATAGRAMS != 0;
+        datagrams == plan.datagrams.is_some()
+    };
+    if let Some(pinned) = found.filter(|pinned| same_kind(pinned) && fits(pinned)) {
         return Ok((pinned, true));
     }
     bpf::empty_arrays(&dir);
@@ -601,8 +689,9 @@ fn open_or_load(
     let load = LoadPlan {
         dir: &dir,
         addresses,
-        cgroup: plan.cgroup,
+        cgroup: plan.cgroup.filter(|_| plan.datagrams.is_none()),
         read_queues: plan.read_queues,
+        datagrams: plan.datagrams.is_some(),
     };
     let pinned = bpf::load(&load).map_err(|error| {
         plan.paths.tidy();

@@ -1,6 +1,7 @@
 //! A group: a supervisor, and whatever steers its connections as well as this machine and our privileges allow.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,17 +13,22 @@ use crate::agent::{Agent, Duties, duplicate};
 use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::metrics::{self, Monitor, Source};
 use crate::paths::Paths;
-use crate::policy::Policy;
+use crate::policy::{Affinity, Policy};
+use crate::several::Several;
 use crate::steer::{Steer, Unsteered};
+use crate::supervisor::listen::Endpoint;
 use crate::supervisor::state::MOST_SLOTS;
 use crate::supervisor::trampoline::kept_capabilities;
-use crate::supervisor::{self, Options, Supervisor, group_name};
+use crate::supervisor::{self, Options, Supervisor, group_name, state};
 
 /// How connections are to be steered. What was not asked for may be had in a lesser way; what was asked for may not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
-    /// How a worker is chosen; `None`: least-connections, or the best that can be had.
+    /// How a worker is chosen; `None`: least-connections, or the best that can be had; for datagrams shortest-queue. In
+    /// a group that listens by TCP too, a policy that goes by connections is for those, and datagrams have their own.
     pub policy: Option<Policy>,
+    /// What keeps datagrams of one flow together; `None`: flow, as far as it can be had.
+    pub affinity: Option<Affinity>,
     /// Move the queues of stuck workers; `None`: where it can be done.
     pub rescue: Option<bool>,
     /// How long a worker may leave connections waiting while another is idle.
@@ -39,6 +45,7 @@ impl Default for Wish {
     fn default() -> Self {
         Self {
             policy: None,
+            affinity: None,
             rescue: None,
             stuck_after: Duration::from_millis(5),
             weights: Vec::new(),
@@ -80,17 +87,18 @@ impl Error {
 #[derive(Debug)]
 pub struct Group {
     supervisor: Supervisor,
-    steering: Steering,
-    policy: Policy,
+    /// By our programs, with an agent beside each; none: by the kernel's hash, or by a classic program that needs no
+    /// privilege.
+    steering: Several,
+    policies: Policies,
     monitor: Monitor,
 }
 
-#[derive(Debug)]
-enum Steering {
-    /// By our program, with an agent beside it.
-    Full(Box<Agent>),
-    /// By the kernel's hash, or by a classic program that needs no privilege.
-    Plain,
+/// How workers are chosen, by protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Policies {
+    tcp: Policy,
+    udp: Policy,
 }
 
 impl Group {
@@ -107,37 +115,39 @@ impl Group {
             .map_err(Error::Refused)?;
         let paths = Paths::of(&options.runtime_dir);
         let name = group_name(options)?;
-        let nursery = paths.cgroups_of(&name).into_iter().next().or_else(|| {
-            cgroup::own()
-                .ok()
-                .map(|home| home.join(paths.cgroup_name(&name)))
-        });
+        let kinds = Kinds::of(options);
+        // Only connections are counted.
+        let nursery = kinds.tcp.then(|| nursery_of(&paths, &name)).flatten();
         let (supervisor, cgroup) = in_nursery(options, nursery)?;
         let ground = Ground {
-            name: &name,
+            name: name.clone(),
             paths: &paths,
             supervisor: &supervisor,
             cgroup,
         };
-        let (steering, policy) = ground.steer(wish)?;
+        let (dispatchers, policies) = ground.steer_all(kinds, wish)?;
+        // Of a group with both it shows the TCP part; `status` has the other as well.
         let mut source = Source::open(&paths, &name);
         if wish.metrics_tracing {
             source = source.traced(supervisor.endpoints().iter().map(|at| at.address));
         }
         drop_capabilities(options);
-        let steering = match steering {
-            Some(dispatcher) => {
-                let duties = Duties {
-                    rescue: wish.rescue != Some(false),
-                    stuck_after: wish.stuck_after,
-                };
-                let cgroup = ground.cgroup.map(|cgroup| cgroup.path);
-                let agent = Agent::start(dispatcher, duties, paths, cgroup);
+        let mut cgroup = ground.cgroup.map(|cgroup| cgroup.path);
+        let mut agents = Vec::new();
+        for dispatcher in dispatchers {
+            let duties = Duties {
+                rescue: wish.rescue != Some(false),
+                stuck_after: wish.stuck_after,
+            };
+            let connections = !dispatcher.datagrams();
+            let agent = Agent::start(dispatcher, duties, paths.clone(), cgroup.take());
+            // What waits in UDP sockets is moved by nobody.
+            if connections {
                 source = source.with_rescuer(agent.rescuer());
-                Steering::Full(Box::new(agent))
             }
-            None => Steering::Plain,
-        };
+            agents.push(agent);
+        }
+        let steering = Several(agents);
         let monitor = Monitor::start(http).map_err(|error| {
             Error::Refused(format!(
                 "cannot start the thread that serves figures: {error}"
@@ -148,7 +158,7 @@ impl Group {
             monitor,
             supervisor,
             steering,
-            policy,
+            policies,
         })
     }
 
@@ -157,9 +167,13 @@ impl Group {
         &self.supervisor
     }
 
-    /// How workers are chosen.
-    pub fn policy(&self) -> Policy {
-        self.policy
+    /// How workers are chosen for what comes to this endpoint.
+    pub fn policy(&self, endpoint: &Endpoint) -> Policy {
+        if endpoint.udp {
+            self.policies.udp
+        } else {
+            self.policies.tcp
+        }
     }
 
     /// Starts the workers and serves until told to end; then takes everything away.
@@ -167,20 +181,72 @@ impl Group {
     /// # Errors
     /// The workers cannot be started, or the supervisor cannot go on.
     pub fn run(self) -> Result<(), Error> {
-        let done = match self.steering {
-            Steering::Full(mut agent) => {
-                let done = self.supervisor.run(&mut *agent as &mut dyn Steer);
-                drop(self.monitor);
-                capability::with(&FOR_THE_END, || agent.end());
-                done
-            }
-            Steering::Plain => self.supervisor.run(&mut Unsteered),
-        };
+        let Self {
+            supervisor,
+            mut steering,
+            monitor,
+            ..
+        } = self;
+        if steering.0.is_empty() {
+            return Ok(supervisor.run(&mut Unsteered)?);
+        }
+        let done = supervisor.run(&mut steering as &mut dyn Steer);
+        drop(monitor);
+        let unread: u64 = steering.0.iter().map(Agent::unread_bytes).sum();
+        if unread > 0 {
+            tracing::warn!(
+                event = "lost",
+                unread,
+                "datagrams that nobody had read are lost with the group: {unread} bytes of the kernel's memory"
+            );
+        }
+        capability::with(&FOR_THE_END, || {
+            steering.0.into_iter().for_each(Agent::end);
+        });
         Ok(done?)
     }
 }
 
+/// Which protocols a group listens by.
+#[derive(Debug, Clone, Copy)]
+struct Kinds {
+    tcp: bool,
+    udp: bool,
+}
+
+impl Kinds {
+    fn of(options: &Options) -> Self {
+        let mut addresses = options.listen.iter();
+        Self {
+            tcp: addresses.clone().any(|address| !address.is_udp()),
+            udp: addresses.any(supervisor::address::Address::is_udp),
+        }
+    }
+}
+
+/// The cgroup that listeners are born in: that of an earlier supervisor, or one below our own.
+fn nursery_of(paths: &Paths, name: &str) -> Option<PathBuf> {
+    paths.cgroups_of(name).into_iter().next().or_else(|| {
+        cgroup::own()
+            .ok()
+            .map(|home| home.join(paths.cgroup_name(name)))
+    })
+}
+
+/// The name of the group of UDP sockets: where there are listeners too, those have the plain one.
+fn datagram_name(name: &str, kinds: Kinds) -> String {
+    if kinds.tcp {
+        format!("{name}{DATAGRAM_SUFFIX}")
+    } else {
+        name.to_owned()
+    }
+}
+
+/// What the name of a group's UDP part ends with, where it has another part.
+pub const DATAGRAM_SUFFIX: &str = "-udp";
+
 fn check(options: &Options, wish: &Wish) -> Result<(), Error> {
+    check_datagrams(options, wish)?;
     if let Some((slot, _)) = wish
         .weights
         .iter()
@@ -220,6 +286,31 @@ pub fn check_weights(weights: &[(usize, u32)]) -> Result<(), String> {
     }
 }
 
+/// What cannot be for datagrams, or only for them.
+fn check_datagrams(options: &Options, wish: &Wish) -> Result<(), Error> {
+    let kinds = Kinds::of(options);
+    let usage = |why: String| Err(Error::Usage(why));
+    if wish.affinity.is_some() && !kinds.udp {
+        return usage("--affinity is for datagrams, and no -l is a udp:// address".into());
+    }
+    if kinds.udp && !kinds.tcp {
+        if let Some(Err(why)) = wish.policy.map(Policy::fits_datagrams) {
+            return usage(format!("--policy {why}"));
+        }
+        if wish.rescue == Some(true) {
+            return usage(
+                "--rescue cannot be for UDP alone: what waits in a UDP socket cannot be moved; a stuck worker gets nothing more without it".into(),
+            );
+        }
+    }
+    if kinds.udp && kinds.tcp && !state::is_name(&datagram_name(&group_name(options)?, kinds)) {
+        return usage(
+            "the group's name is too long for one with TCP and UDP; give a --name".into(),
+        );
+    }
+    Ok(())
+}
+
 /// A cgroup that the listeners were born in, and whether it is ours to remove on failure.
 #[derive(Debug)]
 struct Nursery {
@@ -251,14 +342,49 @@ fn in_nursery(
 
 /// What steering is built upon.
 struct Ground<'a> {
-    name: &'a str,
+    name: String,
     paths: &'a Paths,
     supervisor: &'a Supervisor,
     cgroup: Option<Nursery>,
 }
 
 impl Ground<'_> {
-    /// The best steering that fits the wish; `None`: the kernel's own, or a classic program's.
+    /// The best steering for each protocol.
+    fn steer_all(&self, kinds: Kinds, wish: &Wish) -> Result<(Vec<Dispatcher>, Policies), Error> {
+        let mut dispatchers = Vec::new();
+        let mut policies = Policies {
+            tcp: Policy::default(),
+            udp: Policy::FOR_DATAGRAMS,
+        };
+        if kinds.tcp {
+            let (dispatcher, policy) = self.steer(wish)?;
+            policies.tcp = policy;
+            dispatchers.extend(dispatcher);
+        }
+        if kinds.udp {
+            let datagrams = Datagrams {
+                ground: self,
+                name: datagram_name(&self.name, kinds),
+            };
+            match datagrams.steer(wish) {
+                Ok((dispatcher, policy)) => {
+                    policies.udp = policy;
+                    dispatchers.extend(dispatcher);
+                }
+                Err(error) => {
+                    let cgroup = self.cgroup.as_ref().map(|cgroup| cgroup.path.as_path());
+                    for dispatcher in dispatchers {
+                        dispatcher.end(self.paths, cgroup);
+                    }
+                    self.abandon();
+                    return Err(error);
+                }
+            }
+        }
+        Ok((dispatchers, policies))
+    }
+
+    /// The best steering of connections that fits the wish; `None`: the kernel's own, or a classic program's.
     fn steer(&self, wish: &Wish) -> Result<(Option<Dispatcher>, Policy), Error> {
         let result = self
             .dispatch(wish)
@@ -303,16 +429,9 @@ impl Ground<'_> {
         policy: Policy,
         cgroup: Option<&Path>,
     ) -> Result<Dispatcher, dispatcher::Error> {
-        let listeners =
-            duplicate(self.supervisor.listeners()).map_err(|source| dispatcher::Error::Kernel {
-                name: self.name.to_owned(),
-                source: wakeone_kernel::bpf::Error {
-                    step: "duplicating the listeners".into(),
-                    source,
-                },
-            })?;
+        let listeners = self.copies(&self.name, false)?;
         let plan = Plan {
-            name: self.name,
+            name: &self.name,
             paths: self.paths,
             policy,
             weights: &wish.weights,
@@ -320,8 +439,31 @@ impl Ground<'_> {
             backlog: self.supervisor.backlog(),
             adopt: self.supervisor.adopted() > 0,
             read_queues: true,
+            datagrams: None,
         };
         Dispatcher::start(&plan, listeners)
+    }
+
+    /// Copies of the sockets of one protocol, by slot, then by address.
+    fn copies(&self, name: &str, udp: bool) -> Result<Vec<Vec<OwnedFd>>, dispatcher::Error> {
+        duplicate(self.sockets(udp)).map_err(|source| dispatcher::Error::Kernel {
+            name: name.to_owned(),
+            source: wakeone_kernel::bpf::Error {
+                step: "duplicating the listeners".into(),
+                source,
+            },
+        })
+    }
+
+    /// The sockets of one protocol, by slot, then by address.
+    fn sockets(&self, udp: bool) -> impl Iterator<Item = Vec<&OwnedFd>> {
+        let endpoints = self.supervisor.endpoints();
+        self.supervisor.listeners().map(move |listeners| {
+            let all = endpoints.iter().zip(listeners);
+            all.filter(|(endpoint, _)| endpoint.udp == udp)
+                .map(|(_, listener)| listener)
+                .collect()
+        })
     }
 
     /// What can be had without our program; `error` says why there is none.
@@ -337,7 +479,7 @@ impl Ground<'_> {
         if !wish.weights.is_empty() {
             return Err(error);
         }
-        self.attach_classic(policy)?;
+        self.attach_classic(policy, false)?;
         self.abandon();
         tracing::warn!(
             event = "degraded",
@@ -346,14 +488,14 @@ impl Ground<'_> {
         Ok((None, policy))
     }
 
-    fn attach_classic(&self, policy: Policy) -> Result<(), Error> {
+    fn attach_classic(&self, policy: Policy, udp: bool) -> Result<(), Error> {
         let choice = match policy {
             Policy::Random => ClassicChoice::Random,
             Policy::Cpu => ClassicChoice::Cpu,
             _ => return Ok(()),
         };
         let members = self.supervisor.listeners().len() as u32;
-        for first in self.supervisor.listeners().next().unwrap_or_default() {
+        for first in self.sockets(udp).next().unwrap_or_default() {
             socket::attach_classic(first, choice, members).map_err(|error| {
                 Error::Refused(format!(
                     "cannot have `{}` steered by {policy}: {error}",
@@ -368,6 +510,75 @@ impl Ground<'_> {
         if let Some(Nursery { path, made: true }) = &self.cgroup {
             let _ = cgroup::remove(path);
         }
+    }
+}
+
+/// The UDP sockets of a group.
+struct Datagrams<'a> {
+    ground: &'a Ground<'a>,
+    name: String,
+}
+
+impl Datagrams<'_> {
+    /// The best steering that fits the wish; `None`: the kernel's own, or a classic program's.
+    fn steer(&self, wish: &Wish) -> Result<(Option<Dispatcher>, Policy), Error> {
+        // One that goes by connections was for the listeners beside.
+        let wanted = wish.policy.filter(|policy| policy.fits_datagrams().is_ok());
+        let policy = wanted.unwrap_or(Policy::FOR_DATAGRAMS);
+        match self.load(wish, policy) {
+            Ok(dispatcher) => Ok((Some(dispatcher), policy)),
+            Err(error) => self.do_without(wish, wanted, error.into()),
+        }
+    }
+
+    fn load(&self, wish: &Wish, policy: Policy) -> Result<Dispatcher, dispatcher::Error> {
+        let plan = Plan {
+            name: &self.name,
+            paths: self.ground.paths,
+            policy,
+            weights: &wish.weights,
+            cgroup: None,
+            backlog: 0,
+            adopt: self.ground.supervisor.adopted() > 0,
+            read_queues: true,
+            datagrams: Some(wish.affinity.unwrap_or_default()),
+        };
+        Dispatcher::start(&plan, self.ground.copies(&self.name, true)?)
+    }
+
+    /// What can be had without our program: the kernel's hash keeps flows together, what a classic program can do
+    /// does not.
+    fn do_without(
+        &self,
+        wish: &Wish,
+        wanted: Option<Policy>,
+        error: Error,
+    ) -> Result<(Option<Dispatcher>, Policy), Error> {
+        let by_chance = wish.affinity == Some(Affinity::None);
+        let policy = match wanted {
+            None if by_chance => Policy::Random,
+            None => Policy::Hash,
+            Some(policy @ (Policy::Random | Policy::Cpu))
+                if wish.affinity.is_none() || by_chance =>
+            {
+                policy
+            }
+            Some(Policy::Hash) if !by_chance => Policy::Hash,
+            Some(_) => return Err(error),
+        };
+        if !wish.weights.is_empty() {
+            return Err(error);
+        }
+        self.ground.attach_classic(policy, true)?;
+        let kept = match policy {
+            Policy::Hash => "flows stay where the kernel's hash puts them",
+            _ => "flows are not kept together",
+        };
+        tracing::warn!(
+            event = "degraded",
+            "{error}. Going on with {policy}: {kept}, and a stuck worker goes on getting its share"
+        );
+        Ok((None, policy))
     }
 }
 

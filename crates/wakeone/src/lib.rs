@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod attach;
+mod datagrams;
 pub mod detach;
 pub mod dispatcher;
 pub mod group;
@@ -10,6 +11,7 @@ pub mod metrics;
 pub mod paths;
 pub mod policy;
 pub mod seat;
+pub mod several;
 pub mod status;
 pub mod steer;
 pub mod supervisor;

@@ -25,11 +25,13 @@ pub enum Policy {
     ShortestQueue = 5,
     /// By the CPU that got the packet.
     Cpu = 6,
+    /// By addresses and ports, so that a slot that comes or goes moves the fewest (rendezvous hashing).
+    Consistent = 7,
 }
 
 impl Policy {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Hash,
         Self::RoundRobin,
         Self::Random,
@@ -37,6 +39,7 @@ impl Policy {
         Self::TwoChoices,
         Self::ShortestQueue,
         Self::Cpu,
+        Self::Consistent,
     ];
 
     /// The name that a user types.
@@ -49,6 +52,7 @@ impl Policy {
             Self::TwoChoices => "two-choices",
             Self::ShortestQueue => "shortest-queue",
             Self::Cpu => "cpu",
+            Self::Consistent => "consistent",
         }
     }
 
@@ -62,9 +66,59 @@ impl Policy {
         Self::ALL.get(usize::try_from(number).ok()?).copied()
     }
 
+    /// What UDP sockets are steered by unless another is asked for: what waits in a queue is all that is known of a
+    /// worker's load.
+    pub const FOR_DATAGRAMS: Self = Self::ShortestQueue;
+
+    /// Why it cannot place datagrams, if it cannot.
+    ///
+    /// # Errors
+    /// The reason, as the end of a sentence, with those that can.
+    pub fn fits_datagrams(self) -> Result<(), String> {
+        if self.needs_counts() {
+            Err(format!(
+                "{self} goes by open connections, which UDP has none of; shortest-queue, round-robin, random, cpu, hash and consistent fit"
+            ))
+        } else {
+            Ok(())
+        }
+    }
+
     /// Whether it looks at how many connections a worker has open.
     pub fn needs_counts(self) -> bool {
         matches!(self, Self::LeastConnections | Self::TwoChoices)
+    }
+}
+
+/// What keeps datagrams of one flow (addresses and ports) together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Affinity {
+    /// The first datagram of a flow is placed by the policy; the others follow it while its worker is well.
+    #[default]
+    Flow,
+    /// Each datagram is placed by the policy.
+    None,
+}
+
+impl fmt::Display for Affinity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Flow => "flow",
+            Self::None => "none",
+        })
+    }
+}
+
+impl FromStr for Affinity {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "flow" => Ok(Self::Flow),
+            "none" => Ok(Self::None),
+            _ => Err(format!("`{text}` is no affinity; there are flow and none")),
+        }
     }
 }
 
@@ -98,7 +152,7 @@ mod tests {
             assert_eq!(policy.name().parse(), Ok(policy));
             assert_eq!(Policy::of_number(policy.number()), Some(policy));
         }
-        assert_eq!(Policy::of_number(7), None);
+        assert_eq!(Policy::of_number(8), None);
         assert!(
             "least"
                 .parse::<Policy>()

@@ -8,10 +8,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::Serialize;
 use wakeone_kernel::bpf::{Pinned, RunStatistics};
 use wakeone_kernel::schedule;
-use wakeone_kernel::table::{self, CLOSING, EXITS, Table, flag};
+use wakeone_kernel::table::{self, AFFINITY, CLOSING, DATAGRAMS, EXITS, Table, flag};
 
+use crate::group::DATAGRAM_SUFFIX;
 use crate::paths::Paths;
-use crate::policy::Policy;
+use crate::policy::{Affinity, Policy};
+use crate::supervisor::listen::Endpoint;
 use crate::supervisor::state::{self, State};
 
 /// Ways out by which the kernel chose instead of the policy.
@@ -31,6 +33,11 @@ pub struct Group {
     pub name: String,
     /// Where it listens.
     pub listen: Vec<String>,
+    /// `tcp`, or `udp` for a group of UDP sockets, of which nothing is open, moved or counted out.
+    pub protocol: &'static str,
+    /// Of UDP: what keeps the datagrams of a flow together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub affinity: Option<Affinity>,
     /// Whether connections go where our program says; else the kernel's own or a classic program chooses.
     pub steered: bool,
     /// How a worker is chosen; absent where the group is not steered by our program.
@@ -74,6 +81,15 @@ pub struct Slot {
     pub queued: u32,
     /// How many may wait.
     pub queue_limit: u32,
+    /// Of UDP: memory of the datagrams that wait to be read, in bytes, when last looked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting_bytes: Option<u32>,
+    /// Of UDP: how many bytes may wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub buffer_bytes: Option<u32>,
+    /// Of UDP: datagrams that its sockets had no room for, since they were made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<u64>,
     /// Times the program chose it.
     pub selected: u64,
     /// Its part of all choices, 0 to 1.
@@ -103,7 +119,7 @@ pub struct Slot {
 pub fn read(paths: &Paths) -> io::Result<Status> {
     let mut groups = Vec::new();
     for name in names(paths)? {
-        let state = state::load(&paths.runtime, &name).ok().flatten();
+        let state = state_of(paths, &name);
         let pinned = Pinned::open(&paths.group_pins(&name))
             .ok()
             .filter(|pinned| pinned.table().contract().load(Relaxed) == table::CONTRACT);
@@ -112,6 +128,12 @@ pub fn read(paths: &Paths) -> io::Result<Status> {
         }
     }
     Ok(Status { groups })
+}
+
+/// A group's state. The UDP part of a group that has another part is written down with that.
+fn state_of(paths: &Paths, name: &str) -> Option<State> {
+    let load = |name: &str| state::load(&paths.runtime, name).ok().flatten();
+    load(name).or_else(|| load(name.strip_suffix(DATAGRAM_SUFFIX)?))
 }
 
 /// Names of groups that have a state or pins.
@@ -144,20 +166,31 @@ fn folder_names(dir: &Path) -> io::Result<Vec<String>> {
 /// A group as its state and its pins tell it.
 pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Group {
     let table = pinned.map(Pinned::table);
+    let flags = table.map_or(0, |table| table.flags().load(Relaxed));
+    let listen = listen(state, table.map(|_| flags & DATAGRAMS != 0));
+    let udp = listen.iter().any(|at| at.udp) && listen.iter().all(|at| at.udp);
     let exits: BTreeMap<_, _> = table
         .map(|table| EXITS.into_iter().zip(table.exits()).collect())
         .unwrap_or_default();
     Group {
         name,
-        listen: state
-            .map(|state| {
-                state
-                    .listen
-                    .iter()
-                    .map(|at| at.address.to_string())
-                    .collect()
+        protocol: if udp || flags & DATAGRAMS != 0 {
+            "udp"
+        } else {
+            "tcp"
+        },
+        affinity: (flags & DATAGRAMS != 0).then_some(if flags & AFFINITY != 0 {
+            Affinity::Flow
+        } else {
+            Affinity::None
+        }),
+        listen: listen
+            .iter()
+            .map(|at| {
+                let protocol = if at.udp { "udp://" } else { "" };
+                format!("{protocol}{}", at.address)
             })
-            .unwrap_or_default(),
+            .collect(),
         steered: table.is_some(),
         policy: table.and_then(|table| Policy::of_number(table.policy().load(Relaxed))),
         supervisor_pid: state
@@ -166,7 +199,7 @@ pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Gr
         attached: state.is_some_and(|state| state.attached),
         agent: table.is_some_and(agent_lives),
         counting: pinned.is_some_and(Pinned::counting),
-        closing: table.is_some_and(|table| table.flags().load(Relaxed) & CLOSING != 0),
+        closing: flags & CLOSING != 0,
         fallbacks: FALLBACKS.iter().filter_map(|way| exits.get(way)).sum(),
         exits,
         moved_live: table.map_or(0, Table::moved_live),
@@ -175,6 +208,15 @@ pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Gr
             .unwrap_or_else(|| state.map(unsteered_slots).unwrap_or_default()),
         programs: pinned.map(Pinned::run_statistics).unwrap_or_default(),
     }
+}
+
+/// The endpoints of a group's part: of UDP or of TCP where a program steers it, else all.
+fn listen(state: Option<&State>, udp: Option<bool>) -> Vec<Endpoint> {
+    let endpoints = state.into_iter().flat_map(|state| &state.listen);
+    endpoints
+        .filter(|at| udp.is_none_or(|udp| at.udp == udp))
+        .copied()
+        .collect()
 }
 
 fn agent_lives(table: &Table) -> bool {
@@ -195,6 +237,11 @@ fn slots(table: &Table) -> Vec<Slot> {
 fn one_slot(table: &Table, number: usize, selected_in_all: u64) -> Slot {
     let place = table.slot(number);
     let selected = place.selected().load(Relaxed);
+    let udp = table.flags().load(Relaxed) & DATAGRAMS != 0;
+    let (waiting, limit) = (
+        place.queued().load(Relaxed),
+        place.queue_limit().load(Relaxed),
+    );
     Slot {
         slot: number,
         pid: Some(place.pid().load(Relaxed)).filter(|pid| *pid != 0),
@@ -206,8 +253,11 @@ fn one_slot(table: &Table, number: usize, selected_in_all: u64) -> Slot {
         },
         weight: place.weight().load(Relaxed),
         active: place.active().load(Relaxed),
-        queued: place.queued().load(Relaxed),
-        queue_limit: place.queue_limit().load(Relaxed),
+        queued: if udp { 0 } else { waiting },
+        queue_limit: if udp { 0 } else { limit },
+        waiting_bytes: udp.then_some(waiting),
+        buffer_bytes: udp.then_some(limit),
+        dropped: udp.then(|| place.dropped().load(Relaxed)),
         selected,
         selected_share: if selected_in_all == 0 {
             0.0
@@ -239,6 +289,9 @@ fn unsteered_slots(state: &State) -> Vec<Slot> {
         active: 0,
         queued: 0,
         queue_limit: 0,
+        waiting_bytes: None,
+        buffer_bytes: None,
+        dropped: None,
         selected: 0,
         selected_share: 0.0,
         established: 0,

@@ -6,9 +6,11 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
-/// An address to listen on, as written: `:8080`, `127.0.0.1:8080`, `[::1]:8080` or `localhost:8080`.
+/// An address to listen on, as written: `:8080`, `127.0.0.1:8080`, `[::1]:8080` or `localhost:8080`; with `udp://`
+/// before it, or `tcp://`, which need not be said.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
+    udp: bool,
     host: Host,
     port: u16,
 }
@@ -24,7 +26,7 @@ enum Host {
 /// Why a text is no address.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "`{text}` is no address to listen on: {reason}; write `:8080`, `127.0.0.1:8080`, `[::1]:8080` or `localhost:8080`"
+    "`{text}` is no address to listen on: {reason}; write `:8080`, `127.0.0.1:8080`, `[::1]:8080` or `localhost:8080`, and before it `udp://` for UDP"
 )]
 pub struct BadAddress {
     text: String,
@@ -39,7 +41,11 @@ impl FromStr for Address {
             text: text.to_owned(),
             reason,
         };
-        let (host, port) = text
+        let (udp, place) = match text.strip_prefix("udp://") {
+            Some(place) => (true, place),
+            None => (false, text.strip_prefix("tcp://").unwrap_or(text)),
+        };
+        let (host, port) = place
             .rsplit_once(':')
             .ok_or(bad("it has no `:` before the port"))?;
         if port.is_empty() || !port.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -73,12 +79,15 @@ impl FromStr for Address {
         } else {
             return Err(bad("the host is neither an address nor a name"));
         };
-        Ok(Self { host, port })
+        Ok(Self { udp, host, port })
     }
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.udp {
+            f.write_str("udp://")?;
+        }
         match &self.host {
             Host::Any => write!(f, ":{}", self.port),
             Host::Ip(ip) => SocketAddr::new(*ip, self.port).fmt(f),
@@ -93,6 +102,11 @@ impl Address {
         self.port
     }
 
+    /// Whether datagrams come here, not connections.
+    pub fn is_udp(&self) -> bool {
+        self.udp
+    }
+
     /// A name for a group that listens here: the port, and before it the host if it is not every address.
     pub fn group_name(&self) -> String {
         let host = match &self.host {
@@ -100,7 +114,8 @@ impl Address {
             Host::Ip(ip) => format!("{ip}-"),
             Host::Name(name) => format!("{name}-"),
         };
-        format!("{host}{}", self.port).replace(['.', ':'], "_")
+        let protocol = if self.udp { "udp-" } else { "" };
+        format!("{protocol}{host}{}", self.port).replace(['.', ':'], "_")
     }
 
     /// Where this address is: a name's first address, IPv4 before IPv6 as most servers bind.
@@ -111,6 +126,7 @@ impl Address {
         let at = |ip| Endpoint {
             address: SocketAddr::new(ip, self.port),
             dual_stack: false,
+            udp: self.udp,
         };
         match &self.host {
             Host::Any if ipv6_works() => Ok(Endpoint {
@@ -165,6 +181,14 @@ mod tests {
             ("[::1]:8080", "[::1]:8080", "__1-8080"),
             ("[::]:65535", "[::]:65535", "__-65535"),
             ("localhost:8080", "localhost:8080", "localhost-8080"),
+            ("tcp://:80", ":80", "80"),
+            ("udp://:53", "udp://:53", "udp-53"),
+            ("udp://[::1]:53", "udp://[::1]:53", "udp-__1-53"),
+            (
+                "udp://localhost:53",
+                "udp://localhost:53",
+                "udp-localhost-53",
+            ),
             (
                 "my-host.example:1",
                 "my-host.example:1",
@@ -199,6 +223,9 @@ mod tests {
             ("1.2.3.256:80", "no IPv4 address"),
             ("a b:80", "neither an address nor a name"),
             ("http://x:80", "between brackets"),
+            ("udp://", "no `:`"),
+            ("udp://53", "no `:`"),
+            ("udp://udp://:53", "between brackets"),
         ];
         for (text, reason) in table {
             let error = text.parse::<Address>().expect_err(text).to_string();

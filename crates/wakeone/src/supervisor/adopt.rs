@@ -224,6 +224,7 @@ mod tests {
         Endpoint {
             address: text.parse().expect("address"),
             dual_stack,
+            udp: false,
         }
     }
 

@@ -16,10 +16,16 @@ pub struct Endpoint {
     pub address: SocketAddr,
     /// `[::]` that takes IPv4 connections too.
     pub dual_stack: bool,
+    /// UDP sockets, which are bound and do not listen; else TCP.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub udp: bool,
 }
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.udp {
+            f.write_str("udp://")?;
+        }
         self.address.fmt(f)?;
         if self.dual_stack {
             f.write_str(" (IPv6 and IPv4)")
@@ -43,7 +49,7 @@ pub enum ListenError {
         source: std::io::Error,
     },
     /// Somebody else listens there.
-    #[error("cannot listen on {0}: the address is in use; see by whom with `ss -ltnp 'sport = :{port}'`, or choose another with -l", port = .0.address.port())]
+    #[error("cannot listen on {0}: the address is in use; see by whom with `ss -{kind}np 'sport = :{port}'`, or choose another with -l", kind = if .0.udp { "lu" } else { "lt" }, port = .0.address.port())]
     InUse(Endpoint),
     /// The port is reserved.
     #[error(
@@ -96,6 +102,9 @@ pub fn bind_group(
     backlog: i32,
 ) -> Result<Bound, ListenError> {
     let first = bind_first(endpoint)?;
+    if endpoint.udp {
+        return bind_datagrams(endpoint, first, slots);
+    }
     let mut listeners = Vec::with_capacity(slots);
     if endpoint.address.port() == 0 {
         // A socket bound to port 0 loses its port when its queue is rescued (shutdown + listen): so this one
@@ -127,6 +136,18 @@ pub fn bind_group(
     Ok((endpoint, listeners))
 }
 
+/// The sockets of a UDP group. `first` holds the address until they are bound: a UDP socket joins a group when it is
+/// bound or never, and this one was bound to be alone. What it gets in that moment is lost, as before it was there.
+fn bind_datagrams(
+    mut endpoint: Endpoint,
+    first: OwnedFd,
+    slots: usize,
+) -> Result<Bound, ListenError> {
+    endpoint.address.set_port(port_of(endpoint, &first)?);
+    let sockets = (0..slots).map(|_| bind_member(endpoint));
+    Ok((endpoint, sockets.collect::<Result<_, _>>()?))
+}
+
 /// Has a listener of [`bind_group`] take connections from now on.
 pub fn admit(listener: impl AsFd) {
     let _ = socket::admit_syns(listener); // fails only where nothing is in the way
@@ -142,11 +163,14 @@ pub fn bind_beside(endpoint: Endpoint, backlog: i32) -> Result<OwnedFd, ListenEr
     Ok(socket)
 }
 
-/// (Re)starts listening. On a living listener it only sets the backlog.
+/// (Re)starts listening. On a living listener it only sets the backlog, on a UDP socket nothing.
 ///
 /// # Errors
 /// What listen(2) says.
 pub fn listen(endpoint: Endpoint, socket: &OwnedFd, backlog: i32) -> Result<(), ListenError> {
+    if endpoint.udp {
+        return Ok(());
+    }
     rustix::net::listen(socket, backlog).map_err(|errno| ListenError::of(endpoint, "listen", errno))
 }
 
@@ -162,7 +186,7 @@ pub fn refresh(endpoint: Endpoint, socket: &OwnedFd, backlog: i32) -> Result<(),
     if flags.contains(OFlags::NONBLOCK) {
         fcntl_setfl(socket, flags - OFlags::NONBLOCK).map_err(call("fcntl"))?;
     }
-    if sockopt::socket_acceptconn(socket).map_err(call("getsockopt"))? {
+    if endpoint.udp || sockopt::socket_acceptconn(socket).map_err(call("getsockopt"))? {
         Ok(())
     } else {
         listen(endpoint, socket, backlog)
@@ -195,9 +219,17 @@ fn bind(endpoint: Endpoint, reuse_port: bool) -> Result<OwnedFd, ListenError> {
         AddressFamily::INET
     };
     let call = |what| move |errno| ListenError::of(endpoint, what, errno);
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+    let kind = if endpoint.udp {
+        SocketType::DGRAM
+    } else {
+        SocketType::STREAM
+    };
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)
         .map_err(call("socket"))?;
-    sockopt::set_socket_reuseaddr(&socket, true).map_err(call("SO_REUSEADDR"))?;
+    if !endpoint.udp {
+        // For UDP it would let others bind the same address, and take what comes.
+        sockopt::set_socket_reuseaddr(&socket, true).map_err(call("SO_REUSEADDR"))?;
+    }
     if reuse_port {
         sockopt::set_socket_reuseport(&socket, true).map_err(call("SO_REUSEPORT"))?;
     }
@@ -232,6 +264,7 @@ mod tests {
         Endpoint {
             address: (Ipv4Addr::LOCALHOST, port).into(),
             dual_stack: false,
+            udp: false,
         }
     }
 
@@ -254,6 +287,30 @@ mod tests {
             matches!(bind_group(endpoint, 2, 16), Err(ListenError::InUse(at)) if at == endpoint)
         );
         bind_beside(endpoint, 16).expect("but a slot of the group may come back");
+    }
+
+    #[test]
+    fn udp_sockets_are_a_group_that_lets_nobody_else_in() {
+        let wanted = Endpoint {
+            udp: true,
+            ..loopback(0)
+        };
+        for slots in [1, 3] {
+            let (endpoint, sockets) = bind_group(wanted, slots, 16).expect("bind");
+            assert_eq!(sockets.len(), slots);
+            for socket in &sockets {
+                assert_eq!(address_of(socket), Ok(endpoint.address));
+                refresh(endpoint, socket, 16).expect("refresh");
+            }
+            assert!(matches!(
+                bind_group(endpoint, 2, 16),
+                Err(ListenError::InUse(_))
+            ));
+            // Of one group: a program can be attached to any of them.
+            socket::attach_classic(&sockets[0], socket::ClassicChoice::Random, slots as u32)
+                .expect("attach");
+            bind_beside(endpoint, 16).expect("but a slot of the group may come back");
+        }
     }
 
     #[test]

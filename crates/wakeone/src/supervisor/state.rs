@@ -422,6 +422,7 @@ mod tests {
             listen: vec![Endpoint {
                 address: ([127, 0, 0, 1], 80).into(),
                 dual_stack: false,
+                udp: false,
             }],
             backlog: 128,
             task: Task {

@@ -42,7 +42,13 @@ impl Supervisor {
     /// itself cannot do (poll, read) ends it and leaves the workers serving, for the next supervisor to take over.
     pub fn run(self, steer: &mut dyn Steer) -> Result<(), Error> {
         // Whatever steers is in place now.
-        self.listeners().flatten().for_each(super::listen::admit);
+        for listeners in self.listeners() {
+            for (endpoint, listener) in self.endpoints().iter().zip(listeners) {
+                if !endpoint.udp {
+                    super::listen::admit(listener);
+                }
+            }
+        }
         let mut watch = Watch {
             group: self,
             steer,

@@ -90,6 +90,7 @@ impl Ground {
             backlog: BACKLOG,
             adopt: false,
             read_queues: true,
+            datagrams: None,
         }
     }
 

@@ -3,6 +3,7 @@
 
 mod choice;
 mod counts;
+mod datagrams;
 mod exits;
 mod ground;
 mod rescue;

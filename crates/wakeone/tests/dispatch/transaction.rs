@@ -134,6 +134,7 @@ fn load_for_ever(pins: &Path) {
             addresses: 2,
             cgroup: None,
             read_queues: true,
+            datagrams: false,
         };
         drop(bpf::load(&plan).expect("load"));
     }
@@ -183,6 +184,7 @@ fn halves_of_a_living_loader_are_left_alone() {
             addresses: 1,
             cgroup: None,
             read_queues: true,
+            datagrams: false,
         };
         bpf::load(&plan).expect("load");
     }

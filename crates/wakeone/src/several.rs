@@ -1,0 +1,49 @@
+//! Several that steer, as one: a group that listens by TCP and by UDP has a program, a table and an agent for each.
+
+use crate::agent::Agent;
+use crate::steer::{Steer, SteerEvent};
+
+/// The agents of one group.
+#[derive(Debug, Default)]
+pub struct Several(pub Vec<Agent>);
+
+impl Steer for Several {
+    fn worker_up(&mut self, slot: usize, pid: u32) {
+        self.0.iter_mut().for_each(|one| one.worker_up(slot, pid));
+    }
+
+    fn worker_down(&mut self, slot: usize) {
+        self.0.iter_mut().for_each(|one| one.worker_down(slot));
+    }
+
+    fn drain(&mut self, slot: usize, on: bool) {
+        self.0.iter_mut().for_each(|one| one.drain(slot, on));
+    }
+
+    fn close(&mut self) {
+        self.0.iter_mut().for_each(Steer::close);
+    }
+
+    /// Connections and bytes are summed: what matters is whether anything waits.
+    fn queued(&self, slot: usize) -> u32 {
+        self.0
+            .iter()
+            .fold(0, |sum, one| sum.saturating_add(one.queued(slot)))
+    }
+
+    fn active(&self, slot: usize) -> u64 {
+        self.0.iter().map(|one| one.active(slot)).sum()
+    }
+
+    /// Whoever waits for one protocol is ready; a server may serve the other by another thread.
+    fn accepting(&self, slot: usize) -> Option<bool> {
+        self.0
+            .iter()
+            .filter_map(|one| one.accepting(slot))
+            .reduce(|one, other| one || other)
+    }
+
+    fn events(&mut self) -> Vec<SteerEvent> {
+        self.0.iter_mut().flat_map(Steer::events).collect()
+    }
+}
