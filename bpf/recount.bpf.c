@@ -61,6 +61,14 @@ struct tcp_sock {
 struct bpf_iter_meta {
 	void *seq;
 } __attribute__((preserve_access_index));
+struct udp_sock {
+	/* Only its address is of interest: a struct sock stands there. */
+	int dummy;
+};
+struct bpf_iter__udp {
+	struct bpf_iter_meta *meta;
+	struct udp_sock *udp_sk;
+} __attribute__((preserve_access_index));
 struct bpf_iter__tcp {
 	struct bpf_iter_meta *meta;
 	struct sock_common *sk_common;
@@ -183,4 +191,20 @@ int wakeone_recount(struct bpf_iter__tcp *ctx)
 	if (state != STATE_ESTABLISHED && state != STATE_CLOSE_WAIT)
 		return 0;
 	return count(tcp);
+}
+
+/* Of UDP there is nothing to count in; only whose group has a program. */
+SEC("iter/udp")
+int wakeone_udp_programs(struct bpf_iter__udp *ctx)
+{
+	struct sock *sk = (struct sock *)ctx->udp_sk;
+	__u64 cookie;
+
+	if (!sk || BPF_CORE_READ(sk, __sk_common.skc_num) != recount.port)
+		return 0;
+	cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
+	if (bpf_map_lookup_elem(&listeners, &cookie) &&
+	    BPF_CORE_READ(sk, sk_reuseport_cb, prog))
+		ADD(recount.programs, 1);
+	return 0;
 }

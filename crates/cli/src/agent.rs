@@ -15,7 +15,7 @@ use wakeone::group::check_weights;
 use wakeone::keeper::{Keeper, Wanted};
 use wakeone::metrics::{self, Monitor};
 use wakeone::paths::Paths;
-use wakeone::policy::Policy;
+use wakeone::policy::{Affinity, Policy};
 use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_observe::Target;
 
@@ -76,6 +76,8 @@ struct Entry {
     listen: String,
     #[serde(default)]
     policy: Option<String>,
+    #[serde(default)]
+    affinity: Option<String>,
     #[serde(default)]
     rescue: bool,
     #[serde(default)]
@@ -197,7 +199,16 @@ fn weights(entry: &Entry) -> Result<Vec<(usize, u32)>, String> {
 fn wanted(entry: &Entry) -> Result<Wanted, String> {
     let target: Target = entry.listen.parse()?;
     let policy = match &entry.policy {
-        None => Policy::default(),
+        None => None,
+        Some(name) => {
+            let policy: Policy = name
+                .parse()
+                .map_err(|error| format!("target {target}: {error}"))?;
+            Some(policy)
+        }
+    };
+    let affinity = match &entry.affinity {
+        None => Affinity::default(),
         Some(name) => name
             .parse()
             .map_err(|error| format!("target {target}: {error}"))?,
@@ -212,6 +223,7 @@ fn wanted(entry: &Entry) -> Result<Wanted, String> {
         target,
         wish: Wish {
             policy,
+            affinity,
             rescue: entry.rescue,
             stuck_after,
             weights,
@@ -234,7 +246,7 @@ mod tests {
         assert_eq!(wanted.len(), 2);
         assert_eq!(wanted[0].target, Target::Port(80));
         assert!(wanted[1].wish.rescue);
-        assert_eq!(wanted[1].wish.policy, Policy::TwoChoices);
+        assert_eq!(wanted[1].wish.policy, Some(Policy::TwoChoices));
         assert_eq!(wanted[1].wish.stuck_after, Duration::from_millis(20));
         assert!(parse("").expect("an empty file").wanted.is_empty());
         for (bad, told) in [
@@ -242,6 +254,10 @@ mod tests {
             ("[[target]]\nlisten = 80\n", "line 2"),
             ("[[target]]\nlisten = ':0'\n", "no port"),
             ("[[target]]\nlisten = ':1'\npolicy = 'best'\n", "best"),
+            (
+                "[[target]]\nlisten = ':1'\naffinity = 'some'\n",
+                "flow and none",
+            ),
             (
                 "[[target]]\nlisten = ':1'\nstuck_after = '5'\n",
                 "stuck_after",

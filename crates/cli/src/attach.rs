@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use wakeone::attach::{self, Attached, Prospect, Wish};
-use wakeone::keeper::{Event, Keeper};
+use wakeone::keeper::{Event, Keeper, meant};
 use wakeone::metrics::{self, Monitor};
 use wakeone::paths::Paths;
-use wakeone::policy::Policy;
+use wakeone::policy::{Affinity, Policy};
 use wakeone::steer::SteerEvent;
 use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_kernel::capability::{self, Capability};
@@ -25,16 +25,20 @@ use crate::output::print;
 /// Steer a server that runs already and has a listening socket for each worker (SO_REUSEPORT)
 #[derive(Debug, Clone, clap::Args)]
 #[command(
-    after_help = "It returns when the server is steered; an agent stays behind, follows its workers, and attaches again when it comes back.\nExample: wakeone attach :8080 --rescue"
+    after_help = "It returns when the server is steered; an agent stays behind, follows its workers, and attaches again when it comes back.\nExamples: wakeone attach :8080 --rescue\n          wakeone attach udp://:53 --affinity none"
 )]
 pub struct Args {
-    /// :PORT, ADDRESS:PORT, a process id, or the name of a process or unit
+    /// :PORT, ADDRESS:PORT, a process id, or the name of a process or unit; udp:// before it means its UDP sockets
     #[arg(value_name = "TARGET")]
     target: Target,
 
-    /// How a worker is chosen
-    #[arg(long, default_value_t, value_name = "POLICY")]
-    policy: Policy,
+    /// How a worker is chosen [default: least-connections, for UDP shortest-queue]
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<Policy>,
+
+    /// Of UDP: datagrams of one flow go to one worker (flow), or each is placed by the policy (none)
+    #[arg(long, default_value_t, value_name = "KIND")]
+    affinity: Affinity,
 
     /// Move the queue of a worker that is stuck to the others
     #[arg(long)]
@@ -94,7 +98,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         None => None,
     };
     enter(None, None, &args.target).context("attach")?;
-    let found = find(&args.target).context("attach")?;
+    let found = meant(find(&args.target).context("attach")?, &args.target);
     if !args.dry_run {
         // First of all, and all of it: nothing else that goes wrong is the reason then.
         let missing = lacking(&found);
@@ -118,12 +122,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let stop = stop_on_signals()?;
     let paths = Paths::of(&args.runtime_dir.clone().unwrap_or_else(default_runtime_dir));
-    let wish = Wish {
-        policy: args.policy,
-        rescue: args.rescue,
-        stuck_after: args.stuck_after,
-        weights: args.weight.clone(),
-    };
+    let wish = wish(&args);
     let mut keeper = Keeper::new(paths.clone());
     for prospect in prospects {
         let attached = Attached::start(prospect, &wish, &paths)?;
@@ -150,18 +149,21 @@ fn lacking(found: &[Found]) -> Vec<String> {
     capability::missing_of(needed.chain(others.into_iter().filter(|_| hidden)))
 }
 
+fn wish(args: &Args) -> Wish {
+    Wish {
+        policy: args.policy,
+        affinity: args.affinity,
+        rescue: args.rescue,
+        stuck_after: args.stuck_after,
+        weights: args.weight.clone(),
+    }
+}
+
 /// The target's listeners that can be steered. One that cannot is an error where it is the only one.
 fn prospects(found: &[Found]) -> anyhow::Result<Vec<Prospect>> {
-    let mut tcp: Vec<_> = found
-        .iter()
-        .filter(|f| f.listener.protocol != Protocol::Udp)
-        .collect();
-    if tcp.is_empty() {
-        tcp = found.iter().collect();
-    }
     let mut prospects = Vec::new();
     let mut refused = None;
-    for found in tcp {
+    for found in found {
         match attach::examine(found) {
             Ok(prospect) => prospects.push(prospect),
             Err(error) => refused = Some(error),
@@ -178,14 +180,18 @@ fn prospects(found: &[Found]) -> anyhow::Result<Vec<Prospect>> {
 }
 
 fn plan(prospect: &Prospect, args: &Args) -> String {
+    let udp = prospect.protocol() == Protocol::Udp;
     let mut text = format!(
-        "{} would be steered by {}{}, as `{}`: {} sockets, {} open connections counted in\n",
+        "{} would be steered by {}, as `{}`: {} sockets{}\n",
         prospect.address(),
-        args.policy,
-        if args.rescue { " with rescue" } else { "" },
+        how(prospect.protocol(), args),
         prospect.name,
         prospect.members.len(),
-        prospect.open
+        if udp {
+            String::new()
+        } else {
+            format!(", {} open connections counted in", prospect.open)
+        }
     );
     for member in &prospect.members {
         text += &format!(
@@ -204,16 +210,27 @@ fn plan(prospect: &Prospect, args: &Args) -> String {
     text
 }
 
+/// The policy, and what else was asked for.
+fn how(protocol: Protocol, args: &Args) -> String {
+    let policy = wish(args).policy_of(protocol);
+    if protocol == Protocol::Udp {
+        return format!("{policy}, affinity {}", args.affinity);
+    }
+    format!("{policy}{}", if args.rescue { " with rescue" } else { "" })
+}
+
 fn said(attached: &Attached, args: &Args) -> String {
+    let how = how(attached.protocol(), args);
+    if attached.protocol() == Protocol::Udp {
+        return format!("attached: {} by {how}\n", attached.name());
+    }
     let homeless = match attached.recounted.homeless {
         0 => String::new(),
         n => format!(" ({n} belong to no worker of now and stay uncounted)"),
     };
     format!(
-        "attached: {} by {}{}; {} open connections counted in{homeless}\n",
+        "attached: {} by {how}; {} open connections counted in{homeless}\n",
         attached.name(),
-        args.policy,
-        if args.rescue { " with rescue" } else { "" },
         attached.recounted.counted
     )
 }

@@ -6,14 +6,16 @@ use std::process::ExitCode;
 use crate::output::print;
 use wakeone::detach::{self, Report};
 use wakeone::paths::Paths;
+use wakeone::supervisor::listen::Endpoint;
 use wakeone::supervisor::state::default_runtime_dir;
+use wakeone_model::listener::Protocol;
 use wakeone_observe::Target;
 
 /// Stop steering a server that was attached, or take away what a group without a supervisor left behind
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: wakeone detach :8080")]
 pub struct Args {
-    /// The group, as `wakeone status` names it, or :PORT or ADDRESS:PORT where it listens
+    /// The group, as `wakeone status` names it, or :PORT or ADDRESS:PORT where it listens, by udp:// or tcp:// say
     #[arg(value_name = "NAME|TARGET", required_unless_present = "all")]
     name: Option<String>,
 
@@ -53,9 +55,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// The groups that a name or a target means; what means none is taken for a name, so that the error names it.
 fn groups(paths: &Paths, name: &str) -> Vec<String> {
-    let found = match name.parse() {
-        Ok(Target::Port(port)) => detach::groups_at(paths, |at| at.port() == port),
-        Ok(Target::Address(address)) => detach::groups_at(paths, |at| at == address),
+    let target = name.parse().unwrap_or(Target::All);
+    let (protocol, place) = target.parts();
+    let fits = |at: &Endpoint| protocol.is_none_or(|one| (one == Protocol::Udp) == at.udp);
+    let found = match place {
+        Target::Port(port) => detach::groups_at(paths, |at| fits(at) && at.address.port() == *port),
+        Target::Address(address) => {
+            detach::groups_at(paths, |at| fits(at) && at.address == *address)
+        }
         _ => Vec::new(),
     };
     if found.is_empty() {

@@ -16,7 +16,7 @@ pub struct Args {
     #[arg(value_name = "NAME")]
     name: String,
 
-    /// hash, round-robin, random, least-connections, two-choices, shortest-queue or cpu
+    /// hash, round-robin, random, least-connections, two-choices, shortest-queue, cpu or consistent
     #[arg(value_name = "POLICY")]
     policy: Policy,
 

@@ -7,10 +7,10 @@ use std::mem::MaybeUninit;
 use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Iter, MapCore, MapFlags, MapHandle};
+use libbpf_rs::{Iter, MapCore, MapFlags, MapHandle, ProgramMut};
 
 use crate::bpf::failed;
-use skeleton::{RecountSkel, RecountSkelBuilder};
+use skeleton::RecountSkelBuilder;
 
 #[allow(
     missing_docs,
@@ -61,6 +61,7 @@ pub fn recount(
     if let Some(data) = &mut open.maps.data_recount_data {
         data.recount.port = port.into();
     }
+    open.progs.wakeone_udp_programs.set_autoload(false);
     let mut loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
     for (inode, slot) in held {
         let slot = u32::try_from(slot).unwrap_or(u32::MAX);
@@ -71,11 +72,11 @@ pub fn recount(
             .map_err(|e| failed("noting who holds a connection", &e))?;
     }
     // First who waits in which queue; then everything.
-    pass(&loaded)?;
+    pass(&loaded.progs.wakeone_recount)?;
     if let Some(data) = &mut loaded.maps.data_recount_data {
         data.recount.counting = 1;
     }
-    pass(&loaded)?;
+    pass(&loaded.progs.wakeone_recount)?;
     let done = loaded.maps.data_recount_data.as_ref();
     Ok(done.map_or_else(Recounted::default, |data| Recounted {
         counted: data.recount.counted,
@@ -83,11 +84,16 @@ pub fn recount(
     }))
 }
 
-/// Whether a program chooses for a group of this port that has one of these listeners (cookies).
+/// Whether a program chooses for a group of this port that has one of these sockets (cookies), which are of UDP or
+/// listen by TCP.
 ///
 /// # Errors
 /// As [`recount`].
-pub fn has_program(port: u16, listeners: impl IntoIterator<Item = u64>) -> io::Result<bool> {
+pub fn has_program(
+    port: u16,
+    udp: bool,
+    listeners: impl IntoIterator<Item = u64>,
+) -> io::Result<bool> {
     // What it says on standard error is in the error, too.
     libbpf_rs::set_print(None);
     let mut storage = MaybeUninit::uninit();
@@ -97,6 +103,8 @@ pub fn has_program(port: u16, listeners: impl IntoIterator<Item = u64>) -> io::R
     if let Some(data) = &mut open.maps.data_recount_data {
         data.recount.port = port.into();
     }
+    open.progs.wakeone_recount.set_autoload(!udp);
+    open.progs.wakeone_udp_programs.set_autoload(udp);
     let loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
     let known = MapHandle::try_from(&loaded.maps.listeners)
         .map_err(|e| failed("keeping the recount's map", &e))?;
@@ -105,16 +113,18 @@ pub fn has_program(port: u16, listeners: impl IntoIterator<Item = u64>) -> io::R
             .update(&cookie.to_ne_bytes(), &0_u32.to_ne_bytes(), MapFlags::ANY)
             .map_err(|e| failed("noting a listener", &e))?;
     }
-    pass(&loaded)?;
+    pass(if udp {
+        &loaded.progs.wakeone_udp_programs
+    } else {
+        &loaded.progs.wakeone_recount
+    })?;
     let done = loaded.maps.data_recount_data.as_ref();
     Ok(done.is_some_and(|data| data.recount.programs > 0))
 }
 
 /// One walk over all sockets.
-fn pass(loaded: &RecountSkel<'_>) -> io::Result<()> {
-    let link = loaded
-        .progs
-        .wakeone_recount
+fn pass(program: &ProgramMut<'_>) -> io::Result<()> {
+    let link = program
         .attach()
         .map_err(|e| failed("attaching the recount", &e))?;
     let mut iterator = Iter::new(&link).map_err(|e| failed("starting the recount", &e))?;

@@ -10,6 +10,11 @@ pub fn own_sockets(name: &str, address: &str) -> String {
         "apache2" | "httpd" => "Apache: `ListenCoresBucketsRatio 1` gives a socket for every core".into(),
         "envoy" => "Envoy: `enable_reuse_port: true` on the listener (the default since 1.20)".into(),
         "unbound" => "unbound: `so-reuseport: yes`".into(),
+        "knotd" => "knot: `udp-workers: N` in the section `server`, of which each has a socket".into(),
+        "named" => "BIND: `reuseport yes;` in `options`".into(),
+        "dnsdist" => format!("dnsdist: `setLocal(\"{address}\", {{ reusePort=true }})`, once for each thread"),
+        "pdns_recursor" => "PowerDNS Recursor: `reuseport=yes`".into(),
+        "pdns_server" => "PowerDNS: `reuseport=yes` and `receiver-threads=N`".into(),
         "node" => {
             "node: `server.listen({ port, reusePort: true })` in each process (23.1 and newer), without cluster".into()
         }
@@ -42,6 +47,11 @@ fn server(name: &str) -> &str {
         "httpd",
         "envoy",
         "unbound",
+        "knotd",
+        "named",
+        "dnsdist",
+        "pdns_recursor",
+        "pdns_server",
         "node",
         "php-fpm",
         "memcached",

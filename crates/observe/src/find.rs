@@ -69,10 +69,12 @@ fn group(entries: Vec<Entry>) -> Vec<Listener> {
 /// [`Error::NotFound`], with what to try, where there is none.
 pub fn find(target: &Target) -> Result<Vec<Found>, Error> {
     let processes = Processes::read();
-    let wanted = processes_of(target, &processes)?;
+    let inner = target.parts().1;
+    let wanted = processes_of(inner, &processes)?;
     let found: Vec<Found> = listeners()?
         .into_iter()
-        .filter(|listener| match target {
+        .filter(|listener| target.is_of(listener.protocol))
+        .filter(|listener| match inner {
             Target::Port(port) => listener.address.port() == *port,
             Target::Address(address) => listener.address == *address,
             _ => true,
@@ -91,7 +93,7 @@ pub fn find(target: &Target) -> Result<Vec<Found>, Error> {
                 .is_none_or(|wanted| holds(&processes, &found.listener, wanted))
         })
         .collect();
-    if found.is_empty() && *target != Target::All {
+    if found.is_empty() && *inner != Target::All {
         return Err(Error::NotFound(format!(
             "nothing listens on {target} in this network namespace; `wakeone doctor` without a target shows what listens, --netns looks into another one"
         )));

@@ -3,6 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
+use wakeone_model::listener::Protocol;
+
 /// What to look at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
@@ -16,12 +18,43 @@ pub enum Target {
     Pid(u32),
     /// What processes of this name, or of this systemd unit, listen on.
     Name(String),
+    /// One of these, and of what it means only what this protocol has: `udp://:53`, `tcp://:53`.
+    By(Protocol, Box<Target>),
 }
+
+impl Target {
+    /// The protocol that it is limited to, and the target without that.
+    pub fn parts(&self) -> (Option<Protocol>, &Target) {
+        match self {
+            Target::By(protocol, target) => (Some(*protocol), target.parts().1),
+            other => (None, other),
+        }
+    }
+
+    /// Whether it means listeners of this protocol. MPTCP is TCP to who points at it.
+    pub fn is_of(&self, protocol: Protocol) -> bool {
+        let udp = |protocol| protocol == Protocol::Udp;
+        self.parts()
+            .0
+            .is_none_or(|wanted| udp(wanted) == udp(protocol))
+    }
+}
+
+const SCHEMES: [(&str, Protocol); 2] = [("udp://", Protocol::Udp), ("tcp://", Protocol::Tcp)];
 
 impl FromStr for Target {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        for (scheme, protocol) in SCHEMES {
+            if let Some(rest) = text.strip_prefix(scheme) {
+                let target: Target = rest.parse()?;
+                return match target {
+                    Target::By(..) => Err(format!("{text:?} is no target: it names two protocols")),
+                    one => Ok(Target::By(protocol, Box::new(one))),
+                };
+            }
+        }
         if let Some(port) = text.strip_prefix(':') {
             let number = port.parse().ok().filter(|port| *port > 0);
             return number.map(Target::Port).ok_or_else(|| {
@@ -54,6 +87,7 @@ impl std::fmt::Display for Target {
             Target::Address(address) => write!(f, "{address}"),
             Target::Pid(pid) => write!(f, "process {pid}"),
             Target::Name(name) => f.write_str(name),
+            Target::By(protocol, target) => write!(f, "{protocol}://{target}"),
         }
     }
 }
@@ -74,8 +108,26 @@ mod tests {
         );
         let address = "[::1]:80".parse().expect("address");
         assert_eq!(parse("[::1]:80"), Ok(Target::Address(address)));
+        let udp = Target::By(Protocol::Udp, Box::new(Target::Port(53)));
+        assert_eq!(parse("udp://:53"), Ok(udp.clone()));
+        assert_eq!(udp.to_string(), "udp://:53");
+        assert!(udp.is_of(Protocol::Udp) && !udp.is_of(Protocol::Tcp));
+        let tcp = parse("tcp://nginx").expect("target");
+        assert!(tcp.is_of(Protocol::Mptcp) && !tcp.is_of(Protocol::Udp));
+        assert!(Target::Port(53).is_of(Protocol::Udp) && Target::Port(53).is_of(Protocol::Tcp));
         for bad in [
-            "", ":", ":0", ":99999", "1.2.3.4", "::1", "host:80", "/run/x",
+            "udp://",
+            "udp://:0",
+            "udp://tcp://:1",
+            "http://:80",
+            "",
+            ":",
+            ":0",
+            ":99999",
+            "1.2.3.4",
+            "::1",
+            "host:80",
+            "/run/x",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }

@@ -20,7 +20,7 @@ use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::group::FOR_THE_END;
 use crate::metrics::Source;
 use crate::paths::Paths;
-use crate::policy::Policy;
+use crate::policy::{Affinity, Policy};
 use crate::seat::Lent;
 use crate::steer::{Steer, SteerEvent};
 use crate::supervisor::listen::Endpoint;
@@ -52,14 +52,26 @@ pub enum Error {
 /// What the user wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
-    /// How a worker is chosen.
-    pub policy: Policy,
-    /// Move the queues of stuck workers.
+    /// How a worker is chosen; `None`: least-connections, for UDP shortest-queue.
+    pub policy: Option<Policy>,
+    /// Of UDP: what keeps datagrams of one flow together.
+    pub affinity: Affinity,
+    /// Move the queues of stuck workers. What waits in UDP sockets cannot be moved, and stays.
     pub rescue: bool,
     /// How long connections may wait without one being accepted.
     pub stuck_after: Duration,
     /// Weights of slots that have another than 1.
     pub weights: Vec<(usize, u32)>,
+}
+
+impl Wish {
+    /// The policy for sockets of this protocol.
+    pub fn policy_of(&self, protocol: Protocol) -> Policy {
+        self.policy.unwrap_or(match protocol {
+            Protocol::Udp => Policy::FOR_DATAGRAMS,
+            _ => Policy::default(),
+        })
+    }
 }
 
 /// A socket of the group, and its worker.
@@ -89,13 +101,22 @@ impl Prospect {
     pub fn address(&self) -> SocketAddr {
         self.watcher.listener().address
     }
+
+    /// By which protocol.
+    pub fn protocol(&self) -> Protocol {
+        self.watcher.listener().protocol
+    }
 }
 
 /// The group's name for an address: letters, digits and dashes only.
-pub fn name_of(address: SocketAddr) -> String {
+pub fn name_of(protocol: Protocol, address: SocketAddr) -> String {
     let text = address.to_string();
     let plain = text.trim_start_matches('[').replace("]:", "-");
-    format!("at-{}", plain.replace(['.', ':', '%'], "-"))
+    let protocol = match protocol {
+        Protocol::Udp => "udp-",
+        _ => "",
+    };
+    format!("at-{protocol}{}", plain.replace(['.', ':', '%'], "-"))
 }
 
 /// Looks whether a listener can be steered, and by whom it is served.
@@ -106,14 +127,11 @@ pub fn examine(found: &Found) -> Result<Prospect, Error> {
     let address = found.listener.address;
     let unfit = |why: String| Error::Unfit { address, why };
     match found.listener.protocol {
-        Protocol::Tcp => {}
+        Protocol::Tcp | Protocol::Udp => {}
         Protocol::Mptcp => {
             return Err(unfit(
                 "it listens by Multipath TCP, for which the kernel lets no program choose; listen by plain TCP (Go: GODEBUG=multipathtcp=0)".into(),
             ));
-        }
-        Protocol::Udp => {
-            return Err(unfit("only TCP groups are steered from outside".into()));
         }
     }
     let mut watcher = Watcher::start(found, false)?;
@@ -139,14 +157,23 @@ pub fn examine(found: &Found) -> Result<Prospect, Error> {
     if members.is_empty() {
         return Err(unfit("nobody was seen to hold its socket".into()));
     }
-    let open = diag::sockets(Protocol::Tcp, diag::Which::Open, address.port()).map_or(0, |open| {
-        open.iter().filter(|e| belongs(e, address)).count()
-    });
+    let open = if found.listener.protocol == Protocol::Udp {
+        0
+    } else {
+        open_at(address)
+    };
     Ok(Prospect {
-        name: name_of(address),
+        name: name_of(found.listener.protocol, address),
         members,
         open,
         watcher,
+    })
+}
+
+/// Connections open at a listener's address.
+fn open_at(address: SocketAddr) -> usize {
+    diag::sockets(Protocol::Tcp, diag::Which::Open, address.port()).map_or(0, |open| {
+        open.iter().filter(|e| belongs(e, address)).count()
     })
 }
 
@@ -165,13 +192,15 @@ fn worker_name(found: &Found) -> String {
 }
 
 /// Refuses a group that another program steers: never replace a QUIC or other server's own.
-fn refuse_foreign(address: SocketAddr, members: &[Member]) -> Result<(), Error> {
+fn refuse_foreign(prospect: &Prospect) -> Result<(), Error> {
+    let (address, members) = (prospect.address(), &prospect.members);
+    let udp = prospect.protocol() == Protocol::Udp;
     let cookies = members.iter().map(|m| m.cookie);
-    match recount::has_program(address.port(), cookies) {
+    match recount::has_program(address.port(), udp, cookies) {
         Ok(false) => Ok(()),
         Ok(true) => Err(Error::Unfit {
             address,
-            why: "another program chooses for its group already, and is not replaced; where it is a leftover of ours, `wakeone detach --all` takes it away".into(),
+            why: "another program chooses for its group already (a QUIC server's own, say), and is not replaced; where it is a leftover of ours, `wakeone detach --all` takes it away".into(),
         }),
         Err(error) => Err(Error::Unfit {
             address,
@@ -258,7 +287,13 @@ impl Attached {
     /// # Errors
     /// See [`Error`]; nothing is left attached or pinned then.
     pub fn start(prospect: Prospect, wish: &Wish, paths: &Paths) -> Result<Self, Error> {
-        let address = prospect.watcher.listener().address;
+        let address = prospect.address();
+        if prospect.protocol() == Protocol::Udp && wish.rescue {
+            return Err(Error::Unfit {
+                address,
+                why: "what waits in a UDP socket cannot be moved; without --rescue a worker that is stuck gets no datagrams while others are well".into(),
+            });
+        }
         let dir = GroupDir::take(&paths.runtime, &prospect.name)?;
         let kept = dir.load()?.is_some_and(|state| state.attached);
         let (dispatcher, recounted) =
@@ -328,7 +363,7 @@ impl Attached {
             listen: vec![Endpoint {
                 address: self.address,
                 dual_stack: false,
-                udp: false,
+                udp: self.protocol() == Protocol::Udp,
             }],
             backlog: 0,
             task: Task {
@@ -425,8 +460,19 @@ impl Attached {
         self.address
     }
 
-    /// Chooses by another policy from now on.
+    /// By which protocol.
+    pub fn protocol(&self) -> Protocol {
+        self.watcher.listener().protocol
+    }
+
+    /// Chooses by another policy from now on, where it fits the sockets.
     pub fn set_policy(&self, policy: Policy) {
+        if self.protocol() == Protocol::Udp
+            && let Err(why) = policy.fits_datagrams()
+        {
+            tracing::warn!("{} stays as it is: {why}", self.name);
+            return;
+        }
         self.agent.tell(|dispatcher| dispatcher.set_policy(policy));
     }
 
@@ -473,20 +519,20 @@ fn load(
     kept: bool,
 ) -> Result<(Dispatcher, recount::Recounted), Error> {
     if !kept {
-        refuse_foreign(prospect.address(), &prospect.members)?;
+        refuse_foreign(prospect)?;
     }
     // Listeners were made anywhere: only the root sees all of their connections.
     let root = cgroup::mount_point().ok();
     let plan = Plan {
         name: &prospect.name,
         paths,
-        policy: wish.policy,
+        policy: wish.policy_of(prospect.protocol()),
         weights: &wish.weights,
         cgroup: root.as_deref(),
         backlog: 0,
         adopt: kept,
         read_queues: true,
-        datagrams: None,
+        datagrams: (prospect.protocol() == Protocol::Udp).then_some(wish.affinity),
     };
     let lent = prospect.members.iter().map(|m| (m.cookie, m.lent));
     let dispatcher = Dispatcher::start_beside(&plan, lent.collect())?;
@@ -585,9 +631,11 @@ mod tests {
             ("[::]:443", "at----443"),
             ("[::1]:80", "at---1-80"),
         ] {
-            let of = name_of(address.parse().expect("address"));
+            let of = name_of(Protocol::Tcp, address.parse().expect("address"));
             assert_eq!(of, name);
             assert!(state::is_name(&of));
         }
+        let udp = name_of(Protocol::Udp, "[::]:53".parse().expect("address"));
+        assert_eq!(udp, "at-udp----53");
     }
 }

@@ -1,6 +1,5 @@
 //! Taking away what a group left behind: its program, pins, cgroup and state, whole or half-made.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use wakeone_kernel::{bpf, cgroup, process, socket};
 use crate::dispatcher::sweep_halves;
 use crate::paths::Paths;
 use crate::status;
+use crate::supervisor::listen::Endpoint;
 use crate::supervisor::process::Identity;
 use crate::supervisor::state::{self, GroupDir, State, StateError};
 
@@ -137,11 +137,11 @@ fn take(paths: &Paths, name: &str) -> Result<GroupDir, Error> {
 const AGENT_ENDS: Duration = Duration::from_secs(10);
 
 /// The groups that are attached to this address.
-pub fn groups_at(paths: &Paths, fits: impl Fn(SocketAddr) -> bool) -> Vec<String> {
+pub fn groups_at(paths: &Paths, fits: impl Fn(&Endpoint) -> bool) -> Vec<String> {
     let names = status::names(paths).unwrap_or_default();
     let listens = |name: &String| {
         let state = state::load(&paths.runtime, name).ok().flatten();
-        state.is_some_and(|state| state.listen.iter().any(|at| fits(at.address)))
+        state.is_some_and(|state| state.listen.iter().any(&fits))
     };
     names.into_iter().filter(listens).collect()
 }

@@ -34,11 +34,36 @@ pub enum Event {
     Steered(String, SteerEvent),
 }
 
+/// Where a group is: TCP and UDP have ports of their own.
+type Place = (bool, SocketAddr);
+
+fn place(protocol: Protocol, address: SocketAddr) -> Place {
+    (protocol == Protocol::Udp, address)
+}
+
+fn place_of(attached: &Attached) -> Place {
+    place(attached.protocol(), attached.address())
+}
+
+fn told((udp, address): Place) -> String {
+    format!("{}{address}", if udp { "udp://" } else { "" })
+}
+
+/// What a target means of what was found. UDP is meant where it is named, or where there is nothing else: the datagrams
+/// beside a web server's listener are QUIC's, which knows better where each belongs.
+pub fn meant(found: Vec<Found>, target: &Target) -> Vec<Found> {
+    let udp = |f: &Found| f.listener.protocol == Protocol::Udp;
+    let named = target.parts().0.is_some();
+    let only = found.iter().all(udp);
+    let fits = |f: &Found| named || only || !udp(f);
+    found.into_iter().filter(fits).collect()
+}
+
 /// The groups that are kept steered.
 pub struct Keeper {
     paths: Paths,
     wanted: Vec<Wanted>,
-    groups: BTreeMap<SocketAddr, (Wish, Attached)>,
+    groups: BTreeMap<Place, (Wish, Attached)>,
     /// Why a target was not steered when last tried.
     refused: BTreeMap<String, String>,
     /// Serves their figures, from the kernel's tracepoints too where that was asked for.
@@ -81,13 +106,16 @@ impl Keeper {
 
     /// Keeps one group steered that was just attached.
     pub fn keep(&mut self, wish: Wish, attached: Attached) {
-        let target = Target::Address(attached.address());
+        let target = Target::By(
+            attached.protocol(),
+            Box::new(Target::Address(attached.address())),
+        );
         self.wanted.push(Wanted {
             target,
             wish: wish.clone(),
         });
         self.show(&attached);
-        self.groups.insert(attached.address(), (wish, attached));
+        self.groups.insert(place_of(&attached), (wish, attached));
     }
 
     /// Keeps these from now on, and no others. A change of policy or weights takes effect without detaching.
@@ -97,14 +125,16 @@ impl Keeper {
         let there = self.there(&mut Vec::new());
         let groups = std::mem::take(&mut self.groups);
         for (address, (wish, mut attached)) in groups {
-            let new = there
-                .iter()
-                .find(|(found, _)| found.listener.address == address);
+            let new = there.iter().find(|(found, _)| {
+                place(found.listener.protocol, found.listener.address) == address
+            });
             match new {
                 Some((_, new))
-                    if new.rescue == wish.rescue && new.stuck_after == wish.stuck_after =>
+                    if new.rescue == wish.rescue
+                        && new.stuck_after == wish.stuck_after
+                        && new.affinity == wish.affinity =>
                 {
-                    attached.set_policy(new.policy);
+                    attached.set_policy(new.policy_of(attached.protocol()));
                     attached.set_weights(new.weights.clone());
                     self.groups.insert(address, (new.clone(), attached));
                 }
@@ -120,10 +150,9 @@ impl Keeper {
             match find(&wanted.target) {
                 Ok(found) => {
                     self.refused.remove(&wanted.target.to_string());
-                    for found in found {
-                        let address = found.listener.address;
-                        let tcp = found.listener.protocol != Protocol::Udp;
-                        if tcp && !there.iter().any(|(f, _)| f.listener.address == address) {
+                    for found in meant(found, &wanted.target) {
+                        let at = |f: &Found| place(f.listener.protocol, f.listener.address);
+                        if !there.iter().any(|(f, _)| at(f) == at(&found)) {
                             there.push((found, wanted.wish.clone()));
                         }
                     }
@@ -141,19 +170,28 @@ impl Keeper {
         }
     }
 
+    /// Whether a target is one address, and steered.
+    fn has(&self, target: &Target) -> bool {
+        match target.parts() {
+            (Some(protocol), Target::Address(address)) => {
+                self.groups.contains_key(&place(protocol, *address))
+            }
+            (None, Target::Address(address)) => {
+                self.groups.contains_key(&place(Protocol::Tcp, *address))
+            }
+            _ => false,
+        }
+    }
+
     /// Attaches to what is there and not yet steered. Costs a walk over /proc: to be called once in a while.
     pub fn attach(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
-        if self.groups.len() >= self.wanted.len()
-            && self
-                .wanted
-                .iter()
-                .all(|w| matches!(w.target, Target::Address(a) if self.groups.contains_key(&a)))
+        if self.groups.len() >= self.wanted.len() && self.wanted.iter().all(|w| self.has(&w.target))
         {
             return events;
         }
         for (found, wish) in self.there(&mut events) {
-            let address = found.listener.address;
+            let address = place(found.listener.protocol, found.listener.address);
             if self.groups.contains_key(&address) {
                 continue;
             }
@@ -161,7 +199,7 @@ impl Keeper {
                 .and_then(|prospect| Attached::start(prospect, &wish, &self.paths));
             match attached {
                 Ok(attached) => {
-                    self.refused.remove(&address.to_string());
+                    self.refused.remove(&told(address));
                     events.push(Event::Attached(
                         attached.name().to_owned(),
                         attached.recounted.counted,
@@ -169,7 +207,7 @@ impl Keeper {
                     self.show(&attached);
                     self.groups.insert(address, (wish, attached));
                 }
-                Err(error) => self.refuse(address.to_string(), error.to_string(), &mut events),
+                Err(error) => self.refuse(told(address), error.to_string(), &mut events),
             }
         }
         events
@@ -193,7 +231,7 @@ impl Keeper {
                     self.groups.insert(address, (wish, attached));
                 }
                 Err(error) => {
-                    self.refuse(address.to_string(), error.to_string(), &mut events);
+                    self.refuse(told(address), error.to_string(), &mut events);
                     self.groups.insert(address, (wish, attached));
                 }
             }

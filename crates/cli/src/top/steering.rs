@@ -5,6 +5,7 @@ use wakeone::metrics::socket;
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
 use wakeone::status::{self, Group};
+use wakeone_model::listener::Protocol;
 use wakeone_model::snapshot::Watch;
 use wakeone_top::{Action, SlotLook, Steering};
 
@@ -18,7 +19,12 @@ pub fn groups(paths: &Paths) -> Vec<Group> {
 pub fn of(groups: &[Group], watch: &Watch) -> Option<Steering> {
     let address = watch.last.listener.address;
     let here = |group: &&Group| {
-        let listens = group.listen.iter().any(|at| at.parse() == Ok(address));
+        let udp = watch.last.listener.protocol == Protocol::Udp;
+        let listens = (group.protocol == "udp") == udp
+            && group
+                .listen
+                .iter()
+                .any(|at| at.strip_prefix("udp://").unwrap_or(at).parse() == Ok(address));
         let mut pids = group.slots.iter().filter_map(|slot| slot.pid).peekable();
         let unmanned = pids.peek().is_none() || watch.last.workers.is_empty();
         group.steered
@@ -64,7 +70,10 @@ fn change_policy(paths: &Paths, group: &str, from: Option<&str>) -> String {
     for policy in others.take(Policy::ALL.len()) {
         match dispatcher::change_policy(paths, group, *policy) {
             Ok(_) => return format!("{group}: {policy} from the next connection on"),
-            Err(error @ dispatcher::PolicyError::Uncounted { .. }) => refused = error.to_string(),
+            Err(
+                error @ (dispatcher::PolicyError::Uncounted { .. }
+                | dispatcher::PolicyError::Unfit { .. }),
+            ) => refused = error.to_string(),
             Err(error) => return error.to_string(),
         }
     }
