@@ -3,6 +3,7 @@
 //! Nothing here decides anything: it asks the kernel, or tells it, and returns what it said.
 #![allow(unsafe_code)]
 
+pub mod batch;
 pub mod bpf;
 pub mod bpffs;
 pub mod capability;

@@ -295,6 +295,7 @@ impl Core {
             stuck_after_ns: duties.stuck_after.as_nanos() as u64,
         };
         for slot in 0..looks.len() {
+            self.see_read(slot, &looks[slot], now);
             let suspect = judge::suspect(now, &looks[slot], &mut self.memory[slot], limits);
             if !suspect {
                 self.laps[slot] = None;
@@ -318,25 +319,38 @@ impl Core {
         }
     }
 
+    /// Of UDP nobody need wait for a socket that is read now and then: a read is a sign of life by itself.
+    fn see_read(&mut self, slot: usize, look: &Look, now: u64) {
+        let Some(since) = self.memory[slot].stuck_since_ns else {
+            return;
+        };
+        let datagrams = self.dispatcher.as_ref().is_some_and(Dispatcher::datagrams);
+        if datagrams && judge::recovered(look, &self.memory[slot], Doing::Unknown) {
+            self.resume(slot, now, since);
+        }
+    }
+
+    /// Takes a slot's mark away.
+    fn resume(&mut self, slot: usize, now: u64, since: u64) {
+        self.memory[slot].stuck_since_ns = None;
+        self.mark(slot, flag::STUCK, false);
+        let stuck_ns = now.saturating_sub(since);
+        if let Some(dispatcher) = &self.dispatcher {
+            let place = dispatcher.table().slot(slot);
+            place.stuck_ns().fetch_add(stuck_ns, Relaxed);
+        }
+        // A long request is over: no news. A worker that was away for a person's notice is back: news.
+        if stuck_ns >= NEWSWORTHY.as_nanos() as u64 {
+            let after_ms = stuck_ns / 1_000_000;
+            self.event(SteerEvent::Resumed { slot, after_ms });
+        }
+    }
+
     /// A slot that is marked stuck: is it well again, or did more arrive (handshakes that were half done)?
     fn look_after(&mut self, slot: usize, looks: &[Look], now: u64, since: u64, duties: Duties) {
         let doing = self.doing(slot);
         if judge::recovered(&looks[slot], &self.memory[slot], doing) {
-            self.memory[slot].stuck_since_ns = None;
-            self.mark(slot, flag::STUCK, false);
-            let stuck_ns = now.saturating_sub(since);
-            if let Some(dispatcher) = &self.dispatcher {
-                dispatcher
-                    .table()
-                    .slot(slot)
-                    .stuck_ns()
-                    .fetch_add(stuck_ns, Relaxed);
-            }
-            // A long request is over: no news. A worker that was away for a person's notice is back: news.
-            if stuck_ns >= NEWSWORTHY.as_nanos() as u64 {
-                let after_ms = stuck_ns / 1_000_000;
-                self.event(SteerEvent::Resumed { slot, after_ms });
-            }
+            self.resume(slot, now, since);
         } else if looks[slot].queued > 0 && matches!(doing, Doing::Busy | Doing::Stopped) {
             self.rescue(slot, looks, duties);
         }

@@ -554,17 +554,8 @@ impl Datagrams<'_> {
         wanted: Option<Policy>,
         error: Error,
     ) -> Result<(Option<Dispatcher>, Policy), Error> {
-        let by_chance = wish.affinity == Some(Affinity::None);
-        let policy = match wanted {
-            None if by_chance => Policy::Random,
-            None => Policy::Hash,
-            Some(policy @ (Policy::Random | Policy::Cpu))
-                if wish.affinity.is_none() || by_chance =>
-            {
-                policy
-            }
-            Some(Policy::Hash) if !by_chance => Policy::Hash,
-            Some(_) => return Err(error),
+        let Some(policy) = Policy::without_program(wanted, wish.affinity) else {
+            return Err(error);
         };
         if !wish.weights.is_empty() {
             return Err(error);

@@ -15,3 +15,4 @@ pub mod several;
 pub mod status;
 pub mod steer;
 pub mod supervisor;
+pub mod udp_group;

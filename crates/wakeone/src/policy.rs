@@ -84,6 +84,19 @@ impl Policy {
         }
     }
 
+    /// What places datagrams where our program cannot be had: the kernel's hash keeps flows together, and what a classic
+    /// program does, random and cpu, does not. `None`: not what was asked for.
+    pub fn without_program(wanted: Option<Self>, affinity: Option<Affinity>) -> Option<Self> {
+        let by_chance = affinity == Some(Affinity::None);
+        match wanted {
+            None if by_chance => Some(Self::Random),
+            None => Some(Self::Hash),
+            Some(Self::Random | Self::Cpu) if affinity != Some(Affinity::Flow) => wanted,
+            Some(Self::Hash) if !by_chance => wanted,
+            Some(_) => None,
+        }
+    }
+
     /// Whether it looks at how many connections a worker has open.
     pub fn needs_counts(self) -> bool {
         matches!(self, Self::LeastConnections | Self::TwoChoices)
@@ -145,6 +158,30 @@ impl FromStr for Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_our_program_flows_are_kept_by_the_hash_only() {
+        use Affinity::{Flow, None as Each};
+        use Policy::{Cpu, Hash, Random, RoundRobin, ShortestQueue};
+        for (wanted, affinity, had) in [
+            (None, None, Some(Hash)),
+            (None, Some(Flow), Some(Hash)),
+            (None, Some(Each), Some(Random)),
+            (Some(Cpu), None, Some(Cpu)),
+            (Some(Random), Some(Each), Some(Random)),
+            (Some(Random), Some(Flow), None),
+            (Some(Hash), Some(Flow), Some(Hash)),
+            (Some(Hash), Some(Each), None),
+            (Some(RoundRobin), None, None),
+            (Some(ShortestQueue), None, None),
+        ] {
+            assert_eq!(
+                Policy::without_program(wanted, affinity),
+                had,
+                "{wanted:?} {affinity:?}"
+            );
+        }
+    }
 
     #[test]
     fn names_and_numbers_lead_back() {

@@ -1,0 +1,299 @@
+//! `UdpGroup`: as root steered by our program, else by what may be had; and its example.
+
+use std::net::UdpSocket;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use wakeone::paths::Paths;
+use wakeone::policy::{Affinity, Policy};
+use wakeone::status;
+use wakeone::udp_group::{Batch, Choice, Options, UdpGroup};
+use wakeone_kernel::{capability, netns};
+
+fn isolated() -> bool {
+    let root = rustix::process::geteuid().is_root() && capability::missing().is_empty();
+    if root {
+        netns::isolate().expect("a network namespace");
+    } else {
+        eprintln!("skipped: not root");
+    }
+    root
+}
+
+fn options(folder: &tempfile::TempDir) -> Options {
+    Options {
+        runtime_dir: folder.path().join("run"),
+        ..Options::default()
+    }
+}
+
+/// Echoes until told to stop, one thread a socket; how many each one echoed.
+fn echo(group: UdpGroup, stop: &AtomicBool, clients: impl FnOnce()) -> Vec<usize> {
+    /// Whatever comes of the clients, the threads end.
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Relaxed);
+        }
+    }
+    std::thread::scope(|scope| {
+        let stopping = Stop(stop);
+        let threads: Vec<_> = group
+            .into_sockets()
+            .into_iter()
+            .map(|socket| {
+                scope.spawn(move || {
+                    let timeout = Some(Duration::from_millis(20));
+                    socket.socket().set_read_timeout(timeout).expect("timeout");
+                    let (mut batch, mut echoed) = (Batch::new(16, 65_535), 0);
+                    while !stop.load(Relaxed) {
+                        if socket.receive(&mut batch).is_ok() {
+                            let back: Vec<_> =
+                                batch.datagrams().map(|one| (one.bytes, one.from)).collect();
+                            echoed += back.len();
+                            socket.send(&back).expect("send");
+                        }
+                    }
+                    echoed
+                })
+            })
+            .collect();
+        clients();
+        drop(stopping);
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("thread"))
+            .collect()
+    })
+}
+
+fn ask(client: &UdpSocket, count: usize) {
+    client
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .expect("timeout");
+    for number in 0..count {
+        let sent = number.to_be_bytes();
+        client.send(&sent).expect("send");
+        let mut got = [0; 64];
+        let length = client.recv(&mut got).expect("an echo");
+        assert_eq!(&got[..length], sent);
+    }
+}
+
+fn client(to: std::net::SocketAddr) -> UdpSocket {
+    let client = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    client.connect(to).expect("connect");
+    client
+}
+
+#[test]
+fn steered_written_down_and_taken_away() {
+    if !isolated() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    let options = Options {
+        policy: Some(Policy::RoundRobin),
+        affinity: Some(Affinity::None),
+        join_datagrams: true,
+        ..options(&folder)
+    };
+    let address = "127.0.0.1:0".parse().expect("address");
+    let group = UdpGroup::open(address, 4, &options).expect("group");
+    let steering = group.steering();
+    assert_eq!(
+        steering.choice,
+        Choice::Program(Policy::RoundRobin, Affinity::None)
+    );
+    let to = group.local_addr().expect("address");
+    assert_ne!(to.port(), 0);
+    let paths = Paths::of(&options.runtime_dir);
+    let echoed = echo(group, &AtomicBool::new(false), || {
+        ask(&client(to), 400);
+        let status = status::read(&paths).expect("status");
+        let [one] = status.groups.as_slice() else {
+            panic!("{status:?}");
+        };
+        assert_eq!((one.protocol, one.fallbacks), ("udp", 0));
+        assert_eq!(one.listen, [format!("udp://{to}")]);
+        assert_eq!(one.supervisor_pid, Some(std::process::id()));
+        let selected: Vec<u64> = one.slots.iter().map(|slot| slot.selected).collect();
+        assert_eq!(selected, [100; 4]);
+    });
+    assert_eq!(echoed, [100; 4]);
+    assert!(!options.runtime_dir.exists() && !paths.pins.exists());
+}
+
+#[test]
+fn a_socket_that_retires_is_read_empty_and_nothing_is_lost() {
+    if !isolated() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    let options = Options {
+        policy: Some(Policy::RoundRobin),
+        ..options(&folder)
+    };
+    let address = "127.0.0.1:0".parse().expect("address");
+    let group = UdpGroup::open(address, 3, &options).expect("group");
+    let to = group.local_addr().expect("address");
+    let clients: Vec<UdpSocket> = (0..9).map(|_| client(to)).collect();
+    let send = || {
+        for client in &clients {
+            client.send(b"one").expect("send");
+        }
+    };
+    let count = |socket: &UdpSocket| {
+        socket.set_nonblocking(true).expect("nonblocking");
+        std::iter::from_fn(|| socket.recv(&mut [0; 8]).ok()).count()
+    };
+    send();
+    let mut sockets = group.into_sockets();
+    let retired = sockets.remove(0).retire().expect("socket");
+    send();
+    assert_eq!(count(&retired), 3, "what had come before");
+    drop(retired);
+    send();
+    let read: usize = sockets.iter().map(|one| count(one.socket())).sum();
+    assert_eq!(read, 6 + 9 + 9);
+}
+
+#[test]
+fn a_thread_that_does_not_read_gets_nothing_more() {
+    if !isolated() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    let options = Options {
+        policy: Some(Policy::RoundRobin),
+        ..options(&folder)
+    };
+    let address = "127.0.0.1:0".parse().expect("address");
+    let group = UdpGroup::open(address, 2, &options).expect("group");
+    let to = group.local_addr().expect("address");
+    let mut sockets = group.into_sockets();
+    // Nobody reads the second one.
+    let idle = sockets.pop().expect("two");
+    let read = sockets.pop().expect("one");
+    let stop = AtomicBool::new(false);
+    let timeout = Some(Duration::from_secs(60));
+    read.socket().set_read_timeout(timeout).expect("timeout");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut batch = Batch::new(16, 100);
+            while !stop.load(Relaxed) {
+                let count = read.receive(&mut batch).unwrap_or(0);
+                assert!(count > 0);
+            }
+        });
+        let clients: Vec<UdpSocket> = (0..8).map(|_| client(to)).collect();
+        let send = || clients.iter().for_each(|one| drop(one.send(b"one")));
+        send();
+        let paths = Paths::of(&options.runtime_dir);
+        let slot =
+            |number: usize| status::read(&paths).expect("status").groups[0].slots[number].clone();
+        let start = Instant::now();
+        while slot(1).state != "stuck" {
+            assert!(
+                start.elapsed() < Duration::from_secs(30),
+                "never: {:?}",
+                slot(1)
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let before = slot(1).selected;
+        assert_eq!(before, 4);
+        // Its flows go to the other one, too.
+        (0..10).for_each(|_| send());
+        assert_eq!((slot(0).selected, slot(1).selected), (84, before));
+        stop.store(true, Relaxed);
+        send();
+    });
+    // It is read again, and is well.
+    idle.socket().set_nonblocking(true).expect("nonblocking");
+    let mut batch = Batch::new(16, 100);
+    assert_eq!(idle.receive(&mut batch).expect("what waited"), 4);
+    let paths = Paths::of(&options.runtime_dir);
+    let start = Instant::now();
+    while status::read(&paths).expect("status").groups[0].slots[1].state == "stuck" {
+        assert!(start.elapsed() < Duration::from_secs(30), "stuck for ever");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The example; it ends with the test.
+struct Example(Child);
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_example_answers() {
+    let own = std::env::current_exe().expect("own path");
+    let example = own
+        .parent()
+        .and_then(|deps| deps.parent())
+        .expect("target folder")
+        .join("examples/dns_responder");
+    if !example.exists() {
+        // Made beside the tests, unless only some of them were asked for.
+        let made = Command::new(env!("CARGO"))
+            .args([
+                "build",
+                "--quiet",
+                "--package",
+                "wakeone",
+                "--example",
+                "dns_responder",
+            ])
+            .status();
+        assert!(made.expect("cargo").success());
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    let port = {
+        let free = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        free.local_addr().expect("address").port()
+    };
+    let to = format!("127.0.0.1:{port}");
+    let _example = Example(
+        Command::new(example)
+            .args([&to, "2"])
+            .env("WAKEONE_RUNTIME_DIR", folder.path().join("run"))
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the example"),
+    );
+    let client = client(to.parse().expect("address"));
+    client
+        .set_read_timeout(Some(Duration::from_millis(200)))
+        .expect("timeout");
+    let query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01a\x07example\0\0\x01\0\x01";
+    let mut answer = [0; 512];
+    let start = Instant::now();
+    let length = loop {
+        let asked = client.send(query).and_then(|_| client.recv(&mut answer));
+        if let Ok(length) = asked {
+            break length;
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "no answer");
+    };
+    let answer = &answer[..length];
+    assert_eq!(answer[..4], [0x12, 0x34, 0x85, 0]);
+    assert_eq!(answer[6..8], [0, 1], "one answer");
+    assert_eq!(answer[answer.len() - 4..], [192, 0, 2, 1]);
+    // Answers to what was asked too early, on a slow machine.
+    let answer = answer.to_vec();
+    while client.recv(&mut [0; 512]).is_ok() {}
+    // What is no query has no answer, and harms nobody.
+    for rubbish in [&b""[..], b"x", &[0xff; 40], &query[..20], &answer] {
+        client.send(rubbish).expect("send");
+        assert!(client.recv(&mut [0; 512]).is_err(), "{rubbish:?}");
+    }
+    client.send(query).expect("send");
+    client.recv(&mut [0; 512]).expect("an answer still");
+}
