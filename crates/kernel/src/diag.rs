@@ -189,7 +189,10 @@ fn entry(protocol: Protocol, response: &InetResponse) -> Entry {
             protocol,
             uid: header.uid,
             queued: header.recv_queue,
-            queue_limit: header.send_queue,
+            queue_limit: match protocol {
+                Protocol::Udp => memory.map_or(0, |m| m.receive_queue_max),
+                _ => header.send_queue,
+            },
             drops: memory.map_or(0, |m| m.drops),
             receive_buffer_bytes: memory.map_or(0, |m| m.receive_queue_max),
         },

@@ -1,5 +1,6 @@
 //! What was watched, as text for a person. Pure: the same data gives the same text.
 
+use wakeone_model::listener::Protocol;
 use wakeone_model::snapshot::{Queue, Row, Totals, Watch};
 use wakeone_model::verdict::{Finding, time};
 
@@ -10,7 +11,8 @@ pub fn report(watch: &Watch, findings: &[Finding]) -> String {
     lines.extend(watch.model.evidence.iter().map(|e| format!("    {e}")));
     lines.push(format!("  {}", totals(watch)));
     lines.extend(workers(&watch.rows()));
-    lines.extend(queues(&watch.queues()));
+    let bytes = watch.last.listener.protocol == Protocol::Udp;
+    lines.extend(queues(&watch.queues(), bytes));
     lines.push(String::new());
     lines.extend(verdicts(findings, told(watch)));
     lines.join("\n") + "\n"
@@ -54,14 +56,21 @@ fn totals(watch: &Watch) -> String {
         ..
     } = watch.totals();
     let totals = watch.totals();
-    let mut parts = vec![format!(
+    let udp = watch.last.listener.protocol == Protocol::Udp;
+    let connections = format!(
         "{seconds:.1} s: {connections} connections{} ({connections_per_s:.0}/s)",
         if watch.view.tracing {
             ""
         } else {
             " in the network namespace"
         }
-    )];
+    );
+    // Nobody counts datagrams; what waits and what was dropped is in bytes and in the queues' rows.
+    let mut parts = vec![if udp {
+        format!("{seconds:.1} s")
+    } else {
+        connections
+    }];
     if let Some(woken) = totals.wakeups_per_connection {
         parts.push(format!("{woken:.2} wake-ups each"));
     }
@@ -140,10 +149,17 @@ fn workers(rows: &[Row]) -> Vec<String> {
     lines
 }
 
-fn queues(queues: &[Queue]) -> Vec<String> {
+/// `bytes`: what waits is counted in bytes, of UDP.
+fn queues(queues: &[Queue], bytes: bool) -> Vec<String> {
     let mut lines = vec![format!(
         "  {:>12} {:>8} {:>8} {:>8} {:>8} {:>10}  {}",
-        "socket", "queued", "highest", "limit", "dropped", "blocked", "served by"
+        "socket",
+        if bytes { "bytes" } else { "queued" },
+        "highest",
+        "limit",
+        "dropped",
+        "blocked",
+        "served by"
     )];
     for queue in queues.iter().take(MOST_ROWS) {
         let pids: Vec<String> = queue.pids.iter().take(8).map(u32::to_string).collect();

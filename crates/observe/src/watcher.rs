@@ -9,6 +9,7 @@ use wakeone_kernel::diag::{self, Which};
 use wakeone_kernel::peek::{self, Processes};
 use wakeone_kernel::probe::Probe;
 use wakeone_kernel::process::{self, Doing};
+use wakeone_kernel::receive_queue;
 use wakeone_kernel::vitals;
 use wakeone_model::accept::{self, AcceptModel};
 use wakeone_model::listener::{Listener, Process, Protocol, Sighting, Socket};
@@ -57,6 +58,15 @@ pub struct Watcher {
 fn now_ns() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// What a process does; of UDP a receive call on one of the sockets is waiting, too.
+fn doing(listener: &Listener, pid: u32) -> Doing {
+    if listener.protocol != Protocol::Udp {
+        return process::doing(pid);
+    }
+    let inodes: Vec<u64> = listener.sockets.iter().map(|s| s.inode).collect();
+    receive_queue::doing_below(pid, &inodes)
 }
 
 fn kernel(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
@@ -296,7 +306,7 @@ impl Watcher {
         }
         let mut waiting = BTreeSet::new();
         for pid in &self.model.workers {
-            match process::doing(*pid) {
+            match doing(&self.listener, *pid) {
                 Doing::Waiting => {
                     waiting.insert(*pid);
                     *sampled.waiting.entry(*pid).or_default() += 1;
@@ -357,7 +367,7 @@ impl Watcher {
         };
         let worker = |pid: &u32| {
             let look = vitals::worker(*pid)?;
-            let waiting = process::doing(*pid) == Doing::Waiting;
+            let waiting = doing(&self.listener, *pid) == Doing::Waiting;
             let active = active(*pid);
             Some((
                 *pid,
