@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use serde::Serialize;
 use wakeone::paths::Paths;
+use wakeone::status::Group;
 use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_kernel::netns;
 use wakeone_model::snapshot::{Queue, Row, Totals, View, Watch};
@@ -109,7 +110,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.json {
         print(&json(&judged)?)?;
     } else {
-        print(&texts(&judged, &found, &target))?;
+        print(&texts(&judged, &groups, &found, &target))?;
     }
     let ill = judged.iter().any(|(_, findings)| !findings.is_empty());
     let unseen = target != Target::All && !judged.iter().any(|(watch, _)| text::told(watch));
@@ -171,10 +172,18 @@ fn json(judged: &[(Watch, Vec<Finding>)]) -> anyhow::Result<String> {
     Ok(format!("{}\n", serde_json::to_string_pretty(&whole)?))
 }
 
-fn texts(judged: &[(Watch, Vec<Finding>)], found: &[Found], target: &Target) -> String {
+fn texts(
+    judged: &[(Watch, Vec<Finding>)],
+    groups: &[Group],
+    found: &[Found],
+    target: &Target,
+) -> String {
     let mut parts: Vec<String> = judged
         .iter()
-        .map(|(watch, findings)| text::report(watch, findings))
+        .map(|(watch, findings)| {
+            let steered = steering::of(groups, watch).map(|steering| steering::line(&steering));
+            text::report(watch, findings) + &steered.unwrap_or_default()
+        })
         .collect();
     if found.is_empty() {
         parts.push(format!("nothing listens on {target}\n"));

@@ -52,6 +52,25 @@ fn told(group: &Group) -> Steering {
     }
 }
 
+/// A line for a report: the group, and what the program chose so far.
+pub fn line(steering: &Steering) -> String {
+    let all: u64 = steering.slots.iter().map(|slot| slot.selected).sum();
+    let slots: Vec<String> = steering
+        .slots
+        .iter()
+        .map(|slot| {
+            let share = slot.selected as f64 / all.max(1) as f64 * 100.0;
+            format!("slot {} {share:.0} %", slot.slot)
+        })
+        .collect();
+    format!(
+        "  steered as `{}` by {}; chosen so far: {all}, {}\n",
+        steering.group,
+        steering.policy.as_deref().unwrap_or("an unknown policy"),
+        slots.join(", ")
+    )
+}
+
 /// Does what a key asked for; what came of it, in a sentence.
 pub fn act(paths: &Paths, action: &Action) -> String {
     match action {
