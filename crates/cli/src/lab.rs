@@ -3,11 +3,13 @@
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use wakeone_lab::experiment::{Experiment, Settings, find};
+use wakeone_lab::experiments::udp_readers::reader;
 use wakeone_lab::store::{self, Store};
 use wakeone_lab::{Error, Outcome, experiments, html, runner, text};
 
@@ -34,6 +36,34 @@ enum Verb {
     Run(RunArgs),
     /// Turn kept results into one self-contained HTML page
     Report(ReportArgs),
+    /// The program that reads datagrams in `udp-readers`.
+    #[command(hide = true)]
+    Reader(ReaderArgs),
+}
+
+#[derive(Debug, Parser)]
+struct ReaderArgs {
+    /// Address to read from
+    #[arg(long, value_name = "ADDR", required_unless_present = "fifo")]
+    udp: Option<SocketAddr>,
+    /// Named pipe to read from
+    #[arg(long, value_name = "FILE", conflicts_with = "udp")]
+    fifo: Option<PathBuf>,
+    /// Sockets on the address
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    sockets: u16,
+    /// Threads that read
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
+    /// Keep thread N on CPU N
+    #[arg(long)]
+    pin: bool,
+    /// Bytes that each socket may hold
+    #[arg(long, value_name = "BYTES")]
+    buffer: Option<usize>,
+    /// File in which reader and sender count
+    #[arg(long, value_name = "FILE")]
+    board: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]
@@ -106,7 +136,25 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Verb::List(args) => list(&args),
         Verb::Run(args) => run_all(&args),
         Verb::Report(args) => report(&args),
+        Verb::Reader(args) => read(args),
     }
+}
+
+fn read(args: ReaderArgs) -> anyhow::Result<ExitCode> {
+    let from = match (args.fifo, args.udp) {
+        (Some(path), _) => reader::From::Fifo(path),
+        (None, Some(address)) => reader::From::Udp(address, args.sockets.into()),
+        (None, None) => bail!("lab reader: nothing to read from"),
+    };
+    eprintln!("reading");
+    reader::run(&reader::Plan {
+        from,
+        threads: args.threads.into(),
+        pin: args.pin,
+        buffer_bytes: args.buffer,
+        board: args.board,
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn store(directory: Option<&PathBuf>) -> Store {

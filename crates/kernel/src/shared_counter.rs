@@ -1,4 +1,4 @@
-//! A counter in a file, shared by all the processes that open it, without a lock: nobody waits
+//! Counters in a file, shared by all the processes that open it, without a lock: nobody waits
 //! for a process that was stopped or killed while it counted.
 
 use std::fs::File;
@@ -10,44 +10,48 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-const LENGTH: NonZeroUsize = NonZeroUsize::new(8).unwrap();
+/// Bytes from one counter to the next: a line of the cache, so that who counts here does not slow who counts there.
+const STRIDE: usize = 64;
 
-/// A 64-bit counter in the first 8 bytes of a file (native byte order). It survives the end of
-/// all processes, however they end, and the machine's as far as the file system wrote it back.
+/// 64-bit counters in a file (native byte order), 64 bytes apart. They survive the end of
+/// all processes, however they end, and the machine's as far as the file system wrote them back.
 #[derive(Debug)]
-pub struct SharedCounter {
+pub struct SharedCounters {
     mapped: NonNull<AtomicU64>,
+    length: NonZeroUsize,
     /// Kept so that nobody takes the number of the descriptor for something else in a listing.
     _file: File,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is only used atomically.
-unsafe impl Send for SharedCounter {}
+unsafe impl Send for SharedCounters {}
 // SAFETY: as above.
-unsafe impl Sync for SharedCounter {}
+unsafe impl Sync for SharedCounters {}
 
-impl SharedCounter {
-    /// Opens the counter in `path`, at 0 if the file is new.
+impl SharedCounters {
+    /// Opens `count` counters in `path`, at 0 where the file is new.
     ///
     /// # Errors
     /// What opening, growing or mapping the file says.
-    pub fn open(path: &Path) -> io::Result<Self> {
+    pub fn open(path: &Path, count: usize) -> io::Result<Self> {
+        let length = count.checked_mul(STRIDE).and_then(NonZeroUsize::new);
+        let length = length.ok_or(io::ErrorKind::InvalidInput)?;
         let file = File::options()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .open(path)?;
-        if file.metadata()?.len() < 8 {
-            file.set_len(8)?;
+        if file.metadata()?.len() < length.get() as u64 {
+            file.set_len(length.get() as u64)?;
         }
-        // SAFETY: a new mapping at an address of the kernel's choice, of a file that has these 8
+        // SAFETY: a new mapping at an address of the kernel's choice, of a file that has these
         // bytes. Whoever truncates the file behind our back gets this process a SIGBUS: the
         // directory belongs to the server.
         let mapped = unsafe {
             mmap(
                 None,
-                LENGTH,
+                length,
                 ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
                 MapFlags::MAP_SHARED,
                 &file,
@@ -56,31 +60,56 @@ impl SharedCounter {
         }?;
         Ok(Self {
             mapped: mapped.cast(),
+            length,
             _file: file,
         })
     }
 
-    fn value(&self) -> &AtomicU64 {
-        // SAFETY: the mapping is page aligned, 8 bytes long, lives as long as self, and is only
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.length.get() / STRIDE
+    }
+
+    /// One of them.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub fn at(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.count(), "counter {index} of {}", self.count());
+        // SAFETY: within the mapping, which is page aligned, lives as long as self, and is only
         // accessed atomically by everyone.
-        unsafe { self.mapped.as_ref() }
+        unsafe { self.mapped.byte_add(index * STRIDE).as_ref() }
+    }
+}
+
+impl Drop for SharedCounters {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `open` with this length, and nothing refers to it any more.
+        let _ = unsafe { munmap(self.mapped.cast(), self.length.get()) };
+    }
+}
+
+/// One such counter, in the first 8 bytes of a file.
+#[derive(Debug)]
+pub struct SharedCounter(SharedCounters);
+
+impl SharedCounter {
+    /// Opens the counter in `path`, at 0 if the file is new.
+    ///
+    /// # Errors
+    /// What opening, growing or mapping the file says.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        SharedCounters::open(path, 1).map(Self)
     }
 
     /// Counts one and gives the new count.
     pub fn increment(&self) -> u64 {
-        self.value().fetch_add(1, Ordering::Relaxed) + 1
+        self.0.at(0).fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// The count.
     pub fn get(&self) -> u64 {
-        self.value().load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for SharedCounter {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `open` with this length, and nothing refers to it any more.
-        let _ = unsafe { munmap(self.mapped.cast(), LENGTH.get()) };
+        self.0.at(0).load(Ordering::Relaxed)
     }
 }
 
@@ -103,6 +132,23 @@ mod tests {
             }
         });
         assert_eq!(SharedCounter::open(&path)?.get(), 4000);
+        Ok(())
+    }
+
+    #[test]
+    fn each_counts_for_itself() -> io::Result<()> {
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("counts");
+        let (one, other) = (
+            SharedCounters::open(&path, 3)?,
+            SharedCounters::open(&path, 3)?,
+        );
+        one.at(2).store(7, Ordering::Relaxed);
+        let all: Vec<u64> = (0..3)
+            .map(|i| other.at(i).load(Ordering::Relaxed))
+            .collect();
+        assert_eq!((all, other.count()), (vec![0, 0, 7], 3));
+        assert!(SharedCounters::open(&path, 0).is_err());
         Ok(())
     }
 }

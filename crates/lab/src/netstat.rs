@@ -1,10 +1,18 @@
-//! The kernel's TCP counters of this network namespace.
+//! The kernel's TCP and UDP counters of this network namespace.
 
 use std::collections::BTreeMap;
 
 /// The counters of this thread's network namespace, by the kernel's names.
 pub fn counters() -> BTreeMap<String, u64> {
     parse(&std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap_or_default())
+}
+
+/// The kernel's UDP counters of this network namespace: datagrams dropped because a receive queue was full are
+/// `RcvbufErrors`.
+pub fn udp() -> BTreeMap<String, u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default();
+    let lines: Vec<&str> = text.lines().filter(|l| l.starts_with("Udp:")).collect();
+    parse(&lines.join("\n"))
 }
 
 /// Pairs of lines: names, then values.

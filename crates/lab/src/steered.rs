@@ -7,7 +7,7 @@ use crate::Error;
 
 /// A server that was attached to. Dropping it is `wakeone detach`.
 #[derive(Debug)]
-pub struct Attached(SocketAddr);
+pub struct Attached(String);
 
 impl Attached {
     /// Attaches, and returns when it is steered.
@@ -15,10 +15,22 @@ impl Attached {
     /// # Errors
     /// What `wakeone attach` says.
     pub fn to(address: SocketAddr, rescue: bool) -> Result<Self, Error> {
-        let mut arguments = vec!["attach"];
-        arguments.extend(rescue.then_some("--rescue"));
-        wakeone(&arguments, address)?;
-        Ok(Self(address))
+        let rescue: &[&str] = if rescue { &["--rescue"] } else { &[] };
+        Self::to_target(address.to_string(), rescue)
+    }
+
+    /// The same of UDP sockets: every datagram is placed anew by this policy.
+    ///
+    /// # Errors
+    /// What `wakeone attach` says.
+    pub fn to_datagrams(address: SocketAddr, policy: &str) -> Result<Self, Error> {
+        let how = ["--policy", policy, "--affinity", "none"];
+        Self::to_target(format!("udp://{address}"), &how)
+    }
+
+    fn to_target(target: String, how: &[&str]) -> Result<Self, Error> {
+        wakeone("attach", how, &target)?;
+        Ok(Self(target))
     }
 
     /// Detaches.
@@ -26,24 +38,24 @@ impl Attached {
     /// # Errors
     /// What `wakeone detach` says.
     pub fn end(self) -> Result<(), Error> {
-        let address = self.0;
-        std::mem::forget(self);
-        wakeone(&["detach"], address)
+        let mut this = std::mem::ManuallyDrop::new(self);
+        wakeone("detach", &[], &std::mem::take(&mut this.0))
     }
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        let _ = wakeone(&["detach"], self.0);
+        let _ = wakeone("detach", &[], &self.0);
     }
 }
 
-fn wakeone(arguments: &[&str], address: SocketAddr) -> Result<(), Error> {
-    let failed = |why: String| Error::Server(format!("wakeone {}: {why}", arguments.join(" ")));
+fn wakeone(verb: &str, how: &[&str], target: &str) -> Result<(), Error> {
+    let failed = |why: String| Error::Server(format!("wakeone {verb} {target}: {why}"));
     let executable = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
     let output = Command::new(executable)
-        .args(arguments)
-        .arg(address.to_string())
+        .arg(verb)
+        .args(how)
+        .arg(target)
         .stdin(Stdio::null())
         .output()
         .map_err(|e| failed(e.to_string()))?;

@@ -13,6 +13,7 @@ mod spread;
 mod stuck;
 mod throughput;
 mod tills;
+pub mod udp_readers;
 
 use crate::experiment::Experiment;
 
@@ -31,6 +32,7 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &nginx::Nginx,
         &pinned::Pinned,
         &reference::Reference,
+        &udp_readers::UdpReaders,
         &cost::Cost,
     ]
 }

@@ -1,0 +1,556 @@
+//! Who gains by reading one UDP socket with many threads?
+
+mod present;
+pub mod reader;
+mod sender;
+
+use serde_json::json;
+use std::fmt;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::experiment::{
+    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source, parameters,
+};
+use crate::present::Block;
+use crate::process::Usage;
+use crate::result::{Expectation, Outcome};
+use crate::scratch::Scratch;
+use crate::server::Server;
+use crate::steered::Attached;
+use crate::{Error, stats};
+use reader::Board;
+use sender::Sent;
+
+/// The experiment.
+pub struct UdpReaders;
+
+const OURS: &str = "Wakeone's own goal";
+const SOURCE: &str = "Rivera et al., 2014";
+/// How many threads read: the source's numbers.
+const THREADS: [usize; 4] = [1, 2, 4, 8];
+/// Where ways are compared.
+const COMPARED: usize = 4;
+/// Flows of the variant with many.
+const MANY_FLOWS: usize = 64;
+/// Holds all datagrams of a measurement at once, at 768 bytes of kernel memory each.
+const WAITING_BYTES: usize = 1 << 29;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const CARD: Card = Card {
+    name: "udp-readers",
+    title: "Many threads read datagrams",
+    question: "Does reading gain by more threads: from a named pipe, from one UDP socket, and from a socket each, with a hash or somebody else to choose?",
+    source: Source {
+        short: SOURCE,
+        long: "Diego Rivera, Eduardo Achá, Javier Bustos-Jiménez, José Piquer, Analysis of Linux UDP Sockets Concurrent Performance, 2014; figures 2 and 4.",
+        url: "",
+    },
+    readme: include_str!("README.md"),
+    published: include_str!("published.csv"),
+};
+
+/// What is read, and who chooses the socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// A named pipe.
+    Fifo,
+    /// One socket for all threads.
+    Socket,
+    /// A socket each, the kernel's hash, all datagrams of one flow.
+    HashOne,
+    /// The same with many flows.
+    HashMany,
+    /// A socket each, one flow; ours, in turn.
+    RoundRobin,
+    /// The same; ours, by the CPU that got it.
+    Cpu,
+    /// The program that reads one socket, split by `wakeone run --split`; ours, in turn.
+    Split,
+}
+
+/// All of them.
+pub const WAYS: [Way; 7] = [
+    Way::Fifo,
+    Way::Socket,
+    Way::HashOne,
+    Way::HashMany,
+    Way::RoundRobin,
+    Way::Cpu,
+    Way::Split,
+];
+
+impl Way {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Fifo => "fifo",
+            Way::Socket => "socket",
+            Way::HashOne => "hash-one-flow",
+            Way::HashMany => "hash-many-flows",
+            Way::RoundRobin => "round-robin",
+            Way::Cpu => "cpu",
+            Way::Split => "split",
+        }
+    }
+
+    /// Its place in the palette.
+    pub fn colour(self) -> usize {
+        match self {
+            Way::Fifo => 0,
+            Way::Socket => 1,
+            Way::HashOne => 2,
+            Way::HashMany => 5,
+            Way::RoundRobin => 4,
+            Way::Cpu => 3,
+            Way::Split => 6,
+        }
+    }
+
+    fn flows(self) -> usize {
+        if self == Way::HashMany { MANY_FLOWS } else { 1 }
+    }
+
+    /// Whether the program opens a socket for each of its threads.
+    fn sockets(self, threads: usize) -> usize {
+        match self {
+            Way::Fifo | Way::Socket | Way::Split => 1,
+            _ => threads,
+        }
+    }
+
+    fn policy(self) -> Option<&'static str> {
+        match self {
+            Way::RoundRobin => Some("round-robin"),
+            Way::Cpu => Some("cpu"),
+            _ => None,
+        }
+    }
+
+    fn steered(self) -> bool {
+        self.policy().is_some() || self == Way::Split
+    }
+}
+
+/// How fast is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// As fast as is read: nothing is lost.
+    Constant,
+    /// As fast as possible.
+    Flood,
+    /// All of it before the first is read: only reading takes time.
+    Waiting,
+}
+
+/// All of them.
+pub const MODES: [Mode; 3] = [Mode::Constant, Mode::Flood, Mode::Waiting];
+
+impl Mode {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Constant => "constant",
+            Mode::Flood => "flood",
+            Mode::Waiting => "waiting",
+        }
+    }
+}
+
+/// A variant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Variant {
+    /// How fast is sent.
+    pub mode: Mode,
+    /// Whether the threads stay on their CPUs.
+    pub pinned: bool,
+    /// What is read.
+    pub way: Way,
+    /// By how many.
+    pub threads: usize,
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pinned = if self.pinned { "-pinned" } else { "" };
+        let (mode, way) = (self.mode.name(), self.way.name());
+        write!(f, "{mode}{pinned}/{way}/{}", self.threads)
+    }
+}
+
+/// What can be: a pipe loses nothing, so it is neither flooded nor filled beforehand.
+fn variants(quick: bool) -> Vec<Variant> {
+    let threads: &[usize] = if quick { &[1, COMPARED] } else { &THREADS };
+    let mut all = Vec::new();
+    for mode in MODES {
+        for pinned in [false, true] {
+            for way in WAYS {
+                for threads in threads {
+                    all.push(Variant {
+                        mode,
+                        pinned,
+                        way,
+                        threads: *threads,
+                    });
+                }
+            }
+        }
+    }
+    all.retain(|v| v.mode == Mode::Constant || v.way != Way::Fifo);
+    all.retain(|v| !quick || (!v.pinned && (v.mode != Mode::Flood || v.threads == COMPARED)));
+    // The program under the shim has one thread's calls changed for each further one: with one there is nothing to split.
+    all.retain(|v| v.way != Way::Split || v.threads > 1);
+    all
+}
+
+fn parse(name: &str) -> Result<Variant, Error> {
+    variants(false)
+        .into_iter()
+        .find(|variant| variant.to_string() == name)
+        .ok_or_else(|| Error::Unknown(name.into()))
+}
+
+fn datagrams(quick: bool) -> u64 {
+    if quick { 100_000 } else { 500_000 }
+}
+
+/// Ratios of the rates of two ways, with as many readers as are compared.
+const PAIRS: [(Way, Way); 6] = [
+    (Way::RoundRobin, Way::HashOne),
+    (Way::RoundRobin, Way::Socket),
+    (Way::Cpu, Way::HashOne),
+    (Way::Cpu, Way::Socket),
+    (Way::Split, Way::HashOne),
+    (Way::Split, Way::Socket),
+];
+
+fn pair_name(mode: Mode, pinned: bool, a: Way, b: Way) -> String {
+    let pinned = if pinned { ", pinned" } else { "" };
+    format!(
+        "{}{pinned}, {COMPARED} readers: rate of {} / {}",
+        mode.name(),
+        a.name(),
+        b.name()
+    )
+}
+
+impl Experiment for UdpReaders {
+    fn card(&self) -> &Card {
+        &CARD
+    }
+
+    fn design(&self, settings: &Settings) -> Design {
+        let missing = wakeone_kernel::capability::missing();
+        let mut all = variants(settings.quick);
+        all.retain(|v| missing.is_empty() || !v.way.steered());
+        let arm = |v: &Variant| Arm {
+            name: v.to_string(),
+            group: THREADS.len() * 2 * (v.mode as usize)
+                + THREADS.len() * usize::from(v.pinned)
+                + THREADS.iter().position(|n| *n == v.threads).unwrap_or(0),
+            seconds: datagrams(settings.quick) as f64 * 4e-6 + 1.0,
+        };
+        let arms: Vec<Arm> = all.iter().map(arm).collect();
+        let is_here = |name: &str| arms.iter().any(|arm| arm.name == name);
+        let mut pairings = Vec::new();
+        for (mode, pinned) in MODES.into_iter().flat_map(|m| [(m, false), (m, true)]) {
+            let of = |way: Way| Variant {
+                mode,
+                pinned,
+                way,
+                threads: COMPARED,
+            };
+            pairings.extend(PAIRS.map(|(a, b)| Pairing {
+                name: pair_name(mode, pinned, a, b),
+                a: of(a).to_string(),
+                b: of(b).to_string(),
+                metric: "rate_per_s".into(),
+            }));
+        }
+        pairings.retain(|p| is_here(&p.a) && is_here(&p.b));
+        Design {
+            rounds: if settings.quick { 5 } else { 7 },
+            arms,
+            pairings,
+            steady: "rate_per_s",
+            parameters: parameters([
+                ("datagrams", json!(datagrams(settings.quick))),
+                ("datagram_bytes", json!(reader::BYTES)),
+                ("many_flows", json!(MANY_FLOWS)),
+                (
+                    "cpus",
+                    json!(std::thread::available_parallelism().map_or(1, usize::from)),
+                ),
+                ("build", json!(crate::environment::build())),
+            ]),
+        }
+    }
+
+    fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
+        measure(parse(&arm.name)?, context)
+    }
+
+    fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
+        judge(outcome)
+    }
+
+    fn present(&self, outcome: &Outcome) -> Vec<Block> {
+        present::present(outcome)
+    }
+}
+
+fn measure(variant: Variant, context: &mut Context<'_>) -> Result<Sample, Error> {
+    let scratch = Scratch::new("readers")?;
+    let (path, pipe) = (scratch.path().join("board"), scratch.path().join("pipe"));
+    let board = Board::open(&path, variant.threads)?;
+    let address = free_address()?;
+    let mut command = Command::new(executable()?);
+    if variant.way == Way::Split {
+        command.args(["run", "--split", "--policy", "round-robin"]);
+        command.args(["--affinity", "none", "--"]);
+        command.arg(executable()?);
+    }
+    command.args(["lab", "reader", "--board"]).arg(&path);
+    command.args(["--threads", &variant.threads.to_string()]);
+    if variant.pinned {
+        command.arg("--pin");
+    }
+    if variant.way == Way::Fifo {
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)
+            .map_err(|e| Error::Server(format!("making a named pipe failed: {e}")))?;
+        command.arg("--fifo").arg(&pipe);
+    } else {
+        let sockets = variant.way.sockets(variant.threads);
+        command.args(["--udp", &address.to_string()]);
+        command.args(["--sockets", &sockets.to_string()]);
+    }
+    if variant.mode == Mode::Waiting {
+        command.args(["--buffer", &WAITING_BYTES.to_string()]);
+    }
+    let server = Server::start("the readers", &mut command, "")?;
+    let count = datagrams(context.settings.quick);
+    let found = send(variant, address, &pipe, count, &board, &server, context);
+    board.stop();
+    drop(server);
+    let (sent, used) = found?;
+    Ok(sample(&board, &sent, &used))
+}
+
+fn send(
+    variant: Variant,
+    address: SocketAddr,
+    pipe: &std::path::Path,
+    count: u64,
+    board: &Board,
+    server: &Server,
+    context: &mut Context<'_>,
+) -> Result<(Sent, Usage), Error> {
+    if variant.way == Way::Fifo {
+        // The reader's open() waits for the writer's.
+        let before = Usage::of_leaves(server.pid());
+        let (sent, _open) = sender::fifo(pipe, count, board, context)?;
+        return Ok((sent, Usage::of_leaves(server.pid()).since(&before)));
+    }
+    until(|| board.is_ready())?;
+    let _attached = match variant.way.policy() {
+        Some(policy) if variant.threads > 1 => Some(Attached::to_datagrams(address, policy)?),
+        _ => None,
+    };
+    let before = Usage::of_leaves(server.pid());
+    let flows = variant.way.flows();
+    let sent = sender::datagrams(address, flows, count, variant.mode, board, context)?;
+    Ok((sent, Usage::of_leaves(server.pid()).since(&before)))
+}
+
+fn until(ready: impl Fn() -> bool) -> Result<(), Error> {
+    let since = Instant::now();
+    while !ready() {
+        if since.elapsed() > PATIENCE {
+            return Err(Error::Server("the readers do not become ready".into()));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+fn executable() -> Result<std::path::PathBuf, Error> {
+    std::env::current_exe()
+        .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))
+}
+
+/// A UDP port that is free now.
+fn free_address() -> Result<SocketAddr, Error> {
+    std::net::UdpSocket::bind("127.0.0.1:0")
+        .and_then(|socket| socket.local_addr())
+        .map_err(|e| Error::Server(format!("finding a free UDP port failed: {e}")))
+}
+
+fn sample(board: &Board, sent: &Sent, used: &Usage) -> Sample {
+    let read = board.read();
+    let all: u64 = read.iter().sum();
+    let each = |total: f64| total / all.max(1) as f64;
+    let mut sample = Sample::default();
+    sample.put("time_s", "s", sent.seconds);
+    sample.put("rate_per_s", "1/s", all as f64 / sent.seconds.max(1e-9));
+    sample.put("sent", "count", sent.sent as f64);
+    sample.put("read", "count", all as f64);
+    sample.put("lost", "count", sent.sent.saturating_sub(all) as f64);
+    sample.put("dropped", "count", sent.dropped as f64);
+    sample.put("reader_cpu_us", "us", each(used.cpu_ns as f64 / 1000.0));
+    sample.put(
+        "switches",
+        "1",
+        each((used.voluntary_switches + used.involuntary_switches) as f64),
+    );
+    sample.put("share_max_over_mean", "ratio", stats::max_over_mean(&read));
+    sample
+}
+
+fn judge(outcome: &Outcome) -> Vec<Expectation> {
+    let ratio = |mode, a, b| outcome.ratio(&pair_name(mode, false, a, b));
+    let lost = |mode: Mode, metric: &str| {
+        let of_mode = outcome
+            .variants
+            .iter()
+            .filter(|v| v.name.starts_with(&format!("{}/", mode.name())));
+        let values: Vec<f64> = of_mode
+            .flat_map(|v| outcome.values(&v.name, metric).to_vec())
+            .collect();
+        (!values.is_empty()).then(|| values.iter().sum::<f64>())
+    };
+    let growth = |way: Way| {
+        let of = |threads| Variant {
+            mode: Mode::Constant,
+            pinned: false,
+            way,
+            threads,
+        };
+        let time = |threads| outcome.median(&of(threads).to_string(), "time_s");
+        Some(time(COMPARED)? / time(1)?)
+    };
+    vec![
+        Expectation::new(
+            "round-robin-over-hash",
+            "One flow, four readers, sent as fast as is read: in turn, they read at least 1.3 times as fast as by the kernel's hash",
+            OURS,
+            ratio(Mode::Constant, Way::RoundRobin, Way::HashOne),
+            |m| m >= 1.3,
+        ),
+        Expectation::new(
+            "round-robin-as-shared",
+            "One flow, four readers, sent as fast as is read: in turn, they read at least 0.9 times as fast as from one socket",
+            OURS,
+            ratio(Mode::Constant, Way::RoundRobin, Way::Socket),
+            |m| m >= 0.9,
+        ),
+        Expectation::new(
+            "waiting-round-robin-over-hash",
+            "One flow, four readers, all waits before: in turn, they read at least 1.3 times as fast as by the kernel's hash",
+            OURS,
+            ratio(Mode::Waiting, Way::RoundRobin, Way::HashOne),
+            |m| m >= 1.3,
+        ),
+        Expectation::new(
+            "waiting-round-robin-as-shared",
+            "One flow, four readers, all waits before: in turn, they read at least 0.9 times as fast as from one socket",
+            OURS,
+            ratio(Mode::Waiting, Way::RoundRobin, Way::Socket),
+            |m| m >= 0.9,
+        ),
+        Expectation::new(
+            "fifo-gains-nothing",
+            "Four readers of one named pipe need at least 0.9 times the time of one",
+            format!("{SOURCE}: adding threads gains nothing"),
+            growth(Way::Fifo),
+            |m| m >= 0.9,
+        ),
+        Expectation::new(
+            "socket-gains-nothing",
+            "Four readers of one UDP socket need at least 0.9 times the time of one",
+            format!("{SOURCE}: adding threads gains nothing"),
+            growth(Way::Socket),
+            |m| m >= 0.9,
+        ),
+        Expectation::new(
+            "nothing-lost",
+            "With flow control, and where all waits before it is read, every datagram is read (lost)",
+            OURS,
+            lost(Mode::Constant, "lost")
+                .zip(lost(Mode::Waiting, "lost"))
+                .map(|(a, b)| a + b),
+            |m| m == 0.0,
+        ),
+        Expectation::new(
+            "losses-are-counted",
+            "Flooded, what is not read is what the kernel counts as dropped for full buffers (difference)",
+            OURS,
+            lost(Mode::Flood, "lost")
+                .zip(lost(Mode::Flood, "dropped"))
+                .map(|(a, b)| (a - b).abs()),
+            |m| m == 0.0,
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_variants_go_both_ways() {
+        for variant in variants(false) {
+            assert_eq!(parse(&variant.to_string()).unwrap(), variant);
+        }
+        for none in [
+            "",
+            "constant/fifo",
+            "flood/fifo/1",
+            "constant/split/1",
+            "x/y/1",
+        ] {
+            assert!(parse(none).is_err(), "{none}");
+        }
+    }
+
+    #[test]
+    fn limits_bite() {
+        let of = |constant: &'static [f64], lost: &'static [f64]| {
+            let with = |lost| {
+                vec![
+                    ("lost", lost),
+                    ("dropped", &[3.0][..]),
+                    ("time_s", constant),
+                ]
+            };
+            let (a, b, c) = (with(lost), with(&[0.0]), with(&[3.0]));
+            let mut outcome = crate::result::tests::outcome(&[
+                ("constant/socket/4", &a[..]),
+                ("waiting/socket/4", &b[..]),
+                ("flood/socket/4", &c[..]),
+            ]);
+            outcome.comparisons = vec![crate::result::Comparison {
+                name: pair_name(Mode::Constant, false, Way::RoundRobin, Way::HashOne),
+                a: String::new(),
+                b: String::new(),
+                metric: String::new(),
+                ratios: vec![constant[0]],
+                median: constant[0],
+            }];
+            judge(&outcome)
+                .into_iter()
+                .filter(|e| e.holds)
+                .map(|e| e.name)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            of(&[1.3], &[0.0]),
+            [
+                "round-robin-over-hash",
+                "nothing-lost",
+                "losses-are-counted"
+            ]
+        );
+        assert_eq!(of(&[1.2], &[1.0]), ["losses-are-counted"]);
+    }
+}

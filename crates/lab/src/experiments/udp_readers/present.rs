@@ -1,0 +1,168 @@
+//! The result for a reader.
+
+use super::{COMPARED, MODES, Mode, PAIRS, THREADS, Variant, WAYS, Way, pair_name};
+use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
+use crate::result::Outcome;
+
+pub fn present(outcome: &Outcome) -> Vec<Block> {
+    let mut blocks = vec![Block::Heading("What it means".into())];
+    blocks.push(Block::Paragraph(conclusions(outcome)));
+    for (mode, pinned) in MODES.into_iter().flat_map(|m| [(m, false), (m, true)]) {
+        let here = |way: Way| !curve(outcome, mode, pinned, way, "time_s").is_empty();
+        if !WAYS.into_iter().any(here) {
+            continue;
+        }
+        blocks.push(Block::Heading(title(mode, pinned)));
+        blocks.extend(meaning(outcome, mode, pinned).map(Block::Paragraph));
+        blocks.push(Block::Table(table(outcome, mode, pinned)));
+        blocks.push(Block::Table(details(outcome, mode, pinned)));
+        blocks.push(Block::Chart(chart(outcome, mode, pinned)));
+    }
+    blocks
+}
+
+fn title(mode: Mode, pinned: bool) -> String {
+    let what = match mode {
+        Mode::Constant => "constant: sent as fast as it is read",
+        Mode::Flood => "flood: sent as fast as possible",
+        Mode::Waiting => "waiting: all is there before the first is read",
+    };
+    format!("{what}{}", if pinned { ", threads pinned" } else { "" })
+}
+
+/// What this machine can tell.
+fn conclusions(outcome: &Outcome) -> String {
+    let cpus = outcome.environment.cpus as usize;
+    let more: Vec<String> = THREADS
+        .iter()
+        .filter(|threads| **threads + 1 > cpus)
+        .map(usize::to_string)
+        .collect();
+    let limits = if more.is_empty() {
+        "There is a CPU for each reader and one for the sender.".to_owned()
+    } else {
+        format!(
+            "With {} readers there are fewer CPUs than threads: what is seen then is what sharing costs, not what more processors would gain, and no more than {cpus} of them ever contend for a lock at a time.",
+            more.join(", ")
+        )
+    };
+    format!(
+        "{cpus} CPUs, which the sender shares with the readers except where all waits beforehand. {limits} The source draws its figures and prints no numbers; it had four."
+    )
+}
+
+fn curve(outcome: &Outcome, mode: Mode, pinned: bool, way: Way, metric: &str) -> Vec<(usize, f64)> {
+    let of = |threads: usize| {
+        let name = Variant {
+            mode,
+            pinned,
+            way,
+            threads,
+        };
+        Some((threads, outcome.median(&name.to_string(), metric)?))
+    };
+    THREADS.into_iter().filter_map(of).collect()
+}
+
+fn meaning(outcome: &Outcome, mode: Mode, pinned: bool) -> Option<String> {
+    let ratio = |(a, b): (Way, Way)| outcome.ratio(&pair_name(mode, pinned, a, b));
+    let (hash, shared) = (ratio(PAIRS[0])?, ratio(PAIRS[1])?);
+    let others: Vec<String> = PAIRS[2..]
+        .chunks(2)
+        .filter_map(|pair| {
+            Some(format!(
+                "{} {} and {}",
+                pair[0].0.name(),
+                number(ratio(pair[0])?),
+                number(ratio(pair[1])?)
+            ))
+        })
+        .collect();
+    let others = if others.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", others.join("; "))
+    };
+    Some(format!(
+        "One flow, {COMPARED} readers: in turn they read {} times as fast as by the kernel's hash, which gives all to one of them, and {} times as fast as from one socket{others}.",
+        number(hash),
+        number(shared)
+    ))
+}
+
+fn table(outcome: &Outcome, mode: Mode, pinned: bool) -> Table {
+    let row = |way: Way| {
+        let found = curve(outcome, mode, pinned, way, "time_s");
+        let cell = |threads: &usize| {
+            let value = found.iter().find(|(n, _)| n == threads);
+            value.map_or_else(|| "–".into(), |(_, seconds)| number(*seconds))
+        };
+        let mut cells = vec![way.name().to_owned()];
+        cells.extend(THREADS.iter().map(cell));
+        (!found.is_empty()).then(|| Row::ours(cells))
+    };
+    let mut head = vec![String::new()];
+    head.extend(THREADS.map(|n| format!("{n} reading")));
+    let datagrams = outcome.parameter_u64("datagrams").unwrap_or(0) as f64;
+    Table {
+        caption: format!(
+            "Seconds to read {} units of 10 bytes; medians of the rounds.",
+            number(datagrams)
+        ),
+        head,
+        rows: WAYS.into_iter().filter_map(row).collect(),
+    }
+}
+
+fn details(outcome: &Outcome, mode: Mode, pinned: bool) -> Table {
+    let columns = [
+        ("read/s", "rate_per_s"),
+        ("lost", "lost"),
+        ("CPU µs each", "reader_cpu_us"),
+        ("switches each", "switches"),
+        ("busiest/mean", "share_max_over_mean"),
+    ];
+    let row = |way: Way| {
+        let variant = Variant {
+            mode,
+            pinned,
+            way,
+            threads: COMPARED,
+        };
+        let found = outcome.variant(&variant.to_string())?;
+        let cell = |metric: &str| found.median(metric).map_or_else(|| "–".into(), number);
+        let mut cells = vec![way.name().to_owned()];
+        cells.extend(columns.map(|(_, metric)| cell(metric)));
+        Some(Row::ours(cells))
+    };
+    Table {
+        caption: format!("{COMPARED} readers; CPU time and switches are the readers', a datagram."),
+        head: std::iter::once("")
+            .chain(columns.map(|(head, _)| head))
+            .map(str::to_owned)
+            .collect(),
+        rows: WAYS.into_iter().filter_map(row).collect(),
+    }
+}
+
+fn chart(outcome: &Outcome, mode: Mode, pinned: bool) -> Chart {
+    let series = |way: Way| {
+        let points = curve(outcome, mode, pinned, way, "time_s");
+        let points = points.into_iter().map(|(n, s)| (n as f64, s)).collect();
+        (Style::ours(way.name(), way.colour()), points)
+    };
+    Chart {
+        title: format!("{}.", title(mode, pinned)),
+        note: "Lower is better. The source's figures have the same axes.".into(),
+        kind: Kind::Lines {
+            x: "threads that read".into(),
+            y: "seconds".into(),
+            log: false,
+            series: WAYS
+                .map(series)
+                .into_iter()
+                .filter(|(_, points): &(Style, Vec<(f64, f64)>)| !points.is_empty())
+                .collect(),
+        },
+    }
+}

@@ -1,0 +1,153 @@
+//! Who sends: as many datagrams as are to be read, from one flow or many, as fast as they are read or faster.
+
+use std::fs::File;
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::Mode;
+use super::reader::{BYTES, Board};
+use crate::experiment::Context;
+use crate::{Error, netstat};
+
+/// So many may be on their way with flow control: 200 small datagrams, at 768 bytes of kernel memory each, fit the usual
+/// receive buffer of one socket.
+const WINDOW: u64 = 200;
+/// So often the sender looks what was read.
+const LOOK_EVERY: u64 = 16;
+/// When nothing more is read for so long, nothing more will be.
+const QUIET: Duration = Duration::from_millis(200);
+/// The longest that a measurement may take.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// What was sent and read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sent {
+    /// How long the reading took, in seconds.
+    pub seconds: f64,
+    /// Datagrams sent.
+    pub sent: u64,
+    /// Datagrams that the kernel dropped in this network namespace meanwhile, for a full receive buffer.
+    pub dropped: u64,
+}
+
+/// Sends `count` datagrams to an address from `flows` sockets, and waits until they are read.
+///
+/// # Errors
+/// When a socket cannot be had, on Ctrl-C, or when it takes too long.
+pub fn datagrams(
+    to: SocketAddr,
+    flows: usize,
+    count: u64,
+    mode: Mode,
+    board: &Board,
+    context: &mut Context<'_>,
+) -> Result<Sent, Error> {
+    let failed = |e: std::io::Error| Error::Server(format!("sending to {to} failed: {e}"));
+    let open = |_| {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        socket.connect(to)?;
+        Ok(socket)
+    };
+    let flows: Vec<UdpSocket> = (0..flows)
+        .map(open)
+        .collect::<std::io::Result<_>>()
+        .map_err(failed)?;
+    let dropped = || netstat::udp().get("RcvbufErrors").copied().unwrap_or(0);
+    let before = dropped();
+    if mode != Mode::Waiting {
+        board.go();
+    }
+    let mut start = Instant::now();
+    for sent in 0..count {
+        flows[sent as usize % flows.len()]
+            .send(&[b'.'; BYTES])
+            .map_err(failed)?;
+        if sent % LOOK_EVERY == 0 {
+            if mode == Mode::Constant {
+                while sent - board.all().min(sent) > WINDOW - LOOK_EVERY {
+                    give_up(start, context)?;
+                    std::thread::yield_now();
+                }
+            }
+            (context.progress)(sent as f64 / count as f64);
+        }
+    }
+    if mode == Mode::Waiting {
+        start = Instant::now();
+        board.go();
+    }
+    let end = until_read(board, count, start, context)?;
+    Ok(Sent {
+        seconds: (end - start).as_secs_f64(),
+        sent: count,
+        dropped: dropped() - before,
+    })
+}
+
+/// Writes `count` units of the same size into a named pipe. The pipe itself controls the flow. With it open, the readers
+/// are still there.
+///
+/// # Errors
+/// When it cannot be opened or written, or on Ctrl-C.
+pub fn fifo(
+    path: &Path,
+    count: u64,
+    board: &Board,
+    context: &mut Context<'_>,
+) -> Result<(Sent, File), Error> {
+    let failed = |source| Error::File {
+        action: "writing",
+        path: path.into(),
+        source,
+    };
+    let mut pipe = File::options().write(true).open(path).map_err(failed)?;
+    board.go();
+    let start = Instant::now();
+    for sent in 0..count {
+        pipe.write_all(&[b'.'; BYTES]).map_err(failed)?;
+        if sent % 1024 == 0 {
+            context.check()?;
+            (context.progress)(sent as f64 / count as f64);
+        }
+    }
+    let end = until_read(board, count, start, context)?;
+    let sent = Sent {
+        seconds: (end - start).as_secs_f64(),
+        sent: count,
+        dropped: 0,
+    };
+    Ok((sent, pipe))
+}
+
+/// When the last one was read: all of them, or those that came through.
+fn until_read(
+    board: &Board,
+    count: u64,
+    start: Instant,
+    context: &mut Context<'_>,
+) -> Result<Instant, Error> {
+    let (mut seen, mut last) = (0, Instant::now());
+    loop {
+        let now = board.all();
+        if now != seen {
+            (seen, last) = (now, Instant::now());
+        }
+        if seen >= count || last.elapsed() > QUIET {
+            return Ok(last);
+        }
+        give_up(start, context)?;
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+fn give_up(start: Instant, context: &Context<'_>) -> Result<(), Error> {
+    context.check()?;
+    if start.elapsed() > LONGEST {
+        return Err(Error::Server(
+            "the readers do not read: a minute has passed".into(),
+        ));
+    }
+    Ok(())
+}
