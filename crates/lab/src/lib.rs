@@ -6,6 +6,7 @@
 //! it and can be made again from the file at any time.
 
 pub mod answers;
+pub mod apps;
 pub mod cpus;
 pub mod distribution;
 pub mod environment;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::scratch::Scratch;
 use crate::server::Server;
-use crate::{Error, probe, process, ways};
+use crate::{Error, apps, probe, process, ways};
 
 /// Where the count is asked for.
 const PATH: &str = "/.requests";
@@ -71,6 +71,19 @@ impl Setup<'_> {
     /// # Errors
     /// When it does not become ready.
     pub fn start(&self, scratch: &Scratch, address: SocketAddr) -> Result<Server, Error> {
+        self.start_as(scratch, address, Ok)
+    }
+
+    /// The same of a command that starts nginx's.
+    ///
+    /// # Errors
+    /// When it does not become ready, or what `wrap` says.
+    pub fn start_as(
+        &self,
+        scratch: &Scratch,
+        address: SocketAddr,
+        wrap: impl FnOnce(Command) -> Result<Command, Error>,
+    ) -> Result<Server, Error> {
         let configuration = self.write(scratch, address)?;
         let mut command = Command::new(program().map_err(Error::Missing)?);
         command
@@ -79,7 +92,7 @@ impl Setup<'_> {
             .arg("-c")
             .arg(configuration)
             .args(["-e", "stderr"]);
-        let mut server = Server::start("nginx", &mut command, "")?;
+        let mut server = Server::start("nginx", &mut wrap(command)?, "")?;
         // At the level `notice` the master says when it starts its workers.
         server.wait_said("start worker process ", self.workers, PATIENCE)?;
         let deadline = Instant::now() + PATIENCE;
@@ -117,6 +130,58 @@ http {{
 "
         )
     }
+}
+
+/// What has nginx answer `/work` by a handler that blocks its worker for as long as a request says.
+#[derive(Debug)]
+pub struct Blocking {
+    main: String,
+    http: String,
+}
+
+impl Blocking {
+    /// Writes the handler.
+    ///
+    /// # Errors
+    /// When there is no perl module, or it cannot be written.
+    pub fn new(scratch: &Scratch) -> Result<Self, Error> {
+        let module = perl_module().map_err(Error::Missing)?;
+        scratch.write("Work.pm", apps::PERL)?;
+        let directory = scratch.path().display();
+        Ok(Self {
+            main: format!("load_module {};", module.display()),
+            http: format!("perl_modules {directory}; perl_require Work.pm; keepalive_timeout 0;"),
+        })
+    }
+
+    /// Adds it to a setup.
+    pub fn setup<'a>(&'a self, setup: Setup<'a>) -> Setup<'a> {
+        Setup {
+            main: &self.main,
+            http: &self.http,
+            server: "location = /work { perl Work::handler; }",
+            ..setup
+        }
+    }
+}
+
+/// Where the perl module is, or why no handler can block a worker here.
+pub fn perl_module() -> Result<PathBuf, String> {
+    let program = program()?;
+    let told = Command::new(program)
+        .arg("-V")
+        .output()
+        .map_err(|e| format!("nginx does not start: {e}"))?;
+    let told = String::from_utf8_lossy(&told.stderr).into_owned();
+    let folders = told
+        .split_whitespace()
+        .filter_map(|word| word.strip_prefix("--modules-path="));
+    folders
+        .map(|folder| PathBuf::from(folder).join("ngx_http_perl_module.so"))
+        .find(|module| module.exists())
+        .ok_or_else(|| {
+            "nginx's perl module (libnginx-mod-http-perl) is not installed, and without it no handler can block a worker".into()
+        })
 }
 
 /// How many requests it has counted so far, without the one that asks.

@@ -9,6 +9,7 @@ mod nginx;
 mod pinned;
 mod reference;
 mod restart;
+mod split;
 mod spread;
 mod stuck;
 mod throughput;
@@ -31,6 +32,7 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &restart::Restart,
         &nginx::Nginx,
         &pinned::Pinned,
+        &split::Split,
         &reference::Reference,
         &udp_readers::UdpReaders,
         &cost::Cost,

@@ -12,7 +12,7 @@ use crate::experiment::{
 use crate::experiments::tills::workload::WORKERS;
 use crate::present::Block;
 use crate::result::{Expectation, Outcome};
-use crate::{Error, measure, status};
+use crate::{Error, apps, measure, nginx, status};
 use servers::{Kind, Running};
 use workload::{GONE, HEALTHY, LOAD_S, RATE_PER_S, Variant, WORKLOADS, Workload};
 
@@ -159,15 +159,15 @@ impl Experiment for Nginx {
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         let variant = Variant::parse(&arm.name)?;
-        let mut nginx = Running::start(variant.kind, WORKERS)?;
-        let mut found = variant.load(&mut nginx, context)?;
-        found.by_worker = by_place(&found.by_worker, &nginx.workers);
+        let mut running = Running::start(variant.kind, WORKERS)?;
+        let mut found = variant.load(&mut running, context)?;
+        found.by_worker = apps::by_place(&found.by_worker, &running.workers);
         let mut sample = measure::sample(&found, WORKERS);
         if variant.kind.steered() {
-            let left = status::active_at_rest(nginx.address)?;
+            let left = status::active_at_rest(running.address)?;
             sample.put("active_at_end", "count", left as f64);
         }
-        nginx.stop(&mut sample)?;
+        running.stop(&mut sample)?;
         Ok(sample)
     }
 
@@ -189,7 +189,7 @@ impl Experiment for Nginx {
 
 /// The ways that cannot be measured here, and why.
 fn lacks() -> std::collections::BTreeMap<&'static str, String> {
-    let no_nginx = servers::module().err();
+    let no_nginx = nginx::perl_module().err();
     let missing = wakeone_kernel::capability::missing();
     let why = |kind: Kind| {
         let no_right = kind.steered() && !missing.is_empty();
@@ -201,34 +201,10 @@ fn lacks() -> std::collections::BTreeMap<&'static str, String> {
     servers::ALL.into_iter().filter_map(of).collect()
 }
 
-/// Answers by the place of the worker among the process ids, instead of by process id. Those of none keep their names.
-fn by_place(
-    answers: &std::collections::BTreeMap<String, u64>,
-    workers: &[u32],
-) -> std::collections::BTreeMap<String, u64> {
-    let place = |name: &str| {
-        let pid: u32 = name.parse().ok()?;
-        workers.iter().position(|worker| *worker == pid)
-    };
-    let named = |(name, count): (&String, &u64)| match place(name) {
-        Some(place) => (place.to_string(), *count),
-        None => (format!("pid {name}"), *count),
-    };
-    answers.iter().map(named).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::result;
-
-    #[test]
-    fn workers_are_told_by_their_places() {
-        let answers = [("712".to_owned(), 5), ("99".to_owned(), 2)].into();
-        let found = by_place(&answers, &[700, 712]);
-        assert_eq!(found["1"], 5);
-        assert_eq!(measure::by_worker(&found, 2), [0, 5, 2]);
-    }
 
     fn outcome(ratios: [f64; 5], active: f64) -> Outcome {
         let sound: &[(&str, &[f64])] = &[

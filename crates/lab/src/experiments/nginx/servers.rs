@@ -1,20 +1,15 @@
-//! nginx in the four ways that its users can have it, with a handler that blocks its worker.
+//! nginx in the ways that its users can have it, with a handler that blocks its worker.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::Command;
 
+use crate::Error;
 use crate::answers::Answers;
 use crate::experiment::Sample;
+use crate::nginx::{self, Blocking};
 use crate::process::leaves;
 use crate::scratch::Scratch;
 use crate::server::{Server, free_address};
 use crate::steered::Attached;
-use crate::{Error, nginx};
-
-/// The handler, in the language of nginx's perl module.
-const HANDLER: &str = include_str!("Work.pm");
-const MODULE: &str = "ngx_http_perl_module.so";
 
 /// A way of having nginx hand out connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,25 +79,6 @@ impl Kind {
     }
 }
 
-/// Where the perl module is, or why nginx cannot be measured here.
-pub fn module() -> Result<PathBuf, String> {
-    let program = nginx::program()?;
-    let told = Command::new(program)
-        .arg("-V")
-        .output()
-        .map_err(|e| format!("nginx does not start: {e}"))?;
-    let told = String::from_utf8_lossy(&told.stderr).into_owned();
-    let folders = told
-        .split_whitespace()
-        .filter_map(|word| word.strip_prefix("--modules-path="));
-    folders
-        .map(|folder| PathBuf::from(folder).join(MODULE))
-        .find(|module| module.exists())
-        .ok_or_else(|| {
-            "nginx's perl module (libnginx-mod-http-perl) is not installed, and without it no handler can block a worker".into()
-        })
-}
-
 /// A running nginx, steered or not. Dropping it detaches, ends nginx and removes its files.
 pub struct Running {
     kind: Kind,
@@ -123,21 +99,11 @@ impl Running {
     /// # Errors
     /// When it does not become ready, or cannot be steered.
     pub fn start(kind: Kind, workers: usize) -> Result<Self, Error> {
-        let module = module().map_err(Error::Missing)?;
         let (scratch, address) = (Scratch::new("nginx")?, free_address()?);
-        scratch.write("Work.pm", HANDLER)?;
-        let main = format!("load_module {};", module.display());
-        let http = format!(
-            "perl_modules {}; perl_require Work.pm; keepalive_timeout 0;",
-            scratch.path().display()
-        );
-        let setup = nginx::Setup {
-            main: &main,
-            http: &http,
-            server: "location = /work { perl Work::handler; }",
-            ..kind.setup(workers)
-        };
-        let server = setup.start(&scratch, address)?;
+        let blocking = Blocking::new(&scratch)?;
+        let server = blocking
+            .setup(kind.setup(workers))
+            .start(&scratch, address)?;
         let mut workers = leaves(server.pid());
         workers.sort_unstable();
         let attached = match kind {

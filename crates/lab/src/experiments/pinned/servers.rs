@@ -1,12 +1,11 @@
 //! Servers of two workers with one thread each.
 
-use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::answers::Answers;
+use crate::apps::{self, Count};
 use crate::experiment::Sample;
 use crate::process::{self, leaves};
 use crate::scratch::Scratch;
@@ -98,7 +97,7 @@ impl Kind {
                 command
                     .args(["--reuse-port", "--workers", &workers, "--timeout", "60"])
                     .args(["--pythonpath", &scratch.path().display().to_string()])
-                    .args(["--bind", &address.to_string(), "pinned:app"]);
+                    .args(["--bind", &address.to_string(), "wsgi:app"]);
                 command
             }
         };
@@ -139,7 +138,7 @@ pub struct Running {
     pub address: SocketAddr,
     /// Its books and its clients'.
     pub answers: Answers,
-    count: PathBuf,
+    count: Count,
     attached: Option<Attached>,
     server: Server,
     _scratch: Scratch,
@@ -152,11 +151,11 @@ impl Running {
     /// When they are not in time, or it cannot be steered.
     pub fn start(kind: Kind) -> Result<Self, Error> {
         let (scratch, address) = (Scratch::new("pinned")?, free_address()?);
-        scratch.write("config.ru", include_str!("config.ru"))?;
-        scratch.write("pinned.py", include_str!("pinned.py"))?;
-        let count = scratch.write("count", "")?;
+        scratch.write("config.ru", apps::RACK)?;
+        scratch.write("wsgi.py", apps::WSGI)?;
+        let count = Count::new(&scratch)?;
         let mut command = kind.command(&scratch, address)?;
-        command.env("WAKEONE_COUNT", &count);
+        count.tell(&mut command);
         let mut server = Server::start(kind.name(), &mut command, "")?;
         match kind {
             Kind::PumaShared => {}
@@ -171,7 +170,7 @@ impl Running {
             std::thread::sleep(Duration::from_millis(50));
         }
         let mut answers = Answers::new()?;
-        answers.client_counted(fs::metadata(&count).map_or(0, |m| m.len()), 0);
+        answers.client_counted(count.made()?, 0);
         let attached = match kind {
             Kind::GunicornAttach => Some(Attached::to(address, true)?),
             _ => None,
@@ -195,12 +194,7 @@ impl Running {
         if let Some(attached) = self.attached.take() {
             attached.end()?;
         }
-        let read = |source| Error::File {
-            action: "reading",
-            path: self.count.clone(),
-            source,
-        };
-        let made = fs::metadata(&self.count).map_err(read)?.len();
+        let made = self.count.made()?;
         drop(self.server);
         self.answers.close_with(made, self.kind.name(), sample)
     }
