@@ -172,11 +172,7 @@ fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     for card in cards {
-        writeln!(
-            out,
-            "{:<14} {}\n{:14} {}\n{:14} [{}]",
-            card.name, card.title, "", card.question, "", card.source.short
-        )?;
+        out.write_all(text::listed(card, terminal_width()).as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -93,6 +93,26 @@ fn heading(text: &mut String, line: &str, underline: char) {
     let _ = writeln!(text, "{line}\n{rule}\n");
 }
 
+/// An experiment in the list of all, as text that fits into `width` columns.
+pub fn listed(card: &Card, width: usize) -> String {
+    const INDENT: usize = 15;
+    let mut text = String::new();
+    let said = [card.title, card.question, card.source.short];
+    let lines = std::iter::once(format!("{:<14} {}", card.name, said[0]))
+        .chain(said[1..].iter().map(|words| format!("{:14} {words}", "")));
+    for line in lines {
+        let (head, words) = line.split_at(INDENT);
+        let mut wrapped = String::new();
+        let room = width.saturating_sub(INDENT).max(20);
+        paragraph(&mut wrapped, words, room);
+        for (at, part) in wrapped.lines().enumerate() {
+            let margin = if at == 0 { head } else { "               " };
+            let _ = writeln!(text, "{margin}{part}");
+        }
+    }
+    text
+}
+
 fn paragraph(text: &mut String, words: &str, width: usize) {
     paragraph_hanging(text, words, width, 0);
     text.push('\n');
@@ -215,6 +235,18 @@ mod tests {
             ],
         };
         insta::assert_snapshot!(histogram(&shown).join("\n"));
+    }
+
+    #[test]
+    fn the_list_fits_the_terminal() {
+        for experiment in crate::experiments::all() {
+            let text = listed(experiment.card(), 80);
+            assert!(text.starts_with(experiment.card().name), "{text}");
+            assert!(
+                text.lines().all(|line| line.chars().count() <= 80),
+                "{text}"
+            );
+        }
     }
 
     #[test]

@@ -166,7 +166,7 @@ impl Running {
         let mut workers = await_workers(&server, &what, address)?;
         workers.sort_unstable();
         let mut answers = Answers::new()?;
-        answers.client_counted(book.made(address)?, 0);
+        answers.client_counted(book.made(address)? + book.asking(), 0);
         Ok(Self {
             what,
             address,
@@ -190,6 +190,11 @@ impl Running {
 }
 
 impl Book {
+    /// How many answers asking for their number takes: those, too, are counted from then on.
+    fn asking(&self) -> u64 {
+        u64::from(matches!(self, Book::Nginx))
+    }
+
     fn made(&self, address: SocketAddr) -> Result<u64, Error> {
         match self {
             Book::File(count) => count.made(),
