@@ -1,11 +1,9 @@
-//! A UDP socket's receive queue, asked from outside, and who waits for it.
+//! A UDP socket's receive queue, asked from outside.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 use nix::libc;
-
-use crate::process::{self, Doing};
 
 /// What waits in a UDP socket, from its `SO_MEMINFO` (net/core/sock.c, `sk_get_meminfo`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -63,59 +61,10 @@ pub fn receive_queue(socket: impl AsFd) -> io::Result<ReceiveQueue> {
     })
 }
 
-/// System calls that a server waits for a datagram in, by their first argument: the socket.
-#[cfg(target_arch = "x86_64")]
-const RECEIVES: [u64; 4] = [
-    0,   // read
-    45,  // recvfrom
-    47,  // recvmsg
-    299, // recvmmsg
-];
-#[cfg(target_arch = "aarch64")]
-const RECEIVES: [u64; 4] = [63, 207, 212, 243];
-
-/// Like [`process::doing_below`], for UDP sockets: a thread that is in a receiving call on one of them waits too.
-pub fn doing_below(pid: u32, inodes: &[u64]) -> Doing {
-    match process::doing_below(pid, inodes) {
-        Doing::Busy if receives(pid, inodes) => Doing::Waiting,
-        other => other,
-    }
-}
-
-/// Whether a thread of this process, or of one below it, is in a receiving call on one of these sockets.
-fn receives(pid: u32, inodes: &[u64]) -> bool {
-    let held = process::sockets_of(pid).unwrap_or_default();
-    let ours: Vec<i32> = held
-        .into_iter()
-        .filter(|(_, inode)| inodes.contains(inode))
-        .map(|(fd, _)| fd)
-        .collect();
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
-    let own = !ours.is_empty()
-        && tasks.into_iter().flatten().flatten().any(|task| {
-            let line = std::fs::read_to_string(task.path().join("syscall")).unwrap_or_default();
-            receiving_on(&line).is_some_and(|fd| ours.contains(&fd))
-        });
-    own || process::children(pid)
-        .into_iter()
-        .any(|child| receives(child, inodes))
-}
-
-/// The descriptor that a line of /proc/PID/syscall says a receiving call is on.
-fn receiving_on(line: &str) -> Option<i32> {
-    let mut words = line.split_whitespace();
-    let number: u64 = words.next()?.parse().ok()?;
-    let first = words.next()?.strip_prefix("0x")?;
-    RECEIVES
-        .contains(&number)
-        .then(|| i32::from_str_radix(first, 16).ok())?
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::net::UdpSocket;
-    use std::time::{Duration, Instant};
 
     #[test]
     fn what_waits_grows_and_what_does_not_fit_is_counted() {
@@ -142,32 +91,5 @@ mod tests {
         }
         assert_eq!(read + full.dropped, 101, "each was read or counted");
         assert_eq!(receive_queue(&socket).expect("queue").waiting_bytes, 0);
-    }
-
-    #[test]
-    fn a_thread_in_recv_waits_for_its_own_socket_only() {
-        let socket = UdpSocket::bind("127.0.0.1:0").expect("bind");
-        let other = UdpSocket::bind("127.0.0.1:0").expect("bind");
-        let to = socket.local_addr().expect("address");
-        let inode = |socket: &UdpSocket| rustix::fs::fstat(socket).expect("stat").st_ino;
-        let (own, others) = (inode(&socket), inode(&other));
-        let thread = std::thread::spawn(move || socket.recv(&mut [0; 8]));
-        let since = Instant::now();
-        while !receives(std::process::id(), &[own]) {
-            assert!(since.elapsed() < Duration::from_secs(10), "never in recv");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        assert!(!receives(std::process::id(), &[others]));
-        other.send_to(b"x", to).expect("send");
-        thread.join().expect("thread").expect("recv");
-    }
-
-    #[test]
-    fn lines_of_proc_syscall() {
-        let receive = RECEIVES[1];
-        assert_eq!(receiving_on(&format!("{receive} 0x1f 0x7f\n")), Some(31));
-        for line in ["running\n", "-1 0x7ffc\n", "", "999 0x3\n"] {
-            assert_eq!(receiving_on(line), None, "{line:?}");
-        }
     }
 }

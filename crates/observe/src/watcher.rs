@@ -9,7 +9,6 @@ use wakeone_kernel::diag::{self, Which};
 use wakeone_kernel::peek::{self, Processes};
 use wakeone_kernel::probe::Probe;
 use wakeone_kernel::process::{self, Doing};
-use wakeone_kernel::receive_queue;
 use wakeone_kernel::vitals;
 use wakeone_model::accept::{self, AcceptModel};
 use wakeone_model::listener::{Listener, Process, Protocol, Sighting, Socket};
@@ -66,7 +65,7 @@ fn doing(listener: &Listener, pid: u32) -> Doing {
         return process::doing(pid);
     }
     let inodes: Vec<u64> = listener.sockets.iter().map(|s| s.inode).collect();
-    receive_queue::doing_below(pid, &inodes)
+    process::doing_below(pid, &inodes)
 }
 
 fn kernel(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {

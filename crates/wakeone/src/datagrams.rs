@@ -4,7 +4,6 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::process;
-use wakeone_kernel::receive_queue;
 use wakeone_kernel::table::flag;
 use wakeone_model::judge::{Doing, Look};
 use wakeone_model::reads::Reads;
@@ -37,7 +36,7 @@ pub(crate) fn doing(dispatcher: &Dispatcher, slot: usize) -> Doing {
     if pid == 0 {
         return Doing::Busy;
     }
-    match receive_queue::doing_below(pid, &dispatcher.inodes(slot)) {
+    match process::doing_below(pid, &dispatcher.inodes(slot)) {
         process::Doing::Waiting => Doing::Waiting,
         process::Doing::Busy | process::Doing::Gone => Doing::Busy,
         process::Doing::Stopped => Doing::Stopped,
