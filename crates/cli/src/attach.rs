@@ -310,8 +310,8 @@ pub fn log(event: &Event) {
 
 fn tell(name: &str, event: &SteerEvent) {
     match event {
-        SteerEvent::Stuck { slot, queued } => {
-            tracing::debug!("{name}: slot {slot} is stuck with {queued} waiting");
+        SteerEvent::Stuck { slot, queued, unit } => {
+            tracing::debug!("{name}: slot {slot} is stuck with {queued} {unit} waiting");
         }
         SteerEvent::Rescued {
             slot,

@@ -310,9 +310,11 @@ impl Core {
             {
                 self.memory[slot].stuck_since_ns = Some(now);
                 self.mark(slot, flag::STUCK, true);
+                let datagrams = self.dispatcher.as_ref().is_some_and(Dispatcher::datagrams);
                 self.event(SteerEvent::Stuck {
                     slot,
                     queued: looks[slot].queued,
+                    unit: if datagrams { "bytes" } else { "connections" },
                 });
                 self.rescue(slot, looks, duties);
             }

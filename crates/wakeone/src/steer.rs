@@ -27,12 +27,14 @@ pub trait Steer: Send {
 /// Something worth a log line that happened beside the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SteerEvent {
-    /// The slot's worker stopped accepting while connections wait.
+    /// The slot's worker stopped accepting, or reading, while something waits.
     Stuck {
         /// Which slot.
         slot: usize,
-        /// Connections in its queues then.
+        /// What waited in its queues then.
         queued: u32,
+        /// Of what: `connections`, or `bytes` of datagrams.
+        unit: &'static str,
     },
     /// The slot's queue was moved to others.
     Rescued {

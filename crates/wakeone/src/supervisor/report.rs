@@ -156,12 +156,12 @@ pub fn stopped() {
 /// What happened beside us.
 pub fn steering(event: SteerEvent) {
     match event {
-        SteerEvent::Stuck { slot, queued } => {
+        SteerEvent::Stuck { slot, queued, unit } => {
             tracing::info!(
                 event = "stuck",
                 slot,
                 queued,
-                "worker {slot} is stuck with {queued} connections waiting"
+                "worker {slot} is stuck with {queued} {unit} waiting"
             );
         }
         SteerEvent::Rescued {
