@@ -8,6 +8,7 @@ use std::time::Duration;
 use tracing_subscriber::fmt::format;
 use wakeone::group::{self, Group, Wish};
 use wakeone::policy::{Affinity, Policy};
+use wakeone::split;
 use wakeone::supervisor::address::Address;
 use wakeone::supervisor::{Options, state};
 
@@ -19,7 +20,8 @@ use wakeone::supervisor::{Options, state};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples: wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
-          wakeone run -w 4 -l udp://:5353 --affinity none -- ./dns-server"
+          wakeone run -w 4 -l udp://:5353 --affinity none -- ./dns-server
+          wakeone run --split -- gunicorn -w 4 --bind :8080 app:app"
 )]
 pub struct Args {
     /// Number of workers, 1 to 256 [default: the number of CPUs]
@@ -28,8 +30,21 @@ pub struct Args {
 
     /// Address to listen on: :8080 (IPv6 and IPv4), 127.0.0.1:8080, [::1]:8080, localhost:8080, and by UDP
     /// udp://:53; repeatable
-    #[arg(short, long, value_name = "ADDR", required = true)]
+    #[arg(short, long, value_name = "ADDR", required_unless_present = "split")]
     listen: Vec<Address>,
+
+    /// Start a server that opens one listener itself and shares it among its own workers, and give each of those a
+    /// queue of its own. `check`: change nothing, tell what would be done, end the server
+    #[arg(
+        long,
+        value_name = "HOW",
+        value_enum,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "on",
+        conflicts_with_all = ["workers", "listen", "backlog", "weight", "user", "group", "keep_cap", "grace", "name"]
+    )]
+    split: Option<Split>,
 
     /// How a worker is chosen: hash, round-robin, random, least-connections, two-choices, shortest-queue, cpu or
     /// consistent [default: least-connections, for UDP shortest-queue, or the best that we may]
@@ -102,6 +117,14 @@ pub struct Args {
     command: Vec<String>,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Split {
+    /// Do it
+    On,
+    /// Tell whether it would be done
+    Check,
+}
+
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Log {
     /// Short sentences
@@ -113,6 +136,9 @@ enum Log {
 /// Supervises until told to stop.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     start_log(args.log);
+    if let Some(how) = args.split {
+        return split(&args, how);
+    }
     match supervise(&args) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
@@ -125,6 +151,30 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(if usage { 2 } else { 1 }))
         }
     }
+}
+
+/// Runs a server of others' making with its listener split.
+fn split(args: &Args, how: Split) -> anyhow::Result<ExitCode> {
+    let options = split::Options {
+        command: args.command.clone(),
+        policy: args.policy,
+        rescue: wish(args).rescue != Some(false),
+        stuck_after: args.stuck_after,
+        runtime_dir: runtime_dir(args),
+        check: how == Split::Check,
+    };
+    match split::run(&options) {
+        Ok(code) => Ok(ExitCode::from(code)),
+        Err(error) => {
+            tracing::error!(event = "error", "wakeone run: {error}");
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+fn runtime_dir(args: &Args) -> PathBuf {
+    let given = args.runtime_dir.clone();
+    given.unwrap_or_else(state::default_runtime_dir)
 }
 
 fn supervise(args: &Args) -> anyhow::Result<()> {
@@ -175,10 +225,7 @@ fn options(args: &Args) -> anyhow::Result<Options> {
         group: args.group.clone(),
         keep_caps: args.keep_cap.clone(),
         grace: args.grace,
-        runtime_dir: args
-            .runtime_dir
-            .clone()
-            .unwrap_or_else(state::default_runtime_dir),
+        runtime_dir: runtime_dir(args),
     })
 }
 

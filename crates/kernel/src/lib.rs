@@ -25,6 +25,7 @@ pub mod ring;
 pub mod run_stats;
 pub mod schedule;
 pub mod shared_counter;
+pub mod sibling;
 pub mod socket;
 pub mod stop;
 pub mod table;

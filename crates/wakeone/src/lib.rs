@@ -12,6 +12,7 @@ pub mod paths;
 pub mod policy;
 pub mod seat;
 pub mod several;
+pub mod split;
 pub mod status;
 pub mod steer;
 pub mod supervisor;

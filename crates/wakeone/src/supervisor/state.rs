@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 pub const SCHEMA: u32 = 1;
 /// No file that we wrote is larger.
 const MOST_BYTES: u64 = 4 << 20;
+/// In the place of the command of an attached server: its queues were made by `wakeone run --split`.
+pub const SPLIT: &str = "--split";
 /// Most slots of a group.
 pub const MOST_SLOTS: usize = 256;
 /// Most addresses of a group.
@@ -111,6 +113,16 @@ pub enum StateError {
 }
 
 impl State {
+    /// Whether its queues were made beside a shared socket that nobody serves: the kernel's hash must not choose.
+    pub fn is_split(&self) -> bool {
+        self.attached
+            && self
+                .task
+                .command
+                .first()
+                .is_some_and(|first| first == SPLIT)
+    }
+
     /// As bytes of JSON.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).unwrap_or_default()

@@ -1,0 +1,425 @@
+//! A second listener beside one: bound to the same address, with the same options, of the same user, so that the kernel
+//! puts both into one reuseport group.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::libc;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
+
+/// Options that a new socket of the same address must have before it is bound, and those of its connections.
+const OPTIONS: [(i32, i32, &str); 48] = [
+    (libc::SOL_IPV6, libc::IPV6_V6ONLY, "IPV6_V6ONLY"),
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR, "SO_REUSEADDR"),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT, "SO_REUSEPORT"),
+    (libc::SOL_IP, libc::IP_FREEBIND, "IP_FREEBIND"),
+    (libc::SOL_IP, libc::IP_TRANSPARENT, "IP_TRANSPARENT"),
+    (libc::SOL_SOCKET, libc::SO_BINDTODEVICE, "SO_BINDTODEVICE"),
+    (libc::SOL_SOCKET, libc::SO_MARK, "SO_MARK"),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY, "SO_PRIORITY"),
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE, "SO_KEEPALIVE"),
+    (libc::SOL_SOCKET, libc::SO_LINGER, "SO_LINGER"),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE, "SO_OOBINLINE"),
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT, "SO_RCVLOWAT"),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO, "SO_RCVTIMEO"),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO, "SO_SNDTIMEO"),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP, "SO_TIMESTAMP"),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, "SO_TIMESTAMPNS"),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPING, "SO_TIMESTAMPING"),
+    (libc::SOL_SOCKET, libc::SO_BUSY_POLL, "SO_BUSY_POLL"),
+    (libc::SOL_SOCKET, libc::SO_INCOMING_CPU, "SO_INCOMING_CPU"),
+    (libc::SOL_SOCKET, libc::SO_ZEROCOPY, "SO_ZEROCOPY"),
+    (libc::SOL_SOCKET, libc::SO_DONTROUTE, "SO_DONTROUTE"),
+    (libc::SOL_IP, libc::IP_TOS, "IP_TOS"),
+    (libc::SOL_IP, libc::IP_TTL, "IP_TTL"),
+    (libc::SOL_IP, libc::IP_MTU_DISCOVER, "IP_MTU_DISCOVER"),
+    (libc::SOL_IP, libc::IP_RECVERR, "IP_RECVERR"),
+    (libc::SOL_IP, libc::IP_PKTINFO, "IP_PKTINFO"),
+    (libc::SOL_IP, libc::IP_MINTTL, "IP_MINTTL"),
+    (libc::SOL_IPV6, libc::IPV6_TCLASS, "IPV6_TCLASS"),
+    (libc::SOL_IPV6, libc::IPV6_UNICAST_HOPS, "IPV6_UNICAST_HOPS"),
+    (libc::SOL_IPV6, libc::IPV6_MTU_DISCOVER, "IPV6_MTU_DISCOVER"),
+    (libc::SOL_IPV6, libc::IPV6_RECVERR, "IPV6_RECVERR"),
+    (libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, "IPV6_RECVPKTINFO"),
+    (libc::SOL_TCP, libc::TCP_NODELAY, "TCP_NODELAY"),
+    (libc::SOL_TCP, libc::TCP_MAXSEG, "TCP_MAXSEG"),
+    (libc::SOL_TCP, libc::TCP_CORK, "TCP_CORK"),
+    (libc::SOL_TCP, libc::TCP_KEEPIDLE, "TCP_KEEPIDLE"),
+    (libc::SOL_TCP, libc::TCP_KEEPINTVL, "TCP_KEEPINTVL"),
+    (libc::SOL_TCP, libc::TCP_KEEPCNT, "TCP_KEEPCNT"),
+    (libc::SOL_TCP, libc::TCP_SYNCNT, "TCP_SYNCNT"),
+    (libc::SOL_TCP, libc::TCP_LINGER2, "TCP_LINGER2"),
+    (libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, "TCP_DEFER_ACCEPT"),
+    (libc::SOL_TCP, libc::TCP_WINDOW_CLAMP, "TCP_WINDOW_CLAMP"),
+    (libc::SOL_TCP, libc::TCP_CONGESTION, "TCP_CONGESTION"),
+    (libc::SOL_TCP, libc::TCP_USER_TIMEOUT, "TCP_USER_TIMEOUT"),
+    (libc::SOL_TCP, libc::TCP_FASTOPEN, "TCP_FASTOPEN"),
+    (libc::SOL_TCP, libc::TCP_SAVE_SYN, "TCP_SAVE_SYN"),
+    (libc::SOL_TCP, libc::TCP_NOTSENT_LOWAT, "TCP_NOTSENT_LOWAT"),
+    (
+        libc::SOL_TCP,
+        libc::TCP_THIN_LINEAR_TIMEOUTS,
+        "TCP_THIN_LINEAR_TIMEOUTS",
+    ),
+];
+
+/// include/uapi/asm-generic/socket.h: which buffer sizes a program has set itself.
+const SO_BUF_LOCK: i32 = 72;
+/// The largest option value that is copied.
+const MOST_BYTES: usize = 64;
+
+/// Why a listener cannot have a sibling.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An option of its cannot be set on another socket.
+    #[error("its option {0} cannot be copied: {1}")]
+    Option(&'static str, io::Error),
+    /// It has a socket filter that nobody but its maker can read.
+    #[error("it has a socket filter that cannot be read")]
+    Filter,
+    /// Anything else.
+    #[error("{0}: {1}")]
+    Step(&'static str, io::Error),
+}
+
+fn get(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<Vec<u8>> {
+    let mut value = vec![0_u8; MOST_BYTES];
+    let mut size = MOST_BYTES as libc::socklen_t;
+    // SAFETY: `value` has `size` bytes, and the kernel writes no more than that.
+    let done = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            value.as_mut_ptr().cast(),
+            &mut size,
+        )
+    };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    value.truncate(size as usize);
+    Ok(value)
+}
+
+fn set(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+    // SAFETY: `value` is that many readable bytes, which the kernel copies.
+    let done = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            value.as_ptr().cast(),
+            value.len() as libc::socklen_t,
+        )
+    };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn number(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
+    let value = get(fd, level, name)?;
+    let bytes = value.get(..4).and_then(|bytes| bytes.try_into().ok());
+    bytes
+        .map(i32::from_ne_bytes)
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Makes a socket like this one and binds it to the same address. It does not listen yet.
+///
+/// # Errors
+/// See [`Error`].
+pub fn sibling(listener: impl AsFd) -> Result<OwnedFd, Error> {
+    let listener = listener.as_fd();
+    let step = |what| move |source: rustix::io::Errno| Error::Step(what, source.into());
+    let of = |name| number(listener, libc::SOL_SOCKET, name);
+    let domain =
+        of(libc::SO_DOMAIN).map_err(|source| Error::Step("asking for its family", source))?;
+    let kind = of(libc::SO_TYPE).map_err(|source| Error::Step("asking for its type", source))?;
+    let family = AddressFamily::from_raw(domain as u16);
+    let socket = rustix::net::socket_with(
+        family,
+        SocketType::from_raw(kind as u32),
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(step("making a socket"))?;
+    copy_options(listener, socket.as_fd())?;
+    copy_buffers(listener, socket.as_fd())?;
+    copy_filter(listener, socket.as_fd())?;
+    copy_owner(listener, socket.as_fd())?;
+    let address = rustix::net::getsockname(listener).map_err(step("asking for its address"))?;
+    rustix::net::bind(&socket, &address).map_err(step("binding to its address"))?;
+    Ok(socket)
+}
+
+/// What it has and a new socket has not is set; what cannot be set makes the two different, and is an error.
+fn copy_options(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
+    for (level, name, what) in OPTIONS {
+        let Ok(wanted) = get(from, level, name) else {
+            continue; // not one that such a socket has
+        };
+        if get(to, level, name).is_ok_and(|has| has == wanted) {
+            continue;
+        }
+        set(to, level, name, &wanted).map_err(|source| Error::Option(what, source))?;
+    }
+    Ok(())
+}
+
+/// Sizes that the program chose; others are the kernel's to adapt. The kernel answers with twice what was asked for.
+fn copy_buffers(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
+    const SNDBUF_LOCK: i32 = 1;
+    const RCVBUF_LOCK: i32 = 2;
+    let of = |fd, name| number(fd, libc::SOL_SOCKET, name);
+    // Before 5.14 it cannot be asked for: what differs was chosen.
+    let locked = of(from, SO_BUF_LOCK).unwrap_or(SNDBUF_LOCK | RCVBUF_LOCK);
+    for (lock, name, forced, what) in [
+        (
+            SNDBUF_LOCK,
+            libc::SO_SNDBUF,
+            libc::SO_SNDBUFFORCE,
+            "SO_SNDBUF",
+        ),
+        (
+            RCVBUF_LOCK,
+            libc::SO_RCVBUF,
+            libc::SO_RCVBUFFORCE,
+            "SO_RCVBUF",
+        ),
+    ] {
+        let size = |fd| of(fd, name).map_err(|source| Error::Option(what, source));
+        if locked & lock == 0 || size(from)? == size(to)? {
+            continue;
+        }
+        let half = (size(from)? / 2).to_ne_bytes();
+        set(to, libc::SOL_SOCKET, forced, &half)
+            .or_else(|_| set(to, libc::SOL_SOCKET, name, &half))
+            .map_err(|source| Error::Option(what, source))?;
+    }
+    Ok(())
+}
+
+/// A classic filter can be read back and set again; what eBPF programs do is their maker's secret.
+fn copy_filter(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
+    // include/uapi/asm-generic/socket.h: SO_GET_FILTER is SO_ATTACH_FILTER, read.
+    let mut count: libc::socklen_t = 0;
+    // SAFETY: with a length of 0 the kernel writes the number of instructions into it and touches no buffer.
+    let asked = unsafe {
+        libc::getsockopt(
+            from.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            std::ptr::null_mut(),
+            &mut count,
+        )
+    };
+    if asked != 0 {
+        return Err(Error::Filter);
+    }
+    if count == 0 {
+        return Ok(());
+    }
+    let blank = libc::sock_filter {
+        code: 0,
+        jt: 0,
+        jf: 0,
+        k: 0,
+    };
+    let mut filter = vec![blank; count as usize];
+    // SAFETY: `filter` has room for the `count` instructions that the kernel said there are, and it writes no more.
+    let asked = unsafe {
+        libc::getsockopt(
+            from.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            filter.as_mut_ptr().cast(),
+            &mut count,
+        )
+    };
+    if asked != 0 || count as usize != filter.len() {
+        return Err(Error::Filter);
+    }
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: `program` points to `len` instructions that live until the call is over; the kernel copies them.
+    let done = unsafe {
+        libc::setsockopt(
+            to.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            std::ptr::from_ref(&program).cast(),
+            size_of_val(&program) as libc::socklen_t,
+        )
+    };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(Error::Filter)
+    }
+}
+
+/// All members of a reuseport group are of one user: a socket's is its inode's (`sockfs_setattr`).
+fn copy_owner(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
+    let owner = |fd| {
+        rustix::fs::fstat(fd)
+            .map(|about| about.st_uid)
+            .map_err(|source| Error::Step("asking for its user", source.into()))
+    };
+    let wanted = owner(from)?;
+    if owner(to)? == wanted {
+        return Ok(());
+    }
+    rustix::fs::fchown(to, Some(rustix::fs::Uid::from_raw(wanted)), None)
+        .map_err(|source| Error::Step("giving it its user", source.into()))
+}
+
+/// Where a socket is bound; `None` where that is no IP address.
+pub fn address(socket: impl AsFd) -> Option<SocketAddr> {
+    SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok()
+}
+
+/// Whether it is a TCP socket that listens and is in a reuseport group of its own making or another's.
+pub fn is_tcp_listener(socket: impl AsFd) -> bool {
+    let socket = socket.as_fd();
+    let of = |name| number(socket, libc::SOL_SOCKET, name).unwrap_or(-1);
+    matches!(of(libc::SO_DOMAIN), libc::AF_INET | libc::AF_INET6)
+        && of(libc::SO_TYPE) == libc::SOCK_STREAM
+        && of(libc::SO_PROTOCOL) == libc::IPPROTO_TCP
+        && of(libc::SO_ACCEPTCONN) == 1
+        && of(libc::SO_REUSEPORT) == 1
+}
+
+/// Whether an IPv6 socket takes IPv4 connections too.
+pub fn is_dual_stack(socket: impl AsFd) -> bool {
+    let socket = socket.as_fd();
+    number(socket, libc::SOL_SOCKET, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_INET6)
+        && number(socket, libc::SOL_IPV6, libc::IPV6_V6ONLY).is_ok_and(|only| only == 0)
+}
+
+/// Whether anything is to be read, or the other end is gone: for a connection between two polls.
+pub fn is_over(connection: impl AsFd) -> bool {
+    let mut byte = [0_u8; 1];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    matches!(
+        rustix::net::recv(connection, &mut byte[..], flags),
+        Ok((0, _))
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    fn shared(address: &str) -> OwnedFd {
+        let address: SocketAddr = address.parse().expect("address");
+        let family = if address.is_ipv6() {
+            AddressFamily::INET6
+        } else {
+            AddressFamily::INET
+        };
+        let socket = rustix::net::socket(family, SocketType::STREAM, None).expect("socket");
+        rustix::net::sockopt::set_socket_reuseport(&socket, true).expect("reuseport");
+        rustix::net::bind(&socket, &address).expect("bind");
+        socket
+    }
+
+    #[test]
+    fn a_sibling_is_like_its_model() {
+        for at in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
+            let one = shared(at);
+            let linger = [1_i32.to_ne_bytes(), 7_i32.to_ne_bytes()].concat();
+            for (level, name, value) in [
+                (
+                    libc::SOL_SOCKET,
+                    libc::SO_KEEPALIVE,
+                    &1_i32.to_ne_bytes()[..],
+                ),
+                (libc::SOL_SOCKET, libc::SO_LINGER, &linger),
+                (libc::SOL_SOCKET, libc::SO_RCVBUF, &20_000_i32.to_ne_bytes()),
+                (libc::SOL_TCP, libc::TCP_NODELAY, &1_i32.to_ne_bytes()),
+                (libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, &3_i32.to_ne_bytes()),
+                (libc::SOL_TCP, libc::TCP_KEEPIDLE, &33_i32.to_ne_bytes()),
+                (
+                    libc::SOL_TCP,
+                    libc::TCP_USER_TIMEOUT,
+                    &4321_i32.to_ne_bytes(),
+                ),
+                (libc::SOL_TCP, libc::TCP_FASTOPEN, &5_i32.to_ne_bytes()),
+                (libc::SOL_IP, libc::IP_TOS, &16_i32.to_ne_bytes()),
+                (libc::SOL_TCP, libc::TCP_CONGESTION, b"reno"),
+            ] {
+                set(one.as_fd(), level, name, value).expect("option");
+            }
+            rustix::net::listen(&one, 7).expect("listen");
+            let two = sibling(&one).expect("sibling");
+            rustix::net::listen(&two, 7).expect("listen");
+            assert_eq!(address(&one), address(&two));
+            for (level, name, what) in OPTIONS.into_iter().chain([
+                (libc::SOL_SOCKET, libc::SO_RCVBUF, "SO_RCVBUF"),
+                (libc::SOL_SOCKET, libc::SO_SNDBUF, "SO_SNDBUF"),
+            ]) {
+                let of = |fd: &OwnedFd| get(fd.as_fd(), level, name).ok();
+                assert_eq!(of(&one), of(&two), "{what} at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_filter_is_copied() {
+        let one = shared("127.0.0.1:0");
+        rustix::net::listen(&one, 7).expect("listen");
+        // Takes everything.
+        let mut all = [libc::sock_filter {
+            code: 6,
+            jt: 0,
+            jf: 0,
+            k: u32::MAX,
+        }];
+        let program = libc::sock_fprog {
+            len: 1,
+            filter: all.as_mut_ptr(),
+        };
+        // SAFETY: one instruction, which the kernel copies.
+        let done = unsafe {
+            libc::setsockopt(
+                one.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_FILTER,
+                std::ptr::from_ref(&program).cast(),
+                size_of_val(&program) as u32,
+            )
+        };
+        assert_eq!(done, 0);
+        let two = sibling(&one).expect("sibling");
+        crate::socket::admit_syns(&two).expect("there was a filter to take away");
+        assert!(crate::socket::admit_syns(&two).is_err());
+    }
+
+    #[test]
+    fn both_get_connections() {
+        let one = shared("127.0.0.1:0");
+        rustix::net::listen(&one, 64).expect("listen");
+        let two = sibling(&one).expect("sibling");
+        rustix::net::listen(&two, 64).expect("listen");
+        let address = address(&one).expect("address");
+        let clients: Vec<_> = (0..40)
+            .map(|_| TcpStream::connect(address).expect("connect"))
+            .collect();
+        let waiting = |fd: &OwnedFd| crate::socket::accept_queue(fd).expect("queue").length;
+        assert_eq!(waiting(&one) + waiting(&two), 40);
+        assert!(waiting(&one) > 0 && waiting(&two) > 0);
+        drop(clients);
+        assert!(is_tcp_listener(&one));
+        let plain = TcpListener::bind("127.0.0.1:0").expect("bind");
+        assert!(!is_tcp_listener(&plain), "it has no group");
+        assert!(!is_dual_stack(&plain));
+    }
+}

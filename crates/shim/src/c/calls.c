@@ -1,0 +1,374 @@
+/* The calls that a server waits for connections with: each does what it always did, after the listener was settled. */
+#define _GNU_SOURCE
+#undef _FORTIFY_SOURCE
+#include "split.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* The C library's own. Found before main; what is called earlier than that goes to the kernel directly: looking a
+ * name up may allocate, and the allocator may be what calls us. */
+static struct {
+	int (*bind)(int, const struct sockaddr *, socklen_t);
+	int (*listen)(int, int);
+	int (*accept)(int, struct sockaddr *, socklen_t *);
+	int (*accept4)(int, struct sockaddr *, socklen_t *, int);
+	int (*epoll_ctl)(int, int, int, struct epoll_event *);
+	int (*poll)(struct pollfd *, nfds_t, int);
+	int (*ppoll)(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *);
+	int (*poll_chk)(struct pollfd *, nfds_t, int, size_t);
+	int (*ppoll_chk)(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *, size_t);
+	int (*select)(int, fd_set *, fd_set *, fd_set *, struct timeval *);
+	int (*pselect)(int, fd_set *, fd_set *, fd_set *, const struct timespec *, const sigset_t *);
+	int (*close)(int);
+	int (*dup2)(int, int);
+	int (*dup3)(int, int, int);
+	int (*close_range)(unsigned, unsigned, int);
+	void (*closefrom)(int);
+} real;
+
+__attribute__((constructor(101))) static void find_real(void)
+{
+#define FIND(field, symbol) *(void **)&real.field = dlsym(RTLD_NEXT, symbol)
+	FIND(bind, "bind");
+	FIND(listen, "listen");
+	FIND(accept, "accept");
+	FIND(accept4, "accept4");
+	FIND(epoll_ctl, "epoll_ctl");
+	FIND(poll, "poll");
+	FIND(ppoll, "ppoll");
+	FIND(poll_chk, "__poll_chk");
+	FIND(ppoll_chk, "__ppoll_chk");
+	FIND(select, "select");
+	FIND(pselect, "pselect");
+	FIND(close, "close");
+	FIND(dup2, "dup2");
+	FIND(dup3, "dup3");
+	FIND(close_range, "close_range");
+	FIND(closefrom, "closefrom");
+#undef FIND
+}
+
+static int option(int fd, int name)
+{
+	int value = 0;
+	socklen_t size = sizeof(value);
+	return syscall(SYS_getsockopt, fd, SOL_SOCKET, name, &value, &size) == 0 ? value : -1;
+}
+
+static bool is_tcp(int fd)
+{
+	int domain = option(fd, SO_DOMAIN);
+	return (domain == AF_INET || domain == AF_INET6) && option(fd, SO_TYPE) == SOCK_STREAM &&
+	       option(fd, SO_PROTOCOL) == IPPROTO_TCP;
+}
+
+/* Looks what a descriptor is, and has a listener of ours settled. */
+static void settle(int fd, enum how how)
+{
+	int before = errno;
+	int listening = option(fd, SO_ACCEPTCONN);
+	if (listening < 0 && errno == EBADF) {
+		errno = before;
+		return;
+	}
+	if (listening != 1) {
+		split_set(fd, STATE_PLAIN);
+	} else if (!is_tcp(fd) || option(fd, SO_REUSEPORT) != 1) {
+		/* One of ours has had it set before it listened. */
+		split_set(fd, STATE_FOREIGN);
+	} else if (split_lock()) {
+		if (split_state(fd) != STATE_SETTLED) {
+			split_claim(fd, how);
+			split_set(fd, STATE_SETTLED);
+		}
+		split_unlock();
+	}
+	errno = before;
+}
+
+static int level_option(int fd, int level, int name)
+{
+	int value = 0;
+	socklen_t size = sizeof(value);
+	return syscall(SYS_getsockopt, fd, level, name, &value, &size) == 0 ? value : -1;
+}
+
+/* Binds to a free port by its number: one that another socket was just given for port 0. -1: to be tried as asked. */
+static int bind_named(int fd, struct sockaddr *wish, socklen_t length, bool v6)
+{
+	if (level_option(fd, SOL_IP, 24 /* IP_BIND_ADDRESS_NO_PORT */) > 0)
+		return -1;
+	int v6_only = v6 ? level_option(fd, SOL_IPV6, 26 /* IPV6_V6ONLY */) : 0;
+	for (int attempt = 0; attempt < 8; attempt++) {
+		union {
+			struct sockaddr any;
+			struct sockaddr_in v4;
+			struct sockaddr_in6 v6;
+		} got;
+		socklen_t size = sizeof(got);
+		int probe = syscall(SYS_socket, wish->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		if (probe < 0)
+			return -1;
+		if (v6)
+			syscall(SYS_setsockopt, probe, SOL_IPV6, 26, &v6_only, sizeof(v6_only));
+		bool found = syscall(SYS_bind, probe, wish, length) == 0 && syscall(SYS_getsockname, probe, &got, &size) == 0;
+		syscall(SYS_close, probe);
+		if (!found)
+			return -1;
+		if (v6) {
+			struct sockaddr_in6 named;
+			memcpy(&named, wish, sizeof(named));
+			named.sin6_port = got.v6.sin6_port;
+			if (real.bind(fd, (struct sockaddr *)&named, sizeof(named)) == 0)
+				return 0;
+		} else {
+			struct sockaddr_in named;
+			memcpy(&named, wish, sizeof(named));
+			named.sin_port = got.v4.sin_port;
+			if (real.bind(fd, (struct sockaddr *)&named, length) == 0)
+				return 0;
+		}
+		if (errno != EADDRINUSE)
+			return -1;
+	}
+	return -1;
+}
+
+/* A port that the kernel chooses is given up when a listener is shut down, as it is when its queue is moved: it is
+ * bound as if it had been named. */
+EXPORT int bind(int fd, const struct sockaddr *address, socklen_t length)
+{
+	if (!real.bind)
+		return syscall(SYS_bind, fd, address, length);
+	int before = errno;
+	union {
+		struct sockaddr any;
+		struct sockaddr_in v4;
+		struct sockaddr_in6 v6;
+	} wish = { 0 };
+	if (split_active() && address && length >= sizeof(struct sockaddr_in) && length <= sizeof(wish)) {
+		memcpy(&wish, address, length);
+		bool v4 = wish.any.sa_family == AF_INET && wish.v4.sin_port == 0;
+		bool v6 = wish.any.sa_family == AF_INET6 && wish.v6.sin6_port == 0 && length == sizeof(wish.v6);
+		if ((v4 || v6) && is_tcp(fd) && bind_named(fd, &wish.any, length, v6) == 0) {
+			errno = before;
+			return 0;
+		}
+	}
+	errno = before;
+	return real.bind(fd, address, length);
+}
+
+EXPORT int listen(int fd, int backlog)
+{
+	if (!real.listen)
+		return syscall(SYS_listen, fd, backlog);
+	if (!split_active() || fd < 0 || fd >= SPLIT_MOST_FDS)
+		return real.listen(fd, backlog);
+	int before = errno;
+	bool fresh = option(fd, SO_ACCEPTCONN) == 0 && is_tcp(fd);
+	bool ours = false;
+	if (fresh && option(fd, SO_REUSEPORT) == 0) {
+		/* After bind() has found the address free, so that a second server still finds it taken. */
+		int on = 1;
+		ours = syscall(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof(on)) == 0;
+	}
+	errno = before;
+	int result = real.listen(fd, backlog);
+	before = errno;
+	if (result == 0 && fresh && split_tell_listen(fd, ours)) {
+		split_set(fd, STATE_UNKNOWN);
+	} else if (ours) {
+		int off = 0;
+		syscall(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEPORT, &off, sizeof(off));
+		split_set(fd, result == 0 ? STATE_FOREIGN : STATE_UNKNOWN);
+	}
+	errno = before;
+	return result;
+}
+
+static void before_accept(int fd)
+{
+	/* What was taken for something else and is accepted from now: its number was closed behind our back. */
+	if (split_active() && split_state(fd) < STATE_FOREIGN)
+		settle(fd, HOW_ACCEPT);
+}
+
+EXPORT int accept(int fd, struct sockaddr *address, socklen_t *length)
+{
+	before_accept(fd);
+	int got = real.accept ? real.accept(fd, address, length) : syscall(SYS_accept4, fd, address, length, 0);
+	if (got >= 0)
+		split_set(got, STATE_CONNECTION);
+	return got;
+}
+
+EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
+{
+	before_accept(fd);
+	int got = real.accept4 ? real.accept4(fd, address, length, flags) : syscall(SYS_accept4, fd, address, length, flags);
+	if (got >= 0)
+		split_set(got, STATE_CONNECTION);
+	return got;
+}
+
+EXPORT int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event)
+{
+	/* Once for each descriptor's life in an epoll set: looked at again, whatever it was taken for. */
+	if (operation == EPOLL_CTL_ADD && split_active()) {
+		enum state state = split_state(fd);
+		if (state == STATE_UNKNOWN || state == STATE_PLAIN)
+			settle(fd, HOW_EPOLL);
+	}
+	return real.epoll_ctl ? real.epoll_ctl(epoll, operation, fd, event) : syscall(SYS_epoll_ctl, epoll, operation, fd, event);
+}
+
+static void before_wait(int fd)
+{
+	if (split_state(fd) == STATE_UNKNOWN)
+		settle(fd, HOW_POLL);
+}
+
+static void before_poll(const struct pollfd *wanted, nfds_t count)
+{
+	if (!wanted || !split_active())
+		return;
+	for (nfds_t i = 0; i < count; i++)
+		if (wanted[i].fd >= 0 && wanted[i].events & (POLLIN | POLLRDNORM))
+			before_wait(wanted[i].fd);
+}
+
+static int kernel_ppoll(struct pollfd *wanted, nfds_t count, const struct timespec *limit, const sigset_t *mask)
+{
+	struct timespec left; /* the kernel writes into it */
+	if (limit)
+		left = *limit;
+	return syscall(SYS_ppoll, wanted, count, limit ? &left : NULL, mask, _NSIG / 8);
+}
+
+static int kernel_poll(struct pollfd *wanted, nfds_t count, int limit_ms)
+{
+	struct timespec limit = { .tv_sec = limit_ms / 1000, .tv_nsec = limit_ms % 1000 * 1000000L };
+	return kernel_ppoll(wanted, count, limit_ms < 0 ? NULL : &limit, NULL);
+}
+
+EXPORT int poll(struct pollfd *wanted, nfds_t count, int limit_ms)
+{
+	before_poll(wanted, count);
+	return real.poll ? real.poll(wanted, count, limit_ms) : kernel_poll(wanted, count, limit_ms);
+}
+
+EXPORT int __poll_chk(struct pollfd *wanted, nfds_t count, int limit_ms, size_t size)
+{
+	before_poll(wanted, count);
+	return real.poll_chk ? real.poll_chk(wanted, count, limit_ms, size) : kernel_poll(wanted, count, limit_ms);
+}
+
+EXPORT int ppoll(struct pollfd *wanted, nfds_t count, const struct timespec *limit, const sigset_t *mask)
+{
+	before_poll(wanted, count);
+	return real.ppoll ? real.ppoll(wanted, count, limit, mask) : kernel_ppoll(wanted, count, limit, mask);
+}
+
+EXPORT int __ppoll_chk(struct pollfd *wanted, nfds_t count, const struct timespec *limit, const sigset_t *mask, size_t size)
+{
+	before_poll(wanted, count);
+	return real.ppoll_chk ? real.ppoll_chk(wanted, count, limit, mask, size) : kernel_ppoll(wanted, count, limit, mask);
+}
+
+static void before_select(int count, const fd_set *readers)
+{
+	if (!readers || !split_active())
+		return;
+	/* Beyond FD_SETSIZE too: some programs bring larger sets. */
+	const unsigned long *words = (const unsigned long *)readers;
+	const int bits = 8 * sizeof(unsigned long);
+	for (int fd = 0; fd < count && fd < SPLIT_MOST_FDS; fd++) {
+		unsigned long word = words[fd / bits] >> (fd % bits);
+		if (word == 0)
+			fd |= bits - 1; /* nothing more in this word */
+		else if (word & 1)
+			before_wait(fd);
+	}
+}
+
+EXPORT int select(int count, fd_set *readers, fd_set *writers, fd_set *others, struct timeval *limit)
+{
+	before_select(count, readers);
+	if (real.select)
+		return real.select(count, readers, writers, others, limit);
+	struct timespec left = { 0 };
+	if (limit)
+		left = (struct timespec){ .tv_sec = limit->tv_sec, .tv_nsec = limit->tv_usec * 1000 };
+	return syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, NULL);
+}
+
+EXPORT int pselect(int count, fd_set *readers, fd_set *writers, fd_set *others, const struct timespec *limit, const sigset_t *mask)
+{
+	before_select(count, readers);
+	if (real.pselect)
+		return real.pselect(count, readers, writers, others, limit, mask);
+	struct timespec left = limit ? *limit : (struct timespec){ 0 };
+	struct {
+		const sigset_t *set;
+		size_t size;
+	} with = { mask, _NSIG / 8 };
+	return syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, &with);
+}
+
+/* A number that is free again may be given to anything. Forgotten before the call: afterwards another thread may
+ * have it already. */
+EXPORT int close(int fd)
+{
+	split_set(fd, STATE_UNKNOWN);
+	return real.close ? real.close(fd) : syscall(SYS_close, fd);
+}
+
+EXPORT int dup2(int from, int to)
+{
+	if (from != to)
+		split_set(to, STATE_UNKNOWN);
+	if (real.dup2)
+		return real.dup2(from, to);
+	if (from != to)
+		return syscall(SYS_dup3, from, to, 0);
+	/* dup3 refuses what dup2 allows. */
+	return syscall(SYS_fcntl, from, 1 /* F_GETFD */) < 0 ? -1 : to;
+}
+
+EXPORT int dup3(int from, int to, int flags)
+{
+	if (from != to)
+		split_set(to, STATE_UNKNOWN);
+	return real.dup3 ? real.dup3(from, to, flags) : syscall(SYS_dup3, from, to, flags);
+}
+
+EXPORT int close_range(unsigned first, unsigned last, int flags)
+{
+	/* Those that are only marked for exec stay what they are. */
+	if (!(flags & 4 /* CLOSE_RANGE_CLOEXEC */) && first <= last)
+		split_forget(first, last);
+	return real.close_range ? real.close_range(first, last, flags) : syscall(SYS_close_range, first, last, flags);
+}
+
+EXPORT void closefrom(int first)
+{
+	split_forget(first < 0 ? 0 : first, ~0u);
+	if (real.closefrom)
+		real.closefrom(first);
+	else
+		syscall(SYS_close_range, first < 0 ? 0 : first, ~0u, 0);
+}

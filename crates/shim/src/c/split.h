@@ -1,0 +1,54 @@
+/* What the parts of the library share.
+ *
+ * The library decides nothing: it sees when a process first waits for connections on a listener, asks the broker in
+ * the `wakeone run --split` process, and puts the socket that it gets in the listener's place. It allocates nothing,
+ * starts no thread, keeps no descriptor between two calls, and leaves errno as the real call left it.
+ */
+#ifndef WAKEONE_SPLIT_H
+#define WAKEONE_SPLIT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Descriptors from here on are left alone: listeners are opened early. */
+#define SPLIT_MOST_FDS 65536
+
+/* What is known of a descriptor. */
+enum state {
+	STATE_UNKNOWN = 0, /* not yet looked at, or a listener that is to be asked for */
+	STATE_PLAIN,       /* no listener */
+	STATE_CONNECTION,  /* came out of accept */
+	STATE_FOREIGN,     /* a listener that is none of ours: not TCP, or already of a reuseport group */
+	STATE_SETTLED,     /* the broker was asked in this process: own queue, or the shared one for good */
+};
+
+/* How a process came to wait for connections. */
+enum how { HOW_ACCEPT = 1, HOW_EPOLL = 2, HOW_POLL = 3 };
+
+/* -- state.c: what is known of descriptors, and of this process -- */
+
+/* Whether there is a broker to ask, and this process is the one that the table is about (a fork is noticed here). */
+bool split_active(void);
+enum state split_state(int fd);
+void split_set(int fd, enum state state);
+/* Forgets a range of descriptors, both ends included. */
+void split_forget(unsigned first, unsigned last);
+/* One thread at a time asks the broker. False: this very thread is asking already (a signal's handler), or another
+ * one takes too long. */
+bool split_lock(void);
+void split_unlock(void);
+
+/* -- broker.c: asking -- */
+
+/* Reads the broker's name and token from the environment. */
+bool split_find_broker(void);
+/* A socket listens; `own`: it is in a reuseport group because we put it there. False: it is not to be split. */
+bool split_tell_listen(int fd, bool own);
+/* Has the listener replaced by a queue of this process's own, where the broker says so. */
+void split_claim(int fd, enum how how);
+/* Says something on standard error, once, if that is still what it was when the process started. */
+void split_say_once(const char *sentence);
+void split_remember_stderr(void);
+
+#endif

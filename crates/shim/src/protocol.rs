@@ -1,0 +1,215 @@
+//! The messages between the library in a server's processes and the broker: fixed sizes, native byte order (both ends
+//! run on one machine), one message a packet. The other side is `src/c/broker.c`.
+
+use std::fmt;
+
+const MAGIC: u32 = 0x6b61_572e;
+const VERSION: u16 = 1;
+/// Bytes of a token.
+pub const TOKEN_BYTES: usize = 16;
+/// Bytes of a request.
+pub const REQUEST_BYTES: usize = 32;
+/// Bytes of a reply.
+pub const REPLY_BYTES: usize = 8;
+
+/// What lets a process ask: 128 bits that only the broker and the processes that it started know.
+#[derive(Clone, Copy)]
+pub struct Token([u8; TOKEN_BYTES]);
+
+impl Token {
+    /// From random bytes.
+    pub fn new(bytes: [u8; TOKEN_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// Compares in a time that does not depend on where they differ.
+    fn is(&self, other: &[u8]) -> bool {
+        let difference = self
+            .0
+            .iter()
+            .zip(other)
+            .fold(0, |sum, (one, other)| sum | (one ^ other));
+        other.len() == TOKEN_BYTES && std::hint::black_box(difference) == 0
+    }
+
+    /// The value of [`crate::VARIABLE`]: the broker's name and this token.
+    pub fn variable(&self, name: &str) -> String {
+        let hex: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{name}:{hex}")
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// How a process came to wait for connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// In accept().
+    Accept,
+    /// It is about to add the listener to an epoll set.
+    Epoll,
+    /// In poll or select.
+    Poll,
+}
+
+/// What the library asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// The socket that comes with it listens from now on; `own`: it had no SO_REUSEPORT before the library set it.
+    Listen {
+        /// Its number in the process.
+        fd: i32,
+        /// Whether it is the library that put it into a reuseport group.
+        own: bool,
+    },
+    /// The process is about to wait for connections on the listener that comes with it.
+    Claim {
+        /// Its number in the process.
+        fd: i32,
+        /// In what.
+        how: How,
+    },
+    /// The queue that was given is in the listener's place.
+    Taken {
+        /// Its number in the process.
+        fd: i32,
+    },
+}
+
+/// Why a message is none of the library's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// It has another size, or does not begin as ours do.
+    #[error("not a message of ours")]
+    Foreign,
+    /// The token is another one.
+    #[error("a wrong token")]
+    Token,
+    /// It asks for something that there is not.
+    #[error("an impossible request")]
+    Request,
+}
+
+impl Request {
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// It is not one, or not by somebody who knows the token.
+    pub fn parse(bytes: &[u8], token: &Token) -> Result<Self, Malformed> {
+        let bytes: &[u8; REQUEST_BYTES] = bytes.try_into().map_err(|_| Malformed::Foreign)?;
+        let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+        let half = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
+        if u32::from_ne_bytes(word(0)) != MAGIC || half(4) != VERSION {
+            return Err(Malformed::Foreign);
+        }
+        if !token.is(&bytes[8..24]) {
+            return Err(Malformed::Token);
+        }
+        let fd = i32::from_ne_bytes(word(24));
+        let how = u32::from_ne_bytes(word(28));
+        match (half(6), how, fd >= 0) {
+            (1, 0 | 1, true) => Ok(Self::Listen { fd, own: how == 1 }),
+            (2, 1, true) => Ok(Self::Claim {
+                fd,
+                how: How::Accept,
+            }),
+            (2, 2, true) => Ok(Self::Claim {
+                fd,
+                how: How::Epoll,
+            }),
+            (2, 3, true) => Ok(Self::Claim { fd, how: How::Poll }),
+            (3, _, true) => Ok(Self::Taken { fd }),
+            _ => Err(Malformed::Request),
+        }
+    }
+}
+
+/// What the broker says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reply {
+    /// Leave the listener as it is.
+    Leave,
+    /// Put the socket that comes with this in its place.
+    Queue,
+    /// Noted.
+    Done,
+}
+
+impl Reply {
+    /// As bytes.
+    pub fn encode(self) -> [u8; REPLY_BYTES] {
+        let what: u16 = match self {
+            Self::Leave => 0,
+            Self::Queue => 1,
+            Self::Done => 2,
+        };
+        let mut bytes = [0; REPLY_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC.to_ne_bytes());
+        bytes[4..6].copy_from_slice(&VERSION.to_ne_bytes());
+        bytes[6..].copy_from_slice(&what.to_ne_bytes());
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn message(what: u16, fd: i32, how: u32, token: [u8; TOKEN_BYTES]) -> Vec<u8> {
+        let mut bytes = MAGIC.to_ne_bytes().to_vec();
+        bytes.extend(VERSION.to_ne_bytes());
+        bytes.extend(what.to_ne_bytes());
+        bytes.extend(token);
+        bytes.extend(fd.to_ne_bytes());
+        bytes.extend(how.to_ne_bytes());
+        bytes
+    }
+
+    const KEY: [u8; TOKEN_BYTES] = *b"0123456789abcdef";
+
+    #[test]
+    fn requests_are_understood() {
+        let parse = |what, fd, how| Request::parse(&message(what, fd, how, KEY), &Token::new(KEY));
+        assert_eq!(parse(1, 3, 1), Ok(Request::Listen { fd: 3, own: true }));
+        assert_eq!(
+            parse(2, 0, 2),
+            Ok(Request::Claim {
+                fd: 0,
+                how: How::Epoll
+            })
+        );
+        assert_eq!(parse(3, 9, 0), Ok(Request::Taken { fd: 9 }));
+        for (what, fd, how) in [(0, 1, 1), (2, 1, 0), (2, 1, 4), (2, -1, 1), (4, 1, 1)] {
+            assert_eq!(parse(what, fd, how), Err(Malformed::Request));
+        }
+        let mut other = KEY;
+        other[15] ^= 1;
+        assert_eq!(
+            Request::parse(&message(1, 3, 0, other), &Token::new(KEY)),
+            Err(Malformed::Token)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_without_the_token_is_understood(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            prop_assert!(Request::parse(&bytes, &Token::new(KEY)).is_err());
+        }
+
+        #[test]
+        fn what_is_understood_is_whole(what: u16, fd: i32, how: u32, cut in 0_usize..40) {
+            let mut bytes = message(what, fd, how, KEY);
+            bytes.truncate(cut);
+            if let Ok(request) = Request::parse(&bytes, &Token::new(KEY)) {
+                prop_assert_eq!(bytes.len(), REQUEST_BYTES);
+                let (Request::Listen { fd: told, .. } | Request::Claim { fd: told, .. } | Request::Taken { fd: told }) = request;
+                prop_assert!(told == fd && fd >= 0 && (1..=3).contains(&what));
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The broker's socket, and the conversations on it: one for each question of the library in a process of the server.
+//!
+//! Nothing here waits for anybody: a process that is slow to answer, or hostile, holds up nobody else.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use wakeone_shim::protocol::{REQUEST_BYTES, Reply, Request, Token};
+
+/// More than this many conversations at a time are not begun: the kernel lets the others wait.
+const MOST: usize = 256;
+/// A conversation that takes longer is over.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Somebody's question, with the descriptor that came with it.
+#[derive(Debug)]
+pub struct Question {
+    /// Who asks, as the kernel says.
+    pub pid: u32,
+    /// What.
+    pub request: Request,
+    /// The listener.
+    pub socket: Option<OwnedFd>,
+}
+
+/// What a conversation led to so far.
+#[derive(Debug)]
+struct Conversation<O> {
+    connection: OwnedFd,
+    pid: u32,
+    since: Instant,
+    offer: Option<O>,
+}
+
+/// Who answers the questions. `O` is what it offers a process and has not yet been taken.
+pub trait Answer<O> {
+    /// A socket listens.
+    fn listens(&mut self, pid: u32, fd: i32, own: bool, socket: OwnedFd) -> Reply;
+    /// A process wants a queue of its own: one, or why it had better stay with what it has.
+    fn claim(&mut self, question: &Claim<'_>) -> Option<O>;
+    /// The socket that goes with an offer.
+    fn socket<'a>(&self, offer: &'a O) -> BorrowedFd<'a>;
+    /// It was put in the listener's place.
+    fn taken(&mut self, pid: u32, fd: i32, offer: O);
+    /// It was not: the process stays with the listener.
+    fn declined(&mut self, pid: u32, offer: O);
+}
+
+/// A wish for a queue.
+#[derive(Debug, Clone, Copy)]
+pub struct Claim<'a> {
+    /// Who.
+    pub pid: u32,
+    /// In what it is about to wait.
+    pub how: wakeone_shim::protocol::How,
+    /// The listener.
+    pub socket: BorrowedFd<'a>,
+}
+
+/// The broker.
+#[derive(Debug)]
+pub struct Broker<O> {
+    socket: OwnedFd,
+    name: String,
+    token: Token,
+    conversations: Vec<Conversation<O>>,
+}
+
+impl<O> Broker<O> {
+    /// Opens its socket, under a name of chance.
+    ///
+    /// # Errors
+    /// What socket, bind and listen say.
+    pub fn open() -> io::Result<Self> {
+        let name = format!("wakeone-split-{:032x}", rand::random::<u128>());
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
+        rustix::net::bind(
+            &socket,
+            &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+        )?;
+        rustix::net::listen(&socket, 1024)?;
+        Ok(Self {
+            socket,
+            name,
+            token: Token::new(rand::random()),
+            conversations: Vec::new(),
+        })
+    }
+
+    /// What the library is told of it.
+    pub fn variable(&self) -> String {
+        self.token.variable(&self.name)
+    }
+
+    /// What to wait for.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let room = self.conversations.len() < MOST;
+        let own = room.then(|| self.socket.as_fd());
+        let others = self.conversations.iter();
+        own.into_iter()
+            .chain(others.map(|one| one.connection.as_fd()))
+    }
+
+    /// Goes on with every conversation as far as it goes without waiting.
+    pub fn attend(&mut self, to: &mut impl Answer<O>) {
+        self.accept();
+        for conversation in std::mem::take(&mut self.conversations) {
+            if let Some(open) = self.go_on(conversation, to) {
+                self.conversations.push(open);
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        while self.conversations.len() < MOST {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let Ok(connection) = rustix::net::accept_with(&self.socket, flags) else {
+                return;
+            };
+            let Ok(peer) = rustix::net::sockopt::socket_peercred(&connection) else {
+                continue;
+            };
+            self.conversations.push(Conversation {
+                connection,
+                pid: peer.pid.as_raw_nonzero().get() as u32,
+                since: Instant::now(),
+                offer: None,
+            });
+        }
+    }
+
+    /// One step of a conversation; `None` when it is over.
+    fn go_on(
+        &self,
+        mut conversation: Conversation<O>,
+        to: &mut impl Answer<O>,
+    ) -> Option<Conversation<O>> {
+        match self.hear(&conversation) {
+            Heard::Nothing if conversation.since.elapsed() < PATIENCE => Some(conversation),
+            Heard::Question(question) => self.answer(conversation, question, to),
+            Heard::Nothing | Heard::End => {
+                if let Some(offer) = conversation.offer.take() {
+                    to.declined(conversation.pid, offer);
+                }
+                None
+            }
+        }
+    }
+
+    fn answer(
+        &self,
+        mut conversation: Conversation<O>,
+        question: Question,
+        to: &mut impl Answer<O>,
+    ) -> Option<Conversation<O>> {
+        let Question {
+            pid,
+            request,
+            socket,
+        } = question;
+        match (request, socket, conversation.offer.take()) {
+            (Request::Listen { fd, own }, Some(socket), None) => {
+                let reply = to.listens(pid, fd, own, socket);
+                let _ = say(&conversation.connection, reply, None);
+                None
+            }
+            (Request::Claim { how, .. }, Some(socket), None) => {
+                let claim = Claim {
+                    pid,
+                    how,
+                    socket: socket.as_fd(),
+                };
+                let Some(offer) = to.claim(&claim) else {
+                    let _ = say(&conversation.connection, Reply::Leave, None);
+                    return None;
+                };
+                let said = say(
+                    &conversation.connection,
+                    Reply::Queue,
+                    Some(to.socket(&offer)),
+                );
+                if said.is_err() {
+                    to.declined(pid, offer);
+                    return None;
+                }
+                conversation.offer = Some(offer);
+                Some(conversation)
+            }
+            (Request::Taken { fd }, None, Some(offer)) => {
+                to.taken(pid, fd, offer);
+                let _ = say(&conversation.connection, Reply::Done, None);
+                None
+            }
+            (_, _, offer) => {
+                // Not in this order: nobody of ours.
+                if let Some(offer) = offer {
+                    to.declined(pid, offer);
+                }
+                None
+            }
+        }
+    }
+
+    fn hear(&self, from: &Conversation<O>) -> Heard {
+        // A byte more than there should be, so that a longer message is seen to be one.
+        let mut bytes = [0_u8; REQUEST_BYTES + 1];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let heard = rustix::net::recvmsg(
+            &from.connection,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            flags,
+        );
+        let socket = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut sockets) => sockets.next(),
+            _ => None,
+        });
+        let heard = match heard {
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Heard::Nothing,
+            Err(_) => return Heard::End,
+            Ok(heard) if heard.flags.contains(ReturnFlags::CTRUNC) => return Heard::End,
+            Ok(heard) => heard,
+        };
+        match Request::parse(&bytes[..heard.bytes], &self.token) {
+            Ok(request) => Heard::Question(Question {
+                pid: from.pid,
+                request,
+                socket,
+            }),
+            Err(error) => {
+                if heard.bytes > 0 {
+                    tracing::debug!("process {} sent {error}", from.pid);
+                }
+                Heard::End
+            }
+        }
+    }
+}
+
+enum Heard {
+    Nothing,
+    Question(Question),
+    End,
+}
+
+fn say(to: &OwnedFd, what: Reply, with: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let bytes = what.encode();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let sockets = with.as_slice();
+    if !sockets.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(sockets));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(to, &[IoSlice::new(&bytes)], &mut control, flags)?;
+    Ok(())
+}

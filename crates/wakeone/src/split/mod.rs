@@ -1,0 +1,478 @@
+//! `wakeone run --split`: a queue of its own for each worker of a server that shares one listening socket among them,
+//! and knows nothing of it.
+//!
+//! The server is started as it is, with a library before its C library (`crates/shim`). When one of its processes first
+//! waits for connections on a listener, the library asks the broker here, over a socket of its own. The broker makes a
+//! second socket beside the shared one, in the same reuseport group, and the library puts it in the listener's place:
+//! under the same number, in that process only. So each queue is held by its worker alone, and closes with it; the
+//! kernel then moves what waits in it. The shared socket stays with the server's first process. Nobody accepts from it,
+//! and the program does not choose it while another can be had.
+
+mod broker;
+mod library;
+mod program;
+mod server;
+mod shared;
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use wakeone_kernel::capability::{self, Capability};
+use wakeone_kernel::{peek, sibling};
+use wakeone_shim::protocol::Reply;
+
+use crate::paths::Paths;
+use crate::policy::Policy;
+use crate::steer::SteerEvent;
+use crate::supervisor::adopt::inode_of;
+use broker::{Answer, Broker, Claim};
+use library::Library;
+use server::{Server, Signals};
+use shared::{Offer, Shared, in_words};
+
+/// How often to look what became of sockets and processes.
+const FOLLOW_EVERY: Duration = Duration::from_millis(50);
+/// A server does not listen at more addresses than this, or something is wrong.
+const MOST_LISTENERS: usize = 64;
+/// `--split=check`: how long nothing new must happen, and how long to wait at most.
+const QUIET: Duration = Duration::from_secs(1);
+const LONGEST_CHECK: Duration = Duration::from_secs(15);
+
+/// Why a server is not started.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The command cannot be started.
+    #[error("cannot start `{command}`: {source}")]
+    Start {
+        /// The program.
+        command: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// There is no place for the library.
+    #[error(
+        "cannot write the library for the server's processes: {0}; it takes a folder on a file system that is not mounted noexec: /run, $XDG_RUNTIME_DIR, $TMPDIR or /var/tmp"
+    )]
+    Library(io::Error),
+    /// Something of our own failed.
+    #[error("cannot split: {what}: {source}")]
+    Own {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// What was asked for takes privileges that we have not.
+    #[error(
+        "cannot steer by {policy}: it needs {missing}: start as root or with these capabilities, or leave --policy away"
+    )]
+    NotAllowed {
+        /// What was asked for.
+        policy: Policy,
+        /// What is missing.
+        missing: String,
+    },
+}
+
+/// What the user wants.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The server.
+    pub command: Vec<String>,
+    /// How a worker is chosen; `None`: the best that we may.
+    pub policy: Option<Policy>,
+    /// Move the queues of stuck workers.
+    pub rescue: bool,
+    /// How long connections may wait without one being accepted.
+    pub stuck_after: Duration,
+    /// Where groups keep their state.
+    pub runtime_dir: PathBuf,
+    /// Change nothing, tell what would be done, and end the server.
+    pub check: bool,
+}
+
+/// What groups are made with.
+#[derive(Debug, Clone)]
+struct Wish {
+    paths: Paths,
+    rescue: bool,
+    stuck_after: Duration,
+}
+
+/// Who chooses among the queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Steering {
+    /// Our program.
+    Full(Policy),
+    /// The kernel's hash.
+    None,
+}
+
+/// Starts a server with its listeners split, and returns its exit code when it is over.
+///
+/// # Errors
+/// See [`Error`]. What fails later leaves the server's processes with the listener that they share.
+pub fn run(options: &Options) -> Result<u8, Error> {
+    let own = |what| move |source| Error::Own { what, source };
+    let steering = steering(options)?;
+    let command = options.command.first().cloned().unwrap_or_default();
+    if let Some(obstacle) = program::obstacle(&command) {
+        if options.check {
+            tell(&format!("cannot split: {obstacle}"));
+            return Ok(1);
+        }
+        tracing::warn!(event = "unsplit", "nothing is split: {obstacle}");
+    }
+    let signals = Signals::take().map_err(own("taking signals"))?;
+    let library = Library::write().map_err(Error::Library)?;
+    let mut broker = Broker::open().map_err(own("opening the broker's socket"))?;
+    let mut server = Server::start(&options.command, &library.path(), &broker.variable())
+        .map_err(|source| Error::Start { command, source })?;
+    drop_capabilities();
+    let mut splitter = Splitter::new(options, steering, server.pid());
+    let code = serve(&mut broker, &mut splitter, &mut server, &signals);
+    if splitter.check {
+        splitter.report();
+    }
+    splitter.end();
+    drop(library);
+    code.map_err(own("waiting for the server"))
+}
+
+/// What we may steer with.
+fn steering(options: &Options) -> Result<Steering, Error> {
+    let missing = capability::missing();
+    match (options.policy, missing.is_empty()) {
+        (policy, true) => Ok(Steering::Full(policy.unwrap_or_default())),
+        (None | Some(Policy::Hash), false) => {
+            tracing::warn!(
+                event = "degraded",
+                "each worker gets a queue of its own, but nothing steers: that needs {}; the kernel's hash chooses, and the queue of a stuck worker waits for it",
+                missing.join(" and ")
+            );
+            Ok(Steering::None)
+        }
+        (Some(policy), false) => Err(Error::NotAllowed {
+            policy,
+            missing: missing.join(" and "),
+        }),
+    }
+}
+
+/// What making sockets like another's, watching its processes and passing on signals takes. Loading stays within reach.
+fn drop_capabilities() {
+    let keep = [
+        Capability::CAP_NET_BIND_SERVICE,
+        Capability::CAP_NET_RAW,
+        Capability::CAP_NET_ADMIN,
+        Capability::CAP_CHOWN,
+        Capability::CAP_FOWNER,
+        Capability::CAP_KILL,
+        Capability::CAP_SYS_PTRACE,
+        Capability::CAP_DAC_READ_SEARCH,
+        Capability::CAP_SYS_NICE,
+    ];
+    let reserve = [
+        Capability::CAP_BPF,
+        Capability::CAP_PERFMON,
+        Capability::CAP_SYS_ADMIN,
+        Capability::CAP_DAC_OVERRIDE,
+    ];
+    if let Err(error) = capability::keep_only(&keep, &reserve) {
+        tracing::debug!("keeping all capabilities: {error}");
+    }
+}
+
+/// Until the last of the server's processes has ended.
+fn serve(
+    broker: &mut Broker<Offer>,
+    splitter: &mut Splitter,
+    server: &mut Server,
+    signals: &Signals,
+) -> io::Result<u8> {
+    let mut followed = Instant::now();
+    loop {
+        wait(
+            broker,
+            signals,
+            FOLLOW_EVERY.saturating_sub(followed.elapsed()),
+        );
+        for signal in signals.pending() {
+            server.signal(signal);
+        }
+        broker.attend(splitter);
+        if followed.elapsed() >= FOLLOW_EVERY {
+            splitter.follow();
+            followed = Instant::now();
+        }
+        if let Some(code) = server.reap()? {
+            return Ok(code);
+        }
+        if splitter.check_is_over() {
+            server.signal(rustix::process::Signal::TERM);
+        }
+    }
+}
+
+fn wait(broker: &Broker<Offer>, signals: &Signals, at_most: Duration) {
+    let mut wanted: Vec<PollFd<'_>> = broker
+        .descriptors()
+        .chain([signals.as_fd()])
+        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+        .collect();
+    let limit = Timespec {
+        tv_sec: 0,
+        tv_nsec: at_most.subsec_nanos().into(),
+    };
+    let _ = poll(&mut wanted, Some(&limit));
+}
+
+fn tell(line: &str) {
+    use io::Write;
+    // Whoever read it may be gone; the server's end is waited for all the same.
+    let _ = writeln!(io::stdout(), "{line}");
+}
+
+/// Decides about the server's listeners.
+struct Splitter {
+    wish: Wish,
+    steering: Steering,
+    shared: Vec<Shared>,
+    check: bool,
+    /// What was said already, and is not said again.
+    said: HashSet<String>,
+    /// `--split=check`: what would be done.
+    findings: Vec<String>,
+    news: Instant,
+    started: Instant,
+    ending: bool,
+    server: u32,
+}
+
+impl Splitter {
+    fn new(options: &Options, steering: Steering, server: u32) -> Self {
+        Self {
+            wish: Wish {
+                paths: Paths::of(&options.runtime_dir),
+                rescue: options.rescue,
+                stuck_after: options.stuck_after,
+            },
+            steering,
+            shared: Vec::new(),
+            check: options.check,
+            said: HashSet::new(),
+            findings: Vec::new(),
+            news: Instant::now(),
+            started: Instant::now(),
+            ending: false,
+            server,
+        }
+    }
+
+    fn of_inode(&mut self, inode: u64) -> Option<usize> {
+        self.shared.iter().position(|shared| shared.knows(inode))
+    }
+
+    fn once(&mut self, sentence: String) {
+        if self.said.insert(sentence.clone()) {
+            tracing::warn!(event = "shared", "{sentence}");
+        }
+    }
+
+    fn note(&mut self, finding: String) {
+        if !self.findings.contains(&finding) {
+            self.findings.push(finding);
+            self.news = Instant::now();
+        }
+    }
+
+    fn follow(&mut self) {
+        for shared in &mut self.shared {
+            shared.follow();
+            let address = shared.address();
+            for event in shared.events() {
+                log(address, &event);
+            }
+        }
+        let (over, there): (Vec<_>, Vec<_>) = std::mem::take(&mut self.shared)
+            .into_iter()
+            .partition(Shared::is_over);
+        self.shared = there;
+        for shared in over {
+            shared.end();
+        }
+    }
+
+    /// Whether all was seen that a check waits for; true once.
+    fn check_is_over(&mut self) -> bool {
+        let quiet = !self.findings.is_empty() && self.news.elapsed() >= QUIET;
+        let over = self.check && !self.ending && (quiet || self.started.elapsed() >= LONGEST_CHECK);
+        self.ending |= over;
+        over
+    }
+
+    fn report(&self) {
+        if self.findings.is_empty() {
+            let name = peek_name(self.server);
+            tell(&format!(
+                "nothing to split: no process{name} was seen to listen by TCP, or to wait for connections"
+            ));
+        }
+        for finding in &self.findings {
+            tell(finding);
+        }
+    }
+
+    fn end(self) {
+        for shared in self.shared {
+            shared.end();
+        }
+    }
+
+    /// What `--split=check` says of a process, and the log of one that stays as it is.
+    fn judged(&mut self, at: usize, claim: &Claim<'_>, decision: &Result<(), shared::Reason>) {
+        let address = self.shared[at].address();
+        let who = format!("process {}{}", claim.pid, peek_name(claim.pid));
+        match decision {
+            Ok(()) if self.check => self.note(format!(
+                "{address}: {who} would get a queue of its own (it waits in {})",
+                in_words(claim.how)
+            )),
+            Err(reason) if self.check => {
+                self.note(format!(
+                    "{address}: {who} stays with the shared socket: {reason}"
+                ));
+            }
+            Err(shared::Reason::Owner | shared::Reason::Has | shared::Reason::First) | Ok(()) => {}
+            // A worker's successor has the same reason: that is said once.
+            Err(reason) => self.once(format!(
+                "{address}: {} stays with the shared socket: {reason}",
+                peek_name(claim.pid).trim_matches([' ', '(', ')'])
+            )),
+        }
+    }
+}
+
+/// ` (name)` of a process, nothing where it has none any more.
+fn peek_name(pid: u32) -> String {
+    peek::identity(pid).map_or_else(String::new, |identity| format!(" ({})", identity.name))
+}
+
+impl Answer<Offer> for Splitter {
+    fn listens(&mut self, pid: u32, fd: i32, own: bool, socket: OwnedFd) -> Reply {
+        let Ok(inode) = inode_of(&socket) else {
+            return Reply::Leave;
+        };
+        if let Some(at) = self.of_inode(inode) {
+            self.shared[at].listens_again(&socket);
+            return Reply::Done;
+        }
+        // One that had SO_REUSEPORT before is of a group of the server's own making.
+        if !own || !sibling::is_tcp_listener(&socket) || self.shared.len() >= MOST_LISTENERS {
+            return Reply::Leave;
+        }
+        match Shared::new(pid, fd, &socket) {
+            Ok(shared) => {
+                self.news = Instant::now();
+                tracing::debug!("{} is listened on by process {pid}", shared.address());
+                self.shared.push(shared);
+                Reply::Done
+            }
+            Err(error) => {
+                tracing::debug!("a listener of process {pid} is left alone: {error}");
+                Reply::Leave
+            }
+        }
+    }
+
+    fn claim(&mut self, claim: &Claim<'_>) -> Option<Offer> {
+        let inode = rustix::fs::fstat(claim.socket).ok()?.st_ino;
+        let at = self.of_inode(inode)?;
+        let decision = self.shared[at].decide(claim.pid, inode, &self.steering);
+        self.judged(at, claim, &decision);
+        let offer = match decision {
+            Ok(()) if self.check => return None,
+            Ok(()) => {
+                let wish = self.wish.clone();
+                self.shared[at].offer(claim.pid, claim.socket, &wish, &mut self.steering)
+            }
+            Err(reason) => Err(reason),
+        };
+        match offer {
+            Ok(offer) => Some(offer),
+            Err(reason) => {
+                if !self.check {
+                    self.shared[at].stays(claim.pid, inode);
+                }
+                if matches!(decision_failed(&reason), Some(())) {
+                    let address = self.shared[at].address();
+                    self.once(format!(
+                        "{address}: a worker stays with the shared socket: {reason}"
+                    ));
+                }
+                None
+            }
+        }
+    }
+
+    fn socket<'a>(&self, offer: &'a Offer) -> BorrowedFd<'a> {
+        offer.socket()
+    }
+
+    fn taken(&mut self, pid: u32, fd: i32, offer: Offer) {
+        let Some(at) = self.of_inode(offer.original) else {
+            return;
+        };
+        self.shared[at].taken(pid, fd, offer);
+        let shared = &self.shared[at];
+        let address = shared.address();
+        let first = format!("{address} is split");
+        if shared.queues() > 0 && self.said.insert(first) {
+            match self.steering {
+                Steering::Full(policy) => {
+                    tracing::info!(event = "split", %address, %policy, "{address} is split: each worker gets a queue of its own, policy {policy}, group `{}`", crate::attach::name_of(address))
+                }
+                Steering::None => {
+                    tracing::info!(event = "split", %address, "{address} is split: each worker gets a queue of its own, the kernel's hash chooses")
+                }
+            }
+        }
+        tracing::debug!("{address}: process {pid} has a queue of its own");
+    }
+
+    fn declined(&mut self, pid: u32, offer: Offer) {
+        if let Some(at) = self.of_inode(offer.original) {
+            self.shared[at].declined(pid, offer);
+        }
+    }
+}
+
+/// Reasons that come up only when a queue is made.
+fn decision_failed(reason: &shared::Reason) -> Option<()> {
+    matches!(
+        reason,
+        shared::Reason::Sibling(_) | shared::Reason::Steering(_)
+    )
+    .then_some(())
+}
+
+fn log(address: std::net::SocketAddr, event: &SteerEvent) {
+    match event {
+        SteerEvent::Stuck { slot, queued } => {
+            tracing::debug!("{address}: slot {slot} is stuck with {queued} waiting");
+        }
+        SteerEvent::Rescued {
+            slot,
+            moved,
+            took_us,
+        } => tracing::debug!("{address}: {moved} moved from slot {slot} in {took_us} µs"),
+        SteerEvent::Resumed { slot, after_ms } => {
+            tracing::info!("{address}: slot {slot} accepts again after {after_ms} ms");
+        }
+        SteerEvent::Note(text) => tracing::warn!("{address}: {text}"),
+    }
+}

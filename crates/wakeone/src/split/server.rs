@@ -1,0 +1,174 @@
+//! The server's own processes: the one that was started, the signals for it, and how it ends.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, wait};
+use wakeone_kernel::process::children;
+
+/// Signals that are the server's business.
+const PASSED: [(i32, Signal); 7] = [
+    (nix::libc::SIGTERM, Signal::TERM),
+    (nix::libc::SIGINT, Signal::INT),
+    (nix::libc::SIGHUP, Signal::HUP),
+    (nix::libc::SIGQUIT, Signal::QUIT),
+    (nix::libc::SIGUSR1, Signal::USR1),
+    (nix::libc::SIGUSR2, Signal::USR2),
+    (nix::libc::SIGWINCH, Signal::WINCH),
+];
+
+/// Signals that came, and something to wait for the next one with.
+#[derive(Debug)]
+pub struct Signals {
+    came: Vec<(Signal, Arc<AtomicBool>)>,
+    child: Arc<AtomicBool>,
+    wake: UnixStream,
+}
+
+impl Signals {
+    /// Takes them from now on. Those that are ignored (nohup) stay so, and the server starts with them ignored.
+    ///
+    /// # Errors
+    /// What sigaction says.
+    pub fn take() -> io::Result<Self> {
+        let (wake, written) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        written.set_nonblocking(true)?;
+        let ignored = ignored();
+        let take = |number: i32| -> io::Result<Arc<AtomicBool>> {
+            let flag = Arc::new(AtomicBool::new(false));
+            if ignored >> (number - 1) & 1 == 0 {
+                signal_hook::flag::register(number, flag.clone())?;
+                signal_hook::low_level::pipe::register(number, written.try_clone()?)?;
+            }
+            Ok(flag)
+        };
+        let came = PASSED
+            .into_iter()
+            .map(|(number, signal)| Ok((signal, take(number)?)))
+            .collect::<io::Result<_>>()?;
+        Ok(Self {
+            came,
+            child: take(nix::libc::SIGCHLD)?,
+            wake,
+        })
+    }
+
+    /// Those that came since last asked.
+    pub fn pending(&self) -> Vec<Signal> {
+        let mut sink = [0_u8; 64];
+        while matches!(io::Read::read(&mut &self.wake, &mut sink), Ok(read) if read > 0) {}
+        self.child.store(false, Ordering::SeqCst);
+        let came = self.came.iter();
+        came.filter(|(_, flag)| flag.swap(false, Ordering::SeqCst))
+            .map(|(signal, _)| *signal)
+            .collect()
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+/// The mask of ignored signals: bit n-1 for signal n.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+/// A server that was started.
+#[derive(Debug)]
+pub struct Server {
+    pid: Pid,
+    /// How its first process ended: an exit code.
+    code: Option<u8>,
+}
+
+impl Server {
+    /// Starts it as it is, with two variables more: the library, and whom it asks.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(command: &[String], library: &Path, variable: &str) -> io::Result<Self> {
+        // Daemons and workers whose master died become our children: the server is over when the last one is.
+        set_child_subreaper(Some(rustix::process::getpid()))?;
+        let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut start = Command::new(program);
+        start
+            .args(arguments)
+            .env("LD_PRELOAD", with_ours(library))
+            .env(wakeone_shim::VARIABLE, variable)
+            // A terminal's ^C comes to us, and from us to it: not twice.
+            .process_group(0);
+        if io::stdin().is_terminal() {
+            // It is not the terminal's process group any more, and would be stopped for reading.
+            start.stdin(Stdio::null());
+        }
+        let child = start.spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        Ok(Self {
+            pid: pid.ok_or(io::ErrorKind::InvalidData)?,
+            code: None,
+        })
+    }
+
+    /// Its first process.
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get() as u32
+    }
+
+    /// Passes a signal on: to its first process, or to those that outlived it (a daemon).
+    pub fn signal(&self, signal: Signal) {
+        if self.code.is_none() {
+            let _ = kill_process(self.pid, signal);
+            return;
+        }
+        for pid in children(std::process::id()) {
+            if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, signal);
+            }
+        }
+    }
+
+    /// Waits for those that ended; the exit code of the first process once nobody is left.
+    ///
+    /// # Errors
+    /// What waitpid says.
+    pub fn reap(&mut self) -> io::Result<Option<u8>> {
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if pid == self.pid => {
+                    let signalled = status.terminating_signal().map(|signal| 128 + signal);
+                    let code = status.exit_status().or(signalled).unwrap_or(1);
+                    self.code = Some(u8::try_from(code).unwrap_or(1));
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => return Ok(None),
+                Err(rustix::io::Errno::CHILD) => return Ok(Some(self.code.unwrap_or(1))),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+/// Our library, and those that are put before the C library anyway.
+fn with_ours(library: &Path) -> OsString {
+    let mut all = OsString::from(library);
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        all.push(":");
+        all.push(others);
+    }
+    all
+}

@@ -1,0 +1,754 @@
+//! One listener that a server's processes share: the queues that were made beside it, who serves which, and how
+//! connections are steered to them.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use wakeone_kernel::capability::{self, Capability};
+use wakeone_kernel::peek::Processes;
+use wakeone_kernel::{cgroup, diag, peek, process, sibling, socket};
+use wakeone_model::listener::{Protocol, Wait};
+use wakeone_shim::protocol::How;
+
+use super::{Steering, Wish};
+use crate::agent::{Agent, Duties};
+use crate::attach::name_of;
+use crate::dispatcher::{self, Dispatcher, Plan};
+use crate::paths::Paths;
+use crate::seat::Lent;
+use crate::steer::Steer;
+use crate::supervisor::adopt::inode_of;
+use crate::supervisor::listen::Endpoint;
+use crate::supervisor::process::Identity;
+use crate::supervisor::state::{self, GroupDir, MOST_SLOTS, State, Task};
+
+/// What loading takes; it is within reach all the time, since servers may listen at any time.
+const FOR_LOADING: [Capability; 5] = [
+    Capability::CAP_BPF,
+    Capability::CAP_PERFMON,
+    Capability::CAP_NET_ADMIN,
+    Capability::CAP_SYS_ADMIN,
+    Capability::CAP_DAC_OVERRIDE,
+];
+/// How often to look for processes that wait on the shared socket without the library's knowing.
+const LOOK_ROUND: Duration = Duration::from_secs(1);
+
+/// Why a process stays with the listener that it has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// It opened the listener itself.
+    #[error("it opened the listener and accepts from it itself")]
+    Owner,
+    /// It has a queue already.
+    #[error("it has a queue of its own already")]
+    Has,
+    /// An epoll set of its, from before the fork, has the shared socket.
+    #[error(
+        "one of its epoll sets has the shared socket already (registered before the fork, or by io_uring)"
+    )]
+    Registered,
+    /// Its descriptors may not be seen.
+    #[error("its descriptors may not be seen: {0}")]
+    Hidden(String),
+    /// There is nowhere to put another queue.
+    #[error("there are {MOST_SLOTS} queues already")]
+    Full,
+    /// The kernel cannot make one.
+    #[error("no second socket like it can be made: {0}")]
+    Sibling(String),
+    /// Without steering somebody must serve the shared socket itself.
+    #[error("it serves the shared socket itself: nothing keeps connections from that")]
+    First,
+    /// The group's folder cannot be had, or steering failed.
+    #[error("{0}")]
+    Steering(String),
+}
+
+/// Somebody who accepts from a queue.
+#[derive(Debug)]
+struct Worker {
+    pid: u32,
+    pidfd: OwnedFd,
+}
+
+impl Worker {
+    fn of(pid: u32) -> Option<Self> {
+        let raw = i32::try_from(pid)
+            .ok()
+            .and_then(rustix::process::Pid::from_raw)?;
+        let pidfd = rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty()).ok()?;
+        Some(Self { pid, pidfd })
+    }
+
+    fn lives(&self) -> bool {
+        let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        poll(&mut ended, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
+    }
+}
+
+/// A listening socket of the group, and who accepts from it.
+#[derive(Debug)]
+struct Queue {
+    lent: Lent,
+    cookie: u64,
+    workers: Vec<Worker>,
+    slot: Option<usize>,
+}
+
+impl Queue {
+    /// Notes another process that accepts from it.
+    fn serve(&mut self, pid: u32) {
+        if !self.workers.iter().any(|worker| worker.pid == pid) {
+            self.workers.extend(Worker::of(pid));
+        }
+    }
+
+    fn first(&self) -> Option<u32> {
+        self.workers.first().map(|worker| worker.pid)
+    }
+
+    /// Forgets those that are gone; tells whether another one comes first now.
+    fn bury(&mut self) -> bool {
+        let before = self.first();
+        self.workers.retain(Worker::lives);
+        self.first() != before
+    }
+
+    fn borrow(&self) -> Option<OwnedFd> {
+        let listener = process::descriptor_of(self.lent.pid, self.lent.fd).ok()?;
+        (inode_of(&listener).ok()? == self.lent.inode).then_some(listener)
+    }
+}
+
+/// A queue that was made for a process and is not yet in its listener's place.
+#[derive(Debug)]
+pub struct Offer {
+    /// The listener that it is for.
+    pub original: u64,
+    queue: OwnedFd,
+    inode: u64,
+    cookie: u64,
+    /// The slot that it has from the beginning, being the first.
+    slot: Option<usize>,
+    /// The process has it under another number already.
+    again: bool,
+}
+
+impl Offer {
+    /// The socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.queue.as_fd()
+    }
+}
+
+/// A shared listener.
+pub struct Shared {
+    address: SocketAddr,
+    dual_stack: bool,
+    backlog: i32,
+    owner: Option<Worker>,
+    original: Queue,
+    siblings: Vec<Queue>,
+    /// Inodes of all queues there ever were: a descendant may still hold one.
+    known: HashSet<u64>,
+    agent: Option<Agent>,
+    dir: Option<GroupDir>,
+    looked: Instant,
+    /// It was closed for good.
+    closed: bool,
+}
+
+impl Shared {
+    /// A listener that a process has just opened.
+    ///
+    /// # Errors
+    /// It is none that could be split, or it is gone.
+    pub fn new(pid: u32, fd: i32, listener: &OwnedFd) -> io::Result<Self> {
+        let address = sibling::address(listener).ok_or(io::ErrorKind::Unsupported)?;
+        let inode = inode_of(listener)?;
+        let lent = Lent { pid, fd, inode };
+        Ok(Self {
+            address,
+            dual_stack: sibling::is_dual_stack(listener),
+            backlog: backlog(listener.as_fd()),
+            owner: Worker::of(pid),
+            original: Queue {
+                lent,
+                cookie: socket::cookie(listener)?,
+                workers: Vec::new(),
+                slot: None,
+            },
+            siblings: Vec::new(),
+            known: HashSet::from([inode]),
+            agent: None,
+            dir: None,
+            looked: Instant::now(),
+            closed: false,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The shared socket's inode, by which the listener is named.
+    pub fn inode(&self) -> u64 {
+        self.original.lent.inode
+    }
+
+    /// Whether this is its socket, or one of its queues.
+    pub fn knows(&self, inode: u64) -> bool {
+        self.known.contains(&inode)
+    }
+
+    /// Whether nobody has any socket of it any more.
+    pub fn is_over(&self) -> bool {
+        self.closed && self.siblings.is_empty()
+    }
+
+    /// How many queues there are beside the shared socket.
+    pub fn queues(&self) -> usize {
+        self.siblings.len()
+    }
+
+    /// It listens again, perhaps with another backlog.
+    pub fn listens_again(&mut self, listener: &OwnedFd) {
+        self.backlog = backlog(listener.as_fd());
+        self.closed = false;
+    }
+
+    /// Whether a process can have a queue of its own in the place of what it is about to wait on.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn decide(&self, pid: u32, inode: u64, steering: &Steering) -> Result<(), Reason> {
+        if self
+            .owner
+            .as_ref()
+            .is_some_and(|o| o.pid == pid && o.lives())
+        {
+            return Err(Reason::Owner);
+        }
+        let own = |queue: &&Queue| queue.workers.iter().any(|worker| worker.pid == pid);
+        if self
+            .siblings
+            .iter()
+            .filter(own)
+            .any(|q| q.lent.inode == inode)
+        {
+            return Err(Reason::Has);
+        }
+        match polls(pid, inode) {
+            Ok(false) => {}
+            Ok(true) => return Err(Reason::Registered),
+            Err(error) => return Err(Reason::Hidden(error.to_string())),
+        }
+        if self.siblings.len() + 1 >= MOST_SLOTS {
+            return Err(Reason::Full);
+        }
+        let served = self.original.workers.iter().any(Worker::lives);
+        if matches!(steering, Steering::None) && !served && !self.closed {
+            return Err(Reason::First);
+        }
+        Ok(())
+    }
+
+    /// A process that waits on one of its sockets, and stays with it.
+    pub fn stays(&mut self, pid: u32, inode: u64) {
+        let queues = self.siblings.iter_mut().chain([&mut self.original]);
+        let Some(queue) = queues.into_iter().find(|q| q.lent.inode == inode) else {
+            return;
+        };
+        queue.serve(pid);
+        if inode == self.original.lent.inode {
+            self.seat_original();
+        }
+        self.store();
+    }
+
+    /// A queue for a process. The first one brings steering with it.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn offer(
+        &mut self,
+        pid: u32,
+        like: BorrowedFd<'_>,
+        wish: &Wish,
+        steering: &mut Steering,
+    ) -> Result<Offer, Reason> {
+        if let Some(again) = self.again(pid) {
+            return Ok(again);
+        }
+        let queue = sibling::sibling(like).map_err(|error| Reason::Sibling(error.to_string()))?;
+        let refused = |error: io::Error| Reason::Sibling(error.to_string());
+        rustix::net::listen(&queue, self.backlog).map_err(|errno| refused(errno.into()))?;
+        let mut offer = Offer {
+            original: self.inode(),
+            inode: inode_of(&queue).map_err(refused)?,
+            cookie: socket::cookie(&queue).map_err(refused)?,
+            queue,
+            slot: None,
+            again: false,
+        };
+        if self.dir.is_none() {
+            self.begin(&mut offer, wish, steering)?;
+        }
+        self.known.insert(offer.inode);
+        Ok(offer)
+    }
+
+    /// The queue that a process has, for another number of the same listener.
+    fn again(&self, pid: u32) -> Option<Offer> {
+        let own = |queue: &&Queue| queue.workers.iter().any(|worker| worker.pid == pid);
+        let has = self.siblings.iter().find(own)?;
+        Some(Offer {
+            original: self.inode(),
+            queue: has.borrow()?,
+            inode: has.lent.inode,
+            cookie: has.cookie,
+            slot: has.slot,
+            again: true,
+        })
+    }
+
+    /// The first queue: takes the group's folder, and has the group steered where that may be.
+    fn begin(
+        &mut self,
+        offer: &mut Offer,
+        wish: &Wish,
+        steering: &mut Steering,
+    ) -> Result<(), Reason> {
+        let name = name_of(self.address);
+        let dir = GroupDir::take(&wish.paths.runtime, &name)
+            .map_err(|error| Reason::Steering(error.to_string()))?;
+        if let Steering::Full(policy) = *steering {
+            let ours = Lent {
+                pid: std::process::id(),
+                fd: offer.queue.as_raw_fd(),
+                inode: offer.inode,
+            };
+            let loaded = capability::with(&FOR_LOADING, || {
+                load(&name, &wish.paths, policy, vec![(offer.cookie, ours)])
+            });
+            match loaded {
+                Ok(dispatcher) => {
+                    offer.slot = dispatcher.pinned().slot_of(offer.cookie);
+                    let duties = Duties {
+                        rescue: wish.rescue,
+                        stuck_after: wish.stuck_after,
+                    };
+                    let agent = Agent::start(dispatcher, duties, wish.paths.clone(), None);
+                    self.agent = Some(agent);
+                    self.seat_original();
+                }
+                Err(error) => {
+                    // The next ones are told so before anything is made for them.
+                    *steering = Steering::None;
+                    return Err(Reason::Steering(error.to_string()));
+                }
+            }
+        }
+        self.dir = Some(dir);
+        Ok(())
+    }
+
+    /// A queue is in its listener's place: it is chosen from now on.
+    pub fn taken(&mut self, pid: u32, fd: i32, offer: Offer) {
+        if offer.again {
+            return;
+        }
+        let lent = Lent {
+            pid,
+            fd,
+            inode: offer.inode,
+        };
+        let mut queue = Queue {
+            lent,
+            cookie: offer.cookie,
+            workers: Vec::new(),
+            slot: offer.slot,
+        };
+        queue.serve(pid);
+        let there = queue.borrow().is_some() && !queue.workers.is_empty();
+        if !there {
+            return self.declined(pid, offer);
+        }
+        if let Some(agent) = &mut self.agent {
+            let slot = match queue.slot {
+                Some(slot) => {
+                    agent.tell(|d| d.lend(slot, lent));
+                    Some(slot)
+                }
+                None => match agent.tell(|d| d.join(offer.cookie, lent)) {
+                    Some(Ok(slot)) => Some(slot),
+                    Some(Err(error)) => {
+                        tracing::warn!("{}: process {pid}: {error}", self.address);
+                        None
+                    }
+                    None => None,
+                },
+            };
+            if let Some(slot) = slot {
+                agent.worker_up(slot, pid);
+            }
+            queue.slot = slot;
+        }
+        self.siblings.push(queue);
+        drop(offer);
+        self.sweep();
+        self.store();
+    }
+
+    /// A queue was not wanted after all: it closes, and what waits in it is moved.
+    pub fn declined(&mut self, pid: u32, offer: Offer) {
+        if let (Some(slot), Some(agent), false) = (offer.slot, &mut self.agent, offer.again) {
+            agent.worker_down(slot);
+            agent.tell(|d| d.leave(slot));
+        }
+        drop(offer);
+        let inode = self.inode();
+        self.stays(pid, inode);
+    }
+
+    /// Somebody accepts from the shared socket itself: it gets its part of the connections.
+    fn seat_original(&mut self) {
+        let Some(agent) = &mut self.agent else { return };
+        let Some(worker) = self.original.first() else {
+            return;
+        };
+        if let Some(slot) = self.original.slot {
+            agent.worker_up(slot, worker);
+            return;
+        }
+        let lent = self.original.lent;
+        if let Some(Ok(slot)) = agent.tell(|d| d.join(self.original.cookie, lent)) {
+            agent.worker_up(slot, worker);
+            self.original.slot = Some(slot);
+        }
+    }
+
+    /// Looks what became of its sockets and processes. To be called some twenty times a second.
+    pub fn follow(&mut self) {
+        let there: HashSet<u64> =
+            match diag::sockets_at(Protocol::Tcp, diag::Which::Listening, self.address) {
+                Ok(entries) => entries.iter().map(|entry| entry.socket.cookie).collect(),
+                Err(error) => {
+                    tracing::debug!("{}: {error}", self.address);
+                    return;
+                }
+            };
+        if self.owner.as_ref().is_some_and(|owner| !owner.lives()) {
+            self.owner = None;
+        }
+        let mut changed = self.follow_siblings(&there);
+        changed |= self.follow_original(&there);
+        self.sweep();
+        if self.looked.elapsed() >= LOOK_ROUND {
+            self.looked = Instant::now();
+            changed |= self.look_round();
+        }
+        if changed {
+            self.store();
+        }
+    }
+
+    fn follow_siblings(&mut self, there: &HashSet<u64>) -> bool {
+        let mut changed = false;
+        for mut queue in std::mem::take(&mut self.siblings) {
+            let replaced = queue.bury();
+            changed |= replaced;
+            if !there.contains(&queue.cookie) {
+                changed = true;
+                if let (Some(slot), Some(agent)) = (queue.slot, &mut self.agent) {
+                    agent.tell(|d| d.leave(slot));
+                }
+                continue;
+            }
+            match (queue.first(), queue.slot, &mut self.agent) {
+                (None, _, _) => {
+                    self.orphaned(queue);
+                    continue;
+                }
+                (Some(worker), Some(slot), Some(agent)) if replaced => {
+                    agent.worker_up(slot, worker);
+                }
+                _ => {}
+            }
+            self.siblings.push(queue);
+        }
+        changed
+    }
+
+    /// A queue outlives its worker, in a process that does not accept from it (a child that the worker left behind): it
+    /// is closed, and what waits in it goes to others.
+    fn orphaned(&mut self, mut queue: Queue) {
+        let all = Processes::read();
+        let holder = all.held.iter().find(|held| held.inode == queue.lent.inode);
+        if let Some(holder) = holder {
+            queue.lent = Lent {
+                pid: holder.pid,
+                fd: holder.fd,
+                inode: holder.inode,
+            };
+        }
+        if let (Some(slot), Some(agent)) = (queue.slot, &mut self.agent) {
+            let lent = queue.lent;
+            agent.tell(|d| d.lend(slot, lent));
+            agent.worker_down(slot);
+        }
+        if let Some(listener) = queue.borrow() {
+            let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Read);
+        }
+        if let (Some(slot), Some(agent)) = (queue.slot, &mut self.agent) {
+            agent.tell(|d| d.leave(slot));
+        }
+    }
+
+    fn follow_original(&mut self, there: &HashSet<u64>) -> bool {
+        let replaced = self.original.bury();
+        self.closed = !there.contains(&self.original.cookie);
+        let Some(slot) = self.original.slot else {
+            return replaced;
+        };
+        let Some(agent) = &mut self.agent else {
+            return replaced;
+        };
+        match self.original.first() {
+            None => {
+                agent.worker_down(slot);
+                agent.tell(|d| d.leave(slot));
+                self.original.slot = None;
+            }
+            Some(worker) if replaced => agent.worker_up(slot, worker),
+            Some(_) => {}
+        }
+        replaced
+    }
+
+    /// What waits on the shared socket while nobody accepts from it goes to those that have queues of their own: it came
+    /// before the first of them was there, or its handshake began before that.
+    fn sweep(&mut self) {
+        let taken = self.siblings.iter().any(|queue| queue.slot.is_some());
+        if self.agent.is_none() || self.closed || self.original.slot.is_some() || !taken {
+            return;
+        }
+        let Some(listener) = self.original.borrow().or_else(|| self.find_holder()) else {
+            return;
+        };
+        let waiting = socket::accept_queue(&listener).unwrap_or_default();
+        if waiting.length == 0 {
+            return;
+        }
+        let backlog = i32::try_from(waiting.limit).unwrap_or(self.backlog);
+        // Between two looks of the agent: never two queues at once.
+        let moved = self
+            .agent
+            .as_ref()
+            .and_then(|agent| agent.tell(|_| socket::move_queue(&listener, backlog)));
+        if let Some(Err(error)) = moved {
+            tracing::warn!("{}: the shared socket's queue stays: {error}", self.address);
+        }
+        for queue in &self.siblings {
+            if let Some(listener) = queue.borrow() {
+                socket::nudge(&listener);
+            }
+        }
+    }
+
+    /// Whoever had the shared socket is gone or has closed it: somebody else may have it.
+    fn find_holder(&mut self) -> Option<OwnedFd> {
+        let inode = self.inode();
+        let all = Processes::read();
+        let holder = all.held.iter().find(|held| held.inode == inode)?;
+        self.original.lent = Lent {
+            pid: holder.pid,
+            fd: holder.fd,
+            inode,
+        };
+        self.original.borrow()
+    }
+
+    /// Processes that wait on the shared socket and never asked (io_uring, system calls of their own): it is served.
+    fn look_round(&mut self) -> bool {
+        if self.siblings.is_empty() || self.closed {
+            return false;
+        }
+        let inode = self.inode();
+        let inodes = HashSet::from([inode]);
+        let all = Processes::read();
+        let holders: HashSet<u32> = all
+            .held
+            .iter()
+            .filter(|held| held.inode == inode)
+            .map(|held| held.pid)
+            .collect();
+        let own = std::process::id();
+        let mut changed = false;
+        for pid in holders.into_iter().filter(|pid| *pid != own) {
+            let known = self.original.workers.iter().any(|w| w.pid == pid);
+            let look = || peek::look(pid, &inodes, &HashSet::new());
+            if !known && look().is_some_and(|process| waits(&process, inode)) {
+                tracing::info!(
+                    "{}: process {pid} waits on the shared socket itself; it gets its part of the connections there",
+                    self.address
+                );
+                self.original.serve(pid);
+                self.seat_original();
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// Writes down who serves what, for `status`, and for `detach` should we be killed.
+    fn store(&self) {
+        let Some(dir) = &self.dir else { return };
+        let state = self.state();
+        if let Err(error) = state.and_then(|state| dir.store(&state).map_err(io::Error::other)) {
+            tracing::warn!("{}: {error}", self.address);
+        }
+    }
+
+    fn state(&self) -> io::Result<State> {
+        let served = self.original.first().is_some();
+        let queues: Vec<&Queue> = self
+            .siblings
+            .iter()
+            .chain(served.then_some(&self.original))
+            .collect();
+        let slots = match &self.agent {
+            Some(agent) => agent.tell(|d| d.slots()).unwrap_or(0),
+            None => queues.len(),
+        };
+        let empty = || state::Slot {
+            worker: None,
+            current: true,
+            inodes: Vec::new(),
+        };
+        let mut table: Vec<state::Slot> =
+            std::iter::repeat_with(empty).take(slots.max(1)).collect();
+        for (number, queue) in queues.iter().enumerate() {
+            let at = if self.agent.is_some() {
+                queue.slot
+            } else {
+                Some(number)
+            };
+            if let Some(slot) = at.and_then(|at| table.get_mut(at)) {
+                slot.worker = queue.first().and_then(|pid| Identity::of(pid).ok());
+                slot.inodes = vec![queue.lent.inode];
+            }
+        }
+        Ok(State {
+            schema: state::SCHEMA,
+            name: name_of(self.address),
+            boot: state::boot_id(),
+            supervisor: Identity::of(std::process::id())?,
+            listen: vec![Endpoint {
+                address: self.address,
+                dual_stack: self.dual_stack,
+            }],
+            backlog: self.backlog.max(0),
+            task: Task {
+                command: vec![state::SPLIT.into()],
+                account: None,
+                keep_caps: Vec::new(),
+            },
+            slots: table,
+            attached: true,
+        })
+    }
+
+    /// What its agent saw.
+    pub fn events(&mut self) -> Vec<crate::steer::SteerEvent> {
+        self.agent.as_mut().map(Steer::events).unwrap_or_default()
+    }
+
+    /// The server closed it, or is gone: takes program, pins and state away.
+    pub fn end(mut self) {
+        if let Some(agent) = self.agent.take() {
+            capability::with(&FOR_LOADING, || agent.end());
+        }
+        if let Some(dir) = &self.dir {
+            dir.forget();
+        }
+    }
+}
+
+fn load(
+    name: &str,
+    paths: &Paths,
+    policy: crate::policy::Policy,
+    lent: Vec<(u64, Lent)>,
+) -> Result<Dispatcher, dispatcher::Error> {
+    // The shared socket was made anywhere: only the root sees all of its connections.
+    let root = cgroup::mount_point().ok();
+    let plan = Plan {
+        name,
+        paths,
+        policy,
+        weights: &[],
+        cgroup: root.as_deref(),
+        backlog: 0,
+        adopt: false,
+        read_queues: true,
+    };
+    Dispatcher::start_beside(&plan, lent)
+}
+
+fn backlog(listener: BorrowedFd<'_>) -> i32 {
+    let limit = socket::accept_queue(listener).unwrap_or_default().limit;
+    i32::try_from(limit).unwrap_or(i32::MAX)
+}
+
+/// Whether an epoll set of a process has this socket, under whatever number.
+fn polls(pid: u32, inode: u64) -> io::Result<bool> {
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let entry = entry?;
+        let Ok(target) = std::fs::read_link(entry.path()) else {
+            continue; // closed meanwhile
+        };
+        if target.as_os_str() != "anon_inode:[eventpoll]" {
+            continue;
+        }
+        let number = entry.file_name();
+        let about = std::path::Path::new("/proc")
+            .join(pid.to_string())
+            .join("fdinfo")
+            .join(number);
+        let text = std::fs::read_to_string(about).unwrap_or_default();
+        if text
+            .lines()
+            .filter_map(peek::parse_tfd)
+            .any(|(at, _)| at == inode)
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether a process, as it was just seen, waits for connections on this socket.
+fn waits(process: &wakeone_model::listener::Process, inode: u64) -> bool {
+    process.polls.iter().any(|polled| polled.inode == inode)
+        || process.threads.iter().any(|thread| match &thread.wait {
+            Wait::Accept(at) => *at == inode,
+            Wait::Poll(set) => set.contains(&inode),
+            Wait::IoUring => true,
+            _ => false,
+        })
+}
+
+/// How a process came to wait, in words.
+pub fn in_words(how: How) -> &'static str {
+    match how {
+        How::Accept => "accept",
+        How::Epoll => "epoll",
+        How::Poll => "poll",
+    }
+}
