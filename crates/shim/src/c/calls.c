@@ -13,6 +13,7 @@
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -160,9 +161,11 @@ EXPORT int bind(int fd, const struct sockaddr *address, socklen_t length)
 		struct sockaddr_in6 v6;
 	} wish = { 0 };
 	if (split_active() && address && length >= sizeof(struct sockaddr_in) && length <= sizeof(wish)) {
-		memcpy(&wish, address, length);
-		bool v4 = wish.any.sa_family == AF_INET && wish.v4.sin_port == 0;
-		bool v6 = wish.any.sa_family == AF_INET6 && wish.v6.sin6_port == 0 && length == sizeof(wish.v6);
+		/* Through the kernel: what cannot be read is an error, and its to tell. */
+		struct iovec here = { &wish, length }, there = { (void *)address, length };
+		bool whole = syscall(SYS_process_vm_readv, getpid(), &here, 1, &there, 1, 0) == (long)length;
+		bool v4 = whole && wish.any.sa_family == AF_INET && wish.v4.sin_port == 0;
+		bool v6 = whole && wish.any.sa_family == AF_INET6 && wish.v6.sin6_port == 0 && length == sizeof(wish.v6);
 		if ((v4 || v6) && is_tcp(fd) && bind_named(fd, &wish.any, length, v6) == 0) {
 			errno = before;
 			return 0;
@@ -242,9 +245,10 @@ static void before_wait(int fd)
 		settle(fd, HOW_POLL);
 }
 
-static void before_poll(const struct pollfd *wanted, nfds_t count)
+static void before_poll(struct pollfd *wanted, nfds_t count)
 {
-	if (!wanted || !split_active())
+	/* More than a process can have open is an error, and the kernel's to tell. */
+	if (!wanted || count > SPLIT_MOST_FDS || !split_active())
 		return;
 	for (nfds_t i = 0; i < count; i++)
 		if (wanted[i].fd >= 0 && wanted[i].events & (POLLIN | POLLRDNORM))
@@ -293,10 +297,11 @@ static void before_select(int count, const fd_set *readers)
 {
 	if (!readers || !split_active())
 		return;
-	/* Beyond FD_SETSIZE too: some programs bring larger sets. */
+	/* Programs ask for as many descriptors as there may be, with a set that holds fewer: the kernel stops at those
+	 * that are open, and we where a set ends. */
 	const unsigned long *words = (const unsigned long *)readers;
 	const int bits = 8 * sizeof(unsigned long);
-	for (int fd = 0; fd < count && fd < SPLIT_MOST_FDS; fd++) {
+	for (int fd = 0; fd < count && fd < FD_SETSIZE; fd++) {
 		unsigned long word = words[fd / bits] >> (fd % bits);
 		if (word == 0)
 			fd |= bits - 1; /* nothing more in this word */

@@ -1,0 +1,187 @@
+//! What the tests of the library share: programs of this folder, compiled, and a broker that gives every process but a
+//! listener's owner a queue.
+
+use std::collections::HashMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use wakeone_shim::protocol::{REQUEST_BYTES, Reply, Request, Token};
+
+/// A folder with the library and a program of `tests/` in it.
+pub struct Bench {
+    folder: tempfile::TempDir,
+    program: PathBuf,
+}
+
+impl Bench {
+    /// Compiles `tests/NAME.c`.
+    pub fn new(name: &str) -> Self {
+        let folder = tempfile::tempdir().expect("folder");
+        std::fs::write(folder.path().join("split.so"), wakeone_shim::LIBRARY).expect("library");
+        let program = folder.path().join(name);
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/{name}.c"));
+        let compiled = Command::new("cc")
+            .args(["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-nonnull", "-pthread", "-o"])
+            .arg(&program)
+            .arg(&source)
+            .status()
+            .expect("a C compiler");
+        assert!(compiled.success(), "{}", source.display());
+        Self { folder, program }
+    }
+
+    /// Runs it; with the library before its C library, and a broker, where there is one.
+    pub fn run(&self, arguments: &[&str], broker: Option<&Broker>) -> Output {
+        let mut command = Command::new("timeout");
+        command.arg("100").arg(&self.program).args(arguments);
+        if let Some(broker) = broker {
+            command
+                .env("LD_PRELOAD", self.folder.path().join("split.so"))
+                .env(wakeone_shim::VARIABLE, &broker.variable);
+        }
+        command.output().expect("runs")
+    }
+}
+
+/// A broker in a thread, for the life of the test.
+pub struct Broker {
+    variable: String,
+    given: Arc<AtomicU64>,
+}
+
+impl Broker {
+    /// Opens it. `alone`: a listener is shut down when a process gets a queue beside it, as nothing here steers.
+    pub fn open(alone: bool) -> Self {
+        let name = format!("wakeone-test-{:032x}", rand::random::<u128>());
+        let token = Token::new(rand::random());
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("socket");
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("name");
+        rustix::net::bind(&socket, &address).expect("bind");
+        rustix::net::listen(&socket, 100).expect("listen");
+        let given = Arc::new(AtomicU64::new(0));
+        let count = given.clone();
+        std::thread::spawn(move || {
+            let mut table = Table {
+                alone,
+                owners: HashMap::new(),
+                given: count,
+            };
+            loop {
+                let connection = rustix::net::accept_with(&socket, SocketFlags::CLOEXEC);
+                table.converse(&connection.expect("accept"), &token);
+            }
+        });
+        Self {
+            variable: token.variable(&name),
+            given,
+        }
+    }
+
+    /// Queues that were put in their listener's place.
+    pub fn given(&self) -> u64 {
+        self.given.load(Ordering::SeqCst)
+    }
+}
+
+struct Table {
+    alone: bool,
+    /// Who opened a listener, or was given a queue, by inode.
+    owners: HashMap<u64, i32>,
+    given: Arc<AtomicU64>,
+}
+
+impl Table {
+    fn converse(&mut self, connection: &OwnedFd, token: &Token) {
+        let peer = rustix::net::sockopt::socket_peercred(connection).expect("peer");
+        let pid = peer.pid.as_raw_nonzero().get();
+        let Some((request, Some(listener))) = hear(connection, token) else {
+            return;
+        };
+        let inode = |socket: &OwnedFd| rustix::fs::fstat(socket).expect("stat").st_ino;
+        match request {
+            Request::Listen { .. } => {
+                self.owners.insert(inode(&listener), pid);
+                say(connection, Reply::Done, None);
+            }
+            Request::Claim { .. } if self.owners.get(&inode(&listener)) == Some(&pid) => {
+                say(connection, Reply::Leave, None);
+            }
+            Request::Claim { .. } => {
+                let Ok(queue) = wakeone_kernel::sibling::sibling(&listener) else {
+                    return say(connection, Reply::Leave, None);
+                };
+                rustix::net::listen(&queue, 16).expect("listen");
+                say(connection, Reply::Queue, Some(&queue));
+                if let Some((Request::Taken { .. }, None)) = hear(connection, token) {
+                    self.given.fetch_add(1, Ordering::SeqCst);
+                    self.owners.insert(inode(&queue), pid);
+                    if self.alone {
+                        let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Read);
+                    }
+                    drop(queue);
+                    say(connection, Reply::Done, None);
+                }
+            }
+            Request::Taken { .. } => {}
+        }
+    }
+}
+
+fn hear(connection: &OwnedFd, token: &Token) -> Option<(Request, Option<OwnedFd>)> {
+    let mut bytes = [0_u8; REQUEST_BYTES + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let heard = rustix::net::recvmsg(
+        connection,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )
+    .ok()?;
+    let socket = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut sockets) => sockets.next(),
+        _ => None,
+    });
+    Some((Request::parse(&bytes[..heard.bytes], token).ok()?, socket))
+}
+
+fn say(connection: &OwnedFd, what: Reply, with: Option<&OwnedFd>) {
+    let bytes = what.encode();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let sockets: Vec<_> = with.iter().map(|socket| socket.as_fd()).collect();
+    if !sockets.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&sockets));
+    }
+    let _ = rustix::net::sendmsg(
+        connection,
+        &[IoSlice::new(&bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    );
+}
+
+impl Broker {
+    /// The name of one that is not there.
+    pub fn nobody() -> Self {
+        Self {
+            variable: Token::new(rand::random()).variable("wakeone-test-nobody"),
+            given: Arc::default(),
+        }
+    }
+}
