@@ -9,11 +9,12 @@ mod support;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use support::real::installed;
 use support::steered::{assert_nothing_left, isolated, number, soak, status, wakeone};
-use support::{Clients, Ground, Run, eventually, server, signal};
+use support::{Clients, Ground, Run, eventually, get, server, signal};
 use wakeone_kernel::diag::{Which, sockets};
 use wakeone_kernel::peek::Processes;
 use wakeone_model::listener::Protocol;
@@ -78,7 +79,8 @@ impl Split {
             let holders: BTreeSet<u32> = all
                 .held
                 .iter()
-                .filter(|held| held.inode == inode)
+                // The agent borrows listeners for a moment.
+                .filter(|held| held.inode == inode && held.pid != self.run.pid())
                 .map(|held| held.pid)
                 .collect();
             if holders.len() == 1 {
@@ -100,14 +102,19 @@ impl Split {
 
     /// Asks for a while from several clients, and expects even shares.
     fn serves_evenly(&self) {
-        let before: i64 = self.chosen().iter().sum();
+        let before = self.chosen();
+        let since = || -> Vec<i64> {
+            let now = self.chosen();
+            now.iter()
+                .zip(&before)
+                .map(|(now, then)| now - then)
+                .collect()
+        };
         let clients = Clients::start(address(), "/", 4);
-        eventually("300 connections", || {
-            self.chosen().iter().sum::<i64>() - before >= 300
-        });
+        eventually("300 connections", || since().iter().sum::<i64>() >= 300);
         let (answers, failures) = clients.stop();
         assert_eq!(failures, Vec::<String>::new(), "of {answers}");
-        let chosen = self.chosen();
+        let chosen = since();
         let mean = chosen.iter().sum::<i64>() as f64 / chosen.len() as f64;
         let highest = *chosen.iter().max().expect("slots") as f64;
         assert!(highest <= 1.1 * mean + 2.0, "{chosen:?}");
@@ -142,6 +149,16 @@ impl Split {
         }
     }
 
+    /// Answers as if nothing were there, and no group is.
+    fn serves_unsplit(&self, requests: usize) {
+        let up = || std::net::TcpStream::connect(address()).is_ok();
+        eventually("it listens", up);
+        for _ in 0..requests {
+            get(address(), "/").expect("an answer");
+        }
+        assert_eq!(self.status(), Value::Null);
+    }
+
     /// SIGTERM, and nothing left.
     fn ends(self) -> Vec<String> {
         let Self { ground, run } = self;
@@ -149,10 +166,35 @@ impl Split {
         assert_nothing_left(&ground);
         lines
     }
+
+    /// The same by another signal, of which a server may die.
+    fn ends_by(self, which: Signal) -> Vec<String> {
+        let Self { ground, run } = self;
+        run.signal(which);
+        let (_, lines) = run.wait();
+        assert_nothing_left(&ground);
+        lines
+    }
 }
 
-/// Even, without rescue's help.
-const EVEN: [&str; 3] = ["--policy", "round-robin", "--no-rescue"];
+/// Runs `--split=check`: its lines.
+fn check(command: &[&str]) -> Option<(Option<i32>, String)> {
+    let ground = isolated()?;
+    let mut command = ground.command(&["--split=check"], command);
+    let output = command.env("WAKEONE_SLOT", "0").output().expect("wakeone");
+    assert_nothing_left(&ground);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Some((output.status.code(), text))
+}
+
+/// Even, whatever the machine is busy with: nobody is stuck.
+const EVEN: [&str; 5] = [
+    "--policy",
+    "round-robin",
+    "--no-rescue",
+    "--stuck-after",
+    "60s",
+];
 
 fn python(mode: &str, workers: &str) -> Option<Split> {
     let port = PORT.to_string();
@@ -266,4 +308,339 @@ fn eventually_other(split: &Split, former: &BTreeSet<u32>, workers: usize) -> BT
         now.len() == workers && now.is_disjoint(former)
     });
     now
+}
+
+#[test]
+fn a_low_port_and_workers_of_another_user() {
+    if !installed("nginx") {
+        return eprintln!("skipped: nginx is not installed");
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    let conf = configure(folder.path(), 2);
+    let text = std::fs::read_to_string(&conf).expect("read");
+    let text = text
+        .replace("user root", "user nobody nogroup")
+        .replace(&format!("127.0.0.1:{PORT}"), "[::]:80 ipv6only=off");
+    std::fs::write(&conf, text).expect("write");
+    let Some(split) = Split::start(&EVEN, &["nginx", "-c", &conf]) else {
+        return;
+    };
+    eventually("both workers have queues", || split.up().len() == 2);
+    let address = SocketAddr::from(([127, 0, 0, 1], 80));
+    for _ in 0..40 {
+        assert_eq!(get(address, "/").expect("an answer"), "ok");
+    }
+    let group = split.status();
+    let chosen: Vec<i64> = (0..2)
+        .map(|slot| number(&group, slot, "selected"))
+        .collect();
+    assert_eq!(chosen.iter().sum::<i64>(), 40, "{group}");
+    assert!(
+        chosen.iter().all(|chosen| (18..=22).contains(chosen)),
+        "{chosen:?}"
+    );
+    split.ends();
+}
+
+#[test]
+fn uvicorn_whose_workers_are_new_programs() {
+    if !installed("uvicorn") {
+        return eprintln!("skipped: uvicorn is not installed");
+    }
+    let app = server("app.py");
+    let folder = app.trim_end_matches("app.py");
+    let port = PORT.to_string();
+    let command = [
+        "uvicorn",
+        "--workers",
+        "3",
+        "--port",
+        &port,
+        "--app-dir",
+        folder,
+        "--log-level",
+        "warning",
+        "app:asgi",
+    ];
+    let Some(split) = Split::start(&EVEN, &command) else {
+        return;
+    };
+    whole(split, 3);
+}
+
+#[test]
+fn node_cluster() {
+    if !installed("node") {
+        return eprintln!("skipped: node is not installed");
+    }
+    let script = server("cluster.js");
+    let port = PORT.to_string();
+    let Some(split) = Split::start(&EVEN, &["node", &script, &port, "none", "3"]) else {
+        return;
+    };
+    split.settled(3);
+    split.serves_evenly();
+    let lines = split.ends_by(Signal::INT);
+    assert!(
+        lines.iter().any(|line| line.contains("is split")),
+        "{lines:?}"
+    );
+    // The primary accepts itself: nothing to split, and no harm.
+    let Some(split) = Split::start(&EVEN, &["node", &script, &port, "rr", "3"]) else {
+        return;
+    };
+    split.serves_unsplit(100);
+    split.ends_by(Signal::INT);
+}
+
+#[test]
+fn php_fpm() {
+    if !installed("php-fpm8.2") {
+        return eprintln!("skipped: php-fpm is not installed");
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    let here = folder.path().display();
+    let conf = folder.path().join("fpm.conf");
+    let text = format!(
+        "[global]\npid = {here}/fpm.pid\nerror_log = {here}/fpm.log\ndaemonize = no\n\
+         [www]\nuser = root\ngroup = root\nlisten = 127.0.0.1:{PORT}\npm = static\npm.max_children = 3\nping.path = /ping\n"
+    );
+    std::fs::write(&conf, text).expect("write");
+    let conf = conf.display().to_string();
+    let Some(split) = Split::start(&EVEN, &["php-fpm8.2", "-R", "-F", "-y", &conf]) else {
+        return;
+    };
+    let first = split.settled(3);
+    let before = split.chosen();
+    for round in 0..120 {
+        assert!(pong().expect("an answer").contains("pong"), "{round}");
+    }
+    let chosen = split.chosen();
+    let mut since = chosen.iter().zip(&before).map(|(now, then)| now - then);
+    assert!(
+        since.all(|chosen| (38..=42).contains(&chosen)),
+        "{before:?} {chosen:?}"
+    );
+    for victim in first {
+        signal(victim, Signal::KILL);
+        // Until it has died it may still accept.
+        eventually("it is dead", || !support::runs(victim));
+        for _ in 0..20 {
+            assert!(pong().expect("an answer").contains("pong"));
+        }
+    }
+    split.settled(3);
+    split.ends();
+}
+
+/// What php-fpm answers to its ping, by FastCGI.
+fn pong() -> std::io::Result<String> {
+    let record = |kind: u8, content: &[u8]| {
+        let length = (content.len() as u16).to_be_bytes();
+        [&[1, kind, 0, 1, length[0], length[1], 0, 0], content].concat()
+    };
+    let mut parameters = Vec::new();
+    for (name, value) in [
+        ("REQUEST_METHOD", "GET"),
+        ("SCRIPT_NAME", "/ping"),
+        ("SCRIPT_FILENAME", "/ping"),
+        ("QUERY_STRING", ""),
+    ] {
+        parameters.extend([name.len() as u8, value.len() as u8]);
+        parameters.extend(name.bytes().chain(value.bytes()));
+    }
+    let request = [
+        record(1, &[0, 1, 0, 0, 0, 0, 0, 0]),
+        record(4, &parameters),
+        record(4, &[]),
+        record(5, &[]),
+    ]
+    .concat();
+    let mut stream = std::net::TcpStream::connect(address())?;
+    stream.set_read_timeout(Some(support::PATIENCE))?;
+    stream.write_all(&request)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+#[test]
+fn go_is_left_as_it_is() {
+    if !installed("go") {
+        return eprintln!("skipped: go is not installed");
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    let binary = folder.path().join("server").display().to_string();
+    let built = std::process::Command::new("go")
+        .args(["build", "-o", &binary, &server("go/main.go")])
+        .env("GO111MODULE", "off")
+        .status();
+    assert!(built.expect("go").success());
+    let at = address().to_string();
+    let Some((code, told)) = check(&[&binary, &at]) else {
+        return;
+    };
+    assert_eq!(code, Some(1));
+    assert!(told.contains("is a Go program"), "{told}");
+    let Some(split) = Split::start(&EVEN, &[&binary, &at]) else {
+        return;
+    };
+    split.serves_unsplit(100);
+    let lines = split.ends_by(Signal::TERM);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("nothing is split: "), "{lines:?}");
+}
+
+#[test]
+fn an_epoll_set_from_before_the_fork_is_left_alone_and_that_is_said() {
+    let Some(split) = python("early", "3") else {
+        return;
+    };
+    split.serves_unsplit(200);
+    let lines = split.ends();
+    let told: Vec<&String> = lines
+        .iter()
+        .filter(|line| line.contains("stays with"))
+        .collect();
+    assert_eq!(told.len(), 1, "{lines:?}");
+    assert!(told[0].contains("registered before the fork"), "{lines:?}");
+}
+
+#[test]
+fn a_first_process_that_accepts_too_gets_its_part() {
+    let Some(split) = python("owner", "2") else {
+        return;
+    };
+    eventually("three slots are up", || split.up().len() == 3);
+    split.serves_evenly();
+    split.ends();
+}
+
+#[test]
+fn a_check_changes_nothing_and_tells() {
+    let script = server("shared.py");
+    let port = PORT.to_string();
+    let Some((code, told)) = check(&["python3", &script, "poll", &port, "2"]) else {
+        return;
+    };
+    assert_eq!(code, Some(0), "{told}");
+    let own = told
+        .lines()
+        .filter(|line| line.contains("would get a queue of its own"));
+    assert_eq!(own.count(), 2, "{told}");
+    let (_, told) = check(&["python3", &script, "early", &port, "2"]).expect("root");
+    assert!(told.contains("it opened the listener"), "{told}");
+    let (_, told) = check(&["sleep", "3"]).expect("root");
+    assert!(told.starts_with("nothing to split"), "{told}");
+}
+
+#[test]
+fn after_kill_9_the_server_goes_on_and_detach_takes_the_pins() {
+    let Some(split) = python("accept", "3") else {
+        return;
+    };
+    let workers = split.settled(3);
+    let Split { ground, run } = split;
+    run.murder();
+    let clients = Clients::start(address(), "/", 2);
+    let victim = *workers.iter().next().expect("a worker");
+    std::thread::sleep(Duration::from_millis(300));
+    signal(victim, Signal::KILL);
+    std::thread::sleep(Duration::from_millis(700));
+    let output = wakeone(&ground, &["detach", "--all"]);
+    assert!(output.status.success(), "{output:?}");
+    std::thread::sleep(Duration::from_millis(500));
+    let (answers, failures) = clients.stop();
+    assert!(answers > 100, "{answers}");
+    assert!(failures.len() <= 2, "{failures:?}");
+    let survivors: Vec<u32> = workers.into_iter().filter(|pid| *pid != victim).collect();
+    let parent = wakeone_kernel::peek::identity(survivors[0])
+        .expect("a worker")
+        .parent;
+    signal(parent, Signal::TERM);
+    assert_nothing_left(&ground);
+}
+
+/// Bytes that are none of ours, wrong tokens, and connections that say nothing: the broker goes on for the others.
+#[test]
+fn hostile_clients_of_the_broker_are_survived() {
+    let Some(split) = python("accept", "2") else {
+        return;
+    };
+    split.settled(2);
+    let names = std::fs::read_to_string("/proc/thread-self/net/unix").expect("sockets");
+    let name = names
+        .lines()
+        .find_map(|line| Some(line.split_once("@wakeone-split-")?.1.trim().to_owned()))
+        .expect("the broker's name");
+    let name = format!("wakeone-split-{name}");
+    let mut open = Vec::new();
+    for round in 0_u32..300 {
+        use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+        let client = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("socket");
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("name");
+        let _ = rustix::net::connect(&client, &address);
+        let noise: Vec<u8> = (0..round % 80).map(|at| (at * 7 + round) as u8).collect();
+        if round % 3 > 0 {
+            let _ = rustix::net::send(&client, &noise, SendFlags::NOSIGNAL);
+        }
+        open.push(client);
+    }
+    // Those that say nothing hold up nobody for longer than a conversation may take; their number is bounded.
+    drop(open.split_off(200));
+    split.survives_kills(2, 1);
+    drop(open);
+    split.ends();
+}
+
+/// Another user, without any privilege: each worker has a socket of its own, and the kernel's hash chooses.
+#[test]
+fn without_privileges_workers_get_queues_all_the_same() {
+    if isolated().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    // The sources' folder may be closed to others.
+    let binary = folder.path().join("wakeone");
+    let script = folder.path().join("shared.py");
+    std::fs::copy(support::WAKEONE, &binary).expect("copy");
+    std::fs::copy(server("shared.py"), &script).expect("copy");
+    let runtime = folder.path().join("run");
+    std::fs::create_dir(&runtime).expect("folder");
+    std::os::unix::fs::chown(&runtime, Some(65534), Some(65534)).expect("chown");
+    use std::os::unix::fs::PermissionsExt;
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), open).expect("mode");
+    let mut command = std::process::Command::new("setpriv");
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+        .arg(&binary)
+        .args(["run", "--split", "--runtime-dir"])
+        .arg(&runtime)
+        .args(["--", "/usr/bin/env", "python3"])
+        .arg(&script)
+        .args(["poll", &PORT.to_string(), "3"]);
+    let run = Run::start(command);
+    let mut seen = BTreeSet::new();
+    eventually("all three workers answer", || {
+        seen.extend(get(address(), "/"));
+        seen.len() == 3
+    });
+    let listening = sockets(Protocol::Tcp, Which::Listening, PORT).expect("sock_diag");
+    assert_eq!(listening.len(), 3, "the first worker has the shared socket");
+    let clients = Clients::start(address(), "/", 4);
+    std::thread::sleep(Duration::from_millis(500));
+    let (answers, failures) = clients.stop();
+    assert!(
+        answers > 100 && failures.is_empty(),
+        "{answers} {failures:?}"
+    );
+    let lines = run.stop();
+    assert!(lines[0].contains("nothing steers"), "{lines:?}");
 }

@@ -162,6 +162,8 @@ fn split(args: &Args, how: Split) -> anyhow::Result<ExitCode> {
         stuck_after: args.stuck_after,
         runtime_dir: runtime_dir(args),
         check: how == Split::Check,
+        metrics: args.metrics,
+        metrics_tracing: args.metrics_tracing,
     };
     match split::run(&options) {
         Ok(code) => Ok(ExitCode::from(code)),

@@ -21,7 +21,11 @@ fn every_result_is_what_it_is_without() {
         assert_eq!(one, other, "call {number}");
     }
     assert_eq!(without.lines().count(), with.lines().count());
-    assert!(broker.given() >= 2, "the library did nothing: {}", broker.given());
+    assert!(
+        broker.given() >= 2,
+        "the library did nothing: {}",
+        broker.given()
+    );
 }
 
 /// `WAKEONE_SOAK=1`: a million calls; otherwise a hundred thousand.
@@ -37,7 +41,11 @@ fn random_calls_never_meet_a_wrong_socket_and_leak_none() {
         assert!(output.status.success(), "seed {seed}: {text}{output:?}");
         eprintln!("seed {seed}: {text}");
     }
-    assert!(broker.given() > 1000, "the library did little: {}", broker.given());
+    assert!(
+        broker.given() > 1000,
+        "the library did little: {}",
+        broker.given()
+    );
 }
 
 #[test]
@@ -50,5 +58,8 @@ fn without_a_broker_nothing_changes_and_that_is_said_once() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     // The first process of the script, and the two that it forks.
     assert!((1..=3).contains(&said.lines().count()), "{said}");
-    assert!(said.lines().all(|line| line.starts_with("wakeone: ")), "{said}");
+    assert!(
+        said.lines().all(|line| line.starts_with("wakeone: ")),
+        "{said}"
+    );
 }

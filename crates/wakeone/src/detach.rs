@@ -8,8 +8,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use wakeone_kernel::{bpf, cgroup, process, socket};
 
-use crate::dispatcher::sweep_halves;
+use crate::dispatcher::{self, sweep_halves};
 use crate::paths::Paths;
+use crate::policy::Policy;
 use crate::status;
 use crate::supervisor::listen::Endpoint;
 use crate::supervisor::process::Identity;
@@ -83,8 +84,10 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
         attached: before.is_some_and(|state| state.attached),
         ..Report::default()
     };
-    if let Ok(Some(state)) = dir.load() {
-        release(&state, &mut report);
+    match dir.load() {
+        Ok(Some(state)) if state.is_split() => leave_to_hash(paths, name),
+        Ok(Some(state)) => release(&state, &mut report),
+        _ => {}
     }
     let failed = |what: String| {
         move |source| Error::Remove {
@@ -116,7 +119,7 @@ fn take(paths: &Paths, name: &str) -> Result<GroupDir, Error> {
     let agent = state::load(&paths.runtime, name)
         .ok()
         .flatten()
-        .filter(|state| state.attached && state.boot == state::boot_id())
+        .filter(|state| state.attached && !state.is_split() && state.boot == state::boot_id())
         .map(|state| state.supervisor)
         .filter(Identity::lives);
     let Some(pid) = agent.and_then(|agent| Pid::from_raw(agent.pid as i32)) else {
@@ -144,6 +147,12 @@ pub fn groups_at(paths: &Paths, fits: impl Fn(&Endpoint) -> bool) -> Vec<String>
         state.is_some_and(|state| state.listen.iter().any(&fits))
     };
     names.into_iter().filter(listens).collect()
+}
+
+/// A split server whose `wakeone run` is gone. Of its group one socket is served by nobody, and the kernel's own hash
+/// would choose it too: the program stays on the sockets, without pins, and goes with them. By hash it needs no agent.
+fn leave_to_hash(paths: &Paths, name: &str) {
+    let _ = dispatcher::change_policy(paths, name, Policy::Hash);
 }
 
 /// Detaches the program from the listeners that living workers hold.

@@ -30,7 +30,15 @@ impl Bench {
         let program = folder.path().join(name);
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/{name}.c"));
         let compiled = Command::new("cc")
-            .args(["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-nonnull", "-pthread", "-o"])
+            .args([
+                "-O1",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-Wno-nonnull",
+                "-pthread",
+                "-o",
+            ])
             .arg(&program)
             .arg(&source)
             .status()

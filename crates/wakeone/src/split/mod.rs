@@ -16,6 +16,7 @@ mod shared;
 
 use std::collections::HashSet;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ use wakeone_kernel::capability::{self, Capability};
 use wakeone_kernel::{peek, sibling};
 use wakeone_shim::protocol::Reply;
 
+use crate::metrics::{self, Monitor};
 use crate::paths::Paths;
 use crate::policy::Policy;
 use crate::steer::SteerEvent;
@@ -66,6 +68,9 @@ pub enum Error {
         /// Why it failed.
         source: io::Error,
     },
+    /// Metrics cannot be served there.
+    #[error("{0}")]
+    Metrics(String),
     /// What was asked for takes privileges that we have not.
     #[error(
         "cannot steer by {policy}: it needs {missing}: start as root or with these capabilities, or leave --policy away"
@@ -93,6 +98,10 @@ pub struct Options {
     pub runtime_dir: PathBuf,
     /// Change nothing, tell what would be done, and end the server.
     pub check: bool,
+    /// Where to serve metrics.
+    pub metrics: Option<SocketAddr>,
+    /// Waits and wake-ups are among them.
+    pub metrics_tracing: bool,
 }
 
 /// What groups are made with.
@@ -127,6 +136,8 @@ pub fn run(options: &Options) -> Result<u8, Error> {
         }
         tracing::warn!(event = "unsplit", "nothing is split: {obstacle}");
     }
+    let http = options.metrics.map(metrics::bind).transpose();
+    let http = http.map_err(Error::Metrics)?;
     let signals = Signals::take().map_err(own("taking signals"))?;
     let library = Library::write().map_err(Error::Library)?;
     let mut broker = Broker::open().map_err(own("opening the broker's socket"))?;
@@ -134,6 +145,11 @@ pub fn run(options: &Options) -> Result<u8, Error> {
         .map_err(|source| Error::Start { command, source })?;
     drop_capabilities();
     let mut splitter = Splitter::new(options, steering, server.pid());
+    // The server runs: without figures it is as good.
+    match Monitor::start(http) {
+        Ok(monitor) => splitter.monitor = Some(monitor),
+        Err(error) => tracing::warn!("no figures are served: {error}"),
+    }
     let code = serve(&mut broker, &mut splitter, &mut server, &signals);
     if splitter.check {
         splitter.report();
@@ -251,6 +267,8 @@ struct Splitter {
     started: Instant,
     ending: bool,
     server: u32,
+    monitor: Option<Monitor>,
+    traced: bool,
 }
 
 impl Splitter {
@@ -270,6 +288,8 @@ impl Splitter {
             started: Instant::now(),
             ending: false,
             server,
+            monitor: None,
+            traced: options.metrics_tracing,
         }
     }
 
@@ -303,8 +323,15 @@ impl Splitter {
             .partition(Shared::is_over);
         self.shared = there;
         for shared in over {
-            shared.end();
+            self.end_of(shared);
         }
+    }
+
+    fn end_of(&self, shared: Shared) {
+        if let Some(monitor) = &self.monitor {
+            monitor.remove(&shared.name());
+        }
+        shared.end();
     }
 
     /// Whether all was seen that a check waits for; true once.
@@ -327,9 +354,9 @@ impl Splitter {
         }
     }
 
-    fn end(self) {
-        for shared in self.shared {
-            shared.end();
+    fn end(mut self) {
+        for shared in std::mem::take(&mut self.shared) {
+            self.end_of(shared);
         }
     }
 
@@ -408,7 +435,7 @@ impl Answer<Offer> for Splitter {
                 if !self.check {
                     self.shared[at].stays(claim.pid, inode);
                 }
-                if matches!(decision_failed(&reason), Some(())) {
+                if fails_late(&reason) {
                     let address = self.shared[at].address();
                     self.once(format!(
                         "{address}: a worker stays with the shared socket: {reason}"
@@ -432,6 +459,9 @@ impl Answer<Offer> for Splitter {
         let address = shared.address();
         let first = format!("{address} is split");
         if shared.queues() > 0 && self.said.insert(first) {
+            if let Some(monitor) = &self.monitor {
+                monitor.add(shared.source(&self.wish.paths, self.traced));
+            }
             match self.steering {
                 Steering::Full(policy) => {
                     tracing::info!(event = "split", %address, %policy, "{address} is split: each worker gets a queue of its own, policy {policy}, group `{}`", crate::attach::name_of(address))
@@ -452,15 +482,12 @@ impl Answer<Offer> for Splitter {
 }
 
 /// Reasons that come up only when a queue is made.
-fn decision_failed(reason: &shared::Reason) -> Option<()> {
-    matches!(
-        reason,
-        shared::Reason::Sibling(_) | shared::Reason::Steering(_)
-    )
-    .then_some(())
+fn fails_late(reason: &shared::Reason) -> bool {
+    use shared::Reason::{Sibling, Steering};
+    matches!(reason, Sibling(_) | Steering(_))
 }
 
-fn log(address: std::net::SocketAddr, event: &SteerEvent) {
+fn log(address: SocketAddr, event: &SteerEvent) {
     match event {
         SteerEvent::Stuck { slot, queued } => {
             tracing::debug!("{address}: slot {slot} is stuck with {queued} waiting");

@@ -128,8 +128,13 @@ impl Server {
         self.pid.as_raw_nonzero().get() as u32
     }
 
-    /// Passes a signal on: to its first process, or to those that outlived it (a daemon).
+    /// Passes a signal on: to its first process, or to those that outlived it (a daemon). What a terminal's keys send,
+    /// it would have sent to all of them.
     pub fn signal(&self, signal: Signal) {
+        let by_key = matches!(signal, Signal::INT | Signal::QUIT) && io::stdin().is_terminal();
+        if by_key && rustix::process::kill_process_group(self.pid, signal).is_ok() {
+            return;
+        }
         if self.code.is_none() {
             let _ = kill_process(self.pid, signal);
             return;

@@ -18,6 +18,7 @@ use super::{Steering, Wish};
 use crate::agent::{Agent, Duties};
 use crate::attach::name_of;
 use crate::dispatcher::{self, Dispatcher, Plan};
+use crate::metrics::Source;
 use crate::paths::Paths;
 use crate::seat::Lent;
 use crate::steer::Steer;
@@ -175,7 +176,7 @@ impl Shared {
             address,
             dual_stack: sibling::is_dual_stack(listener),
             backlog: backlog(listener.as_fd()),
-            owner: Worker::of(pid),
+            owner: Worker::of(first_holder(pid, inode)),
             original: Queue {
                 lent,
                 cookie: socket::cookie(listener)?,
@@ -194,6 +195,25 @@ impl Shared {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// What its group is called.
+    pub fn name(&self) -> String {
+        name_of(self.address)
+    }
+
+    /// What its figures are read from.
+    pub fn source(&self, paths: &Paths, traced: bool) -> Source {
+        capability::with(&FOR_LOADING, || {
+            let mut source = Source::open(paths, &self.name());
+            if let Some(agent) = &self.agent {
+                source = source.with_rescuer(agent.rescuer());
+            }
+            if traced {
+                source = source.traced(std::iter::once(self.address));
+            }
+            source
+        })
     }
 
     /// The shared socket's inode, by which the listener is named.
@@ -324,7 +344,7 @@ impl Shared {
         wish: &Wish,
         steering: &mut Steering,
     ) -> Result<(), Reason> {
-        let name = name_of(self.address);
+        let name = self.name();
         let dir = GroupDir::take(&wish.paths.runtime, &name)
             .map_err(|error| Reason::Steering(error.to_string()))?;
         if let Steering::Full(policy) = *steering {
@@ -646,7 +666,7 @@ impl Shared {
         }
         Ok(State {
             schema: state::SCHEMA,
-            name: name_of(self.address),
+            name: self.name(),
             boot: state::boot_id(),
             supervisor: Identity::of(std::process::id())?,
             listen: vec![Endpoint {
@@ -699,6 +719,22 @@ fn load(
         read_queues: true,
     };
     Dispatcher::start_beside(&plan, lent)
+}
+
+/// Who opened a listener that a process has begun to listen on: that process, or the one above it that holds it too. (Some
+/// servers bind in the first process and listen in the workers.)
+fn first_holder(pid: u32, inode: u64) -> u32 {
+    let mut first = pid;
+    let own = std::process::id();
+    let above = |pid| peek::identity(pid).map(|identity| identity.parent);
+    while let Some(parent) = above(first).filter(|parent| *parent > 1 && *parent != own) {
+        let held = process::sockets_of(parent).unwrap_or_default();
+        if !held.iter().any(|(_, at)| *at == inode) {
+            break;
+        }
+        first = parent;
+    }
+    first
 }
 
 fn backlog(listener: BorrowedFd<'_>) -> i32 {
