@@ -9,7 +9,7 @@ use nix::libc;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
 /// Options that a new socket of the same address must have before it is bound, and those of its connections.
-const OPTIONS: [(i32, i32, &str); 48] = [
+const OPTIONS: [(i32, i32, &str); 55] = [
     (libc::SOL_IPV6, libc::IPV6_V6ONLY, "IPV6_V6ONLY"),
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, "SO_REUSEADDR"),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, "SO_REUSEPORT"),
@@ -42,6 +42,13 @@ const OPTIONS: [(i32, i32, &str); 48] = [
     (libc::SOL_IPV6, libc::IPV6_MTU_DISCOVER, "IPV6_MTU_DISCOVER"),
     (libc::SOL_IPV6, libc::IPV6_RECVERR, "IPV6_RECVERR"),
     (libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, "IPV6_RECVPKTINFO"),
+    (libc::SOL_SOCKET, libc::SO_RXQ_OVFL, "SO_RXQ_OVFL"),
+    (libc::SOL_IP, libc::IP_RECVTOS, "IP_RECVTOS"),
+    (libc::SOL_IP, libc::IP_RECVTTL, "IP_RECVTTL"),
+    (libc::SOL_IP, libc::IP_RECVORIGDSTADDR, "IP_RECVORIGDSTADDR"),
+    (libc::SOL_IPV6, libc::IPV6_RECVHOPLIMIT, "IPV6_RECVHOPLIMIT"),
+    (libc::SOL_IPV6, libc::IPV6_RECVTCLASS, "IPV6_RECVTCLASS"),
+    (libc::SOL_UDP, libc::UDP_GRO, "UDP_GRO"),
     (libc::SOL_TCP, libc::TCP_NODELAY, "TCP_NODELAY"),
     (libc::SOL_TCP, libc::TCP_MAXSEG, "TCP_MAXSEG"),
     (libc::SOL_TCP, libc::TCP_CORK, "TCP_CORK"),
@@ -244,6 +251,81 @@ fn copy_filter(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
     if asked != 0 || count as usize != filter.len() {
         return Err(Error::Filter);
     }
+    attach_filter(to, &mut filter)
+}
+
+/// All members of a reuseport group are of one user: a socket's is its inode's (`sockfs_setattr`).
+fn copy_owner(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
+    let owner = |fd| {
+        rustix::fs::fstat(fd)
+            .map(|about| about.st_uid)
+            .map_err(|source| Error::Step("asking for its user", source.into()))
+    };
+    let wanted = owner(from)?;
+    if owner(to)? == wanted {
+        return Ok(());
+    }
+    rustix::fs::fchown(to, Some(rustix::fs::Uid::from_raw(wanted)), None)
+        .map_err(|source| Error::Step("giving it its user", source.into()))
+}
+
+/// A queue beside a UDP socket, for another thread that receives from it. `known`: it has been in a group of ours before.
+///
+/// Broadcast and multicast datagrams go to every socket of an address: the queue takes none, or each of them would be
+/// received once a thread.
+///
+/// # Errors
+/// It is connected, in a group of its own making, or has a filter; and see [`Error`].
+pub fn reader(socket: impl AsFd, known: bool) -> Result<OwnedFd, Error> {
+    let socket = socket.as_fd();
+    let refused = |what| Error::Step(what, io::ErrorKind::Unsupported.into());
+    let of = |name| number(socket, libc::SOL_SOCKET, name).unwrap_or(-1);
+    let datagrams = of(libc::SO_TYPE) == libc::SOCK_DGRAM
+        && of(libc::SO_PROTOCOL) == libc::IPPROTO_UDP
+        && address(socket).is_some_and(|at| at.port() != 0);
+    if !datagrams || rustix::net::getpeername(socket).is_ok() {
+        return Err(refused(
+            "it is no UDP socket that takes datagrams from anybody",
+        ));
+    }
+    if !known {
+        if of(libc::SO_REUSEPORT) != 0 {
+            return Err(refused(
+                "it is in a reuseport group of the program's own making",
+            ));
+        }
+        rustix::net::sockopt::set_socket_reuseport(socket, true)
+            .map_err(|source| Error::Step("setting SO_REUSEPORT", source.into()))?;
+    }
+    let queue = sibling(socket)?;
+    let had = crate::socket::admit_syns(&queue);
+    if had.is_ok() {
+        return Err(refused("it has a socket filter"));
+    }
+    only_to_this_host(queue.as_fd())?;
+    Ok(queue)
+}
+
+/// A classic filter that takes what is addressed to this host alone.
+fn only_to_this_host(socket: BorrowedFd<'_>) -> Result<(), Error> {
+    // include/uapi/linux/filter.h: SKF_AD_OFF + SKF_AD_PKTTYPE; include/uapi/linux/if_packet.h: PACKET_HOST is 0.
+    let packet_type = u32::from_ne_bytes((-0x1000_i32 + 4).to_ne_bytes());
+    let op = |code: u32, k: u32, jf: u8| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    };
+    let mut filter = [
+        op(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, packet_type, 0),
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1),
+        op(libc::BPF_RET | libc::BPF_K, u32::MAX, 0),
+        op(libc::BPF_RET | libc::BPF_K, 0, 0),
+    ];
+    attach_filter(socket, &mut filter)
+}
+
+fn attach_filter(to: BorrowedFd<'_>, filter: &mut [libc::sock_filter]) -> Result<(), Error> {
     let program = libc::sock_fprog {
         len: filter.len() as u16,
         filter: filter.as_mut_ptr(),
@@ -263,21 +345,6 @@ fn copy_filter(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
     } else {
         Err(Error::Filter)
     }
-}
-
-/// All members of a reuseport group are of one user: a socket's is its inode's (`sockfs_setattr`).
-fn copy_owner(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
-    let owner = |fd| {
-        rustix::fs::fstat(fd)
-            .map(|about| about.st_uid)
-            .map_err(|source| Error::Step("asking for its user", source.into()))
-    };
-    let wanted = owner(from)?;
-    if owner(to)? == wanted {
-        return Ok(());
-    }
-    rustix::fs::fchown(to, Some(rustix::fs::Uid::from_raw(wanted)), None)
-        .map_err(|source| Error::Step("giving it its user", source.into()))
 }
 
 /// Where a socket is bound; `None` where that is no IP address.

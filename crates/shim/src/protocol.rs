@@ -73,6 +73,11 @@ pub enum Request {
         /// In what.
         how: How,
     },
+    /// Another thread of the process begins to receive from the UDP socket that comes with it.
+    Reader {
+        /// Its number in the process.
+        fd: i32,
+    },
     /// The queue that was given is in the listener's place.
     Taken {
         /// Its number in the process.
@@ -123,6 +128,7 @@ impl Request {
             }),
             (2, 3, true) => Ok(Self::Claim { fd, how: How::Poll }),
             (3, _, true) => Ok(Self::Taken { fd }),
+            (4, 0, true) => Ok(Self::Reader { fd }),
             _ => Err(Malformed::Request),
         }
     }
@@ -184,7 +190,14 @@ mod tests {
             })
         );
         assert_eq!(parse(3, 9, 0), Ok(Request::Taken { fd: 9 }));
-        for (what, fd, how) in [(0, 1, 1), (2, 1, 0), (2, 1, 4), (2, -1, 1), (4, 1, 1)] {
+        for (what, fd, how) in [
+            (0, 1, 1),
+            (2, 1, 0),
+            (2, 1, 4),
+            (2, -1, 1),
+            (4, 1, 1),
+            (5, 1, 0),
+        ] {
             assert_eq!(parse(what, fd, how), Err(Malformed::Request));
         }
         let mut other = KEY;
@@ -207,8 +220,11 @@ mod tests {
             bytes.truncate(cut);
             if let Ok(request) = Request::parse(&bytes, &Token::new(KEY)) {
                 prop_assert_eq!(bytes.len(), REQUEST_BYTES);
-                let (Request::Listen { fd: told, .. } | Request::Claim { fd: told, .. } | Request::Taken { fd: told }) = request;
-                prop_assert!(told == fd && fd >= 0 && (1..=3).contains(&what));
+                let (Request::Listen { fd: told, .. }
+                | Request::Claim { fd: told, .. }
+                | Request::Reader { fd: told }
+                | Request::Taken { fd: told }) = request;
+                prop_assert!(told == fd && fd >= 0 && (1..=4).contains(&what));
             }
         }
     }

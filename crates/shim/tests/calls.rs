@@ -63,3 +63,16 @@ fn without_a_broker_nothing_changes_and_that_is_said_once() {
         "{said}"
     );
 }
+
+/// Threads that receive from one UDP socket come and go; every datagram is received once, by whatever call.
+#[test]
+fn threads_of_one_socket_receive_every_datagram_once() {
+    let bench = Bench::new("datagrams");
+    let broker = Broker::open(false);
+    for call in ["recv", "recvfrom", "recvmsg", "recvmmsg", "read"] {
+        let output = bench.run(&[call, "20000"], Some(&broker));
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{call}: {text}{output:?}");
+    }
+    assert!(broker.given() >= 5 * 3, "{}", broker.given());
+}

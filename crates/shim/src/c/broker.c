@@ -24,7 +24,7 @@
 /* An answer that takes longer is none: the process goes on as without us. */
 #define PATIENCE_MS 5000
 
-enum { ASK_LISTEN = 1, ASK_CLAIM = 2, ASK_TAKEN = 3 };
+enum { ASK_LISTEN = 1, ASK_CLAIM = 2, ASK_TAKEN = 3, ASK_READER = 4 };
 enum { SAY_LEAVE = 0, SAY_QUEUE = 1, SAY_DONE = 2 };
 
 struct request {
@@ -218,6 +218,21 @@ bool split_tell_listen(int fd, bool own)
 		syscall(SYS_close, given);
 	syscall(SYS_close, connection);
 	return told;
+}
+
+int split_ask_queue(int fd)
+{
+	int connection = broker_connect();
+	if (connection < 0)
+		return -1;
+	int queue = -1;
+	int answer = send_request(connection, ASK_READER, fd, 0, true) ? receive_reply(connection, now_ms() + PATIENCE_MS, &queue) : -1;
+	if (answer != SAY_QUEUE && queue >= 0) {
+		syscall(SYS_close, queue);
+		queue = -1;
+	}
+	syscall(SYS_close, connection);
+	return queue;
 }
 
 static bool same_file(int a, const struct stat *b)

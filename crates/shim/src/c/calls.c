@@ -38,6 +38,14 @@ static struct {
 	int (*dup3)(int, int, int);
 	int (*close_range)(unsigned, unsigned, int);
 	void (*closefrom)(int);
+	ssize_t (*recv)(int, void *, size_t, int);
+	ssize_t (*recvfrom)(int, void *, size_t, int, struct sockaddr *, socklen_t *);
+	ssize_t (*recvmsg)(int, struct msghdr *, int);
+	int (*recvmmsg)(int, struct mmsghdr *, unsigned, int, struct timespec *);
+	ssize_t (*read)(int, void *, size_t);
+	ssize_t (*recv_chk)(int, void *, size_t, size_t, int);
+	ssize_t (*recvfrom_chk)(int, void *, size_t, size_t, int, struct sockaddr *, socklen_t *);
+	ssize_t (*read_chk)(int, void *, size_t, size_t);
 } real;
 
 __attribute__((constructor(101))) static void find_real(void)
@@ -59,6 +67,14 @@ __attribute__((constructor(101))) static void find_real(void)
 	FIND(dup3, "dup3");
 	FIND(close_range, "close_range");
 	FIND(closefrom, "closefrom");
+	FIND(recv, "recv");
+	FIND(recvfrom, "recvfrom");
+	FIND(recvmsg, "recvmsg");
+	FIND(recvmmsg, "recvmmsg");
+	FIND(read, "read");
+	FIND(recv_chk, "__recv_chk");
+	FIND(recvfrom_chk, "__recvfrom_chk");
+	FIND(read_chk, "__read_chk");
 #undef FIND
 }
 
@@ -74,6 +90,13 @@ static bool is_tcp(int fd)
 	int domain = option(fd, SO_DOMAIN);
 	return (domain == AF_INET || domain == AF_INET6) && option(fd, SO_TYPE) == SOCK_STREAM &&
 	       option(fd, SO_PROTOCOL) == IPPROTO_TCP;
+}
+
+static bool is_udp(int fd)
+{
+	int domain = option(fd, SO_DOMAIN);
+	return (domain == AF_INET || domain == AF_INET6) && option(fd, SO_TYPE) == SOCK_DGRAM &&
+	       option(fd, SO_PROTOCOL) == IPPROTO_UDP && option(fd, SO_REUSEPORT) == 0;
 }
 
 /* Looks what a descriptor is, and has a listener of ours settled. */
@@ -172,7 +195,11 @@ EXPORT int bind(int fd, const struct sockaddr *address, socklen_t length)
 		}
 	}
 	errno = before;
-	return real.bind(fd, address, length);
+	int result = real.bind(fd, address, length);
+	if (result == 0 && split_active() && is_udp(fd))
+		split_set(fd, STATE_DATAGRAM);
+	errno = result == 0 ? before : errno;
+	return result;
 }
 
 EXPORT int listen(int fd, int backlog)
@@ -206,7 +233,7 @@ EXPORT int listen(int fd, int backlog)
 static void before_accept(int fd)
 {
 	/* What was taken for something else and is accepted from now: its number was closed behind our back. */
-	if (split_active() && split_state(fd) < STATE_FOREIGN)
+	if (split_active() && split_state(fd) < STATE_DATAGRAM)
 		settle(fd, HOW_ACCEPT);
 }
 
@@ -235,14 +262,19 @@ EXPORT int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event
 		enum state state = split_state(fd);
 		if (state == STATE_UNKNOWN || state == STATE_PLAIN)
 			settle(fd, HOW_EPOLL);
+		else
+			split_polls(fd);
 	}
 	return real.epoll_ctl ? real.epoll_ctl(epoll, operation, fd, event) : syscall(SYS_epoll_ctl, epoll, operation, fd, event);
 }
 
 static void before_wait(int fd)
 {
-	if (split_state(fd) == STATE_UNKNOWN)
+	enum state state = split_state(fd);
+	if (state == STATE_UNKNOWN)
 		settle(fd, HOW_POLL);
+	else if (state == STATE_DATAGRAM)
+		split_polls(fd);
 }
 
 static void before_poll(struct pollfd *wanted, nfds_t count)
@@ -336,16 +368,23 @@ EXPORT int pselect(int count, fd_set *readers, fd_set *writers, fd_set *others, 
 
 /* A number that is free again may be given to anything. Forgotten before the call: afterwards another thread may
  * have it already. */
+static void forget(int fd)
+{
+	if (fd >= 0)
+		split_closed(fd, fd);
+	split_set(fd, STATE_UNKNOWN);
+}
+
 EXPORT int close(int fd)
 {
-	split_set(fd, STATE_UNKNOWN);
+	forget(fd);
 	return real.close ? real.close(fd) : syscall(SYS_close, fd);
 }
 
 EXPORT int dup2(int from, int to)
 {
 	if (from != to)
-		split_set(to, STATE_UNKNOWN);
+		forget(to);
 	if (real.dup2)
 		return real.dup2(from, to);
 	if (from != to)
@@ -357,23 +396,131 @@ EXPORT int dup2(int from, int to)
 EXPORT int dup3(int from, int to, int flags)
 {
 	if (from != to)
-		split_set(to, STATE_UNKNOWN);
+		forget(to);
 	return real.dup3 ? real.dup3(from, to, flags) : syscall(SYS_dup3, from, to, flags);
 }
 
 EXPORT int close_range(unsigned first, unsigned last, int flags)
 {
 	/* Those that are only marked for exec stay what they are. */
-	if (!(flags & 4 /* CLOSE_RANGE_CLOEXEC */) && first <= last)
+	if (!(flags & 4 /* CLOSE_RANGE_CLOEXEC */) && first <= last) {
+		split_closed(first, last);
 		split_forget(first, last);
+	}
 	return real.close_range ? real.close_range(first, last, flags) : syscall(SYS_close_range, first, last, flags);
 }
 
 EXPORT void closefrom(int first)
 {
+	split_closed(first < 0 ? 0 : first, ~0u);
 	split_forget(first < 0 ? 0 : first, ~0u);
 	if (real.closefrom)
 		real.closefrom(first);
 	else
 		syscall(SYS_close_range, first < 0 ? 0 : first, ~0u, 0);
+}
+
+/* Receives: what threads that ended left behind first, then from this thread's own queue. `from` is what `call` and
+ * `at_once`, the same without waiting, receive from. A thread that was woken to keep the socket itself got `nothing`;
+ * `again` undoes what the kernel wrote then. */
+#define RECEIVE(type, call, at_once, nothing, again)                              \
+	for (;;) {                                                                \
+		int before = errno;                                               \
+		for (int next = -1; (next = split_next_orphan(fd, next)) >= 0;) { \
+			int from = split_orphan(next);                            \
+			while (!is_empty(from)) {                                 \
+				type got = (at_once);                             \
+				if (got < 0)                                      \
+					break;                                    \
+				if (!(nothing) || !split_woken(fd)) {             \
+					errno = before;                           \
+					return got;                               \
+				}                                                 \
+				again;                                            \
+			}                                                         \
+			split_orphan_is_empty(next);                              \
+		}                                                                 \
+		errno = before;                                                   \
+		void *place;                                                      \
+		int from = split_source(fd, &place);                              \
+		if (from < 0 && fd >= 0)                                          \
+			continue;                                                 \
+		type got = (call);                                                \
+		if (!(nothing) || !split_kicked(fd, place))                           \
+			return got;                                               \
+		again;                                                            \
+	}
+
+/* A datagram, an empty one too, has an address; what a socket gives that was shut down has none. */
+static bool is_empty(int fd)
+{
+	struct sockaddr_in6 from;
+	socklen_t length = sizeof(from);
+	char byte;
+	long got = syscall(SYS_recvfrom, fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT, &from, &length);
+	return got < 0 || (got == 0 && length == 0);
+}
+
+EXPORT ssize_t recv(int fd, void *buffer, size_t size, int flags)
+{
+	RECEIVE(ssize_t, real.recv ? real.recv(from, buffer, size, flags) : syscall(SYS_recvfrom, from, buffer, size, flags, NULL, NULL),
+		real.recv(from, buffer, size, flags | MSG_DONTWAIT), got == 0, (void)0)
+}
+
+EXPORT ssize_t recvfrom(int fd, void *buffer, size_t size, int flags, struct sockaddr *address, socklen_t *length)
+{
+	socklen_t room = split_state(fd) == STATE_DATAGRAM && address && length ? *length : 0;
+	RECEIVE(ssize_t, real.recvfrom ? real.recvfrom(from, buffer, size, flags, address, length) : syscall(SYS_recvfrom, from, buffer, size, flags, address, length),
+		real.recvfrom(from, buffer, size, flags | MSG_DONTWAIT, address, length), got == 0, if (address && length) *length = room)
+}
+
+EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
+{
+	struct msghdr asked = { 0 };
+	if (split_state(fd) == STATE_DATAGRAM)
+		asked = *message;
+	RECEIVE(ssize_t, real.recvmsg ? real.recvmsg(from, message, flags) : syscall(SYS_recvmsg, from, message, flags),
+		real.recvmsg(from, message, flags | MSG_DONTWAIT), got == 0, *message = asked)
+}
+
+/* Every message that was to be filled was given nobody's address. */
+static void undo(struct mmsghdr *messages, int count, socklen_t room)
+{
+	for (int i = 0; i < count; i++)
+		messages[i].msg_hdr.msg_namelen = room;
+}
+
+EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags, struct timespec *limit)
+{
+	socklen_t room = split_state(fd) == STATE_DATAGRAM && count > 0 ? messages[0].msg_hdr.msg_namelen : 0;
+	RECEIVE(int, real.recvmmsg ? real.recvmmsg(from, messages, count, flags, limit) : syscall(SYS_recvmmsg, from, messages, count, flags, limit),
+		real.recvmmsg(from, messages, 1, flags | MSG_DONTWAIT, NULL), got > 0 && messages[0].msg_len == 0 && messages[got - 1].msg_len == 0, undo(messages, got, room))
+}
+
+EXPORT ssize_t read(int fd, void *buffer, size_t size)
+{
+	if (split_state(fd) != STATE_DATAGRAM)
+		return real.read ? real.read(fd, buffer, size) : syscall(SYS_read, fd, buffer, size);
+	RECEIVE(ssize_t, real.read(from, buffer, size), real.recv(from, buffer, size, MSG_DONTWAIT), got == 0 && size > 0, (void)0)
+}
+
+EXPORT ssize_t __recv_chk(int fd, void *buffer, size_t size, size_t room, int flags)
+{
+	if (size > room)
+		return real.recv_chk(fd, buffer, size, room, flags); /* which ends the program */
+	return recv(fd, buffer, size, flags);
+}
+
+EXPORT ssize_t __recvfrom_chk(int fd, void *buffer, size_t size, size_t room, int flags, struct sockaddr *address, socklen_t *length)
+{
+	if (size > room)
+		return real.recvfrom_chk(fd, buffer, size, room, flags, address, length);
+	return recvfrom(fd, buffer, size, flags, address, length);
+}
+
+EXPORT ssize_t __read_chk(int fd, void *buffer, size_t size, size_t room)
+{
+	if (size > room)
+		return real.read_chk(fd, buffer, size, room);
+	return read(fd, buffer, size);
 }

@@ -19,6 +19,7 @@ enum state {
 	STATE_UNKNOWN = 0, /* not yet looked at, or a listener that is to be asked for */
 	STATE_PLAIN,       /* no listener */
 	STATE_CONNECTION,  /* came out of accept */
+	STATE_DATAGRAM,    /* a UDP socket that this process bound, or its parent */
 	STATE_FOREIGN,     /* a listener that is none of ours: not TCP, or already of a reuseport group */
 	STATE_SETTLED,     /* the broker was asked in this process: own queue, or the shared one for good */
 };
@@ -47,8 +48,30 @@ bool split_find_broker(void);
 bool split_tell_listen(int fd, bool own);
 /* Has the listener replaced by a queue of this process's own, where the broker says so. */
 void split_claim(int fd, enum how how);
+/* A queue beside a UDP socket, for a thread; -1 where there is none. */
+int split_ask_queue(int fd);
 /* Says something on standard error, once, if that is still what it was when the process started. */
 void split_say_once(const char *sentence);
 void split_remember_stderr(void);
+
+/* -- readers.c: UDP sockets that several threads receive from -- */
+
+/* What to receive from instead of a descriptor; `place` is the thread's, if it has one. -1: something was just left
+ * behind, look there first. */
+int split_source(int fd, void **place);
+/* Whether nothing was received because the thread was only to be woken: to keep the socket itself from now on, or to see
+ * what another one left behind. */
+bool split_kicked(int fd, void *place);
+/* Whether an empty datagram was one that only was to wake somebody. */
+bool split_woken(int fd);
+/* The thread polls the socket. */
+void split_polls(int fd);
+/* Queues of threads that ended, one after the other: the next one's number after that one; -1: no more. */
+int split_next_orphan(int fd, int after);
+int split_orphan(int number);
+void split_orphan_is_empty(int number);
+/* Numbers that are closed or replaced, both ends included. */
+void split_closed(unsigned first, unsigned last);
+void split_forget_readers(void);
 
 #endif

@@ -40,6 +40,7 @@ static void nap(void)
 static void look_anew(void)
 {
 	atomic_store(&asking, 0);
+	split_forget_readers();
 	int last = atomic_load(&highest);
 	for (int fd = 0; fd <= last; fd++)
 		if (atomic_load_explicit(&table[fd], memory_order_relaxed) == STATE_SETTLED)

@@ -145,6 +145,16 @@ impl Table {
                     say(connection, Reply::Done, None);
                 }
             }
+            Request::Reader { .. } => {
+                let known = self.owners.insert(inode(&listener), pid).is_some();
+                match wakeone_kernel::sibling::reader(&listener, known) {
+                    Ok(queue) => {
+                        self.given.fetch_add(1, Ordering::SeqCst);
+                        say(connection, Reply::Queue, Some(&queue));
+                    }
+                    Err(_) => say(connection, Reply::Leave, None),
+                }
+            }
             Request::Taken { .. } => {}
         }
     }

@@ -42,6 +42,8 @@ struct Conversation<O> {
 pub trait Answer<O> {
     /// A socket listens.
     fn listens(&mut self, pid: u32, fd: i32, own: bool, socket: OwnedFd) -> Reply;
+    /// A thread wants a queue beside a UDP socket.
+    fn reader(&mut self, pid: u32, socket: OwnedFd) -> Option<OwnedFd>;
     /// A process wants a queue of its own: one, or why it had better stay with what it has.
     fn claim(&mut self, question: &Claim<'_>) -> Option<O>;
     /// The socket that goes with an offer.
@@ -196,6 +198,15 @@ impl<O> Broker<O> {
                 }
                 conversation.offer = Some(offer);
                 Some(conversation)
+            }
+            (Request::Reader { .. }, Some(socket), None) => {
+                let queue = to.reader(pid, socket);
+                let (reply, with) = match &queue {
+                    Some(queue) => (Reply::Queue, Some(queue.as_fd())),
+                    None => (Reply::Leave, None),
+                };
+                let _ = say(&conversation.connection, reply, with);
+                None
             }
             (Request::Taken { fd }, None, Some(offer)) => {
                 to.taken(pid, fd, offer);

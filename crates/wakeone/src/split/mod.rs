@@ -269,6 +269,8 @@ struct Splitter {
     server: u32,
     monitor: Option<Monitor>,
     traced: bool,
+    /// UDP sockets (inodes) beside which there are queues.
+    readers: HashSet<u64>,
 }
 
 impl Splitter {
@@ -290,6 +292,7 @@ impl Splitter {
             server,
             monitor: None,
             traced: options.metrics_tracing,
+            readers: HashSet::new(),
         }
     }
 
@@ -412,6 +415,36 @@ impl Answer<Offer> for Splitter {
             Err(error) => {
                 tracing::debug!("a listener of process {pid} is left alone: {error}");
                 Reply::Leave
+            }
+        }
+    }
+
+    fn reader(&mut self, pid: u32, socket: OwnedFd) -> Option<OwnedFd> {
+        let inode = inode_of(&socket).ok()?;
+        let address = sibling::address(&socket)?;
+        let known = self.readers.contains(&inode);
+        if self.check || (!known && self.readers.len() >= MOST_LISTENERS) {
+            if self.check {
+                let name = peek_name(pid);
+                self.note(format!(
+                    "{address}/udp: threads of process {pid}{name} would get queues of their own"
+                ));
+            }
+            return None;
+        }
+        match sibling::reader(&socket, known) {
+            Ok(queue) => {
+                if self.readers.insert(inode) {
+                    tracing::info!(event = "split", %address, "{address}/udp is split: each thread that receives gets a queue of its own, the kernel's hash chooses");
+                }
+                Some(queue)
+            }
+            Err(error) => {
+                self.once(format!(
+                    "{address}/udp: threads of{} share one socket: {error}",
+                    peek_name(pid)
+                ));
+                None
             }
         }
     }

@@ -1,0 +1,385 @@
+/* UDP: threads of one process that receive from one socket.
+ *
+ * The first to receive keeps the socket; each other one gets a queue of its own from the broker, and receives from that
+ * whenever it receives by the socket's number. Sending, and everything else, goes by the socket itself. A thread that
+ * polls the socket has no queue of its own (it gives it back): what is ready must be what is then read.
+ *
+ * A thread that ends gives its queue back: the socket is connected to nobody, by which the kernel chooses it no more,
+ * and what waits in it is read by the others before anything else. If it was the one that kept the socket, another one
+ * takes that over: it is woken by shutting its queue down, and that queue is given back as well.
+ */
+#define _GNU_SOURCE
+#undef _FORTIFY_SOURCE
+#include "split.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST_READERS 256
+#define MOST_SOCKETS_A_THREAD 4
+/* Numbers of queues begin here, where programs seldom look. */
+#define QUEUES_FROM 512
+/* What the kernel was about to put into a queue when it was given back has arrived by then. */
+#define SETTLED_NS 50000000
+
+enum role { FREE = 0, KEEPS, OWN, KICKED, ORPHAN };
+
+struct reader {
+	_Atomic int role;
+	int fd;    /* the socket's number */
+	int queue; /* what is received from; the same for who keeps it */
+	int thread;
+	int64_t since_ns; /* an orphan's beginning */
+};
+
+static struct reader readers[MOST_READERS];
+static _Atomic int orphans;
+static _Atomic unsigned generation = 1; /* of this process: a fork begins another */
+/* Empty datagrams that we sent and nobody has received. */
+static _Atomic int wakes;
+static pthread_key_t key;
+static bool has_key;
+
+static __thread __attribute__((tls_model("initial-exec"))) struct {
+	unsigned generation;
+	int fd;
+	bool shares; /* it has no place of its own: it polls, or there is none */
+	struct reader *place;
+} mine[MOST_SOCKETS_A_THREAD];
+
+static int64_t now_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+static int thread_id(void)
+{
+	return syscall(SYS_gettid);
+}
+
+union address {
+	struct sockaddr any;
+	struct sockaddr_in v4;
+	struct sockaddr_in6 v6;
+};
+
+/* An address of this host by which a socket is reached; its length, 0: none. */
+static socklen_t reach(int socket, union address *address)
+{
+	socklen_t length = sizeof(*address);
+	if (syscall(SYS_getsockname, socket, address, &length) != 0)
+		return 0;
+	if (address->any.sa_family == AF_INET && address->v4.sin_addr.s_addr == INADDR_ANY)
+		address->v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	if (address->any.sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&address->v6.sin6_addr))
+		address->v6.sin6_addr = in6addr_loopback;
+	return length;
+}
+
+/* The kernel chooses it no more: it takes datagrams only from a port that nobody sends from. What is in it stays. */
+static void stop_choosing(int queue)
+{
+	union address address;
+	socklen_t length = reach(queue, &address);
+	if (length == 0)
+		return;
+	if (address.any.sa_family == AF_INET)
+		address.v4.sin_port = htons(9);
+	else
+		address.v6.sin6_port = htons(9);
+	syscall(SYS_connect, queue, &address, length);
+}
+
+/* Whoever receives next has an empty datagram to receive, and then looks what was left behind. */
+static void wake_one(int socket)
+{
+	union address address;
+	socklen_t length = reach(socket, &address);
+	int sender = length ? syscall(SYS_socket, address.any.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
+	if (sender < 0)
+		return;
+	atomic_fetch_add(&wakes, 1);
+	if (syscall(SYS_sendto, sender, NULL, 0, MSG_DONTWAIT, &address, length) < 0)
+		atomic_fetch_sub(&wakes, 1);
+	syscall(SYS_close, sender);
+}
+
+static void orphan(struct reader *reader)
+{
+	stop_choosing(reader->queue);
+	reader->since_ns = now_ns();
+	atomic_store(&reader->role, ORPHAN);
+	atomic_fetch_add(&orphans, 1);
+}
+
+static struct reader *find(int fd, int role)
+{
+	for (int i = 0; i < MOST_READERS; i++)
+		if (readers[i].fd == fd && atomic_load(&readers[i].role) == role)
+			return &readers[i];
+	return NULL;
+}
+
+static struct reader *place_for(int fd, int queue, int role)
+{
+	for (int i = 0; i < MOST_READERS; i++) {
+		if (atomic_load(&readers[i].role) != FREE)
+			continue;
+		readers[i].fd = fd;
+		readers[i].queue = queue;
+		readers[i].thread = thread_id();
+		atomic_store(&readers[i].role, role);
+		return &readers[i];
+	}
+	return NULL;
+}
+
+/* Under the lock: a thread of a socket that nobody keeps is woken, and will. */
+static void fill_vacancy(int fd)
+{
+	struct reader *next = find(fd, KEEPS) || find(fd, KICKED) ? NULL : find(fd, OWN);
+	if (!next)
+		return;
+	atomic_store(&next->role, KICKED);
+	/* It says ENOTCONN, and wakes whoever receives from it. */
+	syscall(SYS_shutdown, next->queue, SHUT_RD);
+}
+
+static void ended(void *unused)
+{
+	(void)unused;
+	int before = errno, self = thread_id();
+	if (split_active() && split_lock()) {
+		for (int i = 0; i < MOST_READERS; i++) {
+			struct reader *reader = &readers[i];
+			int role = atomic_load(&reader->role);
+			if (reader->thread != self || role == FREE || role == ORPHAN)
+				continue;
+			if (role == KEEPS)
+				atomic_store(&reader->role, FREE);
+			else
+				orphan(reader);
+			fill_vacancy(reader->fd);
+			if (atomic_load(&orphans) > 0)
+				wake_one(reader->fd);
+		}
+		split_unlock();
+	}
+	errno = before;
+}
+
+/* In a child: the queues are those of the parent's threads. */
+void split_forget_readers(void)
+{
+	atomic_fetch_add(&generation, 1);
+	atomic_store(&orphans, 0);
+	atomic_store(&wakes, 0);
+	for (int i = 0; i < MOST_READERS; i++) {
+		int role = atomic_load(&readers[i].role);
+		if (role == OWN || role == KICKED || role == ORPHAN)
+			syscall(SYS_close, readers[i].queue);
+		atomic_store(&readers[i].role, FREE);
+	}
+}
+
+/* A number is closed, or becomes something else: a socket with its queues, or a queue that the program thinks free. */
+void split_closed(unsigned first, unsigned last)
+{
+	int before = errno;
+	bool any = false;
+	for (int i = 0; i < MOST_READERS && !any; i++) {
+		unsigned fd = readers[i].fd, queue = readers[i].queue;
+		any = atomic_load(&readers[i].role) != FREE && ((fd >= first && fd <= last) || (queue >= first && queue <= last));
+	}
+	if (!any || !split_lock()) {
+		errno = before;
+		return;
+	}
+	for (int i = 0; i < MOST_READERS; i++) {
+		struct reader *reader = &readers[i];
+		int role = atomic_load(&reader->role);
+		unsigned fd = reader->fd, queue = reader->queue;
+		if (role == FREE)
+			continue;
+		bool socket = fd >= first && fd <= last;
+		bool itself = queue >= first && queue <= last;
+		if (!socket && !itself)
+			continue;
+		if (role == ORPHAN)
+			atomic_fetch_sub(&orphans, 1);
+		atomic_store(&reader->role, FREE);
+		if (!itself && role != KEEPS)
+			syscall(SYS_close, queue);
+	}
+	split_unlock();
+	errno = before;
+}
+
+static int slot_of(int fd)
+{
+	int free = -1;
+	unsigned now = atomic_load(&generation);
+	for (int i = 0; i < MOST_SOCKETS_A_THREAD; i++) {
+		bool current = mine[i].generation == now && (mine[i].shares || (mine[i].place && mine[i].place->thread == thread_id() &&
+					   mine[i].place->fd == mine[i].fd && atomic_load(&mine[i].place->role) != FREE &&
+					   atomic_load(&mine[i].place->role) != ORPHAN));
+		if (current && mine[i].fd == fd)
+			return i;
+		if (!current)
+			free = i;
+	}
+	if (free >= 0) {
+		mine[free].generation = 0;
+		mine[free].fd = fd;
+		mine[free].shares = false;
+		mine[free].place = NULL;
+	}
+	return free;
+}
+
+/* The first receive of this thread by this number. */
+static void take_place(int slot, int fd, bool polls)
+{
+	struct reader *place = NULL;
+	if (!polls && has_key && split_lock()) {
+		if (!find(fd, KEEPS)) {
+			place = place_for(fd, fd, KEEPS);
+		} else {
+			int queue = split_ask_queue(fd);
+			int high = queue >= 0 ? fcntl(queue, F_DUPFD_CLOEXEC, QUEUES_FROM) : -1;
+			if (high >= 0) {
+				syscall(SYS_close, queue);
+				queue = high;
+			}
+			if (queue >= 0) {
+				fcntl(queue, F_SETFL, fcntl(fd, F_GETFL));
+				place = place_for(fd, queue, OWN);
+				if (!place)
+					syscall(SYS_close, queue);
+			}
+		}
+		split_unlock();
+		if (place)
+			pthread_setspecific(key, mine);
+	}
+	mine[slot].place = place;
+	mine[slot].shares = !place;
+	mine[slot].generation = atomic_load(&generation);
+}
+
+/* Under no lock: this thread was asked to keep the socket from now on. */
+static bool keep(struct reader *place)
+{
+	if (!split_lock())
+		return false;
+	struct reader *before = place_for(place->fd, place->queue, KICKED);
+	if (before) {
+		/* Its place becomes the keeper's; the queue that it had is an orphan. */
+		place->queue = place->fd;
+		atomic_store(&place->role, KEEPS);
+		before->thread = 0;
+		orphan(before);
+	}
+	split_unlock();
+	return before;
+}
+
+int split_source(int fd, void **place)
+{
+	*place = NULL;
+	if (split_state(fd) != STATE_DATAGRAM || !split_active())
+		return fd;
+	int before = errno;
+	int slot = slot_of(fd);
+	if (slot >= 0 && mine[slot].generation == 0)
+		take_place(slot, fd, false);
+	errno = before;
+	if (slot < 0 || mine[slot].shares)
+		return fd;
+	struct reader *reader = mine[slot].place;
+	bool kept = atomic_load(&reader->role) == KICKED && keep(reader);
+	errno = before;
+	if (kept)
+		return -1;
+	*place = reader;
+	return reader->queue;
+}
+
+bool split_woken(int fd)
+{
+	if (split_state(fd) != STATE_DATAGRAM)
+		return false;
+	int left = atomic_load(&wakes);
+	while (left > 0 && !atomic_compare_exchange_weak(&wakes, &left, left - 1))
+		;
+	return left > 0;
+}
+
+bool split_kicked(int fd, void *place)
+{
+	struct reader *reader = place;
+	return (reader && atomic_load(&reader->role) == KICKED) || split_woken(fd);
+}
+
+void split_polls(int fd)
+{
+	if (split_state(fd) != STATE_DATAGRAM)
+		return;
+	int before = errno;
+	int slot = slot_of(fd);
+	if (slot >= 0 && mine[slot].generation == 0) {
+		take_place(slot, fd, true);
+	} else if (slot >= 0 && mine[slot].place && atomic_load(&mine[slot].place->role) != KEEPS && split_lock()) {
+		orphan(mine[slot].place);
+		wake_one(fd);
+		split_unlock();
+		mine[slot].place = NULL;
+		mine[slot].shares = true;
+	}
+	errno = before;
+}
+
+int split_next_orphan(int fd, int after)
+{
+	if (atomic_load_explicit(&orphans, memory_order_relaxed) == 0 || split_state(fd) != STATE_DATAGRAM)
+		return -1;
+	for (int i = after + 1; i < MOST_READERS; i++)
+		if (readers[i].fd == fd && atomic_load(&readers[i].role) == ORPHAN)
+			return i;
+	return -1;
+}
+
+int split_orphan(int number)
+{
+	return readers[number].queue;
+}
+
+void split_orphan_is_empty(int number)
+{
+	int before = errno;
+	struct reader *reader = &readers[number];
+	if (split_lock()) {
+		if (atomic_load(&reader->role) == ORPHAN && now_ns() - reader->since_ns > SETTLED_NS) {
+			syscall(SYS_close, reader->queue);
+			atomic_fetch_sub(&orphans, 1);
+			atomic_store(&reader->role, FREE);
+		}
+		split_unlock();
+	}
+	errno = before;
+}
+
+__attribute__((constructor)) static void start(void)
+{
+	has_key = pthread_key_create(&key, ended) == 0;
+}
