@@ -497,7 +497,7 @@ impl Answer<Offer> for Splitter {
             }
             match self.steering {
                 Steering::Full(policy) => {
-                    tracing::info!(event = "split", %address, %policy, "{address} is split: each worker gets a queue of its own, policy {policy}, group `{}`", crate::attach::name_of(address))
+                    tracing::info!(event = "split", %address, %policy, "{address} is split: each worker gets a queue of its own, policy {policy}, group `{}`", shared.name())
                 }
                 Steering::None => {
                     tracing::info!(event = "split", %address, "{address} is split: each worker gets a queue of its own, the kernel's hash chooses")

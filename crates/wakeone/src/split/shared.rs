@@ -199,7 +199,7 @@ impl Shared {
 
     /// What its group is called.
     pub fn name(&self) -> String {
-        name_of(self.address)
+        name_of(Protocol::Tcp, self.address)
     }
 
     /// What its figures are read from.
@@ -672,6 +672,7 @@ impl Shared {
             listen: vec![Endpoint {
                 address: self.address,
                 dual_stack: self.dual_stack,
+                udp: false,
             }],
             backlog: self.backlog.max(0),
             task: Task {
@@ -717,6 +718,7 @@ fn load(
         backlog: 0,
         adopt: false,
         read_queues: true,
+        datagrams: None,
     };
     Dispatcher::start_beside(&plan, lent)
 }
