@@ -522,8 +522,8 @@ fn fails_late(reason: &shared::Reason) -> bool {
 
 fn log(address: SocketAddr, event: &SteerEvent) {
     match event {
-        SteerEvent::Stuck { slot, queued } => {
-            tracing::debug!("{address}: slot {slot} is stuck with {queued} waiting");
+        SteerEvent::Stuck { slot, queued, unit } => {
+            tracing::debug!("{address}: slot {slot} is stuck with {queued} {unit} waiting");
         }
         SteerEvent::Rescued {
             slot,
