@@ -22,12 +22,14 @@ fn main() {
         "observe.h",
         "observe.bpf.c",
         "recount.bpf.c",
+        "locks.h",
+        "locks.bpf.c",
     ] {
         println!("cargo:rerun-if-changed={}", bpf.join(file).display());
     }
     println!("cargo:rerun-if-changed=src/policy_native.c");
 
-    for object in ["dispatch", "datagram", "observe", "recount"] {
+    for object in ["dispatch", "datagram", "observe", "recount", "locks"] {
         compile(&bpf, object, &arch_headers, &out);
     }
 

@@ -13,6 +13,7 @@ pub mod diag;
 pub mod fork;
 pub mod inherit;
 pub mod inherited;
+pub mod locks;
 pub mod netns;
 pub mod peek;
 pub mod policy;
