@@ -14,6 +14,7 @@ mod spread;
 mod stuck;
 mod throughput;
 mod tills;
+mod udp_locks;
 pub mod udp_readers;
 
 use crate::experiment::Experiment;
@@ -35,6 +36,7 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &split::Split,
         &reference::Reference,
         &udp_readers::UdpReaders,
+        &udp_locks::UdpLocks,
         &cost::Cost,
     ]
 }

@@ -2,13 +2,11 @@
 
 mod present;
 pub mod reader;
-mod sender;
+pub mod readers;
+pub mod sender;
 
 use serde_json::json;
 use std::fmt;
-use std::net::SocketAddr;
-use std::process::Command;
-use std::time::{Duration, Instant};
 
 use crate::experiment::{
     Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source, parameters,
@@ -16,11 +14,9 @@ use crate::experiment::{
 use crate::present::Block;
 use crate::process::Usage;
 use crate::result::{Expectation, Outcome};
-use crate::scratch::Scratch;
-use crate::server::Server;
 use crate::steered::Attached;
 use crate::{Error, stats};
-use reader::Board;
+use readers::{Readers, Setup};
 use sender::Sent;
 
 /// The experiment.
@@ -36,7 +32,6 @@ const COMPARED: usize = 4;
 const MANY_FLOWS: usize = 64;
 /// Holds all datagrams of a measurement at once, at 768 bytes of kernel memory each.
 const WAITING_BYTES: usize = 1 << 29;
-const PATIENCE: Duration = Duration::from_secs(10);
 
 const CARD: Card = Card {
     name: "udp-readers",
@@ -112,10 +107,11 @@ impl Way {
         if self == Way::HashMany { MANY_FLOWS } else { 1 }
     }
 
-    /// Whether the program opens a socket for each of its threads.
+    /// How many sockets the program opens for so many threads.
     fn sockets(self, threads: usize) -> usize {
         match self {
-            Way::Fifo | Way::Socket | Way::Split => 1,
+            Way::Fifo => 0,
+            Way::Socket | Way::Split => 1,
             _ => threads,
         }
     }
@@ -301,110 +297,50 @@ impl Experiment for UdpReaders {
 }
 
 fn measure(variant: Variant, context: &mut Context<'_>) -> Result<Sample, Error> {
-    let scratch = Scratch::new("readers")?;
-    let (path, pipe) = (scratch.path().join("board"), scratch.path().join("pipe"));
-    let board = Board::open(&path, variant.threads)?;
-    let address = free_address()?;
-    let mut command = Command::new(executable()?);
-    if variant.way == Way::Split {
-        command.args(["run", "--split", "--policy", "round-robin"]);
-        command.args(["--affinity", "none", "--"]);
-        command.arg(executable()?);
-    }
-    command.args(["lab", "reader", "--board"]).arg(&path);
-    command.args(["--threads", &variant.threads.to_string()]);
-    if variant.pinned {
-        command.arg("--pin");
-    }
-    if variant.way == Way::Fifo {
-        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)
-            .map_err(|e| Error::Server(format!("making a named pipe failed: {e}")))?;
-        command.arg("--fifo").arg(&pipe);
-    } else {
-        let sockets = variant.way.sockets(variant.threads);
-        command.args(["--udp", &address.to_string()]);
-        command.args(["--sockets", &sockets.to_string()]);
-    }
-    if variant.mode == Mode::Waiting {
-        command.args(["--buffer", &WAITING_BYTES.to_string()]);
-    }
-    let server = Server::start("the readers", &mut command, "")?;
+    let split = ["run", "--split", "--policy", "round-robin"];
+    let split = [&split[..], &["--affinity", "none", "--"]].concat();
+    let readers = Readers::start(&Setup {
+        sockets: variant.way.sockets(variant.threads),
+        threads: variant.threads,
+        pinned: variant.pinned,
+        buffer_bytes: (variant.mode == Mode::Waiting).then_some(WAITING_BYTES),
+        wrapped: if variant.way == Way::Split {
+            &split
+        } else {
+            &[]
+        },
+    })?;
     let count = datagrams(context.settings.quick);
-    let found = send(variant, address, &pipe, count, &board, &server, context);
-    board.stop();
-    drop(server);
-    let (sent, used) = found?;
-    Ok(sample(&board, &sent, &used))
+    let (sent, used) = send(variant, count, &readers, context)?;
+    let read = readers.end();
+    let mut sample = readers::sample(&read, &sent, &used);
+    sample.put("share_max_over_mean", "ratio", stats::max_over_mean(&read));
+    Ok(sample)
 }
 
 fn send(
     variant: Variant,
-    address: SocketAddr,
-    pipe: &std::path::Path,
     count: u64,
-    board: &Board,
-    server: &Server,
+    readers: &Readers,
     context: &mut Context<'_>,
 ) -> Result<(Sent, Usage), Error> {
+    let board = readers.board();
     if variant.way == Way::Fifo {
         // The reader's open() waits for the writer's.
-        let before = Usage::of_leaves(server.pid());
-        let (sent, _open) = sender::fifo(pipe, count, board, context)?;
-        return Ok((sent, Usage::of_leaves(server.pid()).since(&before)));
+        let before = readers.usage();
+        let (sent, _open) = sender::fifo(readers.pipe(), count, board, context)?;
+        return Ok((sent, readers.usage().since(&before)));
     }
-    until(|| board.is_ready())?;
+    readers.until_ready()?;
+    let address = readers.address();
     let _attached = match variant.way.policy() {
         Some(policy) if variant.threads > 1 => Some(Attached::to_datagrams(address, policy)?),
         _ => None,
     };
-    let before = Usage::of_leaves(server.pid());
+    let before = readers.usage();
     let flows = variant.way.flows();
     let sent = sender::datagrams(address, flows, count, variant.mode, board, context)?;
-    Ok((sent, Usage::of_leaves(server.pid()).since(&before)))
-}
-
-fn until(ready: impl Fn() -> bool) -> Result<(), Error> {
-    let since = Instant::now();
-    while !ready() {
-        if since.elapsed() > PATIENCE {
-            return Err(Error::Server("the readers do not become ready".into()));
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    Ok(())
-}
-
-fn executable() -> Result<std::path::PathBuf, Error> {
-    std::env::current_exe()
-        .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))
-}
-
-/// A UDP port that is free now.
-fn free_address() -> Result<SocketAddr, Error> {
-    std::net::UdpSocket::bind("127.0.0.1:0")
-        .and_then(|socket| socket.local_addr())
-        .map_err(|e| Error::Server(format!("finding a free UDP port failed: {e}")))
-}
-
-fn sample(board: &Board, sent: &Sent, used: &Usage) -> Sample {
-    let read = board.read();
-    let all: u64 = read.iter().sum();
-    let each = |total: f64| total / all.max(1) as f64;
-    let mut sample = Sample::default();
-    sample.put("time_s", "s", sent.seconds);
-    sample.put("rate_per_s", "1/s", all as f64 / sent.seconds.max(1e-9));
-    sample.put("sent", "count", sent.sent as f64);
-    sample.put("read", "count", all as f64);
-    sample.put("lost", "count", sent.sent.saturating_sub(all) as f64);
-    sample.put("dropped", "count", sent.dropped as f64);
-    sample.put("reader_cpu_us", "us", each(used.cpu_ns as f64 / 1000.0));
-    sample.put(
-        "switches",
-        "1",
-        each((used.voluntary_switches + used.involuntary_switches) as f64),
-    );
-    sample.put("share_max_over_mean", "ratio", stats::max_over_mean(&read));
-    sample
+    Ok((sent, readers.usage().since(&before)))
 }
 
 fn judge(outcome: &Outcome) -> Vec<Expectation> {
