@@ -3,8 +3,10 @@
 mod present;
 
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::OnceLock;
+use wakeone_kernel::capability::{self, Capability};
 use wakeone_kernel::locks::{Counts, Locks};
 
 use super::udp_readers::Mode;
@@ -133,7 +135,14 @@ fn datagrams_each(quick: bool) -> u64 {
 /// Why nobody can be seen waiting for a lock; None where it can.
 fn why_not() -> Option<&'static str> {
     static WHY: OnceLock<Option<String>> = OnceLock::new();
-    let why = WHY.get_or_init(|| Locks::watch(0, 0).err().map(|error| error.to_string()));
+    let why = WHY.get_or_init(|| {
+        let error = Locks::watch(0, 0).err()?;
+        let missing = capability::missing_of([Capability::CAP_BPF, Capability::CAP_PERFMON]);
+        Some(match &missing[..] {
+            [] => error.to_string(),
+            missing => format!("tracing needs {}", missing.join(" and ")),
+        })
+    });
     why.as_deref()
 }
 
@@ -143,7 +152,7 @@ impl Experiment for UdpLocks {
     }
 
     fn design(&self, settings: &Settings) -> Design {
-        let missing = wakeone_kernel::capability::missing();
+        let missing = capability::missing();
         let mut all = variants();
         all.retain(|v| missing.is_empty() || v.way == Way::Socket);
         let each = datagrams_each(settings.quick);
@@ -166,13 +175,7 @@ impl Experiment for UdpLocks {
                     "cpus",
                     json!(std::thread::available_parallelism().map_or(1, usize::from)),
                 ),
-                (
-                    "left_out",
-                    json!(
-                        why.into_iter()
-                            .collect::<std::collections::BTreeMap<_, _>>()
-                    ),
-                ),
+                ("left_out", json!(BTreeMap::from_iter(why))),
                 ("build", json!(crate::environment::build())),
             ]),
         }

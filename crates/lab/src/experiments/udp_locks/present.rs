@@ -170,7 +170,7 @@ fn meaning(outcome: &Outcome, mode: Mode) -> Option<String> {
     let share = |way| together(outcome, with(way), &SOCKET_LOCKS, "wait_share");
     let other = |way| together(outcome, with(way), &["other"], "contentions_per_million");
     Some(format!(
-        "{COMPARED} readers: for the locks of one socket somebody waits {} times a million datagrams, {} % of the time in all; with a socket each, {} times and {} %. For all other locks, mostly those of the CPUs' run queues, the readers wait {} times and {} times.",
+        "{COMPARED} readers: for the locks of one socket somebody waits {} times a million datagrams, {} % of the time in all; with a socket each, {} times and {} %. For all other locks the readers wait {} times and {} times.",
         number(contended(Way::Socket)?),
         number(share(Way::Socket)? * 100.0),
         number(contended(Way::Each)?),
