@@ -74,7 +74,8 @@ fn published() -> Table {
                 found.map(|(_, value)| value)
             };
             let cell = |value: Option<f64>| value.map_or_else(|| "–".into(), number);
-            let mut cells = vec![format!("{table}: {series}"), threads.to_string()];
+            let lock = series.split(',').next().unwrap_or_default();
+            let mut cells = vec![format!("{table}: {lock}"), threads.to_string()];
             cells.extend(columns.map(|metric| cell(at(metric))));
             cells.push(cell(at("contentions").map(|n| a_million(n, threads))));
             let (wait, hold) = (at("wait_us_total"), at("hold_us_total"));
@@ -89,11 +90,11 @@ fn published() -> Table {
         "held µs",
         "contentions",
         "waited µs",
-        "a million datagrams",
+        "a million",
         "waited/held %",
     ];
     Table {
-        caption: "Averages are of an acquisition and of a contention. The heads of the source's tables say ms; see the method.".into(),
+        caption: "Averages are of an acquisition and of a contention, and the contentions a million datagrams beside. Table III is without memory accounting. The heads of the source's tables say ms; see the method.".into(),
         head: head.map(str::to_owned).to_vec(),
         rows,
     }
