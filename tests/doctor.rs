@@ -459,7 +459,7 @@ fn without_privileges_attach_names_those_it_needs() {
         let runtime = runtime.to_str().expect("path");
         let (code, text, told) = nobody.run(&["attach", ":8080", "--runtime-dir", runtime]);
         assert_eq!((code, told.len(), &*text), (Some(1), 1, ""), "{told:#?}");
-        for word in ["127.0.0.1:8080", "CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"] {
+        for word in [":8080", "CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"] {
             assert!(told[0].contains(word), "no {word} in {told:?}");
         }
         assert!(!std::path::Path::new(runtime).exists(), "nothing is left");

@@ -113,7 +113,7 @@ fn a_server_of_ones_own_once() {
     assert!(lines[1].contains("connections/s"), "{text}");
     assert!(
         text.contains("queue ")
-            && text.contains("/64, highest ")
+            && text.contains("/1024, highest ")
             && text.contains("shared by 3 workers"),
         "{text}"
     );
@@ -128,7 +128,7 @@ fn a_server_of_ones_own_once() {
     assert_eq!(listener["address"], target.as_str());
     assert_eq!(listener["accept_model"], "shared-epoll-exclusive");
     assert_eq!(listener["workers"].as_array().map(Vec::len), Some(3));
-    assert_eq!(listener["queues"][0]["limit"], 64);
+    assert_eq!(listener["queues"][0]["limit"], 1024);
     assert!(listener["totals"]["connections"].as_u64() > Some(0));
     assert!(listener["steering"].is_null());
 }

@@ -25,7 +25,7 @@ def listen():
     if mode in ("own", "group-of-one"):
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     opened.bind(("127.0.0.1", port))
-    opened.listen(64)
+    opened.listen(1024)
     return opened
 
 
