@@ -34,8 +34,11 @@ impl SharedCounters {
     /// # Errors
     /// What opening, growing or mapping the file says.
     pub fn open(path: &Path, count: usize) -> io::Result<Self> {
-        let length = count.checked_mul(STRIDE).and_then(NonZeroUsize::new);
-        let length = length.ok_or(io::ErrorKind::InvalidInput)?;
+        // The last one ends the file: a single counter is a file of 8 bytes.
+        let before_last = count.checked_sub(1).and_then(|n| n.checked_mul(STRIDE));
+        let length = before_last
+            .and_then(|bytes| NonZeroUsize::new(bytes + size_of::<u64>()))
+            .ok_or(io::ErrorKind::InvalidInput)?;
         let file = File::options()
             .read(true)
             .write(true)
@@ -67,7 +70,7 @@ impl SharedCounters {
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.length.get() / STRIDE
+        self.length.get().div_ceil(STRIDE)
     }
 
     /// One of them.
