@@ -42,7 +42,7 @@ pub struct Args {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "on",
-        conflicts_with_all = ["workers", "listen", "backlog", "weight", "user", "group", "keep_cap", "grace", "name"]
+        conflicts_with_all = ["workers", "listen", "backlog", "weight", "user", "group", "keep_cap", "grace", "name", "affinity"]
     )]
     split: Option<Split>,
 

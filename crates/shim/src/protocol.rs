@@ -78,6 +78,12 @@ pub enum Request {
         /// Its number in the process.
         fd: i32,
     },
+    /// The socket that comes with it is about to listen, and the library to put it into a reuseport group. Told before it
+    /// does, so that whoever sees it in one can have asked whose doing that is.
+    Opens {
+        /// Its number in the process.
+        fd: i32,
+    },
     /// The queue that was given is in the listener's place.
     Taken {
         /// Its number in the process.
@@ -129,6 +135,7 @@ impl Request {
             (2, 3, true) => Ok(Self::Claim { fd, how: How::Poll }),
             (3, _, true) => Ok(Self::Taken { fd }),
             (4, 0, true) => Ok(Self::Reader { fd }),
+            (5, 0, true) => Ok(Self::Opens { fd }),
             _ => Err(Malformed::Request),
         }
     }
@@ -190,13 +197,15 @@ mod tests {
             })
         );
         assert_eq!(parse(3, 9, 0), Ok(Request::Taken { fd: 9 }));
+        assert_eq!(parse(5, 9, 0), Ok(Request::Opens { fd: 9 }));
         for (what, fd, how) in [
             (0, 1, 1),
             (2, 1, 0),
             (2, 1, 4),
             (2, -1, 1),
             (4, 1, 1),
-            (5, 1, 0),
+            (5, 1, 1),
+            (6, 1, 0),
         ] {
             assert_eq!(parse(what, fd, how), Err(Malformed::Request));
         }
@@ -223,8 +232,9 @@ mod tests {
                 let (Request::Listen { fd: told, .. }
                 | Request::Claim { fd: told, .. }
                 | Request::Reader { fd: told }
+                | Request::Opens { fd: told }
                 | Request::Taken { fd: told }) = request;
-                prop_assert!(told == fd && fd >= 0 && (1..=4).contains(&what));
+                prop_assert!(told == fd && fd >= 0 && (1..=5).contains(&what));
             }
         }
     }

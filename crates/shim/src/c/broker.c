@@ -24,7 +24,7 @@
 /* An answer that takes longer is none: the process goes on as without us. */
 #define PATIENCE_MS 5000
 
-enum { ASK_LISTEN = 1, ASK_CLAIM = 2, ASK_TAKEN = 3, ASK_READER = 4 };
+enum { ASK_LISTEN = 1, ASK_CLAIM = 2, ASK_TAKEN = 3, ASK_READER = 4, ASK_OPENS = 5 };
 enum { SAY_LEAVE = 0, SAY_QUEUE = 1, SAY_DONE = 2 };
 
 struct request {
@@ -204,7 +204,7 @@ static int receive_reply(int connection, int64_t until, int *given)
 static const char no_answer[] =
 	"wakeone: the process that splits this server's listener does not answer; this worker shares the listener as without it\n";
 
-bool split_tell_listen(int fd, bool own)
+static bool tell(int what, int fd, unsigned how)
 {
 	int connection = broker_connect();
 	if (connection < 0) {
@@ -212,12 +212,22 @@ bool split_tell_listen(int fd, bool own)
 		return false;
 	}
 	int given;
-	bool told = send_request(connection, ASK_LISTEN, fd, own, true) &&
+	bool told = send_request(connection, what, fd, how, true) &&
 		    receive_reply(connection, now_ms() + PATIENCE_MS, &given) == SAY_DONE;
 	if (told && given >= 0)
 		syscall(SYS_close, given);
 	syscall(SYS_close, connection);
 	return told;
+}
+
+bool split_tell_opens(int fd)
+{
+	return tell(ASK_OPENS, fd, 0);
+}
+
+bool split_tell_listen(int fd, bool own)
+{
+	return tell(ASK_LISTEN, fd, own);
 }
 
 int split_ask_queue(int fd)

@@ -211,7 +211,9 @@ EXPORT int listen(int fd, int backlog)
 	int before = errno;
 	bool fresh = option(fd, SO_ACCEPTCONN) == 0 && is_tcp(fd);
 	bool ours = false;
-	if (fresh && option(fd, SO_REUSEPORT) == 0) {
+	/* The broker knows whose doing the option is before another process can see it: that may listen, or wait, on the
+	 * same socket at this moment. */
+	if (fresh && option(fd, SO_REUSEPORT) == 0 && split_tell_opens(fd)) {
 		/* After bind() has found the address free, so that a second server still finds it taken. */
 		int on = 1;
 		ours = syscall(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof(on)) == 0;

@@ -45,6 +45,7 @@ void split_unlock(void);
 /* Reads the broker's name and token from the environment. */
 bool split_find_broker(void);
 /* A socket listens; `own`: it is in a reuseport group because we put it there. False: it is not to be split. */
+bool split_tell_opens(int fd);
 bool split_tell_listen(int fd, bool own);
 /* Has the listener replaced by a queue of this process's own, where the broker says so. */
 void split_claim(int fd, enum how how);

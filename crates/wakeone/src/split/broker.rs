@@ -40,6 +40,8 @@ struct Conversation<O> {
 
 /// Who answers the questions. `O` is what it offers a process and has not yet been taken.
 pub trait Answer<O> {
+    /// The library is about to put a socket, which will listen, into a reuseport group.
+    fn opens(&mut self, socket: &OwnedFd) -> Reply;
     /// A socket listens.
     fn listens(&mut self, pid: u32, fd: i32, own: bool, socket: OwnedFd) -> Reply;
     /// A thread wants a queue beside a UDP socket.
@@ -59,6 +61,8 @@ pub trait Answer<O> {
 pub struct Claim<'a> {
     /// Who.
     pub pid: u32,
+    /// The listener's number there.
+    pub fd: i32,
     /// In what it is about to wait.
     pub how: wakeone_shim::protocol::How,
     /// The listener.
@@ -172,14 +176,19 @@ impl<O> Broker<O> {
             socket,
         } = question;
         match (request, socket, conversation.offer.take()) {
+            (Request::Opens { .. }, Some(socket), None) => {
+                let _ = say(&conversation.connection, to.opens(&socket), None);
+                None
+            }
             (Request::Listen { fd, own }, Some(socket), None) => {
                 let reply = to.listens(pid, fd, own, socket);
                 let _ = say(&conversation.connection, reply, None);
                 None
             }
-            (Request::Claim { how, .. }, Some(socket), None) => {
+            (Request::Claim { fd, how }, Some(socket), None) => {
                 let claim = Claim {
                     pid,
+                    fd,
                     how,
                     socket: socket.as_fd(),
                 };

@@ -14,7 +14,7 @@ mod program;
 mod server;
 mod shared;
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wakeone_kernel::capability::{self, Capability};
-use wakeone_kernel::{peek, sibling};
+use wakeone_kernel::{peek, sibling, socket};
 use wakeone_shim::protocol::Reply;
 
 use crate::metrics::{self, Monitor};
@@ -40,6 +40,8 @@ use shared::{Offer, Shared, in_words};
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
 /// A server does not listen at more addresses than this, or something is wrong.
 const MOST_LISTENERS: usize = 64;
+/// Sockets about to listen that are remembered; each of these is answered for in a moment.
+const MOST_OPENED: usize = 1024;
 /// `--split=check`: how long nothing new must happen, and how long to wait at most.
 const QUIET: Duration = Duration::from_secs(1);
 const LONGEST_CHECK: Duration = Duration::from_secs(15);
@@ -269,6 +271,8 @@ struct Splitter {
     server: u32,
     monitor: Option<Monitor>,
     traced: bool,
+    /// Sockets (cookies, which are never used again) that the library puts into a reuseport group; the last ones.
+    opened: VecDeque<u64>,
     /// UDP sockets (inodes) beside which there are queues.
     readers: HashSet<u64>,
 }
@@ -292,12 +296,37 @@ impl Splitter {
             server,
             monitor: None,
             traced: options.metrics_tracing,
+            opened: VecDeque::new(),
             readers: HashSet::new(),
         }
     }
 
     fn of_inode(&mut self, inode: u64) -> Option<usize> {
         self.shared.iter().position(|shared| shared.knows(inode))
+    }
+
+    /// Whether it is the library that put a socket into a reuseport group.
+    fn has_opened(&self, socket: &OwnedFd) -> bool {
+        socket::cookie(socket).is_ok_and(|cookie| self.opened.contains(&cookie))
+    }
+
+    /// Takes a listener that may be split; where it is among the others.
+    fn admit(&mut self, pid: u32, fd: i32, socket: &OwnedFd) -> Option<usize> {
+        if !sibling::is_tcp_listener(socket) || self.shared.len() >= MOST_LISTENERS {
+            return None;
+        }
+        match Shared::new(pid, fd, socket) {
+            Ok(shared) => {
+                self.news = Instant::now();
+                tracing::debug!("{} is listened on by process {pid}", shared.address());
+                self.shared.push(shared);
+                Some(self.shared.len() - 1)
+            }
+            Err(error) => {
+                tracing::debug!("a listener of process {pid} is left alone: {error}");
+                None
+            }
+        }
     }
 
     fn once(&mut self, sentence: String) {
@@ -393,6 +422,19 @@ fn peek_name(pid: u32) -> String {
 }
 
 impl Answer<Offer> for Splitter {
+    fn opens(&mut self, socket: &OwnedFd) -> Reply {
+        let Ok(cookie) = socket::cookie(socket) else {
+            return Reply::Leave;
+        };
+        if !self.opened.contains(&cookie) {
+            if self.opened.len() >= MOST_OPENED {
+                self.opened.pop_front();
+            }
+            self.opened.push_back(cookie);
+        }
+        Reply::Done
+    }
+
     fn listens(&mut self, pid: u32, fd: i32, own: bool, socket: OwnedFd) -> Reply {
         let Ok(inode) = inode_of(&socket) else {
             return Reply::Leave;
@@ -401,21 +443,12 @@ impl Answer<Offer> for Splitter {
             self.shared[at].listens_again(&socket);
             return Reply::Done;
         }
-        // One that had SO_REUSEPORT before is of a group of the server's own making.
-        if !own || !sibling::is_tcp_listener(&socket) || self.shared.len() >= MOST_LISTENERS {
-            return Reply::Leave;
-        }
-        match Shared::new(pid, fd, &socket) {
-            Ok(shared) => {
-                self.news = Instant::now();
-                tracing::debug!("{} is listened on by process {pid}", shared.address());
-                self.shared.push(shared);
-                Reply::Done
-            }
-            Err(error) => {
-                tracing::debug!("a listener of process {pid} is left alone: {error}");
-                Reply::Leave
-            }
+        // One that had SO_REUSEPORT before is of a group of the server's own making, unless another process has just
+        // begun to listen on it too, whose message is still to come.
+        if (own || self.has_opened(&socket)) && self.admit(pid, fd, &socket).is_some() {
+            Reply::Done
+        } else {
+            Reply::Leave
         }
     }
 
@@ -451,7 +484,15 @@ impl Answer<Offer> for Splitter {
 
     fn claim(&mut self, claim: &Claim<'_>) -> Option<Offer> {
         let inode = rustix::fs::fstat(claim.socket).ok()?.st_ino;
-        let at = self.of_inode(inode)?;
+        let at = match self.of_inode(inode) {
+            Some(at) => at,
+            // It listens already, by another process whose message is still to come.
+            None => {
+                let socket = claim.socket.try_clone_to_owned().ok()?;
+                let opened = self.has_opened(&socket);
+                opened.then(|| self.admit(claim.pid, claim.fd, &socket))??
+            }
+        };
         let decision = self.shared[at].decide(claim.pid, inode, &self.steering);
         self.judged(at, claim, &decision);
         let offer = match decision {
