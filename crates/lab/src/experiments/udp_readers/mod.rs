@@ -61,7 +61,7 @@ pub enum Way {
     RoundRobin,
     /// The same; ours, by the CPU that got it.
     Cpu,
-    /// The program that reads one socket, split by `wakeone run --split`; ours, in turn.
+    /// The program that reads one socket, split by `wakeone run --split`: a socket each, many flows, the kernel's hash.
     Split,
 }
 
@@ -104,7 +104,11 @@ impl Way {
     }
 
     fn flows(self) -> usize {
-        if self == Way::HashMany { MANY_FLOWS } else { 1 }
+        if matches!(self, Way::HashMany | Way::Split) {
+            MANY_FLOWS
+        } else {
+            1
+        }
     }
 
     /// How many sockets the program opens for so many threads.
@@ -197,6 +201,8 @@ fn variants(quick: bool) -> Vec<Variant> {
     all.retain(|v| !quick || (!v.pinned && (v.mode != Mode::Flood || v.threads == COMPARED)));
     // The program under the shim has one thread's calls changed for each further one: with one there is nothing to split.
     all.retain(|v| v.way != Way::Split || v.threads > 1);
+    // Its threads get their sockets when they begin to read: until then all would wait in one.
+    all.retain(|v| v.way != Way::Split || v.mode != Mode::Waiting);
     all
 }
 
@@ -217,7 +223,7 @@ const PAIRS: [(Way, Way); 6] = [
     (Way::RoundRobin, Way::Socket),
     (Way::Cpu, Way::HashOne),
     (Way::Cpu, Way::Socket),
-    (Way::Split, Way::HashOne),
+    (Way::Split, Way::HashMany),
     (Way::Split, Way::Socket),
 ];
 
@@ -297,8 +303,7 @@ impl Experiment for UdpReaders {
 }
 
 fn measure(variant: Variant, context: &mut Context<'_>) -> Result<Sample, Error> {
-    let split = ["run", "--split", "--policy", "round-robin"];
-    let split = [&split[..], &["--affinity", "none", "--"]].concat();
+    let split = ["run", "--split", "--"];
     let readers = Readers::start(&Setup {
         sockets: variant.way.sockets(variant.threads),
         threads: variant.threads,

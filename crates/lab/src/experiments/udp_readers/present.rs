@@ -65,29 +65,24 @@ fn curve(outcome: &Outcome, mode: Mode, pinned: bool, way: Way, metric: &str) ->
 }
 
 fn meaning(outcome: &Outcome, mode: Mode, pinned: bool) -> Option<String> {
-    let ratio = |(a, b): (Way, Way)| outcome.ratio(&pair_name(mode, pinned, a, b));
-    let (hash, shared) = (ratio(PAIRS[0])?, ratio(PAIRS[1])?);
-    let others: Vec<String> = PAIRS[2..]
-        .chunks(2)
-        .filter_map(|pair| {
-            Some(format!(
-                "{} {} and {}",
-                pair[0].0.name(),
-                number(ratio(pair[0])?),
-                number(ratio(pair[1])?)
-            ))
-        })
-        .collect();
-    let others = if others.is_empty() {
-        String::new()
-    } else {
-        format!(" ({})", others.join("; "))
+    let both = |pairs: &[(Way, Way)]| {
+        let ratio = |(a, b): &(Way, Way)| outcome.ratio(&pair_name(mode, pinned, *a, *b));
+        Some((number(ratio(&pairs[0])?), number(ratio(&pairs[1])?)))
     };
-    Some(format!(
-        "One flow, {COMPARED} readers: in turn they read {} times as fast as by the kernel's hash, which gives all to one of them, and {} times as fast as from one socket{others}.",
-        number(hash),
-        number(shared)
-    ))
+    let (hash, shared) = both(&PAIRS[..2])?;
+    let mut said = format!(
+        "One flow, {COMPARED} readers: in turn they read {hash} times as fast as by the kernel's hash, which gives all to one of them, and {shared} times as fast as from one socket"
+    );
+    if let Some((hash, shared)) = both(&PAIRS[2..4]) {
+        said += &format!("; by the CPU that got it, {hash} and {shared}");
+    }
+    said += ".";
+    if let Some((hash, shared)) = both(&PAIRS[4..]) {
+        said += &format!(
+            " The program that reads one socket, split, with many flows: {hash} times as fast as with a socket each of its own, and {shared} times as fast as it is."
+        );
+    }
+    Some(said)
 }
 
 fn table(outcome: &Outcome, mode: Mode, pinned: bool) -> Table {
