@@ -11,9 +11,9 @@ use super::reader::{BYTES, Board};
 use crate::experiment::Context;
 use crate::{Error, netstat};
 
-/// So many may be on their way with flow control: 200 small datagrams, at 768 bytes of kernel memory each, fit the usual
-/// receive buffer of one socket.
-const WINDOW: u64 = 200;
+/// So many may be on their way with flow control: 150 small datagrams, at 768 bytes of kernel memory each, fit the usual
+/// receive buffer of one socket, of which a quarter may still be charged for what was read.
+const WINDOW: u64 = 150;
 /// So often the sender looks what was read.
 const LOOK_EVERY: u64 = 16;
 /// When nothing more is read for so long, nothing more will be.
