@@ -13,7 +13,6 @@ use wakeone::keeper::{Event, Keeper, meant};
 use wakeone::metrics::{self, Monitor};
 use wakeone::paths::Paths;
 use wakeone::policy::{Affinity, Policy};
-use wakeone::steer::SteerEvent;
 use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_kernel::capability::{self, Capability};
 use wakeone_model::listener::Protocol;
@@ -304,23 +303,6 @@ pub fn log(event: &Event) {
             tracing::info!(event = "gone", "{name}: its server closed all sockets")
         }
         Event::Refused(why) => tracing::warn!(event = "refused", "{why}"),
-        Event::Steered(name, event) => tell(name, event),
-    }
-}
-
-fn tell(name: &str, event: &SteerEvent) {
-    match event {
-        SteerEvent::Stuck { slot, queued, unit } => {
-            tracing::debug!("{name}: slot {slot} is stuck with {queued} {unit} waiting");
-        }
-        SteerEvent::Rescued {
-            slot,
-            moved,
-            took_us,
-        } => tracing::debug!("{name}: {moved} moved from slot {slot} in {took_us} µs"),
-        SteerEvent::Resumed { slot, after_ms } => {
-            tracing::info!("{name}: slot {slot} accepts again after {after_ms} ms");
-        }
-        SteerEvent::Note(text) => tracing::warn!("{name}: {text}"),
+        Event::Steered(name, event) => event.log(name),
     }
 }

@@ -56,6 +56,26 @@ pub enum SteerEvent {
     Note(String),
 }
 
+impl SteerEvent {
+    /// Writes it to the log of who steers servers of others: a queue that is moved is no news there.
+    pub fn log(&self, who: &impl std::fmt::Display) {
+        match self {
+            Self::Stuck { slot, queued, unit } => {
+                tracing::debug!("{who}: slot {slot} is stuck with {queued} {unit} waiting");
+            }
+            Self::Rescued {
+                slot,
+                moved,
+                took_us,
+            } => tracing::debug!("{who}: {moved} moved from slot {slot} in {took_us} µs"),
+            Self::Resumed { slot, after_ms } => {
+                tracing::info!("{who}: slot {slot} accepts again after {after_ms} ms");
+            }
+            Self::Note(text) => tracing::warn!("{who}: {text}"),
+        }
+    }
+}
+
 /// Steers nothing: the kernel's own hash spreads connections over the listeners.
 ///
 /// The queue of a dead worker waits for the worker that takes its slot.

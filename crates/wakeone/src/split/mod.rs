@@ -29,7 +29,6 @@ use wakeone_shim::protocol::Reply;
 use crate::metrics::{self, Monitor};
 use crate::paths::Paths;
 use crate::policy::Policy;
-use crate::steer::SteerEvent;
 use crate::supervisor::adopt::inode_of;
 use broker::{Answer, Broker, Claim};
 use library::Library;
@@ -347,7 +346,7 @@ impl Splitter {
             shared.follow();
             let address = shared.address();
             for event in shared.events() {
-                log(address, &event);
+                event.log(&address);
             }
         }
         let (over, there): (Vec<_>, Vec<_>) = std::mem::take(&mut self.shared)
@@ -559,21 +558,4 @@ impl Answer<Offer> for Splitter {
 fn fails_late(reason: &shared::Reason) -> bool {
     use shared::Reason::{Sibling, Steering};
     matches!(reason, Sibling(_) | Steering(_))
-}
-
-fn log(address: SocketAddr, event: &SteerEvent) {
-    match event {
-        SteerEvent::Stuck { slot, queued, unit } => {
-            tracing::debug!("{address}: slot {slot} is stuck with {queued} {unit} waiting");
-        }
-        SteerEvent::Rescued {
-            slot,
-            moved,
-            took_us,
-        } => tracing::debug!("{address}: {moved} moved from slot {slot} in {took_us} µs"),
-        SteerEvent::Resumed { slot, after_ms } => {
-            tracing::info!("{address}: slot {slot} accepts again after {after_ms} ms");
-        }
-        SteerEvent::Note(text) => tracing::warn!("{address}: {text}"),
-    }
 }
