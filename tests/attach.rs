@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 use support::nginx::{Nginx, PORT, address, held, pid_in};
 use support::{Clients, WAKEONE, eventually, signal};
@@ -220,14 +220,7 @@ fn a_service_keeps_a_server_steered_across_its_restart() {
         std::fs::write(&config, text).expect("configuration");
     };
     write("round-robin");
-    let mut agent = Command::new(WAKEONE)
-        .args(["agent", "--config"])
-        .arg(&config)
-        .arg("--runtime-dir")
-        .arg(nginx.runtime())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("agent");
+    let mut agent = nginx.start_agent(&config);
     let steered = |nginx: &Nginx, policy: &str| {
         let group = nginx.group();
         group["policy"] == policy
@@ -333,14 +326,7 @@ fn weights_of_a_file_are_in_force_and_change() {
         std::fs::write(&config, text).expect("configuration");
     };
     write("{ 1 = 3 }");
-    let mut agent = Command::new(WAKEONE)
-        .args(["agent", "--config"])
-        .arg(&config)
-        .arg("--runtime-dir")
-        .arg(nginx.runtime())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("agent");
+    let mut agent = nginx.start_agent(&config);
     let weigh = |expected: [u64; 3]| {
         let slots = nginx.group()["slots"]
             .as_array()

@@ -436,15 +436,7 @@ fn a_prometheus_answers_every_query_of_the_dashboard() {
         "metrics = '{METRICS}'\nmetrics_tracing = true\n[[target]]\nlisten = ':{PORT}'\nrescue = true\n"
     );
     std::fs::write(&config, text).expect("configuration");
-    let agent = Command::new(WAKEONE)
-        .args(["agent", "--config"])
-        .arg(&config)
-        .arg("--runtime-dir")
-        .arg(nginx.runtime())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("agent");
-    let mut agent = Ended(agent);
+    let mut agent = Ended(nginx.start_agent(&config));
     eventually("it is steered", || !nginx.group().is_null());
     let _prometheus = prometheus(folder);
     let clients = Clients::start(address(), "/", 4);

@@ -163,6 +163,18 @@ impl Nginx {
             .collect()
     }
 
+    /// Starts `wakeone agent` with a configuration.
+    pub fn start_agent(&self, config: &std::path::Path) -> Child {
+        Command::new(WAKEONE)
+            .args(["agent", "--config"])
+            .arg(config)
+            .arg("--runtime-dir")
+            .arg(self.runtime())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("agent")
+    }
+
     pub fn agent(&self) -> u32 {
         self.group()["supervisor_pid"].as_u64().expect("an agent") as u32
     }

@@ -3,11 +3,22 @@
 use std::fs;
 use std::path::PathBuf;
 
+use crate::Error;
+
 /// Where a program is that is started by its name; also looked for where system services are kept.
 pub fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
     places.map(|p| p.join(name)).find(|p| p.is_file())
+}
+
+/// This executable, which the experiments start again as a server, a supervisor or a reader.
+///
+/// # Errors
+/// When the system does not say where it is.
+pub fn own_program() -> Result<PathBuf, Error> {
+    std::env::current_exe()
+        .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))
 }
 
 /// The processes below `root` that have no children of their own, `root` itself if it has none: the workers.

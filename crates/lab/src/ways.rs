@@ -173,8 +173,7 @@ impl Way {
         address: SocketAddr,
         answers: &Answers,
     ) -> Result<Server, Error> {
-        let executable = std::env::current_exe()
-            .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))?;
+        let executable = crate::process::own_program()?;
         let mut command = Command::new(&executable);
         command.args(self.arguments(workers, address));
         if self.steered() {

@@ -70,8 +70,7 @@ impl Driven {
         apart.server()?;
         let what = format!("the server with --accept-lock {lock}");
         let trial = Trial::begin(what.clone(), |address, answers| {
-            let executable = std::env::current_exe()
-                .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))?;
+            let executable = crate::process::own_program()?;
             let mut command = Command::new(executable);
             command
                 .args(["serve", "--model", "preforked", "--no-keep-alive"])

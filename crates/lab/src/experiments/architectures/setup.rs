@@ -288,8 +288,7 @@ pub fn start(
     address: SocketAddr,
     book: &Book,
 ) -> Result<Server, Error> {
-    let executable = std::env::current_exe()
-        .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))?;
+    let executable = crate::process::own_program()?;
     let mut command = Command::new(executable);
     command
         .args(["serve", "--model", model.name(), "--no-keep-alive", "-l"])

@@ -118,8 +118,7 @@ fn puma(address: SocketAddr) -> Command {
 
 /// Pumas on the sockets that `wakeone run` hands them.
 fn under_run(how: &[&str], address: SocketAddr) -> Result<Command, Error> {
-    let executable = std::env::current_exe()
-        .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))?;
+    let executable = crate::process::own_program()?;
     let mut command = Command::new(executable);
     command
         .args(["run", "-w", &WORKERS.to_string(), "-l"])

@@ -151,8 +151,7 @@ fn ours(
     answers: &Answers,
 ) -> Result<Server, Error> {
     let model = kind.name();
-    let executable = std::env::current_exe()
-        .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))?;
+    let executable = crate::process::own_program()?;
     let mut command = Command::new(executable);
     command
         .args(["serve", "--model", model, "--backlog", ways::BACKLOG, "-w"])

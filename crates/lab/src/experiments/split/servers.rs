@@ -102,8 +102,7 @@ impl Way {
         if self != Way::Split {
             return Ok(command);
         }
-        let executable = std::env::current_exe()
-            .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))?;
+        let executable = crate::process::own_program()?;
         let mut split = Command::new(executable);
         split.args(["run", "--split", "--"]);
         split.arg(command.get_program()).args(command.get_args());

@@ -9,7 +9,7 @@ use super::reader::Board;
 use super::sender::Sent;
 use crate::Error;
 use crate::experiment::Sample;
-use crate::process::Usage;
+use crate::process::{Usage, own_program};
 use crate::scratch::Scratch;
 use crate::server::Server;
 
@@ -52,9 +52,9 @@ impl Readers {
         let (path, pipe) = (scratch.path().join("board"), scratch.path().join("pipe"));
         let board = Board::open(&path, setup.threads)?;
         let address = free_address()?;
-        let mut command = Command::new(executable()?);
+        let mut command = Command::new(own_program()?);
         if !setup.wrapped.is_empty() {
-            command.args(setup.wrapped).arg(executable()?);
+            command.args(setup.wrapped).arg(own_program()?);
         }
         command.args(["lab", "reader", "--board"]).arg(&path);
         command.args(["--threads", &setup.threads.to_string()]);
@@ -155,11 +155,6 @@ pub fn sample(read: &[u64], sent: &Sent, used: &Usage) -> Sample {
         each((used.voluntary_switches + used.involuntary_switches) as f64),
     );
     sample
-}
-
-fn executable() -> Result<PathBuf, Error> {
-    std::env::current_exe()
-        .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))
 }
 
 /// A UDP port that is free now.
