@@ -23,7 +23,7 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
         if measured(outcome, mode).next().is_none() {
             continue;
         }
-        blocks.push(Block::Heading(title(mode).into()));
+        blocks.push(Block::Heading(mode.title().into()));
         blocks.extend(meaning(outcome, mode).map(Block::Paragraph));
         for lock in LOCKS {
             blocks.extend(lock_table(outcome, mode, lock).map(Block::Table));
@@ -32,14 +32,6 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
         blocks.extend(chart(outcome, mode).map(Block::Chart));
     }
     blocks
-}
-
-fn title(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Constant => "constant: sent as fast as it is read",
-        Mode::Flood => "flood: sent as fast as possible",
-        Mode::Waiting => "waiting",
-    }
 }
 
 fn measured(outcome: &Outcome, mode: Mode) -> impl Iterator<Item = Variant> {
@@ -236,7 +228,7 @@ fn chart(outcome: &Outcome, mode: Mode) -> Option<Chart> {
     }
     series.extend(PUBLISHED.map(published));
     Some(Chart {
-        title: format!("{}.", title(mode)),
+        title: format!("{}.", mode.title()),
         note: "Lower is better. Ours are all locks of the sockets together, the source's one lock each.".into(),
         kind: Kind::Lines {
             x: "threads that read".into(),

@@ -32,6 +32,8 @@ const COMPARED: usize = 4;
 const MANY_FLOWS: usize = 64;
 /// Holds all datagrams of a measurement at once, at 768 bytes of kernel memory each.
 const WAITING_BYTES: usize = 1 << 29;
+/// Holds several batches for each reader.
+const BATCHES_BYTES: usize = 1 << 22;
 
 const CARD: Card = Card {
     name: "udp-readers",
@@ -138,6 +140,8 @@ impl Way {
 pub enum Mode {
     /// As fast as is read: nothing is lost.
     Constant,
+    /// The same, many datagrams by a system call: what a sender costs that shares the CPUs with the readers is as little as can be.
+    Batches,
     /// As fast as possible.
     Flood,
     /// All of it before the first is read: only reading takes time.
@@ -145,15 +149,35 @@ pub enum Mode {
 }
 
 /// All of them.
-pub const MODES: [Mode; 3] = [Mode::Constant, Mode::Flood, Mode::Waiting];
+pub const MODES: [Mode; 4] = [Mode::Constant, Mode::Batches, Mode::Flood, Mode::Waiting];
 
 impl Mode {
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Constant => "constant",
+            Mode::Batches => "batches",
             Mode::Flood => "flood",
             Mode::Waiting => "waiting",
+        }
+    }
+
+    /// Its name and what it means.
+    pub fn title(self) -> &'static str {
+        match self {
+            Mode::Constant => "constant: sent as fast as it is read",
+            Mode::Batches => "batches: sent as fast as it is read, 64 by a system call",
+            Mode::Flood => "flood: sent as fast as possible",
+            Mode::Waiting => "waiting: all is there before the first is read",
+        }
+    }
+
+    /// What each socket must be able to hold, where that is more than usual.
+    fn buffer_bytes(self) -> Option<usize> {
+        match self {
+            Mode::Constant | Mode::Flood => None,
+            Mode::Batches => Some(BATCHES_BYTES),
+            Mode::Waiting => Some(WAITING_BYTES),
         }
     }
 }
@@ -308,7 +332,7 @@ fn measure(variant: Variant, context: &mut Context<'_>) -> Result<Sample, Error>
         sockets: variant.way.sockets(variant.threads),
         threads: variant.threads,
         pinned: variant.pinned,
-        buffer_bytes: (variant.mode == Mode::Waiting).then_some(WAITING_BYTES),
+        buffer_bytes: variant.mode.buffer_bytes(),
         wrapped: if variant.way == Way::Split {
             &split
         } else {
@@ -386,6 +410,13 @@ fn judge(outcome: &Outcome) -> Vec<Expectation> {
             |m| m >= 0.9,
         ),
         Expectation::new(
+            "batches-round-robin-as-shared",
+            "One flow, four readers, sent in batches as fast as is read: in turn, they read at least 0.9 times as fast as from one socket",
+            OURS,
+            ratio(Mode::Batches, Way::RoundRobin, Way::Socket),
+            |m| m >= 0.9,
+        ),
+        Expectation::new(
             "waiting-round-robin-over-hash",
             "One flow, four readers, all waits before: in turn, they read at least 1.3 times as fast as by the kernel's hash",
             OURS,
@@ -417,9 +448,10 @@ fn judge(outcome: &Outcome) -> Vec<Expectation> {
             "nothing-lost",
             "With flow control, and where all waits before it is read, every datagram is read (lost)",
             OURS,
-            lost(Mode::Constant, "lost")
-                .zip(lost(Mode::Waiting, "lost"))
-                .map(|(a, b)| a + b),
+            [Mode::Constant, Mode::Batches, Mode::Waiting]
+                .into_iter()
+                .map(|mode| lost(mode, "lost"))
+                .sum(),
             |m| m == 0.0,
         ),
         Expectation::new(
@@ -467,6 +499,7 @@ mod tests {
             let (a, b, c) = (with(lost), with(&[0.0]), with(&[3.0]));
             let mut outcome = crate::result::tests::outcome(&[
                 ("constant/socket/4", &a[..]),
+                ("batches/socket/4", &b[..]),
                 ("waiting/socket/4", &b[..]),
                 ("flood/socket/4", &c[..]),
             ]);

@@ -22,12 +22,11 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
 }
 
 fn title(mode: Mode, pinned: bool) -> String {
-    let what = match mode {
-        Mode::Constant => "constant: sent as fast as it is read",
-        Mode::Flood => "flood: sent as fast as possible",
-        Mode::Waiting => "waiting: all is there before the first is read",
-    };
-    format!("{what}{}", if pinned { ", threads pinned" } else { "" })
+    format!(
+        "{}{}",
+        mode.title(),
+        if pinned { ", threads pinned" } else { "" }
+    )
 }
 
 /// What this machine can tell.
@@ -114,6 +113,7 @@ fn details(outcome: &Outcome, mode: Mode, pinned: bool) -> Table {
         ("read/s", "rate_per_s"),
         ("lost", "lost"),
         ("CPU µs each", "reader_cpu_us"),
+        ("sender's", "sender_cpu_us"),
         ("switches each", "switches"),
         ("busiest/mean", "share_max_over_mean"),
     ];
@@ -131,7 +131,9 @@ fn details(outcome: &Outcome, mode: Mode, pinned: bool) -> Table {
         Some(Row::ours(cells))
     };
     Table {
-        caption: format!("{COMPARED} readers; CPU time and switches are the readers', a datagram."),
+        caption: format!(
+            "{COMPARED} readers; CPU time and switches are the readers', a datagram; the sender's CPU time is also the kernel's for all that happens until a datagram is in a socket and its reader woken."
+        ),
         head: std::iter::once("")
             .chain(columns.map(|(head, _)| head))
             .map(str::to_owned)

@@ -149,6 +149,7 @@ pub fn sample(read: &[u64], sent: &Sent, used: &Usage) -> Sample {
     sample.put("lost", "count", sent.sent.saturating_sub(all) as f64);
     sample.put("dropped", "count", sent.dropped as f64);
     sample.put("reader_cpu_us", "us", each(used.cpu_ns as f64 / 1000.0));
+    sample.put("sender_cpu_us", "us", each(sent.cpu_ns as f64 / 1000.0));
     sample.put(
         "switches",
         "1",

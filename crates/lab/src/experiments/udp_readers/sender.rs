@@ -1,5 +1,6 @@
 //! Who sends: as many datagrams as are to be read, from one flow or many, as fast as they are read or faster.
 
+use nix::sys::socket::{setsockopt, sockopt};
 use std::fs::File;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -16,6 +17,12 @@ use crate::{Error, netstat};
 const WINDOW: u64 = 150;
 /// So often the sender looks what was read.
 const LOOK_EVERY: u64 = 16;
+/// Datagrams of a batch: as many as every kernel makes of one buffer (`UDP_MAX_SEGMENTS`).
+const BATCH: usize = 64;
+/// The same as [`WINDOW`] for batches, into larger buffers: several for each of eight readers.
+const BATCHES_WINDOW: u64 = 2048;
+/// How long who sends in batches waits where too many are on their way: a part of the time in which they are read.
+const BREATH: Duration = Duration::from_micros(50);
 /// When nothing more is read for so long, nothing more will be.
 const QUIET: Duration = Duration::from_millis(200);
 /// The longest that a measurement may take.
@@ -30,7 +37,13 @@ pub struct Sent {
     pub sent: u64,
     /// Datagrams that the kernel dropped in this network namespace meanwhile, for a full receive buffer.
     pub dropped: u64,
+    /// CPU time of the sender. On loopback that is also what the kernel does for each datagram until it is in a socket and
+    /// its reader woken.
+    pub cpu_ns: u64,
 }
+
+/// What a batch carries.
+const BYTES_OF_BATCH: [u8; BATCH * BYTES] = [b'.'; BATCH * BYTES];
 
 /// Sends `count` datagrams to an address from `flows` sockets, and waits until they are read.
 ///
@@ -48,6 +61,9 @@ pub fn datagrams(
     let open = |_| {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         socket.connect(to)?;
+        if matches!(mode, Mode::Batches | Mode::Waiting) {
+            setsockopt(&socket, sockopt::UdpGsoSegment, &(BYTES as i32))?;
+        }
         Ok(socket)
     };
     let flows: Vec<UdpSocket> = (0..flows)
@@ -60,20 +76,26 @@ pub fn datagrams(
         board.go();
     }
     let mut start = Instant::now();
-    for sent in 0..count {
-        flows[sent as usize % flows.len()]
-            .send(&[b'.'; BYTES])
-            .map_err(failed)?;
+    let by_call = match mode {
+        Mode::Constant | Mode::Flood => 1,
+        Mode::Batches | Mode::Waiting => BATCH,
+    };
+    let used = cpu_time();
+    let mut sent = 0;
+    for flow in flows.iter().cycle() {
+        let left = count - sent;
+        if left == 0 {
+            break;
+        }
         if sent % LOOK_EVERY == 0 {
-            if mode == Mode::Constant {
-                while sent - board.all().min(sent) > WINDOW - LOOK_EVERY {
-                    give_up(start, context)?;
-                    std::thread::yield_now();
-                }
-            }
+            keep_back(mode, sent, board, start, context)?;
             (context.progress)(sent as f64 / count as f64);
         }
+        let now = left.min(by_call as u64) as usize;
+        flow.send(&BYTES_OF_BATCH[..now * BYTES]).map_err(failed)?;
+        sent += now as u64;
     }
+    let cpu_ns = cpu_time().saturating_sub(used).as_nanos() as u64;
     if mode == Mode::Waiting {
         start = Instant::now();
         board.go();
@@ -83,7 +105,38 @@ pub fn datagrams(
         seconds: (end - start).as_secs_f64(),
         sent: count,
         dropped: dropped() - before,
+        cpu_ns,
     })
+}
+
+/// Waits while too many are on their way for this mode.
+fn keep_back(
+    mode: Mode,
+    sent: u64,
+    board: &Board,
+    start: Instant,
+    context: &mut Context<'_>,
+) -> Result<(), Error> {
+    let (window, step) = match mode {
+        Mode::Constant => (WINDOW, LOOK_EVERY),
+        Mode::Batches => (BATCHES_WINDOW, BATCH as u64),
+        Mode::Flood | Mode::Waiting => return Ok(()),
+    };
+    while sent - board.all().min(sent) > window - step {
+        give_up(start, context)?;
+        if mode == Mode::Batches {
+            std::thread::sleep(BREATH);
+        } else {
+            std::thread::yield_now();
+        }
+    }
+    Ok(())
+}
+
+/// What this thread has used of the CPUs.
+fn cpu_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 /// Writes `count` units of the same size into a named pipe. The pipe itself controls the flow. With it open, the readers
@@ -104,7 +157,7 @@ pub fn fifo(
     };
     let mut pipe = File::options().write(true).open(path).map_err(failed)?;
     board.go();
-    let start = Instant::now();
+    let (start, used) = (Instant::now(), cpu_time());
     for sent in 0..count {
         pipe.write_all(&[b'.'; BYTES]).map_err(failed)?;
         if sent % 1024 == 0 {
@@ -117,6 +170,7 @@ pub fn fifo(
         seconds: (end - start).as_secs_f64(),
         sent: count,
         dropped: 0,
+        cpu_ns: cpu_time().saturating_sub(used).as_nanos() as u64,
     };
     Ok((sent, pipe))
 }
