@@ -10,22 +10,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, Program};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapMut, OpenMapMut, Program, ProgramMut};
 
+use crate::skeletons::dispatch::{DispatchSkel, DispatchSkelBuilder, OpenDispatchSkel};
 use crate::table::Table;
 use crate::{datagram, socket};
-use skeleton::{DispatchSkel, DispatchSkelBuilder, OpenDispatchSkel};
 
-#[allow(
-    missing_docs,
-    rust_2018_idioms,
-    clippy::all,
-    clippy::undocumented_unsafe_blocks
-)]
-mod skeleton {
-    include!(concat!(env!("OUT_DIR"), "/dispatch.skel.rs"));
-}
-pub use skeleton::types;
+pub use crate::skeletons::dispatch::types;
 
 /// A step of loading that failed, and the kernel's answer.
 #[derive(Debug, thiserror::Error)]
@@ -156,14 +147,12 @@ fn load_programs(
         share_maps(&mut open, dir)?;
     }
     let mut loaded = open.load().map_err(bpf_step(LOADING))?;
-    let (wanted, name) = if walk {
-        (&mut loaded.progs.wakeone_dispatch_walk, "walk")
+    let program = if walk {
+        &mut loaded.progs.wakeone_dispatch_walk
     } else {
-        (&mut loaded.progs.wakeone_dispatch, "plain")
+        &mut loaded.progs.wakeone_dispatch
     };
-    wanted
-        .pin(dir.join(format!("dispatch-{address}-{name}")))
-        .map_err(bpf_step("pinning the dispatch program"))?;
+    pin_program(program, dir, address, walk)?;
     pin_maps(&mut loaded, dir, address)?;
     match cgroup {
         Some(cgroup) => start_counting(&mut loaded, dir, cgroup),
@@ -199,31 +188,56 @@ fn share_maps(open: &mut OpenDispatchSkel<'_>, dir: &Path) -> Result<(), Error> 
         &mut open.maps.moved,
         &mut open.maps.tags,
     ];
-    for (map, name) in maps.into_iter().zip(SHARED) {
-        map.reuse_pinned_map(dir.join(name))
-            .map_err(bpf_step(format!("sharing the map {name}")))?;
-    }
-    Ok(())
+    SHARED
+        .iter()
+        .zip(maps)
+        .try_for_each(|(name, map)| share_map(map, dir, name))
 }
 
 fn pin_maps(loaded: &mut DispatchSkel<'_>, dir: &Path, address: usize) -> Result<(), Error> {
-    let pin = |map: &mut libbpf_rs::MapMut<'_>, name: &str| {
-        map.pin(dir.join(name))
-            .map_err(bpf_step(format!("pinning the map {name}")))
-    };
-    pin(&mut loaded.maps.sockets, &format!("sockets-{address}"))?;
-    if address == 0 {
-        let maps = [
-            &mut loaded.maps.data_table,
-            &mut loaded.maps.listeners,
-            &mut loaded.maps.moved,
-            &mut loaded.maps.tags,
-        ];
-        for (map, name) in maps.into_iter().zip(SHARED) {
-            pin(map, name)?;
-        }
+    pin_map(&mut loaded.maps.sockets, dir, &format!("sockets-{address}"))?;
+    if address > 0 {
+        return Ok(());
     }
-    Ok(())
+    let maps = [
+        &mut loaded.maps.data_table,
+        &mut loaded.maps.listeners,
+        &mut loaded.maps.moved,
+        &mut loaded.maps.tags,
+    ];
+    SHARED
+        .iter()
+        .zip(maps)
+        .try_for_each(|(name, map)| pin_map(map, dir, name))
+}
+
+/// Has a map that is not loaded yet be the one that is pinned under a name.
+pub(crate) fn share_map(map: &mut OpenMapMut<'_>, dir: &Path, name: &str) -> Result<(), Error> {
+    map.reuse_pinned_map(dir.join(name))
+        .map_err(bpf_step(format!("sharing the map {name}")))
+}
+
+/// Pins a map under a name.
+pub(crate) fn pin_map(map: &mut MapMut<'_>, dir: &Path, name: &str) -> Result<(), Error> {
+    map.pin(dir.join(name))
+        .map_err(bpf_step(format!("pinning the map {name}")))
+}
+
+/// Pins the program of an address, under a name that tells whether it reads the queues itself.
+pub(crate) fn pin_program(
+    program: &mut ProgramMut<'_>,
+    dir: &Path,
+    address: usize,
+    walk: bool,
+) -> Result<(), Error> {
+    program
+        .pin(dir.join(program_name(address, walk)))
+        .map_err(bpf_step("pinning the dispatch program"))
+}
+
+fn program_name(address: usize, walk: bool) -> String {
+    let kind = if walk { "walk" } else { "plain" };
+    format!("dispatch-{address}-{kind}")
 }
 
 fn open_program(path: &Path) -> Result<OwnedFd, Error> {
@@ -321,13 +335,8 @@ impl Pinned {
         let mut addresses = Vec::new();
         while dir.join(format!("sockets-{}", addresses.len())).exists() {
             let number = addresses.len();
-            let walk = dir.join(format!("dispatch-{number}-walk"));
-            let walks = walk.exists();
-            let program = if walks {
-                walk
-            } else {
-                dir.join(format!("dispatch-{number}-plain"))
-            };
+            let walks = dir.join(program_name(number, true)).exists();
+            let program = dir.join(program_name(number, walks));
             addresses.push(Address {
                 sockets: map(&format!("sockets-{number}"))?,
                 program: open_program(&program)?,

@@ -4,21 +4,10 @@
 use std::mem::MaybeUninit;
 use std::path::Path;
 
-use libbpf_rs::MapMut;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
-use crate::bpf::{Error, LOADING, bpf_step};
-use skeleton::DatagramSkelBuilder;
-
-#[allow(
-    missing_docs,
-    rust_2018_idioms,
-    clippy::all,
-    clippy::undocumented_unsafe_blocks
-)]
-mod skeleton {
-    include!(concat!(env!("OUT_DIR"), "/datagram.skel.rs"));
-}
+use crate::bpf::{Error, LOADING, bpf_step, pin_map, pin_program, share_map};
+use crate::skeletons::datagram::DatagramSkelBuilder;
 
 /// Loads the program for one address; only then pins it and its maps.
 pub(crate) fn load_program(dir: &Path, address: usize, walk: bool) -> Result<(), Error> {
@@ -34,32 +23,21 @@ pub(crate) fn load_program(dir: &Path, address: usize, walk: bool) -> Result<(),
         .set_autocreate(false)
         .map_err(bpf_step("leaving out the map tags"))?;
     if address > 0 {
-        for (map, name) in [
-            (&mut open.maps.data_table, "table"),
-            (&mut open.maps.listeners, "listeners"),
-        ] {
-            map.reuse_pinned_map(dir.join(name))
-                .map_err(bpf_step(format!("sharing the map {name}")))?;
-        }
+        share_map(&mut open.maps.data_table, dir, "table")?;
+        share_map(&mut open.maps.listeners, dir, "listeners")?;
     }
     let mut loaded = open.load().map_err(bpf_step(LOADING))?;
-    let (program, name) = if walk {
-        (&mut loaded.progs.wakeone_datagram_walk, "walk")
+    let program = if walk {
+        &mut loaded.progs.wakeone_datagram_walk
     } else {
-        (&mut loaded.progs.wakeone_datagram, "plain")
+        &mut loaded.progs.wakeone_datagram
     };
-    program
-        .pin(dir.join(format!("dispatch-{address}-{name}")))
-        .map_err(bpf_step("pinning the dispatch program"))?;
-    let pin = |map: &mut MapMut<'_>, name: String| {
-        map.pin(dir.join(&name))
-            .map_err(bpf_step(format!("pinning the map {name}")))
-    };
-    pin(&mut loaded.maps.sockets, format!("sockets-{address}"))?;
-    pin(&mut loaded.maps.flows, format!("flows-{address}"))?;
+    pin_program(program, dir, address, walk)?;
+    pin_map(&mut loaded.maps.sockets, dir, &format!("sockets-{address}"))?;
+    pin_map(&mut loaded.maps.flows, dir, &format!("flows-{address}"))?;
     if address == 0 {
-        pin(&mut loaded.maps.data_table, "table".into())?;
-        pin(&mut loaded.maps.listeners, "listeners".into())?;
+        pin_map(&mut loaded.maps.data_table, dir, "table")?;
+        pin_map(&mut loaded.maps.listeners, dir, "listeners")?;
     }
     Ok(())
 }

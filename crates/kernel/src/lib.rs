@@ -27,6 +27,7 @@ pub mod run_stats;
 pub mod schedule;
 pub mod shared_counter;
 pub mod sibling;
+mod skeletons;
 pub mod socket;
 pub mod stop;
 pub mod table;

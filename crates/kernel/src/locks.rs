@@ -13,18 +13,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle};
 
 use crate::bpf::failed;
-use skeleton::{LocksSkelBuilder, types};
-
-#[allow(
-    missing_docs,
-    rust_2018_idioms,
-    dead_code,
-    clippy::all,
-    clippy::undocumented_unsafe_blocks
-)]
-mod skeleton {
-    include!(concat!(env!("OUT_DIR"), "/locks.skel.rs"));
-}
+use crate::skeletons::locks::{LocksSkelBuilder, types};
 
 /// What was counted of a kind of lock, over all sockets watched.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

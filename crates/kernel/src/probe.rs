@@ -16,18 +16,7 @@ use wakeone_model::waits::Waits;
 
 use crate::bpf::failed as step;
 use crate::peek;
-use skeleton::{ObserveSkel, ObserveSkelBuilder, types};
-
-#[allow(
-    missing_docs,
-    rust_2018_idioms,
-    dead_code,
-    clippy::all,
-    clippy::undocumented_unsafe_blocks
-)]
-mod skeleton {
-    include!(concat!(env!("OUT_DIR"), "/observe.skel.rs"));
-}
+use crate::skeletons::observe::{ObserveSkel, ObserveSkelBuilder, types};
 
 /// What the probes counted of one process since they were attached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -10,18 +10,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, MapCore, MapFlags, MapHandle, ProgramMut};
 
 use crate::bpf::failed;
-use skeleton::RecountSkelBuilder;
-
-#[allow(
-    missing_docs,
-    rust_2018_idioms,
-    dead_code,
-    clippy::all,
-    clippy::undocumented_unsafe_blocks
-)]
-mod skeleton {
-    include!(concat!(env!("OUT_DIR"), "/recount.skel.rs"));
-}
+use crate::skeletons::recount::RecountSkelBuilder;
 
 /// What a recount came to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
