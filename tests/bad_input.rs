@@ -292,8 +292,8 @@ fn targets_that_cannot_be_are_named_in_one_sentence() {
 fn doctor_refuses_times_and_places_that_cannot_be() {
     let Some(_ground) = isolated() else { return };
     let table: [(&[&str], i32, &str); 6] = [
-        (&["--for", "soon"], 2, "'soon' is not a time"),
-        (&["--for=-1s"], 2, "'-1s' is not a time"),
+        (&["--for", "soon"], 2, "`soon` is no time"),
+        (&["--for=-1s"], 2, "`-1s` is no time"),
         (&["--for", "0s"], 2, "100ms or more"),
         (&["--netns", "no-such-place"], 1, "/run/netns/no-such-place"),
         (&["--pid", "4194304"], 1, "/proc/4194304/ns/net"),

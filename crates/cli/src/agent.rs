@@ -215,7 +215,7 @@ fn wanted(entry: &Entry) -> Result<Wanted, String> {
     };
     let stuck_after = match &entry.stuck_after {
         None => Duration::from_millis(5),
-        Some(time) => crate::load::parse_duration(time)
+        Some(time) => crate::duration::parse(time)
             .map_err(|error| format!("target {target}: stuck_after {error}"))?,
     };
     let weights = weights(entry).map_err(|why| format!("target {target}: weights {why}"))?;

@@ -44,7 +44,7 @@ pub struct Args {
     rescue: bool,
 
     /// How long connections may wait without one being accepted, while another worker is idle
-    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = crate::load::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = crate::duration::parse)]
     stuck_after: Duration,
 
     /// Weight of a slot, 1 for the others; repeatable

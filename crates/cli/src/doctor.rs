@@ -74,7 +74,7 @@ const NOT_TOLD: u8 = 1;
 const SHORTEST: Duration = Duration::from_millis(100);
 
 fn watching_time(text: &str) -> Result<Duration, String> {
-    let time = crate::load::parse_duration(text)?;
+    let time = crate::duration::parse(text)?;
     if time < SHORTEST {
         return Err(format!(
             "'{text}' is too short to see anything: 100ms or more"

@@ -16,6 +16,8 @@ use wakeone_load::{
     Arrivals, Comparison, Event, Mix, MixEntry, Plan, Sources, Spacing, Stage, Stop, Summary, View,
 };
 
+use crate::duration;
+
 /// Send an honest load: open or closed loop, a connection a request, which worker answered
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
@@ -42,13 +44,13 @@ pub struct Args {
     #[arg(short = 'n', long, value_name = "N")]
     requests: Option<u64>,
     /// Stop after this time, as in 500ms, 10s, 2m [default: 10s without -n]
-    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
     duration: Option<Duration>,
     /// Ask for PATH with this weight (repeat for a mix); instead of the URL's path
     #[arg(long, value_name = "WEIGHT:PATH")]
     mix: Vec<MixEntry>,
     /// Give up on a request after this time
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration::parse)]
     timeout: Duration,
     /// Spread connections over N addresses in 127.0.0.0/8, so that ports do not run out; 0: the system's own address
     /// [default: 1000 for an IPv4 loopback target]
@@ -143,11 +145,11 @@ fn parse_stage(text: &str) -> Result<Stage, String> {
             .map_err(|_| format!("'{rate}' in '{text}' is not a rate"))
     };
     match *text.split(':').collect::<Vec<_>>().as_slice() {
-        [per_s, time] => Ok(Stage::step(rate(per_s)?, parse_duration(time)?)),
+        [per_s, time] => Ok(Stage::step(rate(per_s)?, duration::parse(time)?)),
         [from, to, time] => Ok(Stage {
             from_per_s: rate(from)?,
             to_per_s: rate(to)?,
-            length: parse_duration(time)?,
+            length: duration::parse(time)?,
         }),
         _ => Err(format!(
             "'{text}' is not a stage: give PER_S:TIME, as in 1000:10s, or FROM:TO:TIME"
@@ -422,24 +424,6 @@ fn resolve(url: &Url, allow_remote: bool) -> anyhow::Result<SocketAddr> {
     Ok(target)
 }
 
-/// `500ms`, `10s`, `1.5s`, `2m`, `1h`.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("'{text}' is not a time: give a number with ms, s, m or h, as in 10s");
-    let at = text
-        .find(|c: char| c.is_ascii_alphabetic())
-        .ok_or_else(wrong)?;
-    let unit = match &text[at..] {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(wrong()),
-    };
-    let number: f64 = text[..at].parse().map_err(|_| wrong())?;
-    Duration::try_from_secs_f64(number * unit).map_err(|_| wrong())
-}
-
 /// Ctrl-C and SIGTERM while they are caught: they end the load, and what it came to so far is still shown.
 struct Interrupts(SignalFd);
 
@@ -541,16 +525,6 @@ mod tests {
         assert_eq!(url("http://[::1]:81/"), is("::1", 81, "[::1]:81", "/"));
         assert_eq!(url("[::1]"), is("::1", 80, "[::1]", "/"));
         assert!(url("https://x/").is_err() && url("http:///x").is_err() && url("x:port").is_err());
-    }
-
-    #[test]
-    fn durations() {
-        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
-        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
-        for bad in ["", "5", "s", "-1s", "5 parsecs", "NaNs", "1e999s"] {
-            assert!(parse_duration(bad).is_err(), "{bad}");
-        }
     }
 
     #[test]

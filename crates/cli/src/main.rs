@@ -4,6 +4,7 @@ mod agent;
 mod attach;
 mod detach;
 mod doctor;
+mod duration;
 mod exec_worker;
 mod lab;
 mod load;

@@ -12,6 +12,8 @@ use wakeone::split;
 use wakeone::supervisor::address::Address;
 use wakeone::supervisor::{Options, state};
 
+use crate::duration;
+
 /// Start a server with one queue a worker: steered, supervised, restarted without a lost connection
 ///
 /// Each worker gets listeners of its own, by systemd's protocol (LISTEN_FDS) or by their numbers in the command:
@@ -65,7 +67,7 @@ pub struct Args {
     no_rescue: bool,
 
     /// How long a worker may leave connections waiting while another is idle
-    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = duration::parse)]
     stuck_after: Duration,
 
     /// Length of each accept queue [default: net.core.somaxconn]
@@ -89,7 +91,7 @@ pub struct Args {
     keep_cap: Vec<String>,
 
     /// How long a worker may take to end when asked to
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     grace: Duration,
 
     /// Name of the group [default: from the first address]
@@ -261,26 +263,6 @@ fn start_log(form: Log) {
     }
 }
 
-/// A time with its unit: 500us, 5ms, 30s, 2m.
-fn duration(text: &str) -> Result<Duration, String> {
-    let bad = || format!("`{text}` is no time; write 500us, 5ms, 30s or 2m");
-    let unit_at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
-    let (number, unit) = text.split_at(unit_at);
-    let number: u64 = number.parse().map_err(|_| bad())?;
-    let micros = match unit {
-        "us" | "µs" => 1,
-        "ms" => 1_000,
-        "s" => 1_000_000,
-        "m" => 60_000_000,
-        _ => return Err(bad()),
-    };
-    number
-        .checked_mul(micros)
-        .filter(|micros| *micros < 1 << 52)
-        .map(Duration::from_micros)
-        .ok_or_else(bad)
-}
-
 /// `SLOT=N`, both numbers.
 pub fn weight(text: &str) -> Result<(usize, u32), String> {
     let parse = || {
@@ -296,32 +278,6 @@ pub fn weight(text: &str) -> Result<(usize, u32), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations_need_a_unit() {
-        for (text, micros) in [
-            ("500us", 500),
-            ("5ms", 5_000),
-            ("30s", 30_000_000),
-            ("2m", 120_000_000),
-            ("0s", 0),
-        ] {
-            assert_eq!(duration(text), Ok(Duration::from_micros(micros)), "{text}");
-        }
-        for text in [
-            "",
-            "5",
-            "s",
-            "5h",
-            "-5s",
-            "5.5s",
-            "5 s",
-            "99999999999999999999s",
-            "9999999999999m",
-        ] {
-            assert!(duration(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn weights_name_a_slot() {

@@ -74,7 +74,7 @@ pub struct Args {
 const MOST_TRACED: usize = 8;
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let interval = crate::load::parse_duration(text)?;
+    let interval = crate::duration::parse(text)?;
     let allowed = Duration::from_millis(100)..=Duration::from_secs(3600);
     if allowed.contains(&interval) {
         Ok(interval)

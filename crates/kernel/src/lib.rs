@@ -15,6 +15,7 @@ pub mod inherit;
 pub mod inherited;
 pub mod locks;
 pub mod netns;
+pub mod netstat;
 pub mod peek;
 pub mod policy;
 pub mod probe;

@@ -6,6 +6,7 @@ use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 use wakeone_model::snapshot::{HostLook, WorkerLook};
 
+use crate::netstat::Counters;
 use crate::{peek, process};
 
 /// The counters of a process; None where it is gone. `waiting` and `active` are not known here.
@@ -86,20 +87,18 @@ fn affinity(pid: u32) -> (u32, Option<u32>) {
 
 /// The counters of the network namespace that this process, or another one, is in.
 pub fn host(pid: Option<u32>) -> HostLook {
-    let place = pid.map_or_else(|| "/proc/thread-self".into(), |pid| format!("/proc/{pid}"));
-    let read = |file: &str| fs::read_to_string(format!("{place}/net/{file}")).unwrap_or_default();
-    let (netstat, snmp) = (read("netstat"), read("snmp"));
-    let extended = |name| counter(&netstat, "TcpExt:", name);
+    let counters = Counters::read(pid);
+    let extended = |name| counters.get("TcpExt", name);
     HostLook {
         listen_overflows: extended("ListenOverflows"),
         listen_drops: extended("ListenDrops"),
         syn_retransmissions: extended("TCPSynRetrans"),
-        passive_opens: counter(&snmp, "Tcp:", "PassiveOpens"),
+        passive_opens: counters.get("Tcp", "PassiveOpens"),
         somaxconn: fs::read_to_string("/proc/sys/net/core/somaxconn")
             .ok()
             .and_then(|text| text.trim().parse().ok())
             .unwrap_or(0),
-        resets_sent: counter(&snmp, "Tcp:", "OutRsts"),
+        resets_sent: counters.get("Tcp", "OutRsts"),
         migrated: extended("TCPMigrateReqSuccess"),
         cpus: cpus_online(),
     }
@@ -108,17 +107,6 @@ pub fn host(pid: Option<u32>) -> HostLook {
 fn cpus_online() -> u32 {
     let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
     online.and_then(|n| u32::try_from(n).ok()).unwrap_or(1)
-}
-
-/// A counter of a file that has a line of names and a line of values for each protocol.
-fn counter(text: &str, protocol: &str, name: &str) -> u64 {
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix(protocol));
-    let (Some(names), Some(values)) = (lines.next(), lines.next()) else {
-        return 0;
-    };
-    let mut pairs = names.split_whitespace().zip(values.split_whitespace());
-    let value = pairs.find(|(n, _)| *n == name).map(|(_, v)| v);
-    value.and_then(|v| v.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -142,11 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_by_name() {
-        let text = "TcpExt: A B ListenDrops\nTcpExt: 1 2 3\nIpExt: A\nIpExt: 9\n";
-        assert_eq!(counter(text, "TcpExt:", "ListenDrops"), 3);
-        assert_eq!(counter(text, "IpExt:", "A"), 9);
-        assert_eq!(counter(text, "TcpExt:", "C"), 0);
+    fn limits_and_host() {
         assert!(host(None).somaxconn > 0);
         assert_eq!(
             parse_descriptor_limit("Max open files  1024  524288  files\n"),
@@ -162,7 +146,7 @@ mod tests {
         #[test]
         fn no_text_breaks_a_parser(text in "\\PC{0,200}") {
             let _ = (parse_schedstat(&text), parse_descriptor_limit(&text));
-            let _ = (field(&text, "a"), counter(&format!("T: {text}\nT: {text}"), "T:", "a"));
+            let _ = field(&text, "a");
         }
     }
 }

@@ -14,7 +14,6 @@ pub mod experiment;
 pub mod experiments;
 pub mod html;
 pub mod measure;
-pub mod netstat;
 pub mod nginx;
 pub mod present;
 pub mod probe;

@@ -83,84 +83,20 @@ impl Way {
 
     /// The arguments of `wakeone` that start a server of `workers` workers on `address`.
     pub fn arguments(self, workers: usize, address: SocketAddr) -> Vec<String> {
-        let (n, at) = (workers.to_string(), address.to_string());
-        let epoll = |mode| {
-            vec![
-                "serve",
-                "--model",
-                "epoll-prefork",
-                "--epoll",
-                mode,
-                "-w",
-                &n,
-                "-l",
-                &at,
-                "--backlog",
-                BACKLOG,
-            ]
+        let rest = format!("-w {workers} -l {address} --backlog {BACKLOG}");
+        let serve = |how: &str| format!("serve --model {how} {rest}");
+        let run = |rescue: &str| format!("run --policy least-connections {rescue} {rest} --");
+        let line = match self {
+            Way::SharedAccept => serve("preforked"),
+            Way::SharedEpollExclusive => serve("epoll-prefork --epoll exclusive"),
+            Way::SharedEpollWakeAll => serve("epoll-prefork --epoll wake-all"),
+            Way::SharedEpollRotate => serve("epoll-prefork --epoll rotate"),
+            Way::SharedIoUring => serve("io-uring"),
+            Way::ReuseportHash => serve("preforked --reuseport"),
+            Way::LeastConnections => run("--no-rescue"),
+            Way::LeastConnectionsRescue => run("--rescue"),
         };
-        let line: Vec<&str> = match self {
-            Way::SharedAccept => vec![
-                "serve",
-                "--model",
-                "preforked",
-                "-w",
-                &n,
-                "-l",
-                &at,
-                "--backlog",
-                BACKLOG,
-            ],
-            Way::SharedEpollExclusive => epoll("exclusive"),
-            Way::SharedEpollWakeAll => epoll("wake-all"),
-            Way::SharedEpollRotate => epoll("rotate"),
-            Way::SharedIoUring => vec![
-                "serve",
-                "--model",
-                "io-uring",
-                "-w",
-                &n,
-                "-l",
-                &at,
-                "--backlog",
-                BACKLOG,
-            ],
-            Way::ReuseportHash => {
-                vec![
-                    "serve",
-                    "--model",
-                    "preforked",
-                    "--reuseport",
-                    "-w",
-                    &n,
-                    "-l",
-                    &at,
-                    "--backlog",
-                    BACKLOG,
-                ]
-            }
-            Way::LeastConnections | Way::LeastConnectionsRescue => {
-                let rescue = if self == Way::LeastConnectionsRescue {
-                    "--rescue"
-                } else {
-                    "--no-rescue"
-                };
-                vec![
-                    "run",
-                    "-w",
-                    &n,
-                    "-l",
-                    &at,
-                    "--policy",
-                    "least-connections",
-                    rescue,
-                    "--backlog",
-                    BACKLOG,
-                    "--",
-                ]
-            }
-        };
-        line.into_iter().map(str::to_owned).collect()
+        line.split(' ').map(str::to_owned).collect()
     }
 
     /// Starts the server, which counts its answers in `answers`, and waits until it is ready.

@@ -7,13 +7,14 @@ mod setup;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
+use wakeone_kernel::netstat::Counters;
 use wakeone_load::{Arrivals, ErrorKind, Event, Mix, Plan, Sources, Stop};
 use wakeone_serve::Model;
 
 use crate::experiment::{Arm, Card, Context, Design, Experiment, Sample, Settings, Source};
 use crate::present::Block;
 use crate::result::{Expectation, Outcome};
-use crate::{Error, measure, netstat, server, stats};
+use crate::{Error, measure, server, stats};
 use explain::Point;
 use setup::{Book, Cell, Kind, Lacks};
 
@@ -153,10 +154,7 @@ fn accept_queue() -> usize {
 }
 
 fn listen_overflows() -> u64 {
-    netstat::counters()
-        .get("ListenOverflows")
-        .copied()
-        .unwrap_or(0)
+    Counters::read(None).get("TcpExt", "ListenOverflows")
 }
 
 fn plan(target: std::net::SocketAddr, clients: usize, context: &Context<'_>) -> Plan {

@@ -12,6 +12,7 @@ use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use wakeone_kernel::netstat::Counters;
 
 use crate::{Error, cpus};
 
@@ -188,14 +189,14 @@ fn cpu_time() -> std::io::Result<(Duration, Duration)> {
 
 /// The counters of this thread's network namespace that tell why.
 fn counters() -> BTreeMap<String, u64> {
-    let all = crate::netstat::counters();
+    let all = Counters::read(None);
     [
         ("ListenOverflows", "listen_overflows"),
         ("ListenDrops", "listen_drops"),
         ("TCPSynRetrans", "syn_retransmissions"),
     ]
     .into_iter()
-    .filter_map(|(kernel, ours)| Some((ours.to_owned(), *all.get(kernel)?)))
+    .map(|(kernel, ours)| (ours.to_owned(), all.get("TcpExt", kernel)))
     .collect()
 }
 

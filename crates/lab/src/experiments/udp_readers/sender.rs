@@ -6,11 +6,12 @@ use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
+use wakeone_kernel::netstat::Counters;
 
 use super::Mode;
 use super::reader::{BYTES, Board};
+use crate::Error;
 use crate::experiment::Context;
-use crate::{Error, netstat};
 
 /// So many may be on their way with flow control: 150 small datagrams, at 768 bytes of kernel memory each, fit the usual
 /// receive buffer of one socket, of which a quarter may still be charged for what was read.
@@ -70,7 +71,7 @@ pub fn datagrams(
         .map(open)
         .collect::<std::io::Result<_>>()
         .map_err(failed)?;
-    let dropped = || netstat::udp().get("RcvbufErrors").copied().unwrap_or(0);
+    let dropped = || Counters::read(None).get("Udp", "RcvbufErrors");
     let before = dropped();
     if mode != Mode::Waiting {
         board.go();
