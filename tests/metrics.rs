@@ -115,7 +115,7 @@ fn what_is_served_is_what_status_says() {
         snapshot,
         told(&ground, "web", Some("{\"ask\":\"snapshot\"}\n"))
     );
-    let mut chosen = 0.0;
+    let (mut chosen, mut moved) = (0.0, 0.0);
     for slot in 0..3 {
         let labels = format!("{{group=\"web\",slot=\"{slot}\"}}");
         for (metric, field) in [
@@ -135,6 +135,7 @@ fn what_is_served_is_what_status_says() {
             &served,
             &format!("wakeone_slot_selected_connections_total{labels}"),
         );
+        moved += group["slots"][slot]["rescued"].as_f64().expect("rescued");
         assert!(
             value(
                 &served,
@@ -143,7 +144,8 @@ fn what_is_served_is_what_status_says() {
         );
         assert_eq!(snapshot["groups"][0]["slots"][slot], group["slots"][slot]);
     }
-    assert_eq!(chosen, 30.0);
+    // A worker that waits for a CPU may be taken for stuck; what is moved is chosen for again.
+    assert_eq!(chosen, 30.0 + moved);
     // Without --metrics-tracing nothing is said of what only tracepoints know.
     assert!(!served.contains("wakeone_worker_accepted_connections_total{"));
     run.stop();
