@@ -219,7 +219,33 @@ pub(crate) mod tests {
     use crate::environment::Watch;
 
     /// A metric's name and its values, one a round.
-    type Values<'a> = (&'a str, &'a [f64]);
+    pub type Values<'a> = (&'a str, &'a [f64]);
+
+    /// What a run says whose two sets of books agree.
+    pub const SOUND: [Values<'static>; 4] = [
+        ("errors", &[0.0]),
+        ("server_requests", &[9.0]),
+        ("client_answers", &[9.0]),
+        ("client_unanswered", &[0.0]),
+    ];
+
+    /// A comparison that came to this.
+    pub fn ratio(name: impl Into<String>, median: f64) -> Comparison {
+        Comparison {
+            name: name.into(),
+            a: String::new(),
+            b: String::new(),
+            metric: String::new(),
+            ratios: vec![median],
+            median,
+        }
+    }
+
+    /// The names of those that do not hold.
+    pub fn failing(judged: Vec<Expectation>) -> Vec<String> {
+        let bad = judged.into_iter().filter(|e| !e.holds);
+        bad.map(|e| e.name).collect()
+    }
 
     /// An outcome with these variants and nothing else.
     pub fn outcome(variants: &[(&str, &[Values<'_>])]) -> Outcome {

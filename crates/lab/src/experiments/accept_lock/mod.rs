@@ -214,7 +214,7 @@ impl Experiment for AcceptLock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::{Comparison, tests::outcome};
+    use crate::result::tests::{self, SOUND, outcome, ratio};
 
     #[test]
     fn names_of_variants_go_both_ways() {
@@ -232,26 +232,17 @@ mod tests {
     #[test]
     fn each_limit_bites() {
         let failing = |fcntl: f64, flock: f64, errors: f64| {
-            let counts: [(&str, &[f64]); 4] = [
-                ("errors", &[errors]),
-                ("server_requests", &[9.0]),
-                ("client_answers", &[9.0]),
-                ("client_unanswered", &[0.0]),
-            ];
-            let comparison = |(lock, ratio): (&str, f64)| Comparison {
-                name: ratio_name(lock),
-                a: String::new(),
-                b: String::new(),
-                metric: KNEE.into(),
-                ratios: vec![ratio],
-                median: ratio,
-            };
+            let errors = [errors];
+            let mut counts = SOUND;
+            counts[0].1 = &errors;
             let found = Outcome {
-                comparisons: vec![comparison(("fcntl", fcntl)), comparison(("flock", flock))],
+                comparisons: vec![
+                    ratio(ratio_name("fcntl"), fcntl),
+                    ratio(ratio_name("flock"), flock),
+                ],
                 ..outcome(&[("load/none", &counts)])
             };
-            let failing = AcceptLock.judge(&found).into_iter().filter(|e| !e.holds);
-            failing.map(|e| e.name).collect::<Vec<String>>()
+            tests::failing(AcceptLock.judge(&found))
         };
         assert_eq!(failing(1.1, 1.2, 0.0), Vec::<String>::new());
         assert_eq!(failing(0.9, 1.2, 0.0), ["no-lock-above-fcntl"]);

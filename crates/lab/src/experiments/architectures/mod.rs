@@ -383,12 +383,7 @@ mod tests {
     }
 
     fn failed(change: &[(&str, f64)]) -> Vec<String> {
-        let judged = judge(&outcome(change));
-        judged
-            .into_iter()
-            .filter(|e| !e.holds)
-            .map(|e| e.name)
-            .collect()
+        crate::result::tests::failing(judge(&outcome(change)))
     }
 
     #[test]

@@ -204,36 +204,22 @@ fn lacks() -> std::collections::BTreeMap<&'static str, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result;
+    use crate::result::tests::{self, SOUND, failing, ratio};
 
     fn outcome(ratios: [f64; 5], active: f64) -> Outcome {
-        let sound: &[(&str, &[f64])] = &[
-            ("errors", &[0.0]),
-            ("server_requests", &[9.0]),
-            ("client_answers", &[9.0]),
-            ("client_unanswered", &[0.0]),
-            ("active_at_end", &[active]),
-        ];
-        let mut outcome = result::tests::outcome(&[("stuck/reuseport+attach", sound)]);
-        let comparison = |(of, ratio): (&Comparison, f64)| result::Comparison {
-            name: of.pair(),
-            a: String::new(),
-            b: String::new(),
-            metric: of.metric.into(),
-            ratios: vec![ratio],
-            median: ratio,
-        };
-        outcome.comparisons = COMPARISONS.iter().zip(ratios).map(comparison).collect();
+        let active = [active];
+        let mut found = SOUND.to_vec();
+        found.push(("active_at_end", &active));
+        let mut outcome = tests::outcome(&[("stuck/reuseport+attach", &found)]);
+        let named = COMPARISONS.iter().map(Comparison::pair);
+        outcome.comparisons = named.zip(ratios).map(|(n, r)| ratio(n, r)).collect();
         outcome
     }
 
     #[test]
     fn each_limit_bites() {
-        let failed = |ratios, active| -> Vec<String> {
-            let judged = Nginx.judge(&outcome(ratios, active));
-            let bad = judged.into_iter().filter(|e| !e.holds);
-            bad.map(|e| e.name).collect()
-        };
+        let failed =
+            |ratios, active| -> Vec<String> { failing(Nginx.judge(&outcome(ratios, active))) };
         let good = [3.0, 1.3, 1.3, 0.95, 2.0];
         assert_eq!(failed(good, 0.0), Vec::<String>::new());
         let bad = [2.9, 1.31, 1.31, 0.94, 1.9];
@@ -247,7 +233,7 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_does_not_hold() {
-        let judged = Nginx.judge(&result::tests::outcome(&[]));
+        let judged = Nginx.judge(&tests::outcome(&[]));
         assert!(judged.iter().all(|e| !e.holds && e.measured.is_none()));
     }
 }

@@ -257,17 +257,11 @@ fn chart(outcome: &Outcome) -> Chart {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result;
+    use crate::result::tests::{self, SOUND};
 
     fn outcome(before: f64, after: f64, ratio: f64) -> Outcome {
-        let counts: [(&str, &[f64]); 4] = [
-            ("errors", &[0.0]),
-            ("server_requests", &[9.0]),
-            ("client_answers", &[9.0]),
-            ("client_unanswered", &[0.0]),
-        ];
         let of = |late: &'static [f64]| {
-            let mut all = counts.to_vec();
+            let mut all = SOUND.to_vec();
             all.push(("late", late));
             all
         };
@@ -276,16 +270,9 @@ mod tests {
             Box::leak(Box::new([0.0, after])),
         );
         let (a, b) = (of(before), of(after));
-        let mut outcome =
-            result::tests::outcome(&[("gunicorn/hash", &a[..]), ("gunicorn/attach", &b[..])]);
-        outcome.comparisons = vec![result::Comparison {
-            name: pair_name(Kind::GunicornHash, Kind::GunicornAttach),
-            a: String::new(),
-            b: String::new(),
-            metric: "total_s".into(),
-            ratios: vec![ratio],
-            median: ratio,
-        }];
+        let mut outcome = tests::outcome(&[("gunicorn/hash", &a[..]), ("gunicorn/attach", &b[..])]);
+        let name = pair_name(Kind::GunicornHash, Kind::GunicornAttach);
+        outcome.comparisons = vec![tests::ratio(name, ratio)];
         outcome
     }
 

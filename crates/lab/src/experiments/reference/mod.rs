@@ -369,7 +369,7 @@ fn chart(outcome: &Outcome, setting: Setting, metric: &str, unit: &str) -> Chart
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result;
+    use crate::result::tests::{self, SOUND, failing, ratio};
 
     #[test]
     fn names_of_variants_go_both_ways() {
@@ -386,32 +386,20 @@ mod tests {
         let setting = settings_of(true)[0];
         let ours = setting.arm(Kind::EpollPrefork);
         let theirs = setting.arm(Kind::Nginx);
-        let sound: &[(&str, &[f64])] = &[
-            ("errors", &[0.0]),
-            ("server_requests", &[9.0]),
-            ("client_answers", &[9.0]),
-            ("client_unanswered", &[0.0]),
-        ];
-        let mut outcome = result::tests::outcome(&[(&ours, sound), (&theirs, sound)]);
+        let mut outcome = tests::outcome(&[(&ours, &SOUND[..]), (&theirs, &SOUND[..])]);
         outcome.comparisons = [(RATE, rate), (CPU, cpu)]
-            .map(|(metric, median)| result::Comparison {
-                name: comparison(setting, Kind::EpollPrefork, Kind::Nginx, metric),
-                a: ours.clone(),
-                b: theirs.clone(),
-                metric: metric.into(),
-                ratios: vec![median],
-                median,
+            .map(|(metric, value)| {
+                ratio(
+                    comparison(setting, Kind::EpollPrefork, Kind::Nginx, metric),
+                    value,
+                )
             })
             .into();
         outcome
     }
 
     fn failed(outcome: &Outcome) -> Vec<String> {
-        judge(outcome)
-            .into_iter()
-            .filter(|e| !e.holds)
-            .map(|e| e.name)
-            .collect()
+        failing(judge(outcome))
     }
 
     #[test]
@@ -422,10 +410,7 @@ mod tests {
         let mut lost = outcome(1.0, 1.0);
         lost.comparisons.clear();
         assert_eq!(failed(&lost).len(), 2);
-        assert_eq!(
-            failed(&result::tests::outcome(&[])),
-            ["no-errors", "counts-agree"]
-        );
+        assert_eq!(failed(&tests::outcome(&[])), ["no-errors", "counts-agree"]);
         let mut miscounted = outcome(1.0, 1.0);
         let counts = miscounted.variants[1].metrics.get_mut("server_requests");
         counts.unwrap().values = vec![10.0];

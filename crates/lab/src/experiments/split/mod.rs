@@ -393,7 +393,7 @@ fn throughput(outcome: &Outcome) -> Chart {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result;
+    use crate::result::tests::{failing, outcome, ratio};
 
     #[test]
     fn names_of_variants_go_both_ways() {
@@ -427,24 +427,15 @@ mod tests {
             ("share_worker_2", values[1]),
             ("share_worker_3", values[1]),
         ];
-        let mut outcome = result::tests::outcome(&[
+        let mut outcome = outcome(&[
             ("stuck/nginx/shared", &[("errors", &[0.0])]),
             ("stuck/nginx/split", split),
         ]);
-        let comparison = |(of, ratio): (&Comparison, f64)| result::Comparison {
-            name: of.name(Kind::Nginx),
-            a: String::new(),
-            b: String::new(),
-            metric: of.metric.into(),
-            ratios: vec![ratio],
-            median: ratio,
-        };
-        outcome.comparisons = COMPARISONS.iter().zip(ratios).map(comparison).collect();
-        let judged = judge(&outcome).into_iter();
-        judged
-            .filter(|e| !e.holds && e.name != "counts-agree")
-            .map(|e| e.name)
-            .collect()
+        let named = COMPARISONS.iter().map(|of| of.name(Kind::Nginx));
+        outcome.comparisons = named.zip(ratios).map(|(n, r)| ratio(n, r)).collect();
+        let mut names = failing(judge(&outcome));
+        names.retain(|name| name != "counts-agree");
+        names
     }
 
     #[test]

@@ -359,28 +359,15 @@ fn meaning(outcome: &Outcome) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::{Comparison, tests::outcome};
+    use crate::result::tests::{SOUND, failing as fail, outcome, ratio};
 
     fn with(ratios: &[(usize, Way, f64)]) -> Outcome {
-        let counts: [(&str, &[f64]); 4] = [
-            ("errors", &[0.0]),
-            ("server_requests", &[9.0]),
-            ("client_answers", &[9.0]),
-            ("client_unanswered", &[0.0]),
-        ];
         let names: Vec<String> = ratios
             .iter()
             .map(|(n, way, _)| ways::arm_name(&n.to_string(), *way))
             .collect();
-        let variants: Vec<_> = names.iter().map(|n| (n.as_str(), &counts[..])).collect();
-        let comparison = |(n, way, ratio): &(usize, Way, f64)| Comparison {
-            name: ratio_name(*n, *way),
-            a: String::new(),
-            b: String::new(),
-            metric: RATE.into(),
-            ratios: vec![*ratio],
-            median: *ratio,
-        };
+        let variants: Vec<_> = names.iter().map(|n| (n.as_str(), &SOUND[..])).collect();
+        let comparison = |(n, way, value): &(usize, Way, f64)| ratio(ratio_name(*n, *way), *value);
         Outcome {
             comparisons: ratios.iter().map(comparison).collect(),
             ..outcome(&variants)
@@ -395,8 +382,7 @@ mod tests {
             (300, Way::SharedAccept, accept),
             (1000, Way::LeastConnections, ours),
         ]);
-        let failing = judge(&outcome).into_iter().filter(|e| !e.holds);
-        failing.map(|e| e.name).collect()
+        fail(judge(&outcome))
     }
 
     #[test]

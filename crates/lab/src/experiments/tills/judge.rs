@@ -147,7 +147,8 @@ fn missing(outcome: &Outcome) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::{Comparison, Metric, SCHEMA};
+    use crate::result::tests::{failing as fail, ratio};
+    use crate::result::{Metric, SCHEMA};
 
     fn outcome(
         ratios: [f64; 4],
@@ -171,14 +172,6 @@ mod tests {
             metrics.insert(format!("share_worker_{worker}"), metric(*share));
         }
         let names = [RESCUE_TO_SHARED, HASH_TO_RESCUE, CPU_DEVIATION, CPU_MEAN];
-        let comparison = |(name, ratio): (&str, f64)| Comparison {
-            name: name.into(),
-            a: String::new(),
-            b: String::new(),
-            metric: String::new(),
-            ratios: vec![ratio],
-            median: ratio,
-        };
         Outcome {
             schema: SCHEMA.into(),
             experiment: "tills".into(),
@@ -194,18 +187,16 @@ mod tests {
                 metrics,
                 distributions: Default::default(),
             }],
-            comparisons: names.into_iter().zip(ratios).map(comparison).collect(),
+            comparisons: std::iter::zip(names, ratios)
+                .map(|(name, value)| ratio(name, value))
+                .collect(),
             derived: vec![],
             expectations: vec![],
         }
     }
 
     fn failing(outcome: &Outcome) -> Vec<String> {
-        judge(outcome)
-            .into_iter()
-            .filter(|e| !e.holds)
-            .map(|e| e.name)
-            .collect()
+        fail(judge(outcome))
     }
 
     #[test]

@@ -469,6 +469,7 @@ fn judge(outcome: &Outcome) -> Vec<Expectation> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::result::tests::{outcome, ratio};
 
     #[test]
     fn names_of_variants_go_both_ways() {
@@ -497,20 +498,14 @@ mod tests {
                 ]
             };
             let (a, b, c) = (with(lost), with(&[0.0]), with(&[3.0]));
-            let mut outcome = crate::result::tests::outcome(&[
+            let mut outcome = outcome(&[
                 ("constant/socket/4", &a[..]),
                 ("batches/socket/4", &b[..]),
                 ("waiting/socket/4", &b[..]),
                 ("flood/socket/4", &c[..]),
             ]);
-            outcome.comparisons = vec![crate::result::Comparison {
-                name: pair_name(Mode::Constant, false, Way::RoundRobin, Way::HashOne),
-                a: String::new(),
-                b: String::new(),
-                metric: String::new(),
-                ratios: vec![constant[0]],
-                median: constant[0],
-            }];
+            let name = pair_name(Mode::Constant, false, Way::RoundRobin, Way::HashOne);
+            outcome.comparisons = vec![ratio(name, constant[0])];
             judge(&outcome)
                 .into_iter()
                 .filter(|e| e.holds)
