@@ -81,7 +81,27 @@ fn meaning(outcome: &Outcome, mode: Mode, pinned: bool) -> Option<String> {
             " The program that reads one socket, split, with many flows: {hash} times as fast as with a socket each of its own, and {shared} times as fast as it is."
         );
     }
+    said.extend(sender_busy(outcome, mode, pinned).map(|busy| {
+        format!(
+            " With the hash the sender is busy for {:.0} % of the time: nobody who reads can make that more than {} times as fast.",
+            busy * 100.0,
+            number(1.0 / busy)
+        )
+    }));
     Some(said)
+}
+
+/// For what part of the time the sender is busy where one thread gets all, if it is much.
+fn sender_busy(outcome: &Outcome, mode: Mode, pinned: bool) -> Option<f64> {
+    let hash = Variant {
+        mode,
+        pinned,
+        way: Way::HashOne,
+        threads: COMPARED,
+    };
+    let of = |metric| outcome.median(&hash.to_string(), metric);
+    let busy = of("sender_cpu_us")? * 1e-6 * of("rate_per_s")?;
+    (mode != Mode::Waiting && busy > 0.5).then_some(busy)
 }
 
 fn table(outcome: &Outcome, mode: Mode, pinned: bool) -> Table {
