@@ -9,9 +9,9 @@ mod support;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use support::mixed::{Mixed, Speech};
 use support::real::installed;
 use support::steered::{assert_nothing_left, isolated, number, soak, status, wakeone};
 use support::{Clients, Ground, Run, eventually, get, server, signal};
@@ -122,35 +122,44 @@ impl Split {
         assert_eq!(self.status()["fallbacks"], 0);
     }
 
-    /// Kills workers under load. What a worker had accepted dies with it, by whatever server; nothing else may fail.
-    fn survives_kills(&self, workers: usize, kills: usize) {
-        const CLIENTS: usize = 4;
-        let clients = Clients::start(address(), "/", CLIENTS);
-        let until = Instant::now() + Duration::from_secs(if soak() { 60 } else { 0 });
-        let mut killed = 0;
-        while killed < kills || Instant::now() < until {
+    /// Kills workers under a mixed load, for as long as that in a soak. What a worker had accepted dies with it, by
+    /// whatever server; nothing else may fail.
+    fn survives_kills(&self, workers: usize, speech: &Speech, soak_for: Duration) {
+        self.settled(workers);
+        let mut load = Mixed::start(address(), speech);
+        let until = Instant::now() + if soak() { soak_for } else { Duration::ZERO };
+        let mut kills = 0;
+        while kills < 2 || Instant::now() < until {
             let pids = self.settled(workers);
-            let victim = *pids.iter().next().expect("a worker");
-            std::thread::sleep(Duration::from_millis(100));
-            signal(victim, Signal::KILL);
+            let asked = load.answers();
+            eventually("there are answers", || load.answers() > asked + 50);
+            let victim = *pids.iter().nth(kills % workers).expect("a worker");
+            load.kill(victim);
             eventually("it is gone", || !self.up().contains(&victim));
-            killed += 1;
+            kills += 1;
         }
         self.settled(workers);
-        let (answers, failures) = clients.stop();
-        assert!(answers > 100, "{answers}");
-        assert!(
-            failures.len() <= killed * CLIENTS,
-            "{} of {answers} with {killed} kills: {failures:?}",
-            failures.len()
+        let listening = || sockets(Protocol::Tcp, Which::Listening, PORT).expect("sock_diag");
+        eventually("no queue of a dead worker is left", || {
+            listening().len() == workers + 1
+        });
+        let outcome = load.stop();
+        eprintln!(
+            "{} answers, {} kills, {} lost with a worker, {} cut, {} wrong",
+            outcome.answers,
+            outcome.kills,
+            outcome.lost,
+            outcome.cut,
+            outcome.wrong.len()
         );
-        for failure in &failures {
-            // Killed before it answered, or between head and body.
-            let cut = failure.contains("reset")
-                || failure.contains("failed to fill whole buffer")
-                || failure.ends_with("\\r\\n\\r\\n\"");
-            assert!(cut, "a wrong answer: {failure}");
-        }
+        assert_eq!(
+            outcome.wrong,
+            Vec::<String>::new(),
+            "{:#?}",
+            self.run.lines()
+        );
+        // A moment of a microsecond at each kill.
+        assert!(outcome.cut <= 1 + outcome.kills / 20, "{outcome:?}");
     }
 
     /// Answers as if nothing were there, and no group is.
@@ -200,38 +209,41 @@ const EVEN: [&str; 5] = [
     "60s",
 ];
 
-fn python(mode: &str, workers: &str) -> Option<Split> {
+fn python(options: &[&str], mode: &str, workers: &str) -> Option<Split> {
     let port = PORT.to_string();
     let script = server("shared.py");
-    Split::start(&EVEN, &["python3", &script, mode, &port, workers])
+    Split::start(options, &["python3", &script, mode, &port, workers])
 }
 
-fn whole(split: Split, workers: usize) {
+/// Each minute of a soak is for one kind of server.
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Shares, and then, as it is without options, kills.
+fn whole(start: impl Fn(&[&str]) -> Option<Split>, workers: usize, soak_for: Duration) {
+    let Some(split) = start(&EVEN) else {
+        return;
+    };
     split.settled(workers);
     split.serves_evenly();
-    split.survives_kills(workers, 2);
+    split.ends();
+    let split = start(&[]).expect("root");
+    split.survives_kills(workers, &Speech::Http, soak_for);
     split.ends();
 }
 
 #[test]
 fn python_prefork_in_every_way_of_waiting() {
     for mode in ["accept", "epoll", "exclusive", "poll", "select"] {
-        let Some(split) = python(mode, "3") else {
-            return;
-        };
         eprintln!("{mode}");
-        whole(split, 3);
+        whole(|options| python(options, mode, "3"), 3, MINUTE / 5);
     }
 }
 
 #[test]
 fn ways_that_are_easily_broken() {
     for mode in ["dup", "passed", "clone", "relisten"] {
-        let Some(split) = python(mode, "3") else {
-            return;
-        };
         eprintln!("{mode}");
-        whole(split, 3);
+        whole(|options| python(options, mode, "3"), 3, MINUTE / 4);
     }
 }
 
@@ -258,11 +270,8 @@ fn gunicorn() {
             "warning",
             "app:wsgi",
         ];
-        let Some(split) = Split::start(&EVEN, &command) else {
-            return;
-        };
         eprintln!("{class}");
-        whole(split, 3);
+        whole(|options| Split::start(options, &command), 3, MINUTE);
     }
 }
 
@@ -273,7 +282,10 @@ fn configure(folder: &std::path::Path, workers: usize) -> String {
          events {{ worker_connections 256; }}\n\
          http {{ access_log off; client_body_temp_path {at}/1; proxy_temp_path {at}/2; fastcgi_temp_path {at}/3;\n\
          uwsgi_temp_path {at}/4; scgi_temp_path {at}/5;\n\
-         server {{ listen 127.0.0.1:{PORT}; location / {{ return 200 \"ok\"; }} }} }}\n"
+         server {{ listen 127.0.0.1:{PORT}; location / {{ return 200 \"ok\"; }}\n\
+         location = /echo {{ return 200 $arg_word; }}\n\
+         location = /slow {{ limit_rate 3000; return 200 ${{arg_word}}{filler}; }} }} }}\n",
+        filler = "x".repeat(3500)
     );
     let path = folder.join("nginx.conf");
     std::fs::write(&path, conf).expect("write");
@@ -300,7 +312,9 @@ fn nginx_without_reuseport() {
     let (answers, failures) = clients.stop();
     assert_eq!(failures, Vec::<String>::new(), "of {answers}");
     assert!(first.is_disjoint(&second));
-    split.survives_kills(4, 2);
+    split.ends();
+    let split = Split::start(&[], &["nginx", "-c", &conf]).expect("root");
+    split.survives_kills(4, &Speech::Http, MINUTE);
     split.ends();
 }
 
@@ -366,10 +380,7 @@ fn uvicorn_whose_workers_are_new_programs() {
         "warning",
         "app:asgi",
     ];
-    let Some(split) = Split::start(&EVEN, &command) else {
-        return;
-    };
-    whole(split, 3);
+    whole(|options| Split::start(options, &command), 3, MINUTE);
 }
 
 #[test]
@@ -389,6 +400,10 @@ fn node_cluster() {
         lines.iter().any(|line| line.contains("is split")),
         "{lines:?}"
     );
+    let command = ["node", &script, &port, "none", "3"];
+    let split = Split::start(&[], &command).expect("root");
+    split.survives_kills(3, &Speech::Http, MINUTE);
+    split.ends_by(Signal::INT);
     // The primary accepts itself: nothing to split, and no harm.
     let Some(split) = Split::start(&EVEN, &["node", &script, &port, "rr", "3"]) else {
         return;
@@ -411,7 +426,8 @@ fn php_fpm() {
     );
     std::fs::write(&conf, text).expect("write");
     let conf = conf.display().to_string();
-    let Some(split) = Split::start(&EVEN, &["php-fpm8.2", "-R", "-F", "-y", &conf]) else {
+    let command = ["php-fpm8.2", "-R", "-F", "-y", &conf];
+    let Some(split) = Split::start(&EVEN, &command) else {
         return;
     };
     let first = split.settled(3);
@@ -435,37 +451,19 @@ fn php_fpm() {
     }
     split.settled(3);
     split.ends();
+    let script = folder.path().join("echo.php").display().to_string();
+    let text = "<?php usleep(1000 * $_GET['ms']); echo $_GET['word'];";
+    std::fs::write(&script, text).expect("write");
+    let split = Split::start(&[], &command).expect("root");
+    split.survives_kills(3, &Speech::FastCgi(script), MINUTE);
+    split.ends();
 }
 
 /// What php-fpm answers to its ping, by FastCGI.
 fn pong() -> std::io::Result<String> {
-    let record = |kind: u8, content: &[u8]| {
-        let length = (content.len() as u16).to_be_bytes();
-        [&[1, kind, 0, 1, length[0], length[1], 0, 0], content].concat()
-    };
-    let mut parameters = Vec::new();
-    for (name, value) in [
-        ("REQUEST_METHOD", "GET"),
-        ("SCRIPT_NAME", "/ping"),
-        ("SCRIPT_FILENAME", "/ping"),
-        ("QUERY_STRING", ""),
-    ] {
-        parameters.extend([name.len() as u8, value.len() as u8]);
-        parameters.extend(name.bytes().chain(value.bytes()));
-    }
-    let request = [
-        record(1, &[0, 1, 0, 0, 0, 0, 0, 0]),
-        record(4, &parameters),
-        record(4, &[]),
-        record(5, &[]),
-    ]
-    .concat();
     let mut stream = std::net::TcpStream::connect(address())?;
     stream.set_read_timeout(Some(support::PATIENCE))?;
-    stream.write_all(&request)?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer)?;
-    Ok(String::from_utf8_lossy(&answer).into_owned())
+    support::mixed::fastcgi(&mut stream, "/ping", "", false)
 }
 
 #[test]
@@ -497,7 +495,7 @@ fn go_is_left_as_it_is() {
 
 #[test]
 fn an_epoll_set_from_before_the_fork_is_left_alone_and_that_is_said() {
-    let Some(split) = python("early", "3") else {
+    let Some(split) = python(&EVEN, "early", "3") else {
         return;
     };
     split.serves_unsplit(200);
@@ -512,7 +510,7 @@ fn an_epoll_set_from_before_the_fork_is_left_alone_and_that_is_said() {
 
 #[test]
 fn a_first_process_that_accepts_too_gets_its_part() {
-    let Some(split) = python("owner", "2") else {
+    let Some(split) = python(&EVEN, "owner", "2") else {
         return;
     };
     eventually("three slots are up", || split.up().len() == 3);
@@ -540,7 +538,7 @@ fn a_check_changes_nothing_and_tells() {
 
 #[test]
 fn after_kill_9_the_server_goes_on_and_detach_takes_the_pins() {
-    let Some(split) = python("accept", "3") else {
+    let Some(split) = python(&EVEN, "accept", "3") else {
         return;
     };
     let workers = split.settled(3);
@@ -568,7 +566,7 @@ fn after_kill_9_the_server_goes_on_and_detach_takes_the_pins() {
 /// Bytes that are none of ours, wrong tokens, and connections that say nothing: the broker goes on for the others.
 #[test]
 fn hostile_clients_of_the_broker_are_survived() {
-    let Some(split) = python("accept", "2") else {
+    let Some(split) = python(&EVEN, "accept", "2") else {
         return;
     };
     split.settled(2);
@@ -598,7 +596,7 @@ fn hostile_clients_of_the_broker_are_survived() {
     }
     // Those that say nothing hold up nobody for longer than a conversation may take; their number is bounded.
     drop(open.split_off(200));
-    split.survives_kills(2, 1);
+    split.survives_kills(2, &Speech::Http, Duration::ZERO);
     drop(open);
     split.ends();
 }

@@ -7,7 +7,7 @@ MODE is how a worker waits: accept, epoll, exclusive, poll or select. Others are
   clone     the workers are made by clone(2), past the C library
   owner     the first process accepts as well
   relisten  the listener is shut down and listens again before the fork
-Answers with the worker's pid; /slow?ms=N after N ms. SIGTERM ends it.
+Answers with the worker's pid, or the word of ?word=WORD; after N ms where there is an ms=N. SIGTERM ends it.
 """
 import ctypes
 import os
@@ -69,9 +69,9 @@ def serve(own):
             connection.settimeout(5)
             try:
                 path = connection.recv(4096).split(b" ")[1]
-                if path.startswith(b"/slow?ms="):
-                    time.sleep(int(path[9:]) / 1000)
-                body = str(os.getpid()).encode()
+                asked = dict(pair.split(b"=") for pair in path.partition(b"?")[2].split(b"&") if pair)
+                time.sleep(int(asked.get(b"ms", 0)) / 1000)
+                body = asked.get(b"word", str(os.getpid()).encode())
                 connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
             except (OSError, IndexError):
                 pass

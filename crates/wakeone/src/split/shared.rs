@@ -399,6 +399,7 @@ impl Shared {
         if !there {
             return self.declined(pid, offer);
         }
+        self.leaves_original(pid);
         if let Some(agent) = &mut self.agent {
             let slot = match queue.slot {
                 Some(slot) => {
@@ -453,16 +454,27 @@ impl Shared {
         }
     }
 
+    /// A process that could not have its queue at first accepts from the shared socket no more.
+    fn leaves_original(&mut self, pid: u32) {
+        self.original.workers.retain(|worker| worker.pid != pid);
+        if let (Some(slot), None, Some(agent)) =
+            (self.original.slot, self.original.first(), &mut self.agent)
+        {
+            agent.worker_down(slot);
+            agent.tell(|d| d.leave(slot));
+            self.original.slot = None;
+        }
+    }
+
     /// Looks what became of its sockets and processes. To be called some twenty times a second.
     pub fn follow(&mut self) {
-        let there: HashSet<u64> =
-            match diag::sockets_at(Protocol::Tcp, diag::Which::Listening, self.address) {
-                Ok(entries) => entries.iter().map(|entry| entry.socket.cookie).collect(),
-                Err(error) => {
-                    tracing::debug!("{}: {error}", self.address);
-                    return;
-                }
-            };
+        let there = match self.listening() {
+            Ok(there) => there,
+            Err(error) => {
+                tracing::debug!("{}: {error}", self.address);
+                return;
+            }
+        };
         if self.owner.as_ref().is_some_and(|owner| !owner.lives()) {
             self.owner = None;
         }
@@ -475,6 +487,24 @@ impl Shared {
         }
         if changed {
             self.store();
+        }
+    }
+
+    /// Cookies of its sockets that listen. One whose queue is being moved does not for a moment: only what is missing
+    /// between two looks of the agent is gone.
+    fn listening(&self) -> io::Result<HashSet<u64>> {
+        let look = || -> io::Result<HashSet<u64>> {
+            let which = diag::Which::Listening;
+            let entries = diag::sockets_at(Protocol::Tcp, which, self.address)?;
+            Ok(entries.iter().map(|entry| entry.socket.cookie).collect())
+        };
+        let there = look()?;
+        let mut all = self.siblings.iter().chain([&self.original]);
+        match &self.agent {
+            Some(agent) if !all.all(|queue| there.contains(&queue.cookie)) => {
+                agent.tell(|_| look()).unwrap_or(Ok(there))
+            }
+            _ => Ok(there),
         }
     }
 
