@@ -23,6 +23,8 @@
 #define NAME_BYTES 64
 /* An answer that takes longer is none: the process goes on as without us. */
 #define PATIENCE_MS 5000
+/* Signals are put off while an answer is waited for, but not for longer. */
+#define SIGNAL_PATIENCE_MS 50
 
 enum { ASK_LISTEN = 1, ASK_CLAIM = 2, ASK_TAKEN = 3, ASK_READER = 4, ASK_OPENS = 5 };
 enum { SAY_LEAVE = 0, SAY_QUEUE = 1, SAY_DONE = 2 };
@@ -105,13 +107,17 @@ static int64_t now_ms(void)
 }
 
 /* Waits until a connection can be read. Everything here goes by syscall(): no call of ours is seen by ourselves, and
- * none is a point where a thread can be cancelled. */
+ * none is a point where a thread can be cancelled. Under the lock. False, and errno EINTR: a signal does not wait. */
 static bool readable(int connection, int64_t until)
 {
 	for (;;) {
 		int64_t left = until - now_ms();
-		if (left <= 0)
+		if (left <= 0) {
+			errno = ETIMEDOUT;
 			return false;
+		}
+		if (left > SIGNAL_PATIENCE_MS)
+			left = SIGNAL_PATIENCE_MS;
 		struct pollfd wanted = { .fd = connection, .events = POLLIN };
 		struct timespec limit = { .tv_sec = left / 1000, .tv_nsec = left % 1000 * 1000000 };
 		long ready = syscall(SYS_ppoll, &wanted, 1, &limit, NULL, 0);
@@ -119,7 +125,17 @@ static bool readable(int connection, int64_t until)
 			return true;
 		if (ready < 0 && errno != EINTR)
 			return false;
+		if (split_signal_waits()) {
+			errno = EINTR;
+			return false;
+		}
 	}
+}
+
+/* Something may be free again later, and nobody waits for it now. */
+static bool passes(int error)
+{
+	return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS || error == EINTR;
 }
 
 static int broker_connect(void)
@@ -137,7 +153,9 @@ static int broker_connect(void)
 		done = syscall(SYS_connect, connection, &address, length);
 	} while (done < 0 && errno == EINTR);
 	if (done < 0) {
+		int error = errno;
 		syscall(SYS_close, connection);
+		errno = error;
 		return -1;
 	}
 	return connection;
@@ -179,7 +197,8 @@ static int receive_reply(int connection, int64_t until, int *given)
 		struct cmsghdr align;
 		char bytes[CMSG_SPACE(sizeof(int))];
 	} control;
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control.bytes) };
+	/* Room for one descriptor: the kernel closes any other. */
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_LEN(sizeof(int)) };
 	*given = -1;
 	if (!readable(connection, until))
 		return -1;
@@ -192,6 +211,9 @@ static int receive_reply(int connection, int64_t until, int *given)
 		if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof(int)))
 			memcpy(given, CMSG_DATA(head), sizeof(int));
 	}
+	/* Whoever ends a conversation without a word is not there any more. */
+	if (got >= 0)
+		errno = EPIPE;
 	if (got != (long)sizeof(reply) || reply.magic != MAGIC || reply.version != VERSION) {
 		if (*given >= 0)
 			syscall(SYS_close, *given);
@@ -204,19 +226,25 @@ static int receive_reply(int connection, int64_t until, int *given)
 static const char no_answer[] =
 	"wakeone: the process that splits this server's listener does not answer; this worker shares the listener as without it\n";
 
+static const char no_room[] =
+	"wakeone: no descriptor was free to have this server's listener split; its workers share it as without it\n";
+
 static bool tell(int what, int fd, unsigned how)
 {
-	int connection = broker_connect();
-	if (connection < 0) {
-		split_say_once(no_answer);
+	if (!split_lock())
 		return false;
+	bool told = false;
+	int given = -1, connection = broker_connect();
+	if (connection >= 0) {
+		told = send_request(connection, what, fd, how, true) &&
+		       receive_reply(connection, now_ms() + PATIENCE_MS, &given) == SAY_DONE;
+		if (given >= 0)
+			syscall(SYS_close, given);
+		syscall(SYS_close, connection);
+	} else {
+		split_say_once(errno == EMFILE || errno == ENFILE ? no_room : no_answer);
 	}
-	int given;
-	bool told = send_request(connection, what, fd, how, true) &&
-		    receive_reply(connection, now_ms() + PATIENCE_MS, &given) == SAY_DONE;
-	if (told && given >= 0)
-		syscall(SYS_close, given);
-	syscall(SYS_close, connection);
+	split_unlock();
 	return told;
 }
 
@@ -251,49 +279,63 @@ static bool same_file(int a, const struct stat *b)
 	return fstat(a, &now) == 0 && now.st_dev == b->st_dev && now.st_ino == b->st_ino;
 }
 
-/* Puts a queue of our own in the listener's place: under its number, with its flags. */
-static bool replace(int fd, int queue, const struct stat *was)
+/* Puts one socket in another's place: under its number. */
+static bool put(int socket, int fd, int flags)
 {
-	int status = fcntl(fd, F_GETFL);
-	int flags = fcntl(fd, F_GETFD);
-	if (status < 0 || flags < 0 || !same_file(fd, was))
-		return false;
-	/* Whoever is told by a signal is told about one socket. */
-	if (status & O_ASYNC)
-		return false;
-	if (fcntl(queue, F_SETFL, status) < 0)
-		return false;
 	long done;
 	do {
-		done = syscall(SYS_dup3, queue, fd, flags & FD_CLOEXEC ? O_CLOEXEC : 0);
+		done = syscall(SYS_dup3, socket, fd, flags & FD_CLOEXEC ? O_CLOEXEC : 0);
 	} while (done < 0 && (errno == EINTR || errno == EBUSY));
 	return done == fd;
 }
 
-void split_claim(int fd, enum how how)
+/* Takes a queue of our own instead of the listener, with its flags, and tells the broker, who only then has it chosen and
+ * closes its copy. One that is not heard of any more would never have the queue chosen: the listener is put back. False:
+ * there is no descriptor to keep it with meanwhile. */
+static bool take(int connection, int64_t until, int fd, int queue, const struct stat *was)
+{
+	int status = fcntl(fd, F_GETFL);
+	int flags = fcntl(fd, F_GETFD);
+	/* Whoever is told by a signal is told about one socket. */
+	if (status < 0 || flags < 0 || !same_file(fd, was) || status & O_ASYNC || fcntl(queue, F_SETFL, status) < 0)
+		return true;
+	int listener = syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);
+	if (listener < 0)
+		return !passes(errno);
+	if (put(queue, fd, flags)) {
+		int nothing = -1;
+		if (!send_request(connection, ASK_TAKEN, fd, 0, false) || receive_reply(connection, until, &nothing) != SAY_DONE)
+			put(listener, fd, flags);
+		if (nothing >= 0)
+			syscall(SYS_close, nothing);
+	}
+	syscall(SYS_close, listener);
+	return true;
+}
+
+bool split_claim(int fd, enum how how)
 {
 	struct stat was;
 	if (fstat(fd, &was) != 0)
-		return;
+		return true;
 	int connection = broker_connect();
 	if (connection < 0) {
-		split_say_once(no_answer);
-		return;
+		bool now = !passes(errno);
+		if (now)
+			split_say_once(no_answer);
+		return now;
 	}
 	int64_t until = now_ms() + PATIENCE_MS;
 	int queue = -1;
 	int answer = send_request(connection, ASK_CLAIM, fd, how, true) ? receive_reply(connection, until, &queue) : -1;
-	if (answer < 0)
+	bool asked = answer >= 0 || !passes(errno);
+	if (answer < 0 && asked)
 		split_say_once(no_answer);
-	if (answer == SAY_QUEUE && queue >= 0 && replace(fd, queue, &was)) {
-		int nothing = -1;
-		/* Only then may it be chosen: the broker closes its copy and has it steered. */
-		if (send_request(connection, ASK_TAKEN, fd, how, false))
-			receive_reply(connection, until, &nothing);
-		if (nothing >= 0)
-			syscall(SYS_close, nothing);
-	}
+	/* A queue that came without its descriptor: there was none free for it. */
+	if (answer == SAY_QUEUE)
+		asked = queue >= 0 && take(connection, until, fd, queue, &was);
 	if (queue >= 0)
 		syscall(SYS_close, queue);
 	syscall(SYS_close, connection);
+	return asked;
 }

@@ -5,9 +5,11 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
@@ -99,14 +101,27 @@ static bool is_udp(int fd)
 	       option(fd, SO_PROTOCOL) == IPPROTO_UDP && option(fd, SO_REUSEPORT) == 0;
 }
 
-/* Looks what a descriptor is, and has a listener of ours settled. */
-static void settle(int fd, enum how how)
+/* What came of it: the call that follows. */
+enum { GOES_ON = 0, INTERRUPTED = 1, SHARES = 2 };
+
+/* Whether a call that waits on this descriptor is restarted after a handler with SA_RESTART. */
+static bool restarts(int fd, enum how how)
 {
-	int before = errno;
+	struct timeval limit = { 0 };
+	socklen_t size = sizeof(limit);
+	if (how != HOW_ACCEPT)
+		return false;
+	return syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &size) == 0 && limit.tv_sec == 0 && limit.tv_usec == 0;
+}
+
+/* Looks what a descriptor is, and has a listener of ours settled. */
+static int settle(int fd, enum how how)
+{
+	int before = errno, found = GOES_ON;
 	int listening = option(fd, SO_ACCEPTCONN);
 	if (listening < 0 && errno == EBADF) {
 		errno = before;
-		return;
+		return GOES_ON;
 	}
 	if (listening != 1) {
 		split_set(fd, STATE_PLAIN);
@@ -115,13 +130,22 @@ static void settle(int fd, enum how how)
 		split_set(fd, STATE_FOREIGN);
 	} else if (split_lock()) {
 		if (split_state(fd) != STATE_SETTLED) {
-			split_claim(fd, how);
-			split_set(fd, STATE_SETTLED);
+			bool asked = atomic_load(&split_sharing) == 0 && split_claim(fd, how);
+			split_set(fd, asked ? STATE_SETTLED : how == HOW_ACCEPT ? STATE_UNKNOWN : STATE_LATER);
+			found = asked ? GOES_ON : SHARES;
+			/* Signals were put off, as if the call had not yet begun; it had. */
+			if (how != HOW_EPOLL && split_interrupted(restarts(fd, how)))
+				found |= INTERRUPTED;
 		}
 		split_unlock();
 	}
 	errno = before;
+	return found;
 }
+
+/* A call that waits, on the listener that was found: after a signal there was one that had begun. `ready`: what it would
+ * give at once, nothing being 0. */
+#define WAIT(type, before, ready, call)                        	int found = (before);                                  	if (found & INTERRUPTED) {                             		type got = (ready);                            		if (got == 0)                                  			errno = EINTR;                         		if (got <= 0)                                  			return -1;                             	}                                                      	if (!(found & SHARES))                                 		return (call);                                 	atomic_fetch_add(&split_sharing, 1);                   	type result = (call);                                  	atomic_fetch_sub(&split_sharing, 1);                   	return result;
 
 static int level_option(int fd, int level, int name)
 {
@@ -232,17 +256,32 @@ EXPORT int listen(int fd, int backlog)
 	return result;
 }
 
-static void before_accept(int fd)
+static int before_accept(int fd)
 {
 	/* What was taken for something else and is accepted from now: its number was closed behind our back. */
-	if (split_active() && split_state(fd) < STATE_DATAGRAM)
-		settle(fd, HOW_ACCEPT);
+	bool look = split_active() && split_state(fd) < STATE_DATAGRAM;
+	return look ? settle(fd, HOW_ACCEPT) : GOES_ON;
+}
+
+/* Whether accept would not wait: there is a connection, an error, or O_NONBLOCK. */
+static int accept_is_ready(int fd)
+{
+	struct pollfd one = { .fd = fd, .events = POLLIN };
+	struct timespec none = { 0 };
+	int flags = syscall(SYS_fcntl, fd, F_GETFL);
+	return flags < 0 || flags & O_NONBLOCK || syscall(SYS_ppoll, &one, 1, &none, NULL, 0) != 0;
+}
+
+static int accept_any(int fd, struct sockaddr *address, socklen_t *length, int flags, bool plain)
+{
+	WAIT(int, before_accept(fd), accept_is_ready(fd),
+	     plain && real.accept ? real.accept(fd, address, length) :
+	     real.accept4 ? real.accept4(fd, address, length, flags) : syscall(SYS_accept4, fd, address, length, flags))
 }
 
 EXPORT int accept(int fd, struct sockaddr *address, socklen_t *length)
 {
-	before_accept(fd);
-	int got = real.accept ? real.accept(fd, address, length) : syscall(SYS_accept4, fd, address, length, 0);
+	int got = accept_any(fd, address, length, 0, true);
 	if (got >= 0)
 		split_set(got, STATE_CONNECTION);
 	return got;
@@ -250,8 +289,7 @@ EXPORT int accept(int fd, struct sockaddr *address, socklen_t *length)
 
 EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 {
-	before_accept(fd);
-	int got = real.accept4 ? real.accept4(fd, address, length, flags) : syscall(SYS_accept4, fd, address, length, flags);
+	int got = accept_any(fd, address, length, flags, false);
 	if (got >= 0)
 		split_set(got, STATE_CONNECTION);
 	return got;
@@ -262,7 +300,7 @@ EXPORT int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event
 	/* Once for each descriptor's life in an epoll set: looked at again, whatever it was taken for. */
 	if (operation == EPOLL_CTL_ADD && split_active()) {
 		enum state state = split_state(fd);
-		if (state == STATE_UNKNOWN || state == STATE_PLAIN)
+		if (state == STATE_UNKNOWN || state == STATE_PLAIN || state == STATE_LATER)
 			settle(fd, HOW_EPOLL);
 		else
 			split_polls(fd);
@@ -270,23 +308,27 @@ EXPORT int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event
 	return real.epoll_ctl ? real.epoll_ctl(epoll, operation, fd, event) : syscall(SYS_epoll_ctl, epoll, operation, fd, event);
 }
 
-static void before_wait(int fd)
+static int before_wait(int fd)
 {
 	enum state state = split_state(fd);
-	if (state == STATE_UNKNOWN)
-		settle(fd, HOW_POLL);
-	else if (state == STATE_DATAGRAM)
+	if (state == STATE_UNKNOWN || state == STATE_LATER)
+		return settle(fd, HOW_POLL);
+	if (state == STATE_DATAGRAM)
 		split_polls(fd);
+	return GOES_ON;
 }
 
-static void before_poll(struct pollfd *wanted, nfds_t count)
+/* `mask`: the call has a set of signals of its own, and tells about them itself. */
+static int before_poll(struct pollfd *wanted, nfds_t count, const sigset_t *mask)
 {
 	/* More than a process can have open is an error, and the kernel's to tell. */
 	if (!wanted || count > SPLIT_MOST_FDS || !split_active())
-		return;
+		return GOES_ON;
+	int found = GOES_ON;
 	for (nfds_t i = 0; i < count; i++)
 		if (wanted[i].fd >= 0 && wanted[i].events & (POLLIN | POLLRDNORM))
-			before_wait(wanted[i].fd);
+			found |= before_wait(wanted[i].fd);
+	return mask ? found & ~INTERRUPTED : found;
 }
 
 static int kernel_ppoll(struct pollfd *wanted, nfds_t count, const struct timespec *limit, const sigset_t *mask)
@@ -305,32 +347,33 @@ static int kernel_poll(struct pollfd *wanted, nfds_t count, int limit_ms)
 
 EXPORT int poll(struct pollfd *wanted, nfds_t count, int limit_ms)
 {
-	before_poll(wanted, count);
-	return real.poll ? real.poll(wanted, count, limit_ms) : kernel_poll(wanted, count, limit_ms);
+	WAIT(int, before_poll(wanted, count, NULL), kernel_poll(wanted, count, 0),
+	     real.poll ? real.poll(wanted, count, limit_ms) : kernel_poll(wanted, count, limit_ms))
 }
 
 EXPORT int __poll_chk(struct pollfd *wanted, nfds_t count, int limit_ms, size_t size)
 {
-	before_poll(wanted, count);
-	return real.poll_chk ? real.poll_chk(wanted, count, limit_ms, size) : kernel_poll(wanted, count, limit_ms);
+	WAIT(int, before_poll(wanted, count, NULL), kernel_poll(wanted, count, 0),
+	     real.poll_chk ? real.poll_chk(wanted, count, limit_ms, size) : kernel_poll(wanted, count, limit_ms))
 }
 
 EXPORT int ppoll(struct pollfd *wanted, nfds_t count, const struct timespec *limit, const sigset_t *mask)
 {
-	before_poll(wanted, count);
-	return real.ppoll ? real.ppoll(wanted, count, limit, mask) : kernel_ppoll(wanted, count, limit, mask);
+	WAIT(int, before_poll(wanted, count, mask), kernel_poll(wanted, count, 0),
+	     real.ppoll ? real.ppoll(wanted, count, limit, mask) : kernel_ppoll(wanted, count, limit, mask))
 }
 
 EXPORT int __ppoll_chk(struct pollfd *wanted, nfds_t count, const struct timespec *limit, const sigset_t *mask, size_t size)
 {
-	before_poll(wanted, count);
-	return real.ppoll_chk ? real.ppoll_chk(wanted, count, limit, mask, size) : kernel_ppoll(wanted, count, limit, mask);
+	WAIT(int, before_poll(wanted, count, mask), kernel_poll(wanted, count, 0),
+	     real.ppoll_chk ? real.ppoll_chk(wanted, count, limit, mask, size) : kernel_ppoll(wanted, count, limit, mask))
 }
 
-static void before_select(int count, const fd_set *readers)
+static int before_select(int count, const fd_set *readers, const sigset_t *mask)
 {
 	if (!readers || !split_active())
-		return;
+		return GOES_ON;
+	int found = GOES_ON;
 	/* Programs ask for as many descriptors as there may be, with a set that holds fewer: the kernel stops at those
 	 * that are open, and we where a set ends. */
 	const unsigned long *words = (const unsigned long *)readers;
@@ -340,38 +383,41 @@ static void before_select(int count, const fd_set *readers)
 		if (word == 0)
 			fd |= bits - 1; /* nothing more in this word */
 		else if (word & 1)
-			before_wait(fd);
+			found |= before_wait(fd);
 	}
+	return mask ? found & ~INTERRUPTED : found;
 }
 
 EXPORT int select(int count, fd_set *readers, fd_set *writers, fd_set *others, struct timeval *limit)
 {
-	before_select(count, readers);
-	if (real.select)
-		return real.select(count, readers, writers, others, limit);
 	struct timespec left = { 0 };
 	if (limit)
 		left = (struct timespec){ .tv_sec = limit->tv_sec, .tv_nsec = limit->tv_usec * 1000 };
-	return syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, NULL);
+	/* Whether anything is ready cannot be asked without spoiling the sets. */
+	WAIT(int, before_select(count, readers, NULL), 0,
+	     real.select ? real.select(count, readers, writers, others, limit) :
+	     syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, NULL))
 }
 
 EXPORT int pselect(int count, fd_set *readers, fd_set *writers, fd_set *others, const struct timespec *limit, const sigset_t *mask)
 {
-	before_select(count, readers);
-	if (real.pselect)
-		return real.pselect(count, readers, writers, others, limit, mask);
 	struct timespec left = limit ? *limit : (struct timespec){ 0 };
 	struct {
 		const sigset_t *set;
 		size_t size;
 	} with = { mask, _NSIG / 8 };
-	return syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, &with);
+	WAIT(int, before_select(count, readers, mask), 0,
+	     real.pselect ? real.pselect(count, readers, writers, others, limit, mask) :
+	     syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, &with))
 }
 
 /* A number that is free again may be given to anything. Forgotten before the call: afterwards another thread may
  * have it already. */
 static void forget(int fd)
 {
+	/* A child of vfork closes its own descriptors, and a UDP socket's queues are its parent's. */
+	if (split_state(fd) == STATE_DATAGRAM && split_is_guest())
+		return;
 	if (fd >= 0)
 		split_closed(fd, fd);
 	split_set(fd, STATE_UNKNOWN);
@@ -405,7 +451,7 @@ EXPORT int dup3(int from, int to, int flags)
 EXPORT int close_range(unsigned first, unsigned last, int flags)
 {
 	/* Those that are only marked for exec stay what they are. */
-	if (!(flags & 4 /* CLOSE_RANGE_CLOEXEC */) && first <= last) {
+	if (!(flags & 4 /* CLOSE_RANGE_CLOEXEC */) && first <= last && !split_is_guest()) {
 		split_closed(first, last);
 		split_forget(first, last);
 	}
@@ -414,8 +460,10 @@ EXPORT int close_range(unsigned first, unsigned last, int flags)
 
 EXPORT void closefrom(int first)
 {
-	split_closed(first < 0 ? 0 : first, ~0u);
-	split_forget(first < 0 ? 0 : first, ~0u);
+	if (!split_is_guest()) {
+		split_closed(first < 0 ? 0 : first, ~0u);
+		split_forget(first < 0 ? 0 : first, ~0u);
+	}
 	if (real.closefrom)
 		real.closefrom(first);
 	else

@@ -201,7 +201,7 @@ void split_closed(unsigned first, unsigned last)
 		unsigned fd = readers[i].fd, queue = readers[i].queue;
 		any = atomic_load(&readers[i].role) != FREE && ((fd >= first && fd <= last) || (queue >= first && queue <= last));
 	}
-	if (!any || !split_lock()) {
+	if (!any || split_is_guest() || !split_lock()) {
 		errno = before;
 		return;
 	}

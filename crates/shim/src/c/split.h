@@ -22,6 +22,7 @@ enum state {
 	STATE_DATAGRAM,    /* a UDP socket that this process bound, or its parent */
 	STATE_FOREIGN,     /* a listener that is none of ours: not TCP, or already of a reuseport group */
 	STATE_SETTLED,     /* the broker was asked in this process: own queue, or the shared one for good */
+	STATE_LATER,       /* it could not be asked when the listener was polled; not before it is polled again */
 };
 
 /* How a process came to wait for connections. */
@@ -35,10 +36,18 @@ enum state split_state(int fd);
 void split_set(int fd, enum state state);
 /* Forgets a range of descriptors, both ends included. */
 void split_forget(unsigned first, unsigned last);
-/* One thread at a time asks the broker. False: this very thread is asking already (a signal's handler), or another
- * one takes too long. */
+/* Whether this is a child of vfork: the memory is the parent's, the descriptors are not. */
+bool split_is_guest(void);
+/* One thread at a time asks the broker, with all signals blocked: their handlers may fork, or wait for connections.
+ * False: this very thread is asking already (the handler of a fault), or another one takes too long. */
 bool split_lock(void);
 void split_unlock(void);
+/* Threads of this process that wait on a listener for which the broker could not be asked: it stays as long. */
+extern _Atomic int split_sharing;
+/* Under the lock: whether a signal waits for it to be given up that has an effect; and one that has a handler, by which
+ * a call ends with EINTR. `restarts`: the call goes on after handlers that were set with SA_RESTART. */
+bool split_signal_waits(void);
+bool split_interrupted(bool restarts);
 
 /* -- broker.c: asking -- */
 
@@ -47,8 +56,9 @@ bool split_find_broker(void);
 /* A socket listens; `own`: it is in a reuseport group because we put it there. False: it is not to be split. */
 bool split_tell_opens(int fd);
 bool split_tell_listen(int fd, bool own);
-/* Has the listener replaced by a queue of this process's own, where the broker says so. */
-void split_claim(int fd, enum how how);
+/* Has the listener replaced by a queue of this process's own, where the broker says so. False: it could not be asked
+ * now, for want of descriptors or because of a signal. */
+bool split_claim(int fd, enum how how);
 /* A queue beside a UDP socket, for a thread; -1 where there is none. */
 int split_ask_queue(int fd);
 /* Says something on standard error, once, if that is still what it was when the process started. */

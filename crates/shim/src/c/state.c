@@ -3,6 +3,8 @@
 #include "split.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -17,11 +19,13 @@ static _Atomic int highest = -1;
  * posix_spawn): 0 in a process that has not yet looked at the table that it inherited. */
 enum { MARK_WIPED = 0, MARK_HERE = 1, MARK_CLEANING = 2 };
 static _Atomic int *mark;
-/* Where the kernel cannot wipe pages (before 4.14): whose the table is. */
+/* Whose the table is. */
 static _Atomic int owner;
 
 static bool ready;
 static _Atomic int asking; /* the thread that holds the lock */
+static uint64_t mask;      /* its signal mask, as the kernel has it; under the lock */
+_Atomic int split_sharing;
 
 static int64_t now_ms(void)
 {
@@ -40,11 +44,18 @@ static void nap(void)
 static void look_anew(void)
 {
 	atomic_store(&asking, 0);
+	atomic_store(&split_sharing, 0);
 	split_forget_readers();
 	int last = atomic_load(&highest);
 	for (int fd = 0; fd <= last; fd++)
-		if (atomic_load_explicit(&table[fd], memory_order_relaxed) == STATE_SETTLED)
+		if (atomic_load_explicit(&table[fd], memory_order_relaxed) >= STATE_SETTLED)
 			atomic_store_explicit(&table[fd], STATE_UNKNOWN, memory_order_relaxed);
+	atomic_store(&owner, syscall(SYS_getpid));
+}
+
+bool split_is_guest(void)
+{
+	return atomic_load_explicit(&owner, memory_order_relaxed) != syscall(SYS_getpid);
 }
 
 bool split_active(void)
@@ -52,11 +63,8 @@ bool split_active(void)
 	if (!ready)
 		return false;
 	if (!mark) {
-		int self = getpid();
-		if (atomic_load(&owner) != self) {
+		if (split_is_guest())
 			look_anew();
-			atomic_store(&owner, self);
-		}
 		return true;
 	}
 	int is = atomic_load_explicit(mark, memory_order_acquire);
@@ -102,14 +110,30 @@ void split_forget(unsigned first, unsigned last)
 		atomic_store_explicit(&table[fd], STATE_UNKNOWN, memory_order_relaxed);
 }
 
+#define SIGNAL(number) (1ull << ((number) - 1))
+/* What a fault of the thread itself raises is not put off, nor what seccomp does. */
+#define FAULTS (SIGNAL(SIGSEGV) | SIGNAL(SIGBUS) | SIGNAL(SIGFPE) | SIGNAL(SIGILL) | SIGNAL(SIGTRAP) | SIGNAL(SIGSYS))
+#define IGNORED_BY_DEFAULT (SIGNAL(SIGCHLD) | SIGNAL(SIGCONT) | SIGNAL(SIGURG) | SIGNAL(SIGWINCH))
+
+/* By the kernel's call, which knows the C library's own signals too. */
+static void set_mask(uint64_t set, uint64_t *before)
+{
+	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &set, before, sizeof(set));
+}
+
 bool split_lock(void)
 {
 	int self = syscall(SYS_gettid);
 	int64_t until = now_ms() + 10000;
 	for (;;) {
+		uint64_t before = 0;
+		set_mask(~FAULTS, &before);
 		int free = 0;
-		if (atomic_compare_exchange_strong(&asking, &free, self))
+		if (atomic_compare_exchange_strong(&asking, &free, self)) {
+			mask = before;
 			return true;
+		}
+		set_mask(before, NULL);
 		if (free == self || now_ms() > until)
 			return false;
 		nap();
@@ -118,7 +142,79 @@ bool split_lock(void)
 
 void split_unlock(void)
 {
+	uint64_t before = mask;
 	atomic_store(&asking, 0);
+	set_mask(before, NULL);
+}
+
+/* As the kernel has it. */
+struct action {
+	void (*handler)(int);
+	unsigned long flags;
+	void *restorer;
+	uint64_t mask;
+};
+
+static uint64_t waiting_signals(void)
+{
+	uint64_t set = 0;
+	syscall(SYS_rt_sigpending, &set, sizeof(set));
+	return set & ~mask;
+}
+
+/* Signals of a set that have a handler; `restarts`: one that was set without SA_RESTART. */
+static uint64_t handled(uint64_t set, bool restarts)
+{
+	uint64_t found = 0;
+	for (int number = 1; number <= 64; number++) {
+		struct action action = { 0 };
+		if (!(set & SIGNAL(number)) || syscall(SYS_rt_sigaction, number, NULL, &action, sizeof(action.mask)) != 0)
+			continue;
+		bool has = action.handler != SIG_DFL && action.handler != SIG_IGN;
+		if (has && !(restarts && action.flags & SA_RESTART))
+			found |= SIGNAL(number);
+	}
+	return found;
+}
+
+bool split_interrupted(bool restarts)
+{
+	uint64_t set = waiting_signals();
+	return set != 0 && handled(set, restarts) != 0;
+}
+
+bool split_signal_waits(void)
+{
+	uint64_t set = waiting_signals();
+	if (set == 0)
+		return false;
+	uint64_t ends = 0;
+	for (int number = 1; number <= 64; number++) {
+		struct action action = { 0 };
+		if (set & SIGNAL(number) && syscall(SYS_rt_sigaction, number, NULL, &action, sizeof(action.mask)) == 0 &&
+		    action.handler == SIG_DFL)
+			ends |= SIGNAL(number);
+	}
+	return (ends & ~IGNORED_BY_DEFAULT) != 0 || handled(set, false) != 0;
+}
+
+/* A child is not to inherit a conversation that another thread is in the middle of: a connection to the broker, or its
+ * parent's queue, under a number that nobody would ever close. */
+static __thread __attribute__((tls_model("initial-exec"))) bool forking;
+
+static void before_fork(void)
+{
+	int before = errno;
+	forking = ready && split_lock();
+	errno = before;
+}
+
+static void after_fork(void)
+{
+	if (!forking)
+		return;
+	forking = false;
+	split_unlock();
 }
 
 __attribute__((constructor)) static void start(void)
@@ -131,8 +227,9 @@ __attribute__((constructor)) static void start(void)
 			mark = memory;
 			atomic_store(mark, MARK_HERE);
 		}
-		atomic_store(&owner, getpid());
+		atomic_store(&owner, syscall(SYS_getpid));
 		split_remember_stderr();
+		pthread_atfork(before_fork, after_fork, after_fork);
 		ready = true;
 	}
 	errno = before;

@@ -1,14 +1,18 @@
 //! What the tests of the library share: programs of this folder, compiled, and a broker that gives every process but a
 //! listener's owner a queue.
 
+// Each test program uses its own part of this.
+#![allow(dead_code)]
+
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -69,8 +73,18 @@ pub struct Broker {
 impl Broker {
     /// Opens it. `alone`: a listener is shut down when a process gets a queue beside it, as nothing here steers.
     pub fn open(alone: bool) -> Self {
+        Self::serve(alone, None)
+    }
+
+    /// One that does its work badly.
+    pub fn with(fault: Fault) -> Self {
+        Self::serve(false, Some(fault))
+    }
+
+    fn serve(alone: bool, fault: Option<Fault>) -> Self {
         let name = format!("wakeone-test-{:032x}", rand::random::<u128>());
         let token = Token::new(rand::random());
+        let variable = token.variable(&name);
         let socket = rustix::net::socket_with(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -82,22 +96,22 @@ impl Broker {
         rustix::net::bind(&socket, &address).expect("bind");
         rustix::net::listen(&socket, 100).expect("listen");
         let given = Arc::new(AtomicU64::new(0));
-        let count = given.clone();
+        let table = Arc::new(Table {
+            alone,
+            fault,
+            token,
+            owners: Mutex::default(),
+            given: given.clone(),
+        });
         std::thread::spawn(move || {
-            let mut table = Table {
-                alone,
-                owners: HashMap::new(),
-                given: count,
-            };
             loop {
                 let connection = rustix::net::accept_with(&socket, SocketFlags::CLOEXEC);
-                table.converse(&connection.expect("accept"), &token);
+                let (connection, table) = (connection.expect("accept"), table.clone());
+                // One that is slow holds up no other.
+                std::thread::spawn(move || table.converse(&connection));
             }
         });
-        Self {
-            variable: token.variable(&name),
-            given,
-        }
+        Self { variable, given }
     }
 
     /// Queues that were put in their listener's place.
@@ -106,48 +120,78 @@ impl Broker {
     }
 }
 
+/// Where in a conversation a fault is: before the answer to the first three, after the queue was sent, and before the
+/// answer to its having been taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Point {
+    Opens,
+    Listen,
+    Claim,
+    Queue,
+    Taken,
+}
+
+/// What a broker does badly.
+#[derive(Debug, Clone, Copy)]
+pub enum Fault {
+    /// It takes its time.
+    Slow(Point, Duration),
+    /// It dies.
+    HangsUp(Point),
+}
+
 struct Table {
     alone: bool,
+    fault: Option<Fault>,
+    token: Token,
     /// Who opened a listener, or was given a queue, by inode.
-    owners: HashMap<u64, i32>,
+    owners: Mutex<HashMap<u64, i32>>,
     given: Arc<AtomicU64>,
 }
 
 impl Table {
-    fn converse(&mut self, connection: &OwnedFd, token: &Token) {
+    /// Whether the conversation goes on there.
+    fn passes(&self, here: Point) -> bool {
+        match self.fault {
+            Some(Fault::HangsUp(point)) => point != here,
+            Some(Fault::Slow(point, time)) if point == here => {
+                std::thread::sleep(time);
+                true
+            }
+            _ => true,
+        }
+    }
+
+    fn own(&self, inode: u64, pid: i32) -> Option<i32> {
+        self.owners.lock().expect("owners").insert(inode, pid)
+    }
+
+    fn converse(&self, connection: &OwnedFd) {
         let peer = rustix::net::sockopt::socket_peercred(connection).expect("peer");
         let pid = peer.pid.as_raw_nonzero().get();
-        let Some((request, Some(listener))) = hear(connection, token) else {
+        let Some((request, Some(listener))) = hear(connection, &self.token) else {
             return;
         };
-        let inode = |socket: &OwnedFd| rustix::fs::fstat(socket).expect("stat").st_ino;
+        let here = match request {
+            Request::Opens { .. } => Point::Opens,
+            Request::Listen { .. } => Point::Listen,
+            _ => Point::Claim,
+        };
+        if !self.passes(here) {
+            return;
+        }
+        let inode = inode(&listener);
         match request {
             Request::Opens { .. } => say(connection, Reply::Done, None),
             Request::Listen { .. } => {
-                self.owners.insert(inode(&listener), pid);
+                // The first one that listens is the owner.
+                let mut owners = self.owners.lock().expect("owners");
+                owners.entry(inode).or_insert(pid);
                 say(connection, Reply::Done, None);
             }
-            Request::Claim { .. } if self.owners.get(&inode(&listener)) == Some(&pid) => {
-                say(connection, Reply::Leave, None);
-            }
-            Request::Claim { .. } => {
-                let Ok(queue) = wakeone_kernel::sibling::sibling(&listener) else {
-                    return say(connection, Reply::Leave, None);
-                };
-                rustix::net::listen(&queue, 16).expect("listen");
-                say(connection, Reply::Queue, Some(&queue));
-                if let Some((Request::Taken { .. }, None)) = hear(connection, token) {
-                    self.given.fetch_add(1, Ordering::SeqCst);
-                    self.owners.insert(inode(&queue), pid);
-                    if self.alone {
-                        let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Read);
-                    }
-                    drop(queue);
-                    say(connection, Reply::Done, None);
-                }
-            }
+            Request::Claim { .. } => self.claim(connection, &listener, pid),
             Request::Reader { .. } => {
-                let known = self.owners.insert(inode(&listener), pid).is_some();
+                let known = self.own(inode, pid).is_some();
                 match wakeone_kernel::sibling::reader(&listener, known) {
                     Ok(queue) => {
                         self.given.fetch_add(1, Ordering::SeqCst);
@@ -159,6 +203,36 @@ impl Table {
             Request::Taken { .. } => {}
         }
     }
+
+    fn claim(&self, connection: &OwnedFd, listener: &OwnedFd, pid: i32) {
+        let owner = self.owners.lock().expect("owners").get(&inode(listener)) == Some(&pid);
+        let queue = match wakeone_kernel::sibling::sibling(listener) {
+            Ok(queue) if !owner => queue,
+            _ => return say(connection, Reply::Leave, None),
+        };
+        rustix::net::listen(&queue, 16).expect("listen");
+        say(connection, Reply::Queue, Some(&queue));
+        if !self.passes(Point::Queue) {
+            return;
+        }
+        let Some((Request::Taken { .. }, None)) = hear(connection, &self.token) else {
+            return;
+        };
+        if !self.passes(Point::Taken) {
+            return;
+        }
+        self.given.fetch_add(1, Ordering::SeqCst);
+        self.own(inode(&queue), pid);
+        if self.alone {
+            let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Read);
+        }
+        drop(queue);
+        say(connection, Reply::Done, None);
+    }
+}
+
+fn inode(socket: &OwnedFd) -> u64 {
+    rustix::fs::fstat(socket).expect("stat").st_ino
 }
 
 fn hear(connection: &OwnedFd, token: &Token) -> Option<(Request, Option<OwnedFd>)> {
