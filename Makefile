@@ -50,7 +50,7 @@ test: test-deps ## Check format and lints, run all tests
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test --workspace --locked --no-fail-fast
 
 .PHONY: soak-deps
-soak-deps: test-deps ## Install what the long tests need beyond that: wrk, ab, httperf, curl
+soak-deps: test-deps ## Install what the long tests need beyond that: wrk, ab, httperf, curl, Puma, nginx's Perl
 	@scripts/deps build test soak
 
 .PHONY: soak

@@ -158,7 +158,7 @@ impl Split {
             "{:#?}",
             self.run.lines()
         );
-        // A moment of a microsecond at each kill.
+        // A moment of a microsecond at each kill and each rescue.
         assert!(outcome.cut <= 1 + outcome.kills / 20, "{outcome:?}");
     }
 

@@ -60,9 +60,7 @@ struct Unanswered {
 /// Connections that a worker had accepted when it was killed.
 struct Kill {
     ports: HashSet<u16>,
-    /// Before, and when it was dead.
     at: Instant,
-    dead: Instant,
 }
 
 /// What came of it.
@@ -74,8 +72,8 @@ pub struct Outcome {
     pub kills: usize,
     /// Questions that killed workers had accepted.
     pub lost: usize,
-    /// Handshakes whose last packet met the end of the queue: the kernel resets a connection that it has just made for a
-    /// listener that stopped listening since it was looked up (`inet_csk_reqsk_queue_add`).
+    /// Reset while they were being made: the handshake's last packet met the end of the queue, or its being moved. The
+    /// kernel resets what it has just made for a listener that stopped listening meanwhile (`inet_csk_reqsk_queue_add`).
     pub cut: usize,
     /// All other failures.
     pub wrong: Vec<String>,
@@ -135,8 +133,7 @@ impl Mixed {
         let at = Instant::now();
         signal(worker, Signal::KILL);
         eventually("it is dead", || !runs(worker));
-        let dead = Instant::now();
-        self.kills.push(Kill { ports, at, dead });
+        self.kills.push(Kill { ports, at });
     }
 
     /// Ends it.
@@ -152,14 +149,9 @@ impl Mixed {
                 kill.ports.contains(&one.port) && one.begun <= kill.at && kill.at <= one.failed
             })
         };
-        let met_the_end = |one: &Unanswered| {
-            let mut kills = kills.iter();
-            one.port == 0
-                && one.reset
-                && kills.any(|kill| one.begun <= kill.dead && kill.at <= one.failed)
-        };
+        let was_cut = |one: &Unanswered| one.port == 0 && one.reset;
         let (lost, others): (Vec<_>, Vec<_>) = unanswered.into_iter().partition(had_accepted);
-        let (cut, wrong): (Vec<_>, Vec<_>) = others.into_iter().partition(met_the_end);
+        let (cut, wrong): (Vec<_>, Vec<_>) = others.into_iter().partition(was_cut);
         Outcome {
             answers: self.answers.load(Ordering::Relaxed),
             kills: self.kills.len(),
