@@ -86,6 +86,9 @@ pub struct Mixed {
     answers: Arc<AtomicU64>,
     threads: Vec<std::thread::JoinHandle<Vec<Unanswered>>>,
     kills: Vec<Kill>,
+    /// Of php-fpm none is killed that may hold the spin lock in the memory that all share: its master and all others would
+    /// spin for ever, with us and without.
+    spares_locks: bool,
 }
 
 impl Mixed {
@@ -110,6 +113,7 @@ impl Mixed {
             answers,
             threads,
             kills: Vec::new(),
+            spares_locks: matches!(speech, Speech::FastCgi(_)),
         }
     }
 
@@ -120,8 +124,15 @@ impl Mixed {
 
     /// kill -9 of a worker. It is stopped for a moment before, so that it is known what it had accepted.
     pub fn kill(&mut self, worker: u32) {
-        signal(worker, Signal::STOP);
-        eventually("it has stopped", || has_stopped(worker));
+        loop {
+            signal(worker, Signal::STOP);
+            eventually("it has stopped", || has_stopped(worker));
+            if !self.spares_locks || is_in_a_call(worker) {
+                break;
+            }
+            signal(worker, Signal::CONT);
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let held: HashSet<u64> = sockets_of(worker)
             .expect("its sockets")
             .into_iter()
@@ -169,6 +180,12 @@ fn has_stopped(pid: u32) -> bool {
         stat.rsplit_once(") ")
             .is_none_or(|(_, rest)| rest.starts_with('T'))
     })
+}
+
+/// Whether it was stopped in a system call, and not while it computed.
+fn is_in_a_call(pid: u32) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    call.starts_with(|first: char| first.is_ascii_digit())
 }
 
 struct Client {
