@@ -563,6 +563,70 @@ fn after_kill_9_the_server_goes_on_and_detach_takes_the_pins() {
     assert_nothing_left(&ground);
 }
 
+/// `wakeone run` is killed while workers ask it: each of them has a queue that is chosen, or the shared socket.
+#[test]
+fn killed_while_workers_ask_it_leaves_a_server_that_answers() {
+    for wait_ms in [0, 3, 10, 20, 40, 80] {
+        let Some(Split { ground, run }) = python(&EVEN, "accept", "8") else {
+            return;
+        };
+        let up = || std::net::TcpStream::connect(address()).is_ok();
+        eventually("it listens", up);
+        std::thread::sleep(Duration::from_millis(wait_ms));
+        let server = wakeone_kernel::process::children(run.pid())[0];
+        run.murder();
+        let clients = Clients::start(address(), "/", 4);
+        std::thread::sleep(Duration::from_millis(700));
+        let (answers, failures) = clients.stop();
+        assert!(answers > 100, "{answers} after {wait_ms} ms");
+        assert_eq!(failures, Vec::<String>::new(), "after {wait_ms} ms");
+        signal(server, Signal::TERM);
+        eventually("it ends", || !support::runs(server));
+        let output = wakeone(&ground, &["detach", "--all"]);
+        assert!(output.status.success(), "{output:?}");
+        assert_nothing_left(&ground);
+    }
+}
+
+/// The first process holds the shared socket, and is no worker.
+#[test]
+fn the_first_process_is_told_apart_from_the_workers() {
+    let Some(split) = python(&EVEN, "accept", "3") else {
+        return;
+    };
+    let workers = split.settled(3);
+    let first = wakeone_kernel::process::children(split.run.pid())[0];
+    let clients = Clients::start(address(), "/", 2);
+    let doctor = ["doctor", ":7400", "--for", "1s", "--json", "--no-tracing"];
+    let output = std::process::Command::new(support::WAKEONE)
+        .args(doctor)
+        .output();
+    let told: Value = serde_json::from_slice(&output.expect("wakeone").stdout).expect("JSON");
+    let told = &told["listeners"][0];
+    let pids = |rows: &Value| -> BTreeSet<u32> {
+        let rows = rows.as_array().cloned().unwrap_or_default();
+        rows.iter()
+            .filter_map(|row| Some(row["pid"].as_u64()? as u32))
+            .collect()
+    };
+    assert_eq!(pids(&told["workers"]), workers, "{told}");
+    let kept: Vec<&Value> = told["queues"]
+        .as_array()
+        .expect("queues")
+        .iter()
+        .filter(|queue| queue["kept_by"] == first)
+        .collect();
+    assert_eq!(kept.len(), 1, "{told}");
+    let output = wakeone(&split.ground, &["top", ":7400", "--once", "--no-tracing"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        text.contains(&format!("{first} keeps a socket as a last resort")),
+        "{text}"
+    );
+    clients.stop();
+    split.ends();
+}
+
 /// Bytes that are none of ours, wrong tokens, and connections that say nothing: the broker goes on for the others.
 #[test]
 fn hostile_clients_of_the_broker_are_survived() {

@@ -288,6 +288,37 @@ pub fn waiters(sightings: &[Sighting]) -> BTreeMap<u64, BTreeSet<u32>> {
     waiters
 }
 
+/// Processes that keep a socket as a last resort and do not accept from it, by its inode: the only holder of one that
+/// nobody was seen to wait for, without connections, and the parent of all that wait for sockets of their own. That is
+/// what `wakeone run --split` leaves a server's first process with.
+pub fn keepers(sightings: &[Sighting]) -> BTreeMap<u64, u32> {
+    let waiters = waiters(sightings);
+    let waits = |pid: u32| waiters.values().any(|pids| pids.contains(&pid));
+    let idle = |pid: u32| {
+        let seen = sightings.iter().flat_map(|s| &s.processes);
+        let mut own = seen.filter(|p| p.pid == pid);
+        own.all(|p| p.connections == 0)
+    };
+    let last = sightings.last().map_or(&[][..], |s| &s.processes);
+    let is_parent = |pid: u32| {
+        let mut workers = last.iter().filter(|p| waits(p.pid)).peekable();
+        workers.peek().is_some() && workers.all(|p| p.parent == pid)
+    };
+    let keeps = |process: &Process, inode: u64| {
+        let alone = last.iter().filter(|p| p.holds.contains(&inode)).count() == 1;
+        alone && !waiters.contains_key(&inode) && !waits(process.pid)
+    };
+    let mut keepers = BTreeMap::new();
+    for process in last {
+        let kept = process.holds.iter().filter(|inode| keeps(process, **inode));
+        let kept: Vec<u64> = kept.copied().collect();
+        if !kept.is_empty() && idle(process.pid) && is_parent(process.pid) {
+            keepers.extend(kept.into_iter().map(|inode| (inode, process.pid)));
+        }
+    }
+    keepers
+}
+
 /// Says which accept model the sightings show.
 pub fn identify(protocol: Protocol, sightings: &[Sighting]) -> AcceptModel {
     let watching = Watching::see(sightings);

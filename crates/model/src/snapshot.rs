@@ -146,6 +146,9 @@ pub struct Watch {
     pub sampled: Sampled,
     /// Who waits for which socket: process ids by cookie.
     pub serves: BTreeMap<u64, Vec<u32>>,
+    /// Who only keeps a socket, as a last resort, and does not accept from it: a process id by cookie.
+    #[serde(default)]
+    pub keeps: BTreeMap<u64, u32>,
     /// SO_REUSEPORT is set; None where it could not be asked.
     pub reuseport: Option<bool>,
     /// A program chooses the socket; None where it could not be found out.
@@ -198,6 +201,8 @@ pub struct Queue {
     pub inode: u64,
     /// Who waits for it.
     pub pids: Vec<u32>,
+    /// Who only keeps it, and does not accept.
+    pub kept_by: Option<u32>,
     /// Connections waiting at the last look.
     pub length: u32,
     /// The longest seen.
@@ -346,6 +351,7 @@ impl Watch {
             Queue {
                 inode: socket.inode,
                 pids: self.serves.get(&socket.cookie).cloned().unwrap_or_default(),
+                kept_by: self.keeps.get(&socket.cookie).copied(),
                 length: socket.queued,
                 highest: self
                     .sampled

@@ -171,10 +171,10 @@ fn queues(queues: &[Queue], bytes: bool) -> Vec<String> {
             queue.limit,
             queue.dropped,
             time(queue.blocked_s * 1e6),
-            if pids.is_empty() {
-                "nobody seen".into()
-            } else {
-                pids.join(", ")
+            match (queue.kept_by, pids.is_empty()) {
+                (Some(keeper), _) => format!("nobody: {keeper} keeps it as a last resort"),
+                (None, true) => "nobody seen".into(),
+                (None, false) => pids.join(", "),
             },
             if queue.pids.len() > 8 { ", …" } else { "" }
         ));

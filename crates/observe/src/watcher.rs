@@ -41,6 +41,7 @@ pub struct Watcher {
     sightings: VecDeque<Sighting>,
     model: AcceptModel,
     serves: BTreeMap<u64, Vec<u32>>,
+    keeps: BTreeMap<u64, u32>,
     probe: Option<Probe>,
     view: View,
     first: Snapshot,
@@ -97,6 +98,7 @@ impl Watcher {
             sightings: VecDeque::new(),
             model: accept::identify(found.listener.protocol, &[]),
             serves: BTreeMap::new(),
+            keeps: BTreeMap::new(),
             probe,
             view,
             first: Snapshot {
@@ -212,6 +214,12 @@ impl Watcher {
                 Vec::new()
             }
         };
+        // What waits in a socket makes it one that somebody should serve.
+        let keepers = accept::keepers(sightings);
+        let empty = self.listener.sockets.iter().filter(|s| s.queued == 0);
+        self.keeps = empty
+            .filter_map(|socket| Some((socket.cookie, *keepers.get(&socket.inode)?)))
+            .collect();
         self.serves = self
             .listener
             .sockets
@@ -220,8 +228,15 @@ impl Watcher {
                 let pids = recent
                     .get(&socket.inode)
                     .or_else(|| waiters.get(&socket.inode));
-                let pids =
-                    pids.map_or_else(|| alone(socket.inode), |p| p.iter().copied().collect());
+                let kept = self.keeps.contains_key(&socket.cookie);
+                let holders = || {
+                    if kept {
+                        Vec::new()
+                    } else {
+                        alone(socket.inode)
+                    }
+                };
+                let pids = pids.map_or_else(holders, |p| p.iter().copied().collect());
                 (socket.cookie, pids)
             })
             .collect();
@@ -438,6 +453,7 @@ impl Watcher {
             last,
             sampled,
             serves: self.serves.clone(),
+            keeps: self.keeps.clone(),
             reuseport: self.reuseport,
             steered: None,
             view: self.view.clone(),

@@ -91,6 +91,7 @@ fn watch(sockets: Vec<Socket>, shape: Shape) -> Watch {
             ..Sampled::default()
         },
         serves: BTreeMap::new(),
+        keeps: BTreeMap::new(),
         reuseport: Some(false),
         steered: None,
         view: View {

@@ -57,6 +57,10 @@ pub fn totals(watch: &Watch) -> Vec<String> {
     if totals.dropped > 0 {
         parts.push(format!("{} dropped", totals.dropped));
     }
+    let keepers: std::collections::BTreeSet<u32> = watch.keeps.values().copied().collect();
+    for pid in keepers {
+        parts.push(format!("{pid} keeps a socket as a last resort"));
+    }
     parts
 }
 

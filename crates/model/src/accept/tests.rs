@@ -201,3 +201,28 @@ fn nobody_waits() {
     );
     assert_eq!(named(Vec::new()).0, "unknown");
 }
+
+#[test]
+fn a_parent_that_keeps_a_socket_beside_its_workers_is_no_worker() {
+    let kept = |processes: Vec<Process>| keepers(&[Sighting { processes }]);
+    let master = || process(1, 0, &[7]).thread(Wait::Other(61));
+    let worker = |pid, inode| process(pid, 1, &[inode]).thread(Wait::Accept(inode));
+    let split = || vec![master(), worker(2, 8), worker(3, 9)];
+    assert_eq!(kept(split()), BTreeMap::from([(7, 1)]));
+    // It accepts too, or has done so.
+    let mut accepts = split();
+    accepts[0] = process(1, 0, &[7]).thread(Wait::Accept(7));
+    assert_eq!(kept(accepts), BTreeMap::new());
+    let mut serves = split();
+    serves[0].connections = 1;
+    assert_eq!(kept(serves), BTreeMap::new());
+    // A worker that hangs is the others' brother.
+    let mut hangs = split();
+    hangs.push(process(4, 1, &[10]).thread(Wait::Stopped));
+    assert_eq!(kept(hangs), BTreeMap::from([(7, 1)]));
+    let brothers = vec![process(4, 1, &[10]).thread(Wait::Stopped), worker(2, 8)];
+    assert_eq!(kept(brothers), BTreeMap::new());
+    // Nobody waits, or all share it.
+    assert_eq!(kept(vec![master()]), BTreeMap::new());
+    assert_eq!(kept(vec![master(), worker(2, 7)]), BTreeMap::new());
+}

@@ -113,6 +113,7 @@ fn healthy(shape: Shape, means: Means) -> Watch {
             ..Sampled::default()
         },
         serves: (0..sockets).map(serves).collect(),
+        keeps: std::collections::BTreeMap::new(),
         reuseport: Some(own),
         steered: None,
         view: View {

@@ -13,6 +13,8 @@ mod library;
 mod program;
 mod server;
 mod shared;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashSet, VecDeque};
 use std::io;

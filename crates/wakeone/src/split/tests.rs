@@ -1,0 +1,85 @@
+//! What the broker makes of messages in the orders in which processes can send them. Of a socket that one process binds
+//! and several listen on, the first one's word that it listens may come after the others see that it does.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use super::*;
+use rustix::net::{AddressFamily, Ipv4Addr, SocketAddrV4, SocketType};
+use wakeone_shim::protocol::How;
+
+fn splitter() -> Splitter {
+    let options = Options {
+        command: vec!["server".into()],
+        policy: None,
+        rescue: false,
+        stuck_after: Duration::from_millis(5),
+        runtime_dir: PathBuf::from("/nonexistent/wakeone-test"),
+        check: false,
+        metrics: None,
+        metrics_tracing: false,
+    };
+    Splitter::new(&options, Steering::None, std::process::id())
+}
+
+fn bound() -> OwnedFd {
+    let socket =
+        rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("socket");
+    let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
+    rustix::net::bind(&socket, &address).expect("bind");
+    socket
+}
+
+fn listen(socket: &OwnedFd) {
+    rustix::net::sockopt::set_socket_reuseport(socket, true).expect("SO_REUSEPORT");
+    rustix::net::listen(socket, 8).expect("listen");
+}
+
+fn told(splitter: &mut Splitter, socket: &OwnedFd, own: bool) -> Reply {
+    let copy = socket.try_clone().expect("dup");
+    splitter.listens(std::process::id(), socket.as_raw_fd(), own, copy)
+}
+
+fn asks(splitter: &mut Splitter, socket: &OwnedFd) {
+    let claim = Claim {
+        pid: std::process::id(),
+        fd: socket.as_raw_fd(),
+        how: How::Accept,
+        socket: socket.as_fd(),
+    };
+    // Nothing steers, so the first one that asks has the shared socket.
+    assert!(splitter.claim(&claim).is_none());
+}
+
+#[test]
+fn a_second_one_that_listens_first_is_believed() {
+    let (mut splitter, socket) = (splitter(), bound());
+    assert_eq!(splitter.opens(&socket), Reply::Done);
+    listen(&socket);
+    assert_eq!(told(&mut splitter, &socket, false), Reply::Done);
+    assert_eq!(told(&mut splitter, &socket, true), Reply::Done);
+    assert_eq!(splitter.shared.len(), 1);
+    splitter.end();
+}
+
+#[test]
+fn a_second_one_that_waits_first_is_believed() {
+    let (mut splitter, socket) = (splitter(), bound());
+    assert_eq!(splitter.opens(&socket), Reply::Done);
+    listen(&socket);
+    asks(&mut splitter, &socket);
+    assert_eq!(splitter.shared.len(), 1);
+    assert_eq!(told(&mut splitter, &socket, true), Reply::Done);
+    assert_eq!(splitter.shared.len(), 1);
+    splitter.end();
+}
+
+#[test]
+fn a_group_of_the_servers_own_making_is_left_alone_in_any_order() {
+    let (mut splitter, ours, foreign) = (splitter(), bound(), bound());
+    assert_eq!(splitter.opens(&ours), Reply::Done);
+    listen(&foreign);
+    asks(&mut splitter, &foreign);
+    assert_eq!(told(&mut splitter, &foreign, false), Reply::Leave);
+    assert!(splitter.shared.is_empty());
+    splitter.end();
+}
