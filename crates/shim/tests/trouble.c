@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -546,6 +548,44 @@ static void listen_race(void)
 	}
 }
 
+/* -- another user that has taken the broker's name -- */
+
+static void takes_the_name(int ready)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	const char *told = getenv("WAKEONE_SPLIT");
+	size_t length = strcspn(told, ":");
+	memcpy(address.sun_path + 1, told, length);
+	int own = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+	EXPECT(setgid(65534) == 0 && setuid(65534) == 0);
+	EXPECT(bind(own, (struct sockaddr *)&address, offsetof(struct sockaddr_un, sun_path) + 1 + length) == 0);
+	EXPECT(listen(own, 8) == 0 && write(ready, "x", 1) == 1);
+	for (;;) {
+		char bytes[64];
+		int caller = accept(own, NULL, NULL);
+		EXPECT(recv(caller, bytes, sizeof(bytes), 0) <= 0);
+		close(caller);
+	}
+}
+
+static void squatted(void)
+{
+	int ready[2];
+	char byte;
+	EXPECT(pipe(ready) == 0);
+	pid_t other = fork();
+	if (other == 0)
+		takes_the_name(ready[1]);
+	EXPECT(read(ready[0], &byte, 1) == 1);
+	open_listener();
+	EXPECT(reuseport(listener) == 0);
+	in_worker(shares);
+	int status;
+	EXPECT(waitpid(other, &status, WNOHANG) == 0);
+	kill(other, SIGKILL);
+	EXPECT(waitpid(other, &status, 0) == other);
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -554,7 +594,7 @@ int main(int count, char **arguments)
 	} scenes[] = {
 		{ "full", full }, { "full-listen", full_listen }, { "signals", signals }, { "threads-fork", threads_fork },
 		{ "hangs-up", hangs_up }, { "hangs-up-at-listen", hangs_up_at_listen }, { "daemons", daemons },
-		{ "vfork", vfork_child }, { "listen-race", listen_race },
+		{ "vfork", vfork_child }, { "listen-race", listen_race }, { "squatted", squatted },
 	};
 	for (unsigned i = 0; count > 1 && i < sizeof(scenes) / sizeof(*scenes); i++)
 		if (!strcmp(scenes[i].name, arguments[1])) {

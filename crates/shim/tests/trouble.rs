@@ -86,3 +86,14 @@ fn workers_that_listen_while_another_begins_to_are_split() {
         assert!(own >= 2, "{point:?}: {text}");
     }
 }
+
+/// A name in /proc/net/unix is free when the broker was killed, and its token is in every process's environment.
+#[test]
+fn another_user_with_the_brokers_name_gets_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: only root can become another user");
+    }
+    let (_, said) = play("squatted", &Broker::nobody());
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].contains("does not answer"), "{said:?}");
+}

@@ -138,6 +138,15 @@ static bool passes(int error)
 	return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS || error == EINTR;
 }
 
+/* Whoever has the name when the broker is gone gets no listener, unless it could have it anyway. */
+static bool is_trusted(int connection)
+{
+	struct ucred peer = { .uid = -1 };
+	socklen_t size = sizeof(peer);
+	return syscall(SYS_getsockopt, connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+	       (peer.uid == 0 || peer.uid == (uid_t)syscall(SYS_geteuid));
+}
+
 static int broker_connect(void)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -152,6 +161,10 @@ static int broker_connect(void)
 	do {
 		done = syscall(SYS_connect, connection, &address, length);
 	} while (done < 0 && errno == EINTR);
+	if (done == 0 && !is_trusted(connection)) {
+		done = -1;
+		errno = ECONNREFUSED;
+	}
 	if (done < 0) {
 		int error = errno;
 		syscall(SYS_close, connection);

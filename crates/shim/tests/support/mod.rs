@@ -273,7 +273,8 @@ impl Broker {
     /// The name of one that is not there.
     pub fn nobody() -> Self {
         Self {
-            variable: Token::new(rand::random()).variable("wakeone-test-nobody"),
+            variable: Token::new(rand::random())
+                .variable(&format!("wakeone-test-{:032x}", rand::random::<u128>())),
             given: Arc::default(),
         }
     }
