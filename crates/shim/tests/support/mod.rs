@@ -4,7 +4,7 @@
 // Each test program uses its own part of this.
 #![allow(dead_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -101,6 +101,7 @@ impl Broker {
             fault,
             token,
             owners: Mutex::default(),
+            known: Mutex::default(),
             given: given.clone(),
         });
         std::thread::spawn(move || {
@@ -146,6 +147,8 @@ struct Table {
     token: Token,
     /// Who opened a listener, or was given a queue, by inode.
     owners: Mutex<HashMap<u64, i32>>,
+    /// Listeners that the library said it opens, or listens on: any other is the program's own affair.
+    known: Mutex<HashSet<u64>>,
     given: Arc<AtomicU64>,
 }
 
@@ -182,8 +185,16 @@ impl Table {
         }
         let inode = inode(&listener);
         match request {
-            Request::Opens { .. } => say(connection, Reply::Done, None),
-            Request::Listen { .. } => {
+            Request::Opens { .. } => {
+                self.known.lock().expect("known").insert(inode);
+                say(connection, Reply::Done, None);
+            }
+            Request::Listen { own, .. } => {
+                let mut known = self.known.lock().expect("known");
+                if !own && !known.contains(&inode) {
+                    return say(connection, Reply::Leave, None);
+                }
+                known.insert(inode);
                 // The first one that listens is the owner.
                 let mut owners = self.owners.lock().expect("owners");
                 owners.entry(inode).or_insert(pid);
@@ -205,9 +216,11 @@ impl Table {
     }
 
     fn claim(&self, connection: &OwnedFd, listener: &OwnedFd, pid: i32) {
-        let owner = self.owners.lock().expect("owners").get(&inode(listener)) == Some(&pid);
+        let inode_here = inode(listener);
+        let known = self.known.lock().expect("known").contains(&inode_here);
+        let owner = self.owners.lock().expect("owners").get(&inode_here) == Some(&pid);
         let queue = match wakeone_kernel::sibling::sibling(listener) {
-            Ok(queue) if !owner => queue,
+            Ok(queue) if known && !owner => queue,
             _ => return say(connection, Reply::Leave, None),
         };
         rustix::net::listen(&queue, 16).expect("listen");
@@ -223,6 +236,7 @@ impl Table {
         }
         self.given.fetch_add(1, Ordering::SeqCst);
         self.own(inode(&queue), pid);
+        self.known.lock().expect("known").insert(inode(&queue));
         if self.alone {
             let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Read);
         }
