@@ -10,7 +10,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -255,33 +255,57 @@ impl Drop for Ended {
     }
 }
 
-/// Runs a command in a terminal of `script`'s, types a while later, and gives all that it wrote.
-fn in_terminal(command: &str, folder: &Path, until: &str, then: impl FnOnce(&mut Child)) -> String {
-    let log = folder.join("typescript");
-    let _ = std::fs::remove_file(&log);
-    // Without a terminal of its own `script` makes one of no size.
-    let command = format!("stty rows 24 cols 100; {command}");
-    let script = Command::new("script")
-        .args(["-qefc", &command, &log.display().to_string()])
-        .env("TERM", "xterm")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("script");
-    let mut script = Ended(script);
-    let text = || {
-        let bytes = std::fs::read(&log).unwrap_or_default();
+/// A command in a terminal of `script`'s, which writes down all that is shown in it.
+struct Terminal {
+    script: Ended,
+    log: PathBuf,
+}
+
+impl Terminal {
+    /// Starts it, and waits until that is shown.
+    fn showing(until: &str, command: &str, folder: &Path) -> Self {
+        let log = folder.join("typescript");
+        let _ = std::fs::remove_file(&log);
+        // Without a terminal of its own `script` makes one of no size.
+        let command = format!("stty rows 24 cols 100; {command}");
+        let script = Command::new("script")
+            .args(["-qefc", &command, &log.display().to_string()])
+            .env("TERM", "xterm")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("script");
+        let terminal = Self {
+            script: Ended(script),
+            log,
+        };
+        eventually("it shows itself", || terminal.text().contains(until));
+        terminal
+    }
+
+    /// All that was shown so far.
+    fn text(&self) -> String {
+        let bytes = std::fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
-    };
-    eventually("it shows itself", || text().contains(until));
-    then(&mut script.0);
-    let mut ended = None;
-    eventually("it ends", || {
-        ended = script.0.try_wait().expect("wait");
-        ended.is_some()
-    });
-    assert_eq!(ended.and_then(|status| status.code()), Some(0));
-    text()
+    }
+
+    /// Waits until the command has ended well; all that was shown.
+    fn ended(mut self) -> String {
+        let mut ended = None;
+        eventually("it ends", || {
+            ended = self.script.0.try_wait().expect("wait");
+            ended.is_some()
+        });
+        assert_eq!(ended.and_then(|status| status.code()), Some(0));
+        self.text()
+    }
+}
+
+/// Runs a command in a terminal, does something a while later, and gives all that it wrote.
+fn in_terminal(command: &str, folder: &Path, until: &str, then: impl FnOnce(&mut Child)) -> String {
+    let mut terminal = Terminal::showing(until, command, folder);
+    then(&mut terminal.script.0);
+    terminal.ended()
 }
 
 #[test]
@@ -322,29 +346,18 @@ fn the_terminal_is_as_it_was_however_it_ends() {
 fn it_ends_with_its_terminal() {
     let server = Prefork::start("accept");
     let folder = tempfile::tempdir().expect("folder");
-    let (log, pid) = (folder.path().join("typescript"), folder.path().join("pid"));
+    let pid = folder.path().join("pid");
     let command = format!(
-        "stty rows 24 cols 100; sh -c 'echo $$ > {}; exec {WAKEONE} top {}'",
+        "sh -c 'echo $$ > {}; exec {WAKEONE} top {}'",
         pid.display(),
         server.target()
     );
-    let script = Command::new("script")
-        .args(["-qefc", &command, &log.display().to_string()])
-        .env("TERM", "xterm")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("script");
-    let mut script = Ended(script);
-    eventually("it shows itself", || {
-        let bytes = std::fs::read(&log).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).contains("quit")
-    });
+    let mut terminal = Terminal::showing("quit", &command, folder.path());
     let text = std::fs::read_to_string(&pid).expect("a pid file");
     let pid: u32 = text.trim().parse().expect("a pid");
     assert!(support::runs(pid));
     // The other end of the terminal is gone.
-    script.0.kill().expect("kill");
+    terminal.script.0.kill().expect("kill");
     eventually("it ends", || !support::runs(pid));
 }
 
