@@ -536,6 +536,17 @@ fn a_check_changes_nothing_and_tells() {
     assert!(told.starts_with("nothing to split"), "{told}");
 }
 
+/// The folder of the library that a process was started with; it stays when `wakeone run` is killed.
+fn library_of(pid: u32) -> std::path::PathBuf {
+    let variables = std::fs::read_to_string(format!("/proc/{pid}/environ")).expect("variables");
+    let library = variables
+        .split('\0')
+        .find_map(|variable| variable.strip_prefix("LD_PRELOAD="))
+        .expect("the library");
+    let folder = std::path::Path::new(library).parent().expect("folder");
+    folder.to_owned()
+}
+
 #[test]
 fn after_kill_9_the_server_goes_on_and_detach_takes_the_pins() {
     let Some(split) = python(&EVEN, "accept", "3") else {
@@ -543,6 +554,7 @@ fn after_kill_9_the_server_goes_on_and_detach_takes_the_pins() {
     };
     let workers = split.settled(3);
     let Split { ground, run } = split;
+    let library = library_of(*workers.first().expect("a worker"));
     run.murder();
     let clients = Clients::start(address(), "/", 2);
     let victim = *workers.iter().next().expect("a worker");
@@ -560,6 +572,7 @@ fn after_kill_9_the_server_goes_on_and_detach_takes_the_pins() {
         .expect("a worker")
         .parent;
     signal(parent, Signal::TERM);
+    std::fs::remove_dir_all(library).expect("the library's folder");
     assert_nothing_left(&ground);
 }
 
@@ -574,6 +587,7 @@ fn killed_while_workers_ask_it_leaves_a_server_that_answers() {
         eventually("it listens", up);
         std::thread::sleep(Duration::from_millis(wait_ms));
         let server = wakeone_kernel::process::children(run.pid())[0];
+        let library = library_of(server);
         run.murder();
         let clients = Clients::start(address(), "/", 4);
         std::thread::sleep(Duration::from_millis(700));
@@ -582,6 +596,7 @@ fn killed_while_workers_ask_it_leaves_a_server_that_answers() {
         assert_eq!(failures, Vec::<String>::new(), "after {wait_ms} ms");
         signal(server, Signal::TERM);
         eventually("it ends", || !support::runs(server));
+        std::fs::remove_dir_all(library).expect("the library's folder");
         let output = wakeone(&ground, &["detach", "--all"]);
         assert!(output.status.success(), "{output:?}");
         assert_nothing_left(&ground);
