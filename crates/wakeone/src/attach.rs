@@ -222,6 +222,12 @@ fn needed() -> String {
     }
 }
 
+/// Every socket of the group.
+fn cookies(watcher: &Watcher) -> HashSet<u64> {
+    let sockets = watcher.listener().sockets.iter();
+    sockets.map(|socket| socket.cookie).collect()
+}
+
 /// Every socket of the group with somebody to borrow it from, and its worker.
 fn members(watcher: &Watcher) -> Vec<Member> {
     let held: Vec<Lent> = watcher
@@ -383,14 +389,15 @@ impl Attached {
     /// When the kernel does not show its sockets, or the state cannot be written.
     pub fn follow(&mut self) -> Result<Presence, Error> {
         self.watcher.look()?;
+        let mut there = cookies(&self.watcher);
+        if self.seats.keys().any(|cookie| !there.contains(cookie)) {
+            // A socket whose queue is being moved does not listen for a moment: only what is missing between two looks of
+            // the agent is gone.
+            let watcher = &mut self.watcher;
+            self.agent.tell(|_| watcher.look()).unwrap_or(Ok(()))?;
+            there = cookies(&self.watcher);
+        }
         let members = members(&self.watcher);
-        let there: HashSet<u64> = self
-            .watcher
-            .listener()
-            .sockets
-            .iter()
-            .map(|s| s.cookie)
-            .collect();
         let gone: Vec<u64> = self
             .seats
             .keys()
