@@ -11,6 +11,7 @@ use wakeone_kernel::{bpf, cgroup, process, socket};
 use crate::dispatcher::{self, sweep_halves};
 use crate::paths::Paths;
 use crate::policy::Policy;
+use crate::split;
 use crate::status;
 use crate::supervisor::listen::Endpoint;
 use crate::supervisor::process::Identity;
@@ -106,6 +107,7 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     dir.forget();
     drop(dir);
     paths.tidy();
+    split::sweep();
     Ok(report)
 }
 

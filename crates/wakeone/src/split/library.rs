@@ -1,17 +1,23 @@
 //! The library's file: where every process of the server can read it, whoever it runs as, and nobody can write it.
+//!
+//! It is locked as long as its `wakeone run` lives. What one that was killed left is taken away by the next, or by
+//! `wakeone detach`, once no process of the server is left that has it loaded: they start others, which load it, too.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
-use rustix::fs::{StatVfsMountFlags, statvfs};
+use rustix::fs::{FlockOperation, StatVfsMountFlags, flock, statvfs};
 use wakeone_shim::LIBRARY;
 
 /// A folder of its own with the library in it; it goes with this.
 #[derive(Debug)]
 pub struct Library {
     folder: PathBuf,
+    /// Locked.
+    _file: File,
 }
 
 impl Library {
@@ -21,10 +27,11 @@ impl Library {
     /// # Errors
     /// No folder will do.
     pub fn write() -> io::Result<Self> {
+        sweep();
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for place in places() {
             match write_below(&place) {
-                Ok(folder) => return Ok(Self { folder }),
+                Ok(library) => return Ok(library),
                 Err(error) => last = error,
             }
         }
@@ -38,6 +45,71 @@ impl Library {
 }
 
 const NAME: &str = "libwakeone-split.so";
+const FOLDER: &str = "wakeone-split-";
+/// One that is younger may be about to be locked.
+const YOUNG: Duration = Duration::from_secs(10);
+
+/// Takes away what killed ones left and no process has loaded. What cannot be seen or removed stays.
+pub fn sweep() {
+    let own = rustix::process::geteuid().as_raw();
+    let left: Vec<PathBuf> = places()
+        .iter()
+        .filter_map(|place| fs::read_dir(place).ok())
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(FOLDER))
+        .map(|entry| entry.path())
+        .filter(|folder| is_left(folder, own))
+        .collect();
+    if left.is_empty() {
+        return;
+    }
+    let Some(loaded) = loaded() else { return };
+    for folder in left {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        if !loaded.contains(name.as_ref()) {
+            let _ = fs::remove_file(folder.join(NAME));
+            let _ = fs::remove_dir(&folder);
+        }
+    }
+}
+
+/// Whether a folder is one of ours (links are not followed: others may write in some of the places), and nobody's now.
+fn is_left(folder: &Path, own: u32) -> bool {
+    let Ok(is) = fs::symlink_metadata(folder) else {
+        return false;
+    };
+    let young = is
+        .modified()
+        .ok()
+        .and_then(|at| SystemTime::now().duration_since(at).ok())
+        .is_none_or(|age| age < YOUNG);
+    if !is.is_dir() || is.uid() != own || young {
+        return false;
+    }
+    match File::open(folder.join(NAME)) {
+        Ok(file) => flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok(),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
+}
+
+/// The lines of all processes' maps that name such a library; None without /proc.
+fn loaded() -> Option<String> {
+    let mut all = String::new();
+    for process in fs::read_dir("/proc").ok()?.flatten() {
+        if !process.file_name().as_encoded_bytes()[0].is_ascii_digit() {
+            continue;
+        }
+        // One that has just ended, or is none of ours to see.
+        let Ok(maps) = fs::read(process.path().join("maps")) else {
+            continue;
+        };
+        let maps = String::from_utf8_lossy(&maps);
+        let ours = maps.lines().filter(|line| line.contains(FOLDER));
+        ours.for_each(|line| all += line);
+    }
+    Some(all)
+}
 
 impl Drop for Library {
     fn drop(&mut self) {
@@ -55,24 +127,31 @@ fn places() -> Vec<PathBuf> {
         .collect()
 }
 
-fn write_below(place: &Path) -> io::Result<PathBuf> {
+fn write_below(place: &Path) -> io::Result<Library> {
     if statvfs(place)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
         return Err(io::Error::other(format!(
             "nothing can be run from {}",
             place.display()
         )));
     }
-    let folder = place.join(format!("wakeone-split-{:016x}", rand::random::<u64>()));
+    let folder = place.join(format!("{FOLDER}{:016x}", rand::random::<u64>()));
     // Enter, but neither list nor write. It fails where somebody made one of that name before us.
     DirBuilder::new().mode(0o711).create(&folder)?;
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o755)
-        .open(folder.join(NAME))
-        .and_then(|mut file| file.write_all(LIBRARY));
-    match written {
-        Ok(()) => Ok(folder),
+    let written = || {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o755)
+            .open(folder.join(NAME))?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        file.write_all(LIBRARY)?;
+        Ok(file)
+    };
+    match written() {
+        Ok(file) => Ok(Library {
+            folder,
+            _file: file,
+        }),
         Err(error) => {
             let _ = fs::remove_dir_all(&folder);
             Err(error)
@@ -97,5 +176,36 @@ mod tests {
         );
         drop(library);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_a_killed_one_left_goes_once_nobody_has_it() {
+        let own = rustix::process::geteuid().as_raw();
+        let library = Library::write().expect("a place");
+        let age = |folder: &Path| {
+            let old = SystemTime::now() - 2 * YOUNG;
+            File::open(folder)
+                .and_then(|file| file.set_modified(old))
+                .expect("times");
+        };
+        age(&library.folder);
+        assert!(!is_left(&library.folder, own), "locked");
+        // As after kill -9: the lock goes with its holder, the folder stays.
+        let copy = library.folder.with_extension("left");
+        fs::create_dir(&copy).expect("folder");
+        fs::copy(library.path(), copy.join(NAME)).expect("copy");
+        assert!(!is_left(&copy, own), "young");
+        age(&copy);
+        assert!(is_left(&copy, own));
+        assert!(!is_left(&copy, own + 1), "another user's");
+        let link = library.folder.with_extension("link");
+        std::os::unix::fs::symlink(&copy, &link).expect("link");
+        assert!(!is_left(&link, own), "a link");
+        fs::remove_file(link).expect("link");
+        if own == 0 {
+            sweep();
+            assert!(!copy.exists() && library.path().exists());
+        }
+        let _ = fs::remove_dir_all(copy);
     }
 }

@@ -34,6 +34,7 @@ use crate::policy::Policy;
 use crate::supervisor::adopt::inode_of;
 use broker::{Answer, Broker, Claim};
 use library::Library;
+pub use library::sweep;
 use server::{Server, Signals};
 use shared::{Offer, Shared, in_words};
 
