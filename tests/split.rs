@@ -8,12 +8,12 @@ mod support;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 use support::mixed::{Mixed, Speech};
 use support::real::installed;
-use support::steered::{assert_nothing_left, isolated, number, soak, status, wakeone};
+use support::steered::{assert_nothing_left, isolated, number, soak, status, sum, wakeone};
 use support::{Clients, Ground, Run, eventually, get, server, signal};
 use wakeone_kernel::diag::{Which, sockets};
 use wakeone_kernel::peek::Processes;
@@ -680,24 +680,33 @@ fn hostile_clients_of_the_broker_are_survived() {
     split.ends();
 }
 
-/// Another user, without any privilege: each worker has a socket of its own, and the kernel's hash chooses.
-#[test]
-fn without_privileges_workers_get_queues_all_the_same() {
-    if isolated().is_none() {
-        return;
-    }
+/// A folder with `wakeone` and a script that another user may run, and that user's folder for state. In a network of its
+/// own; `None` where that takes root.
+fn for_another_user(
+    name: &str,
+) -> Option<(tempfile::TempDir, std::path::PathBuf, std::path::PathBuf)> {
+    isolated()?;
     let folder = tempfile::tempdir().expect("folder");
     // The sources' folder may be closed to others.
     let binary = folder.path().join("wakeone");
-    let script = folder.path().join("shared.py");
     std::fs::copy(support::WAKEONE, &binary).expect("copy");
-    std::fs::copy(server("shared.py"), &script).expect("copy");
+    std::fs::copy(server(name), folder.path().join(name)).expect("copy");
     let runtime = folder.path().join("run");
     std::fs::create_dir(&runtime).expect("folder");
     std::os::unix::fs::chown(&runtime, Some(65534), Some(65534)).expect("chown");
     use std::os::unix::fs::PermissionsExt;
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(folder.path(), open).expect("mode");
+    Some((folder, binary, runtime))
+}
+
+/// Another user, without any privilege: each worker has a socket of its own, and the kernel's hash chooses.
+#[test]
+fn without_privileges_workers_get_queues_all_the_same() {
+    let Some((folder, binary, runtime)) = for_another_user("shared.py") else {
+        return;
+    };
+    let script = folder.path().join("shared.py");
     let mut command = std::process::Command::new("setpriv");
     command
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
@@ -781,4 +790,324 @@ fn python_threads_of_one_udp_socket() {
         lines.iter().any(|line| line.contains("/udp is split")),
         "{lines:?}"
     );
+}
+
+const DATAGRAMS: &str = "at-udp-127-0-0-1-7400";
+/// Each datagram is placed anew.
+const EACH: [&str; 7] = [
+    "--policy",
+    "round-robin",
+    "--no-rescue",
+    "--stuck-after",
+    "60s",
+    "--affinity",
+    "none",
+];
+
+/// How many answers came from whom.
+type Shares = BTreeMap<String, u32>;
+
+/// One flow, of numbers, by a client that has a few on their way: each must be answered, once.
+struct Flow {
+    socket: UdpSocket,
+    next: u32,
+    sent: u32,
+}
+
+impl Flow {
+    fn start() -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        socket.connect(address()).expect("connect");
+        let patience = Duration::from_secs(5);
+        socket.set_read_timeout(Some(patience)).expect("timeout");
+        Self {
+            socket,
+            next: 0,
+            sent: 0,
+        }
+    }
+
+    /// One that has been answered.
+    fn served() -> Self {
+        let mut flow = Self::start();
+        eventually("it answers", || {
+            flow.sent += 1;
+            let _ = flow.socket.send(b"x");
+            flow.socket.recv(&mut [0; 100]).is_ok()
+        });
+        flow
+    }
+
+    fn say(&mut self, what: &str) {
+        self.socket.send(what.as_bytes()).expect("send");
+        self.sent += 1;
+    }
+
+    /// Asks as many times, ten at a time.
+    fn ask(&mut self, count: u32) -> Shares {
+        let mut shares = Shares::new();
+        for _ in 0..count / 10 {
+            self.ask_at_once(10, &mut shares);
+        }
+        shares
+    }
+
+    fn ask_at_once(&mut self, count: u32, shares: &mut Shares) {
+        let mut wanted: BTreeSet<String> = (self.next..self.next + count)
+            .map(|number| number.to_string())
+            .collect();
+        self.next += count;
+        for number in &wanted {
+            self.say(number);
+        }
+        self.answers(&mut wanted, shares);
+    }
+
+    fn answers(&self, wanted: &mut BTreeSet<String>, shares: &mut Shares) {
+        while !wanted.is_empty() {
+            let mut answer = [0_u8; 100];
+            let length = match self.socket.recv(&mut answer) {
+                Ok(length) => length,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => panic!("{wanted:?} of {} lost: {error}", self.next),
+            };
+            let text = String::from_utf8_lossy(&answer[..length]);
+            let (who, number) = text.split_once(' ').expect("an answer");
+            if number == "x" {
+                continue; // of when it was looked whether anybody is there
+            }
+            assert!(wanted.remove(number), "{number} twice");
+            *shares.entry(who.to_owned()).or_default() += 1;
+        }
+    }
+}
+
+fn assert_even(shares: &Shares, readers: usize) {
+    let most = shares.values().max().copied().unwrap_or(0);
+    let mean = f64::from(shares.values().sum::<u32>()) / readers as f64;
+    assert!(
+        shares.len() == readers && f64::from(most) <= 1.1 * mean,
+        "{shares:?}"
+    );
+}
+
+/// The readers that `status` shows.
+fn readers_up(split: &Split) -> Vec<u32> {
+    let group = split.status();
+    let slots = group["slots"].as_array().cloned().unwrap_or_default();
+    let up = slots.iter().filter(|slot| slot["state"] == "up");
+    up.filter_map(|slot| slot["pid"].as_u64())
+        .map(|pid| pid as u32)
+        .collect()
+}
+
+/// One client, each datagram placed anew: every thread reads its part. Threads come and go, and nothing goes by the
+/// program: it placed as many as were sent, and one for each thread that ended, which only wakes another one.
+#[test]
+fn threads_of_one_udp_socket_are_steered() {
+    let port = PORT.to_string();
+    let script = server("datagrams.py");
+    let Some(split) = Split::start(&EACH, &["python3", &script, &port, "4"]) else {
+        return;
+    };
+    let mut flow = Flow::served();
+    eventually("four threads have a slot each", || {
+        flow.ask(10);
+        readers_up(&split).len() == 4
+    });
+    let group = status(&split.ground, DATAGRAMS);
+    assert_eq!(group["protocol"], "udp", "{group}");
+    assert_eq!(group["policy"], "round-robin", "{group}");
+    assert_even(&flow.ask(400), 4);
+    let placed = || sum(&status(&split.ground, DATAGRAMS), "selected");
+    let (before, sent) = (placed(), flow.sent);
+    let ends = if soak() { 500 } else { 40 };
+    for _ in 0..ends {
+        flow.say("end");
+        flow.ask(40);
+    }
+    eventually("four threads have a slot each again", || {
+        flow.ask(10);
+        readers_up(&split).len() == 4
+    });
+    assert_even(&flow.ask(400), 4);
+    let (placed, sent) = (placed() - before, i64::from(flow.sent - sent));
+    assert!(
+        (sent..=sent + ends).contains(&placed),
+        "{placed} placed, {sent} sent, {ends} woken"
+    );
+    assert_eq!(status(&split.ground, DATAGRAMS)["fallbacks"], 0);
+    let lines = split.ends_by(Signal::TERM);
+    let split = |line: &String| line.contains("/udp is split") && line.contains("round-robin");
+    assert!(lines.iter().any(split), "{lines:?}");
+}
+
+/// The kernel's hash knows one flow, and gives all of it to one reader, as it does without us.
+#[test]
+fn by_hash_one_flow_has_one_reader() {
+    let port = PORT.to_string();
+    let script = server("datagrams.py");
+    let options = ["--policy", "hash"];
+    let Some(split) = Split::start(&options, &["python3", &script, &port, "4"]) else {
+        return;
+    };
+    let mut flow = Flow::served();
+    // Threads get their queues when they first receive: the others are on their way.
+    eventually("four threads have a slot each", || {
+        readers_up(&split).len() == 4
+    });
+    let shares = flow.ask(200);
+    assert_eq!(shares.len(), 1, "{shares:?}");
+    split.ends_by(Signal::TERM);
+}
+
+/// The same server in C: every way to receive, threads that come and go, and no descriptor left.
+#[test]
+fn threads_in_c_receive_every_datagram_once_by_whatever_call() {
+    let folder = tempfile::tempdir().expect("folder");
+    let program = folder.path().join("datagrams");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../shim/tests/datagrams.c");
+    let program = program.display().to_string();
+    let compiled = std::process::Command::new("cc")
+        .args(["-O1", "-pthread", "-o", &program, source])
+        .status();
+    if !compiled.is_ok_and(|status| status.success()) {
+        panic!("{source} is not compiled");
+    }
+    for call in ["recv", "recvfrom", "recvmsg", "recvmmsg", "read"] {
+        let Some(split) = Split::start(&EACH, &[&program, call, "5000"]) else {
+            return;
+        };
+        let Split { ground, run } = split;
+        let (code, lines) = run.wait();
+        assert!(code.success(), "{call}: {lines:?}");
+        assert_nothing_left(&ground);
+    }
+}
+
+/// Processes that share one UDP socket, however they wait for it, have a queue each; what one leaves behind when it is
+/// killed is answered by the others.
+#[test]
+fn processes_of_one_udp_socket_are_steered_and_killed() {
+    for (wait, each) in [
+        ("recv", 1),
+        ("poll", 1),
+        ("epoll", 1),
+        ("asyncio", 1),
+        ("threads", 2),
+    ] {
+        let port = PORT.to_string();
+        let script = server("datagrams_prefork.py");
+        let Some(split) = Split::start(&EACH, &["python3", &script, &port, "4", wait]) else {
+            return;
+        };
+        let mut flow = Flow::served();
+        eventually("four processes have their slots", || {
+            flow.ask(10);
+            readers_up(&split).len() == 4 * each
+        });
+        assert_even(&flow.ask(400), 4);
+        for _ in 0..5 {
+            if each > 1 {
+                // The broker has what it leaves read, by whichever process.
+                flow.say("end thread");
+                flow.ask(100);
+            }
+            let victim = readers_up(&split)[0];
+            // What waits in its queue is not yet read when it dies. (No more than our own buffer takes answers to.)
+            signal(victim, Signal::STOP);
+            eventually("it stands", || {
+                wakeone_kernel::process::state(victim) == Some('T')
+            });
+            let mut wanted: BTreeSet<String> = (flow.next..flow.next + 200)
+                .map(|number| number.to_string())
+                .collect();
+            flow.next += 200;
+            for number in &wanted {
+                flow.say(number);
+            }
+            signal(victim, Signal::KILL);
+            flow.answers(&mut wanted, &mut Shares::new());
+            eventually("it has a successor", || {
+                let up = readers_up(&split);
+                up.len() == 4 * each && !up.contains(&victim)
+            });
+        }
+        assert_even(&flow.ask(400), 4);
+        assert_eq!(status(&split.ground, DATAGRAMS)["fallbacks"], 0, "{wait}");
+        split.ends();
+    }
+}
+
+/// An epoll set from before the fork has the shared socket: everything stays as it is, which is said once.
+#[test]
+fn a_udp_socket_that_was_polled_before_the_fork_is_left_alone() {
+    let port = PORT.to_string();
+    let script = server("datagrams_prefork.py");
+    let Some(split) = Split::start(&EACH, &["python3", &script, &port, "3", "before"]) else {
+        return;
+    };
+    Flow::served().ask(200);
+    assert_eq!(split.status(), Value::Null);
+    let lines = split.ends();
+    let said = |line: &&String| line.contains("registered before the fork");
+    assert_eq!(lines.iter().filter(said).count(), 1, "{lines:?}");
+}
+
+/// Without privileges the kernel's hash chooses, which is said; nothing is lost then either.
+#[test]
+fn without_privileges_udp_readers_get_queues_all_the_same() {
+    let Some((folder, binary, runtime)) = for_another_user("datagrams_prefork.py") else {
+        return;
+    };
+    let mut command = std::process::Command::new("setpriv");
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+        .arg(&binary)
+        .args(["run", "--split", "--affinity", "none", "--runtime-dir"])
+        .arg(&runtime)
+        .args(["--", "/usr/bin/env", "python3"])
+        .arg(folder.path().join("datagrams_prefork.py"))
+        .args([&PORT.to_string(), "3", "recv"]);
+    let run = Run::start(command);
+    let mut flow = Flow::served();
+    let queues = || {
+        let sockets = sockets(Protocol::Udp, Which::Listening, PORT).expect("sock_diag");
+        sockets.iter().filter(|e| e.peer.port() == 0).count()
+    };
+    eventually("two have queues, and one the shared socket", || {
+        queues() == 3
+    });
+    let mut seen = BTreeSet::new();
+    eventually("all three processes answer", || {
+        let mut other = Flow::start();
+        seen.extend(other.ask(10).into_keys());
+        seen.len() == 3
+    });
+    for _ in 0..10 {
+        flow.say("end");
+        let mut other = Flow::start();
+        other.ask(40);
+    }
+    let lines = run.stop();
+    assert!(lines[0].contains("nothing steers"), "{lines:?}");
+}
+
+/// Threads that wait on one epoll set: whichever is woken must find what woke it, so that all share the socket.
+#[test]
+fn threads_that_poll_one_udp_socket_share_it() {
+    for wait in ["epoll", "unbound"] {
+        let port = PORT.to_string();
+        let script = server("datagrams.py");
+        let Some(split) = Split::start(&EACH, &["python3", &script, &port, "4", wait]) else {
+            return;
+        };
+        let mut flow = Flow::served();
+        for _ in 0..20 {
+            flow.say("end");
+            flow.ask(40);
+        }
+        assert_eq!(split.status(), Value::Null, "{wait}");
+        split.ends_by(Signal::TERM);
+    }
 }

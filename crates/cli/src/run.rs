@@ -23,7 +23,8 @@ use crate::duration;
 #[command(
     after_help = "Examples: wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
           wakeone run -w 4 -l udp://:5353 --affinity none -- ./dns-server
-          wakeone run --split -- gunicorn -w 4 --bind :8080 app:app"
+          wakeone run --split -- gunicorn -w 4 --bind :8080 app:app
+          wakeone run --split --affinity none -- ./dns-server"
 )]
 pub struct Args {
     /// Number of workers, 1 to 256 [default: the number of CPUs]
@@ -35,8 +36,8 @@ pub struct Args {
     #[arg(short, long, value_name = "ADDR", required_unless_present = "split")]
     listen: Vec<Address>,
 
-    /// Start a server that opens one listener itself and shares it among its own workers, and give each of those a
-    /// queue of its own. `check`: change nothing, tell what would be done, end the server
+    /// Start a server that opens one listener, or UDP socket, itself and shares it among its own workers or threads,
+    /// and give each of those a queue of its own. `check`: change nothing, tell what would be done, end the server
     #[arg(
         long,
         value_name = "HOW",
@@ -44,7 +45,7 @@ pub struct Args {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "on",
-        conflicts_with_all = ["workers", "listen", "backlog", "weight", "user", "group", "keep_cap", "grace", "name", "affinity"]
+        conflicts_with_all = ["workers", "listen", "backlog", "weight", "user", "group", "keep_cap", "grace", "name"]
     )]
     split: Option<Split>,
 
@@ -160,6 +161,7 @@ fn split(args: &Args, how: Split) -> anyhow::Result<ExitCode> {
     let options = split::Options {
         command: args.command.clone(),
         policy: args.policy,
+        affinity: args.affinity.unwrap_or_default(),
         rescue: wish(args).rescue != Some(false),
         stuck_after: args.stuck_after,
         runtime_dir: runtime_dir(args),

@@ -421,6 +421,11 @@ impl Pinned {
             .map_err(bpf_step("tagging the listener"))
     }
 
+    /// Makes room in the table of listeners: one that is gone, by its cookie.
+    pub fn forget_listener(&self, cookie: u64) {
+        let _ = self.listeners.delete(&cookie.to_ne_bytes());
+    }
+
     /// Puts a listening TCP socket, or a bound UDP socket, into the array of its address, whatever stood there.
     ///
     /// # Errors

@@ -166,7 +166,12 @@ pub fn sibling(listener: impl AsFd) -> Result<OwnedFd, Error> {
 
 /// What it has and a new socket has not is set; what cannot be set makes the two different, and is an error.
 fn copy_options(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
+    // Of UDP it is what the kernel noted last, and not what anybody chose; set, it would prefer sockets.
+    let noted = |name| name == libc::SO_INCOMING_CPU && is_udp(from);
     for (level, name, what) in OPTIONS {
+        if level == libc::SOL_SOCKET && noted(name) {
+            continue;
+        }
         let Ok(wanted) = get(from, level, name) else {
             continue; // not one that such a socket has
         };
@@ -213,6 +218,14 @@ fn copy_buffers(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
 
 /// A classic filter can be read back and set again; what eBPF programs do is their maker's secret.
 fn copy_filter(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
+    match filter_of(from)? {
+        filter if filter.is_empty() => Ok(()),
+        mut filter => attach_filter(to, &mut filter),
+    }
+}
+
+/// The instructions of a socket's classic filter; none where it has none.
+fn filter_of(from: BorrowedFd<'_>) -> Result<Vec<libc::sock_filter>, Error> {
     // include/uapi/asm-generic/socket.h: SO_GET_FILTER is SO_ATTACH_FILTER, read.
     let mut count: libc::socklen_t = 0;
     // SAFETY: with a length of 0 the kernel writes the number of instructions into it and touches no buffer.
@@ -229,7 +242,7 @@ fn copy_filter(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
         return Err(Error::Filter);
     }
     if count == 0 {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let blank = libc::sock_filter {
         code: 0,
@@ -251,7 +264,7 @@ fn copy_filter(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
     if asked != 0 || count as usize != filter.len() {
         return Err(Error::Filter);
     }
-    attach_filter(to, &mut filter)
+    Ok(filter)
 }
 
 /// All members of a reuseport group are of one user: a socket's is its inode's (`sockfs_setattr`).
@@ -280,13 +293,16 @@ pub fn reader(socket: impl AsFd, known: bool) -> Result<OwnedFd, Error> {
     let socket = socket.as_fd();
     let refused = |what| Error::Step(what, io::ErrorKind::Unsupported.into());
     let of = |name| number(socket, libc::SOL_SOCKET, name).unwrap_or(-1);
-    let datagrams = of(libc::SO_TYPE) == libc::SOCK_DGRAM
-        && of(libc::SO_PROTOCOL) == libc::IPPROTO_UDP
-        && address(socket).is_some_and(|at| at.port() != 0);
+    let datagrams = is_udp(socket) && address(socket).is_some_and(|at| at.port() != 0);
     if !datagrams || rustix::net::getpeername(socket).is_ok() {
         return Err(refused(
             "it is no UDP socket that takes datagrams from anybody",
         ));
+    }
+    // Nobody could be woken by way of this host, and its queues not be taken out again.
+    let device = get(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE);
+    if device.is_ok_and(|name| name.first().is_some_and(|first| *first != 0)) {
+        return Err(refused("it is bound to a network device"));
     }
     if !known {
         if of(libc::SO_REUSEPORT) != 0 {
@@ -297,17 +313,42 @@ pub fn reader(socket: impl AsFd, known: bool) -> Result<OwnedFd, Error> {
         rustix::net::sockopt::set_socket_reuseport(socket, true)
             .map_err(|source| Error::Step("setting SO_REUSEPORT", source.into()))?;
     }
-    let queue = sibling(socket)?;
-    let had = crate::socket::admit_syns(&queue);
-    if had.is_ok() {
+    let same = |(one, other): (&libc::sock_filter, &libc::sock_filter)| {
+        (one.code, one.jt, one.jf, one.k) == (other.code, other.jt, other.jf, other.k)
+    };
+    let has = filter_of(socket)?;
+    let mut ours = only_to_this_host();
+    // A process's queue, beside which its threads get theirs, has it already.
+    let own = has.len() == ours.len() && has.iter().zip(&ours).all(same);
+    if !has.is_empty() && !own {
         return Err(refused("it has a socket filter"));
     }
-    only_to_this_host(queue.as_fd())?;
+    let queue = sibling(socket)?;
+    attach_filter(queue.as_fd(), &mut ours)?;
     Ok(queue)
 }
 
+/// Takes a UDP socket out of its reuseport group, and out of the kernel's choice, while what waits in it stays: it is
+/// bound to a network device that there is not (`sock_bindtoindex`, by which the socket is hashed anew, outside any
+/// group). Needs no privilege since Linux 5.7.
+///
+/// # Errors
+/// It is bound to a device already, and we have not CAP_NET_RAW.
+pub fn unchoose(socket: impl AsFd) -> Result<(), Error> {
+    const SO_BINDTOIFINDEX: i32 = 62;
+    let nowhere = i32::MAX.to_ne_bytes();
+    set(socket.as_fd(), libc::SOL_SOCKET, SO_BINDTOIFINDEX, &nowhere)
+        .map_err(|source| Error::Step("binding it to no device", source))
+}
+
+/// Whether it is a UDP socket.
+pub fn is_udp(socket: impl AsFd) -> bool {
+    let of = |name| number(socket.as_fd(), libc::SOL_SOCKET, name).unwrap_or(-1);
+    of(libc::SO_TYPE) == libc::SOCK_DGRAM && of(libc::SO_PROTOCOL) == libc::IPPROTO_UDP
+}
+
 /// A classic filter that takes what is addressed to this host alone.
-fn only_to_this_host(socket: BorrowedFd<'_>) -> Result<(), Error> {
+fn only_to_this_host() -> [libc::sock_filter; 4] {
     // include/uapi/linux/filter.h: SKF_AD_OFF + SKF_AD_PKTTYPE; include/uapi/linux/if_packet.h: PACKET_HOST is 0.
     let packet_type = u32::from_ne_bytes((-0x1000_i32 + 4).to_ne_bytes());
     let op = |code: u32, k: u32, jf: u8| libc::sock_filter {
@@ -316,13 +357,12 @@ fn only_to_this_host(socket: BorrowedFd<'_>) -> Result<(), Error> {
         jf,
         k,
     };
-    let mut filter = [
+    [
         op(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, packet_type, 0),
         op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1),
         op(libc::BPF_RET | libc::BPF_K, u32::MAX, 0),
         op(libc::BPF_RET | libc::BPF_K, 0, 0),
-    ];
-    attach_filter(socket, &mut filter)
+    ]
 }
 
 fn attach_filter(to: BorrowedFd<'_>, filter: &mut [libc::sock_filter]) -> Result<(), Error> {
@@ -468,6 +508,44 @@ mod tests {
         let two = sibling(&one).expect("sibling");
         crate::socket::admit_syns(&two).expect("there was a filter to take away");
         assert!(crate::socket::admit_syns(&two).is_err());
+    }
+
+    #[test]
+    fn a_queue_that_is_not_to_be_chosen_keeps_what_it_has() {
+        for at in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"] {
+            let one = std::net::UdpSocket::bind(at).expect("bind");
+            let queue = reader(&one, false).expect("a queue");
+            let port = one.local_addr().expect("address").port();
+            let loopback = if at.starts_with('[') {
+                "::1"
+            } else {
+                "127.0.0.1"
+            };
+            let send = || {
+                for _ in 0..40 {
+                    let client = std::net::UdpSocket::bind((loopback, 0)).expect("bind");
+                    client.send_to(b"x", (loopback, port)).expect("send");
+                }
+            };
+            let read = |socket: &std::net::UdpSocket| {
+                socket.set_nonblocking(true).expect("flags");
+                std::iter::from_fn(|| socket.recv(&mut [0; 8]).ok()).count()
+            };
+            let queue = std::net::UdpSocket::from(queue);
+            send();
+            let had = read(&one);
+            assert!(had < 40, "nothing for the queue at {at}");
+            unchoose(&queue).expect("taken out");
+            send();
+            assert_eq!(read(&one), 40, "{at}");
+            assert_eq!(read(&queue), 40 - had, "{at}");
+            // One that comes after is chosen again, beside a queue too.
+            let other = std::net::UdpSocket::from(reader(&queue, true).expect("a queue"));
+            send();
+            let (first, second) = (read(&one), read(&other));
+            assert_eq!(first + second, 40, "{at}");
+            assert!(second > 0, "nothing for the second queue at {at}");
+        }
     }
 
     #[test]

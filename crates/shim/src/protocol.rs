@@ -54,6 +54,8 @@ pub enum How {
     Epoll,
     /// In poll or select.
     Poll,
+    /// In a call that receives datagrams.
+    Receive,
 }
 
 /// What the library asks.
@@ -66,7 +68,7 @@ pub enum Request {
         /// Whether it is the library that put it into a reuseport group.
         own: bool,
     },
-    /// The process is about to wait for connections on the listener that comes with it.
+    /// The process is about to wait for connections, or datagrams, on the shared socket that comes with it.
     Claim {
         /// Its number in the process.
         fd: i32,
@@ -84,7 +86,18 @@ pub enum Request {
         /// Its number in the process.
         fd: i32,
     },
-    /// The queue that was given is in the listener's place.
+    /// A thread does not receive from its queue, which comes with it, any more: it is not to be chosen.
+    GivenBack {
+        /// Its number in the process.
+        fd: i32,
+    },
+    /// An empty datagram came on the UDP socket that comes with it: was it the broker's, to have a queue read that somebody
+    /// left behind?
+    Left {
+        /// Its number in the process.
+        fd: i32,
+    },
+    /// The queue that was given is in the socket's place, or, a thread's, at a number of its own.
     Taken {
         /// Its number in the process.
         fd: i32,
@@ -133,9 +146,15 @@ impl Request {
                 how: How::Epoll,
             }),
             (2, 3, true) => Ok(Self::Claim { fd, how: How::Poll }),
+            (2, 4, true) => Ok(Self::Claim {
+                fd,
+                how: How::Receive,
+            }),
             (3, _, true) => Ok(Self::Taken { fd }),
             (4, 0, true) => Ok(Self::Reader { fd }),
             (5, 0, true) => Ok(Self::Opens { fd }),
+            (6, 0, true) => Ok(Self::GivenBack { fd }),
+            (7, 0, true) => Ok(Self::Left { fd }),
             _ => Err(Malformed::Request),
         }
     }
@@ -146,7 +165,7 @@ impl Request {
 pub enum Reply {
     /// Leave the listener as it is.
     Leave,
-    /// Put the socket that comes with this in its place.
+    /// Put the socket that comes with this in its place; read it as well, of one that was left behind.
     Queue,
     /// Noted.
     Done,
@@ -201,11 +220,13 @@ mod tests {
         for (what, fd, how) in [
             (0, 1, 1),
             (2, 1, 0),
-            (2, 1, 4),
+            (2, 1, 5),
             (2, -1, 1),
             (4, 1, 1),
             (5, 1, 1),
-            (6, 1, 0),
+            (6, 1, 1),
+            (7, 1, 1),
+            (8, 1, 0),
         ] {
             assert_eq!(parse(what, fd, how), Err(Malformed::Request));
         }
@@ -233,8 +254,10 @@ mod tests {
                 | Request::Claim { fd: told, .. }
                 | Request::Reader { fd: told }
                 | Request::Opens { fd: told }
+                | Request::GivenBack { fd: told }
+                | Request::Left { fd: told }
                 | Request::Taken { fd: told }) = request;
-                prop_assert!(told == fd && fd >= 0 && (1..=5).contains(&what));
+                prop_assert!(told == fd && fd >= 0 && (1..=7).contains(&what));
             }
         }
     }

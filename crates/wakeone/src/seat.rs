@@ -20,7 +20,8 @@ pub struct Lent {
 }
 
 impl Lent {
-    fn borrow(&self) -> io::Result<OwnedFd> {
+    /// The listener, for a moment.
+    pub(crate) fn borrow(&self) -> io::Result<OwnedFd> {
         let listener = process::descriptor_of(self.pid, self.fd)?;
         if inode_of(&listener).unwrap_or(0) == self.inode {
             Ok(listener)

@@ -26,7 +26,7 @@
 /* Signals are put off while an answer is waited for, but not for longer. */
 #define SIGNAL_PATIENCE_MS 50
 
-enum { ASK_LISTEN = 1, ASK_CLAIM = 2, ASK_TAKEN = 3, ASK_READER = 4, ASK_OPENS = 5 };
+enum { ASK_LISTEN = 1, ASK_CLAIM = 2, ASK_TAKEN = 3, ASK_READER = 4, ASK_OPENS = 5, ASK_GIVEN_BACK = 6, ASK_LEFT = 7 };
 enum { SAY_LEAVE = 0, SAY_QUEUE = 1, SAY_DONE = 2 };
 
 struct request {
@@ -271,19 +271,62 @@ bool split_tell_listen(int fd, bool own)
 	return tell(ASK_LISTEN, fd, own);
 }
 
-int split_ask_queue(int fd)
+/* A descriptor that came with an answer, at this number or above, where programs seldom look; -1 if none should have. */
+static int move_up(int answer, int given, int from)
+{
+	if (given < 0)
+		return -1;
+	int high = answer == SAY_QUEUE ? fcntl(given, F_DUPFD_CLOEXEC, from) : -1;
+	if (answer == SAY_QUEUE && high < 0)
+		return given;
+	syscall(SYS_close, given);
+	return high;
+}
+
+int split_ask_queue(int fd, int from)
 {
 	int connection = broker_connect();
 	if (connection < 0)
 		return -1;
-	int queue = -1;
-	int answer = send_request(connection, ASK_READER, fd, 0, true) ? receive_reply(connection, now_ms() + PATIENCE_MS, &queue) : -1;
-	if (answer != SAY_QUEUE && queue >= 0) {
-		syscall(SYS_close, queue);
-		queue = -1;
-	}
+	int64_t until = now_ms() + PATIENCE_MS;
+	int queue = -1, nothing = -1;
+	int answer = send_request(connection, ASK_READER, fd, 0, true) ? receive_reply(connection, until, &queue) : -1;
+	bool again = answer < 0 && errno == EINTR;
+	queue = move_up(answer, queue, from);
+	/* Chosen from when the broker knows where it is. */
+	if (queue >= 0 && send_request(connection, ASK_TAKEN, queue, 0, false))
+		receive_reply(connection, until, &nothing);
+	if (nothing >= 0)
+		syscall(SYS_close, nothing);
 	syscall(SYS_close, connection);
-	return queue;
+	return again ? -2 : queue;
+}
+
+/* Under the lock, like the others here. */
+bool split_tell_given_back(int queue)
+{
+	int connection = broker_connect();
+	if (connection < 0)
+		return false;
+	int nothing = -1;
+	bool told = send_request(connection, ASK_GIVEN_BACK, queue, 0, true) &&
+		    receive_reply(connection, now_ms() + PATIENCE_MS, &nothing) == SAY_DONE;
+	if (nothing >= 0)
+		syscall(SYS_close, nothing);
+	syscall(SYS_close, connection);
+	return told;
+}
+
+bool split_ask_left(int fd, int from, int *queue)
+{
+	*queue = -1;
+	int connection = broker_connect();
+	if (connection < 0)
+		return false;
+	int answer = send_request(connection, ASK_LEFT, fd, 0, true) ? receive_reply(connection, now_ms() + PATIENCE_MS, queue) : -1;
+	*queue = move_up(answer, *queue, from);
+	syscall(SYS_close, connection);
+	return answer == SAY_QUEUE || answer == SAY_DONE;
 }
 
 static bool same_file(int a, const struct stat *b)

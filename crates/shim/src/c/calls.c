@@ -295,6 +295,17 @@ EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *length, int flag
 	return got;
 }
 
+/* Whether it is a UDP socket that may have queues beside it. A process that was born with it asks for one first. */
+static bool datagrams(int fd, enum how how)
+{
+	/* A fork is noticed in between. */
+	if ((!split_is_datagram(fd) && split_state(fd) != STATE_INHERITED) || !split_active())
+		return false;
+	if (split_state(fd) == STATE_INHERITED)
+		split_inherit(fd, how);
+	return split_is_datagram(fd);
+}
+
 EXPORT int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event)
 {
 	/* Once for each descriptor's life in an epoll set: looked at again, whatever it was taken for. */
@@ -302,7 +313,7 @@ EXPORT int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event
 		enum state state = split_state(fd);
 		if (state == STATE_UNKNOWN || state == STATE_PLAIN || state == STATE_LATER)
 			settle(fd, HOW_EPOLL);
-		else
+		else if (datagrams(fd, HOW_EPOLL))
 			split_polls(fd);
 	}
 	return real.epoll_ctl ? real.epoll_ctl(epoll, operation, fd, event) : syscall(SYS_epoll_ctl, epoll, operation, fd, event);
@@ -313,7 +324,7 @@ static int before_wait(int fd)
 	enum state state = split_state(fd);
 	if (state == STATE_UNKNOWN || state == STATE_LATER)
 		return settle(fd, HOW_POLL);
-	if (state == STATE_DATAGRAM)
+	if (datagrams(fd, HOW_POLL))
 		split_polls(fd);
 	return GOES_ON;
 }
@@ -416,7 +427,7 @@ EXPORT int pselect(int count, fd_set *readers, fd_set *writers, fd_set *others, 
 static void forget(int fd)
 {
 	/* A child of vfork closes its own descriptors, and a UDP socket's queues are its parent's. */
-	if (split_state(fd) == STATE_DATAGRAM && split_is_guest())
+	if ((split_is_datagram(fd) || split_state(fd) == STATE_INHERITED) && split_is_guest())
 		return;
 	if (fd >= 0)
 		split_closed(fd, fd);
@@ -470,9 +481,9 @@ EXPORT void closefrom(int first)
 		syscall(SYS_close_range, first < 0 ? 0 : first, ~0u, 0);
 }
 
-/* Receives: what threads that ended left behind first, then from this thread's own queue. `from` is what `call` and
- * `at_once`, the same without waiting, receive from. A thread that was woken to keep the socket itself got `nothing`;
- * `again` undoes what the kernel wrote then. */
+/* Receives: what threads and processes that ended left behind first, then from this thread's own queue. `from` is what `call` and
+ * `at_once`, the same without waiting, receive from. A thread that was woken, to keep the socket itself or to read what
+ * was left behind, got `nothing`; `again` undoes what the kernel wrote then. */
 #define RECEIVE(type, call, at_once, nothing, again)                              \
 	for (;;) {                                                                \
 		int before = errno;                                               \
@@ -511,26 +522,52 @@ static bool is_empty(int fd)
 	return got < 0 || (got == 0 && length == 0);
 }
 
+/* One that was only to wake is not there to be looked at again. */
+static void take_out(int from, int flags)
+{
+	if (flags & MSG_PEEK)
+		syscall(SYS_recvfrom, from, NULL, 0, MSG_DONTWAIT, NULL, NULL);
+}
+
 EXPORT ssize_t recv(int fd, void *buffer, size_t size, int flags)
 {
+	datagrams(fd, HOW_RECEIVE);
 	RECEIVE(ssize_t, real.recv ? real.recv(from, buffer, size, flags) : syscall(SYS_recvfrom, from, buffer, size, flags, NULL, NULL),
-		real.recv(from, buffer, size, flags | MSG_DONTWAIT), got == 0, (void)0)
+		real.recv(from, buffer, size, flags | MSG_DONTWAIT), got == 0 && size > 0, take_out(from, flags))
 }
 
 EXPORT ssize_t recvfrom(int fd, void *buffer, size_t size, int flags, struct sockaddr *address, socklen_t *length)
 {
-	socklen_t room = split_state(fd) == STATE_DATAGRAM && address && length ? *length : 0;
+	socklen_t room = datagrams(fd, HOW_RECEIVE) && address && length ? *length : 0;
 	RECEIVE(ssize_t, real.recvfrom ? real.recvfrom(from, buffer, size, flags, address, length) : syscall(SYS_recvfrom, from, buffer, size, flags, address, length),
-		real.recvfrom(from, buffer, size, flags | MSG_DONTWAIT, address, length), got == 0, if (address && length) *length = room)
+		real.recvfrom(from, buffer, size, flags | MSG_DONTWAIT, address, length), got == 0 && size > 0, take_out(from, flags); if (address && length) *length = room)
 }
 
 EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 {
 	struct msghdr asked = { 0 };
-	if (split_state(fd) == STATE_DATAGRAM)
+	if (datagrams(fd, HOW_RECEIVE))
 		asked = *message;
 	RECEIVE(ssize_t, real.recvmsg ? real.recvmsg(from, message, flags) : syscall(SYS_recvmsg, from, message, flags),
-		real.recvmsg(from, message, flags | MSG_DONTWAIT), got == 0, *message = asked)
+		real.recvmsg(from, message, flags | MSG_DONTWAIT), got == 0, take_out(from, flags); *message = asked)
+}
+
+/* A queue that was shut down, to wake its thread, gives as many empty messages as are asked for. What came before
+ * them is what was received. */
+static int received(void *place, struct mmsghdr *messages, int count)
+{
+	int last = count;
+	while (last > 0 && messages[last - 1].msg_len == 0)
+		last--;
+	return last > 0 && last < count && split_is_shut(place) ? last : count;
+}
+
+static bool are_empty(const struct mmsghdr *messages, int count)
+{
+	for (int i = 0; i < count; i++)
+		if (messages[i].msg_len > 0)
+			return false;
+	return count > 0;
 }
 
 /* Every message that was to be filled was given nobody's address. */
@@ -542,14 +579,15 @@ static void undo(struct mmsghdr *messages, int count, socklen_t room)
 
 EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags, struct timespec *limit)
 {
-	socklen_t room = split_state(fd) == STATE_DATAGRAM && count > 0 ? messages[0].msg_hdr.msg_namelen : 0;
-	RECEIVE(int, real.recvmmsg ? real.recvmmsg(from, messages, count, flags, limit) : syscall(SYS_recvmmsg, from, messages, count, flags, limit),
-		real.recvmmsg(from, messages, 1, flags | MSG_DONTWAIT, NULL), got > 0 && messages[0].msg_len == 0 && messages[got - 1].msg_len == 0, undo(messages, got, room))
+	socklen_t room = datagrams(fd, HOW_RECEIVE) && count > 0 ? messages[0].msg_hdr.msg_namelen : 0;
+	RECEIVE(int,
+		received(place, messages, real.recvmmsg ? real.recvmmsg(from, messages, count, flags, limit) : syscall(SYS_recvmmsg, from, messages, count, flags, limit)),
+		real.recvmmsg(from, messages, 1, flags | MSG_DONTWAIT, NULL), are_empty(messages, got), take_out(from, flags); undo(messages, got, room))
 }
 
 EXPORT ssize_t read(int fd, void *buffer, size_t size)
 {
-	if (split_state(fd) != STATE_DATAGRAM)
+	if (!datagrams(fd, HOW_RECEIVE))
 		return real.read ? real.read(fd, buffer, size) : syscall(SYS_read, fd, buffer, size);
 	RECEIVE(ssize_t, real.read(from, buffer, size), real.recv(from, buffer, size, MSG_DONTWAIT), got == 0 && size > 0, (void)0)
 }

@@ -1,12 +1,19 @@
-/* UDP: threads of one process that receive from one socket.
+/* UDP: threads, and processes, that receive from one socket.
  *
  * The first to receive keeps the socket; each other one gets a queue of its own from the broker, and receives from that
- * whenever it receives by the socket's number. Sending, and everything else, goes by the socket itself. A thread that
- * polls the socket has no queue of its own (it gives it back): what is ready must be what is then read.
+ * whenever it receives by the socket's number. Sending, and everything else, goes by the socket itself. Where any thread
+ * polls the socket none has a queue of its own (they give them back): what is ready must be what is then read, by
+ * whichever thread.
  *
- * A thread that ends gives its queue back: the socket is connected to nobody, by which the kernel chooses it no more,
- * and what waits in it is read by the others before anything else. If it was the one that kept the socket, another one
- * takes that over: it is woken by shutting its queue down, and that queue is given back as well.
+ * A thread that ends gives its queue back: it is bound to a network device that there is not, by which it leaves the
+ * group and takes no datagram any more, and what waits in it is read by the others before anything else. (It is not
+ * connected to nobody, which would do the same: that puts the whole group on the kernel's slow path for good.) If it was
+ * the one that kept the socket, another one takes that over: it is woken by shutting its queue down, and that queue is
+ * given back as well.
+ *
+ * A process that was forked since the socket was bound asks for a queue when it first receives or waits, and puts it in
+ * the socket's place. From then on its threads share that one in the same way. What waits in the queue of a process that
+ * ended the broker hands to another one, which it wakes by an empty datagram.
  */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE
@@ -27,10 +34,18 @@
 #define MOST_SOCKETS_A_THREAD 4
 /* Numbers of queues begin here, where programs seldom look. */
 #define QUEUES_FROM 512
+/* No network device has this number. */
+#define NOWHERE 0x7fffffff
+#ifndef SO_BINDTOIFINDEX
+#define SO_BINDTOIFINDEX 62
+#endif
+/* Others may send empty datagrams too: after so many of those in a tenth of a second the broker is not asked. */
+#define MOST_ASKED 20
+#define ASKED_NS 100000000
 /* What the kernel was about to put into a queue when it was given back has arrived by then. */
 #define SETTLED_NS 50000000
 
-enum role { FREE = 0, KEEPS, OWN, KICKED, ORPHAN };
+enum role { FREE = 0, KEEPS, OWN, KICKED, ADOPTED, ORPHAN };
 
 struct reader {
 	_Atomic int role;
@@ -38,6 +53,7 @@ struct reader {
 	int queue; /* what is received from; the same for who keeps it */
 	int thread;
 	int64_t since_ns; /* an orphan's beginning */
+	bool adopted;     /* it was another process's */
 };
 
 static struct reader readers[MOST_READERS];
@@ -86,9 +102,13 @@ static socklen_t reach(int socket, union address *address)
 	return length;
 }
 
-/* The kernel chooses it no more: it takes datagrams only from a port that nobody sends from. What is in it stays. */
+/* It is chosen no more, by whomever. What is in it stays. */
 static void stop_choosing(int queue)
 {
+	int nowhere = NOWHERE;
+	if (syscall(SYS_setsockopt, queue, SOL_SOCKET, SO_BINDTOIFINDEX, &nowhere, sizeof(nowhere)) == 0)
+		return;
+	/* Before Linux 5.7 that took a privilege. A port that nobody sends from does it as well. */
 	union address address;
 	socklen_t length = reach(queue, &address);
 	if (length == 0)
@@ -114,12 +134,20 @@ static void wake_one(int socket)
 	syscall(SYS_close, sender);
 }
 
-static void orphan(struct reader *reader)
+/* Nobody receives from a queue any more. True: the process's other threads are to read what is in it. Where other
+ * processes have the socket too the broker sees to that: whom we would wake may be one of theirs. */
+static bool orphan(struct reader *reader)
 {
+	if (split_tell_given_back(reader->queue)) {
+		syscall(SYS_close, reader->queue);
+		atomic_store(&reader->role, FREE);
+		return false;
+	}
 	stop_choosing(reader->queue);
 	reader->since_ns = now_ns();
 	atomic_store(&reader->role, ORPHAN);
 	atomic_fetch_add(&orphans, 1);
+	return true;
 }
 
 static struct reader *find(int fd, int role)
@@ -138,10 +166,20 @@ static struct reader *place_for(int fd, int queue, int role)
 		readers[i].fd = fd;
 		readers[i].queue = queue;
 		readers[i].thread = thread_id();
+		readers[i].adopted = role == ADOPTED;
 		atomic_store(&readers[i].role, role);
 		return &readers[i];
 	}
 	return NULL;
+}
+
+/* Places are taken under the lock: one that is free stays so while it is held. */
+static bool has_place(void)
+{
+	for (int i = 0; i < MOST_READERS; i++)
+		if (atomic_load(&readers[i].role) == FREE)
+			return true;
+	return false;
 }
 
 /* Under the lock: a thread of a socket that nobody keeps is woken, and will. */
@@ -155,6 +193,15 @@ static void fill_vacancy(int fd)
 	syscall(SYS_shutdown, next->queue, SHUT_RD);
 }
 
+/* Whether queues of the process's own threads are left to read: of others' the broker knows. */
+static bool own_orphans(int fd)
+{
+	for (int i = 0; i < MOST_READERS; i++)
+		if (readers[i].fd == fd && atomic_load(&readers[i].role) == ORPHAN && !readers[i].adopted)
+			return true;
+	return false;
+}
+
 static void ended(void *unused)
 {
 	(void)unused;
@@ -165,13 +212,16 @@ static void ended(void *unused)
 			int role = atomic_load(&reader->role);
 			if (reader->thread != self || role == FREE || role == ORPHAN)
 				continue;
+			int fd = reader->fd;
+			bool leaves = false;
 			if (role == KEEPS)
 				atomic_store(&reader->role, FREE);
 			else
-				orphan(reader);
-			fill_vacancy(reader->fd);
-			if (atomic_load(&orphans) > 0)
-				wake_one(reader->fd);
+				leaves = orphan(reader);
+			fill_vacancy(fd);
+			/* What it was reading of another's it may not have finished. */
+			if (leaves || own_orphans(fd))
+				wake_one(fd);
 		}
 		split_unlock();
 	}
@@ -186,7 +236,7 @@ void split_forget_readers(void)
 	atomic_store(&wakes, 0);
 	for (int i = 0; i < MOST_READERS; i++) {
 		int role = atomic_load(&readers[i].role);
-		if (role == OWN || role == KICKED || role == ORPHAN)
+		if (role != FREE && role != KEEPS)
 			syscall(SYS_close, readers[i].queue);
 		atomic_store(&readers[i].role, FREE);
 	}
@@ -251,21 +301,16 @@ static int slot_of(int fd)
 static void take_place(int slot, int fd, bool polls)
 {
 	struct reader *place = NULL;
+	bool again = false;
 	if (!polls && has_key && split_lock()) {
 		if (!find(fd, KEEPS)) {
 			place = place_for(fd, fd, KEEPS);
-		} else {
-			int queue = split_ask_queue(fd);
-			int high = queue >= 0 ? fcntl(queue, F_DUPFD_CLOEXEC, QUEUES_FROM) : -1;
-			if (high >= 0) {
-				syscall(SYS_close, queue);
-				queue = high;
-			}
+		} else if (has_place()) {
+			int queue = split_ask_queue(fd, QUEUES_FROM);
+			again = queue == -2;
 			if (queue >= 0) {
 				fcntl(queue, F_SETFL, fcntl(fd, F_GETFL));
 				place = place_for(fd, queue, OWN);
-				if (!place)
-					syscall(SYS_close, queue);
 			}
 		}
 		split_unlock();
@@ -274,7 +319,7 @@ static void take_place(int slot, int fd, bool polls)
 	}
 	mine[slot].place = place;
 	mine[slot].shares = !place;
-	mine[slot].generation = atomic_load(&generation);
+	mine[slot].generation = again ? 0 : atomic_load(&generation);
 }
 
 /* Under no lock: this thread was asked to keep the socket from now on. */
@@ -294,15 +339,30 @@ static bool keep(struct reader *place)
 	return before;
 }
 
+/* Others read what is in its queue, and it shares the socket. */
+static void give_back(int slot, int fd)
+{
+	struct reader *place = mine[slot].place;
+	if (!place || atomic_load(&place->role) == KEEPS || !split_lock())
+		return;
+	if (orphan(place))
+		wake_one(fd);
+	split_unlock();
+	mine[slot].place = NULL;
+	mine[slot].shares = true;
+}
+
 int split_source(int fd, void **place)
 {
 	*place = NULL;
-	if (split_state(fd) != STATE_DATAGRAM || !split_active())
+	if (!split_is_datagram(fd) || !split_active())
 		return fd;
 	int before = errno;
 	int slot = slot_of(fd);
 	if (slot >= 0 && mine[slot].generation == 0)
-		take_place(slot, fd, false);
+		take_place(slot, fd, split_state(fd) == STATE_POLLED);
+	else if (slot >= 0 && split_state(fd) == STATE_POLLED)
+		give_back(slot, fd);
 	errno = before;
 	if (slot < 0 || mine[slot].shares)
 		return fd;
@@ -315,43 +375,93 @@ int split_source(int fd, void **place)
 	return reader->queue;
 }
 
+void split_inherit(int fd, enum how how)
+{
+	int before = errno;
+	if (split_lock()) {
+		if (split_state(fd) == STATE_INHERITED) {
+			/* Where it could not be asked it is the next time; the socket is shared until then. */
+			if (split_claim(fd, how))
+				split_set(fd, STATE_DATAGRAM);
+		}
+		split_unlock();
+	}
+	errno = before;
+}
+
+static _Atomic int64_t foreign_since;
+static _Atomic int foreign; /* empty datagrams since then that were somebody else's */
+
+static bool may_ask(void)
+{
+	int64_t now = now_ns();
+	if (now - atomic_load(&foreign_since) > ASKED_NS) {
+		atomic_store(&foreign_since, now);
+		atomic_store(&foreign, 0);
+	}
+	return atomic_load(&foreign) < MOST_ASKED;
+}
+
+/* Whether the broker sent an empty datagram. Then it may have a queue that a process left behind. */
+static bool broker_woke(int fd)
+{
+	int before = errno, queue = -1;
+	bool woke = false;
+	if (may_ask() && split_active() && split_lock()) {
+		woke = has_place() && split_ask_left(fd, QUEUES_FROM, &queue);
+		if (queue >= 0) {
+			struct reader *left = place_for(fd, queue, ADOPTED);
+			left->thread = 0;
+			left->since_ns = now_ns();
+			atomic_store(&left->role, ORPHAN);
+			atomic_fetch_add(&orphans, 1);
+		}
+		split_unlock();
+	}
+	if (!woke)
+		atomic_fetch_add(&foreign, 1);
+	errno = before;
+	return woke;
+}
+
 bool split_woken(int fd)
 {
-	if (split_state(fd) != STATE_DATAGRAM)
+	if (!split_is_datagram(fd))
 		return false;
 	int left = atomic_load(&wakes);
 	while (left > 0 && !atomic_compare_exchange_weak(&wakes, &left, left - 1))
 		;
-	return left > 0;
+	return left > 0 || broker_woke(fd);
+}
+
+bool split_is_shut(void *place)
+{
+	struct reader *reader = place;
+	return reader && atomic_load(&reader->role) == KICKED;
 }
 
 bool split_kicked(int fd, void *place)
 {
-	struct reader *reader = place;
-	return (reader && atomic_load(&reader->role) == KICKED) || split_woken(fd);
+	return split_is_shut(place) || split_woken(fd);
 }
 
 void split_polls(int fd)
 {
-	if (split_state(fd) != STATE_DATAGRAM)
+	if (!split_is_datagram(fd))
 		return;
 	int before = errno;
+	split_set(fd, STATE_POLLED);
 	int slot = slot_of(fd);
-	if (slot >= 0 && mine[slot].generation == 0) {
+	if (slot >= 0 && mine[slot].generation == 0)
 		take_place(slot, fd, true);
-	} else if (slot >= 0 && mine[slot].place && atomic_load(&mine[slot].place->role) != KEEPS && split_lock()) {
-		orphan(mine[slot].place);
-		wake_one(fd);
-		split_unlock();
-		mine[slot].place = NULL;
-		mine[slot].shares = true;
-	}
+	else if (slot >= 0)
+		give_back(slot, fd);
 	errno = before;
 }
 
 int split_next_orphan(int fd, int after)
 {
-	if (atomic_load_explicit(&orphans, memory_order_relaxed) == 0 || split_state(fd) != STATE_DATAGRAM)
+	if (atomic_load_explicit(&orphans, memory_order_relaxed) == 0 || !split_is_datagram(fd))
 		return -1;
 	for (int i = after + 1; i < MOST_READERS; i++)
 		if (readers[i].fd == fd && atomic_load(&readers[i].role) == ORPHAN)

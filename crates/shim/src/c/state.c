@@ -48,8 +48,15 @@ static void look_anew(void)
 	split_forget_readers();
 	int last = atomic_load(&highest);
 	for (int fd = 0; fd <= last; fd++)
-		if (atomic_load_explicit(&table[fd], memory_order_relaxed) >= STATE_SETTLED)
+		switch (atomic_load_explicit(&table[fd], memory_order_relaxed)) {
+		case STATE_SETTLED:
+		case STATE_LATER:
 			atomic_store_explicit(&table[fd], STATE_UNKNOWN, memory_order_relaxed);
+			break;
+		case STATE_DATAGRAM:
+		case STATE_POLLED:
+			atomic_store_explicit(&table[fd], STATE_INHERITED, memory_order_relaxed);
+		}
 	atomic_store(&owner, syscall(SYS_getpid));
 }
 

@@ -185,6 +185,8 @@ impl Table {
         }
         let inode = inode(&listener);
         match request {
+            // It keeps no queues, and sends no empty datagrams.
+            Request::GivenBack { .. } | Request::Left { .. } => say(connection, Reply::Leave, None),
             Request::Opens { .. } => {
                 self.known.lock().expect("known").insert(inode);
                 say(connection, Reply::Done, None);
@@ -207,6 +209,9 @@ impl Table {
                     Ok(queue) => {
                         self.given.fetch_add(1, Ordering::SeqCst);
                         say(connection, Reply::Queue, Some(&queue));
+                        if let Some((Request::Taken { .. }, None)) = hear(connection, &self.token) {
+                            say(connection, Reply::Done, None);
+                        }
                     }
                     Err(_) => say(connection, Reply::Leave, None),
                 }

@@ -13,6 +13,8 @@ use rustix::net::{
 };
 use wakeone_shim::protocol::{REQUEST_BYTES, Reply, Request, Token};
 
+use super::left::Told;
+
 /// More than this many conversations at a time are not begun: the kernel lets the others wait.
 const MOST: usize = 256;
 /// A conversation that takes longer is over.
@@ -45,12 +47,16 @@ pub trait Answer<O> {
     /// A socket listens.
     fn listens(&mut self, pid: u32, fd: i32, own: bool, socket: OwnedFd) -> Reply;
     /// A thread wants a queue beside a UDP socket.
-    fn reader(&mut self, pid: u32, socket: OwnedFd) -> Option<OwnedFd>;
+    fn reader(&mut self, pid: u32, fd: i32, socket: &OwnedFd) -> Option<O>;
+    /// A thread does not receive from its queue any more: whether others are seen to read it (`Done`).
+    fn given_back(&mut self, pid: u32, queue: OwnedFd) -> Reply;
+    /// A process got an empty datagram on a UDP socket: what that means.
+    fn left(&mut self, pid: u32, socket: &OwnedFd) -> Told;
     /// A process wants a queue of its own: one, or why it had better stay with what it has.
     fn claim(&mut self, question: &Claim<'_>) -> Option<O>;
     /// The socket that goes with an offer.
     fn socket<'a>(&self, offer: &'a O) -> BorrowedFd<'a>;
-    /// It was put in the listener's place.
+    /// It was put in the listener's place, or, a thread's, has this number.
     fn taken(&mut self, pid: u32, fd: i32, offer: O);
     /// It was not: the process stays with the listener.
     fn declined(&mut self, pid: u32, offer: O);
@@ -192,28 +198,25 @@ impl<O> Broker<O> {
                     how,
                     socket: socket.as_fd(),
                 };
-                let Some(offer) = to.claim(&claim) else {
-                    let _ = say(&conversation.connection, Reply::Leave, None);
-                    return None;
-                };
-                let said = say(
-                    &conversation.connection,
-                    Reply::Queue,
-                    Some(to.socket(&offer)),
-                );
-                if said.is_err() {
-                    to.declined(pid, offer);
-                    return None;
-                }
-                conversation.offer = Some(offer);
-                Some(conversation)
+                let offer = to.claim(&claim);
+                offered(conversation, pid, offer, to)
             }
-            (Request::Reader { .. }, Some(socket), None) => {
-                let queue = to.reader(pid, socket);
-                let (reply, with) = match &queue {
-                    Some(queue) => (Reply::Queue, Some(queue.as_fd())),
-                    None => (Reply::Leave, None),
+            (Request::Reader { fd }, Some(socket), None) => {
+                let offer = to.reader(pid, fd, &socket);
+                offered(conversation, pid, offer, to)
+            }
+            (Request::GivenBack { .. }, Some(queue), None) => {
+                let reply = to.given_back(pid, queue);
+                let _ = say(&conversation.connection, reply, None);
+                None
+            }
+            (Request::Left { .. }, Some(socket), None) => {
+                let (reply, queue) = match to.left(pid, &socket) {
+                    Told::Foreign => (Reply::Leave, None),
+                    Told::Nothing => (Reply::Done, None),
+                    Told::Read(queue) => (Reply::Queue, Some(queue)),
                 };
+                let with = queue.as_ref().map(AsFd::as_fd);
                 let _ = say(&conversation.connection, reply, with);
                 None
             }
@@ -268,6 +271,26 @@ impl<O> Broker<O> {
             }
         }
     }
+}
+
+/// Sends a process what it is offered, if anything, and waits for it to say that it took it.
+fn offered<O>(
+    mut conversation: Conversation<O>,
+    pid: u32,
+    offer: Option<O>,
+    to: &mut impl Answer<O>,
+) -> Option<Conversation<O>> {
+    let Some(offer) = offer else {
+        let _ = say(&conversation.connection, Reply::Leave, None);
+        return None;
+    };
+    let queue = Some(to.socket(&offer));
+    if say(&conversation.connection, Reply::Queue, queue).is_err() {
+        to.declined(pid, offer);
+        return None;
+    }
+    conversation.offer = Some(offer);
+    Some(conversation)
 }
 
 enum Heard {

@@ -9,8 +9,11 @@
 //! and the program does not choose it while another can be had.
 
 mod broker;
+mod datagrams;
+mod left;
 mod library;
 mod program;
+mod readers;
 mod server;
 mod shared;
 #[cfg(test)]
@@ -30,16 +33,20 @@ use wakeone_shim::protocol::Reply;
 
 use crate::metrics::{self, Monitor};
 use crate::paths::Paths;
-use crate::policy::Policy;
+use crate::policy::{Affinity, Policy};
 use crate::supervisor::adopt::inode_of;
 use broker::{Answer, Broker, Claim};
+use left::Told;
 use library::Library;
 pub use library::sweep;
+use readers::Readers;
 use server::{Server, Signals};
 use shared::{Offer, Shared, in_words};
 
 /// How often to look what became of sockets and processes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
+/// The same while datagrams wait in a queue that nobody has.
+const PRESS_EVERY: Duration = Duration::from_millis(2);
 /// A server does not listen at more addresses than this, or something is wrong.
 const MOST_LISTENERS: usize = 64;
 /// Sockets about to listen that are remembered; each of these is answered for in a moment.
@@ -94,6 +101,8 @@ pub struct Options {
     pub command: Vec<String>,
     /// How a worker is chosen; `None`: the best that we may.
     pub policy: Option<Policy>,
+    /// Of UDP: what keeps datagrams of one flow together.
+    pub affinity: Affinity,
     /// Move the queues of stuck workers.
     pub rescue: bool,
     /// How long connections may wait without one being accepted.
@@ -114,6 +123,15 @@ struct Wish {
     paths: Paths,
     rescue: bool,
     stuck_after: Duration,
+    /// What chooses among UDP queues.
+    datagrams: Policy,
+    affinity: Affinity,
+}
+
+/// What was made for a process or a thread, and is not yet in its place.
+enum Offered {
+    Listener(Offer),
+    Reader(readers::Offer),
 }
 
 /// Who chooses among the queues.
@@ -209,18 +227,18 @@ fn drop_capabilities() {
 
 /// Until the last of the server's processes has ended.
 fn serve(
-    broker: &mut Broker<Offer>,
+    broker: &mut Broker<Offered>,
     splitter: &mut Splitter,
     server: &mut Server,
     signals: &Signals,
 ) -> io::Result<u8> {
     let mut followed = Instant::now();
     loop {
-        wait(
-            broker,
-            signals,
-            FOLLOW_EVERY.saturating_sub(followed.elapsed()),
-        );
+        let mut left = FOLLOW_EVERY.saturating_sub(followed.elapsed());
+        if splitter.press() {
+            left = left.min(PRESS_EVERY);
+        }
+        wait(broker, signals, left);
         for signal in signals.pending() {
             server.signal(signal);
         }
@@ -238,7 +256,7 @@ fn serve(
     }
 }
 
-fn wait(broker: &Broker<Offer>, signals: &Signals, at_most: Duration) {
+fn wait(broker: &Broker<Offered>, signals: &Signals, at_most: Duration) {
     let mut wanted: Vec<PollFd<'_>> = broker
         .descriptors()
         .chain([signals.as_fd()])
@@ -275,8 +293,10 @@ struct Splitter {
     traced: bool,
     /// Sockets (cookies, which are never used again) that the library puts into a reuseport group; the last ones.
     opened: VecDeque<u64>,
-    /// UDP sockets (inodes) beside which there are queues.
-    readers: HashSet<u64>,
+    /// UDP sockets beside which there are queues.
+    readers: Vec<Readers>,
+    /// Why another policy than was asked for chooses among those.
+    unfit: Option<String>,
 }
 
 impl Splitter {
@@ -286,6 +306,11 @@ impl Splitter {
                 paths: Paths::of(&options.runtime_dir),
                 rescue: options.rescue,
                 stuck_after: options.stuck_after,
+                datagrams: options
+                    .policy
+                    .filter(|policy| policy.fits_datagrams().is_ok())
+                    .unwrap_or(Policy::FOR_DATAGRAMS),
+                affinity: options.affinity,
             },
             steering,
             shared: Vec::new(),
@@ -299,7 +324,10 @@ impl Splitter {
             monitor: None,
             traced: options.metrics_tracing,
             opened: VecDeque::new(),
-            readers: HashSet::new(),
+            readers: Vec::new(),
+            unfit: options
+                .policy
+                .and_then(|policy| policy.fits_datagrams().err()),
         }
     }
 
@@ -359,6 +387,7 @@ impl Splitter {
         for shared in over {
             self.end_of(shared);
         }
+        self.follow_readers();
     }
 
     fn end_of(&self, shared: Shared) {
@@ -392,11 +421,18 @@ impl Splitter {
         for shared in std::mem::take(&mut self.shared) {
             self.end_of(shared);
         }
+        for readers in std::mem::take(&mut self.readers) {
+            self.end_of_readers(readers);
+        }
     }
 
     /// What `--split=check` says of a process, and the log of one that stays as it is.
-    fn judged(&mut self, at: usize, claim: &Claim<'_>, decision: &Result<(), shared::Reason>) {
-        let address = self.shared[at].address();
+    fn judged(
+        &mut self,
+        address: &dyn std::fmt::Display,
+        claim: &Claim<'_>,
+        decision: &Result<(), shared::Reason>,
+    ) {
         let who = format!("process {}{}", claim.pid, peek_name(claim.pid));
         match decision {
             Ok(()) if self.check => self.note(format!(
@@ -408,7 +444,13 @@ impl Splitter {
                     "{address}: {who} stays with the shared socket: {reason}"
                 ));
             }
-            Err(shared::Reason::Owner | shared::Reason::Has | shared::Reason::First) | Ok(()) => {}
+            Err(
+                shared::Reason::Owner
+                | shared::Reason::Alone
+                | shared::Reason::Has
+                | shared::Reason::First,
+            )
+            | Ok(()) => {}
             // A worker's successor has the same reason: that is said once.
             Err(reason) => self.once(format!(
                 "{address}: {} stays with the shared socket: {reason}",
@@ -423,7 +465,7 @@ fn peek_name(pid: u32) -> String {
     peek::identity(pid).map_or_else(String::new, |identity| format!(" ({})", identity.name))
 }
 
-impl Answer<Offer> for Splitter {
+impl Answer<Offered> for Splitter {
     fn opens(&mut self, socket: &OwnedFd) -> Reply {
         let Ok(cookie) = socket::cookie(socket) else {
             return Reply::Leave;
@@ -454,37 +496,67 @@ impl Answer<Offer> for Splitter {
         }
     }
 
-    fn reader(&mut self, pid: u32, socket: OwnedFd) -> Option<OwnedFd> {
-        let inode = inode_of(&socket).ok()?;
-        let address = sibling::address(&socket)?;
-        let known = self.readers.contains(&inode);
-        if self.check || (!known && self.readers.len() >= MOST_LISTENERS) {
-            if self.check {
-                let name = peek_name(pid);
-                self.note(format!(
-                    "{address}/udp: threads of process {pid}{name} would get queues of their own"
-                ));
-            }
-            return None;
-        }
-        match sibling::reader(&socket, known) {
-            Ok(queue) => {
-                if self.readers.insert(inode) {
-                    tracing::info!(event = "split", %address, "{address}/udp is split: each thread that receives gets a queue of its own, the kernel's hash chooses");
-                }
-                Some(queue)
-            }
-            Err(error) => {
-                self.once(format!(
-                    "{address}/udp: threads of{} share one socket: {error}",
-                    peek_name(pid)
-                ));
-                None
-            }
+    fn reader(&mut self, pid: u32, fd: i32, socket: &OwnedFd) -> Option<Offered> {
+        self.queue_for_thread(pid, fd, socket).map(Offered::Reader)
+    }
+
+    fn given_back(&mut self, pid: u32, queue: OwnedFd) -> Reply {
+        let at = self.readers_of(&queue);
+        if at.is_some_and(|at| self.readers[at].given_back(pid, queue)) {
+            Reply::Done
+        } else {
+            Reply::Leave
         }
     }
 
-    fn claim(&mut self, claim: &Claim<'_>) -> Option<Offer> {
+    fn left(&mut self, pid: u32, socket: &OwnedFd) -> Told {
+        match self.readers_of(socket) {
+            Some(at) => self.readers[at].ask_left(pid),
+            None => Told::Foreign,
+        }
+    }
+
+    fn claim(&mut self, claim: &Claim<'_>) -> Option<Offered> {
+        if sibling::is_udp(claim.socket) {
+            return self.queue_for_process(claim).map(Offered::Reader);
+        }
+        self.queue_for_worker(claim).map(Offered::Listener)
+    }
+
+    fn socket<'a>(&self, offer: &'a Offered) -> BorrowedFd<'a> {
+        match offer {
+            Offered::Listener(offer) => offer.socket(),
+            Offered::Reader(offer) => offer.socket(),
+        }
+    }
+
+    fn taken(&mut self, pid: u32, fd: i32, offer: Offered) {
+        match offer {
+            Offered::Listener(offer) => self.listens_on_its_own(pid, fd, offer),
+            Offered::Reader(offer) => self.reads_its_own(pid, fd, offer),
+        }
+    }
+
+    fn declined(&mut self, pid: u32, offer: Offered) {
+        match offer {
+            Offered::Listener(offer) => {
+                if let Some(at) = self.of_inode(offer.original) {
+                    self.shared[at].declined(pid, offer);
+                }
+            }
+            Offered::Reader(offer) => {
+                let inode = offer.original;
+                if let Some(at) = self.readers.iter().position(|one| one.inode() == inode) {
+                    self.readers[at].declined(offer);
+                }
+            }
+        }
+    }
+}
+
+impl Splitter {
+    /// A queue for a process that is about to wait for connections.
+    fn queue_for_worker(&mut self, claim: &Claim<'_>) -> Option<Offer> {
         let inode = rustix::fs::fstat(claim.socket).ok()?.st_ino;
         let at = match self.of_inode(inode) {
             Some(at) => at,
@@ -496,7 +568,8 @@ impl Answer<Offer> for Splitter {
             }
         };
         let decision = self.shared[at].decide(claim.pid, inode, &self.steering);
-        self.judged(at, claim, &decision);
+        let address = self.shared[at].address();
+        self.judged(&address, claim, &decision);
         let offer = match decision {
             Ok(()) if self.check => return None,
             Ok(()) => {
@@ -522,11 +595,7 @@ impl Answer<Offer> for Splitter {
         }
     }
 
-    fn socket<'a>(&self, offer: &'a Offer) -> BorrowedFd<'a> {
-        offer.socket()
-    }
-
-    fn taken(&mut self, pid: u32, fd: i32, offer: Offer) {
+    fn listens_on_its_own(&mut self, pid: u32, fd: i32, offer: Offer) {
         let Some(at) = self.of_inode(offer.original) else {
             return;
         };
@@ -548,12 +617,6 @@ impl Answer<Offer> for Splitter {
             }
         }
         tracing::debug!("{address}: process {pid} has a queue of its own");
-    }
-
-    fn declined(&mut self, pid: u32, offer: Offer) {
-        if let Some(at) = self.of_inode(offer.original) {
-            self.shared[at].declined(pid, offer);
-        }
     }
 }
 

@@ -28,7 +28,7 @@ use crate::supervisor::process::Identity;
 use crate::supervisor::state::{self, GroupDir, MOST_SLOTS, State, Task};
 
 /// What loading takes; it is within reach all the time, since servers may listen at any time.
-const FOR_LOADING: [Capability; 5] = [
+pub const FOR_LOADING: [Capability; 5] = [
     Capability::CAP_BPF,
     Capability::CAP_PERFMON,
     Capability::CAP_NET_ADMIN,
@@ -44,6 +44,9 @@ pub enum Reason {
     /// It opened the listener itself.
     #[error("it opened the listener and accepts from it itself")]
     Owner,
+    /// Nobody else has the socket.
+    #[error("no other process has the socket")]
+    Alone,
     /// It has a queue already.
     #[error("it has a queue of its own already")]
     Has,
@@ -52,6 +55,9 @@ pub enum Reason {
         "one of its epoll sets has the shared socket already (registered before the fork, or by io_uring)"
     )]
     Registered,
+    /// The same where threads would have queues.
+    #[error("it is in an epoll set")]
+    Polled,
     /// Its descriptors may not be seen.
     #[error("its descriptors may not be seen: {0}")]
     Hidden(String),
@@ -62,7 +68,9 @@ pub enum Reason {
     #[error("no second socket like it can be made: {0}")]
     Sibling(String),
     /// Without steering somebody must serve the shared socket itself.
-    #[error("it serves the shared socket itself: nothing keeps connections from that")]
+    #[error(
+        "it serves the shared socket itself: nothing keeps connections, or datagrams, from that"
+    )]
     First,
     /// The group's folder cannot be had, or steering failed.
     #[error("{0}")]
@@ -71,13 +79,15 @@ pub enum Reason {
 
 /// Somebody who accepts from a queue.
 #[derive(Debug)]
-struct Worker {
-    pid: u32,
+pub struct Worker {
+    /// Its number.
+    pub pid: u32,
     pidfd: OwnedFd,
 }
 
 impl Worker {
-    fn of(pid: u32) -> Option<Self> {
+    /// A process that is there.
+    pub fn of(pid: u32) -> Option<Self> {
         let raw = i32::try_from(pid)
             .ok()
             .and_then(rustix::process::Pid::from_raw)?;
@@ -85,7 +95,8 @@ impl Worker {
         Some(Self { pid, pidfd })
     }
 
-    fn lives(&self) -> bool {
+    /// Whether it has not ended.
+    pub fn lives(&self) -> bool {
         let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
         poll(&mut ended, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
     }
@@ -775,7 +786,7 @@ fn backlog(listener: BorrowedFd<'_>) -> i32 {
 }
 
 /// Whether an epoll set of a process has this socket, under whatever number.
-fn polls(pid: u32, inode: u64) -> io::Result<bool> {
+pub fn polls(pid: u32, inode: u64) -> io::Result<bool> {
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let entry = entry?;
         let Ok(target) = std::fs::read_link(entry.path()) else {
@@ -801,11 +812,11 @@ fn polls(pid: u32, inode: u64) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether a process, as it was just seen, waits for connections on this socket.
-fn waits(process: &wakeone_model::listener::Process, inode: u64) -> bool {
+/// Whether a process, as it was just seen, waits for connections, or datagrams, on this socket.
+pub fn waits(process: &wakeone_model::listener::Process, inode: u64) -> bool {
     process.polls.iter().any(|polled| polled.inode == inode)
         || process.threads.iter().any(|thread| match &thread.wait {
-            Wait::Accept(at) => *at == inode,
+            Wait::Accept(at) | Wait::Receive(at) => *at == inode,
             Wait::Poll(set) => set.contains(&inode),
             Wait::IoUring => true,
             _ => false,
@@ -818,5 +829,6 @@ pub fn in_words(how: How) -> &'static str {
         How::Accept => "accept",
         How::Epoll => "epoll",
         How::Poll => "poll",
+        How::Receive => "a receive call",
     }
 }

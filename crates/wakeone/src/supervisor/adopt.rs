@@ -6,7 +6,7 @@ use super::slot::{Slot, Worker};
 use super::state::{self, State, Task};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use wakeone_kernel::process::sockets_of;
 
 /// Why workers that still run cannot be taken over.
@@ -212,7 +212,7 @@ fn take_fd(
 ///
 /// # Errors
 /// What fstat(2) says.
-pub fn inode_of(fd: &OwnedFd) -> io::Result<u64> {
+pub fn inode_of(fd: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(fd)?.st_ino)
 }
 

@@ -1,0 +1,169 @@
+//! What the broker decides about UDP sockets that several threads or processes receive from.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::broker::Claim;
+use super::readers::{Offer, Readers};
+use super::shared::Reason;
+use super::{MOST_LISTENERS, Splitter, Steering, peek_name};
+use crate::supervisor::adopt::inode_of;
+
+impl Splitter {
+    /// The group that a UDP socket or queue is of.
+    pub(super) fn readers_of(&self, socket: impl AsFd) -> Option<usize> {
+        let inode = inode_of(socket).ok()?;
+        self.readers.iter().position(|one| one.knows(inode))
+    }
+
+    /// What its groups are made with; `None`: nothing steers.
+    fn datagram_wish(&self) -> Option<super::Wish> {
+        (self.steering != Steering::None).then(|| self.wish.clone())
+    }
+
+    /// The group of a socket, or a new one of none yet.
+    fn group_of(&mut self, pid: u32, fd: i32, socket: impl AsFd) -> Option<(Readers, bool)> {
+        if let Some(at) = self.readers_of(&socket) {
+            return Some((self.readers.swap_remove(at), true));
+        }
+        if self.readers.len() >= MOST_LISTENERS {
+            return None;
+        }
+        let readers = Readers::new(pid, fd, socket.as_fd()).ok()?;
+        Some((readers, false))
+    }
+
+    /// A queue for a thread beside the socket that its process has.
+    pub(super) fn queue_for_thread(
+        &mut self,
+        pid: u32,
+        fd: i32,
+        socket: &OwnedFd,
+    ) -> Option<Offer> {
+        let (wish, paths) = (self.datagram_wish(), self.wish.paths.clone());
+        let (mut readers, known) = self.group_of(pid, fd, socket)?;
+        let address = readers.address();
+        if self.check {
+            let name = peek_name(pid);
+            self.note(format!(
+                "{address}/udp: threads of process {pid}{name} would get queues of their own"
+            ));
+            return None;
+        }
+        let offer = readers
+            .admits_thread(pid, socket)
+            .and_then(|()| readers.for_thread(socket, wish.as_ref(), &paths));
+        let given = match offer {
+            Ok((offer, unsteered)) => {
+                // Another thread of it receives already.
+                if let Ok(inode) = inode_of(socket) {
+                    readers.stays(pid, fd, inode);
+                }
+                if let Some(why) = unsteered {
+                    self.once(format!("{address}/udp is not steered: {why}"));
+                }
+                Some(offer)
+            }
+            Err(reason) => {
+                let name = peek_name(pid);
+                self.once(format!(
+                    "{address}/udp: threads of{name} share one socket: {reason}"
+                ));
+                None
+            }
+        };
+        if known || given.is_some() {
+            self.readers.push(readers);
+        }
+        given
+    }
+
+    /// A queue for a process in the place of the UDP socket that it was born with.
+    pub(super) fn queue_for_process(&mut self, claim: &Claim<'_>) -> Option<Offer> {
+        let inode = inode_of(claim.socket).ok()?;
+        let (wish, paths) = (self.datagram_wish(), self.wish.paths.clone());
+        let (mut readers, known) = self.group_of(claim.pid, claim.fd, claim.socket)?;
+        let address = format!("{}/udp", readers.address());
+        let decision = readers.decide(claim.pid, inode, wish.is_none());
+        self.judged(&address, claim, &decision);
+        if self.check {
+            return None;
+        }
+        let offer =
+            decision.and_then(|()| readers.for_process(claim.socket, wish.as_ref(), &paths));
+        match offer {
+            Ok(offer) => {
+                self.readers.push(readers);
+                Some(offer)
+            }
+            Err(reason) => {
+                readers.stays(claim.pid, claim.fd, inode);
+                if matches!(reason, Reason::Sibling(_) | Reason::Steering(_)) {
+                    self.once(format!(
+                        "{address}: a worker stays with the shared socket: {reason}"
+                    ));
+                }
+                // Others may come, and are to know that somebody receives from it.
+                if known || matches!(reason, Reason::First | Reason::Registered) {
+                    self.readers.push(readers);
+                }
+                None
+            }
+        }
+    }
+
+    /// A queue is received from.
+    pub(super) fn reads_its_own(&mut self, pid: u32, fd: i32, offer: Offer) {
+        let inode = offer.original;
+        let Some(at) = self.readers.iter().position(|one| one.inode() == inode) else {
+            return;
+        };
+        self.readers[at].taken(pid, fd, offer);
+        let readers = &self.readers[at];
+        let (address, name) = (readers.address(), readers.name());
+        tracing::debug!("{address}/udp: process {pid} has a queue of its own at {fd}");
+        if readers.queues() == 0 || !self.said.insert(format!("{address}/udp is split")) {
+            return;
+        }
+        if let Some(monitor) = &self.monitor {
+            monitor.add(readers.source(&self.wish));
+        }
+        if !readers.is_steered() {
+            return tracing::info!(event = "split", %address, "{address}/udp is split: each thread or process that receives gets a queue of its own, the kernel's hash chooses");
+        }
+        let policy = self.wish.datagrams;
+        tracing::info!(event = "split", %address, %policy, "{address}/udp is split: each thread or process that receives gets a queue of its own, policy {policy}, group `{name}`");
+        if let Some(why) = self.unfit.clone() {
+            self.once(format!("{address}/udp is steered by {policy}: {why}"));
+        }
+    }
+
+    /// Has what was left behind read by others; whether that is to be done again soon.
+    pub(super) fn press(&mut self) -> bool {
+        let pressed = self.readers.iter_mut().map(Readers::press);
+        pressed.fold(false, |any, one| any | one)
+    }
+
+    pub(super) fn follow_readers(&mut self) {
+        for readers in &mut self.readers {
+            readers.follow();
+            let address = format!("{}/udp", readers.address());
+            for event in readers.events() {
+                event.log(&address);
+            }
+        }
+        let (over, there): (Vec<_>, Vec<_>) = std::mem::take(&mut self.readers)
+            .into_iter()
+            .partition(Readers::is_over);
+        self.readers = there;
+        for readers in over {
+            self.end_of_readers(readers);
+        }
+    }
+
+    pub(super) fn end_of_readers(&self, readers: Readers) {
+        if let Some(monitor) = &self.monitor {
+            monitor.remove(&readers.name());
+        }
+        readers.end();
+    }
+}

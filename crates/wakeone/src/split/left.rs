@@ -1,0 +1,206 @@
+//! UDP queues that somebody left behind: a process that ended, or closed its own, or a thread of several processes'. What waits in them cannot be moved, so
+//! another process of the server is handed the queue, to read it empty. It learns of it by an empty datagram, which the
+//! library in it takes away.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::net::RecvFlags;
+use wakeone_kernel::sibling;
+
+/// What the kernel was about to put into a queue when it was taken out of the group has arrived by then.
+const SETTLED: Duration = Duration::from_millis(200);
+/// How often to wake while something waits, and how many at a time at most: one reads it all, unless it polls, and reads
+/// one datagram for each.
+const WAKE_EVERY: Duration = Duration::from_millis(2);
+const WAKES: u32 = 8;
+/// A process that was handed a queue is not handed it again for that long.
+const HAS_IT: Duration = Duration::from_millis(100);
+/// A wake that nobody asked about by then was lost, and the next empty datagram is a client's.
+const FORGOTTEN: Duration = Duration::from_secs(1);
+/// Nobody asked about the last one: it was lost, or its reader is busy, and another is sent.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Whether something waits in a socket. (Its memory may still be charged for what was read; and one that was shut down
+/// polls as readable, and gives nothing, from nobody.)
+pub fn is_readable(socket: impl AsFd) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let mut byte = [0_u8; 1];
+    matches!(
+        rustix::net::recvfrom(socket, &mut byte[..], flags),
+        Ok((_, _, Some(_)))
+    )
+}
+
+/// A queue that is read until it is empty.
+#[derive(Debug)]
+struct Left {
+    queue: OwnedFd,
+    since: Instant,
+    given: Vec<(u32, Instant)>,
+}
+
+impl Left {
+    fn waits(&self) -> bool {
+        is_readable(&self.queue)
+    }
+
+    fn is_over(&self) -> bool {
+        self.since.elapsed() >= SETTLED && !is_readable(&self.queue)
+    }
+
+    /// A duplicate for a process, unless it has one.
+    fn give(&mut self, pid: u32) -> Option<OwnedFd> {
+        self.given.retain(|(_, when)| when.elapsed() < HAS_IT);
+        if self.given.iter().any(|(to, _)| *to == pid) || !self.waits() {
+            return None;
+        }
+        let queue = self.queue.try_clone().ok()?;
+        self.given.push((pid, Instant::now()));
+        Some(queue)
+    }
+}
+
+/// What the library is told when it asks about an empty datagram.
+#[derive(Debug)]
+pub enum Told {
+    /// It is a client's.
+    Foreign,
+    /// It was to wake: there is nothing to read any more.
+    Nothing,
+    /// It was to wake: this is to be read.
+    Read(OwnedFd),
+}
+
+/// The queues of one address that were left behind.
+#[derive(Debug)]
+pub struct LeftQueues {
+    address: SocketAddr,
+    left: Vec<Left>,
+    /// Empty datagrams that were sent and nobody asked about.
+    wakes: u32,
+    at_once: u32,
+    /// When the last one was.
+    woken: Option<Instant>,
+}
+
+impl LeftQueues {
+    /// None so far. `address`: where datagrams are to be sent to.
+    pub fn at(address: SocketAddr) -> Self {
+        Self {
+            address,
+            left: Vec::new(),
+            wakes: 0,
+            at_once: 1,
+            woken: None,
+        }
+    }
+
+    /// Takes a queue out of its group, and has it read.
+    pub fn add(&mut self, queue: OwnedFd) {
+        if let Err(error) = sibling::unchoose(&queue) {
+            tracing::debug!("{}/udp: {error}", self.address);
+        }
+        self.left.push(Left {
+            queue,
+            since: Instant::now(),
+            given: Vec::new(),
+        });
+    }
+
+    /// Wakes somebody where something waits, and forgets what is empty. `also`: something waits elsewhere. Tells whether
+    /// it is to be called again soon.
+    pub fn press(&mut self, also: bool) -> bool {
+        self.left.retain(|left| !left.is_over());
+        if !also && !self.left.iter().any(Left::waits) {
+            self.at_once = 1;
+            return false;
+        }
+        if self.woken.is_none_or(|when| when.elapsed() >= WAKE_EVERY) {
+            let unanswered = self.woken.is_some_and(|when| when.elapsed() >= AGAIN);
+            let most = if unanswered {
+                self.wakes + 1
+            } else {
+                self.at_once
+            };
+            while self.wakes < most {
+                self.woken = Some(Instant::now());
+                if let Err(error) = wake(self.address) {
+                    tracing::debug!("{}/udp: nobody can be woken: {error}", self.address);
+                    return false;
+                }
+                self.wakes += 1;
+            }
+            self.at_once = (2 * self.at_once).min(WAKES);
+        }
+        true
+    }
+
+    /// A process got an empty datagram. `also`: what waits elsewhere.
+    pub fn ask(&mut self, pid: u32, also: Option<OwnedFd>) -> Told {
+        if self.woken.is_none_or(|when| when.elapsed() >= FORGOTTEN) {
+            self.wakes = 0;
+        }
+        if self.wakes == 0 {
+            return Told::Foreign;
+        }
+        self.wakes -= 1;
+        let queue = self.left.iter_mut().find_map(|left| left.give(pid));
+        queue.or(also).map_or(Told::Nothing, Told::Read)
+    }
+}
+
+/// Sends an empty datagram to an address of this host; from another port each time, so that it may meet another worker.
+fn wake(address: SocketAddr) -> io::Result<()> {
+    let (any, here): (IpAddr, IpAddr) = match address {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into()),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::LOCALHOST.into()),
+    };
+    let mut to = address;
+    if to.ip().is_unspecified() {
+        to.set_ip(here);
+    }
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.set_nonblocking(true)?;
+    socket.send_to(&[], to).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_left_is_handed_to_one_who_was_woken() {
+        let one = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        let to = one.local_addr().expect("address");
+        let waker = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        let mut queues = LeftQueues::at(waker.local_addr().expect("address"));
+        assert!(matches!(queues.ask(1, None), Told::Foreign));
+        let client = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        client.send_to(b"one", to).expect("send");
+        queues.add(one.into());
+        assert!(queues.press(false));
+        assert_eq!(waker.recv(&mut [0; 8]).expect("an empty datagram"), 0);
+        // Nobody asks: more are sent.
+        while queues.wakes < WAKES {
+            assert!(queues.press(false));
+            std::thread::sleep(WAKE_EVERY);
+        }
+        let Told::Read(queue) = queues.ask(1, None) else {
+            panic!("it waits");
+        };
+        assert!(matches!(queues.ask(1, None), Told::Nothing), "it has it");
+        let Told::Read(_) = queues.ask(2, None) else {
+            panic!("it waits still");
+        };
+        let read = UdpSocket::from(queue).recv(&mut [0; 8]).expect("read");
+        assert_eq!(read, 3);
+        assert!(matches!(queues.ask(3, None), Told::Nothing));
+        client.send_to(b"two", to).expect("send");
+        std::thread::sleep(SETTLED);
+        assert!(!queues.press(false), "it takes no datagram any more");
+        assert!(queues.left.is_empty());
+    }
+}

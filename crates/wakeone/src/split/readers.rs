@@ -1,0 +1,676 @@
+//! One UDP socket that threads or processes of a server receive from: the queues that were made beside it, who reads
+//! which, and how datagrams are steered to them.
+//!
+//! The threads of one process have a queue each, and one of them keeps the socket that the process has. A process that
+//! was forked since the socket was bound has a queue in its place. What waits in a queue cannot be moved: a duplicate of
+//! a forked process's queues is kept here, so that another process can read what it left behind. Of the queues of the
+//! process that bound the socket none is kept: they end with it, as the socket would.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use wakeone_kernel::peek::Processes;
+use wakeone_kernel::{capability, peek, process, sibling, socket};
+use wakeone_model::listener::Protocol;
+
+use super::Wish;
+use super::left::{LeftQueues, Told, is_readable};
+use super::shared::{FOR_LOADING, Reason, Worker, polls, waits};
+use crate::agent::{Agent, Duties};
+use crate::attach::name_of;
+use crate::dispatcher::{self, Dispatcher, Plan};
+use crate::metrics::Source;
+use crate::paths::Paths;
+use crate::seat::Lent;
+use crate::steer::{Steer, SteerEvent};
+use crate::supervisor::adopt::inode_of;
+use crate::supervisor::listen::Endpoint;
+use crate::supervisor::process::Identity;
+use crate::supervisor::state::{self, GroupDir, MOST_SLOTS, State, Task};
+
+/// How often to look for processes that receive from the shared socket and never asked.
+const LOOK_ROUND: Duration = Duration::from_secs(1);
+
+/// Whose a queue is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A thread's, beside what its process has.
+    Thread,
+    /// A process's, in the place of what it was born with.
+    Process,
+}
+
+/// A queue, and who receives from it.
+#[derive(Debug)]
+struct Queue {
+    kind: Kind,
+    lent: Lent,
+    cookie: u64,
+    slot: Option<usize>,
+    /// A duplicate, where others are to read what its process leaves behind.
+    kept: Option<OwnedFd>,
+}
+
+impl Queue {
+    /// Whether its process has it still, under whatever number; and whether that is another one now.
+    fn look(&mut self) -> (bool, bool) {
+        if self.lent.borrow().is_ok() {
+            return (true, false);
+        }
+        let held = process::sockets_of(self.lent.pid).unwrap_or_default();
+        let found = held.iter().find(|(_, inode)| *inode == self.lent.inode);
+        if let Some((fd, _)) = found {
+            self.lent.fd = *fd;
+        }
+        (found.is_some(), found.is_some())
+    }
+}
+
+/// A queue that was made and is not yet received from.
+#[derive(Debug)]
+pub struct Offer {
+    /// The group's socket.
+    pub original: u64,
+    queue: OwnedFd,
+    inode: u64,
+    cookie: u64,
+    kind: Kind,
+    /// The slot that it has from the beginning, being the first.
+    slot: Option<usize>,
+}
+
+impl Offer {
+    /// The socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.queue.as_fd()
+    }
+}
+
+/// The socket that the server made.
+#[derive(Debug)]
+struct Original {
+    lent: Lent,
+    cookie: u64,
+    slot: Option<usize>,
+    /// Who receives from it.
+    readers: Vec<Worker>,
+    /// A duplicate, once there are queues of other processes: what is in it is read by those where nobody else does.
+    kept: Option<OwnedFd>,
+    /// No process has it any more.
+    closed: bool,
+}
+
+/// A UDP socket with queues beside it.
+pub struct Readers {
+    address: SocketAddr,
+    dual_stack: bool,
+    original: Original,
+    queues: Vec<Queue>,
+    /// Inodes of all its sockets there ever were.
+    known: HashSet<u64>,
+    left: LeftQueues,
+    agent: Option<Agent>,
+    dir: Option<GroupDir>,
+    /// The kernel's hash chooses, whatever was wished for.
+    hash: bool,
+    looked: Instant,
+}
+
+impl Readers {
+    /// A socket that a process has.
+    ///
+    /// # Errors
+    /// It has no address, or is gone.
+    pub fn new(pid: u32, fd: i32, socket: BorrowedFd<'_>) -> io::Result<Self> {
+        let address = sibling::address(socket).ok_or(io::ErrorKind::Unsupported)?;
+        let inode = inode_of(socket)?;
+        Ok(Self {
+            address,
+            dual_stack: sibling::is_dual_stack(socket),
+            original: Original {
+                lent: Lent { pid, fd, inode },
+                cookie: socket::cookie(socket)?,
+                slot: None,
+                readers: Vec::new(),
+                kept: None,
+                closed: false,
+            },
+            queues: Vec::new(),
+            known: HashSet::from([inode]),
+            left: LeftQueues::at(address),
+            agent: None,
+            dir: None,
+            hash: false,
+            looked: Instant::now(),
+        })
+    }
+
+    /// Where it receives.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What its group is called.
+    pub fn name(&self) -> String {
+        name_of(Protocol::Udp, self.address)
+    }
+
+    /// Whether our program chooses among its queues.
+    pub fn is_steered(&self) -> bool {
+        self.agent.is_some()
+    }
+
+    /// How many queues there are beside the socket.
+    pub fn queues(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// What its figures are read from.
+    pub fn source(&self, wish: &Wish) -> Source {
+        capability::with(&FOR_LOADING, || Source::open(&wish.paths, &self.name()))
+    }
+
+    /// The socket's inode.
+    pub fn inode(&self) -> u64 {
+        self.original.lent.inode
+    }
+
+    /// Whether this is its socket, or one of its queues.
+    pub fn knows(&self, inode: u64) -> bool {
+        self.known.contains(&inode)
+    }
+
+    /// Whether nobody has any socket of it any more.
+    pub fn is_over(&self) -> bool {
+        self.original.closed && self.queues.is_empty()
+    }
+
+    /// Whether a process can have a queue in the place of the socket that it was born with. `hash`: nothing will steer.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn decide(&self, pid: u32, inode: u64, hash: bool) -> Result<(), Reason> {
+        let own = |queue: &&Queue| queue.kind == Kind::Process && queue.lent.pid == pid;
+        if self.queues.iter().any(|queue| own(&queue)) {
+            return Err(Reason::Has);
+        }
+        match polls(pid, inode) {
+            Ok(false) => {}
+            Ok(true) => return Err(Reason::Registered),
+            Err(error) => return Err(Reason::Hidden(error.to_string())),
+        }
+        let ours = std::process::id();
+        let another =
+            |held: &peek::Held| held.inode == inode && held.pid != pid && held.pid != ours;
+        if !Processes::read().held.iter().any(another) {
+            return Err(Reason::Alone);
+        }
+        self.has_room()?;
+        let served = self.original.readers.iter().any(Worker::lives);
+        if (hash || self.hash) && !served && !self.original.closed {
+            return Err(Reason::First);
+        }
+        Ok(())
+    }
+
+    /// Whether a thread can have a queue of its own beside what its process has.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn admits_thread(&self, pid: u32, socket: &OwnedFd) -> Result<(), Reason> {
+        // Which thread receives is then another one's to say. The library sees most of these itself, but not those that
+        // were registered before the socket was bound.
+        match inode_of(socket).and_then(|inode| polls(pid, inode)) {
+            Ok(false) => self.has_room(),
+            Ok(true) => Err(Reason::Polled),
+            Err(error) => Err(Reason::Hidden(error.to_string())),
+        }
+    }
+
+    /// Whether another queue can be chosen. One that could not would leave its thread without work.
+    fn has_room(&self) -> Result<(), Reason> {
+        if self.queues.len() + 1 < MOST_SLOTS {
+            Ok(())
+        } else {
+            Err(Reason::Full)
+        }
+    }
+
+    /// A process that receives from one of its sockets, and stays with it.
+    pub fn stays(&mut self, pid: u32, fd: i32, inode: u64) {
+        if inode != self.inode() {
+            return;
+        }
+        if !self.original.readers.iter().any(|one| one.pid == pid) {
+            self.original.readers.extend(Worker::of(pid));
+            self.original.lent = Lent { pid, fd, inode };
+            if let (Some(slot), Some(agent)) = (self.original.slot, &self.agent) {
+                let lent = self.original.lent;
+                agent.tell(|d| d.lend(slot, lent));
+            }
+        }
+        self.seat_original();
+        self.store();
+    }
+
+    /// A queue for a thread beside what its process has (`like`), and why nothing steers, if that is new. `wish`: none
+    /// where nothing may.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn for_thread(
+        &mut self,
+        like: &OwnedFd,
+        wish: Option<&Wish>,
+        paths: &Paths,
+    ) -> Result<(Offer, Option<Reason>), Reason> {
+        let mut offer = self.offer(like.as_fd(), Kind::Thread)?;
+        let begun = self.begin(&mut offer, wish, paths);
+        Ok((offer, begun.err()))
+    }
+
+    /// A queue for a process in the place of what it was born with (`like`).
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn for_process(
+        &mut self,
+        like: BorrowedFd<'_>,
+        wish: Option<&Wish>,
+        paths: &Paths,
+    ) -> Result<Offer, Reason> {
+        if self.original.kept.is_none() && inode_of(like).ok() == Some(self.inode()) {
+            self.original.kept = like.try_clone_to_owned().ok();
+        }
+        let mut offer = self.offer(like, Kind::Process)?;
+        match self.begin(&mut offer, wish, paths) {
+            Ok(()) => Ok(offer),
+            Err(reason) => {
+                self.declined(offer);
+                Err(reason)
+            }
+        }
+    }
+
+    fn offer(&mut self, like: BorrowedFd<'_>, kind: Kind) -> Result<Offer, Reason> {
+        let refused = |error: io::Error| Reason::Sibling(error.to_string());
+        let known = self.known.len() > 1;
+        let queue =
+            sibling::reader(like, known).map_err(|error| Reason::Sibling(error.to_string()))?;
+        let offer = Offer {
+            original: self.inode(),
+            inode: inode_of(&queue).map_err(refused)?,
+            cookie: socket::cookie(&queue).map_err(refused)?,
+            queue,
+            kind,
+            slot: None,
+        };
+        self.known.insert(offer.inode);
+        Ok(offer)
+    }
+
+    /// With the first queue: takes the group's folder, and loads the program where there is a wish for that. What fails
+    /// leaves the kernel's hash to choose.
+    fn begin(
+        &mut self,
+        offer: &mut Offer,
+        wish: Option<&Wish>,
+        paths: &Paths,
+    ) -> Result<(), Reason> {
+        if self.dir.is_some() || self.hash {
+            return Ok(());
+        }
+        self.hash = true;
+        let failed = |error: &dyn std::fmt::Display| Reason::Steering(error.to_string());
+        let dir = GroupDir::take(&paths.runtime, &self.name()).map_err(|error| failed(&error))?;
+        self.dir = Some(dir);
+        if let Some(wish) = wish {
+            let dispatcher = self.load(offer, wish).map_err(|error| failed(&error))?;
+            offer.slot = dispatcher.pinned().slot_of(offer.cookie);
+            let duties = Duties {
+                rescue: false,
+                stuck_after: wish.stuck_after,
+            };
+            self.agent = Some(Agent::start(dispatcher, duties, wish.paths.clone(), None));
+            self.hash = false;
+            self.seat_original();
+        }
+        Ok(())
+    }
+
+    fn load(&self, offer: &Offer, wish: &Wish) -> Result<Dispatcher, dispatcher::Error> {
+        let name = self.name();
+        let ours = Lent {
+            pid: std::process::id(),
+            fd: offer.queue.as_raw_fd(),
+            inode: offer.inode,
+        };
+        let plan = Plan {
+            name: &name,
+            paths: &wish.paths,
+            policy: wish.datagrams,
+            weights: &[],
+            cgroup: None,
+            backlog: 0,
+            adopt: false,
+            read_queues: true,
+            datagrams: Some(wish.affinity),
+        };
+        capability::with(&FOR_LOADING, || {
+            Dispatcher::start_beside(&plan, vec![(offer.cookie, ours)])
+        })
+    }
+
+    /// A queue is received from: it is chosen from now on.
+    pub fn taken(&mut self, pid: u32, fd: i32, offer: Offer) {
+        let lent = Lent {
+            pid,
+            fd,
+            inode: offer.inode,
+        };
+        if lent.borrow().is_err() {
+            return self.declined(offer);
+        }
+        let forked = |queue: &Queue| queue.kind == Kind::Process && queue.lent.pid == pid;
+        let keeps = offer.kind == Kind::Process || self.queues.iter().any(forked);
+        if offer.kind == Kind::Process {
+            // It could not have its queue at first.
+            self.original.readers.retain(|reader| reader.pid != pid);
+        }
+        let slot = self.seat(offer.slot, offer.cookie, lent);
+        self.queues.push(Queue {
+            kind: offer.kind,
+            lent,
+            cookie: offer.cookie,
+            slot,
+            kept: keeps.then_some(offer.queue),
+        });
+        if self.queues.len() == 1 && keeps {
+            self.look_round();
+        }
+        self.press();
+        self.store();
+    }
+
+    /// Gives a queue a slot, or the one that it has to whom it is with now.
+    fn seat(&mut self, slot: Option<usize>, cookie: u64, lent: Lent) -> Option<usize> {
+        let agent = self.agent.as_mut()?;
+        let slot = match slot {
+            Some(slot) => {
+                agent.tell(|d| d.lend(slot, lent));
+                slot
+            }
+            None => match agent.tell(|d| d.join(cookie, lent))? {
+                Ok(slot) => slot,
+                Err(error) => {
+                    tracing::warn!("{}/udp: process {}: {error}", self.address, lent.pid);
+                    return None;
+                }
+            },
+        };
+        agent.worker_up(slot, lent.pid);
+        Some(slot)
+    }
+
+    /// A queue was not wanted after all. Something may be in it.
+    pub fn declined(&mut self, offer: Offer) {
+        self.leave(offer.slot, offer.cookie);
+        self.left.add(offer.queue);
+    }
+
+    fn leave(&mut self, slot: Option<usize>, cookie: u64) {
+        if let (Some(slot), Some(agent)) = (slot, &self.agent) {
+            agent.tell(|d| {
+                d.leave(slot);
+                // Threads may come and go for ever.
+                d.pinned().forget_listener(cookie);
+            });
+        }
+    }
+
+    /// A thread does not receive from its queue any more: it is not chosen from now on. Tells whether what is in it is
+    /// read by whichever process; otherwise its own is to do that, being the only one.
+    pub fn given_back(&mut self, pid: u32, queue: OwnedFd) -> bool {
+        let inode = inode_of(&queue).unwrap_or(0);
+        let its = |one: &Queue| one.lent.inode == inode && one.lent.pid == pid;
+        if let Some(at) = self.queues.iter().position(its) {
+            let gone = self.queues.swap_remove(at);
+            self.leave(gone.slot, gone.cookie);
+        }
+        let shared = self.original.kept.is_some();
+        if shared {
+            self.left.add(queue);
+            self.press();
+        } else if let Err(error) = sibling::unchoose(&queue) {
+            tracing::debug!("{}/udp: {error}", self.address);
+        }
+        self.store();
+        shared
+    }
+
+    /// A process got an empty datagram.
+    pub fn ask_left(&mut self, pid: u32) -> Told {
+        let also = self.unread().and_then(|one| one.try_clone().ok());
+        self.left.ask(pid, also)
+    }
+
+    /// The socket itself, where something waits in it that nobody receives.
+    fn unread(&self) -> Option<&OwnedFd> {
+        let kept = self.original.kept.as_ref()?;
+        (self.original.readers.is_empty() && is_readable(kept)).then_some(kept)
+    }
+
+    /// Has what was left behind read by others. Tells whether it is to be called again soon.
+    pub fn press(&mut self) -> bool {
+        let somebody = !self.queues.is_empty() || !self.original.readers.is_empty();
+        let unread = self.unread().is_some();
+        somebody && self.left.press(unread)
+    }
+
+    /// Somebody receives from the socket itself: it gets its part.
+    fn seat_original(&mut self) {
+        let Some(reader) = self.original.readers.first() else {
+            return;
+        };
+        let pid = reader.pid;
+        match self.original.slot {
+            Some(slot) => {
+                if let Some(agent) = &mut self.agent {
+                    agent.worker_up(slot, pid);
+                }
+            }
+            None => {
+                let (cookie, lent) = (self.original.cookie, self.original.lent);
+                self.original.slot = self.seat(None, cookie, lent);
+            }
+        }
+    }
+
+    /// Looks what became of its sockets and processes. To be called some twenty times a second.
+    pub fn follow(&mut self) {
+        let mut changed = self.follow_queues();
+        changed |= self.follow_original();
+        let forked = self.queues.iter().any(|queue| queue.kept.is_some());
+        if forked && self.looked.elapsed() >= LOOK_ROUND {
+            changed |= self.look_round();
+        }
+        self.press();
+        if changed {
+            self.store();
+        }
+    }
+
+    fn follow_queues(&mut self) -> bool {
+        let mut changed = false;
+        for mut queue in std::mem::take(&mut self.queues) {
+            let (there, moved) = queue.look();
+            if there {
+                if let (true, Some(slot), Some(agent)) = (moved, queue.slot, &self.agent) {
+                    let lent = queue.lent;
+                    agent.tell(|d| d.lend(slot, lent));
+                }
+                self.queues.push(queue);
+                continue;
+            }
+            changed = true;
+            self.leave(queue.slot, queue.cookie);
+            if let Some(kept) = queue.kept {
+                self.left.add(kept);
+            }
+        }
+        changed
+    }
+
+    fn follow_original(&mut self) -> bool {
+        if self.original.closed {
+            return false;
+        }
+        let before = self.original.readers.len();
+        self.original.readers.retain(Worker::lives);
+        let mut changed = self.original.readers.len() != before;
+        if self.original.lent.borrow().is_err() && !self.find_holder() {
+            self.original.closed = true;
+            self.original.readers.clear();
+            // What is in it is read by those that are still there.
+            if let Some(kept) = self.original.kept.take() {
+                self.left.add(kept);
+            }
+            changed = true;
+        }
+        if self.original.readers.is_empty() {
+            let slot = self.original.slot.take();
+            self.leave(slot, self.original.cookie);
+        } else if changed {
+            self.seat_original();
+        }
+        changed
+    }
+
+    /// Whoever had the socket is gone or has it under another number: somebody has, perhaps.
+    fn find_holder(&mut self) -> bool {
+        let (inode, ours) = (self.inode(), std::process::id());
+        let all = Processes::read();
+        let reads = |pid: u32| self.original.readers.iter().any(|one| one.pid == pid);
+        let holders = || {
+            all.held
+                .iter()
+                .filter(|held| held.inode == inode && held.pid != ours)
+        };
+        let Some(holder) = holders()
+            .find(|held| reads(held.pid))
+            .or_else(|| holders().next())
+        else {
+            return false;
+        };
+        let lent = Lent {
+            pid: holder.pid,
+            fd: holder.fd,
+            inode,
+        };
+        self.original.lent = lent;
+        if let (Some(slot), Some(agent)) = (self.original.slot, &self.agent) {
+            agent.tell(|d| d.lend(slot, lent));
+        }
+        true
+    }
+
+    /// Processes that wait on the shared socket and never asked: the one that bound it, or who makes system calls of its
+    /// own.
+    fn look_round(&mut self) -> bool {
+        self.looked = Instant::now();
+        let (inode, ours) = (self.inode(), std::process::id());
+        let inodes = HashSet::from([inode]);
+        let mut found = Vec::new();
+        for held in Processes::read().held {
+            let known = self.original.readers.iter().any(|one| one.pid == held.pid);
+            let look = || peek::look(held.pid, &inodes, &HashSet::new());
+            if held.inode == inode
+                && held.pid != ours
+                && !known
+                && look().is_some_and(|process| waits(&process, inode))
+            {
+                found.push((held.pid, held.fd));
+            }
+        }
+        for (pid, fd) in &found {
+            self.stays(*pid, *fd, inode);
+        }
+        !found.is_empty()
+    }
+
+    /// Writes down who serves what, for `status`, and for `detach` should we be killed.
+    fn store(&self) {
+        let Some(dir) = &self.dir else { return };
+        let state = self.state();
+        if let Err(error) = state.and_then(|state| dir.store(&state).map_err(io::Error::other)) {
+            tracing::warn!("{}/udp: {error}", self.address);
+        }
+    }
+
+    fn state(&self) -> io::Result<State> {
+        let agent = self.agent.as_ref();
+        let slots = agent.and_then(|agent| agent.tell(|d| d.slots()));
+        let mut queues: Vec<(Option<usize>, Lent)> = self
+            .queues
+            .iter()
+            .map(|queue| (queue.slot, queue.lent))
+            .collect();
+        if !self.original.readers.is_empty() {
+            queues.push((self.original.slot, self.original.lent));
+        }
+        if agent.is_none() {
+            let numbered = queues.iter_mut().enumerate();
+            numbered.for_each(|(number, (slot, _))| *slot = Some(number));
+        }
+        let empty = || state::Slot {
+            worker: None,
+            current: true,
+            inodes: Vec::new(),
+        };
+        let slots = slots.unwrap_or(queues.len()).max(1);
+        let mut table: Vec<state::Slot> = std::iter::repeat_with(empty).take(slots).collect();
+        for (slot, lent) in queues {
+            if let Some(slot) = slot.and_then(|slot| table.get_mut(slot)) {
+                slot.worker = Identity::of(lent.pid).ok();
+                slot.inodes = vec![lent.inode];
+            }
+        }
+        Ok(State {
+            schema: state::SCHEMA,
+            name: self.name(),
+            boot: state::boot_id(),
+            supervisor: Identity::of(std::process::id())?,
+            listen: vec![Endpoint {
+                address: self.address,
+                dual_stack: self.dual_stack,
+                udp: true,
+            }],
+            backlog: 0,
+            task: Task {
+                command: vec![state::SPLIT.into()],
+                account: None,
+                keep_caps: Vec::new(),
+            },
+            slots: table,
+            attached: true,
+        })
+    }
+
+    /// What its agent saw.
+    pub fn events(&mut self) -> Vec<SteerEvent> {
+        self.agent.as_mut().map(Steer::events).unwrap_or_default()
+    }
+
+    /// Nobody has the socket any more: takes program, pins and state away.
+    pub fn end(mut self) {
+        if let Some(agent) = self.agent.take() {
+            capability::with(&FOR_LOADING, || agent.end());
+        }
+        if let Some(dir) = &self.dir {
+            dir.forget();
+        }
+    }
+}
