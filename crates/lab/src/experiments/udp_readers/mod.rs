@@ -63,7 +63,7 @@ pub enum Way {
     RoundRobin,
     /// The same; ours, by the CPU that got it.
     Cpu,
-    /// The program that reads one socket, split by `wakeone run --split`: a socket each, many flows, the kernel's hash.
+    /// The program that reads one socket, split by `wakeone run --split`: a socket each, one flow; ours, in turn.
     Split,
 }
 
@@ -106,11 +106,7 @@ impl Way {
     }
 
     fn flows(self) -> usize {
-        if matches!(self, Way::HashMany | Way::Split) {
-            MANY_FLOWS
-        } else {
-            1
-        }
+        if self == Way::HashMany { MANY_FLOWS } else { 1 }
     }
 
     /// How many sockets the program opens for so many threads.
@@ -247,7 +243,7 @@ const PAIRS: [(Way, Way); 6] = [
     (Way::RoundRobin, Way::Socket),
     (Way::Cpu, Way::HashOne),
     (Way::Cpu, Way::Socket),
-    (Way::Split, Way::HashMany),
+    (Way::Split, Way::HashOne),
     (Way::Split, Way::Socket),
 ];
 
@@ -327,7 +323,15 @@ impl Experiment for UdpReaders {
 }
 
 fn measure(variant: Variant, context: &mut Context<'_>) -> Result<Sample, Error> {
-    let split = ["run", "--split", "--"];
+    let split = [
+        "run",
+        "--split",
+        "--policy",
+        "round-robin",
+        "--affinity",
+        "none",
+        "--",
+    ];
     let readers = Readers::start(&Setup {
         sockets: variant.way.sockets(variant.threads),
         threads: variant.threads,
@@ -366,6 +370,9 @@ fn send(
         Some(policy) if variant.threads > 1 => Some(Attached::to_datagrams(address, policy)?),
         _ => None,
     };
+    if variant.way == Way::Split {
+        readers.until_split(variant.threads)?;
+    }
     let before = readers.usage();
     let flows = variant.way.flows();
     let sent = sender::datagrams(address, flows, count, variant.mode, board, context)?;

@@ -78,7 +78,7 @@ fn meaning(outcome: &Outcome, mode: Mode, pinned: bool) -> Option<String> {
     said += ".";
     if let Some((hash, shared)) = both(&PAIRS[4..]) {
         said += &format!(
-            " The program that reads one socket, split, with many flows: {hash} times as fast as with a socket each of its own, and {shared} times as fast as it is."
+            " The program that reads one socket, split, in turn: {hash} times as fast as with a socket each and the hash, and {shared} times as fast as it is."
         );
     }
     said.extend(sender_busy(outcome, mode, pinned).map(|busy| {

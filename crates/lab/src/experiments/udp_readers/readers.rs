@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use wakeone_kernel::diag;
+use wakeone_model::listener::Protocol;
+
 use super::reader::Board;
 use super::sender::Sent;
 use crate::Error;
@@ -14,6 +17,7 @@ use crate::scratch::Scratch;
 use crate::server::Server;
 
 const PATIENCE: Duration = Duration::from_secs(10);
+const SEATED: Duration = Duration::from_millis(50);
 
 /// What is read, and by how many.
 #[derive(Debug, Clone, Copy, Default)]
@@ -95,6 +99,28 @@ impl Readers {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
+        Ok(())
+    }
+
+    /// Lets the threads begin, and waits until the shim has given each its socket.
+    ///
+    /// # Errors
+    /// When that takes too long.
+    pub fn until_split(&self, sockets: usize) -> Result<(), Error> {
+        self.board.go();
+        let since = Instant::now();
+        let there = || {
+            let found = diag::sockets_at(Protocol::Udp, diag::Which::Listening, self.address);
+            found.is_ok_and(|found| found.len() >= sockets)
+        };
+        while !there() {
+            if since.elapsed() > PATIENCE {
+                return Err(Error::Server("the readers are not split".into()));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // It is bound a moment before it is chosen.
+        std::thread::sleep(SEATED);
         Ok(())
     }
 
