@@ -21,6 +21,7 @@ use crate::datagrams;
 use crate::dispatcher::Dispatcher;
 use crate::group::FOR_THE_END;
 use crate::paths::Paths;
+use crate::questions::Questions;
 use crate::steer::{Steer, SteerEvent};
 
 /// The agent counts as gone when it has not looked for this long.
@@ -209,6 +210,7 @@ struct Core {
     events: Vec<SteerEvent>,
     /// Slots whose queues somebody asked to be moved.
     asked: Vec<(usize, SyncSender<Rescued>)>,
+    questions: Questions,
     started: Option<Instant>,
 }
 
@@ -233,6 +235,7 @@ impl Core {
             patience: vec![None; slots],
             events: Vec::new(),
             asked: Vec::new(),
+            questions: Questions::default(),
             started: Some(Instant::now()),
         }
     }
@@ -272,7 +275,9 @@ impl Core {
             let busy = looks.iter().any(|look| look.active > 0 || look.queued > 0);
             (looks, busy)
         };
+        self.questions.begin();
         self.judge(&looks, duties);
+        self.questions.end();
         for (slot, answer) in std::mem::take(&mut self.asked) {
             let _ = answer.try_send(self.rescue_now(slot, &looks, duties));
         }
@@ -303,10 +308,9 @@ impl Core {
             if let Some(since) = self.memory[slot].stuck_since_ns {
                 self.look_after(slot, looks, now, since, duties);
             } else if suspect
-                && judge::stuck(
-                    self.doing(slot),
-                    self.another_sooner(slot, looks, now, limits),
-                )
+                // First what costs nothing: where all have something waiting, nobody is asked.
+                && self.another_sooner(slot, looks, now, limits)
+                && judge::stuck(self.doing(slot), true)
             {
                 self.memory[slot].stuck_since_ns = Some(now);
                 self.mark(slot, flag::STUCK, true);
@@ -449,11 +453,12 @@ impl Core {
         }
     }
 
+    /// What a worker does, as far as may be asked in this round.
     fn doing(&self, slot: usize) -> Doing {
         let Some(dispatcher) = &self.dispatcher else {
             return Doing::Unknown;
         };
-        doing(dispatcher, slot)
+        self.questions.ask(slot, || doing(dispatcher, slot))
     }
 
     /// Whether another worker would serve what waits in this slot sooner.
@@ -615,7 +620,12 @@ impl Steer for Agent {
     }
 
     fn accepting(&self, slot: usize) -> Option<bool> {
-        match lock(&self.core).doing(slot) {
+        let core = lock(&self.core);
+        match core
+            .dispatcher
+            .as_ref()
+            .map_or(Doing::Unknown, |one| doing(one, slot))
+        {
             Doing::Waiting => Some(true),
             Doing::Busy | Doing::Stopped => Some(false),
             Doing::Unknown => None,

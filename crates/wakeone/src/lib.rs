@@ -10,6 +10,7 @@ pub mod keeper;
 pub mod metrics;
 pub mod paths;
 pub mod policy;
+mod questions;
 pub mod seat;
 pub mod several;
 pub mod split;

@@ -1,0 +1,97 @@
+//! What may be asked about the workers of a group.
+//!
+//! Seeing what a worker does means reading a dozen files of /proc for each of its threads, and the agent runs before
+//! everybody else: where many workers have something waiting, its questions would take the time they need to serve it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use wakeone_model::judge::Doing;
+
+/// After questions that took some time there are none for so many times as long: they cost a tenth of a CPU at most.
+const REST: u32 = 9;
+
+/// The questions of one agent, a round at a time; each worker is looked at once in a round.
+#[derive(Debug, Default)]
+pub(crate) struct Questions {
+    answers: RefCell<HashMap<usize, Doing>>,
+    spent: Cell<Duration>,
+    resting_until: Option<Instant>,
+}
+
+impl Questions {
+    /// A round begins.
+    pub fn begin(&mut self) {
+        let now = Instant::now();
+        self.resting_until = self.resting_until.filter(|until| now < *until);
+    }
+
+    /// A round is over.
+    pub fn end(&mut self) {
+        self.answers.get_mut().clear();
+        let spent = self.spent.take();
+        if !spent.is_zero() {
+            self.resting_until = Some(Instant::now() + REST * spent);
+        }
+    }
+
+    /// What a slot's worker does; unknown while the agent rests from its questions.
+    pub fn ask(&self, slot: usize, look: impl FnOnce() -> Doing) -> Doing {
+        if self.resting_until.is_some() {
+            return Doing::Unknown;
+        }
+        if let Some(answer) = self.answers.borrow().get(&slot) {
+            return *answer;
+        }
+        let begun = Instant::now();
+        let answer = look();
+        self.spent.set(self.spent.get() + begun.elapsed());
+        self.answers.borrow_mut().insert(slot, answer);
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_looked_at_once_a_round_and_then_not_for_a_while() {
+        let mut questions = Questions::default();
+        let looks = Cell::new(0);
+        let slow = || {
+            looks.set(looks.get() + 1);
+            std::thread::sleep(Duration::from_millis(2));
+            Doing::Busy
+        };
+        questions.begin();
+        assert_eq!(questions.ask(0, slow), Doing::Busy);
+        assert_eq!(questions.ask(0, slow), Doing::Busy);
+        assert_eq!(questions.ask(1, slow), Doing::Busy);
+        assert_eq!(looks.get(), 2);
+        questions.end();
+        let rested = Instant::now();
+        loop {
+            questions.begin();
+            let answer = questions.ask(0, slow);
+            questions.end();
+            if answer == Doing::Busy {
+                break;
+            }
+            assert_eq!(answer, Doing::Unknown);
+        }
+        // Two looks of at least 2 ms.
+        assert!(rested.elapsed() >= REST * Duration::from_millis(4));
+        assert_eq!(looks.get(), 3);
+    }
+
+    #[test]
+    fn a_round_without_questions_is_followed_by_no_rest() {
+        let mut questions = Questions::default();
+        questions.begin();
+        questions.end();
+        questions.begin();
+        assert_eq!(questions.ask(3, || Doing::Waiting), Doing::Waiting);
+    }
+}
