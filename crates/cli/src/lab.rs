@@ -58,6 +58,9 @@ struct ReaderArgs {
     /// Keep thread N on CPU N
     #[arg(long)]
     pin: bool,
+    /// Read what waits when told so, instead of what comes
+    #[arg(long, conflicts_with = "fifo")]
+    portions: bool,
     /// Bytes that each socket may hold
     #[arg(long, value_name = "BYTES")]
     buffer: Option<usize>,
@@ -151,6 +154,7 @@ fn read(args: ReaderArgs) -> anyhow::Result<ExitCode> {
         from,
         threads: args.threads.into(),
         pin: args.pin,
+        portions: args.portions,
         buffer_bytes: args.buffer,
         board: args.board,
     })?;

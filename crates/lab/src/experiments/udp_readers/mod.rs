@@ -30,8 +30,8 @@ const THREADS: [usize; 4] = [1, 2, 4, 8];
 const COMPARED: usize = 4;
 /// Flows of the variant with many.
 const MANY_FLOWS: usize = 64;
-/// Holds all datagrams of a measurement at once, at 768 bytes of kernel memory each.
-const WAITING_BYTES: usize = 1 << 29;
+/// Holds a portion of what waits before it is read, at 768 bytes of kernel memory a datagram, and twice that.
+const WAITING_BYTES: usize = 1 << 25;
 /// Holds several batches for each reader.
 const BATCHES_BYTES: usize = 1 << 22;
 
@@ -140,7 +140,7 @@ pub enum Mode {
     Batches,
     /// As fast as possible.
     Flood,
-    /// All of it before the first is read: only reading takes time.
+    /// Portions of it before the first of each is read: only reading takes time.
     Waiting,
 }
 
@@ -164,7 +164,7 @@ impl Mode {
             Mode::Constant => "constant: sent as fast as it is read",
             Mode::Batches => "batches: sent as fast as it is read, 64 by a system call",
             Mode::Flood => "flood: sent as fast as possible",
-            Mode::Waiting => "waiting: all is there before the first is read",
+            Mode::Waiting => "waiting: read when it is there already",
         }
     }
 
@@ -337,6 +337,7 @@ fn measure(variant: Variant, context: &mut Context<'_>) -> Result<Sample, Error>
         threads: variant.threads,
         pinned: variant.pinned,
         buffer_bytes: variant.mode.buffer_bytes(),
+        portions: variant.mode == Mode::Waiting,
         wrapped: if variant.way == Way::Split {
             &split
         } else {

@@ -17,6 +17,15 @@ use crate::{Error, cpus};
 pub const BYTES: usize = 10;
 /// So often a thread that gets nothing looks whether it is to end.
 const LOOK_UP: Duration = Duration::from_millis(50);
+/// So often a thread that may not read looks whether it may.
+const GATE_EVERY: Duration = Duration::from_micros(50);
+const SIGNS: usize = 3;
+
+/// The time of a clock that all processes share, in ns.
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
 
 /// Where from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,13 +45,15 @@ pub struct Plan {
     pub threads: usize,
     /// Thread N stays on CPU N, modulo their number.
     pub pin: bool,
+    /// Read what waits when the board says so, and then nothing until it says so again; otherwise what comes, as it comes.
+    pub portions: bool,
     /// What each socket may hold, where that is to be more than usual.
     pub buffer_bytes: Option<usize>,
     /// The file of the [`Board`].
     pub board: PathBuf,
 }
 
-/// What reader and sender tell each other: a counter a thread, and three signs.
+/// What reader and sender tell each other: three counters a thread, and three signs.
 #[derive(Debug)]
 pub struct Board {
     counters: SharedCounters,
@@ -55,16 +66,22 @@ impl Board {
     /// # Errors
     /// When the file cannot be opened or mapped.
     pub fn open(path: &Path, threads: usize) -> Result<Self, Error> {
-        let counters = SharedCounters::open(path, threads + 3).map_err(|source| Error::File {
-            action: "opening",
-            path: path.into(),
-            source,
-        })?;
+        let counters =
+            SharedCounters::open(path, 3 * threads + SIGNS).map_err(|source| Error::File {
+                action: "opening",
+                path: path.into(),
+                source,
+            })?;
         Ok(Self { counters, threads })
     }
 
     fn sign(&self, which: usize) -> &std::sync::atomic::AtomicU64 {
-        self.counters.at(self.threads + which)
+        self.counters.at(3 * self.threads + which)
+    }
+
+    /// A thread's counters: 0 what it has read, 1 the last portion that it is done with, 2 when that was, in ns.
+    fn of(&self, thread: usize, which: usize) -> &std::sync::atomic::AtomicU64 {
+        self.counters.at(3 * thread + which)
     }
 
     /// The reader is ready.
@@ -74,18 +91,49 @@ impl Board {
 
     /// The threads may read.
     pub fn go(&self) {
-        self.sign(1).store(1, Release);
+        self.open_portion(1);
+    }
+
+    /// The threads may read this portion, counted from 1.
+    pub fn open_portion(&self, portion: u64) {
+        self.sign(1).store(portion, Release);
+    }
+
+    /// When the last thread was done with a portion, by [`now_ns`]; None before.
+    pub fn portion_read_ns(&self, portion: u64) -> Option<u64> {
+        let at = |thread| {
+            let is_done = self.of(thread, 1).load(Acquire) == portion;
+            is_done.then(|| self.of(thread, 2).load(Relaxed))
+        };
+        (0..self.threads)
+            .map(at)
+            .try_fold(0, |last, at| Some(last.max(at?)))
+    }
+
+    /// Sleeps until another portion may be read than the one before.
+    fn next_portion(&self, before: u64) -> u64 {
+        loop {
+            let portion = self.sign(1).load(Acquire);
+            if portion != before {
+                return portion;
+            }
+            std::thread::sleep(GATE_EVERY);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.sign(2).load(Acquire) != 0
     }
 
     /// The threads are to end.
     pub fn stop(&self) {
-        self.go();
         self.sign(2).store(1, Release);
+        self.open_portion(u64::MAX);
     }
 
     /// What each thread has read.
     pub fn read(&self) -> Vec<u64> {
-        let count = |thread| self.counters.at(thread).load(Relaxed);
+        let count = |thread| self.of(thread, 0).load(Relaxed);
         (0..self.threads).map(count).collect()
     }
 
@@ -108,7 +156,16 @@ pub fn run(plan: &Plan) -> Result<(), Error> {
         for thread in 0..plan.threads {
             let (board, source) = (&board, &sources[thread % sources.len()]);
             let cpu = plan.pin.then(|| cpus[thread % cpus.len()]);
-            scope.spawn(move || read(board, thread, source, is_pipe, cpu));
+            scope.spawn(move || {
+                if let Some(cpu) = cpu {
+                    let _ = cpus::pin(cpu);
+                }
+                if plan.portions {
+                    read_portions(board, thread, source);
+                } else {
+                    read(board, thread, source, is_pipe);
+                }
+            });
         }
         board.sign(0).store(1, Release);
     });
@@ -156,15 +213,33 @@ fn open(plan: &Plan) -> Result<Vec<OwnedFd>, Error> {
     }
 }
 
-/// One thread. A pipe has no timeout: its end is that of its writers.
-fn read(board: &Board, thread: usize, source: &OwnedFd, is_pipe: bool, cpu: Option<usize>) {
-    if let Some(cpu) = cpu {
-        let _ = cpus::pin(cpu);
+/// One thread that reads a portion after the other, each from the moment it may until there is nothing more.
+fn read_portions(board: &Board, thread: usize, source: &OwnedFd) {
+    let count = board.of(thread, 0);
+    let mut datagram = [0; BYTES];
+    let mut portion = 0;
+    loop {
+        portion = board.next_portion(portion);
+        if board.is_over() {
+            return;
+        }
+        loop {
+            match socket::recv(source.as_raw_fd(), &mut datagram, MsgFlags::MSG_DONTWAIT) {
+                Ok(_) => count.store(count.load(Relaxed) + 1, Relaxed),
+                Err(nix::Error::EINTR) => {}
+                Err(nix::Error::EAGAIN) => break,
+                Err(_) => return,
+            }
+        }
+        board.of(thread, 2).store(now_ns(), Relaxed);
+        board.of(thread, 1).store(portion, Release);
     }
-    while board.sign(1).load(Acquire) == 0 {
-        std::thread::sleep(Duration::from_micros(200));
-    }
-    let count = board.counters.at(thread);
+}
+
+/// One thread that reads what comes. A pipe has no timeout: its end is that of its writers.
+fn read(board: &Board, thread: usize, source: &OwnedFd, is_pipe: bool) {
+    board.next_portion(0);
+    let count = board.of(thread, 0);
     let mut datagram = [0; BYTES];
     loop {
         let read = if is_pipe {
@@ -178,7 +253,7 @@ fn read(board: &Board, thread: usize, source: &OwnedFd, is_pipe: bool, cpu: Opti
                 // Nobody else writes it.
                 count.store(count.load(Relaxed) + 1, Relaxed);
             }
-            Err(nix::Error::EAGAIN) if board.sign(2).load(Acquire) != 0 => return,
+            Err(nix::Error::EAGAIN) if board.is_over() => return,
             Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
             Err(_) => return,
         }

@@ -30,6 +30,8 @@ pub struct Setup<'a> {
     pub pinned: bool,
     /// What each socket may hold, where that is to be more than usual.
     pub buffer_bytes: Option<usize>,
+    /// Read what waits when told so, instead of what comes.
+    pub portions: bool,
     /// Arguments of `wakeone` that run the program, where it does not run by itself.
     pub wrapped: &'a [&'a str],
 }
@@ -64,6 +66,9 @@ impl Readers {
         command.args(["--threads", &setup.threads.to_string()]);
         if setup.pinned {
             command.arg("--pin");
+        }
+        if setup.portions {
+            command.arg("--portions");
         }
         if setup.sockets == 0 {
             nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use wakeone_kernel::netstat::Counters;
 
 use super::Mode;
-use super::reader::{BYTES, Board};
+use super::reader::{BYTES, Board, now_ns};
 use crate::Error;
 use crate::experiment::Context;
 
@@ -22,8 +22,11 @@ const LOOK_EVERY: u64 = 16;
 const BATCH: usize = 64;
 /// The same as [`WINDOW`] for batches, into larger buffers: several for each of eight readers.
 const BATCHES_WINDOW: u64 = 2048;
-/// How long who sends in batches waits where too many are on their way: a part of the time in which they are read.
+/// How long the sender sleeps where too many are on their way: a part of the time in which they are read.
 const BREATH: Duration = Duration::from_micros(50);
+/// So many wait before they are read, where all wait first: few enough to be in a processor's cache still, as what waits in a
+/// socket usually is, and enough that threads read for much longer than it takes to wake them.
+pub const PORTION: u64 = 20_000;
 /// When nothing more is read for so long, nothing more will be.
 const QUIET: Duration = Duration::from_millis(200);
 /// The longest that a measurement may take.
@@ -46,6 +49,44 @@ pub struct Sent {
 /// What a batch carries.
 const BYTES_OF_BATCH: [u8; BATCH * BYTES] = [b'.'; BATCH * BYTES];
 
+/// The sockets to send from, in turn.
+struct Flows {
+    sockets: Vec<UdpSocket>,
+    to: SocketAddr,
+    next: usize,
+    by_call: usize,
+}
+
+impl Flows {
+    fn open(to: SocketAddr, flows: usize, by_call: usize) -> Result<Self, Error> {
+        let open = |_| {
+            let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+            socket.connect(to)?;
+            if by_call > 1 {
+                setsockopt(&socket, sockopt::UdpGsoSegment, &(BYTES as i32))?;
+            }
+            Ok(socket)
+        };
+        let sockets: std::io::Result<Vec<_>> = (0..flows).map(open).collect();
+        Ok(Self {
+            sockets: sockets.map_err(|e| Error::Server(format!("sending to {to} failed: {e}")))?,
+            to,
+            next: 0,
+            by_call,
+        })
+    }
+
+    /// Sends by one call what may be, at most so many datagrams. Returns how many those were.
+    fn send(&mut self, most: u64) -> Result<u64, Error> {
+        let now = most.min(self.by_call as u64);
+        let flow = &self.sockets[self.next];
+        self.next = (self.next + 1) % self.sockets.len();
+        flow.send(&BYTES_OF_BATCH[..now as usize * BYTES])
+            .map_err(|e| Error::Server(format!("sending to {} failed: {e}", self.to)))?;
+        Ok(now)
+    }
+}
+
 /// Sends `count` datagrams to an address from `flows` sockets, and waits until they are read.
 ///
 /// # Errors
@@ -58,56 +99,76 @@ pub fn datagrams(
     board: &Board,
     context: &mut Context<'_>,
 ) -> Result<Sent, Error> {
-    let failed = |e: std::io::Error| Error::Server(format!("sending to {to} failed: {e}"));
-    let open = |_| {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-        socket.connect(to)?;
-        if matches!(mode, Mode::Batches | Mode::Waiting) {
-            setsockopt(&socket, sockopt::UdpGsoSegment, &(BYTES as i32))?;
-        }
-        Ok(socket)
-    };
-    let flows: Vec<UdpSocket> = (0..flows)
-        .map(open)
-        .collect::<std::io::Result<_>>()
-        .map_err(failed)?;
-    let dropped = || Counters::read(None).get("Udp", "RcvbufErrors");
-    let before = dropped();
-    if mode != Mode::Waiting {
-        board.go();
-    }
-    let mut start = Instant::now();
     let by_call = match mode {
         Mode::Constant | Mode::Flood => 1,
         Mode::Batches | Mode::Waiting => BATCH,
     };
-    let used = cpu_time();
+    let mut flows = Flows::open(to, flows, by_call)?;
+    let dropped = || Counters::read(None).get("Udp", "RcvbufErrors");
+    let (before, used) = (dropped(), cpu_time());
+    let seconds = if mode == Mode::Waiting {
+        by_portions(&mut flows, count, board, context)?
+    } else {
+        as_it_is_read(&mut flows, count, mode, board, context)?
+    };
+    Ok(Sent {
+        seconds,
+        sent: count,
+        dropped: dropped() - before,
+        cpu_ns: cpu_time().saturating_sub(used).as_nanos() as u64,
+    })
+}
+
+/// Sends while it is read; the time from the first sent to the last read, in seconds.
+fn as_it_is_read(
+    flows: &mut Flows,
+    count: u64,
+    mode: Mode,
+    board: &Board,
+    context: &mut Context<'_>,
+) -> Result<f64, Error> {
+    board.go();
+    let start = Instant::now();
     let mut sent = 0;
-    for flow in flows.iter().cycle() {
-        let left = count - sent;
-        if left == 0 {
-            break;
-        }
+    while sent < count {
         if sent % LOOK_EVERY == 0 {
             keep_back(mode, sent, board, start, context)?;
             (context.progress)(sent as f64 / count as f64);
         }
-        let now = left.min(by_call as u64) as usize;
-        flow.send(&BYTES_OF_BATCH[..now * BYTES]).map_err(failed)?;
-        sent += now as u64;
-    }
-    let cpu_ns = cpu_time().saturating_sub(used).as_nanos() as u64;
-    if mode == Mode::Waiting {
-        start = Instant::now();
-        board.go();
+        sent += flows.send(count - sent)?;
     }
     let end = until_read(board, count, start, context)?;
-    Ok(Sent {
-        seconds: (end - start).as_secs_f64(),
-        sent: count,
-        dropped: dropped() - before,
-        cpu_ns,
-    })
+    Ok((end - start).as_secs_f64())
+}
+
+/// Has one portion after the other wait, and then be read; the time of the reading alone, in seconds.
+fn by_portions(
+    flows: &mut Flows,
+    count: u64,
+    board: &Board,
+    context: &mut Context<'_>,
+) -> Result<f64, Error> {
+    let start = Instant::now();
+    let (mut sent, mut portion, mut read_ns) = (0, 0, 0);
+    while sent < count {
+        let end = count.min(sent + PORTION);
+        while sent < end {
+            sent += flows.send(end - sent)?;
+        }
+        (context.progress)(sent as f64 / count as f64);
+        portion += 1;
+        let opened_ns = now_ns();
+        board.open_portion(portion);
+        let done_ns = loop {
+            if let Some(done_ns) = board.portion_read_ns(portion) {
+                break done_ns;
+            }
+            give_up(start, context)?;
+            std::thread::sleep(Duration::from_micros(50));
+        };
+        read_ns += done_ns.saturating_sub(opened_ns);
+    }
+    Ok(read_ns as f64 * 1e-9)
 }
 
 /// Waits while too many are on their way for this mode.
@@ -125,11 +186,7 @@ fn keep_back(
     };
     while sent - board.all().min(sent) > window - step {
         give_up(start, context)?;
-        if mode == Mode::Batches {
-            std::thread::sleep(BREATH);
-        } else {
-            std::thread::yield_now();
-        }
+        std::thread::sleep(BREATH);
     }
     Ok(())
 }
