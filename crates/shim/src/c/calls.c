@@ -143,9 +143,20 @@ static int settle(int fd, enum how how)
 	return found;
 }
 
-/* A call that waits, on the listener that was found: after a signal there was one that had begun. `ready`: what it would
- * give at once, nothing being 0. */
-#define WAIT(type, before, ready, call)                        	int found = (before);                                  	if (found & INTERRUPTED) {                             		type got = (ready);                            		if (got == 0)                                  			errno = EINTR;                         		if (got <= 0)                                  			return -1;                             	}                                                      	if (!(found & SHARES))                                 		return (call);                                 	atomic_fetch_add(&split_sharing, 1);                   	type result = (call);                                  	atomic_fetch_sub(&split_sharing, 1);                   	return result;
+/* After a signal, of a call that waits and had begun: whether it ends. `ready`: what it would give at once, nothing being 0. */
+static bool ends(int ready)
+{
+	if (ready == 0)
+		errno = EINTR;
+	return ready <= 0;
+}
+
+/* A thread that waits on the shared listener, from 1 to -1. */
+static void shares(int found, int by)
+{
+	if (found & SHARES)
+		atomic_fetch_add(&split_sharing, by);
+}
 
 static int level_option(int fd, int level, int name)
 {
@@ -274,9 +285,14 @@ static int accept_is_ready(int fd)
 
 static int accept_any(int fd, struct sockaddr *address, socklen_t *length, int flags, bool plain)
 {
-	WAIT(int, before_accept(fd), accept_is_ready(fd),
-	     plain && real.accept ? real.accept(fd, address, length) :
-	     real.accept4 ? real.accept4(fd, address, length, flags) : syscall(SYS_accept4, fd, address, length, flags))
+	int found = before_accept(fd);
+	if (found & INTERRUPTED && ends(accept_is_ready(fd)))
+		return -1;
+	shares(found, 1);
+	int got = plain && real.accept ? real.accept(fd, address, length) :
+	     real.accept4 ? real.accept4(fd, address, length, flags) : syscall(SYS_accept4, fd, address, length, flags);
+	shares(found, -1);
+	return got;
 }
 
 EXPORT int accept(int fd, struct sockaddr *address, socklen_t *length)
@@ -358,26 +374,46 @@ static int kernel_poll(struct pollfd *wanted, nfds_t count, int limit_ms)
 
 EXPORT int poll(struct pollfd *wanted, nfds_t count, int limit_ms)
 {
-	WAIT(int, before_poll(wanted, count, NULL), kernel_poll(wanted, count, 0),
-	     real.poll ? real.poll(wanted, count, limit_ms) : kernel_poll(wanted, count, limit_ms))
+	int found = before_poll(wanted, count, NULL);
+	if (found & INTERRUPTED && ends(kernel_poll(wanted, count, 0)))
+		return -1;
+	shares(found, 1);
+	int got = real.poll ? real.poll(wanted, count, limit_ms) : kernel_poll(wanted, count, limit_ms);
+	shares(found, -1);
+	return got;
 }
 
 EXPORT int __poll_chk(struct pollfd *wanted, nfds_t count, int limit_ms, size_t size)
 {
-	WAIT(int, before_poll(wanted, count, NULL), kernel_poll(wanted, count, 0),
-	     real.poll_chk ? real.poll_chk(wanted, count, limit_ms, size) : kernel_poll(wanted, count, limit_ms))
+	int found = before_poll(wanted, count, NULL);
+	if (found & INTERRUPTED && ends(kernel_poll(wanted, count, 0)))
+		return -1;
+	shares(found, 1);
+	int got = real.poll_chk ? real.poll_chk(wanted, count, limit_ms, size) : kernel_poll(wanted, count, limit_ms);
+	shares(found, -1);
+	return got;
 }
 
 EXPORT int ppoll(struct pollfd *wanted, nfds_t count, const struct timespec *limit, const sigset_t *mask)
 {
-	WAIT(int, before_poll(wanted, count, mask), kernel_poll(wanted, count, 0),
-	     real.ppoll ? real.ppoll(wanted, count, limit, mask) : kernel_ppoll(wanted, count, limit, mask))
+	int found = before_poll(wanted, count, mask);
+	if (found & INTERRUPTED && ends(kernel_poll(wanted, count, 0)))
+		return -1;
+	shares(found, 1);
+	int got = real.ppoll ? real.ppoll(wanted, count, limit, mask) : kernel_ppoll(wanted, count, limit, mask);
+	shares(found, -1);
+	return got;
 }
 
 EXPORT int __ppoll_chk(struct pollfd *wanted, nfds_t count, const struct timespec *limit, const sigset_t *mask, size_t size)
 {
-	WAIT(int, before_poll(wanted, count, mask), kernel_poll(wanted, count, 0),
-	     real.ppoll_chk ? real.ppoll_chk(wanted, count, limit, mask, size) : kernel_ppoll(wanted, count, limit, mask))
+	int found = before_poll(wanted, count, mask);
+	if (found & INTERRUPTED && ends(kernel_poll(wanted, count, 0)))
+		return -1;
+	shares(found, 1);
+	int got = real.ppoll_chk ? real.ppoll_chk(wanted, count, limit, mask, size) : kernel_ppoll(wanted, count, limit, mask);
+	shares(found, -1);
+	return got;
 }
 
 static int before_select(int count, const fd_set *readers, const sigset_t *mask)
@@ -405,9 +441,14 @@ EXPORT int select(int count, fd_set *readers, fd_set *writers, fd_set *others, s
 	if (limit)
 		left = (struct timespec){ .tv_sec = limit->tv_sec, .tv_nsec = limit->tv_usec * 1000 };
 	/* Whether anything is ready cannot be asked without spoiling the sets. */
-	WAIT(int, before_select(count, readers, NULL), 0,
-	     real.select ? real.select(count, readers, writers, others, limit) :
-	     syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, NULL))
+	int found = before_select(count, readers, NULL);
+	if (found & INTERRUPTED && ends(0))
+		return -1;
+	shares(found, 1);
+	int got = real.select ? real.select(count, readers, writers, others, limit) :
+	     syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, NULL);
+	shares(found, -1);
+	return got;
 }
 
 EXPORT int pselect(int count, fd_set *readers, fd_set *writers, fd_set *others, const struct timespec *limit, const sigset_t *mask)
@@ -417,9 +458,14 @@ EXPORT int pselect(int count, fd_set *readers, fd_set *writers, fd_set *others, 
 		const sigset_t *set;
 		size_t size;
 	} with = { mask, _NSIG / 8 };
-	WAIT(int, before_select(count, readers, mask), 0,
-	     real.pselect ? real.pselect(count, readers, writers, others, limit, mask) :
-	     syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, &with))
+	int found = before_select(count, readers, mask);
+	if (found & INTERRUPTED && ends(0))
+		return -1;
+	shares(found, 1);
+	int got = real.pselect ? real.pselect(count, readers, writers, others, limit, mask) :
+	     syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, &with);
+	shares(found, -1);
+	return got;
 }
 
 /* A number that is free again may be given to anything. Forgotten before the call: afterwards another thread may
