@@ -891,6 +891,16 @@ fn assert_even(shares: &Shares, readers: usize) {
     );
 }
 
+/// Whether all threads of a process are stopped.
+fn threads_stand(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+    threads.flatten().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with('T'))
+    })
+}
+
 /// The readers that `status` shows.
 fn readers_up(split: &Split) -> Vec<u32> {
     let group = split.status();
@@ -1016,9 +1026,8 @@ fn processes_of_one_udp_socket_are_steered_and_killed() {
             let victim = readers_up(&split)[0];
             // What waits in its queue is not yet read when it dies. (No more than our own buffer takes answers to.)
             signal(victim, Signal::STOP);
-            eventually("it stands", || {
-                wakeone_kernel::process::state(victim) == Some('T')
-            });
+            // Every thread of it: one that still runs would take a datagram with it that it has read.
+            eventually("it stands", || threads_stand(victim));
             let mut wanted: BTreeSet<String> = (flow.next..flow.next + 200)
                 .map(|number| number.to_string())
                 .collect();

@@ -61,8 +61,6 @@ def recv():
 
 def serve():
     """Serves for ever."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
     if wait == "threads":
         threading.Thread(target=recv).start()
         threading.Thread(target=recv).start()
@@ -88,22 +86,32 @@ def serve():
 
 
 workers = set()
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def stop(*_):
     """Ends everything."""
     for worker in workers:
-        os.kill(worker, signal.SIGTERM)
+        try:
+            os.kill(worker, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
     os._exit(0)
 
 
-for each in (signal.SIGTERM, signal.SIGINT):
+for each in ENDING:
     signal.signal(each, stop)
 while True:
     while len(workers) < count:
+        # Whoever is told to end must know all of them, and a child must not end the others.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         child = os.fork()
         if child == 0:
+            for each in ENDING:
+                signal.signal(each, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             serve()
         workers.add(child)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     gone, _ = os.wait()
     workers.discard(gone)
