@@ -18,7 +18,7 @@ pub const BYTES: usize = 10;
 /// So often a thread that gets nothing looks whether it is to end.
 const LOOK_UP: Duration = Duration::from_millis(50);
 /// So often a thread that may not read looks whether it may.
-const GATE_EVERY: Duration = Duration::from_micros(50);
+const GATE_EVERY: Duration = Duration::from_micros(200);
 const SIGNS: usize = 3;
 
 /// The time of a clock that all processes share, in ns.
