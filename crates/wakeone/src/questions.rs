@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use wakeone_model::judge::Doing;
 
-/// After questions that took some time there are none for so many times as long: they cost a tenth of a CPU at most.
-const REST: u32 = 9;
+/// After questions that took some time there are none for so many times as long: they cost a fifth of a CPU at most. (More rest
+/// than that, and a group of four is no longer looked at in each round.)
+const REST: u32 = 4;
 
 /// The questions of one agent, a round at a time; each worker is looked at once in a round.
 #[derive(Debug, Default)]
