@@ -14,6 +14,7 @@ mod left;
 mod library;
 mod program;
 mod readers;
+mod record;
 mod server;
 mod shared;
 #[cfg(test)]

@@ -18,6 +18,7 @@ use wakeone_model::listener::Protocol;
 
 use super::Wish;
 use super::left::{LeftQueues, Told, is_readable};
+use super::record::{self, Record, Seated};
 use super::shared::{FOR_LOADING, Reason, Worker, polls, waits};
 use crate::agent::{Agent, Duties};
 use crate::attach::name_of;
@@ -28,8 +29,7 @@ use crate::seat::Lent;
 use crate::steer::{Steer, SteerEvent};
 use crate::supervisor::adopt::inode_of;
 use crate::supervisor::listen::Endpoint;
-use crate::supervisor::process::Identity;
-use crate::supervisor::state::{self, GroupDir, MOST_SLOTS, State, Task};
+use crate::supervisor::state::{GroupDir, MOST_SLOTS};
 
 /// How often to look for processes that receive from the shared socket and never asked.
 const LOOK_ROUND: Duration = Duration::from_secs(1);
@@ -601,67 +601,34 @@ impl Readers {
         !found.is_empty()
     }
 
-    /// Writes down who serves what, for `status`, and for `detach` should we be killed.
+    /// Writes down who receives what.
     fn store(&self) {
         let Some(dir) = &self.dir else { return };
-        let state = self.state();
-        if let Err(error) = state.and_then(|state| dir.store(&state).map_err(io::Error::other)) {
-            tracing::warn!("{}/udp: {error}", self.address);
-        }
-    }
-
-    fn state(&self) -> io::Result<State> {
-        let agent = self.agent.as_ref();
-        let slots = agent.and_then(|agent| agent.tell(|d| d.slots()));
-        let mut queues: Vec<(Option<usize>, Lent)> = self
-            .queues
-            .iter()
-            .map(|queue| (queue.slot, queue.lent))
-            .collect();
-        if !self.original.readers.is_empty() {
-            queues.push((self.original.slot, self.original.lent));
-        }
-        if agent.is_none() {
-            let numbered = queues.iter_mut().enumerate();
-            numbered.for_each(|(number, (slot, _))| *slot = Some(number));
-        }
-        let empty = || state::Slot {
-            worker: None,
-            current: true,
-            inodes: Vec::new(),
+        let seated = |(slot, lent): (Option<usize>, Lent)| Seated {
+            slot,
+            pid: Some(lent.pid),
+            inode: lent.inode,
         };
-        let slots = slots.unwrap_or(queues.len()).max(1);
-        let mut table: Vec<state::Slot> = std::iter::repeat_with(empty).take(slots).collect();
-        for (slot, lent) in queues {
-            if let Some(slot) = slot.and_then(|slot| table.get_mut(slot)) {
-                slot.worker = Identity::of(lent.pid).ok();
-                slot.inodes = vec![lent.inode];
-            }
-        }
-        Ok(State {
-            schema: state::SCHEMA,
+        let served = !self.original.readers.is_empty();
+        let original = served.then_some((self.original.slot, self.original.lent));
+        let queues = self.queues.iter().map(|queue| (queue.slot, queue.lent));
+        let record = Record {
             name: self.name(),
-            boot: state::boot_id(),
-            supervisor: Identity::of(std::process::id())?,
-            listen: vec![Endpoint {
+            listen: Endpoint {
                 address: self.address,
                 dual_stack: self.dual_stack,
                 udp: true,
-            }],
-            backlog: 0,
-            task: Task {
-                command: vec![state::SPLIT.into()],
-                account: None,
-                keep_caps: Vec::new(),
             },
-            slots: table,
-            attached: true,
-        })
+            backlog: 0,
+            agent: self.agent.as_ref(),
+            seated: queues.chain(original).map(seated).collect(),
+        };
+        record.store(dir);
     }
 
     /// What its agent saw.
     pub fn events(&mut self) -> Vec<SteerEvent> {
-        self.agent.as_mut().map(Steer::events).unwrap_or_default()
+        record::events(&mut self.agent)
     }
 
     /// Nobody has the socket any more: takes program, pins and state away.

@@ -14,6 +14,7 @@ use wakeone_kernel::{cgroup, diag, peek, process, sibling, socket};
 use wakeone_model::listener::{Protocol, Wait};
 use wakeone_shim::protocol::How;
 
+use super::record::{self, Record, Seated};
 use super::{Steering, Wish};
 use crate::agent::{Agent, Duties};
 use crate::attach::name_of;
@@ -24,8 +25,7 @@ use crate::seat::Lent;
 use crate::steer::Steer;
 use crate::supervisor::adopt::inode_of;
 use crate::supervisor::listen::Endpoint;
-use crate::supervisor::process::Identity;
-use crate::supervisor::state::{self, GroupDir, MOST_SLOTS, State, Task};
+use crate::supervisor::state::{GroupDir, MOST_SLOTS};
 
 /// What loading takes; it is within reach all the time, since servers may listen at any time.
 pub const FOR_LOADING: [Capability; 5] = [
@@ -667,68 +667,32 @@ impl Shared {
         changed
     }
 
-    /// Writes down who serves what, for `status`, and for `detach` should we be killed.
+    /// Writes down who serves what.
     fn store(&self) {
         let Some(dir) = &self.dir else { return };
-        let state = self.state();
-        if let Err(error) = state.and_then(|state| dir.store(&state).map_err(io::Error::other)) {
-            tracing::warn!("{}: {error}", self.address);
-        }
-    }
-
-    fn state(&self) -> io::Result<State> {
-        let served = self.original.first().is_some();
-        let queues: Vec<&Queue> = self
-            .siblings
-            .iter()
-            .chain(served.then_some(&self.original))
-            .collect();
-        let slots = match &self.agent {
-            Some(agent) => agent.tell(|d| d.slots()).unwrap_or(0),
-            None => queues.len(),
+        let served = self.original.first().map(|_| &self.original);
+        let seated = |queue: &Queue| Seated {
+            slot: queue.slot,
+            pid: queue.first(),
+            inode: queue.lent.inode,
         };
-        let empty = || state::Slot {
-            worker: None,
-            current: true,
-            inodes: Vec::new(),
-        };
-        let mut table: Vec<state::Slot> =
-            std::iter::repeat_with(empty).take(slots.max(1)).collect();
-        for (number, queue) in queues.iter().enumerate() {
-            let at = if self.agent.is_some() {
-                queue.slot
-            } else {
-                Some(number)
-            };
-            if let Some(slot) = at.and_then(|at| table.get_mut(at)) {
-                slot.worker = queue.first().and_then(|pid| Identity::of(pid).ok());
-                slot.inodes = vec![queue.lent.inode];
-            }
-        }
-        Ok(State {
-            schema: state::SCHEMA,
+        let record = Record {
             name: self.name(),
-            boot: state::boot_id(),
-            supervisor: Identity::of(std::process::id())?,
-            listen: vec![Endpoint {
+            listen: Endpoint {
                 address: self.address,
                 dual_stack: self.dual_stack,
                 udp: false,
-            }],
-            backlog: self.backlog.max(0),
-            task: Task {
-                command: vec![state::SPLIT.into()],
-                account: None,
-                keep_caps: Vec::new(),
             },
-            slots: table,
-            attached: true,
-        })
+            backlog: self.backlog,
+            agent: self.agent.as_ref(),
+            seated: self.siblings.iter().chain(served).map(seated).collect(),
+        };
+        record.store(dir);
     }
 
     /// What its agent saw.
     pub fn events(&mut self) -> Vec<crate::steer::SteerEvent> {
-        self.agent.as_mut().map(Steer::events).unwrap_or_default()
+        record::events(&mut self.agent)
     }
 
     /// The server closed it, or is gone: takes program, pins and state away.

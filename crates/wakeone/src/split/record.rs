@@ -1,0 +1,92 @@
+//! What is written down of a split socket: for `status`, and for `detach` should `wakeone run` be killed.
+
+use std::io;
+
+use crate::agent::Agent;
+use crate::steer::Steer;
+use crate::supervisor::listen::Endpoint;
+use crate::supervisor::process::Identity;
+use crate::supervisor::state::{self, GroupDir, State, Task};
+
+/// A socket of the group, and who serves it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seated {
+    /// Its slot. Where the kernel's hash chooses it is numbered in the order of the list instead.
+    pub slot: Option<usize>,
+    /// The process that serves it.
+    pub pid: Option<u32>,
+    /// The socket's inode.
+    pub inode: u64,
+}
+
+/// What to write down.
+#[derive(Debug)]
+pub(super) struct Record<'a> {
+    /// The group's name.
+    pub name: String,
+    /// Where it listens.
+    pub listen: Endpoint,
+    /// Length of each accept queue.
+    pub backlog: i32,
+    /// Who steers it, if anybody does.
+    pub agent: Option<&'a Agent>,
+    /// Its sockets that are served.
+    pub seated: Vec<Seated>,
+}
+
+impl Record<'_> {
+    /// Writes it into the group's folder. That it cannot is said, and steering goes on.
+    pub fn store(self, dir: &GroupDir) {
+        let listen = self.listen;
+        let stored = self
+            .state()
+            .and_then(|state| dir.store(&state).map_err(io::Error::other));
+        if let Err(error) = stored {
+            tracing::warn!("{listen}: {error}");
+        }
+    }
+
+    fn state(self) -> io::Result<State> {
+        let slots = match self.agent {
+            Some(agent) => agent.tell(|d| d.slots()).unwrap_or(0),
+            None => self.seated.len(),
+        };
+        let empty = || state::Slot {
+            worker: None,
+            current: true,
+            inodes: Vec::new(),
+        };
+        let mut table: Vec<state::Slot> =
+            std::iter::repeat_with(empty).take(slots.max(1)).collect();
+        for (number, seated) in self.seated.iter().enumerate() {
+            let at = match self.agent {
+                Some(_) => seated.slot,
+                None => Some(number),
+            };
+            if let Some(slot) = at.and_then(|at| table.get_mut(at)) {
+                slot.worker = seated.pid.and_then(|pid| Identity::of(pid).ok());
+                slot.inodes = vec![seated.inode];
+            }
+        }
+        Ok(State {
+            schema: state::SCHEMA,
+            name: self.name,
+            boot: state::boot_id(),
+            supervisor: Identity::of(std::process::id())?,
+            listen: vec![self.listen],
+            backlog: self.backlog.max(0),
+            task: Task {
+                command: vec![state::SPLIT.into()],
+                account: None,
+                keep_caps: Vec::new(),
+            },
+            slots: table,
+            attached: true,
+        })
+    }
+}
+
+/// What an agent saw.
+pub(super) fn events(agent: &mut Option<Agent>) -> Vec<crate::steer::SteerEvent> {
+    agent.as_mut().map(Steer::events).unwrap_or_default()
+}
