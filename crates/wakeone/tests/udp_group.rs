@@ -97,6 +97,8 @@ fn steered_written_down_and_taken_away() {
         policy: Some(Policy::RoundRobin),
         affinity: Some(Affinity::None),
         join_datagrams: true,
+        // A thread that waits for a CPU for 5 ms, as on a machine that is busy otherwise, would be passed over.
+        stuck_after: Duration::from_secs(10),
         ..options(&folder)
     };
     let address = "127.0.0.1:0".parse().expect("address");
