@@ -1,6 +1,6 @@
-//! UDP queues that somebody left behind: a process that ended, or closed its own, or a thread of several processes'. What waits in them cannot be moved, so
-//! another process of the server is handed the queue, to read it empty. It learns of it by an empty datagram, which the
-//! library in it takes away.
+//! UDP queues that somebody left behind: a process that ended, or closed its own, or a thread where several processes
+//! receive. What waits in them cannot be moved, so another process of the server is handed the queue, to read it empty.
+//! It learns of it by an empty datagram, which the library in it takes away.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
