@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use support::mixed::{Mixed, Speech};
 use support::real::installed;
 use support::steered::{assert_nothing_left, isolated, number, soak, status, sum, wakeone};
-use support::{Clients, Ground, Run, eventually, get, server, signal};
+use support::{Clients, Ground, Run, eventually, get, has_stopped, server, signal};
 use wakeone_kernel::diag::{Which, sockets};
 use wakeone_kernel::peek::Processes;
 use wakeone_model::listener::Protocol;
@@ -891,16 +891,6 @@ fn assert_even(shares: &Shares, readers: usize) {
     );
 }
 
-/// Whether all threads of a process are stopped.
-fn threads_stand(pid: u32) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
-    threads.flatten().all(|thread| {
-        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        stat.rsplit_once(") ")
-            .is_some_and(|(_, rest)| rest.starts_with('T'))
-    })
-}
-
 /// The readers that `status` shows.
 fn readers_up(split: &Split) -> Vec<u32> {
     let group = split.status();
@@ -1027,7 +1017,7 @@ fn processes_of_one_udp_socket_are_steered_and_killed() {
             // What waits in its queue is not yet read when it dies. (No more than our own buffer takes answers to.)
             signal(victim, Signal::STOP);
             // Every thread of it: one that still runs would take a datagram with it that it has read.
-            eventually("it stands", || threads_stand(victim));
+            eventually("it stands", || has_stopped(victim));
             let mut wanted: BTreeSet<String> = (flow.next..flow.next + 200)
                 .map(|number| number.to_string())
                 .collect();

@@ -1,7 +1,7 @@
 //! A mixed load while workers are killed: short and kept connections, quick and slow answers. Each answer must be the
 //! one to its own question. A connection may end without one only if a worker that was killed had accepted it.
 
-use super::{PATIENCE, eventually, runs, signal};
+use super::{PATIENCE, eventually, has_stopped, runs, signal};
 use rustix::process::Signal;
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Result, Write};
@@ -171,15 +171,6 @@ impl Mixed {
             wrong: wrong.into_iter().map(|one| one.why).collect(),
         }
     }
-}
-
-fn has_stopped(pid: u32) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
-    tasks.into_iter().flatten().flatten().all(|task| {
-        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-        stat.rsplit_once(") ")
-            .is_none_or(|(_, rest)| rest.starts_with('T'))
-    })
 }
 
 /// Whether it was stopped in a system call, and not while it computed.

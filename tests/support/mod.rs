@@ -50,6 +50,16 @@ pub fn runs(pid: u32) -> bool {
         .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
+/// Whether all threads of a process are stopped.
+pub fn has_stopped(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    tasks.into_iter().flatten().flatten().all(|task| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ")
+            .is_none_or(|(_, rest)| rest.starts_with('T'))
+    })
+}
+
 /// Sends a signal to a process of the test.
 pub fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid as i32).expect("pid");

@@ -8,6 +8,11 @@ use crate::Error;
 /// The calling thread.
 const SELF: Pid = Pid::from_raw(0);
 
+/// How many CPUs an experiment can use; 1 where the system does not say.
+pub fn count() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// The CPUs that this thread may use, rising.
 ///
 /// # Errors

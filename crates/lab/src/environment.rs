@@ -92,7 +92,7 @@ impl Watch {
         let mut environment = Environment {
             kernel: read("/proc/sys/kernel/osrelease").trim().into(),
             arch: std::env::consts::ARCH.into(),
-            cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u64),
+            cpus: crate::cpus::count() as u64,
             cpu_model: cpu_model(&read("/proc/cpuinfo")),
             memory_bytes: memory_bytes(&read("/proc/meminfo")),
             started: rfc3339(self.started_at),

@@ -83,8 +83,10 @@ impl Memory {
 ///
 /// A worker that waits for connections is never stuck, however long its queue: it was woken and has not run yet.
 /// And where all are as busy, nobody would serve the queue sooner: that is overload, not a stuck worker.
-pub fn stuck(doing: Doing, another_sooner: bool) -> bool {
-    another_sooner && matches!(doing, Doing::Busy | Doing::Stopped)
+///
+/// What it does is asked last: seeing that costs something.
+pub fn stuck(another_sooner: bool, doing: impl FnOnce() -> Doing) -> bool {
+    another_sooner && matches!(doing(), Doing::Busy | Doing::Stopped)
 }
 
 /// So many times its own queue must another have served before a suspect counts as overtaken: chance and uneven work
@@ -268,7 +270,7 @@ mod tests {
             (Doing::Stopped, false, false),
         ] {
             assert_eq!(
-                stuck(doing, another_idle),
+                stuck(another_idle, || doing),
                 expected,
                 "{doing:?} {another_idle}"
             );

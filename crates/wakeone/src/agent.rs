@@ -308,9 +308,9 @@ impl Core {
             if let Some(since) = self.memory[slot].stuck_since_ns {
                 self.look_after(slot, looks, now, since, duties);
             } else if suspect
-                // First what costs nothing: where all have something waiting, nobody is asked.
-                && self.another_sooner(slot, looks, now, limits)
-                && judge::stuck(self.doing(slot), true)
+                && judge::stuck(self.another_sooner(slot, looks, now, limits), || {
+                    self.doing(slot)
+                })
             {
                 self.memory[slot].stuck_since_ns = Some(now);
                 self.mark(slot, flag::STUCK, true);

@@ -10,11 +10,11 @@
 
 mod broker;
 mod datagrams;
+mod group;
 mod left;
 mod library;
 mod program;
 mod readers;
-mod record;
 mod server;
 mod shared;
 #[cfg(test)]

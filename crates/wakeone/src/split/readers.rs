@@ -17,8 +17,8 @@ use wakeone_kernel::{capability, peek, process, sibling, socket};
 use wakeone_model::listener::Protocol;
 
 use super::Wish;
+use super::group::{self, Record, Seated};
 use super::left::{LeftQueues, Told, is_readable};
-use super::record::{self, Record, Seated};
 use super::shared::{FOR_LOADING, Reason, Worker, polls, waits};
 use crate::agent::{Agent, Duties};
 use crate::attach::name_of;
@@ -397,22 +397,8 @@ impl Readers {
 
     /// Gives a queue a slot, or the one that it has to whom it is with now.
     fn seat(&mut self, slot: Option<usize>, cookie: u64, lent: Lent) -> Option<usize> {
-        let agent = self.agent.as_mut()?;
-        let slot = match slot {
-            Some(slot) => {
-                agent.tell(|d| d.lend(slot, lent));
-                slot
-            }
-            None => match agent.tell(|d| d.join(cookie, lent))? {
-                Ok(slot) => slot,
-                Err(error) => {
-                    tracing::warn!("{}/udp: process {}: {error}", self.address, lent.pid);
-                    return None;
-                }
-            },
-        };
-        agent.worker_up(slot, lent.pid);
-        Some(slot)
+        let at = format!("{}/udp", self.address);
+        group::seat(self.agent.as_mut()?, &at, slot, cookie, lent)
     }
 
     /// A queue was not wanted after all. Something may be in it.
@@ -628,16 +614,11 @@ impl Readers {
 
     /// What its agent saw.
     pub fn events(&mut self) -> Vec<SteerEvent> {
-        record::events(&mut self.agent)
+        group::events(&mut self.agent)
     }
 
     /// Nobody has the socket any more: takes program, pins and state away.
     pub fn end(mut self) {
-        if let Some(agent) = self.agent.take() {
-            capability::with(&FOR_LOADING, || agent.end());
-        }
-        if let Some(dir) = &self.dir {
-            dir.forget();
-        }
+        group::end(self.agent.take(), self.dir.as_ref());
     }
 }

@@ -14,7 +14,7 @@ use wakeone_kernel::{cgroup, diag, peek, process, sibling, socket};
 use wakeone_model::listener::{Protocol, Wait};
 use wakeone_shim::protocol::How;
 
-use super::record::{self, Record, Seated};
+use super::group::{self, Record, Seated};
 use super::{Steering, Wish};
 use crate::agent::{Agent, Duties};
 use crate::attach::name_of;
@@ -412,24 +412,8 @@ impl Shared {
         }
         self.leaves_original(pid);
         if let Some(agent) = &mut self.agent {
-            let slot = match queue.slot {
-                Some(slot) => {
-                    agent.tell(|d| d.lend(slot, lent));
-                    Some(slot)
-                }
-                None => match agent.tell(|d| d.join(offer.cookie, lent)) {
-                    Some(Ok(slot)) => Some(slot),
-                    Some(Err(error)) => {
-                        tracing::warn!("{}: process {pid}: {error}", self.address);
-                        None
-                    }
-                    None => None,
-                },
-            };
-            if let Some(slot) = slot {
-                agent.worker_up(slot, pid);
-            }
-            queue.slot = slot;
+            let at = self.address.to_string();
+            queue.slot = group::seat(agent, &at, queue.slot, offer.cookie, lent);
         }
         self.siblings.push(queue);
         drop(offer);
@@ -692,17 +676,12 @@ impl Shared {
 
     /// What its agent saw.
     pub fn events(&mut self) -> Vec<crate::steer::SteerEvent> {
-        record::events(&mut self.agent)
+        group::events(&mut self.agent)
     }
 
     /// The server closed it, or is gone: takes program, pins and state away.
     pub fn end(mut self) {
-        if let Some(agent) = self.agent.take() {
-            capability::with(&FOR_LOADING, || agent.end());
-        }
-        if let Some(dir) = &self.dir {
-            dir.forget();
-        }
+        group::end(self.agent.take(), self.dir.as_ref());
     }
 }
 

@@ -14,7 +14,7 @@ use wakeone_serve::Model;
 use crate::experiment::{Arm, Card, Context, Design, Experiment, Sample, Settings, Source};
 use crate::present::Block;
 use crate::result::{Expectation, Outcome};
-use crate::{Error, measure, server, stats};
+use crate::{Error, cpus, measure, server, stats};
 use explain::Point;
 use setup::{Book, Cell, Kind, Lacks};
 
@@ -89,7 +89,7 @@ impl Experiment for Architectures {
             ("times_s", json!(described_times(settings.quick))),
             ("patience_s", json!(PATIENCE.as_secs())),
             ("blocking_workers", json!(setup::BLOCKING_WORKERS)),
-            ("event_loop_workers", json!(cpus())),
+            ("event_loop_workers", json!(cpus::count())),
             ("accept_queue", json!(accept_queue())),
             (
                 "request",
@@ -107,7 +107,7 @@ impl Experiment for Architectures {
         let cell = Cell::parse(&arm.name).ok_or_else(|| Error::Unknown(arm.name.clone()))?;
         let book = Book::new(cell.kind)?;
         let address = server::free_address()?;
-        let workers = setup::workers(cell.model, cpus());
+        let workers = setup::workers(cell.model, cpus::count());
         let server = setup::start(cell.model, workers, address, &book)?;
         let overflows = listen_overflows();
         let (found, rates) = load(&plan(address, cell.clients, context), cell.clients, context)?;
@@ -139,10 +139,6 @@ fn described_times(quick: bool) -> Vec<(usize, f64, f64)> {
             (clients, warm_up.as_secs_f64(), end.as_secs_f64())
         })
         .collect()
-}
-
-fn cpus() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// How many connections wait at most in one accept queue here.

@@ -61,13 +61,9 @@ pub fn workloads(quick: bool) -> [Workload; 2] {
                 concurrency: CPU_CLIENTS,
             },
             mix: Mix::one(format!("/work?us={CPU_US}&kind=cpu")),
-            seconds: cpu as f64 * CPU_US as f64 * 1e-6 / cpus() + 0.5,
+            seconds: cpu as f64 * CPU_US as f64 * 1e-6 / crate::cpus::count() as f64 + 0.5,
         },
     ]
-}
-
-fn cpus() -> f64 {
-    std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64)
 }
 
 impl Workload {

@@ -171,10 +171,7 @@ impl Experiment for UdpLocks {
             parameters: parameters([
                 ("datagrams_each", json!(each)),
                 ("datagram_bytes", json!(BYTES)),
-                (
-                    "cpus",
-                    json!(std::thread::available_parallelism().map_or(1, usize::from)),
-                ),
+                ("cpus", json!(crate::cpus::count())),
                 ("left_out", json!(BTreeMap::from_iter(why))),
                 ("build", json!(crate::environment::build())),
             ]),

@@ -300,10 +300,7 @@ impl Experiment for UdpReaders {
                 ("datagrams", json!(datagrams(settings.quick))),
                 ("datagram_bytes", json!(reader::BYTES)),
                 ("many_flows", json!(MANY_FLOWS)),
-                (
-                    "cpus",
-                    json!(std::thread::available_parallelism().map_or(1, usize::from)),
-                ),
+                ("cpus", json!(crate::cpus::count())),
                 ("build", json!(crate::environment::build())),
             ]),
         }

@@ -22,7 +22,7 @@ const LOOK_EVERY: u64 = 16;
 const BATCH: usize = 64;
 /// The same as [`WINDOW`] for batches, into larger buffers: several for each of eight readers.
 const BATCHES_WINDOW: u64 = 2048;
-/// How long the sender sleeps where too many are on their way: a part of the time in which they are read.
+/// How long the sender sleeps where it waits for the readers: a part of the time in which what may be on its way is read.
 const BREATH: Duration = Duration::from_micros(50);
 /// So many wait before they are read, where all wait first: few enough to be in a processor's cache still, as what waits in a
 /// socket usually is, and enough that threads read for much longer than it takes to wake them.
@@ -164,7 +164,7 @@ fn by_portions(
                 break done_ns;
             }
             give_up(start, context)?;
-            std::thread::sleep(Duration::from_micros(50));
+            std::thread::sleep(BREATH);
         };
         read_ns += done_ns.saturating_sub(opened_ns);
     }
@@ -250,7 +250,7 @@ fn until_read(
             return Ok(last);
         }
         give_up(start, context)?;
-        std::thread::sleep(Duration::from_micros(50));
+        std::thread::sleep(BREATH);
     }
 }
 

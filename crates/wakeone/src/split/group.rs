@@ -1,8 +1,13 @@
-//! What is written down of a split socket: for `status`, and for `detach` should `wakeone run` be killed.
+//! What split listeners of TCP and split UDP sockets have in common as steered groups: slots for their queues, what is
+//! written down (for `status`, and for `detach` should `wakeone run` be killed), and the end.
 
 use std::io;
 
+use wakeone_kernel::capability;
+
+use super::shared::FOR_LOADING;
 use crate::agent::Agent;
+use crate::seat::Lent;
 use crate::steer::Steer;
 use crate::supervisor::listen::Endpoint;
 use crate::supervisor::process::Identity;
@@ -83,6 +88,42 @@ impl Record<'_> {
             slots: table,
             attached: true,
         })
+    }
+}
+
+/// Gives a queue a slot, or the one that it has to whom it is with now; None where it cannot be chosen. `at`: the address, for
+/// what is said of that.
+pub(super) fn seat(
+    agent: &mut Agent,
+    at: &str,
+    slot: Option<usize>,
+    cookie: u64,
+    lent: Lent,
+) -> Option<usize> {
+    let slot = match slot {
+        Some(slot) => {
+            agent.tell(|d| d.lend(slot, lent));
+            slot
+        }
+        None => match agent.tell(|d| d.join(cookie, lent))? {
+            Ok(slot) => slot,
+            Err(error) => {
+                tracing::warn!("{at}: process {}: {error}", lent.pid);
+                return None;
+            }
+        },
+    };
+    agent.worker_up(slot, lent.pid);
+    Some(slot)
+}
+
+/// Nobody has the socket any more: takes program, pins and state away.
+pub(super) fn end(agent: Option<Agent>, dir: Option<&GroupDir>) {
+    if let Some(agent) = agent {
+        capability::with(&FOR_LOADING, || agent.end());
+    }
+    if let Some(dir) = dir {
+        dir.forget();
     }
 }
 
