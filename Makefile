@@ -49,15 +49,27 @@ test: test-deps ## Check format and lints, run all tests
 	@cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test --workspace --locked --no-fail-fast
 
+.PHONY: kernels-deps
+kernels-deps: test-deps ## Install what emulates a machine: QEMU, busybox
+	@scripts/deps build test kernels
+
+# Which of 5.10, 6.1, 6.12 and newest; all of them without it.
+KERNELS :=
+
+.PHONY: kernels
+kernels: kernels-deps ## Run what depends on the kernel in Debian's kernels from 5.10 to the newest
+	@scripts/kernels $(KERNELS)
+
 .PHONY: soak-deps
-soak-deps: test-deps ## Install what the long tests need beyond that: wrk, ab, httperf, curl, Puma, nginx's Perl
-	@scripts/deps build test soak
+soak-deps: kernels-deps ## Install what the long tests need beyond that: wrk, ab, httperf, curl, Puma, nginx's Perl
+	@scripts/deps build test kernels soak
 
 .PHONY: soak
 soak: soak-deps ## Run the long tests, built for release
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test --workspace --locked --release --no-fail-fast -- --ignored --test-threads 1
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" WAKEONE_SOAK=1 scripts/test --package wakeone-cli --locked --release --no-fail-fast --test losses --test stopped --test shares --test doctor --test attach --test split -- --test-threads 1
 	@WAKEONE_SOAK=1 scripts/test --package wakeone-waitqueue --package wakeone-shim --locked --release --no-fail-fast
+	@scripts/kernels --soak
 
 .PHONY: clean
 clean: ## Remove all that was built

@@ -25,7 +25,13 @@ struct {
 
 static __always_inline struct wakeone_slot *slot_at(__u32 i)
 {
-	return i < WAKEONE_MAX_SLOTS ? (struct wakeone_slot *)wakeone_slot_at(&table, i) : NULL;
+	return (struct wakeone_slot *)wakeone_slot_at(&table, i);
+}
+
+/* Counts what the policy's slot, or another, was given. */
+static __always_inline void count_selected(__u32 slot)
+{
+	ADD(slot_at(slot)->selected, 1);
 }
 
 /* The usual way out, SELECTED, has no counter of its own: it is what the slots'
@@ -39,12 +45,11 @@ static __always_inline int leave(enum wakeone_exit why, int verdict)
 }
 
 /* Asked only where the answer matters: a clock costs more than a slot. */
-static __always_inline bool agent_gone(void)
+static __always_inline bool agent_gone(__u32 policy)
 {
 	__u64 beat = WAKEONE_READ(table.heartbeat_ns);
 
-	if (!(WAKEONE_READ(table.flags) & WAKEONE_TABLE_MARKED) &&
-	    WAKEONE_READ(table.policy) != WAKEONE_SHORTEST_QUEUE)
+	if (!(WAKEONE_READ(table.flags) & WAKEONE_TABLE_MARKED) && policy != WAKEONE_SHORTEST_QUEUE)
 		return false;
 
 	/* Coarse: a jiffy is fine, and it costs a load instead of a clock read. */
@@ -56,26 +61,28 @@ static __always_inline bool try_slot(struct sk_reuseport_md *md, __u32 i)
 	return bpf_sk_select_reuseport(md, &sockets, &i, 0) == 0;
 }
 
+/* As many slots are asked where the policy's was empty. */
+#define OTHERS 32
+
 /*
  * The policy's slot was empty: its listener closed and nobody has said so yet.
- * Ask the others, from a random one on, so that no neighbour of a dead slot
- * inherits all of its load.
+ * Asks others that are up, from a random one on, so that no neighbour of a dead
+ * slot inherits all of its load.
  */
-__noinline int try_others(struct sk_reuseport_md *md, __u32 start)
+__noinline int other_slot(struct sk_reuseport_md *md, __u32 start)
 {
 	__u32 n = wakeone_slots(&table);
 
-	for (__u32 k = 0; k < WAKEONE_MAX_SLOTS; k++) {
-		__u32 i;
+	for (__u32 k = 0; k < OTHERS; k++) {
+		__u32 i = start + k, up;
 
 		if (k >= n)
 			break;
-		i = start + k;
-		if (i >= n)
-			i -= n;
-		if (i >= WAKEONE_MAX_SLOTS)
-			break;
-		if (wakeone_tier(&table.slot[i], 1) != WAKEONE_TIER_DOWN && try_slot(md, i))
+		i -= n & ~wakeone_below(i, n);
+		up = WAKEONE_READ(slot_at(i)->flags) & WAKEONE_SLOT_UP;
+		/* Without a branch (policy.h): one that is not up has no place
+		 * in the array. */
+		if (try_slot(md, i | (1 - up) * WAKEONE_MAX_SLOTS))
 			return i;
 	}
 	return WAKEONE_NONE;
@@ -109,7 +116,35 @@ struct sock {
 	} sk_backlog;
 } __attribute__((preserve_access_index));
 
+/* Any structure of the kernel that begins with 64 bits: a cast to a plain
+ * number is refused before Linux 6.16. */
+struct timespec64 {
+	__s64 tv_sec;
+} __attribute__((preserve_access_index));
+
 extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym __weak;
+
+/* 64 bits of the kernel's memory: by a load where it may be (Linux 6.2), else
+ * by a call. An address that is not mapped reads as 0. */
+static __always_inline __u64 peek(__u64 address)
+{
+	__u64 value = 0;
+
+	if (bpf_rdonly_cast)
+		return ((struct timespec64 *)bpf_rdonly_cast((void *)(long)address,
+			bpf_core_type_id_kernel(struct timespec64)))->tv_sec;
+	bpf_probe_read_kernel(&value, sizeof(value), (void *)(long)address);
+	return value;
+}
+
+/* A pointer that the verifier knows, as a number. */
+static __always_inline __u64 address_of(void *pointer)
+{
+	__u64 address = 0;
+
+	bpf_probe_read_kernel(&address, sizeof(address), &pointer);
+	return address;
+}
 
 /* Position in the kernel's group -> slot. A hint: the group is reordered when
  * a socket leaves, so the cookie decides. */
@@ -121,26 +156,27 @@ struct position {
 struct position positions[WAKEONE_MAX_SLOTS];
 
 /* What waits in a socket's queue, in the unit of its protocol. */
-static __always_inline __u32 waiting_in(const struct sock *sk);
+static __always_inline __u32 waiting_in(__u64 sk);
 
-static __always_inline void read_queue(__u32 at, const struct sock *sk)
+/* A global function: the verifier checks it once, and not for each socket. */
+__noinline int read_queue(__u32 at, __u64 sockets)
 {
-	__u64 cookie = sk->__sk_common.skc_cookie.counter;
-	struct wakeone_slot *s;
+	__u64 sk = peek(sockets + (__u64)at * sizeof(void *));
+	__u64 cookie = peek(sk + bpf_core_field_offset(struct sock, __sk_common.skc_cookie));
+	struct position *position;
 
-	if (at >= WAKEONE_MAX_SLOTS)
-		return;
-	if (positions[at].cookie != cookie) {
+	WAKEONE_HIDE(at);
+	position = &positions[at & (WAKEONE_MAX_SLOTS - 1)];
+	if (position->cookie != cookie) {
 		__u32 *slot = bpf_map_lookup_elem(&listeners, &cookie);
 
 		if (!slot)
-			return;
-		positions[at].slot = *slot;
-		positions[at].cookie = cookie;
+			return 0;
+		position->slot = *slot;
+		position->cookie = cookie;
 	}
-	s = slot_at(positions[at].slot);
-	if (s)
-		s->queued = waiting_in(sk);
+	slot_at(position->slot)->queued = waiting_in(sk);
+	return 0;
 }
 
 /*
@@ -148,26 +184,20 @@ static __always_inline void read_queue(__u32 at, const struct sock *sk)
  * what waits in them are one pointer walk away (net/core/sock_reuseport.c).
  * Needs CAP_PERFMON; where that is missing the agent publishes the lengths.
  */
-static __noinline int read_queues(struct sk_reuseport_md *md)
+__noinline int read_queues(struct sk_reuseport_md *md)
 {
-	const struct sock *sk = bpf_rdonly_cast(md->sk, bpf_core_type_id_kernel(struct sock));
-	const struct sock_reuseport *group = sk->sk_reuseport_cb;
+	__u64 sk = address_of(md->sk), group, sockets;
 	__u32 n;
-	__u64 base;
 
+	group = peek(sk + bpf_core_field_offset(struct sock, sk_reuseport_cb));
 	if (!group)
 		return 0;
-	n = group->num_socks;
-	base = (__u64)(long)group + bpf_core_field_offset(struct sock_reuseport, socks);
+	n = peek(group + bpf_core_field_offset(struct sock_reuseport, num_socks)) & 0xffff;
+	sockets = group + bpf_core_field_offset(struct sock_reuseport, socks);
 	for (__u32 i = 0; i < WAKEONE_MAX_SLOTS; i++) {
-		const __u64 *entry;
-
 		if (i >= n)
 			break;
-		/* The array is flexible: BTF gives it no length to check. */
-		entry = bpf_rdonly_cast((void *)(long)(base + i * sizeof(*entry)), 0);
-		read_queue(i, bpf_rdonly_cast((void *)(long)*entry,
-					      bpf_core_type_id_kernel(struct sock)));
+		read_queue(i, sockets);
 	}
 	return 1;
 }

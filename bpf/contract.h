@@ -16,8 +16,11 @@
 #include <asm/types.h>
 #endif
 
-#define WAKEONE_CONTRACT 2
+#define WAKEONE_CONTRACT 3
 #define WAKEONE_MAX_SLOTS 256
+/* The least loaded slot is looked for among this many at most. A larger group
+ * is looked at through a window of this size, at a random place. */
+#define WAKEONE_WINDOW 32
 /* Load comparisons multiply active counts with weights: bounded so that the
  * product of two such numbers fits 64 bits with room to spare. */
 #define WAKEONE_MAX_WEIGHT 65535
@@ -59,6 +62,8 @@ enum wakeone_table_flag {
 	WAKEONE_TABLE_DATAGRAMS = 8,
 	/* A datagram goes where the last one of its flow went. */
 	WAKEONE_TABLE_AFFINITY = 16,
+	/* More slots than the window shows: the idle ones are kept track of. */
+	WAKEONE_TABLE_WIDE = 32,
 };
 
 /* One counter for each way out of the programs. The first two are where a
@@ -104,18 +109,53 @@ struct wakeone_slot {
 	__u32 reserved2[2];
 } __attribute__((aligned(128)));
 
+/*
+ * The slots that a choice may fall on: all of the best tier that is not empty.
+ * They change rarely and are chosen from often, so user space makes the list
+ * (eligible.h) and a program finds its slot without a scan.
+ *
+ * A reader may see a list that is being replaced. Whatever it reads there is
+ * the number of a slot, and a slot without a socket is passed over.
+ */
+struct wakeone_eligible {
+	__u32 count;        /* slots listed */
+	__u32 total;        /* of their weights; `count` where all weigh the same */
+	__u32 weighted;     /* not all weigh the same: `upto` counts */
+	__u32 reserved;
+	__u64 mask[WAKEONE_MAX_SLOTS / 64]; /* the same slots, a bit each */
+	__u32 upto[WAKEONE_MAX_SLOTS];      /* sum of the weights up to this entry */
+	/* The first ones stand once more behind the last: a window need not wrap. */
+	__u8 slot[WAKEONE_MAX_SLOTS + WAKEONE_WINDOW];
+} __attribute__((aligned(64)));
+
+/* Which of a generation's two lists. Where nobody refreshes the stuck marks
+ * any more, they are ignored. */
+enum wakeone_list {
+	WAKEONE_LIST_MARKED = 0,
+	WAKEONE_LIST_UNMARKED = 1,
+	WAKEONE_LISTS = 2,
+};
+
 struct wakeone_table {
 	__u32 contract;
 	__u32 policy;
 	__u32 slots;        /* slots in use: 1..WAKEONE_MAX_SLOTS */
 	__u32 flags;
+	/* Which lists are valid: those of the last bit of this. */
+	__u32 generation;
+	__u32 reserved;
 	__u64 tick;         /* round-robin position */
 	/* CLOCK_MONOTONIC_COARSE at the agent's last look; 0: never had one. */
 	__u64 heartbeat_ns;
 	__u64 heartbeat_limit_ns; /* older than this: the agent is gone */
 	__u64 moved_live;   /* entries in the map of moved connections */
 	__u64 exits[WAKEONE_EXITS];
+	/* Slots without connections, a bit each, where the group is WIDE. A hint:
+	 * two CPUs that pass one another may leave a bit that is wrong. */
+	__u64 idle[WAKEONE_MAX_SLOTS / 64];
+	__u64 reserved2[11];
 	struct wakeone_slot slot[WAKEONE_MAX_SLOTS];
+	struct wakeone_eligible eligible[2 * WAKEONE_LISTS];
 };
 
 /* Written on each listener by user space; a connection is born with a copy. */
@@ -131,7 +171,8 @@ struct wakeone_tag {
 #endif
 WAKEONE_ASSERT(sizeof(struct wakeone_slot) == 128, "one slot, two cache lines");
 WAKEONE_ASSERT(sizeof(struct wakeone_tag) == 8, "tag layout");
-WAKEONE_ASSERT(sizeof(struct wakeone_table) == 128 + 128 * WAKEONE_MAX_SLOTS,
-	       "header and slots, nothing between");
+WAKEONE_ASSERT(sizeof(struct wakeone_table) ==
+	       256 + 128 * WAKEONE_MAX_SLOTS + 2 * WAKEONE_LISTS * sizeof(struct wakeone_eligible),
+	       "header, slots and lists, nothing between");
 
 #endif

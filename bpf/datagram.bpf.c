@@ -43,23 +43,15 @@ static __always_inline void draw_chance(struct wakeone_draw *d)
 
 	if (policy == WAKEONE_ROUND_ROBIN)
 		d->tick = __sync_fetch_and_add(&table.tick, 1);
+	if (policy == WAKEONE_CPU)
+		d->cpu = bpf_get_smp_processor_id();
 	d->random = bpf_get_prandom_u32();
-	d->random2 = bpf_get_prandom_u32();
-}
-
-static __always_inline __u32 tier_of(__u32 slot, __u32 gone)
-{
-	const struct wakeone_slot *s = slot_at(slot);
-
-	return s ? wakeone_tier(s, gone) : WAKEONE_TIER_DOWN;
+	d->random2 = wakeone_mix(d->random);
 }
 
 static __always_inline int send_to(__u32 slot, enum wakeone_exit why)
 {
-	struct wakeone_slot *chosen = slot_at(slot);
-
-	if (chosen)
-		ADD(chosen->selected, 1);
+	count_selected(slot);
 	return leave(why, SK_PASS);
 }
 
@@ -79,7 +71,7 @@ static __always_inline int place(struct sk_reuseport_md *md, struct wakeone_draw
 		*why = WAKEONE_EXIT_SELECTED;
 		return slot;
 	}
-	slot = try_others(md, wakeone_scale(d->random2, wakeone_slots(&table)));
+	slot = other_slot(md, wakeone_scale(d->random2, wakeone_slots(&table)));
 	*why = slot < 0 ? WAKEONE_EXIT_SELECT_FAILED : WAKEONE_EXIT_RETRIED;
 	return slot;
 }
@@ -89,8 +81,7 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool affinity,
 {
 	struct wakeone_draw draw = {
 		.hash = md->hash,
-		.cpu = bpf_get_smp_processor_id(),
-		.agent_gone = agent_gone(),
+		.agent_gone = agent_gone(WAKEONE_READ(table.policy)),
 		.queues_fresh = queues_fresh,
 	};
 	enum wakeone_exit why = WAKEONE_EXIT_SELECTED;
@@ -109,26 +100,23 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool affinity,
 }
 
 /*
- * The slot of a known flow, as long as its worker is well. One that drains or
- * is stuck loses its flows at once: their next datagrams would wait for it.
- * Where no slot is well they stay, instead of going round.
+ * The slot of a known flow, as long as it is one that may be chosen. One that
+ * drains or is stuck loses its flows at once: their next datagrams would wait
+ * for it. Where all do they are listed, and their flows stay.
  */
-static __always_inline bool follow(struct sk_reuseport_md *md, __u32 *known, bool gone)
+static __always_inline bool follow(struct sk_reuseport_md *md, __u32 slot)
 {
-	__u32 slot = *known, tier = tier_of(slot, gone);
+	const struct wakeone_eligible *e =
+		wakeone_eligible(&table, wakeone_list(&table, agent_gone(WAKEONE_READ(table.policy))));
 
-	if (tier == WAKEONE_TIER_DOWN)
-		return false;
-	if (tier != WAKEONE_TIER_GOOD && wakeone_total(&table, WAKEONE_TIER_GOOD, gone, WAKEONE_NONE))
-		return false;
-	return try_slot(md, slot);
+	return wakeone_is_listed(e, slot) && try_slot(md, slot);
 }
 
 /* ---- with what waits in the receive queues read where it is ------------- */
 
-static __always_inline __u32 waiting_in(const struct sock *sk)
+static __always_inline __u32 waiting_in(__u64 sk)
 {
-	int bytes = sk->sk_backlog.rmem_alloc.counter;
+	int bytes = peek(sk + bpf_core_field_offset(struct sock, sk_backlog.rmem_alloc));
 
 	return bytes > 0 ? bytes : 0;
 }
@@ -145,7 +133,7 @@ static __always_inline int choose(struct sk_reuseport_md *md, bool walk)
 		affinity = false;
 	if (affinity) {
 		known = bpf_map_lookup_elem(&flows, &key);
-		if (known && follow(md, known, agent_gone()))
+		if (known && follow(md, *known))
 			return send_to(*known, WAKEONE_EXIT_SELECTED);
 	}
 	fresh = walk && WAKEONE_READ(table.policy) == WAKEONE_SHORTEST_QUEUE && read_queues(md);

@@ -24,16 +24,6 @@ enum {
 	STATE_NEW_SYN_RECV = 12,
 };
 
-/* Cookie of a connection that was moved while it waited -> the slot it is in
- * now. Its tag still names the old one, and this program type cannot write it. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
-	__type(value, __u32);
-} moved SEC(".maps");
-
 /* Only so that the type is in the object's BTF: the tests draw natively. */
 struct wakeone_draw *draw_type;
 
@@ -49,8 +39,7 @@ struct wakeone_draw *draw_type;
 static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_sock *child, __u32 to)
 {
 	__u32 state = child->state, *known, from;
-	struct wakeone_slot *old, *new = slot_at(to);
-	__u64 cookie;
+	__u64 cookie, listener;
 
 	if (state == STATE_NEW_SYN_RECV || state == STATE_CLOSE ||
 	    !(WAKEONE_READ(table.flags) & WAKEONE_TABLE_COUNTED))
@@ -59,31 +48,58 @@ static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_soc
 	known = bpf_map_lookup_elem(&moved, &cookie);
 	if (known) {
 		from = *known;
+		/* It waited before counting began, and is in no count. */
+		if (from == WAKEONE_UNCOUNTED)
+			return 0;
 		*known = to;
-		old = slot_at(from);
-		if (!old || !new)
-			return WAKEONE_EXIT_BAD_TAG;
 	} else {
-		__u64 listener = bpf_get_socket_cookie(md->sk);
-
+		listener = bpf_get_socket_cookie(md->sk);
 		known = bpf_map_lookup_elem(&listeners, &listener);
 		if (!known)
 			return WAKEONE_EXIT_UNKNOWN_LISTENER;
 		from = *known;
 		/* Before it is noted: what was never counted in is never counted
 		 * out, and nobody would take the note away. */
-		old = slot_at(from);
-		if (!old || !new)
+		if (from >= WAKEONE_MAX_SLOTS)
 			return WAKEONE_EXIT_BAD_TAG;
 		if (bpf_map_update_elem(&moved, &cookie, &to, BPF_ANY))
 			return WAKEONE_EXIT_MOVED_FULL;
 		ADD(table.moved_live, 1);
 	}
-	ADD(old->active, -1);
-	ADD(old->migrated_out, 1);
-	ADD(new->active, 1);
-	ADD(new->migrated_in, 1);
+	wakeone_leave(&table, from);
+	ADD(slot_at(from)->migrated_out, 1);
+	wakeone_enter(&table, to);
+	ADD(slot_at(to)->migrated_in, 1);
 	return 0;
+}
+
+/* A closing listener's connection, or request, is at a slot now. */
+__noinline int moved_to(struct sk_reuseport_md *md, __u32 slot)
+{
+	/* Twice read, twice checked: the verifier wants one variable. */
+	struct bpf_sock *child = md->migrating_sk;
+	int trouble;
+
+	if (!child)
+		return 0;
+	trouble = count_move(md, child, slot);
+	if (trouble > 0 && trouble < WAKEONE_EXITS)
+		ADD(table.exits[trouble], 1);
+	ADD(table.exits[WAKEONE_EXIT_MIGRATED], 1);
+	return 0;
+}
+
+/* Another slot than the policy's, which was empty. */
+__noinline int try_others(struct sk_reuseport_md *md, __u32 start)
+{
+	int slot = other_slot(md, start);
+
+	if (slot < 0)
+		return leave(WAKEONE_EXIT_SELECT_FAILED, 0);
+	count_selected(slot);
+	if (md->migrating_sk)
+		return moved_to(md, slot);
+	return leave(WAKEONE_EXIT_RETRIED, 0);
 }
 
 /*
@@ -91,64 +107,48 @@ static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_soc
  * enough: keyed with the kernel's secret, uniform, and already computed. Real
  * draws are for the policies that are nothing but chance.
  */
-static __always_inline void draw_chance(struct wakeone_draw *d)
+static __always_inline void draw_chance(struct wakeone_draw *d, __u32 policy)
 {
-	__u32 policy = WAKEONE_READ(table.policy);
-
-	if (policy == WAKEONE_LEAST_CONNECTIONS || policy == WAKEONE_SHORTEST_QUEUE ||
-	    policy == WAKEONE_HASH || policy == WAKEONE_ROUND_ROBIN) {
+	if (policy == WAKEONE_RANDOM || policy == WAKEONE_TWO_CHOICES)
+		d->random = bpf_get_prandom_u32();
+	else
 		d->random = d->hash * 0x9e3779b1u; /* Knuth's multiplicative hash */
-		d->random2 = d->random ^ (d->random >> 15);
-		return;
-	}
-	d->random = bpf_get_prandom_u32();
-	d->random2 = bpf_get_prandom_u32();
+	d->random2 = wakeone_mix(d->random);
+	if (policy == WAKEONE_ROUND_ROBIN)
+		d->tick = __sync_fetch_and_add(&table.tick, 1);
+	if (policy == WAKEONE_CPU)
+		d->cpu = bpf_get_smp_processor_id();
 }
 
 static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fresh)
 {
-	/* Twice read, twice checked: the verifier wants one variable. */
-	struct bpf_sock *child = md->migrating_sk;
+	__u32 policy = WAKEONE_READ(table.policy);
 	struct wakeone_draw draw = {
 		.hash = md->hash,
-		.cpu = bpf_get_smp_processor_id(),
-		.agent_gone = agent_gone(),
+		.agent_gone = agent_gone(policy),
 		.queues_fresh = queues_fresh,
 	};
-	enum wakeone_exit why = WAKEONE_EXIT_SELECTED;
-	struct wakeone_slot *chosen;
 	int slot;
 
 	/* Not SK_DROP: the kernel answers that with a reset (tcp_v4_rcv finds no
 	 * socket). Each listener of a closing group has a filter that drops. */
-	if (!child && (WAKEONE_READ(table.flags) & WAKEONE_TABLE_CLOSING))
+	if (WAKEONE_READ(table.flags) & WAKEONE_TABLE_CLOSING && !md->migrating_sk)
 		return leave(WAKEONE_EXIT_CLOSING, SK_PASS);
-	if (table.policy >= WAKEONE_POLICIES)
+	if (policy >= WAKEONE_POLICIES)
 		return leave(WAKEONE_EXIT_BAD_POLICY, SK_PASS);
-	if (table.policy == WAKEONE_ROUND_ROBIN)
-		draw.tick = __sync_fetch_and_add(&table.tick, 1);
 
-	draw_chance(&draw);
-	slot = wakeone_pick(&table, &draw);
+	draw_chance(&draw, policy);
+	slot = wakeone_pick_in_place(&table, &draw, policy);
 	if (slot < 0)
 		return leave(WAKEONE_EXIT_NO_SLOT, SK_PASS);
 	if (!try_slot(md, slot)) {
-		slot = try_others(md, wakeone_scale(draw.random2, wakeone_slots(&table)));
-		if (slot < 0)
-			return leave(WAKEONE_EXIT_SELECT_FAILED, SK_PASS);
-		why = WAKEONE_EXIT_RETRIED;
+		try_others(md, wakeone_scale(draw.random2, wakeone_slots(&table)));
+		return SK_PASS;
 	}
-	chosen = slot_at(slot);
-	if (chosen)
-		ADD(chosen->selected, 1);
-	if (child) {
-		int trouble = count_move(md, child, slot);
-
-		why = WAKEONE_EXIT_MIGRATED;
-		if (trouble > 0 && trouble < WAKEONE_EXITS)
-			ADD(table.exits[trouble], 1);
-	}
-	return leave(why, SK_PASS);
+	count_selected(slot);
+	if (md->migrating_sk)
+		moved_to(md, slot);
+	return SK_PASS;
 }
 
 SEC("sk_reuseport/migrate")
@@ -159,9 +159,9 @@ int wakeone_dispatch(struct sk_reuseport_md *md)
 
 /* ---- the same, with the accept queues' lengths read where they are ------ */
 
-static __always_inline __u32 waiting_in(const struct sock *sk)
+static __always_inline __u32 waiting_in(__u64 sk)
 {
-	return sk->sk_ack_backlog;
+	return peek(sk + bpf_core_field_offset(struct sock, sk_ack_backlog));
 }
 
 SEC("sk_reuseport/migrate")
@@ -177,20 +177,18 @@ int wakeone_dispatch_walk(struct sk_reuseport_md *md)
 static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *sk)
 {
 	struct wakeone_tag *tag = bpf_sk_storage_get(&tags, sk, 0, 0);
-	struct wakeone_slot *s;
 
 	if (!tag)
 		return; /* not one of ours */
-	s = slot_at(tag->slot);
-	if (!s) {
+	if (tag->slot >= WAKEONE_MAX_SLOTS) {
 		ADD(table.exits[WAKEONE_EXIT_BAD_TAG], 1);
 		return;
 	}
 	if (tag->counted)
 		return;
 	tag->counted = 1;
-	ADD(s->active, 1);
-	ADD(s->established, 1);
+	wakeone_enter(&table, tag->slot);
+	ADD(slot_at(tag->slot)->established, 1);
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 }
 
@@ -215,15 +213,15 @@ static __always_inline __u32 final_slot(struct bpf_sock_ops *ops, const struct w
 static __always_inline void count_out(struct bpf_sock_ops *ops, struct bpf_sock *sk)
 {
 	struct wakeone_tag *tag = bpf_sk_storage_get(&tags, sk, 0, 0);
-	struct wakeone_slot *s;
+	__u32 slot;
 
 	if (!tag || !tag->counted)
 		return;
 	tag->counted = 0;
-	s = slot_at(final_slot(ops, tag));
-	if (s) {
-		ADD(s->active, -1);
-		ADD(s->closed, 1);
+	slot = final_slot(ops, tag);
+	if (slot < WAKEONE_MAX_SLOTS) {
+		wakeone_leave(&table, slot);
+		ADD(slot_at(slot)->closed, 1);
 	}
 	/* One departure a connection: spare the rest of its state changes. */
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_STATE_CB_FLAG);

@@ -19,6 +19,19 @@ struct {
 	__type(value, __u32);
 } listeners SEC(".maps");
 
+/* Cookie of a connection that was moved while it waited -> the slot it is in
+ * now. Its tag still names the old one, and sk_reuseport cannot write a tag.
+ * WAKEONE_UNCOUNTED: it waits, and is in no count, wherever it is moved. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u32);
+} moved SEC(".maps");
+
+#define WAKEONE_UNCOUNTED 0xffffffffu
+
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);

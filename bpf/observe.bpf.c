@@ -32,11 +32,25 @@ typedef struct {
 } __attribute__((preserve_access_index)) possible_net_t;
 struct sock_common {
 	unsigned short skc_num;
-	volatile unsigned char skc_state;
 	possible_net_t skc_net;
 } __attribute__((preserve_access_index));
+struct qspinlock {
+	int val;
+};
+struct raw_spinlock {
+	struct qspinlock raw_lock;
+} __attribute__((preserve_access_index));
+struct spinlock {
+	struct raw_spinlock rlock;
+} __attribute__((preserve_access_index));
+typedef struct {
+	struct spinlock slock;
+} __attribute__((preserve_access_index)) socket_lock_t;
+struct socket;
 struct sock {
 	struct sock_common __sk_common;
+	socket_lock_t sk_lock;
+	struct socket *sk_socket;
 } __attribute__((preserve_access_index));
 struct socket {
 	struct sock *sk;
@@ -75,21 +89,24 @@ struct {
 	__type(value, __u64);
 } born SEC(".maps");
 
-/* Whose connection this CPU is waking threads for: valid for the task that was
- * current then, and for a moment. Another socket's news end it. */
-struct waking {
+/*
+ * The connection that this CPU announces to its listener. The kernel makes the
+ * child socket, locks it, and unlocks it after it has woken the listener's
+ * threads (net/ipv4/tcp_minisocks.c, tcp_child_process; of TFO
+ * net/ipv4/tcp_input.c, tcp_conn_request). No thread can take the child before
+ * that. So a wake-up is the listener's while the child is locked and has no
+ * file: a wake-up for any other socket finds it unlocked, and ends the mark.
+ */
+struct announced {
 	__u64 task;
-	__u64 at_ns;
+	__u64 child;
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct waking);
-} waking_for SEC(".maps");
-
-/* A herd of a thousand takes some milliseconds to wake. */
-#define WAKING_NS 20000000
+	__type(value, struct announced);
+} announcing SEC(".maps");
 
 #define ADD(counter, n) ((void)__sync_fetch_and_add(&(counter), (n)))
 
@@ -107,14 +124,30 @@ static __always_inline bool is_ours(const struct sock *sk)
 	       BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum) == watched.netns;
 }
 
+static __always_inline void announce(const struct sock *child)
+{
+	__u32 zero = 0;
+	struct announced *mark = bpf_map_lookup_elem(&announcing, &zero);
+
+	if (!mark)
+		return;
+	mark->task = bpf_get_current_task();
+	mark->child = (__u64)child;
+}
+
 SEC("tp_btf/inet_sock_set_state")
-int BPF_PROG(wakeone_established, const struct sock *sk, int from, int to)
+int BPF_PROG(wakeone_state, const struct sock *sk, int from, int to)
 {
 	__u64 key = (__u64)sk, now;
 
-	if (sk->__sk_common.skc_num != watched.port || !is_ours(sk))
+	/* Loads, where is_ours() would call helpers: this runs for every socket. */
+	if (sk->__sk_common.skc_num != watched.port ||
+	    sk->__sk_common.skc_net.net->ns.inum != watched.netns)
 		return 0;
-	if (from == STATE_SYN_RECV && to == STATE_ESTABLISHED) {
+	if (from == STATE_LISTEN && to == STATE_SYN_RECV) {
+		announce(sk);
+	} else if (from == STATE_SYN_RECV && to == STATE_ESTABLISHED) {
+		ADD(watched.connections, 1);
 		now = bpf_ktime_get_ns();
 		bpf_map_update_elem(&born, &key, &now, BPF_ANY);
 	} else if (to == STATE_CLOSE) {
@@ -123,34 +156,30 @@ int BPF_PROG(wakeone_established, const struct sock *sk, int from, int to)
 	return 0;
 }
 
-SEC("tp_btf/sk_data_ready")
-int BPF_PROG(wakeone_ready, const struct sock *sk)
+/* Whether the child is locked, and not accepted yet. */
+static __always_inline bool is_announced(const struct sock *child)
 {
-	__u32 zero = 0;
-	struct waking *waking = bpf_map_lookup_elem(&waking_for, &zero);
+	int lock = 0;
 
-	if (!waking)
-		return 0;
-	waking->task = 0;
-	if (sk->__sk_common.skc_state != STATE_LISTEN || !is_ours(sk))
-		return 0;
-	ADD(watched.connections, 1);
-	waking->task = bpf_get_current_task();
-	waking->at_ns = bpf_ktime_get_ns();
-	return 0;
+	return !bpf_probe_read_kernel(&lock, sizeof(lock), &child->sk_lock.slock.rlock.raw_lock) &&
+	       lock && !BPF_CORE_READ(child, sk_socket);
 }
 
 SEC("tp_btf/sched_waking")
 int BPF_PROG(wakeone_waking, struct task_struct *task)
 {
 	__u32 zero = 0;
-	struct waking *waking = bpf_map_lookup_elem(&waking_for, &zero);
+	struct announced *mark = bpf_map_lookup_elem(&announcing, &zero);
 	struct wakeone_watched_worker *worker;
 
-	if (!waking || !waking->task || waking->task != bpf_get_current_task())
+	if (!mark || !mark->child)
 		return 0;
+	if (mark->task != bpf_get_current_task() || !is_announced((void *)mark->child)) {
+		mark->child = 0;
+		return 0;
+	}
 	worker = worker_of(task->tgid);
-	if (!worker || bpf_ktime_get_ns() - waking->at_ns > WAKING_NS)
+	if (!worker)
 		return 0;
 	ADD(watched.wakeups, 1);
 	ADD(worker->woken, 1);

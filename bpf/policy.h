@@ -6,9 +6,13 @@
  * Chance and time come in from outside (struct wakeone_draw), so the same
  * table and the same draw always give the same slot.
  *
- * Weights, draining and stuck marks are the same for every policy: slots are
- * ranked in tiers, and a policy only ever chooses within the best tier that
- * is not empty.
+ * Weights, draining and stuck marks are the same for every policy: user space
+ * lists the slots of the best tier that is not empty (eligible.h), and a
+ * policy only ever chooses from that list.
+ *
+ * No loop branches on what it reads. A branch in a loop doubles the states
+ * that the verifier follows with each turn, and kernels before 6.3 merge none
+ * of them; without one it walks each loop once.
  */
 #ifndef WAKEONE_POLICY_H
 #define WAKEONE_POLICY_H
@@ -22,26 +26,27 @@
 #endif
 
 /*
- * The loops over slots. In the kernel each is a global function: the verifier
- * checks it once, alone, instead of once for every path that leads to it. For
- * the same reason no loop compares the index of the slot it holds: a constant
- * that decides a branch must be tracked exactly, and 256 of them at 256 places
- * are more states than it is willing to walk.
+ * A function that the verifier checks once, alone, instead of once for each
+ * path that leads to it: a global function of a BPF program.
  */
-#ifndef WAKEONE_SCAN
+#ifndef WAKEONE_GLOBAL
 #ifdef __bpf__
-#define WAKEONE_SCAN __attribute__((noinline))
+#define WAKEONE_GLOBAL __attribute__((noinline))
 #else
-#define WAKEONE_SCAN static inline
+#define WAKEONE_GLOBAL static inline
 #endif
 #endif
 
 /* One value that another CPU may change: read once, use many times. */
 #define WAKEONE_READ(x) (*(const volatile __typeof__(x) *)&(x))
 
+/* Keeps the compiler from using what it knows of a value: it would leave out
+ * a mask that the verifier needs, or make a branch of arithmetic. */
+#define WAKEONE_HIDE(x) asm volatile("" : "+r"(x))
+
 struct wakeone_draw {
 	__u32 random;  /* uniform */
-	__u32 random2; /* uniform, independent of the first */
+	__u32 random2; /* uniform, in no visible relation to the first */
 	__u32 hash;    /* of the connection's, or the datagram's, 4-tuple */
 	__u32 cpu;     /* that got the packet */
 	__u64 tick;    /* grows by one for each choice */
@@ -51,47 +56,50 @@ struct wakeone_draw {
 	__u32 queues_fresh;
 };
 
-/* Tiers. A stuck worker will come back and then serve what waits; a draining
- * one was told to go: so draining is the worse of the two. */
-enum {
-	WAKEONE_TIER_DOWN = 0,
-	WAKEONE_TIER_DRAINING = 1,
-	WAKEONE_TIER_STUCK = 2,
-	WAKEONE_TIER_GOOD = 3,
-};
+#ifdef __clang__
+#define WAKEONE_UNROLL _Pragma("unroll")
+#else
+#define WAKEONE_UNROLL
+#endif
 
-/*
- * 1 where a and b differ, else 0. Arithmetic instead of branches, here and in
- * the loops' bodies: a branch on a value pins that value for the verifier, and
- * a few of them in a loop of 256 are more paths than it is willing to walk.
- * The empty asm keeps the compiler from finding the branch again.
- */
-WAKEONE_INLINE __u32 wakeone_differ(__u32 a, __u32 b)
+/* ---- arithmetic --------------------------------------------------------- */
+
+/* All bits set where a is below b, else none. Their difference must fit. */
+WAKEONE_INLINE __u64 wakeone_below(__s64 a, __s64 b)
 {
-	__u32 x = a ^ b;
+	__s64 difference = a - b;
 
-	x |= -x;
-	asm volatile("" : "+r"(x));
-	return x >> 31;
+	WAKEONE_HIDE(difference);
+	return (__u64)(difference >> 63);
 }
 
-WAKEONE_INLINE __u32 wakeone_tier(const struct wakeone_slot *s, __u32 agent_gone)
+/* a where the mask is set, else b. */
+WAKEONE_INLINE __u64 wakeone_either(__u64 mask, __u64 a, __u64 b)
 {
-	__u32 flags = WAKEONE_READ(s->flags), weight = WAKEONE_READ(s->weight) & WAKEONE_MAX_WEIGHT;
-	__u32 up = (flags / WAKEONE_SLOT_UP) & wakeone_differ(weight, 0);
-	__u32 draining = (flags / WAKEONE_SLOT_DRAINING) & 1;
-	__u32 stuck = (flags / WAKEONE_SLOT_STUCK) & ~agent_gone & 1;
-
-	return up * (WAKEONE_TIER_GOOD - 2 * draining - stuck * (1 - draining));
+	return b ^ ((a ^ b) & mask);
 }
 
-/*
- * A slot by an index that was computed. What the compiler can prove about it,
- * the verifier may not: hide the proof, so that the mask stays in.
- */
+/* [0, 2^32) to [0, n) without a division, as the kernel's reciprocal_scale. */
+WAKEONE_INLINE __u32 wakeone_scale(__u32 value, __u32 n)
+{
+	return (__u32)(((__u64)value * n) >> 32);
+}
+
+/* Thomas Mueller's and Chris Wellons' 32-bit mixer (lowbias32). */
+WAKEONE_INLINE __u32 wakeone_mix(__u32 x)
+{
+	x ^= x >> 16;
+	x *= 0x7feb352du;
+	x ^= x >> 15;
+	x *= 0x846ca68bu;
+	return x ^ (x >> 16);
+}
+
+/* ---- the table ---------------------------------------------------------- */
+
 WAKEONE_INLINE const struct wakeone_slot *wakeone_slot_at(const struct wakeone_table *t, __u32 i)
 {
-	asm volatile("" : "+r"(i));
+	WAKEONE_HIDE(i);
 	return &t->slot[i & (WAKEONE_MAX_SLOTS - 1)];
 }
 
@@ -107,205 +115,306 @@ WAKEONE_INLINE __u32 wakeone_slots(const struct wakeone_table *t)
 	return n > WAKEONE_MAX_SLOTS ? WAKEONE_MAX_SLOTS : n;
 }
 
-/* [0, 2^32) to [0, n) without a division, as the kernel's reciprocal_scale. */
-WAKEONE_INLINE __u32 wakeone_scale(__u32 value, __u32 n)
+/* Which list is valid now. */
+WAKEONE_INLINE __u32 wakeone_list(const struct wakeone_table *t, __u32 agent_gone)
 {
-	return (__u32)(((__u64)value * n) >> 32);
+	__u32 generation = WAKEONE_READ(t->generation) & 1;
+
+	return generation * WAKEONE_LISTS + (agent_gone ? WAKEONE_LIST_UNMARKED : WAKEONE_LIST_MARKED);
 }
 
-/* The weight of slot i where it is in the tier and not the slot `except`; else 0. */
-WAKEONE_INLINE __u32 wakeone_part(const struct wakeone_table *t, __u32 i, __u32 tier,
-				  __u32 agent_gone, int except)
+WAKEONE_INLINE const struct wakeone_eligible *wakeone_eligible(const struct wakeone_table *t,
+							       __u32 list)
 {
-	const struct wakeone_slot *s = &t->slot[i];
-	__u32 other = wakeone_differ(wakeone_tier(s, agent_gone), tier);
-
-	return wakeone_weight(s) * (1 - other) * wakeone_differ(i, except);
+	WAKEONE_HIDE(list);
+	return &t->eligible[list & (2 * WAKEONE_LISTS - 1)];
 }
 
-/* Sum of the weights of a tier, without the slot `except`. */
-WAKEONE_SCAN __u32 wakeone_total(const struct wakeone_table *t, __u32 tier,
-				 __u32 agent_gone, int except)
+/* The slot of an entry: a byte, so it always is one of the table. */
+WAKEONE_INLINE __u32 wakeone_entry(const struct wakeone_eligible *e, __u32 i)
 {
-	__u32 n, total = 0;
+	WAKEONE_HIDE(i);
+	return WAKEONE_READ(e->slot[i & (WAKEONE_MAX_SLOTS - 1)]);
+}
 
-	if (!t)
-		return total;
-	n = wakeone_slots(t);
-	for (__u32 i = 0; i < WAKEONE_MAX_SLOTS; i++) {
-		if (i >= n)
-			break;
-		total += wakeone_part(t, i, tier, agent_gone, except);
+/* Whether a slot is listed. */
+WAKEONE_INLINE __u32 wakeone_is_listed(const struct wakeone_eligible *e, __u32 slot)
+{
+	WAKEONE_HIDE(slot);
+	slot &= WAKEONE_MAX_SLOTS - 1;
+	return (WAKEONE_READ(e->mask[slot / 64]) >> (slot % 64)) & 1;
+}
+
+/* ---- choosing by weight -------------------------------------------------- */
+
+/*
+ * The entry that a position of [0, total) falls into, weights laid end to end:
+ * a binary search of as many steps for two slots as for all. (An alias table
+ * would take one, but gives no place to the turns of round-robin, nor to a
+ * second choice that must not be the first.)
+ */
+WAKEONE_INLINE __u32 wakeone_entry_of(const struct wakeone_eligible *e, __u32 position)
+{
+	__u32 i = 0;
+
+	if (!WAKEONE_READ(e->weighted))
+		return position;
+	for (__u32 step = WAKEONE_MAX_SLOTS / 2; step; step /= 2) {
+		__u32 at = i + step - 1;
+
+		WAKEONE_HIDE(at);
+		at &= WAKEONE_MAX_SLOTS - 1;
+		i += step & ~wakeone_below(position, WAKEONE_READ(e->upto[at]));
 	}
-	return total;
+	return i;
 }
 
-/* The slot that position `at` of [0, total) falls into, weights laid end to end. */
-WAKEONE_SCAN int wakeone_at(const struct wakeone_table *t, __u32 tier,
-			    __u32 agent_gone, int except, __u32 at)
+WAKEONE_INLINE int wakeone_at(const struct wakeone_eligible *e, __u32 position)
 {
-	__u32 n, seen = 0;
-	int last = WAKEONE_NONE;
-
-	if (!t)
-		return last;
-	n = wakeone_slots(t);
-	for (__u32 i = 0; i < WAKEONE_MAX_SLOTS; i++) {
-		__u32 part;
-
-		if (i >= n)
-			break;
-		part = wakeone_part(t, i, tier, agent_gone, except);
-		if (part)
-			last = i;
-		seen += part;
-		if (at < seen)
-			break;
-	}
-	/* A slot may have left the tier since the total was taken: the last
-	 * one seen is as good as any. */
-	return last;
-}
-
-WAKEONE_INLINE __u64 wakeone_active(const struct wakeone_slot *s)
-{
-	__s64 active = WAKEONE_READ(s->active);
-
-	return active > 0 ? (__u64)active : 0;
+	return wakeone_entry(e, wakeone_entry_of(e, position));
 }
 
 /*
- * What a slot would carry with one connection more, so that of two empty
- * slots the heavier one is preferred. `queue`: count what waits, not what is
- * open.
+ * A second slot, drawn by weight from all but the first's entry; NONE where
+ * there is no other.
  */
-WAKEONE_INLINE __u64 wakeone_load(const struct wakeone_slot *s, __u32 queue)
+WAKEONE_INLINE int wakeone_second(const struct wakeone_eligible *e, __u32 first, __u32 random)
 {
-	return (queue ? (__u64)WAKEONE_READ(s->queued) : wakeone_active(s)) + 1;
+	__u32 own = 1, before = first, total = WAKEONE_READ(e->total), position;
+
+	if (WAKEONE_READ(e->weighted)) {
+		__u32 at = first & (WAKEONE_MAX_SLOTS - 1), last = (first - 1) & (WAKEONE_MAX_SLOTS - 1);
+
+		WAKEONE_HIDE(at);
+		WAKEONE_HIDE(last);
+		before = first ? WAKEONE_READ(e->upto[last & (WAKEONE_MAX_SLOTS - 1)]) : 0;
+		own = WAKEONE_READ(e->upto[at & (WAKEONE_MAX_SLOTS - 1)]) - before;
+	}
+	if (total <= own)
+		return WAKEONE_NONE;
+	position = wakeone_scale(random, total - own);
+	return wakeone_at(e, position + (own & ~wakeone_below(position, before)));
+}
+
+/* ---- choosing by load ---------------------------------------------------- */
+
+/* Where a slot's load stands in it: its open connections, or what waits. Both
+ * are below 2^31, so of the former the low half will do (little-endian). */
+enum {
+	WAKEONE_BY_ACTIVE = __builtin_offsetof(struct wakeone_slot, active),
+	WAKEONE_BY_QUEUE = __builtin_offsetof(struct wakeone_slot, queued),
+};
+
+/* Without a branch: it would have all that follows checked twice. */
+WAKEONE_INLINE __u32 wakeone_by(__u32 queue)
+{
+	WAKEONE_HIDE(queue);
+	return WAKEONE_BY_ACTIVE + (queue & 1) * (WAKEONE_BY_QUEUE - WAKEONE_BY_ACTIVE);
+}
+
+/* A slot's load. A count that passing CPUs left below zero is none. */
+WAKEONE_INLINE __u32 wakeone_load(const struct wakeone_slot *s, __u32 by)
+{
+	__s32 load = *(const volatile __s32 *)((const char *)s + by), sign = load >> 31;
+
+	WAKEONE_HIDE(sign);
+	return load & ~sign;
+}
+
+/* Of two slots the one with the lower load for its weight; the first on a tie. */
+WAKEONE_INLINE __u32 wakeone_lower(const struct wakeone_table *t, __u32 a, __u32 b, __u32 by)
+{
+	const struct wakeone_slot *sa = wakeone_slot_at(t, a), *sb = wakeone_slot_at(t, b);
+	__u64 of_a = ((__u64)wakeone_load(sa, by) + 1) * wakeone_weight(sb);
+	__u64 of_b = ((__u64)wakeone_load(sb, by) + 1) * wakeone_weight(sa);
+
+	return wakeone_either(wakeone_below(of_b, of_a), b, a);
 }
 
 /*
- * The least loaded slot of a tier: load/weight is compared by cross-multiplying.
- * Of k equals each is chosen with probability 1/k, wherever they stand: the
- * k-th one replaces the one held with that chance (reservoir sampling).
+ * The least loaded slot of a window, all of one weight. One number holds the
+ * load, a number drawn for the slot, and the slot. The smallest is the least
+ * loaded, and of k equals each is that with probability 1/k.
+ *
+ * Four at a time: behind the end of a short list its slots stand once more.
  */
-WAKEONE_SCAN int wakeone_least(const struct wakeone_table *t, __u32 tier,
-				 __u32 agent_gone, __u32 queue, __u32 random)
+WAKEONE_INLINE int wakeone_least_equal(const struct wakeone_table *t,
+				       const struct wakeone_eligible *e,
+				       __u32 start, __u32 by, __u32 random)
 {
-	/* More than any slot can hold: the first one looked at is less. */
-	__u64 best_load = 1ull << 47;
-	__u32 n, best_weight = 1, equals = 0;
-	int best = WAKEONE_NONE;
+	__u32 n = WAKEONE_READ(e->count);
+	__s64 best = (__s64)(~0ull >> 1);
 
-	if (!t)
-		return best;
-	n = wakeone_slots(t);
-	for (__u32 i = 0; i < WAKEONE_MAX_SLOTS; i++) {
-		const struct wakeone_slot *s;
-		__u64 load, mine, held;
-		__u32 weight;
-
-		if (i >= n)
+	for (__u32 base = 0; base < WAKEONE_WINDOW; base += 4) {
+		if (base >= n)
 			break;
-		s = &t->slot[i];
-		if (wakeone_tier(s, agent_gone) != tier)
-			continue;
-		weight = wakeone_weight(s);
-		load = wakeone_load(s, queue);
-		mine = load * best_weight;
-		held = best_load * weight;
-		if (mine > held)
-			continue;
-		if (mine < held) {
-			equals = 1;
-		} else {
-			equals++;
-			/* xorshift: a fresh number for each tie from one draw */
-			random ^= random << 13;
-			random ^= random >> 17;
-			random ^= random << 5;
-			if (wakeone_scale(random, equals))
-				continue;
+		WAKEONE_UNROLL
+		for (__u32 i = base; i < base + 4; i++) {
+			__u32 slot = WAKEONE_READ(e->slot[start + i]);
+			__u64 load = wakeone_load(&t->slot[slot], by);
+			__u64 tie = wakeone_mix(random ^ slot) >> 9;
+			__s64 mine = load << 31 | tie << 8 | slot;
+
+			best = wakeone_either(wakeone_below(mine, best), mine, best);
 		}
-		best = i;
-		best_load = load;
-		best_weight = weight;
+	}
+	return best & (WAKEONE_MAX_SLOTS - 1);
+}
+
+/*
+ * The same by weight: (load + 1) / weight is compared by cross-multiplying, so
+ * that of two empty slots the heavier one is preferred.
+ */
+WAKEONE_INLINE int wakeone_least_weighted(const struct wakeone_table *t,
+					  const struct wakeone_eligible *e,
+					  __u32 start, __u32 by, __u32 random)
+{
+	__u32 n = WAKEONE_READ(e->count);
+	/* More than any slot can hold: the first one looked at is less. */
+	__u64 best = 0, best_load = 1ull << 33, best_weight = 1, best_tie = 0;
+
+	for (__u32 base = 0; base < WAKEONE_WINDOW; base += 4) {
+		if (base >= n)
+			break;
+		WAKEONE_UNROLL
+		for (__u32 i = base; i < base + 4; i++) {
+			__u32 slot = WAKEONE_READ(e->slot[start + i]);
+			const struct wakeone_slot *s = &t->slot[slot];
+			__u64 load = (__u64)wakeone_load(s, by) + 1, weight = wakeone_weight(s);
+			__u64 tie = wakeone_mix(random ^ slot) >> 19;
+			/* Loads have 32 bits and weights 16: 13 are left. */
+			__s64 mine = ((load * best_weight) << 13) + tie;
+			__s64 held = ((best_load * weight) << 13) + best_tie;
+			__u64 less = wakeone_below(mine, held);
+
+			best = wakeone_either(less, slot, best);
+			best_load = wakeone_either(less, load, best_load);
+			best_weight = wakeone_either(less, weight, best_weight);
+			best_tie = wakeone_either(less, tie, best_tie);
+		}
+	}
+	return best & (WAKEONE_MAX_SLOTS - 1);
+}
+
+/* The least loaded slot of the window that begins at an entry. */
+WAKEONE_GLOBAL int wakeone_least(const struct wakeone_table *t, __u32 list, __u32 start,
+				 __u32 queue, __u32 random)
+{
+	const struct wakeone_eligible *e;
+
+	if (!t)
+		return WAKEONE_NONE;
+	WAKEONE_HIDE(start);
+	start &= WAKEONE_MAX_SLOTS - 1;
+	e = wakeone_eligible(t, list);
+	return WAKEONE_READ(e->weighted) ?
+		wakeone_least_weighted(t, e, start, wakeone_by(queue), random) :
+		wakeone_least_equal(t, e, start, wakeone_by(queue), random);
+}
+
+/* The slot with the shortest queue of a list that is longer than a window. */
+WAKEONE_GLOBAL int wakeone_shortest(const struct wakeone_table *t, __u32 list, __u32 random)
+{
+	__u32 n, start, best;
+
+	if (!t)
+		return WAKEONE_NONE;
+	n = WAKEONE_READ(wakeone_eligible(t, list)->count);
+	/* From anywhere, so that ties are not all the first one's. */
+	start = wakeone_scale(wakeone_mix(random), n);
+	best = wakeone_least(t, list, start, 1, random);
+	for (__u32 seen = WAKEONE_WINDOW; seen < WAKEONE_MAX_SLOTS; seen += WAKEONE_WINDOW) {
+		__u32 next;
+
+		if (seen >= n)
+			break;
+		start += WAKEONE_WINDOW;
+		start -= n & ~wakeone_below(start, n);
+		next = wakeone_least(t, list, start, 1, random);
+		best = wakeone_lower(t, best, next, WAKEONE_BY_QUEUE);
 	}
 	return best;
 }
 
-/* Two different slots drawn by weight; the second is NONE where there is one. */
-WAKEONE_INLINE int wakeone_two(const struct wakeone_table *t, __u32 tier,
-			       const struct wakeone_draw *d, int *second)
+/* ---- the idle slots of a group that is larger than the window ------------- */
+
+/* The place of the lowest bit that is set. (clang 14 cannot count zeros for BPF.) */
+WAKEONE_INLINE __u32 wakeone_lowest(__u64 bits)
 {
-	__u32 total = wakeone_total(t, tier, d->agent_gone, WAKEONE_NONE);
-	int first = wakeone_at(t, tier, d->agent_gone, WAKEONE_NONE,
-			       wakeone_scale(d->random, total));
+	__u32 place = 0;
 
-	*second = WAKEONE_NONE;
-	if (first < 0)
-		return first;
-	total = wakeone_total(t, tier, d->agent_gone, first);
-	if (total)
-		*second = wakeone_at(t, tier, d->agent_gone, first,
-				     wakeone_scale(d->random2, total));
-	return first;
-}
+	for (__u32 half = 32; half; half /= 2) {
+		__u64 low = bits & ((1ull << half) - 1);
+		__u32 step = half & wakeone_below(low, 1);
 
-/* Of two slots the one with the lower load; the first on a tie. */
-WAKEONE_INLINE int wakeone_lower(const struct wakeone_table *t, int a, int b)
-{
-	const struct wakeone_slot *sa, *sb;
-
-	if (b < 0 || a < 0)
-		return a;
-	sa = wakeone_slot_at(t, a);
-	sb = wakeone_slot_at(t, b);
-	return wakeone_load(sb, 0) * wakeone_weight(sa) <
-	       wakeone_load(sa, 0) * wakeone_weight(sb) ? b : a;
+		place += step;
+		bits >>= step;
+	}
+	return place;
 }
 
 /*
- * The slot of this CPU, or NONE where that one is not in the tier. Two CPUs of
- * one slot are `slots` apart, so neighbouring queues of a network card spread.
+ * A listed slot without connections, the first one after a random place; NONE
+ * where none is known. Its bit may be out of date: then it is NONE as well.
  */
-WAKEONE_INLINE int wakeone_cpu(const struct wakeone_table *t, __u32 tier,
-			       const struct wakeone_draw *d)
+WAKEONE_GLOBAL int wakeone_idle(const struct wakeone_table *t, __u32 list, __u32 random)
 {
-	__u32 n = wakeone_slots(t), i;
+	const struct wakeone_eligible *e;
+	__u32 turn = (random >> 2) & 63;
 
-	if (!n)
+	if (!t)
 		return WAKEONE_NONE;
-	i = d->cpu % n;
-	return wakeone_tier(wakeone_slot_at(t, i), d->agent_gone) == tier ? (int)i : WAKEONE_NONE;
+	e = wakeone_eligible(t, list);
+	for (__u32 i = 0; i < WAKEONE_MAX_SLOTS / 64; i++) {
+		__u32 word = (random + i) & (WAKEONE_MAX_SLOTS / 64 - 1), slot;
+		__u64 bits;
+
+		WAKEONE_HIDE(word);
+		word &= WAKEONE_MAX_SLOTS / 64 - 1;
+		bits = WAKEONE_READ(t->idle[word]) & WAKEONE_READ(e->mask[word]);
+		if (!bits)
+			continue;
+		bits = bits >> turn | bits << ((64 - turn) & 63);
+		slot = word * 64 + ((wakeone_lowest(bits) + turn) & 63);
+		return wakeone_load(wakeone_slot_at(t, slot), WAKEONE_BY_ACTIVE) ? WAKEONE_NONE : (int)slot;
+	}
+	return WAKEONE_NONE;
 }
 
-/* Where along the weights laid end to end this draw points, for the policies
- * that do not look at load. */
-WAKEONE_INLINE __u32 wakeone_position(__u32 policy, const struct wakeone_draw *d, __u32 total)
+/* A connection more at a slot. */
+WAKEONE_INLINE void wakeone_enter(struct wakeone_table *t, __u32 slot)
 {
-	if (policy == WAKEONE_ROUND_ROBIN)
-		return (__u32)(d->tick % total);
-	return wakeone_scale(policy == WAKEONE_HASH ? d->hash : d->random, total);
+	struct wakeone_slot *s = (struct wakeone_slot *)wakeone_slot_at(t, slot);
+	__u64 *word = &t->idle[(slot / 64) & (WAKEONE_MAX_SLOTS / 64 - 1)];
+	__u64 bit = 1ull << (slot % 64);
+
+	__sync_fetch_and_add(&s->active, 1);
+	/* Also where the bit was wrong before. */
+	if (WAKEONE_READ(t->flags) & WAKEONE_TABLE_WIDE && WAKEONE_READ(*word) & bit &&
+	    wakeone_load(s, WAKEONE_BY_ACTIVE))
+		__sync_fetch_and_and(word, ~bit);
 }
 
-/* Thomas Mueller's and Chris Wellons' 32-bit mixer (lowbias32). */
-WAKEONE_INLINE __u32 wakeone_mix(__u32 x)
+/* A connection less. */
+WAKEONE_INLINE void wakeone_leave(struct wakeone_table *t, __u32 slot)
 {
-	x ^= x >> 16;
-	x *= 0x7feb352du;
-	x ^= x >> 15;
-	x *= 0x846ca68bu;
-	return x ^ (x >> 16);
+	struct wakeone_slot *s = (struct wakeone_slot *)wakeone_slot_at(t, slot);
+	__u64 *word = &t->idle[(slot / 64) & (WAKEONE_MAX_SLOTS / 64 - 1)];
+
+	__sync_fetch_and_add(&s->active, -1);
+	if (WAKEONE_READ(t->flags) & WAKEONE_TABLE_WIDE && !wakeone_load(s, WAKEONE_BY_ACTIVE))
+		__sync_fetch_and_or(word, 1ull << (slot % 64));
 }
 
-/* The highest bit that is set. (clang 14 cannot count zeros for BPF.) */
+/* ---- consistent hashing --------------------------------------------------- */
+
+/* The highest bit that is set. */
 WAKEONE_INLINE __u32 wakeone_log2(__u32 x)
 {
 	__u32 e = 0;
 
 	for (__u32 step = 16; step; step /= 2)
-		e += step * wakeone_differ(x >> (e + step), 0);
+		e += step & ~wakeone_below(x >> (e + step), 1);
 	return e;
 }
 
@@ -326,94 +435,163 @@ WAKEONE_INLINE __u64 wakeone_cost(__u32 x)
 }
 
 /*
+ * The better bidder of the best until now and the slot of entry i. Both are a
+ * bid with a slot below it. A function of its own: the verifier checks it once,
+ * and not for each entry.
+ */
+WAKEONE_GLOBAL __u64 wakeone_outbid(const struct wakeone_table *t, __u32 list, __u32 i,
+				    __u32 hash, __u64 best)
+{
+	__u64 bid, weight, held;
+	__u32 slot;
+
+	if (!t)
+		return best;
+	slot = wakeone_entry(wakeone_eligible(t, list), i);
+	weight = wakeone_weight(wakeone_slot_at(t, slot));
+	held = wakeone_weight(wakeone_slot_at(t, best & (WAKEONE_MAX_SLOTS - 1)));
+	bid = wakeone_cost(wakeone_mix(wakeone_mix(slot + 1) ^ hash));
+	return wakeone_either(wakeone_below(bid * held, (best >> 8) * weight), bid << 8 | slot, best);
+}
+
+/*
  * Rendezvous hashing (Thaler and Ravishankar, 1998), weighted as Schindelhauer
  * and Schomaker do: each slot bids for the flow with a number that depends on
  * both alone, and the lowest bid for its weight has it. A slot that comes takes
  * flows from all others and moves none between them; one that goes leaves its
  * own flows to them and moves no other.
  */
-WAKEONE_SCAN int wakeone_rendezvous(const struct wakeone_table *t, __u32 tier,
-				    __u32 agent_gone, __u32 hash)
+WAKEONE_GLOBAL int wakeone_rendezvous(const struct wakeone_table *t, __u32 list, __u32 hash)
 {
-	__u64 best_cost = 1ull << 47;
-	__u32 n, best_weight = 1;
-	int best = WAKEONE_NONE;
+	__u64 best;
+	__u32 n;
 
 	if (!t)
-		return best;
-	n = wakeone_slots(t);
+		return WAKEONE_NONE;
+	n = WAKEONE_READ(wakeone_eligible(t, list)->count);
+	/* Above any bid, of a slot that is listed. */
+	best = 1ull << 45 | wakeone_entry(wakeone_eligible(t, list), 0);
 	for (__u32 i = 0; i < WAKEONE_MAX_SLOTS; i++) {
-		const struct wakeone_slot *s;
-		__u64 cost;
-		__u32 weight;
-
 		if (i >= n)
 			break;
-		s = &t->slot[i];
-		if (wakeone_tier(s, agent_gone) != tier)
-			continue;
-		weight = wakeone_weight(s);
-		cost = wakeone_cost(wakeone_mix(wakeone_mix(i + 1) ^ hash));
-		if (cost * best_weight >= best_cost * weight)
-			continue;
-		best = i;
-		best_cost = cost;
-		best_weight = weight;
+		best = wakeone_outbid(t, list, i, hash, best);
 	}
-	return best;
+	return best & (WAKEONE_MAX_SLOTS - 1);
 }
 
-/* The policy within one tier; NONE where the tier is empty. */
-WAKEONE_INLINE int wakeone_pick_in(const struct wakeone_table *t, const struct wakeone_draw *d,
-				   __u32 policy, __u32 tier)
-{
-	int first, second;
-	__u32 total;
+/* ---- the policies --------------------------------------------------------- */
 
+/*
+ * The least loaded slot. Of a group that is larger than the window an idle one,
+ * else the least loaded that a window at a random place shows: joining the
+ * least of d queues drawn by chance comes close to joining the least of all
+ * (Mitzenmacher 1996), and d is large here. Queue lengths are looked at all:
+ * they were all read for it.
+ */
+WAKEONE_INLINE int wakeone_by_load(const struct wakeone_table *t, const struct wakeone_draw *d,
+				   __u32 policy, __u32 list)
+{
 	/* Lengths of queues that nobody publishes any more say nothing. */
-	if (policy == WAKEONE_LEAST_CONNECTIONS || policy == WAKEONE_SHORTEST_QUEUE)
-		return wakeone_least(t, tier, d->agent_gone,
-				     policy == WAKEONE_SHORTEST_QUEUE &&
-				     (d->queues_fresh || !d->agent_gone),
-				     d->random);
-	if (policy == WAKEONE_TWO_CHOICES) {
-		first = wakeone_two(t, tier, d, &second);
-		return wakeone_lower(t, first, second);
-	}
-	if (policy == WAKEONE_CONSISTENT)
-		return wakeone_rendezvous(t, tier, d->agent_gone, d->hash);
-	if (policy == WAKEONE_CPU) {
-		first = wakeone_cpu(t, tier, d);
-		if (first != WAKEONE_NONE)
-			return first;
-	}
-	total = wakeone_total(t, tier, d->agent_gone, WAKEONE_NONE);
-	if (!total)
+	__u32 queue = policy == WAKEONE_SHORTEST_QUEUE && (d->queues_fresh || !d->agent_gone);
+	__u32 n = WAKEONE_READ(wakeone_eligible(t, list)->count), start;
+	int idle;
+
+	if (n <= WAKEONE_WINDOW)
+		return wakeone_least(t, list, 0, queue, d->random);
+	if (queue)
+		return wakeone_shortest(t, list, d->random);
+	idle = wakeone_idle(t, list, d->random);
+	/* By weight a busy slot may be better than an idle one. */
+	if (idle >= 0 && !WAKEONE_READ(wakeone_eligible(t, list)->weighted))
+		return idle;
+	start = wakeone_scale(wakeone_mix(d->random), n);
+	return wakeone_least(t, list, start, 0, d->random);
+}
+
+/* The slot of this CPU where it is listed, else NONE. Two CPUs of one slot are
+ * `slots` apart, so neighbouring queues of a network card spread. */
+WAKEONE_INLINE int wakeone_cpu(const struct wakeone_table *t, const struct wakeone_eligible *e,
+			       const struct wakeone_draw *d)
+{
+	__u32 n = wakeone_slots(t), i;
+
+	if (!n)
 		return WAKEONE_NONE;
-	return wakeone_at(t, tier, d->agent_gone, WAKEONE_NONE,
-			  wakeone_position(policy, d, total));
+	i = d->cpu % n;
+	return wakeone_is_listed(e, i) ? (int)i : WAKEONE_NONE;
+}
+
+/* Two different slots drawn by weight; the second is NONE where there is one. */
+WAKEONE_INLINE int wakeone_two(const struct wakeone_eligible *e, const struct wakeone_draw *d,
+			       int *second)
+{
+	__u32 entry = wakeone_entry_of(e, wakeone_scale(d->random, WAKEONE_READ(e->total)));
+
+	*second = wakeone_second(e, entry, d->random2);
+	return wakeone_entry(e, entry);
+}
+
+/* Where along the weights laid end to end this draw points, for the policies
+ * that do not look at load. */
+WAKEONE_INLINE __u32 wakeone_position(__u32 policy, const struct wakeone_draw *d, __u32 total)
+{
+	if (policy == WAKEONE_ROUND_ROBIN)
+		return (__u32)(d->tick % total);
+	return wakeone_scale(policy == WAKEONE_HASH ? d->hash : d->random, total);
 }
 
 /*
  * The slot for a new connection, or WAKEONE_NONE where no slot is up or the
  * policy is unknown: the caller then leaves the choice to the kernel.
  */
-WAKEONE_INLINE int wakeone_pick(const struct wakeone_table *t, const struct wakeone_draw *d)
+WAKEONE_GLOBAL int wakeone_pick(const struct wakeone_table *t, const struct wakeone_draw *d)
 {
-	__u32 policy;
-	int slot;
+	const struct wakeone_eligible *e;
+	__u32 policy, list, total;
+	int slot, second;
 
 	if (!t || !d)
 		return WAKEONE_NONE;
 	policy = WAKEONE_READ(t->policy);
-	if (policy >= WAKEONE_POLICIES)
+	list = wakeone_list(t, d->agent_gone);
+	e = wakeone_eligible(t, list);
+	total = WAKEONE_READ(e->total);
+	if (!total || policy >= WAKEONE_POLICIES)
 		return WAKEONE_NONE;
-	slot = wakeone_pick_in(t, d, policy, WAKEONE_TIER_GOOD);
-	if (slot == WAKEONE_NONE)
-		slot = wakeone_pick_in(t, d, policy, WAKEONE_TIER_STUCK);
-	if (slot == WAKEONE_NONE)
-		slot = wakeone_pick_in(t, d, policy, WAKEONE_TIER_DRAINING);
-	return slot;
+	if (policy == WAKEONE_LEAST_CONNECTIONS || policy == WAKEONE_SHORTEST_QUEUE)
+		return wakeone_by_load(t, d, policy, list);
+	if (policy == WAKEONE_TWO_CHOICES) {
+		slot = wakeone_two(e, d, &second);
+		return second < 0 ? slot : (int)wakeone_lower(t, slot, second, WAKEONE_BY_ACTIVE);
+	}
+	if (policy == WAKEONE_CONSISTENT)
+		return wakeone_rendezvous(t, list, d->hash);
+	if (policy == WAKEONE_CPU) {
+		slot = wakeone_cpu(t, e, d);
+		if (slot != WAKEONE_NONE)
+			return slot;
+	}
+	return wakeone_at(e, wakeone_position(policy, d, total));
+}
+
+/*
+ * The same slot, with the commonest cases in place: few slots of one weight, none
+ * of them marked stuck. A call takes 20 ns and more where returns are protected
+ * from speculation (SRSO).
+ */
+WAKEONE_INLINE int wakeone_pick_in_place(const struct wakeone_table *t,
+					 const struct wakeone_draw *d, __u32 policy)
+{
+	const struct wakeone_eligible *e = wakeone_eligible(t, wakeone_list(t, 0));
+	__u32 n = WAKEONE_READ(e->count);
+
+	if (d->agent_gone || !n || WAKEONE_READ(e->weighted))
+		return wakeone_pick(t, d);
+	if (policy == WAKEONE_LEAST_CONNECTIONS && n <= WAKEONE_WINDOW)
+		return wakeone_least_equal(t, e, 0, WAKEONE_BY_ACTIVE, d->random);
+	if (policy == WAKEONE_HASH || policy == WAKEONE_ROUND_ROBIN || policy == WAKEONE_RANDOM)
+		return wakeone_entry(e, wakeone_position(policy, d, n));
+	return wakeone_pick(t, d);
 }
 
 #endif

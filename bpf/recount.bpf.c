@@ -11,14 +11,17 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include <stdbool.h>
+#include "policy.h"
 #include "maps.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define SOL_TCP 6
-/* Linux 6.13; Debian 12's header does not know it. */
+/* Linux 6.12; Debian 12's header does not know it. */
 #define TCP_SOCK_OPS_CB_FLAGS 1008
-enum { STATE_ESTABLISHED = 1, STATE_CLOSE_WAIT = 8, STATE_LISTEN = 10 };
+#define EINVAL 22
+/* A connection by TFO waits in the queue before its handshake has ended. */
+enum { STATE_ESTABLISHED = 1, STATE_SYN_RECV = 3, STATE_CLOSE_WAIT = 8, STATE_LISTEN = 10 };
 
 typedef struct {
 	__s64 counter;
@@ -90,6 +93,8 @@ struct wakeone_recount {
 	__u64 counted;   /* connections counted in */
 	__u64 homeless;  /* open, but nobody knows whose */
 	__u64 programs;  /* known listeners whose group has a program */
+	/* The kernel lets no iterator switch callbacks on (before 6.12). */
+	__u64 no_callbacks;
 } recount SEC(".data.recount") = {};
 
 #define ADD(counter, n) ((void)__sync_fetch_and_add(&(counter), (n)))
@@ -139,35 +144,61 @@ static __always_inline __u32 *home_of(struct tcp_sock *tcp)
 	return socket ? bpf_map_lookup_elem(&held, &key) : bpf_map_lookup_elem(&waiting, &key);
 }
 
-static __always_inline int count(struct tcp_sock *tcp)
+/* A connection in no count. While it waits it can be moved, which would count
+ * it out of a slot and into another: nothing ever counts it out of that. */
+static __always_inline int leave_out(struct tcp_sock *tcp)
+{
+	__u32 uncounted = WAKEONE_UNCOUNTED;
+	__u64 cookie;
+
+	ADD(recount.homeless, 1);
+	if (BPF_CORE_READ((struct sock *)tcp, sk_socket))
+		return 0;
+	cookie = bpf_get_socket_cookie(tcp);
+	bpf_map_update_elem(&moved, &cookie, &uncounted, BPF_NOEXIST);
+	return 0;
+}
+
+/* Has the counting program told when the connection ends. Nonzero: it is not. */
+static __always_inline long watch_end(struct tcp_sock *tcp)
 {
 	int flags = BPF_SOCK_OPS_STATE_CB_FLAG;
+	long refused;
+
+	if (recount.no_callbacks)
+		return -EINVAL;
+	refused = bpf_setsockopt(tcp, SOL_TCP, TCP_SOCK_OPS_CB_FLAGS, &flags, sizeof(flags));
+	if (refused == -EINVAL)
+		recount.no_callbacks = 1;
+	return refused;
+}
+
+static __always_inline int count(struct tcp_sock *tcp)
+{
 	struct wakeone_tag fresh = {}, *tag;
 	struct wakeone_slot *s;
-	__u32 *slot;
+	__u32 *slot, *known;
+	__u64 cookie;
 
 	/* It has a tag: it was born after the listeners got theirs. */
 	if (bpf_sk_storage_get(&tags, tcp, NULL, 0))
 		return 0;
 	slot = home_of(tcp);
-	if (!slot || *slot >= WAKEONE_MAX_SLOTS) {
-		ADD(recount.homeless, 1);
-		return 0;
-	}
+	/* Without the callback its end would not be noticed. */
+	if (!slot || *slot >= WAKEONE_MAX_SLOTS || watch_end(tcp))
+		return leave_out(tcp);
 	fresh.slot = *slot;
 	fresh.counted = 1;
 	s = &table.slot[*slot & (WAKEONE_MAX_SLOTS - 1)];
-	/* Without the callback its end would not be noticed: leave it out. */
-	if (bpf_setsockopt(tcp, SOL_TCP, TCP_SOCK_OPS_CB_FLAGS, &flags, sizeof(flags))) {
-		ADD(recount.homeless, 1);
-		return 0;
-	}
 	tag = bpf_sk_storage_get(&tags, tcp, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!tag) {
-		ADD(recount.homeless, 1);
-		return 0;
-	}
-	ADD(s->active, 1);
+	if (!tag)
+		return leave_out(tcp);
+	/* An earlier pass left it out. */
+	cookie = bpf_get_socket_cookie(tcp);
+	known = bpf_map_lookup_elem(&moved, &cookie);
+	if (known && *known == WAKEONE_UNCOUNTED)
+		bpf_map_delete_elem(&moved, &cookie);
+	wakeone_enter(&table, *slot);
 	ADD(s->established, 1);
 	ADD(recount.counted, 1);
 	return 0;
@@ -188,7 +219,7 @@ int wakeone_recount(struct bpf_iter__tcp *ctx)
 		return 0;
 	if (!recount.counting)
 		return state == STATE_LISTEN ? note_queue(common, tcp) : 0;
-	if (state != STATE_ESTABLISHED && state != STATE_CLOSE_WAIT)
+	if (state != STATE_ESTABLISHED && state != STATE_CLOSE_WAIT && state != STATE_SYN_RECV)
 		return 0;
 	return count(tcp);
 }

@@ -19,15 +19,15 @@ use std::time::{Duration, Instant};
 use support::nginx::{Nginx, PORT, address};
 use support::real::{Started, installed, program};
 use support::steered::{PREFORKED, assert_nothing_left, isolated, status, wakeone};
-use support::{Clients, Ground, PATIENCE, Run, WAKEONE, eventually, signal, whoami};
+use support::{Clients, Ground, Run, WAKEONE, eventually, patience, signal, whoami};
 
 const METRICS: &str = "127.0.0.1:9464";
 
 /// What a server answers to these bytes: head and body.
 fn asked(to: &str, request: &[u8]) -> std::io::Result<(String, String)> {
     let address: SocketAddr = to.parse().expect("address");
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&address, patience())?;
+    stream.set_read_timeout(Some(patience()))?;
     stream.write_all(request)?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -64,7 +64,7 @@ fn value(text: &str, sample: &str) -> f64 {
 fn told(ground: &Ground, group: &str, request: Option<&str>) -> Value {
     let path = ground.runtime().join(group).join("agent.sock");
     let mut stream = UnixStream::connect(path).expect("connect");
-    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    stream.set_read_timeout(Some(patience())).expect("timeout");
     if let Some(request) = request {
         stream.write_all(request.as_bytes()).expect("ask");
     }
@@ -194,7 +194,7 @@ fn whoever_asks_holds_up_nobody_else() {
     assert_eq!(status(&ground, "web")["agent"], true);
     scraped();
     for mut one in silent {
-        one.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        one.set_read_timeout(Some(patience())).expect("timeout");
         assert_eq!(one.read(&mut [0; 1]).unwrap_or(0), 0, "it gets nothing");
     }
     assert_eq!(status(&ground, "web")["agent"], true);

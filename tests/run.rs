@@ -604,7 +604,7 @@ fn a_service_manager_is_told_and_the_workers_cannot_tell_it() {
     let path = ground.path().join("notify");
     let socket = UnixDatagram::bind(&path).expect("socket");
     socket
-        .set_read_timeout(Some(support::PATIENCE))
+        .set_read_timeout(Some(support::patience()))
         .expect("timeout");
     let mut command = ground.command(
         &["-w", "2", "-l", ANY, "--name", "web"],

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use support::steered::{assert_nothing_left, isolated, number, soak, status, sum};
-use support::{PATIENCE, Run, server};
+use support::{Run, patience, server};
 
 const WORKERS: usize = 4;
 const HELD: usize = 400;
@@ -31,8 +31,8 @@ fn max_over_mean(shares: &[i64; WORKERS]) -> f64 {
 }
 
 fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect_timeout(&address, PATIENCE).expect("connects");
-    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    let stream = TcpStream::connect_timeout(&address, patience()).expect("connects");
+    stream.set_read_timeout(Some(patience())).expect("timeout");
     stream
 }
 

@@ -462,7 +462,7 @@ fn php_fpm() {
 /// What php-fpm answers to its ping, by FastCGI.
 fn pong() -> std::io::Result<String> {
     let mut stream = std::net::TcpStream::connect(address())?;
-    stream.set_read_timeout(Some(support::PATIENCE))?;
+    stream.set_read_timeout(Some(support::patience()))?;
     support::mixed::fastcgi(&mut stream, "/ping", "", false)
 }
 

@@ -11,15 +11,15 @@ use support::steered::{
     PREFORKED, assert_counts_are_exact, assert_nothing_left, isolated, number, signal_all, soak,
     status, worker,
 };
-use support::{Ground, PATIENCE, eventually};
+use support::{Ground, eventually, patience};
 use wakeone_kernel::process::state;
 
 const CLIENTS: usize = 50;
 
 /// Connects and asks; the answer is not waited for.
 fn knock(address: SocketAddr) -> TcpStream {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE).expect("connects");
-    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    let mut stream = TcpStream::connect_timeout(&address, patience()).expect("connects");
+    stream.set_read_timeout(Some(patience())).expect("timeout");
     stream
         .write_all(
             b"GET /work?us=100&kind=sleep HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n",

@@ -1,7 +1,7 @@
 //! A mixed load while workers are killed: short and kept connections, quick and slow answers. Each answer must be the
 //! one to its own question. A connection may end without one only if a worker that was killed had accepted it.
 
-use super::{PATIENCE, eventually, has_stopped, runs, signal};
+use super::{eventually, has_stopped, patience, runs, signal};
 use rustix::process::Signal;
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Result, Write};
@@ -192,8 +192,8 @@ impl Client {
         let mut unanswered = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             let begun = Instant::now();
-            let stream = TcpStream::connect_timeout(&self.address, PATIENCE).and_then(|stream| {
-                stream.set_read_timeout(Some(PATIENCE))?;
+            let stream = TcpStream::connect_timeout(&self.address, patience()).and_then(|stream| {
+                stream.set_read_timeout(Some(patience()))?;
                 Ok(stream)
             });
             let port = |stream: &TcpStream| stream.local_addr().map_or(0, |own| own.port());

@@ -5,8 +5,11 @@
 
 pub mod mixed;
 pub mod nginx;
+pub mod patience;
 pub mod real;
 pub mod steered;
+
+pub use patience::patience;
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
@@ -17,9 +20,6 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// Everything that a test waits for happens long before this, on the slowest machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The binary under test.
 pub const WAKEONE: &str = env!("CARGO_BIN_EXE_wakeone");
@@ -38,7 +38,7 @@ pub fn is_root() -> bool {
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < PATIENCE, "never happened: {what}");
+        assert!(start.elapsed() < patience(), "never happened: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -225,7 +225,7 @@ impl Run {
                 return lines[self.read - 1].clone();
             }
             assert!(
-                !over && start.elapsed() < PATIENCE,
+                !over && start.elapsed() < patience(),
                 "no line with `{text}` after line {} of:\n{}",
                 self.read,
                 lines.join("\n")
@@ -303,8 +303,8 @@ pub struct Asked {
 
 /// Asks, and waits until the answer begins.
 pub fn ask(address: SocketAddr, path: &str) -> std::io::Result<Asked> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&address, patience())?;
+    stream.set_read_timeout(Some(patience()))?;
     stream.write_all(
         format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").as_bytes(),
     )?;

@@ -1,6 +1,6 @@
 //! A real nginx with a socket for each worker, in a network namespace of the test's thread.
 
-use super::{PATIENCE, WAKEONE, eventually, is_root, runs, signal};
+use super::{WAKEONE, eventually, is_root, patience, runs, signal};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -240,7 +240,7 @@ fn configure(folder: &std::path::Path, workers: usize, daemon: &str) {
 /// A connection that stays open after its first answer.
 pub fn held() -> TcpStream {
     let mut stream = TcpStream::connect(address()).expect("connect");
-    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    stream.set_read_timeout(Some(patience())).expect("timeout");
     stream
         .write_all(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
         .expect("ask");

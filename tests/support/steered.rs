@@ -1,6 +1,6 @@
 //! What the tests of steered groups share: a network of their own, what `status` says, and that nothing is left.
 
-use super::{Ground, PATIENCE, WAKEONE, eventually, is_root};
+use super::{Ground, WAKEONE, eventually, has_stopped, is_root, patience};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use std::ffi::OsString;
@@ -75,6 +75,26 @@ pub fn signal_all(worker: u32, signal: Signal) {
     kill_process_group(leader, signal).expect("kill");
 }
 
+/// Stops all processes of a worker, and returns when all of them stand: one that still runs might accept one more.
+pub fn stop_all(worker: u32) {
+    signal_all(worker, Signal::STOP);
+    eventually("all of the worker stand", || {
+        group_of(worker).into_iter().all(has_stopped)
+    });
+}
+
+/// The processes of a process group.
+fn group_of(leader: u32) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        fields.split(' ').nth(2) == Some(leader.to_string().as_str())
+    })
+    .collect()
+}
+
 /// Waits until no connection is open, then checks that every one that was counted in was counted out, that their number
 /// is `connections`, and that the program always chose itself. Returns the status.
 pub fn assert_counts_are_exact(ground: &Ground, name: &str, connections: u64) -> Value {
@@ -109,7 +129,7 @@ pub fn assert_nothing_left(ground: &Ground) {
     assert!(!mounts.contains(&runtime), "mounted: {mounts}");
     let mut left = Vec::new();
     let start = std::time::Instant::now();
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < patience() {
         left = processes_here();
         if left.is_empty() {
             return;

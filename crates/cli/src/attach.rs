@@ -183,7 +183,11 @@ fn plan(prospect: &Prospect, args: &Args) -> String {
     let mut text = format!(
         "{} would be steered by {}, as `{}`: {} sockets{}\n",
         prospect.address(),
-        how(prospect.protocol(), args),
+        how(
+            prospect.protocol(),
+            wish(args).policy_of(prospect.protocol()),
+            args
+        ),
         prospect.name,
         prospect.members.len(),
         if udp {
@@ -210,8 +214,7 @@ fn plan(prospect: &Prospect, args: &Args) -> String {
 }
 
 /// The policy, and what else was asked for.
-fn how(protocol: Protocol, args: &Args) -> String {
-    let policy = wish(args).policy_of(protocol);
+fn how(protocol: Protocol, policy: Policy, args: &Args) -> String {
     if protocol == Protocol::Udp {
         return format!("{policy}, affinity {}", args.affinity);
     }
@@ -219,12 +222,15 @@ fn how(protocol: Protocol, args: &Args) -> String {
 }
 
 fn said(attached: &Attached, args: &Args) -> String {
-    let how = how(attached.protocol(), args);
+    let how = how(attached.protocol(), attached.policy, args);
     if attached.protocol() == Protocol::Udp {
         return format!("attached: {} by {how}\n", attached.name());
     }
     let homeless = match attached.recounted.homeless {
         0 => String::new(),
+        n if attached.recounted.no_callbacks => format!(
+            " ({n} stay uncounted: the kernel lets no iterator switch callbacks on before 6.12)"
+        ),
         n => format!(" ({n} belong to no worker of now and stay uncounted)"),
     };
     format!(

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use tracing::Level;
 use tracing_subscriber::fmt::format;
 use wakeone::group::{self, Group, Wish};
 use wakeone::policy::{Affinity, Policy};
@@ -111,6 +112,10 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Log::Text)]
     log: Log,
 
+    /// Least important lines to write: error, warn, info or debug
+    #[arg(long, value_name = "LEVEL", default_value_t = Level::INFO, value_parser = log_level)]
+    log_level: Level,
+
     /// Where the group keeps its state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
@@ -138,7 +143,7 @@ enum Log {
 
 /// Supervises until told to stop.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    start_log(args.log);
+    start_log(args.log, args.log_level);
     if let Some(how) = args.split {
         return split(&args, how);
     }
@@ -239,10 +244,10 @@ fn options(args: &Args) -> anyhow::Result<Options> {
 ///
 /// A line that cannot be written is lost (whoever read our standard error is gone): serving goes on. By default the
 /// failure would be printed, to the same place, and that panics.
-fn start_log(form: Log) {
+fn start_log(form: Log, level: Level) {
     let builder = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
-        .with_max_level(tracing::Level::INFO)
+        .with_max_level(level)
         .log_internal_errors(false);
     match form {
         Log::Json => builder.json().flatten_event(true).with_target(false).init(),
@@ -265,6 +270,14 @@ fn start_log(form: Log) {
     }
 }
 
+/// `trace` is no level of ours: nothing is written at it.
+fn log_level(text: &str) -> Result<Level, String> {
+    text.parse()
+        .ok()
+        .filter(|level| *level <= Level::DEBUG && !text.starts_with(|c: char| c.is_ascii_digit()))
+        .ok_or_else(|| format!("`{text}` is no level; there are error, warn, info and debug"))
+}
+
 /// `SLOT=N`, both numbers.
 pub fn weight(text: &str) -> Result<(usize, u32), String> {
     let parse = || {
@@ -280,6 +293,15 @@ pub fn weight(text: &str) -> Result<(usize, u32), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn levels_go_down_to_debug() {
+        assert_eq!(log_level("debug"), Ok(Level::DEBUG));
+        assert_eq!(log_level("error"), Ok(Level::ERROR));
+        for text in ["", "trace", "3", "loud"] {
+            assert!(log_level(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn weights_name_a_slot() {

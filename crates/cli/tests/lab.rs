@@ -194,6 +194,93 @@ fn an_interrupted_run_leaves_no_server_and_keeps_its_points() {
     assert!(again.status.success());
 }
 
+/// Whether this machine lets us steer; a line where not.
+fn steers() -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: not root");
+    }
+    root
+}
+
+/// The parts of a live group are switched while it serves, and nothing is lost by it.
+#[test]
+fn arms_take_turns_within_one_load() {
+    if !steers() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let json = directory.path().join("r.json");
+    let arguments = [
+        "run",
+        "cost",
+        "--quick",
+        "--only",
+        "slices/parts",
+        "--only=programs/4-slots",
+    ];
+    let mut command = lab(&arguments, directory.path());
+    command.env("WAKEONE_RUNTIME_DIR", directory.path().join("run"));
+    let (code, text, errors) = output(command.arg("--json").arg(&json));
+    assert_eq!(code, 0, "{errors}");
+    assert!(text.contains("Ratios of neighbouring slices"), "{text}");
+    let result: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let schema = include_str!("../../../docs/schema/lab-result.schema.json");
+    let validator = jsonschema::draft202012::new(&serde_json::from_str(schema).unwrap()).unwrap();
+    let wrong: Vec<String> = validator
+        .iter_errors(&result)
+        .map(|e| e.to_string())
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+    let parts = &result["variants"][0];
+    assert_eq!(parts["metrics"]["errors"]["values"][0], 0.0);
+    let blocks = parts["slices"]["rounds"][0].as_array().unwrap();
+    assert!(blocks.len() >= 5, "{blocks:?}");
+    let contrast = &result["contrasts"][0];
+    assert_eq!(
+        (&contrast["a"], &contrast["b"]),
+        (&"choosing".into(), &"hash".into())
+    );
+    let [low, ratio, high] = ["low", "ratio", "high"].map(|n| contrast[n].as_f64().unwrap());
+    assert!(0.0 < low && low <= ratio && ratio <= high, "{contrast}");
+    let programs = &result["variants"][1]["metrics"];
+    let ns = |name: &str| programs[name]["median"].as_f64().unwrap();
+    assert!(ns("empty_ns") > 0.0 && ns("least_connections_ns") > ns("empty_ns"));
+    // Six callbacks a connection at most, whatever the machine: no end of it but the server's is counted.
+    assert!(
+        (1.0..=7.0).contains(&ns("sock_ops_runs_per_connection")),
+        "{programs}"
+    );
+    assert!(servers_of(directory.path()).is_empty(), "no server is left");
+}
+
+/// Also in the slices in which the supervisor is stopped.
+#[test]
+fn slices_that_are_interrupted_leave_no_server() {
+    use std::process::{Command, Stdio};
+    if !steers() {
+        return;
+    }
+    for wait_ms in [2500, 2900] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin("wakeone"));
+        command.args(["lab", "run", "cost", "--quick", "--only", "slices/steering"]);
+        let mut child = command
+            .env("XDG_STATE_HOME", directory.path())
+            .env("WAKEONE_RUNTIME_DIR", directory.path().join("run"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(wait_ms));
+        let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1));
+        assert!(servers_of(directory.path()).is_empty(), "no server is left");
+        assert!(!directory.path().join("run").exists(), "no group is left");
+    }
+}
+
 /// Processes that carry this test's environment: everything that the run started.
 fn servers_of(directory: &Path) -> Vec<String> {
     let mark = format!("XDG_STATE_HOME={}", directory.display());

@@ -1,21 +1,19 @@
-//! Loading, pinning and finding again the programs and maps of a group.
+//! The programs and maps of a group: loaded (see [`crate::load`]), and found again by their pins.
 //!
 //! A group is a folder on bpffs. Loading fills a temporary folder and renames it as its last step; whoever finds the
 //! final name finds all of it. After that, and after a restart, everything is reached through the pins alone.
 
 use std::fs;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapMut, OpenMapMut, Program, ProgramMut};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, Program};
 
-use crate::skeletons::dispatch::{DispatchSkel, DispatchSkelBuilder, OpenDispatchSkel};
+use crate::socket;
 use crate::table::Table;
-use crate::{datagram, socket};
 
+pub use crate::load::{Feature, LoadPlan, Loaded, Missing, TEMPORARY, load};
 pub use crate::skeletons::dispatch::types;
 
 /// A step of loading that failed, and the kernel's answer.
@@ -29,7 +27,7 @@ pub struct Error {
 }
 
 impl Error {
-    fn at<E: Into<io::Error>>(step: impl Into<String>) -> impl FnOnce(E) -> Self {
+    pub(crate) fn at<E: Into<io::Error>>(step: impl Into<String>) -> impl FnOnce(E) -> Self {
         let step = step.into();
         move |source| Self {
             step,
@@ -38,7 +36,7 @@ impl Error {
     }
 }
 
-fn from_bpf(error: libbpf_rs::Error) -> io::Error {
+pub(crate) fn from_bpf(error: &libbpf_rs::Error) -> io::Error {
     match error.kind() {
         libbpf_rs::ErrorKind::PermissionDenied => io::Error::from_raw_os_error(nix::libc::EPERM),
         _ => io::Error::other(error.to_string()),
@@ -58,214 +56,18 @@ pub(crate) fn bpf_step(step: impl Into<String>) -> impl FnOnce(libbpf_rs::Error)
     let step = step.into();
     move |source| Error {
         step,
-        source: from_bpf(source),
+        source: from_bpf(&source),
     }
 }
 
-/// What to load.
-#[derive(Debug, Clone, Copy)]
-pub struct LoadPlan<'a> {
-    /// The group's final folder on bpffs.
-    pub dir: &'a Path,
-    /// How many listeners each slot has: one reuseport group, one program, one array of sockets for each.
-    pub addresses: usize,
-    /// The cgroup that the listeners were created in; `None` leaves connections uncounted.
-    pub cgroup: Option<&'a Path>,
-    /// Have the program read the accept queues itself where it may; otherwise it goes by the published lengths.
-    pub read_queues: bool,
-    /// The sockets are of UDP. Nothing is counted then.
-    pub datagrams: bool,
-}
-
-/// Loads a group's programs and maps, and pins all of it.
-///
-/// # Errors
-/// Which step failed; nothing is left then. `EPERM`: a capability is missing.
-pub fn load(plan: &LoadPlan<'_>) -> Result<Pinned, Error> {
-    libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Warn, quietly)));
-    let temporary = Temporary::beside(plan.dir)?;
-    let dir = &temporary.0;
-    for address in 0..plan.addresses {
-        load_address(plan, dir, address)?;
-    }
-    fs::rename(dir, plan.dir).map_err(Error::at(format!(
-        "renaming the pins to {}",
-        plan.dir.display()
-    )))?;
-    std::mem::forget(temporary);
-    Pinned::open(plan.dir)
-}
-
-/// What libbpf has to say goes to the log's debug level: our own errors name step and reason.
-fn quietly(_: libbpf_rs::PrintLevel, text: String) {
-    tracing::debug!(target: "libbpf", "{}", text.trim_end());
-}
-
-fn load_address(plan: &LoadPlan<'_>, dir: &Path, address: usize) -> Result<(), Error> {
-    let cgroup = match plan.cgroup {
-        Some(path) if address == 0 => {
-            Some(fs::File::open(path).map_err(Error::at(format!("opening {}", path.display())))?)
-        }
-        _ => None,
-    };
-    let load_programs = |walk| {
-        if plan.datagrams {
-            datagram::load_program(dir, address, walk)
-        } else {
-            load_programs(dir, address, cgroup.as_ref(), walk)
-        }
-    };
-    // Reading the queues where they are needs CAP_PERFMON and a kernel that knows the call: try, then do without.
-    match load_programs(plan.read_queues) {
-        // Later steps do not depend on it, and have left pins that would be in the way.
-        Err(error) if plan.read_queues && error.step == LOADING => {
-            tracing::debug!("accept queues cannot be read in the program: {error}");
-            load_programs(false)
-        }
-        done => done,
-    }
-}
-
-/// The step that the verifier may refuse.
-pub(crate) const LOADING: &str = "loading the dispatch program";
-
-/// Loads the programs for one address; only then pins them and their maps. `cgroup`: count connections there.
-fn load_programs(
-    dir: &Path,
-    address: usize,
-    cgroup: Option<&fs::File>,
-    walk: bool,
-) -> Result<(), Error> {
-    let mut storage = MaybeUninit::uninit();
-    let mut open = DispatchSkelBuilder::default()
-        .open(&mut storage)
-        .map_err(bpf_step("reading the BPF object"))?;
-    open.progs.wakeone_dispatch.set_autoload(!walk);
-    open.progs.wakeone_dispatch_walk.set_autoload(walk);
-    open.progs.wakeone_count.set_autoload(cgroup.is_some());
-    if address > 0 {
-        share_maps(&mut open, dir)?;
-    }
-    let mut loaded = open.load().map_err(bpf_step(LOADING))?;
-    let program = if walk {
-        &mut loaded.progs.wakeone_dispatch_walk
-    } else {
-        &mut loaded.progs.wakeone_dispatch
-    };
-    pin_program(program, dir, address, walk)?;
-    pin_maps(&mut loaded, dir, address)?;
-    match cgroup {
-        Some(cgroup) => start_counting(&mut loaded, dir, cgroup),
-        None => Ok(()),
-    }
-}
-
-/// Attaches the counting program for good: a link that came off while connections close would leave the counts
-/// wrong, so it is pinned.
-fn start_counting(
-    loaded: &mut DispatchSkel<'_>,
-    dir: &Path,
-    cgroup: &fs::File,
-) -> Result<(), Error> {
-    let count = &mut loaded.progs.wakeone_count;
-    count
-        .pin(dir.join("count"))
-        .map_err(bpf_step("pinning the counting program"))?;
-    let mut link = count
-        .attach_cgroup(cgroup.as_raw_fd())
-        .map_err(bpf_step("attaching the counting program to the cgroup"))?;
-    link.pin(dir.join("count_link"))
-        .map_err(bpf_step("pinning the counting program's link"))
-}
-
-/// The table, and what counting needs, are one for all addresses.
-const SHARED: [&str; 4] = ["table", "listeners", "moved", "tags"];
-
-fn share_maps(open: &mut OpenDispatchSkel<'_>, dir: &Path) -> Result<(), Error> {
-    let maps = [
-        &mut open.maps.data_table,
-        &mut open.maps.listeners,
-        &mut open.maps.moved,
-        &mut open.maps.tags,
-    ];
-    SHARED
-        .iter()
-        .zip(maps)
-        .try_for_each(|(name, map)| share_map(map, dir, name))
-}
-
-fn pin_maps(loaded: &mut DispatchSkel<'_>, dir: &Path, address: usize) -> Result<(), Error> {
-    pin_map(&mut loaded.maps.sockets, dir, &format!("sockets-{address}"))?;
-    if address > 0 {
-        return Ok(());
-    }
-    let maps = [
-        &mut loaded.maps.data_table,
-        &mut loaded.maps.listeners,
-        &mut loaded.maps.moved,
-        &mut loaded.maps.tags,
-    ];
-    SHARED
-        .iter()
-        .zip(maps)
-        .try_for_each(|(name, map)| pin_map(map, dir, name))
-}
-
-/// Has a map that is not loaded yet be the one that is pinned under a name.
-pub(crate) fn share_map(map: &mut OpenMapMut<'_>, dir: &Path, name: &str) -> Result<(), Error> {
-    map.reuse_pinned_map(dir.join(name))
-        .map_err(bpf_step(format!("sharing the map {name}")))
-}
-
-/// Pins a map under a name.
-pub(crate) fn pin_map(map: &mut MapMut<'_>, dir: &Path, name: &str) -> Result<(), Error> {
-    map.pin(dir.join(name))
-        .map_err(bpf_step(format!("pinning the map {name}")))
-}
-
-/// Pins the program of an address, under a name that tells whether it reads the queues itself.
-pub(crate) fn pin_program(
-    program: &mut ProgramMut<'_>,
-    dir: &Path,
-    address: usize,
-    walk: bool,
-) -> Result<(), Error> {
-    program
-        .pin(dir.join(program_name(address, walk)))
-        .map_err(bpf_step("pinning the dispatch program"))
-}
-
-fn program_name(address: usize, walk: bool) -> String {
+/// The name under which an address's program is pinned tells whether it reads the queues itself.
+pub(crate) fn program_name(address: usize, walk: bool) -> String {
     let kind = if walk { "walk" } else { "plain" };
     format!("dispatch-{address}-{kind}")
 }
 
 fn open_program(path: &Path) -> Result<OwnedFd, Error> {
     Program::fd_from_pinned_path(path).map_err(bpf_step(format!("opening {}", path.display())))
-}
-
-/// A temporary folder of pins that goes away with all its contents unless renamed.
-struct Temporary(PathBuf);
-
-impl Temporary {
-    fn beside(dir: &Path) -> Result<Self, Error> {
-        let name = dir.file_name().unwrap_or_default().to_string_lossy();
-        // No dots: bpffs keeps them for itself (kernel/bpf/inode.c).
-        let path = dir.with_file_name(format!("{TEMPORARY}{}-{name}", std::process::id()));
-        fs::create_dir(&path).map_err(Error::at(format!("making {}", path.display())))?;
-        Ok(Self(path))
-    }
-}
-
-/// What the names of half-made groups begin with.
-pub const TEMPORARY: &str = "tmp-";
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if let Err(error) = remove_pins(&self.0) {
-            tracing::warn!("cannot remove {}: {error}", self.0.display());
-        }
-    }
 }
 
 /// Removes a folder of pins, whatever is in it. What is pinned there goes away when nobody else holds it.
@@ -453,7 +255,7 @@ impl Pinned {
                         "it is an MPTCP socket, which the kernel lets no program choose; listen by TCP (a Go server: GODEBUG=multipathtcp=0)",
                     )
                 } else {
-                    from_bpf(error)
+                    from_bpf(&error)
                 },
             })
     }

@@ -6,38 +6,65 @@ use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
-use crate::bpf::{Error, LOADING, bpf_step, pin_map, pin_program, share_map};
+use crate::bpf::{Error, bpf_step};
+use crate::load::{attempt, pin_map, pin_program, prepare, share};
 use crate::skeletons::datagram::DatagramSkelBuilder;
 
-/// Loads the program for one address; only then pins it and its maps.
+/// Loads one variant of the program for one address; only then pins it and its maps.
 pub(crate) fn load_program(dir: &Path, address: usize, walk: bool) -> Result<(), Error> {
     let mut storage = MaybeUninit::uninit();
     let mut open = DatagramSkelBuilder::default()
         .open(&mut storage)
         .map_err(bpf_step("reading the BPF object"))?;
-    open.progs.wakeone_datagram.set_autoload(!walk);
-    open.progs.wakeone_datagram_walk.set_autoload(walk);
+    open.progs.wakeone_datagram.set_autoload(false);
+    open.progs.wakeone_datagram_walk.set_autoload(false);
+    let (name, program) = if walk {
+        (
+            "wakeone_datagram_walk",
+            &mut open.progs.wakeone_datagram_walk,
+        )
+    } else {
+        ("wakeone_datagram", &mut open.progs.wakeone_datagram)
+    };
+    prepare(program);
     // Nothing is counted, so nothing is tagged.
     open.maps
         .tags
         .set_autocreate(false)
         .map_err(bpf_step("leaving out the map tags"))?;
-    if address > 0 {
-        share_map(&mut open.maps.data_table, dir, "table")?;
-        share_map(&mut open.maps.listeners, dir, "listeners")?;
+    let names = [
+        "table".to_owned(),
+        "listeners".to_owned(),
+        format!("sockets-{address}"),
+        format!("flows-{address}"),
+    ];
+    let maps = [
+        &mut open.maps.data_table,
+        &mut open.maps.listeners,
+        &mut open.maps.sockets,
+        &mut open.maps.flows,
+    ];
+    let mut new = [false; 4];
+    for ((name, map), new) in names.iter().zip(maps).zip(&mut new) {
+        *new = share(map, dir, name)?;
     }
-    let mut loaded = open.load().map_err(bpf_step(LOADING))?;
+    let mut loaded = attempt(name, || open.load())?;
     let program = if walk {
         &mut loaded.progs.wakeone_datagram_walk
     } else {
         &mut loaded.progs.wakeone_datagram
     };
     pin_program(program, dir, address, walk)?;
-    pin_map(&mut loaded.maps.sockets, dir, &format!("sockets-{address}"))?;
-    pin_map(&mut loaded.maps.flows, dir, &format!("flows-{address}"))?;
-    if address == 0 {
-        pin_map(&mut loaded.maps.data_table, dir, "table")?;
-        pin_map(&mut loaded.maps.listeners, dir, "listeners")?;
+    let maps = [
+        &mut loaded.maps.data_table,
+        &mut loaded.maps.listeners,
+        &mut loaded.maps.sockets,
+        &mut loaded.maps.flows,
+    ];
+    for ((name, map), new) in names.iter().zip(maps).zip(new) {
+        if new {
+            pin_map(map, dir, name)?;
+        }
     }
     Ok(())
 }

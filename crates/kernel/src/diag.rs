@@ -25,6 +25,9 @@ pub enum Which {
     Listening,
     /// Connections that a server may still have to do with: every state but LISTEN, SYN_RECV, TIME_WAIT and CLOSE.
     Open,
+    /// Connections that may wait in an accept queue, by TFO before their handshake has ended: those wait that have no
+    /// inode.
+    Waiting,
 }
 
 /// A socket of the dump: address, peer and the rest.
@@ -77,7 +80,7 @@ fn dump(families: &[u8], protocol: Protocol, which: Which, port: u16) -> io::Res
             let entry = entry(protocol, &response);
             // The kernel filters by port for TCP and by the whole id for UDP: not all versions alike.
             let wanted = port == 0 || entry.local.port() == port;
-            if wanted && (which == Which::Open || entry.peer.port() == 0) {
+            if wanted && (which != Which::Listening || entry.peer.port() == 0) {
                 found.push(entry);
             }
         })?;
@@ -90,6 +93,9 @@ fn states(protocol: Protocol, which: Which) -> StateFlags {
         (Which::Listening, Protocol::Tcp | Protocol::Mptcp) => StateFlags::LISTEN,
         // An unconnected UDP socket is in TCP_CLOSE.
         (Which::Listening, Protocol::Udp) => StateFlags::CLOSE,
+        (Which::Waiting, _) => {
+            StateFlags::ESTABLISHED | StateFlags::CLOSE_WAIT | StateFlags::SYN_RECV
+        }
         (Which::Open, _) => {
             StateFlags::all()
                 - StateFlags::LISTEN

@@ -11,16 +11,39 @@ use std::io;
 /// Nothing is closed now: whoever owns one of them goes on using it until the exec.
 ///
 /// # Errors
-/// What close_range(2) says: `ENOSYS` before Linux 5.9, `EINVAL` before 5.11 (no `CLOSE_RANGE_CLOEXEC`).
+/// What close_range(2) says, or, before Linux 5.11 (no `CLOSE_RANGE_CLOEXEC`), reading /proc/self/fd.
 pub fn cloexec_from(first: u32) -> io::Result<()> {
     // SAFETY: with CLOSE_RANGE_CLOEXEC the call closes nothing, it only sets a flag; no memory is passed.
     let done =
         unsafe { libc::close_range(first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
     if done == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+        return Ok(());
     }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENOSYS | libc::EINVAL) => cloexec_each_from(first),
+        _ => Err(error),
+    }
+}
+
+/// The same one by one, for kernels that cannot do it at once.
+fn cloexec_each_from(first: u32) -> io::Result<()> {
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.parse::<u32>().ok());
+        let Some(number) = number.filter(|number| *number >= first) else {
+            continue;
+        };
+        // SAFETY: the call passes no memory and closes nothing. A number that is closed by now is refused.
+        let done = unsafe { libc::fcntl(number as libc::c_int, libc::F_SETFD, libc::FD_CLOEXEC) };
+        if done != 0 {
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::EBADF) {
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Gives every signal its default disposition and unblocks all, as a program expects to find them.
@@ -38,4 +61,30 @@ pub fn default_signals() -> io::Result<()> {
     }
     SigSet::empty().thread_set_mask()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+    fn is_cloexec(file: &impl AsRawFd) -> bool {
+        // SAFETY: no memory is passed.
+        let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFD) };
+        flags & libc::FD_CLOEXEC != 0
+    }
+
+    #[test]
+    fn one_by_one_it_marks_the_same() {
+        let file = File::open("/dev/null").expect("file");
+        // SAFETY: a new descriptor that nobody else has.
+        let plain = unsafe { OwnedFd::from_raw_fd(libc::dup(file.as_raw_fd())) };
+        assert!(!is_cloexec(&plain));
+        let number = plain.as_raw_fd() as u32;
+        cloexec_each_from(number + 1).expect("marks");
+        assert!(!is_cloexec(&plain), "below the first");
+        cloexec_each_from(number).expect("marks");
+        assert!(is_cloexec(&plain));
+    }
 }

@@ -1,19 +1,41 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* The policies compiled for this machine: what the tests and the simulator run. */
-#include "policy.h"
+#include "eligible.h"
 
 int wakeone_native_pick(const struct wakeone_table *t, const struct wakeone_draw *d)
 {
 	return wakeone_pick(t, d);
 }
 
-int wakeone_native_two(const struct wakeone_table *t, __u32 tier,
-		       const struct wakeone_draw *d, int *second)
+int wakeone_native_pick_in_place(const struct wakeone_table *t, const struct wakeone_draw *d)
 {
-	return wakeone_two(t, tier, d, second);
+	return wakeone_pick_in_place(t, d, t->policy);
 }
 
-__u32 wakeone_native_tier(const struct wakeone_slot *s, __u32 agent_gone)
+int wakeone_native_two(const struct wakeone_table *t, const struct wakeone_draw *d, int *second)
 {
-	return wakeone_tier(s, agent_gone);
+	const struct wakeone_eligible *e = wakeone_eligible(t, wakeone_list(t, d->agent_gone));
+
+	*second = WAKEONE_NONE;
+	return e->count ? wakeone_two(e, d, second) : WAKEONE_NONE;
+}
+
+__u32 wakeone_native_tier(const struct wakeone_slot *s, __u32 ignore_stuck)
+{
+	return wakeone_tier(s, ignore_stuck);
+}
+
+void wakeone_native_publish(struct wakeone_table *t)
+{
+	wakeone_publish(t);
+}
+
+void wakeone_native_enter(struct wakeone_table *t, __u32 slot)
+{
+	wakeone_enter(t, slot);
+}
+
+void wakeone_native_leave(struct wakeone_table *t, __u32 slot)
+{
+	wakeone_leave(t, slot);
 }

@@ -8,10 +8,13 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
 
+use libbpf_rs::btf::Btf;
+use libbpf_rs::btf::types::{Struct, Typedef};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, ProgramMut};
 use nix::libc;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsmount, fsopen};
+use wakeone_model::snapshot::TraceGaps;
 use wakeone_model::waits::Waits;
 
 use crate::bpf::failed as step;
@@ -36,7 +39,7 @@ pub struct Worker {
 /// What the probes counted since they were attached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Connections announced to the listeners of the port.
+    /// Handshakes completed on the port.
     pub connections: u64,
     /// Threads of the watched processes woken for those.
     pub wakeups: u64,
@@ -50,19 +53,72 @@ pub struct Probe {
     places: MapHandle,
     /// The place of each process, and what was counted there for one before it.
     known: BTreeMap<u32, (u32, Worker)>,
+    lacks: Lacks,
     _links: Vec<Link>,
+}
+
+/// The probes that do not work here.
+#[derive(Debug, Clone, Default)]
+struct Lacks {
+    gaps: TraceGaps,
+    /// Why, and what is unknown because of it: a sentence each.
+    missing: Vec<String>,
+}
+
+impl Lacks {
+    /// Without connections there is no wait, and no moment to count wake-ups at.
+    fn connections(&mut self, why: &str) {
+        self.gaps = TraceGaps {
+            connections: true,
+            wakeups: true,
+            ..self.gaps
+        };
+        self.missing.push(format!(
+            "{why}: connections, waits in the queue and wake-ups are not counted"
+        ));
+    }
+
+    fn accepts(&mut self, why: &str) {
+        self.gaps.accepts = true;
+        self.missing.push(format!(
+            "{why}: connections taken and waits in the queue are not counted"
+        ));
+    }
+
+    fn wakeups(&mut self, why: &str) {
+        if !self.gaps.wakeups {
+            self.gaps.wakeups = true;
+            self.missing
+                .push(format!("{why}: wake-ups are not counted"));
+        }
+    }
+
+    fn everything(&self) -> bool {
+        self.gaps.connections && self.gaps.accepts
+    }
 }
 
 /// As many processes as can be told apart.
 const MOST_WORKERS: usize = 256;
 
 impl Probe {
-    /// Attaches the probes for a port of this thread's network namespace.
+    /// Attaches the probes for a port of this thread's network namespace. A probe that the kernel has no attach point
+    /// for is left out, and [`Probe::missing`] says so.
     ///
     /// # Errors
     /// `EPERM` without CAP_BPF and CAP_PERFMON, or where lockdown or a container forbid tracing; otherwise what the
-    /// kernel says of the step named.
+    /// kernel says of the step named. Also where no probe at all can be attached.
     pub fn attach(port: u16) -> io::Result<Self> {
+        let kernel = Btf::from_vmlinux().map_err(|e| step("reading the kernel's BTF", &e))?;
+        Self::attach_where(port, lacks(&kernel), &tracefs)
+    }
+
+    /// Attaches what is not known to be missing. `tracefs` opens the tracing file system.
+    fn attach_where(
+        port: u16,
+        mut lacks: Lacks,
+        tracefs: &dyn Fn() -> io::Result<OwnedFd>,
+    ) -> io::Result<Self> {
         libbpf_rs::set_print(None);
         let mut storage = MaybeUninit::uninit();
         let mut open = ObserveSkelBuilder::default()
@@ -72,8 +128,14 @@ impl Probe {
             data.watched.port = port.into();
             data.watched.netns = namespace()?;
         }
+        let programs = &mut open.progs;
+        programs.wakeone_state.set_autoload(!lacks.gaps.connections);
+        programs.wakeone_waking.set_autoload(!lacks.gaps.wakeups);
         let skeleton = open.load().map_err(|e| step("loading the probes", &e))?;
-        let links = links(&skeleton)?;
+        let links = links(&skeleton, &mut lacks, tracefs)?;
+        if lacks.everything() {
+            return Err(io::Error::other(lacks.missing.join("; ")));
+        }
         let handle = |map: &libbpf_rs::MapMut<'_>| {
             MapHandle::try_from(map).map_err(|e| step("keeping the probes' maps", &e))
         };
@@ -81,8 +143,19 @@ impl Probe {
             watched: handle(&skeleton.maps.data_watched)?,
             places: handle(&skeleton.maps.places)?,
             known: BTreeMap::new(),
+            lacks,
             _links: links,
         })
+    }
+
+    /// Which counts are always 0 here, because their probe could not be attached.
+    pub fn gaps(&self) -> TraceGaps {
+        self.lacks.gaps
+    }
+
+    /// Why some counts are missing: a sentence for each reason.
+    pub fn missing(&self) -> &[String] {
+        &self.lacks.missing
     }
 
     /// Watches these processes as well; what was counted of others stays.
@@ -193,53 +266,117 @@ fn namespace() -> io::Result<u32> {
     u32::try_from(inode).map_err(io::Error::other)
 }
 
-fn links(skeleton: &ObserveSkel<'_>) -> io::Result<Vec<Link>> {
+/// Compares what the probes need with the types of this kernel.
+fn lacks(kernel: &Btf<'_>) -> Lacks {
+    let traced = |name: &str| {
+        let name = format!("btf_trace_{name}");
+        kernel.type_by_name::<Typedef<'_>>(&name).is_some()
+    };
+    let mut lacks = Lacks::default();
+    if !traced("inet_sock_set_state") {
+        lacks.connections("the kernel lacks the tracepoint inet_sock_set_state (Linux 4.16)");
+    }
+    if !traced("sched_waking") {
+        lacks.wakeups("the kernel lacks the tracepoint sched_waking");
+    }
+    if !has_queued_spinlocks(kernel) {
+        lacks.wakeups("the kernel has no queued spinlocks (PREEMPT_RT, or built for one CPU)");
+    }
+    lacks
+}
+
+/// Whether a socket's lock is a word that is 0 while it is free. On PREEMPT_RT a `spinlock_t` is a mutex with another
+/// layout.
+fn has_queued_spinlocks(kernel: &Btf<'_>) -> bool {
+    let spinlock = kernel.type_by_name::<Struct<'_>>("spinlock");
+    let is_mutex = |lock: Struct<'_>| {
+        lock.iter()
+            .any(|member| member.name.is_some_and(|name| name == "lock"))
+    };
+    kernel.type_by_name::<Struct<'_>>("qspinlock").is_some()
+        && spinlock.is_some_and(|lock| !is_mutex(lock))
+}
+
+/// Attaches each probe that was loaded; one that cannot be attached leaves the others.
+fn links(
+    skeleton: &ObserveSkel<'_>,
+    lacks: &mut Lacks,
+    tracefs: &dyn Fn() -> io::Result<OwnedFd>,
+) -> io::Result<Vec<Link>> {
     let programs = &skeleton.progs;
     let mut links = Vec::new();
-    for program in [
-        &programs.wakeone_established,
-        &programs.wakeone_ready,
-        &programs.wakeone_waking,
-    ] {
-        links.push(
-            program
-                .attach()
-                .map_err(|e| step("attaching a probe", &e))?,
-        );
+    if !lacks.gaps.connections {
+        match programs.wakeone_state.attach() {
+            Ok(link) => links.push(link),
+            Err(error) if denied(&error) => return Err(step("attaching the probes", &error)),
+            Err(error) => lacks.connections(&format!(
+                "attaching to the tracepoint inet_sock_set_state failed ({error})"
+            )),
+        }
+    }
+    if !lacks.gaps.wakeups {
+        match programs.wakeone_waking.attach() {
+            Ok(link) => links.push(link),
+            Err(error) => lacks.wakeups(&format!(
+                "attaching to the tracepoint sched_waking failed ({error})"
+            )),
+        }
     }
     let calls = [
         (&programs.wakeone_accept4, "sys_exit_accept4"),
         (&programs.wakeone_accept, "sys_exit_accept"),
     ];
-    for (program, name) in calls {
-        let event = system_call_event(name)?;
-        let attached = program
-            .attach_perf_event(event.into_raw_fd())
-            .map_err(|e| step("attaching a probe to accept", &e))?;
-        links.push(attached);
+    match tracefs().and_then(|root| accept_links(&root, calls)) {
+        Ok(accepts) => links.extend(accepts),
+        Err(error) => lacks.accepts(&format!(
+            "the tracepoints of accept() cannot be used ({error})"
+        )),
     }
     Ok(links)
 }
 
-/// Opens the tracepoint of a system call. Its number stands in tracefs, which need not be mounted: a mount of our own
-/// that is in nobody's tree goes away with its descriptor.
-fn system_call_event(name: &str) -> io::Result<OwnedFd> {
+fn denied(error: &libbpf_rs::Error) -> bool {
+    error.kind() == libbpf_rs::ErrorKind::PermissionDenied
+}
+
+/// The probes of both system calls, or none.
+fn accept_links(root: &OwnedFd, calls: [(&ProgramMut<'_>, &str); 2]) -> io::Result<Vec<Link>> {
+    let attach = |(program, name): (&ProgramMut<'_>, &str)| {
+        let event = system_call_event(root, name)?;
+        let attached = program.attach_perf_event(event.into_raw_fd());
+        attached.map_err(|e| step("attaching a probe to accept", &e))
+    };
+    calls.into_iter().map(attach).collect()
+}
+
+/// Opens the tracing file system, which need not be mounted: a mount of our own that is in nobody's tree goes away with
+/// its descriptor.
+fn tracefs() -> io::Result<OwnedFd> {
+    let open = || {
+        let context = fsopen("tracefs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        rustix::mount::fsconfig_create(context.as_fd())?;
+        fsmount(
+            context.as_fd(),
+            FsMountFlags::FSMOUNT_CLOEXEC,
+            MountAttrFlags::empty(),
+        )
+    };
+    open().map_err(|error| {
+        let error = io::Error::from(error);
+        io::Error::new(error.kind(), format!("opening tracefs failed: {error}"))
+    })
+}
+
+/// Opens the tracepoint of a system call, whose number is in tracefs.
+fn system_call_event(root: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     let of = |error: io::Error| {
         io::Error::new(
             error.kind(),
             format!("asking tracefs for {name} failed: {error}"),
         )
     };
-    let context = fsopen("tracefs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(|e| of(e.into()))?;
-    rustix::mount::fsconfig_create(context.as_fd()).map_err(|e| of(e.into()))?;
-    let root = fsmount(
-        context.as_fd(),
-        FsMountFlags::FSMOUNT_CLOEXEC,
-        MountAttrFlags::empty(),
-    )
-    .map_err(|e| of(e.into()))?;
     let file = rustix::fs::openat(
-        &root,
+        root,
         format!("events/syscalls/{name}/id"),
         rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
         rustix::fs::Mode::empty(),
@@ -372,5 +509,137 @@ mod tests {
                 sleeper.join().expect("thread").expect("accept");
             }
         });
+    }
+
+    /// Two handshakes and one accept, seen by probes of which some are missing.
+    fn seen_with(lacks: Lacks, tracefs: &dyn Fn() -> io::Result<OwnedFd>) -> io::Result<Probe> {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let address = listener.local_addr().expect("address");
+        let mut probe = Probe::attach_where(address.port(), lacks, tracefs)?;
+        probe.follow([std::process::id()]).expect("follow");
+        let _clients = [(); 2].map(|()| TcpStream::connect(address).expect("connect"));
+        listener.accept().expect("accept");
+        Ok(probe)
+    }
+
+    #[test]
+    fn what_the_kernel_lacks_leaves_the_rest() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: tracing needs root");
+        }
+        let own = std::process::id();
+        let counted = |probe: &Probe| {
+            let counts = probe.read().expect("read");
+            let worker = &counts.workers[&own];
+            (counts.connections, worker.accepted, worker.waits.count)
+        };
+        let no_tracefs = || Err(io::Error::from(io::ErrorKind::PermissionDenied));
+
+        let without = |change: fn(&mut Lacks)| {
+            let mut lacks = Lacks::default();
+            change(&mut lacks);
+            lacks
+        };
+        let probe = seen_with(without(|l| l.wakeups("a reason")), &tracefs).expect("attach");
+        assert_eq!(counted(&probe), (2, 1, 1));
+        assert_eq!(probe.missing(), ["a reason: wake-ups are not counted"]);
+
+        let probe = seen_with(without(|l| l.connections("a reason")), &tracefs).expect("attach");
+        assert_eq!(counted(&probe), (0, 1, 0));
+        assert!(probe.gaps().wakeups && !probe.gaps().accepts);
+        assert_eq!(probe.missing().len(), 1, "{:?}", probe.missing());
+
+        let probe = seen_with(Lacks::default(), &no_tracefs).expect("attach");
+        assert_eq!(counted(&probe), (2, 0, 0));
+        assert!(probe.gaps().accepts && !probe.gaps().wakeups);
+        assert_eq!(probe.missing().len(), 1, "{:?}", probe.missing());
+
+        let nothing = seen_with(without(|l| l.connections("a reason")), &no_tracefs);
+        assert!(nothing.is_err_and(|error| error.to_string().contains("a reason")));
+    }
+
+    #[test]
+    fn what_finds_the_queue_full_is_no_connection() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: tracing needs root");
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        rustix::net::listen(&listener, 1).expect("listen");
+        let address = listener.local_addr().expect("address");
+        let probe = Probe::attach(address.port()).expect("attach");
+        let patience = Duration::from_millis(200);
+        // One more than the backlog finds room.
+        let connect = |_| TcpStream::connect_timeout(&address, patience).ok();
+        let connected: Vec<TcpStream> = (0..4).filter_map(connect).collect();
+        assert_eq!(connected.len(), 2);
+        assert_eq!(probe.read().expect("read").connections, 2);
+    }
+
+    /// Waits until each of these threads sleeps in a system call.
+    fn wait_until_asleep(threads: &[u32]) {
+        let asleep = |thread: &u32| {
+            let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+            status.is_ok_and(|status| status.contains(") S "))
+        };
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while !threads.iter().all(asleep) && std::time::Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Wake-ups for each of 50 connections, one after another, to threads that all wait by epoll.
+    fn wakeups_each(waiters: usize, exclusive: bool) -> f64 {
+        use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+        const CONNECTIONS: u64 = 50;
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        listener.set_nonblocking(true).expect("nonblocking");
+        let address = listener.local_addr().expect("address");
+        let mut probe = Probe::attach(address.port()).expect("attach");
+        probe.follow([std::process::id()]).expect("follow");
+        let end = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).expect("eventfd");
+        let (started, threads) = std::sync::mpsc::channel();
+        let wait = |started: std::sync::mpsc::Sender<u32>| {
+            let poll = epoll::create(CreateFlags::CLOEXEC).expect("epoll");
+            let mut how = EventFlags::IN;
+            how.set(EventFlags::EXCLUSIVE, exclusive);
+            epoll::add(&poll, &listener, EventData::new_u64(1), how).expect("add");
+            epoll::add(&poll, &end, EventData::new_u64(2), EventFlags::IN).expect("add");
+            let own = rustix::thread::gettid().as_raw_nonzero().get();
+            started.send(own as u32).expect("send");
+            loop {
+                let mut events = Vec::with_capacity(1);
+                let waited = epoll::wait(&poll, rustix::buffer::spare_capacity(&mut events), None);
+                waited.expect("wait");
+                if events[0].data.u64() == 2 {
+                    return;
+                }
+                let _ = listener.accept();
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..waiters {
+                let started = started.clone();
+                scope.spawn(|| wait(started));
+            }
+            let threads: Vec<u32> = threads.iter().take(waiters).collect();
+            for _ in 0..CONNECTIONS {
+                wait_until_asleep(&threads);
+                drop(TcpStream::connect(address).expect("connect"));
+            }
+            wait_until_asleep(&threads);
+            rustix::io::write(&end, &1_u64.to_ne_bytes()).expect("write");
+        });
+        let counts = probe.read().expect("read");
+        assert_eq!(counts.connections, CONNECTIONS);
+        counts.wakeups as f64 / CONNECTIONS as f64
+    }
+
+    #[test]
+    fn a_herd_is_counted_to_the_last_thread() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: tracing needs root");
+        }
+        assert_eq!(wakeups_each(16, false), 16.0);
+        assert_eq!(wakeups_each(16, true), 1.0);
     }
 }

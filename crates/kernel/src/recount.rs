@@ -2,14 +2,20 @@
 //!
 //! `bpf/recount.bpf.c`, an iterator over the TCP sockets of this thread's network namespace.
 
+use std::collections::HashSet;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, MapCore, MapFlags, MapHandle, ProgramMut};
 
+use wakeone_model::listener::Protocol;
+
 use crate::bpf::failed;
+use crate::diag::{self, Which};
 use crate::skeletons::recount::RecountSkelBuilder;
 
 /// What a recount came to.
@@ -19,11 +25,31 @@ pub struct Recounted {
     pub counted: u64,
     /// Connections that no known worker holds, or that cannot be followed: they stay uncounted.
     pub homeless: u64,
+    /// The kernel lets no iterator switch callbacks on: no connection that was open before can be counted.
+    pub no_callbacks: bool,
+}
+
+impl Recounted {
+    /// Says in a sentence that the kernel lacks what counting connections open before takes.
+    pub fn missing(&self) -> Option<&'static str> {
+        self.no_callbacks.then_some(
+            "connections that were open before attach are not counted (the kernel lets no iterator switch callbacks on before 6.12)",
+        )
+    }
+}
+
+/// Whether an iterator may switch callbacks on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Callbacks {
+    /// The recount finds out at the first connection.
+    Probed,
+    /// The recount behaves as on a kernel that lets no iterator switch callbacks on. For tests.
+    Refused,
 }
 
 /// Counts in what was open on this port before. `held`: inodes of accepted connections and the slots of the workers
 /// that hold them. Connections that are counted already stay as they are, so that it may be done again for those that
-/// were accepted meanwhile.
+/// were accepted meanwhile. Those that wait and cannot be counted are marked: see [`Uncounted`].
 ///
 /// # Errors
 /// `EPERM` without CAP_BPF and CAP_PERFMON; or the kernel knows no such iterator.
@@ -31,6 +57,7 @@ pub fn recount(
     pins: &Path,
     port: u16,
     held: impl IntoIterator<Item = (u64, usize)>,
+    callbacks: Callbacks,
 ) -> io::Result<Recounted> {
     // What it says on standard error is in the error, too.
     libbpf_rs::set_print(None);
@@ -42,6 +69,7 @@ pub fn recount(
         (&mut open.maps.data_table, "table"),
         (&mut open.maps.listeners, "listeners"),
         (&mut open.maps.tags, "tags"),
+        (&mut open.maps.moved, "moved"),
     ];
     for (map, name) in maps {
         map.reuse_pinned_map(pins.join(name))
@@ -49,6 +77,7 @@ pub fn recount(
     }
     if let Some(data) = &mut open.maps.data_recount_data {
         data.recount.port = port.into();
+        data.recount.no_callbacks = (callbacks == Callbacks::Refused).into();
     }
     open.progs.wakeone_udp_programs.set_autoload(false);
     let mut loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
@@ -70,7 +99,73 @@ pub fn recount(
     Ok(done.map_or_else(Recounted::default, |data| Recounted {
         counted: data.recount.counted,
         homeless: data.recount.homeless,
+        no_callbacks: data.recount.no_callbacks != 0,
     }))
+}
+
+/// The marks of connections that waited in accept queues and could not be counted: a move of one changes no count.
+/// A mark is of no use once its connection is accepted, and nothing in the kernel takes it away.
+#[derive(Debug)]
+pub struct Uncounted {
+    moved: MapHandle,
+    due: Instant,
+}
+
+/// `WAKEONE_UNCOUNTED`
+const UNCOUNTED: u32 = u32::MAX;
+/// Looking for the connections that still wait may take this part of the time.
+const LOOKING_SHARE: u32 = 200;
+/// At most that often.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+impl Uncounted {
+    /// The marks of a group; None where there are none.
+    ///
+    /// # Errors
+    /// What the map says.
+    pub fn of(pins: &Path) -> io::Result<Option<Self>> {
+        let moved = MapHandle::from_pinned_path(pins.join("moved"))
+            .map_err(|e| failed("opening the map of moved connections", &e))?;
+        let marks = Self {
+            moved,
+            due: Instant::now(),
+        };
+        Ok((!marks.cookies().is_empty()).then_some(marks))
+    }
+
+    /// Connections marked, by their cookies.
+    fn cookies(&self) -> Vec<u64> {
+        let marked = |key: Vec<u8>| {
+            let value = self.moved.lookup(&key, MapFlags::ANY).ok()??;
+            (value == UNCOUNTED.to_ne_bytes()).then_some(u64::from_ne_bytes(key.try_into().ok()?))
+        };
+        self.moved.keys().filter_map(marked).collect()
+    }
+
+    /// Takes away the marks of connections that wait no more; true when none is left. Returns at once when called again
+    /// soon: it asks the kernel for all connections of the listener.
+    ///
+    /// # Errors
+    /// When the kernel does not show its sockets.
+    pub fn tidy(&mut self, listener: SocketAddr) -> io::Result<bool> {
+        let began = Instant::now();
+        if began < self.due {
+            return Ok(false);
+        }
+        let open = diag::sockets_at(Protocol::Tcp, Which::Waiting, listener)?;
+        let waiting = open.iter().filter(|entry| entry.socket.inode == 0);
+        let waiting: HashSet<u64> = waiting.map(|entry| entry.socket.cookie).collect();
+        let mut left = false;
+        for cookie in self.cookies() {
+            if waiting.contains(&cookie) {
+                left = true;
+            } else {
+                let _ = self.moved.delete(&cookie.to_ne_bytes());
+            }
+        }
+        self.due = Instant::now() + LOOK_EVERY.max(began.elapsed() * LOOKING_SHARE);
+        Ok(!left)
+    }
 }
 
 /// Whether a program chooses for a group of this port that has one of these sockets (cookies), which are of UDP or

@@ -79,6 +79,11 @@ pub fn accept_queue(listener: impl AsFd) -> io::Result<AcceptQueue> {
     })
 }
 
+/// Whether a TCP socket listens.
+pub fn listens(socket: impl AsFd) -> bool {
+    rustix::net::sockopt::socket_acceptconn(socket).unwrap_or(false)
+}
+
 /// A socket's cookie, unique on this machine since boot.
 ///
 /// # Errors

@@ -38,8 +38,11 @@ pub const DATAGRAMS: u32 = 8;
 /// The table's flag for a group of UDP sockets whose flows stay with their slot.
 pub const AFFINITY: u32 = 16;
 
+/// As many slots as `least-connections` looks at for one choice, `WAKEONE_WINDOW`.
+pub const WINDOW: usize = 32;
+
 /// Version of the layout, `WAKEONE_CONTRACT`.
-pub const CONTRACT: u32 = 2;
+pub const CONTRACT: u32 = 3;
 
 /// Ways out of the programs, in the order of `enum wakeone_exit`, and what each is called.
 pub const EXITS: [&str; 10] = [
@@ -169,6 +172,13 @@ impl Table {
         exits
     }
 
+    /// Has the programs choose from the slots as they are now. Call it after a change of flags, weights or their number
+    /// ([`Slot::mark`] does). Any process may do so at any time.
+    pub fn publish(&self) {
+        // SAFETY: the mapping is a whole table. It is writable, since the caller has just changed a slot.
+        unsafe { crate::policy::publish_shared(self.at()) }
+    }
+
     /// One slot.
     ///
     /// # Panics
@@ -238,16 +248,20 @@ fields! {
 }
 
 impl Slot<'_> {
-    /// Sets or clears a flag. Only one thread at a time may set and clear [`flag::STUCK`].
+    /// Sets or clears a flag, and publishes the change. Only one thread at a time may set and clear [`flag::STUCK`].
     pub fn mark(&self, flag: u32, on: bool) {
+        if self.has(flag) == on {
+            return;
+        }
         if flag & flag::STUCK != 0 && on {
             self.table.flags().fetch_or(MARKED, Ordering::Relaxed);
         }
         if on {
-            self.flags().fetch_or(flag, Ordering::Relaxed);
+            self.flags().fetch_or(flag, Ordering::SeqCst);
         } else {
-            self.flags().fetch_and(!flag, Ordering::Relaxed);
+            self.flags().fetch_and(!flag, Ordering::SeqCst);
         }
+        self.table.publish();
         let stuck = |slot| self.table.slot(slot).has(flag::STUCK);
         if flag & flag::STUCK != 0 && !on && !(0..MAX_SLOTS).any(stuck) {
             self.table.flags().fetch_and(!MARKED, Ordering::Relaxed);

@@ -87,6 +87,11 @@ impl Answers {
         self.seen.open += open;
     }
 
+    /// Adds all that is in the books of another server that the same load was sent to.
+    pub fn merge(&mut self, other: &Self) {
+        self.client_counted(other.seen.whole, other.seen.open);
+    }
+
     /// Closes the books once the servers have ended: both counts go into the sample.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::distribution::Distribution;
 use crate::present::Block;
 use crate::result::{Derived, Expectation, Outcome};
+use crate::slices::Slices;
 use crate::{Error, experiments};
 
 /// Who published it.
@@ -106,6 +107,9 @@ pub struct Sample {
     pub metrics: BTreeMap<String, (String, f64)>,
     /// Distributions by name.
     pub distributions: BTreeMap<String, Distribution>,
+    /// The counts of the load's slices, where it was sent in slices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slices: Option<Slices>,
 }
 
 impl Sample {

@@ -23,6 +23,7 @@ pub mod result;
 pub mod runner;
 pub mod scratch;
 pub mod server;
+pub mod slices;
 pub mod stats;
 pub mod status;
 pub mod steered;

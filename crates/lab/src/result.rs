@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::distribution::Distribution;
 use crate::environment::Environment;
+use crate::slices::{Contrast, Per, Slices};
 use crate::stats;
 
 /// The value of `schema` in every result file of this shape.
@@ -32,6 +33,9 @@ pub struct Outcome {
     pub variants: Vec<Variant>,
     /// Ratios of two variants, paired by round.
     pub comparisons: Vec<Comparison>,
+    /// Ratios of two arms that took turns within one load, with how sure they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contrasts: Vec<Contrast>,
     /// Numbers computed over several variants, as the growth of a series.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub derived: Vec<Derived>,
@@ -49,6 +53,9 @@ pub struct Variant {
     /// Whole distributions, all rounds merged, by name (`latency_ms`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub distributions: BTreeMap<String, Distribution>,
+    /// The counts of its loads' slices, where they were sent in slices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slices: Option<Slices>,
 }
 
 /// One number, once a round, and its middle and ends.
@@ -194,6 +201,12 @@ impl Outcome {
             .map(|c| c.median)
     }
 
+    /// The ratio of two arms of a variant that was measured in slices.
+    pub fn contrast(&self, variant: &str, (a, b): (&str, &str), per: Per) -> Option<&Contrast> {
+        let mut all = self.contrasts.iter();
+        all.find(|c| c.variant == variant && c.a == a && c.b == b && c.per == per)
+    }
+
     /// The derived number of this name.
     pub fn derived(&self, name: &str) -> Option<f64> {
         self.derived
@@ -255,6 +268,7 @@ pub(crate) mod tests {
             name: (*name).to_owned(),
             metrics: metrics.iter().map(metric).collect(),
             distributions: BTreeMap::new(),
+            slices: None,
         };
         Outcome {
             derived: Vec::new(),
@@ -266,6 +280,7 @@ pub(crate) mod tests {
             parameters: serde_json::Map::new(),
             variants: variants.iter().map(variant).collect(),
             comparisons: Vec::new(),
+            contrasts: Vec::new(),
             expectations: Vec::new(),
         }
     }

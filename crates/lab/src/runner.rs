@@ -152,6 +152,12 @@ fn assemble(name: &str, design: &Design, mut points: Points, watch: Watch) -> Ou
         })
     });
     let comparisons = comparisons.collect();
+    let seed = design.parameters.get("seed").and_then(|s| s.as_u64());
+    let contrasts = variants.iter().flat_map(|variant| {
+        let slices = variant.slices.iter();
+        slices.flat_map(|slices| slices.contrasts(&variant.name, seed.unwrap_or(0)))
+    });
+    let contrasts = contrasts.collect();
     Outcome {
         schema: SCHEMA.into(),
         experiment: name.into(),
@@ -161,6 +167,7 @@ fn assemble(name: &str, design: &Design, mut points: Points, watch: Watch) -> Ou
         parameters: design.parameters.clone(),
         variants,
         comparisons,
+        contrasts,
         derived: Vec::new(),
         expectations: Vec::new(),
     }
@@ -172,6 +179,7 @@ fn variant(name: &str, points: &Points) -> Variant {
         name: name.into(),
         metrics: BTreeMap::new(),
         distributions: BTreeMap::new(),
+        slices: None,
     };
     for (_, _, sample) in points.iter().filter(|(_, arm, _)| arm == name) {
         for (metric, (unit, value)) in &sample.metrics {
@@ -187,6 +195,10 @@ fn variant(name: &str, points: &Points) -> Variant {
                 .entry(metric.clone())
                 .or_default()
                 .merge(distribution);
+        }
+        match (&mut variant.slices, &sample.slices) {
+            (Some(all), Some(more)) => all.merge(more),
+            (none, slices) => *none = none.take().or_else(|| slices.clone()),
         }
     }
     variant.metrics = values
@@ -310,6 +322,7 @@ mod tests {
     use crate::experiment::{Card, Pairing, Source};
     use crate::present::Block;
     use crate::result::{Derived, Expectation};
+    use crate::slices::{Per, Slices};
     use std::sync::Mutex;
     use std::sync::atomic::Ordering;
 
@@ -378,6 +391,18 @@ mod tests {
                 "ms",
                 mood * if arm.name.ends_with('b') { 3.0 } else { 2.0 },
             );
+            if arm.name == "y/a" {
+                // Three to two, whatever the machine's mood.
+                let block = |speed: f64| vec![2.0 * speed * mood, 3.0 * speed * mood];
+                sample.slices = Some(Slices {
+                    arms: vec!["old".into(), "new".into()],
+                    pairs: vec![(1, 0)],
+                    counted_ms: 125.0,
+                    settling_ms: 25.0,
+                    rounds: vec![vec![block(100.0), block(300.0)]],
+                    cpu_rounds: vec![vec![block(90.0), block(80.0)]],
+                });
+            }
             Ok(sample)
         }
         fn derive(&self, outcome: &Outcome) -> Vec<Derived> {
@@ -444,6 +469,11 @@ mod tests {
             "the order must change from round to round"
         );
         assert_eq!(outcome.comparisons[0].ratios, [1.5; 4]);
+        let contrast = outcome
+            .contrast("y/a", ("new", "old"), Per::Second)
+            .unwrap();
+        assert_eq!((contrast.blocks, contrast.rounds.len()), (8, 4));
+        assert!((contrast.ratio - 1.5).abs() < 1e-9 && contrast.half_width() < 1e-9);
         assert_eq!(outcome.values("x/a", "m"), [2.0, 2.0, 20.0, 2.0]);
         assert!(outcome.holds());
         assert!(
@@ -470,7 +500,11 @@ mod tests {
             .map(|e| e.to_string())
             .collect();
         assert!(errors.is_empty(), "{errors:?}");
-        let spoil: [(&str, serde_json::Value); 8] = [
+        let spoil: [(&str, serde_json::Value); 12] = [
+            ("/contrasts/0/low", 0.into()),
+            ("/contrasts/0/rounds", serde_json::json!([])),
+            ("/variants/3/slices/arms", serde_json::json!(["old"])),
+            ("/variants/3/slices/rounds/0/0/0", "fast".into()),
             ("/derived/0/value", "much".into()),
             ("/schema", "other/1".into()),
             ("/variants", serde_json::json!([])),

@@ -34,6 +34,22 @@ pub fn render(experiment: &dyn Experiment, outcome: &Outcome, width: usize) -> S
 
 /// What every result ends with: comparisons, expectations, machine, source.
 fn closing(text: &mut String, card: &Card, outcome: &Outcome, width: usize) {
+    if !outcome.contrasts.is_empty() {
+        heading(text, "Ratios of neighbouring slices", '-');
+        for c in &outcome.contrasts {
+            let _ = writeln!(
+                text,
+                "{}  ({} slices)  {}: {} / {}, {}",
+                c.shown(),
+                c.slices,
+                c.variant,
+                c.a,
+                c.b,
+                c.per.name()
+            );
+        }
+        text.push('\n');
+    }
     if !outcome.comparisons.is_empty() {
         heading(text, "Ratios, paired by round", '-');
         for c in &outcome.comparisons {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::deadlines::Deadlines;
+use crate::live::Live;
 use crate::recorder::{Moments, Recorder, Subject};
 use crate::response::{ResponseReader, Step};
 use crate::run::{Message, Progress};
@@ -30,16 +31,6 @@ const LINGER_NS: u64 = 1_000_000_000;
 /// The same once nothing else is left to do.
 const LAST_LINGER_NS: u64 = 100_000_000;
 const RECEIVE_BYTES: usize = 64 * 1024;
-
-/// Counters a thread shows to the one that reports progress.
-#[derive(Debug, Default)]
-pub(crate) struct Shown {
-    pub planned: AtomicU64,
-    pub started: AtomicU64,
-    pub completed: AtomicU64,
-    pub errors: AtomicU64,
-    pub in_flight: AtomicU64,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -102,7 +93,7 @@ pub(crate) struct Task<'a> {
     /// How often notes are handed over; None: only at the end.
     pub interval: Option<Duration>,
     pub cancel: &'a AtomicBool,
-    pub shown: &'a Shown,
+    pub live: &'a Live,
     pub messages: Sender<Message>,
 }
 
@@ -250,12 +241,7 @@ impl<'a> Engine<'a> {
     }
 
     fn show(&self) {
-        let (shown, now) = (self.task.shown, self.progress());
-        shown.planned.store(now.planned, Relaxed);
-        shown.started.store(now.started, Relaxed);
-        shown.completed.store(now.completed, Relaxed);
-        shown.errors.store(now.errors, Relaxed);
-        shown.in_flight.store(now.in_flight, Relaxed);
+        self.task.live.show(self.task.thread, &self.progress());
     }
 
     /// Gives the notes of an interval that is over to the thread that puts them together.
@@ -364,7 +350,7 @@ impl<'a> Engine<'a> {
     /// Connects and gives the connection an entry in the table.
     fn open(&mut self, source: u32) -> Result<u32, Errno> {
         let socket = connect(
-            &self.task.plan.target,
+            &self.task.live.target(),
             source_address(self.task.plan.sources, source),
         )?;
         self.record.connections += 1;
@@ -515,15 +501,21 @@ impl<'a> Engine<'a> {
             reader.worker(),
             connection.at,
         );
+        // A reader counts the answers between two moments: each must show at once, not at the next pause.
+        let completed = self.before.completed + self.record.completed;
+        self.task.live.answered(self.task.thread, completed);
+        let reader = &self.connections[key as usize].reader;
         let keep = self.task.plan.keep_alive && reader.keep_alive() && !closed;
         self.in_time.remove(key);
         self.in_flight -= 1;
         if keep {
+            let connection = &mut self.connections[key as usize];
             connection.state = State::Idle;
             self.idle.push((key, connection.generation));
         } else if closed {
             self.close(key);
         } else {
+            let connection = &mut self.connections[key as usize];
             connection.state = State::Lingering;
             self.lingering.push(key, now + LINGER_NS);
             self.lingerers += 1;

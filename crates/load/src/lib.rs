@@ -16,6 +16,7 @@ mod deadlines;
 mod engine;
 mod error;
 mod hdrlog;
+mod live;
 mod outcome;
 mod plan;
 mod recorder;
@@ -30,10 +31,11 @@ mod view;
 pub use compare::{Comparison, Difference, MetricComparison, Verdict};
 pub use error::Error;
 pub use hdrlog::write_hdr_log;
+pub use live::Live;
 pub use outcome::{ErrorKind, Interval, Outcome, PathOutcome, Phases, StageOutcome};
 pub use plan::{Arrivals, Mix, MixEntry, Plan, Sources, Spacing, Stage, Stop};
 pub use response::{BadResponse, ResponseReader, Step};
-pub use run::{Event, Progress, observe, raise_descriptor_limit, run};
+pub use run::{Event, Progress, observe, observe_live, raise_descriptor_limit, run};
 pub use schedule::{Due, Schedule};
 pub use summary::{
     IntervalSummary, Parameters, PathSummary, Quantiles, SCHEMA, StageSummary, Summary,

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::engine::{Engine, Shown, Task};
+use crate::engine::{Engine, Task};
+use crate::live::Live;
 use crate::recorder::Recorder;
 use crate::{Arrivals, Error, Interval, Outcome, Plan};
 
@@ -90,15 +91,28 @@ pub fn observe(
     every: Option<Duration>,
     tell: &mut dyn FnMut(Event<'_>),
 ) -> Result<Outcome, Error> {
+    observe_live(plan, cancel, every, &Live::new(plan), tell)
+}
+
+/// [`observe`], with counts that other threads can read, and a target that they can change, while it runs.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn observe_live(
+    plan: &Plan,
+    cancel: &AtomicBool,
+    every: Option<Duration>,
+    live: &Live,
+    tell: &mut dyn FnMut(Event<'_>),
+) -> Result<Outcome, Error> {
     plan.check()?;
     check_descriptors(plan, raise_descriptor_limit())?;
-    let shown: Vec<Shown> = (0..plan.threads).map(|_| Shown::default()).collect();
     let start = Instant::now();
     // A thread that fails stops the others.
     let stop = AtomicBool::new(false);
     let notes = thread::scope(|scope| {
         let (messages, receiver) = channel();
-        for (thread, shown) in shown.iter().enumerate() {
+        for thread in 0..plan.threads {
             let (messages, cancel) = (messages.clone(), &stop);
             scope.spawn(move || {
                 let done = messages.clone();
@@ -108,7 +122,7 @@ pub fn observe(
                     start,
                     interval: every,
                     cancel,
-                    shown,
+                    live,
                     messages,
                 });
                 // The receiver lives until every sender is gone.
@@ -132,7 +146,7 @@ pub fn observe(
                 Ok(Message::Done {
                     result: Err(error), ..
                 }) => failed = failed.or(Some(error)),
-                Err(RecvTimeoutError::Timeout) => tell(Event::Progress(&look(&shown, start))),
+                Err(RecvTimeoutError::Timeout) => tell(Event::Progress(&look(live, start))),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             while let Some(interval) = desk.finished() {
@@ -144,7 +158,7 @@ pub fn observe(
         }
         failed.map_or(Ok(desk.all), Err)
     })?;
-    tell(Event::Progress(&look(&shown, start)));
+    tell(Event::Progress(&look(live, start)));
     let mut outcome = notes.outcome(plan);
     if plan.stop.requests.is_none_or(|n| outcome.planned < n) && !stop.load(Relaxed) {
         // The duration ended it: a quiet end is part of the load.
@@ -226,19 +240,11 @@ impl<'a> Desk<'a> {
     }
 }
 
-fn look(shown: &[Shown], start: Instant) -> Progress {
-    let mut sum = Progress {
+fn look(live: &Live, start: Instant) -> Progress {
+    Progress {
         elapsed: start.elapsed(),
-        ..Progress::default()
-    };
-    for thread in shown {
-        sum.planned += thread.planned.load(Relaxed);
-        sum.started += thread.started.load(Relaxed);
-        sum.completed += thread.completed.load(Relaxed);
-        sum.errors += thread.errors.load(Relaxed);
-        sum.in_flight += thread.in_flight.load(Relaxed);
+        ..live.progress()
     }
-    sum
 }
 
 /// Raises the soft limit of open files to the hard one; gives the limit then in force.

@@ -53,15 +53,29 @@ pub struct WorkerTrace {
     pub waits: Waits,
 }
 
+/// Counts that are unknown, because the kernel has no probe for them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceGaps {
+    /// Handshakes completed. Waits in the queue are unknown with them.
+    pub connections: bool,
+    /// Connections that accept() returned. Waits in the queue are unknown with them.
+    pub accepts: bool,
+    /// Threads woken for a connection.
+    pub wakeups: bool,
+}
+
 /// What the probes counted so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceLook {
-    /// Connections announced to the listener.
+    /// Handshakes completed.
     pub connections: u64,
     /// Threads of the workers woken for them.
     pub wakeups: u64,
     /// By process id.
     pub workers: BTreeMap<u32, WorkerTrace>,
+    /// Which of these numbers mean nothing.
+    #[serde(default)]
+    pub gaps: TraceGaps,
 }
 
 /// Counters of the whole network namespace (/proc/net/netstat, /proc/net/snmp).
@@ -129,7 +143,7 @@ pub struct Sampled {
 pub struct View {
     /// The kernel's tracepoints were used, beside /proc and sock_diag.
     pub tracing: bool,
-    /// Why not, and what that costs; once, for all figures.
+    /// A sentence for each thing that cannot be seen: why, and which figures are unknown because of it.
     pub missing: Vec<String>,
 }
 
@@ -275,13 +289,22 @@ impl Watch {
         })
     }
 
-    /// Connections that the probes saw, and wake-ups for them.
-    fn announced(&self) -> Option<(u64, u64)> {
+    /// Connections of the listener that the probes saw, where they can.
+    pub fn traced_connections(&self) -> Option<u64> {
         let (first, last) = (self.first.trace.as_ref()?, self.last.trace.as_ref()?);
-        Some((
-            last.connections.saturating_sub(first.connections),
-            last.wakeups.saturating_sub(first.wakeups),
-        ))
+        (!last.gaps.connections).then(|| last.connections.saturating_sub(first.connections))
+    }
+
+    /// A number of wake-ups for each of those connections, where the probes count wake-ups.
+    fn for_each_connection(&self, wakeups: u64) -> Option<f64> {
+        let connections = self.traced_connections().filter(|n| *n > 0)?;
+        (!self.last.trace.as_ref()?.gaps.wakeups).then(|| wakeups as f64 / connections as f64)
+    }
+
+    /// Wake-ups for each connection, over all workers.
+    fn wakeups_per_connection(&self) -> Option<f64> {
+        let (first, last) = (self.first.trace.as_ref()?, self.last.trace.as_ref()?);
+        self.for_each_connection(last.wakeups.saturating_sub(first.wakeups))
     }
 
     /// A row for each worker there at the end, by process id.
@@ -295,7 +318,7 @@ impl Watch {
             .map(|t| t.accepted)
             // A watch from a file may hold any numbers.
             .fold(0, u64::saturating_add);
-        let announced = self.announced();
+        let accepts = !self.last.trace.as_ref().is_some_and(|t| t.gaps.accepts);
         let row = |(pid, look): (&u32, &WorkerLook)| {
             let before = self.first.workers.get(pid);
             let zero = WorkerLook::default();
@@ -303,7 +326,7 @@ impl Watch {
             let before = before.unwrap_or(&zero);
             let traced = self.traced(*pid);
             let looks = |map: &BTreeMap<u32, u64>| map.get(pid).copied().unwrap_or(0);
-            let taken = traced.as_ref().map(|t| t.accepted);
+            let taken = traced.as_ref().filter(|_| accepts).map(|t| t.accepted);
             let waits = traced.as_ref().map(|t| &t.waits);
             Row {
                 pid: *pid,
@@ -325,9 +348,8 @@ impl Watch {
                 ),
                 wakeups_per_connection: traced
                     .as_ref()
-                    .zip(announced.filter(|a| a.0 > 0))
-                    .map(|(t, (connections, _))| t.woken as f64 / connections as f64),
-                empty_accepts: traced.as_ref().map(|t| t.accepted_empty),
+                    .and_then(|t| self.for_each_connection(t.woken)),
+                empty_accepts: taken.and(traced.as_ref()).map(|t| t.accepted_empty),
                 wait_us_p50: waits.and_then(|w| w.quantile_us(0.5)),
                 wait_us_p99: waits.and_then(|w| w.quantile_us(0.99)),
                 wait_us_max: waits.filter(|w| w.count > 0).map(|w| w.max_us as f64),
@@ -378,13 +400,11 @@ impl Watch {
     pub fn totals(&self) -> Totals {
         let seconds = self.seconds();
         let rows = self.rows();
-        let announced = self.announced();
         let host =
             |of: fn(&HostLook) -> u64| of(&self.last.host).saturating_sub(of(&self.first.host));
-        let connections = announced.map_or_else(|| host(|h| h.passive_opens), |a| a.0);
-        let per_connection = announced
-            .filter(|a| a.0 > 0)
-            .map(|(connections, wakeups)| wakeups as f64 / connections as f64);
+        let traced = self.traced_connections();
+        let connections = traced.unwrap_or_else(|| host(|h| h.passive_opens));
+        let per_connection = self.wakeups_per_connection();
         let mut waits = Waits::default();
         for traced in self.last.workers.keys().filter_map(|pid| self.traced(*pid)) {
             waits.add(&traced.waits);

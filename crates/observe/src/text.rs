@@ -59,7 +59,7 @@ fn totals(watch: &Watch) -> String {
     let udp = watch.last.listener.protocol == Protocol::Udp;
     let connections = format!(
         "{seconds:.1} s: {connections} connections{} ({connections_per_s:.0}/s)",
-        if watch.view.tracing {
+        if watch.traced_connections().is_some() {
             ""
         } else {
             " in the network namespace"

@@ -133,6 +133,11 @@ impl Watcher {
         &self.model
     }
 
+    /// A sentence for each thing that cannot be seen: why, and which figures are unknown because of it.
+    pub fn missing(&self) -> &[String] {
+        &self.view.missing
+    }
+
     /// The listener with its sockets, at the last look.
     pub fn listener(&self) -> &Listener {
         &self.listener
@@ -419,6 +424,7 @@ impl Watcher {
             connections: counts.connections,
             wakeups: counts.wakeups,
             workers: counts.workers.iter().map(worker).collect(),
+            gaps: probe.gaps(),
         }))
     }
 
@@ -474,6 +480,7 @@ fn attach(listener: &Listener, tracing: bool, view: &mut View) -> Option<Probe> 
     match Probe::attach(listener.address.port()) {
         Ok(probe) => {
             view.tracing = true;
+            view.missing.extend_from_slice(probe.missing());
             Some(probe)
         }
         Err(error) => {

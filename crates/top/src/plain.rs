@@ -36,7 +36,7 @@ pub fn totals(watch: &Watch) -> Vec<String> {
         format!(
             "{:.0} connections/s{}",
             totals.connections_per_s,
-            if watch.view.tracing {
+            if watch.traced_connections().is_some() {
                 ""
             } else {
                 " in the namespace"

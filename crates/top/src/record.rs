@@ -417,6 +417,8 @@ mod tests {
                 let digits = part.chars().take_while(char::is_ascii_digit).count();
                 match n {
                     0 => part.to_owned(),
+                    // A flag of the same name.
+                    _ if digits == 0 => format!("{name}{part}"),
                     _ => format!("{name}{}{}", u64::MAX, &part[digits..]),
                 }
             });

@@ -205,6 +205,12 @@ fn part(mine: f64, all: f64) -> Option<f64> {
     (all > 0.0).then(|| mine / all)
 }
 
+/// Whether the probes count what each worker takes.
+fn takes_known(frame: &Frame) -> bool {
+    let trace = frame.watch.last.trace.as_ref();
+    frame.watch.view.tracing && trace.is_none_or(|trace| !trace.gaps.accepts)
+}
+
 /// The rows of a frame; `before`: how it was steered at the refresh before.
 pub fn table(frame: &Frame, before: Option<&Steering>) -> Table {
     let bytes = frame.watch.last.listener.protocol == Protocol::Udp;
@@ -213,7 +219,7 @@ pub fn table(frame: &Frame, before: Option<&Steering>) -> Table {
     let chosen = steering.map(|now| choices(now, before)).unwrap_or_default();
     let chosen_in_all: f64 = chosen.iter().map(|n| *n as f64).sum();
     let share_of = match steering {
-        _ if frame.watch.view.tracing => ShareOf::Connections,
+        _ if takes_known(frame) => ShareOf::Connections,
         Some(_) => ShareOf::Choices,
         None => ShareOf::Cpu,
     };

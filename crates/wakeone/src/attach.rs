@@ -9,7 +9,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use wakeone_kernel::capability::Capability;
-use wakeone_kernel::{capability, cgroup, diag, process, recount};
+use wakeone_kernel::recount::{self, Callbacks, Uncounted};
+use wakeone_kernel::{capability, cgroup, diag, process};
 use wakeone_model::accept::Shape;
 use wakeone_model::advice;
 use wakeone_model::listener::{Protocol, Socket};
@@ -271,8 +272,12 @@ pub struct Attached {
     seats: Seats,
     weights: Vec<(usize, u32)>,
     dir: GroupDir,
+    /// How a worker is chosen: as was wished for, or without counts where connections cannot be counted.
+    pub policy: Policy,
     /// Connections counted in at the start, and open ones that could not be.
     pub recounted: recount::Recounted,
+    /// Those of them that still wait in an accept queue.
+    uncounted: Option<Uncounted>,
 }
 
 /// What following a group found.
@@ -307,6 +312,8 @@ impl Attached {
         // Before the agent's thread starts: it has what we have now.
         drop_capabilities();
         let seats = seats(&dispatcher, &prospect.members);
+        let policy = dispatcher.policy();
+        let uncounted = capability::with(&FOR_ATTACHING, || uncounted(&dispatcher));
         let duties = Duties {
             rescue: wish.rescue,
             stuck_after: wish.stuck_after,
@@ -320,7 +327,9 @@ impl Attached {
             seats,
             weights: wish.weights.clone(),
             dir,
+            policy,
             recounted,
+            uncounted,
         };
         attached.publish_workers();
         attached.store()?;
@@ -416,11 +425,24 @@ impl Attached {
         if changed {
             self.store()?;
         }
+        self.tidy_uncounted();
         Ok(if there.is_empty() {
             Presence::Gone
         } else {
             Presence::Here
         })
+    }
+
+    /// Forgets the connections that were not counted and wait no more.
+    fn tidy_uncounted(&mut self) {
+        let Some(uncounted) = &mut self.uncounted else {
+            return;
+        };
+        match uncounted.tidy(self.address) {
+            Ok(false) => {}
+            Ok(true) => self.uncounted = None,
+            Err(error) => tracing::debug!("looking for uncounted connections failed: {error}"),
+        }
     }
 
     /// Gives a socket its slot, or notes who serves it now; tells whether anything changed.
@@ -534,6 +556,7 @@ fn load(
         name: &prospect.name,
         paths,
         policy: wish.policy_of(prospect.protocol()),
+        by_name: wish.policy.is_some(),
         weights: &wish.weights,
         cgroup: root.as_deref(),
         backlog: 0,
@@ -560,11 +583,12 @@ fn load(
 fn count_in(pins: &std::path::Path, address: SocketAddr, seats: &Seats) -> recount::Recounted {
     let mut sum = recount::Recounted::default();
     for attempt in 0..RECOUNTS {
-        match recount::recount(pins, address.port(), held(seats)) {
+        match recount::recount(pins, address.port(), held(seats), Callbacks::Probed) {
             Ok(done) => {
                 sum.counted += done.counted;
                 sum.homeless = done.homeless;
-                if done.homeless == 0 {
+                sum.no_callbacks = done.no_callbacks;
+                if done.homeless == 0 || done.no_callbacks {
                     break;
                 }
             }
@@ -578,7 +602,21 @@ fn count_in(pins: &std::path::Path, address: SocketAddr, seats: &Seats) -> recou
         }
         std::thread::sleep(Duration::from_millis(5 << attempt));
     }
+    if let Some(missing) = sum.missing() {
+        tracing::warn!(event = "degraded", "{missing}");
+    }
     sum
+}
+
+/// The connections that were marked as uncounted, by us or by an agent before us.
+fn uncounted(dispatcher: &Dispatcher) -> Option<Uncounted> {
+    if !dispatcher.counting() {
+        return None;
+    }
+    Uncounted::of(dispatcher.pinned().dir()).unwrap_or_else(|error| {
+        tracing::debug!("uncounted connections are not looked after: {error}");
+        None
+    })
 }
 
 /// Whose worker holds which connection. Threads of one process cannot be told apart: each gets as many.

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
-use wakeone_kernel::bpf::{self, LoadPlan, Pinned};
+use wakeone_kernel::bpf::{self, Feature, LoadPlan, Loaded, Missing, Pinned};
 use wakeone_kernel::receive_queue::{ReceiveQueue, receive_queue};
 use wakeone_kernel::socket::{self, AcceptQueue};
 use wakeone_kernel::table::{self, AFFINITY, CLOSING, COUNTED, DATAGRAMS, Table, flag};
@@ -45,6 +45,18 @@ pub enum Error {
         /// The policy, the reason, and what fits.
         why: String,
     },
+    /// The policy that was asked for goes by counts that nobody can keep here.
+    #[error(
+        "cannot steer `{name}` by {policy}: it goes by open connections, which cannot be counted here: {why}; --policy shortest-queue needs no counts"
+    )]
+    Uncounted {
+        /// The group.
+        name: String,
+        /// The policy that was asked for.
+        policy: Policy,
+        /// Why they cannot be counted.
+        why: String,
+    },
     /// Anything else that the kernel refused.
     #[error("cannot steer `{name}`: {0}", .source)]
     Kernel {
@@ -70,6 +82,11 @@ impl Error {
             name: name.to_owned(),
             why,
         }
+    }
+
+    /// Whether a program does not load here, which another attempt would not change.
+    pub fn is_load(&self) -> bool {
+        matches!(self, Self::Kernel { source, .. } if source.is_load())
     }
 
     fn of(name: &str) -> impl Fn(bpf::Error) -> Self + '_ {
@@ -99,6 +116,8 @@ pub struct Plan<'a> {
     pub paths: &'a Paths,
     /// How a worker is chosen.
     pub policy: Policy,
+    /// The policy was asked for by name: no other will do where connections cannot be counted.
+    pub by_name: bool,
     /// Weights of slots that have another than 1.
     pub weights: &'a [(usize, u32)],
     /// The cgroup that the listeners were created in.
@@ -145,10 +164,14 @@ pub struct Dispatcher {
     seats: Vec<Seat>,
     backlog: i32,
     kept: bool,
+    missing: Vec<Missing>,
+    policy: Policy,
 }
 
 impl Dispatcher {
-    /// Loads the program, or finds the one of an earlier supervisor, and attaches it to the group's listeners.
+    /// Loads the program, or finds the one of an earlier supervisor, and attaches it to the group's listeners. Those
+    /// that do not listen yet are counted from their first connection on; [`Dispatcher::raise`] has the program choose
+    /// them once they listen. The first slot's must be the first to listen.
     ///
     /// # Errors
     /// See [`Error`]; nothing is left loaded or pinned then that was not before.
@@ -156,17 +179,12 @@ impl Dispatcher {
         let addresses = listeners.first().map_or(0, Vec::len);
         let slots = listeners.len();
         plan.check()?;
-        let (pinned, kept) = open_or_load(plan, addresses, |pinned| {
+        let found = open_or_load(plan, addresses, |pinned| {
             pinned.table().slots().load(Relaxed) as usize == slots
         })?;
-        Self {
-            name: plan.name.to_owned(),
-            pinned,
-            seats: listeners.into_iter().map(Seat::Held).collect(),
-            backlog: plan.backlog,
-            kept,
-        }
-        .begin(plan)
+        let mut dispatcher = Self::of(plan, found);
+        dispatcher.seats = listeners.into_iter().map(Seat::Held).collect();
+        dispatcher.begin(plan)
     }
 
     /// The same for listeners that other processes hold: each with its cookie, and borrowed only for a moment when
@@ -177,14 +195,7 @@ impl Dispatcher {
     /// See [`Error`]; nothing is left loaded or pinned then that was not before.
     pub fn start_beside(plan: &Plan<'_>, lent: Vec<(u64, Lent)>) -> Result<Self, Error> {
         plan.check()?;
-        let (pinned, kept) = open_or_load(plan, 1, |_| true)?;
-        let mut dispatcher = Self {
-            name: plan.name.to_owned(),
-            pinned,
-            seats: Vec::new(),
-            backlog: plan.backlog,
-            kept,
-        };
+        let mut dispatcher = Self::of(plan, open_or_load(plan, 1, |_| true)?);
         let (known, new): (Vec<_>, Vec<_>) = lent
             .into_iter()
             .partition(|(cookie, _)| dispatcher.pinned.slot_of(*cookie).is_some());
@@ -194,16 +205,85 @@ impl Dispatcher {
         dispatcher.begin(plan)
     }
 
-    fn begin(self, plan: &Plan<'_>) -> Result<Self, Error> {
-        match self.fill(plan) {
-            Ok(()) => Ok(self),
+    fn of(plan: &Plan<'_>, found: Found) -> Self {
+        Self {
+            name: plan.name.to_owned(),
+            pinned: found.pinned,
+            seats: Vec::new(),
+            backlog: plan.backlog,
+            kept: found.kept,
+            missing: found.missing,
+            policy: plan.policy,
+        }
+    }
+
+    fn begin(mut self, plan: &Plan<'_>) -> Result<Self, Error> {
+        let filled = self
+            .settle_policy(plan)
+            .and_then(|()| self.fill(plan).map_err(Error::of(plan.name)));
+        match filled {
+            Ok(()) => {
+                self.tell_missing(plan);
+                Ok(self)
+            }
             Err(error) => {
                 if !self.kept {
                     let _ = bpf::remove_pins(self.pinned.dir());
                     plan.paths.tidy();
                 }
-                Err(Error::of(plan.name)(error))
+                Err(error)
             }
+        }
+    }
+
+    /// Without counts the lengths of the accept queues are the next best sign of load.
+    fn settle_policy(&mut self, plan: &Plan<'_>) -> Result<(), Error> {
+        if plan.datagrams.is_some() || self.counting() || !plan.policy.needs_counts() {
+            return Ok(());
+        }
+        if plan.by_name {
+            return Err(Error::Uncounted {
+                name: self.name.clone(),
+                policy: plan.policy,
+                why: self.why_uncounted().to_owned(),
+            });
+        }
+        self.policy = Policy::ShortestQueue;
+        Ok(())
+    }
+
+    fn why_uncounted(&self) -> &str {
+        let missing = |one: &&Missing| one.feature == Feature::Counting;
+        match self.missing.iter().find(missing) {
+            Some(missing) => &missing.why,
+            None if self.kept => "the program of the earlier supervisor does not count them",
+            None => "that takes a cgroup2 that the listeners are created in",
+        }
+    }
+
+    /// Logs what this group does not have, each feature once.
+    fn tell_missing(&self, plan: &Plan<'_>) {
+        if plan.datagrams.is_none() && !self.counting() {
+            let instead = if self.policy == plan.policy {
+                String::new()
+            } else {
+                format!("; {} instead of {}", self.policy, plan.policy)
+            };
+            tracing::warn!(
+                event = "degraded",
+                "`{}`: connections are not counted: {}{instead}",
+                self.name,
+                self.why_uncounted()
+            );
+        }
+        let unread = |one: &&Missing| one.feature == Feature::ReadQueues;
+        if let Some(missing) = self.missing.iter().find(unread) {
+            tracing::warn!(
+                event = "degraded",
+                "`{}`: the program cannot read queue lengths itself: {}; shortest-queue uses those that the agent reads",
+                self.name,
+                missing.why
+            );
         }
     }
 
@@ -235,35 +315,70 @@ impl Dispatcher {
         let counted = if self.pinned.counting() { COUNTED } else { 0 };
         table.flags().store(counted | plan.kind(), Relaxed);
         table.slots().store(self.seats.len() as u32, Relaxed);
+        self.weigh(plan.weights);
+        self.set_policy(self.policy);
         for slot in 0..self.seats.len() {
             self.seat(slot)?;
         }
-        self.weigh(plan.weights);
-        self.set_policy(plan.policy);
+        table.publish();
         for address in 0..self.pinned.addresses() {
-            self.with_any(address, |member| self.pinned.attach(address, member))?;
+            self.attach(address)?;
         }
-        // They were held back until they could be counted, or are those of a group that was closing when its
-        // supervisor was killed.
-        self.open();
+        if plan.adopt {
+            // The group may have been closing when its supervisor was killed.
+            self.open();
+        }
         Ok(())
     }
 
-    /// Makes a slot's listeners known and chosen from now on. Up from the start: what connects before the first worker
-    /// runs waits in a queue of its own. Marks that an earlier agent left behind were its own.
+    /// Attaches the program to the group of an address. Where some listen already, theirs is the group that the others
+    /// join; else it is made here, of the first slot's socket, which then must be the first to listen.
+    fn attach(&self, address: usize) -> Result<(), bpf::Error> {
+        let listens = |slot: &usize| {
+            let listens = self.with(*slot, address, |one| Ok(socket::listens(one)));
+            listens.unwrap_or(false)
+        };
+        let attach = |member: BorrowedFd<'_>| self.pinned.attach(address, member);
+        match (0..self.seats.len()).find(listens) {
+            Some(slot) => self.with(slot, address, attach),
+            None => self.with_any(address, attach),
+        }
+    }
+
+    /// Makes a slot's listeners known, and has the program choose them if they listen. The slot is up from then on: a
+    /// connection that comes before the first worker runs waits in the queue. Marks of an earlier agent are cleared.
     fn seat(&self, slot: usize) -> Result<(), bpf::Error> {
         let place = self.table().slot(slot);
         if matches!(self.seats[slot], Seat::Empty) {
             place.flags().store(0, Relaxed);
             return Ok(());
         }
-        place.flags().store(flag::UP, Relaxed);
         for address in 0..self.pinned.addresses() {
             self.with(slot, address, |listener| {
-                self.pinned.know_listener(slot, listener)?;
-                self.pinned.put(address, slot, listener)
+                self.pinned.know_listener(slot, listener)
             })?;
         }
+        if self.waits_to_listen(slot) {
+            place.flags().store(0, Relaxed);
+            return Ok(());
+        }
+        self.restore(slot)?;
+        place.flags().store(flag::UP, Relaxed);
+        Ok(())
+    }
+
+    /// Whether a slot's sockets are our own and are yet to listen.
+    fn waits_to_listen(&self, slot: usize) -> bool {
+        !self.datagrams() && !self.seats[slot].held().iter().all(socket::listens)
+    }
+
+    /// Has the program choose a slot whose sockets listen from now on.
+    ///
+    /// # Errors
+    /// The kernel's answer; its connections are counted all the same.
+    pub fn raise(&self, slot: usize) -> Result<(), bpf::Error> {
+        self.restore(slot)?;
+        self.table().slot(slot).mark(flag::UP, true);
         Ok(())
     }
 
@@ -284,6 +399,7 @@ impl Dispatcher {
         let slots = self.table().slots();
         slots.fetch_max(self.seats.len() as u32, Relaxed);
         self.seat(slot)?;
+        self.table().publish();
         Ok(slot)
     }
 
@@ -295,6 +411,7 @@ impl Dispatcher {
         place.queued().store(0, Relaxed);
         place.queue_limit().store(0, Relaxed);
         place.dropped().store(0, Relaxed);
+        self.table().publish();
         self.seats[slot] = Seat::Empty;
     }
 
@@ -373,6 +490,16 @@ impl Dispatcher {
         self.seats[slot].inodes()
     }
 
+    /// The policy that it started with: the planned one, or one that needs no counts where there are none.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// The features that it was to have and does not have.
+    pub fn missing(&self) -> &[Missing] {
+        &self.missing
+    }
+
     /// Whether connections are counted.
     pub fn counting(&self) -> bool {
         self.pinned.counting()
@@ -385,6 +512,7 @@ impl Dispatcher {
             let weight = weight.map_or(1, |(_, weight)| *weight);
             self.table().slot(slot).weight().store(weight, Relaxed);
         }
+        self.table().publish();
     }
 
     /// Whether its sockets are of UDP.
@@ -659,12 +787,19 @@ fn open_group(paths: &Paths, name: &str) -> Result<Pinned, PolicyError> {
     Ok(pinned)
 }
 
-/// The pinned group of an earlier agent where one is to be taken over and fits, or a new one; and which it was.
+/// A group's programs and maps, and whether they are those of an earlier agent.
+struct Found {
+    pinned: Pinned,
+    kept: bool,
+    missing: Vec<Missing>,
+}
+
+/// The pinned group of an earlier agent where one is to be taken over and fits, or a new one.
 fn open_or_load(
     plan: &Plan<'_>,
     addresses: usize,
     fits: impl Fn(&Pinned) -> bool,
-) -> Result<(Pinned, bool), Error> {
+) -> Result<Found, Error> {
     plan.paths
         .prepare()
         .map_err(|why| Error::no_place(plan.name, why))?;
@@ -676,7 +811,11 @@ fn open_or_load(
         datagrams == plan.datagrams.is_some()
     };
     if let Some(pinned) = found.filter(|pinned| same_kind(pinned) && fits(pinned)) {
-        return Ok((pinned, true));
+        return Ok(Found {
+            pinned,
+            kept: true,
+            missing: Vec::new(),
+        });
     }
     bpf::empty_arrays(&dir);
     bpf::remove_pins(&dir).map_err(|source| Error::Kernel {
@@ -693,11 +832,15 @@ fn open_or_load(
         read_queues: plan.read_queues,
         datagrams: plan.datagrams.is_some(),
     };
-    let pinned = bpf::load(&load).map_err(|error| {
+    let Loaded { pinned, missing } = bpf::load(&load).map_err(|error| {
         plan.paths.tidy();
         Error::of(plan.name)(error)
     })?;
-    Ok((pinned, false))
+    Ok(Found {
+        pinned,
+        kept: false,
+        missing,
+    })
 }
 
 /// The group that is pinned there, if it is whole, of this layout, and of as many addresses.

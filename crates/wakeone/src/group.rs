@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use wakeone_kernel::capability::{self, Capability};
@@ -102,7 +102,8 @@ struct Policies {
 }
 
 impl Group {
-    /// Binds the listeners (or takes over living workers), and has them steered. Call it before any thread is made.
+    /// Binds the listeners (or takes over living workers), has them steered, and only then has them listen: the kernel
+    /// refuses connections before that, and counts each one after it. Call it before any thread is made.
     ///
     /// # Errors
     /// See [`Error`]. Nothing is left behind then.
@@ -126,6 +127,7 @@ impl Group {
             cgroup,
         };
         let (dispatchers, policies) = ground.steer_all(kinds, wish)?;
+        let dispatchers = ground.listen(dispatchers)?;
         // Of a group with both it shows the TCP part; `status` has the other as well.
         let mut source = Source::open(&paths, &name);
         if wish.metrics_tracing {
@@ -372,11 +374,7 @@ impl Ground<'_> {
                     dispatchers.extend(dispatcher);
                 }
                 Err(error) => {
-                    let cgroup = self.cgroup.as_ref().map(|cgroup| cgroup.path.as_path());
-                    for dispatcher in dispatchers {
-                        dispatcher.end(self.paths, cgroup);
-                    }
-                    self.abandon();
+                    self.end(dispatchers);
                     return Err(error);
                 }
             }
@@ -384,58 +382,61 @@ impl Ground<'_> {
         Ok((dispatchers, policies))
     }
 
+    /// Everything is in place: the listeners listen, and each connection is steered and counted from the first on.
+    fn listen(&self, dispatchers: Vec<Dispatcher>) -> Result<Vec<Dispatcher>, Error> {
+        let raise = |slot| {
+            for dispatcher in &dispatchers {
+                if let Err(error) = dispatcher.raise(slot) {
+                    tracing::warn!(
+                        event = "degraded",
+                        slot,
+                        "slot {slot} gets connections only from the kernel's choice: {error}"
+                    );
+                }
+            }
+        };
+        match self.supervisor.listen(raise) {
+            Ok(()) => Ok(dispatchers),
+            Err(error) => {
+                self.end(dispatchers);
+                Err(supervisor::Error::from(error).into())
+            }
+        }
+    }
+
+    /// Takes everything away again.
+    fn end(&self, dispatchers: Vec<Dispatcher>) {
+        let cgroup = self.cgroup.as_ref().map(|cgroup| cgroup.path.as_path());
+        for dispatcher in dispatchers {
+            dispatcher.end(self.paths, cgroup);
+        }
+        self.abandon();
+    }
+
     /// The best steering of connections that fits the wish; `None`: the kernel's own, or a classic program's.
     fn steer(&self, wish: &Wish) -> Result<(Option<Dispatcher>, Policy), Error> {
-        let result = self
-            .dispatch(wish)
-            .or_else(|error| self.do_without(wish, error));
+        let result = match self.load(wish) {
+            Ok(dispatcher) => {
+                let policy = dispatcher.policy();
+                Ok((Some(dispatcher), policy))
+            }
+            Err(error) => self.do_without(wish, error.into()),
+        };
         if result.is_err() {
             self.abandon();
         }
         result
     }
 
-    fn dispatch(&self, wish: &Wish) -> Result<(Option<Dispatcher>, Policy), Error> {
-        // Without counts the lengths of the accept queues are the next best sign of load.
-        let counted = wish.policy.unwrap_or_default();
-        let cgroup = self.cgroup.as_ref().map(|cgroup| cgroup.path.as_path());
-        match (self.load(wish, counted, cgroup), wish.policy) {
-            (Ok(dispatcher), _) if cgroup.is_some() => Ok((Some(dispatcher), counted)),
-            (Err(error), _) if cgroup.is_none() || !capability::has(Capability::CAP_BPF) => {
-                Err(error.into())
-            }
-            // Without a place to pin to there is nothing, counted or not.
-            (Err(error @ dispatcher::Error::NoBpffs { .. }), _) => Err(error.into()),
-            (_, Some(policy)) if policy.needs_counts() => Err(Error::Refused(format!(
-                "cannot steer `{}` by {policy}: it counts connections, which needs a cgroup2 that we may attach to (CAP_NET_ADMIN); --policy shortest-queue needs neither",
-                self.name
-            ))),
-            (_, policy) => {
-                let policy = policy.unwrap_or(Policy::ShortestQueue);
-                let dispatcher = self.load(wish, policy, None)?;
-                tracing::warn!(
-                    event = "degraded",
-                    "connections are not counted (that needs CAP_NET_ADMIN and a cgroup2): {policy} instead of {}",
-                    Policy::default()
-                );
-                Ok((Some(dispatcher), policy))
-            }
-        }
-    }
-
-    fn load(
-        &self,
-        wish: &Wish,
-        policy: Policy,
-        cgroup: Option<&Path>,
-    ) -> Result<Dispatcher, dispatcher::Error> {
+    fn load(&self, wish: &Wish) -> Result<Dispatcher, dispatcher::Error> {
         let listeners = self.copies(&self.name, false)?;
         let plan = Plan {
             name: &self.name,
             paths: self.paths,
-            policy,
+            policy: wish.policy.unwrap_or_default(),
+            by_name: wish.policy.is_some(),
             weights: &wish.weights,
-            cgroup,
+            cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path.as_path()),
             backlog: self.supervisor.backlog(),
             adopt: self.supervisor.adopted() > 0,
             read_queues: true,
@@ -495,8 +496,12 @@ impl Ground<'_> {
             _ => return Ok(()),
         };
         let members = self.supervisor.listeners().len() as u32;
-        for first in self.sockets(udp).next().unwrap_or_default() {
-            socket::attach_classic(first, choice, members).map_err(|error| {
+        let slots: Vec<Vec<&OwnedFd>> = self.sockets(udp).collect();
+        for (address, first) in slots.first().into_iter().flatten().enumerate() {
+            // Where workers of an earlier supervisor listen, theirs is the group that the others join.
+            let mut sockets = slots.iter().filter_map(|slot| slot.get(address));
+            let member = sockets.find(|one| socket::listens(one)).unwrap_or(first);
+            socket::attach_classic(member, choice, members).map_err(|error| {
                 Error::Refused(format!(
                     "cannot have `{}` steered by {policy}: {error}",
                     self.name
@@ -536,6 +541,7 @@ impl Datagrams<'_> {
             name: &self.name,
             paths: self.ground.paths,
             policy,
+            by_name: true,
             weights: &wish.weights,
             cgroup: None,
             backlog: 0,

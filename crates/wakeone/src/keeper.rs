@@ -1,7 +1,7 @@
 //! Keeps servers of others steered: attaches to each target that is there, follows it, and attaches again when it comes
 //! back. What `wakeone attach` leaves behind, and what `wakeone agent` is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use wakeone_model::listener::Protocol;
@@ -66,6 +66,8 @@ pub struct Keeper {
     groups: BTreeMap<Place, (Wish, Attached)>,
     /// Why a target was not steered when last tried.
     refused: BTreeMap<String, String>,
+    /// The program for these does not load: no other attempt before the configuration changes.
+    given_up: BTreeSet<Place>,
     /// Serves their figures, from the kernel's tracepoints too where that was asked for.
     monitor: Option<(Monitor, bool)>,
 }
@@ -78,6 +80,7 @@ impl Keeper {
             wanted: Vec::new(),
             groups: BTreeMap::new(),
             refused: BTreeMap::new(),
+            given_up: BTreeSet::new(),
             monitor: None,
         }
     }
@@ -122,6 +125,7 @@ impl Keeper {
     pub fn want(&mut self, wanted: Vec<Wanted>) {
         self.wanted = wanted;
         self.refused.clear();
+        self.given_up.clear();
         let there = self.there(&mut Vec::new());
         let groups = std::mem::take(&mut self.groups);
         for (address, (wish, mut attached)) in groups {
@@ -192,7 +196,7 @@ impl Keeper {
         }
         for (found, wish) in self.there(&mut events) {
             let address = place(found.listener.protocol, found.listener.address);
-            if self.groups.contains_key(&address) {
+            if self.groups.contains_key(&address) || self.given_up.contains(&address) {
                 continue;
             }
             let attached = attach::examine(&found)
@@ -207,7 +211,12 @@ impl Keeper {
                     self.show(&attached);
                     self.groups.insert(address, (wish, attached));
                 }
-                Err(error) => self.refuse(told(address), error.to_string(), &mut events),
+                Err(error) => {
+                    if matches!(&error, attach::Error::Dispatcher(error) if error.is_load()) {
+                        self.given_up.insert(address);
+                    }
+                    self.refuse(told(address), error.to_string(), &mut events);
+                }
             }
         }
         events

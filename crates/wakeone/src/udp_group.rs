@@ -161,7 +161,7 @@ impl UdpGroup {
             udp: true,
         };
         let count = sockets.clamp(1, state::MOST_SLOTS);
-        let (endpoint, sockets) = listen::bind_group(wanted, count, 0)?;
+        let (endpoint, sockets) = listen::bind_group(wanted, count)?;
         if options.join_datagrams {
             sockets
                 .iter()
@@ -285,6 +285,7 @@ impl Steered {
             name: &name,
             paths: &paths,
             policy: options.policy.unwrap_or(Policy::FOR_DATAGRAMS),
+            by_name: options.policy.is_some(),
             weights: &[],
             cgroup: None,
             backlog: 0,

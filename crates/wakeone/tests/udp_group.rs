@@ -1,5 +1,9 @@
 //! `UdpGroup`: as root steered by our program, else by what may be had; and its example.
 
+#[path = "../../../tests/support/patience.rs"]
+mod patience;
+
+use patience::patience;
 use std::net::UdpSocket;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -69,9 +73,7 @@ fn echo(group: UdpGroup, stop: &AtomicBool, clients: impl FnOnce()) -> Vec<usize
 }
 
 fn ask(client: &UdpSocket, count: usize) {
-    client
-        .set_read_timeout(Some(Duration::from_secs(30)))
-        .expect("timeout");
+    client.set_read_timeout(Some(patience())).expect("timeout");
     for number in 0..count {
         let sent = number.to_be_bytes();
         client.send(&sent).expect("send");
@@ -179,7 +181,7 @@ fn a_thread_that_does_not_read_gets_nothing_more() {
     let idle = sockets.pop().expect("two");
     let read = sockets.pop().expect("one");
     let stop = AtomicBool::new(false);
-    let timeout = Some(Duration::from_secs(60));
+    let timeout = Some(patience());
     read.socket().set_read_timeout(timeout).expect("timeout");
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -197,11 +199,7 @@ fn a_thread_that_does_not_read_gets_nothing_more() {
             |number: usize| status::read(&paths).expect("status").groups[0].slots[number].clone();
         let start = Instant::now();
         while slot(1).state != "stuck" {
-            assert!(
-                start.elapsed() < Duration::from_secs(30),
-                "never: {:?}",
-                slot(1)
-            );
+            assert!(start.elapsed() < patience(), "never: {:?}", slot(1));
             std::thread::sleep(Duration::from_millis(5));
         }
         let before = slot(1).selected;
@@ -219,7 +217,7 @@ fn a_thread_that_does_not_read_gets_nothing_more() {
     let paths = Paths::of(&options.runtime_dir);
     let start = Instant::now();
     while status::read(&paths).expect("status").groups[0].slots[1].state == "stuck" {
-        assert!(start.elapsed() < Duration::from_secs(30), "stuck for ever");
+        assert!(start.elapsed() < patience(), "stuck for ever");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -282,7 +280,7 @@ fn the_example_answers() {
         if let Ok(length) = asked {
             break length;
         }
-        assert!(start.elapsed() < Duration::from_secs(30), "no answer");
+        assert!(start.elapsed() < patience(), "no answer");
     };
     let answer = &answer[..length];
     assert_eq!(answer[..4], [0x12, 0x34, 0x85, 0]);

@@ -205,8 +205,37 @@ fn closing(outcome: &Outcome) -> Markup {
                 }
             }
         }
+        @if !outcome.contrasts.is_empty() { (contrasts(outcome)) }
         @if !outcome.comparisons.is_empty() { (comparisons(outcome)) }
         (environment(outcome))
+    }
+}
+
+fn contrasts(outcome: &Outcome) -> Markup {
+    html! {
+        details {
+            summary { "Ratios of neighbouring slices" }
+            div.scroll {
+                table {
+                    thead { tr {
+                        th scope="col" { "variant" } th scope="col" { "ratio" } th scope="col" { "middle half's mean" }
+                        th scope="col" { "95 % interval" } th scope="col" { "slices" } th scope="col" { "each round" }
+                    } }
+                    tbody {
+                        @for c in &outcome.contrasts {
+                            tr {
+                                th scope="row" { (c.variant) }
+                                td { (c.a) " / " (c.b) ", " (c.per.name()) }
+                                td { (format!("{:.3}", c.ratio)) }
+                                td { (format!("{:.3} to {:.3}", c.low, c.high)) }
+                                td { (c.slices) }
+                                td { (c.rounds.iter().map(|r| format!("{r:.3}")).collect::<Vec<_>>().join("  ")) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 use super::*;
 use crate::accept::{AcceptModel, Confidence};
 use crate::listener::{Listener, Socket};
-use crate::snapshot::{HostLook, Sampled, Snapshot, TraceLook, View, WorkerLook, WorkerTrace};
+use crate::snapshot::{
+    HostLook, Sampled, Snapshot, TraceGaps, TraceLook, View, WorkerLook, WorkerTrace,
+};
 use crate::waits::{Waits, bucket_of};
 
 const WORKERS: u32 = 4;
@@ -76,6 +78,7 @@ fn snapshot(sockets: u32, seconds: u64) -> Snapshot {
             connections: seconds * 100,
             wakeups: seconds * 100,
             workers: PIDS.map(trace).into(),
+            gaps: TraceGaps::default(),
         }),
         host: HostLook {
             somaxconn: 4096,
@@ -385,6 +388,18 @@ fn herds_by_the_way_they_wait() {
         assert_eq!(found(shared(means), wake(50, 200)), [code]);
         assert_eq!(found(shared(means), wake(49, 200)), NONE);
     }
+    // A kernel without the probe tells of no wake-ups, and a herd that nobody counted is none.
+    let uncounted = |w: &mut Watch| {
+        wake(100, 200)(w);
+        trace(w).gaps.wakeups = true;
+    };
+    assert_eq!(found(shared(Means::Poll), uncounted), NONE);
+    // Herds are found where accept() cannot be traced.
+    let blind = |w: &mut Watch| {
+        wake(100, 200)(w);
+        trace(w).gaps.accepts = true;
+    };
+    assert_eq!(found(shared(Means::Poll), blind), ["thundering-herd"]);
     // One process alone is no herd.
     let alone = |w: &mut Watch| {
         wake(100, 200)(w);

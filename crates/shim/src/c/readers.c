@@ -303,7 +303,8 @@ static void take_place(int slot, int fd, bool polls)
 	struct reader *place = NULL;
 	bool again = false;
 	if (!polls && has_key && split_lock()) {
-		if (!find(fd, KEEPS)) {
+		/* One that was asked to keep it will: two keepers would share one queue. */
+		if (!find(fd, KEEPS) && !find(fd, KICKED)) {
 			place = place_for(fd, fd, KEEPS);
 		} else if (has_place()) {
 			int queue = split_ask_queue(fd, QUEUES_FROM);

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use wakeone_kernel::{process, vitals};
-use wakeone_model::snapshot::{HostLook, Snapshot, TraceLook};
+use wakeone_model::snapshot::{HostLook, Snapshot, TraceGaps, TraceLook};
 use wakeone_model::waits::Waits;
 
 use crate::status::{self, Status};
@@ -55,10 +55,10 @@ pub const DOING: [&str; 3] = ["waiting", "busy", "stopped"];
 /// What tracepoints counted since the group is watched.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Traced {
-    /// Connections announced to its listeners.
-    pub connections: u64,
-    /// Threads of the workers woken for them.
-    pub wakeups: u64,
+    /// Handshakes that its listeners completed; None where the kernel has no probe for them.
+    pub connections: Option<u64>,
+    /// Threads of the workers woken for them; None where the kernel has no probe for that.
+    pub wakeups: Option<u64>,
     /// Its workers, by slot.
     pub workers: Vec<TracedWorker>,
 }
@@ -68,14 +68,14 @@ pub struct Traced {
 pub struct TracedWorker {
     /// Its slot.
     pub slot: usize,
-    /// Connections that accept() returned.
-    pub accepted: u64,
+    /// Connections that accept() returned; None where the kernel has no probe for that.
+    pub accepted: Option<u64>,
     /// accept() calls that found nothing.
-    pub accepted_empty: u64,
+    pub accepted_empty: Option<u64>,
     /// Threads woken.
-    pub woken: u64,
+    pub woken: Option<u64>,
     /// Waits in the accept queue.
-    pub waits: Waits,
+    pub waits: Option<Waits>,
 }
 
 impl From<Status> for Figures {
@@ -127,19 +127,26 @@ fn traced(status: &status::Group, watched: &[Snapshot]) -> Option<Traced> {
     if traces.is_empty() {
         return None;
     }
+    let lacks = |gap: fn(&TraceGaps) -> bool| traces.iter().any(|trace| gap(&trace.gaps));
+    let connections = !lacks(|gaps| gaps.connections);
+    let accepts = !lacks(|gaps| gaps.accepts);
+    let wakeups = !lacks(|gaps| gaps.wakeups);
     let worker = |slot: &status::Slot| {
         let pid = slot.pid?;
-        let mut sum = TracedWorker {
-            slot: slot.slot,
-            ..TracedWorker::default()
+        let seen = || traces.iter().filter_map(|trace| trace.workers.get(&pid));
+        let waits = || {
+            let mut waits = Waits::default();
+            seen().for_each(|seen| waits.add(&seen.waits));
+            waits
         };
-        for seen in traces.iter().filter_map(|trace| trace.workers.get(&pid)) {
-            sum.accepted += seen.accepted;
-            sum.accepted_empty += seen.accepted_empty;
-            sum.woken += seen.woken;
-            sum.waits.add(&seen.waits);
-        }
-        Some(sum)
+        let waits_known = !lacks(|gaps| gaps.accepts || gaps.connections);
+        Some(TracedWorker {
+            slot: slot.slot,
+            accepted: accepts.then(|| seen().map(|seen| seen.accepted).sum()),
+            accepted_empty: accepts.then(|| seen().map(|seen| seen.accepted_empty).sum()),
+            woken: wakeups.then(|| seen().map(|seen| seen.woken).sum()),
+            waits: waits_known.then(waits),
+        })
     };
     // Threads of one process are counted together: the first of its slots tells.
     let first = |slot: &&status::Slot| {
@@ -147,8 +154,8 @@ fn traced(status: &status::Group, watched: &[Snapshot]) -> Option<Traced> {
         same.next().is_some_and(|first| first.slot == slot.slot)
     };
     Some(Traced {
-        connections: traces.iter().map(|trace| trace.connections).sum(),
-        wakeups: traces.iter().map(|trace| trace.wakeups).sum(),
+        connections: connections.then(|| traces.iter().map(|trace| trace.connections).sum()),
+        wakeups: wakeups.then(|| traces.iter().map(|trace| trace.wakeups).sum()),
         workers: status
             .slots
             .iter()

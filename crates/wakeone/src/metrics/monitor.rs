@@ -99,7 +99,12 @@ impl Source {
                 .map(|one| Watcher::start(one, true))
                 .collect::<Result<Vec<_>, _>>()
             {
-                Ok(watchers) => self.watchers.extend(watchers),
+                Ok(watchers) => {
+                    for missing in watchers.iter().flat_map(Watcher::missing) {
+                        tracing::warn!("{}: {missing}", self.name);
+                    }
+                    self.watchers.extend(watchers);
+                }
                 Err(error) => tracing::warn!("{}: no figures from tracing: {error}", self.name),
             }
         }

@@ -8,7 +8,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use wakeone_model::waits;
 
-use super::figures::{DOING, Figures, Group, TracedWorker, Worker};
+use super::figures::{DOING, Figures, Group, Traced, TracedWorker, Worker};
 use crate::status::Slot;
 
 /// One metric.
@@ -59,8 +59,8 @@ enum From {
     Worker(fn(&Worker) -> Number),
     /// A few of each living worker.
     WorkerLabelled(fn(&Worker) -> Labelled),
-    /// One of each worker that is traced.
-    Traced(fn(&TracedWorker) -> Number),
+    /// One of each worker that is traced, where the kernel has a probe for it.
+    Traced(fn(&TracedWorker) -> Option<Number>),
     /// Of the program itself.
     Own(fn() -> Labelled),
 }
@@ -219,19 +219,19 @@ pub const METRICS: &[Metric] = &[
     metric("wakeone_worker_descriptors_limit", "", Gauge, "Descriptors that it may have open", &["workers[].descriptors_limit"],
         From::Worker(|w| Whole(w.descriptors_limit))),
 
-    metric("wakeone_group_announced", "connections", Counter, "Connections announced to its listeners (with --metrics-tracing)", &["traced.connections"],
-        From::Group(|g| g.traced.iter().map(|t| (None, Whole(t.connections))).collect())),
+    metric("wakeone_group_announced", "connections", Counter, "Handshakes that its listeners completed (with --metrics-tracing)", &["traced.connections"],
+        From::Group(|g| traced(g, |t| t.connections))),
     metric("wakeone_group_wakeups", "", Counter, "Threads of the workers woken for them (with --metrics-tracing)", &["traced.wakeups"],
-        From::Group(|g| g.traced.iter().map(|t| (None, Whole(t.wakeups))).collect())),
+        From::Group(|g| traced(g, |t| t.wakeups))),
     metric("wakeone_worker_accepted", "connections", Counter, "Connections that accept() returned to it (with --metrics-tracing)", &["traced.workers[].accepted"],
-        From::Traced(|w| Whole(w.accepted))),
+        From::Traced(|w| w.accepted.map(Whole))),
     metric("wakeone_worker_empty_accepts", "", Counter, "accept() calls that found nothing (with --metrics-tracing)", &["traced.workers[].accepted_empty"],
-        From::Traced(|w| Whole(w.accepted_empty))),
+        From::Traced(|w| w.accepted_empty.map(Whole))),
     metric("wakeone_worker_wakeups", "", Counter, "Threads of it woken for a connection (with --metrics-tracing)", &["traced.workers[].woken"],
-        From::Traced(|w| Whole(w.woken))),
+        From::Traced(|w| w.woken.map(Whole))),
     metric("wakeone_worker_accept_wait", "seconds", Histogram, "How long the connections that it accepted had waited in the queue (with --metrics-tracing)",
         &["traced.workers[].waits.count", "traced.workers[].waits.sum_us", "traced.workers[].waits.max_us", "traced.workers[].waits.buckets"],
-        From::Traced(|w| Number::Waits(w.waits.clone()))),
+        From::Traced(|w| w.waits.clone().map(Number::Waits))),
     metric("wakeone_host_listen_overflows", "", Counter, "Accept queues found full, in the whole network namespace (with --metrics-tracing)", &["host.listen_overflows"],
         From::Group(|g| host(g, |h| h.listen_overflows))),
     metric("wakeone_host_listen_drops", "", Counter, "Those, and other reasons to drop at a listener (with --metrics-tracing)", &["host.listen_drops"],
@@ -257,6 +257,11 @@ pub const LABELS: [&str; 4] = [
     "workers[].slot",
     "traced.workers[].slot",
 ];
+
+fn traced(group: &Group, of: fn(&Traced) -> Option<u64>) -> Labelled {
+    let counted = group.traced.iter().filter_map(of);
+    counted.map(|count| (None, Whole(count))).collect()
+}
 
 fn host(group: &Group, of: fn(&wakeone_model::snapshot::HostLook) -> u64) -> Labelled {
     group
@@ -330,7 +335,9 @@ impl Metric {
                 .map(|w| (w.slot, one(read(w))))
                 .collect(),
             From::WorkerLabelled(read) => group.workers.iter().map(|w| (w.slot, read(w))).collect(),
-            From::Traced(read) => traced.map(|w| (w.slot, one(read(w)))).collect(),
+            From::Traced(read) => traced
+                .filter_map(|w| Some((w.slot, one(read(w)?))))
+                .collect(),
             From::Group(_) | From::Own(_) => Vec::new(),
         }
     }
@@ -437,7 +444,6 @@ pub fn help() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::figures::Traced;
     use crate::policy::Policy;
     use crate::status;
     use serde_json::Value;
@@ -488,15 +494,15 @@ mod tests {
         buckets[36] = 1; // 40 to 41 µs
         let traced = TracedWorker {
             slot: 0,
-            accepted: 16,
-            accepted_empty: 17,
-            woken: 18,
-            waits: Waits {
+            accepted: Some(16),
+            accepted_empty: Some(17),
+            woken: Some(18),
+            waits: Some(Waits {
                 count: 3,
                 sum_us: 46,
                 max_us: 40,
                 buckets,
-            },
+            }),
         };
         Group {
             status: status::Group {
@@ -523,8 +529,8 @@ mod tests {
             },
             workers: vec![worker],
             traced: Some(Traced {
-                connections: 19,
-                wakeups: 20,
+                connections: Some(19),
+                wakeups: Some(20),
                 workers: vec![traced],
             }),
             host: Some(HostLook::default()),

@@ -352,6 +352,7 @@ impl Readers {
             name: &name,
             paths: &wish.paths,
             policy: wish.datagrams,
+            by_name: false,
             weights: &[],
             cgroup: None,
             backlog: 0,

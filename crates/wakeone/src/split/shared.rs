@@ -697,6 +697,7 @@ fn load(
         name,
         paths,
         policy,
+        by_name: false,
         weights: &[],
         cgroup: root.as_deref(),
         backlog: 0,

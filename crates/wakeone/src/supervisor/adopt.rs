@@ -56,7 +56,7 @@ pub enum AdoptError {
 pub struct Adopted {
     /// Where it listens: the ports that were chosen where 0 was asked for.
     pub endpoints: Vec<Endpoint>,
-    /// Its slots; those whose worker died meanwhile have a new listener and no worker.
+    /// Its slots; those whose worker died meanwhile have a new socket, which does not listen yet, and no worker.
     pub slots: Vec<Slot>,
 }
 
@@ -115,7 +115,7 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Adopted>, Adop
             _ => state
                 .listen
                 .iter()
-                .map(|at| listen::bind_beside(*at, wanted.backlog))
+                .map(|at| listen::bind_beside(*at))
                 .collect::<Result<_, _>>()?,
         };
         let mut slot = Slot::new(listeners);
@@ -185,7 +185,7 @@ fn take_listeners(
                 listen::listen(*endpoint, &listener, backlog)?;
                 listener
             }
-            None => listen::bind_beside(*endpoint, backlog)?,
+            None => listen::bind_beside(*endpoint)?,
         };
         listeners.push(listener);
     }

@@ -91,47 +91,25 @@ impl ListenError {
 /// The listeners of one address: where they are (the port chosen when 0 was asked for), and one for each slot.
 pub type Bound = (Endpoint, Vec<OwnedFd>);
 
-/// Binds `slots` listeners to one address and starts listening when all are bound; connections are taken from
-/// [`admit`] on.
+/// Binds `slots` sockets to one address. Those of TCP do not listen yet: see [`start`].
 ///
 /// # Errors
 /// The address is in use by anybody (also by a group that would let us in), or cannot be had.
-pub fn bind_group(
-    mut endpoint: Endpoint,
-    slots: usize,
-    backlog: i32,
-) -> Result<Bound, ListenError> {
-    let first = bind_first(endpoint)?;
+pub fn bind_group(mut endpoint: Endpoint, slots: usize) -> Result<Bound, ListenError> {
+    let mut first = bind_first(endpoint)?;
     if endpoint.udp {
         return bind_datagrams(endpoint, first, slots);
     }
-    let mut listeners = Vec::with_capacity(slots);
     if endpoint.address.port() == 0 {
         // A socket bound to port 0 loses its port when its queue is rescued (shutdown + listen): so this one
-        // only holds the port that it got, until the listeners are bound to it by number.
+        // only holds the port that it got, until the first listener is bound to it by number.
         endpoint.address.set_port(port_of(endpoint, &first)?);
-        listeners.push(bind_member(endpoint)?);
-        drop(first);
-    } else {
-        listeners.push(first);
+        first = bind_first(endpoint)?;
     }
+    let mut listeners = Vec::with_capacity(slots);
+    listeners.push(first);
     for _ in 1..slots {
         listeners.push(bind_member(endpoint)?);
-    }
-    for listener in &listeners {
-        // A connection that is queued before it can be counted would never be: until [`admit`], SYNs are dropped,
-        // and the client's next one, a second later, is taken. Who may not do that may not count either.
-        match socket::drop_syns(listener) {
-            Err(source) if Errno::from_io_error(&source) != Some(Errno::PERM) => {
-                return Err(ListenError::Call {
-                    endpoint,
-                    what: "SO_ATTACH_FILTER",
-                    source,
-                });
-            }
-            _ => {}
-        }
-        listen(endpoint, listener, backlog)?;
     }
     Ok((endpoint, listeners))
 }
@@ -148,19 +126,60 @@ fn bind_datagrams(
     Ok((endpoint, sockets.collect::<Result<_, _>>()?))
 }
 
-/// Has a listener of [`bind_group`] take connections from now on.
-pub fn admit(listener: impl AsFd) {
-    let _ = socket::admit_syns(listener); // fails only where nothing is in the way
-}
-
-/// Binds one more listener next to those that live: a slot whose listener died with its worker.
+/// Binds one more listener next to those that live: a slot whose listener died with its worker. It does not listen yet.
 ///
 /// # Errors
 /// As for a group; `InUse` when the living ones belong to another user.
-pub fn bind_beside(endpoint: Endpoint, backlog: i32) -> Result<OwnedFd, ListenError> {
-    let socket = bind_member(endpoint)?;
-    listen(endpoint, &socket, backlog)?;
-    Ok(socket)
+pub fn bind_beside(endpoint: Endpoint) -> Result<OwnedFd, ListenError> {
+    bind_member(endpoint)
+}
+
+/// Whether others may listen at the address of a socket that begins to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Company {
+    /// Nobody may: bind lets several in that do not listen, and the first that listens has the address.
+    Refuse,
+    /// The members of its group do.
+    Join,
+}
+
+/// Has a bound socket listen. A UDP socket is left alone, and so is one that listens already, but for the filter of a
+/// group that was closing when its supervisor was killed.
+///
+/// With [`Company::Refuse`] the kernel neither asks the group's program nor lets others join until [`share`].
+///
+/// # Errors
+/// The address is in use, or what listen(2) says.
+pub fn start(
+    endpoint: Endpoint,
+    socket: &OwnedFd,
+    backlog: i32,
+    company: Company,
+) -> Result<(), ListenError> {
+    if endpoint.udp {
+        return Ok(());
+    }
+    if socket::listens(socket) {
+        let _ = socket::admit_syns(socket); // fails only where nothing is in the way
+        return Ok(());
+    }
+    if company == Company::Refuse {
+        reuse_port(endpoint, socket, false)?;
+    }
+    listen(endpoint, socket, backlog)
+}
+
+/// Lets the other members of its group listen beside the first.
+///
+/// # Errors
+/// What setsockopt says.
+pub fn share(endpoint: Endpoint, socket: &OwnedFd) -> Result<(), ListenError> {
+    reuse_port(endpoint, socket, true)
+}
+
+fn reuse_port(endpoint: Endpoint, socket: &OwnedFd, on: bool) -> Result<(), ListenError> {
+    sockopt::set_socket_reuseport(socket, on)
+        .map_err(|errno| ListenError::of(endpoint, "SO_REUSEPORT", errno))
 }
 
 /// (Re)starts listening. On a living listener it only sets the backlog, on a UDP socket nothing.
@@ -186,7 +205,7 @@ pub fn refresh(endpoint: Endpoint, socket: &OwnedFd, backlog: i32) -> Result<(),
     if flags.contains(OFlags::NONBLOCK) {
         fcntl_setfl(socket, flags - OFlags::NONBLOCK).map_err(call("fcntl"))?;
     }
-    if endpoint.udp || sockopt::socket_acceptconn(socket).map_err(call("getsockopt"))? {
+    if endpoint.udp || socket::listens(socket) {
         Ok(())
     } else {
         listen(endpoint, socket, backlog)
@@ -199,12 +218,12 @@ pub fn somaxconn() -> i32 {
     text.trim().parse().unwrap_or(4096)
 }
 
-/// The first listener joins no group: it is bound without `SO_REUSEPORT`, which fails if anybody is there,
-/// and gets it afterwards, for its siblings. So there is no moment between a probe and the real bind.
+/// The first listener joins no group: it is bound without `SO_REUSEPORT`, which fails if anybody listens there,
+/// and gets it afterwards, for its siblings. So there is no moment between a probe and the real bind. [`Company::Refuse`]
+/// is for a group that is bound there and does not listen yet.
 fn bind_first(endpoint: Endpoint) -> Result<OwnedFd, ListenError> {
     let socket = bind(endpoint, false)?;
-    sockopt::set_socket_reuseport(&socket, true)
-        .map_err(|errno| ListenError::of(endpoint, "SO_REUSEPORT", errno))?;
+    reuse_port(endpoint, &socket, true)?;
     Ok(socket)
 }
 
@@ -227,7 +246,9 @@ fn bind(endpoint: Endpoint, reuse_port: bool) -> Result<OwnedFd, ListenError> {
     let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)
         .map_err(call("socket"))?;
     if !endpoint.udp {
-        // For UDP it would let others bind the same address, and take what comes.
+        // Past what earlier connections left behind. Without it the member that the program is attached to could not
+        // listen while others are bound (net/ipv4/inet_connection_sock.c, inet_bind_conflict). For UDP it would let
+        // others bind the same address, and take what comes.
         sockopt::set_socket_reuseaddr(&socket, true).map_err(call("SO_REUSEADDR"))?;
     }
     if reuse_port {
@@ -268,25 +289,86 @@ mod tests {
         }
     }
 
+    /// A group whose sockets listen, one after the other.
+    fn listening(endpoint: Endpoint, slots: usize) -> Result<Bound, ListenError> {
+        let (endpoint, listeners) = bind_group(endpoint, slots)?;
+        start_all(endpoint, &listeners)?;
+        Ok((endpoint, listeners))
+    }
+
+    fn start_all(endpoint: Endpoint, listeners: &[OwnedFd]) -> Result<(), ListenError> {
+        for (slot, listener) in listeners.iter().enumerate() {
+            if slot == 0 {
+                start(endpoint, listener, 16, Company::Refuse)?;
+                share(endpoint, listener)?;
+            } else {
+                start(endpoint, listener, 16, Company::Join)?;
+            }
+        }
+        Ok(())
+    }
+
     #[test]
     fn port_zero_becomes_one_port_for_all() {
-        let (endpoint, listeners) = bind_group(loopback(0), 4, 16).expect("bind");
+        let (endpoint, listeners) = bind_group(loopback(0), 4).expect("bind");
         assert_ne!(endpoint.address.port(), 0);
+        let refused = TcpStream::connect(endpoint.address).expect_err("nobody listens");
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        start_all(endpoint, &listeners).expect("listen");
         for listener in &listeners {
             assert_eq!(address_of(listener), Ok(endpoint.address));
-            assert_eq!(sockopt::socket_acceptconn(listener), Ok(true));
-            admit(listener);
+            assert!(socket::listens(listener));
         }
         TcpStream::connect(endpoint.address).expect("connect");
     }
 
     #[test]
     fn a_group_that_would_let_us_in_is_still_in_use() {
-        let (endpoint, _listeners) = bind_group(loopback(0), 2, 16).expect("bind");
-        assert!(
-            matches!(bind_group(endpoint, 2, 16), Err(ListenError::InUse(at)) if at == endpoint)
-        );
-        bind_beside(endpoint, 16).expect("but a slot of the group may come back");
+        let (endpoint, _listeners) = listening(loopback(0), 2).expect("bind");
+        assert!(matches!(bind_group(endpoint, 2), Err(ListenError::InUse(at)) if at == endpoint));
+        let beside = bind_beside(endpoint).expect("but a slot of the group may come back");
+        start(endpoint, &beside, 16, Company::Join).expect("listen");
+    }
+
+    #[test]
+    fn of_two_groups_that_are_bound_the_first_to_listen_has_the_address() {
+        for classic in [false, true] {
+            let (endpoint, first) = bind_group(loopback(0), 3).expect("bind");
+            // Bind alone does not tell: SO_REUSEADDR lets both in until one listens.
+            let (_, second) = bind_group(endpoint, 3).expect("bind beside");
+            if classic {
+                for group in [&first, &second] {
+                    socket::attach_classic(&group[0], socket::ClassicChoice::Random, 3)
+                        .expect("attach");
+                }
+            }
+            start_all(endpoint, &first).expect("listen");
+            assert!(
+                matches!(start_all(endpoint, &second), Err(ListenError::InUse(at)) if at == endpoint)
+            );
+            drop(second);
+            TcpStream::connect(endpoint.address).expect("connect");
+        }
+    }
+
+    #[test]
+    fn all_join_the_group_of_the_first_and_its_program() {
+        let (endpoint, listeners) = bind_group(loopback(0), 4).expect("bind");
+        // The CPU's number modulo 1: always the first member.
+        socket::attach_classic(&listeners[0], socket::ClassicChoice::Cpu, 1).expect("attach");
+        start_all(endpoint, &listeners).expect("listen");
+        let clients: Vec<_> = (0..16)
+            .map(|_| TcpStream::connect(endpoint.address).expect("connect"))
+            .collect();
+        let queues: Vec<u32> = listeners
+            .iter()
+            .map(|one| socket::accept_queue(one).expect("queue").length)
+            .collect();
+        assert_eq!(queues, [16, 0, 0, 0], "one program for all");
+        drop(clients);
+        // Any member stands for the group.
+        socket::detach_reuseport(&listeners[3]).expect("the one program");
+        assert!(socket::detach_reuseport(&listeners[0]).is_err());
     }
 
     #[test]
@@ -296,20 +378,20 @@ mod tests {
             ..loopback(0)
         };
         for slots in [1, 3] {
-            let (endpoint, sockets) = bind_group(wanted, slots, 16).expect("bind");
+            let (endpoint, sockets) = bind_group(wanted, slots).expect("bind");
             assert_eq!(sockets.len(), slots);
             for socket in &sockets {
                 assert_eq!(address_of(socket), Ok(endpoint.address));
                 refresh(endpoint, socket, 16).expect("refresh");
             }
             assert!(matches!(
-                bind_group(endpoint, 2, 16),
+                bind_group(endpoint, 2),
                 Err(ListenError::InUse(_))
             ));
             // Of one group: a program can be attached to any of them.
             socket::attach_classic(&sockets[0], socket::ClassicChoice::Random, slots as u32)
                 .expect("attach");
-            bind_beside(endpoint, 16).expect("but a slot of the group may come back");
+            bind_beside(endpoint).expect("but a slot of the group may come back");
         }
     }
 
@@ -317,8 +399,7 @@ mod tests {
     fn dual_stack_takes_both_families() {
         let address: Address = ":0".parse().expect("address");
         let wanted = address.resolve().expect("resolve");
-        let (endpoint, listeners) = bind_group(wanted, 2, 16).expect("bind");
-        listeners.iter().for_each(admit);
+        let (endpoint, _listeners) = listening(wanted, 2).expect("bind");
         TcpStream::connect((Ipv4Addr::LOCALHOST, endpoint.address.port())).expect("IPv4");
         if wanted.dual_stack {
             TcpStream::connect((Ipv6Addr::LOCALHOST, endpoint.address.port())).expect("IPv6");
@@ -327,7 +408,7 @@ mod tests {
 
     #[test]
     fn a_worn_listener_is_fit_again() {
-        let (endpoint, listeners) = bind_group(loopback(0), 1, 16).expect("bind");
+        let (endpoint, listeners) = listening(loopback(0), 1).expect("bind");
         let listener = &listeners[0];
         rustix::io::ioctl_fionbio(listener, true).expect("nonblocking");
         rustix::net::shutdown(listener, rustix::net::Shutdown::Both).expect("shutdown");

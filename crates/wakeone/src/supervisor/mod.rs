@@ -30,7 +30,7 @@ pub use error::Error;
 use account::Account;
 use address::Address;
 use adopt::Wanted;
-use listen::Endpoint;
+use listen::{Company, Endpoint, ListenError};
 use signals::Signals;
 use slot::Slot;
 use spawn::Order;
@@ -80,7 +80,8 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Checks the options, locks the group, and binds its listeners or takes over those of workers that still run.
+    /// Checks the options, locks the group, and binds its listeners or takes over those of workers that still run. New
+    /// ones listen from [`Supervisor::listen`] on.
     ///
     /// From here on SIGTERM, SIGINT, SIGHUP and SIGCHLD wait for [`Supervisor::run`]: call this before any thread is made.
     ///
@@ -140,6 +141,36 @@ impl Supervisor {
     /// The listeners of each slot, in the order of [`Supervisor::endpoints`].
     pub fn listeners(&self) -> impl ExactSizeIterator<Item = &[OwnedFd]> {
         self.slots.iter().map(|slot| slot.listeners.as_slice())
+    }
+
+    /// Has the listeners listen, slot by slot, and tells of each slot at once: `listens` has the connections steered to it.
+    /// Those that listen already are told of too.
+    ///
+    /// # Errors
+    /// Somebody else began to listen at an address.
+    pub fn listen(&self, mut listens: impl FnMut(usize)) -> Result<(), ListenError> {
+        for (slot, listeners) in self.listeners().enumerate() {
+            let sockets = || {
+                self.endpoints
+                    .iter()
+                    .zip(listeners)
+                    .filter(|(at, _)| !at.udp)
+            };
+            // Workers of an earlier supervisor listen beside.
+            let company = if slot == 0 && !self.adopted {
+                Company::Refuse
+            } else {
+                Company::Join
+            };
+            for (endpoint, socket) in sockets() {
+                listen::start(*endpoint, socket, self.backlog, company)?;
+            }
+            listens(slot);
+            if company == Company::Refuse {
+                sockets().try_for_each(|(endpoint, socket)| listen::share(*endpoint, socket))?;
+            }
+        }
+        Ok(())
     }
 
     /// The length of each accept queue.
@@ -298,7 +329,7 @@ fn bind_all(wanted: &Wanted<'_>) -> Result<(Vec<Endpoint>, Vec<Slot>), Error> {
     let mut endpoints = Vec::with_capacity(wanted.endpoints.len());
     let mut columns = Vec::with_capacity(wanted.endpoints.len());
     for endpoint in wanted.endpoints {
-        let (bound, listeners) = listen::bind_group(*endpoint, wanted.slots, wanted.backlog)?;
+        let (bound, listeners) = listen::bind_group(*endpoint, wanted.slots)?;
         endpoints.push(bound);
         columns.push(listeners.into_iter());
     }

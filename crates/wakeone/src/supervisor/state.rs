@@ -303,7 +303,7 @@ impl GroupDir {
         let write = || {
             let mut file = File::from(rustix::fs::open(&draft, flags, Mode::RUSR | Mode::WUSR)?);
             file.write_all(&state.encode())?;
-            file.sync_all()?;
+            // Not synced: after a crash of the machine it would tell of processes of an earlier boot.
             std::fs::rename(&draft, self.file())
         };
         write().map_err(file_error("write", &self.file()))

@@ -28,7 +28,7 @@ fn become_worker(order: &Order) -> Result<std::convert::Infallible, String> {
     let keep = kept_capabilities(&order.keep_caps)?;
     inherit::default_signals().map_err(|error| format!("cannot reset signals: {error}"))?;
     inherit::cloexec_from(report_fd(order.names.len())).map_err(|error| {
-        format!("cannot keep our descriptors from the worker (close_range, Linux 5.11): {error}")
+        format!("cannot keep our descriptors from the worker (close_range): {error}")
     })?;
     if let Some(soft) = order.descriptors {
         let limit = Rlimit {

@@ -41,14 +41,7 @@ impl Supervisor {
     /// The first workers cannot be started, or all end before they are ready: nothing is left then. What the loop
     /// itself cannot do (poll, read) ends it and leaves the workers serving, for the next supervisor to take over.
     pub fn run(self, steer: &mut dyn Steer) -> Result<(), Error> {
-        // Whatever steers is in place now.
-        for listeners in self.listeners() {
-            for (endpoint, listener) in self.endpoints().iter().zip(listeners) {
-                if !endpoint.udp {
-                    super::listen::admit(listener);
-                }
-            }
-        }
+        self.listen(|_| {})?; // where nobody had it listen yet
         let mut watch = Watch {
             group: self,
             steer,

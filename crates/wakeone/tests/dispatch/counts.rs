@@ -6,6 +6,7 @@ use std::process::Command;
 
 use wakeone::dispatcher::{Dispatcher, Plan};
 use wakeone::policy::Policy;
+use wakeone_kernel::recount::{Callbacks, Recounted, Uncounted, recount};
 use wakeone_kernel::table::flag;
 
 use crate::ground::*;
@@ -363,5 +364,87 @@ fn without_counting_a_move_counts_nothing() {
     assert_eq!((table.moved_live(), ground.pinned().moved()), (0, 0));
     drop(clients);
     ground.settle();
+    ground.end(dispatcher);
+}
+
+/// Two slots, with connections in their queues that came before the program, and what `recount` makes of those.
+fn came_before(ground: &Ground, callbacks: Callbacks) -> (Dispatcher, Vec<TcpStream>, Recounted) {
+    let clients = connect_many(V4, 20);
+    wait("all wait", || ground.queues().iter().sum::<u32>() == 20);
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let recounted = recount(&ground.pins(), 8080, [], callbacks).expect("recount");
+    (dispatcher, clients, recounted)
+}
+
+/// Moves a slot's queue to the other.
+fn move_away(dispatcher: &Dispatcher, slot: usize) {
+    let place = dispatcher.table().slot(slot);
+    place.mark(flag::DRAINING, true);
+    dispatcher.move_queues(slot).expect("move");
+    place.mark(flag::DRAINING, false);
+}
+
+#[test]
+fn a_kernel_that_cannot_count_what_waited_before_counts_no_move_of_it() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let (dispatcher, mut clients, recounted) = came_before(&ground, Callbacks::Refused);
+    assert_eq!((recounted.counted, recounted.homeless), (0, 20));
+    assert!(recounted.missing().is_some());
+    let table = dispatcher.table();
+    let marks = || ground.pinned().moved();
+    let address = V4.parse().expect("address");
+    let mut uncounted = Uncounted::of(&ground.pins()).expect("map").expect("marks");
+    assert_eq!(marks(), 20);
+
+    // There and back, one of them gone meanwhile, and beside connections that are counted.
+    move_away(&dispatcher, 0);
+    assert_eq!((actives(table), table.moved_live()), (vec![0, 0], 0));
+    reset(clients.remove(0));
+    let counted = connect_many(V4, 6);
+    wait_for_actives(table, &[3, 3]);
+    move_away(&dispatcher, 1);
+    assert_eq!((actives(table), table.moved_live()), (vec![6, 0], 3));
+
+    // A mark stays as long as its connection waits, and is gone after.
+    wait("the reset is noticed", || {
+        uncounted.tidy(address).expect("tidy");
+        marks() == 19 + 3
+    });
+    // Another agent finds the same marks.
+    let again = recount(&ground.pins(), 8080, [], Callbacks::Refused).expect("recount");
+    assert_eq!((again.counted, again.homeless, marks()), (0, 19, 19 + 3));
+    let served = ground.accept_all();
+    wait("all marks gone", || uncounted.tidy(address).expect("tidy"));
+    assert!(Uncounted::of(&ground.pins()).expect("map").is_none());
+    assert_eq!((actives(table), marks()), (vec![6, 0], 3));
+
+    drop((served, clients, counted));
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn what_waited_before_is_counted_where_the_kernel_can() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    // The next agent counts what one before it could not.
+    let (dispatcher, clients, before) = came_before(&ground, Callbacks::Refused);
+    assert_eq!((before.homeless, ground.pinned().moved()), (20, 20));
+    let recounted = recount(&ground.pins(), 8080, [], Callbacks::Probed).expect("recount");
+    if recounted.no_callbacks {
+        println!("skipped: {}", recounted.missing().expect("a reason"));
+    } else {
+        assert_eq!((recounted.counted, recounted.homeless), (20, 0));
+        assert_eq!(ground.pinned().moved(), 0);
+        let queues: Vec<i64> = ground.queues().into_iter().map(i64::from).collect();
+        assert_eq!(actives(dispatcher.table()), queues);
+        move_away(&dispatcher, 0);
+        assert_eq!(actives(dispatcher.table()), [0, 20]);
+        drop(clients);
+        ground.settle();
+    }
     ground.end(dispatcher);
 }

@@ -89,9 +89,11 @@ fn weight_0_is_no_slot() {
     let dispatcher = ground.start(Policy::LeastConnections);
     let table = dispatcher.table();
     table.slot(0).weight().store(0, Relaxed);
+    table.publish();
     let mut clients = connect_many(V4, 10);
     wait_for_actives(table, &[0, 10]);
     table.slot(1).weight().store(0, Relaxed);
+    table.publish();
     clients.extend(connect_many(V4, 10));
     wait_for_established(table, 20);
     assert_eq!(exits(table), [("selected", 10), ("no_slot", 10)]);
@@ -145,11 +147,13 @@ fn a_table_of_no_slots_and_one_of_too_many() {
     let dispatcher = ground.start(Policy::RoundRobin);
     let table = dispatcher.table();
     table.slots().store(0, Relaxed);
+    table.publish();
     let mut clients = connect_many(V4, 10);
     wait("all wait", || ground.queues().iter().sum::<u32>() == 10);
     assert_eq!(exits(table), [("no_slot", 10)]);
     // More than the table holds: the slots that are not up count for nothing.
     table.slots().store(u32::MAX, Relaxed);
+    table.publish();
     clients.extend(connect_many(V4, 10));
     wait("all wait", || ground.queues().iter().sum::<u32>() == 20);
     assert_eq!(exits(table), [("selected", 10), ("no_slot", 10)]);

@@ -17,6 +17,8 @@ use wakeone_kernel::socket::accept_queue;
 use wakeone_kernel::table::{EXITS, Table};
 use wakeone_kernel::{bpffs, capability, cgroup, netns};
 
+use crate::patience::patience;
+
 /// The group's name in every test: their folders tell them apart.
 pub const NAME: &str = "tested";
 pub const V4: &str = "127.0.0.1:8080";
@@ -85,6 +87,7 @@ impl Ground {
             name: NAME,
             paths: &self.paths,
             policy,
+            by_name: false,
             weights: &[],
             cgroup: Some(&self.cgroup),
             backlog: BACKLOG,
@@ -198,6 +201,17 @@ pub fn listen_by(
     backlog: i32,
     protocol: Option<Protocol>,
 ) -> std::io::Result<TcpListener> {
+    let socket = bind_by(address, protocol)?;
+    rustix::net::listen(&socket, backlog)?;
+    Ok(socket)
+}
+
+/// A socket that others may stand beside, which does not listen yet.
+pub fn bind(address: &str) -> TcpListener {
+    bind_by(address, None).expect("socket")
+}
+
+fn bind_by(address: &str, protocol: Option<Protocol>) -> std::io::Result<TcpListener> {
     let address: SocketAddr = address.parse().expect("address");
     let family = if address.is_ipv4() {
         AddressFamily::INET
@@ -206,12 +220,13 @@ pub fn listen_by(
     };
     let socket =
         rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, protocol)?;
+    // Without it the socket that the program is attached to cannot listen while others are bound.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
     sockopt::set_socket_reuseport(&socket, true)?;
     if address.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, false)?;
     }
     rustix::net::bind(&socket, &address)?;
-    rustix::net::listen(&socket, backlog)?;
     Ok(socket.into())
 }
 
@@ -250,7 +265,7 @@ pub fn reset(stream: TcpStream) {
 pub fn wait(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "never: {what}");
+        assert!(start.elapsed() < patience(), "never: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -290,7 +305,7 @@ pub fn wait_for_actives(table: &Table, expected: &[i64]) {
     let start = Instant::now();
     while actives(table) != expected {
         assert!(
-            start.elapsed() < Duration::from_secs(60),
+            start.elapsed() < patience(),
             "{:?} instead of {expected:?}",
             actives(table)
         );

@@ -6,5 +6,7 @@ mod counts;
 mod datagrams;
 mod exits;
 mod ground;
+#[path = "../../../../tests/support/patience.rs"]
+mod patience;
 mod rescue;
 mod transaction;

@@ -1,5 +1,6 @@
 //! Loading is a transaction, steering outlives who loaded it, and the next one takes over what it finds.
 
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,19 +9,20 @@ use std::time::Duration;
 use wakeone::agent::{Agent, Duties};
 use wakeone::dispatcher::{Plan, sweep_halves};
 use wakeone::policy::Policy;
-use wakeone_kernel::bpf::{self, LoadPlan, Pinned};
+use wakeone_kernel::bpf::{self, Feature, LoadPlan, Pinned};
 use wakeone_kernel::table;
 
 use crate::ground::*;
 
 #[test]
-fn a_load_that_fails_leaves_nothing() {
+fn a_start_that_fails_leaves_nothing() {
     let Some(ground) = ground(2, V4) else {
         return;
     };
     let nowhere = ground.cgroup.join("nowhere");
     let plan = Plan {
         cgroup: Some(&nowhere),
+        by_name: true,
         ..ground.plan(Policy::LeastConnections)
     };
     let said = ground
@@ -48,19 +50,85 @@ fn a_load_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn listeners_that_do_not_listen_leave_nothing() {
+fn without_counts_the_rest_is_there() {
     let Some(ground) = ground(2, V4) else {
         return;
     };
-    rustix::net::shutdown(&ground.listeners[1], rustix::net::Shutdown::Read).expect("shutdown");
-    let plan = ground.plan(Policy::LeastConnections);
-    let said = ground
-        .try_start(&plan)
-        .expect_err("one is closed")
-        .to_string();
-    assert!(said.contains("slot 1"), "{said}");
-    wakeone_kernel::cgroup::remove(&ground.cgroup).expect("remove");
-    ground.nothing_left();
+    let plan = Plan {
+        cgroup: Some(Path::new("/proc")),
+        ..ground.plan(Policy::LeastConnections)
+    };
+    let dispatcher = ground.try_start(&plan).expect("dispatcher");
+    assert!(!dispatcher.counting());
+    assert_eq!(dispatcher.policy(), Policy::ShortestQueue);
+    let missing: Vec<Feature> = dispatcher.missing().iter().map(|one| one.feature).collect();
+    assert_eq!(
+        missing
+            .iter()
+            .filter(|one| **one == Feature::Counting)
+            .count(),
+        1,
+        "{missing:?}"
+    );
+    assert_eq!(
+        dispatcher.pinned().walks(),
+        !missing.contains(&Feature::ReadQueues)
+    );
+    assert!(!ground.pins().join("count").exists());
+    let clients = connect_many(V4, 10);
+    wait("all wait", || ground.queues().iter().sum::<u32>() == 10);
+    assert_eq!(exits(dispatcher.table()), [("selected", 10)]);
+    drop(clients);
+    ground.end(dispatcher);
+}
+
+/// Sockets that are bound and do not listen.
+fn bound(slots: usize) -> Option<Ground> {
+    Ground::new(|| (0..slots).map(|_| bind(V4)).collect())
+}
+
+#[test]
+fn what_listens_later_is_steered_and_counted_from_the_first_connection_on() {
+    let Some(ground) = bound(4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::RoundRobin);
+    let table = dispatcher.table();
+    let flags = |slot| table.slot(slot).flags().load(Relaxed);
+    assert_eq!([0, 1, 2, 3].map(flags), [0; 4]);
+    TcpStream::connect(V4).expect_err("nobody listens");
+    let mut clients = Vec::new();
+    for (slot, listener) in ground.listeners.iter().enumerate() {
+        rustix::net::listen(listener, BACKLOG).expect("listen");
+        dispatcher.raise(slot).expect("raise");
+        // Each joins the first one's group, and its program.
+        clients.extend(connect_many(V4, 2 * (slot + 1)));
+    }
+    wait_for_established(table, 20);
+    assert_eq!(exits(table), [("selected", 20)]);
+    assert!(actives(table).iter().all(|active| *active > 0));
+    drop(clients);
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn a_connection_before_its_slot_is_raised_is_counted() {
+    let Some(ground) = bound(2) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let table = dispatcher.table();
+    for listener in &ground.listeners {
+        rustix::net::listen(listener, BACKLOG).expect("listen");
+    }
+    let clients = connect_many(V4, 10);
+    wait_for_established(table, 10);
+    assert_eq!(exits(table), [("no_slot", 10)], "the kernel's hash chose");
+    (0..2).for_each(|slot| dispatcher.raise(slot).expect("raise"));
+    drop(clients);
+    ground.settle();
+    ground.end(dispatcher);
 }
 
 #[test]

@@ -373,6 +373,7 @@ mod tests {
                 name: format!("embedded/{clients}/epoll"),
                 metrics,
                 distributions: BTreeMap::new(),
+                slices: None,
             });
         }
         outcome

@@ -1,131 +1,133 @@
-//! The same server while `wakeone doctor` watches it.
+//! The looks of `wakeone doctor`, in a thread that can be started and ended between two slices.
 
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use rustix::time::{ClockId, clock_gettime};
+use wakeone_observe::watcher::{LOOK_EVERY, Watcher};
+use wakeone_observe::{Found, find};
 
 use crate::Error;
-use crate::experiment::Sample;
-use crate::process;
 
-/// Which view doctor has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum View {
-    /// The kernel's tracepoints, beside /proc and sock_diag.
-    Tracing,
-    /// /proc and sock_diag alone.
-    Proc,
-}
-
-/// Both, as they are compared with a server that nobody watches.
-pub const VIEWS: [View; 2] = [View::Tracing, View::Proc];
-
-impl View {
-    /// The variant's name.
-    pub fn arm(self) -> &'static str {
-        match self {
-            View::Tracing => "cost/watched",
-            View::Proc => "cost/watched-without-tracing",
-        }
-    }
-
-    /// The view of a variant of this name.
-    pub fn of(arm: &str) -> Option<Self> {
-        VIEWS.into_iter().find(|view| view.arm() == arm)
-    }
-
-    /// Its name in tables and charts.
-    pub fn title(self) -> &'static str {
-        match self {
-            View::Tracing => "reuseport-hash, watched",
-            View::Proc => "reuseport-hash, watched without tracing",
-        }
-    }
-}
-
-/// The time that doctor takes to look around before it watches.
-const AROUND: Duration = Duration::from_millis(800);
-
-/// A `wakeone doctor` that watches until it is told to end.
+/// A doctor that may watch.
 pub struct Doctor {
-    child: Option<Child>,
-    view: View,
-    cpu_ns: u64,
+    found: Found,
+    watching: Option<Watching>,
+    spent: Spent,
+}
+
+/// CPU time and time of watching.
+#[derive(Debug, Clone, Copy, Default)]
+struct Spent {
+    cpu: Duration,
+    watched: Duration,
+}
+
+struct Watching {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Spent, Error>>,
+}
+
+impl Watching {
+    fn end(self) -> Result<Spent, Error> {
+        self.over.store(true, Relaxed);
+        self.thread
+            .join()
+            .unwrap_or_else(|_| Err(failed("its thread panicked")))
+    }
+}
+
+fn failed(why: impl std::fmt::Display) -> Error {
+    Error::Server(format!("watching the server failed: {why}"))
 }
 
 impl Doctor {
-    /// Starts one on a server, and waits until it watches.
+    /// Finds the server; watches nothing yet.
     ///
     /// # Errors
-    /// When it cannot be started.
-    pub fn start(view: View, address: SocketAddr) -> Result<Self, Error> {
-        let failed = |e| Error::Server(format!("starting `wakeone doctor` failed: {e}"));
-        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        command.args(["doctor", &address.to_string(), "--for", "10m", "--json"]);
-        if view == View::Proc {
-            command.arg("--no-tracing");
-        }
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(failed)?;
-        std::thread::sleep(AROUND);
+    /// When it cannot be seen.
+    pub fn of(address: SocketAddr) -> Result<Self, Error> {
+        let target = address.to_string().parse().map_err(failed)?;
+        let found = find(&target).map_err(failed)?;
         Ok(Self {
-            cpu_ns: process::cpu_ns(child.id()),
-            child: Some(child),
-            view,
+            found: found
+                .into_iter()
+                .next()
+                .ok_or_else(|| failed("there is no listener"))?,
+            watching: None,
+            spent: Spent::default(),
         })
     }
 
-    /// Ends it; the share of a CPU that it took in `seconds` goes into the sample.
+    /// Watches with the kernel's tracepoints (`Some(true)`), without (`Some(false)`), or no more. Returns when it has looked
+    /// around, which takes a fifth of a second, and watches.
     ///
     /// # Errors
-    /// When it did not watch, or not in this way.
-    pub fn end(mut self, seconds: f64, sample: &mut Sample) -> Result<(), Error> {
-        let wrong = |why: &str| Error::Server(format!("`wakeone doctor` {why}"));
-        let child = self.child.take().ok_or_else(|| wrong("is gone"))?;
-        let used = process::cpu_ns(child.id()).saturating_sub(self.cpu_ns);
-        let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
-        let output = child
-            .wait_with_output()
-            .map_err(|e| wrong(&format!("could not be waited for: {e}")))?;
-        let told: serde_json::Value = serde_json::from_slice(&output.stdout)
-            .map_err(|_| wrong(&format!("ended with {} and no report", output.status)))?;
-        let report = &told["listeners"][0];
-        if report["view"]["tracing"] != (self.view == View::Tracing) {
-            let missing = report["view"]["missing"].to_string();
-            return Err(Error::Missing(format!(
-                "`wakeone doctor` could not watch as it was asked to: {missing}"
-            )));
+    /// When it cannot watch, or not in this way.
+    pub fn set(&mut self, tracing: Option<bool>) -> Result<(), Error> {
+        if let Some(watching) = self.watching.take() {
+            let spent = watching.end()?;
+            self.spent.cpu += spent.cpu;
+            self.spent.watched += spent.watched;
         }
-        sample.put("watcher_cpu_percent", "%", used as f64 / 1e7 / seconds);
-        Ok(())
+        let Some(tracing) = tracing else {
+            return Ok(());
+        };
+        let (found, over) = (self.found.clone(), Arc::new(AtomicBool::new(false)));
+        let (ready, is_ready) = channel();
+        let until = Arc::clone(&over);
+        let thread = std::thread::spawn(move || {
+            let mut watcher = Watcher::start(&found, tracing).map_err(failed)?;
+            let _ = ready.send(());
+            let spent = watch(&mut watcher, &until)?;
+            let view = watcher.watch().map_err(failed)?.view;
+            if view.tracing == tracing {
+                return Ok(spent);
+            }
+            Err(Error::Missing(format!(
+                "the server could not be watched as it was to be: {}",
+                view.missing.join("; ")
+            )))
+        });
+        // An error here is its end, which tells why.
+        let began = is_ready.recv().is_ok();
+        self.watching = Some(Watching { over, thread });
+        if began { Ok(()) } else { self.set(None) }
+    }
+
+    /// The share of a CPU that its looks took so far, in %. The tracepoints' time is charged to the processes that hit them.
+    pub fn cpu_percent(&self) -> f64 {
+        self.spent.cpu.as_secs_f64() / self.spent.watched.as_secs_f64().max(1e-9) * 100.0
     }
 }
 
 impl Drop for Doctor {
-    /// Where a load is broken off nobody waits for its report.
     fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        let _ = self.set(None);
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_variants_go_both_ways() {
-        for view in VIEWS {
-            assert_eq!(View::of(view.arm()), Some(view));
-        }
-        assert_eq!(View::of("cost/reuseport-hash"), None);
+/// Looks as often as doctor does.
+fn watch(watcher: &mut Watcher, over: &AtomicBool) -> Result<Spent, Error> {
+    let (began, cpu) = (Instant::now(), cpu_time());
+    let mut next = began;
+    while !over.load(Relaxed) {
+        watcher.look().map_err(failed)?;
+        next = (next + LOOK_EVERY).max(Instant::now());
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
+    Ok(Spent {
+        cpu: cpu_time().saturating_sub(cpu),
+        watched: began.elapsed(),
+    })
+}
+
+/// Of this thread.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -1,6 +1,6 @@
 //! Servers that share one listener, and the same servers split.
 
-mod servers;
+pub(super) mod servers;
 
 use serde_json::json;
 use std::collections::BTreeMap;

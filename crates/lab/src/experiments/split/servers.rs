@@ -186,6 +186,28 @@ impl Running {
         drop(self.server);
         self.answers.close_with(made, &self.what, sample)
     }
+
+    /// The process that was started first: of a split server `wakeone run`.
+    pub fn supervisor(&self) -> u32 {
+        self.server.pid()
+    }
+
+    /// All its processes.
+    pub fn processes(&self) -> Vec<u32> {
+        process::tree(self.server.pid())
+    }
+
+    /// [`Running::stop`] of two that one load was sent to by turns.
+    ///
+    /// # Errors
+    /// When the counts contradict each other.
+    pub fn stop_both(mut self, other: Self, sample: &mut Sample) -> Result<(), Error> {
+        let made = self.book.made(self.address)? + other.book.made(other.address)?;
+        self.answers.merge(&other.answers);
+        drop((self.server, other.server));
+        let what = format!("{} and {}", self.what, other.what);
+        self.answers.close_with(made, &what, sample)
+    }
 }
 
 impl Book {

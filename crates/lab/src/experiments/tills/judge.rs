@@ -186,7 +186,9 @@ mod tests {
                 name: "stuck/least-connections+rescue".into(),
                 metrics,
                 distributions: Default::default(),
+                slices: None,
             }],
+            contrasts: Vec::new(),
             comparisons: std::iter::zip(names, ratios)
                 .map(|(name, value)| ratio(name, value))
                 .collect(),

@@ -1,0 +1,300 @@
+//! The expectations.
+
+use wakeone::policy::Policy;
+
+use super::loads::Load;
+use super::{UNDER_LOAD, cell_name, programs};
+use crate::experiments::split::servers::Kind;
+use crate::measure;
+use crate::result::{Expectation, Outcome};
+use crate::slices::{Contrast, Per};
+
+const OURS: &str = "Wakeone's own goal";
+/// Half of an interval's width, at most: differences of 2 % are to be told apart.
+const HALF_WIDTH: f64 = 0.01;
+/// The same of the thinned size, which tells that it works.
+const HALF_WIDTH_QUICK: f64 = 0.05;
+/// How far from 1 the same arm twice may be. A 95 % interval misses the truth once in twenty: a miss by less than this
+/// would not be seen beside what is asked of the others.
+const SAME: f64 = 0.005;
+
+/// Holds the result against what ought to be seen.
+pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
+    let mut expected = slices(outcome);
+    expected.extend(by_slots(outcome));
+    expected.extend(under_load(outcome));
+    expected.extend(measure::sound(outcome));
+    expected
+}
+
+/// A bar that a contrast must reach.
+struct Bar {
+    name: &'static str,
+    claim: &'static str,
+    load: Load,
+    arms: (&'static str, &'static str),
+    least: f64,
+}
+
+const BARS: [Bar; 5] = [
+    Bar {
+        name: "steering",
+        claim: "Steered by least-connections, counted and with rescue, a server completes, of the connections by the kernel's hash,",
+        load: Load::Steering,
+        arms: ("steered", "hash"),
+        least: 0.98,
+    },
+    Bar {
+        name: "watched",
+        claim: "A server that doctor watches with tracing completes, of the connections of one that nobody watches,",
+        load: Load::Watching,
+        arms: ("watched", "unwatched"),
+        least: 0.98,
+    },
+    Bar {
+        name: "watched-without-tracing",
+        claim: "Watched without tracing, it completes",
+        load: Load::Watching,
+        arms: ("watched-without-tracing", "unwatched"),
+        least: 0.98,
+    },
+    Bar {
+        name: "split-prefork",
+        claim: "Split, a preforked server completes, of the connections with its one shared socket,",
+        load: Load::Split(Kind::Prefork),
+        arms: ("split", "shared"),
+        least: 0.95,
+    },
+    Bar {
+        name: "split-nginx",
+        claim: "Split, nginx completes, of the connections with its one shared socket,",
+        load: Load::Split(Kind::Nginx),
+        arms: ("split", "shared"),
+        least: 0.95,
+    },
+];
+
+/// Connections a second where the machine was quiet enough to tell; otherwise those for a second of CPU time, which others on
+/// the machine change less. The choice goes by the interval's width, never by the ratio.
+pub fn surest<'a>(outcome: &'a Outcome, load: Load, arms: (&str, &str)) -> Option<&'a Contrast> {
+    let of = |per| outcome.contrast(&load.variant(), arms, per);
+    let (plain, cpu) = (of(Per::Second)?, of(Per::CpuSecond));
+    let quiet = plain.half_width() <= HALF_WIDTH;
+    Some(cpu.filter(|_| !quiet).unwrap_or(plain))
+}
+
+fn slices(outcome: &Outcome) -> Vec<Expectation> {
+    // nginx is not everywhere.
+    let here = |bar: &&Bar| {
+        bar.load != Load::Split(Kind::Nginx) || outcome.variant(&bar.load.variant()).is_some()
+    };
+    let bars = BARS.iter().filter(here);
+    let mut expected: Vec<Expectation> = bars.map(|bar| reaches(outcome, bar)).collect();
+    let steered = surest(outcome, Load::Steering, ("steered", "hash"));
+    expected.push(narrow(outcome, steered));
+    let again = surest(outcome, Load::Steering, ("hash-again", "hash"));
+    expected.push(Expectation::new(
+        "same-arm-twice",
+        "The kernel's hash against itself: the interval covers 1, or misses it by less than 0.005",
+        OURS,
+        again.map(|c| c.ratio),
+        |_| {
+            let covers = |c: &Contrast| c.low - SAME < 1.0 && 1.0 < c.high + SAME;
+            again.is_some_and(covers)
+        },
+    ));
+    expected
+}
+
+fn reaches(outcome: &Outcome, bar: &Bar) -> Expectation {
+    let least = bar.least;
+    let found = surest(outcome, bar.load, bar.arms);
+    let per = found.map_or(Per::Second, |c| c.per).name();
+    let claim = format!("{} at least {least} times as many {per}", bar.claim);
+    let ratio = found.map(|c| c.ratio);
+    Expectation::new(bar.name, claim, OURS, ratio, move |m| m >= least)
+}
+
+fn narrow(outcome: &Outcome, contrast: Option<&Contrast>) -> Expectation {
+    let quick = outcome.parameters.get("quick").and_then(|q| q.as_bool());
+    let most = if quick == Some(true) {
+        HALF_WIDTH_QUICK
+    } else {
+        HALF_WIDTH
+    };
+    let claim = format!("What steering costs is known to ±{most}, with 95 % confidence");
+    let half = contrast.map(Contrast::half_width);
+    Expectation::new("steering-interval", claim, OURS, half, |m| m <= most)
+}
+
+/// Policies that need not look at the slots.
+const FLAT: [Policy; 5] = [
+    Policy::Hash,
+    Policy::RoundRobin,
+    Policy::Random,
+    Policy::Cpu,
+    Policy::TwoChoices,
+];
+
+fn by_slots(outcome: &Outcome) -> Vec<Expectation> {
+    let ns = |policy, slots| outcome.median(&cell_name(slots), &programs::metric(policy));
+    let growth = |policy| Some(ns(policy, 256)? / ns(policy, 4)?);
+    let grows = |policy: Policy, most: f64| {
+        Expectation::new(
+            format!("{policy}-growth"),
+            format!(
+                "A choice by {policy} takes at most {most} times as long among 256 workers as among 4"
+            ),
+            OURS,
+            growth(policy),
+            move |m| m <= most,
+        )
+    };
+    let mut expected: Vec<Expectation> =
+        FLAT.into_iter().map(|policy| grows(policy, 1.3)).collect();
+    expected.push(grows(Policy::LeastConnections, 3.0));
+    expected.push(Expectation::new(
+        "least-connections-ns",
+        "A choice by least-connections among 4 workers takes less than 150 ns",
+        OURS,
+        ns(Policy::LeastConnections, 4),
+        |m| m < 150.0,
+    ));
+    expected
+}
+
+fn under_load(outcome: &Outcome) -> [Expectation; 2] {
+    let below = |name: &str, claim: &str, metric: &str, most: f64| {
+        let ns = outcome.median(UNDER_LOAD, metric);
+        Expectation::new(name, claim, OURS, ns, move |m| m <= most)
+    };
+    [
+        below(
+            "dispatch-ns",
+            "Under load, the program that chooses takes at most 300 ns a run",
+            "dispatch_ns",
+            300.0,
+        ),
+        below(
+            "sock-ops-ns",
+            "Under load, the program that counts takes at most 150 ns a run",
+            "sock_ops_ns",
+            150.0,
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::{SOUND, Values, failing, outcome};
+
+    fn contrast(bar: &Bar, per: Per, ratio: f64, half: f64) -> Contrast {
+        Contrast {
+            variant: bar.load.variant(),
+            a: bar.arms.0.into(),
+            b: bar.arms.1.into(),
+            per,
+            ratio,
+            low: ratio - half,
+            high: ratio + half,
+            confidence: 0.95,
+            mean: ratio,
+            blocks: 100,
+            slices: 400,
+            rounds: vec![ratio],
+        }
+    }
+
+    const AGAIN: Bar = Bar {
+        name: "",
+        claim: "",
+        load: Load::Steering,
+        arms: ("hash-again", "hash"),
+        least: 0.0,
+    };
+
+    /// Ratios of the bars without nginx, and of the same arm twice.
+    fn with(ratios: [f64; 5], half: f64, ns: [f64; 2]) -> Outcome {
+        let names: Vec<String> = Policy::ALL.map(programs::metric).into();
+        let [four, many] = ns.map(|ns| [ns]);
+        let cell = |ns| -> Vec<Values<'_>> { names.iter().map(|n| (n.as_str(), ns)).collect() };
+        let (four, many) = (cell(&four[..]), cell(&many[..]));
+        let runs: [Values<'_>; 2] = [("dispatch_ns", &[200.0]), ("sock_ops_ns", &[100.0])];
+        let (small, large) = (cell_name(4), cell_name(256));
+        let mut found = outcome(&[
+            (small.as_str(), &four[..]),
+            (large.as_str(), &many[..]),
+            (UNDER_LOAD, &runs),
+            ("slices/steering", &SOUND),
+        ]);
+        let bars = BARS[..4].iter().chain([&AGAIN]);
+        found.contrasts = bars
+            .zip(ratios)
+            .flat_map(|(bar, ratio)| {
+                // A second, the machine was too noisy to tell.
+                [
+                    contrast(bar, Per::Second, ratio - 0.02, 0.1),
+                    contrast(bar, Per::CpuSecond, ratio, half),
+                ]
+            })
+            .collect();
+        found
+    }
+
+    const GOOD: [f64; 5] = [0.985, 0.985, 0.985, 0.96, 1.001];
+
+    #[test]
+    fn each_limit_bites() {
+        let failed = |ratios, half, ns| failing(judge(&with(ratios, half, ns)));
+        assert!(failed(GOOD, 0.009, [140.0, 180.0]).is_empty());
+        assert_eq!(failed(GOOD, 0.011, [140.0, 180.0]), ["steering-interval"]);
+        assert_eq!(
+            failed([0.979, 0.979, 0.979, 0.949, 1.02], 0.009, [140.0, 180.0]),
+            [
+                "steering",
+                "watched",
+                "watched-without-tracing",
+                "split-prefork",
+                "same-arm-twice"
+            ]
+        );
+        assert_eq!(
+            failed(GOOD, 0.009, [150.0, 200.0]),
+            [
+                "hash-growth",
+                "round-robin-growth",
+                "random-growth",
+                "cpu-growth",
+                "two-choices-growth",
+                "least-connections-ns"
+            ]
+        );
+        let nothing = failing(judge(&outcome(&[("slices/steering", &SOUND)])));
+        assert_eq!(nothing.len(), 4 + 2 + 7 + 2, "{nothing:?}");
+    }
+
+    #[test]
+    fn connections_a_second_count_where_the_machine_was_quiet() {
+        let mut found = with(GOOD, 0.009, [100.0, 100.0]);
+        let arms = BARS[0].arms;
+        let per = |found: &Outcome| surest(found, Load::Steering, arms).map(|c| c.per);
+        assert_eq!(per(&found), Some(Per::CpuSecond));
+        found.contrasts[0] = contrast(&BARS[0], Per::Second, 0.97, 0.009);
+        assert_eq!(per(&found), Some(Per::Second));
+        assert_eq!(failing(judge(&found)), ["steering"]);
+        // And alone where the kernel's books do not tell the CPU time.
+        found.contrasts[0] = contrast(&BARS[0], Per::Second, 0.99, 0.1);
+        found.contrasts.retain(|c| c.per == Per::Second);
+        assert_eq!(per(&found), Some(Per::Second));
+        assert!(failing(judge(&found)).contains(&"steering-interval".to_owned()));
+    }
+
+    #[test]
+    fn the_thinned_size_may_be_less_sure() {
+        let mut found = with(GOOD, 0.04, [100.0, 100.0]);
+        assert_eq!(failing(judge(&found)), ["steering-interval"]);
+        found.parameters.insert("quick".into(), true.into());
+        assert!(failing(judge(&found)).is_empty());
+    }
+}

@@ -1,0 +1,266 @@
+//! The loads that are sent in slices: on what server, and what takes turns.
+
+use std::time::Duration;
+
+use wakeone_load::{Arrivals, Live, Mix, Plan, Stop};
+
+use super::steering::{Group, HASH, Parts, Rest, STEERED};
+use super::watched::Doctor;
+use crate::experiment::{Context, Sample};
+use crate::experiments::split::servers::{Kind, Running, Way as Shared};
+use crate::measure::{self, Trial};
+use crate::slices::{self, Arms, Pair, Timing};
+use crate::ways::Way;
+use crate::{Error, process, stats};
+
+/// Workers of each server.
+pub const WORKERS: usize = 4;
+/// Clients of the closed loop: enough that no worker is ever without work, few enough that queues stay short.
+pub const CLIENTS: usize = 64;
+/// The counted part of a slice.
+const COUNTED: Duration = Duration::from_millis(125);
+/// The rest of it: several times the life of a connection.
+const SETTLING: Duration = Duration::from_millis(25);
+/// About how long a doctor takes to look around, over all switches of a block.
+const LOOKING_AROUND: Duration = Duration::from_millis(150);
+
+/// A load that is sent in slices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// The kernel's hash, all of Wakeone's steering, and the hash once more, which shows the method's own error.
+    Steering,
+    /// One part of the steering after the other.
+    Parts,
+    /// Nobody watches, doctor watches without tracing, and with it.
+    Watching,
+    /// A server with one shared socket, and the same one split.
+    Split(Kind),
+}
+
+/// All of them.
+pub const ALL: [Load; 5] = [
+    Load::Steering,
+    Load::Parts,
+    Load::Watching,
+    Load::Split(Kind::Prefork),
+    Load::Split(Kind::Nginx),
+];
+
+/// A group with its program, and nothing else.
+const CHOOSING: Parts = Parts {
+    choosing: true,
+    ..HASH
+};
+/// And with its counts.
+const COUNTING: Parts = Parts {
+    counting: true,
+    ..CHOOSING
+};
+
+/// The parts that each arm of [`Load::Parts`] runs.
+const LADDER: [Parts; 4] = [HASH, CHOOSING, COUNTING, STEERED];
+
+impl Load {
+    /// The variant's name.
+    pub fn variant(self) -> String {
+        match self {
+            Load::Steering => "slices/steering".into(),
+            Load::Parts => "slices/parts".into(),
+            Load::Watching => "slices/watching".into(),
+            Load::Split(kind) => format!("slices/split-{}", kind.name()),
+        }
+    }
+
+    /// The load of a variant of this name.
+    pub fn of(variant: &str) -> Option<Self> {
+        ALL.into_iter().find(|load| load.variant() == variant)
+    }
+
+    /// The names of its arms.
+    pub fn arms(self) -> &'static [&'static str] {
+        match self {
+            Load::Steering => &["hash", "steered", "hash-again"],
+            Load::Parts => &["hash", "choosing", "choosing+counting", "steered"],
+            Load::Watching => &["unwatched", "watched-without-tracing", "watched"],
+            Load::Split(_) => &["shared", "split"],
+        }
+    }
+
+    /// The pairs that are compared.
+    pub fn pairs(self) -> &'static [Pair] {
+        match self {
+            Load::Steering | Load::Watching => &[(1, 0), (2, 0)],
+            Load::Parts => &[(1, 0), (2, 1), (3, 2), (3, 0)],
+            Load::Split(_) => &[(1, 0)],
+        }
+    }
+
+    /// Why it cannot be measured here.
+    pub fn lacks(self) -> Option<String> {
+        match self {
+            Load::Split(kind) => kind.lacks(),
+            _ => None,
+        }
+    }
+
+    /// Sends it for about so many seconds.
+    ///
+    /// # Errors
+    /// When it cannot be measured.
+    pub fn measure(self, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
+        match self {
+            Load::Steering => self.steering(&[HASH, STEERED, HASH], seconds, context),
+            Load::Parts => self.steering(&LADDER, seconds, context),
+            Load::Watching => self.watching(seconds, context),
+            Load::Split(kind) => self.split(kind, seconds, context),
+        }
+    }
+
+    fn timing(self, seconds: f64) -> Timing {
+        let switching = match self {
+            Load::Watching => LOOKING_AROUND,
+            _ => Duration::ZERO,
+        };
+        let arms = self.arms().len();
+        Timing {
+            settling: SETTLING,
+            ..Timing::for_seconds(seconds, arms, COUNTED, SETTLING + switching)
+        }
+    }
+
+    fn steering(
+        self,
+        arms: &[Parts],
+        seconds: f64,
+        context: &mut Context<'_>,
+    ) -> Result<Sample, Error> {
+        let mut trial = Trial::start(Way::LeastConnectionsRescue, WORKERS)?;
+        let mut group = Group::on(trial.address)?;
+        let plan = endless(trial.address, "/whoami", context);
+        let all = process::tree(trial.server.pid());
+        let mut switch = |arm: usize, _: &Live| group.set(arms[arm]);
+        let (found, mut sample) = self.alternate(
+            &plan,
+            &Live::new(&plan),
+            seconds,
+            &mut switch,
+            &all,
+            context,
+        )?;
+        sample.put("rescues", "count", group.rescues() as f64);
+        drop(group);
+        trial.answers.client_saw(&found);
+        trial.end(&mut sample)?;
+        Ok(sample)
+    }
+
+    fn watching(self, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
+        let mut trial = Trial::start(Way::ReuseportHash, WORKERS)?;
+        let mut doctor = Doctor::of(trial.address)?;
+        let plan = endless(trial.address, "/whoami", context);
+        let all = process::tree(trial.server.pid());
+        let views = [None, Some(false), Some(true)];
+        let mut switch = |arm: usize, _: &Live| doctor.set(views[arm]);
+        let (found, mut sample) = self.alternate(
+            &plan,
+            &Live::new(&plan),
+            seconds,
+            &mut switch,
+            &all,
+            context,
+        )?;
+        doctor.set(None)?;
+        sample.put("watcher_cpu_percent", "%", doctor.cpu_percent());
+        trial.answers.client_saw(&found);
+        trial.end(&mut sample)?;
+        Ok(sample)
+    }
+
+    fn split(self, kind: Kind, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
+        let mut shared = Running::start(kind, Shared::Shared)?;
+        let split = Running::start(kind, Shared::Split)?;
+        let plan = endless(shared.address, "/work?us=0&kind=sleep", context);
+        let live = Live::among(&plan, vec![shared.address, split.address]);
+        // It would take CPU time from the server that is asked. Dropped before the servers are.
+        let rest = Rest(split.supervisor());
+        let mut switch = |arm: usize, live: &Live| {
+            live.aim(arm);
+            rest.set(arm == 0)
+        };
+        let all = [shared.processes(), split.processes()].concat();
+        let (found, mut sample) =
+            self.alternate(&plan, &live, seconds, &mut switch, &all, context)?;
+        drop(rest);
+        shared.answers.client_saw(&found);
+        shared.stop_both(split, &mut sample)?;
+        Ok(sample)
+    }
+
+    fn alternate(
+        self,
+        plan: &Plan,
+        live: &Live,
+        seconds: f64,
+        switch: &mut dyn FnMut(usize, &Live) -> Result<(), Error>,
+        processes: &[u32],
+        context: &mut Context<'_>,
+    ) -> Result<(wakeone_load::Outcome, Sample), Error> {
+        let arms = Arms {
+            processes,
+            names: self.arms(),
+            pairs: self.pairs(),
+            switch,
+        };
+        let (found, slices) = slices::alternate(plan, live, self.timing(seconds), arms, context)?;
+        let mut sample = Sample::default();
+        let errors: u64 = found.errors.values().sum();
+        sample.put("errors", "count", errors as f64);
+        sample.put("requests", "count", found.completed as f64);
+        for (arm, name) in slices.arms.iter().enumerate() {
+            let rates = slices.rounds.iter().flatten().map(|block| block[arm]);
+            let rates: Vec<f64> = rates.collect();
+            sample.put(rate_metric(name), "1/s", stats::median(&rates));
+        }
+        sample.slices = Some(slices);
+        Ok((found, sample))
+    }
+}
+
+/// The metric that has the median of an arm's slices.
+pub fn rate_metric(arm: &str) -> String {
+    let name = arm.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+    format!("{name}_per_s")
+}
+
+/// Connect, ask, read, close, and again, until it is told to end.
+fn endless(target: std::net::SocketAddr, path: &str, context: &Context<'_>) -> Plan {
+    let clients = Arrivals::Closed {
+        concurrency: CLIENTS,
+    };
+    let never = Stop {
+        requests: Some(u64::MAX),
+        duration: None,
+    };
+    measure::plan(target, clients, never, Mix::one(path), context.seed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_variants_go_both_ways_and_pairs_name_arms() {
+        for load in ALL {
+            assert_eq!(Load::of(&load.variant()), Some(load));
+            let arms = load.arms().len();
+            assert!(load.pairs().iter().all(|(a, b)| a.max(b) < &arms));
+        }
+        assert_eq!(Load::of("slices/none"), None);
+        assert_eq!(LADDER.len(), Load::Parts.arms().len());
+    }
+
+    #[test]
+    fn metrics_have_names_that_the_schema_takes() {
+        assert_eq!(rate_metric("choosing+counting"), "choosing_counting_per_s");
+    }
+}

@@ -1,0 +1,170 @@
+//! Tables, charts and words.
+
+use wakeone::policy::Policy;
+
+use super::judge;
+use super::loads::{self, Load, rate_metric};
+use super::{SLOTS, UNDER_LOAD, cell_name, programs};
+use crate::present::{Bar, Block, Chart, Kind, Row, Style, Table, number};
+use crate::result::Outcome;
+
+/// Everything for a reader.
+pub fn blocks(outcome: &Outcome) -> Vec<Block> {
+    let mut blocks = vec![Block::Heading("What it means".into())];
+    blocks.extend(meaning(outcome).map(Block::Paragraph));
+    blocks.extend(in_slices(outcome).map(Block::Table));
+    blocks.extend(ratios(outcome).map(Block::Chart));
+    blocks.extend(by_slots(outcome).map(Block::Table));
+    blocks.extend(growth(outcome).map(Block::Chart));
+    blocks.extend(outcome.left_out().map(Block::Paragraph));
+    blocks
+}
+
+fn meaning(outcome: &Outcome) -> Option<String> {
+    let steered = judge::surest(outcome, Load::Steering, ("steered", "hash"))?;
+    let verdict = if steered.low >= 0.98 {
+        "at most a fiftieth of the connections"
+    } else if steered.high < 0.98 {
+        "more than a fiftieth of the connections"
+    } else {
+        "about a fiftieth of the connections, or less: this run cannot tell"
+    };
+    let of_runs = runs(outcome).unwrap_or_default();
+    Some(format!(
+        "Steering costs {verdict}: {} times as many {} as by the kernel's hash, where nothing but the steering is switched off and on.{of_runs}",
+        steered.shown(),
+        steered.per.name()
+    ))
+}
+
+/// The time that the programs take of a connection.
+fn runs(outcome: &Outcome) -> Option<String> {
+    let of = |metric: &str| outcome.median(UNDER_LOAD, metric);
+    let (dispatch, runs) = (of("dispatch_ns")?, of("dispatch_runs_per_connection")?);
+    let (sock_ops, ends) = (of("sock_ops_ns")?, of("sock_ops_runs_per_connection")?);
+    Some(format!(
+        " Under load its programs take {} ns ({} runs a connection) and {} ns ({} runs): {} µs of a whole connection, what the kernel's statistics themselves take included.",
+        number(dispatch),
+        number(runs),
+        number(sock_ops),
+        number(ends),
+        number((dispatch * runs + sock_ops * ends) / 1000.0)
+    ))
+}
+
+fn in_slices(outcome: &Outcome) -> Option<Table> {
+    let row = |c: &crate::slices::Contrast| {
+        let rate = |arm: &str| {
+            let median = outcome.median(&c.variant, &rate_metric(arm));
+            median.map_or_else(|| "–".into(), number)
+        };
+        Row::ours(vec![
+            format!("{}: {} / {}", c.variant, c.a, c.b),
+            c.per.name().into(),
+            format!("{:.3}", c.ratio),
+            format!("{:.3} to {:.3}", c.low, c.high),
+            c.slices.to_string(),
+            rate(&c.a),
+            rate(&c.b),
+        ])
+    };
+    (!outcome.contrasts.is_empty()).then(|| Table {
+        caption:
+            "Connections a second (connect, accept, reply, close) of two arms that took turns."
+                .into(),
+        head: [
+            "",
+            "ratio",
+            "95 % interval",
+            "slices",
+            "above /s",
+            "below /s",
+        ]
+        .map(str::to_owned)
+        .into(),
+        rows: outcome.contrasts.iter().map(row).collect(),
+    })
+}
+
+fn ratios(outcome: &Outcome) -> Option<Chart> {
+    let bar = |c: &crate::slices::Contrast| {
+        let colour = loads::ALL.iter().position(|l| l.variant() == c.variant);
+        Bar {
+            style: Style::ours(
+                format!("{} / {}, {}", c.a, c.b, c.per.name()),
+                colour.unwrap_or(0),
+            ),
+            value: c.ratio,
+            range: Some((c.low, c.high)),
+        }
+    };
+    (!outcome.contrasts.is_empty()).then(|| Chart {
+        title: "Connections, as a ratio of two arms.".into(),
+        note: "1 costs nothing. The range is the 95 % interval; a colour is a server and its load."
+            .into(),
+        kind: Kind::Bars {
+            unit: String::new(),
+            bars: outcome.contrasts.iter().map(bar).collect(),
+            log: false,
+        },
+    })
+}
+
+/// The numbers of slots that were measured.
+fn cells(outcome: &Outcome) -> Vec<usize> {
+    let mut all = SLOTS.to_vec();
+    all.retain(|slots| outcome.variant(&cell_name(*slots)).is_some());
+    all
+}
+
+/// The time of a run by policy and slots.
+fn by_slots(outcome: &Outcome) -> Option<Table> {
+    let cells = cells(outcome);
+    let row = |title: &str, metric: &str| {
+        let times = cells
+            .iter()
+            .map(|slots| outcome.median(&cell_name(*slots), metric));
+        let mut row = vec![title.to_owned()];
+        row.extend(times.map(|ns| ns.map_or_else(|| "–".into(), number)));
+        Row::ours(row)
+    };
+    let policies = Policy::ALL.map(|policy| row(policy.name(), &programs::metric(policy)));
+    let others = [
+        row("a program that does nothing", "empty_ns"),
+        row("counting (sock_ops)", "sock_ops_ns"),
+        row(
+            "runs of it for a connection",
+            "sock_ops_runs_per_connection",
+        ),
+    ];
+    let slots = cells.iter().map(|slots| format!("{slots} slots"));
+    (!cells.is_empty()).then(|| Table {
+        caption: "ns a run by policy and slots. Each has in it what the kernel's statistics take themselves: the time of a program that does nothing."
+            .into(),
+        head: std::iter::once(String::new()).chain(slots).collect(),
+        rows: policies.into_iter().chain(others).collect(),
+    })
+}
+
+fn growth(outcome: &Outcome) -> Option<Chart> {
+    let cells = cells(outcome);
+    let line = |policy: Policy| {
+        let point = |slots: &usize| {
+            let ns = outcome.median(&cell_name(*slots), &programs::metric(policy))?;
+            Some((*slots as f64, ns))
+        };
+        let points = cells.iter().filter_map(point).collect();
+        (Style::ours(policy.name(), policy.number() as usize), points)
+    };
+    (cells.len() > 1).then(|| Chart {
+        title: "Time of a choice.".into(),
+        note: "Both axes are logarithmic. Flat is independent of how many workers there are."
+            .into(),
+        kind: Kind::Lines {
+            x: "slots".into(),
+            y: "ns a run".into(),
+            log: true,
+            series: Policy::ALL.map(line).into(),
+        },
+    })
+}

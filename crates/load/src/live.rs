@@ -1,0 +1,92 @@
+//! A load while it runs: its counts so far, and which of several servers it goes to.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use crate::{Plan, Progress};
+
+/// Counts of a load that runs, and its aim. Any thread may read and aim while [`crate::observe_live`] sends.
+#[derive(Debug)]
+pub struct Live {
+    targets: Vec<SocketAddr>,
+    aim: AtomicUsize,
+    threads: Vec<Shown>,
+}
+
+/// The counts of one sending thread. Each has cache lines of its own: the threads write them after each answer.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shown {
+    planned: AtomicU64,
+    started: AtomicU64,
+    completed: AtomicU64,
+    errors: AtomicU64,
+    in_flight: AtomicU64,
+}
+
+impl Live {
+    /// For a plan that goes to its own target, and nowhere else.
+    pub fn new(plan: &Plan) -> Self {
+        Self::among(plan, vec![plan.target])
+    }
+
+    /// For a plan that can be aimed at each of these servers, the first one to begin with. The plan's own target is not
+    /// among them unless it is named.
+    ///
+    /// # Panics
+    /// Without any target.
+    pub fn among(plan: &Plan, targets: Vec<SocketAddr>) -> Self {
+        assert!(!targets.is_empty(), "a load goes somewhere");
+        Self {
+            targets,
+            aim: AtomicUsize::new(0),
+            threads: (0..plan.threads).map(|_| Shown::default()).collect(),
+        }
+    }
+
+    /// Has new connections go to the target of this number from now on; those that are open stay where they are. A number
+    /// beyond the last target means the last one.
+    pub fn aim(&self, target: usize) {
+        self.aim.store(target.min(self.targets.len() - 1), Relaxed);
+    }
+
+    /// Where new connections go.
+    pub fn target(&self) -> SocketAddr {
+        self.targets[self.aim.load(Relaxed)]
+    }
+
+    /// 2xx answers so far, each counted when it is whole.
+    pub fn completed(&self) -> u64 {
+        let each = self
+            .threads
+            .iter()
+            .map(|shown| shown.completed.load(Relaxed));
+        each.sum()
+    }
+
+    /// All counts so far, as [`Progress`] without the time.
+    pub(crate) fn progress(&self) -> Progress {
+        let mut sum = Progress::default();
+        for thread in &self.threads {
+            sum.planned += thread.planned.load(Relaxed);
+            sum.started += thread.started.load(Relaxed);
+            sum.completed += thread.completed.load(Relaxed);
+            sum.errors += thread.errors.load(Relaxed);
+            sum.in_flight += thread.in_flight.load(Relaxed);
+        }
+        sum
+    }
+
+    pub(crate) fn show(&self, thread: usize, now: &Progress) {
+        let shown = &self.threads[thread];
+        shown.planned.store(now.planned, Relaxed);
+        shown.started.store(now.started, Relaxed);
+        shown.completed.store(now.completed, Relaxed);
+        shown.errors.store(now.errors, Relaxed);
+        shown.in_flight.store(now.in_flight, Relaxed);
+    }
+
+    pub(crate) fn answered(&self, thread: usize, completed: u64) {
+        self.threads[thread].completed.store(completed, Relaxed);
+    }
+}

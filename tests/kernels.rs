@@ -1,0 +1,268 @@
+//! Each feature of `wakeone` is there on this kernel, unless the kernel is known to lack it. Without the programs
+//! `wakeone run` serves all the same. `scripts/kernels` runs it in each kernel, and collects the lines `feature …`
+//! for docs/kernels.md. Needs root.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Command, Output};
+use support::real::{Started, program};
+use support::steered::{
+    PREFORKED, isolated, number, said, signal_all, status, stop_all, wakeone, worker,
+};
+use support::{Clients, Ground, Run, WAKEONE, eventually, get};
+use wakeone::dispatcher::change_policy;
+use wakeone::paths::Paths;
+use wakeone::policy::Policy;
+use wakeone_kernel::bpf::Pinned;
+
+const AT: &str = "127.0.0.1:8080";
+const NAME: &str = "tested";
+
+/// A feature that this kernel lacks, by its name, and why.
+type Lacking = &'static [(&'static str, &'static str)];
+
+const NO_PROGRAMS: &str =
+    "the kernel moves no connections from a closing listener: that came with Linux 5.14";
+/// Before 5.17: the classic programs and what /proc and sock_diag tell.
+const BEFORE_5_17: Lacking = &[
+    ("steering", NO_PROGRAMS),
+    ("counting", NO_PROGRAMS),
+    ("migration", NO_PROGRAMS),
+    ("rescue", NO_PROGRAMS),
+    ("queues-read-in-program", NO_PROGRAMS),
+    ("attach", NO_PROGRAMS),
+    ("recount", NO_PROGRAMS),
+    ("udp-steering", NO_PROGRAMS),
+];
+
+/// Connections that were open before an attach are not counted. Debian's 6.12.107 does count them.
+const BEFORE_6_12: Lacking = &[(
+    "recount",
+    "the kernel lets no iterator switch a connection's callbacks on: that came with Linux 6.12",
+)];
+
+/// Features that this kernel is known to lack.
+fn lacking() -> Lacking {
+    match release() {
+        before if before < (5, 17) => BEFORE_5_17,
+        before if before < (6, 12) => BEFORE_6_12,
+        _ => &[],
+    }
+}
+
+/// The running kernel's version.
+fn release() -> (u32, u32) {
+    let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("release");
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit());
+    let mut next = || numbers.next().and_then(|n| n.parse().ok()).unwrap_or(0);
+    (next(), next())
+}
+
+/// Says what was found of a feature, and holds it against what is known.
+fn feature(name: &str, there: bool) {
+    let known = lacking().iter().find(|(missing, _)| *missing == name);
+    let why = known.map_or("", |(_, why)| why);
+    println!("feature {name} {} {why}", if there { "yes" } else { "no" });
+    assert_eq!(there, known.is_none(), "{name} on {:?}", release());
+}
+
+/// A steered server with these options, in a network of its own.
+struct Steered {
+    ground: Ground,
+    run: Run,
+}
+
+impl Steered {
+    fn start(options: &[&str]) -> Option<Self> {
+        let ground = isolated()?;
+        let options = [&["--name", NAME], options].concat();
+        let mut run = ground.run(&options, &PREFORKED);
+        run.line("ready: ");
+        Some(Self { ground, run })
+    }
+
+    fn status(&self) -> Value {
+        status(&self.ground, NAME)
+    }
+
+    /// The program reads the accept queues itself.
+    fn reads_queues(&self) -> bool {
+        let pins = Paths::of(&self.ground.runtime()).group_pins(NAME);
+        Pinned::open(&pins).is_ok_and(|pinned| pinned.walks())
+    }
+
+    /// Warnings so far of features that are not there.
+    fn warnings(&self) -> Vec<String> {
+        let lines = self.run.lines();
+        lines
+            .into_iter()
+            .filter(|line| line.contains("oing on with"))
+            .collect()
+    }
+}
+
+fn address() -> SocketAddr {
+    AT.parse().expect("address")
+}
+
+#[test]
+fn connections_are_steered_and_counted() {
+    let Some(server) = Steered::start(&["-w", "3", "-l", AT]) else {
+        return;
+    };
+    for _ in 0..12 {
+        get(address(), "/").expect("an answer");
+    }
+    let group = server.status();
+    feature("steering", group["steered"] == true);
+    feature("counting", group["counting"] == true);
+    feature("queues-read-in-program", server.reads_queues());
+    server.run.stop();
+}
+
+#[test]
+fn without_programs_a_sentence_is_said_and_the_server_serves() {
+    let Some(server) = Steered::start(&["-w", "3", "-l", AT]) else {
+        return;
+    };
+    for _ in 0..12 {
+        get(address(), "/").expect("an answer");
+    }
+    let warnings = server.warnings();
+    if server.status()["steered"] == true {
+        assert!(warnings.is_empty(), "{warnings:?}");
+    } else {
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("Going on with random"), "{warnings:?}");
+    }
+    server.run.stop();
+}
+
+#[test]
+fn what_was_asked_for_is_refused_where_it_is_not_to_be_had() {
+    if lacking().iter().all(|(name, _)| *name != "steering") {
+        return;
+    }
+    let Some(ground) = isolated() else { return };
+    let (code, last) = ground.refused(
+        &["-w", "2", "-l", AT, "--policy", "least-connections"],
+        &PREFORKED,
+    );
+    assert_eq!(code, 1, "{last}");
+    assert!(last.starts_with("wakeone run: cannot steer"), "{last}");
+    assert!(ground.groups().is_empty());
+}
+
+#[test]
+fn a_stuck_workers_queue_is_moved() {
+    let Some(server) = Steered::start(&["-w", "3", "-l", AT]) else {
+        return;
+    };
+    let group = server.status();
+    if group["steered"] != true {
+        feature("migration", false);
+        feature("rescue", false);
+        return drop(server.run.stop());
+    }
+    // In turn: the stopped worker gets some, too, until it is seen to be stuck.
+    let paths = Paths::of(&server.ground.runtime());
+    change_policy(&paths, NAME, Policy::RoundRobin).expect("another policy");
+    let stuck = worker(&group, 0).expect("a worker");
+    stop_all(stuck);
+    let sum = |what| {
+        (0..3)
+            .map(|slot| number(&server.status(), slot, what))
+            .sum::<i64>()
+    };
+    // All are answered, those in its queue by others.
+    eventually("some that waited for it are moved", || {
+        get(address(), "/").expect("an answer");
+        sum("migrated_in") > 0
+    });
+    feature("migration", sum("migrated_in") > 0);
+    feature("rescue", sum("rescues") > 0);
+    signal_all(stuck, Signal::CONT);
+    server.run.stop();
+}
+
+#[test]
+fn datagrams_are_steered() {
+    let Some(ground) = isolated() else { return };
+    let options = ["--name", NAME, "-w", "2", "-l", "udp://127.0.0.1:8080"];
+    let mut run = ground.run(&options, &["sleep", "1000"]);
+    run.line("ready: ");
+    feature("udp-steering", status(&ground, NAME)["steered"] == true);
+    run.stop();
+}
+
+/// A server that is not ours to start: a listener for each worker.
+fn other() -> Started {
+    let mut command = program(&[WAKEONE, "serve", "-l", AT, "-w", "3"]);
+    command.args(["--model", "preforked", "--reuseport"]);
+    let server = Started::spawn(command);
+    eventually("it listens", || TcpStream::connect(address()).is_ok());
+    server
+}
+
+#[test]
+fn a_running_server_is_attached_and_its_connections_counted_in() {
+    let Some(ground) = isolated() else { return };
+    let server = other();
+    let open = TcpStream::connect(address()).expect("connect");
+    let output = wakeone(&ground, &["attach", ":8080"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    println!("{text}{:?}", said(&output));
+    let attached = output.status.success();
+    feature("attach", attached);
+    feature(
+        "recount",
+        text.contains(" counted in") && !text.contains("stay uncounted"),
+    );
+    if attached {
+        let groups = wakeone(&ground, &["status", "--json"]);
+        let groups: Value = serde_json::from_slice(&groups.stdout).expect("JSON");
+        assert_eq!(groups["groups"][0]["counting"], true, "{groups}");
+        let done = wakeone(&ground, &["detach", ":8080"]);
+        assert!(done.status.success(), "{:?}", said(&done));
+    } else {
+        assert_eq!(said(&output).len(), 1, "{:?}", said(&output));
+    }
+    drop((open, server));
+}
+
+fn doctor() -> (Output, Value) {
+    let output = Command::new(WAKEONE)
+        .args(["doctor", ":8080", "--for", "2s", "--json"])
+        .output()
+        .expect("doctor");
+    let report = serde_json::from_slice::<Value>(&output.stdout);
+    let report = report.unwrap_or_else(|error| panic!("{error}: {:?}", said(&output)));
+    (output, report["listeners"][0].clone())
+}
+
+#[test]
+fn doctor_knows_waits_and_wake_ups() {
+    let Some(_ground) = isolated() else { return };
+    let server = other();
+    let clients = Clients::start(address(), "/", 2);
+    let (output, report) = doctor();
+    let totals = &report["totals"];
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.is_empty(), "{told}");
+    assert!(totals["connections"].as_u64() > Some(0), "{report:#}");
+    println!("missing: {}", report["view"]["missing"]);
+    feature("doctor-wait-times", totals["wait_us_p50"].is_number());
+    feature(
+        "doctor-wake-ups",
+        totals["wakeups_per_connection"].is_number(),
+    );
+    let taken = |row: &Value| row["taken"].is_number();
+    let workers = report["workers"].as_array().expect("workers");
+    feature("doctor-accepts", workers.iter().all(taken));
+    clients.stop();
+    drop(server);
+}
