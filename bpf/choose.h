@@ -28,6 +28,13 @@ static __always_inline struct wakeone_slot *slot_at(__u32 i)
 	return (struct wakeone_slot *)wakeone_slot_at(&table, i);
 }
 
+/* Has a slot's counters on their way from memory while the kernel looks for its
+ * socket: one slot of many is in no cache. */
+static __always_inline void fetch_counters(__u32 slot)
+{
+	(void)WAKEONE_READ(slot_at(slot)->selected);
+}
+
 /* Counts what the policy's slot, or another, was given. */
 static __always_inline void count_selected(__u32 slot)
 {
@@ -62,28 +69,32 @@ static __always_inline bool try_slot(struct sk_reuseport_md *md, __u32 i)
 }
 
 /* As many slots are asked where the policy's was empty. */
-#define OTHERS 32
+#define OTHERS WAKEONE_WINDOW
 
 /*
  * The policy's slot was empty: its listener closed and nobody has said so yet.
- * Asks others that are up, from a random one on, so that no neighbour of a dead
+ * Asks other listed ones, from a random one on, so that no neighbour of a dead
  * slot inherits all of its load.
  */
-__noinline int other_slot(struct sk_reuseport_md *md, __u32 start)
+__noinline int other_slot(struct sk_reuseport_md *md, __u32 random)
 {
-	__u32 n = wakeone_slots(&table);
+	__u32 list = wakeone_list(&table, agent_gone(WAKEONE_READ(table.policy)));
+	const struct wakeone_eligible *e = wakeone_eligible(&table, list);
+	__u32 n = WAKEONE_READ(e->count), start = wakeone_scale(random, n);
 
 	for (__u32 k = 0; k < OTHERS; k++) {
-		__u32 i = start + k, up;
+		__u32 at = start + k, slot;
 
 		if (k >= n)
 			break;
-		i -= n & ~wakeone_below(i, n);
-		up = WAKEONE_READ(slot_at(i)->flags) & WAKEONE_SLOT_UP;
-		/* Without a branch (policy.h): one that is not up has no place
-		 * in the array. */
-		if (try_slot(md, i | (1 - up) * WAKEONE_MAX_SLOTS))
-			return i;
+		/* Behind the end of the list its first ones stand once more. */
+		WAKEONE_HIDE(at);
+		at &= 2 * WAKEONE_MAX_SLOTS - 1;
+		if (at >= sizeof(e->slot))
+			break;
+		slot = WAKEONE_READ(e->slot[at]);
+		if (try_slot(md, slot))
+			return slot;
 	}
 	return WAKEONE_NONE;
 }

@@ -46,7 +46,6 @@ static __always_inline void draw_chance(struct wakeone_draw *d)
 	if (policy == WAKEONE_CPU)
 		d->cpu = bpf_get_smp_processor_id();
 	d->random = bpf_get_prandom_u32();
-	d->random2 = wakeone_mix(d->random);
 }
 
 static __always_inline int send_to(__u32 slot, enum wakeone_exit why)
@@ -71,7 +70,7 @@ static __always_inline int place(struct sk_reuseport_md *md, struct wakeone_draw
 		*why = WAKEONE_EXIT_SELECTED;
 		return slot;
 	}
-	slot = other_slot(md, wakeone_scale(d->random2, wakeone_slots(&table)));
+	slot = other_slot(md, wakeone_mix(d->random));
 	*why = slot < 0 ? WAKEONE_EXIT_SELECT_FAILED : WAKEONE_EXIT_RETRIED;
 	return slot;
 }

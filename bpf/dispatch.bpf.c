@@ -90,9 +90,9 @@ __noinline int moved_to(struct sk_reuseport_md *md, __u32 slot)
 }
 
 /* Another slot than the policy's, which was empty. */
-__noinline int try_others(struct sk_reuseport_md *md, __u32 start)
+__noinline int try_others(struct sk_reuseport_md *md, __u32 random)
 {
-	int slot = other_slot(md, start);
+	int slot = other_slot(md, random);
 
 	if (slot < 0)
 		return leave(WAKEONE_EXIT_SELECT_FAILED, 0);
@@ -113,7 +113,6 @@ static __always_inline void draw_chance(struct wakeone_draw *d, __u32 policy)
 		d->random = bpf_get_prandom_u32();
 	else
 		d->random = d->hash * 0x9e3779b1u; /* Knuth's multiplicative hash */
-	d->random2 = wakeone_mix(d->random);
 	if (policy == WAKEONE_ROUND_ROBIN)
 		d->tick = __sync_fetch_and_add(&table.tick, 1);
 	if (policy == WAKEONE_CPU)
@@ -141,8 +140,9 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 	slot = wakeone_pick_in_place(&table, &draw, policy);
 	if (slot < 0)
 		return leave(WAKEONE_EXIT_NO_SLOT, SK_PASS);
+	fetch_counters(slot);
 	if (!try_slot(md, slot)) {
-		try_others(md, wakeone_scale(draw.random2, wakeone_slots(&table)));
+		try_others(md, wakeone_mix(draw.random));
 		return SK_PASS;
 	}
 	count_selected(slot);

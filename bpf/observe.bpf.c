@@ -4,8 +4,9 @@
  * accept queue, who takes them, and who is woken for them. They change nothing,
  * run only while somebody looks, and leave at once for what is not asked about.
  *
- * fentry would say the same with less, but not every kernel has it:
- * tracepoints are what all have.
+ * accept() is watched where it takes a connection from the queue, by a
+ * trampoline (fexit). Not every kernel has those; the tracepoints of its system
+ * calls are what all have, and slow down every system call of the machine.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -17,8 +18,9 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define AGAIN 11
+#define PROTOCOL_TCP 6
 /* include/net/tcp_states.h */
-enum { STATE_ESTABLISHED = 1, STATE_SYN_RECV = 3, STATE_CLOSE = 7, STATE_LISTEN = 10 };
+enum { STATE_ESTABLISHED = 1, STATE_SYN_RECV = 3, STATE_LISTEN = 10 };
 
 /* The few fields that are read; where they are is the kernel's BTF's to say. */
 struct ns_common {
@@ -49,11 +51,23 @@ typedef struct {
 struct socket;
 struct sock {
 	struct sock_common __sk_common;
+	unsigned short sk_protocol;
 	socket_lock_t sk_lock;
 	struct socket *sk_socket;
 } __attribute__((preserve_access_index));
 struct socket {
 	struct sock *sk;
+} __attribute__((preserve_access_index));
+/* When the connection was ready for the application, in us of CLOCK_MONOTONIC:
+ * noted just before it is queued (net/ipv4/tcp_input.c, tcp_init_buffer_space)
+ * and again when the application reads, which is after accept(). */
+struct tcp_sock {
+	struct {
+		__u64 time;
+	} rcvq_space;
+} __attribute__((preserve_access_index));
+struct proto_accept_arg {
+	int err;
 } __attribute__((preserve_access_index));
 struct file {
 	void *private_data;
@@ -79,15 +93,6 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } places SEC(".maps");
-
-/* Connection (its address in the kernel) -> when its handshake completed. LRU:
- * one that is never accepted must not stay for ever. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, __u64);
-	__type(value, __u64);
-} born SEC(".maps");
 
 /*
  * The connection that this CPU announces to its listener. The kernel makes the
@@ -117,8 +122,16 @@ static __always_inline struct wakeone_watched_worker *worker_of(__u32 tgid)
 	return place ? &watched.worker[*place & (WAKEONE_WATCHED_WORKERS - 1)] : NULL;
 }
 
-/* The same port in another container is another server. */
+/* The same port in another container is another server. A pointer from the
+ * kernel's arguments: loads, where BPF_CORE_READ would call helpers. */
 static __always_inline bool is_ours(const struct sock *sk)
+{
+	return sk->__sk_common.skc_num == watched.port &&
+	       sk->__sk_common.skc_net.net->ns.inum == watched.netns;
+}
+
+/* The same of a pointer that was found in memory. */
+static __always_inline bool found_is_ours(const struct sock *sk)
 {
 	return BPF_CORE_READ(sk, __sk_common.skc_num) == watched.port &&
 	       BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum) == watched.netns;
@@ -138,21 +151,16 @@ static __always_inline void announce(const struct sock *child)
 SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(wakeone_state, const struct sock *sk, int from, int to)
 {
-	__u64 key = (__u64)sk, now;
-
-	/* Loads, where is_ours() would call helpers: this runs for every socket. */
-	if (sk->__sk_common.skc_num != watched.port ||
-	    sk->__sk_common.skc_net.net->ns.inum != watched.netns)
+	/* Most states of most sockets are neither. */
+	if (!(from == STATE_LISTEN && to == STATE_SYN_RECV) &&
+	    !(from == STATE_SYN_RECV && to == STATE_ESTABLISHED))
 		return 0;
-	if (from == STATE_LISTEN && to == STATE_SYN_RECV) {
+	if (!is_ours(sk))
+		return 0;
+	if (to == STATE_SYN_RECV)
 		announce(sk);
-	} else if (from == STATE_SYN_RECV && to == STATE_ESTABLISHED) {
+	else
 		ADD(watched.connections, 1);
-		now = bpf_ktime_get_ns();
-		bpf_map_update_elem(&born, &key, &now, BPF_ANY);
-	} else if (to == STATE_CLOSE) {
-		bpf_map_delete_elem(&born, &key);
-	}
 	return 0;
 }
 
@@ -206,6 +214,74 @@ static __always_inline __u32 bucket_of(__u64 us)
 	       ((us >> (octave - 4)) & (WAKEONE_WAIT_STEPS - 1));
 }
 
+static __always_inline void count_wait(struct wakeone_watched_worker *worker, struct sock *child)
+{
+	__u64 since = BPF_CORE_READ((struct tcp_sock *)child, rcvq_space.time);
+	__u64 now = bpf_ktime_get_ns() / 1000, us;
+	__u32 bucket;
+
+	/* Of Multipath TCP the application gets another kind of socket. */
+	if (BPF_CORE_READ(child, sk_protocol) != PROTOCOL_TCP)
+		return;
+	/* The kernel's clock was read by another CPU. */
+	us = now > since ? now - since : 0;
+	ADD(worker->waits, 1);
+	ADD(worker->wait_us_sum, us);
+	if (us > worker->wait_us_max)
+		worker->wait_us_max = us;
+	bucket = bucket_of(us);
+	/* Or the compiler folds the mask into what it knows of the octave. */
+	barrier_var(bucket);
+	ADD(worker->wait[bucket & (WAKEONE_WAIT_BUCKETS - 1)], 1);
+}
+
+static __always_inline struct wakeone_watched_worker *current_worker(void)
+{
+	return worker_of(bpf_get_current_pid_tgid() >> 32);
+}
+
+static __always_inline void count_accept(struct wakeone_watched_worker *worker,
+					 struct sock *child, int error)
+{
+	if (child) {
+		ADD(worker->accepted, 1);
+		count_wait(worker, child);
+	} else if (error == -AGAIN) {
+		ADD(worker->accepted_empty, 1);
+	}
+}
+
+/* One of these two is loaded: the one that has this kernel's arguments. */
+SEC("fexit/inet_csk_accept")
+int BPF_PROG(wakeone_accept, struct sock *listener, struct proto_accept_arg *arg,
+	     struct sock *child)
+{
+	struct wakeone_watched_worker *worker = current_worker();
+
+	/* A worker may have other listeners. */
+	if (worker && is_ours(listener))
+		count_accept(worker, child, child ? 0 : arg->err);
+	return 0;
+}
+
+/* Before Linux 6.10. */
+SEC("fexit/inet_csk_accept")
+int BPF_PROG(wakeone_accept_by_flags, struct sock *listener, int flags, int *err, bool kern,
+	     struct sock *child)
+{
+	struct wakeone_watched_worker *worker = current_worker();
+	int error = 0;
+
+	if (!worker || !is_ours(listener))
+		return 0;
+	if (!child)
+		bpf_probe_read_kernel(&error, sizeof(error), err);
+	count_accept(worker, child, error);
+	return 0;
+}
+
+/* ---- where there are no trampolines ------------------------------------- */
+
 /* The descriptor is in the table already when accept returns. */
 static __always_inline struct sock *socket_of(struct task_struct *task, long fd)
 {
@@ -221,43 +297,19 @@ static __always_inline struct sock *socket_of(struct task_struct *task, long fd)
 	return socket ? BPF_CORE_READ(socket, sk) : NULL;
 }
 
-static __always_inline int accepted(long result)
+static __always_inline int call_returned(long result)
 {
-	struct wakeone_watched_worker *worker = worker_of(bpf_get_current_pid_tgid() >> 32);
-	struct sock *sk;
-	__u64 key, *since, us;
-	__u32 bucket;
+	struct wakeone_watched_worker *worker = current_worker();
+	struct sock *child = NULL;
 
 	if (!worker)
 		return 0;
-	if (result < 0) {
-		if (result == -AGAIN)
-			ADD(worker->accepted_empty, 1);
-		else
-			ADD(worker->accepted_error, 1);
-		return 0;
+	if (result >= 0) {
+		child = socket_of((void *)bpf_get_current_task(), result);
+		if (!child || !found_is_ours(child))
+			return 0;
 	}
-	sk = socket_of((void *)bpf_get_current_task(), result);
-	/* A worker may have other listeners. */
-	if (!sk || !is_ours(sk))
-		return 0;
-	ADD(worker->accepted, 1);
-	key = (__u64)sk;
-	since = bpf_map_lookup_elem(&born, &key);
-	if (!since) {
-		ADD(watched.untracked, 1);
-		return 0;
-	}
-	us = (bpf_ktime_get_ns() - *since) / 1000;
-	bpf_map_delete_elem(&born, &key);
-	ADD(worker->waits, 1);
-	ADD(worker->wait_us_sum, us);
-	if (us > worker->wait_us_max)
-		worker->wait_us_max = us;
-	bucket = bucket_of(us);
-	/* Or the compiler folds the mask into what it knows of the octave. */
-	barrier_var(bucket);
-	ADD(worker->wait[bucket & (WAKEONE_WAIT_BUCKETS - 1)], 1);
+	count_accept(worker, child, result);
 	return 0;
 }
 
@@ -268,13 +320,13 @@ struct syscall_exit {
 };
 
 SEC("tracepoint/syscalls/sys_exit_accept4")
-int wakeone_accept4(struct syscall_exit *exit)
+int wakeone_call_accept4(struct syscall_exit *exit)
 {
-	return accepted(exit->result);
+	return call_returned(exit->result);
 }
 
 SEC("tracepoint/syscalls/sys_exit_accept")
-int wakeone_accept(struct syscall_exit *exit)
+int wakeone_call_accept(struct syscall_exit *exit)
 {
-	return accepted(exit->result);
+	return call_returned(exit->result);
 }

@@ -18,11 +18,10 @@
 struct wakeone_watched_worker {
 	__u64 accepted;       /* connections that accept() returned */
 	__u64 accepted_empty; /* accept() calls that found nothing (EAGAIN) */
-	__u64 accepted_error; /* accept() calls that failed otherwise */
 	__u64 woken;          /* threads woken for a connection */
 	__u64 wait_us_max;
 	__u64 wait_us_sum;
-	__u64 waits;          /* connections whose wait is known */
+	__u64 waits;          /* connections whose wait was measured */
 	__u32 wait[WAKEONE_WAIT_BUCKETS];
 };
 
@@ -31,9 +30,8 @@ struct wakeone_watched {
 	__u32 port;           /* the listener's, in host order */
 	__u32 netns;          /* inode of its network namespace */
 	/* Counted. */
-	__u64 connections;    /* handshakes completed: the listener was told */
+	__u64 connections;    /* put into a queue: the listener was told */
 	__u64 wakeups;        /* threads of known workers woken by that */
-	__u64 untracked;      /* accepted, but established before we looked */
 	struct wakeone_watched_worker worker[WAKEONE_WATCHED_WORKERS];
 };
 

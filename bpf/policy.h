@@ -46,7 +46,6 @@
 
 struct wakeone_draw {
 	__u32 random;  /* uniform */
-	__u32 random2; /* uniform, in no visible relation to the first */
 	__u32 hash;    /* of the connection's, or the datagram's, 4-tuple */
 	__u32 cpu;     /* that got the packet */
 	__u64 tick;    /* grows by one for each choice */
@@ -93,6 +92,15 @@ WAKEONE_INLINE __u32 wakeone_mix(__u32 x)
 	x ^= x >> 15;
 	x *= 0x846ca68bu;
 	return x ^ (x >> 16);
+}
+
+/* A number drawn for a slot: among any few slots each has the lowest one as
+ * often. Half of the mixer is enough for that. */
+WAKEONE_INLINE __u32 wakeone_tie(__u32 random, __u32 slot)
+{
+	__u32 x = (random ^ slot) * 0x9e3779b1u;
+
+	return (x ^ (x >> 15)) * 0x846ca68bu;
 }
 
 /* ---- the table ---------------------------------------------------------- */
@@ -252,7 +260,7 @@ WAKEONE_INLINE int wakeone_least_equal(const struct wakeone_table *t,
 		for (__u32 i = base; i < base + 4; i++) {
 			__u32 slot = WAKEONE_READ(e->slot[start + i]);
 			__u64 load = wakeone_load(&t->slot[slot], by);
-			__u64 tie = wakeone_mix(random ^ slot) >> 9;
+			__u64 tie = wakeone_tie(random, slot) >> 9;
 			__s64 mine = load << 31 | tie << 8 | slot;
 
 			best = wakeone_either(wakeone_below(mine, best), mine, best);
@@ -281,7 +289,7 @@ WAKEONE_INLINE int wakeone_least_weighted(const struct wakeone_table *t,
 			__u32 slot = WAKEONE_READ(e->slot[start + i]);
 			const struct wakeone_slot *s = &t->slot[slot];
 			__u64 load = (__u64)wakeone_load(s, by) + 1, weight = wakeone_weight(s);
-			__u64 tie = wakeone_mix(random ^ slot) >> 19;
+			__u64 tie = wakeone_tie(random, slot) >> 19;
 			/* Loads have 32 bits and weights 16: 13 are left. */
 			__s64 mine = ((load * best_weight) << 13) + tie;
 			__s64 held = ((best_load * weight) << 13) + best_tie;
@@ -527,7 +535,8 @@ WAKEONE_INLINE int wakeone_two(const struct wakeone_eligible *e, const struct wa
 {
 	__u32 entry = wakeone_entry_of(e, wakeone_scale(d->random, WAKEONE_READ(e->total)));
 
-	*second = wakeone_second(e, entry, d->random2);
+	/* Mixed, a number says nothing about itself. */
+	*second = wakeone_second(e, entry, wakeone_mix(d->random));
 	return wakeone_entry(e, entry);
 }
 

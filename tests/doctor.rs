@@ -13,7 +13,7 @@ use std::process::Command;
 use std::time::Duration;
 use support::real::{Started, program};
 use support::steered::{isolated, soak};
-use support::{Ground, WAKEONE, eventually, server, signal};
+use support::{Ground, WAKEONE, eventually, server, signal, slowness};
 
 const PORT: u16 = 8080;
 const AT: &str = "127.0.0.1:8080";
@@ -51,10 +51,20 @@ impl Stage {
         }
     }
 
-    /// Under the load of `wakeone load` with these options.
+    /// Under the load of `wakeone load` with these options. A slow machine gets the rate that it keeps up with: a busy
+    /// worker does not sleep, and is not woken.
     fn under(mut self, options: &[&str]) -> Self {
-        let mut load = program(&[WAKEONE, "load", "-d", "30s"]);
-        load.args(options).arg(AT);
+        let mut load = program(&[WAKEONE, "load", "-d", &seconds(30)]);
+        let mut is_rate = false;
+        for option in options {
+            let rate = option.parse().ok().filter(|_: &u32| is_rate);
+            match rate {
+                Some(rate) => load.arg((rate / slowness()).to_string()),
+                None => load.arg(option),
+            };
+            is_rate = *option == "--rate";
+        }
+        load.arg(AT);
         self._load = Some(Started::spawn(load));
         self
     }
@@ -71,9 +81,14 @@ struct Told {
     report: Value,
 }
 
+/// A time for the command line, longer where less happens in a second.
+fn seconds(count: u32) -> String {
+    format!("{}s", count * slowness())
+}
+
 fn doctor(options: &[&str]) -> Told {
     let output = Command::new(WAKEONE)
-        .args(["doctor", ":8080", "--for", "2s", "--json"])
+        .args(["doctor", ":8080", "--for", &seconds(2), "--json"])
         .args(options)
         .output()
         .expect("doctor");

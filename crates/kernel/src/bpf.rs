@@ -269,6 +269,11 @@ impl Pinned {
             .map_err(Error::at("attaching the dispatch program"))
     }
 
+    /// The sockets of an address's group, by slot.
+    pub fn sockets(&self, address: usize) -> BorrowedFd<'_> {
+        self.addresses[address].sockets.as_fd()
+    }
+
     /// Run count and run time of each program, where the kernel keeps statistics.
     pub fn run_statistics(&self) -> Vec<RunStatistics> {
         let dispatch = self

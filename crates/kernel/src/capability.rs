@@ -18,7 +18,8 @@ pub fn has(capability: Capability) -> bool {
     caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false)
 }
 
-/// Capabilities that watching with tracepoints needs; the last one to find their numbers in tracefs.
+/// Capabilities that watching with probes needs; the last one for the tracing file system, where a kernel without
+/// trampolines has to be watched by tracepoints of system calls.
 pub const TRACING: [Capability; 3] = [
     Capability::CAP_BPF,
     Capability::CAP_PERFMON,

@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use libbpf_rs::btf::Btf;
-use libbpf_rs::btf::types::{Struct, Typedef};
+use libbpf_rs::btf::types::{Func, Struct, Typedef};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, ProgramMut};
 use nix::libc;
@@ -28,8 +28,6 @@ pub struct Worker {
     pub accepted: u64,
     /// accept() calls that found nothing.
     pub accepted_empty: u64,
-    /// accept() calls that failed otherwise.
-    pub accepted_error: u64,
     /// Its threads woken for a connection.
     pub woken: u64,
     /// From the end of the handshake to accept()'s return.
@@ -39,7 +37,7 @@ pub struct Worker {
 /// What the probes counted since they were attached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Handshakes completed on the port.
+    /// Connections put into an accept queue of the port.
     pub connections: u64,
     /// Threads of the watched processes woken for those.
     pub wakeups: u64,
@@ -54,6 +52,7 @@ pub struct Probe {
     /// The place of each process, and what was counted there for one before it.
     known: BTreeMap<u32, (u32, Worker)>,
     lacks: Lacks,
+    slows_system_calls: bool,
     _links: Vec<Link>,
 }
 
@@ -66,16 +65,15 @@ struct Lacks {
 }
 
 impl Lacks {
-    /// Without connections there is no wait, and no moment to count wake-ups at.
+    /// Without connections there is no moment to count wake-ups at.
     fn connections(&mut self, why: &str) {
         self.gaps = TraceGaps {
             connections: true,
             wakeups: true,
             ..self.gaps
         };
-        self.missing.push(format!(
-            "{why}: connections, waits in the queue and wake-ups are not counted"
-        ));
+        self.missing
+            .push(format!("{why}: connections and wake-ups are not counted"));
     }
 
     fn accepts(&mut self, why: &str) {
@@ -98,6 +96,34 @@ impl Lacks {
     }
 }
 
+/// Takes a connection from an accept queue, for every way of accept().
+const ACCEPT: &str = "inet_csk_accept";
+
+/// Opens the tracing file system.
+type Tracefs = dyn Fn() -> io::Result<OwnedFd>;
+
+/// Where accept() is watched.
+#[derive(Clone, Copy)]
+enum Accepts<'a> {
+    /// In the function that all of its ways lead to.
+    Function,
+    /// The same with the arguments that it had before Linux 6.10.
+    FunctionByFlags,
+    /// At the end of its system calls.
+    SystemCalls(&'a Tracefs),
+}
+
+impl Accepts<'_> {
+    /// The function's kind of arguments, where the kernel has it.
+    fn by_function(kernel: &Btf<'_>) -> Option<Self> {
+        kernel.type_by_name::<Func<'_>>(ACCEPT)?;
+        match kernel.type_by_name::<Struct<'_>>("proto_accept_arg") {
+            Some(_) => Some(Accepts::Function),
+            None => Some(Accepts::FunctionByFlags),
+        }
+    }
+}
+
 /// As many processes as can be told apart.
 const MOST_WORKERS: usize = 256;
 
@@ -110,15 +136,21 @@ impl Probe {
     /// kernel says of the step named. Also where no probe at all can be attached.
     pub fn attach(port: u16) -> io::Result<Self> {
         let kernel = Btf::from_vmlinux().map_err(|e| step("reading the kernel's BTF", &e))?;
-        Self::attach_where(port, lacks(&kernel), &tracefs)
+        let lacks = lacks(&kernel);
+        if let Some(function) = Accepts::by_function(&kernel) {
+            // Whether there are trampolines is only found out by trying.
+            let attached = Self::attach_where(port, function, lacks.clone());
+            match attached {
+                Ok(probe) if !probe.lacks.gaps.accepts => return Ok(probe),
+                Ok(_) => {}
+                Err(error) => tracing::debug!("accept() is watched by its system calls: {error}"),
+            }
+        }
+        Self::attach_where(port, Accepts::SystemCalls(&tracefs), lacks)
     }
 
-    /// Attaches what is not known to be missing. `tracefs` opens the tracing file system.
-    fn attach_where(
-        port: u16,
-        mut lacks: Lacks,
-        tracefs: &dyn Fn() -> io::Result<OwnedFd>,
-    ) -> io::Result<Self> {
+    /// Attaches what is not known to be missing.
+    fn attach_where(port: u16, accepts: Accepts<'_>, mut lacks: Lacks) -> io::Result<Self> {
         libbpf_rs::set_print(None);
         let mut storage = MaybeUninit::uninit();
         let mut open = ObserveSkelBuilder::default()
@@ -131,8 +163,18 @@ impl Probe {
         let programs = &mut open.progs;
         programs.wakeone_state.set_autoload(!lacks.gaps.connections);
         programs.wakeone_waking.set_autoload(!lacks.gaps.wakeups);
+        let by = |way: bool| way && !lacks.gaps.accepts;
+        let by_call = matches!(accepts, Accepts::SystemCalls(_));
+        programs
+            .wakeone_accept
+            .set_autoload(by(matches!(accepts, Accepts::Function)));
+        programs
+            .wakeone_accept_by_flags
+            .set_autoload(by(matches!(accepts, Accepts::FunctionByFlags)));
+        programs.wakeone_call_accept4.set_autoload(by(by_call));
+        programs.wakeone_call_accept.set_autoload(by(by_call));
         let skeleton = open.load().map_err(|e| step("loading the probes", &e))?;
-        let links = links(&skeleton, &mut lacks, tracefs)?;
+        let links = links(&skeleton, accepts, &mut lacks)?;
         if lacks.everything() {
             return Err(io::Error::other(lacks.missing.join("; ")));
         }
@@ -143,6 +185,7 @@ impl Probe {
             watched: handle(&skeleton.maps.data_watched)?,
             places: handle(&skeleton.maps.places)?,
             known: BTreeMap::new(),
+            slows_system_calls: matches!(accepts, Accepts::SystemCalls(_)) && !lacks.gaps.accepts,
             lacks,
             _links: links,
         })
@@ -151,6 +194,11 @@ impl Probe {
     /// Which counts are always 0 here, because their probe could not be attached.
     pub fn gaps(&self) -> TraceGaps {
         self.lacks.gaps
+    }
+
+    /// Whether every system call of the machine takes a little longer meanwhile: the kernel has no trampolines.
+    pub fn slows_system_calls(&self) -> bool {
+        self.slows_system_calls
     }
 
     /// Why some counts are missing: a sentence for each reason.
@@ -236,7 +284,6 @@ fn counted(seen: &types::wakeone_watched_worker) -> Worker {
     Worker {
         accepted: seen.accepted,
         accepted_empty: seen.accepted_empty,
-        accepted_error: seen.accepted_error,
         woken: seen.woken,
         waits: Waits {
             count: seen.waits,
@@ -253,7 +300,6 @@ impl Worker {
         Self {
             accepted: self.accepted.saturating_sub(earlier.accepted),
             accepted_empty: self.accepted_empty.saturating_sub(earlier.accepted_empty),
-            accepted_error: self.accepted_error.saturating_sub(earlier.accepted_error),
             woken: self.woken.saturating_sub(earlier.woken),
             waits: self.waits.since(&earlier.waits),
         }
@@ -300,8 +346,8 @@ fn has_queued_spinlocks(kernel: &Btf<'_>) -> bool {
 /// Attaches each probe that was loaded; one that cannot be attached leaves the others.
 fn links(
     skeleton: &ObserveSkel<'_>,
+    accepts: Accepts<'_>,
     lacks: &mut Lacks,
-    tracefs: &dyn Fn() -> io::Result<OwnedFd>,
 ) -> io::Result<Vec<Link>> {
     let programs = &skeleton.progs;
     let mut links = Vec::new();
@@ -322,15 +368,12 @@ fn links(
             )),
         }
     }
-    let calls = [
-        (&programs.wakeone_accept4, "sys_exit_accept4"),
-        (&programs.wakeone_accept, "sys_exit_accept"),
-    ];
-    match tracefs().and_then(|root| accept_links(&root, calls)) {
+    if lacks.gaps.accepts {
+        return Ok(links);
+    }
+    match accept_links(skeleton, accepts) {
         Ok(accepts) => links.extend(accepts),
-        Err(error) => lacks.accepts(&format!(
-            "the tracepoints of accept() cannot be used ({error})"
-        )),
+        Err(error) => lacks.accepts(&format!("accept() cannot be watched ({error})")),
     }
     Ok(links)
 }
@@ -339,13 +382,29 @@ fn denied(error: &libbpf_rs::Error) -> bool {
     error.kind() == libbpf_rs::ErrorKind::PermissionDenied
 }
 
-/// The probes of both system calls, or none.
-fn accept_links(root: &OwnedFd, calls: [(&ProgramMut<'_>, &str); 2]) -> io::Result<Vec<Link>> {
+/// All probes of one way of watching accept(), or none.
+fn accept_links(skeleton: &ObserveSkel<'_>, accepts: Accepts<'_>) -> io::Result<Vec<Link>> {
+    let programs = &skeleton.progs;
+    let to_function = |program: &ProgramMut<'_>| {
+        let attached = program.attach();
+        Ok(vec![attached.map_err(|e| {
+            step(&format!("attaching to {ACCEPT}"), &e)
+        })?])
+    };
+    let tracefs = match accepts {
+        Accepts::Function => return to_function(&programs.wakeone_accept),
+        Accepts::FunctionByFlags => return to_function(&programs.wakeone_accept_by_flags),
+        Accepts::SystemCalls(tracefs) => tracefs()?,
+    };
     let attach = |(program, name): (&ProgramMut<'_>, &str)| {
-        let event = system_call_event(root, name)?;
+        let event = system_call_event(&tracefs, name)?;
         let attached = program.attach_perf_event(event.into_raw_fd());
         attached.map_err(|e| step("attaching a probe to accept", &e))
     };
+    let calls = [
+        (&programs.wakeone_call_accept4, "sys_exit_accept4"),
+        (&programs.wakeone_call_accept, "sys_exit_accept"),
+    ];
     calls.into_iter().map(attach).collect()
 }
 
@@ -466,6 +525,13 @@ mod tests {
         let other = TcpListener::bind("127.0.0.1:0").expect("bind");
         let address = listener.local_addr().expect("address");
         let mut probe = Probe::attach(address.port()).expect("attach");
+        // For docs/kernels.md.
+        match probe.slows_system_calls() {
+            false => println!("feature doctor-by-function yes"),
+            true => println!(
+                "feature doctor-by-function no the kernel refuses a trampoline at {ACCEPT}"
+            ),
+        }
         let own = std::process::id();
         probe.follow([own, own]).expect("follow");
         // Three wait 30 ms, and one, of another listener, is none of ours.
@@ -512,10 +578,10 @@ mod tests {
     }
 
     /// Two handshakes and one accept, seen by probes of which some are missing.
-    fn seen_with(lacks: Lacks, tracefs: &dyn Fn() -> io::Result<OwnedFd>) -> io::Result<Probe> {
+    fn seen_with(lacks: Lacks, tracefs: &Tracefs) -> io::Result<Probe> {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
         let address = listener.local_addr().expect("address");
-        let mut probe = Probe::attach_where(address.port(), lacks, tracefs)?;
+        let mut probe = Probe::attach_where(address.port(), Accepts::SystemCalls(tracefs), lacks)?;
         probe.follow([std::process::id()]).expect("follow");
         let _clients = [(); 2].map(|()| TcpStream::connect(address).expect("connect"));
         listener.accept().expect("accept");
@@ -545,7 +611,7 @@ mod tests {
         assert_eq!(probe.missing(), ["a reason: wake-ups are not counted"]);
 
         let probe = seen_with(without(|l| l.connections("a reason")), &tracefs).expect("attach");
-        assert_eq!(counted(&probe), (0, 1, 0));
+        assert_eq!(counted(&probe), (0, 1, 1));
         assert!(probe.gaps().wakeups && !probe.gaps().accepts);
         assert_eq!(probe.missing().len(), 1, "{:?}", probe.missing());
 

@@ -1,9 +1,12 @@
 //! The kernel's own statistics of BPF programs: how often each has run and how long that took.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use libbpf_rs::libbpf_sys;
+
+use crate::skeletons::dispatch::types::sk_reuseport_md;
 
 /// Has the kernel count runs and run time of every BPF program, for as long as it lives. Costs each run two readings of the
 /// clock, so no throughput is to be measured meanwhile. Others may ask for the same at the same time; the kernel counts the
@@ -61,29 +64,65 @@ impl Runs {
     }
 }
 
-/// A program for a reuseport group that does nothing: the kernel's hash chooses. Its run time is the cost of the statistics
-/// themselves.
+/// A program to compare a group's own one with.
 #[derive(Debug)]
-pub struct EmptyProgram(OwnedFd);
+pub struct PlainProgram(OwnedFd);
 
-impl EmptyProgram {
-    /// Loads one.
+/// `bpf_sk_select_reuseport`, include/uapi/linux/bpf.h
+const SELECT: i32 = 82;
+/// `SK_PASS`
+const PASS: i32 = 1;
+
+impl PlainProgram {
+    /// One that does nothing: the kernel's hash chooses. Its run time is the cost of the statistics themselves.
     ///
     /// # Errors
     /// EPERM without CAP_BPF and CAP_NET_ADMIN.
-    pub fn load() -> io::Result<Self> {
-        let instruction = |code, imm| libbpf_sys::bpf_insn {
-            code,
-            imm,
-            ..Default::default()
-        };
+    pub fn empty() -> io::Result<Self> {
         // r0 = SK_PASS; exit
-        let code = [instruction(0xb7, 1), instruction(0x95, 0)];
+        Self::load(
+            c"wakeone_empty",
+            &[
+                instruction(0xb7, 0, 0, 0, PASS),
+                instruction(0x95, 0, 0, 0, 0),
+            ],
+        )
+    }
+
+    /// One that selects among the first sockets of a group's array by the hash, and does nothing else. Its run time is that
+    /// of the kernel's own helper, which reads the selected socket.
+    ///
+    /// # Errors
+    /// As [`PlainProgram::empty`].
+    pub fn selecting(sockets: BorrowedFd<'_>, slots: u32) -> io::Result<Self> {
+        let hash = std::mem::offset_of!(sk_reuseport_md, hash) as i16;
+        let slots = i32::try_from(slots).map_err(io::Error::other)?;
+        let map = sockets.as_raw_fd();
+        Self::load(
+            c"wakeone_select",
+            &[
+                instruction(0x61, 2, 1, hash, 0),   // r2 = ctx->hash
+                instruction(0x27, 2, 0, 0, slots),  // r2 *= slots
+                instruction(0x77, 2, 0, 0, 32),     // r2 >>= 32
+                instruction(0x63, 10, 2, -4, 0),    // *(u32 *)(fp - 4) = r2
+                instruction(0x18, 2, 1, 0, map),    // r2 = the array,
+                instruction(0, 0, 0, 0, 0),         // in two instructions
+                instruction(0xbf, 3, 10, 0, 0),     // r3 = fp
+                instruction(0x07, 3, 0, 0, -4),     // r3 -= 4
+                instruction(0xb7, 4, 0, 0, 0),      // r4 = 0
+                instruction(0x85, 0, 0, 0, SELECT), // call
+                instruction(0xb7, 0, 0, 0, PASS),   // r0 = SK_PASS
+                instruction(0x95, 0, 0, 0, 0),      // exit
+            ],
+        )
+    }
+
+    fn load(name: &CStr, code: &[libbpf_sys::bpf_insn]) -> io::Result<Self> {
         // SAFETY: the strings end with 0, `code` has the length that is given, and no options are passed.
         let fd = unsafe {
             libbpf_sys::bpf_prog_load(
                 libbpf_sys::BPF_PROG_TYPE_SK_REUSEPORT,
-                c"wakeone_empty".as_ptr(),
+                name.as_ptr(),
                 c"Dual BSD/GPL".as_ptr(),
                 code.as_ptr(),
                 code.len() as u64,
@@ -98,7 +137,19 @@ impl EmptyProgram {
     }
 }
 
-impl AsFd for EmptyProgram {
+fn instruction(code: u8, to: u8, from: u8, off: i16, imm: i32) -> libbpf_sys::bpf_insn {
+    let mut one = libbpf_sys::bpf_insn {
+        code,
+        off,
+        imm,
+        ..Default::default()
+    };
+    one.set_dst_reg(to);
+    one.set_src_reg(from);
+    one
+}
+
+impl AsFd for PlainProgram {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

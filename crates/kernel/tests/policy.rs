@@ -154,17 +154,17 @@ fn any_slot() -> impl Strategy<Value = wakeone_slot> {
 
 fn any_draw() -> impl Strategy<Value = wakeone_draw> {
     let extreme = || prop_oneof![1 => select(vec![0, u32::MAX]), 8 => any::<u32>()];
-    let numbers = (extreme(), extreme(), extreme(), any::<u32>(), any::<u64>());
+    let numbers = (extreme(), extreme(), any::<u32>(), any::<u64>());
     (numbers, 0..=1_u32, 0..=1_u32).prop_map(|(numbers, agent_gone, queues_fresh)| {
-        let (random, random2, hash, cpu, tick) = numbers;
+        let (random, hash, cpu, tick) = numbers;
         wakeone_draw {
             random,
-            random2,
             hash,
             cpu,
             tick,
             agent_gone,
             queues_fresh,
+            ..Default::default()
         }
     })
 }
@@ -209,7 +209,6 @@ fn weighted_group(
 fn random_draw(chance: &mut StdRng) -> wakeone_draw {
     wakeone_draw {
         random: chance.next_u32(),
-        random2: chance.next_u32(),
         ..Default::default()
     }
 }

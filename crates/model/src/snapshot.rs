@@ -56,7 +56,7 @@ pub struct WorkerTrace {
 /// Counts that are unknown, because the kernel has no probe for them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceGaps {
-    /// Handshakes completed. Waits in the queue are unknown with them.
+    /// Connections put into a queue.
     pub connections: bool,
     /// Connections that accept() returned. Waits in the queue are unknown with them.
     pub accepts: bool,
@@ -67,7 +67,7 @@ pub struct TraceGaps {
 /// What the probes counted so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceLook {
-    /// Handshakes completed.
+    /// Connections put into a queue.
     pub connections: u64,
     /// Threads of the workers woken for them.
     pub wakeups: u64,

@@ -215,7 +215,12 @@ fn refuse_foreign(prospect: &Prospect) -> Result<(), Error> {
 
 fn needed() -> String {
     match capability::missing().as_slice() {
-        [] => String::new(),
+        // With every capability it is the kernel that lacks something.
+        [] => {
+            let kernel = rustix::system::uname();
+            let release = kernel.release().to_string_lossy();
+            format!("; attach needs Linux 5.17 or later, and this is {release}")
+        }
         missing => format!(
             "; it needs {}: start as root or with these capabilities",
             missing.join(" and ")

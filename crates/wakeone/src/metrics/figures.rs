@@ -139,13 +139,12 @@ fn traced(status: &status::Group, watched: &[Snapshot]) -> Option<Traced> {
             seen().for_each(|seen| waits.add(&seen.waits));
             waits
         };
-        let waits_known = !lacks(|gaps| gaps.accepts || gaps.connections);
         Some(TracedWorker {
             slot: slot.slot,
             accepted: accepts.then(|| seen().map(|seen| seen.accepted).sum()),
             accepted_empty: accepts.then(|| seen().map(|seen| seen.accepted_empty).sum()),
             woken: wakeups.then(|| seen().map(|seen| seen.woken).sum()),
-            waits: waits_known.then(waits),
+            waits: accepts.then(waits),
         })
     };
     // Threads of one process are counted together: the first of its slots tells.

@@ -12,6 +12,7 @@ use crate::measure::{self, Trial};
 use crate::slices::{self, Arms, Pair, Timing};
 use crate::ways::Way;
 use crate::{Error, process, stats};
+use wakeone::policy::Policy;
 
 /// Workers of each server.
 pub const WORKERS: usize = 4;
@@ -46,19 +47,24 @@ pub const ALL: [Load; 5] = [
     Load::Split(Kind::Nginx),
 ];
 
-/// A group with its program, and nothing else.
+/// A group with its program, and nothing else. It hands out connections as the kernel's hash does.
 const CHOOSING: Parts = Parts {
-    choosing: true,
+    choosing: Some(Policy::Hash),
     ..HASH
 };
-/// And with its counts.
+/// And with its counts, by which it does not go.
 const COUNTING: Parts = Parts {
     counting: true,
     ..CHOOSING
 };
+/// And goes by them.
+const EVEN: Parts = Parts {
+    choosing: Some(Policy::LeastConnections),
+    ..COUNTING
+};
 
 /// The parts that each arm of [`Load::Parts`] runs.
-const LADDER: [Parts; 4] = [HASH, CHOOSING, COUNTING, STEERED];
+const LADDER: [Parts; 5] = [HASH, CHOOSING, COUNTING, EVEN, STEERED];
 
 impl Load {
     /// The variant's name.
@@ -80,7 +86,13 @@ impl Load {
     pub fn arms(self) -> &'static [&'static str] {
         match self {
             Load::Steering => &["hash", "steered", "hash-again"],
-            Load::Parts => &["hash", "choosing", "choosing+counting", "steered"],
+            Load::Parts => &[
+                "hash",
+                "choosing",
+                "counting",
+                "least-connections",
+                "steered",
+            ],
             Load::Watching => &["unwatched", "watched-without-tracing", "watched"],
             Load::Split(_) => &["shared", "split"],
         }
@@ -90,7 +102,7 @@ impl Load {
     pub fn pairs(self) -> &'static [Pair] {
         match self {
             Load::Steering | Load::Watching => &[(1, 0), (2, 0)],
-            Load::Parts => &[(1, 0), (2, 1), (3, 2), (3, 0)],
+            Load::Parts => &[(1, 0), (2, 1), (3, 2), (4, 3), (4, 0)],
             Load::Split(_) => &[(1, 0)],
         }
     }
@@ -134,43 +146,46 @@ impl Load {
         seconds: f64,
         context: &mut Context<'_>,
     ) -> Result<Sample, Error> {
-        let mut trial = Trial::start(Way::LeastConnectionsRescue, WORKERS)?;
-        let mut group = Group::on(trial.address)?;
-        let plan = endless(trial.address, "/whoami", context);
-        let all = process::tree(trial.server.pid());
-        let mut switch = |arm: usize, _: &Live| group.set(arms[arm]);
-        let (found, mut sample) = self.alternate(
-            &plan,
-            &Live::new(&plan),
-            seconds,
-            &mut switch,
-            &all,
-            context,
-        )?;
-        sample.put("rescues", "count", group.rescues() as f64);
-        drop(group);
-        trial.answers.client_saw(&found);
-        trial.end(&mut sample)?;
-        Ok(sample)
+        let trial = Trial::start(Way::LeastConnectionsRescue, WORKERS)?;
+        let group = Group::on(trial.address)?;
+        let switch = |group: &mut Group, arm: usize| group.set(arms[arm]);
+        let rescues = |group: Group, sample: &mut Sample| {
+            sample.put("rescues", "count", group.rescues() as f64);
+            Ok(())
+        };
+        self.on_one(trial, group, switch, rescues, seconds, context)
     }
 
     fn watching(self, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
-        let mut trial = Trial::start(Way::ReuseportHash, WORKERS)?;
-        let mut doctor = Doctor::of(trial.address)?;
+        let trial = Trial::start(Way::ReuseportHash, WORKERS)?;
+        let doctor = Doctor::of(trial.address)?;
+        let views = [None, Some(false), Some(true)];
+        let switch = |doctor: &mut Doctor, arm: usize| doctor.set(views[arm]);
+        let its_cpu = |mut doctor: Doctor, sample: &mut Sample| {
+            doctor.set(None)?;
+            sample.put("watcher_cpu_percent", "%", doctor.cpu_percent());
+            Ok(())
+        };
+        self.on_one(trial, doctor, switch, its_cpu, seconds, context)
+    }
+
+    /// One server; something beside it takes turns.
+    fn on_one<T>(
+        self,
+        mut trial: Trial,
+        mut beside: T,
+        switch: impl Fn(&mut T, usize) -> Result<(), Error>,
+        end: impl FnOnce(T, &mut Sample) -> Result<(), Error>,
+        seconds: f64,
+        context: &mut Context<'_>,
+    ) -> Result<Sample, Error> {
         let plan = endless(trial.address, "/whoami", context);
         let all = process::tree(trial.server.pid());
-        let views = [None, Some(false), Some(true)];
-        let mut switch = |arm: usize, _: &Live| doctor.set(views[arm]);
-        let (found, mut sample) = self.alternate(
-            &plan,
-            &Live::new(&plan),
-            seconds,
-            &mut switch,
-            &all,
-            context,
-        )?;
-        doctor.set(None)?;
-        sample.put("watcher_cpu_percent", "%", doctor.cpu_percent());
+        let mut switch = |arm: usize, _: &Live| switch(&mut beside, arm);
+        let live = Live::new(&plan);
+        let (found, mut sample) =
+            self.alternate(&plan, &live, seconds, &mut switch, &all, context)?;
+        end(beside, &mut sample)?;
         trial.answers.client_saw(&found);
         trial.end(&mut sample)?;
         Ok(sample)
@@ -261,6 +276,6 @@ mod tests {
 
     #[test]
     fn metrics_have_names_that_the_schema_takes() {
-        assert_eq!(rate_metric("choosing+counting"), "choosing_counting_per_s");
+        assert_eq!(rate_metric("least-connections"), "least_connections_per_s");
     }
 }

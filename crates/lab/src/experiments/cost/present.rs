@@ -131,6 +131,7 @@ fn by_slots(outcome: &Outcome) -> Option<Table> {
     let policies = Policy::ALL.map(|policy| row(policy.name(), &programs::metric(policy)));
     let others = [
         row("a program that does nothing", "empty_ns"),
+        row("one that only selects, by the hash", "select_ns"),
         row("counting (sock_ops)", "sock_ops_ns"),
         row(
             "runs of it for a connection",

@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use wakeone::dispatcher::{Dispatcher, Plan};
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
-use wakeone_kernel::run_stats::{EmptyProgram, RunStats, Runs};
+use wakeone_kernel::run_stats::{PlainProgram, RunStats, Runs};
 use wakeone_kernel::{bpf, cgroup, netns, socket};
 
 use crate::experiment::{Context, Sample};
@@ -46,6 +46,8 @@ const NAME: &str = "programs";
 enum Turn {
     /// A program that does nothing.
     Empty,
+    /// One that selects a socket by the hash, and does nothing else.
+    Select,
     /// The dispatch program, by the policy of this number.
     Policy(u32),
 }
@@ -54,6 +56,7 @@ impl Turn {
     fn metric(self) -> String {
         match self {
             Turn::Empty => "empty_ns".into(),
+            Turn::Select => "select_ns".into(),
             Turn::Policy(number) => metric(Policy::of_number(number).unwrap_or_default()),
         }
     }
@@ -97,7 +100,8 @@ fn missing(why: impl std::fmt::Display) -> Error {
 /// A steered group whose listeners are all ours.
 struct Group {
     dispatcher: Option<Dispatcher>,
-    empty: EmptyProgram,
+    empty: PlainProgram,
+    select: Option<PlainProgram>,
     listeners: Vec<TcpListener>,
     poll: OwnedFd,
     paths: Paths,
@@ -128,7 +132,8 @@ impl Group {
         };
         let mut group = Self {
             dispatcher: None,
-            empty: EmptyProgram::load().map_err(missing)?,
+            empty: PlainProgram::empty().map_err(missing)?,
+            select: None,
             poll: watch(&listeners).map_err(missing)?,
             listeners,
             paths,
@@ -137,7 +142,11 @@ impl Group {
             _statistics: RunStats::enable().map_err(missing)?,
             _folder: folder,
         };
-        group.dispatcher = Some(group.steer()?);
+        let dispatcher = group.steer()?;
+        let sockets = dispatcher.pinned().sockets(0);
+        let select = PlainProgram::selecting(sockets, cell.slots as u32);
+        group.select = Some(select.map_err(missing)?);
+        group.dispatcher = Some(dispatcher);
         Ok(group)
     }
 
@@ -169,7 +178,7 @@ impl Group {
         mut go_on: impl FnMut(f64) -> bool,
     ) -> Result<Sample, Error> {
         let mut order: Vec<Turn> = Policy::ALL.map(|p| Turn::Policy(p.number())).into();
-        order.push(Turn::Empty);
+        order.extend([Turn::Empty, Turn::Select]);
         let mut rng = StdRng::seed_from_u64(seed);
         let mut found: BTreeMap<Turn, Vec<f64>> = BTreeMap::new();
         let mut counting = Vec::new();
@@ -219,14 +228,24 @@ impl Group {
         Ok((chose, since(counted, counted_after)))
     }
 
+    /// The program of a turn that is not the group's.
+    fn plain(&self, whose: Turn) -> Option<&PlainProgram> {
+        match whose {
+            Turn::Empty => Some(&self.empty),
+            Turn::Select => self.select.as_ref(),
+            Turn::Policy(_) => None,
+        }
+    }
+
     fn choose_by(&self, whose: Turn) -> Result<(), Error> {
         let Some(dispatcher) = &self.dispatcher else {
             return Err(missing("there is no group"));
         };
+        if let Some(plain) = self.plain(whose) {
+            return socket::attach_reuseport(&self.listeners[0], plain.as_fd()).map_err(missing);
+        }
         match whose {
-            Turn::Empty => {
-                socket::attach_reuseport(&self.listeners[0], self.empty.as_fd()).map_err(missing)
-            }
+            Turn::Empty | Turn::Select => Err(missing("a program was not loaded")),
             Turn::Policy(number) => {
                 dispatcher.set_policy(Policy::of_number(number).unwrap_or_default());
                 dispatcher
@@ -249,8 +268,8 @@ impl Group {
             sum.count += program.run_cnt;
             sum.ns += program.run_time_ns;
         }
-        if whose == Turn::Empty {
-            chose = Runs::of(self.empty.as_fd()).map_err(missing)?;
+        if let Some(plain) = self.plain(whose) {
+            chose = Runs::of(plain.as_fd()).map_err(missing)?;
         }
         Ok((chose, counted))
     }

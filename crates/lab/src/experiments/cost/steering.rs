@@ -10,6 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::net::sockopt;
 use wakeone::paths::Paths;
+use wakeone::policy::Policy;
 use wakeone::status;
 use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_kernel::bpf::Pinned;
@@ -22,8 +23,8 @@ use crate::Error;
 /// Which parts run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parts {
-    /// The program that chooses is attached.
-    pub choosing: bool,
+    /// The program that chooses is attached, and goes by this policy.
+    pub choosing: Option<Policy>,
     /// Connections are counted.
     pub counting: bool,
     /// The agent looks at the workers, and moves the queue of a stuck one.
@@ -32,13 +33,13 @@ pub struct Parts {
 
 /// Nothing of ours.
 pub const HASH: Parts = Parts {
-    choosing: false,
+    choosing: None,
     counting: false,
     agent: false,
 };
 /// All of it.
 pub const STEERED: Parts = Parts {
-    choosing: true,
+    choosing: Some(Policy::LeastConnections),
     counting: true,
     agent: true,
 };
@@ -103,7 +104,7 @@ impl Group {
         if self.now.agent && !parts.agent {
             self.stop_agent()?;
         }
-        if self.now.choosing && !parts.choosing {
+        if self.now.choosing.is_some() && parts.choosing.is_none() {
             socket::detach_reuseport(&self.listeners[0])
                 .map_err(failed("detaching the program"))?;
         }
@@ -116,7 +117,10 @@ impl Group {
                 self.pinned.table().slot(slot).active().store(0, Relaxed);
             }
         }
-        if parts.choosing && !self.now.choosing {
+        if let Some(policy) = parts.choosing {
+            self.pinned.table().policy().store(policy.number(), Relaxed);
+        }
+        if parts.choosing.is_some() && self.now.choosing.is_none() {
             self.pinned
                 .attach(0, &self.listeners[0])
                 .map_err(|e| Error::Server(e.to_string()))?;
