@@ -279,7 +279,7 @@ pub struct Arms<'a> {
     pub processes: &'a [u32],
 }
 
-/// What came of a load in slices.
+/// A load in slices, when it is over.
 pub struct Alternated {
     /// The whole load's.
     pub outcome: wakeone_load::Outcome,
