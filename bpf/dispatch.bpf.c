@@ -213,10 +213,10 @@ static __always_inline __u32 final_slot(struct bpf_sock_ops *ops, const struct w
 }
 
 /*
- * The state callbacks stay on. The flag is one for all programs of a socket
- * (bpf_sock_ops_cb_flags in struct tcp_sock), and a program that runs after
- * ours may have asked for them too without a trace of that. The callbacks of
- * the states to come leave the program soon.
+ * The state callbacks stay on. All programs of a socket share the flag
+ * (bpf_sock_ops_cb_flags in struct tcp_sock). A program that runs after ours
+ * may have asked for them too, and leaves no trace of that. The callbacks of
+ * later states leave this program soon.
  */
 static __always_inline void count_out(struct bpf_sock_ops *ops, struct bpf_sock *sk)
 {
