@@ -223,6 +223,17 @@ impl Pinned {
             .map_err(bpf_step("tagging the listener"))
     }
 
+    /// The cookies of all listeners that were made known.
+    pub fn known_listeners(&self) -> Vec<u64> {
+        let cookie = |key: Vec<u8>| Some(u64::from_ne_bytes(key.try_into().ok()?));
+        self.listeners.keys().filter_map(cookie).collect()
+    }
+
+    /// How many listeners can be known at a time.
+    pub fn listener_limit(&self) -> usize {
+        self.listeners.max_entries() as usize
+    }
+
     /// Makes room in the table of listeners: one that is gone, by its cookie.
     pub fn forget_listener(&self, cookie: u64) {
         let _ = self.listeners.delete(&cookie.to_ne_bytes());

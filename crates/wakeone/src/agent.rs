@@ -560,7 +560,10 @@ impl Steer for Agent {
         place.pid().store(pid, Relaxed);
         // A worker that was told to end may have shut its listener down: in the array again, whatever happened.
         let restored = dispatcher.restore(slot);
-        place.mark(flag::UP, true);
+        // Last: a slot that is up and has no socket would be chosen in vain.
+        if restored.is_ok() {
+            place.mark(flag::UP, true);
+        }
         if let Err(error) = restored {
             core.note(format!(
                 "slot {slot} gets connections only from the kernel's choice: {error}"

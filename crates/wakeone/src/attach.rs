@@ -337,7 +337,7 @@ impl Attached {
             uncounted,
         };
         attached.publish_workers();
-        attached.store()?;
+        attached.dir.store(&attached.state()?)?;
         Ok(attached)
     }
 
@@ -354,8 +354,8 @@ impl Attached {
         }
     }
 
-    /// Writes down who serves what, for `status`, and for `detach` should we be killed.
-    fn store(&self) -> Result<(), Error> {
+    /// Who serves what, to be written down for `status`, and for `detach` should we be killed.
+    fn state(&self) -> Result<State, StateError> {
         let slots = self.agent.tell(|d| d.slots()).unwrap_or(0);
         let empty = || state::Slot {
             worker: None,
@@ -371,7 +371,7 @@ impl Attached {
                 inodes: vec![lent.inode],
             };
         }
-        let state = State {
+        Ok(State {
             schema: state::SCHEMA,
             name: self.name.clone(),
             boot: state::boot_id(),
@@ -393,8 +393,7 @@ impl Attached {
             },
             slots: table,
             attached: true,
-        };
-        Ok(self.dir.store(&state)?)
+        })
     }
 
     /// Looks what became of the group: sockets that came or went, workers that ended or took over.
@@ -428,8 +427,9 @@ impl Attached {
             changed |= self.settle(&member);
         }
         if changed {
-            self.store()?;
+            self.dir.keep(&self.state()?);
         }
+        self.dir.catch_up();
         self.tidy_uncounted();
         Ok(if there.is_empty() {
             Presence::Gone

@@ -1,14 +1,17 @@
 //! The dispatch program of one group, from user space: loading or finding it, its listeners, its marks, its end.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf::{self, Feature, LoadPlan, Loaded, Missing, Pinned};
+use wakeone_kernel::diag::{self, Which};
 use wakeone_kernel::receive_queue::{ReceiveQueue, receive_queue};
 use wakeone_kernel::socket::{self, AcceptQueue};
 use wakeone_kernel::table::{self, AFFINITY, CLOSING, COUNTED, DATAGRAMS, Table, flag};
 use wakeone_kernel::{capability, cgroup};
+use wakeone_model::listener::Protocol;
 
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
@@ -166,7 +169,14 @@ pub struct Dispatcher {
     kept: bool,
     missing: Vec<Missing>,
     policy: Policy,
+    /// Listeners that left since those that are gone were forgotten.
+    left: usize,
+    /// A listener found no room, and the log says so.
+    told_full: bool,
 }
+
+/// As many listeners leave between two sweeps of the map of listeners: a sweep lists all sockets that listen.
+const SWEEP_AFTER: usize = 64;
 
 impl Dispatcher {
     /// Loads the program, or finds the one of an earlier supervisor, and attaches it to the group's listeners. Those
@@ -214,10 +224,15 @@ impl Dispatcher {
             kept: found.kept,
             missing: found.missing,
             policy: plan.policy,
+            left: 0,
+            told_full: false,
         }
     }
 
     fn begin(mut self, plan: &Plan<'_>) -> Result<Self, Error> {
+        if self.kept {
+            self.forget_gone();
+        }
         let filled = self
             .settle_policy(plan)
             .and_then(|()| self.fill(plan).map_err(Error::of(plan.name)));
@@ -387,6 +402,20 @@ impl Dispatcher {
     /// # Errors
     /// There is no slot left, or the kernel's answer.
     pub fn join(&mut self, cookie: u64, lent: Lent) -> Result<usize, bpf::Error> {
+        if self.left >= SWEEP_AFTER {
+            self.forget_gone();
+        }
+        let mut joined = self.try_join(cookie, lent);
+        if joined.is_err() && self.is_full() {
+            self.forget_gone();
+            joined = self.try_join(cookie, lent);
+        }
+        self.tell_full(&joined);
+        joined
+    }
+
+    fn try_join(&mut self, cookie: u64, lent: Lent) -> Result<usize, bpf::Error> {
+        let was_known = self.pinned.slot_of(cookie).is_some();
         let slot = self.place(cookie, lent).ok_or_else(|| bpf::Error {
             step: format!("finding a slot beside the {} there are", table::MAX_SLOTS),
             source: std::io::ErrorKind::QuotaExceeded.into(),
@@ -398,20 +427,85 @@ impl Dispatcher {
         }
         let slots = self.table().slots();
         slots.fetch_max(self.seats.len() as u32, Relaxed);
-        self.seat(slot)?;
+        let seated = self.seat(slot);
+        if seated.is_err() {
+            self.vacate(slot);
+            if !was_known {
+                self.pinned.forget_listener(cookie);
+            }
+        }
         self.table().publish();
-        Ok(slot)
+        seated.map(|()| slot)
+    }
+
+    /// Whether no other listener can be made known.
+    fn is_full(&self) -> bool {
+        self.pinned.known_listeners().len() >= self.pinned.listener_limit()
+    }
+
+    /// Logs that a listener found no room: once, until one finds room again. A listener that closed meanwhile is no news.
+    fn tell_full<T>(&mut self, joined: &Result<T, bpf::Error>) {
+        match joined {
+            Ok(_) => self.told_full = false,
+            Err(error) if !self.told_full => {
+                let no_slot = error.source.kind() == std::io::ErrorKind::QuotaExceeded;
+                if no_slot || self.is_full() {
+                    self.told_full = true;
+                    tracing::warn!(
+                        event = "degraded",
+                        "`{}`: a new listener gets connections only from the kernel's choice, for there is no room: {error}",
+                        self.name
+                    );
+                }
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Forgets the listeners that are gone. One that left and still lives stays known: connections that waited in it
+    /// carry its tag, and are counted by it when they are moved.
+    fn forget_gone(&mut self) {
+        let living = match living(self.datagrams()) {
+            Ok(living) => living,
+            Err(error) => {
+                tracing::debug!(
+                    "`{}`: listeners that are gone stay known: {error}",
+                    self.name
+                );
+                return;
+            }
+        };
+        self.left = 0;
+        // Those in a slot may be yet to listen, or not listen for a moment.
+        let seated: HashSet<u64> = (0..self.seats.len())
+            .flat_map(|slot| (0..self.pinned.addresses()).map(move |address| (slot, address)))
+            .filter_map(|(slot, address)| {
+                let cookie = self.seats[slot].with(address, |one| socket::cookie(one));
+                cookie.ok()?.ok()
+            })
+            .collect();
+        for cookie in self.pinned.known_listeners() {
+            if !living.contains(&cookie) && !seated.contains(&cookie) {
+                self.pinned.forget_listener(cookie);
+            }
+        }
     }
 
     /// A listener of others is gone: its slot is free.
     pub fn leave(&mut self, slot: usize) {
         let place = self.table().slot(slot);
-        place.flags().store(0, Relaxed);
         place.pid().store(0, Relaxed);
         place.queued().store(0, Relaxed);
         place.queue_limit().store(0, Relaxed);
         place.dropped().store(0, Relaxed);
+        self.vacate(slot);
         self.table().publish();
+        self.left += 1;
+    }
+
+    /// Nobody is in a slot any more; to be published.
+    fn vacate(&mut self, slot: usize) {
+        self.table().slot(slot).flags().store(0, Relaxed);
         self.seats[slot] = Seat::Empty;
     }
 
@@ -669,6 +763,17 @@ impl Dispatcher {
         drop(self);
         remove(paths, &dir, cgroup);
     }
+}
+
+/// The cookies of all sockets in this network namespace that can be in a group.
+fn living(datagrams: bool) -> std::io::Result<HashSet<u64>> {
+    let protocol = if datagrams {
+        Protocol::Udp
+    } else {
+        Protocol::Tcp
+    };
+    let sockets = diag::sockets(protocol, Which::Listening, 0)?;
+    Ok(sockets.iter().map(|entry| entry.socket.cookie).collect())
 }
 
 fn remove(paths: &Paths, dir: &Path, cgroup: Option<&Path>) {

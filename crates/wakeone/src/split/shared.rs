@@ -483,6 +483,9 @@ impl Shared {
         if changed {
             self.store();
         }
+        if let Some(dir) = &self.dir {
+            dir.catch_up();
+        }
     }
 
     /// Cookies of its sockets that listen. One whose queue is being moved does not for a moment: only what is missing

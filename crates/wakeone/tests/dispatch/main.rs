@@ -9,4 +9,5 @@ mod ground;
 #[path = "../../../../tests/support/patience.rs"]
 mod patience;
 mod rescue;
+mod restarts;
 mod transaction;
