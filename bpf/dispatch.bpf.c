@@ -177,6 +177,7 @@ int wakeone_dispatch_walk(struct sk_reuseport_md *md)
 static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *sk)
 {
 	struct wakeone_tag *tag = bpf_sk_storage_get(&tags, sk, 0, 0);
+	__u32 took_us;
 
 	if (!tag)
 		return; /* not one of ours */
@@ -192,6 +193,11 @@ static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *
 	if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_STATE_CB_FLAG))
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
 						       BPF_SOCK_OPS_STATE_CB_FLAG);
+	/* Its one sample is the handshake's (tcp_synack_rtt_meas; none where the
+	 * SYN-ACK was sent twice). The value is eight times the time. */
+	took_us = ops->srtt_us >> 3;
+	if (took_us > WAKEONE_READ(table.handshake_us))
+		WAKEONE_WRITE(table.handshake_us, took_us);
 }
 
 /* Where the connection is counted now; forgets that it was moved. */

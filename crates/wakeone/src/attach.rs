@@ -640,7 +640,7 @@ fn held(seats: &Seats) -> Vec<(u64, usize)> {
 }
 
 /// What attaching takes. It stays within reach, without effect, for a server that comes back.
-const FOR_ATTACHING: [Capability; 5] = [
+pub(crate) const FOR_ATTACHING: [Capability; 5] = [
     Capability::CAP_BPF,
     Capability::CAP_PERFMON,
     Capability::CAP_NET_ADMIN,

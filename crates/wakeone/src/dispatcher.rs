@@ -574,6 +574,11 @@ impl Dispatcher {
         self.seats.len()
     }
 
+    /// Whether a slot's listeners are our own.
+    pub fn holds(&self, slot: usize) -> bool {
+        matches!(self.seats[slot], Seat::Held(_))
+    }
+
     /// Whether somebody's listener is in this slot.
     pub fn is_taken(&self, slot: usize) -> bool {
         !matches!(self.seats[slot], Seat::Empty)
@@ -690,6 +695,17 @@ impl Dispatcher {
         if self.datagrams() {
             return Ok(0);
         }
+        let place = self.table().slot(slot);
+        // Before, so that whoever comes after us knows what was begun; it stays if a listener does not come back.
+        place.set_moving(true);
+        let moved = self.move_all(slot);
+        if moved.is_ok() || !self.is_closed(slot) {
+            place.set_moving(false);
+        }
+        moved
+    }
+
+    fn move_all(&self, slot: usize) -> Result<u32, bpf::Error> {
         let mut moved = 0;
         for address in 0..self.pinned.addresses() {
             let waiting = self.with(slot, address, |listener| {
@@ -701,6 +717,48 @@ impl Dispatcher {
             moved += waiting;
         }
         Ok(moved)
+    }
+
+    /// Whether a slot has a listener that does not listen.
+    fn is_closed(&self, slot: usize) -> bool {
+        (0..self.pinned.addresses()).any(|address| {
+            let listens = self.with(slot, address, |one| Ok(socket::listens(one)));
+            matches!(listens, Ok(false))
+        })
+    }
+
+    /// Has a slot's listeners listen again that did not come back from a move.
+    ///
+    /// # Errors
+    /// They do not come back now either.
+    pub fn reopen(&self, slot: usize) -> Result<(), bpf::Error> {
+        let place = self.table().slot(slot);
+        for address in 0..self.pinned.addresses() {
+            self.with(slot, address, |listener| {
+                self.listen_again(slot, listener)
+                    .map_err(|source| bpf::Error {
+                        step: format!("listening again in slot {slot}"),
+                        source,
+                    })?;
+                self.pinned.put(address, slot, listener)
+            })?;
+        }
+        place.set_moving(false);
+        Ok(())
+    }
+
+    fn listen_again(&self, slot: usize, listener: BorrowedFd<'_>) -> std::io::Result<()> {
+        if socket::listens(listener) {
+            return Ok(());
+        }
+        let limit = self.table().slot(slot).queue_limit().load(Relaxed);
+        let backlog = match (&self.seats[slot], limit) {
+            // Longer than any: the kernel cuts it.
+            (Seat::Lent(_), 0) => i32::MAX,
+            (Seat::Lent(_), limit) => i32::try_from(limit).unwrap_or(i32::MAX),
+            _ => self.backlog,
+        };
+        socket::listen_again(listener, socket::address_of(listener)?, backlog)
     }
 
     fn move_queue(

@@ -4,6 +4,8 @@
 mod choice;
 mod counts;
 mod datagrams;
+#[path = "../../../../tests/support/distance.rs"]
+mod distance;
 mod exits;
 mod ground;
 #[path = "../../../../tests/support/patience.rs"]
