@@ -9,7 +9,7 @@ pub mod patience;
 pub mod real;
 pub mod steered;
 
-pub use patience::{patience, slowness};
+pub use patience::patience;
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
