@@ -159,7 +159,10 @@ struct wakeone_table {
 	/* Slots without connections, a bit each, where the group is WIDE. A hint:
 	 * two CPUs that pass one another may leave a bit that is wrong. */
 	__u64 idle[WAKEONE_MAX_SLOTS / 64];
-	__u64 reserved2[11];
+	/* Which build of the programs runs here: they may change without
+	 * the contract. 0: one that does not tell. */
+	__u64 build;
+	__u64 reserved2[10];
 	struct wakeone_slot slot[WAKEONE_MAX_SLOTS];
 	struct wakeone_eligible eligible[2 * WAKEONE_LISTS];
 };

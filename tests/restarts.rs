@@ -3,13 +3,15 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::steered::{assert_nothing_left, isolated};
-use support::{Ground, Run, eventually, everyone, signal};
+use support::{Ground, Run, eventually, everyone, signal, slowness};
 
 const AT: &str = "127.0.0.1:8080";
 
@@ -129,4 +131,81 @@ fn of_two_supervisors_that_start_at_once_one_has_the_address() {
         winner.stop();
     }
     assert_nothing_left(&ground);
+}
+
+/// Holds a file so that whoever opens or executes it waits: a lease, which the kernel takes away after 45 s
+/// (fs.lease-break-time).
+struct Held(Child);
+
+impl Held {
+    fn hold(path: &Path) -> Self {
+        const HOLD: &str = "import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+file = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print('held', flush=True)
+sys.stdin.read()";
+        let mut holder = Command::new("python3")
+            .args(["-c", HOLD])
+            .arg(path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3");
+        let mut line = String::new();
+        BufReader::new(holder.stdout.as_mut().expect("stdout"))
+            .read_line(&mut line)
+            .expect("a line");
+        assert_eq!(line, "held\n");
+        Self(holder)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// A command of the test's own.
+fn command(ground: &Ground) -> PathBuf {
+    let path = ground.path().join("server");
+    std::fs::copy("/bin/sleep", &path).expect("copy");
+    path
+}
+
+/// Much less than the kernel leaves a lease.
+fn soon() -> Duration {
+    Duration::from_secs(20) * slowness()
+}
+
+#[test]
+fn a_command_that_the_kernel_cannot_open_yet_keeps_nobody_from_ending() {
+    let Some(ground) = isolated() else { return };
+    let path = command(&ground);
+    let held = Held::hold(&path);
+    let text = path.to_str().expect("path");
+    let run = ground.run(&["-w", "2", "-l", AT, "--name", "web"], &[text, "1000"]);
+    eventually("a worker waits for its command", || {
+        ground.groups().iter().any(|group| group.ends_with("web")) && opens(run.pid()) == 2
+    });
+    let start = Instant::now();
+    run.signal(Signal::TERM);
+    let (status, lines) = run.wait();
+    assert!(start.elapsed() < soon(), "{lines:?}");
+    assert_eq!(status.code(), Some(0), "{lines:?}");
+    drop(held);
+    assert_nothing_left(&ground);
+}
+
+/// How many children of a process wait for a file that another holds (fs/locks.c, __break_lease).
+fn opens(parent: u32) -> usize {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    let children = children.unwrap_or_default();
+    let waits = |pid: &&str| {
+        let wait = std::fs::read_to_string(format!("/proc/{pid}/wchan"));
+        wait.is_ok_and(|wait| wait == "__break_lease")
+    };
+    children.split_whitespace().filter(waits).count()
 }

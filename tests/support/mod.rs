@@ -1,7 +1,7 @@
 //! What the end-to-end tests share: a `wakeone run` whose lines can be waited for, requests, and no remains.
 
 // Each test program uses its own part of this.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 pub mod mixed;
 pub mod nginx;

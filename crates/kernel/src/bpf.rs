@@ -14,7 +14,14 @@ use crate::socket;
 use crate::table::Table;
 
 pub use crate::load::{Feature, LoadPlan, Loaded, Missing, TEMPORARY, load};
+pub use crate::replace::replace;
 pub use crate::skeletons::dispatch::types;
+
+/// Names this build of the programs, in a group's table: their object files, hashed.
+pub const BUILD: u64 = match u64::from_str_radix(env!("WAKEONE_PROGRAMS"), 16) {
+    Ok(build) => build,
+    Err(_) => panic!("WAKEONE_PROGRAMS is written by build.rs"),
+};
 
 /// A step of loading that failed, and the kernel's answer.
 #[derive(Debug, thiserror::Error)]

@@ -161,6 +161,11 @@ impl Table {
         atomic!(AtomicU32, (*self.at()).handshake_us)
     }
 
+    /// Which build of the programs runs here, as [`crate::bpf::BUILD`].
+    pub fn build(&self) -> &AtomicU64 {
+        atomic!(AtomicU64, (*self.at()).build)
+    }
+
     /// Entries in the map of moved connections.
     pub fn moved_live(&self) -> u64 {
         atomic!(AtomicU64, (*self.at()).moved_live).load(Ordering::Relaxed)

@@ -354,7 +354,7 @@ impl Attached {
         }
     }
 
-    /// Who serves what, to be written down for `status`, and for `detach` should we be killed.
+    /// The state tells `status` who serves what. `detach` reads it if the agent was killed.
     fn state(&self) -> Result<State, StateError> {
         let slots = self.agent.tell(|d| d.slots()).unwrap_or(0);
         let empty = || state::Slot {

@@ -973,12 +973,15 @@ fn open_or_load(
         let datagrams = pinned.table().flags().load(Relaxed) & DATAGRAMS != 0;
         datagrams == plan.datagrams.is_some()
     };
+    let load = LoadPlan {
+        dir: &dir,
+        addresses,
+        cgroup: plan.cgroup.filter(|_| plan.datagrams.is_none()),
+        read_queues: plan.read_queues,
+        datagrams: plan.datagrams.is_some(),
+    };
     if let Some(pinned) = found.filter(|pinned| same_kind(pinned) && fits(pinned)) {
-        return Ok(Found {
-            pinned,
-            kept: true,
-            missing: Vec::new(),
-        });
+        return Ok(renew(plan.name, &load, pinned));
     }
     bpf::empty_arrays(&dir);
     bpf::remove_pins(&dir).map_err(|source| Error::Kernel {
@@ -988,13 +991,6 @@ fn open_or_load(
             source,
         },
     })?;
-    let load = LoadPlan {
-        dir: &dir,
-        addresses,
-        cgroup: plan.cgroup.filter(|_| plan.datagrams.is_none()),
-        read_queues: plan.read_queues,
-        datagrams: plan.datagrams.is_some(),
-    };
     let Loaded { pinned, missing } = bpf::load(&load).map_err(|error| {
         plan.paths.tidy();
         Error::of(plan.name)(error)
@@ -1004,6 +1000,34 @@ fn open_or_load(
         kept: false,
         missing,
     })
+}
+
+/// Has a group that is taken over run the programs of this build. Where they cannot be loaded the old ones stay: they
+/// keep the same contract.
+fn renew(name: &str, load: &LoadPlan<'_>, pinned: Pinned) -> Found {
+    let mut found = Found {
+        pinned,
+        kept: true,
+        missing: Vec::new(),
+    };
+    if found.pinned.table().build().load(Relaxed) == bpf::BUILD {
+        return found;
+    }
+    match bpf::replace(load) {
+        Ok(Loaded { pinned, missing }) => {
+            tracing::info!(
+                event = "note",
+                "`{name}`: the programs of another build of wakeone were replaced; all counts stay"
+            );
+            found.pinned = pinned;
+            found.missing = missing;
+        }
+        Err(error) => tracing::warn!(
+            event = "degraded",
+            "`{name}` keeps the programs of another build of wakeone: {error}; stop and start the group to replace them"
+        ),
+    }
+    found
 }
 
 /// The group that is pinned there, if it is whole, of this layout, and of as many addresses.

@@ -322,7 +322,7 @@ impl GroupDir {
         self.try_write(state.encode(), &mut self.unwritten());
     }
 
-    /// Writes the newest state, should that have failed. To be called every now and then.
+    /// Writes the newest state if that failed before. Call it every second or so.
     pub fn catch_up(&self) {
         let mut unwritten = self.unwritten();
         if let Some(due) = unwritten.take_if(|one| one.again <= Instant::now()) {
