@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde::Deserialize;
-use wakeone::attach::Wish;
+use wakeone::attach::{self, Wish};
 use wakeone::group::check_weights;
 use wakeone::keeper::{Keeper, Wanted};
 use wakeone::metrics::{self, Monitor};
@@ -84,6 +84,8 @@ struct Entry {
     stuck_after: Option<String>,
     #[serde(default)]
     weights: BTreeMap<String, u32>,
+    #[serde(default)]
+    owners: Vec<String>,
 }
 
 /// A configuration is read whole into memory: no honest one is larger.
@@ -107,6 +109,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         ))?;
         return Ok(ExitCode::SUCCESS);
     }
+    // Only the log tells what is refused.
+    crate::run::start_plain_log();
     let stop = stop_on_signals()?;
     let reload = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&reload))
@@ -219,6 +223,10 @@ fn wanted(entry: &Entry) -> Result<Wanted, String> {
             .map_err(|error| format!("target {target}: stuck_after {error}"))?,
     };
     let weights = weights(entry).map_err(|why| format!("target {target}: weights {why}"))?;
+    let owners = entry.owners.iter().map(|owner| attach::user(owner));
+    let owners = owners
+        .collect::<Result<_, _>>()
+        .map_err(|why| format!("target {target}: owners: {why}"))?;
     Ok(Wanted {
         target,
         wish: Wish {
@@ -228,6 +236,7 @@ fn wanted(entry: &Entry) -> Result<Wanted, String> {
             stuck_after,
             weights,
         },
+        owners,
     })
 }
 
@@ -237,13 +246,15 @@ mod tests {
 
     #[test]
     fn a_file_is_read_and_its_mistakes_are_told_in_a_line() {
-        let good = "metrics = '127.0.0.1:9464'\n[[target]]\nlisten = ':80'\nweights = { 0 = 2, 3 = 1 }\n[[target]]\nlisten = 'nginx'\npolicy = 'two-choices'\nrescue = true\nstuck_after = '20ms'\n";
+        let good = "metrics = '127.0.0.1:9464'\n[[target]]\nlisten = ':80'\nweights = { 0 = 2, 3 = 1 }\n[[target]]\nlisten = 'nginx'\nowners = ['nobody', '33']\npolicy = 'two-choices'\nrescue = true\nstuck_after = '20ms'\n";
         let settings = parse(good).expect("a good file");
         assert_eq!(settings.metrics, Some(([127, 0, 0, 1], 9464).into()));
         assert!(!settings.metrics_tracing);
         let wanted = settings.wanted;
         assert_eq!(wanted[0].wish.weights, [(0, 2), (3, 1)]);
         assert_eq!(wanted.len(), 2);
+        assert!(wanted[0].owners.is_empty());
+        assert_eq!(wanted[1].owners, [65534, 33]);
         assert_eq!(wanted[0].target, Target::Port(80));
         assert!(wanted[1].wish.rescue);
         assert_eq!(wanted[1].wish.policy, Some(Policy::TwoChoices));
@@ -275,6 +286,10 @@ mod tests {
             (
                 "[[target]]\nlisten = ':1'\nweights = { first = 1 }\n",
                 "`first` is no slot",
+            ),
+            (
+                "[[target]]\nlisten = ':1'\nowners = ['no such user']\n",
+                "there is no user `no such user`",
             ),
             ("rubbish", "line 1"),
         ] {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use wakeone::attach::{self, Attached, Prospect, Wish};
-use wakeone::keeper::{Event, Keeper, meant};
+use wakeone::keeper::{Event, Keeper, admitted, meant};
 use wakeone::metrics::{self, Monitor};
 use wakeone::paths::Paths;
 use wakeone::policy::{Affinity, Policy};
@@ -51,6 +51,10 @@ pub struct Args {
     /// Weight of a slot, 1 for the others; repeatable
     #[arg(long, value_name = "SLOT=N", value_parser = crate::run::weight)]
     weight: Vec<(usize, u32)>,
+
+    /// Steer a server of this user too (name or number), beside root's and your own; repeatable
+    #[arg(long, value_name = "USER", value_parser = attach::user)]
+    owner: Vec<u32>,
 
     /// Serve OpenMetrics on this address, at /metrics
     #[arg(long, value_name = "ADDR:PORT")]
@@ -114,7 +118,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             missing.join(" and ")
         );
     }
-    let prospects = prospects(&found)?;
+    let prospects = prospects(&found, &args.owner)?;
     if args.dry_run {
         print(&prospects.iter().map(|p| plan(p, &args)).collect::<String>())?;
         let missing = lacking(&found);
@@ -131,7 +135,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     for prospect in prospects {
         let attached = Attached::start(prospect, &wish, &paths)?;
         print(&said(&attached, &args))?;
-        keeper.keep(wish.clone(), attached);
+        keeper.keep(wish.clone(), args.owner.clone(), attached);
     }
     let monitor = Monitor::start(http).context("attach: cannot serve figures")?;
     keeper.serve(monitor, args.metrics_tracing);
@@ -164,23 +168,26 @@ fn wish(args: &Args) -> Wish {
 }
 
 /// The target's listeners that can be steered. One that cannot is an error where it is the only one.
-fn prospects(found: &[Found]) -> anyhow::Result<Vec<Prospect>> {
+fn prospects(found: &[Found], owners: &[u32]) -> anyhow::Result<Vec<Prospect>> {
+    let (found, mut refused) = admitted(found.to_vec(), owners);
     let mut prospects = Vec::new();
-    let mut refused = None;
-    for found in found {
+    let mut unfit = None;
+    for found in &found {
         match attach::examine(found) {
             Ok(prospect) => prospects.push(prospect),
-            Err(error) => refused = Some(error),
+            Err(error) => unfit = Some(error),
         }
     }
-    match refused {
-        Some(error) if prospects.is_empty() => Err(error.into()),
-        Some(error) => {
-            eprintln!("wakeone: {error}");
-            Ok(prospects)
-        }
-        None => Ok(prospects),
+    refused.extend(unfit);
+    if prospects.is_empty()
+        && let Some(last) = refused.pop()
+    {
+        return Err(last.into());
     }
+    for error in refused {
+        eprintln!("wakeone: {error}");
+    }
+    Ok(prospects)
 }
 
 fn plan(prospect: &Prospect, args: &Args) -> String {

@@ -240,6 +240,11 @@ fn options(args: &Args) -> anyhow::Result<Options> {
     })
 }
 
+/// The log of a service: sentences, as `run` has them by default.
+pub fn start_plain_log() {
+    start_log(Log::Text, Level::INFO);
+}
+
 /// Lines for people show the sentence alone; lines for programs carry the fields too.
 ///
 /// A line that cannot be written is lost (whoever read our standard error is gone): serving goes on. By default the

@@ -75,3 +75,32 @@ pub fn with<T>(reserved: &[Capability], run: impl FnOnce() -> T) -> T {
     }
     result
 }
+
+/// Runs something without these capabilities in effect: the kernel then allows what it would allow a process that lacks
+/// them.
+pub fn without<T>(these: &[Capability], run: impl FnOnce() -> T) -> T {
+    let lowered: Vec<_> = these
+        .iter()
+        .filter(|cap| has(**cap) && caps::drop(None, CapSet::Effective, **cap).is_ok())
+        .collect();
+    let result = run();
+    for cap in lowered {
+        let _ = caps::raise(None, CapSet::Effective, *cap);
+    }
+    result
+}
+
+/// Those of these capabilities that a process lacks. It lacks all of them where it is in another user namespace: they
+/// mean nothing here then (`ns_capable`). The same holds where it cannot be seen.
+pub fn lacking_of(pid: u32, wanted: &[Capability]) -> Vec<Capability> {
+    let namespace = |place: &str| std::fs::read_link(format!("/proc/{place}/ns/user")).ok();
+    let own = namespace("self");
+    let here = own.is_some() && own == namespace(&pid.to_string());
+    let held = i32::try_from(pid)
+        .ok()
+        .filter(|_| here)
+        .and_then(|pid| caps::read(Some(pid), CapSet::Effective).ok())
+        .unwrap_or_default();
+    let lacks = |cap: &&Capability| !held.contains(cap);
+    wanted.iter().filter(lacks).copied().collect()
+}

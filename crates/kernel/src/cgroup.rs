@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Where cgroup2 is mounted in this mount namespace.
@@ -45,12 +46,15 @@ pub fn own() -> io::Result<PathBuf> {
 /// Sockets that `create` makes stay in that cgroup. Returns whether it was made, beside what `create` gave.
 ///
 /// # Errors
-/// The cgroup cannot be made or entered: `create` has not run then.
+/// The cgroup cannot be made or entered, or it is another user's, or frozen: `create` has not run then.
 pub fn born_in<T>(nursery: &Path, create: impl FnOnce() -> T) -> io::Result<(bool, T)> {
     let home = own()?;
     let made = match fs::create_dir(nursery) {
         Ok(()) => true,
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            refuse_trap(nursery)?;
+            false
+        }
         Err(error) => return Err(error),
     };
     let back = Back(&home);
@@ -64,6 +68,27 @@ pub fn born_in<T>(nursery: &Path, create: impl FnOnce() -> T) -> io::Result<(boo
     let created = create();
     drop(back);
     Ok((made, created))
+}
+
+/// Whether a cgroup that was found may be one of ours: root's, or our own user's. Its owner can freeze who enters it.
+pub fn is_trusted(cgroup: &Path) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    fs::symlink_metadata(cgroup).is_ok_and(|is| is.is_dir() && [0, own].contains(&is.uid()))
+}
+
+fn refuse_trap(cgroup: &Path) -> io::Result<()> {
+    let refused = |why: &str| {
+        let at = cgroup.display();
+        Err(io::Error::other(format!("{at} is not entered: {why}")))
+    };
+    if !is_trusted(cgroup) {
+        return refused("it belongs to another user");
+    }
+    let events = fs::read_to_string(cgroup.join("cgroup.events")).unwrap_or_default();
+    if events.lines().any(|line| line == "frozen 1") {
+        return refused("it is frozen");
+    }
+    Ok(())
 }
 
 fn enter(cgroup: &Path) -> io::Result<()> {

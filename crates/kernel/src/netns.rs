@@ -2,12 +2,20 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::process::Command;
 
 use nix::libc;
 use nix::sched::{CloneFlags, setns, unshare};
+use rustix::net::{AddressFamily, SocketType};
+use wakeone_model::listener::Protocol;
+
+use crate::diag::{self, Which};
+use crate::{sibling, socket};
+
+/// include/uapi/asm-generic/socket.h, since Linux 5.14.
+const SO_NETNS_COOKIE: i32 = 71;
 
 /// Moves this thread, and what it starts from now on, into a new network namespace whose loopback is up.
 ///
@@ -66,5 +74,65 @@ pub fn tun(name: &str) -> io::Result<File> {
         Ok(device)
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+/// Whether a TCP listener, or a bound UDP socket, is of the network namespace of this thread. A process may have made it in
+/// another one, where it is privileged.
+///
+/// # Errors
+/// It cannot be told.
+pub fn has(socket: impl AsFd) -> io::Result<bool> {
+    let socket = socket.as_fd();
+    match cookie(socket) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => is_listed(socket),
+        theirs => {
+            let own = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
+            Ok(theirs? == cookie(own.as_fd())?)
+        }
+    }
+}
+
+fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    socket::get(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE)
+}
+
+/// The same where a socket does not tell its namespace: sock_diag shows those of ours, and the cookies of sockets are
+/// unique on the machine (since Linux 5.4).
+fn is_listed(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    let Some(address) = sibling::address(socket) else {
+        return Ok(false);
+    };
+    let protocol = if sibling::is_udp(socket) {
+        Protocol::Udp
+    } else {
+        Protocol::Tcp
+    };
+    let wanted = socket::cookie(socket)?;
+    let here = diag::sockets_at(protocol, Which::Listening, address)?;
+    Ok(here.iter().any(|entry| entry.socket.cookie == wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, UdpSocket};
+
+    #[test]
+    fn sockets_of_another_namespace_are_told_from_ours() {
+        let (tcp, udp) = (
+            TcpListener::bind("127.0.0.1:0").expect("bind"),
+            UdpSocket::bind("127.0.0.1:0").expect("bind"),
+        );
+        assert!(has(&tcp).expect("told") && has(&udp).expect("told"));
+        assert!(is_listed(tcp.as_fd()).expect("told"));
+        assert!(is_listed(udp.as_fd()).expect("told"));
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: only root can make a network namespace");
+        }
+        isolate().expect("a network namespace");
+        assert!(!has(&tcp).expect("told") && !has(&udp).expect("told"));
+        assert!(!is_listed(tcp.as_fd()).expect("told"));
+        assert!(!is_listed(udp.as_fd()).expect("told"));
     }
 }

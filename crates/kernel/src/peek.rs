@@ -4,15 +4,12 @@
 //! ends meanwhile is left out.
 
 use std::collections::{BTreeMap, HashSet};
-use std::io::IoSliceMut;
 use std::path::Path;
 
 use nix::libc;
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::unistd::Pid;
 use wakeone_model::listener::{Polled, Process, Thread, Wait};
 
-use crate::process;
+use crate::{process, remote_memory};
 
 /// A descriptor that is a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -350,7 +347,7 @@ const MOST_POLLED: usize = 4096;
 /// Descriptors that a thread in poll or ppoll asks about.
 fn poll_set(pid: u32, call: &Call) -> Option<Vec<u64>> {
     let entries = usize::try_from(call.arguments[1]).ok()?.min(MOST_POLLED);
-    let bytes = memory(pid, call.arguments[0], entries * 8)?;
+    let bytes = remote_memory::read(pid, call.arguments[0], entries * 8)?;
     let number = |entry: &[u8]| entry[..4].try_into().map(i32::from_ne_bytes);
     Some(
         bytes
@@ -366,21 +363,9 @@ fn select_set(pid: u32, call: &Call) -> Option<Vec<u64>> {
     if call.arguments[1] == 0 {
         return Some(Vec::new());
     }
-    let bytes = memory(pid, call.arguments[1], most.div_ceil(64) * 8)?;
+    let bytes = remote_memory::read(pid, call.arguments[1], most.div_ceil(64) * 8)?;
     let set = |fd: &usize| bytes[fd / 8] & (1 << (fd % 8)) != 0;
     Some((0..most).filter(set).map(|fd| fd as u64).collect())
-}
-
-/// Another process's memory, without stopping it; all of `length` bytes or nothing.
-fn memory(pid: u32, address: u64, length: usize) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; length];
-    let remote = [RemoteIoVec {
-        base: usize::try_from(address).ok()?,
-        len: length,
-    }];
-    let pid = Pid::from_raw(i32::try_from(pid).ok()?);
-    let read = process_vm_readv(pid, &mut [IoSliceMut::new(&mut bytes)], &remote).ok()?;
-    (read == length).then_some(bytes)
 }
 
 #[cfg(test)]

@@ -103,6 +103,18 @@ fn holders_doing(pid: u32, inodes: &[u64]) -> Option<Doing> {
     })
 }
 
+/// No chain of processes is longer, unless somebody makes it so.
+const MOST_ANCESTORS: usize = 128;
+
+/// Whether a process is below another one, at whatever distance.
+pub fn descends(pid: u32, from: u32) -> bool {
+    let above = |pid: &u32| peek::identity(*pid).map(|identity| identity.parent);
+    std::iter::successors(above(&pid), above)
+        .take(MOST_ANCESTORS)
+        .take_while(|parent| *parent != 0)
+        .any(|parent| parent == from)
+}
+
 /// The processes that a process started and that are still there.
 pub fn children(pid: u32) -> Vec<u32> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
@@ -279,6 +291,26 @@ mod tests {
         assert_eq!(holders_doing(own, &[u64::MAX]), None);
         helper.kill().expect("kill");
         helper.wait().expect("wait");
+    }
+
+    #[test]
+    fn descendants_are_told_from_others() {
+        let own = std::process::id();
+        let script = "sleep 60 & echo $!; wait";
+        let mut shell = std::process::Command::new("sh")
+            .args(["-c", script])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("sh");
+        let mut line = String::new();
+        let out = shell.stdout.take().expect("output");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a line");
+        let below: u32 = line.trim().parse().expect("pid");
+        assert!(descends(below, own) && descends(below, shell.id()));
+        assert!(!descends(own, below) && !descends(own, own) && !descends(u32::MAX, own));
+        let below = nix::unistd::Pid::from_raw(below as i32);
+        nix::sys::signal::kill(below, nix::sys::signal::Signal::SIGKILL).expect("kill");
+        shell.wait().expect("wait");
     }
 
     #[test]

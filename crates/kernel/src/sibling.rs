@@ -8,6 +8,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use nix::libc;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
+use crate::capability::{self, Capability};
+use crate::netns;
+
 /// Options that a new socket of the same address must have before it is bound, and those of its connections.
 const OPTIONS: [(i32, i32, &str); 55] = [
     (libc::SOL_IPV6, libc::IPV6_V6ONLY, "IPV6_V6ONLY"),
@@ -85,6 +88,9 @@ pub enum Error {
     /// It has a socket filter that nobody but its maker can read.
     #[error("it has a socket filter that cannot be read")]
     Filter,
+    /// It was made in another network namespace, where its maker may be privileged.
+    #[error("it is of another network namespace")]
+    Elsewhere,
     /// Anything else.
     #[error("{0}: {1}")]
     Step(&'static str, io::Error),
@@ -136,12 +142,22 @@ fn number(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Makes a socket like this one and binds it to the same address. It does not listen yet.
+/// The kernel allows privileged options of a socket to whoever has one of these (`sockopt_ns_capable`, net/core/sock.c).
+const FOR_OPTIONS: [Capability; 2] = [Capability::CAP_NET_ADMIN, Capability::CAP_NET_RAW];
+
+/// Makes a socket like this one and binds it to the same address. It does not listen yet. `asker`: the process that it is
+/// for, whose options are copied only as far as that process could set them itself.
 ///
 /// # Errors
 /// See [`Error`].
-pub fn sibling(listener: impl AsFd) -> Result<OwnedFd, Error> {
+pub fn sibling(listener: impl AsFd, asker: u32) -> Result<OwnedFd, Error> {
     let listener = listener.as_fd();
+    // Its address and options say nothing about this namespace otherwise, and nobody here allowed them.
+    if !netns::has(listener)
+        .map_err(|source| Error::Step("asking for its network namespace", source))?
+    {
+        return Err(Error::Elsewhere);
+    }
     let step = |what| move |source: rustix::io::Errno| Error::Step(what, source.into());
     let of = |name| number(listener, libc::SOL_SOCKET, name);
     let domain =
@@ -155,8 +171,10 @@ pub fn sibling(listener: impl AsFd) -> Result<OwnedFd, Error> {
         None,
     )
     .map_err(step("making a socket"))?;
-    copy_options(listener, socket.as_fd())?;
-    copy_buffers(listener, socket.as_fd())?;
+    capability::without(&capability::lacking_of(asker, &FOR_OPTIONS), || {
+        copy_options(listener, socket.as_fd())?;
+        copy_buffers(listener, socket.as_fd())
+    })?;
     copy_filter(listener, socket.as_fd())?;
     copy_owner(listener, socket.as_fd())?;
     let address = rustix::net::getsockname(listener).map_err(step("asking for its address"))?;
@@ -282,14 +300,15 @@ fn copy_owner(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
         .map_err(|source| Error::Step("giving it its user", source.into()))
 }
 
-/// A queue beside a UDP socket, for another thread that receives from it. `known`: it has been in a group of ours before.
+/// A queue beside a UDP socket, for another thread that receives from it, or the process `asker`. `known`: it has been in a
+/// group of ours before.
 ///
 /// Broadcast and multicast datagrams go to every socket of an address: the queue takes none, or each of them would be
 /// received once a thread.
 ///
 /// # Errors
 /// It is connected, in a group of its own making, or has a filter; and see [`Error`].
-pub fn reader(socket: impl AsFd, known: bool) -> Result<OwnedFd, Error> {
+pub fn reader(socket: impl AsFd, known: bool, asker: u32) -> Result<OwnedFd, Error> {
     let socket = socket.as_fd();
     let refused = |what| Error::Step(what, io::ErrorKind::Unsupported.into());
     let of = |name| number(socket, libc::SOL_SOCKET, name).unwrap_or(-1);
@@ -323,7 +342,7 @@ pub fn reader(socket: impl AsFd, known: bool) -> Result<OwnedFd, Error> {
     if !has.is_empty() && !own {
         return Err(refused("it has a socket filter"));
     }
-    let queue = sibling(socket)?;
+    let queue = sibling(socket, asker)?;
     attach_filter(queue.as_fd(), &mut ours)?;
     Ok(queue)
 }
@@ -466,7 +485,7 @@ mod tests {
                 set(one.as_fd(), level, name, value).expect("option");
             }
             rustix::net::listen(&one, 7).expect("listen");
-            let two = sibling(&one).expect("sibling");
+            let two = sibling(&one, std::process::id()).expect("sibling");
             rustix::net::listen(&two, 7).expect("listen");
             assert_eq!(address(&one), address(&two));
             for (level, name, what) in OPTIONS.into_iter().chain([
@@ -477,6 +496,50 @@ mod tests {
                 assert_eq!(of(&one), of(&two), "{what} at {at}");
             }
         }
+    }
+
+    #[test]
+    fn options_that_the_asker_may_not_set_are_not_copied() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: only root may mark sockets");
+        }
+        let mut asker = std::process::Command::new("setpriv")
+            .args([
+                "--inh-caps",
+                "-all",
+                "--bounding-set",
+                "-all",
+                "sleep",
+                "60",
+            ])
+            .spawn()
+            .expect("setpriv");
+        let pid = asker.id();
+        let name = || crate::peek::identity(pid).map(|identity| identity.name);
+        let since = std::time::Instant::now();
+        while name().as_deref() != Some("sleep") && since.elapsed().as_secs() < 10 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        for (level, option, what) in [
+            (libc::SOL_SOCKET, libc::SO_MARK, "SO_MARK"),
+            (libc::SOL_IP, libc::IP_TRANSPARENT, "IP_TRANSPARENT"),
+        ] {
+            let one = shared("127.0.0.1:0");
+            set(one.as_fd(), level, option, &1_i32.to_ne_bytes()).expect("root may");
+            rustix::net::listen(&one, 7).expect("listen");
+            sibling(&one, std::process::id()).expect("for a process that may");
+            let refused = sibling(&one, pid).expect_err(what).to_string();
+            assert!(refused.contains(what), "{refused}");
+            assert!(
+                capability::has(Capability::CAP_NET_ADMIN),
+                "in effect again"
+            );
+        }
+        let plain = shared("127.0.0.1:0");
+        rustix::net::listen(&plain, 7).expect("listen");
+        sibling(&plain, pid).expect("without such options for any process");
+        asker.kill().expect("kill");
+        asker.wait().expect("wait");
     }
 
     #[test]
@@ -505,7 +568,7 @@ mod tests {
             )
         };
         assert_eq!(done, 0);
-        let two = sibling(&one).expect("sibling");
+        let two = sibling(&one, std::process::id()).expect("sibling");
         crate::socket::admit_syns(&two).expect("there was a filter to take away");
         assert!(crate::socket::admit_syns(&two).is_err());
     }
@@ -514,7 +577,7 @@ mod tests {
     fn a_queue_that_is_not_to_be_chosen_keeps_what_it_has() {
         for at in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"] {
             let one = std::net::UdpSocket::bind(at).expect("bind");
-            let queue = reader(&one, false).expect("a queue");
+            let queue = reader(&one, false, std::process::id()).expect("a queue");
             let port = one.local_addr().expect("address").port();
             let loopback = if at.starts_with('[') {
                 "::1"
@@ -540,7 +603,9 @@ mod tests {
             assert_eq!(read(&one), 40, "{at}");
             assert_eq!(read(&queue), 40 - had, "{at}");
             // One that comes after is chosen again, beside a queue too.
-            let other = std::net::UdpSocket::from(reader(&queue, true).expect("a queue"));
+            let other = std::net::UdpSocket::from(
+                reader(&queue, true, std::process::id()).expect("a queue"),
+            );
             send();
             let (first, second) = (read(&one), read(&other));
             assert_eq!(first + second, 40, "{at}");
@@ -552,7 +617,7 @@ mod tests {
     fn both_get_connections() {
         let one = shared("127.0.0.1:0");
         rustix::net::listen(&one, 64).expect("listen");
-        let two = sibling(&one).expect("sibling");
+        let two = sibling(&one, std::process::id()).expect("sibling");
         rustix::net::listen(&two, 64).expect("listen");
         let address = address(&one).expect("address");
         let clients: Vec<_> = (0..40)

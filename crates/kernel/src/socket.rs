@@ -15,7 +15,7 @@ pub struct AcceptQueue {
     pub limit: u32,
 }
 
-fn get<T: Default>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<T> {
+pub(crate) fn get<T: Default>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<T> {
     let mut value = T::default();
     let mut size = size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` is `size` bytes of plain integers that the kernel may fill, wholly or in part.

@@ -39,6 +39,26 @@ pub enum Error {
         /// The reason, and what to do.
         why: String,
     },
+    /// It belongs to somebody who was not named.
+    #[error(
+        "{address} is not steered: its socket belongs to user {user}, and without being told only root's servers are steered and your own; if it is to be: attach --owner {user}, or owners = [\"{user}\"] for the target in agent.toml"
+    )]
+    Owner {
+        /// The listener.
+        address: SocketAddr,
+        /// Name or number of who made a socket of it.
+        user: String,
+    },
+    /// The target means more listeners than one may.
+    #[error(
+        "{address} is not steered, nor are {others} others: a target means {MOST_GROUPS} listeners at most; name ADDRESS:PORT"
+    )]
+    Many {
+        /// The first one that is left out.
+        address: SocketAddr,
+        /// How many more there are.
+        others: usize,
+    },
     /// It could not be looked at.
     #[error(transparent)]
     Observe(#[from] wakeone_observe::Error),
@@ -48,6 +68,46 @@ pub enum Error {
     /// The group's folder cannot be had, or somebody steers it already.
     #[error(transparent)]
     State(#[from] StateError),
+}
+
+/// A target means no more listeners than this. Each has a thread here, and anybody can listen.
+pub const MOST_GROUPS: usize = 32;
+
+/// A user by name or number.
+///
+/// # Errors
+/// There is none of that name.
+pub fn user(text: &str) -> Result<u32, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    match nix::unistd::User::from_name(text) {
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
+        _ => Err(format!("there is no user `{text}`")),
+    }
+}
+
+/// Whether all sockets of a listener belong to users that are trusted: root, ourselves, and those that were named.
+///
+/// # Errors
+/// The user of another one, and [`Error::Owner`].
+pub fn admit(found: &Found, owners: &[u32]) -> Result<(), (u32, Error)> {
+    let own = rustix::process::geteuid().as_raw();
+    let trusted = |uid: u32| uid == 0 || uid == own || owners.contains(&uid);
+    let mut sockets = found.listener.sockets.iter();
+    match sockets.find(|socket| !trusted(socket.uid)) {
+        None => Ok(()),
+        Some(socket) => {
+            let known = nix::unistd::User::from_uid(socket.uid.into())
+                .ok()
+                .flatten();
+            let error = Error::Owner {
+                address: found.listener.address,
+                user: known.map_or_else(|| socket.uid.to_string(), |user| user.name),
+            };
+            Err((socket.uid, error))
+        }
+    }
 }
 
 /// What the user wants.

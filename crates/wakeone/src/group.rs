@@ -228,13 +228,13 @@ impl Kinds {
     }
 }
 
-/// The cgroup that listeners are born in: that of an earlier supervisor, or one below our own.
+/// The cgroup that listeners are born in: one below our own, or that of an earlier supervisor, which ran in another.
 fn nursery_of(paths: &Paths, name: &str) -> Option<PathBuf> {
-    paths.cgroups_of(name).into_iter().next().or_else(|| {
-        cgroup::own()
-            .ok()
-            .map(|home| home.join(paths.cgroup_name(name)))
-    })
+    let home = cgroup::own().ok();
+    let own = home.map(|home| home.join(paths.cgroup_name(name)));
+    let there = own.as_ref().is_some_and(|own| own.exists());
+    let earlier = || paths.cgroups_of(name).into_iter().next();
+    if there { own } else { earlier().or(own) }
 }
 
 /// The name of the group of UDP sockets: where there are listeners too, those have the plain one.

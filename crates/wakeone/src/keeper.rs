@@ -21,6 +21,8 @@ pub struct Wanted {
     pub target: Target,
     /// How.
     pub wish: Wish,
+    /// Users whose servers it means, beside root and ourselves.
+    pub owners: Vec<u32>,
 }
 
 /// Something worth a log line.
@@ -59,6 +61,27 @@ pub fn meant(found: Vec<Found>, target: &Target) -> Vec<Found> {
     let only = found.iter().all(udp);
     let fits = |f: &Found| named || only || !udp(f);
     found.into_iter().filter(fits).collect()
+}
+
+/// Those of a target's listeners that are steered, and why others are not: they are of users who were not named, or too
+/// many. A stranger's are left out before any of them is looked at, and do not count. One of each user is told.
+pub fn admitted(found: Vec<Found>, owners: &[u32]) -> (Vec<Found>, Vec<attach::Error>) {
+    let (mut all, mut refused) = (Vec::new(), BTreeMap::new());
+    for one in found {
+        match attach::admit(&one, owners) {
+            Ok(()) => all.push(one),
+            Err((user, error)) => drop(refused.entry(user).or_insert(error)),
+        }
+    }
+    let mut refused: Vec<_> = refused.into_values().collect();
+    let others = all.split_off(all.len().min(attach::MOST_GROUPS));
+    if let Some(first) = others.first() {
+        refused.push(attach::Error::Many {
+            address: first.listener.address,
+            others: others.len() - 1,
+        });
+    }
+    (all, refused)
 }
 
 /// The groups that are kept steered.
@@ -110,7 +133,7 @@ impl Keeper {
     }
 
     /// Keeps one group steered that was just attached.
-    pub fn keep(&mut self, wish: Wish, attached: Attached) {
+    pub fn keep(&mut self, wish: Wish, owners: Vec<u32>, attached: Attached) {
         let target = Target::By(
             attached.protocol(),
             Box::new(Target::Address(attached.address())),
@@ -118,6 +141,7 @@ impl Keeper {
         self.wanted.push(Wanted {
             target,
             wish: wish.clone(),
+            owners,
         });
         self.show(&attached);
         self.groups.insert(place_of(&attached), (wish, attached));
@@ -129,6 +153,8 @@ impl Keeper {
         self.refused.clear();
         self.given_up.clear();
         let there = self.there(&mut Vec::new());
+        // Nothing was told yet: the next attempt tells it.
+        self.refused.clear();
         let groups = std::mem::take(&mut self.groups);
         for (address, (wish, mut attached)) in groups {
             let new = there.iter().find(|(found, _)| {
@@ -156,7 +182,12 @@ impl Keeper {
             match find(&wanted.target) {
                 Ok(found) => {
                     self.refused.remove(&wanted.target.to_string());
-                    for found in meant(found, &wanted.target) {
+                    let meant = meant(found, &wanted.target);
+                    let (meant, refused) = admitted(meant, &wanted.owners);
+                    for error in refused {
+                        self.refuse_once(&wanted.target, &error, events);
+                    }
+                    for found in meant {
                         let at = |f: &Found| place(f.listener.protocol, f.listener.address);
                         if !there.iter().any(|(f, _)| at(f) == at(&found)) {
                             there.push((found, wanted.wish.clone()));
@@ -173,6 +204,18 @@ impl Keeper {
         if self.refused.get(&what) != Some(&why) {
             events.push(Event::Refused(why.clone()));
             self.refused.insert(what, why);
+        }
+    }
+
+    /// The same for listeners that anybody can open and close: told once for each of their users until the next
+    /// configuration, wherever they listen.
+    fn refuse_once(&mut self, target: &Target, error: &attach::Error, events: &mut Vec<Event>) {
+        let what = match error {
+            attach::Error::Owner { user, .. } => format!("{target} of user {user}"),
+            _ => format!("more of {target}"),
+        };
+        if !self.refused.contains_key(&what) {
+            self.refuse(what, error.to_string(), events);
         }
     }
 

@@ -55,7 +55,8 @@ impl Paths {
         format!("{}-{name}", pins_name(&self.runtime))
     }
 
-    /// Every cgroup, wherever its supervisor ran, that is named as this group's.
+    /// Every cgroup, wherever its supervisor ran, that is named as this group's. Those of other users, and all below them,
+    /// are none of ours: they could freeze who enters.
     pub fn cgroups_of(&self, name: &str) -> Vec<PathBuf> {
         let wanted = self.cgroup_name(name);
         let mut found = Vec::new();
@@ -138,6 +139,9 @@ fn find_named(dir: &Path, wanted: &str, found: &mut Vec<PathBuf>) {
             continue;
         }
         let path = entry.path();
+        if !cgroup::is_trusted(&path) {
+            continue;
+        }
         if entry.file_name().to_str() == Some(wanted) {
             found.push(path);
         } else {

@@ -1,16 +1,21 @@
 //! The broker's socket, and the conversations on it: one for each question of the library in a process of the server.
 //!
-//! Nothing here waits for anybody: a process that is slow to answer, or hostile, holds up nobody else.
+//! Nothing here waits for anybody: a process that is slow to answer, or hostile, holds up nobody else. The socket's name is
+//! there for all to read (/proc/net/unix), so the first thing looked at is who connects: only the server's processes are
+//! heard. Where they are too many, the user that has most conversations gives way.
 
+use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use wakeone_kernel::{netns, process};
 use wakeone_shim::protocol::{REQUEST_BYTES, Reply, Request, Token};
 
 use super::left::Told;
@@ -19,6 +24,11 @@ use super::left::Told;
 const MOST: usize = 256;
 /// A conversation that takes longer is over.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// So is one without any question after this time, as soon as half of the room is taken; and any of the user that has most
+/// of them, as soon as all of it is.
+const SILENCE: Duration = Duration::from_millis(100);
+/// Connections that are accepted, or refused, before the conversations go on.
+const AT_ONCE: usize = 256;
 
 /// Somebody's question, with the descriptor that came with it.
 #[derive(Debug)]
@@ -36,6 +46,7 @@ pub struct Question {
 struct Conversation<O> {
     connection: OwnedFd,
     pid: u32,
+    user: u32,
     since: Instant,
     offer: Option<O>,
 }
@@ -126,40 +137,72 @@ impl<O> Broker<O> {
 
     /// Goes on with every conversation as far as it goes without waiting.
     pub fn attend(&mut self, to: &mut impl Answer<O>) {
-        self.accept();
+        self.accept(to);
+        let crowded = self.conversations.len() >= MOST / 2;
         for conversation in std::mem::take(&mut self.conversations) {
-            if let Some(open) = self.go_on(conversation, to) {
+            if let Some(open) = self.go_on(conversation, crowded, to) {
                 self.conversations.push(open);
             }
         }
     }
 
-    fn accept(&mut self) {
-        while self.conversations.len() < MOST {
+    fn accept(&mut self, to: &mut impl Answer<O>) {
+        for _ in 0..AT_ONCE {
+            if !self.has_room(to) {
+                return;
+            }
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let Ok(connection) = rustix::net::accept_with(&self.socket, flags) else {
                 return;
             };
-            let Ok(peer) = rustix::net::sockopt::socket_peercred(&connection) else {
+            let Some((pid, user)) = peer(&connection) else {
                 continue;
             };
             self.conversations.push(Conversation {
                 connection,
-                pid: peer.pid.as_raw_nonzero().get() as u32,
+                pid,
+                user,
                 since: Instant::now(),
                 offer: None,
             });
         }
     }
 
+    /// Whether another conversation can begin. For that the oldest one of the user that has most of them ends, if it was not
+    /// just begun: many workers may ask at the same time.
+    fn has_room(&mut self, to: &mut impl Answer<O>) -> bool {
+        if self.conversations.len() < MOST {
+            return true;
+        }
+        let mut counts = BTreeMap::new();
+        for one in &self.conversations {
+            *counts.entry(one.user).or_insert(0) += 1;
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count);
+        let ends = |one: &Conversation<O>| {
+            most.is_some_and(|(user, _)| user == one.user) && one.since.elapsed() >= SILENCE
+        };
+        let Some(oldest) = self.conversations.iter().position(ends) else {
+            return false;
+        };
+        let ended = self.conversations.remove(oldest);
+        if let Some(offer) = ended.offer {
+            to.declined(ended.pid, offer);
+        }
+        true
+    }
+
     /// One step of a conversation; `None` when it is over.
     fn go_on(
         &self,
         mut conversation: Conversation<O>,
+        crowded: bool,
         to: &mut impl Answer<O>,
     ) -> Option<Conversation<O>> {
+        let silent = crowded && conversation.offer.is_none();
+        let patience = if silent { SILENCE } else { PATIENCE };
         match self.hear(&conversation) {
-            Heard::Nothing if conversation.since.elapsed() < PATIENCE => Some(conversation),
+            Heard::Nothing if conversation.since.elapsed() < patience => Some(conversation),
             Heard::Question(question) => self.answer(conversation, question, to),
             Heard::Nothing | Heard::End => {
                 if let Some(offer) = conversation.offer.take() {
@@ -181,6 +224,17 @@ impl<O> Broker<O> {
             request,
             socket,
         } = question;
+        if socket
+            .as_ref()
+            .is_some_and(|socket| is_foreign(request, socket))
+        {
+            tracing::debug!("process {pid} asks with a socket of another network namespace");
+            let _ = say(&conversation.connection, Reply::Leave, None);
+            if let Some(offer) = conversation.offer.take() {
+                to.declined(pid, offer);
+            }
+            return None;
+        }
         match (request, socket, conversation.offer.take()) {
             (Request::Opens { .. }, Some(socket), None) => {
                 let _ = say(&conversation.connection, to.opens(&socket), None);
@@ -271,6 +325,23 @@ impl<O> Broker<O> {
             }
         }
     }
+}
+
+/// Who connected: process and user, where it is a process of the server, or one of our own user.
+fn peer(connection: &OwnedFd) -> Option<(u32, u32)> {
+    let peer = getsockopt(connection, PeerCredentials).ok()?;
+    // 0: it is in a PID namespace that we do not see into.
+    let pid = u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0)?;
+    let own = rustix::process::geteuid().as_raw();
+    let ours = peer.uid() == own || process::descends(pid, std::process::id());
+    ours.then_some((pid, peer.uid()))
+}
+
+/// Whether a socket was made in another network namespace, where its maker may be privileged. Of one that does not listen
+/// yet nothing but its cookie is noted, and it need not be known anywhere.
+fn is_foreign(request: Request, socket: &OwnedFd) -> bool {
+    let about_to_listen = matches!(request, Request::Opens { .. });
+    !about_to_listen && !netns::has(socket).unwrap_or(false)
 }
 
 /// Sends a process what it is offered, if anything, and waits for it to say that it took it.

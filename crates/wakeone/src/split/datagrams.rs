@@ -51,7 +51,7 @@ impl Splitter {
         }
         let offer = readers
             .admits_thread(pid, socket)
-            .and_then(|()| readers.for_thread(socket, wish.as_ref(), &paths));
+            .and_then(|()| readers.for_thread(pid, socket, wish.as_ref(), &paths));
         let given = match offer {
             Ok((offer, unsteered)) => {
                 // Another thread of it receives already.
@@ -88,8 +88,8 @@ impl Splitter {
         if self.check {
             return None;
         }
-        let offer =
-            decision.and_then(|()| readers.for_process(claim.socket, wish.as_ref(), &paths));
+        let offer = decision
+            .and_then(|()| readers.for_process(claim.pid, claim.socket, wish.as_ref(), &paths));
         match offer {
             Ok(offer) => {
                 self.readers.push(readers);

@@ -1,4 +1,6 @@
-//! The library's file: where every process of the server can read it, whoever it runs as, and nobody can write it.
+//! The library's file: where every process of the server can read it, whoever it runs as, and nobody can write it, nor any
+//! folder above it. In /tmp another user could make the folder anew once it was cleaned away, and every program that
+//! the server starts later would load what they put there.
 //!
 //! It is locked as long as its `wakeone run` lives. What one that was killed left is taken away by the next, or by
 //! `wakeone detach`, once no process of the server is left that has it loaded: they start others, which load it, too.
@@ -54,7 +56,7 @@ pub fn sweep() {
     let own = rustix::process::geteuid().as_raw();
     let left: Vec<PathBuf> = places()
         .iter()
-        .filter_map(|place| fs::read_dir(place).ok())
+        .filter_map(|place| fs::read_dir(trusted(place).ok()?).ok())
         .flatten()
         .flatten()
         .filter(|entry| entry.file_name().to_string_lossy().starts_with(FOLDER))
@@ -114,20 +116,65 @@ fn loaded() -> Option<String> {
 impl Drop for Library {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
+        // Made by us, perhaps; another one's library may be in it.
+        let _ = fs::remove_dir(SYSTEM_PLACE);
     }
 }
 
+/// Where root's library may be that cannot be in /run; made when it is needed.
+const SYSTEM_PLACE: &str = "/var/lib/wakeone";
+
+/// Candidates for the library's place, the best one first. [`trusted`] refuses those that others can change.
 fn places() -> Vec<PathBuf> {
-    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let root = rustix::process::geteuid().is_root();
-    let system = root.then(|| PathBuf::from("/run"));
-    let places = system.into_iter().chain(own.filter(|_| !root));
+    let variable = |name| {
+        let value = std::env::var_os(name).filter(|value| !value.is_empty());
+        value.map(PathBuf::from)
+    };
+    let mut places = Vec::new();
+    if rustix::process::geteuid().is_root() {
+        places.extend(["/run", SYSTEM_PLACE].map(PathBuf::from));
+    } else {
+        places.extend(variable("XDG_RUNTIME_DIR"));
+        let home = || variable("HOME").map(|home| home.join(".cache"));
+        places.extend(variable("XDG_CACHE_HOME").or_else(home));
+    }
+    places.extend(variable("TMPDIR"));
     places
-        .chain([std::env::temp_dir(), "/var/tmp".into()])
-        .collect()
+}
+
+/// A place with all links resolved, if nobody but root and we ourselves can change what is at its path: then it is the
+/// same whenever a process of the server looks there.
+fn trusted(place: &Path) -> io::Result<PathBuf> {
+    let own = rustix::process::geteuid();
+    let place = fs::canonicalize(place)?;
+    for step in place.ancestors() {
+        let is = fs::symlink_metadata(step)?;
+        let refused = |why: &str| {
+            let step = step.display();
+            Err(io::Error::other(format!("{step} {why}")))
+        };
+        if ![0, own.as_raw()].contains(&is.uid()) {
+            return refused("belongs to another user");
+        }
+        if is.mode() & 0o022 != 0 {
+            return refused("can be written by other users");
+        }
+        // Workers of root's server may become any user.
+        if own.is_root() && is.mode() & 0o001 == 0 {
+            return refused("cannot be entered by other users");
+        }
+    }
+    Ok(place)
 }
 
 fn write_below(place: &Path) -> io::Result<Library> {
+    if place == Path::new(SYSTEM_PLACE) {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(place)?;
+    }
+    let place = &trusted(place)?;
     if statvfs(place)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
         return Err(io::Error::other(format!(
             "nothing can be run from {}",
@@ -176,6 +223,38 @@ mod tests {
         );
         drop(library);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_place_that_another_user_can_change_is_refused() {
+        let refused = |place: &str| trusted(Path::new(place)).expect_err(place).to_string();
+        assert!(refused("/tmp").contains("written by other users"));
+        assert!(refused("/var/tmp").contains("/var/tmp can be written"));
+        let folder = tempfile::tempdir().expect("folder");
+        let below = folder.path().join("below");
+        fs::create_dir(&below).expect("folder");
+        let told = trusted(&below).expect_err("a folder above").to_string();
+        assert!(told.contains("written by other users"), "{told}");
+        if rustix::process::geteuid().is_root() {
+            let own = tempfile::tempdir_in("/run").expect("folder");
+            let mode = |mode| {
+                let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+                fs::set_permissions(own.path(), mode).expect("mode");
+            };
+            mode(0o755);
+            assert_eq!(trusted(own.path()).expect("a place"), own.path());
+            let link = folder.path().join("link");
+            std::os::unix::fs::symlink(own.path(), &link).expect("link");
+            assert_eq!(trusted(&link).expect("a place"), own.path());
+            mode(0o775);
+            assert!(trusted(own.path()).is_err(), "its group can write it");
+            mode(0o700);
+            assert!(trusted(own.path()).is_err(), "its workers may be others");
+            mode(0o755);
+            std::os::unix::fs::chown(own.path(), Some(65534), None).expect("chown");
+            let told = trusted(own.path()).expect_err("another user's");
+            assert!(told.to_string().contains("another user"), "{told}");
+        }
     }
 
     #[test]

@@ -263,11 +263,12 @@ impl Readers {
     /// Why there is none.
     pub fn for_thread(
         &mut self,
+        pid: u32,
         like: &OwnedFd,
         wish: Option<&Wish>,
         paths: &Paths,
     ) -> Result<(Offer, Option<Reason>), Reason> {
-        let mut offer = self.offer(like.as_fd(), Kind::Thread)?;
+        let mut offer = self.offer(pid, like.as_fd(), Kind::Thread)?;
         let begun = self.begin(&mut offer, wish, paths);
         Ok((offer, begun.err()))
     }
@@ -278,6 +279,7 @@ impl Readers {
     /// Why there is none.
     pub fn for_process(
         &mut self,
+        pid: u32,
         like: BorrowedFd<'_>,
         wish: Option<&Wish>,
         paths: &Paths,
@@ -285,7 +287,7 @@ impl Readers {
         if self.original.kept.is_none() && inode_of(like).ok() == Some(self.inode()) {
             self.original.kept = like.try_clone_to_owned().ok();
         }
-        let mut offer = self.offer(like, Kind::Process)?;
+        let mut offer = self.offer(pid, like, Kind::Process)?;
         match self.begin(&mut offer, wish, paths) {
             Ok(()) => Ok(offer),
             Err(reason) => {
@@ -295,11 +297,11 @@ impl Readers {
         }
     }
 
-    fn offer(&mut self, like: BorrowedFd<'_>, kind: Kind) -> Result<Offer, Reason> {
+    fn offer(&mut self, pid: u32, like: BorrowedFd<'_>, kind: Kind) -> Result<Offer, Reason> {
         let refused = |error: io::Error| Reason::Sibling(error.to_string());
         let known = self.known.len() > 1;
-        let queue =
-            sibling::reader(like, known).map_err(|error| Reason::Sibling(error.to_string()))?;
+        let queue = sibling::reader(like, known, pid)
+            .map_err(|error| Reason::Sibling(error.to_string()))?;
         let offer = Offer {
             original: self.inode(),
             inode: inode_of(&queue).map_err(refused)?,

@@ -319,7 +319,8 @@ impl Shared {
         if let Some(again) = self.again(pid) {
             return Ok(again);
         }
-        let queue = sibling::sibling(like).map_err(|error| Reason::Sibling(error.to_string()))?;
+        let queue =
+            sibling::sibling(like, pid).map_err(|error| Reason::Sibling(error.to_string()))?;
         let refused = |error: io::Error| Reason::Sibling(error.to_string());
         rustix::net::listen(&queue, self.backlog).map_err(|errno| refused(errno.into()))?;
         let mut offer = Offer {

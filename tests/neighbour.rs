@@ -1,0 +1,362 @@
+//! What others on the machine, and a server's own code, try: none of it gets them more than they had, nor stops us.
+//!
+//! Needs root; that is said.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use support::steered::{assert_nothing_left, isolated, said, wakeone};
+use support::{Ground, Run, WAKEONE, eventually, server};
+use wakeone::paths::Paths;
+use wakeone_kernel::cgroup;
+use wakeone_kernel::diag::{Which, sockets};
+use wakeone_model::listener::Protocol;
+
+const PORT: u16 = 8085;
+const NOBODY: u32 = 65534;
+
+/// A process of `hostile.py`, until the test is over.
+struct Hostile(Child);
+
+impl Hostile {
+    /// Starts it as this user, and waits until it says that it is at work.
+    fn start(user: u32, arguments: &[&str]) -> Self {
+        // `nobody` may not be let into the folder of the sources: the script goes in as text.
+        let text = std::fs::read_to_string(server("hostile.py")).expect("script");
+        let mut child = Command::new("python3")
+            .args(["-c", &text])
+            .args(arguments)
+            .uid(user)
+            .gid(user)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3");
+        let out = child.stdout.take().expect("its output");
+        let mut line = String::new();
+        BufReader::new(out).read_line(&mut line).expect("a line");
+        assert!(!line.is_empty(), "{arguments:?} ended");
+        Self(child)
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One that must end by itself: after a long time it is killed, and the code is 124.
+fn bounded(arguments: &[&str]) -> Output {
+    let seconds = (20 * support::patience::slowness()).to_string();
+    let mut command = Command::new("timeout");
+    command.args(["-k", "1", &seconds, WAKEONE]).args(arguments);
+    command.output().expect("timeout")
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Whether another user may make namespaces here.
+fn may_unshare() -> bool {
+    let status = Command::new("unshare")
+        .args(["-Urn", "true"])
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .status();
+    status.is_ok_and(|status| status.success())
+}
+
+#[test]
+fn a_socket_of_another_network_gets_no_queue_in_ours() {
+    for (kind, protocol) in [("tcp", Protocol::Tcp), ("udp", Protocol::Udp)] {
+        let Some(ground) = isolated() else { return };
+        if !may_unshare() {
+            return eprintln!("skipped: this kernel lets no user make namespaces");
+        }
+        let script = server("hostile.py");
+        let command = ["python3", script.as_str(), "network", kind];
+        let mut run = Run::start(ground.command(&["--split"], &command));
+        let line = run.line("asked: ");
+        let here = sockets(protocol, Which::Listening, 443).expect("sock_diag");
+        assert!(here.is_empty(), "{kind}: {line}: {here:?}");
+        assert!(line.ends_with("asked: 0"), "{kind}: told to leave: {line}");
+        run.signal(rustix::process::Signal::TERM);
+        drop(run);
+        assert_nothing_left(&ground);
+    }
+}
+
+/// A `run --split` in a mount namespace where nothing can be run from /run; what its server was told to load.
+fn library_where(ground: &Ground, run_is: &str, user: u32, environment: &[(&str, &str)]) -> Run {
+    let script = format!(
+        "mount -t tmpfs -o {run_is} none /run && exec setpriv --reuid {user} --regid {user} --clear-groups \"$0\" \"$@\""
+    );
+    let program = ground.path().join("wakeone");
+    std::fs::copy(WAKEONE, &program).expect("copied");
+    let open = || std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(ground.path(), open()).expect("mode");
+    std::fs::set_permissions(&program, open()).expect("mode");
+    let mut command = Command::new("unshare");
+    command
+        .args(["-m", "sh", "-c", &script])
+        .arg(&program)
+        .args(["run", "--split", "--runtime-dir"])
+        .arg(ground.path().join("run"))
+        .args([
+            "--",
+            "sh",
+            "-c",
+            "echo library: $LD_PRELOAD: >&2; exec sleep 60",
+        ])
+        .env_remove("XDG_RUNTIME_DIR")
+        .env_remove("XDG_CACHE_HOME")
+        .env_remove("TMPDIR")
+        .env_remove("HOME")
+        .envs(environment.iter().copied());
+    Run::start(command)
+}
+
+fn library_in(line: &str) -> PathBuf {
+    let after = line.split_once("library: ").expect("a path").1;
+    PathBuf::from(after.trim_end_matches(':'))
+}
+
+/// Everything above the library, by which another user could put a library of their own there.
+fn assert_only_theirs(library: &Path, user: u32) {
+    for step in library.ancestors() {
+        let Ok(is) = std::fs::symlink_metadata(step) else {
+            continue; // in the mount namespace only
+        };
+        let theirs = is.uid() == 0 || is.uid() == user;
+        assert!(theirs, "{} belongs to user {}", step.display(), is.uid());
+        let open = is.mode() & 0o022 != 0;
+        assert!(!open, "{} can be written by others", step.display());
+    }
+}
+
+#[test]
+fn the_library_lies_where_nobody_else_can_put_another() {
+    let Some(ground) = isolated() else { return };
+    let mut run = library_where(&ground, "noexec", 0, &[("TMPDIR", "/tmp")]);
+    let library = library_in(&run.line("library: "));
+    assert!(library.exists(), "{}", library.display());
+    assert_only_theirs(&library, 0);
+    drop(run);
+    assert!(!library.exists(), "{} is left", library.display());
+    let own = ground.path().join("own");
+    std::fs::create_dir(&own).expect("folder");
+    std::os::unix::fs::chown(&own, Some(NOBODY), Some(NOBODY)).expect("chown");
+    let run = library_where(&ground, "exec", NOBODY, &[("TMPDIR", "/tmp")]);
+    let (status, lines) = run.wait();
+    assert_eq!(status.code(), Some(1), "{lines:?}");
+    let told = lines.last().expect("a line");
+    assert!(told.contains("XDG_RUNTIME_DIR"), "{told}");
+}
+
+#[test]
+fn who_fills_the_brokers_socket_holds_up_no_worker() {
+    let Some(ground) = isolated() else { return };
+    let script = server("shared.py");
+    let port = PORT.to_string();
+    let command = ["python3", script.as_str(), "accept", &port, "2"];
+    let mut run = ground.command(&["--split"], &command);
+    run.env("WAKEONE_SLOT", "0");
+    let run = Run::start(run);
+    let mut workers = Vec::new();
+    let mut up = |workers: &mut Vec<u64>| {
+        let output = wakeone(&ground, &["status", "--json"]);
+        let all: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let slots = all["groups"][0]["slots"].as_array().cloned();
+        let slots = slots.unwrap_or_default();
+        let up = slots.iter().filter(|slot| slot["state"] == "up");
+        *workers = up.filter_map(|slot| slot["pid"].as_u64()).collect();
+        workers.len() == 2
+    };
+    eventually("two workers have queues", || up(&mut workers));
+    let names = std::fs::read_to_string("/proc/thread-self/net/unix").expect("names");
+    let name = names
+        .split_whitespace()
+        .find_map(|word| {
+            word.strip_prefix('@')
+                .filter(|n| n.starts_with("wakeone-split-"))
+        })
+        .expect("the broker's name is there for all to read")
+        .to_owned();
+    let _flood = Hostile::start(NOBODY, &["flood", &name, "600"]);
+    let gone = workers[0];
+    support::signal(gone as u32, rustix::process::Signal::KILL);
+    eventually("the next one has a queue, or goes without", || {
+        let unanswered = run.lines().iter().any(|l| l.contains("does not answer"));
+        unanswered || (up(&mut workers) && !workers.contains(&gone))
+    });
+    let lines = run.lines();
+    let unanswered = lines.iter().any(|l| l.contains("does not answer"));
+    assert!(!unanswered, "{lines:#?}");
+    run.stop();
+}
+
+#[test]
+fn a_page_that_nobody_fills_stops_neither_doctor_nor_agent() {
+    let Some(ground) = isolated() else { return };
+    let frozen = Hostile::start(0, &["frozen", &PORT.to_string()]);
+    let doctor = bounded(&["doctor", &format!(":{PORT}"), "--for", "1s"]);
+    assert_ne!(doctor.status.code(), Some(124), "doctor hangs");
+    assert!(text(&doctor).contains(&PORT.to_string()), "{doctor:?}");
+    let other = PORT + 1;
+    let other_server = Hostile::start(0, &["listen", &other.to_string()]);
+    let file = ground.path().join("agent.toml");
+    let targets = [PORT, other].map(|port| format!("[[target]]\nlisten = ':{port}'\n"));
+    std::fs::write(&file, targets.concat()).expect("file");
+    let mut agent = Command::new(WAKEONE);
+    agent.args(["agent", "--config"]).arg(&file);
+    agent.arg("--runtime-dir").arg(ground.runtime());
+    let mut agent = Run::start(agent);
+    agent.line(&format!("at-127-0-0-1-{other} is steered"));
+    agent.stop();
+    drop((frozen, other_server));
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn listeners_of_other_users_are_steered_only_where_they_are_named() {
+    let Some(ground) = isolated() else { return };
+    let theirs = Hostile::start(NOBODY, &["listen", &PORT.to_string()]);
+    let target = format!(":{PORT}");
+    let refused = wakeone(&ground, &["attach", &target, "--dry-run"]);
+    let told = said(&refused);
+    assert_eq!(
+        refused.status.code(),
+        Some(1),
+        "{told:?} {}",
+        text(&refused)
+    );
+    assert!(told.len() == 1 && told[0].contains("nobody"), "{told:?}");
+    assert!(told[0].contains("--owner nobody"), "the way out: {told:?}");
+    for owner in ["nobody", "65534"] {
+        let named = wakeone(&ground, &["attach", &target, "--dry-run", "--owner", owner]);
+        assert!(named.status.success(), "{:?}", said(&named));
+    }
+    let file = ground.path().join("agent.toml");
+    let config = |owners: &str| {
+        let text = format!("[[target]]\nlisten = '{target}'\n{owners}");
+        std::fs::write(&file, text).expect("file");
+    };
+    config("");
+    let mut agent = Command::new(WAKEONE);
+    agent.args(["agent", "--config"]).arg(&file);
+    agent.arg("--runtime-dir").arg(ground.runtime());
+    let mut agent = Run::start(agent);
+    let line = agent.line("nobody");
+    assert!(line.contains("owners"), "the way out: {line}");
+    config("owners = ['nobody']\n");
+    agent.signal(rustix::process::Signal::HUP);
+    agent.line("is steered");
+    config("");
+    agent.signal(rustix::process::Signal::HUP);
+    agent.line("read again");
+    eventually("it is let go", || ground.groups().is_empty());
+    agent.stop();
+    drop(theirs);
+    assert_nothing_left(&ground);
+}
+
+/// A cgroup of another user that is frozen, with one of our name in it; thawed and gone at the end.
+struct Trap(PathBuf, PathBuf);
+
+impl Trap {
+    fn set(name: &str) -> Self {
+        let place = cgroup::own().expect("cgroup2");
+        let theirs = place.join(format!("stranger-{}", std::process::id()));
+        let trap = theirs.join(name);
+        std::fs::create_dir(&theirs).expect("cgroup");
+        std::os::unix::fs::chown(&theirs, Some(NOBODY), Some(NOBODY)).expect("chown");
+        std::fs::create_dir(&trap).expect("cgroup");
+        let trap = Self(theirs, trap);
+        std::os::unix::fs::chown(&trap.1, Some(NOBODY), Some(NOBODY)).expect("chown");
+        std::fs::write(trap.1.join("cgroup.freeze"), "1").expect("freeze");
+        trap
+    }
+}
+
+impl Drop for Trap {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.1.join("cgroup.freeze"), "0");
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        let empty = || std::fs::remove_dir(&self.1).is_ok();
+        while !empty() && std::time::Instant::now() < until {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_strangers_cgroup_of_our_name_is_not_entered() {
+    let Some(ground) = isolated() else { return };
+    let paths = Paths::of(&ground.runtime());
+    let name = paths.cgroup_name("web");
+    let trap = Trap::set(&name);
+    let script = server("whoami.py");
+    let mut command = Command::new("timeout");
+    command
+        .args([
+            "-s",
+            "KILL",
+            "10",
+            WAKEONE,
+            "run",
+            "-w",
+            "1",
+            "-l",
+            "127.0.0.1:8080",
+        ])
+        .args(["--name", "web", "--runtime-dir"])
+        .arg(ground.runtime())
+        .args(["--", "python3", &script])
+        .stderr(Stdio::piped());
+    let mut run = command.spawn().expect("timeout");
+    let lines = BufReader::new(run.stderr.take().expect("stderr")).lines();
+    let ready = lines
+        .map_while(Result::ok)
+        .any(|line| line.contains("ready: "));
+    let inside = std::fs::read_to_string(trap.1.join("cgroup.procs")).unwrap_or_default();
+    drop(trap);
+    support::signal(run.id(), rustix::process::Signal::TERM);
+    let _ = run.wait();
+    assert!(ready, "it was stopped; in the cgroup: {inside}");
+    assert_eq!(inside, "");
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn a_target_has_a_bounded_number_of_groups() {
+    let Some(ground) = isolated() else { return };
+    let open = |at: u8| {
+        (0..2).map(move |_| {
+            use rustix::net::{AddressFamily, Ipv4Addr, SocketAddrV4, SocketType, sockopt};
+            let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
+            let socket = socket.expect("socket");
+            sockopt::set_socket_reuseport(&socket, true).expect("SO_REUSEPORT");
+            let address = SocketAddrV4::new(Ipv4Addr::new(127, 0, 1, at), PORT);
+            rustix::net::bind(&socket, &address).expect("bind");
+            rustix::net::listen(&socket, 1).expect("listen");
+            socket
+        })
+    };
+    let _held: Vec<_> = (1..=40).flat_map(open).collect();
+    let target = format!(":{PORT}");
+    let plan = wakeone(&ground, &["attach", &target, "--dry-run"]);
+    let told = said(&plan);
+    let steered = text(&plan).matches("would be steered").count();
+    assert_eq!(steered, 32, "{told:?}");
+    assert!(told.iter().any(|line| line.contains("32")), "{told:?}");
+}

@@ -1,0 +1,173 @@
+"""hostile.py WHAT …: what a neighbour, or a server's own code, does to `wakeone`. It keeps at it until it is killed.
+
+  network KIND    a worker without capabilities opens a socket (tcp, udp) in a network of its own, with options that only
+                  root may set, and asks the broker for a queue beside it
+  flood NAME N    N connections to the broker of that name, each opened again when it is closed
+  frozen PORT     waits in poll, with a set in a page that nobody fills (userfaultfd); two listeners
+  page            says the address of such a page
+  listen PORT     two plain listeners of one address
+"""
+import ctypes
+import fcntl
+import mmap
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+NOBODY = 65534
+LISTEN, CLAIM, OPENS = 1, 2, 5
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def rest():
+    while True:
+        time.sleep(60)
+
+
+def ask(what, fd, how):
+    """Says what the library would say; the kind of the broker's answer, and the descriptors that came with it."""
+    name, token = os.environ["WAKEONE_SPLIT"].split(":")
+    broker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    broker.connect("\0" + name)
+    request = struct.pack("=IHH16siI", 0x6B61572E, 1, what, bytes.fromhex(token), fd, how)
+    socket.send_fds(broker, [request], [fd])
+    answer, given, _, _ = socket.recv_fds(broker, 8, 1)
+    return broker, struct.unpack("=IHH", answer)[2] if answer else None, given
+
+
+def elsewhere(kind, channel):
+    """In a network of our own we are root."""
+    tcp = kind == "tcp"
+    own = socket.socket(socket.AF_INET, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM)
+    own.setsockopt(socket.SOL_SOCKET, 36, 7)  # SO_MARK
+    own.setsockopt(socket.IPPROTO_IP, 19, 1)  # IP_TRANSPARENT
+    if tcp:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    own.bind(("0.0.0.0", 443))
+    if tcp:
+        own.listen(8)
+    channel = socket.socket(fileno=channel)
+    socket.send_fds(channel, [b"x"], [own.fileno()])
+    rest()
+
+
+def network(kind):
+    with open(__file__) as file:
+        text = file.read()
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    here, there = socket.socketpair()
+    environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    other = ["unshare", "-Urn", "python3", "-c", text, "elsewhere", kind, str(there.fileno())]
+    subprocess.Popen(other, pass_fds=[there.fileno()], env=environment)
+    _, (listener, *_), _, _ = socket.recv_fds(here, 1, 1)
+    if kind == "tcp":
+        ask(OPENS, listener, 0)
+        ask(LISTEN, listener, 1)
+    if os.fork() == 0:
+        answer = ask(CLAIM, listener, 1 if kind == "tcp" else 4)
+        say(f"asked: {answer[1]}")
+        rest()
+    rest()
+
+
+def flood(name, count):
+    connections = []
+
+    def connect():
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            one.connect("\0" + name)
+        except OSError:
+            rest()  # the broker is gone
+        connections.append(one)
+
+    for _ in range(count):
+        connect()
+    print("flooded", flush=True)
+    while True:
+        closed, _, _ = select.select(connections, [], [], 1)
+        for one in closed:
+            connections.remove(one)
+            one.close()
+            connect()
+
+
+def pair(port):
+    both = []
+    for _ in range(2):
+        own = socket.socket()
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        own.bind(("127.0.0.1", port))
+        own.listen(8)
+        both.append(own)
+    return both
+
+
+def page_of_faults():
+    """A page in memory, its address, and how to have it registered: from then on who misses it waits for us."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    faults = libc.syscall(323, os.O_CLOEXEC)  # userfaultfd
+    fcntl.ioctl(faults, 0xC018AA3F, bytearray(struct.pack("QQQ", 0xAA, 0, 0)))  # UFFDIO_API
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(page))
+
+    def register():
+        missing = bytearray(struct.pack("QQQQ", at, mmap.PAGESIZE, 1, 0))
+        fcntl.ioctl(faults, 0xC020AA00, missing)  # UFFDIO_REGISTER
+
+    return libc, page, at, register
+
+
+def page():
+    _, _, at, register = page_of_faults()
+    register()
+    print(at, flush=True)
+    rest()
+
+
+def frozen(port):
+    both = pair(port)
+    libc, page, at, register = page_of_faults()
+    for place, own in enumerate(both):
+        struct.pack_into("ihh", page, 8 * place, own.fileno(), select.POLLIN, 0)
+    register()
+    wait = threading.Thread(target=libc.poll, args=(ctypes.c_void_p(at), 2, -1), daemon=True)
+    wait.start()
+    time.sleep(0.3)
+    # The set was read when poll() began; now whoever looks at it waits for us.
+    libc.madvise(ctypes.c_void_p(at), mmap.PAGESIZE, 4)
+    print("frozen", flush=True)
+    rest()
+
+
+def listen(port):
+    for own in pair(port):
+        threading.Thread(target=own.accept, daemon=True).start()
+    print("listening", flush=True)
+    rest()
+
+
+if __name__ == "__main__":
+    what, arguments = sys.argv[1], sys.argv[2:]
+    if what == "network":
+        network(arguments[0])
+    elif what == "elsewhere":
+        elsewhere(arguments[0], int(arguments[1]))
+    elif what == "flood":
+        flood(arguments[0], int(arguments[1]))
+    elif what == "page":
+        page()
+    elif what == "frozen":
+        frozen(int(arguments[0]))
+    else:
+        listen(int(arguments[0]))
