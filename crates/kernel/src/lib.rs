@@ -11,6 +11,7 @@ pub mod cgroup;
 pub mod count_switch;
 pub mod datagram;
 pub mod diag;
+pub mod folder;
 pub mod fork;
 pub mod inherit;
 pub mod inherited;
@@ -32,6 +33,7 @@ pub mod shared_counter;
 pub mod sibling;
 mod skeletons;
 pub mod socket;
+pub mod stat;
 pub mod stop;
 pub mod table;
 pub mod vitals;
@@ -40,3 +42,7 @@ pub mod vitals;
 pub mod contract {
     pub use crate::bpf::types::{wakeone_draw, wakeone_slot, wakeone_table, wakeone_tag};
 }
+
+#[cfg(test)]
+#[path = "../../../tests/support/foreign.rs"]
+mod foreign;

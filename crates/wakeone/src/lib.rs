@@ -18,3 +18,7 @@ pub mod status;
 pub mod steer;
 pub mod supervisor;
 pub mod udp_group;
+
+#[cfg(test)]
+#[path = "../../../tests/support/foreign.rs"]
+mod foreign;
