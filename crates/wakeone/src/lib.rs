@@ -18,6 +18,7 @@ pub mod status;
 pub mod steer;
 pub mod supervisor;
 pub mod udp_group;
+pub mod watchdog;
 
 #[cfg(test)]
 #[path = "../../../tests/support/foreign.rs"]
