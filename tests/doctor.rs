@@ -11,10 +11,9 @@ use serde_json::Value;
 use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
-use support::patience::slowness;
 use support::real::{Started, program};
 use support::steered::{isolated, soak};
-use support::{Ground, WAKEONE, eventually, server, signal};
+use support::{Ground, WAKEONE, server, signal, slowness};
 
 const PORT: u16 = 8080;
 const AT: &str = "127.0.0.1:8080";
@@ -41,7 +40,7 @@ impl Stage {
     /// Starts a server and waits until it listens and has its workers.
     fn of(command: Command) -> Self {
         let server = Started::spawn(command);
-        eventually("the server listens", || {
+        support::slowly("the server listens", || {
             TcpStream::connect(("127.0.0.1", PORT)).is_ok()
         });
         // Workers start after the socket listens.

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use support::Ground;
 use support::steered::{
     PREFORKED, assert_counts_are_exact, assert_nothing_left, isolated, signal_all, soak, status,
     worker,
 };
-use support::{Ground, patience};
 use wakeone_load::{Arrivals, ErrorKind, Mix, Outcome, Plan, Sources, Spacing, Stop};
 
 const WORKERS: usize = 4;
@@ -48,11 +48,11 @@ impl Load {
             // A machine that is slow to replace workers gets more load, not less to lose; up to this.
             stop: Stop {
                 requests: None,
-                duration: Some(enough + patience()),
+                duration: Some(enough + support::long_patience()),
             },
             mix: Mix::one("/work?us=1000&kind=sleep"),
             sources: Sources::Loopback { count: 200 },
-            timeout: patience(),
+            timeout: support::long_patience(),
             seed: 1,
             threads: 1,
             keep_alive: false,

@@ -203,6 +203,29 @@ fn whoever_asks_holds_up_nobody_else() {
 }
 
 #[test]
+fn idle_clients_keep_neither_a_scrape_nor_the_socket_waiting() {
+    let Some(ground) = isolated() else { return };
+    let run = web(&ground);
+    let idle: Vec<TcpStream> = (0..80)
+        .map(|_| TcpStream::connect(METRICS).expect("connect"))
+        .collect();
+    // Each of them may stay for 5 s, and 32 at a time: one that has to wait for them waits 10 s.
+    let most = Duration::from_secs(3) * support::slowness();
+    let begun = Instant::now();
+    scraped();
+    assert!(begun.elapsed() < most, "{:?}", begun.elapsed());
+    let more: Vec<TcpStream> = (0..80)
+        .map(|_| TcpStream::connect(METRICS).expect("connect"))
+        .collect();
+    let begun = Instant::now();
+    told(&ground, "web", Some("{\"ask\":\"snapshot\"}\n"));
+    assert!(begun.elapsed() < most, "{:?}", begun.elapsed());
+    drop((idle, more));
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
 fn the_socket_is_ours_alone_and_outlives_nobody() {
     let Some(ground) = isolated() else { return };
     let run = web(&ground);
@@ -439,7 +462,7 @@ fn a_prometheus_answers_every_query_of_the_dashboard() {
     );
     std::fs::write(&config, text).expect("configuration");
     let mut agent = Ended(nginx.start_agent(&config));
-    eventually("it is steered", || !nginx.group().is_null());
+    support::slowly("it is steered", || !nginx.group().is_null());
     let _prometheus = prometheus(folder);
     let clients = Clients::start(address(), "/", 4);
 
@@ -465,7 +488,7 @@ fn a_prometheus_answers_every_query_of_the_dashboard() {
         "{said}\n{scrape}"
     );
 
-    eventually("it is scraped", || {
+    support::slowly("it is scraped", || {
         queried("up{job=\"wakeone\"}")
             .is_some_and(|answer| answer["data"]["result"][0]["value"][1] == "1")
     });

@@ -92,6 +92,56 @@ fn workers_have_no_capability_and_no_descriptor_but_their_own() {
     }
 }
 
+/// A file of the sources.
+fn source(name: &str) -> String {
+    let path = format!("{}/../../{name}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The value of a setting, by the first line that begins with it.
+fn setting<'a>(unit: &'a str, name: &str) -> &'a str {
+    let mut lines = unit.lines();
+    lines
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+        .unwrap_or_else(|| panic!("no {name}="))
+}
+
+#[test]
+fn the_docs_and_the_units_agree_and_systemd_accepts_them() {
+    let units = ["wakeone-run@.service", "wakeone-agent.service"];
+    let [run, agent] = units.map(|name| source(&format!("contrib/{name}")));
+    let docs = source("docs/run.md");
+    for name in ["KillMode", "TimeoutStopSec", "WatchdogSec", "Delegate"] {
+        assert_eq!(setting(&docs, name), setting(&run, name), "{name}");
+    }
+    // Workers serve on when their supervisor dies: systemd must not end them for it.
+    assert_eq!(setting(&run, "KillMode"), "process");
+    let bounding = setting(&agent, "CapabilityBoundingSet");
+    assert!(
+        bounding.contains("CAP_SETPCAP"),
+        "it takes that to give up root"
+    );
+    let verify = |path: &std::path::Path| {
+        let mut analyze = std::process::Command::new("systemd-analyze");
+        analyze.arg("verify").arg("--man=no").arg(path).output()
+    };
+    let folder = tempfile::tempdir().expect("folder");
+    for (name, unit) in units.into_iter().zip([run, agent]) {
+        let path = folder.path().join(name);
+        let unit = unit.replace("/usr/local/bin/wakeone", support::WAKEONE);
+        std::fs::write(&path, unit).expect("unit");
+        let Ok(output) = verify(&path) else {
+            return eprintln!("skipped: systemd-analyze is not installed");
+        };
+        let said = String::from_utf8_lossy(&output.stderr);
+        let ours: Vec<&str> = said
+            .lines()
+            .filter(|line| line.contains("wakeone"))
+            .collect();
+        assert!(ours.is_empty(), "{said}");
+    }
+}
+
 #[test]
 fn the_supervisor_gives_up_what_only_its_start_needed() {
     let Some(ground) = isolated() else { return };

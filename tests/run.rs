@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::net::TcpListener;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
+use std::time::Duration;
 use support::{
     Clients, Ground, Run, ask, eventually, everyone, is_root, pid_of, runs, server, signal, whoami,
 };
@@ -631,6 +632,40 @@ fn a_service_manager_is_told_and_the_workers_cannot_tell_it() {
     run.signal(Signal::TERM);
     told(&socket, "STOPPING=1");
     run.wait();
+}
+
+#[test]
+fn a_watchdog_is_fed_as_long_as_the_loop_goes_round() {
+    let ground = Ground::new();
+    let path = ground.path().join("notify");
+    let socket = UnixDatagram::bind(&path).expect("socket");
+    socket
+        .set_read_timeout(Some(support::patience()))
+        .expect("timeout");
+    let mut command = ground.command(
+        &["-w", "1", "-l", ANY, "--name", "web"],
+        &["python3", &server("whoami.py")],
+    );
+    command
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "300000");
+    let mut run = Run::start(command);
+    run.ready();
+    told(&socket, "READY=1");
+    for _ in 0..3 {
+        told(&socket, "WATCHDOG=1");
+    }
+    run.signal(Signal::STOP);
+    eventually("all of it stands", || support::has_stopped(run.pid()));
+    socket.set_nonblocking(true).expect("nonblocking");
+    while socket.recv(&mut [0; 4096]).is_ok() {}
+    std::thread::sleep(Duration::from_millis(400));
+    assert!(
+        socket.recv(&mut [0; 4096]).is_err(),
+        "who hangs says nothing"
+    );
+    run.signal(Signal::CONT);
+    run.stop();
 }
 
 #[test]

@@ -112,7 +112,7 @@ impl Split {
                 .collect()
         };
         let clients = Clients::start(address(), "/", 4);
-        eventually("300 connections", || since().iter().sum::<i64>() >= 300);
+        support::slowly("300 connections", || since().iter().sum::<i64>() >= 300);
         let (answers, failures) = clients.stop();
         assert_eq!(failures, Vec::<String>::new(), "of {answers}");
         let chosen = since();
@@ -132,7 +132,7 @@ impl Split {
         while kills < 2 || Instant::now() < until {
             let pids = self.settled(workers);
             let asked = load.answers();
-            eventually("there are answers", || load.answers() > asked + 50);
+            support::slowly("there are answers", || load.answers() > asked + 50);
             let victim = *pids.iter().nth(kills % workers).expect("a worker");
             load.kill(victim);
             eventually("it is gone", || !self.up().contains(&victim));
@@ -140,7 +140,7 @@ impl Split {
         }
         self.settled(workers);
         let listening = || sockets(Protocol::Tcp, Which::Listening, PORT).expect("sock_diag");
-        eventually("no queue of a dead worker is left", || {
+        support::slowly("no queue of a dead worker is left", || {
             listening().len() == workers + 1
         });
         let outcome = load.stop();
@@ -165,7 +165,7 @@ impl Split {
     /// Answers as if nothing were there, and no group is.
     fn serves_unsplit(&self, requests: usize) {
         let up = || std::net::TcpStream::connect(address()).is_ok();
-        eventually("it listens", up);
+        support::slowly("it listens", up);
         for _ in 0..requests {
             get(address(), "/").expect("an answer");
         }
@@ -321,7 +321,7 @@ fn nginx_without_reuseport() {
 /// Waits until as many workers as that, none of the former, have queues.
 fn eventually_other(split: &Split, former: &BTreeSet<u32>, workers: usize) -> BTreeSet<u32> {
     let mut now = BTreeSet::new();
-    eventually("new workers have queues", || {
+    support::slowly("new workers have queues", || {
         now = split.up();
         now.len() == workers && now.is_disjoint(former)
     });
@@ -343,7 +343,7 @@ fn a_low_port_and_workers_of_another_user() {
     let Some(split) = Split::start(&EVEN, &["nginx", "-c", &conf]) else {
         return;
     };
-    eventually("both workers have queues", || split.up().len() == 2);
+    support::slowly("both workers have queues", || split.up().len() == 2);
     let address = SocketAddr::from(([127, 0, 0, 1], 80));
     for _ in 0..40 {
         assert_eq!(get(address, "/").expect("an answer"), "ok");
@@ -584,7 +584,7 @@ fn killed_while_workers_ask_it_leaves_a_server_that_answers() {
             return;
         };
         let up = || std::net::TcpStream::connect(address()).is_ok();
-        eventually("it listens", up);
+        support::slowly("it listens", up);
         std::thread::sleep(Duration::from_millis(wait_ms));
         let server = wakeone_kernel::process::children(run.pid())[0];
         let library = library_of(server);
@@ -595,7 +595,7 @@ fn killed_while_workers_ask_it_leaves_a_server_that_answers() {
         assert!(answers > 100, "{answers} after {wait_ms} ms");
         assert_eq!(failures, Vec::<String>::new(), "after {wait_ms} ms");
         signal(server, Signal::TERM);
-        eventually("it ends", || !support::runs(server));
+        support::slowly("it ends", || !support::runs(server));
         std::fs::remove_dir_all(library).expect("the library's folder");
         let output = wakeone(&ground, &["detach", "--all"]);
         assert!(output.status.success(), "{output:?}");

@@ -45,7 +45,7 @@ impl Prefork {
             .process_group(0)
             .spawn()
             .expect("python3 starts");
-        eventually("it answers", || ask(port).is_ok_and(|a| a.ends_with("ok")));
+        support::slowly("it answers", || ask(port).is_ok_and(|a| a.ends_with("ok")));
         let asking = Arc::new(AtomicBool::new(true));
         let go_on = asking.clone();
         let asker = std::thread::spawn(move || {
@@ -292,7 +292,7 @@ impl Terminal {
     /// Waits until the command has ended well; all that was shown.
     fn ended(mut self) -> String {
         let mut ended = None;
-        eventually("it ends", || {
+        support::slowly("it ends", || {
             ended = self.script.0.try_wait().expect("wait");
             ended.is_some()
         });
@@ -358,7 +358,7 @@ fn it_ends_with_its_terminal() {
     assert!(support::runs(pid));
     // The other end of the terminal is gone.
     terminal.script.0.kill().expect("kill");
-    eventually("it ends", || !support::runs(pid));
+    support::slowly("it ends", || !support::runs(pid));
 }
 
 fn type_in(script: &mut Child, keys: &[u8]) {

@@ -167,7 +167,7 @@ fn workers_are_restarted_and_no_query_is_lost() {
         run.line("ready: ");
         let before = status(&ground, "dns");
         let asking = ask(&ground, 4, 5000, 5);
-        eventually("queries come", || {
+        support::slowly("queries come", || {
             sum(&status(&ground, "dns"), "selected") > 1000
         });
         run.signal(Signal::HUP);
@@ -329,7 +329,7 @@ fn servers_of_others_are_steered_and_left_as_they_were() {
             continue;
         }
         let started = Started::spawn(server(ground.path(), WORKERS));
-        eventually("it has its sockets", || sockets() == WORKERS);
+        support::slowly("it has its sockets", || sockets() == WORKERS);
         // It reads its zone, and then answers.
         std::thread::sleep(Duration::from_millis(500));
         let mut skews = Vec::new();
@@ -375,7 +375,7 @@ fn servers_of_others_are_steered_and_left_as_they_were() {
         assert_eq!((asked.lost, asked.completed), (0, asked.sent), "{name}");
         assert_eq!(sockets(), WORKERS);
         drop(started);
-        eventually("its sockets are gone", || sockets() == 0);
+        support::slowly("its sockets are gone", || sockets() == 0);
     }
 }
 
@@ -391,7 +391,7 @@ fn one_shared_socket_is_refused_with_the_servers_own_setting() {
             continue;
         }
         let _started = Started::spawn(server(ground.path(), 1));
-        eventually("it has its socket", || sockets() == 1);
+        support::slowly("it has its socket", || sockets() == 1);
         std::thread::sleep(Duration::from_millis(300));
         let (code, text) = attach(&ground, &[]);
         assert!(code == Some(1) && text.contains(setting), "{name}: {text}");
@@ -401,7 +401,7 @@ fn one_shared_socket_is_refused_with_the_servers_own_setting() {
             "{name}: {text}"
         );
     }
-    eventually("the last one's socket is gone", || sockets() == 0);
+    support::slowly("the last one's socket is gone", || sockets() == 0);
 }
 
 #[test]
@@ -411,17 +411,17 @@ fn a_server_that_restarts_is_steered_again() {
         return eprintln!("skipped: knot is not installed");
     }
     let started = Started::spawn(knot(ground.path(), 2));
-    eventually("it has its sockets", || sockets() == 2);
+    support::slowly("it has its sockets", || sockets() == 2);
     let (code, text) = attach(&ground, &["--affinity", "none", "--policy", "round-robin"]);
     assert_eq!(code, Some(0), "{text}");
     drop(started);
-    eventually("nothing is steered", || {
+    support::slowly("nothing is steered", || {
         let output = wakeone(&ground, &["status", "--json"]);
         let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         status["groups"].as_array().is_some_and(Vec::is_empty)
     });
     let _started = Started::spawn(knot(ground.path(), 3));
-    eventually("it is steered again", || {
+    support::slowly("it is steered again", || {
         let output = wakeone(&ground, &["status", "--json"]);
         let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         let slots = status["groups"][0]["slots"].as_array();

@@ -22,7 +22,7 @@ def descriptors():
 
 
 def about(fds):
-    status = dict(line.split(":\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\t" in line)
+    status = dict(line.split(":\t", 1) for line in open("/proc/self/status", errors="replace").read().splitlines() if ":\t" in line)
     return {
         "slot": int(os.environ["WAKEONE_SLOT"]),
         "pid": os.getpid(),

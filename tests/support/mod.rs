@@ -9,7 +9,8 @@ pub mod patience;
 pub mod real;
 pub mod steered;
 
-pub use patience::patience;
+#[allow(unused_imports)] // as above
+pub use patience::{long_patience, patience, slowness};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
@@ -35,17 +36,26 @@ pub fn is_root() -> bool {
 }
 
 /// Asks until the answer is yes.
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn eventually(what: &str, holds: impl FnMut() -> bool) {
+    within(patience(), what, holds);
+}
+
+/// The same where the answer may take seconds: a server starts, or drains.
+pub fn slowly(what: &str, holds: impl FnMut() -> bool) {
+    within(long_patience(), what, holds);
+}
+
+fn within(most: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < patience(), "never happened: {what}");
+        assert!(start.elapsed() < most, "never happened: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 /// Whether a process runs; one that has ended and is not yet waited for does not.
 pub fn runs(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = wakeone_kernel::stat::text(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")
         .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
@@ -54,7 +64,7 @@ pub fn runs(pid: u32) -> bool {
 pub fn has_stopped(pid: u32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
     tasks.into_iter().flatten().flatten().all(|task| {
-        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        let stat = wakeone_kernel::stat::text(task.path().join("stat")).unwrap_or_default();
         stat.rsplit_once(") ")
             .is_none_or(|(_, rest)| rest.starts_with('T'))
     })
@@ -225,7 +235,7 @@ impl Run {
                 return lines[self.read - 1].clone();
             }
             assert!(
-                !over && start.elapsed() < patience(),
+                !over && start.elapsed() < long_patience(),
                 "no line with `{text}` after line {} of:\n{}",
                 self.read,
                 lines.join("\n")
@@ -249,12 +259,12 @@ impl Run {
     /// Waits for its end: how, and all that it said. The pipe stays open as long as workers do.
     pub fn wait(mut self) -> (ExitStatus, Vec<String>) {
         let mut status = None;
-        eventually("the supervisor ends", || {
+        slowly("the supervisor ends", || {
             status = self.child.try_wait().expect("wait");
             status.is_some()
         });
         let reader = self.reader.take().expect("reader");
-        eventually("the workers close our standard error", || {
+        slowly("the workers close our standard error", || {
             reader.is_finished()
         });
         (status.expect("status"), self.lines())
@@ -343,7 +353,7 @@ pub fn whoami(address: SocketAddr) -> Value {
 /// What each of `count` workers says of itself, by slot; asks until all have answered.
 pub fn everyone(address: SocketAddr, count: usize) -> Vec<Value> {
     let mut seen = vec![Value::Null; count];
-    eventually("every worker answers", || {
+    slowly("every worker answers", || {
         let me = whoami(address);
         let slot = me["slot"].as_u64().expect("slot") as usize;
         seen[slot] = me;

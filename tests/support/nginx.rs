@@ -88,7 +88,7 @@ impl Nginx {
 
     /// Waits until as many workers as that run, and none that is shutting down.
     pub fn settled(&self, workers: usize) {
-        eventually("nginx has its workers", || self.workers().len() == workers);
+        super::slowly("nginx has its workers", || self.workers().len() == workers);
     }
 
     pub fn workers(&self) -> Vec<u32> {
@@ -183,7 +183,7 @@ impl Nginx {
 /// The number in a pid file, once it is there.
 pub fn pid_in(file: &std::path::Path) -> u32 {
     let mut pid = None;
-    eventually("there is a pid file", || {
+    super::slowly("there is a pid file", || {
         let text = std::fs::read_to_string(file).unwrap_or_default();
         pid = text.trim().parse().ok();
         pid.is_some()
@@ -206,7 +206,7 @@ fn launch(folder: &std::path::Path) -> Child {
         .process_group(0)
         .spawn()
         .expect("nginx");
-    eventually("nginx listens", || TcpStream::connect(address()).is_ok());
+    super::slowly("nginx listens", || TcpStream::connect(address()).is_ok());
     master
 }
 

@@ -17,6 +17,7 @@ use wakeone::metrics::{self, Monitor};
 use wakeone::paths::Paths;
 use wakeone::policy::{Affinity, Policy};
 use wakeone::supervisor::state::default_runtime_dir;
+use wakeone::watchdog::Watchdog;
 use wakeone_observe::Target;
 
 use crate::attach::{follow, log};
@@ -129,7 +130,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
         tracing::debug!("the service manager was not told: {error}");
     }
+    let mut watchdog = Watchdog::from_env();
     follow(&mut keeper, &stop, &mut |keeper| {
+        watchdog.feed();
         if reload.swap(false, Ordering::Relaxed) {
             match read(&args.config) {
                 Ok(new) => {
@@ -243,6 +246,15 @@ fn wanted(entry: &Entry) -> Result<Wanted, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_survive_foreign_bytes() {
+        crate::foreign::survives("agent-toml", &[], |bytes| {
+            if let Err(why) = parse(&String::from_utf8_lossy(bytes)) {
+                assert!(!why.is_empty() && !why.contains('\n'), "{why:?}");
+            }
+        });
+    }
 
     #[test]
     fn a_file_is_read_and_its_mistakes_are_told_in_a_line() {

@@ -1,5 +1,9 @@
 //! The `wakeone` command: for each connection, wake one worker, the right one.
 
+#[cfg(test)]
+#[path = "../../../tests/support/foreign.rs"]
+mod foreign;
+
 mod agent;
 mod attach;
 mod detach;

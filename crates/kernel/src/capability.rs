@@ -2,6 +2,9 @@
 
 use caps::CapSet;
 pub use caps::Capability;
+use rustix::thread::{
+    CapabilitiesSecureBits, capabilities_secure_bits, set_capabilities_secure_bits,
+};
 
 /// Capabilities that dispatching needs, each with what it is for.
 pub const NEEDED: [(Capability, &str); 3] = [
@@ -35,6 +38,22 @@ pub fn missing() -> Vec<String> {
 pub fn missing_of(wanted: impl IntoIterator<Item = Capability>) -> Vec<String> {
     let missing = wanted.into_iter().filter(|cap| !has(*cap));
     missing.map(|cap| cap.to_string()).collect()
+}
+
+/// Takes from user 0 what it is by its number, for good, for this thread and those it starts: a program that they run
+/// gets no capability for being run by root, and one that changes its user gets none back (`SECBIT_NOROOT`,
+/// `SECBIT_NO_SETUID_FIXUP`, security/commoncap.c). Call it before [`keep_only`], where nothing is run any more that
+/// needs capabilities.
+///
+/// # Errors
+/// `EPERM` without CAP_SETPCAP.
+pub fn forbid_root() -> std::io::Result<()> {
+    let bits = CapabilitiesSecureBits::NO_ROOT
+        | CapabilitiesSecureBits::NO_ROOT_LOCKED
+        | CapabilitiesSecureBits::NO_SETUID_FIXUP
+        | CapabilitiesSecureBits::NO_SETUID_FIXUP_LOCKED;
+    let set = capabilities_secure_bits()?;
+    Ok(set_capabilities_secure_bits(set | bits)?)
 }
 
 /// Gives up every capability but these for good, for this thread and those it starts. Those of `reserve` stay
@@ -103,4 +122,37 @@ pub fn lacking_of(pid: u32, wanted: &[Capability]) -> Vec<Capability> {
         .unwrap_or_default();
     let lacks = |cap: &&Capability| !held.contains(cap);
     wanted.iter().filter(lacks).copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The capabilities of a program that this thread runs.
+    fn effective_of_a_program() -> u64 {
+        let status = std::process::Command::new("cat")
+            .arg("/proc/self/status")
+            .output()
+            .expect("cat");
+        let status = String::from_utf8(status.stdout).expect("text");
+        let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        u64::from_str_radix(line.expect("a line").trim(), 16).expect("bits")
+    }
+
+    #[test]
+    fn root_gets_nothing_back_by_running_a_program() {
+        if !rustix::process::geteuid().is_root() || !has(Capability::CAP_SETPCAP) {
+            return eprintln!("skipped: only root has something to lose");
+        }
+        // Capabilities and these bits belong to a thread.
+        let thread = std::thread::spawn(|| {
+            keep_only(&[Capability::CAP_SETPCAP], &[]).expect("given up");
+            assert_ne!(effective_of_a_program(), 0, "root by its number");
+            forbid_root().expect("forbidden");
+            keep_only(&[], &[]).expect("given up");
+            assert_eq!(effective_of_a_program(), 0);
+            assert!(forbid_root().is_err(), "and for good");
+        });
+        thread.join().expect("thread");
+    }
 }

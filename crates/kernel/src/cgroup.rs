@@ -4,8 +4,10 @@
 //! belongs to its listener's. Attached at the root, the program would run a dozen times for every connection of the
 //! machine; attached to a cgroup in which only the listeners were born, for theirs alone.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -14,19 +16,44 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// `NotFound` where it is not.
 pub fn mount_point() -> io::Result<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let mounts = fs::read("/proc/self/mountinfo")?;
     find_mount(&mounts)
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no cgroup2 file system is mounted"))
 }
 
-/// Fields of mountinfo: … root mount-point options … `-` type source …
-fn find_mount(mountinfo: &str) -> Option<PathBuf> {
-    mountinfo.lines().find_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        let mut fields = left.split(' ').skip(3);
+/// Fields of mountinfo: … root mount-point options … `-` type source … Mount points are any bytes.
+fn find_mount(mountinfo: &[u8]) -> Option<PathBuf> {
+    mountinfo.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut fields = line.split(|byte| *byte == b' ').skip(3);
         let (root, at) = (fields.next()?, fields.next()?);
-        (right.starts_with("cgroup2 ") && root == "/").then(|| PathBuf::from(at))
+        let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
+        (kind == b"cgroup2" && root == b"/")
+            .then(|| PathBuf::from(OsString::from_vec(unescaped(at))))
     })
+}
+
+/// A path as mountinfo has it: a blank, a tab, a newline, a backslash and `#` are written as three octal digits
+/// (fs/proc_namespace.c, `seq_path_root` with `" \t\n\\#"`).
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let (mut path, mut rest) = (Vec::with_capacity(field.len()), field);
+    while let [first, after @ ..] = rest {
+        let octal = match after {
+            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..] if *first == b'\\' => {
+                Some((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'))
+            }
+            _ => None,
+        };
+        path.push(octal.unwrap_or(*first));
+        rest = &after[if octal.is_some() { 3 } else { 0 }..];
+    }
+    path
+}
+
+/// The path below cgroup2's mount in a text like /proc/PID/cgroup's: any bytes as well.
+fn find_own(cgroups: &[u8]) -> Option<PathBuf> {
+    let lines = cgroups.split(|byte| *byte == b'\n');
+    let path = lines.filter_map(|line| line.strip_prefix(b"0::/")).next()?;
+    Some(PathBuf::from(OsString::from_vec(path.to_vec())))
 }
 
 /// The cgroup2 of this process.
@@ -34,10 +61,7 @@ fn find_mount(mountinfo: &str) -> Option<PathBuf> {
 /// # Errors
 /// What reading /proc says, or no cgroup2.
 pub fn own() -> io::Result<PathBuf> {
-    let text = fs::read_to_string("/proc/self/cgroup")?;
-    let path = text
-        .lines()
-        .find_map(|line| line.strip_prefix("0::/"))
+    let path = find_own(&fs::read("/proc/self/cgroup")?)
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this process is in no cgroup2"))?;
     Ok(mount_point()?.join(path))
 }
@@ -123,13 +147,34 @@ mod tests {
 
     #[test]
     fn the_mount_point_is_the_whole_hierarchy() {
-        let lines = "36 25 0:32 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+        let lines = b"\
+                     34 25 0:31 / /mnt/\xd1\x81\xd0 rw - tmpfs tmpfs rw\n\
+                     35 25 0:33 / /mnt/- rw - tmpfs cgroup2 rw\n\
+                     36 25 0:32 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
                      37 36 0:33 /part /mnt/part rw - cgroup2 cgroup2 rw\n\
                      38 36 0:33 / /sys/fs/cgroup/unified rw,nosuid shared:9 - cgroup2 cgroup2 rw\n";
         assert_eq!(
             find_mount(lines),
             Some(PathBuf::from("/sys/fs/cgroup/unified"))
         );
-        assert_eq!(find_mount("garbage\n - cgroup2 \n"), None);
+        assert_eq!(find_mount(b"garbage\n - cgroup2 \n"), None);
+    }
+
+    #[test]
+    fn mounts_and_cgroups_survive_foreign_bytes() {
+        crate::foreign::survives("proc", &[], |bytes| {
+            let _ = (find_mount(bytes), find_own(bytes));
+        });
+    }
+
+    #[test]
+    fn paths_are_bytes() {
+        let line = b"1 1 0:1 / /a\\040b\xff\\134\\9\\04 rw shared:9 - cgroup2 none rw";
+        let path = PathBuf::from(OsString::from_vec(b"/a b\xff\\\\9\\04".to_vec()));
+        assert_eq!(find_mount(line), Some(path));
+        let own = find_own(b"1:name=systemd:/\xd1\n0::/a/\xd0b\n");
+        let path = OsString::from_vec(b"a/\xd0b".to_vec());
+        assert_eq!(own, Some(PathBuf::from(path)));
+        assert_eq!(find_own(b"0:/\n"), None);
     }
 }

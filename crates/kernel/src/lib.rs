@@ -11,6 +11,7 @@ pub mod cgroup;
 pub mod count_switch;
 pub mod datagram;
 pub mod diag;
+pub mod folder;
 pub mod fork;
 pub mod inherit;
 pub mod inherited;
@@ -25,8 +26,8 @@ pub mod process;
 pub mod process_mutex;
 pub mod receive_queue;
 pub mod recount;
-pub mod replace;
 mod remote_memory;
+pub mod replace;
 pub mod ring;
 pub mod run_stats;
 pub mod schedule;
@@ -34,6 +35,7 @@ pub mod shared_counter;
 pub mod sibling;
 mod skeletons;
 pub mod socket;
+pub mod stat;
 pub mod stop;
 pub mod table;
 pub mod vitals;
@@ -42,3 +44,7 @@ pub mod vitals;
 pub mod contract {
     pub use crate::bpf::types::{wakeone_draw, wakeone_slot, wakeone_table, wakeone_tag};
 }
+
+#[cfg(test)]
+#[path = "../../../tests/support/foreign.rs"]
+mod foreign;

@@ -1,6 +1,6 @@
 //! The kernel's protocol counters of a network namespace: `/proc/PID/net/netstat` and `/proc/PID/net/snmp`.
 
-use std::fs;
+use crate::stat;
 
 /// All counters of a network namespace at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -10,8 +10,14 @@ impl Counters {
     /// Those of the network namespace that a process is in, or this thread. Empty where they cannot be read.
     pub fn read(pid: Option<u32>) -> Self {
         let place = pid.map_or_else(|| "/proc/thread-self".into(), |pid| format!("/proc/{pid}"));
-        let text = |file| fs::read_to_string(format!("{place}/net/{file}")).unwrap_or_default();
+        let text = |file| stat::text(format!("{place}/net/{file}")).unwrap_or_default();
         Self(text("netstat") + &text("snmp"))
+    }
+
+    /// Those of a text like the kernel's.
+    #[cfg(test)]
+    pub(crate) fn of(text: &str) -> Self {
+        Self(text.to_owned())
     }
 
     /// One of them, by the kernel's names: `TcpExt`, `ListenOverflows`. 0 where the kernel does not know it.

@@ -9,6 +9,7 @@ use std::path::Path;
 use nix::libc;
 use wakeone_model::listener::{Polled, Process, Thread, Wait};
 
+use crate::stat::{self, Stat};
 use crate::{process, remote_memory};
 
 /// A descriptor that is a socket.
@@ -29,6 +30,29 @@ pub struct Identity {
     pub parent: u32,
     /// /proc/PID/comm, with nothing in it that a terminal would act on.
     pub name: String,
+    /// The same as the kernel has it: any bytes.
+    pub comm: Vec<u8>,
+}
+
+/// Bytes that the kernel keeps of a process's name (`TASK_COMM_LEN`, without the zero that ends it).
+const COMM_BYTES: usize = 15;
+
+impl From<Stat> for Identity {
+    fn from(stat: Stat) -> Self {
+        Self {
+            parent: stat.parent,
+            name: printable(&String::from_utf8_lossy(&stat.name)),
+            comm: stat.name,
+        }
+    }
+}
+
+impl Identity {
+    /// Whether it has this name, of which the kernel may have kept the first bytes only.
+    pub fn is_named(&self, name: &str) -> bool {
+        let name = name.as_bytes();
+        self.comm == name[..name.len().min(COMM_BYTES)]
+    }
 }
 
 /// All processes that may be seen.
@@ -97,17 +121,7 @@ pub fn pids() -> Vec<u32> {
 
 /// Parent and name; None where it is gone.
 pub fn identity(pid: u32) -> Option<Identity> {
-    parse_stat(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
-        .map(|(parent, name)| Identity { parent, name })
-}
-
-/// `PID (NAME) STATE PARENT …`; the name may hold anything, and its last parenthesis ends it.
-fn parse_stat(stat: &[u8]) -> Option<(u32, String)> {
-    let stat = String::from_utf8_lossy(stat);
-    let (head, tail) = stat.rsplit_once(')')?;
-    let name = head.split_once('(')?.1;
-    let parent = tail.split_whitespace().nth(1)?.parse().ok()?;
-    Some((parent, printable(name)))
+    Stat::of(pid).ok().map(Identity::from)
 }
 
 /// Without what a terminal would act on.
@@ -119,7 +133,7 @@ pub fn printable(text: &str) -> String {
 
 /// One process of a listener whose sockets have these `inodes`, and whose open connections those; None where it is gone.
 pub fn look(pid: u32, inodes: &HashSet<u64>, connections: &HashSet<u64>) -> Option<Process> {
-    let Identity { parent, name } = identity(pid)?;
+    let Identity { parent, name, .. } = identity(pid)?;
     let sockets = process::sockets_of(pid).unwrap_or_default();
     let mut holds: Vec<u64> = sockets
         .iter()
@@ -175,7 +189,7 @@ fn anonymous(pid: u32) -> (Vec<i32>, bool) {
 }
 
 fn polled(pid: u32, epoll: i32) -> Vec<Polled> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{epoll}")).unwrap_or_default();
+    let text = stat::text(format!("/proc/{pid}/fdinfo/{epoll}")).unwrap_or_default();
     text.lines()
         .filter_map(parse_tfd)
         .map(|(inode, events)| Polled {
@@ -236,7 +250,7 @@ pub(crate) fn is_in(pid: u32, epoll: i32, inodes: &HashSet<u64>) -> bool {
 
 /// What a thread waits in, of a process that has these `sockets`, as far as it concerns the sockets with these `inodes`.
 pub(crate) fn wait_of(pid: u32, tid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Wait {
-    let line = match std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")) {
+    let line = match stat::text(format!("/proc/{pid}/task/{tid}/syscall")) {
         Ok(line) => line,
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Wait::Unseen,
         Err(_) => return Wait::Running,
@@ -486,11 +500,24 @@ mod tests {
 
     #[test]
     fn names_are_made_harmless() {
-        assert_eq!(
-            parse_stat(b"12 (a) b\x1b[2J) S 7 1 1"),
-            Some((7, "a) b?[2J".into()))
-        );
-        assert_eq!(parse_stat(b"12 (a"), None);
+        let of = |line: &[u8]| Stat::parse(line).map(Identity::from);
+        let identity = of(b"12 (a) b\x1b[2J) S 7 1 1").expect("a line");
+        assert_eq!((identity.parent, &*identity.name), (7, "a) b?[2J"));
+        assert!(of(b"12 (a").is_none());
+    }
+
+    #[test]
+    fn a_name_that_the_kernel_cut_is_still_known() {
+        let of = |comm: &[u8]| {
+            let line = [b"12 (", comm, b") S 7 1 1"].concat();
+            Identity::from(Stat::parse(&line).expect("a line"))
+        };
+        let cyrillic = "обработчик";
+        let cut = of(&cyrillic.as_bytes()[..15]);
+        assert!(cut.is_named(cyrillic) && !cut.is_named("обработка") && !cut.is_named(&cut.name));
+        assert!(cut.name.ends_with('\u{fffd}'));
+        assert!(of(b"nginx").is_named("nginx") && !of(b"nginx").is_named("nginx2"));
+        assert!(of(b"systemd-resolve").is_named("systemd-resolved"));
     }
 
     #[test]
@@ -517,13 +544,27 @@ mod tests {
         }
     }
 
+    #[test]
+    fn lines_of_proc_survive_foreign_bytes() {
+        crate::foreign::survives("proc", &[], |bytes| {
+            if let Some(stat) = Stat::parse(bytes) {
+                let name = Identity::from(stat).name;
+                assert!(!name.contains(char::is_control), "{name:?}");
+            }
+            let text = String::from_utf8_lossy(bytes);
+            for line in text.lines() {
+                let _ = (parse_tfd(line), Call::parse(line), is_wait(line));
+            }
+        });
+    }
+
     proptest! {
         #[test]
         fn no_line_of_proc_breaks_a_parser(line in "\\PC{0,200}", bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = Call::parse(&line);
             let _ = parse_tfd(&line);
             let _ = parse_tfd(&format!("tfd: {line} events: {line} ino:{line}"));
-            let _ = parse_stat(&bytes);
+            let _ = Stat::parse(&bytes).map(Identity::from);
         }
 
         #[test]

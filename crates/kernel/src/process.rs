@@ -8,6 +8,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use wakeone_model::listener::Wait;
 
 use crate::peek;
+use crate::stat::{self, Stat};
 
 /// What a worker is doing, as far as /proc tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +123,7 @@ pub fn children(pid: u32) -> Vec<u32> {
     };
     let lists = tasks
         .flatten()
-        .filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+        .filter_map(|task| stat::text(task.path().join("children")).ok());
     lists
         .flat_map(|list| {
             list.split_whitespace()
@@ -133,7 +134,7 @@ pub fn children(pid: u32) -> Vec<u32> {
 }
 
 fn thread_doing(task: &std::path::Path) -> Doing {
-    match std::fs::read_to_string(task.join("syscall")) {
+    match stat::text(task.join("syscall")) {
         Ok(line) if peek::is_wait(&line) => Doing::Waiting,
         Ok(_) => Doing::Busy,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Doing::Unknown,
@@ -143,9 +144,7 @@ fn thread_doing(task: &std::path::Path) -> Doing {
 
 /// The state letter of /proc/PID/stat (`R`, `S`, `D`, `T`, `Z` …).
 pub fn state(pid: u32) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold anything, a closing parenthesis too: the last one ends it.
-    stat.rsplit_once(')')?.1.trim_start().chars().next()
+    Stat::of(pid).ok().map(|stat| stat.state)
 }
 
 /// A descriptor of another process, shared with it. The caller must not change its file status flags: they are the

@@ -7,7 +7,7 @@ use nix::unistd::{Pid, SysconfVar, sysconf};
 use wakeone_model::snapshot::{HostLook, WorkerLook};
 
 use crate::netstat::Counters;
-use crate::{peek, process};
+use crate::{peek, process, stat};
 
 /// The counters of a process; None where it is gone. `waiting` and `active` are not known here.
 pub fn worker(pid: u32) -> Option<WorkerLook> {
@@ -16,7 +16,7 @@ pub fn worker(pid: u32) -> Option<WorkerLook> {
     let (mut switches_voluntary, mut switches_forced) = (0, 0);
     for task in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
         // A thread that ends between the two takes its counters with it.
-        let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        let read = |file: &str| stat::text(task.path().join(file)).unwrap_or_default();
         let (ran, waited) = parse_schedstat(&read("schedstat"));
         cpu_ns += ran;
         run_delay_ns += waited;
@@ -35,7 +35,7 @@ pub fn worker(pid: u32) -> Option<WorkerLook> {
         descriptors: fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| {
             u32::try_from(entries.count()).unwrap_or(u32::MAX)
         }),
-        descriptors_limit: fs::read_to_string(format!("/proc/{pid}/limits"))
+        descriptors_limit: stat::text(format!("/proc/{pid}/limits"))
             .ok()
             .and_then(|limits| parse_descriptor_limit(&limits))
             .unwrap_or(u64::MAX),
@@ -94,7 +94,7 @@ pub fn host(pid: Option<u32>) -> HostLook {
         listen_drops: extended("ListenDrops"),
         syn_retransmissions: extended("TCPSynRetrans"),
         passive_opens: counters.get("Tcp", "PassiveOpens"),
-        somaxconn: fs::read_to_string("/proc/sys/net/core/somaxconn")
+        somaxconn: stat::text("/proc/sys/net/core/somaxconn")
             .ok()
             .and_then(|text| text.trim().parse().ok())
             .unwrap_or(0),
@@ -140,6 +140,16 @@ mod tests {
             parse_descriptor_limit("Max open files  unlimited unlimited files\n"),
             Some(u64::MAX)
         );
+    }
+
+    #[test]
+    fn counters_survive_foreign_bytes() {
+        crate::foreign::survives("proc", &[], |bytes| {
+            let text = String::from_utf8_lossy(bytes);
+            let _ = (parse_schedstat(&text), parse_descriptor_limit(&text));
+            let _ = field(&text, "voluntary_ctxt_switches:");
+            let _ = Counters::of(&text).get("TcpExt", "ListenDrops");
+        });
     }
 
     proptest! {

@@ -41,3 +41,7 @@ pub use summary::{
     IntervalSummary, Parameters, PathSummary, Quantiles, SCHEMA, StageSummary, Summary,
 };
 pub use view::View;
+
+#[cfg(test)]
+#[path = "../../../tests/support/foreign.rs"]
+mod foreign;

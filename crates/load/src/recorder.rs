@@ -223,9 +223,7 @@ impl Recorder {
         // Added up, not collected: two broken names may read the same.
         let mut by_worker = BTreeMap::new();
         for (worker, n) in workers {
-            *by_worker
-                .entry(String::from_utf8_lossy(&worker).into_owned())
-                .or_default() += n;
+            *by_worker.entry(printable(&worker)).or_default() += n;
         }
         by_worker
     }
@@ -285,4 +283,12 @@ impl Recorder {
             bytes_received: self.bytes_received,
         }
     }
+}
+
+/// A name that a server sent, without what a terminal would act on: U+009B begins a command as ESC [ does.
+fn printable(name: &[u8]) -> String {
+    let name = String::from_utf8_lossy(name);
+    name.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
 }

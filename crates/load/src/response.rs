@@ -491,6 +491,30 @@ mod tests {
         at.windows(2).map(|w| bytes[w[0]..w[1]].to_vec()).collect()
     }
 
+    #[test]
+    fn answers_survive_foreign_bytes() {
+        crate::foreign::survives("http-response", &[], |bytes| {
+            for piece in [bytes.len().max(1), 7, 1] {
+                let mut reader = ResponseReader::default();
+                let mut rest = bytes;
+                while !rest.is_empty() {
+                    let next = &rest[..rest.len().min(piece)];
+                    match reader.feed(next) {
+                        Ok(Step::More) => rest = &rest[next.len()..],
+                        Ok(Step::Done { used }) => {
+                            assert!(used <= next.len());
+                            break;
+                        }
+                        Err(_) => break,
+                    }
+                }
+                reader.finish();
+                assert!(reader.body_bytes() <= bytes.len() as u64);
+                assert!(reader.worker().len() <= bytes.len());
+            }
+        });
+    }
+
     proptest! {
         #[test]
         fn any_split_reads_the_same(

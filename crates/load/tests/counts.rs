@@ -201,3 +201,19 @@ fn a_cancelled_load_accounts_for_every_request() {
         "{outcome:?}"
     );
 }
+
+#[test]
+fn what_a_server_calls_itself_is_harmless_to_a_terminal() {
+    // U+009B begins a command to a terminal as ESC [ does; the other one is no text at all.
+    let server = Server::start(|request| {
+        let name: &[u8] = [&b"a\xc2\x9b2Jb"[..], b"\xff\xc2\x85c"][request.number as usize % 2];
+        let head = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\nX-Worker: ";
+        let _ = request
+            .stream
+            .write_all(&[head, name, b"\r\n\r\n"].concat());
+        false
+    });
+    let outcome = run(&plan(server.address));
+    let names = [("a?2Jb".to_owned(), 500), ("\u{fffd}?c".to_owned(), 500)];
+    assert_eq!(outcome.by_worker, BTreeMap::from(names));
+}

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use wakeone_kernel::diag::{self, Entry, Which};
 use wakeone_kernel::peek::Processes;
+use wakeone_kernel::stat;
 use wakeone_model::listener::{Listener, Protocol, Socket};
 
 use crate::{Error, Target};
@@ -115,7 +116,7 @@ fn processes_of(target: &Target, processes: &Processes) -> Result<Option<HashSet
         Target::Name(name) => processes
             .identities
             .iter()
-            .filter(|(pid, identity)| identity.name == *name || unit_of(**pid, name))
+            .filter(|(pid, identity)| identity.is_named(name) || unit_of(**pid, name))
             .map(|(pid, _)| *pid)
             .collect(),
         _ => return Ok(None),
@@ -148,7 +149,7 @@ fn processes_of(target: &Target, processes: &Processes) -> Result<Option<HashSet
 
 /// Whether a process belongs to a systemd unit: the last part of its cgroup's path, with or without `.service`.
 fn unit_of(pid: u32, name: &str) -> bool {
-    let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let cgroups = stat::text(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     cgroups
         .lines()
         .filter_map(|line| line.rsplit('/').next())

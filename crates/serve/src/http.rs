@@ -171,6 +171,10 @@ fn complete<'a>(
     if http_11 && !framing.host {
         return Parsed::Bad(Status(400));
     }
+    // A proxy of HTTP/1.0 knows no chunks, so it may take what follows for another request (RFC 9112, 6.1).
+    if !http_11 && framing.chunked && framing.keep_alive && !framing.close {
+        return Parsed::Bad(Status(400));
+    }
     let rest = &input[head_length..];
     let (body, body_length) = match body(&framing, rest) {
         Ok(Some(body)) => body,
@@ -213,6 +217,10 @@ fn framing(headers: &[httparse::Header<'_>]) -> Result<Framing, Status> {
     for header in headers {
         let value = header.value;
         if header.name.eq_ignore_ascii_case("host") {
+            // A proxy before us may go by the other one (RFC 9112, 3.2).
+            if framing.host {
+                return Err(Status(400));
+            }
             framing.host = true;
         } else if header.name.eq_ignore_ascii_case("connection") {
             framing.close |= has_token(value, "close");
@@ -276,6 +284,9 @@ fn dechunk(mut rest: &[u8]) -> Result<Option<(Vec<u8>, usize)>, Status> {
     let available = rest.len();
     let mut body = Vec::new();
     loop {
+        if has_bare_newline(rest) {
+            return Err(Status(400));
+        }
         let (line, size) = match httparse::parse_chunk_size(rest) {
             Ok(httparse::Status::Complete(found)) => found,
             Ok(httparse::Status::Partial) => return Ok(None),
@@ -298,6 +309,13 @@ fn dechunk(mut rest: &[u8]) -> Result<Option<(Vec<u8>, usize)>, Status> {
         body.extend_from_slice(&rest[..size]);
         rest = &rest[size + 2..];
     }
+}
+
+/// Whether the first line ends with a newline alone. In an extension of a chunk httparse reads over it, while others end
+/// the line there: they would see another body (RFC 9112, 7.1.1).
+fn has_bare_newline(bytes: &[u8]) -> bool {
+    let end = bytes.iter().position(|byte| *byte == b'\n');
+    end.is_some_and(|end| !bytes[..end].ends_with(b"\r"))
 }
 
 /// What follows the trailers: lines up to an empty one.
@@ -511,6 +529,35 @@ mod tests {
     }
 
     #[test]
+    fn what_others_could_read_as_another_request_is_refused() {
+        let chunked = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+        for body in [
+            "2;x\nab\r\n0\r\n\r\n",
+            "2;x\nGET\r\nab\r\n0\r\n\r\n",
+            "2;\n",
+            "2\nab\r\n0\r\n\r\n",
+            "2\r\nab\r\n0;x\n\r\n\r\n",
+        ] {
+            assert_eq!(bad(format!("{chunked}{body}").as_bytes()), 400, "{body:?}");
+        }
+        for version in ["1.0", "1.1"] {
+            let two = format!("GET / HTTP/{version}\r\nHost: a\r\nX: y\r\nhost: a\r\n\r\n");
+            assert_eq!(bad(two.as_bytes()), 400, "{two:?}");
+        }
+        let old = |connection: &str| {
+            format!(
+                "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n{connection}\r\n2\r\nab\r\n0\r\n\r\n"
+            )
+        };
+        assert_eq!(bad(old("Connection: keep-alive\r\n").as_bytes()), 400);
+        for once in ["", "Connection: keep-alive, close\r\n"] {
+            let text = old(once);
+            let request = good(&text).0;
+            assert!(!request.keep_alive && *request.body == *b"ab");
+        }
+    }
+
+    #[test]
     fn a_stray_carriage_return_is_judged_before_what_follows() {
         let input = format!("\r\r\n{}", "x".repeat(HEAD_BYTES_MAX));
         assert_eq!(bad(b"\r\r\n"), 400);
@@ -546,6 +593,17 @@ mod tests {
             "[ -~]{0,20}",
         ];
         proptest::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat().into_bytes())
+    }
+
+    #[test]
+    fn requests_survive_foreign_bytes() {
+        crate::foreign::survives("http-request", &[], |bytes| {
+            let halves = [bytes.len() / 2];
+            assert_eq!(verdict(bytes, &halves), verdict(bytes, &[]));
+            if let Parsed::Complete(request, length) = parse(bytes) {
+                assert!(length <= bytes.len() && request.body.len() <= BODY_BYTES_MAX);
+            }
+        });
     }
 
     proptest! {

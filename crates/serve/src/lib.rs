@@ -282,3 +282,7 @@ fn run_worker(options: &Options, worker: Worker, lock: Lock) -> Result<(), Error
     faults.report(&name);
     done
 }
+
+#[cfg(test)]
+#[path = "../../../tests/support/foreign.rs"]
+mod foreign;

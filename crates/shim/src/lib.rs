@@ -12,3 +12,7 @@ pub static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libwakeone
 
 /// The environment variable that names the broker.
 pub const VARIABLE: &str = "WAKEONE_SPLIT";
+
+#[cfg(test)]
+#[path = "../../../tests/support/foreign.rs"]
+mod foreign;

@@ -238,6 +238,16 @@ mod tests {
         );
     }
 
+    #[test]
+    fn messages_survive_foreign_bytes() {
+        let seeds = [message(4, 3, 0, KEY), message(5, i32::MAX, 0, KEY)];
+        crate::foreign::survives("broker-request", &seeds, |bytes| {
+            if Request::parse(bytes, &Token::new(KEY)).is_ok() {
+                assert!(bytes.len() == REQUEST_BYTES && bytes[8..24] == KEY);
+            }
+        });
+    }
+
     proptest! {
         #[test]
         fn nothing_without_the_token_is_understood(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {

@@ -17,3 +17,7 @@ pub use draw::draw;
 pub use frame::{Frame, SlotLook, Steering};
 pub use record::{BadRecording, Recorder, Replay};
 pub use state::{Action, Key, Source, State};
+
+#[cfg(test)]
+#[path = "../../../tests/support/foreign.rs"]
+mod foreign;

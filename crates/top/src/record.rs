@@ -428,6 +428,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn recordings_survive_foreign_bytes() {
+        let seeds = [recorded(&[two()]), recorded(&[vec![fixtures::shared()]])];
+        crate::foreign::survives("recording", &seeds, |bytes| {
+            let Ok(mut replay) = Replay::new(bytes) else {
+                return;
+            };
+            let mut lines = 0;
+            while let Ok(Some(frames)) = replay.refresh() {
+                lines += frames.len();
+            }
+            assert!(lines <= bytes.split(|byte| *byte == b'\n').count());
+        });
+    }
+
     proptest! {
         #[test]
         fn any_numbers_do_no_harm(numbers in prop::collection::vec(0..=u64::from(u16::MAX), 1..50)) {

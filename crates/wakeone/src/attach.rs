@@ -715,6 +715,10 @@ fn drop_capabilities() {
         Capability::CAP_DAC_READ_SEARCH,
         Capability::CAP_SYS_NICE,
     ];
+    // Done here because nothing is run from here on.
+    if let Err(error) = capability::forbid_root() {
+        tracing::debug!("root may run programs with all capabilities: {error}");
+    }
     if let Err(error) = capability::keep_only(&keep, &FOR_ATTACHING) {
         tracing::debug!("keeping all capabilities: {error}");
     }

@@ -66,6 +66,7 @@ pub enum Error {
 /// # Errors
 /// See [`Error`].
 pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
+    paths.check().map_err(StateError::from)?;
     let names = status::names(paths).unwrap_or_default();
     if !names.iter().any(|known| known == name) && paths.cgroups_of(name).is_empty() {
         let known = if names.is_empty() {
@@ -188,6 +189,7 @@ fn release(state: &State, report: &mut Report) {
 /// # Errors
 /// The first group that could not be taken away; groups with a living supervisor are passed over.
 pub fn detach_all(paths: &Paths) -> Result<Vec<Report>, Error> {
+    paths.check().map_err(StateError::from)?;
     sweep_halves(&paths.pins);
     let mut reports = Vec::new();
     for name in status::names(paths).unwrap_or_default() {

@@ -19,3 +19,8 @@ pub mod status;
 pub mod steer;
 pub mod supervisor;
 pub mod udp_group;
+pub mod watchdog;
+
+#[cfg(test)]
+#[path = "../../../tests/support/foreign.rs"]
+mod foreign;

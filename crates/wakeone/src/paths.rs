@@ -2,11 +2,9 @@
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use wakeone_kernel::{bpffs, cgroup};
+use wakeone_kernel::{bpffs, cgroup, folder};
 
 /// Where bpffs is mounted on every systemd machine.
 const SYSTEM_BPFFS: &str = "/sys/fs/bpf";
@@ -73,7 +71,7 @@ impl Paths {
     pub fn prepare(&self) -> Result<(), String> {
         let root = self.pins.parent().unwrap_or(Path::new("/"));
         if let Some(own) = &self.own_mount {
-            make_private(own).map_err(|error| format!("cannot make {}: {error}", own.display()))?;
+            folder::make_private(own).map_err(|error| error.to_string())?;
             if !bpffs::is_bpffs(own).unwrap_or(false) {
                 // Mounted over a folder that only root may enter: nobody else gets near the pins.
                 bpffs::mount_at(own).map_err(|error| {
@@ -92,12 +90,30 @@ impl Paths {
                 root.display()
             ));
         }
-        make_private(&self.pins)
-            .map_err(|error| format!("cannot make {} for the pins: {error}", self.pins.display()))
+        folder::make_private(&self.pins)
+            .map_err(|error| format!("the pins need a folder of ours alone: {error}"))
     }
 
-    /// Takes away what no group uses any more: the folder of the pins, and our own mount.
+    /// Checks that nobody else can exchange the folders, so that what is removed there is ours. They need not exist.
+    ///
+    /// # Errors
+    /// What is wrong with which folder.
+    pub fn check(&self) -> Result<(), folder::Error> {
+        for place in [&self.runtime, &self.pins] {
+            match folder::check(place) {
+                Err(error) if !error.is_missing() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes away what no group uses any more: the folder of the pins, and our own mount. Nothing where somebody else
+    /// could have put something else in their place.
     pub fn tidy(&self) {
+        if self.check().is_err() {
+            return;
+        }
         let _ = fs::remove_dir(&self.pins);
         if let Some(own) = &self.own_mount
             && is_unused(own)
@@ -124,13 +140,6 @@ fn is_unused(mount: &Path) -> bool {
     let kernels = |name: &std::ffi::OsStr| name.as_encoded_bytes().ends_with(b".debug");
     fs::read_dir(mount)
         .is_ok_and(|entries| entries.flatten().all(|entry| kernels(&entry.file_name())))
-}
-
-fn make_private(dir: &Path) -> io::Result<()> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
 }
 
 fn find_named(dir: &Path, wanted: &str, found: &mut Vec<PathBuf>) {

@@ -27,8 +27,11 @@ use crate::paths::Paths;
 use crate::status;
 use crate::supervisor::state;
 
-/// Connections served at a time; more wait in the kernel's queue.
+/// Connections of each kind served at a time; more wait in the kernel's queue. Anybody may connect by HTTP, so those have
+/// a budget of their own: they cannot keep us from our socket.
 const MOST_CONNECTIONS: usize = 32;
+/// Once the budget of HTTP is spent, whoever has said nothing whole for so long makes room for others.
+const HASTE: Duration = Duration::from_millis(20);
 /// A connection is over after this, whoever is slow.
 const LIFE: Duration = Duration::from_secs(5);
 /// Who says nothing on the UNIX socket for so long wants the figures.
@@ -169,6 +172,10 @@ impl Monitor {
             .spawn(move || {
                 // Whoever asks reaches a thread that may look at workers, and nothing else.
                 let keep = [Capability::CAP_SYS_PTRACE, Capability::CAP_DAC_READ_SEARCH];
+                // Done here because this thread runs nothing.
+                if let Err(error) = capability::forbid_root() {
+                    tracing::debug!("root may run programs with all capabilities: {error}");
+                }
                 if let Err(error) = capability::keep_only(&keep, &[]) {
                     tracing::debug!("keeping all capabilities: {error}");
                 }
@@ -232,6 +239,10 @@ impl Peer {
             Self::Http(stream) => stream.write(from),
             Self::Unix(stream) => stream.write(from),
         }
+    }
+
+    fn is_unix(&self) -> bool {
+        matches!(self, Self::Unix(_))
     }
 
     fn finish(&self) {
@@ -458,15 +469,15 @@ impl Server {
 
     fn wait(&self, sockets: &[(String, Arc<Socket>)], watching: bool) {
         let mut wanted = vec![PollFd::new(&*self.wake, PollFlags::IN)];
-        if self.connections.len() < MOST_CONNECTIONS {
-            wanted.extend(self.http.iter().map(|one| PollFd::new(one, PollFlags::IN)));
-            wanted.extend(
-                sockets
-                    .iter()
-                    .map(|(_, one)| PollFd::new(&one.listener, PollFlags::IN)),
-            );
-        }
         let mut due = watching.then(|| self.watched + WATCH_EVERY);
+        match self.room_for_http() {
+            Ok(()) => wanted.extend(self.http.iter().map(|one| PollFd::new(one, PollFlags::IN))),
+            Err(then) => due = due.into_iter().chain(then).min(),
+        }
+        if self.count(Peer::is_unix) < MOST_CONNECTIONS {
+            let listeners = sockets.iter().map(|(_, one)| &one.listener);
+            wanted.extend(listeners.map(|one| PollFd::new(one, PollFlags::IN)));
+        }
         for connection in &self.connections {
             let fd = PollFd::from_borrowed_fd(connection.peer.fd(), connection.waits_for());
             wanted.push(fd);
@@ -480,21 +491,61 @@ impl Server {
     }
 
     fn admit(&mut self, sockets: &[(String, Arc<Socket>)]) {
-        while self.connections.len() < MOST_CONNECTIONS
-            && let Some(stream) = self.http.as_ref().and_then(|one| admitted(one.accept()))
-        {
+        // As many as have room at most: the others get their turn too, however many come.
+        for _ in 0..MOST_CONNECTIONS {
+            if self.room_for_http().is_err() {
+                break;
+            }
+            let Some(stream) = self.http.as_ref().and_then(|one| admitted(one.accept())) else {
+                break;
+            };
+            self.make_room();
             if stream.set_nonblocking(true).is_ok() {
                 self.begin(Peer::Http(stream), None);
             }
         }
         for (group, socket) in sockets {
-            while self.connections.len() < MOST_CONNECTIONS
+            while self.count(Peer::is_unix) < MOST_CONNECTIONS
                 && let Some(stream) = admitted(socket.listener.accept())
             {
                 if is_ours(&stream) && stream.set_nonblocking(true).is_ok() {
                     self.begin(Peer::Unix(stream), Some(group.clone()));
                 }
             }
+        }
+    }
+
+    fn count(&self, of: impl Fn(&Peer) -> bool) -> usize {
+        let peers = self.connections.iter().map(|one| &one.peer);
+        peers.filter(|peer| of(peer)).count()
+    }
+
+    /// Whether one more may come by HTTP; else when somebody will have had time enough, if anybody will.
+    fn room_for_http(&self) -> Result<(), Option<Instant>> {
+        if self.count(|peer| !peer.is_unix()) < MOST_CONNECTIONS {
+            return Ok(());
+        }
+        match self.slowest().map(|at| self.connections[at].since + HASTE) {
+            Some(then) if then <= Instant::now() => Ok(()),
+            then => Err(then),
+        }
+    }
+
+    /// The HTTP client that has kept us waiting longest, for its request or for its end.
+    fn slowest(&self) -> Option<usize> {
+        let waits = |one: &Connection| matches!(one.stage, Stage::Asking(_) | Stage::Leaving);
+        let connections = self.connections.iter().enumerate();
+        connections
+            .filter(|(_, one)| !one.peer.is_unix() && waits(one))
+            .min_by_key(|(_, one)| one.since)
+            .map(|(at, _)| at)
+    }
+
+    fn make_room(&mut self) {
+        if self.count(|peer| !peer.is_unix()) >= MOST_CONNECTIONS
+            && let Some(at) = self.slowest()
+        {
+            self.connections.remove(at);
         }
     }
 

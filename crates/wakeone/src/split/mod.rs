@@ -221,6 +221,10 @@ fn drop_capabilities() {
         Capability::CAP_SYS_ADMIN,
         Capability::CAP_DAC_OVERRIDE,
     ];
+    // Done here because the server was started before.
+    if let Err(error) = capability::forbid_root() {
+        tracing::debug!("root may run programs with all capabilities: {error}");
+    }
     if let Err(error) = capability::keep_only(&keep, &reserve) {
         tracing::debug!("keeping all capabilities: {error}");
     }

@@ -758,7 +758,7 @@ pub fn polls(pid: u32, inode: u64) -> io::Result<bool> {
             .join(pid.to_string())
             .join("fdinfo")
             .join(number);
-        let text = std::fs::read_to_string(about).unwrap_or_default();
+        let text = wakeone_kernel::stat::text(about).unwrap_or_default();
         if text
             .lines()
             .filter_map(peek::parse_tfd)

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
+use wakeone_kernel::stat::Stat;
 
 /// What names a process for good: a pid comes again, a pid with its start time does not (until the next boot).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -26,9 +27,7 @@ impl Identity {
     /// # Errors
     /// There is none, or /proc cannot be read.
     pub fn of(pid: u32) -> io::Result<Self> {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        let started =
-            start_time(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        let started = Stat::of(pid)?.started;
         Ok(Self { pid, started })
     }
 
@@ -38,12 +37,6 @@ impl Identity {
         Self::of(self.pid).is_ok_and(|now| now == *self)
             && !matches!(wakeone_kernel::process::state(self.pid), Some('Z' | 'X'))
     }
-}
-
-/// Field 22 of a line of /proc/PID/stat. The command, field 2, may hold spaces and parentheses: count from its end.
-fn start_time(stat: &str) -> Option<u64> {
-    let (_, rest) = stat.rsplit_once(") ")?;
-    rest.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
 /// How a process ended.
@@ -230,21 +223,6 @@ pub fn reap_orphans() {
 mod tests {
     use super::*;
     use std::process::Command;
-
-    #[test]
-    fn start_time_is_counted_from_the_end_of_the_command() {
-        let fields: Vec<String> = (3..=52).map(|field: u32| field.to_string()).collect();
-        let line = format!("7 (a) b (c)) {}\n", fields.join(" "));
-        assert_eq!(start_time(&line), Some(22));
-        for broken in [
-            "",
-            "7",
-            "7 (a) S 1 2",
-            "7 (a) S x x x x x x x x x x x x x x x x x x x x",
-        ] {
-            assert_eq!(start_time(broken), None);
-        }
-    }
 
     fn sleeper() -> Child {
         use std::os::unix::process::CommandExt;

@@ -9,12 +9,13 @@ use super::process::Identity;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use wakeone_kernel::folder;
 
 /// The version of the file's form.
 pub const SCHEMA: u32 = 1;
@@ -101,9 +102,9 @@ pub enum StateError {
     },
     /// The folder is not ours alone.
     #[error(
-        "{0} is not a folder that only we can write to; remove it, or give another with --runtime-dir"
+        "{0}; groups need a folder that nobody else can replace: give another with --runtime-dir"
     )]
-    Unsafe(PathBuf),
+    Unsafe(folder::Error),
     /// The file says what no supervisor of ours would write.
     #[error("{path} is not a state file of ours: {reason}")]
     Invalid {
@@ -257,7 +258,7 @@ impl GroupDir {
     pub fn take(runtime_dir: &Path, name: &str) -> Result<Self, StateError> {
         let path = runtime_dir.join(name);
         loop {
-            make_private(&path)?;
+            folder::make_private(&path)?;
             let lock_path = path.join("lock");
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let lock = match rustix::fs::open(&lock_path, flags, Mode::RUSR | Mode::WUSR) {
@@ -455,20 +456,12 @@ fn read(path: &Path, name: &str) -> Result<Option<State>, StateError> {
     State::decode(&bytes, name).map(Some).map_err(invalid)
 }
 
-fn make_private(path: &Path) -> Result<(), StateError> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(file_error("make the folder", path))?;
-    let about = std::fs::symlink_metadata(path).map_err(file_error("look at", path))?;
-    let ours = about.is_dir()
-        && about.uid() == rustix::process::geteuid().as_raw()
-        && about.mode() & 0o022 == 0;
-    if ours {
-        Ok(())
-    } else {
-        Err(StateError::Unsafe(path.to_owned()))
+impl From<folder::Error> for StateError {
+    fn from(error: folder::Error) -> Self {
+        match error {
+            folder::Error::File { what, path, source } => Self::File { what, path, source },
+            other => Self::Unsafe(other),
+        }
     }
 }
 
@@ -525,6 +518,16 @@ mod tests {
     fn what_is_written_is_read() {
         let state = sample();
         assert_eq!(State::decode(&state.encode(), "web"), Ok(state));
+    }
+
+    #[test]
+    fn states_survive_foreign_bytes() {
+        crate::foreign::survives("state", &[sample().encode()], |bytes| {
+            if let Ok(state) = State::decode(bytes, "web") {
+                assert!(state.slots.len() <= MOST_SLOTS && state.name == "web");
+                assert_eq!(State::decode(&state.encode(), "web"), Ok(state));
+            }
+        });
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::roll::Roll;
 use super::slot::{Phase, Worker};
 use super::state::{self, State};
 use crate::steer::Steer;
+use crate::watchdog::Watchdog;
 use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
@@ -32,6 +33,7 @@ pub(super) struct Watch<'a> {
     pub(super) announced: bool,
     /// The slots changed since the state was written.
     pub(super) changed: bool,
+    watchdog: Watchdog,
 }
 
 impl Supervisor {
@@ -50,6 +52,7 @@ impl Supervisor {
             closing: None,
             announced: false,
             changed: true,
+            watchdog: Watchdog::from_env(),
         };
         let result = watch.start().and_then(|()| watch.watch());
         if let Err(Error::Start(_) | Error::EndsAtOnce { .. }) = result {
@@ -89,6 +92,7 @@ impl Watch<'_> {
 
     fn watch(&mut self) -> Result<(), Error> {
         loop {
+            self.watchdog.feed();
             self.wait()?;
             self.read_signals()?;
             self.bury()?;
@@ -141,7 +145,9 @@ impl Watch<'_> {
             Phase::Waiting { until } => Some(until.saturating_duration_since(now)),
             _ => None,
         });
-        restarts.fold(IDLE, Duration::min)
+        restarts
+            .chain(self.watchdog.due())
+            .fold(IDLE, Duration::min)
     }
 
     fn read_signals(&mut self) -> Result<(), Error> {

@@ -1,0 +1,41 @@
+//! Signs of life for the service manager's watchdog (`WatchdogSec=`): one that gets none for so long restarts us.
+
+use std::time::{Duration, Instant};
+
+use sd_notify::NotifyState;
+
+/// Says that its owner's loop goes round, as often as the service manager asked for.
+#[derive(Debug)]
+pub struct Watchdog {
+    /// None where nobody waits for it.
+    every: Option<Duration>,
+    last: Option<Instant>,
+}
+
+impl Watchdog {
+    /// One as the environment asks for it (`WATCHDOG_USEC`).
+    pub fn from_env() -> Self {
+        Self {
+            // Half of it, as sd_watchdog_enabled(3) recommends.
+            every: sd_notify::watchdog_enabled().map(|limit| limit / 2),
+            last: None,
+        }
+    }
+
+    /// Gives a sign of life if one is due. Call it once a round.
+    pub fn feed(&mut self) {
+        if self.due().is_some_and(|left| left.is_zero()) {
+            self.last = Some(Instant::now());
+            if let Err(error) = sd_notify::notify(&[NotifyState::Watchdog]) {
+                tracing::debug!("cannot feed the service manager's watchdog: {error}");
+            }
+        }
+    }
+
+    /// How long until the next one; None where nobody waits for it.
+    pub fn due(&self) -> Option<Duration> {
+        let every = self.every?;
+        let left = |last: Instant| every.saturating_sub(last.elapsed());
+        Some(self.last.map_or(Duration::ZERO, left))
+    }
+}

@@ -1,0 +1,31 @@
+# Sums of cargo test's output with --show-output, for scripts/test.
+
+BEGIN {
+    # A pattern of the reason a line; what follows a tab says why that is all right.
+    while (strict && (getline line < "scripts/may-skip") > 0)
+        if (line !~ /^(#|$)/) { sub(/\t.*/, "", line); may[line] }
+}
+
+# A test binary that dies, or code that does not compile, is a failure that no test reports.
+/^cargo ended: / { ended = $3 == 0; next }
+/^successes:$/ { hidden = 1 }
+/^failures:$/ || /^test result:/ { hidden = 0; failing = /^failures/ }
+/^test result:/ { passed += $4; failed += $6 }
+/^---- .* stdout ----$/ { fresh = !failing }
+
+# A test is skipped once, however often it says so. One that leaves out a part of itself has passed.
+/^(skipped|not run|left out): / && fresh {
+    if (/^skipped/) { fresh = 0; skipped++ }
+    allowed = !strict
+    for (reason in may) if ($0 ~ reason) allowed = 1
+    if (!allowed) { refused++; print "may not be left out in CI:" }
+}
+
+!hidden || /^(skipped|not run|left out): / { print; fflush() }
+
+END {
+    if (skipped) print skipped " skipped"
+    if (!ended && !failed && !refused) failed = 1
+    printf "%d passed, %d failed\n", passed - skipped, failed + refused
+    exit !!(failed + refused)
+}
