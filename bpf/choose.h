@@ -169,6 +169,28 @@ struct position positions[WAKEONE_MAX_SLOTS];
 /* What waits in a socket's queue, in the unit of its protocol. */
 static __always_inline __u32 waiting_in(__u64 sk);
 
+/* Which of the group's addresses this program is for, and how many there are.
+ * Set before loading. */
+const volatile __u32 address_number = 0;
+const volatile __u32 address_count = 1;
+
+/* A worker with several addresses serves all its queues: they count together. */
+static __always_inline void publish_queue(__u32 slot, __u32 now)
+{
+	__u32 *own, before;
+
+	if (address_count == 1) {
+		slot_at(slot)->queued = now;
+		return;
+	}
+	own = &table.waiting[address_number & (WAKEONE_MAX_ADDRESSES - 1)]
+			    [slot & (WAKEONE_MAX_SLOTS - 1)];
+	if (WAKEONE_READ(*own) == now)
+		return;
+	before = __sync_lock_test_and_set(own, now);
+	ADD(slot_at(slot)->queued, now - before);
+}
+
 /* A global function: the verifier checks it once, and not for each socket. */
 __noinline int read_queue(__u32 at, __u64 sockets)
 {
@@ -186,7 +208,7 @@ __noinline int read_queue(__u32 at, __u64 sockets)
 		position->slot = *slot;
 		position->cookie = cookie;
 	}
-	slot_at(position->slot)->queued = waiting_in(sk);
+	publish_queue(position->slot, waiting_in(sk));
 	return 0;
 }
 

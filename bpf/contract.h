@@ -18,6 +18,8 @@
 
 #define WAKEONE_CONTRACT 4
 #define WAKEONE_MAX_SLOTS 256
+/* Each has a reuseport group, and a program. */
+#define WAKEONE_MAX_ADDRESSES 16
 /* The least loaded slot is looked for among this many at most. A larger group
  * is looked at through a window of this size, at a random place. */
 #define WAKEONE_WINDOW 32
@@ -165,6 +167,9 @@ struct wakeone_table {
 	__u64 reserved2[10];
 	struct wakeone_slot slot[WAKEONE_MAX_SLOTS];
 	struct wakeone_eligible eligible[2 * WAKEONE_LISTS];
+	/* The queue lengths of each address alone, where there are several. A
+	 * slot's `queued` is their sum: each writer adds the difference there. */
+	__u32 waiting[WAKEONE_MAX_ADDRESSES][WAKEONE_MAX_SLOTS];
 };
 
 /* Written on each listener by user space; a connection is born with a copy. */
@@ -181,7 +186,8 @@ struct wakeone_tag {
 WAKEONE_ASSERT(sizeof(struct wakeone_slot) == 128, "one slot, two cache lines");
 WAKEONE_ASSERT(sizeof(struct wakeone_tag) == 8, "tag layout");
 WAKEONE_ASSERT(sizeof(struct wakeone_table) ==
-	       256 + 128 * WAKEONE_MAX_SLOTS + 2 * WAKEONE_LISTS * sizeof(struct wakeone_eligible),
-	       "header, slots and lists, nothing between");
+	       256 + 128 * WAKEONE_MAX_SLOTS + 2 * WAKEONE_LISTS * sizeof(struct wakeone_eligible) +
+		       4 * WAKEONE_MAX_ADDRESSES * WAKEONE_MAX_SLOTS,
+	       "header, slots, lists and queues, nothing between");
 
 #endif

@@ -11,11 +11,19 @@ use crate::load::{attempt, pin_map, pin_program, prepare, share};
 use crate::skeletons::datagram::DatagramSkelBuilder;
 
 /// Loads one variant of the program for one address; only then pins it and its maps.
-pub(crate) fn load_program(dir: &Path, address: usize, walk: bool) -> Result<(), Error> {
+pub(crate) fn load_program(
+    dir: &Path,
+    (address, addresses): (usize, usize),
+    walk: bool,
+) -> Result<(), Error> {
     let mut storage = MaybeUninit::uninit();
     let mut open = DatagramSkelBuilder::default()
         .open(&mut storage)
         .map_err(bpf_step("reading the BPF object"))?;
+    if let Some(constants) = &mut open.maps.rodata_data {
+        constants.address_number = address as u32;
+        constants.address_count = addresses as u32;
+    }
     open.progs.wakeone_datagram.set_autoload(false);
     open.progs.wakeone_datagram_walk.set_autoload(false);
     let (name, program) = if walk {

@@ -140,9 +140,9 @@ impl Loading<'_> {
     /// Loads one variant of the selection program and pins it and its maps.
     fn select(&self, address: usize, walk: bool) -> Result<(), Error> {
         if self.plan.datagrams {
-            datagram::load_program(self.dir, address, walk)
+            datagram::load_program(self.dir, (address, self.plan.addresses), walk)
         } else {
-            load_dispatch(self.dir, address, walk)
+            load_dispatch(self.dir, (address, self.plan.addresses), walk)
         }
     }
 
@@ -168,9 +168,17 @@ fn allowed(capability: Capability) -> bool {
     capability::has(capability) || capability::has(Capability::CAP_SYS_ADMIN)
 }
 
-fn load_dispatch(dir: &Path, address: usize, walk: bool) -> Result<(), Error> {
+fn load_dispatch(
+    dir: &Path,
+    (address, addresses): (usize, usize),
+    walk: bool,
+) -> Result<(), Error> {
     let mut storage = MaybeUninit::uninit();
     let mut open = open_dispatch(&mut storage)?;
+    if let Some(constants) = &mut open.maps.rodata_data {
+        constants.address_number = address as u32;
+        constants.address_count = addresses as u32;
+    }
     let program = if walk {
         &mut open.progs.wakeone_dispatch_walk
     } else {

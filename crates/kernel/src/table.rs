@@ -13,6 +13,9 @@ use crate::contract::{wakeone_slot, wakeone_table};
 /// Slots that a table has room for.
 pub const MAX_SLOTS: usize = 256;
 
+/// Addresses that a group can have, `WAKEONE_MAX_ADDRESSES`.
+pub const MAX_ADDRESSES: usize = 16;
+
 /// A slot's flags, as in `enum wakeone_slot_flag`.
 pub mod flag {
     /// A listener stands in the array.
@@ -164,6 +167,22 @@ impl Table {
     /// Which build of the programs runs here, as [`crate::bpf::BUILD`].
     pub fn build(&self) -> &AtomicU64 {
         atomic!(AtomicU64, (*self.at()).build)
+    }
+
+    /// Publishes what waits in a slot at each of its addresses. The programs do the same at the same time.
+    ///
+    /// # Panics
+    /// For a slot of 256 or more.
+    pub fn publish_queues(&self, slot: usize, waiting: &[u32]) {
+        let queued = self.slot(slot).queued();
+        if let [only] = waiting {
+            return queued.store(*only, Ordering::Relaxed);
+        }
+        for (address, now) in waiting.iter().enumerate().take(MAX_ADDRESSES) {
+            let own = atomic!(AtomicU32, (*self.at()).waiting[address][slot]);
+            let before = own.swap(*now, Ordering::Relaxed);
+            queued.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+        }
     }
 
     /// Entries in the map of moved connections.

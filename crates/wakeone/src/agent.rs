@@ -759,9 +759,8 @@ fn observe(dispatcher: &Dispatcher, slot: usize) -> Look {
             limit: place.queue_limit().load(Relaxed),
         }
     } else {
-        dispatcher.queue(slot)
+        dispatcher.publish_queues(slot)
     };
-    place.queued().store(queue.length, Relaxed);
     place.queue_limit().store(queue.limit, Relaxed);
     Look {
         serving: serving(dispatcher, slot),

@@ -15,7 +15,11 @@ pub(crate) fn observe(dispatcher: &Dispatcher, slot: usize, reads: &mut Reads) -
     let place = dispatcher.table().slot(slot);
     let selected = place.selected().load(Relaxed);
     let queue = dispatcher.receive_queue(slot);
-    place.queued().store(queue.waiting_bytes, Relaxed);
+    if dispatcher.pinned().addresses() == 1 {
+        place.queued().store(queue.waiting_bytes, Relaxed);
+    } else {
+        dispatcher.publish_queues(slot);
+    }
     place.queue_limit().store(queue.limit_bytes, Relaxed);
     place.dropped().store(queue.dropped.into(), Relaxed);
     let placed = selected.saturating_sub(queue.dropped.into());

@@ -666,22 +666,36 @@ impl Dispatcher {
 
     /// Length and limit of a slot's accept queues, summed over its addresses; of UDP sockets what waits, in bytes.
     pub fn queue(&self, slot: usize) -> AcceptQueue {
-        if self.datagrams() {
-            let queue = self.receive_queue(slot);
-            return AcceptQueue {
+        sum(&self.queues(slot))
+    }
+
+    /// Publishes the length of a slot's queues for the programs, and gives what [`Dispatcher::queue`] does.
+    pub fn publish_queues(&self, slot: usize) -> AcceptQueue {
+        let queues = self.queues(slot);
+        let lengths: Vec<u32> = queues.iter().map(|queue| queue.length).collect();
+        self.table().publish_queues(slot, &lengths);
+        sum(&queues)
+    }
+
+    /// Length and limit of a slot's queue at each address; zeros where it cannot be had.
+    fn queues(&self, slot: usize) -> Vec<AcceptQueue> {
+        let datagrams = self.datagrams();
+        let look = |listener: BorrowedFd<'_>| -> std::io::Result<AcceptQueue> {
+            if !datagrams {
+                return socket::accept_queue(listener);
+            }
+            let queue = receive_queue(listener)?;
+            Ok(AcceptQueue {
                 length: queue.waiting_bytes,
                 limit: queue.limit_bytes,
-            };
-        }
-        let queue = |address| {
-            let length = self.with(slot, address, |one| Ok(socket::accept_queue(one)));
-            length.ok()?.ok()
+            })
         };
-        let queues = (0..self.pinned.addresses()).filter_map(queue);
-        queues.fold(AcceptQueue::default(), |sum, one| AcceptQueue {
-            length: sum.length + one.length,
-            limit: sum.limit + one.limit,
-        })
+        (0..self.pinned.addresses())
+            .map(|address| {
+                let queue = self.with(slot, address, |one| Ok(look(one)));
+                queue.ok().and_then(Result::ok).unwrap_or_default()
+            })
+            .collect()
     }
 
     /// Moves what waits in a slot's queues to the slots that the program chooses, and returns how many that were.
@@ -821,6 +835,15 @@ impl Dispatcher {
         drop(self);
         remove(paths, &dir, cgroup);
     }
+}
+
+fn sum(queues: &[AcceptQueue]) -> AcceptQueue {
+    queues
+        .iter()
+        .fold(AcceptQueue::default(), |sum, one| AcceptQueue {
+            length: sum.length + one.length,
+            limit: sum.limit + one.limit,
+        })
 }
 
 /// The cookies of all sockets in this network namespace that can be in a group.

@@ -271,6 +271,45 @@ fn shortest_queue_reads_the_queues_where_they_are() {
 }
 
 #[test]
+fn shortest_queue_counts_what_waits_at_all_addresses_of_a_slot() {
+    let Some(ground) = Ground::new(|| {
+        let at = |address| (0..2).map(move |_| listen(address, BACKLOG));
+        at(V4).chain(at(V6)).collect()
+    }) else {
+        return;
+    };
+    let copy = |at: usize| ground.listeners[at].try_clone().expect("descriptor").into();
+    let listeners = vec![vec![copy(0), copy(2)], vec![copy(1), copy(3)]];
+    let plan = ground.plan(Policy::ShortestQueue);
+    let dispatcher = wakeone::dispatcher::Dispatcher::start(&plan, listeners).expect("dispatcher");
+    if !ground.pinned().walks() {
+        println!("skipped: this kernel does not let a program read accept queues");
+        return ground.end(dispatcher);
+    }
+    let table = dispatcher.table();
+    table.slot(1).mark(flag::DRAINING, true);
+    let mut clients = connect_many(V4, 10);
+    table.slot(1).mark(flag::DRAINING, false);
+    // Each address has a program of its own, which reads its own queues alone.
+    clients.extend(connect_many(V6, 8));
+    wait_for_established(table, 18);
+    assert_eq!(ground.queues(), [10, 0, 0, 8]);
+    // What the agent sees counts in the same way.
+    drop(ground.accept(0));
+    for slot in 0..2 {
+        let _ = dispatcher.publish_queues(slot);
+    }
+    let queued = |slot| table.slot(slot).queued().load(Relaxed);
+    assert_eq!([queued(0), queued(1)], [0, 8]);
+    clients.extend(connect_many(V4, 4));
+    wait_for_established(table, 22);
+    assert_eq!(ground.queues(), [4, 0, 0, 8]);
+    drop(clients);
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
 fn shortest_queue_goes_by_published_lengths_where_it_cannot_read_them() {
     let Some(ground) = ground(4, V4) else {
         return;
