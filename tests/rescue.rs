@@ -25,6 +25,11 @@ use wakeone_kernel::diag;
 use wakeone_load::{Arrivals, Mix, Outcome, Plan, Sources, Spacing, Stop};
 use wakeone_model::listener::Protocol;
 
+/// Moves walk over connections in TIME_WAIT, and have a bounded share of the time: with few there are many moves.
+fn few_in_time_wait() {
+    std::fs::write("/proc/sys/net/ipv4/tcp_max_tw_buckets", "1000").expect("sysctl");
+}
+
 /// A load of which some requests keep a blocking worker for long.
 fn plan(target: SocketAddr, rate_per_s: f64, sources: Sources) -> Plan {
     Plan {
@@ -90,6 +95,7 @@ fn six(listen: &str) -> Vec<&str> {
 #[test]
 fn no_connection_is_reset_by_a_rescue() {
     let Some(ground) = isolated() else { return };
+    few_in_time_wait();
     let mut run = ground.run(&six("127.0.0.1:8080"), &PREFORKED);
     let target = run.ready();
     let (rescues, limit) = if soak() {
@@ -109,6 +115,7 @@ fn no_connection_is_reset_by_a_rescue() {
 #[test]
 fn no_connection_from_far_away_is_reset_by_a_rescue() {
     let Some(ground) = isolated() else { return };
+    few_in_time_wait();
     let distance = Distance::of(Duration::from_millis(5));
     let mut run = ground.run(&six(&format!("{NEAR}:8080")), &PREFORKED);
     run.ready();

@@ -467,6 +467,37 @@ fn a_handshake_under_way_ends_before_the_queue_is_moved() {
     drop(distance);
 }
 
+#[test]
+fn a_handshake_under_way_at_a_workers_death_is_moved_with_its_queue() {
+    let Some(ground) = ground(2, "0.0.0.0:8080") else {
+        return;
+    };
+    let distance = Distance::of(Duration::from_millis(15));
+    let workers = vec![
+        Worker::sleeper(&ground.listeners[0]),
+        Worker::server("other", &ground.listeners[1]),
+    ];
+    workers[1].wait_until(Doing::Waiting);
+    let mut served = Served::start_with(ground, workers, false);
+    let far = format!("{FAR}:8080");
+    served.agent.drain(1, true);
+    let mut waiting = connect_many(&far, 3);
+    wait("they wait there", || served.ground.queues() == [3, 0]);
+    let before = selected(served.pinned.table())[0];
+    waiting.push(begin_connect(&far));
+    wait("the SYN is there", || {
+        selected(served.pinned.table())[0] > before
+    });
+    served.agent.drain(1, false);
+    served.agent.worker_down(0);
+    wait("all are moved", || served.rescued(0) == 4);
+    let rescues = served.pinned.table().slot(0).rescues().load(Relaxed);
+    assert_eq!(rescues, 1, "the one under way was waited for");
+    drop(waiting);
+    served.end();
+    drop(distance);
+}
+
 fn ask_by_hand(served: &Served, slot: usize) -> Result<u32, String> {
     let answered = served.agent.rescuer().ask(slot);
     answered
