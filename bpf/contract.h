@@ -16,7 +16,7 @@
 #include <asm/types.h>
 #endif
 
-#define WAKEONE_CONTRACT 3
+#define WAKEONE_CONTRACT 4
 #define WAKEONE_MAX_SLOTS 256
 /* The least loaded slot is looked for among this many at most. A larger group
  * is looked at through a window of this size, at a random place. */
@@ -44,6 +44,10 @@ enum wakeone_slot_flag {
 	WAKEONE_SLOT_DRAINING = 2,
 	/* Its worker does not accept: no new connections while the agent lives. */
 	WAKEONE_SLOT_STUCK = 4,
+	/* Its listener is closed for the moment in which its queue is moved. Set
+	 * by the agent before, and left behind by one that dies in between: who
+	 * comes next has the listener listen again. No choice goes by it. */
+	WAKEONE_SLOT_MOVING = 8,
 };
 
 enum wakeone_table_flag {
@@ -143,7 +147,9 @@ struct wakeone_table {
 	__u32 flags;
 	/* Which lists are valid: those of the last bit of this. */
 	__u32 generation;
-	__u32 reserved;
+	/* The longest handshake of late, from SYN-ACK to ACK. The programs raise
+	 * it, without care for one another; the agent lowers it by and by. */
+	__u32 handshake_us;
 	__u64 tick;         /* round-robin position */
 	/* CLOCK_MONOTONIC_COARSE at the agent's last look; 0: never had one. */
 	__u64 heartbeat_ns;
@@ -153,7 +159,10 @@ struct wakeone_table {
 	/* Slots without connections, a bit each, where the group is WIDE. A hint:
 	 * two CPUs that pass one another may leave a bit that is wrong. */
 	__u64 idle[WAKEONE_MAX_SLOTS / 64];
-	__u64 reserved2[11];
+	/* Which build of the programs runs here: they may change without
+	 * the contract. 0: one that does not tell. */
+	__u64 build;
+	__u64 reserved2[10];
 	struct wakeone_slot slot[WAKEONE_MAX_SLOTS];
 	struct wakeone_eligible eligible[2 * WAKEONE_LISTS];
 };

@@ -177,6 +177,7 @@ int wakeone_dispatch_walk(struct sk_reuseport_md *md)
 static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *sk)
 {
 	struct wakeone_tag *tag = bpf_sk_storage_get(&tags, sk, 0, 0);
+	__u32 took_us;
 
 	if (!tag)
 		return; /* not one of ours */
@@ -189,7 +190,14 @@ static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *
 	tag->counted = 1;
 	wakeone_enter(&table, tag->slot);
 	ADD(slot_at(tag->slot)->established, 1);
-	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
+	if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_STATE_CB_FLAG))
+		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
+						       BPF_SOCK_OPS_STATE_CB_FLAG);
+	/* Its one sample is the handshake's (tcp_synack_rtt_meas; none where the
+	 * SYN-ACK was sent twice). The value is eight times the time. */
+	took_us = ops->srtt_us >> 3;
+	if (took_us > WAKEONE_READ(table.handshake_us))
+		WAKEONE_WRITE(table.handshake_us, took_us);
 }
 
 /* Where the connection is counted now; forgets that it was moved. */
@@ -210,6 +218,12 @@ static __always_inline __u32 final_slot(struct bpf_sock_ops *ops, const struct w
 	return slot;
 }
 
+/*
+ * The state callbacks stay on. All programs of a socket share the flag
+ * (bpf_sock_ops_cb_flags in struct tcp_sock). A program that runs after ours
+ * may have asked for them too, and leaves no trace of that. The callbacks of
+ * later states leave this program soon.
+ */
 static __always_inline void count_out(struct bpf_sock_ops *ops, struct bpf_sock *sk)
 {
 	struct wakeone_tag *tag = bpf_sk_storage_get(&tags, sk, 0, 0);
@@ -223,8 +237,6 @@ static __always_inline void count_out(struct bpf_sock_ops *ops, struct bpf_sock 
 		wakeone_leave(&table, slot);
 		ADD(slot_at(slot)->closed, 1);
 	}
-	/* One departure a connection: spare the rest of its state changes. */
-	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_STATE_CB_FLAG);
 }
 
 /*

@@ -39,6 +39,7 @@
 
 /* One value that another CPU may change: read once, use many times. */
 #define WAKEONE_READ(x) (*(const volatile __typeof__(x) *)&(x))
+#define WAKEONE_WRITE(x, value) (*(volatile __typeof__(x) *)&(x) = (value))
 
 /* Keeps the compiler from using what it knows of a value: it would leave out
  * a mask that the verifier needs, or make a branch of arithmetic. */

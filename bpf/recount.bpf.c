@@ -60,6 +60,7 @@ struct inet_connection_sock {
 } __attribute__((preserve_access_index));
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
+	__u8 bpf_sock_ops_cb_flags;
 } __attribute__((preserve_access_index));
 struct bpf_iter_meta {
 	void *seq;
@@ -167,6 +168,8 @@ static __always_inline long watch_end(struct tcp_sock *tcp)
 
 	if (recount.no_callbacks)
 		return -EINVAL;
+	/* Another program may have asked for callbacks of its own. */
+	flags |= BPF_CORE_READ(tcp, bpf_sock_ops_cb_flags);
 	refused = bpf_setsockopt(tcp, SOL_TCP, TCP_SOCK_OPS_CB_FLAGS, &flags, sizeof(flags));
 	if (refused == -EINVAL)
 		recount.no_callbacks = 1;

@@ -46,7 +46,11 @@ fn run_under(ground: &Ground, under: &[&str], options: &[&str], command: &[&str]
 #[test]
 fn arguments_that_cannot_be_end_with_2() {
     let Some(ground) = isolated() else { return };
-    let table: [(&[&str], &[&str]); 9] = [
+    let table: [(&[&str], &[&str]); 10] = [
+        (
+            &["-l", AT, "--user", "4000000001"],
+            &["user 4000000001", "no entry", "--group"],
+        ),
         (
             &["-l", AT, "--policy", "fastest"],
             &["`fastest` is no policy", "least-connections"],

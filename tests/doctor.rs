@@ -11,9 +11,10 @@ use serde_json::Value;
 use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
+use support::patience::slowness;
 use support::real::{Started, program};
 use support::steered::{isolated, soak};
-use support::{Ground, WAKEONE, eventually, server, signal, slowness};
+use support::{Ground, WAKEONE, eventually, server, signal};
 
 const PORT: u16 = 8080;
 const AT: &str = "127.0.0.1:8080";

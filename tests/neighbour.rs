@@ -172,7 +172,7 @@ fn who_fills_the_brokers_socket_holds_up_no_worker() {
     run.env("WAKEONE_SLOT", "0");
     let run = Run::start(run);
     let mut workers = Vec::new();
-    let mut up = |workers: &mut Vec<u64>| {
+    let up = |workers: &mut Vec<u64>| {
         let output = wakeone(&ground, &["status", "--json"]);
         let all: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let slots = all["groups"][0]["slots"].as_array().cloned();

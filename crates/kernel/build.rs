@@ -1,7 +1,8 @@
 //! Compiles the BPF program to a skeleton, and the policy once more natively.
 
 use std::{
-    env,
+    env, fs,
+    hash::{DefaultHasher, Hasher},
     path::{Path, PathBuf},
 };
 
@@ -34,12 +35,25 @@ fn main() {
         compile(&bpf, object, &arch_headers, &out);
     }
 
+    println!("cargo:rustc-env=WAKEONE_PROGRAMS={:x}", identity(&out));
+
     cc::Build::new()
         .file("src/policy_native.c")
         .include(&bpf)
         .warnings(true)
         .warnings_into_errors(true)
         .compile("wakeone_policy");
+}
+
+/// Tells the pinned programs of one build from those of another.
+fn identity(out: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for object in ["dispatch", "datagram"] {
+        let path = out.join(format!("{object}.bpf.o"));
+        let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        hasher.write(&bytes);
+    }
+    hasher.finish()
 }
 
 fn compile(bpf: &Path, object: &str, arch: &str, out: &Path) {

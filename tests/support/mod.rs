@@ -1,7 +1,7 @@
 //! What the end-to-end tests share: a `wakeone run` whose lines can be waited for, requests, and no remains.
 
 // Each test program uses its own part of this.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 pub mod mixed;
 pub mod nginx;
@@ -9,7 +9,7 @@ pub mod patience;
 pub mod real;
 pub mod steered;
 
-pub use patience::{patience, slowness};
+pub use patience::patience;
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;

@@ -13,6 +13,7 @@ use wakeone::keeper::{Event, Keeper, admitted, meant};
 use wakeone::metrics::{self, Monitor};
 use wakeone::paths::Paths;
 use wakeone::policy::{Affinity, Policy};
+use wakeone::repair::repair_all;
 use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_kernel::capability::{self, Capability};
 use wakeone_model::listener::Protocol;
@@ -101,6 +102,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         None => None,
     };
     enter(None, None, &args.target).context("attach")?;
+    let paths = Paths::of(&args.runtime_dir.clone().unwrap_or_else(default_runtime_dir));
+    if !args.dry_run {
+        // A listener that an agent before us left closed is not found.
+        repair_all(&paths);
+    }
     let found = meant(find(&args.target).context("attach")?, &args.target);
     if !args.dry_run {
         // First of all, and all of it: nothing else that goes wrong is the reason then.
@@ -124,7 +130,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let stop = stop_on_signals()?;
-    let paths = Paths::of(&args.runtime_dir.clone().unwrap_or_else(default_runtime_dir));
     let wish = wish(&args);
     let mut keeper = Keeper::new(paths.clone());
     for prospect in prospects {

@@ -84,7 +84,7 @@ pub struct Args {
     #[arg(long, value_name = "USER")]
     user: Option<String>,
 
-    /// Group that workers run as [default: the user's]
+    /// Group that workers run as [default: the user's; needed for a user without an entry in the user database]
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
 

@@ -14,7 +14,14 @@ use crate::socket;
 use crate::table::Table;
 
 pub use crate::load::{Feature, LoadPlan, Loaded, Missing, TEMPORARY, load};
+pub use crate::replace::replace;
 pub use crate::skeletons::dispatch::types;
+
+/// Names this build of the programs, in a group's table: their object files, hashed.
+pub const BUILD: u64 = match u64::from_str_radix(env!("WAKEONE_PROGRAMS"), 16) {
+    Ok(build) => build,
+    Err(_) => panic!("WAKEONE_PROGRAMS is written by build.rs"),
+};
 
 /// A step of loading that failed, and the kernel's answer.
 #[derive(Debug, thiserror::Error)]
@@ -221,6 +228,17 @@ impl Pinned {
             .tags
             .update(&fd.as_raw_fd().to_ne_bytes(), &tag, MapFlags::ANY)
             .map_err(bpf_step("tagging the listener"))
+    }
+
+    /// The cookies of all listeners that were made known.
+    pub fn known_listeners(&self) -> Vec<u64> {
+        let cookie = |key: Vec<u8>| Some(u64::from_ne_bytes(key.try_into().ok()?));
+        self.listeners.keys().filter_map(cookie).collect()
+    }
+
+    /// How many listeners can be known at a time.
+    pub fn listener_limit(&self) -> usize {
+        self.listeners.max_entries() as usize
     }
 
     /// Makes room in the table of listeners: one that is gone, by its cookie.

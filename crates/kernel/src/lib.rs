@@ -26,6 +26,7 @@ pub mod process_mutex;
 pub mod receive_queue;
 pub mod recount;
 mod remote_memory;
+pub mod replace;
 pub mod ring;
 pub mod run_stats;
 pub mod schedule;

@@ -10,13 +10,14 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use caps::Capability;
 use libbpf_rs::btf::{Btf, types::Func};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapMut, OpenMapMut, OpenProgramMut, ProgramMut};
 
-use crate::bpf::{Error, Pinned, bpf_step, from_bpf, program_name, remove_pins};
+use crate::bpf::{BUILD, Error, Pinned, bpf_step, from_bpf, program_name, remove_pins};
 use crate::skeletons::dispatch::{
     DispatchSkel, DispatchSkelBuilder, OpenDispatchMaps, OpenDispatchSkel,
 };
@@ -71,15 +72,7 @@ pub enum Feature {
 pub fn load(plan: &LoadPlan<'_>) -> Result<Loaded, Error> {
     libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Warn, take_message)));
     let temporary = Temporary::beside(plan.dir)?;
-    let mut loading = Loading {
-        plan,
-        dir: &temporary.0,
-        walks: false,
-        missing: Vec::new(),
-    };
-    for address in 0..plan.addresses {
-        loading.load_address(address)?;
-    }
+    let mut loading = load_selection(plan, &temporary.0)?;
     loading.count();
     let missing = loading.missing;
     fs::rename(&temporary.0, plan.dir).map_err(Error::at(format!(
@@ -87,19 +80,35 @@ pub fn load(plan: &LoadPlan<'_>) -> Result<Loaded, Error> {
         plan.dir.display()
     )))?;
     std::mem::forget(temporary);
-    Ok(Loaded {
-        pinned: Pinned::open(plan.dir)?,
-        missing,
-    })
+    let pinned = Pinned::open(plan.dir)?;
+    pinned.table().build().store(BUILD, Ordering::Relaxed);
+    Ok(Loaded { pinned, missing })
+}
+
+/// Loads the selection program of each address, with the maps that are pinned in a folder or new ones.
+pub(crate) fn load_selection<'a>(
+    plan: &'a LoadPlan<'a>,
+    dir: &'a Path,
+) -> Result<Loading<'a>, Error> {
+    let mut loading = Loading {
+        plan,
+        dir,
+        walks: false,
+        missing: Vec::new(),
+    };
+    for address in 0..plan.addresses {
+        loading.load_address(address)?;
+    }
+    Ok(loading)
 }
 
 /// A load under way.
-struct Loading<'a> {
+pub(crate) struct Loading<'a> {
     plan: &'a LoadPlan<'a>,
     dir: &'a Path,
     /// The variant that reads the queues itself loads here.
-    walks: bool,
-    missing: Vec<Missing>,
+    pub(crate) walks: bool,
+    pub(crate) missing: Vec<Missing>,
 }
 
 impl Loading<'_> {
@@ -205,6 +214,30 @@ fn open_dispatch<'obj>(
 fn load_counting(dir: &Path, cgroup: &Path) -> Result<(), Error> {
     let cgroup =
         fs::File::open(cgroup).map_err(Error::at(format!("opening {}", cgroup.display())))?;
+    with_counting(dir, |count| {
+        let mut link = count
+            .attach_cgroup(cgroup.as_raw_fd())
+            .map_err(bpf_step("attaching the counting program to the cgroup"))?;
+        count
+            .pin(dir.join(COUNT))
+            .map_err(bpf_step("pinning the counting program"))?;
+        link.pin(dir.join(COUNT_LINK)).map_err(|error| {
+            let _ = fs::remove_file(dir.join(COUNT));
+            bpf_step("pinning the counting program's link")(error)
+        })
+    })
+}
+
+/// The name under which the counting program is pinned.
+pub(crate) const COUNT: &str = "count";
+/// The name under which its link to the cgroup is pinned.
+pub(crate) const COUNT_LINK: &str = "count_link";
+
+/// Loads the counting program with the maps that are pinned in a folder, and does something to it.
+pub(crate) fn with_counting(
+    dir: &Path,
+    act: impl FnOnce(&mut ProgramMut<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
     let mut storage = MaybeUninit::uninit();
     let mut open = open_dispatch(&mut storage)?;
     prepare(&mut open.progs.wakeone_count);
@@ -214,17 +247,7 @@ fn load_counting(dir: &Path, cgroup: &Path) -> Result<(), Error> {
         .map_err(bpf_step("leaving out the map sockets"))?;
     share_common(&mut open.maps, dir)?;
     let mut loaded = attempt("wakeone_count", || open.load())?;
-    let count = &mut loaded.progs.wakeone_count;
-    let mut link = count
-        .attach_cgroup(cgroup.as_raw_fd())
-        .map_err(bpf_step("attaching the counting program to the cgroup"))?;
-    count
-        .pin(dir.join("count"))
-        .map_err(bpf_step("pinning the counting program"))?;
-    link.pin(dir.join("count_link")).map_err(|error| {
-        let _ = fs::remove_file(dir.join("count"));
-        bpf_step("pinning the counting program's link")(error)
-    })
+    act(&mut loaded.progs.wakeone_count)
 }
 
 /// The table, and what counting needs, are one for all addresses.
@@ -407,10 +430,10 @@ fn reason(log: &str) -> Option<&str> {
 }
 
 /// A temporary folder of pins that goes away with all its contents unless renamed.
-struct Temporary(PathBuf);
+pub(crate) struct Temporary(pub(crate) PathBuf);
 
 impl Temporary {
-    fn beside(dir: &Path) -> Result<Self, Error> {
+    pub(crate) fn beside(dir: &Path) -> Result<Self, Error> {
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         // No dots: bpffs keeps them for itself (kernel/bpf/inode.c).
         let path = dir.with_file_name(format!("{TEMPORARY}{}-{name}", std::process::id()));

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::process::Command;
 
@@ -85,6 +85,32 @@ fn is_listed(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let wanted = socket::cookie(socket)?;
     let here = diag::sockets_at(protocol, Which::Listening, address)?;
     Ok(here.iter().any(|entry| entry.socket.cookie == wanted))
+}
+
+/// A TUN device of this thread's network namespace: what is sent to it can be read as packets, and what is written to it
+/// arrives. It is gone when the file is closed.
+///
+/// # Errors
+/// `EPERM` without CAP_NET_ADMIN; there is no /dev/net/tun.
+pub fn tun(name: &str) -> io::Result<File> {
+    let device = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")?;
+    // SAFETY: an all-zero `ifreq` is valid: a name that ends at once, and a union of integers.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let room = request.ifr_name.len() - 1;
+    for (to, from) in request.ifr_name[..room].iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
+    // SAFETY: TUNSETIFF reads and writes one `ifreq`, which outlives the call.
+    let done = unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    if done == 0 {
+        Ok(device)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 #[cfg(test)]

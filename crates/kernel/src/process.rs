@@ -162,6 +162,25 @@ pub fn descriptor_of(pid: u32, fd: i32) -> io::Result<OwnedFd> {
     Ok(pidfd_getfd(process.as_fd(), fd, PidfdGetfdFlags::empty())?)
 }
 
+/// A socket of any process that may be seen, shared with it, by its inode.
+pub fn socket_of_any(inode: u64) -> Option<OwnedFd> {
+    let processes = std::fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.find_map(|pid| socket_of(pid, inode))
+}
+
+/// A socket of a process, shared with it, by its inode.
+pub fn socket_of(pid: u32, inode: u64) -> Option<OwnedFd> {
+    let held = sockets_of(pid).ok()?;
+    let mut held = held.iter().filter(|(_, held)| *held == inode);
+    held.find_map(|(fd, _)| {
+        let socket = descriptor_of(pid, *fd).ok()?;
+        // The number may be another's since we looked.
+        let is_it = rustix::fs::fstat(&socket).is_ok_and(|stat| stat.st_ino == inode);
+        is_it.then_some(socket)
+    })
+}
+
 /// Descriptors of a process that are sockets: number and inode.
 ///
 /// # Errors

@@ -1,6 +1,7 @@
 //! What the agent asks of listening sockets, and does to them.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use nix::libc;
@@ -216,16 +217,58 @@ pub fn is_mptcp(socket: impl AsFd) -> bool {
         .is_ok_and(|protocol| protocol == libc::IPPROTO_MPTCP)
 }
 
-/// Closes a listener for a moment, so that the kernel moves its queue (`inet_csk_listen_stop`), and opens it again.
-/// `readd` runs in between, when it listens again: it puts the socket back into the dispatcher's array.
+/// Where a TCP socket is bound.
+///
+/// # Errors
+/// It has no address of the Internet's.
+pub fn address_of(socket: impl AsFd) -> io::Result<SocketAddr> {
+    let address = rustix::net::getsockname(socket)?;
+    SocketAddr::try_from(address).map_err(|_| io::ErrorKind::AddrNotAvailable.into())
+}
+
+/// Closes a listener for a moment, so that the kernel moves its queue (`inet_csk_listen_stop`), and opens it again where
+/// it was.
 ///
 /// # Errors
 /// What shutdown or listen say. After a failed listen the socket does not listen.
 pub fn move_queue(listener: impl AsFd, backlog: i32) -> io::Result<()> {
+    let address = address_of(&listener)?;
     rustix::net::shutdown(&listener, rustix::net::Shutdown::Read)?;
-    rustix::net::listen(&listener, backlog)?;
-    Ok(())
+    die_if_told();
+    listen_again(listener, address, backlog)
 }
+
+/// Has a socket that was shut down listen again at its old address.
+///
+/// # Errors
+/// What listen says, or that it listens elsewhere now.
+pub fn listen_again(socket: impl AsFd, address: SocketAddr, backlog: i32) -> io::Result<()> {
+    // A port that was not asked for by number was given up (`tcp_set_state`, unless SOCK_BINDPORT_LOCK), though
+    // getsockname still tells it. Every other socket is bound still, and refuses: EINVAL.
+    let _ = rustix::net::bind(&socket, &address);
+    rustix::net::listen(&socket, backlog)?;
+    let now = address_of(&socket)?;
+    if now.port() == address.port() {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!(
+            "the listener of {address} is at port {} now, since its port was taken; restart its worker",
+            now.port()
+        )))
+    }
+}
+
+/// A test has us die here by `WAKEONE_TEST_DIE=moving`: the listener is closed. Release builds do not have this.
+#[cfg(debug_assertions)]
+fn die_if_told() {
+    if std::env::var_os("WAKEONE_TEST_DIE").is_some_and(|what| what == "moving") {
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
+}
+
+#[cfg(not(debug_assertions))]
+fn die_if_told() {}
 
 /// Wakes whoever sleeps on a listener and changes nothing else: kernels before mid-2026 do not wake the sleepers of
 /// a queue that a migrated connection joins. `SHUT_WR` on a listener only calls `sk_state_change`.

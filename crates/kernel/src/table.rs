@@ -21,6 +21,8 @@ pub mod flag {
     pub const DRAINING: u32 = 2;
     /// Its worker does not accept.
     pub const STUCK: u32 = 4;
+    /// Its listener is closed for the moment in which its queue is moved.
+    pub const MOVING: u32 = 8;
 }
 
 /// The table's flag for a group that shuts down.
@@ -42,7 +44,7 @@ pub const AFFINITY: u32 = 16;
 pub const WINDOW: usize = 32;
 
 /// Version of the layout, `WAKEONE_CONTRACT`.
-pub const CONTRACT: u32 = 3;
+pub const CONTRACT: u32 = 4;
 
 /// Ways out of the programs, in the order of `enum wakeone_exit`, and what each is called.
 pub const EXITS: [&str; 10] = [
@@ -152,6 +154,16 @@ impl Table {
     /// Age of the heartbeat from which on the agent counts as gone, in ns.
     pub fn heartbeat_limit_ns(&self) -> &AtomicU64 {
         atomic!(AtomicU64, (*self.at()).heartbeat_limit_ns)
+    }
+
+    /// The longest handshake of late, in µs; 0 where none was measured.
+    pub fn handshake_us(&self) -> &AtomicU32 {
+        atomic!(AtomicU32, (*self.at()).handshake_us)
+    }
+
+    /// Which build of the programs runs here, as [`crate::bpf::BUILD`].
+    pub fn build(&self) -> &AtomicU64 {
+        atomic!(AtomicU64, (*self.at()).build)
     }
 
     /// Entries in the map of moved connections.
@@ -265,6 +277,15 @@ impl Slot<'_> {
         let stuck = |slot| self.table.slot(slot).has(flag::STUCK);
         if flag & flag::STUCK != 0 && !on && !(0..MAX_SLOTS).any(stuck) {
             self.table.flags().fetch_and(!MARKED, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that its listeners are closed for a moment, or no longer. No choice goes by it: nothing is published.
+    pub fn set_moving(&self, on: bool) {
+        if on {
+            self.flags().fetch_or(flag::MOVING, Ordering::SeqCst);
+        } else {
+            self.flags().fetch_and(!flag::MOVING, Ordering::SeqCst);
         }
     }
 

@@ -221,6 +221,7 @@ struct Count {
     completed: f64,
     seconds: f64,
     cpu_seconds: f64,
+    switches: f64,
 }
 
 impl Count {
@@ -228,6 +229,7 @@ impl Count {
         self.completed += other.completed;
         self.seconds += other.seconds;
         self.cpu_seconds += other.cpu_seconds;
+        self.switches += other.switches;
     }
 
     /// To a tenth. Nothing where no time was spent.
@@ -277,8 +279,17 @@ pub struct Arms<'a> {
     pub processes: &'a [u32],
 }
 
-/// Sends a load without end while the arms take turns, and counts the connections that complete in each slice. Returns
-/// the outcome of the whole load, and the slices.
+/// A load in slices, when it is over.
+pub struct Alternated {
+    /// The whole load's.
+    pub outcome: wakeone_load::Outcome,
+    /// The counts.
+    pub slices: Slices,
+    /// Of each arm, how often a process of the server went to sleep for a connection.
+    pub sleeps: Vec<f64>,
+}
+
+/// Sends a load without end while the arms take turns, and counts the connections that complete in each slice.
 ///
 /// # Errors
 /// When the load fails, an arm cannot be switched to, or on Ctrl-C.
@@ -288,7 +299,7 @@ pub fn alternate(
     timing: Timing,
     arms: Arms<'_>,
     context: &mut Context<'_>,
-) -> Result<(wakeone_load::Outcome, Slices), Error> {
+) -> Result<Alternated, Error> {
     let over = AtomicBool::new(false);
     let failed = |source| Error::Load {
         target: plan.target,
@@ -306,7 +317,12 @@ pub fn alternate(
             .unwrap_or_else(|_| Err(wakeone_load::Error::Plan("its thread panicked".to_owned())));
         // Why a load ended says more than that it did.
         let outcome = outcome.map_err(failed)?;
-        Ok((outcome, counted?))
+        let (slices, sleeps) = counted?;
+        Ok(Alternated {
+            outcome,
+            slices,
+            sleeps,
+        })
     })
 }
 
@@ -324,7 +340,7 @@ fn count(
     arms: Arms<'_>,
     context: &mut Context<'_>,
     ended: &dyn Fn() -> bool,
-) -> Result<Slices, Error> {
+) -> Result<(Slices, Vec<f64>), Error> {
     let seed = context.seed;
     let all = (timing.blocks * arms.names.len() * 2) as f64;
     let (mut now, mut done) = (None, 0.0);
@@ -346,7 +362,7 @@ fn count(
         (context.progress)(done / all);
         Ok(count)
     })?;
-    Ok(Slices {
+    let slices = Slices {
         arms: arms.names.iter().map(|name| (*name).to_owned()).collect(),
         pairs: arms.pairs.to_vec(),
         counted_ms: timing.counted.as_secs_f64() * 1000.0,
@@ -356,7 +372,19 @@ fn count(
             .then(|| of_each(&round, |count| count.per(count.cpu_seconds)))
             .into_iter()
             .collect(),
-    })
+    };
+    Ok((slices, sleeps(&round)))
+}
+
+/// How often a process of the server went to sleep for a connection, by arm.
+fn sleeps(round: &[Vec<Count>]) -> Vec<f64> {
+    let arms = round.first().map_or(0, Vec::len);
+    let of = |arm: usize| {
+        let mut all = Count::default();
+        round.iter().for_each(|block| all.add(block[arm]));
+        all.switches / all.completed.max(1.0)
+    };
+    (0..arms).map(of).collect()
 }
 
 /// The count of a load at a moment.
@@ -365,6 +393,7 @@ struct Reading {
     at: Instant,
     completed: u64,
     cpu_ns: u64,
+    switches: u64,
 }
 
 impl Reading {
@@ -382,10 +411,12 @@ impl Reading {
         }
         let own = std::process::id();
         let all = processes.iter().copied().chain([own]);
+        let switches = |pid: &u32| process::Usage::of(*pid).voluntary_switches;
         Self {
             at: reading.0,
             completed: reading.1,
             cpu_ns: all.map(process::cpu_ns).sum(),
+            switches: processes.iter().map(switches).sum(),
         }
     }
 
@@ -394,6 +425,7 @@ impl Reading {
             completed: end.completed.saturating_sub(self.completed) as f64,
             seconds: end.at.duration_since(self.at).as_secs_f64(),
             cpu_seconds: end.cpu_ns.saturating_sub(self.cpu_ns) as f64 / 1e9,
+            switches: end.switches.saturating_sub(self.switches) as f64,
         }
     }
 }
@@ -441,6 +473,7 @@ mod tests {
             completed,
             seconds: 1.0,
             cpu_seconds: 2.0,
+            switches: completed / 2.0,
         }
     }
 
@@ -490,6 +523,13 @@ mod tests {
         // 95 of 100 ought to; of 40, fewer than 34 come once in a hundred series.
         assert!(of_97 >= 34 && of_1 >= 34, "{of_97} and {of_1} of 40");
         assert!(widest < 0.012, "{widest}");
+    }
+
+    #[test]
+    fn sleeps_are_for_a_connection_of_their_arm() {
+        let blocks = vec![vec![second(100.0), second(0.0)]; 2];
+        assert_eq!(sleeps(&blocks), [0.5, 0.0]);
+        assert!(sleeps(&[]).is_empty());
     }
 
     #[test]

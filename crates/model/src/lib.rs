@@ -4,6 +4,7 @@ pub mod accept;
 pub mod advice;
 pub mod judge;
 pub mod listener;
+pub mod moves;
 pub mod reads;
 pub mod snapshot;
 pub mod verdict;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use wakeone_kernel::table::flag;
 use wakeone_kernel::{capability, process, schedule};
 use wakeone_model::judge::{self, Doing, Lap, Limits, Look, Memory};
+use wakeone_model::moves::{self, Arrivals, Budget};
 use wakeone_model::reads::Reads;
 
 use crate::datagrams;
@@ -32,6 +33,10 @@ const BUSY_TICK: (Duration, Duration) = (Duration::from_micros(500), Duration::f
 const IDLE_TICK: Duration = Duration::from_millis(10);
 /// How long a worker must have been stuck for its return to be an event.
 const NEWSWORTHY: Duration = Duration::from_secs(1);
+/// How long the end of a worker may take: the longest wait for handshakes, and a move.
+const LONGEST_END: Duration = Duration::from_millis(100);
+/// How often the longest handshake of late is lowered.
+const DECAY_EVERY_NS: u64 = 1_000_000_000;
 /// Events kept for a supervisor that does not ask.
 const MOST_EVENTS: usize = 10_000;
 
@@ -133,7 +138,33 @@ impl Agent {
         core.reads.resize_with(slots, Reads::default);
         core.patience.resize(slots, None);
         core.laps.resize(slots, None);
+        core.arrivals.resize_with(slots, Arrivals::default);
+        core.avoided.resize(slots, None);
         Some(told)
+    }
+
+    /// The worker is gone, and so is its listener soon: returns when what waits there was moved, and no handshake is
+    /// under way, or after [`LONGEST_END`].
+    pub fn worker_gone(&mut self, slot: usize) {
+        self.worker_down(slot);
+        let begun = Instant::now();
+        while self.thread.is_some()
+            && begun.elapsed() < LONGEST_END
+            && lock(&self.core).is_emptying(slot)
+        {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// How long after its last SYN a socket of this group may still get a connection.
+    pub fn handshake_wait(&self) -> Duration {
+        Duration::from_nanos(lock(&self.core).wait_ns())
+    }
+
+    fn wake(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
     }
 
     fn stop(&mut self) {
@@ -194,6 +225,14 @@ fn watch(core: &Mutex<Core>, stop: &AtomicBool) {
     }
 }
 
+/// A slot that the program does not choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Avoided {
+    since_ns: u64,
+    /// Its worker is gone, and others serve what waits.
+    down: bool,
+}
+
 /// What both the agent's thread and the supervisor's calls work on, one at a time.
 #[derive(Debug, Default)]
 struct Core {
@@ -210,6 +249,15 @@ struct Core {
     events: Vec<SteerEvent>,
     /// Slots whose queues somebody asked to be moved.
     asked: Vec<(usize, SyncSender<Rescued>)>,
+    /// When each slot was given something last.
+    arrivals: Vec<Arrivals>,
+    /// Slots that the program does not choose now, so that their queues can be moved.
+    avoided: Vec<Option<Avoided>>,
+    /// What moves may cost.
+    budget: Budget,
+    /// That they are held back was said.
+    told_dear: bool,
+    decayed_ns: u64,
     questions: Questions,
     started: Option<Instant>,
 }
@@ -235,6 +283,11 @@ impl Core {
             patience: vec![None; slots],
             events: Vec::new(),
             asked: Vec::new(),
+            arrivals: vec![Arrivals::default(); slots],
+            avoided: vec![None; slots],
+            budget: Budget::default(),
+            told_dear: false,
+            decayed_ns: 0,
             questions: Questions::default(),
             started: Some(Instant::now()),
         }
@@ -275,17 +328,116 @@ impl Core {
             let busy = looks.iter().any(|look| look.active > 0 || look.queued > 0);
             (looks, busy)
         };
+        self.see_arrivals();
+        self.reopen();
         self.questions.begin();
         self.judge(&looks, duties);
         self.questions.end();
-        for (slot, answer) in std::mem::take(&mut self.asked) {
-            let _ = answer.try_send(self.rescue_now(slot, &looks, duties));
-        }
-        if busy {
+        self.empty_abandoned(&looks);
+        self.answer_asked(&looks, duties);
+        let pause = if busy {
             (duties.stuck_after / 4).clamp(BUSY_TICK.0, BUSY_TICK.1)
         } else {
             IDLE_TICK
+        };
+        self.until_quiet(&looks)
+            .map_or(pause, |until| until.min(pause))
+    }
+
+    /// Notes what was placed since the last look, and how long handshakes take now.
+    fn see_arrivals(&mut self) {
+        let now = self.now_ns();
+        let Some(dispatcher) = &self.dispatcher else {
+            return;
+        };
+        for (slot, arrivals) in self.arrivals.iter_mut().enumerate() {
+            let selected = dispatcher.table().slot(slot).selected().load(Relaxed);
+            arrivals.see(now, selected);
         }
+        if now - self.decayed_ns >= DECAY_EVERY_NS {
+            self.decayed_ns = now;
+            let longest = dispatcher.table().handshake_us();
+            longest.store(moves::decayed(longest.load(Relaxed)), Relaxed);
+        }
+    }
+
+    /// Has listeners listen again that a move left closed.
+    fn reopen(&mut self) {
+        for slot in 0..self.patience.len() {
+            let Some(dispatcher) = &self.dispatcher else {
+                return;
+            };
+            let place = dispatcher.table().slot(slot);
+            if !place.has(flag::MOVING) || !self.may_try(slot) {
+                continue;
+            }
+            if let Err(error) = dispatcher.reopen(slot) {
+                self.patience[slot] = Some(Instant::now() + Duration::from_secs(1));
+                self.note(format!("slot {slot} gets no connections: {error}"));
+            }
+        }
+    }
+
+    /// How long handshakes are waited for.
+    fn wait_ns(&self) -> u64 {
+        let counting = self.dispatcher.as_ref().filter(|one| one.counting());
+        let longest = counting.map(|one| one.table().handshake_us().load(Relaxed));
+        moves::wait_ns(longest.map(|us| u64::from(us) * 1_000))
+    }
+
+    /// The program does not choose a slot from now on.
+    fn avoid(&mut self, slot: usize, down: bool) {
+        let since_ns = self.now_ns();
+        let avoided = self.avoided[slot].get_or_insert(Avoided { since_ns, down });
+        avoided.down = down;
+    }
+
+    /// When no handshake is under way in a slot any more; `None`: new ones begin.
+    fn quiet_ns(&self, slot: usize) -> Option<u64> {
+        let avoided = self.avoided[slot]?;
+        Some(self.arrivals[slot].quiet_ns(avoided.since_ns, self.wait_ns()))
+    }
+
+    fn is_quiet(&self, slot: usize) -> bool {
+        self.quiet_ns(slot)
+            .is_some_and(|quiet| quiet <= self.now_ns())
+    }
+
+    /// How long until the first slot is quiet whose queue is to be moved.
+    fn until_quiet(&self, looks: &[Look]) -> Option<Duration> {
+        let now = self.now_ns();
+        let waiting = (0..looks.len()).filter(|slot| looks[*slot].queued > 0);
+        let first = waiting
+            .filter_map(|slot| self.quiet_ns(slot))
+            .filter(|quiet| *quiet > now)
+            .min();
+        first.map(|quiet| Duration::from_nanos(quiet - now))
+    }
+
+    /// Moves what waits where a worker is gone and others can serve it.
+    fn empty_abandoned(&mut self, looks: &[Look]) {
+        for (slot, look) in looks.iter().enumerate() {
+            if look.queued > 0 && self.is_emptying(slot) && self.is_quiet(slot) {
+                self.move_queue(slot);
+            }
+        }
+    }
+
+    /// Whether the queue of a slot without a worker is yet to be moved.
+    fn is_emptying(&self, slot: usize) -> bool {
+        let down = self.avoided[slot].is_some_and(|avoided| avoided.down);
+        let waiting = || {
+            let dispatcher = self.dispatcher.as_ref();
+            dispatcher.is_some_and(|one| !one.datagrams() && one.queue(slot).length > 0)
+        };
+        down && self.may_try(slot)
+            && self.another_serves(slot)
+            && (!self.is_quiet(slot) || waiting())
+    }
+
+    /// Whether a slot's last move did not fail just now.
+    fn may_try(&self, slot: usize) -> bool {
+        self.patience[slot].is_none_or(|until| Instant::now() >= until)
     }
 
     fn now_ns(&self) -> u64 {
@@ -314,13 +466,13 @@ impl Core {
             {
                 self.memory[slot].stuck_since_ns = Some(now);
                 self.mark(slot, flag::STUCK, true);
+                self.avoid(slot, false);
                 let datagrams = self.dispatcher.as_ref().is_some_and(Dispatcher::datagrams);
                 self.event(SteerEvent::Stuck {
                     slot,
                     queued: looks[slot].queued,
                     unit: if datagrams { "bytes" } else { "connections" },
                 });
-                self.rescue(slot, looks, duties);
             }
         }
     }
@@ -339,6 +491,7 @@ impl Core {
     /// Takes a slot's mark away.
     fn resume(&mut self, slot: usize, now: u64, since: u64) {
         self.memory[slot].stuck_since_ns = None;
+        self.avoided[slot] = None;
         self.mark(slot, flag::STUCK, false);
         let stuck_ns = now.saturating_sub(since);
         if let Some(dispatcher) = &self.dispatcher {
@@ -352,26 +505,46 @@ impl Core {
         }
     }
 
-    /// A slot that is marked stuck: is it well again, or did more arrive (handshakes that were half done)?
+    /// A slot that is marked stuck: is it well again, or is it time to move what waits? That is when the handshakes that
+    /// were under way have ended, and again for one that came late.
     fn look_after(&mut self, slot: usize, looks: &[Look], now: u64, since: u64, duties: Duties) {
-        let doing = self.doing(slot);
+        let may_move = self.may_move(slot, looks, duties);
+        let doing = if may_move {
+            self.doing_now(slot)
+        } else {
+            self.doing(slot)
+        };
         if judge::recovered(&looks[slot], &self.memory[slot], doing) {
             self.resume(slot, now, since);
-        } else if looks[slot].queued > 0 && matches!(doing, Doing::Busy | Doing::Stopped) {
-            self.rescue(slot, looks, duties);
+        } else if may_move && matches!(doing, Doing::Busy | Doing::Stopped) {
+            self.move_queue(slot);
         }
     }
 
-    /// Moves a stuck slot's queue where that is wished for and possible; tells whether it did.
-    fn rescue(&mut self, slot: usize, looks: &[Look], duties: Duties) -> bool {
-        if !duties.rescue || self.patience[slot].is_some_and(|until| Instant::now() < until) {
+    /// Whether a stuck slot's queue can be moved now, where that is wished for.
+    fn may_move(&mut self, slot: usize, looks: &[Look], duties: Duties) -> bool {
+        let datagrams = self.dispatcher.as_ref().is_none_or(Dispatcher::datagrams);
+        if !duties.rescue || datagrams || looks[slot].queued == 0 {
+            return false;
+        }
+        if !self.may_try(slot) || !self.is_quiet(slot) {
             return false;
         }
         let others = self.rooms(slot, looks);
-        if others.is_empty() || !judge::fits(looks[slot].queued, others.into_iter()) {
-            return false;
+        !others.is_empty()
+            && judge::fits(looks[slot].queued, others.into_iter())
+            && self.can_afford()
+    }
+
+    /// Whether moves have not taken more than their share of the time.
+    fn can_afford(&mut self) -> bool {
+        if self.budget.allows(self.now_ns()) {
+            return true;
         }
-        self.move_queue(slot)
+        if !std::mem::replace(&mut self.told_dear, true) {
+            self.note("queues of stuck workers are moved less often: each move walks over all connections of the port, those in TIME_WAIT included, and moves may take 1 % of the time".into());
+        }
+        false
     }
 
     /// The room in the queues of those that a slot's connections could be moved to.
@@ -382,45 +555,85 @@ impl Core {
         others.map(|(_, look)| look.room).collect()
     }
 
-    /// Moves a slot's queue because a person said so, whether or not its worker seems stuck.
-    fn rescue_now(&mut self, slot: usize, looks: &[Look], duties: Duties) -> Rescued {
-        let cannot = |why: &str| Err(format!("cannot move the queue of slot {slot}: {why}"));
-        if self.dispatcher.as_ref().is_some_and(Dispatcher::datagrams) {
-            return cannot("what waits in UDP sockets cannot be moved");
+    /// Moves the queues that somebody asked for, each when its handshakes under way have ended.
+    fn answer_asked(&mut self, looks: &[Look], duties: Duties) {
+        for (slot, answer) in std::mem::take(&mut self.asked) {
+            let moved = match self.may_rescue(slot, looks, duties) {
+                Ok(()) if looks[slot].queued == 0 => Ok(0),
+                Ok(()) if self.is_held(slot) => self.try_move(slot).map_err(|e| e.to_string()),
+                Ok(()) => {
+                    // The program must not choose the slot meanwhile.
+                    self.mark(slot, flag::STUCK, true);
+                    self.avoid(slot, false);
+                    self.asked.push((slot, answer));
+                    continue;
+                }
+                Err(why) => Err(why),
+            };
+            self.release(slot);
+            let _ = answer.try_send(
+                moved.map_err(|why| format!("cannot move the queue of slot {slot}: {why}")),
+            );
+        }
+    }
+
+    /// Whether a slot is marked, and no handshake is under way there.
+    fn is_held(&self, slot: usize) -> bool {
+        let dispatcher = self.dispatcher.as_ref();
+        dispatcher.is_some_and(|one| one.table().slot(slot).has(flag::STUCK)) && self.is_quiet(slot)
+    }
+
+    /// Takes back what was done for a rescue that somebody asked for.
+    fn release(&mut self, slot: usize) {
+        let Some(avoided) = self.avoided.get(slot).copied().flatten() else {
+            return;
+        };
+        if self.memory[slot].stuck_since_ns.is_none() {
+            self.mark(slot, flag::STUCK, false);
+            self.avoided[slot] = Some(avoided).filter(|avoided| avoided.down);
+        }
+    }
+
+    /// Whether a slot's queue may be moved because a person said so, although its worker does not seem stuck.
+    fn may_rescue(&self, slot: usize, looks: &[Look], duties: Duties) -> Result<(), String> {
+        let no = |why: &str| Err(why.to_owned());
+        let Some(dispatcher) = &self.dispatcher else {
+            return no("its agent has ended");
+        };
+        if dispatcher.datagrams() {
+            return no("what waits in UDP sockets cannot be moved");
         }
         if !duties.rescue {
-            return cannot("rescue is off for this group; start or attach it with --rescue");
+            return no("rescue is off for this group; start or attach it with --rescue");
         }
         let Some(look) = looks.get(slot) else {
-            return cannot("there is no such slot");
+            return no("there is no such slot");
         };
         let others = self.rooms(slot, looks);
         if others.is_empty() {
-            return cannot(
-                "no other slot has a live listener, and the kernel would reset what waits",
-            );
+            return no("no other slot has a live listener, and the kernel would reset what waits");
         }
         if !judge::fits(look.queued, others.into_iter()) {
-            return cannot("the queues of the others have no room for it");
+            return no("the queues of the others have no room for it");
         }
-        // The program must not choose the slot meanwhile.
-        self.mark(slot, flag::STUCK, true);
-        let moved = self.try_move(slot);
-        if self.memory[slot].stuck_since_ns.is_none() {
-            self.mark(slot, flag::STUCK, false);
+        // Between shutdown and listen an accept fails, and a worker that does not expect that may end.
+        let nobody = dispatcher.table().slot(slot).pid().load(Relaxed) == 0;
+        match doing(dispatcher, slot) {
+            _ if look.queued == 0 => Ok(()),
+            Doing::Busy | Doing::Stopped => Ok(()),
+            Doing::Waiting => no("its worker waits for connections there, and serves it itself"),
+            Doing::Unknown if nobody && dispatcher.holds(slot) => Ok(()),
+            Doing::Unknown => {
+                no("what its worker does cannot be seen, and it must not be waiting there")
+            }
         }
-        moved.or_else(|error| cannot(&error.to_string()))
     }
 
-    /// Moves the queue of a slot that the program does not choose now; tells whether anything moved.
-    fn move_queue(&mut self, slot: usize) -> bool {
-        match self.try_move(slot) {
-            Ok(moved) => moved > 0,
-            Err(error) => {
-                self.patience[slot] = Some(Instant::now() + Duration::from_secs(1));
-                self.note(format!("slot {slot} is not rescued for a second: {error}"));
-                false
-            }
+    /// Moves the queue of a slot that the program does not choose now.
+    fn move_queue(&mut self, slot: usize) {
+        if let Err(error) = self.try_move(slot) {
+            self.patience[slot] = Some(Instant::now() + Duration::from_secs(1));
+            self.note(format!("slot {slot} is not rescued for a second: {error}"));
         }
     }
 
@@ -430,9 +643,12 @@ impl Core {
             return Ok(0);
         };
         let before = Instant::now();
-        let moved = dispatcher.move_queues(slot)?;
+        let moved = dispatcher.move_queues(slot);
+        let took = before.elapsed();
+        self.budget.spend(took.as_nanos() as u64);
+        let moved = moved?;
         if moved > 0 {
-            let took_us = before.elapsed().as_micros() as u64;
+            let took_us = took.as_micros() as u64;
             let place = dispatcher.table().slot(slot);
             place.rescues().fetch_add(1, Relaxed);
             place.rescued().fetch_add(moved.into(), Relaxed);
@@ -459,6 +675,14 @@ impl Core {
             return Doing::Unknown;
         };
         self.questions.ask(slot, || doing(dispatcher, slot))
+    }
+
+    /// The same, for a slot whose queue is about to be moved.
+    fn doing_now(&self, slot: usize) -> Doing {
+        let Some(dispatcher) = &self.dispatcher else {
+            return Doing::Unknown;
+        };
+        self.questions.insist(slot, || doing(dispatcher, slot))
     }
 
     /// Whether another worker would serve what waits in this slot sooner.
@@ -552,6 +776,7 @@ impl Steer for Agent {
     fn worker_up(&mut self, slot: usize, pid: u32) {
         let mut core = lock(&self.core);
         core.memory[slot] = Memory::default();
+        core.avoided[slot] = None;
         let Some(dispatcher) = &core.dispatcher else {
             return;
         };
@@ -560,7 +785,10 @@ impl Steer for Agent {
         place.pid().store(pid, Relaxed);
         // A worker that was told to end may have shut its listener down: in the array again, whatever happened.
         let restored = dispatcher.restore(slot);
-        place.mark(flag::UP, true);
+        // Last: a slot that is up and has no socket would be chosen in vain.
+        if restored.is_ok() {
+            place.mark(flag::UP, true);
+        }
         if let Err(error) = restored {
             core.note(format!(
                 "slot {slot} gets connections only from the kernel's choice: {error}"
@@ -571,6 +799,7 @@ impl Steer for Agent {
     fn worker_down(&mut self, slot: usize) {
         let mut core = lock(&self.core);
         core.memory[slot] = Memory::default();
+        core.avoided[slot] = None;
         let another = core.another_serves(slot);
         let Some(dispatcher) = &core.dispatcher else {
             return;
@@ -582,7 +811,12 @@ impl Steer for Agent {
         if another {
             // Nobody serves this slot, and others are there: choose those, and give them what waits here.
             place.mark(flag::UP, false);
-            core.move_queue(slot);
+            core.avoid(slot, true);
+            if self.thread.is_none() {
+                core.move_queue(slot);
+            }
+            drop(core);
+            self.wake();
         }
         // The last worker is gone: what waits, waits for its successor, and so does what comes now.
     }

@@ -397,7 +397,7 @@ impl Attached {
             uncounted,
         };
         attached.publish_workers();
-        attached.store()?;
+        attached.dir.store(&attached.state()?)?;
         Ok(attached)
     }
 
@@ -414,8 +414,8 @@ impl Attached {
         }
     }
 
-    /// Writes down who serves what, for `status`, and for `detach` should we be killed.
-    fn store(&self) -> Result<(), Error> {
+    /// The state tells `status` who serves what. `detach` reads it if the agent was killed.
+    fn state(&self) -> Result<State, StateError> {
         let slots = self.agent.tell(|d| d.slots()).unwrap_or(0);
         let empty = || state::Slot {
             worker: None,
@@ -431,7 +431,7 @@ impl Attached {
                 inodes: vec![lent.inode],
             };
         }
-        let state = State {
+        Ok(State {
             schema: state::SCHEMA,
             name: self.name.clone(),
             boot: state::boot_id(),
@@ -453,8 +453,7 @@ impl Attached {
             },
             slots: table,
             attached: true,
-        };
-        Ok(self.dir.store(&state)?)
+        })
     }
 
     /// Looks what became of the group: sockets that came or went, workers that ended or took over.
@@ -488,8 +487,9 @@ impl Attached {
             changed |= self.settle(&member);
         }
         if changed {
-            self.store()?;
+            self.dir.keep(&self.state()?);
         }
+        self.dir.catch_up();
         self.tidy_uncounted();
         Ok(if there.is_empty() {
             Presence::Gone
@@ -700,7 +700,7 @@ fn held(seats: &Seats) -> Vec<(u64, usize)> {
 }
 
 /// What attaching takes. It stays within reach, without effect, for a server that comes back.
-const FOR_ATTACHING: [Capability; 5] = [
+pub(crate) const FOR_ATTACHING: [Capability; 5] = [
     Capability::CAP_BPF,
     Capability::CAP_PERFMON,
     Capability::CAP_NET_ADMIN,

@@ -11,6 +11,7 @@ use wakeone_kernel::{bpf, cgroup, process, socket};
 use crate::dispatcher::{self, sweep_halves};
 use crate::paths::Paths;
 use crate::policy::Policy;
+use crate::repair::repair;
 use crate::split;
 use crate::status;
 use crate::supervisor::listen::Endpoint;
@@ -80,6 +81,8 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     // An agent that ends takes its state away.
     let before = state::load(&paths.runtime, name).ok().flatten();
     let dir = take(paths, name)?;
+    // Before the program goes, and with it what was being done.
+    repair(paths, &dir);
     let mut report = Report {
         name: name.to_owned(),
         attached: before.is_some_and(|state| state.attached),

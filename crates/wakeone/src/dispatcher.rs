@@ -1,14 +1,17 @@
 //! The dispatch program of one group, from user space: loading or finding it, its listeners, its marks, its end.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf::{self, Feature, LoadPlan, Loaded, Missing, Pinned};
+use wakeone_kernel::diag::{self, Which};
 use wakeone_kernel::receive_queue::{ReceiveQueue, receive_queue};
 use wakeone_kernel::socket::{self, AcceptQueue};
 use wakeone_kernel::table::{self, AFFINITY, CLOSING, COUNTED, DATAGRAMS, Table, flag};
 use wakeone_kernel::{capability, cgroup};
+use wakeone_model::listener::Protocol;
 
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
@@ -166,7 +169,14 @@ pub struct Dispatcher {
     kept: bool,
     missing: Vec<Missing>,
     policy: Policy,
+    /// Listeners that left since those that are gone were forgotten.
+    left: usize,
+    /// A listener found no room, and the log says so.
+    told_full: bool,
 }
+
+/// As many listeners leave between two sweeps of the map of listeners: a sweep lists all sockets that listen.
+const SWEEP_AFTER: usize = 64;
 
 impl Dispatcher {
     /// Loads the program, or finds the one of an earlier supervisor, and attaches it to the group's listeners. Those
@@ -214,10 +224,15 @@ impl Dispatcher {
             kept: found.kept,
             missing: found.missing,
             policy: plan.policy,
+            left: 0,
+            told_full: false,
         }
     }
 
     fn begin(mut self, plan: &Plan<'_>) -> Result<Self, Error> {
+        if self.kept {
+            self.forget_gone();
+        }
         let filled = self
             .settle_policy(plan)
             .and_then(|()| self.fill(plan).map_err(Error::of(plan.name)));
@@ -387,6 +402,20 @@ impl Dispatcher {
     /// # Errors
     /// There is no slot left, or the kernel's answer.
     pub fn join(&mut self, cookie: u64, lent: Lent) -> Result<usize, bpf::Error> {
+        if self.left >= SWEEP_AFTER {
+            self.forget_gone();
+        }
+        let mut joined = self.try_join(cookie, lent);
+        if joined.is_err() && self.is_full() {
+            self.forget_gone();
+            joined = self.try_join(cookie, lent);
+        }
+        self.tell_full(&joined);
+        joined
+    }
+
+    fn try_join(&mut self, cookie: u64, lent: Lent) -> Result<usize, bpf::Error> {
+        let was_known = self.pinned.slot_of(cookie).is_some();
         let slot = self.place(cookie, lent).ok_or_else(|| bpf::Error {
             step: format!("finding a slot beside the {} there are", table::MAX_SLOTS),
             source: std::io::ErrorKind::QuotaExceeded.into(),
@@ -398,20 +427,85 @@ impl Dispatcher {
         }
         let slots = self.table().slots();
         slots.fetch_max(self.seats.len() as u32, Relaxed);
-        self.seat(slot)?;
+        let seated = self.seat(slot);
+        if seated.is_err() {
+            self.vacate(slot);
+            if !was_known {
+                self.pinned.forget_listener(cookie);
+            }
+        }
         self.table().publish();
-        Ok(slot)
+        seated.map(|()| slot)
+    }
+
+    /// Whether no other listener can be made known.
+    fn is_full(&self) -> bool {
+        self.pinned.known_listeners().len() >= self.pinned.listener_limit()
+    }
+
+    /// Logs that a listener found no room: once, until one finds room again. A listener that closed meanwhile is no news.
+    fn tell_full<T>(&mut self, joined: &Result<T, bpf::Error>) {
+        match joined {
+            Ok(_) => self.told_full = false,
+            Err(error) if !self.told_full => {
+                let no_slot = error.source.kind() == std::io::ErrorKind::QuotaExceeded;
+                if no_slot || self.is_full() {
+                    self.told_full = true;
+                    tracing::warn!(
+                        event = "degraded",
+                        "`{}`: a new listener gets connections only from the kernel's choice, for there is no room: {error}",
+                        self.name
+                    );
+                }
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Forgets the listeners that are gone. One that left and still lives stays known: connections that waited in it
+    /// carry its tag, and are counted by it when they are moved.
+    fn forget_gone(&mut self) {
+        let living = match living(self.datagrams()) {
+            Ok(living) => living,
+            Err(error) => {
+                tracing::debug!(
+                    "`{}`: listeners that are gone stay known: {error}",
+                    self.name
+                );
+                return;
+            }
+        };
+        self.left = 0;
+        // Those in a slot may be yet to listen, or not listen for a moment.
+        let seated: HashSet<u64> = (0..self.seats.len())
+            .flat_map(|slot| (0..self.pinned.addresses()).map(move |address| (slot, address)))
+            .filter_map(|(slot, address)| {
+                let cookie = self.seats[slot].with(address, |one| socket::cookie(one));
+                cookie.ok()?.ok()
+            })
+            .collect();
+        for cookie in self.pinned.known_listeners() {
+            if !living.contains(&cookie) && !seated.contains(&cookie) {
+                self.pinned.forget_listener(cookie);
+            }
+        }
     }
 
     /// A listener of others is gone: its slot is free.
     pub fn leave(&mut self, slot: usize) {
         let place = self.table().slot(slot);
-        place.flags().store(0, Relaxed);
         place.pid().store(0, Relaxed);
         place.queued().store(0, Relaxed);
         place.queue_limit().store(0, Relaxed);
         place.dropped().store(0, Relaxed);
+        self.vacate(slot);
         self.table().publish();
+        self.left += 1;
+    }
+
+    /// Nobody is in a slot any more; to be published.
+    fn vacate(&mut self, slot: usize) {
+        self.table().slot(slot).flags().store(0, Relaxed);
         self.seats[slot] = Seat::Empty;
     }
 
@@ -478,6 +572,11 @@ impl Dispatcher {
     /// How many slots it has.
     pub fn slots(&self) -> usize {
         self.seats.len()
+    }
+
+    /// Whether a slot's listeners are our own.
+    pub fn holds(&self, slot: usize) -> bool {
+        matches!(self.seats[slot], Seat::Held(_))
     }
 
     /// Whether somebody's listener is in this slot.
@@ -596,6 +695,17 @@ impl Dispatcher {
         if self.datagrams() {
             return Ok(0);
         }
+        let place = self.table().slot(slot);
+        // Before, so that whoever comes after us knows what was begun; it stays if a listener does not come back.
+        place.set_moving(true);
+        let moved = self.move_all(slot);
+        if moved.is_ok() || !self.is_closed(slot) {
+            place.set_moving(false);
+        }
+        moved
+    }
+
+    fn move_all(&self, slot: usize) -> Result<u32, bpf::Error> {
         let mut moved = 0;
         for address in 0..self.pinned.addresses() {
             let waiting = self.with(slot, address, |listener| {
@@ -607,6 +717,48 @@ impl Dispatcher {
             moved += waiting;
         }
         Ok(moved)
+    }
+
+    /// Whether a slot has a listener that does not listen.
+    fn is_closed(&self, slot: usize) -> bool {
+        (0..self.pinned.addresses()).any(|address| {
+            let listens = self.with(slot, address, |one| Ok(socket::listens(one)));
+            matches!(listens, Ok(false))
+        })
+    }
+
+    /// Has a slot's listeners listen again that did not come back from a move.
+    ///
+    /// # Errors
+    /// They do not come back now either.
+    pub fn reopen(&self, slot: usize) -> Result<(), bpf::Error> {
+        let place = self.table().slot(slot);
+        for address in 0..self.pinned.addresses() {
+            self.with(slot, address, |listener| {
+                self.listen_again(slot, listener)
+                    .map_err(|source| bpf::Error {
+                        step: format!("listening again in slot {slot}"),
+                        source,
+                    })?;
+                self.pinned.put(address, slot, listener)
+            })?;
+        }
+        place.set_moving(false);
+        Ok(())
+    }
+
+    fn listen_again(&self, slot: usize, listener: BorrowedFd<'_>) -> std::io::Result<()> {
+        if socket::listens(listener) {
+            return Ok(());
+        }
+        let limit = self.table().slot(slot).queue_limit().load(Relaxed);
+        let backlog = match (&self.seats[slot], limit) {
+            // Longer than any: the kernel cuts it.
+            (Seat::Lent(_), 0) => i32::MAX,
+            (Seat::Lent(_), limit) => i32::try_from(limit).unwrap_or(i32::MAX),
+            _ => self.backlog,
+        };
+        socket::listen_again(listener, socket::address_of(listener)?, backlog)
     }
 
     fn move_queue(
@@ -669,6 +821,17 @@ impl Dispatcher {
         drop(self);
         remove(paths, &dir, cgroup);
     }
+}
+
+/// The cookies of all sockets in this network namespace that can be in a group.
+fn living(datagrams: bool) -> std::io::Result<HashSet<u64>> {
+    let protocol = if datagrams {
+        Protocol::Udp
+    } else {
+        Protocol::Tcp
+    };
+    let sockets = diag::sockets(protocol, Which::Listening, 0)?;
+    Ok(sockets.iter().map(|entry| entry.socket.cookie).collect())
 }
 
 fn remove(paths: &Paths, dir: &Path, cgroup: Option<&Path>) {
@@ -810,12 +973,15 @@ fn open_or_load(
         let datagrams = pinned.table().flags().load(Relaxed) & DATAGRAMS != 0;
         datagrams == plan.datagrams.is_some()
     };
+    let load = LoadPlan {
+        dir: &dir,
+        addresses,
+        cgroup: plan.cgroup.filter(|_| plan.datagrams.is_none()),
+        read_queues: plan.read_queues,
+        datagrams: plan.datagrams.is_some(),
+    };
     if let Some(pinned) = found.filter(|pinned| same_kind(pinned) && fits(pinned)) {
-        return Ok(Found {
-            pinned,
-            kept: true,
-            missing: Vec::new(),
-        });
+        return Ok(renew(plan.name, &load, pinned));
     }
     bpf::empty_arrays(&dir);
     bpf::remove_pins(&dir).map_err(|source| Error::Kernel {
@@ -825,13 +991,6 @@ fn open_or_load(
             source,
         },
     })?;
-    let load = LoadPlan {
-        dir: &dir,
-        addresses,
-        cgroup: plan.cgroup.filter(|_| plan.datagrams.is_none()),
-        read_queues: plan.read_queues,
-        datagrams: plan.datagrams.is_some(),
-    };
     let Loaded { pinned, missing } = bpf::load(&load).map_err(|error| {
         plan.paths.tidy();
         Error::of(plan.name)(error)
@@ -841,6 +1000,34 @@ fn open_or_load(
         kept: false,
         missing,
     })
+}
+
+/// Has a group that is taken over run the programs of this build. Where they cannot be loaded the old ones stay: they
+/// keep the same contract.
+fn renew(name: &str, load: &LoadPlan<'_>, pinned: Pinned) -> Found {
+    let mut found = Found {
+        pinned,
+        kept: true,
+        missing: Vec::new(),
+    };
+    if found.pinned.table().build().load(Relaxed) == bpf::BUILD {
+        return found;
+    }
+    match bpf::replace(load) {
+        Ok(Loaded { pinned, missing }) => {
+            tracing::info!(
+                event = "note",
+                "`{name}`: the programs of another build of wakeone were replaced; all counts stay"
+            );
+            found.pinned = pinned;
+            found.missing = missing;
+        }
+        Err(error) => tracing::warn!(
+            event = "degraded",
+            "`{name}` keeps the programs of another build of wakeone: {error}; stop and start the group to replace them"
+        ),
+    }
+    found
 }
 
 /// The group that is pinned there, if it is whole, of this layout, and of as many addresses.

@@ -14,6 +14,7 @@ use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::metrics::{self, Monitor, Source};
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
+use crate::repair::repair_all;
 use crate::several::Several;
 use crate::steer::{Steer, Unsteered};
 use crate::supervisor::listen::Endpoint;
@@ -115,6 +116,7 @@ impl Group {
             .transpose()
             .map_err(Error::Refused)?;
         let paths = Paths::of(&options.runtime_dir);
+        repair_all(&paths);
         let name = group_name(options)?;
         let kinds = Kinds::of(options);
         // Only connections are counted.

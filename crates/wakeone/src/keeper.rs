@@ -4,12 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
+use wakeone_kernel::capability;
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
 
 use crate::attach::{self, Attached, Presence, Wish};
 use crate::metrics::Monitor;
 use crate::paths::Paths;
+use crate::repair::repair_all;
 use crate::steer::SteerEvent;
 
 /// A target, and how it is to be steered.
@@ -237,6 +239,8 @@ impl Keeper {
         {
             return events;
         }
+        // A listener that an agent before us left closed is not found.
+        capability::with(&attach::FOR_ATTACHING, || repair_all(&self.paths));
         for (found, wish) in self.there(&mut events) {
             let address = place(found.listener.protocol, found.listener.address);
             if self.groups.contains_key(&address) || self.given_up.contains(&address) {

@@ -11,6 +11,7 @@ pub mod metrics;
 pub mod paths;
 pub mod policy;
 mod questions;
+pub mod repair;
 pub mod seat;
 pub mod several;
 pub mod split;

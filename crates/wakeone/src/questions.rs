@@ -42,6 +42,11 @@ impl Questions {
         if self.resting_until.is_some() {
             return Doing::Unknown;
         }
+        self.insist(slot, look)
+    }
+
+    /// The same, though the agent rests: for what it is about to do to the slot.
+    pub fn insist(&self, slot: usize, look: impl FnOnce() -> Doing) -> Doing {
         if let Some(answer) = self.answers.borrow().get(&slot) {
             return *answer;
         }

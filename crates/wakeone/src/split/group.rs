@@ -40,14 +40,12 @@ pub(super) struct Record<'a> {
 }
 
 impl Record<'_> {
-    /// Writes it into the group's folder. That it cannot is said, and steering goes on.
+    /// Writes it into the group's folder, now or as soon as that can be done. Steering goes on meanwhile.
     pub fn store(self, dir: &GroupDir) {
         let listen = self.listen;
-        let stored = self
-            .state()
-            .and_then(|state| dir.store(&state).map_err(io::Error::other));
-        if let Err(error) = stored {
-            tracing::warn!("{listen}: {error}");
+        match self.state() {
+            Ok(state) => dir.keep(&state),
+            Err(error) => tracing::warn!("{listen}: {error}"),
         }
     }
 

@@ -490,6 +490,9 @@ impl Readers {
         if changed {
             self.store();
         }
+        if let Some(dir) = &self.dir {
+            dir.catch_up();
+        }
     }
 
     fn follow_queues(&mut self) -> bool {

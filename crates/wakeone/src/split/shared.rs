@@ -170,6 +170,8 @@ pub struct Shared {
     agent: Option<Agent>,
     dir: Option<GroupDir>,
     looked: Instant,
+    /// Since when the shared socket is given no connections.
+    unchosen: Option<Instant>,
     /// It was closed for good.
     closed: bool,
 }
@@ -199,6 +201,7 @@ impl Shared {
             agent: None,
             dir: None,
             looked: Instant::now(),
+            unchosen: None,
             closed: false,
         })
     }
@@ -425,7 +428,7 @@ impl Shared {
     /// A queue was not wanted after all: it closes, and what waits in it is moved.
     pub fn declined(&mut self, pid: u32, offer: Offer) {
         if let (Some(slot), Some(agent), false) = (offer.slot, &mut self.agent, offer.again) {
-            agent.worker_down(slot);
+            agent.worker_gone(slot);
             agent.tell(|d| d.leave(slot));
         }
         drop(offer);
@@ -456,7 +459,7 @@ impl Shared {
         if let (Some(slot), None, Some(agent)) =
             (self.original.slot, self.original.first(), &mut self.agent)
         {
-            agent.worker_down(slot);
+            agent.worker_gone(slot);
             agent.tell(|d| d.leave(slot));
             self.original.slot = None;
         }
@@ -483,6 +486,9 @@ impl Shared {
         }
         if changed {
             self.store();
+        }
+        if let Some(dir) = &self.dir {
+            dir.catch_up();
         }
     }
 
@@ -546,7 +552,7 @@ impl Shared {
         if let (Some(slot), Some(agent)) = (queue.slot, &mut self.agent) {
             let lent = queue.lent;
             agent.tell(|d| d.lend(slot, lent));
-            agent.worker_down(slot);
+            agent.worker_gone(slot);
         }
         if let Some(listener) = queue.borrow() {
             let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Read);
@@ -567,7 +573,7 @@ impl Shared {
         };
         match self.original.first() {
             None => {
-                agent.worker_down(slot);
+                agent.worker_gone(slot);
                 agent.tell(|d| d.leave(slot));
                 self.original.slot = None;
             }
@@ -582,6 +588,13 @@ impl Shared {
     fn sweep(&mut self) {
         let taken = self.siblings.iter().any(|queue| queue.slot.is_some());
         if self.agent.is_none() || self.closed || self.original.slot.is_some() || !taken {
+            self.unchosen = None;
+            return;
+        }
+        // A handshake that ends while the socket is shut down is reset: those under way end first.
+        let wait = self.agent.as_ref().map(Agent::handshake_wait);
+        let unchosen = self.unchosen.get_or_insert_with(Instant::now).elapsed();
+        if wait.is_some_and(|wait| unchosen < wait) {
             return;
         }
         let Some(listener) = self.original.borrow().or_else(|| self.find_holder()) else {

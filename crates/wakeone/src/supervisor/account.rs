@@ -27,6 +27,11 @@ pub enum AccountError {
     /// No such group.
     #[error("there is no group `{0}`; `getent group` lists those that there are")]
     Group(String),
+    /// A user by number, of whom nothing else is known.
+    #[error(
+        "user {0} has no entry in the user database, which would tell its group; give one with --group"
+    )]
+    NoGroup(u32),
     /// Changing to it needs root.
     #[error(
         "only root can start workers as another user or group; start wakeone as root, or leave --user and --group away"
@@ -58,7 +63,9 @@ impl Account {
                     environment: environment(&user),
                 }
             }
-            (Some((uid, None)), group) => Self::bare(uid, group.map_or(uid, Gid::as_raw)),
+            // A group of the same number may be anybody's: 27 is `sudo` on many machines.
+            (Some((uid, None)), None) => return Err(AccountError::NoGroup(uid)),
+            (Some((uid, None)), Some(group)) => Self::bare(uid, group.as_raw()),
             (None, group) => Self::bare(
                 Uid::current().as_raw(),
                 group.unwrap_or(Gid::current()).as_raw(),

@@ -54,7 +54,10 @@ impl Error {
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
-            Self::Usage(_) | Self::Account(AccountError::User(_) | AccountError::Group(_))
+            Self::Usage(_)
+                | Self::Account(
+                    AccountError::User(_) | AccountError::Group(_) | AccountError::NoGroup(_)
+                )
         )
     }
 }

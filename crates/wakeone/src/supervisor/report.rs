@@ -47,6 +47,16 @@ pub fn never_seen(slot: usize, pid: u32) {
     );
 }
 
+pub fn on_its_way(slot: usize, pid: u32, command: &[String]) {
+    let program = command.first().map_or("", String::as_str);
+    tracing::warn!(
+        event = "note",
+        slot,
+        pid,
+        "worker {slot} (pid {pid}) has not begun `{program}` yet: the kernel still opens it; look whether its file system answers with `ls -l`"
+    );
+}
+
 pub fn restart(slot: usize, pid: u32) {
     tracing::info!(
         event = "restart",

@@ -3,6 +3,7 @@
 use super::adopt::inode_of;
 use super::backoff::Backoff;
 use super::process::Process;
+use super::spawn::{SpawnError, Way};
 use super::state;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -18,17 +19,32 @@ pub struct Worker {
     pub ready: bool,
     /// It runs the group's task, not an earlier one.
     pub current: bool,
+    /// It has not begun its command yet.
+    pub way: Option<Way>,
 }
 
 impl Worker {
     /// A worker just started.
-    pub fn started(process: Process) -> Self {
+    pub fn started(process: Process, way: Option<Way>) -> Self {
         Self {
             process,
             since: Instant::now(),
             ready: false,
             current: true,
+            way,
         }
+    }
+
+    /// Notes whether it has begun its command meanwhile.
+    pub fn look_on_its_way(&mut self) {
+        if self.way.take_if(|way| way.is_over()).is_some() {
+            self.since = Instant::now();
+        }
+    }
+
+    /// Why its process, which has ended, never became the command.
+    pub fn never_began(&mut self) -> Option<SpawnError> {
+        self.way.take()?.reason().ok()?
     }
 
     /// A worker taken over: it served all along.
@@ -38,6 +54,7 @@ impl Worker {
             since: Instant::now(),
             ready: true,
             current,
+            way: None,
         }
     }
 

@@ -4,11 +4,14 @@
 use super::account::Account;
 use super::process::Process;
 use command_fds::{CommandFdExt, FdMapping};
+use rustix::event::{PollFd, PollFlags};
+use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
 use std::io::{self, PipeReader, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 /// The number of a worker's first listener (systemd's `SD_LISTEN_FDS_START`).
 pub const FIRST_FD: u32 = 3;
@@ -67,11 +70,34 @@ pub enum SpawnError {
     Exec(String),
 }
 
-/// A worker on its way to its command. Dropped before it has arrived, it is killed.
+/// A worker on its way to its command. Dropped before it is taken, it is killed.
 #[derive(Debug)]
 pub struct Starting {
     process: Option<Process>,
-    reasons: PipeReader,
+    way: Way,
+}
+
+/// What tells whether a worker has begun its command: a pipe that closes on exec. If that fails, the reason is in it.
+#[derive(Debug)]
+pub struct Way(PipeReader);
+
+impl Way {
+    /// Whether the pipe has closed, without a reason in it: the command runs, or its process has ended.
+    pub fn is_over(&self) -> bool {
+        let mut pipe = [PollFd::new(&self.0, PollFlags::IN)];
+        let ready = rustix::event::poll(&mut pipe, Some(&Timespec::default()));
+        ready.is_ok() && pipe[0].revents() == PollFlags::HUP
+    }
+
+    /// The reason why the command cannot be run, if there is one. Only once the process has ended or told one.
+    ///
+    /// # Errors
+    /// What read(2) says.
+    pub fn reason(&mut self) -> io::Result<Option<SpawnError>> {
+        let mut reason = String::new();
+        self.0.read_to_string(&mut reason)?;
+        Ok((!reason.is_empty()).then_some(SpawnError::Exec(reason)))
+    }
 }
 
 /// Starts a worker. Its way to its command is two execs long, in which many can be under way side by side.
@@ -109,23 +135,41 @@ pub fn begin(order: &Order, listeners: &[OwnedFd]) -> Result<Starting, SpawnErro
     drop(command); // our copy of the report pipe's end
     Ok(Starting {
         process: Some(Process::child(child)?),
-        reasons,
+        way: Way(reasons),
     })
 }
 
 impl Starting {
-    /// Waits until it runs its command.
+    /// Waits until it runs its command, until a time, or until a signal waits to be read. The kernel may take for ever to
+    /// open a command on a file system that does not answer; such a worker comes with its [`Way`].
     ///
     /// # Errors
     /// It cannot become the command: the reason is a sentence.
-    pub fn arrived(mut self) -> Result<Process, SpawnError> {
-        // The pipe closes on exec: nothing to read means that the command runs.
-        let mut reason = String::new();
-        self.reasons.read_to_string(&mut reason)?;
-        match self.process.take_if(|_| reason.is_empty()) {
-            Some(process) => Ok(process),
-            None => Err(SpawnError::Exec(reason)),
+    pub fn arrived(
+        mut self,
+        until: Instant,
+        signals: impl AsFd,
+    ) -> Result<(Process, Option<Way>), SpawnError> {
+        let mut fds = [
+            PollFd::new(&self.way.0, PollFlags::IN),
+            PollFd::new(&signals, PollFlags::IN),
+        ];
+        let left = until.saturating_duration_since(Instant::now());
+        // An interrupted wait ends as one for a signal does: the rest of the way is watched.
+        let _ = rustix::event::poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+        let told = !fds[0].revents().is_empty();
+        if told && let Some(error) = self.way.reason()? {
+            return Err(error);
         }
+        let Some(process) = self.process.take() else {
+            return Err(io::Error::from(io::ErrorKind::NotFound).into());
+        };
+        let way = if told {
+            None
+        } else {
+            Some(Way(self.way.0.try_clone()?))
+        };
+        Ok((process, way))
     }
 }
 

@@ -13,6 +13,8 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The version of the file's form.
 pub const SCHEMA: u32 = 1;
@@ -231,8 +233,21 @@ pub fn boot_id() -> String {
 pub struct GroupDir {
     path: PathBuf,
     name: String,
+    /// The newest state, where the file is older.
+    unwritten: Mutex<Option<Unwritten>>,
     _lock: File,
 }
+
+/// A state that could not be written.
+#[derive(Debug)]
+struct Unwritten {
+    bytes: Vec<u8>,
+    /// When to try again.
+    again: Instant,
+}
+
+/// A disk that was full may have room again after this long.
+const WRITE_AGAIN: Duration = Duration::from_secs(1);
 
 impl GroupDir {
     /// Makes and locks the folder.
@@ -273,6 +288,7 @@ impl GroupDir {
                 return Ok(Self {
                     path,
                     name: name.to_owned(),
+                    unwritten: Mutex::new(None),
                     _lock: lock,
                 });
             }
@@ -297,12 +313,62 @@ impl GroupDir {
     /// # Errors
     /// It cannot be written.
     pub fn store(&self, state: &State) -> Result<(), StateError> {
+        self.write(&state.encode())
+    }
+
+    /// As [`GroupDir::store`], but a state that cannot be written now is written by a later [`GroupDir::catch_up`]. The
+    /// log says so once.
+    pub fn keep(&self, state: &State) {
+        self.try_write(state.encode(), &mut self.unwritten());
+    }
+
+    /// Writes the newest state if that failed before. Call it every second or so.
+    pub fn catch_up(&self) {
+        let mut unwritten = self.unwritten();
+        if let Some(due) = unwritten.take_if(|one| one.again <= Instant::now()) {
+            let bytes = due.bytes.clone();
+            *unwritten = Some(due); // it was told
+            self.try_write(bytes, &mut unwritten);
+        }
+    }
+
+    fn unwritten(&self) -> MutexGuard<'_, Option<Unwritten>> {
+        self.unwritten
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_write(&self, bytes: Vec<u8>, unwritten: &mut Option<Unwritten>) {
+        match self.write(&bytes) {
+            Ok(()) => {
+                if unwritten.take().is_some() {
+                    tracing::info!(
+                        event = "note",
+                        "{} is up to date again",
+                        self.file().display()
+                    );
+                }
+            }
+            Err(error) => {
+                if unwritten.is_none() {
+                    tracing::warn!(
+                        event = "degraded",
+                        "{error}; until then a takeover would miss the newest workers (next try each second)"
+                    );
+                }
+                let again = Instant::now() + WRITE_AGAIN;
+                *unwritten = Some(Unwritten { bytes, again });
+            }
+        }
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<(), StateError> {
         let draft = self.path.join("state.json.new");
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let write = || {
             let mut file = File::from(rustix::fs::open(&draft, flags, Mode::RUSR | Mode::WUSR)?);
-            file.write_all(&state.encode())?;
+            file.write_all(bytes)?;
             // Not synced: after a crash of the machine it would tell of processes of an earlier boot.
             std::fs::rename(&draft, self.file())
         };
@@ -311,6 +377,7 @@ impl GroupDir {
 
     /// Forgets the state: the group is over.
     pub fn forget(&self) {
+        self.unwritten().take();
         let _ = std::fs::remove_file(self.file());
     }
 

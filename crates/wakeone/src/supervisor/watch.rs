@@ -104,6 +104,7 @@ impl Watch<'_> {
             if self.changed {
                 self.persist();
             }
+            self.group.dir.catch_up();
         }
     }
 
@@ -158,21 +159,18 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// Writes the state down. Failing that, we go on: only a takeover would miss it.
+    /// Writes the state down. Failing that, we go on and try again: only a takeover would miss it.
     fn persist(&mut self) {
         self.changed = false;
-        let failed = |source| Error::System {
-            what: "read its own start time",
-            source,
-        };
-        let write = || {
-            let state = self
-                .group
-                .state(Identity::of(std::process::id()).map_err(failed)?);
-            self.group.dir.store(&state).map_err(Error::from)
-        };
-        if let Err(error) = write() {
-            tracing::warn!("{error}");
+        match Identity::of(std::process::id()) {
+            Ok(own) => self.group.dir.keep(&self.group.state(own)),
+            Err(source) => tracing::warn!(
+                "{}",
+                Error::System {
+                    what: "read its own start time",
+                    source,
+                }
+            ),
         }
     }
 }

@@ -17,11 +17,16 @@ const UNSEEN_IS_READY: Duration = Duration::from_secs(10);
 /// A successor in a slot whose workers are seen to accept has this long to do so, or the roll stops.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 
+/// The first workers begin their commands within this time, or the supervisor goes on without waiting for them.
+const STARTED_AT_ONCE: Duration = Duration::from_secs(10);
+/// The same for one that is started while others serve.
+const RESTARTED_AT_ONCE: Duration = Duration::from_millis(200);
+
 impl Watch<'_> {
     /// Starts the worker of a slot. It gets connections once it is ready; until then it drains.
     pub(super) fn spawn(&mut self, slot: usize) -> Result<u32, SpawnError> {
         let starting = self.begin(slot)?;
-        self.arrived(slot, starting)
+        self.arrived(slot, starting, Instant::now() + RESTARTED_AT_ONCE)
     }
 
     /// Starts the workers of slots, side by side; gives those that could not be.
@@ -30,8 +35,9 @@ impl Watch<'_> {
             .iter()
             .map(|slot| (*slot, self.begin(*slot)))
             .collect();
+        let until = Instant::now() + STARTED_AT_ONCE;
         let arrive = |(slot, begun): (usize, Result<Starting, SpawnError>)| {
-            let result = begun.and_then(|starting| self.arrived(slot, starting));
+            let result = begun.and_then(|starting| self.arrived(slot, starting, until));
             result.err().map(|error| (slot, error))
         };
         begun.into_iter().filter_map(arrive).collect()
@@ -48,10 +54,18 @@ impl Watch<'_> {
         spawn::begin(&self.group.order(slot), listeners)
     }
 
-    fn arrived(&mut self, slot: usize, starting: Starting) -> Result<u32, SpawnError> {
-        let process = starting.arrived()?;
+    fn arrived(
+        &mut self,
+        slot: usize,
+        starting: Starting,
+        until: Instant,
+    ) -> Result<u32, SpawnError> {
+        let (process, way) = starting.arrived(until, &self.group.signals)?;
         let pid = process.pid();
-        self.group.slots[slot].adopt(Worker::started(process));
+        if way.is_some() && Instant::now() >= until {
+            report::on_its_way(slot, pid, &self.group.task.command);
+        }
+        self.group.slots[slot].adopt(Worker::started(process, way));
         self.steer.worker_up(slot, pid);
         self.changed = true;
         Ok(pid)
@@ -100,10 +114,14 @@ impl Watch<'_> {
         let queued = self.steer.queued(slot);
         self.steer.worker_down(slot);
         self.changed = true;
-        let Some(worker) = self.group.slots[slot].vacate() else {
+        let Some(mut worker) = self.group.slots[slot].vacate() else {
             return Ok(());
         };
-        let story = report::story(slot, &worker, ending, queued);
+        let never_began = worker.never_began();
+        let story = match &never_began {
+            Some(error) => report::no_start(slot, error),
+            None => report::story(slot, &worker, ending, queued),
+        };
         let rolled = self
             .roll
             .as_ref()
@@ -111,6 +129,12 @@ impl Watch<'_> {
         if self.closing.is_some() || rolled {
             report::end(slot, &story);
             return Ok(());
+        }
+        if let Some(error) = never_began
+            && !self.announced
+            && !self.group.adopted
+        {
+            return Err(error.into());
         }
         self.group.slots[slot].failed |= !worker.ready;
         let all_failed = self.group.slots.iter().all(|slot| slot.failed);
@@ -139,6 +163,9 @@ impl Watch<'_> {
     /// Lets workers that have become ready have connections.
     pub(super) fn greet(&mut self) {
         for slot in 0..self.group.slots.len() {
+            if let Some(worker) = self.group.slots[slot].worker_mut() {
+                worker.look_on_its_way();
+            }
             if self
                 .worker(slot)
                 .is_some_and(|worker| !worker.ready && self.is_ready(slot, worker))
@@ -159,6 +186,9 @@ impl Watch<'_> {
     }
 
     fn is_ready(&self, slot: usize, worker: &Worker) -> bool {
+        if worker.way.is_some() {
+            return false;
+        }
         let ran = worker.ran();
         match self.steer.accepting(slot) {
             Some(true) => true,

@@ -4,9 +4,12 @@
 mod choice;
 mod counts;
 mod datagrams;
+#[path = "../../../../tests/support/distance.rs"]
+mod distance;
 mod exits;
 mod ground;
 #[path = "../../../../tests/support/patience.rs"]
 mod patience;
 mod rescue;
+mod restarts;
 mod transaction;

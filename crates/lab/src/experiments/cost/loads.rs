@@ -226,8 +226,12 @@ impl Load {
             pairs: self.pairs(),
             switch,
         };
-        let (found, slices) = slices::alternate(plan, live, self.timing(seconds), arms, context)?;
+        let done = slices::alternate(plan, live, self.timing(seconds), arms, context)?;
+        let (found, slices) = (done.outcome, done.slices);
         let mut sample = Sample::default();
+        for (name, sleeps) in self.arms().iter().zip(done.sleeps) {
+            sample.put(sleeps_metric(name), "ratio", sleeps);
+        }
         let errors: u64 = found.errors.values().sum();
         sample.put("errors", "count", errors as f64);
         sample.put("requests", "count", found.completed as f64);
@@ -243,8 +247,16 @@ impl Load {
 
 /// The metric that has the median of an arm's slices.
 pub fn rate_metric(arm: &str) -> String {
-    let name = arm.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
-    format!("{name}_per_s")
+    format!("{}_per_s", word(arm))
+}
+
+/// The metric that has how often a process of the server slept for a connection.
+pub fn sleeps_metric(arm: &str) -> String {
+    format!("{}_sleeps_per_connection", word(arm))
+}
+
+fn word(arm: &str) -> String {
+    arm.replace(|c: char| !c.is_ascii_alphanumeric(), "_")
 }
 
 /// Connect, ask, read, close, and again, until it is told to end.

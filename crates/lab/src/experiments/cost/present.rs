@@ -3,7 +3,7 @@
 use wakeone::policy::Policy;
 
 use super::judge;
-use super::loads::{self, Load, rate_metric};
+use super::loads::{self, Load, rate_metric, sleeps_metric};
 use super::{SLOTS, UNDER_LOAD, cell_name, programs};
 use crate::present::{Bar, Block, Chart, Kind, Row, Style, Table, number};
 use crate::result::Outcome;
@@ -58,6 +58,10 @@ fn in_slices(outcome: &Outcome) -> Option<Table> {
             let median = outcome.median(&c.variant, &rate_metric(arm));
             median.map_or_else(|| "–".into(), number)
         };
+        let sleeps = |arm: &str| {
+            let median = outcome.median(&c.variant, &sleeps_metric(arm));
+            median.map_or_else(|| "–".into(), |sleeps| format!("{sleeps:.2}"))
+        };
         Row::ours(vec![
             format!("{}: {} / {}", c.variant, c.a, c.b),
             c.per.name().into(),
@@ -66,19 +70,24 @@ fn in_slices(outcome: &Outcome) -> Option<Table> {
             c.slices.to_string(),
             rate(&c.a),
             rate(&c.b),
+            sleeps(&c.a),
+            sleeps(&c.b),
         ])
     };
     (!outcome.contrasts.is_empty()).then(|| Table {
         caption:
-            "Connections a second (connect, accept, reply, close) of two arms that took turns."
+            "Connections (connect, accept, reply, close) of two arms that took turns, and how often a process of the server slept for one."
                 .into(),
         head: [
             "",
+            "for",
             "ratio",
             "95 % interval",
             "slices",
             "above /s",
             "below /s",
+            "sleeps above",
+            "sleeps below",
         ]
         .map(str::to_owned)
         .into(),

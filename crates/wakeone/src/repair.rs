@@ -1,0 +1,106 @@
+//! Listeners that nobody made to listen again: their agent was killed while it moved their queues. Their workers spin on
+//! `EINVAL`, and the kernel has no listener to give their connections to.
+//!
+//! The agent writes into the table first which slot it is at ([`flag::MOVING`]), so that whoever comes next knows.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::Relaxed;
+
+use wakeone_kernel::bpf::Pinned;
+use wakeone_kernel::table::{self, flag};
+use wakeone_kernel::{process, socket};
+
+use crate::paths::Paths;
+use crate::status;
+use crate::supervisor::state::{self, GroupDir, State};
+
+/// Repairs every group whose agent is gone. One that lives moves queues itself, and is left alone.
+pub fn repair_all(paths: &Paths) {
+    for name in status::names(paths).unwrap_or_default() {
+        // The folder is taken only where there is something to do: whoever starts at this moment finds it free.
+        if open(paths, &name).is_some_and(|pinned| !moving(&pinned).is_empty())
+            && let Ok(dir) = GroupDir::take(&paths.runtime, &name)
+        {
+            repair(paths, &dir);
+        }
+    }
+}
+
+/// Has the listeners of this group listen that were closed for a move when their agent died.
+pub fn repair(paths: &Paths, dir: &GroupDir) {
+    let (Some(pinned), Ok(Some(state))) = (open(paths, dir.name()), dir.load()) else {
+        return;
+    };
+    if state.boot != state::boot_id() {
+        return;
+    }
+    for slot in moving(&pinned) {
+        match reopen(&pinned, &state, slot) {
+            Ok(()) => pinned.table().slot(slot).set_moving(false),
+            Err(why) => tracing::warn!(
+                event = "degraded",
+                slot,
+                "`{}`: slot {slot} gets no connections: {why}; restart its worker",
+                dir.name()
+            ),
+        }
+    }
+}
+
+fn open(paths: &Paths, name: &str) -> Option<Pinned> {
+    let pinned = Pinned::open(&paths.group_pins(name)).ok()?;
+    (pinned.table().contract().load(Relaxed) == table::CONTRACT).then_some(pinned)
+}
+
+/// The slots whose queues were being moved.
+fn moving(pinned: &Pinned) -> Vec<usize> {
+    let slots = (pinned.table().slots().load(Relaxed) as usize).min(table::MAX_SLOTS);
+    let moving = |slot: &usize| pinned.table().slot(*slot).has(flag::MOVING);
+    (0..slots).filter(moving).collect()
+}
+
+fn reopen(pinned: &Pinned, state: &State, slot: usize) -> Result<(), String> {
+    let Some(known) = state.slots.get(slot) else {
+        return Ok(());
+    };
+    for (address, (inode, endpoint)) in known.inodes.iter().zip(&state.listen).enumerate() {
+        // A socket that nobody holds any more is closed, and needs nothing.
+        let Some(listener) = borrow(known, *inode) else {
+            continue;
+        };
+        let limit = pinned.table().slot(slot).queue_limit().load(Relaxed);
+        listen_again(&listener, endpoint.address, backlog(state, limit))
+            .and_then(|()| {
+                let put = pinned.put(address, slot, &listener);
+                put.map_err(std::io::Error::other)
+            })
+            .map_err(|error| format!("its listener does not listen again: {error}"))?;
+    }
+    Ok(())
+}
+
+fn borrow(slot: &state::Slot, inode: u64) -> Option<OwnedFd> {
+    let worker = slot.worker.filter(|worker| worker.lives());
+    worker
+        .and_then(|worker| process::socket_of(worker.pid, inode))
+        .or_else(|| process::socket_of_any(inode))
+}
+
+fn listen_again(listener: &OwnedFd, at: SocketAddr, backlog: i32) -> std::io::Result<()> {
+    if socket::listens(listener) {
+        return Ok(());
+    }
+    socket::listen_again(listener, at, backlog)
+}
+
+/// Our own servers' is written down; another's is what its agent saw, and it has one address.
+fn backlog(state: &State, limit: u32) -> i32 {
+    let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+    match (state.backlog, limit) {
+        (1.., _) => state.backlog,
+        // Longer than any: the kernel cuts it.
+        (_, 0) => i32::MAX,
+        (_, limit) => limit,
+    }
+}

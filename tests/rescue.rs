@@ -1,0 +1,297 @@
+//! Rescues under load: none of the connections is reset, near or far; and an agent that is killed in the middle of one
+//! leaves nothing broken for who comes next.
+//!
+//! Some hundred rescues; with `WAKEONE_SOAK=1`, on a machine that has nothing else to do, 20,000 near and 5,000 far.
+
+#[path = "support/distance.rs"]
+mod distance;
+#[path = "support/mod.rs"]
+mod support;
+
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use distance::{Distance, FAR, NEAR};
+use rustix::process::Signal;
+use support::steered::{
+    PREFORKED, assert_counts_are_exact, assert_nothing_left, isolated, said, soak, status, sum,
+    wakeone,
+};
+use support::{Ground, WAKEONE, eventually, get, has_stopped, patience, runs, signal, slowness};
+use wakeone_kernel::diag;
+use wakeone_load::{Arrivals, Mix, Outcome, Plan, Sources, Spacing, Stop};
+use wakeone_model::listener::Protocol;
+
+/// A load of which some requests keep a blocking worker for long.
+fn plan(target: SocketAddr, rate_per_s: f64, sources: Sources) -> Plan {
+    Plan {
+        target,
+        host: "test".into(),
+        arrivals: Arrivals::Open {
+            rate_per_s,
+            spacing: Spacing::Poisson,
+        },
+        stop: Stop {
+            requests: None,
+            duration: Some(Duration::from_secs(3600)),
+        },
+        mix: Mix::weighted([
+            (97, "/work?us=100&kind=sleep"),
+            (3, "/work?us=40000&kind=sleep"),
+        ]),
+        sources,
+        timeout: patience(),
+        seed: 1,
+        threads: 1,
+        keep_alive: false,
+    }
+}
+
+/// Loads a group until that many rescues were made in it, or for as long as is allowed; what came of it, and how many.
+fn load_until(ground: &Ground, plan: Plan, rescues: i64, limit: Duration) -> (Outcome, i64) {
+    let cancel = Arc::new(AtomicBool::new(false));
+    let thread = {
+        let cancel = cancel.clone();
+        std::thread::spawn(move || {
+            wakeone_load::run(&plan, &cancel, &mut |_| {}).expect("the load runs")
+        })
+    };
+    let begun = Instant::now();
+    let made = || sum(&status(ground, "web"), "rescues");
+    while made() < rescues && begun.elapsed() < limit {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    cancel.store(true, Ordering::Relaxed);
+    let outcome = thread.join().expect("load");
+    let made = made();
+    eprintln!(
+        "{made} rescues in {:?}: {} connections, {} answers, mean {:.2} ms, p99 {:.1} ms, errors {:?}",
+        begun.elapsed(),
+        outcome.connections,
+        outcome.completed,
+        outcome.latency.mean() / 1e6,
+        outcome.latency.value_at_quantile(0.99) as f64 / 1e6,
+        outcome.errors
+    );
+    (outcome, made)
+}
+
+const SIX: [&str; 6] = ["-w", "6", "--name", "web", "--stuck-after", "1ms"];
+
+fn six(listen: &str) -> Vec<&str> {
+    let mut options = SIX.to_vec();
+    options.extend(["-l", listen]);
+    options
+}
+
+#[test]
+fn no_connection_is_reset_by_a_rescue() {
+    let Some(ground) = isolated() else { return };
+    let mut run = ground.run(&six("127.0.0.1:8080"), &PREFORKED);
+    let target = run.ready();
+    let (rescues, limit) = if soak() {
+        (20_000, Duration::from_secs(1_800))
+    } else {
+        (200, Duration::from_secs(100) * slowness())
+    };
+    let plan = plan(target, 1_500.0, Sources::Loopback { count: 200 });
+    let (outcome, made) = load_until(&ground, plan, rescues, limit);
+    assert!(made >= rescues, "only {made} rescues");
+    assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);
+    assert_counts_are_exact(&ground, "web", outcome.connections);
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn no_connection_from_far_away_is_reset_by_a_rescue() {
+    let Some(ground) = isolated() else { return };
+    let distance = Distance::of(Duration::from_millis(5));
+    let mut run = ground.run(&six(&format!("{NEAR}:8080")), &PREFORKED);
+    run.ready();
+    let target = format!("{FAR}:8080").parse().expect("address");
+    let (rescues, limit) = if soak() {
+        (5_000, Duration::from_secs(1_800))
+    } else {
+        (100, Duration::from_secs(100) * slowness())
+    };
+    // A relay in user space carries each packet: fewer than near.
+    let (outcome, made) = load_until(
+        &ground,
+        plan(target, 500.0, Sources::System),
+        rescues,
+        limit,
+    );
+    assert!(made >= rescues, "only {made} rescues");
+    assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);
+    run.stop();
+    drop(distance);
+    assert_nothing_left(&ground);
+}
+
+/// A server with a socket for each of its three workers; it ends with the test.
+struct Server(Child);
+
+const SERVER: &str = "127.0.0.1:7300";
+
+impl Server {
+    fn start() -> Self {
+        let mut command = Command::new(WAKEONE);
+        command
+            .args(["serve", "--model", "preforked", "--reuseport", "-w", "3"])
+            .args(["-l", SERVER])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let server = Self(command.spawn().expect("serve"));
+        eventually("it listens", || listening(SERVER) == 3);
+        server
+    }
+
+    fn workers(&self) -> Vec<u32> {
+        wakeone_kernel::process::children(self.0.id())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        for worker in self.workers() {
+            signal(worker, Signal::CONT);
+        }
+        signal(self.0.id(), Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+/// How many sockets listen at an address.
+fn listening(address: &str) -> usize {
+    let address = address.parse().expect("address");
+    let found = diag::sockets_at(Protocol::Tcp, diag::Which::Listening, address);
+    found.expect("sock_diag").len()
+}
+
+/// Stops a worker and has connections come until its agent dies of moving a queue. A listener is closed then.
+fn die_while_moving(agent: u32, victim: &[u32], at: &str, listeners: usize) {
+    for pid in victim {
+        signal(*pid, Signal::STOP);
+        eventually("it has stopped", || has_stopped(*pid));
+    }
+    let address: SocketAddr = at.parse().expect("address");
+    // Two of three workers' time.
+    eventually("the agent dies", || {
+        std::thread::spawn(move || get(address, "/work?us=20000&kind=sleep"));
+        !runs(agent)
+    });
+    assert_eq!(listening(at), listeners - 1, "its listener is closed");
+}
+
+/// Nobody waits in vain, and the one that was stopped serves again.
+fn all_is_well(victim: &[u32], at: &str, listeners: usize) {
+    eventually("all of them listen", || listening(at) == listeners);
+    for pid in victim {
+        signal(*pid, Signal::CONT);
+    }
+    let address: SocketAddr = at.parse().expect("address");
+    for _ in 0..30 {
+        get(address, "/work?us=100&kind=sleep").expect("an answer");
+    }
+    let live = victim.iter().all(|pid| runs(*pid));
+    assert!(live, "nor did its worker end");
+    assert_eq!(listening(at), listeners);
+}
+
+/// Attaches with an agent that dies in its first rescue, and has it do so; which worker was stopped.
+fn attach_and_die(ground: &Ground, server: &Server) -> [u32; 1] {
+    let output = Command::new(WAKEONE)
+        .args(["attach", SERVER, "--rescue", "--runtime-dir"])
+        .arg(ground.runtime())
+        .env("WAKEONE_TEST_DIE", "moving")
+        .output()
+        .expect("attach");
+    assert!(output.status.success(), "{:?}", said(&output));
+    let group = status(ground, "at-127-0-0-1-7300");
+    let agent = group["supervisor_pid"].as_u64().expect("an agent") as u32;
+    let victim = [server.workers()[1]];
+    die_while_moving(agent, &victim, SERVER, 3);
+    victim
+}
+
+#[test]
+fn detach_repairs_what_an_agent_left_that_died_while_it_moved_a_queue() {
+    let Some(ground) = isolated() else { return };
+    let server = Server::start();
+    let victim = attach_and_die(&ground, &server);
+    let output = wakeone(&ground, &["detach", SERVER]);
+    assert!(output.status.success(), "{:?}", said(&output));
+    all_is_well(&victim, SERVER, 3);
+    drop(server);
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn attach_repairs_what_an_agent_left_that_died_while_it_moved_a_queue() {
+    let Some(ground) = isolated() else { return };
+    let server = Server::start();
+    let victim = attach_and_die(&ground, &server);
+    let output = wakeone(&ground, &["attach", SERVER, "--rescue"]);
+    assert!(output.status.success(), "{:?}", said(&output));
+    all_is_well(&victim, SERVER, 3);
+    let group = status(&ground, "at-127-0-0-1-7300");
+    assert_eq!(group["slots"].as_array().map(Vec::len), Some(3), "{group}");
+    let output = wakeone(&ground, &["detach", SERVER]);
+    assert!(output.status.success(), "{:?}", said(&output));
+    drop(server);
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn the_agent_of_a_file_repairs_what_one_before_it_left() {
+    let Some(ground) = isolated() else { return };
+    let server = Server::start();
+    let victim = attach_and_die(&ground, &server);
+    let config = ground.path().join("agent.toml");
+    let text = format!("[[target]]\nlisten = '{SERVER}'\nrescue = true\n");
+    std::fs::write(&config, text).expect("configuration");
+    let mut agent = Command::new(WAKEONE)
+        .args(["agent", "--config"])
+        .arg(&config)
+        .arg("--runtime-dir")
+        .arg(ground.runtime())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("agent");
+    all_is_well(&victim, SERVER, 3);
+    signal(agent.id(), Signal::TERM);
+    agent.wait().expect("wait");
+    drop(server);
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn run_repairs_what_its_predecessor_left_and_what_agents_left() {
+    let Some(ground) = isolated() else { return };
+    let server = Server::start();
+    let attached = attach_and_die(&ground, &server);
+    let mut options = vec!["-w", "3", "--name", "web", "-l", "127.0.0.1:8080"];
+    // Busy workers get connections too.
+    options.extend(["--policy", "round-robin"]);
+    let mut command = ground.command(&options, &PREFORKED);
+    command.env("WAKEONE_TEST_DIE", "moving");
+    let mut first = support::Run::start(command);
+    first.ready();
+    // It repaired the other group when it began.
+    all_is_well(&attached, SERVER, 3);
+    // Nobody is stopped here: a worker that is when its supervisor ends gets SIGHUP from the kernel.
+    die_while_moving(first.pid(), &[], "127.0.0.1:8080", 3);
+    let mut second = ground.run(&options, &PREFORKED);
+    second.ready();
+    all_is_well(&[], "127.0.0.1:8080", 3);
+    second.stop();
+    let output = wakeone(&ground, &["detach", SERVER]);
+    assert!(output.status.success(), "{:?}", said(&output));
+    drop(server);
+    drop(first);
+    assert_nothing_left(&ground);
+}
