@@ -680,13 +680,13 @@ fn hostile_clients_of_the_broker_are_survived() {
     split.ends();
 }
 
-/// A folder with `wakeone` and a script that another user may run, and that user's folder for state. In a network of its
-/// own; `None` where that takes root.
+/// A folder with `wakeone` and a script that another user may run, and that user's folder for state and for the library,
+/// where nobody else can write. In a network of its own; `None` where that takes root.
 fn for_another_user(
     name: &str,
 ) -> Option<(tempfile::TempDir, std::path::PathBuf, std::path::PathBuf)> {
     isolated()?;
-    let folder = tempfile::tempdir().expect("folder");
+    let folder = tempfile::tempdir_in("/var/lib").expect("folder");
     // The sources' folder may be closed to others.
     let binary = folder.path().join("wakeone");
     std::fs::copy(support::WAKEONE, &binary).expect("copy");
@@ -713,6 +713,7 @@ fn without_privileges_workers_get_queues_all_the_same() {
         .arg(&binary)
         .args(["run", "--split", "--runtime-dir"])
         .arg(&runtime)
+        .env("XDG_RUNTIME_DIR", &runtime)
         .args(["--", "/usr/bin/env", "python3"])
         .arg(&script)
         .args(["poll", &PORT.to_string(), "3"]);
@@ -1065,6 +1066,7 @@ fn without_privileges_udp_readers_get_queues_all_the_same() {
         .arg(&binary)
         .args(["run", "--split", "--affinity", "none", "--runtime-dir"])
         .arg(&runtime)
+        .env("XDG_RUNTIME_DIR", &runtime)
         .args(["--", "/usr/bin/env", "python3"])
         .arg(folder.path().join("datagrams_prefork.py"))
         .args([&PORT.to_string(), "3", "recv"]);
