@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // not every test program waits for all of it
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// How many times slower than a machine of today this one is: an emulated one says so in `WAKEONE_TIME_SCALE`.
@@ -12,7 +13,18 @@ pub fn slowness() -> u32 {
 
 /// How long to wait for what takes milliseconds: a hundred times as long, so that a test that waits in vain fails soon.
 pub fn patience() -> Duration {
-    Duration::from_secs(20) * slowness()
+    // Once a wait was in vain the program has failed: the others need not take minutes to say the same.
+    let seconds = if IN_VAIN.load(Relaxed) { 1 } else { 20 };
+    Duration::from_secs(seconds) * slowness()
+}
+
+static IN_VAIN: AtomicBool = AtomicBool::new(false);
+
+/// Fails the test: it waited for [`patience`] and what must happen did not.
+#[track_caller]
+pub fn in_vain(what: &str) -> ! {
+    IN_VAIN.store(true, Relaxed);
+    panic!("never happened: {what}");
 }
 
 /// How long to wait for what takes seconds on a busy machine: servers that start or drain, long loads.
