@@ -4,6 +4,7 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::FlockOperation;
 use wakeone_kernel::{bpffs, cgroup, folder};
 
 /// Where bpffs is mounted on every systemd machine.
@@ -70,7 +71,12 @@ impl Paths {
     /// One sentence: what is missing and what to do.
     pub fn prepare(&self) -> Result<(), String> {
         let root = self.pins.parent().unwrap_or(Path::new("/"));
+        // Until the pins have their folder, and the mount is in use.
+        let _alone;
         if let Some(own) = &self.own_mount {
+            folder::make_private(own).map_err(|error| error.to_string())?;
+            _alone = self.alone();
+            // Another group's end may have taken it away meanwhile.
             folder::make_private(own).map_err(|error| error.to_string())?;
             if !bpffs::is_bpffs(own).unwrap_or(false) {
                 // Mounted over a folder that only root may enter: nobody else gets near the pins.
@@ -92,6 +98,14 @@ impl Paths {
         }
         folder::make_private(&self.pins)
             .map_err(|error| format!("the pins need a folder of ours alone: {error}"))
+    }
+
+    /// Keeps others from mounting and unmounting for as long as it lives: two at once would mount twice, one over the
+    /// other's pins. None where the folder cannot be locked.
+    fn alone(&self) -> Option<fs::File> {
+        let folder = fs::File::open(&self.runtime).ok()?;
+        rustix::fs::flock(&folder, FlockOperation::LockExclusive).ok()?;
+        Some(folder)
     }
 
     /// Checks that nobody else can exchange the folders, so that what is removed there is ours. They need not exist.
@@ -116,6 +130,7 @@ impl Paths {
         }
         let _ = fs::remove_dir(&self.pins);
         if let Some(own) = &self.own_mount
+            && let _alone = self.alone()
             && is_unused(own)
             && bpffs::unmount(own).is_ok()
         {
