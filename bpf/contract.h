@@ -47,8 +47,8 @@ enum wakeone_slot_flag {
 	/* Its worker does not accept: no new connections while the agent lives. */
 	WAKEONE_SLOT_STUCK = 4,
 	/* Its listener is closed for the moment in which its queue is moved. Set
-	 * by the agent before, and left behind by one that dies in between: who
-	 * comes next has the listener listen again. No choice goes by it. */
+	 * by the agent before, and left behind by one that dies in between: the
+	 * next agent has the listener listen again. No choice goes by it. */
 	WAKEONE_SLOT_MOVING = 8,
 };
 

@@ -88,7 +88,7 @@ struct Walk {
     about: Stat,
     rest: VecDeque<OsString>,
     links: usize,
-    /// Who is trusted beside us.
+    /// Users that are trusted beside us.
     root: u32,
 }
 

@@ -51,8 +51,8 @@ pub fn is_ours(pid: u32) -> bool {
     }
 }
 
-/// A TUN device of this thread's network namespace: what is sent to it can be read as packets, and what is written to it
-/// arrives. It is gone when the file is closed.
+/// A TUN device of this thread's network namespace. Packets that are sent to it can be read, and those that are written to
+/// it arrive. It is gone when the file is closed.
 ///
 /// # Errors
 /// `EPERM` without CAP_NET_ADMIN; there is no /dev/net/tun.

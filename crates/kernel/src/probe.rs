@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::{Func, Struct, Typedef};
@@ -99,6 +101,9 @@ impl Lacks {
 /// Takes a connection from an accept queue, for every way of accept().
 const ACCEPT: &str = "inet_csk_accept";
 
+/// The kernel refused a trampoline. It will do so for each listener that is watched.
+static NO_TRAMPOLINES: AtomicBool = AtomicBool::new(false);
+
 /// Opens the tracing file system.
 type Tracefs = dyn Fn() -> io::Result<OwnedFd>;
 
@@ -137,8 +142,9 @@ impl Probe {
     pub fn attach(port: u16) -> io::Result<Self> {
         let kernel = Btf::from_vmlinux().map_err(|e| step("reading the kernel's BTF", &e))?;
         let lacks = lacks(&kernel);
-        if let Some(function) = Accepts::by_function(&kernel) {
-            // Whether there are trampolines is only found out by trying.
+        let function = Accepts::by_function(&kernel);
+        if let Some(function) = function.filter(|_| !NO_TRAMPOLINES.load(Relaxed)) {
+            // Whether there are trampolines is only found out by trying: once.
             let attached = Self::attach_where(port, function, lacks.clone());
             match attached {
                 Ok(probe) if !probe.lacks.gaps.accepts => return Ok(probe),
@@ -146,7 +152,10 @@ impl Probe {
                 Err(error) => tracing::debug!("accept() is watched by its system calls: {error}"),
             }
         }
-        Self::attach_where(port, Accepts::SystemCalls(&tracefs), lacks)
+        let probe = Self::attach_where(port, Accepts::SystemCalls(&tracefs), lacks)?;
+        // So it was not for want of a capability that the other way failed.
+        NO_TRAMPOLINES.store(true, Relaxed);
+        Ok(probe)
     }
 
     /// Attaches what is not known to be missing.

@@ -137,7 +137,8 @@ impl PlainProgram {
     }
 }
 
-fn instruction(code: u8, to: u8, from: u8, off: i16, imm: i32) -> libbpf_sys::bpf_insn {
+/// One instruction, as the kernel numbers them (Documentation/bpf/standardization/instruction-set.rst).
+pub fn instruction(code: u8, to: u8, from: u8, off: i16, imm: i32) -> libbpf_sys::bpf_insn {
     let mut one = libbpf_sys::bpf_insn {
         code,
         off,

@@ -6,7 +6,7 @@
 use std::io;
 use std::path::Path;
 
-/// What a line of /proc/PID/stat says of a process or thread.
+/// A line of /proc/PID/stat, of a process or thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
     /// Its name: at most 15 bytes (`TASK_COMM_LEN`, include/linux/sched.h), not always text.

@@ -13,22 +13,11 @@ use std::time::{Duration, Instant};
 use libbpf_rs::libbpf_sys::{self, bpf_insn};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use wakeone_kernel::bpf::{self, LoadPlan, Pinned};
+use wakeone_kernel::run_stats::instruction;
 use wakeone_kernel::table::COUNTED;
 use wakeone_kernel::{bpffs, capability, cgroup, netns};
 
 const TCP_CLOSE: i32 = 7;
-
-fn instruction(code: u8, to: u8, from: u8, off: i16, imm: i32) -> bpf_insn {
-    let mut one = bpf_insn {
-        code,
-        off,
-        imm,
-        ..Default::default()
-    };
-    one.set_dst_reg(to);
-    one.set_src_reg(from);
-    one
-}
 
 /// Another's program: has the states of each connection told, and counts those that end.
 struct Other {

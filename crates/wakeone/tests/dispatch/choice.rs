@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use wakeone::dispatcher::Dispatcher;
 use wakeone::dispatcher::Plan;
 use wakeone::policy::Policy;
 use wakeone_kernel::schedule;
@@ -98,18 +99,23 @@ fn both_families_share_a_dual_stack_groups_counts() {
     ground.end(dispatcher);
 }
 
-#[test]
-fn two_addresses_share_one_table() {
-    let Some(ground) = Ground::new(|| {
+/// Two slots, each with a listener at two addresses. The ground has those of the first address before the others.
+fn two_addresses(policy: Policy) -> Option<(Ground, Dispatcher)> {
+    let ground = Ground::new(|| {
         let at = |address| (0..2).map(move |_| listen(address, BACKLOG));
         at(V4).chain(at(V6)).collect()
-    }) else {
-        return;
-    };
+    })?;
     let copy = |at: usize| ground.listeners[at].try_clone().expect("descriptor").into();
     let listeners = vec![vec![copy(0), copy(2)], vec![copy(1), copy(3)]];
-    let plan = ground.plan(Policy::LeastConnections);
-    let dispatcher = wakeone::dispatcher::Dispatcher::start(&plan, listeners).expect("dispatcher");
+    let dispatcher = Dispatcher::start(&ground.plan(policy), listeners).expect("dispatcher");
+    Some((ground, dispatcher))
+}
+
+#[test]
+fn two_addresses_share_one_table() {
+    let Some((ground, dispatcher)) = two_addresses(Policy::LeastConnections) else {
+        return;
+    };
     // All IPv4 first: the IPv6 ones must go where there is less.
     dispatcher.table().slot(1).mark(flag::DRAINING, true);
     let mut clients = connect_many(V4, 10);
@@ -272,16 +278,9 @@ fn shortest_queue_reads_the_queues_where_they_are() {
 
 #[test]
 fn shortest_queue_counts_what_waits_at_all_addresses_of_a_slot() {
-    let Some(ground) = Ground::new(|| {
-        let at = |address| (0..2).map(move |_| listen(address, BACKLOG));
-        at(V4).chain(at(V6)).collect()
-    }) else {
+    let Some((ground, dispatcher)) = two_addresses(Policy::ShortestQueue) else {
         return;
     };
-    let copy = |at: usize| ground.listeners[at].try_clone().expect("descriptor").into();
-    let listeners = vec![vec![copy(0), copy(2)], vec![copy(1), copy(3)]];
-    let plan = ground.plan(Policy::ShortestQueue);
-    let dispatcher = wakeone::dispatcher::Dispatcher::start(&plan, listeners).expect("dispatcher");
     if !ground.pinned().walks() {
         println!("skipped: this kernel does not let a program read accept queues");
         return ground.end(dispatcher);

@@ -393,11 +393,9 @@ fn a_queue_that_the_others_have_no_room_for_stays() {
     served.end();
 }
 
-#[test]
-fn who_waits_for_its_listener_is_not_stuck() {
-    let Some(ground) = ground(2, V4) else {
-        return;
-    };
+/// Two workers, of which the first waits for connections and does not get them.
+fn one_waits_for_its_listener() -> Option<Served> {
+    let ground = ground(2, V4)?;
     let workers = vec![
         Worker::waits_for_its_listener(&ground.listeners[0]),
         Worker::server("other", &ground.listeners[1]),
@@ -405,7 +403,14 @@ fn who_waits_for_its_listener_is_not_stuck() {
     for worker in &workers {
         worker.wait_until(Doing::Waiting);
     }
-    let mut served = Served::start(ground, workers);
+    Some(Served::start(ground, workers))
+}
+
+#[test]
+fn who_waits_for_its_listener_is_not_stuck() {
+    let Some(mut served) = one_waits_for_its_listener() else {
+        return;
+    };
     let clients = served.queue(0, 10);
     served.a_while();
     assert_eq!(served.ground.queues(), [10, 0]);
@@ -507,17 +512,9 @@ fn ask_by_hand(served: &Served, slot: usize) -> Result<u32, String> {
 
 #[test]
 fn a_rescue_by_hand_refuses_where_a_worker_waits_for_that_listener() {
-    let Some(ground) = ground(2, V4) else {
+    let Some(mut served) = one_waits_for_its_listener() else {
         return;
     };
-    let workers = vec![
-        Worker::waits_for_its_listener(&ground.listeners[0]),
-        Worker::server("other", &ground.listeners[1]),
-    ];
-    for worker in &workers {
-        worker.wait_until(Doing::Waiting);
-    }
-    let mut served = Served::start(ground, workers);
     let clients = served.queue(0, 3);
     let refused = ask_by_hand(&served, 0).expect_err("it would see its listener close");
     assert!(
