@@ -36,12 +36,11 @@ $(VENV)/installed: tests/servers/requirements.txt
 
 .PHONY: build
 build: deps ## Build target/release/wakeone
-	@cargo build --release --locked --package wakeone-cli
+	@scripts/build
 
 .PHONY: demo
-demo: build ## One server under five ways of handing out connections, side by side (a minute)
+demo: build ## One server under six ways of handing out connections, side by side (a minute)
 	@scripts/as-root $(WAKEONE) lab run tills --quick --html $(PAGE)
-	@echo "The same with charts: file://$(CURDIR)/$(PAGE)"
 
 .PHONY: test
 test: test-deps ## Check format and lints, run all tests
@@ -71,6 +70,48 @@ soak: soak-deps ## Run the long tests, built for release
 	@WAKEONE_FUZZ_SECONDS=600 scripts/test --workspace --locked --release --no-fail-fast -- survive_foreign_bytes
 	@WAKEONE_SOAK=1 scripts/test --package wakeone-waitqueue --package wakeone-shim --locked --release --no-fail-fast
 	@scripts/kernels --soak
+	@$(MAKE) chroots
+
+.PHONY: chroots
+chroots: deb ## Install, try and purge the packages in clean Debian 12 and 13, and build there from the source alone
+	@scripts/deps chroots
+	@scripts/as-root scripts/chroots
+
+# Where `make install` puts everything; packagers set DESTDIR too. agent.toml goes to /etc/wakeone always.
+PREFIX := /usr/local
+DESTDIR :=
+MANUAL := target/manual
+INSTALL := PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" WAKEONE="$(WAKEONE)" MANUAL="$(MANUAL)" scripts/install
+# Into the system itself only root may write.
+AS_ROOT := $(if $(DESTDIR),,scripts/as-root env )
+
+.PHONY: manual
+manual: build
+	@cargo build --release --locked --package wakeone-manual
+	@target/release/wakeone-manual $(MANUAL)
+
+.PHONY: install
+install: manual ## Install the command, manual pages, completions and units (PREFIX, DESTDIR)
+	@$(MAKE) install-files
+
+# What `install` does once all is built.
+.PHONY: install-files
+install-files:
+	@$(AS_ROOT) $(INSTALL) install
+
+.PHONY: uninstall
+uninstall: ## Remove what `make install` installed; a changed agent.toml stays
+	@$(AS_ROOT) $(INSTALL) uninstall
+
+.PHONY: deb
+deb: manual ## Build Debian packages in target/deb: the command, and its debug symbols
+	@scripts/deps package
+	@scripts/deb
+
+.PHONY: image
+image: build ## Build an OCI image of the command alone: target/wakeone-image.tar
+	@scripts/deps package
+	@scripts/image
 
 .PHONY: clean
 clean: ## Remove all that was built

@@ -122,6 +122,7 @@ static __always_inline void draw_chance(struct wakeone_draw *d, __u32 policy)
 static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fresh)
 {
 	__u32 policy = WAKEONE_READ(table.policy);
+	__u32 flags = WAKEONE_READ(table.flags);
 	struct wakeone_draw draw = {
 		.hash = md->hash,
 		.agent_gone = agent_gone(policy),
@@ -129,10 +130,11 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 	};
 	int slot;
 
-	/* Not SK_DROP: the kernel answers that with a reset (tcp_v4_rcv finds no
-	 * socket). Each listener of a closing group has a filter that drops. */
-	if (WAKEONE_READ(table.flags) & WAKEONE_TABLE_CLOSING && !md->migrating_sk)
-		return leave(WAKEONE_EXIT_CLOSING, SK_PASS);
+	/* The kernel answers SK_DROP with a reset (tcp_v4_rcv finds no socket). Each
+	 * listener of a group that must not refuse has a filter that drops. */
+	if (flags & WAKEONE_TABLE_CLOSING && !md->migrating_sk)
+		return leave(WAKEONE_EXIT_CLOSING,
+			     flags & WAKEONE_TABLE_REFUSING ? SK_DROP : SK_PASS);
 	if (policy >= WAKEONE_POLICIES)
 		return leave(WAKEONE_EXIT_BAD_POLICY, SK_PASS);
 

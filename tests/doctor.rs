@@ -160,7 +160,7 @@ fn finds(code: &str, beside: &[&str], stage: impl Fn() -> Stage) {
 
 #[test]
 fn a_stopped_worker() {
-    finds("stopped-worker", &["blind-hash"], || {
+    finds("stopped-worker", &[], || {
         let stage = Stage::of(serve(&["--model", "preforked", "--reuseport", "-w", "3"]));
         signal(stage.workers()[0], Signal::STOP);
         stage.under(&["--rate", "100", "--timeout", "1s"])
@@ -169,7 +169,7 @@ fn a_stopped_worker() {
 
 #[test]
 fn a_stuck_worker() {
-    finds("stuck-worker", &["blind-hash"], || {
+    finds("stuck-worker", &[], || {
         let stage = Stage::of(serve(&["--model", "preforked", "--reuseport", "-w", "3"]));
         let long = [
             "-n",
@@ -187,6 +187,47 @@ fn a_stuck_worker() {
         drop(client);
         stage.under(&["--rate", "100", "--timeout", "1s"])
     });
+}
+
+/// The longest waits are those of connections that nobody accepted yet.
+#[test]
+fn those_that_wait_still_are_in_the_figures() {
+    staged(|_| {
+        let stage = Stage::of(serve(&["--model", "preforked", "--reuseport", "-w", "3"]));
+        signal(stage.workers()[0], Signal::STOP);
+        let stage = stage.under(&["--rate", "100", "--timeout", "60s"]);
+        std::thread::sleep(Duration::from_secs(1));
+        // They have waited for at least the two seconds of the doctor by its end.
+        let told = doctor(&[]);
+        let totals = &told.report["totals"];
+        let oldest = totals["oldest_wait_us"].as_f64().expect("some wait");
+        assert!(oldest >= 2e6, "{totals}");
+        if let Some(longest) = totals["wait_us_max"].as_f64() {
+            assert!(longest >= oldest, "{totals}");
+            assert!(totals["wait_us_p99"].as_f64() > Some(2e5), "{totals}");
+        }
+        let findings = told.report["findings"].to_string();
+        assert!(findings.contains("; the oldest waits "), "{findings}");
+        fits_the_screen();
+        drop(stage);
+    });
+}
+
+/// No line of doctor's text is wider than the terminal.
+fn fits_the_screen() {
+    for width in [80, 100, 160] {
+        let output = Command::new(WAKEONE)
+            .args(["doctor", ":8080", "--for", "200ms"])
+            .env("COLUMNS", width.to_string())
+            .output()
+            .expect("doctor");
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert!(text.contains("oldest waits "), "{text}");
+        assert!(!text.contains('\x1b'), "a pipe has no colours: {text}");
+        for line in text.lines() {
+            assert!(line.chars().count() <= width, "{width}: {line:?}");
+        }
+    }
 }
 
 /// 1 ms, and now and then 300 ms.

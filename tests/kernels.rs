@@ -34,6 +34,7 @@ const BEFORE_5_17: Lacking = &[
     ("migration", NO_PROGRAMS),
     ("rescue", NO_PROGRAMS),
     ("queues-read-in-program", NO_PROGRAMS),
+    ("lookup", NO_PROGRAMS),
     ("attach", NO_PROGRAMS),
     ("recount", NO_PROGRAMS),
     ("udp-steering", NO_PROGRAMS),
@@ -190,6 +191,25 @@ fn a_stuck_workers_queue_is_moved() {
 }
 
 #[test]
+fn listeners_on_a_private_port_are_found() {
+    let Some(ground) = isolated() else { return };
+    let options = ["--name", NAME, "-w", "2", "-l", AT, "--lookup"];
+    let there = lacking().iter().all(|(name, _)| *name != "lookup");
+    if there {
+        let mut run = ground.run(&options, &PREFORKED);
+        run.line("ready: ");
+        get(address(), "/").expect("an answer");
+        run.stop();
+    } else {
+        let (code, last) = ground.refused(&options, &PREFORKED);
+        assert_eq!(code, 1, "{last}");
+        assert!(last.starts_with("wakeone run: cannot steer"), "{last}");
+    }
+    feature("lookup", there);
+    assert!(ground.groups().is_empty());
+}
+
+#[test]
 fn datagrams_are_steered() {
     let Some(ground) = isolated() else { return };
     let options = ["--name", NAME, "-w", "2", "-l", "udp://127.0.0.1:8080"];
@@ -197,6 +217,26 @@ fn datagrams_are_steered() {
     run.line("ready: ");
     feature("udp-steering", status(&ground, NAME)["steered"] == true);
     run.stop();
+}
+
+#[test]
+fn doctor_tells_what_this_kernel_allows() {
+    let Some(_ground) = isolated() else { return };
+    let output = Command::new(WAKEONE)
+        .args(["doctor", "--self", "--json"])
+        .output()
+        .expect("doctor");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let features = report["features"].as_array().expect("features");
+    for one in features {
+        let known = lacking().iter().any(|(name, _)| one["name"] == *name);
+        assert_eq!(one["available"], !known, "{one} on {:?}", release());
+        assert_eq!(one["why"].is_string(), known, "{one}");
+    }
+    for (name, _) in lacking() {
+        assert!(features.iter().any(|one| one["name"] == *name), "{name}");
+    }
+    assert_eq!(output.status.code(), Some(i32::from(!lacking().is_empty())));
 }
 
 /// A server that is not ours to start: a listener for each worker.

@@ -96,7 +96,19 @@ fn six(listen: &str) -> Vec<&str> {
 fn no_connection_is_reset_by_a_rescue() {
     let Some(ground) = isolated() else { return };
     few_in_time_wait();
-    let mut run = ground.run(&six("127.0.0.1:8080"), &PREFORKED);
+    none_is_reset_near(&ground, &six("127.0.0.1:8080"));
+}
+
+#[test]
+fn no_connection_is_reset_by_a_rescue_of_listeners_on_a_private_port() {
+    let Some(ground) = isolated() else { return };
+    // However many are in TIME_WAIT, there are as many moves.
+    let options = [&six("127.0.0.1:8080")[..], &["--lookup"]].concat();
+    none_is_reset_near(&ground, &options);
+}
+
+fn none_is_reset_near(ground: &Ground, options: &[&str]) {
+    let mut run = ground.run(options, &PREFORKED);
     let target = run.ready();
     let (rescues, limit) = if soak() {
         (20_000, Duration::from_secs(1_800))
@@ -104,12 +116,12 @@ fn no_connection_is_reset_by_a_rescue() {
         (200, Duration::from_secs(100) * slowness())
     };
     let plan = plan(target, 1_500.0, Sources::Loopback { count: 200 });
-    let (outcome, made) = load_until(&ground, plan, rescues, limit);
+    let (outcome, made) = load_until(ground, plan, rescues, limit);
     assert!(made >= rescues, "only {made} rescues");
     assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);
-    assert_counts_are_exact(&ground, "web", outcome.connections);
+    assert_counts_are_exact(ground, "web", outcome.connections);
     run.stop();
-    assert_nothing_left(&ground);
+    assert_nothing_left(ground);
 }
 
 #[test]
@@ -154,6 +166,8 @@ impl Server {
             .stderr(Stdio::null());
         let server = Self(command.spawn().expect("serve"));
         eventually("it listens", || listening(SERVER) == 3);
+        // The first process opens all sockets, and only then makes those that `attach` looks for.
+        eventually("its workers run", || server.workers().len() == 3);
         server
     }
 
@@ -282,8 +296,8 @@ fn run_repairs_what_its_predecessor_left_and_what_agents_left() {
     let server = Server::start();
     let attached = attach_and_die(&ground, &server);
     let mut options = vec!["-w", "3", "--name", "web", "-l", "127.0.0.1:8080"];
-    // Busy workers get connections too.
-    options.extend(["--policy", "round-robin"]);
+    // Busy workers get connections too, while others are idle.
+    options.extend(["--policy", "random"]);
     let mut command = ground.command(&options, &PREFORKED);
     command.env("WAKEONE_TEST_DIE", "moving");
     let mut first = support::Run::start(command);

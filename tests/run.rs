@@ -150,7 +150,8 @@ fn a_roll_whose_new_worker_fails_stops_and_the_others_serve_on() {
         flag.display(),
         server("whoami.py")
     );
-    let mut run = ground.run(&["-w", "3", "-l", ANY], &["sh", "-c", &script]);
+    let options = ["-w", "3", "-l", ANY, "--restart", "stop-first"];
+    let mut run = ground.run(&options, &["sh", "-c", &script]);
     let address = run.ready();
     let before: Vec<u32> = everyone(address, 3).iter().map(pid_of).collect();
     std::fs::write(&flag, "").expect("flag");
@@ -166,6 +167,27 @@ fn a_roll_whose_new_worker_fails_stops_and_the_others_serve_on() {
     let after: Vec<u32> = everyone(address, 3).iter().map(pid_of).collect();
     assert_eq!(before[1..], after[1..]);
     run.stop();
+}
+
+/// A server that knows nothing of the listener that it was given.
+const ITS_OWN: &str = "import http.server as h; h.ThreadingHTTPServer(('127.0.0.1', 0), h.BaseHTTPRequestHandler).serve_forever()";
+
+#[test]
+fn a_server_that_listens_elsewhere_is_not_ready_and_told_where() {
+    let ground = Ground::new();
+    let server = ["python3", "-c", ITS_OWN];
+    let mut run = ground.run(&["-w", "1", "-l", ANY], &server);
+    let line = run.line("is not ready: it listens on 127.0.0.1:");
+    assert!(
+        line.contains("{fd}") && line.contains("run --split"),
+        "{line}"
+    );
+    let lines = run.stop();
+    assert!(
+        !lines.iter().any(|line| line.starts_with("ready")),
+        "{lines:?}"
+    );
+    assert!(ground.groups().is_empty());
 }
 
 #[test]

@@ -275,6 +275,66 @@ fn gunicorn() {
     }
 }
 
+#[test]
+fn hypercorn_shares_a_socket_that_has_reuseport() {
+    if !installed("hypercorn") {
+        return eprintln!("skipped: hypercorn is not installed");
+    }
+    let app = format!("{}:asgi", server("app.py"));
+    let bind = address().to_string();
+    let command = ["hypercorn", "-w", "3", "--bind", &bind, &app];
+    let Some(split) = Split::start(&EVEN, &command) else {
+        return;
+    };
+    split.settled(3);
+    split.serves_evenly();
+    let lines = split.ends();
+    let told = |text: &str| lines.iter().any(|line| line.contains(text));
+    assert!(told("ready: 127.0.0.1:7400 is split"), "{lines:?}");
+    assert!(told("queues of its own were given out"), "{lines:?}");
+    let (code, told) = check(&command).expect("root");
+    assert_eq!(code, Some(0), "{told}");
+    assert!(told.contains("would get a queue of its own"), "{told}");
+}
+
+#[test]
+fn granian_has_a_socket_for_each_worker_and_is_left_to_attach() {
+    if !installed("granian") {
+        return eprintln!("skipped: granian is not installed");
+    }
+    let app = server("app.py");
+    let folder = app.trim_end_matches("/app.py");
+    let mut granian = vec![
+        "granian",
+        "--interface",
+        "asgi",
+        "--workers",
+        "3",
+        "--no-ws",
+    ];
+    granian.extend([
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "7400",
+        "--working-dir",
+        folder,
+    ]);
+    granian.push("app:asgi");
+    let Some(mut split) = Split::start(&EVEN, &granian) else {
+        return;
+    };
+    let line = split
+        .run
+        .line("is left alone: the server opens a socket for each worker");
+    assert!(line.contains("wakeone attach 127.0.0.1:7400"), "{line}");
+    split.serves_unsplit(20);
+    split.ends();
+    let (code, told) = check(&granian).expect("root");
+    assert_eq!(code, Some(0), "{told}");
+    assert!(told.contains("wakeone attach 127.0.0.1:7400"), "{told}");
+}
+
 fn configure(folder: &std::path::Path, workers: usize) -> String {
     let at = folder.display();
     let conf = format!(
@@ -405,9 +465,12 @@ fn node_cluster() {
     split.survives_kills(3, &Speech::Http, MINUTE);
     split.ends_by(Signal::INT);
     // The primary accepts itself: nothing to split, and no harm.
-    let Some(split) = Split::start(&EVEN, &["node", &script, &port, "rr", "3"]) else {
+    let Some(mut split) = Split::start(&EVEN, &["node", &script, &port, "rr", "3"]) else {
         return;
     };
+    split
+        .run
+        .line("is not split yet: only the process that opened it listens");
     split.serves_unsplit(100);
     split.ends_by(Signal::INT);
 }
@@ -489,7 +552,7 @@ fn go_is_left_as_it_is() {
     };
     split.serves_unsplit(100);
     let lines = split.ends_by(Signal::TERM);
-    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert_eq!(lines.len(), 2, "{lines:?}");
     assert!(lines[0].starts_with("nothing is split: "), "{lines:?}");
 }
 

@@ -49,7 +49,7 @@ fn answer(mut stream: TcpStream) -> std::io::Result<String> {
 /// were put into its queue, and how long it took until the last was answered.
 ///
 /// Its weight is such that it is chosen for all of them, as long as it does not count as stuck.
-fn stop_with_a_queue(ground: &Ground, stuck_after: &str) -> (i64, Duration) {
+fn stop_with_a_queue(ground: &Ground, stuck_after: &str, quiet: Duration) -> (i64, Duration) {
     let options = [
         "-w",
         "4",
@@ -65,6 +65,7 @@ fn stop_with_a_queue(ground: &Ground, stuck_after: &str) -> (i64, Duration) {
     let mut run = ground.run(&options, &PREFORKED);
     let address = run.ready();
     let stopped = worker(&status(ground, "web"), 0).expect("worker 0");
+    std::thread::sleep(quiet);
     signal_all(stopped, Signal::STOP);
     // Until it has stopped it may still accept one, which is then its own to answer.
     eventually("it has stopped", || state(stopped) == Some('T'));
@@ -98,7 +99,7 @@ fn stop_with_a_queue(ground: &Ground, stuck_after: &str) -> (i64, Duration) {
 fn all_that_wait_for_a_stopped_worker_are_answered_by_others() {
     let Some(ground) = isolated() else { return };
     // Long enough for all 50 to be in its queue when it is judged, however busy the machine is.
-    let (queued, took) = stop_with_a_queue(&ground, "2s");
+    let (queued, took) = stop_with_a_queue(&ground, "2s", Duration::ZERO);
     eprintln!(
         "stuck after 2 s: {queued} queued at the stopped worker, all answered after {took:?}"
     );
@@ -109,10 +110,65 @@ fn all_that_wait_for_a_stopped_worker_are_answered_by_others() {
 #[test]
 fn with_the_default_patience_they_hardly_wait() {
     let Some(ground) = isolated() else { return };
-    let (queued, took) = stop_with_a_queue(&ground, "5ms");
+    let (queued, took) = stop_with_a_queue(&ground, "5ms", Duration::ZERO);
     eprintln!(
         "stuck after 5 ms: {queued} queued at the stopped worker, all answered after {took:?}"
     );
+    assert!(queued > 0);
+    if soak() {
+        assert!(took <= Duration::from_millis(100), "{took:?}");
+    }
+    assert_nothing_left(&ground);
+}
+
+/// The agent's thread of a process.
+fn agent_of(pid: u32) -> std::path::PathBuf {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+    let is_agent = |path: &std::path::PathBuf| {
+        std::fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim() == "agent")
+    };
+    let mut paths = threads.flatten().map(|thread| thread.path());
+    paths.find(is_agent).expect("an agent")
+}
+
+/// How often a thread went to sleep so far.
+fn sleeps(thread: &std::path::Path) -> u64 {
+    let status = std::fs::read_to_string(thread.join("status")).expect("status");
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.expect("switches").trim().parse().expect("a number")
+}
+
+/// It sleeps until a connection comes, and not a moment longer.
+#[test]
+fn an_agent_of_a_quiet_group_sleeps_and_is_there_at_once() {
+    let Some(ground) = isolated() else { return };
+    let mut run = ground.run(
+        &["-w", "2", "-l", "127.0.0.1:8080", "--name", "web"],
+        &PREFORKED,
+    );
+    let address = run.ready();
+    let supervisor = status(&ground, "web")["supervisor_pid"]
+        .as_u64()
+        .expect("it");
+    let agent = agent_of(supervisor as u32);
+    // A hundred looks a second would be three hundred sleeps.
+    eventually("it sleeps", || {
+        let before = sleeps(&agent);
+        std::thread::sleep(Duration::from_secs(3));
+        sleeps(&agent) - before < 60
+    });
+    // It is woken by the connection, and looks many times a second while that is open.
+    let before = sleeps(&agent);
+    let held = TcpStream::connect(address).expect("connects");
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(sleeps(&agent) - before > 20);
+    drop(held);
+    run.stop();
+    // And rescues as it does in a group that is never quiet.
+    let (queued, took) = stop_with_a_queue(&ground, "5ms", Duration::from_secs(3));
+    eprintln!("after 3 s of nothing: {queued} queued, all answered after {took:?}");
     assert!(queued > 0);
     if soak() {
         assert!(took <= Duration::from_millis(100), "{took:?}");

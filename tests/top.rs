@@ -389,7 +389,10 @@ fn a_steered_group_is_told_and_changed_by_keys() {
     let once = [&arguments[..], &["--once", "--interval", "200ms"]].concat();
     let text = out(&top(&once));
     assert!(text.contains("group web, policy hash"), "{text}");
-    assert!(text.contains(" slot ") && text.contains(" resc "), "{text}");
+    assert!(
+        text.contains(" slot ") && text.contains(" moves "),
+        "{text}"
+    );
     let json: Value =
         serde_json::from_str(&out(&top(&[&once[..], &["--json"]].concat()))).expect("JSON");
     let steering = &json["listeners"][0]["steering"];
@@ -398,10 +401,16 @@ fn a_steered_group_is_told_and_changed_by_keys() {
 
     let command = format!("{WAKEONE} top {}", arguments.join(" "));
     in_terminal(&command, ground.path(), "policy", |script| {
+        let policy_is = |name: &str| status(&ground, "web")["policy"] == name;
+        // It asks first: another key than yes, and all stays as it is.
+        type_in(script, b"cn");
         type_in(script, b"c");
-        eventually("the policy changes", || {
-            status(&ground, "web")["policy"] == "round-robin"
-        });
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        assert!(policy_is("hash"));
+        type_in(script, b"\r");
+        eventually("the policy changes", || policy_is("round-robin"));
+        type_in(script, b"u");
+        eventually("it is as it was", || policy_is("hash"));
         type_in(script, b"jd");
         let states = || {
             let group = status(&ground, "web");

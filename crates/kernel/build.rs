@@ -26,12 +26,15 @@ fn main() {
         "recount.bpf.c",
         "locks.h",
         "locks.bpf.c",
+        "lookup.bpf.c",
     ] {
         println!("cargo:rerun-if-changed={}", bpf.join(file).display());
     }
     println!("cargo:rerun-if-changed=src/policy_native.c");
 
-    for object in ["dispatch", "datagram", "observe", "recount", "locks"] {
+    for object in [
+        "dispatch", "datagram", "lookup", "observe", "recount", "locks",
+    ] {
         compile(&bpf, object, &arch_headers, &out);
     }
 
@@ -48,7 +51,7 @@ fn main() {
 /// Tells the pinned programs of one build from those of another.
 fn identity(out: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
-    for object in ["dispatch", "datagram"] {
+    for object in ["dispatch", "datagram", "lookup"] {
         let path = out.join(format!("{object}.bpf.o"));
         let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         hasher.write(&bytes);

@@ -18,6 +18,7 @@ use wakeone::paths::Paths;
 use wakeone::policy::{Affinity, Policy};
 use wakeone::supervisor::state::default_runtime_dir;
 use wakeone::watchdog::Watchdog;
+use wakeone_model::layout::counted;
 use wakeone_observe::Target;
 
 use crate::attach::{follow, log};
@@ -40,6 +41,9 @@ pub struct Args {
     /// Waits and wake-ups are among the metrics: of the kernel's tracepoints, which cost the servers some CPU time (`lab run cost` measures it)
     #[arg(long)]
     metrics_tracing: bool,
+
+    #[command(flatten)]
+    log: crate::log::LogArgs,
 
     /// Check the file and end
     #[arg(long)]
@@ -110,8 +114,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         ))?;
         return Ok(ExitCode::SUCCESS);
     }
-    // Only the log tells what is refused.
-    crate::run::start_plain_log();
+    args.log.start();
     let stop = stop_on_signals()?;
     let reload = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&reload))
@@ -125,6 +128,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut keeper = Keeper::new(paths);
     let monitor = Monitor::start(http).context("agent: cannot serve figures")?;
     keeper.serve(monitor, settings.metrics_tracing || args.metrics_tracing);
+    tracing::info!(
+        event = "started",
+        "{}: {} to be kept steered",
+        args.config.display(),
+        counted(settings.wanted.len() as u64, "targets")
+    );
     keeper.want(settings.wanted);
     keeper.attach().iter().for_each(log);
     if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
@@ -147,12 +156,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                     tracing::info!(event = "reloaded", "{} read again", args.config.display());
                 }
                 // What was wanted before is better than nothing.
-                Err(error) => tracing::warn!(event = "refused", "{error:#}; going on as before"),
+                Err(error) => tracing::warn!(
+                    event = "refused",
+                    "{} is not taken over, and all goes on as before: {error:#}",
+                    args.config.display()
+                ),
             }
         }
         Ok(())
     })?;
     keeper.end();
+    tracing::info!(event = "stopped", "stopped");
     Ok(ExitCode::SUCCESS)
 }
 

@@ -14,13 +14,16 @@ use wakeone::metrics::{self, Monitor};
 use wakeone::paths::Paths;
 use wakeone::policy::{Affinity, Policy};
 use wakeone::repair::repair_all;
+use wakeone::reserved::set_apart;
 use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_kernel::capability::{self, Capability};
+use wakeone_model::layout;
 use wakeone_model::listener::Protocol;
-use wakeone_observe::{Found, Target, find};
+use wakeone_observe::{Found, Target};
 
 use crate::doctor::{enter, stop_on_signals};
 use crate::output::print;
+use crate::target;
 
 /// Steer a server that runs already and has a listening socket for each worker (SO_REUSEPORT)
 #[derive(Debug, Clone, clap::Args)]
@@ -28,7 +31,7 @@ use crate::output::print;
     after_help = "It returns when the server is steered; an agent stays behind, follows its workers, and attaches again when it comes back.\nExamples: wakeone attach :8080 --rescue\n          wakeone attach udp://:53 --affinity none"
 )]
 pub struct Args {
-    /// :PORT, ADDRESS:PORT, a process id, or the name of a process or unit; udp:// before it means its UDP sockets
+    /// :PORT, ADDRESS:PORT, a process id, or the name of a process, unit or group; udp:// before it means its UDP sockets
     #[arg(value_name = "TARGET")]
     target: Target,
 
@@ -64,6 +67,9 @@ pub struct Args {
     #[arg(long, requires = "metrics")]
     metrics_tracing: bool,
 
+    #[command(flatten)]
+    log: crate::log::LogArgs,
+
     /// Say what would be done, and do nothing
     #[arg(long)]
     dry_run: bool,
@@ -81,7 +87,7 @@ pub struct Args {
     agent: bool,
 }
 
-/// How often to look what became of the server.
+/// How often to look what became of the server; half as often while no connection comes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
 /// How often to look whether a server that went away is back.
 const RETURN_EVERY: Duration = Duration::from_millis(250);
@@ -94,6 +100,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     } else if !args.dry_run && !args.foreground {
         return leave_agent(&args);
     }
+    args.log.start();
     wakeone::group::check_weights(&args.weight)
         .map_err(|why| anyhow::anyhow!("attach: --weight {why}"))?;
     // In our network namespace, not in a container's.
@@ -107,7 +114,15 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         // A listener that an agent before us left closed is not found.
         repair_all(&paths);
     }
-    let found = meant(find(&args.target).context("attach")?, &args.target);
+    let found = target::listeners(&args.target, &paths).context("attach")?;
+    let (found, apart) = set_apart(&paths, found);
+    anyhow::ensure!(
+        !found.is_empty() || apart.is_empty(),
+        "cannot attach to {}: {}",
+        args.target,
+        apart.join("; ")
+    );
+    let found = meant(found, &args.target);
     if !args.dry_run {
         // First of all, and all of it: nothing else that goes wrong is the reason then.
         let missing = lacking(&found);
@@ -141,9 +156,20 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     keeper.serve(monitor, args.metrics_tracing);
     if args.agent {
         fall_silent().context("attach: cannot let go of standard output")?;
+    } else {
+        tracing::info!(
+            event = "ready",
+            "ready: {} is steered until SIGTERM or `wakeone detach {}`",
+            args.target,
+            args.target
+        );
+        if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+            tracing::debug!("the service manager was not told: {error}");
+        }
     }
     follow(&mut keeper, &stop, &mut |_| Ok(()))?;
     keeper.end();
+    tracing::info!(event = "stopped", "stopped");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -297,7 +323,11 @@ pub fn follow(
 ) -> anyhow::Result<()> {
     let mut looked = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        std::thread::sleep(FOLLOW_EVERY);
+        std::thread::sleep(if keeper.is_quiet() {
+            2 * FOLLOW_EVERY
+        } else {
+            FOLLOW_EVERY
+        });
         between(keeper)?;
         keeper.follow().iter().for_each(log);
         if looked.elapsed() >= RETURN_EVERY {
@@ -314,7 +344,8 @@ pub fn log(event: &Event) {
         Event::Attached(name, counted) => {
             tracing::info!(
                 event = "attached",
-                "{name} is steered; {counted} open connections counted in"
+                "{name} is steered; {} counted in",
+                layout::counted(*counted, "open connections")
             );
         }
         Event::Gone(name) => {

@@ -6,17 +6,14 @@ use std::process::ExitCode;
 use crate::output::print;
 use wakeone::detach::{self, Report};
 use wakeone::paths::Paths;
-use wakeone::supervisor::listen::Endpoint;
 use wakeone::supervisor::state::default_runtime_dir;
-use wakeone_model::listener::Protocol;
-use wakeone_observe::Target;
 
 /// Stop steering a server that was attached, or take away what a group without a supervisor left behind
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: wakeone detach :8080")]
 pub struct Args {
-    /// The group, as `wakeone status` names it, or :PORT or ADDRESS:PORT where it listens, by udp:// or tcp:// say
-    #[arg(value_name = "NAME|TARGET", required_unless_present = "all")]
+    /// The group: its name, :PORT or ADDRESS:PORT where it listens (by udp:// or tcp:// say), or a process id
+    #[arg(value_name = "GROUP", required_unless_present = "all")]
     name: Option<String>,
 
     /// Every group without a living supervisor, and what half-finished starts left
@@ -36,7 +33,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
     let reports = match &args.name {
-        Some(name) => groups(&paths, name)
+        Some(name) => detach::meant(&paths, name)
             .iter()
             .map(|name| detach::detach(&paths, name))
             .collect::<Result<_, _>>()?,
@@ -51,25 +48,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(&(sentences.join("\n") + "\n"))?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The groups that a name or a target means; what means none is taken for a name, so that the error names it.
-fn groups(paths: &Paths, name: &str) -> Vec<String> {
-    let target = name.parse().unwrap_or(Target::All);
-    let (protocol, place) = target.parts();
-    let fits = |at: &Endpoint| protocol.is_none_or(|one| (one == Protocol::Udp) == at.udp);
-    let found = match place {
-        Target::Port(port) => detach::groups_at(paths, |at| fits(at) && at.address.port() == *port),
-        Target::Address(address) => {
-            detach::groups_at(paths, |at| fits(at) && at.address == *address)
-        }
-        _ => Vec::new(),
-    };
-    if found.is_empty() {
-        vec![name.to_owned()]
-    } else {
-        found
-    }
 }
 
 fn sentence(report: &Report) -> String {

@@ -5,30 +5,38 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use wakeone::paths::Paths;
+use wakeone::reserved::set_apart;
 use wakeone::status::Group;
 use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_kernel::netns;
+use wakeone_model::layout::{Style, wrap};
 use wakeone_model::snapshot::{Queue, Row, Totals, View, Watch};
 use wakeone_model::verdict::{self, Finding};
-use wakeone_observe::{Found, Target, find, text, watcher};
+use wakeone_observe::{Target, text, watcher};
 
-use crate::output::print;
+use crate::output::{print, style};
+use crate::target;
 use crate::top::steering;
 
 /// Say how a running server takes connections, what is wrong with it, and what to do
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit code: 0 healthy, 3 something was found, 1 it could not be told, 2 bad arguments.\nExample: wakeone doctor :8080 --for 30s"
+    after_help = "Exit code: 0 healthy, 3 something was found, 1 it could not be told, 2 bad arguments.\nExamples:\n  wakeone doctor :8080 --for 30s\n  wakeone doctor --self"
 )]
 pub struct Args {
-    /// :PORT, ADDRESS:PORT, a process id, or the name of a process or unit [default: all listeners]
+    /// :PORT, ADDRESS:PORT, a process id, or the name of a process, unit or group [default: all listeners]
     #[arg(value_name = "TARGET")]
     target: Option<Target>,
+
+    /// Say what this kernel and these privileges allow, feature by feature, and exit; 1 if one is missing
+    #[arg(long = "self", conflicts_with_all = ["target", "duration", "netns", "pid", "no_tracing"])]
+    itself: bool,
 
     /// How long to watch
     #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = watching_time)]
@@ -85,20 +93,30 @@ fn watching_time(text: &str) -> Result<Duration, String> {
 
 /// Watches and tells.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if args.itself {
+        return crate::self_check::run(args.json);
+    }
     let target = args.target.clone().unwrap_or(Target::All);
     enter(args.netns.as_deref(), args.pid, &target).context("doctor")?;
-    let mut found = find(&target).context("doctor")?;
+    let paths = Paths::of(&default_runtime_dir());
+    let found = target::listeners(&target, &paths).context("doctor")?;
+    let (mut found, apart) = set_apart(&paths, found);
     if target == Target::All {
         found.retain(|f| !f.pids.is_empty() || f.hidden > 0);
     }
     let stop = stop_on_signals()?;
-    let mut cancelled = || stop.load(Ordering::Relaxed);
+    let cancelled = || stop.load(Ordering::Relaxed);
     // A probe for each of many listeners would be a load of its own.
     let tracing = !args.no_tracing && found.len() <= 8;
-    let watches =
-        watcher::watch_all(&found, tracing, args.duration, &mut cancelled).context("doctor")?;
+    let progress = Progress::of(args.duration);
+    let watches = watcher::watch_all(&found, tracing, args.duration, &mut || {
+        progress.show();
+        cancelled()
+    });
+    progress.end();
+    let watches = watches.context("doctor")?;
     // Who may not read the state of root's groups is told as if nothing were known of them.
-    let groups = steering::groups(&Paths::of(&default_runtime_dir()));
+    let groups = steering::groups(&paths);
     let judged: Vec<(Watch, Vec<Finding>)> = watches
         .into_iter()
         .map(|mut watch| {
@@ -110,7 +128,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.json {
         print(&json(&judged)?)?;
     } else {
-        print(&texts(&judged, &groups, &found, &target))?;
+        print(&texts(&judged, &groups, &apart, &target, style()))?;
     }
     let ill = judged.iter().any(|(_, findings)| !findings.is_empty());
     let unseen = target != Target::All && !judged.iter().any(|(watch, _)| text::told(watch));
@@ -141,6 +159,39 @@ pub fn enter(netns: Option<&str>, pid: Option<u32>, target: &Target) -> anyhow::
             place.display()
         )
     })
+}
+
+/// How far the watching is, on a terminal's standard error.
+struct Progress {
+    bar: ProgressBar,
+    begun: Instant,
+}
+
+impl Progress {
+    fn of(duration: Duration) -> Self {
+        let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        // It hides itself where standard error is no terminal.
+        let bar = ProgressBar::new(millis);
+        let seconds = duration.as_secs_f64();
+        bar.set_style(
+            ProgressStyle::with_template("{msg} {wide_bar} {percent:>3}%")
+                .unwrap_or_else(|_| ProgressStyle::default_bar()),
+        );
+        bar.set_message(format!("watching for {seconds} s"));
+        Self {
+            bar,
+            begun: Instant::now(),
+        }
+    }
+
+    fn show(&self) {
+        let passed = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.bar.set_position(passed);
+    }
+
+    fn end(&self) {
+        self.bar.finish_and_clear();
+    }
 }
 
 /// A flag that SIGINT and SIGTERM set.
@@ -175,22 +226,35 @@ fn json(judged: &[(Watch, Vec<Finding>)]) -> anyhow::Result<String> {
 fn texts(
     judged: &[(Watch, Vec<Finding>)],
     groups: &[Group],
-    found: &[Found],
+    apart: &[String],
     target: &Target,
+    style: Style,
 ) -> String {
     let mut parts: Vec<String> = judged
         .iter()
         .map(|(watch, findings)| {
-            let steered = steering::of(groups, watch).map(|steering| steering::line(&steering));
-            text::report(watch, findings) + &steered.unwrap_or_default()
+            let steered = steering::of(groups, watch).map(|steering| {
+                let lines = wrap(&steering::line(&steering), "  ", style);
+                lines.join("\n") + "\n"
+            });
+            text::report(watch, findings, style) + &steered.unwrap_or_default()
         })
         .collect();
-    if found.is_empty() {
+    if judged.iter().any(|(watch, _)| text::told(watch)) {
+        parts.push(text::legend(style));
+    }
+    parts.extend(
+        apart
+            .iter()
+            .map(|one| wrap(one, "", style).join("\n") + "\n"),
+    );
+    if parts.is_empty() {
         parts.push(format!("nothing listens on {target}\n"));
     }
     // What cannot be seen is said once, not for each listener.
     let missing: BTreeSet<&String> = judged.iter().flat_map(|(w, _)| &w.view.missing).collect();
-    let notes: String = missing.iter().map(|m| format!("note: {m}\n")).collect();
+    let note = |text: &&String| wrap(text, "note: ", style).join("\n") + "\n";
+    let notes: String = missing.iter().map(note).collect();
     if !notes.is_empty() {
         parts.push(notes);
     }

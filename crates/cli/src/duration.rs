@@ -30,9 +30,39 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         .ok_or_else(wrong)
 }
 
+/// The same where a bare number means seconds, as `-d 10` does for other load generators.
+///
+/// # Errors
+/// One sentence for a person, with an example.
+pub fn parse_or_seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(_) => parse(&format!("{text}s")).map_err(|_| parse(text).unwrap_err()),
+        Err(_) => parse(text),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bare_number_is_seconds() {
+        assert_eq!(parse_or_seconds("10"), Ok(Duration::from_secs(10)));
+        assert_eq!(parse_or_seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_or_seconds("10ms"), Ok(Duration::from_millis(10)));
+        for text in [
+            "",
+            "-1",
+            "NaN",
+            "inf",
+            "1e3",
+            "1e99",
+            "ten",
+            "99999999999999999999",
+        ] {
+            assert!(parse_or_seconds(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn a_number_and_a_unit() {

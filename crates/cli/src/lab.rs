@@ -2,9 +2,9 @@
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -97,12 +97,15 @@ struct RunArgs {
     /// Write the result as JSON, after docs/schema/lab-result.schema.json (one experiment only; - is stdout)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the result as one self-contained page
+    /// Write the page with all tables and charts here [default: beside the kept result]
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Exit with 1 if an expectation does not hold
     #[arg(long)]
     check: bool,
+    /// Print everything: all tables, histograms, ratios, each expectation
+    #[arg(long)]
+    full: bool,
     /// Begin anew, even where an interrupted run left finished points
     #[arg(long)]
     fresh: bool,
@@ -175,8 +178,9 @@ fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
         writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    for card in cards {
-        out.write_all(text::listed(card, terminal_width()).as_bytes())?;
+    out.write_all(text::list_head().as_bytes())?;
+    for experiment in experiments::all() {
+        out.write_all(text::listed(*experiment, terminal_width()).as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -229,8 +233,12 @@ fn run_all(args: &RunArgs) -> anyhow::Result<ExitCode> {
         }
         let outcome = runner::run(experiment, &settings, &store, &cancel)?;
         let kept = store.keep(&outcome)?;
+        let own_page = kept.with_extension("html");
+        if args.html.is_none() {
+            write_page(&own_page, std::slice::from_ref(&outcome))?;
+        }
         show(experiment, &outcome, args)?;
-        eprintln!("kept as {}", kept.display());
+        point_to(args.html.as_deref().unwrap_or(&own_page), &kept, args);
         outcomes.push(outcome);
     }
     if let Some(path) = &args.html {
@@ -250,21 +258,41 @@ fn show(experiment: &dyn Experiment, outcome: &Outcome, args: &RunArgs) -> anyho
     if let Some(path) = &args.json {
         store::write_json(path, outcome)?;
     }
-    write!(
-        out,
-        "{}",
-        text::render(experiment, outcome, terminal_width())
-    )?;
+    let width = terminal_width();
+    let text = if args.full {
+        text::render(experiment, outcome, width)
+    } else {
+        text::render_brief(experiment, outcome, width, ink())
+    };
+    out.write_all(text.as_bytes())?;
     Ok(())
 }
 
-fn write_page(path: &std::path::Path, outcomes: &[Outcome]) -> anyhow::Result<()> {
+/// Red where a person looks at it and has not asked for none.
+fn ink() -> text::Ink {
+    let none = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+    if std::io::stdout().is_terminal() && !none {
+        text::Ink::Colour
+    } else {
+        text::Ink::Plain
+    }
+}
+
+/// Where the rest is: the page, as a link that a terminal opens, and the data.
+fn point_to(page: &Path, kept: &Path, args: &RunArgs) {
+    let page = std::path::absolute(page).unwrap_or_else(|_| page.to_owned());
+    eprintln!("Charts: file://{}", page.display());
+    if args.full {
+        eprintln!("Data: {}", kept.display());
+    }
+}
+
+fn write_page(path: &Path, outcomes: &[Outcome]) -> anyhow::Result<()> {
     let page = match outcomes {
         [one] => html::page(find(&one.experiment)?, one)?,
         many => html::report(many)?,
     };
     store::write(path, &page)?;
-    eprintln!("page written to {}", path.display());
     Ok(())
 }
 
@@ -334,5 +362,5 @@ fn cancel_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
 
 fn terminal_width() -> usize {
     let size = rustix::termios::tcgetwinsize(std::io::stdout());
-    size.map_or(100, |s| usize::from(s.ws_col)).clamp(60, 200)
+    size.map_or(80, |s| usize::from(s.ws_col)).clamp(60, 200)
 }

@@ -13,7 +13,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use wakeone_load::{
-    Arrivals, Comparison, Event, Mix, MixEntry, Plan, Sources, Spacing, Stage, Stop, Summary, View,
+    Arrivals, Comparison, ErrorKind, Event, Form, Header, Mix, MixEntry, Plan, Sources, Spacing,
+    Stage, Stop, Summary, Tls, View,
 };
 
 use crate::duration;
@@ -24,6 +25,8 @@ use crate::duration;
   wakeone load -c 200 -n 100000 http://127.0.0.1:8080/
   wakeone load --rate 1000 --mix 99:/work?us=1000 --mix 1:/work?us=100000 localhost:8080
   wakeone load --step 500:5s --ramp 500:5000:20s --json=a.json localhost:8080
+  wakeone load --rate 2400 -c 64 --keep-alive --apart 4ms localhost:8080/work?us=1000
+  wakeone load -c 20 -d 30 --body @order.json -H 'Content-Type: application/json' https://localhost/orders
   wakeone load --compare a.json b.json
 
 Without a rate the loop is closed: a client sends again when its last request is answered.
@@ -40,17 +43,32 @@ pub struct Args {
     /// Closed loop: this many clients [default: 50]; open loop: at most this many requests at a time
     #[arg(short, long, value_name = "N")]
     connections: Option<usize>,
+    /// Open the -c connections beforehand, this long after one another, and send over them in turn
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, requires_all = ["rate", "connections", "keep_alive"])]
+    apart: Option<Duration>,
     /// Stop after this many requests
     #[arg(short = 'n', long, value_name = "N")]
     requests: Option<u64>,
-    /// Stop after this time, as in 500ms, 10s, 2m [default: 10s without -n]
-    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
+    /// Stop after this time, as in 500ms, 10s, 2m; a bare number is seconds [default: 10s without -n]
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse_or_seconds)]
     duration: Option<Duration>,
     /// Ask for PATH with this weight (repeat for a mix); instead of the URL's path
     #[arg(long, value_name = "WEIGHT:PATH")]
     mix: Vec<MixEntry>,
+    /// Send requests of this method [default: GET, with --body POST]
+    #[arg(short = 'X', long, value_name = "METHOD")]
+    method: Option<String>,
+    /// Send this header with each request (repeat for more)
+    #[arg(short = 'H', long, value_name = "NAME: VALUE")]
+    header: Vec<Header>,
+    /// Send this body with each request; @FILE sends what is in a file
+    #[arg(long, value_name = "TEXT|@FILE")]
+    body: Option<String>,
+    /// Take any certificate of an https server; otherwise it must be one that this machine trusts
+    #[arg(short = 'k', long)]
+    insecure: bool,
     /// Give up on a request after this time
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration::parse)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration::parse_or_seconds)]
     timeout: Duration,
     /// Spread connections over N addresses in 127.0.0.0/8, so that ports do not run out; 0: the system's own address
     /// [default: 1000 for an IPv4 loopback target]
@@ -77,7 +95,7 @@ pub struct Args {
     /// Compare two results written with --json=FILE
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "url")]
     compare: Option<Vec<PathBuf>>,
-    /// http://HOST[:PORT][/PATH]
+    /// http://HOST[:PORT][/PATH], or https://
     #[arg(required_unless_present = "compare")]
     url: Option<Url>,
 }
@@ -145,11 +163,11 @@ fn parse_stage(text: &str) -> Result<Stage, String> {
             .map_err(|_| format!("'{rate}' in '{text}' is not a rate"))
     };
     match *text.split(':').collect::<Vec<_>>().as_slice() {
-        [per_s, time] => Ok(Stage::step(rate(per_s)?, duration::parse(time)?)),
+        [per_s, time] => Ok(Stage::step(rate(per_s)?, duration::parse_or_seconds(time)?)),
         [from, to, time] => Ok(Stage {
             from_per_s: rate(from)?,
             to_per_s: rate(to)?,
-            length: duration::parse(time)?,
+            length: duration::parse_or_seconds(time)?,
         }),
         _ => Err(format!(
             "'{text}' is not a stage: give PER_S:TIME, as in 1000:10s, or FROM:TO:TIME"
@@ -209,6 +227,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     if outcome.completed == 0 {
         let (planned, target) = (outcome.planned, plan.target);
+        let tls = plan.mix.form.tls.as_ref();
+        if let (Some(tls), true) = (tls, outcome.errors.contains_key(&ErrorKind::Certificate)) {
+            let name = &tls.name;
+            bail!(
+                "the certificate of {target} is not one for '{name}' that this machine trusts: name its authority's \
+                 file in SSL_CERT_FILE, or take any certificate with --insecure"
+            );
+        }
         bail!(
             "not one of {planned} requests to {target} was answered: is the right server running there?"
         );
@@ -286,15 +312,17 @@ fn plan(args: &Args) -> anyhow::Result<Plan> {
         0 => Sources::System,
         count => Sources::Loopback { count },
     };
-    let mix = match (args.mix.as_slice(), url.path.as_str()) {
+    let mut mix = match (args.mix.as_slice(), url.path.as_str()) {
         ([], path) => Mix::one(path),
         (entries, "/") => Mix {
             entries: entries.to_vec(),
+            ..Mix::default()
         },
         (_, path) => bail!(
             "the URL asks for {path} and --mix for something else: give the paths with --mix only"
         ),
     };
+    mix.form = form(args, url)?;
     let arrivals = arrivals(args);
     let endless = args.requests.is_none() && args.stages.0.is_empty();
     Ok(Plan {
@@ -314,6 +342,33 @@ fn plan(args: &Args) -> anyhow::Result<Plan> {
     })
 }
 
+/// The form that all requests have in common.
+fn form(args: &Args, url: &Url) -> anyhow::Result<Form> {
+    if args.insecure && !url.encrypted {
+        bail!("--insecure is about certificates, and the URL is not https://");
+    }
+    let body = match args
+        .body
+        .as_deref()
+        .map(|body| (body, body.strip_prefix('@')))
+    {
+        None => None,
+        Some((_, Some(path))) => {
+            Some(fs::read(path).with_context(|| format!("cannot read the body from '{path}'"))?)
+        }
+        Some((text, None)) => Some(text.as_bytes().to_vec()),
+    };
+    Ok(Form {
+        method: args.method.clone(),
+        headers: args.header.clone(),
+        body,
+        tls: url.encrypted.then(|| Tls {
+            name: url.host.clone(),
+            insecure: args.insecure,
+        }),
+    })
+}
+
 /// How long a load without another end takes.
 const DURATION: Duration = Duration::from_secs(10);
 
@@ -329,6 +384,12 @@ fn arrivals(args: &Args) -> Arrivals {
         (Some(rate_per_s), _, None) => Arrivals::Open {
             rate_per_s,
             spacing,
+        },
+        (Some(rate_per_s), _, Some(connections)) if args.apart.is_some() => Arrivals::Kept {
+            rate_per_s,
+            spacing,
+            connections,
+            apart: args.apart.unwrap_or_default(),
         },
         (Some(rate_per_s), _, at_most) => {
             // As long as the load, whatever ends it.
@@ -346,9 +407,10 @@ fn arrivals(args: &Args) -> Arrivals {
     }
 }
 
-/// The parts of an `http://` URL.
+/// The parts of an `http://` or `https://` URL.
 #[derive(Debug, Clone, PartialEq)]
 struct Url {
+    encrypted: bool,
     host: String,
     port: u16,
     host_header: String,
@@ -359,14 +421,15 @@ impl std::str::FromStr for Url {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let rest = match text.split_once("://") {
-            Some(("http", rest)) => rest,
+        let (encrypted, rest) = match text.split_once("://") {
+            Some(("http", rest)) => (false, rest),
+            Some(("https", rest)) => (true, rest),
             Some((scheme, _)) => {
                 return Err(format!(
-                    "'{scheme}' is not spoken here: give an http:// URL"
+                    "'{scheme}' is not spoken here: give an http:// or https:// URL"
                 ));
             }
-            None => text,
+            None => (false, text),
         };
         let at = rest.find(['/', '?']).unwrap_or(rest.len());
         let (authority, path) = rest.split_at(at);
@@ -383,7 +446,7 @@ impl std::str::FromStr for Url {
                 port.parse()
                     .map_err(|_| format!("'{port}' is not a port"))?,
             ),
-            _ => (authority, 80),
+            _ => (authority, if encrypted { 443 } else { 80 }),
         };
         let host = host
             .strip_prefix('[')
@@ -395,6 +458,7 @@ impl std::str::FromStr for Url {
             ));
         }
         Ok(Self {
+            encrypted,
             host: host.to_owned(),
             port,
             host_header: authority.to_owned(),
@@ -524,7 +588,10 @@ mod tests {
         assert_eq!(url("localhost?x"), is("localhost", 80, "localhost", "/?x"));
         assert_eq!(url("http://[::1]:81/"), is("::1", 81, "[::1]:81", "/"));
         assert_eq!(url("[::1]"), is("::1", 80, "[::1]", "/"));
-        assert!(url("https://x/").is_err() && url("http:///x").is_err() && url("x:port").is_err());
+        assert_eq!(url("https://x/"), is("x", 443, "x", "/"));
+        assert!("https://x".parse::<Url>().unwrap().encrypted);
+        assert!(!"x:443".parse::<Url>().unwrap().encrypted);
+        assert!(url("ftp://x/").is_err() && url("http:///x").is_err() && url("x:port").is_err());
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use wakeone::metrics::{self, Figures};
+use wakeone::named;
 use wakeone::paths::Paths;
-use wakeone::status;
 use wakeone::supervisor::state::default_runtime_dir;
 
 use crate::output::print;
@@ -15,6 +15,10 @@ use crate::output::print;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: wakeone metrics | grep active")]
 pub struct Args {
+    /// Of this group only: its name, :PORT or ADDRESS:PORT where it listens, or a process id
+    #[arg(value_name = "GROUP", conflicts_with = "help_all")]
+    group: Option<String>,
+
     /// Explain every metric
     #[arg(long)]
     help_all: bool,
@@ -34,13 +38,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(&metrics::help())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let runtime = args.runtime_dir.unwrap_or_else(default_runtime_dir);
-    let status = status::read(&Paths::of(&runtime)).with_context(|| {
-        format!(
-            "metrics: cannot read {}; groups that root started only root may see",
-            runtime.display()
-        )
-    })?;
+    let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
+    let mut status = named::all(&paths).context("metrics")?;
+    if let Some(group) = &args.group {
+        status.groups = named::groups(&paths, group).context("metrics")?;
+    }
     let figures = Figures::from(status);
     if args.json {
         print(&format!("{}\n", serde_json::to_string_pretty(&figures)?))?;

@@ -1,6 +1,8 @@
-//! Standard output that nobody may be reading any more.
+//! Standard output that nobody may be reading any more, and what a reader there has.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
+
+use wakeone_model::layout::Style;
 
 /// Prints a text as it is. A reader that has gone, such as `head`, has read enough: that is no failure.
 ///
@@ -11,5 +13,63 @@ pub fn print(text: &str) -> io::Result<()> {
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         done => done,
+    }
+}
+
+/// How wide the reader of standard output is, and whether it shows colours.
+pub fn style() -> Style {
+    let out = io::stdout();
+    let size = rustix::termios::tcgetwinsize(&out).ok();
+    let columns = size.map(|size| usize::from(size.ws_col));
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    style_of(out.is_terminal(), columns, &variable)
+}
+
+/// Narrower than this no table is of use: lines are wrapped by the terminal then.
+const NARROWEST: usize = 40;
+
+fn style_of(
+    terminal: bool,
+    columns: Option<usize>,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Style {
+    let told = variable("COLUMNS").and_then(|columns| columns.parse().ok());
+    let width = columns.filter(|columns| *columns > 0).or(told);
+    let dumb = variable("TERM").is_none_or(|term| term == "dumb");
+    Style {
+        width: width.map(|width| width.max(NARROWEST)),
+        colour: terminal && !dumb && variable("NO_COLOR").is_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_and_widths_are_those_of_a_terminal() {
+        let style = |terminal, columns, set: &[(&str, &str)]| {
+            style_of(terminal, columns, &|name| {
+                let found = set.iter().find(|(key, _)| *key == name);
+                found.map(|(_, value)| (*value).to_owned())
+            })
+        };
+        let xterm = ("TERM", "xterm");
+        let wide = |width, colour| Style { width, colour };
+        assert_eq!(style(true, Some(80), &[xterm]), wide(Some(80), true));
+        let no_colour = [xterm, ("NO_COLOR", "1")];
+        assert_eq!(style(true, Some(80), &no_colour), wide(Some(80), false));
+        assert_eq!(
+            style(true, Some(80), &[("TERM", "dumb")]),
+            wide(Some(80), false)
+        );
+        // A file is as wide as it takes, or as somebody says.
+        assert_eq!(style(false, None, &[xterm]), wide(None, false));
+        assert_eq!(
+            style(false, None, &[xterm, ("COLUMNS", "100")]),
+            wide(Some(100), false)
+        );
+        assert_eq!(style(true, Some(0), &[xterm]).width, None);
+        assert_eq!(style(true, Some(10), &[xterm]).width, Some(40));
     }
 }

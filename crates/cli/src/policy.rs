@@ -4,17 +4,20 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use wakeone::dispatcher;
+use wakeone::named;
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
 use wakeone::supervisor::state::default_runtime_dir;
 
 /// Change how a running group chooses workers; open connections stay where they are
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: wakeone policy web two-choices")]
+#[command(
+    after_help = "Examples: wakeone policy web two-choices\n          wakeone policy :8080 least-connections"
+)]
 pub struct Args {
-    /// The group, as `wakeone status` names it
-    #[arg(value_name = "NAME")]
-    name: String,
+    /// The group: its name, :PORT or ADDRESS:PORT where it listens, or a process id
+    #[arg(value_name = "GROUP")]
+    group: String,
 
     /// hash, round-robin, random, least-connections, two-choices, shortest-queue, cpu or consistent
     #[arg(value_name = "POLICY")]
@@ -28,11 +31,24 @@ pub struct Args {
 /// Changes it.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
-    let before = dispatcher::change_policy(&paths, &args.name, args.policy)?;
-    let before = before.map_or("an unknown policy".to_owned(), |policy| policy.to_string());
-    crate::output::print(&format!(
-        "{}: {} instead of {before}, from the next connection on\n",
-        args.name, args.policy
-    ))?;
+    for name in meant(&paths, &args.group) {
+        let before = dispatcher::change_policy(&paths, &name, args.policy)?;
+        let before = before.map_or("an unknown policy".to_owned(), |policy| policy.to_string());
+        crate::output::print(&format!(
+            "{name}: {} instead of {before}, from the next connection on\n",
+            args.policy
+        ))?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The groups that the argument means. An unknown one is taken for a name, so that the error names it.
+fn meant(paths: &Paths, group: &str) -> Vec<String> {
+    let found = named::groups(paths, group).unwrap_or_default();
+    let names: Vec<String> = found.into_iter().map(|group| group.name).collect();
+    if names.is_empty() {
+        vec![group.to_owned()]
+    } else {
+        names
+    }
 }

@@ -5,13 +5,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use tracing::Level;
-use tracing_subscriber::fmt::format;
 use wakeone::group::{self, Group, Wish};
 use wakeone::policy::{Affinity, Policy};
 use wakeone::split;
 use wakeone::supervisor::address::Address;
-use wakeone::supervisor::{Options, state};
+use wakeone::supervisor::{self, Options, state};
 
 use crate::duration;
 
@@ -24,6 +22,7 @@ use crate::duration;
 #[command(
     after_help = "Examples: wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
           wakeone run -w 4 -l udp://:5353 --affinity none -- ./dns-server
+          wakeone run --lookup -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
           wakeone run --split -- gunicorn -w 4 --bind :8080 app:app
           wakeone run --split --affinity none -- ./dns-server"
 )]
@@ -46,7 +45,7 @@ pub struct Args {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "on",
-        conflicts_with_all = ["workers", "listen", "backlog", "weight", "user", "group", "keep_cap", "grace", "name"]
+        conflicts_with_all = ["workers", "listen", "backlog", "weight", "lookup", "user", "group", "keep_cap", "grace", "name", "restart", "refuse"]
     )]
     split: Option<Split>,
 
@@ -72,6 +71,11 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = duration::parse)]
     stuck_after: Duration,
 
+    /// Have the listeners on a private port, where a program finds them for the public address: moving the queue of a stuck
+    /// worker then takes as long with 100,000 connections as with none. Needs CAP_NET_ADMIN and cgroup2
+    #[arg(long)]
+    lookup: bool,
+
     /// Length of each accept queue [default: net.core.somaxconn]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
     backlog: Option<i32>,
@@ -96,6 +100,16 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     grace: Duration,
 
+    /// A rolling restart starts each new worker before it ends the old one (start-first), which takes memory for one
+    /// worker more, or after that (stop-first) [default: start-first; stop-first for UDP]
+    #[arg(long, value_name = "ORDER", value_enum)]
+    restart: Option<Restart>,
+
+    /// From SIGTERM on refuse new connections at once, so that a load balancer turns to another machine. Otherwise they
+    /// are left to a successor: their SYNs are dropped, and clients try again
+    #[arg(long)]
+    refuse: bool,
+
     /// Name of the group [default: from the first address]
     #[arg(long)]
     name: Option<String>,
@@ -108,13 +122,8 @@ pub struct Args {
     #[arg(long, requires = "metrics")]
     metrics_tracing: bool,
 
-    /// Form of the lines on standard error
-    #[arg(long, value_enum, default_value_t = Log::Text)]
-    log: Log,
-
-    /// Least important lines to write: error, warn, info or debug
-    #[arg(long, value_name = "LEVEL", default_value_t = Level::INFO, value_parser = log_level)]
-    log_level: Level,
+    #[command(flatten)]
+    log: crate::log::LogArgs,
 
     /// Where the group keeps its state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
     #[arg(long, value_name = "DIR")]
@@ -134,16 +143,16 @@ enum Split {
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Log {
-    /// Short sentences
-    Text,
-    /// An object a line
-    Json,
+enum Restart {
+    /// The new worker starts beside the old one
+    StartFirst,
+    /// The old worker ends, then the new one starts
+    StopFirst,
 }
 
 /// Supervises until told to stop.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    start_log(args.log, args.log_level);
+    args.log.start();
     if let Some(how) = args.split {
         return split(&args, how);
     }
@@ -236,51 +245,14 @@ fn options(args: &Args) -> anyhow::Result<Options> {
         group: args.group.clone(),
         keep_caps: args.keep_cap.clone(),
         grace: args.grace,
+        restart: args.restart.map(|order| match order {
+            Restart::StartFirst => supervisor::Restart::StartFirst,
+            Restart::StopFirst => supervisor::Restart::StopFirst,
+        }),
+        refuse: args.refuse,
+        lookup: args.lookup,
         runtime_dir: runtime_dir(args),
     })
-}
-
-/// The log of a service: sentences, as `run` has them by default.
-pub fn start_plain_log() {
-    start_log(Log::Text, Level::INFO);
-}
-
-/// Lines for people show the sentence alone; lines for programs carry the fields too.
-///
-/// A line that cannot be written is lost (whoever read our standard error is gone): serving goes on. By default the
-/// failure would be printed, to the same place, and that panics.
-fn start_log(form: Log, level: Level) {
-    let builder = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_max_level(level)
-        .log_internal_errors(false);
-    match form {
-        Log::Json => builder.json().flatten_event(true).with_target(false).init(),
-        Log::Text => {
-            let sentence = format::debug_fn(|writer, field, value| {
-                if field.name() == "message" {
-                    write!(writer, "{value:?}")
-                } else {
-                    Ok(())
-                }
-            });
-            builder
-                .without_time()
-                .with_level(false)
-                .with_target(false)
-                .with_ansi(false)
-                .fmt_fields(sentence)
-                .init();
-        }
-    }
-}
-
-/// `trace` is no level of ours: nothing is written at it.
-fn log_level(text: &str) -> Result<Level, String> {
-    text.parse()
-        .ok()
-        .filter(|level| *level <= Level::DEBUG && !text.starts_with(|c: char| c.is_ascii_digit()))
-        .ok_or_else(|| format!("`{text}` is no level; there are error, warn, info and debug"))
 }
 
 /// `SLOT=N`, both numbers.
@@ -298,15 +270,6 @@ pub fn weight(text: &str) -> Result<(usize, u32), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn levels_go_down_to_debug() {
-        assert_eq!(log_level("debug"), Ok(Level::DEBUG));
-        assert_eq!(log_level("error"), Ok(Level::ERROR));
-        for text in ["", "trace", "3", "loud"] {
-            assert!(log_level(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn weights_name_a_slot() {

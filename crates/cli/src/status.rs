@@ -3,19 +3,29 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::output::print;
+use crate::output::{print, style};
 use anyhow::Context;
+use wakeone::named;
 use wakeone::paths::Paths;
-use wakeone::status::{self, Group, Slot};
+use wakeone::status::{Group, Slot};
 use wakeone::supervisor::state::default_runtime_dir;
+use wakeone_model::layout::{
+    self, Cell, Column, Style, Tone, connections, count, number, pack, paint, words, wrap,
+};
 
 /// Show the groups that are steered now, slot by slot
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: wakeone status --json | jq '.groups[].slots[].active'")]
+#[command(
+    after_help = "Columns: open: connections that the worker holds, those that wait included; queue: waiting/limit;\n  chosen: times the policy chose the slot; share: its part of those; moved: connections that were moved to other\n  workers while this one was stuck; moves: how often; restarts: workers started again.\n  A narrow terminal shows fewer of them; --json has all.\nExamples: wakeone status :8080\n          wakeone status --json | jq '.groups[].slots[].active'"
+)]
 pub struct Args {
-    /// Show this group only
-    #[arg(value_name = "NAME")]
-    name: Option<String>,
+    /// Show this group only: its name, :PORT or ADDRESS:PORT where it listens, or a process id
+    #[arg(value_name = "GROUP")]
+    group: Option<String>,
+
+    /// Show the slots of attached and split servers too that have no worker any more
+    #[arg(long)]
+    all: bool,
 
     /// As JSON
     #[arg(long)]
@@ -28,19 +38,10 @@ pub struct Args {
 
 /// Prints the snapshot.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let runtime = args.runtime_dir.unwrap_or_else(default_runtime_dir);
-    let mut status = status::read(&Paths::of(&runtime)).with_context(|| {
-        format!(
-            "status: cannot read {}; groups that root started only root may see",
-            runtime.display()
-        )
-    })?;
-    if let Some(name) = &args.name {
-        status.groups.retain(|group| group.name == *name);
-        anyhow::ensure!(
-            !status.groups.is_empty(),
-            "status: there is no group `{name}`"
-        );
+    let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
+    let mut status = named::all(&paths).context("status")?;
+    if let Some(group) = &args.group {
+        status.groups = named::groups(&paths, group).context("status")?;
     }
     if args.json {
         print(&format!("{}\n", serde_json::to_string_pretty(&status)?))?;
@@ -49,37 +50,42 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             "nothing is steered; start a server with `wakeone run`, or steer one that runs with `wakeone attach`\n",
         )?;
     } else {
-        let texts: Vec<String> = status.groups.iter().map(text).collect();
+        let shown = |group| text(group, args.all, style());
+        let texts: Vec<String> = status.groups.iter().map(shown).collect();
         print(&texts.join("\n"))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(group: &Group) -> String {
-    let mut lines = vec![headline(group)];
+fn text(group: &Group, all: bool, style: Style) -> String {
+    let mut lines = headline(group, style);
+    // The slots of a server of others follow its sockets; those of `run` are workers that are to come back.
+    let is_dead =
+        |slot: &&Slot| group.attached && !all && slot.pid.is_none() && slot.state == "down";
+    let (dead, living): (Vec<&Slot>, Vec<&Slot>) = group.slots.iter().partition(is_dead);
+    // Shares of what is shown: those of slots that are gone would be missing from the sum.
+    let chosen = living.iter().map(|slot| slot.selected).sum();
     if group.protocol == "udp" && group.steered {
-        lines.push(datagram_heads());
-        lines.extend(group.slots.iter().map(datagram_row));
-        return lines.join("\n") + "\n";
+        let rows = living.iter().map(|slot| datagram_row(slot, chosen));
+        let rows: Vec<Vec<Cell>> = rows.collect();
+        lines.extend(layout::table(&DATAGRAMS, &rows, 0, style));
+    } else {
+        let rows: Vec<Vec<Cell>> = living.iter().map(|slot| row(slot, chosen)).collect();
+        lines.extend(layout::table(&CONNECTIONS, &rows, 0, style));
     }
-    lines.push(format!(
-        "{:>4} {:>8}  {:<8} {:>7} {:>12} {:>14} {:>7} {:>8} {:>8} {:>8}",
-        "slot",
-        "pid",
-        "state",
-        "active",
-        "queued",
-        "selected",
-        "share",
-        "rescues",
-        "moved",
-        "restarts"
-    ));
-    lines.extend(group.slots.iter().map(row));
+    if !dead.is_empty() {
+        let slots = count(dead.len() as u64, "slot", "slots");
+        let told = format!("{slots} of sockets that were closed not shown; --all shows them");
+        lines.extend(
+            wrap(&told, "", style)
+                .iter()
+                .map(|line| paint(line, Tone::Dim, style)),
+        );
+    }
     lines.join("\n") + "\n"
 }
 
-fn headline(group: &Group) -> String {
+fn headline(group: &Group, style: Style) -> Vec<String> {
     let policy = group
         .policy
         .map_or("the kernel's choice".to_owned(), |policy| {
@@ -113,59 +119,82 @@ fn headline(group: &Group) -> String {
     if group.steered && !group.counting && group.protocol != "udp" {
         words.push("connections are not counted".to_owned());
     }
-    if group.steered {
-        words.push(format!("{} fallbacks", group.fallbacks));
+    if group.fallbacks > 0 {
+        words.push(format!(
+            "{} placed by the kernel, as no slot could be chosen",
+            connections(group.fallbacks)
+        ));
     }
     words.retain(|word| !word.is_empty());
-    words.join(" · ")
+    let mut lines = pack(&words, " · ", "", style);
+    if let Some(rest) = lines[0].strip_prefix(&group.name) {
+        lines[0] = paint(&group.name, Tone::Bold, style) + rest;
+    }
+    lines
 }
 
-fn datagram_heads() -> String {
-    format!(
-        "{:>4} {:>8}  {:<8} {:>18} {:>9} {:>14} {:>7} {:>9} {:>8}",
-        "slot",
-        "pid",
-        "state",
-        "waiting bytes",
-        "dropped",
-        "selected",
-        "share",
-        "stuck ms",
-        "restarts"
-    )
+const CONNECTIONS: [Column; 10] = [
+    number("slot", 0),
+    number("pid", 0),
+    words("state", 0),
+    number("open", 1),
+    number("queue", 0),
+    number("chosen", 4),
+    number("share", 2),
+    number("moved", 3),
+    number("moves", 6),
+    number("restarts", 5),
+];
+
+const DATAGRAMS: [Column; 9] = [
+    number("slot", 0),
+    number("pid", 0),
+    words("state", 0),
+    number("waiting bytes", 0),
+    number("dropped", 1),
+    number("chosen", 3),
+    number("share", 2),
+    number("stuck ms", 4),
+    number("restarts", 5),
+];
+
+/// The first cells of every row: the slot, its worker and its state.
+fn who(slot: &Slot) -> [Cell; 3] {
+    [
+        slot.slot.into(),
+        slot.pid.map_or("-".into(), Cell::from),
+        Cell::toned(slot.state, Tone::of_state(slot.state)),
+    ]
 }
 
-fn datagram_row(slot: &Slot) -> String {
-    format!(
-        "{:>4} {:>8}  {:<8} {:>18} {:>9} {:>14} {:>6.1}% {:>9} {:>8}",
-        slot.slot,
-        slot.pid.map_or("-".to_owned(), |pid| pid.to_string()),
-        slot.state,
-        format!(
-            "{}/{}",
-            slot.waiting_bytes.unwrap_or(0),
-            slot.buffer_bytes.unwrap_or(0)
-        ),
-        slot.dropped.unwrap_or(0),
-        slot.selected,
-        slot.selected_share * 100.0,
-        slot.stuck_ms,
-        slot.restarts,
-    )
+/// Its part of all choices that are shown.
+fn share(slot: &Slot, chosen: u64) -> Cell {
+    let share = slot.selected as f64 / chosen.max(1) as f64;
+    format!("{:.1}%", share * 100.0).into()
 }
 
-fn row(slot: &Slot) -> String {
-    format!(
-        "{:>4} {:>8}  {:<8} {:>7} {:>12} {:>14} {:>6.1}% {:>8} {:>8} {:>8}",
-        slot.slot,
-        slot.pid.map_or("-".to_owned(), |pid| pid.to_string()),
-        slot.state,
-        slot.active,
-        format!("{}/{}", slot.queued, slot.queue_limit),
-        slot.selected,
-        slot.selected_share * 100.0,
-        slot.rescues,
-        slot.rescued,
-        slot.restarts,
-    )
+fn datagram_row(slot: &Slot, chosen: u64) -> Vec<Cell> {
+    let waiting = slot.waiting_bytes.unwrap_or(0);
+    let rest = [
+        format!("{waiting}/{}", slot.buffer_bytes.unwrap_or(0)).into(),
+        slot.dropped.unwrap_or(0).into(),
+        slot.selected.into(),
+        share(slot, chosen),
+        slot.stuck_ms.into(),
+        slot.restarts.into(),
+    ];
+    who(slot).into_iter().chain(rest).collect()
+}
+
+fn row(slot: &Slot, chosen: u64) -> Vec<Cell> {
+    let rest = [
+        slot.active.into(),
+        format!("{}/{}", slot.queued, slot.queue_limit).into(),
+        slot.selected.into(),
+        share(slot, chosen),
+        slot.rescued.into(),
+        slot.rescues.into(),
+        slot.restarts.into(),
+    ];
+    who(slot).into_iter().chain(rest).collect()
 }

@@ -16,11 +16,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use wakeone::paths::Paths;
+use wakeone::reserved::set_apart;
 use wakeone::supervisor::state::default_runtime_dir;
-use wakeone_observe::{Target, find};
+use wakeone_observe::Target;
 use wakeone_top::{Frame, Recorder, plain};
 
-use crate::doctor;
+use crate::output::style;
+use crate::{doctor, target};
 use live::Live;
 
 /// Show a running server live: a row a worker
@@ -29,7 +31,7 @@ use live::Live;
     after_help = "Keys: ? explains them. To a pipe it writes plain text.\nExample: wakeone top :8080 --record slow.jsonl, later: wakeone top --replay slow.jsonl"
 )]
 pub struct Args {
-    /// :PORT, ADDRESS:PORT, a process id, or the name of a process or unit [default: all listeners]
+    /// :PORT, ADDRESS:PORT, a process id, or the name of a process, unit or group [default: all listeners]
     #[arg(value_name = "TARGET")]
     target: Option<Target>,
 
@@ -115,7 +117,13 @@ fn watched(args: &Args) -> anyhow::Result<Live> {
     let target = args.target.clone().unwrap_or(Target::All);
     let runtime = args.runtime_dir.clone().unwrap_or_else(default_runtime_dir);
     doctor::enter(args.netns.as_deref(), args.pid, &target)?;
-    let mut found = find(&target)?;
+    let paths = Paths::of(&runtime);
+    let (mut found, apart) = set_apart(&paths, target::listeners(&target, &paths)?);
+    anyhow::ensure!(
+        !found.is_empty() || apart.is_empty(),
+        "{}",
+        apart.join("; ")
+    );
     if target == Target::All {
         found.retain(|f| !f.pids.is_empty() || f.hidden > 0);
         anyhow::ensure!(
@@ -125,7 +133,7 @@ fn watched(args: &Args) -> anyhow::Result<Live> {
     }
     let tracing = !args.no_tracing && found.len() <= MOST_TRACED;
     let recorder = args.record.as_deref().map(record_to).transpose()?;
-    Live::start(&found, tracing, Paths::of(&runtime), recorder)
+    Live::start(&found, tracing, paths, recorder)
 }
 
 /// A new file that only its owner may read: it tells what a server does.
@@ -181,7 +189,7 @@ fn texts(frames: &[Frame], before: &[Frame], json: bool) -> anyhow::Result<Strin
     };
     let texts: Vec<String> = frames
         .iter()
-        .map(|frame| plain::text(frame, earlier(frame)))
+        .map(|frame| plain::text(frame, earlier(frame), style()))
         .collect();
     Ok(texts.join("\n"))
 }

@@ -43,7 +43,7 @@ fn a_real_result_follows_the_schema_and_makes_a_page() {
     );
     let mut command = lab(&SMALL, directory.path());
     command.arg("--json").arg(&json).arg("--html").arg(&html);
-    let (code, text, errors) = output(&mut command);
+    let (code, text, errors) = output(command.arg("--full"));
     assert_eq!(code, 0, "{errors}");
     assert!(
         text.contains("min:") && text.contains("shared-accept"),
@@ -94,6 +94,150 @@ fn a_real_result_follows_the_schema_and_makes_a_page() {
     let (code, _, errors) =
         output(lab(&["report", "-o"], directory.path()).arg(directory.path().join("all.html")));
     assert_eq!(code, 0, "the kept result makes a report: {errors}");
+}
+
+#[track_caller]
+fn fits_the_screen(text: &str) {
+    let wide: Vec<&str> = text.lines().filter(|l| l.chars().count() > 80).collect();
+    assert!(wide.is_empty(), "wider than 80 columns: {wide:#?}");
+    assert!(text.lines().count() <= 23, "higher than 24 lines:\n{text}");
+}
+
+#[test]
+fn the_list_and_the_end_of_a_run_fit_the_screen() {
+    let directory = tempfile::tempdir().unwrap();
+    let (code, list, errors) = output(&mut lab(&["list"], directory.path()));
+    assert_eq!(code, 0, "{errors}");
+    fits_the_screen(&list);
+    let one = list
+        .lines()
+        .find(|line| line.starts_with("tills "))
+        .unwrap();
+    assert!(
+        one.contains(" s  ") && one.contains("min"),
+        "both sizes: {one}"
+    );
+
+    let (code, text, errors) = output(&mut lab(&SMALL, directory.path()));
+    assert_eq!(code, 0, "{errors}");
+    fits_the_screen(&text);
+    assert!(!text.contains("min:"), "histograms are for --full:\n{text}");
+    assert!(text.contains("expectations hold"), "{text}");
+    let page = errors
+        .lines()
+        .last()
+        .unwrap()
+        .strip_prefix("Charts: file://");
+    let page = std::fs::read_to_string(page.expect("the last line is the link")).unwrap();
+    assert!(page.contains("Histograms") && page.contains("<svg"));
+}
+
+/// The values of a metric of a variant, from the JSON of a run.
+fn values(result: &serde_json::Value, variant: &str, metric: &str) -> Vec<f64> {
+    let variants = result["variants"].as_array().unwrap();
+    let of = variants.iter().find(|v| v["name"] == variant).unwrap();
+    let values = of["metrics"][metric]["values"].as_array();
+    let values = values.unwrap_or_else(|| panic!("{variant} has no {metric}"));
+    values.iter().map(|v| v.as_f64().unwrap()).collect()
+}
+
+/// One round of these variants of an experiment, as JSON.
+fn measured(experiment: &str, variants: &[&str]) -> serde_json::Value {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = lab(
+        &["run", experiment, "--quick", "--rounds", "1", "--json", "-"],
+        directory.path(),
+    );
+    command.env("WAKEONE_RUNTIME_DIR", directory.path().join("run"));
+    for variant in variants {
+        command.args(["--only", variant]);
+    }
+    let (code, json, errors) = output(&mut command);
+    assert_eq!(code, 0, "{errors}");
+    assert!(servers_of(directory.path()).is_empty(), "no server is left");
+    serde_json::from_str(&json).unwrap()
+}
+
+#[test]
+fn kept_connections_crowd_one_worker_of_an_exclusive_epoll() {
+    let (crowd, turns) = ("kept/shared-epoll-exclusive", "kept/shared-epoll-rotate");
+    // A busy machine delays workers by more than connections lie apart, and so deals them out; one quiet moment is enough.
+    let mut seen = Vec::new();
+    let shown = (0..4).any(|_| {
+        let found = measured("tills", &[crowd, turns]);
+        assert_eq!(values(&found, crowd, "requests"), [1800.0]);
+        let of = |metric| [crowd, turns].map(|variant| values(&found, variant, metric)[0]);
+        let ([busiest, even], means) = (of("share_max_over_mean"), of("latency_ms_mean"));
+        seen.push((busiest, even, means));
+        busiest > 2.0 && even < 1.2 && means[0] > 2.0 * means[1]
+    });
+    assert!(shown, "(busiest, the same in turn, means): {seen:?}");
+}
+
+#[test]
+fn a_restart_loses_connections_of_a_shared_socket_and_none_of_ours() {
+    let (theirs, ours) = ("restart/shared-accept", "restart/least-connections+rescue");
+    let found = measured("tills", &[theirs]);
+    assert!(values(&found, theirs, "lost")[0] > 0.0);
+    if steers() {
+        let found = measured("tills", &[ours]);
+        assert_eq!(values(&found, ours, "lost"), [0.0]);
+        assert!(values(&found, ours, "planned")[0] > 1000.0);
+    }
+}
+
+#[test]
+fn haproxy_is_restarted_while_it_is_attached_to() {
+    if !steers() || !is_installed("haproxy") {
+        return;
+    }
+    let found = measured("restart", &["many/haproxy+attach"]);
+    assert_eq!(values(&found, "many/haproxy+attach", "lost"), [0.0]);
+    assert!(values(&found, "many/haproxy+attach", "planned")[0] > 1000.0);
+}
+
+#[test]
+fn nginx_is_resized_while_it_is_attached_to() {
+    if !steers() || !is_installed("nginx") {
+        return;
+    }
+    let found = measured("nginx", &["resized/reuseport+attach"]);
+    assert_eq!(values(&found, "resized/reuseport+attach", "lost"), [0.0]);
+    assert!(values(&found, "resized/reuseport+attach", "planned")[0] > 1000.0);
+}
+
+#[test]
+fn a_split_node_cluster_has_its_kept_connections_even() {
+    if !steers() || !is_installed("node") {
+        return;
+    }
+    let found = measured("kept", &["node-cluster/split"]);
+    let busiest = values(&found, "node-cluster/split", "share_max_over_mean")[0];
+    assert!(busiest < 1.1, "{busiest}");
+    assert_eq!(values(&found, "node-cluster/split", "errors"), [0.0]);
+}
+
+#[test]
+fn what_is_not_installed_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = lab(&["run", "kept", "--quick"], directory.path());
+    let (code, text, errors) = output(command.env("PATH", "/nowhere"));
+    assert_eq!(code, 0, "{errors}");
+    let text = text.replace('\n', " ");
+    assert!(
+        text.contains("Not measured:") && text.contains("gunicorn is not installed"),
+        "{text}"
+    );
+    assert!(text.contains("not measured"), "{text}");
+}
+
+/// Whether a server is here; a line where not.
+fn is_installed(name: &str) -> bool {
+    let here = wakeone_lab::process::program(name).is_some();
+    if !here {
+        eprintln!("skipped: {name} is not installed");
+    }
+    here
 }
 
 #[test]
@@ -221,7 +365,7 @@ fn arms_take_turns_within_one_load() {
     ];
     let mut command = lab(&arguments, directory.path());
     command.env("WAKEONE_RUNTIME_DIR", directory.path().join("run"));
-    let (code, text, errors) = output(command.arg("--json").arg(&json));
+    let (code, text, errors) = output(command.arg("--full").arg("--json").arg(&json));
     assert_eq!(code, 0, "{errors}");
     assert!(text.contains("Ratios of neighbouring slices"), "{text}");
     let result: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
@@ -314,7 +458,11 @@ fn a_browser_shows_the_page_without_a_request_an_error_or_an_overflow() {
         wider:document.documentElement.scrollWidth-document.documentElement.clientWidth,\
         charts:[...document.querySelectorAll('svg')].filter(s=>s.getBoundingClientRect().width>100).length,\
         spilled:[...document.querySelectorAll('svg text')].filter(t=>{const a=t.getBoundingClientRect(),\
-          b=t.ownerSVGElement.getBoundingClientRect();return a.width>0&&(a.right>b.right+2||a.left<b.left-2)}).map(t=>t.textContent)})})</script>";
+          b=t.ownerSVGElement.getBoundingClientRect();return a.width>0&&(a.right>b.right+2||a.left<b.left-2)}).map(t=>t.textContent),\
+        mute:[...document.querySelectorAll('.scroll')].filter(s=>s.querySelector('table')&&s.scrollWidth>s.clientWidth&&s.getClientRects().length&&\
+          getComputedStyle(s,'::before').content=='none').map(s=>s.textContent),\
+        lost:[...document.querySelectorAll('.scroll')].filter(s=>{s.scrollLeft=999;const n=s.querySelector('tbody th');\
+          return n&&s.getClientRects().length&&n.getBoundingClientRect().left<s.getBoundingClientRect().left-1}).map(s=>s.textContent)})})</script>";
     let page = std::fs::read_to_string(&html)
         .unwrap()
         .replace("</head>", &format!("{spy}</head>"));
@@ -361,6 +509,12 @@ fn a_browser_shows_the_page_without_a_request_an_error_or_an_overflow() {
             "text outside a chart at {width}"
         );
         assert!(found["charts"].as_u64().unwrap() >= 3, "{found}");
+        let no = serde_json::json!([]);
+        // The hint is for narrow screens; on wide ones a shadow at the edge says the same.
+        if width == 390 {
+            assert_eq!(found["mute"], no, "tables that scroll without a hint");
+        }
+        assert_eq!(found["lost"], no, "names that scroll away at {width}");
     }
 }
 

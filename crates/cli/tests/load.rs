@@ -218,8 +218,8 @@ fn what_cannot_be_done_is_said_in_one_sentence() {
     );
     for wrong in [
         &["-n", "5"][..],
-        &["https://localhost/"],
-        &["-d", "5", &unused],
+        &["ftp://localhost/"],
+        &["-d", "5x", &unused],
         &["--mix", "x:/", &unused],
     ] {
         assert_eq!(load(wrong).status.code(), Some(2), "{wrong:?}");

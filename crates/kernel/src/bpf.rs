@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Program};
 
+use crate::lookup;
 use crate::socket;
 use crate::table::Table;
 
@@ -112,6 +113,8 @@ pub struct Pinned {
     counts: Option<Counts>,
     addresses: Vec<Address>,
     counting: bool,
+    /// Its listeners are on private ports.
+    looks_up: bool,
 }
 
 #[derive(Debug)]
@@ -165,6 +168,7 @@ impl Pinned {
             },
             addresses,
             counting: dir.join("count_link").exists(),
+            looks_up: lookup::is_pinned(dir),
             dir: dir.to_owned(),
         })
     }
@@ -187,6 +191,11 @@ impl Pinned {
     /// Whether connections are counted.
     pub fn counting(&self) -> bool {
         self.counting
+    }
+
+    /// Whether its listeners are on private ports, and found by a lookup program.
+    pub fn looks_up(&self) -> bool {
+        self.looks_up
     }
 
     /// Whether the program reads the accept queues' lengths itself.
@@ -261,11 +270,14 @@ impl Pinned {
         {
             return Ok(());
         }
-        // A socket fits in one place only: an update over itself is EBUSY.
-        let _ = sockets.delete(&key);
         let fd = u64::try_from(listener.as_fd().as_raw_fd()).unwrap_or(u64::MAX);
-        sockets
-            .update(&key, &fd.to_ne_bytes(), MapFlags::ANY)
+        let update = || sockets.update(&key, &fd.to_ne_bytes(), MapFlags::ANY);
+        // Over another socket there is no moment without one. A socket fits in one place only, else EBUSY.
+        update()
+            .or_else(|_| {
+                let _ = sockets.delete(&key);
+                update()
+            })
             .map_err(|error| Error {
                 step: format!("putting the listener into slot {slot}"),
                 source: if socket::is_mptcp(&listener) {
@@ -276,6 +288,13 @@ impl Pinned {
                     from_bpf(&error)
                 },
             })
+    }
+
+    /// Takes a slot's listener out of the map, so that no program chooses it: one that is shut down leaves an array of
+    /// reuseport sockets by itself, but not the map of a group that looks up.
+    pub fn take_out(&self, address: usize, slot: usize) {
+        let key = u32::try_from(slot).unwrap_or(u32::MAX).to_ne_bytes();
+        let _ = self.addresses[address].sockets.delete(&key);
     }
 
     /// Lets the program choose for the whole reuseport group of this member.

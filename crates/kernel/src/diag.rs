@@ -43,6 +43,9 @@ pub struct Entry {
     pub state: u8,
     /// The socket itself.
     pub socket: Socket,
+    /// How long ago it sent data last, or came to be where it sent none, in ms. Known of [`Which::Waiting`] only: a
+    /// connection that was not accepted yet has sent nothing.
+    pub silent_ms: Option<u32>,
 }
 
 const FAMILIES: [u8; 2] = [libc::AF_INET as u8, libc::AF_INET6 as u8];
@@ -68,6 +71,26 @@ pub fn sockets_at(
     let family = FAMILIES[usize::from(listener.is_ipv6())];
     dump(&[family], protocol, which, listener.port())
 }
+
+/// For how long the connections have waited that wait to be accepted at a listener's address, in µs, as exact as the
+/// kernel's tick. Which of several listeners there they wait for is not known.
+///
+/// # Errors
+/// As [`sockets`].
+pub fn waits_at(listener: SocketAddr) -> io::Result<Vec<u64>> {
+    let any = listener.ip().is_unspecified();
+    let waiting = sockets_at(Protocol::Tcp, Which::Waiting, listener)?;
+    Ok(waiting
+        .iter()
+        // A connection that nobody accepted has no file. A request whose handshake is under way does not wait yet.
+        .filter(|one| one.socket.inode == 0 && one.state != STATE_SYN_RECV)
+        .filter(|one| any || one.local.ip() == listener.ip())
+        .filter_map(|one| Some(u64::from(one.silent_ms?) * 1000))
+        .collect())
+}
+
+/// include/net/tcp_states.h
+const STATE_SYN_RECV: u8 = 3;
 
 fn dump(families: &[u8], protocol: Protocol, which: Which, port: u16) -> io::Result<Vec<Entry>> {
     let mut netlink = Netlink::new(NETLINK_SOCK_DIAG)?;
@@ -129,7 +152,10 @@ fn request(family: u8, protocol: Protocol, which: Which, port: u16) -> Vec<u8> {
         SockDiagMessage::InetRequest(InetRequest {
             family,
             protocol: u8::try_from(number).unwrap_or(u8::MAX),
-            extensions: ExtensionFlags::SKMEMINFO,
+            extensions: match which {
+                Which::Waiting => ExtensionFlags::SKMEMINFO | ExtensionFlags::INFO,
+                _ => ExtensionFlags::SKMEMINFO,
+            },
             states: states(protocol, which),
             socket_id,
         })
@@ -178,13 +204,25 @@ fn receive(netlink: &Netlink, found: &mut dyn FnMut(InetResponse)) -> io::Result
     }
 }
 
+/// That field of struct tcp_info (include/uapi/linux/tcp.h), whose first 104 bytes are the same since Linux 2.6.
+fn last_data_sent(info: &[u8]) -> Option<u32> {
+    const AT: usize = 44;
+    let bytes = info.get(AT..AT + 4)?;
+    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+}
+
 fn entry(protocol: Protocol, response: &InetResponse) -> Entry {
     let (header, id) = (&response.header, &response.header.socket_id);
     let memory = response.nlas.iter().find_map(|nla| match nla {
         Nla::MemInfo(memory) => Some(memory),
         _ => None,
     });
+    let silent_ms = response.nlas.iter().find_map(|nla| match nla {
+        Nla::TcpInfo(info) => last_data_sent(info),
+        _ => None,
+    });
     Entry {
+        silent_ms,
         local: SocketAddr::new(id.source_address, id.source_port),
         peer: SocketAddr::new(id.destination_address, id.destination_port),
         interface: id.interface_id,
@@ -234,6 +272,27 @@ mod tests {
             assert_eq!(open.iter().filter(|e| e.local == local).count(), 3);
             drop(clients);
         }
+    }
+
+    #[test]
+    fn how_long_connections_wait_is_known_until_they_are_accepted() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let local = listener.local_addr().expect("address");
+        let begun = std::time::Instant::now();
+        let _first = TcpStream::connect(local).expect("connects");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let mut second = TcpStream::connect(local).expect("connects");
+        // Data that it receives does not make it younger.
+        std::io::Write::write_all(&mut second, b"GET").expect("sends");
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        let mut waits = waits_at(local).expect("dump");
+        waits.sort_unstable();
+        let at_most = begun.elapsed().as_micros() as u64 + 10_000;
+        assert_eq!(waits.len(), 2, "{waits:?}");
+        assert!(waits[0] >= 20_000, "{waits:?}");
+        assert!((120_000..=at_most).contains(&waits[1]), "{waits:?}");
+        let _accepted = listener.accept().expect("accepts");
+        assert_eq!(waits_at(local).expect("dump").len(), 1);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Nothing here decides anything: it asks the kernel, or tells it, and returns what it said.
 #![allow(unsafe_code)]
 
+pub mod abilities;
 pub mod batch;
 pub mod bpf;
 pub mod bpffs;
@@ -11,12 +12,14 @@ pub mod cgroup;
 pub mod count_switch;
 pub mod datagram;
 pub mod diag;
+pub mod exits;
 pub mod folder;
 pub mod fork;
 pub mod inherit;
 pub mod inherited;
 pub mod load;
 pub mod locks;
+pub mod lookup;
 pub mod netns;
 pub mod netstat;
 pub mod peek;

@@ -15,9 +15,10 @@ use std::sync::atomic::Ordering;
 use caps::Capability;
 use libbpf_rs::btf::{Btf, types::Func};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapMut, OpenMapMut, OpenProgramMut, ProgramMut};
+use libbpf_rs::{MapMut, MapType, OpenMapMut, OpenProgramMut, ProgramMut};
 
 use crate::bpf::{BUILD, Error, Pinned, bpf_step, from_bpf, program_name, remove_pins};
+use crate::lookup::{self, Place};
 use crate::skeletons::dispatch::{
     DispatchSkel, DispatchSkelBuilder, OpenDispatchMaps, OpenDispatchSkel,
 };
@@ -36,6 +37,8 @@ pub struct LoadPlan<'a> {
     pub read_queues: bool,
     /// The sockets are of UDP. Nothing is counted then.
     pub datagrams: bool,
+    /// Where the connections of each address come to, where the listeners are on private ports; else nothing.
+    pub lookup: &'a [Place],
 }
 
 /// A loaded group, and the features it was planned with and does not have.
@@ -74,6 +77,7 @@ pub fn load(plan: &LoadPlan<'_>) -> Result<Loaded, Error> {
     let temporary = Temporary::beside(plan.dir)?;
     let mut loading = load_selection(plan, &temporary.0)?;
     loading.count();
+    loading.look_up()?;
     let missing = loading.missing;
     fs::rename(&temporary.0, plan.dir).map_err(Error::at(format!(
         "renaming the pins to {}",
@@ -142,7 +146,11 @@ impl Loading<'_> {
         if self.plan.datagrams {
             datagram::load_program(self.dir, (address, self.plan.addresses), walk)
         } else {
-            load_dispatch(self.dir, (address, self.plan.addresses), walk)
+            let sockets = match self.plan.lookup {
+                [] => MapType::ReuseportSockarray,
+                _ => MapType::Sockmap,
+            };
+            load_dispatch(self.dir, (address, self.plan.addresses), walk, sockets)
         }
     }
 
@@ -155,6 +163,14 @@ impl Loading<'_> {
         } else if let Err(error) = load_counting(self.dir, cgroup) {
             self.lack(Feature::Counting, error.to_string());
         }
+    }
+
+    /// Has the public addresses lead to the sockets. They are in the map only once they listen.
+    fn look_up(&self) -> Result<(), Error> {
+        for (address, place) in self.plan.lookup.iter().enumerate() {
+            lookup::attach(self.dir, address, place, self.plan.cgroup)?;
+        }
+        Ok(())
     }
 
     fn lack(&mut self, feature: Feature, why: String) {
@@ -172,6 +188,7 @@ fn load_dispatch(
     dir: &Path,
     (address, addresses): (usize, usize),
     walk: bool,
+    kind: MapType,
 ) -> Result<(), Error> {
     let mut storage = MaybeUninit::uninit();
     let mut open = open_dispatch(&mut storage)?;
@@ -187,6 +204,12 @@ fn load_dispatch(
     prepare(program);
     let sockets = format!("sockets-{address}");
     let own = share(&mut open.maps.sockets, dir, &sockets)?;
+    if own {
+        open.maps
+            .sockets
+            .set_type(kind)
+            .map_err(bpf_step("choosing the type of the map sockets"))?;
+    }
     let first = share_common(&mut open.maps, dir)?;
     let mut loaded = attempt(if walk { WALK } else { DISPATCH }, || open.load())?;
     let program = if walk {
@@ -205,7 +228,7 @@ fn load_dispatch(
 }
 
 /// Opens the object with all programs left out.
-fn open_dispatch<'obj>(
+pub(crate) fn open_dispatch<'obj>(
     storage: &'obj mut MaybeUninit<libbpf_rs::OpenObject>,
 ) -> Result<OpenDispatchSkel<'obj>, Error> {
     let mut open = DispatchSkelBuilder::default()

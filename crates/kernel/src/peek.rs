@@ -192,6 +192,7 @@ fn polled(pid: u32, epoll: i32) -> Vec<Polled> {
     let text = stat::text(format!("/proc/{pid}/fdinfo/{epoll}")).unwrap_or_default();
     text.lines()
         .filter_map(parse_tfd)
+        .filter(|(_, events)| events & READABLE != 0)
         .map(|(inode, events)| Polled {
             epoll,
             inode,
@@ -199,6 +200,9 @@ fn polled(pid: u32, epoll: i32) -> Vec<Polled> {
         })
         .collect()
 }
+
+/// EPOLLIN. A process that waits for a listener without it only looks on, as our own agent does.
+const READABLE: u32 = 1;
 
 /// `tfd: N events: HEX data: HEX pos:N ino:HEX sdev:HEX` (fs/eventpoll.c, `ep_show_fdinfo`): inode and events.
 pub fn parse_tfd(line: &str) -> Option<(u64, u32)> {

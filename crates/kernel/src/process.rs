@@ -153,12 +153,27 @@ pub fn state(pid: u32) -> Option<char> {
 /// # Errors
 /// `ESRCH`, `EBADF`, or `EPERM` without CAP_SYS_PTRACE over another user's process.
 pub fn descriptor_of(pid: u32, fd: i32) -> io::Result<OwnedFd> {
+    descriptor_by(handle_of(pid)?, fd)
+}
+
+/// A pidfd: it stays the process's, also when its number is another's.
+///
+/// # Errors
+/// `ESRCH` where there is none, or out of descriptors.
+pub fn handle_of(pid: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(pid)
         .ok()
         .and_then(Pid::from_raw)
         .ok_or(io::ErrorKind::InvalidInput)?;
-    let process = pidfd_open(pid, PidfdFlags::empty())?;
-    Ok(pidfd_getfd(process.as_fd(), fd, PidfdGetfdFlags::empty())?)
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+/// As [`descriptor_of`], by a pidfd.
+///
+/// # Errors
+/// As there.
+pub fn descriptor_by(handle: impl AsFd, fd: i32) -> io::Result<OwnedFd> {
+    Ok(pidfd_getfd(handle, fd, PidfdGetfdFlags::empty())?)
 }
 
 /// A socket of any process that may be seen, shared with it, by its inode.

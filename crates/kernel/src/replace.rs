@@ -8,6 +8,7 @@ use libbpf_rs::{Link, MapHandle};
 
 use crate::bpf::{BUILD, Error, LoadPlan, Loaded, Pinned, bpf_step, program_name};
 use crate::load::{COUNT, COUNT_LINK, Temporary, load_selection, with_counting};
+use crate::lookup;
 
 /// Loads the programs of a pinned group anew, on its maps, and pins them in place of the old ones. The counting program is
 /// replaced within its link, so no connection goes uncounted. The caller attaches the selection programs: until then the
@@ -27,6 +28,9 @@ pub fn replace(plan: &LoadPlan<'_>) -> Result<Loaded, Error> {
     if plan.dir.join(COUNT_LINK).exists() {
         replace_counting(plan.dir, new)?;
     }
+    for (address, place) in plan.lookup.iter().enumerate() {
+        lookup::replace(plan.dir, address, place)?;
+    }
     for address in 0..plan.addresses {
         move_pin(new, plan.dir, &program_name(address, walks))?;
         let _ = fs::remove_file(plan.dir.join(program_name(address, !walks)));
@@ -42,7 +46,11 @@ fn pin_maps_again(from: &Path, to: &Path) -> Result<(), Error> {
     for entry in entries.flatten() {
         let name = entry.file_name();
         let text = name.to_string_lossy();
-        if text.starts_with("dispatch-") || text == COUNT || text == COUNT_LINK {
+        if text.starts_with("dispatch-")
+            || text == COUNT
+            || text == COUNT_LINK
+            || lookup::is_pin(&text)
+        {
             continue;
         }
         let step = || bpf_step(format!("pinning the map {text} again"));

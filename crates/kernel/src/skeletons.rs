@@ -22,3 +22,4 @@ skeleton!(datagram, "datagram.skel.rs");
 skeleton!(recount, "recount.skel.rs");
 skeleton!(observe, "observe.skel.rs");
 skeleton!(locks, "locks.skel.rs");
+skeleton!(lookup, "lookup.skel.rs");

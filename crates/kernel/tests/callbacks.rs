@@ -139,6 +139,7 @@ impl Ground {
             cgroup: Some(&self.cgroup),
             read_queues: false,
             datagrams: false,
+            lookup: &[],
         };
         let loaded = bpf::load(&plan).expect("load");
         assert!(loaded.missing.is_empty(), "{:?}", loaded.missing);

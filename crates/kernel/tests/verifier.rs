@@ -18,9 +18,10 @@ macro_rules! object {
     };
 }
 
-const OBJECTS: [&[u8]; 5] = [
+const OBJECTS: [&[u8]; 6] = [
     object!("dispatch"),
     object!("datagram"),
+    object!("lookup"),
     object!("recount"),
     object!("observe"),
     object!("locks"),

@@ -10,6 +10,10 @@ use crate::scratch::Scratch;
 
 /// For gunicorn and others that speak WSGI: `app` of a module.
 pub const WSGI: &str = include_str!("apps/wsgi.py");
+/// For uvicorn and others that speak ASGI: `app` of a module.
+pub const ASGI: &str = include_str!("apps/asgi.py");
+/// For node: a cluster whose workers accept for themselves.
+pub const CLUSTER: &str = include_str!("apps/cluster.js");
 /// For Puma and others that speak Rack: a `config.ru`.
 pub const RACK: &str = include_str!("apps/config.ru");
 /// A server of its own: workers that block in accept().

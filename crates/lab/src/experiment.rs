@@ -90,6 +90,13 @@ pub struct Design {
     pub parameters: serde_json::Map<String, serde_json::Value>,
 }
 
+impl Design {
+    /// About how long all of it takes, in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.arms.iter().map(|arm| arm.seconds).sum::<f64>() * self.rounds as f64
+    }
+}
+
 /// Parameters from names and values, as [`Design::parameters`] has them.
 pub fn parameters<const N: usize>(
     pairs: [(&str, serde_json::Value); N],
@@ -163,6 +170,10 @@ pub trait Experiment: Sync {
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation>;
     /// Tables, charts and words for a reader, computed from the result.
     fn present(&self, outcome: &Outcome) -> Vec<Block>;
+    /// What of it fits one screen: by default the first table and the first sentences.
+    fn brief(&self, outcome: &Outcome) -> Vec<Block> {
+        crate::present::brief(self.present(outcome))
+    }
 }
 
 /// The experiment of this name.

@@ -35,6 +35,8 @@ pub struct Row {
     pub published: bool,
     /// The cells.
     pub cells: Vec<String>,
+    /// Columns whose cells are to be marked as bad.
+    pub bad: Vec<usize>,
 }
 
 /// A distribution with its summary line.
@@ -135,7 +137,13 @@ impl Row {
         Self {
             published: false,
             cells,
+            bad: Vec::new(),
         }
+    }
+
+    /// The same row with these columns marked as bad.
+    pub fn marking(self, bad: Vec<usize>) -> Self {
+        Self { bad, ..self }
     }
 
     /// A row of published figures.
@@ -143,6 +151,7 @@ impl Row {
         Self {
             published: true,
             cells,
+            bad: Vec::new(),
         }
     }
 }
@@ -170,6 +179,28 @@ impl Style {
             published: true,
         }
     }
+}
+
+/// What of a presentation fits one screen: its first two sentences and its first table.
+pub fn brief(blocks: Vec<Block>) -> Vec<Block> {
+    let (mut words, mut shown) = (None, None);
+    for block in blocks {
+        match block {
+            Block::Paragraph(text) => drop(words.get_or_insert(text)),
+            Block::Table(table) => drop(shown.get_or_insert(table)),
+            Block::Heading(_) | Block::Histograms(_) | Block::Chart(_) => {}
+        }
+    }
+    let table = shown.map(Block::Table);
+    let words = words.map(|text| Block::Paragraph(sentences(&text, 2).to_owned()));
+    table.into_iter().chain(words).collect()
+}
+
+/// The first `most` sentences of a text.
+fn sentences(text: &str, most: usize) -> &str {
+    let mut ends = text.match_indices(". ").map(|(at, _)| at + 1);
+    ends.nth(most.saturating_sub(1))
+        .map_or(text, |end| &text[..end])
 }
 
 /// A number as a person reads it: three significant figures (whole numbers whole), thousands apart, no false precision.
@@ -204,7 +235,28 @@ fn thousands(value: i64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::number;
+    use super::*;
+
+    #[test]
+    fn a_brief_is_the_first_table_and_two_sentences() {
+        let table = |caption: &str| {
+            Block::Table(Table {
+                caption: caption.into(),
+                head: Vec::new(),
+                rows: Vec::new(),
+            })
+        };
+        let told = |words: &str| Block::Paragraph(words.into());
+        let all = vec![
+            Block::Heading("What it means".into()),
+            told("One of 2.5 s. Two. Three. Four."),
+            told("Another."),
+            table("first"),
+            table("second"),
+        ];
+        assert_eq!(brief(all), [table("first"), told("One of 2.5 s. Two.")]);
+        assert_eq!(sentences("Only one.", 2), "Only one.");
+    }
 
     #[test]
     fn numbers_for_people() {

@@ -183,13 +183,19 @@ impl Outcome {
             .map_or(&[], |m| &m.values)
     }
 
-    /// What could not be measured, and why, as a sentence; from the parameter `left_out`.
+    /// What could not be measured, and why, as a sentence; from the parameter `left_out`. Each reason is said once.
     pub fn left_out(&self) -> Option<String> {
         let all = self.parameters.get("left_out")?.as_object()?;
-        let said: Vec<String> = all
-            .iter()
-            .map(|(what, why)| format!("{what} ({})", why.as_str().unwrap_or_default()))
-            .collect();
+        let mut by_reason: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (what, why) in all {
+            let named = by_reason.entry(why.as_str().unwrap_or_default());
+            named.or_default().push(what);
+        }
+        let said = by_reason.into_iter().map(|(why, named)| match named.len() {
+            1..=4 => format!("{} ({why})", named.join(", ")),
+            n => format!("{}, {} and {} more ({why})", named[0], named[1], n - 2),
+        });
+        let said: Vec<String> = said.collect();
         (!said.is_empty()).then(|| format!("Not measured: {}.", said.join("; ")))
     }
 
@@ -230,6 +236,16 @@ impl Outcome {
 pub(crate) mod tests {
     use super::*;
     use crate::environment::Watch;
+
+    #[test]
+    fn each_reason_is_said_once() {
+        let mut outcome = outcome(&[]);
+        assert_eq!(outcome.left_out(), None);
+        let none = serde_json::json!({"a": "no x", "b": "no y", "c": "no x", "d": "no x", "e": "no x", "f": "no x"});
+        outcome.parameters.insert("left_out".into(), none);
+        let said = "Not measured: a, c and 3 more (no x); b (no y).";
+        assert_eq!(outcome.left_out().as_deref(), Some(said));
+    }
 
     /// A metric's name and its values, one a round.
     pub type Values<'a> = (&'a str, &'a [f64]);

@@ -241,7 +241,7 @@ struct Progress {
 
 impl Progress {
     fn start(name: &str, design: &Design, kept: usize) -> Self {
-        let seconds = design.arms.iter().map(|a| a.seconds).sum::<f64>() * design.rounds as f64;
+        let seconds = design.seconds();
         let total = design.arms.len() * design.rounds;
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new((seconds * 10.0) as u64);

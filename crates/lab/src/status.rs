@@ -90,17 +90,30 @@ fn active(status: &Value, address: SocketAddr) -> Result<u64, Error> {
             "the group on {address} is not steered by Wakeone's program, which is what is to be measured; `wakeone run` says on stderr what it lacks"
         )));
     }
-    let slots = group.get("slots").and_then(Value::as_array);
-    let count = |slot: &Value| Some(slot.get("active")?.as_i64()?.unsigned_abs());
-    slots
-        .and_then(|slots| slots.iter().map(count).collect::<Option<Vec<u64>>>())
-        .filter(|counts| !counts.is_empty())
-        .map(|counts| counts.iter().sum())
-        .ok_or_else(|| {
-            Error::Server(format!(
-                "`wakeone status --json` has no active counts for {address}"
-            ))
-        })
+    sum(group, "active").ok_or_else(|| {
+        Error::Server(format!(
+            "`wakeone status --json` has no active counts for {address}"
+        ))
+    })
+}
+
+/// A count of a group's slots, summed up. None where it has no slots, or they have no such count.
+fn sum(group: &Value, field: &str) -> Option<u64> {
+    let slots = group.get("slots").and_then(Value::as_array)?;
+    let count = |slot: &Value| Some(slot.get(field)?.as_i64()?.unsigned_abs());
+    let counts = slots.iter().map(count).collect::<Option<Vec<u64>>>()?;
+    (!counts.is_empty()).then(|| counts.iter().sum())
+}
+
+/// How many queues of the group on `address` were moved so far, and how many connections with them.
+///
+/// # Errors
+/// When the status cannot be read or shows no such group.
+pub fn moves(address: SocketAddr) -> Result<(u64, u64), Error> {
+    let status = read()?;
+    let group = group(&status, address)?;
+    let of = |field| sum(group, field).unwrap_or(0);
+    Ok((of("rescues"), of("rescued")))
 }
 
 /// How often the BPF programs of the group with `part` in their name have run, and how long all of that took in ns. None

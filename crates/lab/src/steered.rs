@@ -49,6 +49,12 @@ impl Drop for Attached {
     }
 }
 
+/// Why nothing can be attached to here.
+pub fn lacks() -> Option<String> {
+    let missing = wakeone_kernel::capability::missing();
+    (!missing.is_empty()).then(|| format!("it needs {}", missing.join(", ")))
+}
+
 fn wakeone(verb: &str, how: &[&str], target: &str) -> Result<(), Error> {
     let failed = |why: String| Error::Server(format!("wakeone {verb} {target}: {why}"));
     let executable = std::env::current_exe().map_err(|e| failed(e.to_string()))?;

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::experiment::{Card, Experiment};
-use crate::present::{Block, Histogram, Table, number};
+use crate::experiment::{Card, Experiment, Settings};
+use crate::present::{Block, Histogram, Row, Table, number};
 use crate::result::Outcome;
 
 /// Width of the bars of a histogram, in characters: the sources' own.
@@ -30,6 +30,114 @@ pub fn render(experiment: &dyn Experiment, outcome: &Outcome, width: usize) -> S
     }
     closing(&mut text, card, outcome, width);
     text
+}
+
+/// What of a result fits a screen of 80 columns and 24 lines: the table, two sentences, what holds. `ink` draws bad cells.
+pub fn render_brief(
+    experiment: &dyn Experiment,
+    outcome: &Outcome,
+    width: usize,
+    ink: Ink,
+) -> String {
+    let card = experiment.card();
+    let mut text = format!("{}: {}\n\n", card.name, card.title);
+    let left_out = outcome.left_out();
+    for block in experiment.brief(outcome) {
+        match block {
+            // It has a place of its own.
+            Block::Paragraph(words) if left_out.as_ref() == Some(&words) => {}
+            Block::Table(shown) if shown.rows.is_empty() => {}
+            Block::Table(shown) => brief_table(&mut text, &shown, width, ink),
+            Block::Paragraph(words) => paragraph(&mut text, &words, width),
+            Block::Heading(_) | Block::Histograms(_) | Block::Chart(_) => {}
+        }
+    }
+    verdict(&mut text, outcome, width);
+    if let Some(left_out) = left_out {
+        paragraph_hanging(&mut text, &shortened(&left_out, 3 * width - 24), width, 0);
+    }
+    if let Some(warning) = outcome.environment.warnings.first() {
+        let all = outcome.environment.warnings.len();
+        let others = if all > 1 {
+            format!(" (and {} more)", all - 1)
+        } else {
+            String::new()
+        };
+        let said = format!("Noisy: {}{others}", shortened(warning, 2 * width - 24));
+        paragraph_hanging(&mut text, &said, width, 0);
+    }
+    text
+}
+
+/// How bad cells are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ink {
+    /// By a mark alone.
+    Plain,
+    /// By a mark, in red.
+    Colour,
+}
+
+/// Lines of a table that fit one screen, with what surrounds them.
+const BRIEF_ROWS: usize = 10;
+
+/// The rows and columns of a table that there is room for, and how many there are more.
+fn brief_table(text: &mut String, shown: &Table, width: usize, ink: Ink) {
+    paragraph_hanging(text, &shown.caption, width, 0);
+    text.push('\n');
+    let rows = &shown.rows[..shown.rows.len().min(BRIEF_ROWS)];
+    let mut layout = Layout::new(&shown.head, rows);
+    let (more_rows, more_columns) = (shown.rows.len() - rows.len(), layout.fit(width));
+    let _ = writeln!(text, "{}", layout.line(&shown.head, &[], ink));
+    for row in rows {
+        let _ = writeln!(text, "{}", layout.line(&row.cells, &row.bad, ink));
+    }
+    if more_rows + more_columns > 0 {
+        let _ = writeln!(
+            text,
+            "({more_rows} more rows and {more_columns} more columns: --full, or the page)"
+        );
+    }
+    text.push('\n');
+}
+
+/// Which expectations hold, in as few words as possible.
+fn verdict(text: &mut String, outcome: &Outcome, width: usize) {
+    let all = &outcome.expectations;
+    if all.is_empty() {
+        return;
+    }
+    let fails: Vec<&str> = all
+        .iter()
+        .filter(|e| !e.holds && e.measured.is_some())
+        .map(|e| e.name.as_str())
+        .collect();
+    let open = all.iter().filter(|e| e.measured.is_none()).count();
+    let mut said = format!(
+        "{} of {} expectations hold",
+        all.iter().filter(|e| e.holds).count(),
+        all.len()
+    );
+    if !fails.is_empty() {
+        let _ = write!(said, "; not {}", fails.join(", "));
+    }
+    if open > 0 {
+        let _ = write!(said, "; {open} not measured");
+    }
+    said.push('.');
+    paragraph_hanging(text, &said, width, 0);
+}
+
+/// The first `most` characters.
+fn shortened(words: &str, most: usize) -> String {
+    if words.chars().count() <= most {
+        return words.to_owned();
+    }
+    words
+        .chars()
+        .take(most.saturating_sub(1))
+        .chain(['…'])
+        .collect()
 }
 
 /// What every result ends with: comparisons, expectations, machine, source.
@@ -109,24 +217,40 @@ fn heading(text: &mut String, line: &str, underline: char) {
     let _ = writeln!(text, "{line}\n{rule}\n");
 }
 
-/// An experiment in the list of all, as text that fits into `width` columns.
-pub fn listed(card: &Card, width: usize) -> String {
-    const INDENT: usize = 15;
-    let mut text = String::new();
-    let said = [card.title, card.question, card.source.short];
-    let lines = std::iter::once(format!("{:<14} {}", card.name, said[0]))
-        .chain(said[1..].iter().map(|words| format!("{:14} {words}", "")));
-    for line in lines {
-        let (head, words) = line.split_at(INDENT);
-        let mut wrapped = String::new();
-        let room = width.saturating_sub(INDENT).max(20);
-        paragraph(&mut wrapped, words, room);
-        for (at, part) in wrapped.lines().enumerate() {
-            let margin = if at == 0 { head } else { "               " };
-            let _ = writeln!(text, "{margin}{part}");
+/// The head of the list of experiments.
+pub fn list_head() -> String {
+    format!(
+        "{:<13}  {:>6}  {:>6}  {}\n",
+        "name", "quick", "full", "what it asks"
+    )
+}
+
+/// An experiment in the list of all: a line of at most `width` columns, with about how long both sizes take.
+pub fn listed(experiment: &dyn Experiment, width: usize) -> String {
+    let time = |quick| {
+        let design = experiment.design(&Settings {
+            quick,
+            ..Settings::default()
+        });
+        // What it needs is not here; running it says what.
+        if design.arms.is_empty() {
+            return "–".into();
         }
+        short_time(design.seconds())
+    };
+    let card = experiment.card();
+    let head = format!("{:<13}  {:>6}  {:>6}  ", card.name, time(true), time(false));
+    let room = width.saturating_sub(head.chars().count());
+    format!("{head}{}\n", shortened(card.title, room))
+}
+
+/// About so long: `40 s`, `12 min`.
+fn short_time(seconds: f64) -> String {
+    match seconds {
+        s if s < 90.0 => format!("{:.0} s", s.max(1.0)),
+        s if s < 90.0 * 60.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
     }
-    text
 }
 
 fn paragraph(text: &mut String, words: &str, width: usize) {
@@ -154,33 +278,70 @@ fn paragraph_hanging(text: &mut String, words: &str, width: usize, indent: usize
 }
 
 fn table(text: &mut String, table: &Table) {
-    let columns = table.head.len();
-    let width_of = |column: usize| {
-        let cells = table.rows.iter().filter_map(|r| r.cells.get(column));
-        cells
-            .chain(table.head.get(column))
-            .map(|c| c.chars().count())
-            .max()
-            .unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width_of).collect();
-    let line = |cells: &[String]| {
-        let mut line = String::new();
-        for (column, cell) in cells.iter().enumerate() {
-            let width = widths.get(column).copied().unwrap_or(0);
-            let _ = if column == 0 {
-                write!(line, "{cell:width$}")
-            } else {
-                write!(line, "  {cell:>width$}")
-            };
-        }
-        line.trim_end().to_owned()
-    };
-    let _ = writeln!(text, "{}\n\n{}", table.caption, line(&table.head));
+    let layout = Layout::new(&table.head, &table.rows);
+    let line = |cells: &[String], bad: &[usize]| layout.line(cells, bad, Ink::Plain);
+    let _ = writeln!(text, "{}\n\n{}", table.caption, line(&table.head, &[]));
     for row in &table.rows {
-        let _ = writeln!(text, "{}", line(&row.cells));
+        let _ = writeln!(text, "{}", line(&row.cells, &row.bad));
     }
     text.push('\n');
+}
+
+/// The mark of a bad cell, and what takes its place beside a good one of the same table.
+const BAD: [&str; 2] = [" ✗", "  "];
+
+/// How the lines of a table are laid out.
+struct Layout {
+    /// The width of each column, marks included.
+    widths: Vec<usize>,
+    /// Whether any cell is marked.
+    marked: bool,
+}
+
+impl Layout {
+    fn new(head: &[String], rows: &[Row]) -> Self {
+        let marked = rows.iter().any(|row| !row.bad.is_empty());
+        let width_of = |column: usize| {
+            let cells = rows.iter().filter_map(|row| row.cells.get(column));
+            let all = cells.chain(head.get(column)).map(|c| c.chars().count());
+            let mark = usize::from(marked && column > 0) * BAD[0].chars().count();
+            all.max().unwrap_or(0) + mark
+        };
+        Self {
+            widths: (0..head.len()).map(width_of).collect(),
+            marked,
+        }
+    }
+
+    /// Leaves out the columns on the right for which `width` has no room; says how many.
+    fn fit(&mut self, width: usize) -> usize {
+        let all = self.widths.len();
+        while self.widths.len() > 1
+            && self.widths.iter().sum::<usize>() + 2 * (self.widths.len() - 1) > width
+        {
+            self.widths.pop();
+        }
+        all - self.widths.len()
+    }
+
+    fn line(&self, cells: &[String], bad: &[usize], ink: Ink) -> String {
+        let mut text = String::new();
+        for (column, (cell, width)) in cells.iter().zip(&self.widths).enumerate() {
+            let is_bad = bad.contains(&column);
+            let mark = match (self.marked, is_bad) {
+                (false, _) => "",
+                (true, true) => BAD[0],
+                (true, false) => BAD[1],
+            };
+            let shown = format!("{cell}{mark}");
+            let _ = match (column, is_bad && ink == Ink::Colour) {
+                (0, _) => write!(text, "{cell:width$}"),
+                (_, true) => write!(text, "  \x1b[31m{shown:>width$}\x1b[0m"),
+                (_, false) => write!(text, "  {shown:>width$}"),
+            };
+        }
+        text.trim_end().to_owned()
+    }
 }
 
 /// Histograms one under the other, or two side by side where there is room.
@@ -229,7 +390,6 @@ pub fn histogram(shown: &Histogram) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::present::Row;
 
     #[test]
     fn a_histogram_looks_as_in_the_source() {
@@ -255,14 +415,63 @@ mod tests {
 
     #[test]
     fn the_list_fits_the_terminal() {
-        for experiment in crate::experiments::all() {
-            let text = listed(experiment.card(), 80);
-            assert!(text.starts_with(experiment.card().name), "{text}");
-            assert!(
-                text.lines().all(|line| line.chars().count() <= 80),
-                "{text}"
-            );
-        }
+        let lines = crate::experiments::all().iter().map(|e| listed(*e, 80));
+        let list: String = std::iter::once(list_head()).chain(lines).collect();
+        assert!(
+            list.lines().all(|line| line.chars().count() <= 80),
+            "{list}"
+        );
+        assert!(
+            !list.contains('…'),
+            "a title is too long for its line:\n{list}"
+        );
+        assert!(list.lines().count() <= 23, "{list}");
+    }
+
+    #[test]
+    fn a_brief_result_fits_one_screen() {
+        let row = |name: &str, bad: Vec<usize>| {
+            let cells = std::iter::once(name).chain(["1,234.5"; 12]);
+            Row::ours(cells.map(str::to_owned).collect()).marking(bad)
+        };
+        let mut rows = vec![row("a way of handing out connections", vec![1])];
+        rows.resize(30, row("another", vec![]));
+        let shown = Table {
+            caption:
+                "What is shown, in which unit, over how many rounds, and what a mark means: ✗ bad."
+                    .into(),
+            head: vec!["some column".into(); 13],
+            rows,
+        };
+        let mut text = String::new();
+        brief_table(&mut text, &shown, 80, Ink::Plain);
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
+        assert!(text.contains("20 more rows and 9 more columns"), "{text}");
+        assert!(
+            text.contains("1,234.5 ✗") && text.lines().count() <= 16,
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn bad_cells_are_marked_and_numbers_stay_aligned() {
+        let shown = Table {
+            caption: "What".into(),
+            head: vec!["way".into(), "ms".into()],
+            rows: vec![
+                Row::ours(vec!["a".into(), "900".into()]).marking(vec![1]),
+                Row::ours(vec!["b".into(), "3".into()]),
+            ],
+        };
+        let mut text = String::new();
+        table(&mut text, &shown);
+        assert_eq!(text, "What\n\nway   ms\na    900 ✗\nb      3\n\n");
+        text.clear();
+        brief_table(&mut text, &shown, 80, Ink::Colour);
+        assert!(text.contains("a    \x1b[31m900 ✗\x1b[0m"), "{text:?}");
     }
 
     #[test]

@@ -39,6 +39,25 @@ pub const ALL: [Way; 5] = [
     Way::LeastConnectionsRescue,
 ];
 
+/// The same, and the shared socket whose waiters take turns: those that are compared where connections are kept.
+pub const WITH_ROTATE: [Way; 6] = [
+    Way::SharedAccept,
+    Way::SharedEpollExclusive,
+    Way::SharedEpollRotate,
+    Way::ReuseportHash,
+    Way::LeastConnections,
+    Way::LeastConnectionsRescue,
+];
+
+/// How each worker serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Serving {
+    /// One connection at a time.
+    Blocking,
+    /// An event loop: many connections at a time.
+    Loops,
+}
+
 /// Accept queue of every listener: long enough that no experiment here measures a full one by accident.
 pub const BACKLOG: &str = "4096";
 
@@ -81,17 +100,37 @@ impl Way {
         matches!(self, Way::LeastConnections | Way::LeastConnectionsRescue)
     }
 
+    /// In words.
+    pub fn title(self) -> &'static str {
+        match self {
+            Way::SharedAccept => "one shared socket, accept()",
+            Way::SharedEpollExclusive => "one shared socket, epoll exclusive",
+            Way::SharedEpollWakeAll => "one shared socket, epoll wakes all",
+            Way::SharedEpollRotate => "one shared socket, epoll in turn",
+            Way::SharedIoUring => "one shared socket, io_uring",
+            Way::ReuseportHash => "a socket each, the kernel's hash",
+            Way::LeastConnections => "Wakeone, least connections",
+            Way::LeastConnectionsRescue => "Wakeone, least connections + rescue",
+        }
+    }
+
     /// The arguments of `wakeone` that start a server of `workers` workers on `address`.
-    pub fn arguments(self, workers: usize, address: SocketAddr) -> Vec<String> {
+    ///
+    /// An event loop cannot block in accept(): where all accept from one socket, each connection wakes all of them.
+    fn arguments(self, serving: Serving, workers: usize, address: SocketAddr) -> Vec<String> {
         let rest = format!("-w {workers} -l {address} --backlog {BACKLOG}");
         let serve = |how: &str| format!("serve --model {how} {rest}");
         let run = |rescue: &str| format!("run --policy least-connections {rescue} {rest} --");
         let line = match self {
+            Way::SharedAccept if serving == Serving::Loops => {
+                serve("epoll-prefork --epoll wake-all")
+            }
             Way::SharedAccept => serve("preforked"),
             Way::SharedEpollExclusive => serve("epoll-prefork --epoll exclusive"),
             Way::SharedEpollWakeAll => serve("epoll-prefork --epoll wake-all"),
             Way::SharedEpollRotate => serve("epoll-prefork --epoll rotate"),
             Way::SharedIoUring => serve("io-uring"),
+            Way::ReuseportHash if serving == Serving::Loops => serve("reuseport"),
             Way::ReuseportHash => serve("preforked --reuseport"),
             Way::LeastConnections => run("--no-rescue"),
             Way::LeastConnectionsRescue => run("--rescue"),
@@ -109,14 +148,32 @@ impl Way {
         address: SocketAddr,
         answers: &Answers,
     ) -> Result<Server, Error> {
+        self.start_serving(Serving::Blocking, workers, address, answers)
+    }
+
+    /// The same of workers that serve in this way.
+    ///
+    /// # Errors
+    /// When it does not become ready; the reason is in the message.
+    pub fn start_serving(
+        self,
+        serving: Serving,
+        workers: usize,
+        address: SocketAddr,
+        answers: &Answers,
+    ) -> Result<Server, Error> {
         let executable = crate::process::own_program()?;
         let mut command = Command::new(&executable);
-        command.args(self.arguments(workers, address));
+        command.args(self.arguments(serving, workers, address));
         if self.steered() {
             // Each worker of `run` is a server of one worker on the listener that it inherits.
+            let model = match serving {
+                Serving::Blocking => "preforked",
+                Serving::Loops => "epoll",
+            };
             command
                 .arg(&executable)
-                .args(["serve", "--model", "preforked", "-w", "1"]);
+                .args(["serve", "--model", model, "-w", "1"]);
         }
         command.args(answers.arguments());
         let ready = if self.steered() {

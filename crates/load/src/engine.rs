@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use rustix::net::sockopt::set_tcp_nodelay;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::deadlines::Deadlines;
@@ -17,6 +18,7 @@ use crate::recorder::{Moments, Recorder, Subject};
 use crate::response::{ResponseReader, Step};
 use crate::run::{Message, Progress};
 use crate::socket::{connect, error_kind, source_address};
+use crate::tls::{Client, Received, Session};
 use crate::{Arrivals, Due, Error, ErrorKind, Plan, Schedule};
 
 /// So many requests are begun before answers are looked at again: a burst must not make answers look late.
@@ -48,6 +50,8 @@ enum State {
 
 struct Connection {
     socket: Option<OwnedFd>,
+    /// Encrypts, where the plan says so.
+    session: Option<Box<Session>>,
     /// Tells events of this connection from those of the one that had the entry before.
     generation: u32,
     state: State,
@@ -76,6 +80,7 @@ impl Clients {
             Arrivals::Profile {
                 at_most: Some(all), ..
             } => Self::Limited(own(all)),
+            Arrivals::Kept { connections, .. } => Self::Limited(own(connections)),
             Arrivals::Closed { concurrency } => {
                 Self::Closed(VecDeque::from(vec![now; own(concurrency)]))
             }
@@ -95,6 +100,8 @@ pub(crate) struct Task<'a> {
     pub cancel: &'a AtomicBool,
     pub live: &'a Live,
     pub messages: Sender<Message>,
+    /// Connections that were opened beforehand, for this thread.
+    pub opened: Vec<OwnedFd>,
 }
 
 /// One thread's half of a plan, being sent.
@@ -107,14 +114,18 @@ pub(crate) struct Engine<'a> {
     interval: u64,
     /// The bytes of each request of the mix.
     requests: Vec<Vec<u8>>,
+    /// `None`: plain HTTP.
+    tls: Option<Client>,
     schedule: Schedule,
     next: Option<Due>,
     clients: Clients,
     epoll: OwnedFd,
     connections: Vec<Connection>,
     free: Vec<u32>,
-    /// Kept connections with their generation; one that has been closed meanwhile is passed over.
-    idle: Vec<(u32, u32)>,
+    /// Kept connections with their generation, the longest idle first; one that was closed meanwhile is passed over.
+    idle: VecDeque<(u32, u32)>,
+    /// Requests take the connection that has been idle longest, so that all are used alike; else the latest, so that few are.
+    in_turn: bool,
     in_time: Deadlines,
     lingering: Deadlines,
     in_flight: u64,
@@ -127,12 +138,13 @@ pub(crate) struct Engine<'a> {
 
 impl<'a> Engine<'a> {
     /// Everything that a thread needs.
-    pub(crate) fn new(task: Task<'a>) -> Result<Self, Error> {
+    pub(crate) fn new(mut task: Task<'a>) -> Result<Self, Error> {
         let plan = task.plan;
+        let opened = std::mem::take(&mut task.opened);
         let mut schedule = Schedule::new(plan, task.thread);
         let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
         let now = nanos(task.start.elapsed());
-        Ok(Self {
+        let mut engine = Self {
             timeout_ns: nanos(plan.timeout),
             duration_ns: plan.stop.duration.map_or(u64::MAX, nanos),
             interval_ns: task.interval.map_or(u64::MAX, nanos),
@@ -141,8 +153,9 @@ impl<'a> Engine<'a> {
                 .mix
                 .entries
                 .iter()
-                .map(|e| request_bytes(plan, &e.path))
+                .map(|e| plan.mix.form.request(&plan.host, &e.path, plan.keep_alive))
                 .collect(),
+            tls: plan.mix.form.tls.as_ref().map(Client::new).transpose()?,
             next: schedule.next(),
             schedule,
             clients: Clients::new(&plan.arrivals, task.thread, plan.threads, now),
@@ -150,7 +163,8 @@ impl<'a> Engine<'a> {
                 .map_err(Error::system("create an epoll instance"))?,
             connections: Vec::new(),
             free: Vec::new(),
-            idle: Vec::new(),
+            idle: VecDeque::new(),
+            in_turn: matches!(plan.arrivals, Arrivals::Kept { .. }),
             in_time: Deadlines::default(),
             lingering: Deadlines::default(),
             in_flight: 0,
@@ -159,7 +173,23 @@ impl<'a> Engine<'a> {
             record: Recorder::new(plan),
             before: Progress::default(),
             task,
-        })
+        };
+        for socket in opened {
+            engine.adopt(socket);
+        }
+        Ok(engine)
+    }
+
+    /// Takes in a connection that is open already, as a kept one.
+    fn adopt(&mut self, socket: OwnedFd) {
+        // One without a session is opened again for its first request, and fails there.
+        let Ok(key) = self.enter(socket) else {
+            return;
+        };
+        let connection = &mut self.connections[key as usize];
+        connection.state = State::Idle;
+        self.idle.push_back((key, connection.generation));
+        self.register(key);
     }
 
     /// Sends this thread's half of the plan and gives its notes.
@@ -307,8 +337,8 @@ impl<'a> Engine<'a> {
             Some(key) => (key, false),
             None => match self.open(due.source) {
                 Ok(key) => (key, true),
-                Err(errno) => {
-                    self.record.failed(error_kind(errno, true), due.stage, now);
+                Err(kind) => {
+                    self.record.failed(kind, due.stage, now);
                     return self.client_free(now);
                 }
             },
@@ -330,6 +360,11 @@ impl<'a> Engine<'a> {
             ..Moments::default()
         };
         connection.reader.reset();
+        if let Some(session) = &mut connection.session
+            && let Err(kind) = session.put(&self.requests[due.entry])
+        {
+            return self.fail(key, kind);
+        }
         self.send(key);
         if fresh {
             self.register(key);
@@ -338,35 +373,54 @@ impl<'a> Engine<'a> {
 
     /// A kept connection that the server has not closed.
     fn kept(&mut self) -> Option<u32> {
-        while let Some((key, generation)) = self.idle.pop() {
+        loop {
+            let next = if self.in_turn {
+                self.idle.pop_front()
+            } else {
+                self.idle.pop_back()
+            };
+            let (key, generation) = next?;
             let connection = &self.connections[key as usize];
             if connection.generation == generation && connection.state == State::Idle {
                 return Some(key);
             }
         }
-        None
     }
 
-    /// Connects and gives the connection an entry in the table.
-    fn open(&mut self, source: u32) -> Result<u32, Errno> {
+    /// Connects, and enters the connection in the table.
+    fn open(&mut self, source: u32) -> Result<u32, ErrorKind> {
         let socket = connect(
             &self.task.live.target(),
             source_address(self.task.plan.sources, source),
-        )?;
+        )
+        .map_err(|errno| error_kind(errno, true))?;
+        self.enter(socket)
+    }
+
+    /// Gives a connection an entry in the table.
+    fn enter(&mut self, socket: OwnedFd) -> Result<u32, ErrorKind> {
+        let session = self.tls.as_ref().map(Client::session).transpose()?;
+        if session.is_some() {
+            // The end of the handshake and the request are two writes. The second must not wait for the first one's ACK,
+            // which the server may delay by 40 ms.
+            set_tcp_nodelay(&socket, true).map_err(|errno| error_kind(errno, true))?;
+        }
         self.record.connections += 1;
         let key = self.free.pop().unwrap_or_else(|| {
             self.connections.push(Connection {
                 socket: None,
+                session: None,
                 generation: 0,
                 state: State::Free,
                 of: Subject::default(),
                 written: 0,
                 at: Moments::default(),
-                reader: ResponseReader::default(),
+                reader: ResponseReader::of(self.task.plan.mix.form.method()),
             });
             (self.connections.len() - 1) as u32
         });
-        self.connections[key as usize].socket = Some(socket);
+        let connection = &mut self.connections[key as usize];
+        (connection.socket, connection.session) = (Some(socket), session);
         Ok(key)
     }
 
@@ -395,7 +449,18 @@ impl<'a> Engine<'a> {
         let Some(socket) = &connection.socket else {
             return;
         };
+        if let Some(session) = &mut connection.session {
+            match session.flush(socket) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(kind) => return self.fail(key, kind),
+            }
+        }
         let request = &self.requests[connection.of.entry];
+        // What is encrypted is sent by now.
+        if connection.session.is_some() {
+            connection.written = request.len();
+        }
         while connection.written < request.len() {
             match rustix::net::send(socket, &request[connection.written..], SendFlags::NOSIGNAL) {
                 Ok(n) => connection.written += n,
@@ -423,11 +488,16 @@ impl<'a> Engine<'a> {
             // Bytes nobody asked for make a kept connection as useless as its end does.
             State::Idle if flags.intersects(hangup | epoll::EventFlags::IN) => self.close(key),
             State::Lingering if flags.intersects(hangup) => {
+                self.drain(key);
                 self.lingering.remove(key);
                 self.lingerers -= 1;
                 self.close(key);
             }
             State::Idle | State::Lingering => {}
+            // The handshake of an encrypted one is as much receiving as sending.
+            State::Sending | State::Receiving if connection.session.is_some() => {
+                self.receive_encrypted(key);
+            }
             State::Sending => {
                 self.send(key);
                 let connection = &self.connections[key as usize];
@@ -459,25 +529,77 @@ impl<'a> Engine<'a> {
                 Err(Errno::AGAIN) => return,
                 Err(errno) => return self.fail(key, error_kind(errno, false)),
             };
-            let now = self.task.start.elapsed().as_nanos() as u64;
-            self.record.bytes_received += n as u64;
-            if connection.at.first_byte == 0 {
-                connection.at.first_byte = now;
+            if !self.take(key, n, closed || reset) {
+                return;
             }
-            match connection.reader.feed(&self.buffer[..n]) {
-                // An answer before the request is all sent is an answer to something else.
-                _ if connection.state == State::Sending => {
-                    return self.fail(key, ErrorKind::BadResponse);
+            if n < RECEIVE_BYTES && !reset {
+                if closed {
+                    self.ended(key);
                 }
-                Err(_) => return self.fail(key, ErrorKind::BadResponse),
-                Ok(Step::Done { used }) if used < n => {
-                    return self.fail(key, ErrorKind::BadResponse);
-                }
-                Ok(Step::Done { .. }) => return self.answered(key, now, closed || reset),
-                Ok(Step::More) if n == RECEIVE_BYTES || reset => {}
-                Ok(Step::More) if closed => return self.ended(key),
-                Ok(Step::More) => return,
+                return;
             }
+        }
+    }
+
+    /// Takes the part of an answer that is in the buffer. False once the request has ended, well or not. `closed`: the
+    /// server has closed.
+    fn take(&mut self, key: u32, n: usize, closed: bool) -> bool {
+        let now = self.task.start.elapsed().as_nanos() as u64;
+        let connection = &mut self.connections[key as usize];
+        self.record.bytes_received += n as u64;
+        if connection.at.first_byte == 0 {
+            connection.at.first_byte = now;
+        }
+        match connection.reader.feed(&self.buffer[..n]) {
+            // An answer before the request is all sent is an answer to something else.
+            _ if connection.state == State::Sending => self.fail(key, ErrorKind::BadResponse),
+            Err(_) => self.fail(key, ErrorKind::BadResponse),
+            Ok(Step::Done { used }) if used < n => self.fail(key, ErrorKind::BadResponse),
+            Ok(Step::Done { .. }) => self.answered(key, now, closed),
+            Ok(Step::More) => return true,
+        }
+        false
+    }
+
+    /// Reads all there is of an encrypted connection, and takes its handshake on.
+    fn receive_encrypted(&mut self, key: u32) {
+        loop {
+            let connection = &mut self.connections[key as usize];
+            let (Some(socket), Some(session)) = (&connection.socket, &mut connection.session)
+            else {
+                return;
+            };
+            let received = session.receive(socket, &mut self.buffer);
+            if connection.state == State::Sending {
+                let generation = connection.generation;
+                if received.is_ok() {
+                    self.send(key);
+                }
+                if self.connections[key as usize].generation != generation {
+                    return;
+                }
+            }
+            match received {
+                Err(kind) => return self.fail(key, kind),
+                Ok(Received::Nothing) => return,
+                Ok(Received::End) => return self.ended(key),
+                Ok(Received::Bytes(n)) => {
+                    if !self.take(key, n, false) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads what is left of an encrypted connection: closed with the server's farewell unread, the kernel would reset it.
+    fn drain(&mut self, key: u32) {
+        let connection = &self.connections[key as usize];
+        if let (Some(socket), Some(_)) = (&connection.socket, &connection.session) {
+            while matches!(
+                rustix::net::recv(socket, &mut self.buffer[..], RecvFlags::empty()),
+                Ok((1.., _))
+            ) {}
         }
     }
 
@@ -511,7 +633,7 @@ impl<'a> Engine<'a> {
         if keep {
             let connection = &mut self.connections[key as usize];
             connection.state = State::Idle;
-            self.idle.push((key, connection.generation));
+            self.idle.push_back((key, connection.generation));
         } else if closed {
             self.close(key);
         } else {
@@ -536,7 +658,7 @@ impl<'a> Engine<'a> {
 
     fn close(&mut self, key: u32) {
         let connection = &mut self.connections[key as usize];
-        connection.socket = None;
+        (connection.socket, connection.session) = (None, None);
         connection.state = State::Free;
         connection.generation = connection.generation.wrapping_add(1);
         self.free.push(key);
@@ -571,14 +693,4 @@ impl<'a> Engine<'a> {
             self.close(key);
         }
     }
-}
-
-fn request_bytes(plan: &Plan, path: &str) -> Vec<u8> {
-    let connection = if plan.keep_alive {
-        "keep-alive"
-    } else {
-        "close"
-    };
-    let host = &plan.host;
-    format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: wakeone-load\r\nConnection: {connection}\r\n\r\n").into()
 }

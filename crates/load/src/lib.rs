@@ -15,6 +15,7 @@ mod compare;
 mod deadlines;
 mod engine;
 mod error;
+mod form;
 mod hdrlog;
 mod live;
 mod outcome;
@@ -26,10 +27,12 @@ mod schedule;
 mod socket;
 mod summary;
 mod text;
+mod tls;
 mod view;
 
 pub use compare::{Comparison, Difference, MetricComparison, Verdict};
 pub use error::Error;
+pub use form::{Form, Header};
 pub use hdrlog::write_hdr_log;
 pub use live::Live;
 pub use outcome::{ErrorKind, Interval, Outcome, PathOutcome, Phases, StageOutcome};
@@ -40,6 +43,7 @@ pub use schedule::{Due, Schedule};
 pub use summary::{
     IntervalSummary, Parameters, PathSummary, Quantiles, SCHEMA, StageSummary, Summary,
 };
+pub use tls::Tls;
 pub use view::View;
 
 #[cfg(test)]

@@ -32,6 +32,10 @@ pub enum ErrorKind {
     AddressUnavailable,
     /// The process has no file descriptor left (EMFILE).
     TooManyFiles,
+    /// The server's certificate is not for its name, not valid now, or not by an authority that this machine trusts.
+    Certificate,
+    /// TLS failed otherwise: no common version, or not TLS at all.
+    Tls,
     /// No route (EHOSTUNREACH, ENETUNREACH).
     Unreachable,
     /// Any other errno.
@@ -51,6 +55,8 @@ impl fmt::Display for ErrorKind {
             Self::NotSent => "not_sent",
             Self::AddressUnavailable => "address_unavailable",
             Self::TooManyFiles => "too_many_files",
+            Self::Certificate => "certificate",
+            Self::Tls => "tls",
             Self::Unreachable => "unreachable",
             Self::Other(errno) => return f.pad(&format!("errno_{errno}")),
         })

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::Error;
+use crate::{Error, Form};
 
 /// A load, wholly described: two runs of one plan send the same requests at the same planned times.
 #[derive(Debug, Clone)]
@@ -17,7 +17,7 @@ pub struct Plan {
     pub arrivals: Arrivals,
     /// When no further request is due.
     pub stop: Stop,
-    /// Which paths are asked for, and how often.
+    /// Which paths are asked for, how, and how often.
     pub mix: Mix,
     /// Which local addresses connections come from.
     pub sources: Sources,
@@ -50,6 +50,18 @@ pub enum Arrivals {
         /// No more than this many at a time: a request that is due when all clients wait is sent when one is free, and its
         /// latency counts from when it was due. One that gets no client within the timeout is counted as `not_sent`.
         at_most: Option<usize>,
+    },
+    /// An open loop over connections that are opened before it begins, one after another, and then kept: each request takes
+    /// the one that has been idle longest. A request that is due when none is idle waits, as under [`Arrivals::Profile`].
+    Kept {
+        /// Mean rate, requests a second.
+        rate_per_s: f64,
+        /// How the requests lie within that rate.
+        spacing: Spacing,
+        /// How many connections.
+        connections: usize,
+        /// How long after one connection the next is opened.
+        apart: Duration,
     },
     /// A fixed number of clients, each sending its next request when its last one is answered.
     Closed {
@@ -156,11 +168,13 @@ pub struct MixEntry {
     pub path: String,
 }
 
-/// Which paths are asked for, by weight.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What is asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mix {
-    /// The paths; never empty in a valid plan.
+    /// The paths by weight; never empty in a valid plan.
     pub entries: Vec<MixEntry>,
+    /// What all requests have in common.
+    pub form: Form,
 }
 
 impl Mix {
@@ -179,6 +193,7 @@ impl Mix {
                     path: path.into(),
                 })
                 .collect(),
+            form: Form::default(),
         }
     }
 }
@@ -241,11 +256,21 @@ impl Plan {
 
     fn check_arrivals(&self) -> Result<(), String> {
         match &self.arrivals {
-            Arrivals::Open { rate_per_s, .. } if !(rate_per_s.is_finite() && *rate_per_s > 0.0) => {
+            Arrivals::Open { rate_per_s, .. } | Arrivals::Kept { rate_per_s, .. }
+                if !(rate_per_s.is_finite() && *rate_per_s > 0.0) =>
+            {
                 Err(format!(
                     "a rate of {rate_per_s} requests/s cannot be planned: give one above 0"
                 ))
             }
+            Arrivals::Kept { connections, .. } if *connections < self.threads => Err(format!(
+                "{connections} connections are too few for {} threads: each thread needs one",
+                self.threads
+            )),
+            Arrivals::Kept { .. } if !self.keep_alive => Err(
+                "connections that are opened beforehand must be kept: ask for keep-alive"
+                    .to_owned(),
+            ),
             Arrivals::Closed { concurrency: 0 }
             | Arrivals::Profile {
                 at_most: Some(0), ..
@@ -289,6 +314,7 @@ impl Plan {
                 "the weights of the mix must add up to more than 0 and fit in 64 bits".to_owned(),
             );
         }
+        self.mix.form.check()?;
         self.mix
             .entries
             .iter()
@@ -352,12 +378,24 @@ mod tests {
         }
     }
 
+    fn kept(connections: usize, rate_per_s: f64) -> Arrivals {
+        Arrivals::Kept {
+            rate_per_s,
+            spacing: Spacing::Poisson,
+            connections,
+            apart: Duration::from_millis(1),
+        }
+    }
+
     type Spoil = fn(&mut Plan);
 
     #[test]
     fn a_good_plan_passes_and_each_bad_one_says_why() {
         plan().check().unwrap();
-        let cases: [(Spoil, &str); 18] = [
+        let cases: [(Spoil, &str); 21] = [
+            (|p| p.arrivals = kept(64, 0.0), "rate"),
+            (|p| p.arrivals = kept(0, 1.0), "too few"),
+            (|p| p.arrivals = kept(64, 1.0), "keep-alive"),
             (|p| p.stop = Stop::default(), "never end"),
             (|p| p.threads = 0, "thread"),
             (|p| p.timeout = Duration::ZERO, "timeout"),
@@ -381,7 +419,7 @@ mod tests {
                 |p| p.arrivals = profile(vec![Stage::step(1.0, SECOND)], Some(0)),
                 "client",
             ),
-            (|p| p.mix = Mix { entries: vec![] }, "weights"),
+            (|p| p.mix = Mix::default(), "weights"),
             (|p| p.mix = Mix::weighted([(0, "/")]), "weights"),
             (
                 |p| p.mix = Mix::weighted([(u64::MAX, "/"), (1, "/")]),

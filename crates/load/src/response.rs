@@ -54,6 +54,8 @@ pub struct ResponseReader {
     keep_alive: bool,
     worker: Vec<u8>,
     body: u64,
+    /// The requests are HEAD: no answer has a body, whatever length it names.
+    bodiless: bool,
 }
 
 impl Default for ResponseReader {
@@ -65,11 +67,20 @@ impl Default for ResponseReader {
             keep_alive: false,
             worker: Vec::new(),
             body: 0,
+            bodiless: false,
         }
     }
 }
 
 impl ResponseReader {
+    /// Reads answers to this method.
+    pub fn of(method: &str) -> Self {
+        Self {
+            bodiless: method == "HEAD",
+            ..Self::default()
+        }
+    }
+
     /// Forgets the answer.
     pub fn reset(&mut self) {
         self.state = State::Head;
@@ -222,6 +233,7 @@ impl ResponseReader {
             }
         }
         self.state = match (self.status, coded, length) {
+            _ if self.bodiless => State::Done,
             (101 | 204 | 304, ..) | (_, None, Some(0)) => State::Done,
             (_, Some(true), _) => State::Chunks(Chunk::Size {
                 value: 0,

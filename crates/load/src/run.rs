@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -13,7 +14,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::engine::{Engine, Task};
 use crate::live::Live;
 use crate::recorder::Recorder;
-use crate::{Arrivals, Error, Interval, Outcome, Plan};
+use crate::socket::{connect, source_address};
+use crate::{Arrivals, Error, Interval, Outcome, Plan, Sources};
 
 /// How often progress is told.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
@@ -107,6 +109,7 @@ pub fn observe_live(
 ) -> Result<Outcome, Error> {
     plan.check()?;
     check_descriptors(plan, raise_descriptor_limit())?;
+    let mut opened = open_apart(plan, live, cancel);
     let start = Instant::now();
     // A thread that fails stops the others.
     let stop = AtomicBool::new(false);
@@ -114,6 +117,7 @@ pub fn observe_live(
         let (messages, receiver) = channel();
         for thread in 0..plan.threads {
             let (messages, cancel) = (messages.clone(), &stop);
+            let opened = std::mem::take(&mut opened[thread]);
             scope.spawn(move || {
                 let done = messages.clone();
                 let result = send(Task {
@@ -124,6 +128,7 @@ pub fn observe_live(
                     cancel,
                     live,
                     messages,
+                    opened,
                 });
                 // The receiver lives until every sender is gone.
                 let _ = done.send(Message::Done { thread, result });
@@ -165,6 +170,31 @@ pub fn observe_live(
         outcome.elapsed = outcome.elapsed.max(plan.length().unwrap_or_default());
     }
     Ok(outcome)
+}
+
+/// Opens the connections that a plan wants beforehand: each thread's share of them, in turn. One that cannot be opened is
+/// left out; the request that would have used it opens its own, and counts the failure.
+fn open_apart(plan: &Plan, live: &Live, cancel: &AtomicBool) -> Vec<Vec<OwnedFd>> {
+    let mut opened: Vec<Vec<OwnedFd>> = (0..plan.threads).map(|_| Vec::new()).collect();
+    let Arrivals::Kept {
+        connections, apart, ..
+    } = plan.arrivals
+    else {
+        return opened;
+    };
+    let sources = match plan.sources {
+        Sources::System => 1,
+        Sources::Loopback { count } => count as usize,
+    };
+    for number in 0..connections {
+        if cancel.load(Relaxed) {
+            break;
+        }
+        let from = source_address(plan.sources, (number % sources) as u32);
+        opened[number % plan.threads].extend(connect(&live.target(), from));
+        thread::sleep(apart);
+    }
+    opened
 }
 
 fn send(task: Task<'_>) -> Result<Box<Recorder>, Error> {
@@ -264,6 +294,7 @@ fn check_descriptors(plan: &Plan, limit: u64) -> Result<(), Error> {
     let clients = match plan.arrivals {
         Arrivals::Closed { concurrency } => concurrency,
         Arrivals::Profile { at_most, .. } => at_most.unwrap_or(0),
+        Arrivals::Kept { connections, .. } => connections,
         Arrivals::Open { .. } => 0,
     };
     if clients == 0 || (clients as u64).saturating_add(OTHER_DESCRIPTORS) <= limit {

@@ -97,6 +97,11 @@ impl Schedule {
             Arrivals::Open {
                 rate_per_s,
                 spacing,
+            }
+            | Arrivals::Kept {
+                rate_per_s,
+                spacing,
+                ..
             } => (Pace::Rate(*rate_per_s), *spacing),
             Arrivals::Profile {
                 stages, spacing, ..

@@ -106,12 +106,21 @@ pub struct Parameters {
     pub requests: Option<u64>,
     pub duration_s: Option<f64>,
     pub mix: Vec<MixEntry>,
+    #[serde(default = "get")]
+    pub method: String,
+    #[serde(default)]
+    pub tls: bool,
     /// 0: the system's own address.
     pub sources: u32,
     pub timeout_s: f64,
     pub seed: u64,
     pub threads: usize,
     pub keep_alive: bool,
+}
+
+/// What results are of that do not name their method.
+fn get() -> String {
+    "GET".to_owned()
 }
 
 /// The whole outcome.
@@ -263,6 +272,17 @@ impl Parameters {
             Arrivals::Profile {
                 spacing, at_most, ..
             } => ("open", None, Some(*spacing), *at_most),
+            Arrivals::Kept {
+                rate_per_s,
+                spacing,
+                connections,
+                ..
+            } => (
+                "open",
+                Some(*rate_per_s),
+                Some(*spacing),
+                Some(*connections),
+            ),
             Arrivals::Closed { concurrency } => ("closed", None, None, Some(*concurrency)),
         };
         Self {
@@ -274,6 +294,8 @@ impl Parameters {
             requests: plan.stop.requests,
             duration_s: plan.stop.duration.map(|d| d.as_secs_f64()),
             mix: plan.mix.entries.clone(),
+            method: plan.mix.form.method().to_owned(),
+            tls: plan.mix.form.tls.is_some(),
             sources: match plan.sources {
                 Sources::System => 0,
                 Sources::Loopback { count } => count,

@@ -196,7 +196,8 @@ impl Summary {
 }
 
 fn quantiles(f: &mut fmt::Formatter<'_>, name: &str, q: &Quantiles) -> fmt::Result {
-    if q.count == 0 {
+    // A row of nothing but zeros says nothing.
+    if q.count == 0 || q.max < SHOWN_MS {
         return Ok(());
     }
     row(
@@ -205,6 +206,9 @@ fn quantiles(f: &mut fmt::Formatter<'_>, name: &str, q: &Quantiles) -> fmt::Resu
         [q.min, q.mean, q.p50, q.p90, q.p99, q.p999, q.max].map(number),
     )
 }
+
+/// What [`number`] shows as more than 0.
+const SHOWN_MS: f64 = 0.0005;
 
 /// 76 columns; a longer name goes on a line of its own.
 fn row(f: &mut fmt::Formatter<'_>, name: &str, cells: [String; 7]) -> fmt::Result {

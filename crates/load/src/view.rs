@@ -181,6 +181,16 @@ fn describe(plan: &Plan) -> String {
                 ),
             }
         }
+        Arrivals::Kept {
+            rate_per_s,
+            spacing: s,
+            connections,
+            apart,
+        } => format!(
+            "open loop, {rate_per_s}/s {} over {connections} connections opened {} ms apart",
+            spacing(*s),
+            number(apart.as_secs_f64() * 1e3)
+        ),
         Arrivals::Closed { concurrency } => format!("closed loop, {concurrency} clients"),
     };
     if let Arrivals::Profile {

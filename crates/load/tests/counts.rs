@@ -4,9 +4,9 @@ mod common;
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use common::{Server, answer, check, open, plan, run};
 use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
@@ -216,4 +216,99 @@ fn what_a_server_calls_itself_is_harmless_to_a_terminal() {
     let outcome = run(&plan(server.address));
     let names = [("a?2Jb".to_owned(), 500), ("\u{fffd}?c".to_owned(), 500)];
     assert_eq!(outcome.by_worker, BTreeMap::from(names));
+}
+
+#[test]
+fn connections_opened_beforehand_are_opened_apart_and_used_in_turn() {
+    const CONNECTIONS: usize = 10;
+    let apart = Duration::from_millis(10);
+    let first = Arc::new(Mutex::new(None::<Instant>));
+    let per_peer = Arc::new(Mutex::new(BTreeMap::<_, u32>::new()));
+    let (asked, peers) = (Arc::clone(&first), Arc::clone(&per_peer));
+    let server = Server::start(move |request| {
+        asked.lock().unwrap().get_or_insert_with(Instant::now);
+        let peer = request.stream.peer_addr().unwrap();
+        *peers.lock().unwrap().entry(peer).or_default() += 1;
+        let text = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+        request.stream.write_all(text.as_bytes()).is_ok()
+    });
+    for threads in [1, 2] {
+        (*first.lock().unwrap(), *per_peer.lock().unwrap()) = (None, BTreeMap::new());
+        let start = Instant::now();
+        let outcome = run(&Plan {
+            arrivals: Arrivals::Kept {
+                rate_per_s: 2000.0,
+                spacing: Spacing::Constant,
+                connections: CONNECTIONS,
+                apart,
+            },
+            keep_alive: true,
+            threads,
+            ..plan(server.address)
+        });
+        assert_eq!((outcome.completed, outcome.connections), (1000, 10));
+        let first = first.lock().unwrap().expect("a request came");
+        assert!(
+            first - start >= apart * CONNECTIONS as u32,
+            "all are open before the first request"
+        );
+        let per_peer = per_peer.lock().unwrap();
+        // The latest first would leave most of them unused at this rate.
+        assert!(
+            per_peer.len() == CONNECTIONS && per_peer.values().all(|&n| n >= 50),
+            "{per_peer:?}"
+        );
+    }
+}
+
+#[test]
+fn method_headers_and_body_are_sent() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n[1, 2]") {
+            let mut piece = [0; 1024];
+            let n = std::io::Read::read(&mut stream, &mut piece).unwrap();
+            assert!(n > 0, "{}", String::from_utf8_lossy(&request));
+            request.extend_from_slice(&piece[..n]);
+        }
+        let text = "HTTP/1.1 201 Created\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+        std::io::Write::write_all(&mut stream, text.as_bytes()).unwrap();
+        String::from_utf8(request).unwrap()
+    });
+    let mut plan = Plan {
+        stop: Stop {
+            requests: Some(1),
+            duration: None,
+        },
+        ..plan(address)
+    };
+    plan.mix.form.method = Some("PUT".to_owned());
+    plan.mix.form.headers = vec!["Content-Type: application/json".parse().unwrap()];
+    plan.mix.form.body = Some(b"[1, 2]".to_vec());
+    assert_eq!(run(&plan).completed, 1);
+    let request = server.join().unwrap();
+    assert!(request.starts_with("PUT / HTTP/1.1\r\n"), "{request}");
+    assert!(
+        request.contains("\r\nContent-Type: application/json\r\n"),
+        "{request}"
+    );
+    assert!(request.contains("\r\nContent-Length: 6\r\n"), "{request}");
+}
+
+#[test]
+fn an_answer_to_head_has_no_body_whatever_its_length_says() {
+    let server = Server::start(|request| {
+        let text = "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nConnection: keep-alive\r\n\r\n";
+        std::io::Write::write_all(request.stream, text.as_bytes()).is_ok()
+    });
+    let mut plan = Plan {
+        keep_alive: true,
+        ..plan(server.address)
+    };
+    plan.mix.form.method = Some("HEAD".to_owned());
+    let outcome = run(&plan);
+    assert_eq!((outcome.completed, outcome.connections), (1000, 10));
 }

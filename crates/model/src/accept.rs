@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::layout;
 use crate::listener::{EDGE, EXCLUSIVE, Process, Protocol, Sighting, Wait};
 
 /// How a worker learns of a connection.
@@ -385,7 +386,7 @@ fn sockets(sightings: &[Sighting]) -> usize {
 }
 
 fn count(n: usize, one: &str, many: &str) -> String {
-    format!("{n} {}", if n == 1 { one } else { many })
+    layout::count(n as u64, one, many)
 }
 
 fn waits(watching: &Watching, protocol: Protocol) -> String {

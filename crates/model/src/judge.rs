@@ -72,6 +72,11 @@ pub fn suspect(now_ns: u64, look: &Look, memory: &mut Memory, limits: Limits) ->
 }
 
 impl Memory {
+    /// Nothing waited at this moment.
+    pub fn nothing_waits(&mut self, now_ns: u64) {
+        self.progress_ns = self.progress_ns.max(now_ns);
+    }
+
     /// The slot's queue was moved: what was in it was not accepted.
     pub fn moved(&mut self, look: &Look) {
         self.accepted = look.accepted;

@@ -3,6 +3,7 @@
 pub mod accept;
 pub mod advice;
 pub mod judge;
+pub mod layout;
 pub mod listener;
 pub mod moves;
 pub mod reads;

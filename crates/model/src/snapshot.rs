@@ -115,7 +115,14 @@ pub struct Snapshot {
     pub trace: Option<TraceLook>,
     /// The namespace's counters.
     pub host: HostLook,
+    /// For how long those that wait to be accepted have waited by now; None where that is not known. Ages below
+    /// [`SHORT_WAIT_US`] are left out: that is the life of any queue, and the kernel's clock for them is coarse.
+    #[serde(default)]
+    pub waiting: Option<Waits>,
 }
+
+/// Less than this a connection that waits just came, µs.
+pub const SHORT_WAIT_US: u64 = 10_000;
 
 /// What many quick looks, some milliseconds apart, add up to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -248,6 +255,8 @@ pub struct Totals {
     pub wait_us_p99: Option<f64>,
     /// The longest, µs.
     pub wait_us_max: Option<f64>,
+    /// For how long the oldest of those has waited that wait still, µs; None where none does.
+    pub oldest_wait_us: Option<f64>,
     /// Largest share over the mean one: of connections where they are known, otherwise of CPU.
     pub skew_max_over_mean: Option<f64>,
     /// Standard deviation of the shares over their mean.
@@ -301,10 +310,40 @@ impl Watch {
         (!self.last.trace.as_ref()?.gaps.wakeups).then(|| wakeups as f64 / connections as f64)
     }
 
+    /// Whether the probes tell what each worker takes, and how long that waited.
+    fn takes_are_known(&self) -> bool {
+        self.last.trace.as_ref().is_some_and(|t| !t.gaps.accepts)
+    }
+
     /// Wake-ups for each connection, over all workers.
     fn wakeups_per_connection(&self) -> Option<f64> {
         let (first, last) = (self.first.trace.as_ref()?, self.last.trace.as_ref()?);
         self.for_each_connection(last.wakeups.saturating_sub(first.wakeups))
+    }
+
+    /// The ages of the connections that wait still.
+    fn waiting(&self) -> Option<&Waits> {
+        self.last.waiting.as_ref().filter(|waits| waits.count > 0)
+    }
+
+    /// The worker for whom alone they wait: which queue a connection waits in is not known, so there must be one only.
+    fn waited_for(&self) -> Option<u32> {
+        let sockets = self.last.listener.sockets.iter();
+        let mut filled = sockets.filter(|socket| socket.queued > 0);
+        let (first, second) = (filled.next()?, filled.next());
+        match (self.serves.get(&first.cookie).map(Vec::as_slice), second) {
+            (Some([pid]), None) => Some(*pid),
+            _ => None,
+        }
+    }
+
+    /// The waits of a worker's connections, those that wait still included.
+    fn waits_of(&self, pid: u32, taken: Option<&Waits>) -> Option<Waits> {
+        let mut waits = taken?.clone();
+        if let Some(waiting) = self.waiting().filter(|_| self.waited_for() == Some(pid)) {
+            waits.add(waiting);
+        }
+        Some(waits)
     }
 
     /// A row for each worker there at the end, by process id.
@@ -327,7 +366,8 @@ impl Watch {
             let traced = self.traced(*pid);
             let looks = |map: &BTreeMap<u32, u64>| map.get(pid).copied().unwrap_or(0);
             let taken = traced.as_ref().filter(|_| accepts).map(|t| t.accepted);
-            let waits = traced.as_ref().map(|t| &t.waits);
+            let waits = self.waits_of(*pid, traced.as_ref().map(|t| &t.waits));
+            let waits = waits.as_ref();
             Row {
                 pid: *pid,
                 name: look.name.clone(),
@@ -396,6 +436,25 @@ impl Watch {
         self.last.listener.sockets.iter().map(row).collect()
     }
 
+    /// Largest share over the mean one and what of, where there was enough to share that it says something.
+    pub fn unevenness(&self) -> Option<(f64, &'static str)> {
+        /// So much CPU of all workers together is more than their housekeeping.
+        const ENOUGH_CPU: f64 = 0.05;
+        let totals = self.totals();
+        let rows = self.rows();
+        let mut taken = rows.iter().map(|row| row.taken);
+        // A watch from a file may hold any numbers.
+        let taken = taken.try_fold(0_u64, |sum, taken| Some(sum.saturating_add(taken?)));
+        let (enough, of) = match taken {
+            Some(taken) => (taken > rows.len() as u64, "connections"),
+            None => (totals.cpu >= ENOUGH_CPU, "CPU"),
+        };
+        totals
+            .skew_max_over_mean
+            .filter(|_| enough)
+            .map(|skew| (skew, of))
+    }
+
     /// The sums.
     pub fn totals(&self) -> Totals {
         let seconds = self.seconds();
@@ -408,6 +467,10 @@ impl Watch {
         let mut waits = Waits::default();
         for traced in self.last.workers.keys().filter_map(|pid| self.traced(*pid)) {
             waits.add(&traced.waits);
+        }
+        // Those that wait still are no survivors, and the longest waits are theirs.
+        if let Some(waiting) = self.waiting().filter(|_| self.takes_are_known()) {
+            waits.add(waiting);
         }
         let taken: Option<Vec<f64>> = rows.iter().map(|r| r.taken.map(|n| n as f64)).collect();
         let busy: Vec<f64> = rows.iter().map(|r| r.cpu).collect();
@@ -424,6 +487,7 @@ impl Watch {
             wait_us_p50: waits.quantile_us(0.5),
             wait_us_p99: waits.quantile_us(0.99),
             wait_us_max: (waits.count > 0).then_some(waits.max_us as f64),
+            oldest_wait_us: self.waiting().map(|waits| waits.max_us as f64),
             skew_max_over_mean,
             skew_cv,
             cpu: rows.iter().map(|r| r.cpu).sum(),

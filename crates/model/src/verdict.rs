@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::accept::{Means, Shape};
 use crate::advice;
+use crate::layout::{connections, count};
 use crate::listener::Protocol;
 use crate::snapshot::{Queue, Row, Totals, Watch, WorkerLook};
 
@@ -155,6 +156,12 @@ impl Case<'_> {
         (queue.blocked_s - without_cpu * self.totals.seconds).max(0.0)
     }
 
+    /// How long the oldest of those waits that wait still, as the end of a sentence; nothing where none does.
+    fn oldest(&self) -> String {
+        let oldest = self.totals.oldest_wait_us;
+        oldest.map_or_else(String::new, |us| format!("; the oldest waits {}", time(us)))
+    }
+
     /// The workers of a queue that are stopped or hang: it is long because of them.
     fn hangs(&self, queue: &Queue) -> bool {
         let stopped = stopped_pids(self);
@@ -202,9 +209,18 @@ fn stopped(case: &Case<'_>) -> Option<Finding> {
             "a signal (SIGSTOP, SIGTSTP) or a debugger keeps it from running",
         )
         .shown(format!(
-            "process {} was stopped for more than half of {:.1} s; {queued} connections wait in its queue",
-            list(&pids),
-            case.totals.seconds
+            "{} {} stopped for more than half of {:.1} s; {} {} in {} queue{}",
+            if pids.len() == 1 {
+                "process"
+            } else {
+                "processes"
+            },
+            list(&pids) + if pids.len() == 1 { " was" } else { " were" },
+            case.totals.seconds,
+            connections(queued.into()),
+            if queued == 1 { "waits" } else { "wait" },
+            if pids.len() == 1 { "its" } else { "their" },
+            case.oldest()
         ))
         .then(format!("`kill -CONT {}`, or end it", pids[0]))
         .then(case.steer())
@@ -244,6 +260,7 @@ fn stuck(case: &Case<'_>) -> Option<Finding> {
     let stuck = stuck_rows(case);
     (!stuck.is_empty()).then(|| {
         let pids: Vec<u32> = stuck.iter().map(|r| r.pid).collect();
+        let oldest = case.oldest();
         let mut found = finding(
             "stuck-worker",
             "A worker does not accept",
@@ -257,7 +274,7 @@ fn stuck(case: &Case<'_>) -> Option<Finding> {
                 .map(|q| q.length)
                 .sum();
             found = found.shown(format!(
-                "process {} took no connection in {:.1} s and was never seen waiting for one (CPU {:.0} %); {queued} wait for it",
+                "process {} took no connection in {:.1} s and was never seen waiting for one (CPU {:.0} %); {queued} wait for it{oldest}",
                 row.pid, case.totals.seconds, row.cpu * 100.0
             ));
         }
@@ -276,6 +293,8 @@ fn blocked(case: &Case<'_>) -> Option<Finding> {
     let (worst, blocked_s) = case
         .queues
         .iter()
+        // Behind one that is stopped or hangs they would wait whoever chose: that was reported.
+        .filter(|queue| !case.hangs(queue))
         .map(|queue| (queue, case.blocked_s(queue)))
         .max_by(|a, b| a.1.total_cmp(&b.1))?;
     if blocked_s < BLOCKED_S || blocked_s < seconds * BLOCKED_SHARE {
@@ -299,9 +318,10 @@ fn blocked(case: &Case<'_>) -> Option<Finding> {
     .shown(format!("workers did nothing beside a filled queue for {idle:.2} s in all"));
     if let (Some(p50), Some(p99)) = (case.totals.wait_us_p50, case.totals.wait_us_p99) {
         found = found.shown(format!(
-            "wait in the queue: median {}, 99 % within {}",
+            "wait in the queue: median {}, 99 % within {}{}",
             time(p50),
-            time(p99)
+            time(p99),
+            case.oldest()
         ));
     }
     Some(found.then(case.steer()))
@@ -404,11 +424,15 @@ fn reset(case: &Case<'_>) -> Option<Finding> {
             "when a listening socket closes, the kernel resets what waits in its queue, unless it may move it to another of the group",
         )
         .shown(format!(
-            "{} of the listener's sockets went away within {:.1} s; {waited} connections waited in them when last seen",
-            gone.len(), case.totals.seconds
+            "{} of the listener's sockets went away within {:.1} s; {} waited in them when last seen",
+            gone.len(),
+            case.totals.seconds,
+            connections(waited)
         ))
         .shown(format!(
-            "in the whole network namespace: {resets} resets sent, {moved} connections moved to another socket"
+            "in the whole network namespace: {} sent, {} moved to another socket",
+            count(resets, "reset", "resets"),
+            connections(moved)
         ))
         .then("`sysctl net.ipv4.tcp_migrate_req=1` has the kernel move them by hash")
         .then(format!(
@@ -439,12 +463,13 @@ fn herd(case: &Case<'_>) -> Option<Finding> {
     };
     let empty: Option<u64> = case.rows.iter().map(|r| r.empty_accepts).sum();
     let mut herd = finding(code, "Workers are woken for nothing", cause).shown(format!(
-        "{woken:.2} wake-ups a connection among {} workers, over {} connections",
+        "{woken:.2} wake-ups a connection among {} workers, over {}",
         case.rows.len(),
-        case.totals.connections
+        connections(case.totals.connections)
     ));
     if let Some(empty) = empty {
-        herd = herd.shown(format!("{empty} accept() calls found nothing"));
+        let calls = count(empty, "accept() call", "accept() calls");
+        herd = herd.shown(format!("{calls} found nothing"));
     }
     Some(
         herd.then(advice::wake_one(&case.name))

@@ -19,6 +19,22 @@ pub struct Waits {
 }
 
 impl Waits {
+    /// Of these times in µs.
+    pub fn of(times_us: impl IntoIterator<Item = u64>) -> Self {
+        let mut waits = Self::default();
+        for us in times_us {
+            let bucket = bucket_of(us);
+            if waits.buckets.len() <= bucket {
+                waits.buckets.resize(bucket + 1, 0);
+            }
+            waits.count += 1;
+            waits.sum_us = waits.sum_us.saturating_add(us);
+            waits.max_us = waits.max_us.max(us);
+            waits.buckets[bucket] += 1;
+        }
+        waits
+    }
+
     /// The time below or at which the share `quantile` of all lies, µs (the middle of its bucket); None where there is none.
     pub fn quantile_us(&self, quantile: f64) -> Option<f64> {
         let total: u64 = self.buckets.iter().map(|n| u64::from(*n)).sum();
@@ -100,8 +116,7 @@ pub fn floor_us(bucket: usize) -> u64 {
 }
 
 /// As `bucket_of` in observe.bpf.c.
-#[cfg(test)]
-pub(crate) fn bucket_of(us: u64) -> usize {
+fn bucket_of(us: u64) -> usize {
     if us < STEPS {
         return us as usize;
     }
@@ -113,17 +128,10 @@ pub(crate) fn bucket_of(us: u64) -> usize {
 mod tests {
     use super::*;
 
+    /// With all the buckets that the probes have.
     fn of(times: &[u64]) -> Waits {
-        let mut waits = Waits {
-            buckets: vec![0; 16 * 32],
-            ..Waits::default()
-        };
-        for us in times {
-            waits.count += 1;
-            waits.sum_us += us;
-            waits.max_us = waits.max_us.max(*us);
-            waits.buckets[bucket_of(*us)] += 1;
-        }
+        let mut waits = Waits::of(times.iter().copied());
+        waits.buckets.resize(16 * 32, 0);
         waits
     }
 

@@ -1,21 +1,60 @@
-//! What was watched, as text for a person. Pure: the same data gives the same text.
+//! What was watched, as text for a person. Pure: the same data and style give the same text.
 
+use wakeone_model::layout::{
+    self, Cell, Column, Style, Tone, connections, number, pack, paint, words, wrap,
+};
 use wakeone_model::listener::Protocol;
 use wakeone_model::snapshot::{Queue, Row, Totals, Watch};
 use wakeone_model::verdict::{Finding, time};
 
 /// The report on one listener: its model, its workers and queues, and what is wrong.
-pub fn report(watch: &Watch, findings: &[Finding]) -> String {
-    let mut lines = vec![headline(watch)];
-    lines.push(format!("  {}", sentence(watch.model.describe())));
-    lines.extend(watch.model.evidence.iter().map(|e| format!("    {e}")));
-    lines.push(format!("  {}", totals(watch)));
-    lines.extend(workers(&watch.rows()));
+pub fn report(watch: &Watch, findings: &[Finding], style: Style) -> String {
+    let mut lines = wrap(&headline(watch), "", style);
+    if let Some(first) = lines.first_mut() {
+        *first = paint(first, Tone::Bold, style);
+    }
+    lines.extend(wrap(&sentence(watch.model.describe()), "  ", style));
+    for evidence in &watch.model.evidence {
+        lines.extend(wrap(evidence, "    ", style));
+    }
+    lines.extend(pack(&totals(watch), ", ", "  ", style));
+    let rows = watch.rows();
+    lines.extend(workers(&rows, style));
     let bytes = watch.last.listener.protocol == Protocol::Udp;
-    lines.extend(queues(&watch.queues(), bytes));
+    lines.extend(queues(&watch.queues(), bytes, style));
     lines.push(String::new());
-    lines.extend(verdicts(findings, told(watch)));
+    lines.extend(verdicts(findings, told(watch), style));
     lines.join("\n") + "\n"
+}
+
+/// The meaning of those columns whose titles cannot say it.
+pub fn legend(style: Style) -> String {
+    const WORDS: [(&str, &str); 6] = [
+        (
+            "taken",
+            "connections accepted meanwhile; open: those that it holds now",
+        ),
+        ("wait p99", "99 of 100 waited no longer in the accept queue"),
+        (
+            "idle",
+            "part of the time in which it waited for connections",
+        ),
+        (
+            "unused",
+            "time it was idle while connections waited in another's queue",
+        ),
+        (
+            "held up",
+            "time connections waited, its workers were busy and another idle",
+        ),
+        ("sleeps/s", "times a second that the worker went to sleep"),
+    ];
+    let line = |(word, meaning): &(&str, &str)| wrap(meaning, &format!("  {word:<10}"), style);
+    let lines: Vec<String> = WORDS.iter().flat_map(line).collect();
+    lines
+        .iter()
+        .map(|line| paint(line, Tone::Dim, style) + "\n")
+        .collect()
 }
 
 fn headline(watch: &Watch) -> String {
@@ -48,28 +87,27 @@ fn sentence(words: &str) -> String {
     })
 }
 
-fn totals(watch: &Watch) -> String {
+/// The totals, a few words each.
+fn totals(watch: &Watch) -> Vec<String> {
+    let totals = watch.totals();
     let Totals {
         seconds,
-        connections,
         connections_per_s,
         ..
-    } = watch.totals();
-    let totals = watch.totals();
-    let udp = watch.last.listener.protocol == Protocol::Udp;
-    let connections = format!(
-        "{seconds:.1} s: {connections} connections{} ({connections_per_s:.0}/s)",
-        if watch.traced_connections().is_some() {
-            ""
-        } else {
-            " in the network namespace"
-        }
-    );
+    } = totals;
     // Nobody counts datagrams; what waits and what was dropped is in bytes and in the queues' rows.
-    let mut parts = vec![if udp {
+    let mut parts = vec![if watch.last.listener.protocol == Protocol::Udp {
         format!("{seconds:.1} s")
     } else {
-        connections
+        format!(
+            "{seconds:.1} s: {}{} ({connections_per_s:.0}/s)",
+            connections(totals.connections),
+            if watch.traced_connections().is_some() {
+                ""
+            } else {
+                " in the network namespace"
+            }
+        )
     }];
     if let Some(woken) = totals.wakeups_per_connection {
         parts.push(format!("{woken:.2} wake-ups each"));
@@ -84,108 +122,123 @@ fn totals(watch: &Watch) -> String {
             time(max)
         ));
     }
-    if let Some(skew) = totals.skew_max_over_mean {
-        let of = if watch.rows().iter().all(|r| r.share.is_some()) {
-            "connections"
-        } else {
-            "CPU"
-        };
+    if let Some(oldest) = totals.oldest_wait_us {
+        parts.push(format!("oldest waits {}", time(oldest)));
+    }
+    if let Some((skew, of)) = watch.unevenness() {
         parts.push(format!("busiest/mean {skew:.2} by {of}"));
     }
     if totals.dropped > 0 {
         parts.push(format!("{} dropped", totals.dropped));
     }
-    parts.join(", ")
+    parts
 }
 
 /// More workers than this are not listed one by one.
 const MOST_ROWS: usize = 32;
 
-fn workers(rows: &[Row]) -> Vec<String> {
+const WORKERS: [Column; 11] = [
+    number("pid", 0),
+    words("name", 7),
+    number("taken", 3),
+    number("share", 1),
+    number("open", 4),
+    number("cpu", 2),
+    number("sleeps/s", 8),
+    number("wait p99", 0),
+    number("idle", 5),
+    number("unused", 6),
+    words("state", 0),
+];
+
+fn dash() -> Cell {
+    "-".into()
+}
+
+/// A time for a table: nothing where it is none.
+fn seconds(seconds: f64) -> Cell {
+    if seconds > 0.0 {
+        time(seconds * 1e6).into()
+    } else {
+        dash()
+    }
+}
+
+fn percent(share: f64) -> Cell {
+    format!("{:.0}%", share * 100.0).into()
+}
+
+fn more(rows: usize) -> Option<String> {
+    let more = rows.checked_sub(MOST_ROWS).filter(|more| *more > 0)?;
+    Some(format!("  … and {more} more (--json has all)"))
+}
+
+fn workers(rows: &[Row], style: Style) -> Vec<String> {
     if rows.is_empty() {
         return Vec::new();
     }
-    let mut lines = vec![format!(
-        "  {:>8} {:<15} {:>8} {:>6} {:>6} {:>6} {:>9} {:>10} {:>8} {:>10}  {}",
-        "pid",
-        "name",
-        "taken",
-        "share",
-        "active",
-        "cpu",
-        "sleeps/s",
-        "wait p99",
-        "waiting",
-        "idle*",
-        "state"
-    )];
-    let dash = || "-".to_owned();
-    for row in rows.iter().take(MOST_ROWS) {
-        lines.push(format!(
-            "  {:>8} {:<15} {:>8} {:>6} {:>6} {:>5.0}% {:>9.0} {:>10} {:>7.0}% {:>10}  {}",
-            row.pid,
-            row.name,
-            row.taken.map_or_else(dash, |n| n.to_string()),
-            row.share
-                .map_or_else(dash, |s| format!("{:.0}%", s * 100.0)),
-            row.active,
-            row.cpu * 100.0,
-            row.switches_voluntary_per_s,
-            row.wait_us_p99.map_or_else(dash, time),
-            row.waiting * 100.0,
-            time(row.idle_beside_queue_s * 1e6),
-            row.state
-        ));
-    }
-    if rows.len() > MOST_ROWS {
-        lines.push(format!(
-            "  … and {} more (--json has all)",
-            rows.len() - MOST_ROWS
-        ));
-    }
-    if rows.iter().any(|r| r.idle_beside_queue_s > 0.0) {
-        lines.push("  * time in which it waited while another's queue was blocked".into());
-    }
+    let cells = |row: &Row| {
+        vec![
+            row.pid.into(),
+            row.name.as_str().into(),
+            row.taken.map_or_else(dash, Cell::from),
+            row.share.map_or_else(dash, percent),
+            row.active.into(),
+            percent(row.cpu),
+            format!("{:.0}", row.switches_voluntary_per_s).into(),
+            row.wait_us_p99.map_or_else(dash, |us| time(us).into()),
+            percent(row.waiting),
+            seconds(row.idle_beside_queue_s),
+            Cell::toned(row.state.as_str(), Tone::of_state(&row.state)),
+        ]
+    };
+    let shown: Vec<Vec<Cell>> = rows.iter().take(MOST_ROWS).map(cells).collect();
+    let mut lines = layout::table(&WORKERS, &shown, 2, style);
+    lines.extend(more(rows.len()));
     lines
 }
 
 /// `bytes`: what waits is counted in bytes, of UDP.
-fn queues(queues: &[Queue], bytes: bool) -> Vec<String> {
-    let mut lines = vec![format!(
-        "  {:>12} {:>8} {:>8} {:>8} {:>8} {:>10}  {}",
-        "socket",
-        if bytes { "bytes" } else { "queued" },
-        "highest",
-        "limit",
-        "dropped",
-        "blocked",
-        "served by"
-    )];
-    for queue in queues.iter().take(MOST_ROWS) {
-        let pids: Vec<String> = queue.pids.iter().take(8).map(u32::to_string).collect();
-        lines.push(format!(
-            "  {:>12} {:>8} {:>8} {:>8} {:>8} {:>10}  {}{}",
-            queue.inode,
-            queue.length,
-            queue.highest,
-            queue.limit,
-            queue.dropped,
-            time(queue.blocked_s * 1e6),
-            match (queue.kept_by, pids.is_empty()) {
-                (Some(keeper), _) => format!("nobody: {keeper} keeps it as a last resort"),
-                (None, true) => "nobody seen".into(),
-                (None, false) => pids.join(", "),
+fn queues(queues: &[Queue], bytes: bool, style: Style) -> Vec<String> {
+    let columns = [
+        number("socket", 3),
+        number(if bytes { "bytes" } else { "queued" }, 0),
+        number("highest", 1),
+        number("limit", 0),
+        number("dropped", 0),
+        number("held up", 0),
+        words("served by", 0),
+    ];
+    let cells = |queue: &Queue| {
+        vec![
+            queue.inode.into(),
+            queue.length.into(),
+            queue.highest.into(),
+            queue.limit.into(),
+            match queue.dropped {
+                0 => 0.into(),
+                dropped => Cell::toned(dropped.to_string(), Tone::Bad),
             },
-            if queue.pids.len() > 8 { ", …" } else { "" }
-        ));
-    }
-    if queues.len() > MOST_ROWS {
-        lines.push(format!(
-            "  … and {} more (--json has all)",
-            queues.len() - MOST_ROWS
-        ));
-    }
+            seconds(queue.blocked_s),
+            served_by(queue).into(),
+        ]
+    };
+    let shown: Vec<Vec<Cell>> = queues.iter().take(MOST_ROWS).map(cells).collect();
+    let mut lines = layout::table(&columns, &shown, 2, style);
+    lines.extend(more(queues.len()));
     lines
+}
+
+fn served_by(queue: &Queue) -> String {
+    let pids: Vec<String> = queue.pids.iter().take(8).map(u32::to_string).collect();
+    match (queue.kept_by, pids.is_empty()) {
+        (Some(keeper), _) => format!("nobody: {keeper} keeps it as a last resort"),
+        (None, true) => "nobody seen".into(),
+        (None, false) => {
+            let more = if queue.pids.len() > 8 { ", …" } else { "" };
+            pids.join(", ") + more
+        }
+    }
 }
 
 /// Whether enough is seen to call a server healthy: somebody who serves the listener.
@@ -193,31 +246,35 @@ pub fn told(watch: &Watch) -> bool {
     !watch.last.workers.is_empty()
 }
 
-fn verdicts(findings: &[Finding], told: bool) -> Vec<String> {
+fn verdicts(findings: &[Finding], told: bool, style: Style) -> Vec<String> {
     if findings.is_empty() && !told {
-        return vec![
-            "  not told: nobody who serves it may be seen, and its queues show nothing wrong"
-                .into(),
-        ];
+        let told = "not told: nobody who serves it may be seen, and its queues show nothing wrong";
+        return wrap(told, "  ", style);
     }
     if findings.is_empty() {
-        return vec!["  healthy: nothing found".into()];
+        let healthy = paint("healthy", Tone::Good, style);
+        return vec![format!("  {healthy}: nothing found")];
     }
-    let mut lines = Vec::new();
-    for finding in findings {
-        lines.push(format!("  ! {}  ({})", finding.title, finding.code));
-        lines.push(format!("      why   {}", finding.cause));
-        for (n, evidence) in finding.evidence.iter().enumerate() {
-            lines.push(format!(
-                "      {}  {evidence}",
-                if n == 0 { "seen" } else { "    " }
-            ));
-        }
-        for (n, next) in finding.next.iter().enumerate() {
-            lines.push(format!(
-                "      {}  {next}",
-                if n == 0 { "do  " } else { "    " }
-            ));
+    findings
+        .iter()
+        .flat_map(|finding| verdict(finding, style))
+        .collect()
+}
+
+fn verdict(finding: &Finding, style: Style) -> Vec<String> {
+    let mut lines = wrap(
+        &format!("{}  ({})", finding.title, finding.code),
+        "  ! ",
+        style,
+    );
+    for line in &mut lines {
+        *line = paint(line, Tone::Bad, style);
+    }
+    lines.extend(wrap(&finding.cause, "      why   ", style));
+    for (parts, label) in [(&finding.evidence, "seen"), (&finding.next, "do  ")] {
+        for (n, part) in parts.iter().enumerate() {
+            let label = if n == 0 { label } else { "    " };
+            lines.extend(wrap(part, &format!("      {label}  "), style));
         }
     }
     lines

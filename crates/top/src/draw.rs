@@ -9,7 +9,7 @@ use ratatui::widgets::{
 };
 
 use crate::plain;
-use crate::state::{Show, Source, State};
+use crate::state::{Moment, Show, Source, State};
 use crate::table::{self, Column, Form, ShareOf};
 
 const DIM: Style = Style::new().add_modifier(Modifier::DIM);
@@ -31,23 +31,18 @@ pub fn draw(frame: &mut Frame<'_>, state: &State) {
 fn listener(frame: &mut Frame<'_>, area: Rect, state: &State, show: &Show, table: &table::Table) {
     let small = area.height < 20;
     let top = head(area, state, show, table);
-    let spark = match area.height {
-        0..12 => 0,
-        12..20 => 1,
-        20..40 => 3,
-        _ => 6,
-    };
+    let charts = Charts::fitting(area, state.steering().is_some());
     let note = if small { None } else { note(show) };
     let [head, rate, workers, foot, keys] = Layout::vertical([
         Constraint::Length(top.len() as u16),
-        Constraint::Length(spark),
+        Constraint::Length(charts.height()),
         Constraint::Min(2),
         Constraint::Length(u16::from(note.is_some())),
         Constraint::Length(1),
     ])
     .areas(area);
     frame.render_widget(Paragraph::new(top), head);
-    sparkline(frame, rate, show);
+    charts.draw(frame, rate, show);
     let below = rows(frame, workers, state, table);
     frame.render_widget(Paragraph::new(note.unwrap_or_default()).style(DIM), foot);
     frame.render_widget(bottom(state, below, keys.width), keys);
@@ -117,19 +112,119 @@ fn note(show: &Show) -> Option<String> {
     }
 }
 
-/// Connections a second, the newest on the right.
-fn sparkline(frame: &mut Frame<'_>, area: Rect, show: &Show) {
+/// One chart, with a bar for each refresh.
+struct Chart {
+    title: &'static str,
+    of: fn(&Moment) -> u64,
+    colour: Color,
+}
+
+const RATE: Chart = Chart {
+    title: "conn/s",
+    of: |moment| moment.rate,
+    colour: Color::Green,
+};
+/// The charts that a large screen shows beside it.
+const OTHERS: [Chart; 4] = [
+    Chart {
+        title: "waiting",
+        of: |moment| moment.queued,
+        colour: Color::Blue,
+    },
+    Chart {
+        title: "oldest, ms",
+        of: |moment| moment.oldest_ms,
+        colour: Color::Yellow,
+    },
+    Chart {
+        title: "dropped",
+        of: |moment| moment.dropped,
+        colour: Color::Red,
+    },
+    Chart {
+        title: "moved",
+        of: |moment| moment.moved,
+        colour: Color::Cyan,
+    },
+];
+
+/// The history of the listener, as much of it as there is room for.
+struct Charts {
+    shown: Vec<&'static Chart>,
+    /// Lines of each.
+    each: u16,
+    /// Charts beside each other.
+    beside: u16,
+}
+
+impl Charts {
+    fn fitting(area: Rect, steered: bool) -> Self {
+        let each = match area.height {
+            0..12 => 0,
+            12..20 => 1,
+            20..45 => 3,
+            _ => 4,
+        };
+        let mut shown = vec![&RATE];
+        let beside = if area.width >= 100 { 2 } else { 1 };
+        // Half of the screen is the workers'.
+        if area.height >= 36 {
+            shown.extend(OTHERS.iter().filter(|one| steered || one.title != "moved"));
+        }
+        Self {
+            shown,
+            each,
+            beside,
+        }
+    }
+
+    fn rows(&self) -> u16 {
+        (self.shown.len() as u16).div_ceil(self.beside)
+    }
+
+    fn height(&self) -> u16 {
+        // An empty line between two.
+        match self.rows() {
+            1 => self.each,
+            rows => rows * (self.each + 1),
+        }
+    }
+
+    fn draw(&self, frame: &mut Frame<'_>, area: Rect, show: &Show) {
+        if self.shown.len() == 1 {
+            return sparkline(frame, area, show, self.shown[0]);
+        }
+        let rows = Layout::vertical(vec![Constraint::Length(self.each + 1); self.rows().into()]);
+        let rows = rows.split(area);
+        for (row, charts) in rows.iter().zip(self.shown.chunks(self.beside.into())) {
+            let parts = vec![Constraint::Fill(1); self.beside.into()];
+            let cells = Layout::horizontal(parts).spacing(2).split(*row);
+            for (cell, chart) in cells.iter().zip(charts) {
+                let height = self.each.min(cell.height);
+                sparkline(frame, Rect { height, ..*cell }, show, chart);
+            }
+        }
+    }
+}
+
+/// One figure over time, the newest on the right.
+fn sparkline(frame: &mut Frame<'_>, area: Rect, show: &Show, chart: &Chart) {
     const LABEL: u16 = 12;
     let [label, graph] =
         Layout::horizontal([Constraint::Length(LABEL), Constraint::Min(0)]).areas(area);
-    let shown = show.rates.iter().take(usize::from(graph.width));
-    let highest = shown.clone().copied().max().unwrap_or(0);
-    let now = show.rates.front().copied().unwrap_or(0);
+    let shown: Vec<u64> = show
+        .history
+        .iter()
+        .take(usize::from(graph.width))
+        .map(chart.of)
+        .collect();
+    let highest = shown.iter().copied().max().unwrap_or(0);
+    let now = shown.first().copied().unwrap_or(0);
     let words: Vec<Line<'_>> = match area.height {
         0 => return,
-        1 => vec![Line::from(format!("conn/s {}", short(now)))],
+        1 => vec![Line::from(format!("{} {}", chart.title, short(now)))],
         height => {
-            let mut words = vec![Line::from("conn/s"); usize::from(height)];
+            let mut words = vec![Line::from(chart.title); usize::from(height)];
             words[1] = Line::from(format!("now {}", short(now)));
             words[usize::from(height) - 1] = Line::from(format!("max {}", short(highest)));
             if height > 2 {
@@ -140,10 +235,10 @@ fn sparkline(frame: &mut Frame<'_>, area: Rect, show: &Show) {
     };
     frame.render_widget(Paragraph::new(words).style(DIM), label);
     let bars = Sparkline::default()
-        .data(shown.copied().collect::<Vec<u64>>())
+        .data(shown)
         .direction(RenderDirection::RightToLeft)
         .max(highest.max(1))
-        .style(Color::Green);
+        .style(chart.colour);
     frame.render_widget(bars, graph);
 }
 
@@ -244,6 +339,17 @@ fn bottom<'a>(state: &State, below: usize, width: u16) -> Paragraph<'a> {
         spans.push(Span::styled(format!("{below} more below"), BOLD));
         spans.push(Span::raw("  "));
     }
+    if let Some(choice) = &state.choice {
+        let asked = format!(
+            "{}: {} instead of {}? enter yes, c another, esc no",
+            choice.group,
+            choice.to,
+            choice.from.as_deref().unwrap_or("its policy")
+        );
+        let asked = crate::frame::printable(&asked);
+        spans.push(Span::styled(asked, BOLD.fg(Color::Yellow)));
+        return Paragraph::new(Line::from(spans));
+    }
     if let Some(notice) = &state.notice {
         let notice = crate::frame::printable(notice);
         spans.push(Span::styled(notice, Color::Yellow));
@@ -282,15 +388,19 @@ fn bottom<'a>(state: &State, below: usize, width: u16) -> Paragraph<'a> {
 /// The keys and the columns explained, and what cannot be seen, over the picture.
 fn help(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let mut lines = vec![
-        "q quit, p pause, tab next listener",
+        "q quit, p pause, tab next listener, up and down select a worker, esc none",
         "s sort by the next column, r the other way",
-        "up, down select a worker, esc none",
-        "c next policy, d drain the selected worker's slot or end it, m move its queue to the others now (steered groups)",
+        "Of steered groups: c another policy (asks first), u back to the one before;",
+        "d no new connections for the selected worker's slot, or again some;",
+        "m move what waits for it to the others now",
         "",
-        "share: of connections; without tracing, of choices or CPU; the longest bar is the largest share",
-        "queue: waiting/limit of the queue that this worker alone serves",
-        "wait p99: time in the accept queue; wakes/c: threads woken a connection",
-        "resc: times its queue was moved",
+        "share: of connections; without tracing of choices or CPU; longest bar: largest",
+        "open: connections that it holds; chosen: its part of the policy's choices",
+        "queue: waiting/limit, of the queue that this worker alone serves",
+        "wait p99: 99 of 100 waited no longer in the queue; those that wait still count",
+        "wakeups: threads woken for each connection, of this worker",
+        "moves: times its queue was moved; moved: connections that were moved",
+        "busiest/mean: the largest share over the mean one; 1 is even",
     ]
     .into_iter()
     .map(Line::from)
@@ -385,10 +495,10 @@ mod tests {
         for word in ["1.12", "101 µs", "90%", " 7 "] {
             assert!(line(&wide, " 301 ").contains(word), "{word}");
         }
-        line(&wide, "10 active");
-        line(&wide, "1.50 wakes/connection");
+        line(&wide, "10 open");
+        line(&wide, "1.50 wake-ups a connection");
         // One worker took nothing: 75 % of the shares over a third.
-        line(&wide, "busiest/mean 2.25");
+        line(&wide, "busiest/mean 2.25 by connections");
     }
 
     #[test]
@@ -410,10 +520,13 @@ mod tests {
         let wide = screen(&state, 160, 50);
         // Of the choices since the refresh before, not of all: 30 of 60.
         assert!(line(&wide, " 401 ").contains(" 50% "));
-        line(&wide, "8 moved");
+        line(&wide, "8 connections moved");
         line(&wide, "c policy  d drain");
-        let header = line(&wide, "resc ");
-        for title in ["slot", "chosen", "resc", "queue", "wakes/c", "state"] {
+        for chart in ["conn/s", "waiting", "oldest, ms", "dropped", "moved"] {
+            line(&wide, chart);
+        }
+        let header = line(&wide, "moves ");
+        for title in ["slot", "chosen", "moves", "queue", "wakeups", "state"] {
             assert!(header.contains(title), "{title}");
         }
     }

@@ -36,6 +36,7 @@ fn snapshot(at_ns: u64, sockets: Vec<Socket>) -> Snapshot {
         workers: BTreeMap::new(),
         trace: None,
         host: HostLook::default(),
+        waiting: None,
     }
 }
 

@@ -16,7 +16,7 @@ mod fixtures;
 pub use draw::draw;
 pub use frame::{Frame, SlotLook, Steering};
 pub use record::{BadRecording, Recorder, Replay};
-pub use state::{Action, Key, Source, State};
+pub use state::{Action, Change, Key, Source, State};
 
 #[cfg(test)]
 #[path = "../../../tests/support/foreign.rs"]

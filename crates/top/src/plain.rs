@@ -1,11 +1,12 @@
 //! The view as plain text, for pipes and for `--once`; and the sentences that the picture has too.
 
 use wakeone_model::accept::Confidence;
+use wakeone_model::layout::{self, Cell, Style, Tone, connections, count, pack, paint, wrap};
 use wakeone_model::snapshot::Watch;
 use wakeone_model::verdict::time;
 
 use crate::frame::{Frame, Steering, printable};
-use crate::table::{self, Column, FORMS, ShareOf, Table};
+use crate::table::{self, Column, FORMS, Form, Line, ShareOf, Table};
 
 /// Where it listens, who serves, by which accept model.
 pub fn headline(watch: &Watch) -> String {
@@ -42,17 +43,20 @@ pub fn totals(watch: &Watch) -> Vec<String> {
                 " in the namespace"
             }
         ),
-        format!("{active} active"),
+        format!("{active} open"),
         format!("{:.0}% cpu", totals.cpu * 100.0),
     ];
     if let Some(p99) = totals.wait_us_p99 {
         parts.push(format!("wait p99 {}", time(p99)));
     }
-    if let Some(woken) = totals.wakeups_per_connection {
-        parts.push(format!("{woken:.2} wakes/connection"));
+    if let Some(oldest) = totals.oldest_wait_us {
+        parts.push(format!("oldest waits {}", time(oldest)));
     }
-    if let Some(skew) = totals.skew_max_over_mean {
-        parts.push(format!("busiest/mean {skew:.2}"));
+    if let Some(woken) = totals.wakeups_per_connection {
+        parts.push(format!("{woken:.2} wake-ups a connection"));
+    }
+    if let Some((skew, of)) = watch.unevenness() {
+        parts.push(format!("busiest/mean {skew:.2} by {of}"));
     }
     if totals.dropped > 0 {
         parts.push(format!("{} dropped", totals.dropped));
@@ -75,17 +79,20 @@ pub fn steering(steering: &Steering) -> Vec<String> {
     ];
     let down = steering.slots.iter().filter(|s| s.state == "down").count();
     if down > 0 {
-        parts.push(format!("{down} slots down"));
+        parts.push(format!("{} down", count(down as u64, "slot", "slots")));
     }
     let moved = steering
         .slots
         .iter()
         .fold(0_u64, |sum, s| sum.saturating_add(s.rescued));
     if moved > 0 {
-        parts.push(format!("{moved} moved"));
+        parts.push(format!("{} moved", connections(moved)));
     }
     if steering.fallbacks > 0 {
-        parts.push(format!("{} fallbacks", steering.fallbacks));
+        parts.push(format!(
+            "{} placed by the kernel, as no slot could be chosen",
+            connections(steering.fallbacks)
+        ));
     }
     if !steering.agent {
         parts.push("no agent, so no rescue".into());
@@ -94,46 +101,58 @@ pub fn steering(steering: &Steering) -> Vec<String> {
 }
 
 /// A listener at one refresh. `before`: how it was steered at the one before.
-pub fn text(frame: &Frame, before: Option<&Steering>) -> String {
-    let Table {
-        lines: rows,
-        share_of,
-        shared,
-    } = table::table(frame, before);
-    let mut lines = vec![headline(&frame.watch), totals(&frame.watch).join(", ")];
-    lines.extend(shared);
-    lines.extend(frame.steering.as_ref().map(|s| steering(s).join(", ")));
-    let steered = frame.steering.is_some();
-    let forms = || {
-        FORMS.iter().filter(move |f| {
-            // Where the shares are of choices, those are not told twice.
-            let twice = f.column == Column::Chosen && share_of == ShareOf::Choices;
-            (steered || !f.steered()) && !twice
-        })
-    };
-    let set = |cell: &str, form: &table::Form| {
-        let width = usize::from(form.width.max(form.title.len() as u16)).max(match form.column {
-            Column::Share => "cpu share".len(),
-            _ => 0,
-        });
-        if form.words && form.column != Column::Share {
-            format!("{cell:<width$}")
-        } else {
-            format!("{cell:>width$}")
-        }
-    };
-    let title = |form: &table::Form| match form.column {
-        Column::Share => share_of.title(),
-        _ => form.title,
-    };
-    let line = |cells: Vec<String>| cells.join(" ").trim_end().to_owned();
-    if !rows.is_empty() {
-        lines.push(line(forms().map(|f| set(title(f), f)).collect()));
+pub fn text(frame: &Frame, before: Option<&Steering>, style: Style) -> String {
+    let table = table::table(frame, before);
+    let head = headline(&frame.watch);
+    let head = wrap(&head, "", style);
+    let mut lines: Vec<String> = head
+        .iter()
+        .map(|line| paint(line, Tone::Bold, style))
+        .collect();
+    lines.extend(pack(&totals(&frame.watch), ", ", "", style));
+    for shared in &table.shared {
+        lines.extend(wrap(shared, "", style));
     }
-    for row in &rows {
-        lines.push(line(forms().map(|f| set(&row.cell(f.column), f)).collect()));
+    if let Some(told) = &frame.steering {
+        lines.extend(pack(&steering(told), ", ", "", style));
+    }
+    if !table.lines.is_empty() {
+        lines.extend(workers(&table, frame.steering.is_some(), style));
     }
     lines.join("\n") + "\n"
+}
+
+fn workers(table: &Table, steered: bool, style: Style) -> Vec<String> {
+    let shown = |form: &&Form| {
+        // Where the shares are of choices, those are not told twice.
+        let twice = form.column == Column::Chosen && table.share_of == ShareOf::Choices;
+        (steered || !form.steered()) && !twice
+    };
+    let forms: Vec<&Form> = FORMS.iter().filter(shown).collect();
+    let columns: Vec<layout::Column> = forms
+        .iter()
+        .map(|form| layout::Column {
+            title: match form.column {
+                Column::Share => table.share_of.title(),
+                _ => form.title,
+            },
+            rank: form.rank,
+            words: form.words && form.column != Column::Share,
+        })
+        .collect();
+    let cell = |line: &Line, form: &Form| {
+        let tone = match form.column {
+            Column::State => Tone::of_state(&line.state),
+            _ => Tone::Plain,
+        };
+        Cell::toned(line.cell(form.column), tone)
+    };
+    let rows: Vec<Vec<Cell>> = table
+        .lines
+        .iter()
+        .map(|line| forms.iter().map(|form| cell(line, form)).collect())
+        .collect();
+    layout::table(&columns, &rows, 0, style)
 }
 
 /// What cannot be seen, a sentence each.
@@ -145,23 +164,66 @@ pub fn notes(watch: &Watch) -> impl Iterator<Item = String> + '_ {
 mod tests {
     use super::*;
     use crate::fixtures;
+    use wakeone_model::waits::Waits;
+
+    fn style(width: usize) -> Style {
+        Style {
+            width: Some(width),
+            colour: false,
+        }
+    }
 
     #[test]
     fn a_table_of_text() {
         let shared = [
             "tcp 127.0.0.1:8080  server  shared-epoll-exclusive",
-            "800 connections/s, 10 active, 115% cpu, wait p99 101 µs, 1.50 wakes/connection, busiest/mean 2.25",
+            "800 connections/s, 10 open, 115% cpu, wait p99 101 µs, 1.50 wake-ups a connection, busiest/mean 2.25 by connections",
             "queue 3/64, highest 12, shared by 3 workers",
-            "    pid name                share active     queue wait p99 wakes/c   cpu state",
-            "    301 server                75%      7    shared   101 µs    1.12   90% busy",
-            "    302 server                25%      2    shared   101 µs    0.38   25% waiting",
-            "    303 server                 0%      1    shared        -    0.00    0% stopped",
+            "pid  name    share  open   queue  wait p99  wakeups  cpu  state",
+            "301  server    75%     7  shared    101 µs     1.12  90%  busy",
+            "302  server    25%     2  shared    101 µs     0.38  25%  waiting",
+            "303  server     0%     1  shared         -     0.00   0%  stopped",
         ];
         assert_eq!(
-            text(&fixtures::shared(), None).lines().collect::<Vec<_>>(),
+            text(&fixtures::shared(), None, Style::default())
+                .lines()
+                .collect::<Vec<_>>(),
             shared
         );
-        insta::assert_snapshot!("steered-text", text(&fixtures::steered(), None));
+        for width in [80, 100, 160] {
+            let text = text(&fixtures::steered(), None, style(width));
+            for line in text.lines() {
+                assert!(line.chars().count() <= width, "{width}: {line}");
+            }
+            insta::assert_snapshot!(format!("steered-text-{width}"), text);
+        }
+    }
+
+    #[test]
+    fn what_waits_still_and_what_is_too_little_to_compare() {
+        let mut frame = fixtures::shared();
+        frame.watch.last.waiting = Some(Waits::of([100_000, 3_100_000]));
+        let told = totals(&frame.watch).join(", ");
+        assert!(
+            told.contains("wait p99 102 µs, oldest waits 3.10 s"),
+            "{told}"
+        );
+        // A worker that does a little in an idle server is not the busiest of them.
+        for worker in frame.watch.last.workers.values_mut() {
+            worker.cpu_ns = 0;
+        }
+        let trace = frame.watch.last.trace.as_mut().expect("traced");
+        for worker in trace.workers.values_mut() {
+            *worker = Default::default();
+        }
+        trace.connections = 0;
+        let idle = &mut frame.watch.last.workers;
+        idle.values_mut().next().expect("worker").cpu_ns = 3_000_000;
+        let told = totals(&frame.watch).join(", ");
+        assert!(
+            told.starts_with("0 connections/s") && !told.contains("busiest"),
+            "{told}"
+        );
     }
 
     #[test]
@@ -174,7 +236,7 @@ mod tests {
         steering.group = "\u{1b}[2J".into();
         steering.policy = Some("\r".into());
         steering.slots[0].state = "\u{8}".into();
-        let text = text(&frame, None);
+        let text = text(&frame, None, Style::default());
         assert!(!text.contains(|c: char| c.is_control() && c != '\n'));
         assert_eq!(text.lines().count(), 8);
     }

@@ -376,7 +376,7 @@ mod tests {
         let mut shown = 0;
         while let Ok(Some(frames)) = replay.refresh() {
             for frame in &frames {
-                plain::text(frame, None);
+                plain::text(frame, None, wakeone_model::layout::Style::default());
             }
             state.refresh(frames);
             terminal

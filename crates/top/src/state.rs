@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use crate::frame::{Frame, Place, SlotLook, Steering};
 use crate::table::{self, Column, FORMS, Line, Table};
 
-/// Rates remembered for the sparkline: as many as the widest terminal shows.
-const MOST_RATES: usize = 512;
+/// Refreshes remembered for the charts: as many as the widest terminal shows.
+const MOST_REFRESHES: usize = 512;
 
 /// A key, without the terminal that it was pressed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub enum Key {
     Up,
     /// Down one row.
     Down,
+    /// Yes.
+    Enter,
     /// Back.
     Escape,
     /// What ends programs: Ctrl-C.
@@ -32,13 +34,8 @@ pub enum Key {
 pub enum Action {
     /// To end.
     Quit,
-    /// To steer a group by the policy after this one.
-    ChangePolicy {
-        /// The group.
-        group: String,
-        /// Its policy now.
-        from: Option<String>,
-    },
+    /// To steer a group by another policy.
+    ChangePolicy(Change),
     /// To give slots no new connections, or to give them some again.
     Drain {
         /// The group.
@@ -57,6 +54,17 @@ pub enum Action {
     },
 }
 
+/// Another policy for a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The group.
+    pub group: String,
+    /// Its policy now.
+    pub from: Option<String>,
+    /// The other one.
+    pub to: String,
+}
+
 /// Where frames come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
@@ -73,8 +81,23 @@ pub struct Show {
     pub frame: Frame,
     /// How it was steered at the one before.
     pub before: Option<Steering>,
-    /// Connections a second at each refresh, the newest first.
-    pub rates: VecDeque<u64>,
+    /// One entry for each refresh, the newest first.
+    pub history: VecDeque<Moment>,
+}
+
+/// One refresh in the charts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// Connections a second.
+    pub rate: u64,
+    /// Connections that wait; bytes of UDP.
+    pub queued: u64,
+    /// For how long the oldest of them has waited, ms.
+    pub oldest_ms: u64,
+    /// Connections dropped since the refresh before.
+    pub dropped: u64,
+    /// Connections that were moved to other workers since then.
+    pub moved: u64,
 }
 
 impl Show {
@@ -82,22 +105,39 @@ impl Show {
         let mut show = Self {
             frame,
             before: None,
-            rates: VecDeque::new(),
+            history: VecDeque::new(),
         };
-        show.note_rate();
+        show.note();
         show
     }
 
-    fn note_rate(&mut self) {
-        self.rates.truncate(MOST_RATES - 1);
-        let rate = self.frame.watch.totals().connections_per_s.round();
-        self.rates.push_front(rate as u64);
+    /// Remembers the refresh for the charts.
+    fn note(&mut self) {
+        self.history.truncate(MOST_REFRESHES - 1);
+        let watch = &self.frame.watch;
+        let totals = watch.totals();
+        let queues = watch.queues();
+        let rescued = |steering: &Steering| {
+            let slots = steering.slots.iter();
+            slots.fold(0_u64, |sum, slot| sum.saturating_add(slot.rescued))
+        };
+        let moved = match (&self.frame.steering, &self.before) {
+            (Some(now), Some(before)) => rescued(now).saturating_sub(rescued(before)),
+            _ => 0,
+        };
+        self.history.push_front(Moment {
+            rate: totals.connections_per_s.round() as u64,
+            queued: queues.iter().map(|queue| u64::from(queue.length)).sum(),
+            oldest_ms: (totals.oldest_wait_us.unwrap_or(0.0) / 1000.0) as u64,
+            dropped: totals.dropped,
+            moved,
+        });
     }
 
     fn show(&mut self, frame: Frame) {
         let earlier = std::mem::replace(&mut self.frame, frame);
         self.before = earlier.steering;
-        self.note_rate();
+        self.note();
     }
 }
 
@@ -122,6 +162,12 @@ pub struct State {
     pub help: bool,
     /// What the last key led to.
     pub notice: Option<String>,
+    /// The policies that there are.
+    pub policies: Vec<String>,
+    /// A policy that was chosen and is not in force before it is confirmed.
+    pub choice: Option<Change>,
+    /// The change that takes the last change of a policy back.
+    pub undo: Option<Change>,
 }
 
 impl State {
@@ -137,6 +183,9 @@ impl State {
             paused: false,
             help: false,
             notice: None,
+            policies: Vec::new(),
+            choice: None,
+            undo: None,
         }
     }
 
@@ -178,6 +227,9 @@ impl State {
     /// What a key does; what it asks of others.
     pub fn press(&mut self, key: Key) -> Option<Action> {
         self.notice = None;
+        if let Some(choice) = self.choice.take() {
+            return self.decide(choice, key);
+        }
         let help = std::mem::take(&mut self.help);
         match key {
             Key::Interrupt | Key::Char('q') => return Some(Action::Quit),
@@ -190,12 +242,54 @@ impl State {
             Key::Down | Key::Char('j') => self.select(1),
             Key::Up | Key::Char('k') => self.select(-1),
             Key::Escape => self.selected = None,
-            Key::Char('c') => return self.change_policy(),
+            Key::Char('c') => self.choose_policy(),
+            Key::Char('u') => return self.told(Self::take_back),
             Key::Char('d') => return self.told(Self::drain),
             Key::Char('m') => return self.told(Self::rescue),
-            Key::Char(_) => {}
+            Key::Char(_) | Key::Enter => {}
         }
         None
+    }
+
+    /// A policy of a server in production is changed only by who says so twice.
+    fn decide(&mut self, choice: Change, key: Key) -> Option<Action> {
+        match key {
+            Key::Interrupt => return Some(Action::Quit),
+            Key::Enter | Key::Char('y') => return Some(Action::ChangePolicy(choice)),
+            Key::Char('c') => self.choice = Some(self.after(choice)),
+            _ => {
+                let stays = choice.from.as_deref().unwrap_or("as it is");
+                self.notice = Some(format!("the policy of {} stays {stays}", choice.group));
+            }
+        }
+        None
+    }
+
+    /// The same with the policy after it; never the one that is in force.
+    fn after(&self, change: Change) -> Change {
+        let at = self.policies.iter().position(|name| *name == change.to);
+        let others = self.policies.iter().cycle().skip(at.map_or(0, |at| at + 1));
+        let mut others = others.take(self.policies.len());
+        let next = others.find(|name| Some(*name) != change.from.as_ref());
+        Change {
+            to: next.unwrap_or(&change.to).clone(),
+            ..change
+        }
+    }
+
+    /// Notes that a policy was changed, so that it can be taken back.
+    pub fn changed(&mut self, change: &Change) {
+        self.undo = change.from.clone().map(|before| Change {
+            group: change.group.clone(),
+            from: Some(change.to.clone()),
+            to: before,
+        });
+        if let Some(undo) = &self.undo {
+            self.notice = Some(format!(
+                "{}: {} from the next connection on; u goes back to {}",
+                change.group, change.to, undo.to
+            ));
+        }
     }
 
     fn next_column(&self) -> Column {
@@ -231,17 +325,26 @@ impl State {
         }
     }
 
-    fn change_policy(&mut self) -> Option<Action> {
+    fn choose_policy(&mut self) {
         match self.steerable() {
-            Ok(steering) => Some(Action::ChangePolicy {
-                group: steering.group.clone(),
-                from: steering.policy.clone(),
-            }),
-            Err(why) => {
-                self.notice = Some(why.into());
-                None
+            Ok(steering) => {
+                let now = steering.policy.clone();
+                let change = Change {
+                    group: steering.group.clone(),
+                    from: now.clone(),
+                    to: now.unwrap_or_default(),
+                };
+                self.choice = Some(self.after(change));
             }
+            Err(why) => self.notice = Some(why.into()),
         }
+    }
+
+    fn take_back(&self) -> Result<Action, &'static str> {
+        let group = &self.steerable()?.group;
+        let undo = self.undo.as_ref().filter(|undo| undo.group == *group);
+        let undo = undo.ok_or("no policy was changed here that could be taken back")?;
+        Ok(Action::ChangePolicy(undo.clone()))
     }
 
     /// What a key asks for, or why it asks for nothing.
@@ -345,7 +448,8 @@ mod tests {
         state.press(Key::Char('p'));
         state.refresh(vec![later]);
         assert_eq!(pids(&state), [301, 303]);
-        assert_eq!(state.current().expect("shown").rates, [800, 800]);
+        let rates = state.current().expect("shown").history.iter();
+        assert_eq!(rates.map(|one| one.rate).collect::<Vec<_>>(), [800, 800]);
     }
 
     #[test]
@@ -363,12 +467,42 @@ mod tests {
                 .is_some_and(|n| n.contains("does not steer"))
         );
         state.press(Key::Tab);
+        state.policies = ["hash", "least-connections", "two-choices"]
+            .map(str::to_owned)
+            .into();
+        let to = |policy: &str| Change {
+            group: "web".into(),
+            from: Some("least-connections".into()),
+            to: policy.into(),
+        };
+        // It is asked first, and any other key keeps it as it is.
+        assert_eq!(state.press(Key::Char('c')), None);
+        assert_eq!(state.choice, Some(to("two-choices")));
+        assert_eq!(state.press(Key::Char('d')), None);
+        assert_eq!(state.choice, None);
         assert_eq!(
-            state.press(Key::Char('c')),
-            Some(Action::ChangePolicy {
+            state.notice.as_deref(),
+            Some("the policy of web stays least-connections")
+        );
+        state.press(Key::Char('c'));
+        state.press(Key::Char('c'));
+        assert_eq!(state.choice, Some(to("hash")));
+        let action = state.press(Key::Enter);
+        assert_eq!(action, Some(Action::ChangePolicy(to("hash"))));
+        // Before it was done there is nothing to take back.
+        assert_eq!(state.press(Key::Char('u')), None);
+        state.changed(&to("hash"));
+        assert_eq!(
+            state.notice.as_deref(),
+            Some("web: hash from the next connection on; u goes back to least-connections")
+        );
+        assert_eq!(
+            state.press(Key::Char('u')),
+            Some(Action::ChangePolicy(Change {
                 group: "web".into(),
-                from: Some("least-connections".into())
-            })
+                from: Some("hash".into()),
+                to: "least-connections".into(),
+            }))
         );
         state.source = Source::Replay;
         assert_eq!(state.press(Key::Char('c')), None);

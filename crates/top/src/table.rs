@@ -44,7 +44,7 @@ pub struct Form {
     /// Its width; that of the share grows.
     pub width: u16,
     /// Where there is not room for all, the highest is left out first.
-    rank: u8,
+    pub rank: u8,
     /// Of steered groups only.
     steered: bool,
     /// Words are set to the left, numbers to the right.
@@ -75,13 +75,13 @@ pub const FORMS: [Form; 12] = [
     form(Column::Name, "name", 15, 10),
     form(Column::Slot, "slot", 4, 5),
     form(Column::Share, "share", 8, 1),
-    form(Column::Active, "active", 6, 4),
+    form(Column::Active, "open", 6, 4),
     form(Column::Queue, "queue", 9, 3),
     form(Column::Wait, "wait p99", 8, 6),
-    form(Column::Wakes, "wakes/c", 7, 8),
+    form(Column::Wakes, "wakeups", 7, 8),
     form(Column::Cpu, "cpu", 5, 7),
     form(Column::Chosen, "chosen", 6, 11),
-    form(Column::Rescues, "resc", 4, 9),
+    form(Column::Rescues, "moves", 5, 9),
     form(Column::State, "state", 8, 2),
 ];
 

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::table::flag;
@@ -23,6 +23,7 @@ use crate::dispatcher::Dispatcher;
 use crate::group::FOR_THE_END;
 use crate::paths::Paths;
 use crate::questions::Questions;
+use crate::rest::{ListenerSet, Waker};
 use crate::steer::{Steer, SteerEvent};
 
 /// The agent counts as gone when it has not looked for this long.
@@ -31,6 +32,12 @@ const HEARTBEAT_LIMIT: Duration = Duration::from_secs(1);
 const BUSY_TICK: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(5));
 /// How often to look while none are.
 const IDLE_TICK: Duration = Duration::from_millis(10);
+/// After so long without a connection the agent sleeps until one comes, for so long at the most: its heartbeat must stay
+/// fresh.
+const QUIET_AFTER: Duration = Duration::from_secs(1);
+const LONGEST_SLEEP: Duration = Duration::from_millis(250);
+/// While nothing happens each look at everything is followed by cheap ones for so long.
+const WHOLE_EVERY: Duration = Duration::from_secs(1);
 /// How long a worker must have been stuck for its return to be an event.
 const NEWSWORTHY: Duration = Duration::from_secs(1);
 /// How long the end of a worker may take: the longest wait for handshakes, and a move.
@@ -54,6 +61,7 @@ pub struct Duties {
 pub struct Agent {
     core: Arc<Mutex<Core>>,
     stop: Arc<AtomicBool>,
+    waker: Option<Arc<Waker>>,
     thread: Option<JoinHandle<()>>,
     paths: Paths,
     cgroup: Option<PathBuf>,
@@ -69,22 +77,23 @@ impl Agent {
     ) -> Self {
         let core = Arc::new(Mutex::new(Core::new(dispatcher, duties)));
         let stop = Arc::new(AtomicBool::new(false));
-        let thread = {
-            let (core, stop) = (Arc::clone(&core), Arc::clone(&stop));
-            std::thread::Builder::new()
-                .name("agent".into())
-                .spawn(move || watch(&core, &stop))
-        };
-        let thread = match thread {
-            Ok(thread) => Some(thread),
+        let started = Waker::new().and_then(|waker| {
+            let waker = Arc::new(waker);
+            let (core, stop, own) = (Arc::clone(&core), Arc::clone(&stop), Arc::clone(&waker));
+            let thread = std::thread::Builder::new().name("agent".into());
+            Ok((waker, thread.spawn(move || watch(&core, &stop, &own))?))
+        });
+        let (waker, thread) = match started {
+            Ok((waker, thread)) => (Some(waker), Some(thread)),
             Err(error) => {
                 lock(&core).note(format!("no agent, so no rescue: {error}"));
-                None
+                (None, None)
             }
         };
         Self {
             core,
             stop,
+            waker,
             thread,
             paths,
             cgroup,
@@ -113,7 +122,7 @@ impl Agent {
     pub fn rescuer(&self) -> Rescuer {
         Rescuer {
             core: Arc::downgrade(&self.core),
-            thread: self.thread.as_ref().map(|thread| thread.thread().clone()),
+            waker: self.waker.clone(),
         }
     }
 
@@ -140,6 +149,8 @@ impl Agent {
         core.laps.resize(slots, None);
         core.arrivals.resize_with(slots, Arrivals::default);
         core.avoided.resize(slots, None);
+        drop(core);
+        self.stir();
         Some(told)
     }
 
@@ -156,21 +167,35 @@ impl Agent {
         }
     }
 
+    /// Connections or datagrams placed so far.
+    pub fn placed(&self) -> u64 {
+        lock(&self.core).dispatcher.as_ref().map_or(0, placed)
+    }
+
     /// How long after its last SYN a socket of this group may still get a connection.
     pub fn handshake_wait(&self) -> Duration {
         Duration::from_nanos(lock(&self.core).wait_ns())
     }
 
     fn wake(&self) {
-        if let Some(thread) = &self.thread {
-            thread.thread().unpark();
+        if let Some(waker) = &self.waker {
+            waker.wake();
         }
+    }
+
+    /// Wakes the agent after a change of listeners or workers, so that it waits for the new ones.
+    fn stir(&self) {
+        let mut core = lock(&self.core);
+        core.sleeps_on = None;
+        core.busy_at = Some(Instant::now());
+        drop(core);
+        self.wake();
     }
 
     fn stop(&mut self) {
         self.stop.store(true, Release);
         if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
+            self.wake();
             let _ = thread.join();
         }
     }
@@ -186,7 +211,7 @@ impl Drop for Agent {
 #[derive(Debug, Clone)]
 pub struct Rescuer {
     core: Weak<Mutex<Core>>,
-    thread: Option<Thread>,
+    waker: Option<Arc<Waker>>,
 }
 
 /// How many connections were moved, or why none were.
@@ -196,10 +221,10 @@ impl Rescuer {
     /// Has the agent's own thread, which nobody interrupts in the middle of it, move a slot's queue; what came of it.
     pub fn ask(&self, slot: usize) -> Receiver<Rescued> {
         let (answer, answered) = sync_channel(1);
-        match (self.core.upgrade(), &self.thread) {
-            (Some(core), Some(thread)) => {
+        match (self.core.upgrade(), &self.waker) {
+            (Some(core), Some(waker)) => {
                 lock(&core).asked.push((slot, answer));
-                thread.unpark();
+                waker.wake();
             }
             _ => {
                 let _ = answer.try_send(Err("its agent has ended".to_owned()));
@@ -213,15 +238,21 @@ fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
     core.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn watch(core: &Mutex<Core>, stop: &AtomicBool) {
+fn watch(core: &Mutex<Core>, stop: &AtomicBool, waker: &Waker) {
     if let Err(error) = schedule::real_time() {
         // Between a rescue's shutdown and listen a woken worker could run before us and see a socket that does not
         // listen. Rare enough to go on without.
         tracing::debug!("the agent runs without real-time priority: {error}");
     }
     while !stop.load(Acquire) {
-        let next = lock(core).tick();
-        std::thread::park_timeout(next);
+        let (time, arrivals) = {
+            let mut core = lock(core);
+            let pause = core.tick();
+            core.rest(pause)
+        };
+        if waker.sleep(time, arrivals.as_deref()) {
+            lock(core).came();
+        }
     }
 }
 
@@ -258,6 +289,14 @@ struct Core {
     /// That they are held back was said.
     told_dear: bool,
     decayed_ns: u64,
+    /// When everything was looked at last, and the sum of what had been placed by then.
+    whole: Option<(Instant, u64)>,
+    /// When the limits of the queues were looked at last.
+    limits_seen: Option<Instant>,
+    /// Tells of connections while the group is quiet.
+    sleeps_on: Option<Arc<ListenerSet>>,
+    /// When something happened last.
+    busy_at: Option<Instant>,
     questions: Questions,
     started: Option<Instant>,
 }
@@ -288,6 +327,10 @@ impl Core {
             budget: Budget::default(),
             told_dear: false,
             decayed_ns: 0,
+            whole: None,
+            limits_seen: None,
+            sleeps_on: None,
+            busy_at: Some(Instant::now()),
             questions: Questions::default(),
             started: Some(Instant::now()),
         }
@@ -312,6 +355,22 @@ impl Core {
             .table()
             .heartbeat_ns()
             .store(schedule::coarse_ns(), Relaxed);
+        if self.is_still_idle() {
+            self.note_idle();
+            return IDLE_TICK;
+        }
+        let Some(dispatcher) = &self.dispatcher else {
+            return IDLE_TICK;
+        };
+        let now = Instant::now();
+        self.whole = Some((now, placed(dispatcher)));
+        // Sockets come and go.
+        self.sleeps_on = None;
+        let seen = self.limits_seen;
+        let refresh = seen.is_none_or(|seen| now.duration_since(seen) >= WHOLE_EVERY);
+        if refresh {
+            self.limits_seen = Some(now);
+        }
         let (looks, busy) = if dispatcher.datagrams() {
             let looks: Vec<Look> = (0..dispatcher.slots())
                 .zip(&mut self.reads)
@@ -323,7 +382,7 @@ impl Core {
             (looks, busy)
         } else {
             let looks: Vec<Look> = (0..dispatcher.slots())
-                .map(|slot| observe(dispatcher, slot))
+                .map(|slot| observe(dispatcher, slot, refresh))
                 .collect();
             let busy = looks.iter().any(|look| look.active > 0 || look.queued > 0);
             (looks, busy)
@@ -342,6 +401,74 @@ impl Core {
         };
         self.until_quiet(&looks)
             .map_or(pause, |until| until.min(pause))
+    }
+
+    /// How to sleep after a round: for `pause`, or, where nothing came for a while, until something does.
+    fn rest(&mut self, pause: Duration) -> (Duration, Option<Arc<ListenerSet>>) {
+        let now = Instant::now();
+        if !self.is_still_idle() {
+            self.busy_at = Some(now);
+        }
+        let quiet = self
+            .busy_at
+            .is_some_and(|at| now.duration_since(at) >= QUIET_AFTER);
+        if !quiet {
+            self.sleeps_on = None;
+            return (pause, None);
+        }
+        if self.sleeps_on.is_none() {
+            let dispatcher = self.dispatcher.as_ref();
+            let arrivals = dispatcher.map(ListenerSet::of);
+            match arrivals.transpose() {
+                Ok(arrivals) => self.sleeps_on = arrivals.map(Arc::new),
+                Err(error) => {
+                    tracing::debug!("the agent looks again and again: {error}");
+                    self.busy_at = Some(now);
+                }
+            }
+        }
+        match &self.sleeps_on {
+            Some(arrivals) => (LONGEST_SLEEP, Some(Arc::clone(arrivals))),
+            None => (pause, None),
+        }
+    }
+
+    /// A connection came to a group that was quiet. Nothing had waited before.
+    fn came(&mut self) {
+        self.note_idle();
+        self.busy_at = Some(Instant::now());
+        self.sleeps_on = None;
+        self.whole = None;
+    }
+
+    /// Whether nothing happened since everything was looked at, a moment ago: no connection came, none is open or waits, and
+    /// nothing is under way. Counters tell, in shared memory: no system call is made.
+    fn is_still_idle(&self) -> bool {
+        let (Some(dispatcher), Some((when, before))) = (&self.dispatcher, self.whole) else {
+            return false;
+        };
+        let is_idle = |slot: usize| {
+            let place = dispatcher.table().slot(slot);
+            place.active().load(Relaxed) <= 0
+                && place.queued().load(Relaxed) == 0
+                && !place.has(flag::MOVING)
+        };
+        dispatcher.counting()
+            && !dispatcher.datagrams()
+            && when.elapsed() < WHOLE_EVERY
+            && self.asked.is_empty()
+            && self.avoided.iter().all(Option::is_none)
+            && self.memory.iter().all(|one| one.stuck_since_ns.is_none())
+            && placed(dispatcher) == before
+            && (0..dispatcher.slots()).all(is_idle)
+    }
+
+    /// Notes that no connection waits, as a look at empty queues does.
+    fn note_idle(&mut self) {
+        let now = self.now_ns();
+        for memory in &mut self.memory {
+            memory.nothing_waits(now);
+        }
     }
 
     /// Notes what was placed since the last look, and how long handshakes take now.
@@ -652,7 +779,7 @@ impl Core {
             let place = dispatcher.table().slot(slot);
             place.rescues().fetch_add(1, Relaxed);
             place.rescued().fetch_add(moved.into(), Relaxed);
-            let look = observe(dispatcher, slot);
+            let look = observe(dispatcher, slot, false);
             self.memory[slot].moved(&look);
             self.event(SteerEvent::Rescued {
                 slot,
@@ -738,8 +865,9 @@ fn serving(dispatcher: &Dispatcher, slot: usize) -> bool {
     place.has(flag::UP) && !place.has(flag::DRAINING) && place.pid().load(Relaxed) != 0
 }
 
-/// Looks at a slot, and publishes its queue's length.
-fn observe(dispatcher: &Dispatcher, slot: usize) -> Look {
+/// Looks at a slot, and publishes its queue's length. `refresh`: its limit may be another now, as servers call listen()
+/// again with a backlog of their own.
+fn observe(dispatcher: &Dispatcher, slot: usize, refresh: bool) -> Look {
     let place = dispatcher.table().slot(slot);
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Relaxed);
     let (established, arrived, left) = (
@@ -749,7 +877,8 @@ fn observe(dispatcher: &Dispatcher, slot: usize) -> Look {
     );
     let active = u64::try_from(place.active().load(Relaxed)).unwrap_or(0);
     // No connection is open that could wait: the queue was empty and is, and the system call is spared.
-    let queue = if dispatcher.counting()
+    let queue = if !refresh
+        && dispatcher.counting()
         && active == 0
         && place.queued().load(Relaxed) == 0
         && place.queue_limit().load(Relaxed) > 0
@@ -793,6 +922,8 @@ impl Steer for Agent {
                 "slot {slot} gets connections only from the kernel's choice: {error}"
             ));
         }
+        drop(core);
+        self.stir();
     }
 
     fn worker_down(&mut self, slot: usize) {
@@ -822,6 +953,50 @@ impl Steer for Agent {
 
     fn drain(&mut self, slot: usize, on: bool) {
         lock(&self.core).mark(slot, flag::DRAINING, on);
+    }
+
+    fn refuse(&mut self) {
+        if let Some(dispatcher) = &lock(&self.core).dispatcher {
+            dispatcher.refuse();
+        }
+    }
+
+    fn can_replace(&self) -> bool {
+        let core = lock(&self.core);
+        core.dispatcher.as_ref().is_some_and(|one| !one.datagrams())
+    }
+
+    fn replace(&mut self, slot: usize, pid: u32, listeners: &[OwnedFd]) -> Result<(), String> {
+        let mut core = lock(&self.core);
+        let Some(dispatcher) = &mut core.dispatcher else {
+            return Err("its agent has ended".to_owned());
+        };
+        let replaced = duplicate(std::iter::once(listeners.iter().collect()))
+            .map_err(|error| error.to_string())
+            .and_then(|mut copies| {
+                let copies = copies.pop().unwrap_or_default();
+                dispatcher
+                    .replace(slot, copies)
+                    .map_err(|error| error.to_string())
+            });
+        replaced?;
+        let place = dispatcher.table().slot(slot);
+        place.pid().store(pid, Relaxed);
+        place.restarts().fetch_add(1, Relaxed);
+        for (flag, on) in [
+            (flag::STUCK, false),
+            (flag::DRAINING, false),
+            (flag::UP, true),
+        ] {
+            place.mark(flag, on);
+        }
+        core.memory[slot] = Memory::default();
+        core.laps[slot] = None;
+        core.avoided[slot] = None;
+        drop(core);
+        // A group at rest waits for its old listeners.
+        self.stir();
+        Ok(())
     }
 
     fn close(&mut self) {

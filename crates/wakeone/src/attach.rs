@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wakeone_kernel::capability::Capability;
 use wakeone_kernel::recount::{self, Callbacks, Uncounted};
@@ -20,6 +20,7 @@ use crate::agent::{Agent, Duties};
 use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::group::FOR_THE_END;
 use crate::metrics::Source;
+use crate::move_log::MoveLog;
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
 use crate::seat::Lent;
@@ -201,7 +202,7 @@ pub fn examine(found: &Found) -> Result<Prospect, Error> {
     let name = worker_name(found);
     if found.listener.sockets.len() == 1 && model.shape != Shape::Unknown {
         return Err(unfit(format!(
-            "it is one socket ({}: {}), and there is nothing to choose between; give each worker its own: {}",
+            "it is one socket ({}: {}), and there is nothing to choose between; start the server by `wakeone run --split`, or give each worker its own: {}",
             model.name(),
             model.describe(),
             advice::own_sockets(&name, &address.to_string())
@@ -343,6 +344,55 @@ pub struct Attached {
     pub recounted: recount::Recounted,
     /// Those of them that still wait in an accept queue.
     uncounted: Option<Uncounted>,
+    pace: Pace,
+    moves: MoveLog,
+    /// A socket could not be given a slot. The next look tries again.
+    unsettled: bool,
+}
+
+/// How often to look who serves a group that connections come to.
+const SIGHT_EVERY: Duration = Duration::from_millis(500);
+/// How long nothing must have come for a group to count as quiet.
+const QUIET_AFTER: Duration = Duration::from_secs(1);
+/// How often to look at the sockets of a quiet group, and who serves them. A process that ends is noticed at once.
+const QUIET_FOLLOW: Duration = Duration::from_millis(250);
+const QUIET_SIGHT: Duration = Duration::from_secs(10);
+
+/// How often a group is looked at: seldom while no connection comes to it.
+#[derive(Debug)]
+struct Pace {
+    /// Connections placed in it so far.
+    placed: u64,
+    changed: Instant,
+    followed: Instant,
+}
+
+impl Pace {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            placed: 0,
+            changed: now,
+            followed: now,
+        }
+    }
+
+    /// Whether nothing came for a while, now that so much was placed.
+    fn is_quiet(&mut self, placed: u64, now: Instant) -> bool {
+        if std::mem::replace(&mut self.placed, placed) != placed {
+            self.changed = now;
+        }
+        now.duration_since(self.changed) >= QUIET_AFTER
+    }
+
+    /// Whether it is time for a look at the sockets; notes it as taken.
+    fn is_due(&mut self, quiet: bool, now: Instant) -> bool {
+        let due = !quiet || now.duration_since(self.followed) >= QUIET_FOLLOW;
+        if due {
+            self.followed = now;
+        }
+        due
+    }
 }
 
 /// What following a group found.
@@ -395,6 +445,9 @@ impl Attached {
             policy,
             recounted,
             uncounted,
+            pace: Pace::new(),
+            moves: MoveLog::default(),
+            unsettled: false,
         };
         attached.publish_workers();
         attached.dir.store(&attached.state()?)?;
@@ -421,6 +474,7 @@ impl Attached {
             worker: None,
             current: true,
             inodes: Vec::new(),
+            beside: None,
         };
         let mut table: Vec<state::Slot> = std::iter::repeat_with(empty).take(slots).collect();
         for (slot, lent, worker) in self.seats.values() {
@@ -429,6 +483,7 @@ impl Attached {
                 worker: Identity::of(who).ok(),
                 current: true,
                 inodes: vec![lent.inode],
+                beside: None,
             };
         }
         Ok(State {
@@ -453,6 +508,7 @@ impl Attached {
             },
             slots: table,
             attached: true,
+            reserved: Vec::new(),
         })
     }
 
@@ -461,16 +517,22 @@ impl Attached {
     /// # Errors
     /// When the kernel does not show its sockets, or the state cannot be written.
     pub fn follow(&mut self) -> Result<Presence, Error> {
-        self.watcher.look()?;
+        let now = Instant::now();
+        let quiet = self.pace.is_quiet(self.agent.placed(), now);
+        if !self.watcher.lost_a_process() && !self.pace.is_due(quiet, now) {
+            return Ok(Presence::Here);
+        }
+        let sight_every = if quiet { QUIET_SIGHT } else { SIGHT_EVERY };
+        let mut seen_anew = self.watcher.follow(sight_every)?;
         let mut there = cookies(&self.watcher);
         if self.seats.keys().any(|cookie| !there.contains(cookie)) {
             // A socket whose queue is being moved does not listen for a moment: only what is missing between two looks of
             // the agent is gone.
             let watcher = &mut self.watcher;
-            self.agent.tell(|_| watcher.look()).unwrap_or(Ok(()))?;
+            let follow = |_: &mut Dispatcher| watcher.follow(sight_every);
+            seen_anew |= self.agent.tell(follow).unwrap_or(Ok(false))?;
             there = cookies(&self.watcher);
         }
-        let members = members(&self.watcher);
         let gone: Vec<u64> = self
             .seats
             .keys()
@@ -483,8 +545,12 @@ impl Attached {
                 self.agent.tell(|d| d.leave(slot));
             }
         }
-        for member in members {
-            changed |= self.settle(&member);
+        // Finding who holds what means reading all of their descriptors.
+        if seen_anew || self.unsettled {
+            self.unsettled = false;
+            for member in members(&self.watcher) {
+                changed |= self.settle(&member);
+            }
         }
         if changed {
             self.dir.keep(&self.state()?);
@@ -542,11 +608,17 @@ impl Attached {
                 }
                 Some(Err(error)) => {
                     tracing::debug!("a new socket is not steered yet: {error}");
+                    self.unsettled = true;
                     false
                 }
                 None => false,
             },
         }
+    }
+
+    /// Whether no connection came to it for a while.
+    pub fn is_quiet(&self) -> bool {
+        self.pace.changed.elapsed() >= QUIET_AFTER
     }
 
     /// Where it listens.
@@ -593,9 +665,9 @@ impl Attached {
         })
     }
 
-    /// What happened since last asked.
+    /// Returns the events since the last call, with moves summed up for the log.
     pub fn events(&mut self) -> Vec<SteerEvent> {
-        self.agent.events()
+        self.moves.pass(Instant::now(), self.agent.events())
     }
 
     /// Takes everything away; the kernel's hash chooses again.
@@ -628,6 +700,7 @@ fn load(
         adopt: kept,
         read_queues: true,
         datagrams: (prospect.protocol() == Protocol::Udp).then_some(wish.affinity),
+        lookup: &[],
     };
     let lent = prospect.members.iter().map(|m| (m.cookie, m.lent));
     let dispatcher = Dispatcher::start_beside(&plan, lent.collect())?;
@@ -751,5 +824,21 @@ mod tests {
         }
         let udp = name_of(Protocol::Udp, "[::]:53".parse().expect("address"));
         assert_eq!(udp, "at-udp----53");
+    }
+
+    #[test]
+    fn a_group_is_looked_at_seldom_while_nothing_comes_to_it() {
+        let mut pace = Pace::new();
+        let start = pace.changed;
+        let at = |ms| start + Duration::from_millis(ms);
+        // Before it counts as quiet each look is due.
+        assert!(!pace.is_quiet(0, at(50)) && pace.is_due(false, at(50)));
+        assert!(!pace.is_quiet(0, at(100)) && pace.is_due(false, at(100)));
+        assert!(pace.is_quiet(0, at(1_050)) && pace.is_due(true, at(1_050)));
+        let due = (1..20).filter(|n| pace.is_due(true, at(1_050 + n * 50)));
+        assert_eq!(due.count(), 3);
+        // The first connection ends that.
+        assert!(!pace.is_quiet(1, at(2_050)) && pace.is_due(false, at(2_050)));
+        assert!(!pace.is_quiet(1, at(2_100)) && pace.is_due(false, at(2_100)));
     }
 }

@@ -9,12 +9,13 @@ use serde::Serialize;
 use wakeone_kernel::{bpf, cgroup, process, socket};
 
 use crate::dispatcher::{self, sweep_halves};
+use crate::group::DATAGRAM_SUFFIX;
+use crate::named;
 use crate::paths::Paths;
 use crate::policy::Policy;
 use crate::repair::repair;
 use crate::split;
 use crate::status;
-use crate::supervisor::listen::Endpoint;
 use crate::supervisor::process::Identity;
 use crate::supervisor::state::{self, GroupDir, State, StateError};
 
@@ -49,6 +50,16 @@ pub enum Error {
     /// Its supervisor lives and would go on as if it were steered; or its folder cannot be had.
     #[error(transparent)]
     State(#[from] StateError),
+    /// Its workers would get no connections.
+    #[error(
+        "cannot detach `{name}`: its workers run with --lookup, and only its programs give them connections (pids {pids}); take them over with the same `wakeone run`, or end them with `kill {pids}`"
+    )]
+    Needed {
+        /// The group.
+        name: String,
+        /// Its workers.
+        pids: String,
+    },
     /// Something could not be removed.
     #[error("cannot detach `{name}`: {what} cannot be removed: {source}")]
     Remove {
@@ -69,11 +80,7 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     paths.check().map_err(StateError::from)?;
     let names = status::names(paths).unwrap_or_default();
     if !names.iter().any(|known| known == name) && paths.cgroups_of(name).is_empty() {
-        let known = if names.is_empty() {
-            "there is none at all".to_owned()
-        } else {
-            format!("there are {}", names.join(", "))
-        };
+        let known = named::known(&names);
         return Err(Error::Unknown {
             name: name.to_owned(),
             known,
@@ -90,6 +97,7 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
         ..Report::default()
     };
     match dir.load() {
+        Ok(Some(state)) if !state.reserved.is_empty() => unneeded(&state)?,
         Ok(Some(state)) if state.is_split() => leave_to_hash(paths, name),
         Ok(Some(state)) => release(&state, &mut report),
         _ => {}
@@ -113,6 +121,25 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     paths.tidy();
     split::sweep();
     Ok(report)
+}
+
+/// The groups that a name, an address or a process means (see [`named::groups`]). An unknown one is taken for a name,
+/// so that the error names it.
+pub fn meant(paths: &Paths, what: &str) -> Vec<String> {
+    let names = status::names(paths).unwrap_or_default();
+    let found = named::groups(paths, what).unwrap_or_default();
+    let whole = |name: String| match name.strip_suffix(DATAGRAM_SUFFIX) {
+        // The UDP part of a group goes with the rest of it.
+        Some(rest) if names.iter().any(|name| name == rest) => rest.to_owned(),
+        _ => name,
+    };
+    let mut found: Vec<String> = found.into_iter().map(|group| whole(group.name)).collect();
+    found.sort();
+    found.dedup();
+    if found.is_empty() {
+        found.push(what.to_owned());
+    }
+    found
 }
 
 /// The group's folder. The agent of a server that is steered from outside ends for it, and detaches by itself; a
@@ -145,20 +172,26 @@ fn take(paths: &Paths, name: &str) -> Result<GroupDir, Error> {
 /// How long an agent may take to detach.
 const AGENT_ENDS: Duration = Duration::from_secs(10);
 
-/// The groups that are attached to this address.
-pub fn groups_at(paths: &Paths, fits: impl Fn(&Endpoint) -> bool) -> Vec<String> {
-    let names = status::names(paths).unwrap_or_default();
-    let listens = |name: &String| {
-        let state = state::load(&paths.runtime, name).ok().flatten();
-        state.is_some_and(|state| state.listen.iter().any(&fits))
-    };
-    names.into_iter().filter(listens).collect()
-}
-
 /// A split server whose `wakeone run` is gone. Of its group one socket is served by nobody, and the kernel's own hash
 /// would choose it too: the program stays on the sockets, without pins, and goes with them. By hash it needs no agent.
 fn leave_to_hash(paths: &Paths, name: &str) {
     let _ = dispatcher::change_policy(paths, name, Policy::Hash);
+}
+
+/// Refuses while workers live whose listeners are on a private port.
+fn unneeded(state: &State) -> Result<(), Error> {
+    let workers = state.slots.iter().filter_map(|slot| slot.worker);
+    let pids: Vec<String> = workers
+        .filter(Identity::lives)
+        .map(|worker| worker.pid.to_string())
+        .collect();
+    if pids.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Needed {
+        name: state.name.clone(),
+        pids: pids.join(" "),
+    })
 }
 
 /// Detaches the program from the listeners that living workers hold.

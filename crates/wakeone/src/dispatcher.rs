@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf::{self, Feature, LoadPlan, Loaded, Missing, Pinned};
 use wakeone_kernel::diag::{self, Which};
+use wakeone_kernel::lookup::Place;
 use wakeone_kernel::receive_queue::{ReceiveQueue, receive_queue};
 use wakeone_kernel::socket::{self, AcceptQueue};
-use wakeone_kernel::table::{self, AFFINITY, CLOSING, COUNTED, DATAGRAMS, Table, flag};
+use wakeone_kernel::table::{self, AFFINITY, CLOSING, COUNTED, DATAGRAMS, REFUSING, Table, flag};
 use wakeone_kernel::{capability, cgroup};
 use wakeone_model::listener::Protocol;
 
@@ -134,6 +135,8 @@ pub struct Plan<'a> {
     /// The sockets are of UDP, and so are their flows kept; `None`: they listen by TCP. Nothing of UDP is counted:
     /// `cgroup` is not looked at.
     pub datagrams: Option<Affinity>,
+    /// Where the connections of each address come to, where the listeners are on private ports; else nothing.
+    pub lookup: &'a [Place],
 }
 
 impl Plan<'_> {
@@ -319,7 +322,7 @@ impl Dispatcher {
         while self.seats.len() <= slot {
             self.seats.push(Seat::Empty);
         }
-        self.seats[slot] = Seat::Lent(lent);
+        self.seats[slot] = Seat::of(lent);
         Some(slot)
     }
 
@@ -438,6 +441,24 @@ impl Dispatcher {
         seated.map(|()| slot)
     }
 
+    /// Has the program choose other listeners of our own for a slot, one an address. They listen already; what waits in
+    /// the old ones stays there.
+    ///
+    /// # Errors
+    /// The kernel's answer; the old ones are in their place then.
+    pub fn replace(&mut self, slot: usize, listeners: Vec<OwnedFd>) -> Result<(), bpf::Error> {
+        for listener in &listeners {
+            self.pinned.know_listener(slot, listener)?;
+        }
+        let old = std::mem::replace(&mut self.seats[slot], Seat::Held(listeners));
+        let put = self.restore(slot);
+        if put.is_err() {
+            self.seats[slot] = old;
+            let _ = self.restore(slot);
+        }
+        put
+    }
+
     /// Whether no other listener can be made known.
     fn is_full(&self) -> bool {
         self.pinned.known_listeners().len() >= self.pinned.listener_limit()
@@ -511,7 +532,7 @@ impl Dispatcher {
 
     /// Whoever lends a slot's listener now: another process may hold it when the first one ends.
     pub fn lend(&mut self, slot: usize, lent: Lent) {
-        self.seats[slot] = Seat::Lent(lent);
+        self.seats[slot] = Seat::of(lent);
     }
 
     fn with<R>(
@@ -524,10 +545,26 @@ impl Dispatcher {
             .with(address, act)
             .unwrap_or_else(|source| {
                 Err(bpf::Error {
-                    step: format!("borrowing the listener of slot {slot}"),
+                    step: format!(
+                        "using the listener of slot {slot}, which its process has closed or passed on,"
+                    ),
                     source,
                 })
             })
+    }
+
+    /// Does something to each listener of the group, until that fails.
+    pub(crate) fn each_listener(
+        &self,
+        act: impl Fn(BorrowedFd<'_>) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        let taken = |slot: &usize| !matches!(self.seats[*slot], Seat::Empty);
+        for slot in (0..self.seats.len()).filter(taken) {
+            for address in 0..self.pinned.addresses() {
+                self.seats[slot].with(address, &act)??;
+            }
+        }
+        Ok(())
     }
 
     /// Does something to one member of an address's group, whichever can be had: it stands for all.
@@ -637,6 +674,11 @@ impl Dispatcher {
         self.held().try_for_each(socket::drop_syns)
     }
 
+    /// As [`Dispatcher::close`], but new connections are refused: a load balancer turns to another machine at once.
+    pub fn refuse(&self) {
+        self.table().flags().fetch_or(CLOSING | REFUSING, Relaxed);
+    }
+
     /// Listeners that are our own to hold back.
     fn held(&self) -> impl Iterator<Item = &OwnedFd> {
         self.seats.iter().flat_map(Seat::held)
@@ -644,7 +686,9 @@ impl Dispatcher {
 
     /// Takes [`Dispatcher::close`] back.
     pub fn open(&self) {
-        self.table().flags().fetch_and(!CLOSING, Relaxed);
+        self.table()
+            .flags()
+            .fetch_and(!(CLOSING | REFUSING), Relaxed);
         if self.datagrams() {
             return; // a filter on them is their worker's own
         }
@@ -680,6 +724,7 @@ impl Dispatcher {
     /// Length and limit of a slot's queue at each address; zeros where it cannot be had.
     fn queues(&self, slot: usize) -> Vec<AcceptQueue> {
         let datagrams = self.datagrams();
+        self.take_out_closed(slot);
         let look = |listener: BorrowedFd<'_>| -> std::io::Result<AcceptQueue> {
             if !datagrams {
                 return socket::accept_queue(listener);
@@ -696,6 +741,20 @@ impl Dispatcher {
                 queue.ok().and_then(Result::ok).unwrap_or_default()
             })
             .collect()
+    }
+
+    /// A worker may have shut its listener down. That leaves an array of reuseport sockets by itself; from the map of a
+    /// group that looks up it is taken here, lest the program choose it.
+    fn take_out_closed(&self, slot: usize) {
+        if !self.pinned.looks_up() {
+            return;
+        }
+        for address in 0..self.pinned.addresses() {
+            let listens = self.with(slot, address, |one| Ok(socket::listens(one)));
+            if matches!(listens, Ok(false)) {
+                self.pinned.take_out(address, slot);
+            }
+        }
     }
 
     /// Moves what waits in a slot's queues to the slots that the program chooses, and returns how many that were.
@@ -790,6 +849,9 @@ impl Dispatcher {
             Seat::Lent(_) => i32::try_from(queue.limit).unwrap_or(i32::MAX),
             _ => self.backlog,
         };
+        if self.pinned.looks_up() {
+            self.pinned.take_out(address, slot);
+        }
         socket::move_queue(listener, backlog).map_err(|source| bpf::Error {
             step: format!("moving the queue of slot {slot}"),
             source,
@@ -994,7 +1056,7 @@ fn open_or_load(
     let found = plan.adopt.then(|| find(&dir, addresses)).flatten();
     let same_kind = |pinned: &Pinned| {
         let datagrams = pinned.table().flags().load(Relaxed) & DATAGRAMS != 0;
-        datagrams == plan.datagrams.is_some()
+        datagrams == plan.datagrams.is_some() && pinned.looks_up() != plan.lookup.is_empty()
     };
     let load = LoadPlan {
         dir: &dir,
@@ -1002,6 +1064,7 @@ fn open_or_load(
         cgroup: plan.cgroup.filter(|_| plan.datagrams.is_none()),
         read_queues: plan.read_queues,
         datagrams: plan.datagrams.is_some(),
+        lookup: plan.lookup,
     };
     if let Some(pinned) = found.filter(|pinned| same_kind(pinned) && fits(pinned)) {
         return Ok(renew(plan.name, &load, pinned));

@@ -20,7 +20,7 @@ use crate::steer::{Steer, Unsteered};
 use crate::supervisor::listen::Endpoint;
 use crate::supervisor::state::MOST_SLOTS;
 use crate::supervisor::trampoline::kept_capabilities;
-use crate::supervisor::{self, Options, Supervisor, group_name, state};
+use crate::supervisor::{self, Options, Restart, Supervisor, group_name, state};
 
 /// How connections are to be steered. What was not asked for may be had in a lesser way; what was asked for may not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,6 +152,11 @@ impl Group {
             agents.push(agent);
         }
         let steering = Several(agents);
+        if options.restart == Some(Restart::StartFirst) && !steering.can_replace() {
+            return Err(Error::Refused(format!(
+                "cannot restart `{name}` by start-first: nothing keeps connections from the old workers here; leave --restart away"
+            )));
+        }
         let monitor = Monitor::start(http).map_err(|error| {
             Error::Refused(format!(
                 "cannot start the thread that serves figures: {error}"
@@ -251,6 +256,7 @@ pub const DATAGRAM_SUFFIX: &str = "-udp";
 
 fn check(options: &Options, wish: &Wish) -> Result<(), Error> {
     check_datagrams(options, wish)?;
+    check_lookup(options, wish)?;
     if let Some((slot, _)) = wish
         .weights
         .iter()
@@ -310,6 +316,25 @@ fn check_datagrams(options: &Options, wish: &Wish) -> Result<(), Error> {
     if kinds.udp && kinds.tcp && !state::is_name(&datagram_name(&group_name(options)?, kinds)) {
         return usage(
             "the group's name is too long for one with TCP and UDP; give a --name".into(),
+        );
+    }
+    Ok(())
+}
+
+/// Refuses options that do not go with listeners on private ports.
+fn check_lookup(options: &Options, wish: &Wish) -> Result<(), Error> {
+    let usage = |why: &str| Err(Error::Usage(why.into()));
+    if !options.lookup {
+        return Ok(());
+    }
+    if !Kinds::of(options).tcp {
+        return usage(
+            "--lookup is for connections, and every -l is a udp:// address; leave it away",
+        );
+    }
+    if wish.metrics_tracing {
+        return usage(
+            "--lookup and --metrics-tracing cannot be together: the tracepoints' probes look at one port; leave one away",
         );
     }
     Ok(())
@@ -432,6 +457,7 @@ impl Ground<'_> {
 
     fn load(&self, wish: &Wish) -> Result<Dispatcher, dispatcher::Error> {
         let listeners = self.copies(&self.name, false)?;
+        let places = self.supervisor.places();
         let plan = Plan {
             name: &self.name,
             paths: self.paths,
@@ -443,6 +469,7 @@ impl Ground<'_> {
             adopt: self.supervisor.adopted() > 0,
             read_queues: true,
             datagrams: None,
+            lookup: &places,
         };
         Dispatcher::start(&plan, listeners)
     }
@@ -471,7 +498,7 @@ impl Ground<'_> {
 
     /// What can be had without our program; `error` says why there is none.
     fn do_without(&self, wish: &Wish, error: Error) -> Result<(Option<Dispatcher>, Policy), Error> {
-        if wish.rescue == Some(true) {
+        if wish.rescue == Some(true) || !self.supervisor.places().is_empty() {
             return Err(error);
         }
         let policy = match wish.policy {
@@ -550,6 +577,7 @@ impl Datagrams<'_> {
             adopt: self.ground.supervisor.adopted() > 0,
             read_queues: true,
             datagrams: Some(wish.affinity.unwrap_or_default()),
+            lookup: &[],
         };
         Dispatcher::start(&plan, self.ground.copies(&self.name, true)?)
     }

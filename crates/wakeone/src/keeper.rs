@@ -2,9 +2,12 @@
 //! back. What `wakeone attach` leaves behind, and what `wakeone agent` is.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use wakeone_kernel::capability;
+use wakeone_kernel::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
 
@@ -84,6 +87,76 @@ pub fn admitted(found: Vec<Found>, owners: &[u32]) -> (Vec<Found>, Vec<attach::E
     (all, refused)
 }
 
+/// How long after a change of the machine's listening sockets all processes are looked at again, which is a walk over
+/// /proc. Each look that follows without another change is three times as far away, up to the longest.
+const SEARCH_AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(60));
+/// The longest while something is refused: its obstacle may not show in the sockets.
+const REFUSED_AGAIN: Duration = Duration::from_secs(8);
+/// How often to look whether the sockets changed, and how often when they did not for long.
+const SOCKETS_EVERY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
+
+/// When to search for servers: soon after sockets came or went, ever more seldom while none do.
+#[derive(Debug)]
+struct Search {
+    /// The machine's listening sockets at the last look, as a number.
+    sockets: u64,
+    looked: Option<Instant>,
+    searched: Option<Instant>,
+    wait: Duration,
+}
+
+impl Search {
+    fn new() -> Self {
+        Self {
+            sockets: 0,
+            looked: None,
+            searched: None,
+            wait: SEARCH_AGAIN.0,
+        }
+    }
+
+    /// Whether to search now; `sockets` tells what listens.
+    fn is_due(&mut self, now: Instant, refused: bool, sockets: impl FnOnce() -> u64) -> bool {
+        let passed = |since: Option<Instant>, time: Duration| {
+            since.is_none_or(|since| now.duration_since(since) >= time)
+        };
+        if !passed(
+            self.looked,
+            self.wait.clamp(SOCKETS_EVERY.0, SOCKETS_EVERY.1),
+        ) {
+            return false;
+        }
+        self.looked = Some(now);
+        let changed = std::mem::replace(&mut self.sockets, sockets()) != self.sockets;
+        if changed {
+            self.wait = SEARCH_AGAIN.0;
+        } else if !passed(self.searched, self.wait) {
+            return false;
+        } else {
+            let longest = if refused {
+                REFUSED_AGAIN
+            } else {
+                SEARCH_AGAIN.1
+            };
+            self.wait = (self.wait * 3).min(longest);
+        }
+        self.searched = Some(now);
+        true
+    }
+}
+
+/// The listening sockets as a number, which is another one when a socket came or went. `udp`: those of UDP too.
+fn sockets(udp: bool) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let protocols = [(Protocol::Tcp, true), (Protocol::Udp, udp)];
+    for (protocol, _) in protocols.into_iter().filter(|(_, asked)| *asked) {
+        for entry in diag::sockets(protocol, Which::Listening, 0).unwrap_or_default() {
+            (entry.local, entry.socket.cookie).hash(&mut hasher);
+        }
+    }
+    hasher.finish()
+}
+
 /// The groups that are kept steered.
 pub struct Keeper {
     paths: Paths,
@@ -95,6 +168,7 @@ pub struct Keeper {
     given_up: BTreeSet<Place>,
     /// Serves their figures, from the kernel's tracepoints too where that was asked for.
     monitor: Option<(Monitor, bool)>,
+    search: Search,
 }
 
 impl Keeper {
@@ -107,6 +181,7 @@ impl Keeper {
             refused: BTreeMap::new(),
             given_up: BTreeSet::new(),
             monitor: None,
+            search: Search::new(),
         }
     }
 
@@ -132,6 +207,16 @@ impl Keeper {
         attached.end();
     }
 
+    /// Detaches from a server that runs on.
+    fn detach(&self, attached: Attached) {
+        let name = attached.name().to_owned();
+        self.let_go(attached);
+        tracing::info!(
+            event = "detached",
+            "{name} is not steered any more; its server runs on as it was"
+        );
+    }
+
     /// Keeps one group steered that was just attached.
     pub fn keep(&mut self, wish: Wish, owners: Vec<u32>, attached: Attached) {
         let target = Target::By(
@@ -152,6 +237,7 @@ impl Keeper {
         self.wanted = wanted;
         self.refused.clear();
         self.given_up.clear();
+        self.search = Search::new();
         let there = self.there(&mut Vec::new());
         // Nothing was told yet: the next attempt tells it.
         self.refused.clear();
@@ -170,7 +256,7 @@ impl Keeper {
                     attached.set_weights(new.weights.clone());
                     self.groups.insert(address, (new.clone(), attached));
                 }
-                _ => self.let_go(attached),
+                _ => self.detach(attached),
             }
         }
     }
@@ -232,11 +318,18 @@ impl Keeper {
         }
     }
 
-    /// Attaches to what is there and not yet steered. Costs a walk over /proc: to be called once in a while.
+    /// Attaches to what is there and not yet steered. Call it a few times a second: it looks at processes only where
+    /// sockets came or went, and once in a while.
     pub fn attach(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         if self.groups.len() >= self.wanted.len() && self.wanted.iter().all(|w| self.has(&w.target))
         {
+            return events;
+        }
+        let is_udp = |wanted: &Wanted| wanted.target.parts().0 == Some(Protocol::Udp);
+        let udp = self.wanted.iter().any(is_udp);
+        let refused = !self.refused.is_empty();
+        if !self.search.is_due(Instant::now(), refused, || sockets(udp)) {
             return events;
         }
         // A listener that an agent before us left closed is not found.
@@ -269,6 +362,11 @@ impl Keeper {
         events
     }
 
+    /// Whether no connection came to any group for a while.
+    pub fn is_quiet(&self) -> bool {
+        self.groups.values().all(|(_, group)| group.is_quiet())
+    }
+
     /// Looks what became of each group. To be called some twenty times a second.
     pub fn follow(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
@@ -280,6 +378,7 @@ impl Keeper {
             events.extend(seen.map(|event| Event::Steered(name.clone(), event)));
             match presence {
                 Ok(Presence::Gone) => {
+                    self.search = Search::new();
                     self.let_go(attached);
                     events.push(Event::Gone(name));
                 }
@@ -298,7 +397,30 @@ impl Keeper {
     /// Detaches from all.
     pub fn end(mut self) {
         for (_, (_, attached)) in std::mem::take(&mut self.groups) {
-            self.let_go(attached);
+            self.detach(attached);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_searched_seldom_while_no_socket_comes_or_goes() {
+        let mut search = Search::new();
+        let start = Instant::now();
+        let mut due = |ms: u64, sockets: u64| {
+            search.is_due(start + Duration::from_millis(ms), false, || sockets)
+        };
+        assert!(due(0, 7), "the first time");
+        assert!(!due(100, 7));
+        // In a minute of four looks a second: after 0.25 s, 0.75 s, 2.25 s and so on.
+        let searches = (1..240).filter(|n| due(n * 250, 7)).count();
+        assert_eq!(searches, 5);
+        assert!(due(61_000, 8), "a socket came");
+        // A server that is refused now may be ready soon, as it starts with its socket.
+        assert!(due(61_250, 8));
+        assert!(!due(61_500, 8));
     }
 }

@@ -22,11 +22,34 @@ pub struct Lent {
 impl Lent {
     /// The listener, for a moment.
     pub(crate) fn borrow(&self) -> io::Result<OwnedFd> {
-        let listener = process::descriptor_of(self.pid, self.fd)?;
+        self.same(process::descriptor_of(self.pid, self.fd)?)
+    }
+
+    /// Returns a borrowed descriptor if it is the listener that is meant.
+    fn same(&self, listener: OwnedFd) -> io::Result<OwnedFd> {
         if inode_of(&listener).unwrap_or(0) == self.inode {
             Ok(listener)
         } else {
             Err(io::ErrorKind::NotFound.into())
+        }
+    }
+}
+
+/// A listener that is borrowed again and again: its lender's pidfd is kept, and keeps nothing of the server alive.
+#[derive(Debug)]
+pub struct Lender {
+    lent: Lent,
+    /// None where it could not be had. Each borrowing opens one then, and tells why it fails.
+    handle: Option<OwnedFd>,
+}
+
+impl Lender {
+    fn borrow(&self) -> io::Result<OwnedFd> {
+        match &self.handle {
+            Some(handle) => self
+                .lent
+                .same(process::descriptor_by(handle, self.lent.fd)?),
+            None => self.lent.borrow(),
         }
     }
 }
@@ -37,12 +60,18 @@ pub enum Seat {
     /// Our own, one for each address.
     Held(Vec<OwnedFd>),
     /// Another's, of the one address that its group has.
-    Lent(Lent),
+    Lent(Lender),
     /// None: the slot is free.
     Empty,
 }
 
 impl Seat {
+    /// That of a listener which another process lends.
+    pub fn of(lent: Lent) -> Self {
+        let handle = process::handle_of(lent.pid).ok();
+        Seat::Lent(Lender { lent, handle })
+    }
+
     /// Does something to the listener of an address.
     ///
     /// # Errors
@@ -53,7 +82,7 @@ impl Seat {
                 let listener = listeners.get(address).ok_or(io::ErrorKind::NotFound)?;
                 Ok(act(listener.as_fd()))
             }
-            Seat::Lent(lent) => Ok(act(lent.borrow()?.as_fd())),
+            Seat::Lent(lender) => Ok(act(lender.borrow()?.as_fd())),
             Seat::Empty => Err(io::ErrorKind::NotFound.into()),
         }
     }
@@ -73,7 +102,7 @@ impl Seat {
                 .iter()
                 .map(|one| inode_of(one).unwrap_or(0))
                 .collect(),
-            Seat::Lent(lent) => vec![lent.inode],
+            Seat::Lent(lender) => vec![lender.lent.inode],
             Seat::Empty => Vec::new(),
         }
     }

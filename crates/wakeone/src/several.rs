@@ -1,5 +1,7 @@
 //! Several that steer, as one: a group that listens by TCP and by UDP has a program, a table and an agent for each.
 
+use std::os::fd::OwnedFd;
+
 use crate::agent::Agent;
 use crate::steer::{Steer, SteerEvent};
 
@@ -22,6 +24,21 @@ impl Steer for Several {
 
     fn close(&mut self) {
         self.0.iter_mut().for_each(Steer::close);
+    }
+
+    fn refuse(&mut self) {
+        self.0.iter_mut().for_each(Steer::refuse);
+    }
+
+    /// Not beside a group of UDP: what waits in such a socket is read by whoever has the socket.
+    fn can_replace(&self) -> bool {
+        !self.0.is_empty() && self.0.iter().all(Steer::can_replace)
+    }
+
+    fn replace(&mut self, slot: usize, pid: u32, listeners: &[OwnedFd]) -> Result<(), String> {
+        self.0
+            .iter_mut()
+            .try_for_each(|one| one.replace(slot, pid, listeners))
     }
 
     /// Connections and bytes are summed: what matters is whether anything waits.

@@ -1,5 +1,8 @@
 //! What the supervisor asks of whatever steers its connections, so that the two know nothing else of each other.
 
+use std::os::fd::OwnedFd;
+use wakeone_model::layout::counted;
+
 /// Steers connections to the slots of a group, as the supervisor tells it who is there.
 ///
 /// All calls come from the supervisor's one thread, and none may block for longer than a rescue takes.
@@ -12,6 +15,21 @@ pub trait Steer: Send {
     fn drain(&mut self, slot: usize, on: bool);
     /// No new connections at all: SYNs are dropped, so that the client's retry reaches a successor.
     fn close(&mut self);
+    /// No new connections at all, and each is refused at once where that can be done.
+    fn refuse(&mut self) {
+        self.close();
+    }
+    /// Whether [`Steer::replace`] can be done: what is chosen is known to the socket.
+    fn can_replace(&self) -> bool {
+        false
+    }
+    /// Worker `pid` serves the slot from now on, with these listeners, one an address. The old ones are chosen no more.
+    ///
+    /// # Errors
+    /// Why not, as a sentence; the slot is as it was.
+    fn replace(&mut self, _slot: usize, _pid: u32, _listeners: &[OwnedFd]) -> Result<(), String> {
+        Err("nothing steers connections here".to_owned())
+    }
     /// Connections that wait in the slot's accept queues.
     fn queued(&self, slot: usize) -> u32;
     /// Connections open at the slot's worker, queued ones included; 0 where they are not counted.
@@ -52,6 +70,15 @@ pub enum SteerEvent {
         /// How long it had been stuck.
         after_ms: u64,
     },
+    /// The sum of some time's stuck workers and moves (see [`crate::move_log::MoveLog`]).
+    Summary {
+        /// Which slot.
+        slot: usize,
+        /// Connections moved.
+        moved: u64,
+        /// The sentence.
+        text: String,
+    },
     /// Anything else, as a sentence.
     Note(String),
 }
@@ -61,7 +88,10 @@ impl SteerEvent {
     pub fn log(&self, who: &impl std::fmt::Display) {
         match self {
             Self::Stuck { slot, queued, unit } => {
-                tracing::debug!("{who}: slot {slot} is stuck with {queued} {unit} waiting");
+                tracing::debug!(
+                    "{who}: slot {slot} is stuck with {} waiting",
+                    counted(u64::from(*queued), unit)
+                );
             }
             Self::Rescued {
                 slot,
@@ -71,6 +101,7 @@ impl SteerEvent {
             Self::Resumed { slot, after_ms } => {
                 tracing::info!("{who}: slot {slot} accepts again after {after_ms} ms");
             }
+            Self::Summary { text, .. } => tracing::info!(event = "moved", "{who}: {text}"),
             Self::Note(text) => tracing::warn!("{who}: {text}"),
         }
     }

@@ -292,6 +292,7 @@ impl Steered {
             adopt: false,
             read_queues: true,
             datagrams: Some(options.affinity.unwrap_or_default()),
+            lookup: &[],
         };
         let copy = |socket: &OwnedFd| Ok(vec![socket.try_clone()?]);
         let copies: io::Result<Vec<_>> = sockets.iter().map(copy).collect();
@@ -359,9 +360,11 @@ fn write_down(
         worker: (slot == 0).then_some(own),
         current: true,
         inodes: vec![inode_of(socket).unwrap_or(0)],
+        beside: None,
     };
     dir.store(&State {
         attached: false,
+        reserved: Vec::new(),
         schema: state::SCHEMA,
         name: name.to_owned(),
         boot: state::boot_id(),

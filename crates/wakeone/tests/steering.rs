@@ -114,7 +114,10 @@ fn supervise(notes: Notebook, script: impl FnOnce(&Notebook) + Send + 'static) {
         user: None,
         group: None,
         keep_caps: Vec::new(),
+        restart: None,
+        refuse: false,
         grace: Duration::from_secs(60),
+        lookup: false,
         runtime_dir: folder.path().to_owned(),
     };
     let supervisor = Supervisor::new(&options).expect("supervisor");

@@ -9,6 +9,7 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
+use wakeone::policy::Policy;
 use wakeone_top::{Action, Key, Source, State, draw};
 
 use super::live::Live;
@@ -105,6 +106,7 @@ fn key_of(key: KeyEvent) -> Option<Key> {
         KeyCode::BackTab | KeyCode::Left => Some(Key::BackTab),
         KeyCode::Up => Some(Key::Up),
         KeyCode::Down => Some(Key::Down),
+        KeyCode::Enter => Some(Key::Enter),
         KeyCode::Esc => Some(Key::Escape),
         _ => None,
     }
@@ -113,6 +115,7 @@ fn key_of(key: KeyEvent) -> Option<Key> {
 /// Shows what is watched until it is quit.
 pub fn live(live: &mut Live, interval: Duration, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut state = State::new(Source::Live);
+    state.policies = Policy::ALL.map(|policy| policy.name().to_owned()).into();
     let mut screen = Screen::open()?;
     let mut wait = interval.min(FIRST);
     let mut quit = false;
@@ -124,7 +127,11 @@ pub fn live(live: &mut Live, interval: Duration, stop: &AtomicBool) -> anyhow::R
                 Pressed::Nothing => {}
                 Pressed::Asked(Action::Quit) => quit = true,
                 Pressed::Asked(action) => {
-                    state.notice = Some(steering::act(&paths, &action));
+                    match (steering::act(&paths, &action), &action) {
+                        (Ok(_), Action::ChangePolicy(change)) => state.changed(change),
+                        (Ok(done), _) => state.notice = Some(done),
+                        (Err(why), _) => state.notice = Some(why),
+                    }
                     screen.draw(&state)?;
                 }
                 Pressed::Drawn => screen.draw(&state)?,

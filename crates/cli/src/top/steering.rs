@@ -5,9 +5,10 @@ use wakeone::metrics::socket;
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
 use wakeone::status::{self, Group};
+use wakeone_model::layout::connections;
 use wakeone_model::listener::Protocol;
 use wakeone_model::snapshot::Watch;
-use wakeone_top::{Action, SlotLook, Steering};
+use wakeone_top::{Action, Change, SlotLook, Steering};
 
 /// The groups steered here; none where they may not be seen.
 pub fn groups(paths: &Paths) -> Vec<Group> {
@@ -64,68 +65,56 @@ pub fn line(steering: &Steering) -> String {
         })
         .collect();
     format!(
-        "  steered as `{}` by {}; chosen so far: {all}, {}\n",
+        "steered as `{}` by {}; chosen so far: {all}, {}",
         steering.group,
         steering.policy.as_deref().unwrap_or("an unknown policy"),
         slots.join(", ")
     )
 }
 
-/// Does what a key asked for; what came of it, in a sentence.
-pub fn act(paths: &Paths, action: &Action) -> String {
+/// Does what a key asked for. Returns a sentence that tells the result, or the reason for doing nothing.
+pub fn act(paths: &Paths, action: &Action) -> Result<String, String> {
     match action {
-        Action::Quit => String::new(),
-        Action::ChangePolicy { group, from } => change_policy(paths, group, from.as_deref()),
+        Action::Quit => Ok(String::new()),
+        Action::ChangePolicy(change) => change_policy(paths, change),
         Action::Drain { group, slots, on } => drain(paths, group, slots, *on),
         Action::Rescue { group, slots } => rescue(paths, group, slots),
     }
 }
 
-/// The next policy that the group can have: those that go by counts are passed over where nobody counts.
-fn change_policy(paths: &Paths, group: &str, from: Option<&str>) -> String {
-    let at = Policy::ALL.iter().position(|p| Some(p.name()) == from);
-    let others = Policy::ALL.iter().cycle().skip(at.map_or(0, |at| at + 1));
-    let mut refused = String::new();
-    for policy in others.take(Policy::ALL.len()) {
-        match dispatcher::change_policy(paths, group, *policy) {
-            Ok(_) => return format!("{group}: {policy} from the next connection on"),
-            Err(
-                error @ (dispatcher::PolicyError::Uncounted { .. }
-                | dispatcher::PolicyError::Unfit { .. }),
-            ) => refused = error.to_string(),
-            Err(error) => return error.to_string(),
-        }
-    }
-    refused
+fn change_policy(paths: &Paths, change: &Change) -> Result<String, String> {
+    let policy: Policy = change.to.parse()?;
+    dispatcher::change_policy(paths, &change.group, policy).map_err(|error| error.to_string())?;
+    Ok(format!(
+        "{}: {policy} from the next connection on",
+        change.group
+    ))
 }
 
 /// The agent does it: it alone may.
-fn rescue(paths: &Paths, group: &str, slots: &[u32]) -> String {
+fn rescue(paths: &Paths, group: &str, slots: &[u32]) -> Result<String, String> {
     let mut moved = 0;
     for slot in slots {
-        match socket::rescue(paths, group, *slot as usize) {
-            Ok(more) => moved += more,
-            Err(why) => return why,
-        }
-    }
-    let names: Vec<String> = slots.iter().map(u32::to_string).collect();
-    match moved {
-        0 => format!("nothing waits in slot {}", names.join(", ")),
-        moved => format!("{moved} connections moved from slot {}", names.join(", ")),
-    }
-}
-
-fn drain(paths: &Paths, group: &str, slots: &[u32], on: bool) -> String {
-    for slot in slots {
-        if let Err(error) = dispatcher::change_drain(paths, group, *slot as usize, on) {
-            return error.to_string();
-        }
+        moved += socket::rescue(paths, group, *slot as usize)?;
     }
     let names: Vec<String> = slots.iter().map(u32::to_string).collect();
     let names = names.join(", ");
-    if on {
+    Ok(match moved {
+        0 => format!("nothing waits in slot {names}"),
+        moved => format!("{} moved from slot {names}", connections(moved.into())),
+    })
+}
+
+fn drain(paths: &Paths, group: &str, slots: &[u32], on: bool) -> Result<String, String> {
+    for slot in slots {
+        dispatcher::change_drain(paths, group, *slot as usize, on)
+            .map_err(|error| error.to_string())?;
+    }
+    let names: Vec<String> = slots.iter().map(u32::to_string).collect();
+    let names = names.join(", ");
+    Ok(if on {
         format!("slot {names} drains: new connections go to others; d again ends it")
     } else {
         format!("slot {names} takes new connections again")
-    }
+    })
 }

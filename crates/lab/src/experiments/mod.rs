@@ -5,7 +5,9 @@ mod architectures;
 mod cost;
 mod cycle;
 mod herd;
+mod kept;
 mod nginx;
+mod overload;
 mod pinned;
 mod reference;
 mod restart;
@@ -27,9 +29,11 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &accept_lock::AcceptLock,
         &spread::Spread,
         &tills::Tills,
+        &kept::Kept,
         &cycle::Cycle,
         &architectures::Architectures,
         &stuck::Stuck,
+        &overload::Overload,
         &restart::Restart,
         &nginx::Nginx,
         &pinned::Pinned,

@@ -158,14 +158,16 @@ fn block(block: &Block) -> Result<Markup, Error> {
 fn table(shown: &Table) -> Markup {
     html! {
         p.caption { (shown.caption) }
-        div.scroll {
+        div.scroll.wide-table[shown.head.len() > 4] {
             table aria-label=(shown.caption) {
                 thead { tr { @for cell in &shown.head { th scope="col" { (cell) } } } }
                 tbody {
                     @for row in &shown.rows {
                         tr.published[row.published] {
                             @for (column, cell) in row.cells.iter().enumerate() {
-                                @if column == 0 { th scope="row" { (cell) } } @else { td { (cell) } }
+                                @if column == 0 { th scope="row" { (cell) } }
+                                @else if row.bad.contains(&column) { td.bad { (cell) " ✗" } }
+                                @else { td { (cell) } }
                             }
                         }
                     }
@@ -215,7 +217,7 @@ fn contrasts(outcome: &Outcome) -> Markup {
     html! {
         details {
             summary { "Ratios of neighbouring slices" }
-            div.scroll {
+            div.scroll.wide-table {
                 table {
                     thead { tr {
                         th scope="col" { "variant" } th scope="col" { "ratio" } th scope="col" { "middle half's mean" }

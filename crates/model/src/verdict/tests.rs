@@ -6,7 +6,7 @@ use crate::listener::{Listener, Socket};
 use crate::snapshot::{
     HostLook, Sampled, Snapshot, TraceGaps, TraceLook, View, WorkerLook, WorkerTrace,
 };
-use crate::waits::{Waits, bucket_of};
+use crate::waits::Waits;
 
 const WORKERS: u32 = 4;
 const SECONDS: u64 = 10;
@@ -15,16 +15,8 @@ const LOOKS: u64 = 1000;
 const PIDS: [u32; 4] = [10, 11, 12, 13];
 
 fn waits(us: &[u64]) -> Waits {
-    let mut waits = Waits {
-        buckets: vec![0; 512],
-        ..Waits::default()
-    };
-    for us in us {
-        waits.count += 1;
-        waits.sum_us += us;
-        waits.max_us = waits.max_us.max(*us);
-        waits.buckets[bucket_of(*us)] += 1;
-    }
+    let mut waits = Waits::of(us.iter().copied());
+    waits.buckets.resize(512, 0);
     waits
 }
 
@@ -85,6 +77,7 @@ fn snapshot(sockets: u32, seconds: u64) -> Snapshot {
             cpus: 2,
             ..HostLook::default()
         },
+        waiting: Some(Waits::default()),
     }
 }
 
@@ -218,6 +211,92 @@ fn stopped_for_more_than_half_the_time() {
     // One that is not among those who serve.
     let other = |w: &mut Watch| w.sampled.stopped.extend([(99, LOOKS)]);
     assert_eq!(found(own(), other), NONE);
+}
+
+/// Seven connections wait for worker 10, the oldest for 3.1 s, beside a thousand that were served at once.
+fn wait_for_the_first(w: &mut Watch) {
+    w.last.listener.sockets[0].queued = 7;
+    let ages = [100_000, 500_000, 900_000, 1_400_000, 2_000_000, 2_500_000];
+    w.last.waiting = Some(Waits::of(ages.into_iter().chain([3_100_000])));
+}
+
+#[test]
+fn a_stopped_worker_is_reported_once_with_what_waits_for_it() {
+    let mut watch = own();
+    watch.sampled.stopped.insert(10, LOOKS);
+    watch.sampled.blocked_queue.insert(1000, LOOKS);
+    wait_for_the_first(&mut watch);
+    let findings = judge(&watch);
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+    assert_eq!(findings[0].code, "stopped-worker");
+    assert_eq!(
+        findings[0].evidence,
+        [
+            "process 10 was stopped for more than half of 10.0 s; 7 connections wait in its queue; the oldest waits 3.10 s"
+        ]
+    );
+    // A stuck one, too.
+    let stuck = |w: &mut Watch| {
+        hang(w);
+        w.sampled.blocked_queue.insert(1000, LOOKS);
+    };
+    assert_eq!(found(own(), stuck), ["stuck-worker"]);
+    // Beside it another one's queue may be blocked: that is reported as well.
+    let both = |w: &mut Watch| {
+        stuck(w);
+        w.sampled.blocked_queue.insert(1001, 50);
+        let worker = trace(w).workers.get_mut(&11).expect("worker");
+        worker.waits = waits(&[100, 50_000]);
+    };
+    assert_eq!(found(own(), both), ["stuck-worker", "blind-hash"]);
+}
+
+#[test]
+fn those_that_wait_still_are_among_the_waits() {
+    let mut watch = own();
+    assert!(watch.totals().wait_us_max < Some(200.0));
+    assert_eq!(watch.totals().oldest_wait_us, None);
+    wait_for_the_first(&mut watch);
+    let totals = watch.totals();
+    assert_eq!(totals.oldest_wait_us, Some(3_100_000.0));
+    assert_eq!(totals.wait_us_max, Some(3_100_000.0));
+    // Of 1,007 waits seven are longer than 100 ms.
+    assert!(totals.wait_us_p50 < Some(200.0));
+    let ten_more = Waits::of([2_000_000; 10]);
+    watch.last.waiting.as_mut().expect("waits").add(&ten_more);
+    assert!(watch.totals().wait_us_p99 > Some(1_000_000.0));
+    // One queue is filled, and it is known whose.
+    let worst = |watch: &Watch| {
+        watch
+            .rows()
+            .iter()
+            .map(|r| r.wait_us_max)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(worst(&watch)[0], Some(3_100_000.0));
+    assert!(worst(&watch)[1] < Some(200.0));
+    watch.last.listener.sockets[1].queued = 1;
+    assert!(worst(&watch)[0] < Some(200.0), "they may be the other's");
+    // Without tracing nothing is known of those that were served: only the age remains.
+    (watch.first.trace, watch.last.trace) = (None, None);
+    let totals = watch.totals();
+    assert_eq!((totals.wait_us_p99, totals.wait_us_max), (None, None));
+    assert_eq!(totals.oldest_wait_us, Some(3_100_000.0));
+}
+
+#[test]
+fn shares_are_told_apart_only_where_there_was_enough_to_share() {
+    let mut watch = own();
+    assert_eq!(watch.unevenness(), Some((1.0, "connections")));
+    take(&mut watch, [0; 4]);
+    watch.last.workers.get_mut(&10).expect("worker").cpu_ns *= 4;
+    assert_eq!(watch.unevenness(), None, "the CPU of housekeeping");
+    (watch.first.trace, watch.last.trace) = (None, None);
+    assert_eq!(watch.unevenness().map(|(_, of)| of), Some("CPU"));
+    for worker in watch.last.workers.values_mut() {
+        worker.cpu_ns = 1_000_000;
+    }
+    assert_eq!(watch.unevenness(), None);
 }
 
 /// Worker 10 was busy all the time and took nothing, with a filled queue.

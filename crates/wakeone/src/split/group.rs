@@ -2,11 +2,13 @@
 //! written down (for `status`, and for `detach` should `wakeone run` be killed), and the end.
 
 use std::io;
+use std::time::Instant;
 
 use wakeone_kernel::capability;
 
 use super::shared::FOR_LOADING;
 use crate::agent::Agent;
+use crate::move_log::MoveLog;
 use crate::seat::Lent;
 use crate::steer::Steer;
 use crate::supervisor::listen::Endpoint;
@@ -58,6 +60,7 @@ impl Record<'_> {
             worker: None,
             current: true,
             inodes: Vec::new(),
+            beside: None,
         };
         let mut table: Vec<state::Slot> =
             std::iter::repeat_with(empty).take(slots.max(1)).collect();
@@ -85,6 +88,7 @@ impl Record<'_> {
             },
             slots: table,
             attached: true,
+            reserved: Vec::new(),
         })
     }
 }
@@ -126,6 +130,10 @@ pub(super) fn end(agent: Option<Agent>, dir: Option<&GroupDir>) {
 }
 
 /// What an agent saw.
-pub(super) fn events(agent: &mut Option<Agent>) -> Vec<crate::steer::SteerEvent> {
-    agent.as_mut().map(Steer::events).unwrap_or_default()
+pub(super) fn events(
+    agent: &mut Option<Agent>,
+    moves: &mut MoveLog,
+) -> Vec<crate::steer::SteerEvent> {
+    let seen = agent.as_mut().map(Steer::events).unwrap_or_default();
+    moves.pass(Instant::now(), seen)
 }

@@ -19,6 +19,7 @@ mod server;
 mod shared;
 #[cfg(test)]
 mod tests;
+mod unsplit;
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -43,6 +44,8 @@ pub use library::sweep;
 use readers::Readers;
 use server::{Server, Signals};
 use shared::{Offer, Shared, in_words};
+use unsplit::Unsplit;
+use wakeone_model::layout::counted;
 
 /// How often to look what became of sockets and processes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
@@ -173,9 +176,18 @@ pub fn run(options: &Options) -> Result<u8, Error> {
         Ok(monitor) => splitter.monitor = Some(monitor),
         Err(error) => tracing::warn!("no figures are served: {error}"),
     }
+    if options.check {
+        tracing::info!(
+            event = "check",
+            "the server was started; waiting at most {} s for it to listen, and for its workers to wait for connections",
+            LONGEST_CHECK.as_secs()
+        );
+    }
     let code = serve(&mut broker, &mut splitter, &mut server, &signals);
     if splitter.check {
         splitter.report();
+    } else {
+        splitter.tell_end(code.as_ref().ok());
     }
     splitter.end();
     drop(library);
@@ -302,6 +314,12 @@ struct Splitter {
     readers: Vec<Readers>,
     /// Why another policy than was asked for chooses among those.
     unfit: Option<String>,
+    /// Tells of the addresses that are left alone.
+    unsplit: Unsplit,
+    /// The server's own groups of sockets (cookies): they were told of with SO_REUSEPORT set.
+    foreign: VecDeque<u64>,
+    /// Queues that were given out.
+    given: u64,
 }
 
 impl Splitter {
@@ -333,6 +351,9 @@ impl Splitter {
             unfit: options
                 .policy
                 .and_then(|policy| policy.fits_datagrams().err()),
+            unsplit: Unsplit::new(),
+            foreign: VecDeque::new(),
+            given: 0,
         }
     }
 
@@ -393,6 +414,63 @@ impl Splitter {
             self.end_of(shared);
         }
         self.follow_readers();
+        self.look_unsplit();
+    }
+
+    /// Tells of listeners that stay as they are.
+    fn look_unsplit(&mut self) {
+        let shared = &self.shared;
+        let known = |inode| shared.iter().any(|one| one.knows(inode));
+        let split = |address| {
+            let mut at = shared.iter().filter(|one| one.address() == address);
+            at.any(|one| one.queues() > 0)
+        };
+        for (address, why) in self.unsplit.look(self.server, known, split) {
+            let sentence = why.told(address);
+            match (self.check, why) {
+                // Its processes are judged one by one.
+                (true, unsplit::Why::Waits) => {
+                    tracing::info!(
+                        event = "check",
+                        "{address} listens; waiting for its workers"
+                    );
+                }
+                (true, _) => self.note(sentence),
+                (false, unsplit::Why::Waits) => tracing::info!(event = "unsplit", "{sentence}"),
+                (false, _) => tracing::warn!(event = "unsplit", "{sentence}"),
+            }
+        }
+    }
+
+    /// Whether a socket with SO_REUSEPORT is one that the server's processes share all the same: the process that listens
+    /// got it from the one above, and the address has no other. (hypercorn)
+    fn is_shared(&self, pid: u32, socket: &OwnedFd) -> bool {
+        let cookie = socket::cookie(socket).unwrap_or_default();
+        let inherited = inode_of(socket).is_ok_and(|inode| shared::first_holder(pid, inode) != pid);
+        !self.foreign.contains(&cookie)
+            && inherited
+            && sibling::address(socket).is_some_and(|at| unsplit::sockets_at(at) == 1)
+    }
+
+    /// Notes a socket that is of a group of the server's own making.
+    fn is_foreign(&mut self, socket: &OwnedFd) {
+        if let Ok(cookie) = socket::cookie(socket) {
+            if self.foreign.len() >= MOST_OPENED {
+                self.foreign.pop_front();
+            }
+            self.foreign.push_back(cookie);
+        }
+    }
+
+    /// Logs how the server ended, and how many queues it got.
+    fn tell_end(&self, code: Option<&u8>) {
+        let how = code.map_or(String::new(), |code| format!(" with status {code}"));
+        tracing::info!(
+            event = "end",
+            queues = self.given,
+            "the server ended{how}; {} of its own were given out",
+            counted(self.given, "queues")
+        );
     }
 
     fn end_of(&self, shared: Shared) {
@@ -412,9 +490,14 @@ impl Splitter {
 
     fn report(&self) {
         if self.findings.is_empty() {
-            let name = peek_name(self.server);
+            let seen = if self.unsplit.has_seen_any() {
+                "it listens, but no process was seen to begin to wait for connections"
+            } else {
+                "no process of the server was seen to listen by TCP"
+            };
             tell(&format!(
-                "nothing to split: no process{name} was seen to listen by TCP, or to wait for connections"
+                "nothing to split: {seen} in {} s; if it starts more slowly, look at the log of `wakeone run --split`",
+                LONGEST_CHECK.as_secs()
             ));
         }
         for finding in &self.findings {
@@ -494,9 +577,11 @@ impl Answer<Offered> for Splitter {
         }
         // One that had SO_REUSEPORT before is of a group of the server's own making, unless another process has just
         // begun to listen on it too, whose message is still to come.
-        if (own || self.has_opened(&socket)) && self.admit(pid, fd, &socket).is_some() {
+        let shared = own || self.has_opened(&socket) || self.is_shared(pid, &socket);
+        if shared && self.admit(pid, fd, &socket).is_some() {
             Reply::Done
         } else {
+            self.is_foreign(&socket);
             Reply::Leave
         }
     }
@@ -568,7 +653,7 @@ impl Splitter {
             // It listens already, by another process whose message is still to come.
             None => {
                 let socket = claim.socket.try_clone_to_owned().ok()?;
-                let opened = self.has_opened(&socket);
+                let opened = self.has_opened(&socket) || self.is_shared(claim.pid, &socket);
                 opened.then(|| self.admit(claim.pid, claim.fd, &socket))??
             }
         };
@@ -605,6 +690,7 @@ impl Splitter {
             return;
         };
         self.shared[at].taken(pid, fd, offer);
+        self.given += 1;
         let shared = &self.shared[at];
         let address = shared.address();
         let first = format!("{address} is split");
@@ -614,10 +700,10 @@ impl Splitter {
             }
             match self.steering {
                 Steering::Full(policy) => {
-                    tracing::info!(event = "split", %address, %policy, "{address} is split: each worker gets a queue of its own, policy {policy}, group `{}`", shared.name())
+                    tracing::info!(event = "split", %address, %policy, "ready: {address} is split: each worker gets a queue of its own, policy {policy}, group `{}`", shared.name())
                 }
                 Steering::None => {
-                    tracing::info!(event = "split", %address, "{address} is split: each worker gets a queue of its own, the kernel's hash chooses")
+                    tracing::info!(event = "split", %address, "ready: {address} is split: each worker gets a queue of its own, the kernel's hash chooses")
                 }
             }
         }

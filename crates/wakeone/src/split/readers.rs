@@ -24,6 +24,7 @@ use crate::agent::{Agent, Duties};
 use crate::attach::name_of;
 use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::metrics::Source;
+use crate::move_log::MoveLog;
 use crate::paths::Paths;
 use crate::seat::Lent;
 use crate::steer::{Steer, SteerEvent};
@@ -113,6 +114,7 @@ pub struct Readers {
     known: HashSet<u64>,
     left: LeftQueues,
     agent: Option<Agent>,
+    moves: MoveLog,
     dir: Option<GroupDir>,
     /// The kernel's hash chooses, whatever was wished for.
     hash: bool,
@@ -142,6 +144,7 @@ impl Readers {
             known: HashSet::from([inode]),
             left: LeftQueues::at(address),
             agent: None,
+            moves: MoveLog::default(),
             dir: None,
             hash: false,
             looked: Instant::now(),
@@ -361,6 +364,7 @@ impl Readers {
             adopt: false,
             read_queues: true,
             datagrams: Some(wish.affinity),
+            lookup: &[],
         };
         capability::with(&FOR_LOADING, || {
             Dispatcher::start_beside(&plan, vec![(offer.cookie, ours)])
@@ -620,7 +624,7 @@ impl Readers {
 
     /// What its agent saw.
     pub fn events(&mut self) -> Vec<SteerEvent> {
-        group::events(&mut self.agent)
+        group::events(&mut self.agent, &mut self.moves)
     }
 
     /// Nobody has the socket any more: takes program, pins and state away.

@@ -20,6 +20,7 @@ use crate::agent::{Agent, Duties};
 use crate::attach::name_of;
 use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::metrics::Source;
+use crate::move_log::MoveLog;
 use crate::paths::Paths;
 use crate::seat::Lent;
 use crate::steer::Steer;
@@ -168,6 +169,7 @@ pub struct Shared {
     /// Inodes of all queues there ever were: a descendant may still hold one.
     known: HashSet<u64>,
     agent: Option<Agent>,
+    moves: MoveLog,
     dir: Option<GroupDir>,
     looked: Instant,
     /// Since when the shared socket is given no connections.
@@ -199,6 +201,7 @@ impl Shared {
             siblings: Vec::new(),
             known: HashSet::from([inode]),
             agent: None,
+            moves: MoveLog::default(),
             dir: None,
             looked: Instant::now(),
             unchosen: None,
@@ -690,7 +693,7 @@ impl Shared {
 
     /// What its agent saw.
     pub fn events(&mut self) -> Vec<crate::steer::SteerEvent> {
-        group::events(&mut self.agent)
+        group::events(&mut self.agent, &mut self.moves)
     }
 
     /// The server closed it, or is gone: takes program, pins and state away.
@@ -718,13 +721,14 @@ fn load(
         adopt: false,
         read_queues: true,
         datagrams: None,
+        lookup: &[],
     };
     Dispatcher::start_beside(&plan, lent)
 }
 
 /// Who opened a listener that a process has begun to listen on: that process, or the one above it that holds it too. (Some
 /// servers bind in the first process and listen in the workers.)
-fn first_holder(pid: u32, inode: u64) -> u32 {
+pub fn first_holder(pid: u32, inode: u64) -> u32 {
     let mut first = pid;
     let own = std::process::id();
     let above = |pid| peek::identity(pid).map(|identity| identity.parent);

@@ -1,12 +1,14 @@
 //! Taking over the workers of a supervisor that was killed: they went on serving, and hold the listeners.
 
 use super::listen::{self, Endpoint, ListenError};
-use super::process::Process;
-use super::slot::{Slot, Worker};
+use super::process::{Identity, Process};
+use super::reserve::{self, Reserved};
+use super::slot::{Retiring, Slot, Worker};
 use super::state::{self, State, Task};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 use wakeone_kernel::process::sockets_of;
 
 /// Why workers that still run cannot be taken over.
@@ -36,6 +38,18 @@ pub enum AdoptError {
         /// Their pids.
         pids: String,
     },
+    /// Their listeners are not where they were asked for.
+    #[error(
+        "workers of an earlier `{name}` still run {how} --lookup (pids {pids}): start {how} it to take them over, or end them with `kill {pids}`"
+    )]
+    Otherwise {
+        /// The group.
+        name: String,
+        /// `with` or `without`.
+        how: &'static str,
+        /// Their pids.
+        pids: String,
+    },
     /// The kernel does not let us look into one.
     #[error(
         "cannot take the listeners of worker process {pid}: {source}; that needs root, or the same user and kernel.yama.ptrace_scope=0"
@@ -51,11 +65,13 @@ pub enum AdoptError {
     Listen(#[from] ListenError),
 }
 
-/// A group taken over.
+/// A group's sockets, and who serves them.
 #[derive(Debug)]
-pub struct Adopted {
+pub struct Sockets {
     /// Where it listens: the ports that were chosen where 0 was asked for.
     pub endpoints: Vec<Endpoint>,
+    /// The reserving socket of each address whose listeners are on a private port.
+    pub reserved: Vec<Option<Reserved>>,
     /// Its slots; those whose worker died meanwhile have a new socket, which does not listen yet, and no worker.
     pub slots: Vec<Slot>,
 }
@@ -70,13 +86,19 @@ pub struct Wanted<'a> {
     pub task: &'a Task,
     /// The listeners' backlog.
     pub backlog: i32,
+    /// Bind listeners for a second worker of each slot.
+    pub spare: bool,
+    /// How long a worker that was being replaced has to end.
+    pub grace: Duration,
+    /// TCP listeners are to be on private ports.
+    pub lookup: bool,
 }
 
 /// Takes over what still runs of `state`; `None` when nothing does.
 ///
 /// # Errors
 /// Something runs, and is not what was asked for, or cannot be taken. Nothing was changed then.
-pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Adopted>, AdoptError> {
+pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, AdoptError> {
     let mut living = living(state)?;
     if living.iter().all(Option::is_none) {
         return Ok(None);
@@ -84,7 +106,7 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Adopted>, Adop
     let pids: Vec<String> = living
         .iter()
         .flatten()
-        .map(|process| process.pid().to_string())
+        .map(|found| found.process.pid().to_string())
         .collect();
     let (name, pids) = (state.name.clone(), pids.join(" "));
     if !same_places(wanted.endpoints, &state.listen) {
@@ -95,6 +117,11 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Adopted>, Adop
             pids,
         });
     }
+    let lookup = state.reserved.iter().any(Option::is_some);
+    if lookup != (wanted.lookup && state.listen.iter().any(|at| !at.udp)) {
+        let how = if lookup { "with" } else { "without" };
+        return Err(AdoptError::Otherwise { name, how, pids });
+    }
     let found = living
         .iter()
         .rposition(Option::is_some)
@@ -104,47 +131,91 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Adopted>, Adop
     }
     living.resize_with(wanted.slots, || None);
 
+    let places = places(state);
+    let reserved = take_reserved(state, &living)?;
     let same_task = state.task == *wanted.task;
     let mut slots = Vec::with_capacity(wanted.slots);
-    for (index, process) in living.into_iter().enumerate() {
-        let old = state.slots.get(index);
-        let listeners = match (&process, old) {
-            (Some(process), Some(old)) => {
-                take_listeners(process, &old.inodes, &state.listen, wanted.backlog)?
-            }
-            _ => state
-                .listen
-                .iter()
-                .map(|at| listen::bind_beside(*at))
-                .collect::<Result<_, _>>()?,
-        };
-        let mut slot = Slot::new(listeners);
-        if let Some(process) = process {
-            slot.adopt(Worker::adopted(
-                process,
-                same_task && old.is_some_and(|old| old.current),
-            ));
-        }
-        slots.push(slot);
+    for (index, found) in living.into_iter().enumerate() {
+        let current = state.slots.get(index).is_some_and(|old| old.current);
+        slots.push(adopt_slot(found, same_task && current, &places, wanted)?);
     }
-    Ok(Some(Adopted {
+    Ok(Some(Sockets {
         endpoints: state.listen.clone(),
+        reserved,
         slots,
     }))
 }
 
-fn living(state: &State) -> Result<Vec<Option<Process>>, AdoptError> {
-    let this_boot = state.boot == state::boot_id();
-    let find = |slot: &state::Slot| match slot.worker {
-        Some(identity) if this_boot => {
-            Process::adopt(identity).map_err(|source| AdoptError::Denied {
-                pid: identity.pid,
-                source,
-            })
-        }
-        _ => Ok(None),
+/// A slot with whom was found in it. A second worker, of a rolling restart that nobody goes on with, is to end.
+fn adopt_slot(
+    found: Option<Living>,
+    current: bool,
+    places: &[(Endpoint, Endpoint)],
+    wanted: &Wanted<'_>,
+) -> Result<Slot, AdoptError> {
+    let take =
+        |process: &Process, inodes: &[u64]| take_listeners(process, inodes, places, wanted.backlog);
+    let bind = || -> Result<Vec<OwnedFd>, AdoptError> {
+        let bound = places.iter().map(|(_, at)| listen::bind_beside(*at));
+        Ok(bound.collect::<Result<_, _>>()?)
     };
-    state.slots.iter().map(find).collect()
+    let listeners = match &found {
+        Some(living) => take(&living.process, &living.inodes)?,
+        None => bind()?,
+    };
+    let mut slot = Slot::new(listeners);
+    let beside = found.and_then(|living| {
+        slot.adopt(Worker::adopted(living.process, current));
+        living.beside
+    });
+    match beside {
+        Some((process, inodes)) => {
+            slot.spare = take(&process, &inodes)?;
+            let worker = Worker::adopted(process, current);
+            slot.retiring = Some(Retiring::new(Some(worker), wanted.grace));
+        }
+        None if wanted.spare => slot.spare = bind()?,
+        None => {}
+    }
+    Ok(slot)
+}
+
+/// A worker that lives, and where its listeners are.
+struct Living {
+    process: Process,
+    inodes: Vec<u64>,
+    beside: Option<(Process, Vec<u64>)>,
+}
+
+fn living(state: &State) -> Result<Vec<Option<Living>>, AdoptError> {
+    let this_boot = state.boot == state::boot_id();
+    let find = |identity: Identity| {
+        if !this_boot {
+            return Ok(None);
+        }
+        Process::adopt(identity).map_err(|source| AdoptError::Denied {
+            pid: identity.pid,
+            source,
+        })
+    };
+    let find_both = |slot: &state::Slot| {
+        let first = slot.worker.map(find).transpose()?.flatten();
+        let first = first.map(|process| (process, slot.inodes.clone()));
+        let beside = slot.beside.as_ref();
+        let second = beside.map(|beside| find(beside.worker)).transpose()?;
+        let second = second.flatten().zip(beside.map(|one| one.inodes.clone()));
+        // Whoever is left alone serves.
+        let (first, beside) = match first {
+            Some(first) => (Some(first), second),
+            None => (second, None),
+        };
+        Ok(first.map(|(process, inodes)| Living {
+            process,
+            inodes,
+            beside,
+        }))
+    };
+    state.slots.iter().map(find_both).collect()
 }
 
 /// Whether the places wanted are those that were; port 0 is content with any.
@@ -159,11 +230,40 @@ fn same_places(wanted: &[Endpoint], were: &[Endpoint]) -> bool {
     wanted.len() == were.len() && wanted.iter().zip(were).all(same)
 }
 
+/// Each address, and where its listeners are bound.
+fn places(state: &State) -> Vec<(Endpoint, Endpoint)> {
+    let reserved = |at: usize| state.reserved.get(at).and_then(Option::as_ref);
+    let place =
+        |(at, public): (usize, &Endpoint)| (*public, reserve::bound_at(*public, reserved(at)));
+    state.listen.iter().enumerate().map(place).collect()
+}
+
+fn take_reserved(
+    state: &State,
+    living: &[Option<Living>],
+) -> Result<Vec<Option<Reserved>>, ListenError> {
+    let workers: Vec<&Process> = living.iter().flatten().map(|one| &one.process).collect();
+    let take = |(known, public): (&Option<state::Reserved>, &Endpoint)| {
+        let known = known.as_ref();
+        known
+            .map(|known| Reserved::take_over(*public, known, &workers))
+            .transpose()
+    };
+    let mut taken: Vec<_> = state
+        .reserved
+        .iter()
+        .zip(&state.listen)
+        .map(take)
+        .collect::<Result<_, _>>()?;
+    taken.resize_with(state.listen.len(), || None);
+    Ok(taken)
+}
+
 /// The worker's listeners, one an address. One that it has closed is made anew.
 fn take_listeners(
     process: &Process,
     inodes: &[u64],
-    endpoints: &[Endpoint],
+    places: &[(Endpoint, Endpoint)],
     backlog: i32,
 ) -> Result<Vec<OwnedFd>, AdoptError> {
     let denied = |source| AdoptError::Denied {
@@ -171,21 +271,21 @@ fn take_listeners(
         source,
     };
     let open = sockets_of(process.pid()).map_err(denied)?;
-    let mut listeners = Vec::with_capacity(endpoints.len());
-    for (inode, endpoint) in inodes.iter().zip(endpoints) {
+    let mut listeners = Vec::with_capacity(places.len());
+    for (inode, place) in inodes.iter().zip(places) {
         let numbers = open
             .iter()
             .filter(|(_, found)| found == inode)
             .map(|(number, _)| *number);
         let taken = numbers
-            .filter_map(|number| take_fd(process.pidfd(), number, *inode, *endpoint).transpose())
+            .filter_map(|number| take_fd(process.pidfd(), number, *inode, *place).transpose())
             .next();
         let listener = match taken.transpose().map_err(denied)? {
             Some(listener) => {
-                listen::listen(*endpoint, &listener, backlog)?;
+                listen::listen(place.0, &listener, backlog)?;
                 listener
             }
-            None => listen::bind_beside(*endpoint)?,
+            None => listen::bind_beside(place.1)?,
         };
         listeners.push(listener);
     }
@@ -197,15 +297,17 @@ fn take_fd(
     pidfd: BorrowedFd<'_>,
     number: i32,
     inode: u64,
-    endpoint: Endpoint,
+    (public, bound): (Endpoint, Endpoint),
 ) -> io::Result<Option<OwnedFd>> {
     let fd = match pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty()) {
         Ok(fd) => fd,
         Err(rustix::io::Errno::BADF) => return Ok(None), // closed since we looked
         Err(errno) => return Err(errno.into()),
     };
-    let is_it = inode_of(&fd)? == inode && listen::address_of(&fd) == Ok(endpoint.address);
-    Ok(is_it.then_some(fd))
+    // One on a private port shows its public address, as long as the program for that is there.
+    let at = listen::address_of(&fd);
+    let is_there = at == Ok(public.address) || at == Ok(bound.address);
+    Ok((is_there && inode_of(&fd)? == inode).then_some(fd))
 }
 
 /// The inode of a descriptor, which names a socket as long as it lives.

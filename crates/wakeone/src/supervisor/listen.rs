@@ -227,6 +227,14 @@ fn bind_first(endpoint: Endpoint) -> Result<OwnedFd, ListenError> {
     Ok(socket)
 }
 
+/// Binds a socket that is to have the address for itself. It does not listen yet.
+///
+/// # Errors
+/// As for a group.
+pub fn bind_alone(endpoint: Endpoint) -> Result<OwnedFd, ListenError> {
+    bind(endpoint, false)
+}
+
 fn bind_member(endpoint: Endpoint) -> Result<OwnedFd, ListenError> {
     bind(endpoint, true)
 }

@@ -9,10 +9,14 @@ pub mod address;
 pub mod adopt;
 pub mod backoff;
 mod closing;
+mod elsewhere;
 mod error;
 pub mod listen;
 pub mod process;
+mod ready;
 mod report;
+pub mod reserve;
+pub mod retirement;
 pub mod roll;
 mod rolling;
 pub mod settle;
@@ -21,6 +25,7 @@ pub mod slot;
 pub mod spawn;
 pub mod state;
 mod stopping;
+mod succession;
 pub mod trampoline;
 mod watch;
 mod workers;
@@ -29,8 +34,9 @@ pub use error::Error;
 
 use account::Account;
 use address::Address;
-use adopt::Wanted;
+use adopt::{Sockets, Wanted};
 use listen::{Company, Endpoint, ListenError};
+use reserve::Reserved;
 use signals::Signals;
 use slot::Slot;
 use spawn::Order;
@@ -38,6 +44,7 @@ use state::{GroupDir, MOST_ADDRESSES, MOST_SLOTS, StateError, Task};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
+use wakeone_kernel::lookup::Place;
 
 /// What to supervise.
 #[derive(Debug, Clone)]
@@ -60,8 +67,23 @@ pub struct Options {
     pub keep_caps: Vec<String>,
     /// How long a worker may take to end after SIGTERM.
     pub grace: Duration,
+    /// How a rolling restart replaces a worker; `None`: the new one starts first where that can be.
+    pub restart: Option<Restart>,
+    /// Refuse new connections from SIGTERM on, instead of leaving them to a successor.
+    pub refuse: bool,
+    /// Have TCP listeners on a private port, where a program finds them; see [`reserve`].
+    pub lookup: bool,
     /// Where the group has its folder; see [`state::default_runtime_dir`].
     pub runtime_dir: PathBuf,
+}
+
+/// In which order a rolling restart replaces a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Restart {
+    /// The new worker starts beside the old one, which ends when the new one is ready.
+    StartFirst,
+    /// The old worker ends, and then the new one starts on its listener.
+    StopFirst,
 }
 
 /// A group with its listeners, and workers if some outlived an earlier supervisor.
@@ -70,10 +92,13 @@ pub struct Supervisor {
     dir: GroupDir,
     signals: Signals,
     endpoints: Vec<Endpoint>,
+    /// The reserving socket of each address whose listeners are on a private port.
+    reserved: Vec<Option<Reserved>>,
     slots: Vec<Slot>,
     task: Task,
     backlog: i32,
     grace: Duration,
+    refuse: bool,
     /// The soft limit of descriptors that workers get back.
     descriptors: Option<u64>,
     adopted: bool,
@@ -107,22 +132,31 @@ impl Supervisor {
             slots: options.workers,
             task: &task,
             backlog,
+            spare: starts_first(options),
+            grace: options.grace,
+            lookup: options.lookup,
         };
-        let (endpoints, slots, adopted) = match take_over(&dir, &wanted)? {
-            Some(taken) => (taken.endpoints, taken.slots, true),
-            None => {
-                let (endpoints, slots) = bind_all(&wanted)?;
-                (endpoints, slots, false)
-            }
+        let (
+            Sockets {
+                endpoints,
+                reserved,
+                slots,
+            },
+            adopted,
+        ) = match take_over(&dir, &wanted)? {
+            Some(taken) => (taken, true),
+            None => (bind_all(&wanted)?, false),
         };
         Ok(Self {
             dir,
             signals,
             endpoints,
+            reserved,
             slots,
             task,
             backlog,
             grace: options.grace,
+            refuse: options.refuse,
             descriptors,
             adopted,
         })
@@ -136,6 +170,23 @@ impl Supervisor {
     /// Where it listens.
     pub fn endpoints(&self) -> &[Endpoint] {
         &self.endpoints
+    }
+
+    /// Where the connections of each TCP address come to, if its listeners are on private ports; else nothing.
+    pub fn places(&self) -> Vec<Place> {
+        self.reserved
+            .iter()
+            .flatten()
+            .map(|one| one.place)
+            .collect()
+    }
+
+    fn reserved_state(&self) -> Vec<Option<state::Reserved>> {
+        if self.places().is_empty() {
+            return Vec::new();
+        }
+        let state = |one: &Option<Reserved>| one.as_ref().map(Reserved::state);
+        self.reserved.iter().map(state).collect()
     }
 
     /// The listeners of each slot, in the order of [`Supervisor::endpoints`].
@@ -165,9 +216,22 @@ impl Supervisor {
             for (endpoint, socket) in sockets() {
                 listen::start(*endpoint, socket, self.backlog, company)?;
             }
+            if slot == 0 {
+                self.start_reserved()?;
+            }
             listens(slot);
             if company == Company::Refuse {
                 sockets().try_for_each(|(endpoint, socket)| listen::share(*endpoint, socket))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn start_reserved(&self) -> Result<(), ListenError> {
+        let reserved = self.reserved.iter().zip(&self.endpoints);
+        for (reserved, endpoint) in reserved {
+            if let Some(reserved) = reserved {
+                reserved.start(*endpoint)?;
             }
         }
         Ok(())
@@ -199,6 +263,7 @@ impl Supervisor {
                 .iter()
                 .map(|endpoint| format!("port-{}", endpoint.address.port()))
                 .collect(),
+            reserved: self.reserved.iter().flatten().count(),
             account: self.task.account.clone(),
             keep_caps: self.task.keep_caps.clone(),
             descriptors: self.descriptors,
@@ -242,6 +307,7 @@ fn check(options: &Options) -> Result<Task, Error> {
     }
     trampoline::kept_capabilities(&options.keep_caps).map_err(Error::Usage)?;
     check_all_named(options)?;
+    check_restart(options)?;
     let account = Account::find(options.user.as_deref(), options.group.as_deref())?;
     Ok(Task {
         command: options.command.clone(),
@@ -261,6 +327,22 @@ fn check_all_named(options: &Options) -> Result<(), Error> {
         ))),
         _ => Ok(()),
     }
+}
+
+/// What waits in a UDP socket is read by whoever has that socket next: its worker's successor.
+fn check_restart(options: &Options) -> Result<(), Error> {
+    let datagrams = options.listen.iter().find(|address| address.is_udp());
+    match (options.restart, datagrams) {
+        (Some(Restart::StartFirst), Some(address)) => Err(Error::Usage(format!(
+            "--restart start-first cannot be for {address}: a new worker takes the UDP socket of the old one, with what waits in it; leave --restart away"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Whether new workers are to start beside the old ones.
+fn starts_first(options: &Options) -> bool {
+    options.restart != Some(Restart::StopFirst) && !options.listen.iter().any(Address::is_udp)
 }
 
 /// The name that a group with these options has.
@@ -307,7 +389,7 @@ fn effective_backlog(asked: Option<i32>) -> i32 {
 
 /// Takes over living workers. A state that cannot be believed is said and set aside: if workers still run, the
 /// address is in use, and that is said next.
-fn take_over(dir: &GroupDir, wanted: &Wanted<'_>) -> Result<Option<adopt::Adopted>, Error> {
+fn take_over(dir: &GroupDir, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Error> {
     match dir.load() {
         Ok(Some(state)) => {
             let taken = adopt::adopt(&state, wanted)?;
@@ -325,18 +407,42 @@ fn take_over(dir: &GroupDir, wanted: &Wanted<'_>) -> Result<Option<adopt::Adopte
     }
 }
 
-fn bind_all(wanted: &Wanted<'_>) -> Result<(Vec<Endpoint>, Vec<Slot>), Error> {
+fn bind_all(wanted: &Wanted<'_>) -> Result<Sockets, Error> {
     let mut endpoints = Vec::with_capacity(wanted.endpoints.len());
     let mut columns = Vec::with_capacity(wanted.endpoints.len());
+    let mut all_reserved = Vec::with_capacity(wanted.endpoints.len());
     for endpoint in wanted.endpoints {
-        let (bound, listeners) = listen::bind_group(*endpoint, wanted.slots)?;
+        let (bound, reserved, listeners) = if wanted.lookup && !endpoint.udp {
+            let (bound, reserved, listeners) = reserve::bind(*endpoint, wanted.slots)?;
+            (bound, Some(reserved), listeners)
+        } else {
+            let (bound, listeners) = listen::bind_group(*endpoint, wanted.slots)?;
+            (bound, None, listeners)
+        };
         endpoints.push(bound);
+        all_reserved.push(reserved);
         columns.push(listeners.into_iter());
     }
-    let slots = (0..wanted.slots)
-        .map(|_| Slot::new(columns.iter_mut().filter_map(Iterator::next).collect()))
-        .collect();
-    Ok((endpoints, slots))
+    let mut slots = Vec::with_capacity(wanted.slots);
+    for _ in 0..wanted.slots {
+        let slot = Slot::new(columns.iter_mut().filter_map(Iterator::next).collect());
+        let spare = if wanted.spare {
+            let places = endpoints.iter().zip(&all_reserved);
+            let bound = places.map(|(at, reserved)| {
+                let reserved = reserved.as_ref().map(Reserved::state);
+                listen::bind_beside(reserve::bound_at(*at, reserved.as_ref()))
+            });
+            bound.collect::<Result<_, _>>()?
+        } else {
+            Vec::new()
+        };
+        slots.push(slot.with_spare(spare));
+    }
+    Ok(Sockets {
+        endpoints,
+        reserved: all_reserved,
+        slots,
+    })
 }
 
 /// Lets us hold a few descriptors for each of many workers. Returns what workers are to have: the limit as it was.

@@ -7,6 +7,7 @@ use super::spawn::SpawnError;
 use crate::steer::SteerEvent;
 use nix::sys::signal::Signal;
 use std::time::Duration;
+use wakeone_model::layout::counted;
 
 pub fn adopted(slot: usize, pid: u32) {
     tracing::info!(
@@ -23,10 +24,7 @@ pub fn ready<'a>(workers: impl Iterator<Item = &'a Worker>, places: &str) -> Str
         .map(|worker| worker.process.pid().to_string())
         .collect();
     let count = pids.len();
-    let sentence = format!(
-        "{count} {} on {places}",
-        if count == 1 { "worker" } else { "workers" }
-    );
+    let sentence = format!("{} on {places}", counted(count as u64, "workers"));
     let pids = pids.join(" ");
     tracing::info!(
         event = "ready",
@@ -57,6 +55,39 @@ pub fn on_its_way(slot: usize, pid: u32, command: &[String]) {
     );
 }
 
+/// A worker listens, but not where connections come.
+pub fn elsewhere(slot: usize, pid: u32, at: &str, command: &[String]) {
+    let hint = if command.iter().any(|word| word.contains("{fd")) {
+        "its command names {fd}, but it does not accept from that descriptor: give it the option by which this server takes one"
+    } else {
+        "give it that listener by {fd} in its command, or let it open its own by `wakeone run --split`"
+    };
+    tracing::warn!(
+        event = "elsewhere",
+        slot,
+        pid,
+        listen = at,
+        "worker {slot} (pid {pid}) is not ready: it listens on {at}, not on the listener that it was given; {hint}"
+    );
+}
+
+pub fn beside(slot: usize, pid: u32) {
+    tracing::debug!(
+        event = "note",
+        slot,
+        pid,
+        "a new worker {slot} starts as pid {pid}, beside the one that it replaces"
+    );
+}
+
+pub fn not_switched(slot: usize, why: &str) {
+    tracing::warn!(
+        event = "roll",
+        slot,
+        "the new worker {slot} gets no connections and is ended: {why}"
+    );
+}
+
 pub fn restart(slot: usize, pid: u32) {
     tracing::info!(
         event = "restart",
@@ -68,6 +99,9 @@ pub fn restart(slot: usize, pid: u32) {
 
 /// How a worker ended, for [`end`] or [`retry`].
 pub fn story(slot: usize, worker: &Worker, ending: Ending, queued: u32) -> String {
+    if worker.ended_well(ending) {
+        return format!("worker {slot} (pid {}) ended", worker.process.pid());
+    }
     let moved = if queued > 0 {
         format!("; its queue of {queued} was moved")
     } else {
@@ -114,10 +148,14 @@ pub fn kill_one(slot: usize) {
 }
 
 pub fn kill_all(workers: usize) {
+    let (count, are) = (
+        counted(workers as u64, "workers"),
+        if workers == 1 { "is" } else { "are" },
+    );
     tracing::warn!(
         event = "kill",
         workers,
-        "{workers} workers did not end in time and are killed"
+        "{count} did not end in time and {are} killed"
     );
 }
 
@@ -132,14 +170,27 @@ pub fn roll_follows() {
     );
 }
 
-pub fn roll_failed(slot: usize, roll: &Roll) {
-    let (replaced, left) = roll.progress();
+/// `kept`: the slot's old worker serves on.
+pub fn roll_failed(slot: usize, roll: &Roll, kept: bool) {
+    let (replaced, untouched) = roll.progress();
+    let left = untouched + usize::from(kept);
+    let hint = if kept {
+        "; if two of them cannot run side by side, use --restart stop-first"
+    } else {
+        ""
+    };
+    let count = counted(left as u64, "workers");
+    let run = if left == 1 {
+        "runs on as it was"
+    } else {
+        "run on as they were"
+    };
     tracing::error!(
         event = "roll",
         slot,
         replaced,
         left,
-        "the rolling restart stops: the new worker {slot} did not get ready; {left} workers run on as they were"
+        "the rolling restart stops: the new worker {slot} did not get ready; {count} {run}{hint}"
     );
 }
 
@@ -148,14 +199,20 @@ pub fn roll_done(roll: &Roll) {
     tracing::info!(
         event = "roll",
         replaced,
-        "rolling restart done: {replaced} workers replaced"
+        "rolling restart done: {} replaced",
+        counted(replaced as u64, "workers")
     );
 }
 
-pub fn stopping(signal: Signal, grace: Duration) {
+pub fn stopping(signal: Signal, grace: Duration, refuse: bool) {
+    let new = if refuse {
+        "new connections are refused"
+    } else {
+        "no new connections"
+    };
     tracing::info!(
         event = "stopping",
-        "{signal}: no new connections; workers have {grace:?} to end"
+        "{signal}: {new}; workers have {grace:?} to end"
     );
 }
 
@@ -171,7 +228,8 @@ pub fn steering(event: SteerEvent) {
                 event = "stuck",
                 slot,
                 queued,
-                "worker {slot} is stuck with {queued} {unit} waiting"
+                "worker {slot} is stuck with {} waiting",
+                counted(queued.into(), unit)
             );
         }
         SteerEvent::Rescued {
@@ -183,7 +241,8 @@ pub fn steering(event: SteerEvent) {
             slot,
             moved,
             took_us,
-            "{moved} connections of worker {slot} were moved to others in {took_us} µs"
+            "{} of worker {slot} moved to others in {took_us} µs",
+            counted(moved.into(), "connections")
         ),
         SteerEvent::Resumed { slot, after_ms } => {
             tracing::info!(
@@ -192,6 +251,9 @@ pub fn steering(event: SteerEvent) {
                 after_ms,
                 "worker {slot} accepts again after {after_ms} ms"
             );
+        }
+        SteerEvent::Summary { slot, moved, text } => {
+            tracing::info!(event = "moved", slot, moved, "{text}");
         }
         SteerEvent::Note(note) => tracing::info!(event = "note", "{note}"),
     }

@@ -1,11 +1,11 @@
 //! A rolling restart as a pure state machine: what to do next, given what is seen. It touches no process itself.
+//!
+//! A slot with a spare listener starts its new worker first, beside the old one. Another slot stops its old worker
+//! first, and the new one takes the same listener.
 
-use super::settle::Settling;
+use super::retirement::{self, Retirement};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-
-/// Longest wait for a slot's queue to empty before its worker is stopped; what is left then is moved to others.
-pub const DRAIN: Duration = Duration::from_secs(5);
 
 /// What is seen of a slot.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +18,12 @@ pub struct View {
     pub queued: u32,
     /// Connections open, queued ones included.
     pub active: u64,
+    /// A second worker can be started beside the first.
+    pub spare: bool,
+    /// Whether that second worker is ready; `None`: there is none.
+    pub successor: Option<bool>,
+    /// A worker that was replaced has not ended yet.
+    pub retiring: bool,
 }
 
 /// What to do now.
@@ -31,7 +37,11 @@ pub enum Action {
     Kill(usize),
     /// Start its new worker.
     Start(usize),
-    /// The new worker is ready; on to the next.
+    /// Start its new worker beside the old one.
+    StartBeside(usize),
+    /// The new worker beside the old one is ready: it gets the connections, and the old one is to end.
+    Switch(usize),
+    /// The old worker is gone and the new one ready; on to the next.
     Replaced(usize),
     /// The new worker ended or did not get ready: the restart stops here, the workers not yet replaced stay.
     Failed(usize),
@@ -41,9 +51,10 @@ pub enum Action {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    Draining(Settling),
-    Stopping { kill_at: Option<Instant> },
+    Ending(Retirement),
     Starting { until: Instant },
+    StartingBeside { until: Instant },
+    Switched,
 }
 
 /// A rolling restart under way.
@@ -74,9 +85,9 @@ impl Roll {
         }
     }
 
-    /// The slot being replaced: its worker's end is expected, and its start is the roll's to ask for.
-    pub fn slot(&self) -> Option<usize> {
-        self.at.map(|(slot, _)| slot)
+    /// Whether the end of this slot's worker is expected, and its start is the roll's to ask for.
+    pub fn ends(&self, slot: usize) -> bool {
+        matches!(self.at, Some((at, step)) if at == slot && step != Step::Switched)
     }
 
     /// Slots replaced so far, and slots not yet touched.
@@ -90,53 +101,54 @@ impl Roll {
             return None;
         }
         let Some((slot, step)) = &mut self.at else {
-            return Some(self.begin_next(now));
+            return Some(self.begin_next(now, view));
         };
         let (slot, seen) = (*slot, view(*slot));
-        let settled = match step {
-            Step::Draining(settling) => settling.is_over(now, seen.queued, seen.active),
-            _ => false,
-        };
+        let until = now + self.start_limit;
         let (next, action) = match step {
-            Step::Draining(_) | Step::Stopping { .. } if !seen.alive => (
-                Some(Step::Starting {
-                    until: now + self.start_limit,
-                }),
-                Action::Start(slot),
-            ),
-            Step::Draining(_) if settled => (
-                Some(Step::Stopping {
-                    kill_at: Some(now + self.grace),
-                }),
-                Action::Terminate(slot),
-            ),
-            Step::Stopping { kill_at: Some(at) } if now >= *at => {
-                (Some(Step::Stopping { kill_at: None }), Action::Kill(slot))
+            Step::Ending(_) if !seen.alive => (Some(Step::Starting { until }), Action::Start(slot)),
+            Step::Ending(retirement) => {
+                return retirement
+                    .step(now, seen.queued, seen.active)
+                    .map(|action| match action {
+                        retirement::Action::Terminate => Action::Terminate(slot),
+                        retirement::Action::Kill => Action::Kill(slot),
+                    });
             }
-            Step::Starting { .. } if seen.ready => {
-                self.replaced += 1;
-                (None, Action::Replaced(slot))
+            Step::StartingBeside { .. } if seen.successor == Some(true) => {
+                (Some(Step::Switched), Action::Switch(slot))
             }
+            Step::StartingBeside { until } if seen.successor.is_none() || now >= *until => {
+                (None, Action::Failed(slot))
+            }
+            Step::Switched if !seen.retiring => (None, Action::Replaced(slot)),
+            Step::Starting { .. } if seen.ready => (None, Action::Replaced(slot)),
             Step::Starting { until } if !seen.alive || now >= *until => {
-                self.over = true;
                 (None, Action::Failed(slot))
             }
             _ => return None,
         };
+        self.replaced += usize::from(matches!(action, Action::Replaced(_)));
+        self.over = matches!(action, Action::Failed(_));
         self.at = next.map(|step| (slot, step));
         Some(action)
     }
 
-    fn begin_next(&mut self, now: Instant) -> Action {
+    fn begin_next(&mut self, now: Instant, view: impl Fn(usize) -> View) -> Action {
         let Some(slot) = self.todo.pop_front() else {
             self.over = true;
             return Action::Finished;
         };
-        self.at = Some((
-            slot,
-            Step::Draining(Settling::until(now + DRAIN.min(self.grace))),
-        ));
-        Action::Drain(slot)
+        let seen = view(slot);
+        let (step, action) = if seen.spare && seen.alive {
+            let until = now + self.start_limit;
+            (Step::StartingBeside { until }, Action::StartBeside(slot))
+        } else {
+            let retirement = Retirement::new(now, self.grace);
+            (Step::Ending(retirement), Action::Drain(slot))
+        };
+        self.at = Some((slot, step));
+        action
     }
 }
 
@@ -149,24 +161,36 @@ mod tests {
         ready: true,
         queued: 0,
         active: 0,
+        spare: false,
+        successor: None,
+        retiring: false,
     };
     const BUSY: View = View {
         alive: true,
         ready: true,
         queued: 3,
         active: 3,
+        spare: false,
+        successor: None,
+        retiring: false,
     };
     const DEAD: View = View {
         alive: false,
         ready: false,
         queued: 0,
         active: 0,
+        spare: false,
+        successor: None,
+        retiring: false,
     };
     const NEW: View = View {
         alive: true,
         ready: false,
         queued: 0,
         active: 0,
+        spare: false,
+        successor: None,
+        retiring: false,
     };
 
     /// Plays (tenths of a second since the start, what is seen, what must follow) through a roll of two slots.
@@ -241,7 +265,7 @@ mod tests {
             ]
             .concat(),
         );
-        assert_eq!((roll.slot(), roll.progress()), (None, (0, 1)));
+        assert_eq!((roll.ends(0), roll.progress()), (false, (0, 1)));
         play(
             &[
                 &script[..],
@@ -253,5 +277,72 @@ mod tests {
             ]
             .concat(),
         );
+    }
+
+    /// A slot with a spare listener, and what is seen of its second worker.
+    const fn beside(successor: Option<bool>, retiring: bool) -> View {
+        View {
+            spare: !retiring,
+            successor,
+            retiring,
+            ..IDLE
+        }
+    }
+
+    #[test]
+    fn the_new_worker_starts_first_where_there_is_a_spare_listener() {
+        use Action::*;
+        let roll = play(&[
+            (0, beside(None, false), Some(StartBeside(0))),
+            (1, beside(Some(false), false), None),
+            (20, beside(Some(true), false), Some(Switch(0))),
+            (20, beside(None, true), None),
+            (31, beside(None, false), Some(Replaced(0))),
+            (31, beside(None, false), Some(StartBeside(1))),
+            (32, beside(Some(true), false), Some(Switch(1))),
+            (33, beside(None, false), Some(Replaced(1))),
+            (33, beside(None, false), Some(Finished)),
+        ]);
+        assert_eq!(roll.progress(), (2, 0));
+    }
+
+    #[test]
+    fn a_successor_beside_that_dies_or_hangs_stops_the_roll_and_touches_nobody() {
+        use Action::*;
+        let begun = (0, beside(None, false), Some(StartBeside(0)));
+        let starting = beside(Some(false), false);
+        let roll = play(&[begun, (9, beside(None, false), Some(Failed(0)))]);
+        assert_eq!(roll.progress(), (0, 1));
+        play(&[
+            begun,
+            (199, starting, None),
+            (200, starting, Some(Failed(0))),
+        ]);
+    }
+
+    #[test]
+    fn an_old_worker_that_dies_while_its_successor_starts_is_expected_to() {
+        use Action::*;
+        let gone = View {
+            alive: false,
+            ..beside(Some(false), false)
+        };
+        let roll = play(&[
+            (0, beside(None, false), Some(StartBeside(0))),
+            (1, gone, None),
+        ]);
+        assert!(roll.ends(0) && !roll.ends(1));
+        let roll = play(&[
+            (0, beside(None, false), Some(StartBeside(0))),
+            (
+                1,
+                View {
+                    successor: Some(true),
+                    ..gone
+                },
+                Some(Switch(0)),
+            ),
+        ]);
+        assert!(!roll.ends(0), "the new worker's end is no part of the roll");
     }
 }

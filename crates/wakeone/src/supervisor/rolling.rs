@@ -2,7 +2,7 @@
 
 use super::report;
 use super::roll::{Action, Roll, View};
-use super::slot::Phase;
+use super::slot::{Phase, Worker};
 use super::watch::{Watch, notify};
 use super::workers::START_LIMIT;
 use sd_notify::NotifyState;
@@ -55,11 +55,15 @@ impl Watch<'_> {
 
     fn view(&self, slot: usize) -> View {
         let worker = self.worker(slot);
+        let place = &self.group.slots[slot];
         View {
             alive: worker.is_some(),
             ready: worker.is_some_and(|worker| worker.ready),
             queued: self.steer.queued(slot),
             active: self.steer.active(slot),
+            spare: self.can_start_beside(slot),
+            successor: place.successor.as_ref().map(|worker| worker.ready),
+            retiring: place.retiring.is_some(),
         }
     }
 
@@ -67,10 +71,10 @@ impl Watch<'_> {
     fn act(&mut self, action: Action, roll: &Roll) -> bool {
         match action {
             Action::Drain(slot) => self.steer.drain(slot, true),
-            Action::Terminate(slot) => self
-                .worker(slot)
+            Action::Terminate(slot) => self.group.slots[slot]
+                .worker_mut()
                 .into_iter()
-                .for_each(|worker| worker.process.terminate()),
+                .for_each(Worker::terminate),
             Action::Kill(slot) => {
                 report::kill_one(slot);
                 self.worker(slot)
@@ -78,9 +82,13 @@ impl Watch<'_> {
                     .for_each(|worker| worker.process.kill());
             }
             Action::Start(slot) => self.restart(slot),
+            Action::StartBeside(slot) => self.start_beside(slot),
+            Action::Switch(slot) => self.switch(slot),
             Action::Replaced(_) => {}
             Action::Failed(slot) => {
-                report::roll_failed(slot, roll);
+                self.end_successor(slot);
+                let kept = self.worker(slot).is_some_and(|worker| worker.ready);
+                report::roll_failed(slot, roll, kept);
                 if matches!(self.group.slots[slot].phase, Phase::Empty) {
                     self.retry_later(slot, Duration::ZERO, &format!("worker {slot} is missing"));
                 }

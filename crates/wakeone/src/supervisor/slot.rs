@@ -2,9 +2,13 @@
 
 use super::adopt::inode_of;
 use super::backoff::Backoff;
-use super::process::Process;
+use super::elsewhere::Whereabouts;
+use super::process::{Ending, Process};
+use super::retirement::Retirement;
+use super::settle::SETTLE;
 use super::spawn::{SpawnError, Way};
 use super::state;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -21,6 +25,12 @@ pub struct Worker {
     pub current: bool,
     /// It has not begun its command yet.
     pub way: Option<Way>,
+    /// It was asked to end.
+    pub asked: bool,
+    /// Where it was seen to listen instead of accepting on what it was given.
+    pub elsewhere: Option<SocketAddr>,
+    /// When that was looked for last, and what was seen.
+    pub looked: Option<(Instant, Whereabouts)>,
 }
 
 impl Worker {
@@ -32,6 +42,9 @@ impl Worker {
             ready: false,
             current: true,
             way,
+            asked: false,
+            elsewhere: None,
+            looked: None,
         }
     }
 
@@ -55,7 +68,22 @@ impl Worker {
             ready: true,
             current,
             way: None,
+            asked: false,
+            elsewhere: None,
+            looked: None,
         }
+    }
+
+    /// Asks it to end.
+    pub fn terminate(&mut self) {
+        self.asked = true;
+        self.process.terminate();
+    }
+
+    /// Whether an end like this is the one that it was asked for.
+    pub fn ended_well(&self, ending: Ending) -> bool {
+        let by_request = ending == Ending::Signal(nix::libc::SIGTERM) || ending == Ending::Gone;
+        self.asked && (by_request || ending == Ending::Status(0))
     }
 
     /// How long it has run (for one taken over: since then).
@@ -78,11 +106,45 @@ pub enum Phase {
     Running(Worker),
 }
 
+/// A worker that was replaced, on its way to its end. Its listeners are the slot's spare ones.
+#[derive(Debug)]
+pub struct Retiring {
+    /// The worker; `None`: it has ended.
+    pub worker: Option<Worker>,
+    /// How it is brought to its end.
+    pub retirement: Retirement,
+    /// Since when its listeners are chosen no more.
+    pub since: Instant,
+}
+
+impl Retiring {
+    /// One that gets no connections from now on.
+    pub fn new(worker: Option<Worker>, grace: Duration) -> Self {
+        let since = Instant::now();
+        Self {
+            worker,
+            retirement: Retirement::new(since, grace),
+            since,
+        }
+    }
+
+    /// Whether its listeners can be closed: nobody serves them, and no handshake is under way there.
+    pub fn is_over(&self) -> bool {
+        self.worker.is_none() && self.since.elapsed() >= SETTLE
+    }
+}
+
 /// A slot of the group.
 #[derive(Debug)]
 pub struct Slot {
     /// A listener for each address.
     pub listeners: Vec<OwnedFd>,
+    /// A second listener for each address, for a new worker that starts beside the old one. Empty: there are none.
+    pub spare: Vec<OwnedFd>,
+    /// The worker that starts on the spare listeners.
+    pub successor: Option<Worker>,
+    /// The worker that had the spare listeners until it was replaced.
+    pub retiring: Option<Retiring>,
     /// Who serves them.
     pub phase: Phase,
     /// How its workers failed lately.
@@ -98,6 +160,9 @@ impl Slot {
     pub fn new(listeners: Vec<OwnedFd>) -> Self {
         Self {
             listeners,
+            spare: Vec::new(),
+            successor: None,
+            retiring: None,
             phase: Phase::Empty,
             backoff: Backoff::default(),
             failed: false,
@@ -136,6 +201,44 @@ impl Slot {
         }
     }
 
+    /// The same with listeners for a second worker.
+    pub fn with_spare(mut self, spare: Vec<OwnedFd>) -> Self {
+        self.spare = spare;
+        self
+    }
+
+    /// All of its workers: the one that serves, its successor, and the one before it.
+    pub fn everyone(&self) -> impl Iterator<Item = &Worker> {
+        let retiring = self.retiring.as_ref().and_then(|one| one.worker.as_ref());
+        self.worker()
+            .into_iter()
+            .chain(&self.successor)
+            .chain(retiring)
+    }
+
+    /// The same, to change them.
+    pub fn everyone_mut(&mut self) -> impl Iterator<Item = &mut Worker> {
+        let worker = match &mut self.phase {
+            Phase::Running(worker) => Some(worker),
+            Phase::Empty | Phase::Waiting { .. } => None,
+        };
+        let retiring = self.retiring.as_mut().and_then(|one| one.worker.as_mut());
+        worker
+            .into_iter()
+            .chain(&mut self.successor)
+            .chain(retiring)
+    }
+
+    /// The successor takes over: the worker before it retires, on what are the spare listeners then.
+    pub fn switch(&mut self, grace: Duration) {
+        let Some(successor) = self.successor.take() else {
+            return;
+        };
+        std::mem::swap(&mut self.listeners, &mut self.spare);
+        self.retiring = Some(Retiring::new(self.vacate(), grace));
+        self.adopt(successor);
+    }
+
     /// Its worker accepts.
     pub fn set_ready(&mut self) {
         self.failed = false;
@@ -149,11 +252,23 @@ impl Slot {
         state::Slot {
             worker: self.worker().map(|worker| worker.process.identity()),
             current: self.worker().is_some_and(|worker| worker.current),
-            inodes: self
-                .listeners
-                .iter()
-                .map(|fd| inode_of(fd).unwrap_or(0))
-                .collect(),
+            inodes: inodes(&self.listeners),
+            beside: self.beside(),
         }
     }
+
+    fn beside(&self) -> Option<state::Beside> {
+        let retiring = self.retiring.as_ref().and_then(|one| one.worker.as_ref());
+        let worker = self.successor.as_ref().or(retiring)?;
+        Some(state::Beside {
+            worker: worker.process.identity(),
+            inodes: inodes(&self.spare),
+        })
+    }
+}
+
+/// By which listeners are found among a process's descriptors.
+pub fn inodes(listeners: &[OwnedFd]) -> Vec<u64> {
+    let inode = |fd| inode_of(fd).unwrap_or(0);
+    listeners.iter().map(inode).collect()
 }

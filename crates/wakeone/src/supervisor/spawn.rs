@@ -39,6 +39,10 @@ pub struct Order {
     pub protocol: bool,
     /// A name for each listener (`LISTEN_FDNAMES`); the listeners are descriptors 3, 4, …
     pub names: Vec<String>,
+    /// Number of reserving sockets behind the listeners. The worker is not told of them, and keeps the addresses reserved
+    /// by holding them.
+    #[serde(default)]
+    pub reserved: usize,
     /// Who to become; `None` stays who we are.
     pub account: Option<Account>,
     /// Capabilities that the worker keeps, as `CAP_NET_RAW`.
@@ -107,18 +111,21 @@ impl Way {
 ///
 /// # Errors
 /// No process can be started.
-pub fn begin(order: &Order, listeners: &[OwnedFd]) -> Result<Starting, SpawnError> {
+pub fn begin<'a>(
+    order: &Order,
+    sockets: impl IntoIterator<Item = &'a OwnedFd>,
+) -> Result<Starting, SpawnError> {
     let (reasons, report) = io::pipe()?;
-    let mut mappings = Vec::with_capacity(listeners.len() + 1);
-    for (child_fd, listener) in (FIRST_FD as i32..).zip(listeners) {
+    let mut mappings = Vec::new();
+    for (child_fd, socket) in (FIRST_FD as i32..).zip(sockets) {
         mappings.push(FdMapping {
-            parent_fd: listener.try_clone()?,
+            parent_fd: socket.try_clone()?,
             child_fd,
         });
     }
     mappings.push(FdMapping {
         parent_fd: report.into(),
-        child_fd: report_fd(listeners.len()) as i32,
+        child_fd: report_fd(order) as i32,
     });
 
     let order = serde_json::to_string(order).map_err(io::Error::from)?;
@@ -184,9 +191,9 @@ impl Drop for Starting {
     }
 }
 
-/// The descriptor on which the trampoline reports a failure: the first after the listeners.
-pub fn report_fd(listeners: usize) -> u32 {
-    FIRST_FD + listeners as u32
+/// The descriptor on which the trampoline reports a failure: the first after the sockets.
+pub fn report_fd(order: &Order) -> u32 {
+    FIRST_FD + (order.names.len() + order.reserved) as u32
 }
 
 /// Fills `{fd}` (the first listener's number), `{fd1}`, `{fd2}`, … (the first's, the second's, …) and `{slot}`.

@@ -51,6 +51,19 @@ pub struct State {
     /// Another's server, steered from outside: `supervisor` is the agent, and nothing of it is ours to start or end.
     #[serde(default)]
     pub attached: bool,
+    /// Where the listeners of each address are, if they are on private ports: one for each of `listen`, or none at all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reserved: Vec<Option<Reserved>>,
+}
+
+/// An address whose listeners are on a private port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reserved {
+    /// The listeners' port.
+    pub private_port: u16,
+    /// The inode of the socket that reserves the public address.
+    pub inode: u64,
 }
 
 /// What workers run and as whom: two that differ here are different servers.
@@ -74,6 +87,19 @@ pub struct Slot {
     /// Whether that worker runs the task above, not one before it.
     pub current: bool,
     /// The inode of its listener at each address: by that it is found among the worker's descriptors.
+    pub inodes: Vec<u64>,
+    /// In a rolling restart: the second worker of the slot, which starts or ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Beside>,
+}
+
+/// A second worker of a slot, with listeners of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Beside {
+    /// The worker.
+    pub worker: Identity,
+    /// The inode of its listener at each address.
     pub inodes: Vec<u64>,
 }
 
@@ -143,8 +169,13 @@ impl State {
 
     fn flaw(&self, name: &str) -> Option<&'static str> {
         let mut seen = HashSet::new();
+        let beside = || self.slots.iter().filter_map(|slot| slot.beside.as_ref());
         let inodes = self.slots.iter().flat_map(|slot| &slot.inodes);
-        let workers = || self.slots.iter().filter_map(|slot| slot.worker);
+        let inodes = inodes.chain(beside().flat_map(|beside| &beside.inodes));
+        let workers = || {
+            let first = self.slots.iter().filter_map(|slot| slot.worker);
+            first.chain(beside().map(|beside| beside.worker))
+        };
         let pids: HashSet<u32> = workers().map(|worker| worker.pid).collect();
         let checks = [
             (self.schema == SCHEMA, "its schema is of another version"),
@@ -165,6 +196,17 @@ impl State {
             ),
             (self.backlog >= 0, "its backlog is negative"),
             (
+                self.reserved.is_empty() || self.reserved.len() == self.listen.len(),
+                "its number of reserved addresses is impossible",
+            ),
+            (
+                self.reserved
+                    .iter()
+                    .flatten()
+                    .all(|one| one.private_port != 0),
+                "a reserved address has no private port",
+            ),
+            (
                 self.attached || !self.task.command.is_empty(),
                 "it has no command",
             ),
@@ -174,6 +216,10 @@ impl State {
                         || self.attached && slot.inodes.is_empty()
                 }),
                 "a slot lacks a listener",
+            ),
+            (
+                beside().all(|beside| beside.inodes.len() == self.listen.len()),
+                "a second worker lacks a listener",
             ),
             (
                 inodes.into_iter().all(|inode| seen.insert(*inode)),
@@ -484,9 +530,11 @@ mod tests {
             worker: Some(Identity { pid, started: 9 }),
             current: true,
             inodes: vec![inode],
+            beside: None,
         };
         State {
             attached: false,
+            reserved: Vec::new(),
             schema: SCHEMA,
             name: "web".to_owned(),
             boot: "b".to_owned(),
@@ -509,6 +557,7 @@ mod tests {
                     worker: None,
                     current: false,
                     inodes: vec![102],
+                    beside: None,
                 },
             ],
         }
@@ -545,10 +594,19 @@ mod tests {
                         worker: None,
                         current: false,
                         inodes: vec![n],
+                        beside: None,
                     })
                     .collect()
             }),
             ("negative", |state| state.backlog = -1),
+            ("number of reserved", |state| state.reserved = vec![None; 9]),
+            ("no private port", |state| {
+                let none = Reserved {
+                    private_port: 0,
+                    inode: 9,
+                };
+                state.reserved = vec![Some(none); state.listen.len()];
+            }),
             ("no command", |state| state.task.command.clear()),
             ("lacks a listener", |state| state.slots[1].inodes.clear()),
             ("same listener", |state| state.slots[1].inodes[0] = 100),

@@ -2,6 +2,7 @@
 
 use super::closing::{Action, Closing};
 use super::report;
+use super::slot::Worker;
 use super::watch::{Watch, notify};
 use nix::sys::signal::Signal;
 use sd_notify::NotifyState;
@@ -15,10 +16,15 @@ impl Watch<'_> {
             Some(closing) if signal == Signal::SIGINT => closing.hurry(now),
             Some(_) => {}
             None => {
-                report::stopping(signal, self.group.grace);
+                report::stopping(signal, self.group.grace, self.group.refuse);
                 notify(&[NotifyState::Stopping]);
                 self.roll = None;
-                self.steer.close();
+                self.stop_succession();
+                if self.group.refuse {
+                    self.steer.refuse();
+                } else {
+                    self.steer.close();
+                }
                 self.closing = Some(Closing::new(now, self.group.grace));
             }
         }
@@ -29,19 +35,16 @@ impl Watch<'_> {
         let Some(closing) = &mut self.closing else {
             return false;
         };
-        let alive = self.group.workers().count();
+        let alive = self.group.everyone().count();
         let slots = 0..self.group.slots.len();
         let queued = slots.clone().map(|slot| self.steer.queued(slot)).sum();
         let active = slots.map(|slot| self.steer.active(slot)).sum();
         match closing.step(Instant::now(), alive, queued, active) {
-            Some(Action::Terminate) => self
-                .group
-                .workers()
-                .for_each(|worker| worker.process.terminate()),
+            Some(Action::Terminate) => self.group.everyone_mut().for_each(Worker::terminate),
             Some(Action::Kill) => {
                 report::kill_all(alive);
                 self.group
-                    .workers()
+                    .everyone()
                     .for_each(|worker| worker.process.kill());
             }
             Some(Action::Finished) => return true,
@@ -52,12 +55,7 @@ impl Watch<'_> {
 
     /// Undoes a start that failed: nothing was served yet.
     pub(super) fn abandon(&mut self) {
-        for worker in self
-            .group
-            .slots
-            .iter_mut()
-            .filter_map(|slot| slot.worker_mut())
-        {
+        for worker in self.group.everyone_mut() {
             worker.process.kill();
             while let Ok(None) = worker.process.ended() {
                 std::thread::sleep(Duration::from_millis(1));

@@ -16,7 +16,7 @@ pub fn exec(order: &Order) {
     // Opened by its name, so that no descriptor need be taken over by number; it closes itself on exec.
     let report = File::options()
         .write(true)
-        .open(format!("/proc/self/fd/{}", report_fd(order.names.len())));
+        .open(format!("/proc/self/fd/{}", report_fd(order)));
     let Err(reason) = become_worker(order);
     if let Ok(mut report) = report {
         let _ = report.write_all(reason.as_bytes());
@@ -27,7 +27,7 @@ pub fn exec(order: &Order) {
 fn become_worker(order: &Order) -> Result<std::convert::Infallible, String> {
     let keep = kept_capabilities(&order.keep_caps)?;
     inherit::default_signals().map_err(|error| format!("cannot reset signals: {error}"))?;
-    inherit::cloexec_from(report_fd(order.names.len())).map_err(|error| {
+    inherit::cloexec_from(report_fd(order)).map_err(|error| {
         format!("cannot keep our descriptors from the worker (close_range): {error}")
     })?;
     if let Some(soft) = order.descriptors {

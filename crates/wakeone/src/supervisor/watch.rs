@@ -8,6 +8,7 @@ use super::report;
 use super::roll::Roll;
 use super::slot::{Phase, Worker};
 use super::state::{self, State};
+use crate::move_log::MoveLog;
 use crate::steer::Steer;
 use crate::watchdog::Watchdog;
 use nix::sys::signal::Signal;
@@ -34,6 +35,7 @@ pub(super) struct Watch<'a> {
     /// The slots changed since the state was written.
     pub(super) changed: bool,
     watchdog: Watchdog,
+    moves: MoveLog,
 }
 
 impl Supervisor {
@@ -53,6 +55,7 @@ impl Supervisor {
             announced: false,
             changed: true,
             watchdog: Watchdog::from_env(),
+            moves: MoveLog::default(),
         };
         let result = watch.start().and_then(|()| watch.watch());
         if let Err(Error::Start(_) | Error::EndsAtOnce { .. }) = result {
@@ -63,6 +66,15 @@ impl Supervisor {
 
     pub(super) fn workers(&self) -> impl Iterator<Item = &Worker> {
         self.slots.iter().filter_map(|slot| slot.worker())
+    }
+
+    /// Those, and the second workers of a rolling restart.
+    pub(super) fn everyone(&self) -> impl Iterator<Item = &Worker> {
+        self.slots.iter().flat_map(|slot| slot.everyone())
+    }
+
+    pub(super) fn everyone_mut(&mut self) -> impl Iterator<Item = &mut Worker> {
+        self.slots.iter_mut().flat_map(|slot| slot.everyone_mut())
     }
 }
 
@@ -95,16 +107,18 @@ impl Watch<'_> {
             self.watchdog.feed();
             self.wait()?;
             self.read_signals()?;
-            self.bury()?;
+            self.reap()?;
             self.revive();
             self.greet();
+            self.go_on_retiring();
             self.go_on_rolling();
             if self.go_on_stopping() {
                 self.group.dir.forget();
                 report::stopped();
                 return Ok(());
             }
-            self.steer.events().into_iter().for_each(report::steering);
+            let seen = self.moves.pass(Instant::now(), self.steer.events());
+            seen.into_iter().for_each(report::steering);
             if self.changed {
                 self.persist();
             }
@@ -120,7 +134,7 @@ impl Watch<'_> {
     fn wait(&self) -> Result<(), Error> {
         let pidfds: Vec<_> = self
             .group
-            .workers()
+            .everyone()
             .map(|worker| worker.process.pidfd())
             .collect();
         let mut fds = vec![PollFd::new(&self.group.signals, PollFlags::IN)];
@@ -136,8 +150,9 @@ impl Watch<'_> {
     }
 
     fn next_look(&self) -> Duration {
-        let starting = self.group.workers().any(|worker| !worker.ready);
-        if starting || self.roll.is_some() || self.closing.is_some() {
+        let starting = self.group.everyone().any(|worker| !worker.ready);
+        let retiring = self.group.slots.iter().any(|slot| slot.retiring.is_some());
+        if starting || retiring || self.roll.is_some() || self.closing.is_some() {
             return LOOK;
         }
         let now = Instant::now();
@@ -185,6 +200,7 @@ impl Supervisor {
     fn state(&self, supervisor: Identity) -> State {
         State {
             attached: false,
+            reserved: self.reserved_state(),
             schema: state::SCHEMA,
             name: self.dir.name().to_owned(),
             boot: state::boot_id(),

@@ -10,17 +10,13 @@ use super::watch::{Watch, notify};
 use sd_notify::NotifyState;
 use std::time::{Duration, Instant};
 
-/// A worker of which nobody can say whether it accepts is taken to after this long.
-const ALIVE_IS_READY: Duration = Duration::from_millis(500);
-/// A worker that can be seen and is not seen to accept is taken to after this long: it may wait in a way unknown to us.
-const UNSEEN_IS_READY: Duration = Duration::from_secs(10);
 /// A successor in a slot whose workers are seen to accept has this long to do so, or the roll stops.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// The first workers begin their commands within this time, or the supervisor goes on without waiting for them.
 const STARTED_AT_ONCE: Duration = Duration::from_secs(10);
 /// The same for one that is started while others serve.
-const RESTARTED_AT_ONCE: Duration = Duration::from_millis(200);
+pub(super) const RESTARTED_AT_ONCE: Duration = Duration::from_millis(200);
 
 impl Watch<'_> {
     /// Starts the worker of a slot. It gets connections once it is ready; until then it drains.
@@ -51,7 +47,9 @@ impl Watch<'_> {
             }
         }
         self.steer.drain(slot, true);
-        spawn::begin(&self.group.order(slot), listeners)
+        let reserved = self.group.reserved.iter().flatten();
+        let sockets = listeners.iter().chain(reserved.map(|one| &one.socket));
+        spawn::begin(&self.group.order(slot), sockets)
     }
 
     fn arrived(
@@ -91,7 +89,7 @@ impl Watch<'_> {
     }
 
     /// Deals with workers that have ended.
-    pub(super) fn bury(&mut self) -> Result<(), Error> {
+    pub(super) fn reap(&mut self) -> Result<(), Error> {
         let failed = |source| Error::System {
             what: "look at a worker",
             source,
@@ -104,6 +102,7 @@ impl Watch<'_> {
             if let Some(ending) = ending {
                 self.lose(slot, ending)?;
             }
+            self.reap_beside(slot).map_err(failed)?;
         }
         process::reap_orphans();
         Ok(())
@@ -122,10 +121,7 @@ impl Watch<'_> {
             Some(error) => report::no_start(slot, error),
             None => report::story(slot, &worker, ending, queued),
         };
-        let rolled = self
-            .roll
-            .as_ref()
-            .is_some_and(|roll| roll.slot() == Some(slot));
+        let rolled = self.roll.as_ref().is_some_and(|roll| roll.ends(slot));
         if self.closing.is_some() || rolled {
             report::end(slot, &story);
             return Ok(());
@@ -163,16 +159,18 @@ impl Watch<'_> {
     /// Lets workers that have become ready have connections.
     pub(super) fn greet(&mut self) {
         for slot in 0..self.group.slots.len() {
-            if let Some(worker) = self.group.slots[slot].worker_mut() {
+            for worker in self.group.slots[slot].everyone_mut() {
                 worker.look_on_its_way();
             }
-            if self
-                .worker(slot)
-                .is_some_and(|worker| !worker.ready && self.is_ready(slot, worker))
+            if self.worker(slot).is_some_and(|worker| !worker.ready) {
+                self.greet_worker(slot);
+            }
+            if self.group.slots[slot]
+                .successor
+                .as_ref()
+                .is_some_and(|one| !one.ready)
             {
-                self.steer.drain(slot, false);
-                self.group.slots[slot].set_ready();
-                self.group.slots[slot].seen |= self.steer.accepting(slot) == Some(true);
+                self.greet_successor(slot);
             }
         }
         let all_ready = self
@@ -182,23 +180,6 @@ impl Watch<'_> {
             .all(|slot| slot.worker().is_some_and(|worker| worker.ready));
         if all_ready && !self.announced && self.closing.is_none() {
             self.announce();
-        }
-    }
-
-    fn is_ready(&self, slot: usize, worker: &Worker) -> bool {
-        if worker.way.is_some() {
-            return false;
-        }
-        let ran = worker.ran();
-        match self.steer.accepting(slot) {
-            Some(true) => true,
-            None => ran >= ALIVE_IS_READY,
-            Some(false) if ran < UNSEEN_IS_READY => false,
-            Some(false) if self.group.slots[slot].seen && self.roll.is_some() => false,
-            Some(false) => {
-                report::never_seen(slot, worker.process.pid());
-                true
-            }
         }
     }
 

@@ -115,7 +115,8 @@ fn more_than_the_queues_hold() {
     let table = dispatcher.table();
     // With cookies the kernel answers more than it admits, and forgets them.
     sysctl("tcp_syncookies", "0");
-    let clients: Vec<_> = (0..20).map(|_| begin_connect(V4)).collect();
+    // Four of those that come again are admitted at a time, and each time comes twice as late as the last.
+    let clients: Vec<_> = (0..10).map(|_| begin_connect(V4)).collect();
     // The kernel admits one more than the backlog.
     wait("full queues", || ground.queues() == [2, 2]);
     assert_eq!(
@@ -129,8 +130,8 @@ fn more_than_the_queues_hold() {
         served.extend(ground.accept_all());
         served.len() == clients.len()
     });
-    wait_for_established(table, 20);
-    assert_eq!(actives(table).iter().sum::<i64>(), 20);
+    wait_for_established(table, 10);
+    assert_eq!(actives(table).iter().sum::<i64>(), 10);
     drop((clients, served));
     ground.settle();
     ground.end(dispatcher);

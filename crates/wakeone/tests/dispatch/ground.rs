@@ -94,6 +94,7 @@ impl Ground {
             adopt: false,
             read_queues: true,
             datagrams: None,
+            lookup: &[],
         }
     }
 

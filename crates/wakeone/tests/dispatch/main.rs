@@ -8,6 +8,7 @@ mod datagrams;
 mod distance;
 mod exits;
 mod ground;
+mod lookup;
 #[path = "../../../../tests/support/patience.rs"]
 mod patience;
 mod rescue;

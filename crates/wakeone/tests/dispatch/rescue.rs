@@ -37,12 +37,10 @@ while True:
         pass
 ";
 
-/// Waits for events, but not for those of its listener.
 /// Waits for events of something else, as a handler does that asks a database.
 const ELSEWHERE: &str = "import select; select.epoll().poll()";
-/// Waits for its listener and is not woken by a connection: as who was woken and has not run yet.
-const LISTENING: &str =
-    "import select; e = select.epoll(); e.register(0, select.EPOLLERR); e.poll()";
+/// Waits for its listener again whenever a connection comes: as who was woken and has not run yet.
+const LISTENING: &str = "import select; e = select.epoll(); e.register(0, select.EPOLLIN | select.EPOLLET)\nwhile True: e.poll()";
 
 struct Worker(Child);
 
@@ -516,6 +514,9 @@ fn a_rescue_by_hand_refuses_where_a_worker_waits_for_that_listener() {
         return;
     };
     let clients = served.queue(0, 3);
+    // Each connection woke it for a moment.
+    served.a_while();
+    served.workers[0].wait_until(Doing::Waiting);
     let refused = ask_by_hand(&served, 0).expect_err("it would see its listener close");
     assert!(
         refused.contains("cannot move the queue of slot 0: its worker waits for connections"),

@@ -203,6 +203,7 @@ fn load_for_ever(pins: &Path) {
             cgroup: None,
             read_queues: true,
             datagrams: false,
+            lookup: &[],
         };
         drop(bpf::load(&plan).expect("load"));
     }
@@ -253,6 +254,7 @@ fn halves_of_a_living_loader_are_left_alone() {
             cgroup: None,
             read_queues: true,
             datagrams: false,
+            lookup: &[],
         };
         bpf::load(&plan).expect("load");
     }

@@ -3,7 +3,7 @@
 use wakeone::policy::Policy;
 
 use super::loads::Load;
-use super::{UNDER_LOAD, cell_name, programs};
+use super::{UNDER_LOAD, cell_name, idle, programs};
 use crate::experiments::split::servers::Kind;
 use crate::measure;
 use crate::result::{Expectation, Outcome};
@@ -23,6 +23,7 @@ pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
     let mut expected = slices(outcome);
     expected.extend(by_slots(outcome));
     expected.extend(under_load(outcome));
+    expected.extend(idle(outcome));
     expected.extend(measure::sound(outcome));
     expected
 }
@@ -184,6 +185,22 @@ fn under_load(outcome: &Outcome) -> [Expectation; 2] {
     ]
 }
 
+/// More than this share of a CPU is seen on the bill of a machine that does nothing, %.
+const MOST_IDLE: f64 = 0.3;
+
+fn idle(outcome: &Outcome) -> [Expectation; 3] {
+    idle::ALL.map(|idle| {
+        let variant = idle.variant();
+        Expectation::new(
+            variant.replace('/', "-"),
+            format!("While nobody comes, {variant} takes at most {MOST_IDLE} % of a CPU"),
+            OURS,
+            outcome.median(variant, idle::METRIC),
+            |m| m <= MOST_IDLE,
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,7 +239,11 @@ mod tests {
         let (four, many) = (cell(&four[..]), cell(&many[..]));
         let runs: [Values<'_>; 2] = [("dispatch_ns", &[200.0]), ("sock_ops_ns", &[100.0])];
         let (small, large) = (cell_name(4), cell_name(256));
+        let quiet: [Values<'_>; 1] = [(idle::METRIC, &[0.1])];
         let mut found = outcome(&[
+            ("idle/run", &quiet),
+            ("idle/attach", &quiet),
+            ("idle/agent", &quiet),
             (small.as_str(), &four[..]),
             (large.as_str(), &many[..]),
             (UNDER_LOAD, &runs),
@@ -271,7 +292,13 @@ mod tests {
             ]
         );
         let nothing = failing(judge(&outcome(&[("slices/steering", &SOUND)])));
-        assert_eq!(nothing.len(), 4 + 2 + 7 + 2, "{nothing:?}");
+        assert_eq!(nothing.len(), 4 + 2 + 7 + 3 + 2, "{nothing:?}");
+        let mut busy = with(GOOD, 0.009, [140.0, 180.0]);
+        let attach = |v: &&mut crate::result::Variant| v.name == "idle/attach";
+        let attach = busy.variants.iter_mut().find(attach).expect("idle");
+        let metric = attach.metrics.get_mut(idle::METRIC).expect("metric");
+        metric.median = 0.31;
+        assert_eq!(failing(judge(&busy)), ["idle-attach"]);
     }
 
     #[test]

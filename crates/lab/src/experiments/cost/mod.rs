@@ -1,6 +1,7 @@
-//! What does choosing cost, and what do watching and splitting? Connections a second with and without it, taken in slices of
+//! What does choosing cost, what do watching and splitting, and what does it cost while nobody comes? Connections a second with and without it, taken in slices of
 //! one load, and the time of a run of each program.
 
+mod idle;
 mod judge;
 mod loads;
 mod present;
@@ -20,6 +21,7 @@ use crate::present::Block;
 use crate::result::{Expectation, Outcome};
 use crate::ways::Way;
 use crate::{Error, status};
+use idle::Idle;
 use loads::{CLIENTS, Load, WORKERS};
 
 /// The experiment.
@@ -27,6 +29,8 @@ pub struct Cost;
 
 /// The variant that measures the programs where they are used, with the kernel's statistics on.
 const UNDER_LOAD: &str = "programs/under-load";
+/// How long nobody comes.
+const IDLE_SECONDS: f64 = 10.0;
 /// Slots to choose from, for the time of a run.
 const SLOTS: [usize; 3] = [4, 64, 256];
 
@@ -64,6 +68,8 @@ impl Experiment for Cost {
             group + 1,
             load_seconds(settings) + 0.5,
         ));
+        let idle = idle::ALL.map(|idle| arm(idle.variant().into(), group + 2, 4.0 + IDLE_SECONDS));
+        arms.extend(idle);
         let left_out: serde_json::Map<_, _> = lacks
             .into_iter()
             .filter_map(|(load, lacks)| Some((load.variant(), lacks?.into())))
@@ -78,6 +84,7 @@ impl Experiment for Cost {
                 ("clients", json!(CLIENTS)),
                 ("slices_s", json!(seconds)),
                 ("load_s", json!(load_seconds(settings))),
+                ("idle_s", json!(IDLE_SECONDS)),
                 (
                     "request",
                     json!("GET /whoami, a connection a request, closed loop"),
@@ -91,6 +98,9 @@ impl Experiment for Cost {
         if let Some(load) = Load::of(&arm.name) {
             let seconds = slices_seconds(context.settings);
             return load.measure(seconds, context);
+        }
+        if let Some(idle) = Idle::of(&arm.name) {
+            return idle.measure(WORKERS, IDLE_SECONDS, context);
         }
         if arm.name == UNDER_LOAD {
             return under_load(context);

@@ -2,6 +2,7 @@
 
 use wakeone::policy::Policy;
 
+use super::idle;
 use super::judge;
 use super::loads::{self, Load, rate_metric, sleeps_metric};
 use super::{SLOTS, UNDER_LOAD, cell_name, programs};
@@ -16,6 +17,7 @@ pub fn blocks(outcome: &Outcome) -> Vec<Block> {
     blocks.extend(ratios(outcome).map(Block::Chart));
     blocks.extend(by_slots(outcome).map(Block::Table));
     blocks.extend(growth(outcome).map(Block::Chart));
+    blocks.extend(at_rest(outcome).map(Block::Table));
     blocks.extend(outcome.left_out().map(Block::Paragraph));
     blocks
 }
@@ -153,6 +155,22 @@ fn by_slots(outcome: &Outcome) -> Option<Table> {
             .into(),
         head: std::iter::once(String::new()).chain(slots).collect(),
         rows: policies.into_iter().chain(others).collect(),
+    })
+}
+
+/// The CPU time without a client.
+fn at_rest(outcome: &Outcome) -> Option<Table> {
+    let row = |idle: &idle::Idle| {
+        let variant = idle.variant();
+        let share = outcome.median(variant, idle::METRIC)?;
+        Some(Row::ours(vec![variant.to_owned(), format!("{share:.2}")]))
+    };
+    let rows: Vec<Row> = idle::ALL.iter().filter_map(row).collect();
+    (!rows.is_empty()).then(|| Table {
+        caption: "Share of one CPU, in %, that steering four workers takes while nobody comes."
+            .into(),
+        head: vec![String::new(), "% of a CPU".into()],
+        rows,
     })
 }
 

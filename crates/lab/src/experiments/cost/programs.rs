@@ -162,6 +162,7 @@ impl Group {
             adopt: false,
             read_queues: true,
             datagrams: None,
+            lookup: &[],
         };
         let copies: std::io::Result<Vec<Vec<OwnedFd>>> = self
             .listeners

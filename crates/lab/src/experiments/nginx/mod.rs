@@ -12,7 +12,7 @@ use crate::experiment::{
 use crate::experiments::tills::workload::WORKERS;
 use crate::present::Block;
 use crate::result::{Expectation, Outcome};
-use crate::{Error, apps, measure, nginx, status};
+use crate::{Error, apps, measure, status};
 use servers::{Kind, Running};
 use workload::{GONE, HEALTHY, LOAD_S, RATE_PER_S, Variant, WORKLOADS, Workload};
 
@@ -127,10 +127,9 @@ impl Experiment for Nginx {
     }
 
     fn design(&self, settings: &Settings) -> Design {
-        let lacks = lacks();
         let arms = WORKLOADS.into_iter().enumerate().flat_map(|(group, of)| {
             let variants = of.variants().into_iter();
-            let here = variants.filter(|v| !lacks.contains_key(v.kind.name()));
+            let here = variants.filter(|v| v.lacks().is_none());
             here.map(move |variant| Arm {
                 name: variant.name(),
                 group,
@@ -152,13 +151,19 @@ impl Experiment for Nginx {
                 ("lost_worker_rate_per_s", json!(RATE_PER_S)),
                 ("lost_worker_load_s", json!(LOAD_S)),
                 ("lost_worker_gone_s", json!(GONE.as_secs_f64())),
-                ("left_out", json!(lacks)),
+                ("resized_rate_per_s", json!(workload::RESIZED_RATE_PER_S)),
+                ("resized_workers", json!(workload::RESIZED_WORKERS)),
+                ("resized_reloads", json!(workload::RESIZED_RELOADS)),
+                ("left_out", json!(left_out())),
             ]),
         }
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         let variant = Variant::parse(&arm.name)?;
+        if variant.workload == Workload::Resized {
+            return workload::resize(variant.kind, context);
+        }
         let mut running = Running::start(variant.kind, WORKERS)?;
         let mut found = variant.load(&mut running, context)?;
         found.by_worker = apps::by_place(&found.by_worker, &running.workers);
@@ -177,6 +182,17 @@ impl Experiment for Nginx {
             Expectation::new(of.name, of.claim, of.source, ratio, of.holds)
         });
         let mut all: Vec<Expectation> = judged.collect();
+        let lost = outcome.values(
+            &format!("{}/{}", Workload::Resized.name(), Kind::Attach.name()),
+            "lost",
+        );
+        all.push(Expectation::new(
+            "resized-loses-none",
+            "nginx with reuseport loses no connection while it is attached to and reloaded with 8, 1, 8 … workers (all rounds)",
+            OURS,
+            (!lost.is_empty()).then(|| lost.iter().sum()),
+            |m| m == 0.0,
+        ));
         all.push(measure::counted_out(outcome));
         all.extend(measure::sound(outcome));
         all
@@ -187,18 +203,10 @@ impl Experiment for Nginx {
     }
 }
 
-/// The ways that cannot be measured here, and why.
-fn lacks() -> std::collections::BTreeMap<&'static str, String> {
-    let no_nginx = nginx::perl_module().err();
-    let missing = wakeone_kernel::capability::missing();
-    let why = |kind: Kind| {
-        let no_right = kind.steered() && !missing.is_empty();
-        no_nginx
-            .clone()
-            .or_else(|| no_right.then(|| format!("it needs {}", missing.join(", "))))
-    };
-    let of = |kind: Kind| Some((kind.name(), why(kind)?));
-    servers::ALL.into_iter().filter_map(of).collect()
+/// The variants that cannot be measured here, and why.
+fn left_out() -> std::collections::BTreeMap<String, String> {
+    let all = WORKLOADS.into_iter().flat_map(Workload::variants);
+    all.filter_map(|v| Some((v.name(), v.lacks()?))).collect()
 }
 
 #[cfg(test)]
@@ -210,7 +218,10 @@ mod tests {
         let active = [active];
         let mut found = SOUND.to_vec();
         found.push(("active_at_end", &active));
-        let mut outcome = tests::outcome(&[("stuck/reuseport+attach", &found)]);
+        let mut outcome = tests::outcome(&[
+            ("stuck/reuseport+attach", &found),
+            ("resized/reuseport+attach", &[("lost", &[0.0])]),
+        ]);
         let named = COMPARISONS.iter().map(Comparison::pair);
         outcome.comparisons = named.zip(ratios).map(|(n, r)| ratio(n, r)).collect();
         outcome
@@ -229,6 +240,10 @@ mod tests {
             assert_eq!(failed(ratios, 0.0), [COMPARISONS[at].name]);
         }
         assert_eq!(failed(good, 1.0), ["active-returns-to-0"]);
+        let mut lossy = outcome(good, 0.0);
+        let lost = tests::outcome(&[("resized/reuseport+attach", &[("lost", &[0.0, 1.0])])]);
+        lossy.variants[1] = lost.variants[0].clone();
+        assert_eq!(failing(Nginx.judge(&lossy)), ["resized-loses-none"]);
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
         }
         blocks.push(Block::Heading(title(workload).into()));
         blocks.push(Block::Table(table(&found)));
+        if workload == Workload::Resized {
+            continue;
+        }
         blocks.push(Block::Chart(percentiles(workload, &found)));
         if !workload.loses_one() {
             blocks.push(Block::Chart(deviations(workload, &found)));
@@ -33,6 +36,9 @@ fn title(workload: Workload) -> &'static str {
         Workload::Cpu => "cpu: every request computes, 200 clients",
         Workload::Stopped => "stopped: one of four workers is stopped for a while",
         Workload::Busy => "busy: one of four workers computes for a while",
+        Workload::Resized => {
+            "resized: reloaded with one worker, with eight, with one … at 6,000 requests/s"
+        }
     }
 }
 
@@ -90,7 +96,7 @@ fn table(found: &[(Variant, &Measured)]) -> Table {
     ];
     let row = |(variant, found): &(Variant, &Measured)| {
         let cell = |metric: &str| found.median(metric).map_or_else(|| "–".into(), number);
-        let errors = found.metrics.get("errors");
+        let errors = found.metrics.get("errors").or(found.metrics.get("lost"));
         let mut cells = vec![label(*variant).to_owned()];
         cells.extend(columns.map(|(_, metric)| cell(metric)));
         cells.push(errors.map_or_else(|| "–".into(), |m| number(m.values.iter().sum())));

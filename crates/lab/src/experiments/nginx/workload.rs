@@ -7,9 +7,10 @@ use std::time::Duration;
 use wakeone_load::{Mix, Plan};
 
 use super::servers::{ALL, Kind, Running};
-use crate::experiment::Context;
+use crate::experiment::{Context, Sample};
+use crate::experiments::restart::{self, servers};
 use crate::experiments::tills::workload::{STUCK_US, WORKERS, workloads};
-use crate::{Error, measure};
+use crate::{Error, measure, nginx, steered};
 
 /// Requests a second of the workloads in which a worker does nothing else for a while.
 pub const RATE_PER_S: f64 = 500.0;
@@ -19,6 +20,15 @@ pub const LOAD_S: f64 = 4.0;
 const GONE_AFTER: Duration = Duration::from_millis(500);
 /// For how long.
 pub const GONE: Duration = Duration::from_millis(2500);
+
+/// Requests a second while nginx is resized.
+pub const RESIZED_RATE_PER_S: f64 = 6000.0;
+/// Workers of the nginx that is resized, where there are not just one.
+pub const RESIZED_WORKERS: usize = 8;
+/// How often it is reloaded.
+pub const RESIZED_RELOADS: usize = 8;
+/// How long it serves between two reloads.
+const RESIZED_PAUSE: Duration = Duration::from_millis(300);
 
 /// A workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,14 +41,17 @@ pub enum Workload {
     Stopped,
     /// One worker computes.
     Busy,
+    /// It is reloaded with one worker, with all of them, with one again.
+    Resized,
 }
 
 /// All of them.
-pub const WORKLOADS: [Workload; 4] = [
+pub const WORKLOADS: [Workload; 5] = [
     Workload::Stuck,
     Workload::Cpu,
     Workload::Stopped,
     Workload::Busy,
+    Workload::Resized,
 ];
 
 /// Name of the variant in which no worker goes away.
@@ -63,6 +76,7 @@ impl Workload {
             Workload::Cpu => "cpu",
             Workload::Stopped => "stopped",
             Workload::Busy => "busy",
+            Workload::Resized => "resized",
         }
     }
 
@@ -80,7 +94,9 @@ impl Workload {
                 healthy,
             }
         };
-        if self.loses_one() {
+        if self == Workload::Resized {
+            [Kind::Reuseport, Kind::Attach].map(with(false)).into()
+        } else if self.loses_one() {
             let kinds = [Kind::Reuseport, Kind::Attach, Kind::AttachRescue];
             let healthy = with(true)(Kind::Reuseport);
             std::iter::once(healthy)
@@ -93,11 +109,12 @@ impl Workload {
 
     /// About how long one measurement takes, in seconds.
     pub fn seconds(self, quick: bool) -> f64 {
-        let [stuck, cpu] = workloads(quick);
+        let [_, stuck, cpu] = workloads(quick);
         match self {
             Workload::Stuck => stuck.seconds,
             Workload::Cpu => cpu.seconds,
             Workload::Stopped | Workload::Busy => LOAD_S + 1.0,
+            Workload::Resized => RESIZED_PAUSE.as_secs_f64() * (RESIZED_RELOADS as f64 + 1.0) + 0.5,
         }
     }
 }
@@ -111,6 +128,16 @@ impl Variant {
             self.kind.name()
         };
         format!("{}/{way}", self.workload.name())
+    }
+
+    /// Why it cannot be measured here.
+    pub fn lacks(self) -> Option<String> {
+        let no_nginx = match self.workload {
+            // It serves a fixed answer, and needs no handler that blocks.
+            Workload::Resized => nginx::program().err(),
+            _ => nginx::perl_module().err(),
+        };
+        no_nginx.or_else(|| self.kind.steered().then(steered::lacks).flatten())
     }
 
     /// The variant of this name.
@@ -131,16 +158,16 @@ impl Variant {
     /// When the load cannot be sent, or the worker does not go.
     pub fn load(
         self,
-        nginx: &mut Running,
+        running: &mut Running,
         context: &mut Context<'_>,
     ) -> Result<wakeone_load::Outcome, Error> {
-        let plan = self.plan(nginx, context);
+        let plan = self.plan(running, context);
         if self.healthy || !self.workload.loses_one() {
             let found = measure::load(&plan, context)?;
-            nginx.answers.client_saw(&found);
+            running.answers.client_saw(&found);
             return Ok(found);
         }
-        let (address, worker) = (nginx.address, nginx.workers[WORKERS / 2]);
+        let (address, worker) = (running.address, running.workers[WORKERS / 2]);
         let (found, kept) = std::thread::scope(|scope| {
             let lose = scope.spawn(move || lose_one(self.workload, address, worker));
             (measure::load(&plan, context), lose.join())
@@ -148,18 +175,19 @@ impl Variant {
         let others = kept
             .unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))?;
         let found = found?;
-        nginx.answers.client_saw(&found);
-        nginx.answers.client_counted(others, 0);
+        running.answers.client_saw(&found);
+        running.answers.client_counted(others, 0);
         Ok(found)
     }
 
-    fn plan(self, nginx: &Running, context: &Context<'_>) -> Plan {
-        let [stuck, cpu] = workloads(context.settings.quick);
+    fn plan(self, running: &Running, context: &Context<'_>) -> Plan {
+        let [_, stuck, cpu] = workloads(context.settings.quick);
         match self.workload {
-            Workload::Stuck => stuck.plan(nginx.address, context.seed),
-            Workload::Cpu => cpu.plan(nginx.address, context.seed),
-            Workload::Stopped | Workload::Busy => measure::plan(
-                nginx.address,
+            Workload::Stuck => stuck.plan(running.address, context.seed),
+            Workload::Cpu => cpu.plan(running.address, context.seed),
+            // Resized has its own; see [`resize`].
+            Workload::Stopped | Workload::Busy | Workload::Resized => measure::plan(
+                running.address,
                 measure::poisson(RATE_PER_S),
                 measure::for_seconds(LOAD_S),
                 Mix::one(format!("/work?us={STUCK_US}&kind=sleep")),
@@ -167,6 +195,38 @@ impl Variant {
             ),
         }
     }
+}
+
+/// Reloads nginx with one worker and with all of them by turns, under load, and counts what was not answered.
+///
+/// # Errors
+/// When nginx or the load fails.
+pub fn resize(kind: Kind, context: &mut Context<'_>) -> Result<Sample, Error> {
+    let kind = match kind.steered() {
+        true => servers::Kind::NginxToOneAttached,
+        false => servers::Kind::NginxToOne,
+    };
+    let plan = |address, context: &Context<'_>| Plan {
+        timeout: Duration::from_secs(5),
+        ..measure::plan(
+            address,
+            measure::poisson(RESIZED_RATE_PER_S),
+            measure::for_seconds(restart::LONGEST.as_secs_f64()),
+            Mix::one("/"),
+            context.seed,
+        )
+    };
+    let mut sample = restart::measure_restarts(
+        kind,
+        RESIZED_WORKERS,
+        plan,
+        RESIZED_RELOADS,
+        RESIZED_PAUSE,
+        context,
+    )?;
+    // What is lost here is what is measured, and no failure of the measurement.
+    sample.metrics.retain(|name, _| !name.starts_with("errors"));
+    Ok(sample)
 }
 
 /// Takes one worker away for a while; how many requests that took.

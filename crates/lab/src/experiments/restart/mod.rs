@@ -1,9 +1,11 @@
 //! Connections lost in a restart.
 
-mod servers;
+mod haproxy;
+pub mod servers;
 
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use wakeone_load::{Arrivals, Mix, Plan};
@@ -22,10 +24,18 @@ pub struct Restart;
 const RESTARTS: usize = 3;
 const RATE_PER_S: f64 = 1000.0;
 /// No load lasts longer than this.
-const LONGEST: Duration = Duration::from_secs(60);
+pub const LONGEST: Duration = Duration::from_secs(60);
 const CLIENTS: usize = 64;
 /// The loads: first part of the variants' names.
 const LOADS: [&str; 2] = ["steady", "full"];
+
+/// The load under which HAProxy is restarted often.
+const MANY: &str = "many";
+const MANY_RESTARTS: usize = 10;
+const MANY_RATE_PER_S: f64 = 3000.0;
+const MANY_PAUSE: Duration = Duration::from_millis(250);
+/// HAProxy as it is, and attached to.
+const HAPROXY: [Kind; 2] = [Kind::Haproxy, Kind::HaproxyAttached];
 
 const CARD: Card = Card {
     name: "restart",
@@ -66,8 +76,15 @@ impl Experiment for Restart {
                 seconds: seconds + 1.0,
             }));
         }
+        let here = HAPROXY.into_iter().filter(|kind| kind.lacks().is_none());
+        arms.extend(here.map(|kind| Arm {
+            name: arm_name(MANY, kind),
+            group: LOADS.len(),
+            seconds: MANY_PAUSE.as_secs_f64() * (MANY_RESTARTS as f64 + 1.0) + 2.0,
+        }));
         let left_out: BTreeMap<&str, String> = servers::ALL
             .into_iter()
+            .chain(HAPROXY)
             .filter_map(|kind| Some((kind.name(), kind.lacks()?)))
             .collect();
         Design {
@@ -78,6 +95,8 @@ impl Experiment for Restart {
                 ("load_s", json!(seconds)),
                 ("steady_rate_per_s", json!(RATE_PER_S)),
                 ("full_clients", json!(CLIENTS)),
+                ("many_restarts", json!(MANY_RESTARTS)),
+                ("many_rate_per_s", json!(MANY_RATE_PER_S)),
                 ("left_out", json!(left_out)),
             ]),
             ..Design::default()
@@ -86,39 +105,19 @@ impl Experiment for Restart {
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         let (load, name) = arm.name.split_once('/').unwrap_or_default();
-        let kind = servers::ALL.into_iter().find(|k| k.name() == name);
+        let kind = servers::ALL
+            .into_iter()
+            .chain(HAPROXY)
+            .find(|k| k.name() == name);
         let kind = kind.ok_or_else(|| Error::Unknown(arm.name.clone()))?;
-        let address = server::free_address()?;
-        let mut restartable = Restartable::start(kind, address)?;
-        let plan = plan(address, kind, load, context);
         let pause =
             Duration::from_secs_f64(load_seconds(context.settings.quick) / (RESTARTS as f64 + 1.0));
-        let over = AtomicBool::new(false);
-        let (found, restarted) = std::thread::scope(|scope| {
-            let (server, over) = (&mut restartable, &over);
-            let restarts = scope.spawn(move || {
-                let took = restart_all(server, pause);
-                over.store(true, Ordering::Relaxed);
-                took
-            });
-            (load_until(&plan, over, context), restarts.join())
-        });
-        let took = restarted
-            .unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))?;
-        let found = found?;
-        restartable.answers.client_saw(&found);
-        let mut sample = measure::sample(&found, 0);
-        restartable.stop(&mut sample)?;
-        // Workers of different generations bear the same names; shares say nothing here.
-        sample.metrics.retain(|name, _| !name.starts_with("share_"));
-        sample.put("lost", "count", found.errors.values().sum::<u64>() as f64);
-        sample.put("planned", "count", (found.planned - found.cancelled) as f64);
-        sample.put(
-            "restart_ms",
-            "ms",
-            took.as_secs_f64() * 1000.0 / RESTARTS as f64,
-        );
-        Ok(sample)
+        let plan = |address, context: &Context<'_>| plan(address, kind, load, context);
+        let (restarts, pause) = match load {
+            MANY => (MANY_RESTARTS, MANY_PAUSE),
+            _ => (RESTARTS, pause),
+        };
+        measure_restarts(kind, servers::WORKERS, plan, restarts, pause, context)
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
@@ -131,22 +130,29 @@ impl Experiment for Restart {
                 "wakeone-loses-none-steady",
                 "wakeone loses no connection at 1,000 a second (all rounds)",
                 "Wakeone's own goal",
-                lost("steady", Kind::Wakeone),
+                lost("steady", servers::WAKEONE),
                 |m| m == 0.0,
             ),
             Expectation::new(
                 "wakeone-loses-none-full",
                 "wakeone loses no connection at the highest rate (all rounds)",
                 "Wakeone's own goal",
-                lost("full", Kind::Wakeone),
+                lost("full", servers::WAKEONE),
                 |m| m == 0.0,
             ),
             Expectation::new(
                 "reuseport-loses-some",
                 "A plain reuseport server loses connections at the highest rate (all rounds)",
                 CARD.source.short,
-                lost("full", Kind::Reuseport),
+                lost("full", servers::REUSEPORT),
                 |m| m > 0.0,
+            ),
+            Expectation::new(
+                "attached-haproxy-loses-none",
+                "HAProxy with a listener a thread loses no connection in ten restarts (-sf) while it is attached to (all rounds)",
+                "Wakeone's own goal",
+                lost(MANY, Kind::HaproxyAttached),
+                |m| m == 0.0,
             ),
             answers::agree(outcome),
         ]
@@ -162,13 +168,56 @@ impl Experiment for Restart {
     }
 }
 
-fn plan(target: std::net::SocketAddr, kind: Kind, load: &str, context: &Context<'_>) -> Plan {
-    let arrivals = if load == "steady" {
-        measure::poisson(RATE_PER_S)
-    } else {
-        Arrivals::Closed {
+/// Restarts a server under a load so often, `pause` apart; what was lost, and how long the restarts took, are in the sample.
+///
+/// # Errors
+/// When the server or the load fails.
+pub fn measure_restarts(
+    kind: Kind,
+    workers: usize,
+    plan: impl Fn(SocketAddr, &Context<'_>) -> Plan,
+    restarts: usize,
+    pause: Duration,
+    context: &mut Context<'_>,
+) -> Result<Sample, Error> {
+    let address = server::free_address()?;
+    let mut restartable = Restartable::start(kind, workers, address)?;
+    let plan = plan(address, context);
+    let over = AtomicBool::new(false);
+    let (found, restarted) = std::thread::scope(|scope| {
+        let (server, over) = (&mut restartable, &over);
+        let thread = scope.spawn(move || {
+            let took = restart_all(server, restarts, pause);
+            over.store(true, Ordering::Relaxed);
+            took
+        });
+        (load_until(&plan, over, context), thread.join())
+    });
+    let took = restarted
+        .unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))?;
+    let found = found?;
+    restartable.answers.client_saw(&found);
+    let mut sample = measure::sample(&found, 0);
+    restartable.stop(&mut sample)?;
+    // Workers of different generations bear the same names; shares say nothing here.
+    sample.metrics.retain(|name, _| !name.starts_with("share_"));
+    sample.put("lost", "count", found.errors.values().sum::<u64>() as f64);
+    sample.put("planned", "count", (found.planned - found.cancelled) as f64);
+    sample.put(
+        "restart_ms",
+        "ms",
+        took.as_secs_f64() * 1000.0 / restarts as f64,
+    );
+    Ok(sample)
+}
+
+fn plan(target: SocketAddr, kind: Kind, load: &str, context: &Context<'_>) -> Plan {
+    let arrivals = match load {
+        "steady" => measure::poisson(RATE_PER_S),
+        MANY => measure::poisson(MANY_RATE_PER_S),
+        _ => Arrivals::Closed {
             concurrency: CLIENTS,
-        }
+        },
     };
     // The end of the restarts ends it; this only keeps a failure of theirs from lasting.
     let end = measure::for_seconds(LONGEST.as_secs_f64());
@@ -201,9 +250,13 @@ fn load_until(
 }
 
 /// All restarts, `pause` apart, and a pause behind the last one; gives the time that they took together.
-fn restart_all(restartable: &mut Restartable, pause: Duration) -> Result<Duration, Error> {
+fn restart_all(
+    restartable: &mut Restartable,
+    restarts: usize,
+    pause: Duration,
+) -> Result<Duration, Error> {
     let mut took = Duration::ZERO;
-    for _ in 0..RESTARTS {
+    for _ in 0..restarts {
         std::thread::sleep(pause);
         let start = std::time::Instant::now();
         restartable.restart()?;
@@ -262,7 +315,7 @@ fn table(outcome: &Outcome) -> Table {
         Row::ours(cells)
     };
     Table {
-        caption: "All rounds together; three restarts in each.".into(),
+        caption: "All rounds together; three restarts in each (HAProxy: ten).".into(),
         head,
         rows: outcome.variants.iter().map(row).collect(),
     }
@@ -271,7 +324,7 @@ fn table(outcome: &Outcome) -> Table {
 fn chart(outcome: &Outcome) -> Chart {
     let bar = |v: &crate::result::Variant| {
         let lost = v.metrics.get("lost")?;
-        let colour = if v.name.ends_with("wakeone") {
+        let colour = if v.name.ends_with("wakeone") || v.name.ends_with("attach") {
             4
         } else if v.name.ends_with("nginx-reload") {
             1
@@ -308,15 +361,45 @@ fn meaning(outcome: &Outcome) -> String {
             .any(|l| outcome.variant(&arm_name(l, kind)).is_some());
         measured.then(|| LOADS.iter().map(of).sum())
     };
-    let say = |kind: Kind, words: &str| match lost(kind) {
-        Some(0.0) => format!("{words} lost none"),
-        Some(n) => format!("{words} lost {}", number(n)),
-        None => format!("{words} was not measured"),
+    let say = |(kind, words): (Kind, &str)| match lost(kind)? {
+        0.0 => Some(format!("{words} lost none")),
+        n => Some(format!("{words} lost {}", number(n))),
+    };
+    let told: Vec<String> = [
+        (servers::REUSEPORT, "a plain reuseport server"),
+        (Kind::Nginx, "nginx's reload with fewer and more workers"),
+        (servers::WAKEONE, "a rolling restart under wakeone"),
+    ]
+    .into_iter()
+    .filter_map(say)
+    .collect();
+    let ours = if told.is_empty() {
+        String::new()
+    } else {
+        format!(
+            "In {RESTARTS} restarts a round under both loads, {}. ",
+            told.join(", ")
+        )
     };
     format!(
-        "In {RESTARTS} restarts a round under both loads, {}, {}, and {}. A listener that closes takes what waits in its queue with it; where the listeners outlive the workers there is nothing to lose.",
-        say(Kind::Reuseport, "a plain reuseport server"),
-        say(Kind::Nginx, "nginx's reload with fewer and more workers"),
-        say(Kind::Wakeone, "a rolling restart under wakeone")
+        "{ours}{}A listener that closes takes what waits in its queue with it; where the listeners outlive the workers there is nothing to lose.",
+        haproxy_meaning(outcome)
     )
+}
+
+/// What restarts of HAProxy lose, where both sides were measured.
+fn haproxy_meaning(outcome: &Outcome) -> String {
+    let lost = |kind: Kind| {
+        let values = outcome.values(&arm_name(MANY, kind), "lost");
+        let each: Vec<String> = values.iter().map(|v| number(*v)).collect();
+        (!each.is_empty()).then(|| each.join(", "))
+    };
+    let [as_it_is, attached] = HAPROXY.map(lost);
+    match (as_it_is, attached) {
+        (Some(as_it_is), Some(attached)) => format!(
+            "In {MANY_RESTARTS} restarts of HAProxy at {} requests/s, {as_it_is} connections were lost in the rounds as it is, {attached} attached to. ",
+            number(MANY_RATE_PER_S)
+        ),
+        _ => String::new(),
+    }
 }

@@ -98,7 +98,10 @@ impl Way {
     }
 
     /// Has a server's command run this way.
-    fn wrap(self, command: Command) -> Result<Command, Error> {
+    ///
+    /// # Errors
+    /// When this executable cannot be found.
+    pub fn wrap(self, command: Command) -> Result<Command, Error> {
         if self != Way::Split {
             return Ok(command);
         }

@@ -1,11 +1,16 @@
 //! What ought to be seen, held against what was measured. Pure: works on a result read from a file.
 
 use super::workload::{WORKERS, chance_of_uneven};
+use super::{restart, summary};
 use crate::experiment::Experiment;
 use crate::published::Published;
 use crate::result::{Expectation, Outcome, Variant};
 use crate::{measure, stats};
 
+pub const KEPT_EXCLUSIVE_TO_OURS: &str =
+    "kept: mean of shared-epoll-exclusive / mean of least-connections+rescue";
+pub const KEPT_OURS_TO_HASH: &str =
+    "kept: mean of least-connections+rescue / mean of reuseport-hash";
 pub const RESCUE_TO_SHARED: &str =
     "stuck: mean of least-connections+rescue / mean of shared-accept";
 pub const HASH_TO_RESCUE: &str = "stuck: mean of reuseport-hash / mean of least-connections+rescue";
@@ -28,7 +33,9 @@ const EVEN: f64 = 0.10;
 
 /// All expectations of the experiment.
 pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let mut expectations = vec![
+    let mut expectations = kept(outcome);
+    expectations.extend(summary::judge(outcome));
+    expectations.extend([
         Expectation::new(
             "stuck-as-good-as-one-queue",
             "With stuck workers, least-connections+rescue has at most 1.15 times the mean latency of one shared queue",
@@ -44,7 +51,7 @@ pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
             |m| m >= 3.0,
         ),
         evenness(outcome),
-    ];
+    ]);
     expectations.extend(measure::sound(outcome));
     expectations.extend([
         Expectation::new(
@@ -58,6 +65,34 @@ pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
     ]);
     expectations.extend(cpu(outcome));
     expectations
+}
+
+/// What is expected where connections are kept.
+fn kept(outcome: &Outcome) -> Vec<Expectation> {
+    let ours = outcome.values("kept/least-connections+rescue", "share_max_over_mean");
+    vec![
+        Expectation::new(
+            "kept-exclusive-collapses",
+            "With kept connections, one shared socket with EPOLLEXCLUSIVE has at least 10 times the mean latency of least-connections+rescue",
+            "Majkowski, 2017: the busiest worker gets the load",
+            outcome.ratio(KEPT_EXCLUSIVE_TO_OURS),
+            |m| m >= 10.0,
+        ),
+        Expectation::new(
+            "kept-as-good-as-hash",
+            "With kept connections, least-connections+rescue has at most 1.1 times the mean latency of reuseport hash",
+            OURS,
+            outcome.ratio(KEPT_OURS_TO_HASH),
+            |m| m <= 1.1,
+        ),
+        Expectation::new(
+            "kept-even",
+            "With kept connections, the busiest worker under least-connections+rescue answers at most 1.1 times its even share (worst round)",
+            OURS,
+            (!ours.is_empty()).then(|| stats::max(ours)),
+            |m| m <= 1.1,
+        ),
+    ]
 }
 
 /// The source's own claims, at a size where both sides of a noisy machine agree with it.
@@ -132,6 +167,10 @@ fn missing(outcome: &Outcome) -> Option<f64> {
     let mut missing = 0.0;
     for variant in &outcome.variants {
         let workload = variant.name.split('/').next()?;
+        if workload == restart::NAME {
+            // What a restart loses is another column; see [`summary`].
+            continue;
+        }
         let planned = outcome.parameter_u64(&format!("{workload}_requests"))? as f64;
         missing += variant
             .metrics
@@ -147,7 +186,7 @@ fn missing(outcome: &Outcome) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::tests::{failing as fail, ratio};
+    use crate::result::tests::{Values, failing as fail, outcome as of_variants, ratio};
     use crate::result::{Metric, SCHEMA};
 
     fn outcome(
@@ -197,8 +236,31 @@ mod tests {
         }
     }
 
+    /// What fails of all that concerns stuck and cpu.
     fn failing(outcome: &Outcome) -> Vec<String> {
-        fail(judge(outcome))
+        let others = kept(outcome).into_iter().chain(summary::judge(outcome));
+        let others: Vec<String> = others.map(|e| e.name).collect();
+        let mut names = fail(judge(outcome));
+        names.retain(|name| !others.contains(name));
+        names
+    }
+
+    #[test]
+    fn each_limit_of_kept_bites() {
+        let failed = |to_ours: f64, to_hash: f64, busiest: f64| {
+            let busiest = [1.0, busiest];
+            let ours: &[Values<'_>] = &[("share_max_over_mean", &busiest)];
+            let mut outcome = of_variants(&[("kept/least-connections+rescue", ours)]);
+            outcome.comparisons = vec![
+                ratio(KEPT_EXCLUSIVE_TO_OURS, to_ours),
+                ratio(KEPT_OURS_TO_HASH, to_hash),
+            ];
+            fail(kept(&outcome))
+        };
+        assert_eq!(failed(10.0, 1.1, 1.1), Vec::<String>::new());
+        assert_eq!(failed(9.9, 1.1, 1.1), ["kept-exclusive-collapses"]);
+        assert_eq!(failed(10.0, 1.11, 1.1), ["kept-as-good-as-hash"]);
+        assert_eq!(failed(10.0, 1.1, 1.11), ["kept-even"]);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 mod judge;
 mod present;
+mod restart;
+mod summary;
 pub(super) mod workload;
 
 use serde_json::json;
@@ -16,7 +18,8 @@ use crate::result::{Expectation, Outcome};
 use crate::ways::{self, Way};
 use crate::{measure, status};
 use workload::{
-    CPU_CLIENTS, CPU_US, STUCK_ONE_IN, STUCK_RATE, STUCK_SLOW_US, STUCK_US, WORKERS, Workload,
+    CPU_CLIENTS, CPU_US, KEPT_APART, KEPT_CONNECTIONS, KEPT_RATE, KEPT_US, STUCK_ONE_IN,
+    STUCK_RATE, STUCK_SLOW_US, STUCK_US, WORKERS, Workload,
 };
 
 /// The experiment.
@@ -25,7 +28,7 @@ pub struct Tills;
 const CARD: Card = Card {
     name: "tills",
     title: "One queue for all tills, or one each?",
-    question: "How long does a client wait under five ways of handing out connections to four workers, when a few requests take long, and when all of them take CPU?",
+    question: "How do six ways of handing out connections to four workers fare when connections are kept, when a few requests take long, when all of them take CPU, and in a restart?",
     source: Source {
         short: "Majkowski, 2017",
         long: "Marek Majkowski, Why does one NGINX worker take all the load?, Cloudflare blog, 2017.",
@@ -43,11 +46,17 @@ impl Experiment for Tills {
     fn design(&self, settings: &Settings) -> Design {
         let workloads = workload::workloads(settings.quick);
         let arms = workloads.iter().enumerate().flat_map(|(group, workload)| {
-            ways::arms(workload.name, &ways::ALL, group, workload.seconds)
+            ways::arms(workload.name, &ways::WITH_ROTATE, group, workload.seconds)
         });
+        let restarts = ways::arms(
+            restart::NAME,
+            &ways::WITH_ROTATE,
+            workloads.len(),
+            restart::seconds(settings.quick),
+        );
         let mut design = Design {
-            rounds: if settings.quick { 3 } else { 5 },
-            arms: arms.collect(),
+            rounds: if settings.quick { 2 } else { 5 },
+            arms: arms.chain(restarts).collect(),
             pairings: pairings(),
             steady: "latency_ms_mean",
             parameters: serde_json::Map::new(),
@@ -60,7 +69,10 @@ impl Experiment for Tills {
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         let workloads = workload::workloads(context.settings.quick);
-        let (of, way) = ways::parse_arm(&arm.name, &ways::ALL)?;
+        let (of, way) = ways::parse_arm(&arm.name, &ways::WITH_ROTATE)?;
+        if of == restart::NAME {
+            return restart::measure(way, context);
+        }
         let workload = workloads.iter().find(|workload| workload.name == of);
         let workload = workload.ok_or_else(|| Error::Unknown(arm.name.clone()))?;
         measure_one(workload, way, context)
@@ -73,10 +85,16 @@ impl Experiment for Tills {
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
         present::present(outcome)
     }
+
+    fn brief(&self, outcome: &Outcome) -> Vec<Block> {
+        summary::brief(outcome)
+    }
 }
 
 fn measure_one(workload: &Workload, way: Way, context: &mut Context<'_>) -> Result<Sample, Error> {
-    let mut trial = Trial::start(way, WORKERS)?;
+    let mut trial = Trial::begin(format!("the server {}", way.name()), |address, answers| {
+        way.start_serving(workload.serving, WORKERS, address, answers)
+    })?;
     let plan = workload.plan(trial.address, context.seed);
     let found = trial.load(&plan, context)?;
     let mut sample = measure::sample(&found, WORKERS);
@@ -92,9 +110,17 @@ fn measure_one(workload: &Workload, way: Way, context: &mut Context<'_>) -> Resu
 }
 
 fn parameters(workloads: &[Workload]) -> Vec<(&'static str, serde_json::Value)> {
-    let [stuck, cpu] = [&workloads[0], &workloads[1]];
+    let [kept, stuck, cpu] = [&workloads[0], &workloads[1], &workloads[2]];
     vec![
         ("workers", json!(WORKERS)),
+        ("kept_requests", json!(kept.requests)),
+        ("kept_connections", json!(KEPT_CONNECTIONS)),
+        ("kept_apart_ms", json!(KEPT_APART.as_millis())),
+        ("kept_rate_per_s", json!(KEPT_RATE)),
+        ("kept_us", json!(KEPT_US)),
+        ("restart_rate_per_s", json!(restart::RATE_PER_S)),
+        ("restart_us", json!(restart::WORK_US)),
+        ("restarts", json!(restart::RESTARTS)),
         ("stuck_requests", json!(stuck.requests)),
         ("stuck_rate_per_s", json!(STUCK_RATE)),
         (
@@ -117,6 +143,20 @@ fn pairings() -> Vec<Pairing> {
         ways::pairing(name, workload, &format!("latency_ms_{metric}"), a, b)
     };
     vec![
+        pairing(
+            judge::KEPT_EXCLUSIVE_TO_OURS,
+            "kept",
+            "mean",
+            Way::SharedEpollExclusive,
+            Way::LeastConnectionsRescue,
+        ),
+        pairing(
+            judge::KEPT_OURS_TO_HASH,
+            "kept",
+            "mean",
+            Way::LeastConnectionsRescue,
+            Way::ReuseportHash,
+        ),
         pairing(
             judge::RESCUE_TO_SHARED,
             "stuck",

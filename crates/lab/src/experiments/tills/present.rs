@@ -1,6 +1,7 @@
 //! The result for a reader: words computed from the numbers, tables, histograms and charts.
 
 use super::judge::{self, pooled_shares};
+use super::summary;
 use super::workload::{STUCK_ONE_IN, STUCK_SLOW_US, WORKERS};
 use crate::experiment::Experiment;
 use crate::present::{Bar, Block, Chart, Histogram, Kind, Row, Style, Table, number};
@@ -17,12 +18,20 @@ const PUBLISHED: [(&str, Way); 2] = [
 
 pub fn present(outcome: &Outcome) -> Vec<Block> {
     let published = Published::parse(super::Tills.card().published);
-    let mut blocks = vec![Block::Heading("What it means".into())];
+    let mut blocks = vec![
+        Block::Table(summary::table(outcome)),
+        Block::Paragraph(summary::sentences(outcome)),
+        Block::Heading("What it means".into()),
+    ];
     blocks.extend(
         meaning(outcome, &published)
             .into_iter()
             .map(Block::Paragraph),
     );
+    blocks.push(Block::Heading(
+        "kept: 64 connections opened one after another, then 2,400 requests/s over them".into(),
+    ));
+    blocks.extend(workload(outcome, "kept", None));
     blocks.push(Block::Heading(
         "stuck: one request in a hundred takes a hundred times as long".into(),
     ));
@@ -34,10 +43,10 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
     blocks
 }
 
-/// The variants of a workload, in the order of [`ways::ALL`].
+/// The variants of a workload, in the order of [`ways::WITH_ROTATE`].
 fn variants<'a>(outcome: &'a Outcome, workload: &str) -> Vec<(Way, &'a Variant)> {
     let find = |way: Way| Some((way, outcome.variant(&format!("{workload}/{}", way.name()))?));
-    ways::ALL.into_iter().filter_map(find).collect()
+    ways::WITH_ROTATE.into_iter().filter_map(find).collect()
 }
 
 fn workload(outcome: &Outcome, name: &str, published: Option<&Published>) -> Vec<Block> {
@@ -320,6 +329,7 @@ fn published_histogram(published: &Published, series: &str) -> Histogram {
 /// What the numbers say; every sentence follows them, whichever way they fell.
 fn meaning(outcome: &Outcome, published: &Published) -> Vec<String> {
     [
+        kept_meaning(outcome),
         stuck_meaning(outcome),
         cpu_meaning(outcome, published),
         shares_meaning(outcome),
@@ -327,6 +337,24 @@ fn meaning(outcome: &Outcome, published: &Published) -> Vec<String> {
     .into_iter()
     .flatten()
     .collect()
+}
+
+fn kept_meaning(outcome: &Outcome) -> Option<String> {
+    let of = |way: Way, metric: &str| outcome.median(&format!("kept/{}", way.name()), metric);
+    let share = |way| of(way, "share_max_over_mean").map(|s| s * 100.0 / WORKERS as f64);
+    let told = |way| {
+        Some(format!(
+            "{:.0} % of the answers come from the busiest worker and the mean is {} ms",
+            share(way)?,
+            number(of(way, "latency_ms_mean")?)
+        ))
+    };
+    Some(format!(
+        "Where connections are kept, who got the connection does all its work. With one shared socket and EPOLLEXCLUSIVE {}; under the kernel's hash {}; with least-connections {}.",
+        told(Way::SharedEpollExclusive)?,
+        told(Way::ReuseportHash)?,
+        told(Way::LeastConnectionsRescue)?,
+    ))
 }
 
 fn stuck_meaning(outcome: &Outcome) -> Option<String> {

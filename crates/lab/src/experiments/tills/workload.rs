@@ -1,8 +1,10 @@
-//! The two workloads: what is asked of the server, how often, by whom.
+//! The workloads: what is asked of the server, how often, by whom.
 
-use wakeone_load::{Arrivals, Mix, Plan, Stop};
+use std::time::Duration;
+use wakeone_load::{Arrivals, Mix, Plan, Spacing, Stop};
 
 use crate::measure;
+use crate::ways::Serving;
 
 /// Workers of every variant.
 pub const WORKERS: usize = 4;
@@ -12,15 +14,26 @@ pub const WORKERS: usize = 4;
 pub struct Workload {
     /// First part of the variants' names.
     pub name: &'static str,
-    /// Requests, a connection each.
+    /// How many requests.
     pub requests: u64,
     /// When they are due.
     pub arrivals: Arrivals,
     /// What they ask for.
     pub mix: Mix,
+    /// How the workers serve.
+    pub serving: Serving,
     /// About how long one load takes here, in seconds.
     pub seconds: f64,
 }
+
+/// Connections of `kept`.
+pub const KEPT_CONNECTIONS: usize = 64;
+/// How long after one connection of `kept` the next is opened.
+pub const KEPT_APART: Duration = Duration::from_millis(4);
+/// Requests a second of `kept`, over all connections.
+pub const KEPT_RATE: f64 = 2400.0;
+/// A request of `kept`, in µs of sleep: the event loop does nothing else meanwhile.
+pub const KEPT_US: u64 = 1_000;
 
 /// Requests a second of `stuck`.
 pub const STUCK_RATE: f64 = 1000.0;
@@ -36,14 +49,29 @@ pub const CPU_US: u64 = 300;
 /// Simultaneous clients of `cpu`: the source's.
 pub const CPU_CLIENTS: usize = 200;
 
-/// Both workloads, at the published size or at one that is done in a minute.
-pub fn workloads(quick: bool) -> [Workload; 2] {
-    let (stuck, cpu) = if quick {
-        (1_500, 4_000)
+/// All workloads, at the full size or at one that is done in a minute.
+pub fn workloads(quick: bool) -> [Workload; 3] {
+    let (kept, stuck, cpu) = if quick {
+        (1_800, 1_500, 4_000)
     } else {
-        (10_000, 100_000)
+        (12_000, 10_000, 100_000)
     };
     [
+        Workload {
+            name: "kept",
+            requests: kept,
+            arrivals: Arrivals::Kept {
+                rate_per_s: KEPT_RATE,
+                spacing: Spacing::Poisson,
+                connections: KEPT_CONNECTIONS,
+                apart: KEPT_APART,
+            },
+            mix: Mix::one(format!("/work?us={KEPT_US}&kind=sleep")),
+            serving: Serving::Loops,
+            seconds: kept as f64 / KEPT_RATE
+                + KEPT_APART.as_secs_f64() * KEPT_CONNECTIONS as f64
+                + 0.5,
+        },
         Workload {
             name: "stuck",
             requests: stuck,
@@ -52,6 +80,7 @@ pub fn workloads(quick: bool) -> [Workload; 2] {
                 (STUCK_ONE_IN - 1, format!("/work?us={STUCK_US}&kind=sleep")),
                 (1, format!("/work?us={STUCK_SLOW_US}&kind=sleep")),
             ]),
+            serving: Serving::Blocking,
             seconds: stuck as f64 / STUCK_RATE + 0.5,
         },
         Workload {
@@ -61,6 +90,7 @@ pub fn workloads(quick: bool) -> [Workload; 2] {
                 concurrency: CPU_CLIENTS,
             },
             mix: Mix::one(format!("/work?us={CPU_US}&kind=cpu")),
+            serving: Serving::Blocking,
             seconds: cpu as f64 * CPU_US as f64 * 1e-6 / crate::cpus::count() as f64 + 0.5,
         },
     ]
@@ -73,7 +103,10 @@ impl Workload {
             requests: Some(self.requests),
             duration: None,
         };
-        measure::plan(target, self.arrivals.clone(), end, self.mix.clone(), seed)
+        Plan {
+            keep_alive: matches!(self.arrivals, Arrivals::Kept { .. }),
+            ..measure::plan(target, self.arrivals.clone(), end, self.mix.clone(), seed)
+        }
     }
 }
 
@@ -105,7 +138,10 @@ mod tests {
 
     #[test]
     fn the_published_sizes() {
-        let [stuck, cpu] = workloads(false);
+        let [kept, stuck, cpu] = workloads(false);
+        let plan = kept.plan("127.0.0.1:80".parse().unwrap(), 1);
+        plan.check().unwrap();
+        assert!(plan.keep_alive);
         assert_eq!((stuck.requests, cpu.requests), (10_000, 100_000));
         assert_eq!(cpu.arrivals, Arrivals::Closed { concurrency: 200 });
         let plan = stuck.plan("127.0.0.1:80".parse().unwrap(), 1);

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# How long a rescue takes with so many connections in TIME_WAIT on the port, without and with `wakeone run --lookup`.
+# In a network namespace of its own; needs root, python3 and iproute2.
+#
+#   benches/rescue-on-a-busy-port.sh [CONNECTIONS] [WAKEONE]
+set -euo pipefail
+count=${1:-100000}
+wakeone=$(realpath "${2:-target/release/wakeone}")
+if [ -z "${WAKEONE_BENCH_INSIDE-}" ]; then
+    exec env WAKEONE_BENCH_INSIDE=1 unshare --net "$(realpath "$0")" "$count" "$wakeone"
+fi
+ip link set lo up
+echo $((2 * count)) >/proc/sys/net/ipv4/tcp_max_tw_buckets
+
+# One request a connection; the server closes first, and keeps it in TIME_WAIT.
+fill() {
+    python3 - "$1" <<'PYTHON'
+import socket
+import sys
+
+for n in range(int(sys.argv[1])):
+    client = socket.socket()
+    client.bind((f"127.0.2.{n // 10000 + 1}", 10000 + n % 10000))
+    client.connect(("127.0.0.1", 8080))
+    client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    while client.recv(4096):
+        pass
+    client.close()
+PYTHON
+}
+
+for option in "" --lookup; do
+    folder=$(mktemp -d)
+    # shellcheck disable=SC2086
+    "$wakeone" run $option -w 6 -l 127.0.0.1:8080 --stuck-after 1ms --runtime-dir "$folder/run" -- \
+        "$wakeone" serve --model preforked 2>"$folder/log" &
+    run=$!
+    until grep -q '^ready: ' "$folder/log"; do sleep 0.1; done
+    fill "$count"
+    filled=$(wc -l <"$folder/log")
+    echo "wakeone run $option: $(ss -tanH state time-wait sport = :8080 | wc -l) connections in TIME_WAIT"
+    "$wakeone" load http://127.0.0.1:8080/ --rate 1000 --duration 10s --mix '97:/work?us=100&kind=sleep' \
+        --mix '3:/work?us=40000&kind=sleep' >"$folder/load"
+    tail -n "+$((filled + 1))" "$folder/log" | sed -n 's/.* were moved to others in \([0-9]*\) µs/\1/p' | sort -n |
+        awk '{ us[NR] = $1 } END { print "  rescues " NR ", median " us[int((NR + 1) / 2)] " µs, longest " us[NR] " µs" }'
+    sed 's/^/  /' "$folder/load"
+    kill "$run"
+    wait "$run"
+    rm -r "$folder"
+done

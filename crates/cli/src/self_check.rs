@@ -1,0 +1,124 @@
+//! `wakeone doctor --self`: what this kernel and these privileges allow Wakeone itself.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+use wakeone_kernel::abilities::{self, Ability};
+
+use crate::output::print;
+use crate::version;
+
+/// Columns of a terminal that is not known to be wider.
+const COLUMNS: usize = 80;
+/// The longest `about`, and "yes  " before it.
+const INDENT: usize = 5;
+
+/// Tries each feature and tells. Exit code 1 where one is missing.
+pub fn run(as_json: bool) -> anyhow::Result<ExitCode> {
+    let abilities = abilities::find();
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy();
+    let whole = abilities.iter().all(|ability| ability.missing.is_none());
+    if as_json {
+        let features: Vec<_> = abilities.iter().map(feature).collect();
+        let report = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "commit": version::COMMIT,
+            "libbpf": abilities::libbpf_version(),
+            "kernel": release,
+            "complete": whole,
+            "features": features,
+        });
+        print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?;
+    } else {
+        let head = format!("wakeone {} on Linux {release}\n\n", version::text());
+        print(&(head + &text(&abilities)))?;
+    }
+    Ok(match whole {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+fn feature(ability: &Ability) -> serde_json::Value {
+    json!({
+        "name": ability.name,
+        "about": ability.about,
+        "available": ability.missing.is_none(),
+        "why": ability.missing,
+    })
+}
+
+/// A line a feature, and the reason below those that are missing.
+fn text(abilities: &[Ability]) -> String {
+    let mut text = String::new();
+    let mut last = None;
+    for ability in abilities {
+        let there = if ability.missing.is_none() {
+            "yes"
+        } else {
+            "no"
+        };
+        text.push_str(&format!("{there:<INDENT$}{}\n", ability.about));
+        if let Some(why) = &ability.missing {
+            let again = last == Some(why);
+            let why = if again { "for the same reason" } else { why };
+            for line in wrapped(why, COLUMNS - INDENT) {
+                text.push_str(&format!("{:INDENT$}{line}\n", ""));
+            }
+        }
+        last = ability.missing.as_ref();
+    }
+    let missing = abilities.iter().filter(|one| one.missing.is_some()).count();
+    text.push('\n');
+    text.push_str(&match missing {
+        0 => "Everything works here.\n".to_owned(),
+        n => format!("{n} of {} features are missing here.\n", abilities.len()),
+    });
+    text
+}
+
+/// Lines of at most so many characters; a longer word has its own.
+fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= columns => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_feature_has_its_reason_below_it() {
+        let one = |about, missing: Option<&str>| Ability {
+            name: "x",
+            about,
+            missing: missing.map(str::to_owned),
+        };
+        let long =
+            "it needs CAP_BPF and CAP_PERFMON and many more words than would ever fit on one line";
+        let told = text(&[
+            one("first", None),
+            one("second", Some(long)),
+            one("third", Some(long)),
+        ]);
+        let expected = "yes  first\nno   second\n     \
+            it needs CAP_BPF and CAP_PERFMON and many more words than would ever fit on\n     \
+            one line\nno   third\n     for the same reason\n\n2 of 3 features are missing here.\n";
+        assert_eq!(told, expected);
+        assert!(told.lines().all(|line| line.chars().count() <= COLUMNS));
+        assert_eq!(
+            text(&[one("a", None)]),
+            "yes  a\n\nEverything works here.\n"
+        );
+    }
+}

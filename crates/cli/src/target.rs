@@ -1,0 +1,42 @@
+//! Resolves a target, which may also be the name of a steered group.
+
+use wakeone::paths::Paths;
+use wakeone::status;
+use wakeone_observe::{Found, Target, find};
+
+/// The listeners that a target means; where it is the name of a group, those of the group.
+///
+/// # Errors
+/// There is none.
+pub fn listeners(target: &Target, paths: &Paths) -> Result<Vec<Found>, wakeone_observe::Error> {
+    let Some(places) = group(target, paths) else {
+        return find(target);
+    };
+    let mut found = Vec::new();
+    for place in places {
+        found.extend(find(&place)?);
+    }
+    Ok(found)
+}
+
+/// Where the group of this name listens. Without the right to read the groups' state none is known.
+fn group(target: &Target, paths: &Paths) -> Option<Vec<Target>> {
+    let (protocol, Target::Name(name)) = target.parts() else {
+        return None;
+    };
+    let groups = status::read(paths).ok()?.groups;
+    let group = groups.into_iter().find(|group| group.name == *name)?;
+    let places = group.listen.iter().filter_map(|at| {
+        let at = if at.contains("://") {
+            at.clone()
+        } else {
+            format!("tcp://{at}")
+        };
+        at.parse().ok()
+    });
+    let meant = |place: &Target| {
+        let of = place.parts().0;
+        protocol.is_none_or(|protocol| of.is_none_or(|_| place.is_of(protocol)))
+    };
+    Some(places.filter(meant).collect())
+}

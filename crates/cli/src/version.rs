@@ -1,0 +1,18 @@
+//! The sources that this program was built from.
+
+use std::sync::LazyLock;
+
+/// The commit, or `unknown` for a build from a tarball.
+pub const COMMIT: &str = env!("WAKEONE_COMMIT");
+
+/// Version, commit and libbpf in a line.
+pub fn text() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        let libbpf = wakeone_kernel::abilities::libbpf_version();
+        format!(
+            "{} (commit {COMMIT}, libbpf {libbpf})",
+            env!("CARGO_PKG_VERSION")
+        )
+    });
+    &TEXT
+}

@@ -1,0 +1,181 @@
+//! Listeners on a private port, found by a program for their public address: moving their queues costs the same however
+//! many connections the public port has (see `bpf/lookup.bpf.c`).
+
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Link, Program, ProgramMut};
+
+use crate::bpf::{Error, bpf_step};
+use crate::load::{attempt, prepare, share};
+use crate::skeletons::lookup::{LookupSkelBuilder, types};
+
+/// Where connections come to, and where the listeners are that take them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The address that clients connect to.
+    pub public: SocketAddr,
+    /// It is IPv6, and takes IPv4 too.
+    pub dual_stack: bool,
+    /// The port of the loopback address that the listeners are bound to.
+    pub private_port: u16,
+}
+
+/// The loopback address that listeners for a public one are bound to.
+pub fn private_ip(public: SocketAddr, dual_stack: bool) -> IpAddr {
+    match public {
+        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        // A socket bound to any other address of IPv6 than this kind and :: takes no IPv4 (net/ipv6/af_inet6.c,
+        // __inet6_bind).
+        SocketAddr::V6(_) if dual_stack => Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(),
+        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    }
+}
+
+/// An address as the kernel has it in memory.
+fn words(ip: Ipv6Addr) -> [u32; 4] {
+    let mut words = [0; 4];
+    for (word, bytes) in words.iter_mut().zip(ip.octets().chunks_exact(4)) {
+        *word = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    }
+    words
+}
+
+impl Place {
+    fn constants(&self) -> types::wakeone_place {
+        let mut place = types::wakeone_place {
+            any: self.public.ip().is_unspecified().into(),
+            port: self.public.port().into(),
+            private_port: self.private_port.into(),
+            ..Default::default()
+        };
+        match self.public.ip() {
+            IpAddr::V4(ip) => {
+                place.takes_ip4 = 1;
+                place.ip4 = u32::from_ne_bytes(ip.octets());
+            }
+            IpAddr::V6(ip) => {
+                place.takes_ip4 = self.dual_stack.into();
+                place.takes_ip6 = 1;
+                place.listens_ip6 = (!self.dual_stack).into();
+                place.ip6 = words(ip);
+            }
+        }
+        if let IpAddr::V6(ip) = private_ip(self.public, self.dual_stack) {
+            place.private_ip6 = words(ip);
+        }
+        place
+    }
+}
+
+/// The names of the pinned links begin with these.
+const LINKS: [&str; 2] = ["lookup-", "name-"];
+
+/// Whether a pin of a group is a link of ours.
+pub(crate) fn is_pin(name: &str) -> bool {
+    LINKS.iter().any(|link| name.starts_with(link))
+}
+
+/// Whether the group that is pinned there takes its connections so.
+pub(crate) fn is_pinned(dir: &Path) -> bool {
+    dir.join(format!("{}0", LINKS[0])).exists()
+}
+
+/// Has this network namespace's connections to an address come to the sockets of a pinned map, and the sockets of a
+/// cgroup show that address. Both last as long as their pins.
+pub(crate) fn attach(
+    dir: &Path,
+    address: usize,
+    place: &Place,
+    cgroup: Option<&Path>,
+) -> Result<(), Error> {
+    let cgroup = cgroup.ok_or_else(|| Error {
+        step: "having listeners show their public address".into(),
+        source: io::Error::other("that takes a cgroup2 that they are created in"),
+    })?;
+    let open =
+        |path: &Path| File::open(path).map_err(Error::at(format!("opening {}", path.display())));
+    let netns = open(Path::new("/proc/thread-self/ns/net"))?;
+    let cgroup = open(cgroup)?;
+    with_programs(dir, address, place, |lookup, name| {
+        let link = lookup
+            .attach_netns(netns.as_raw_fd())
+            .map_err(|error| not_attached(&error))?;
+        pin(link, dir, LINKS[0], address)?;
+        let link = name
+            .attach_cgroup(cgroup.as_raw_fd())
+            .map_err(bpf_step("attaching the program for getsockname"))?;
+        pin(link, dir, LINKS[1], address)
+    })
+}
+
+fn not_attached(error: &libbpf_rs::Error) -> Error {
+    /// The kernel's answer when a namespace has 64 such programs (E2BIG, kernel/bpf/net_namespace.c).
+    const FULL: &str = "Argument list too long";
+    let text = error.to_string();
+    let source = if text.contains(FULL) {
+        io::Error::other("this network namespace has 64 such programs, and can have no more")
+    } else {
+        crate::bpf::from_bpf(error)
+    };
+    Error {
+        step: "attaching the lookup program".into(),
+        source,
+    }
+}
+
+fn pin(mut link: Link, dir: &Path, kind: &str, address: usize) -> Result<(), Error> {
+    link.pin(dir.join(format!("{kind}{address}")))
+        .map_err(bpf_step("pinning a link of the lookup programs"))
+}
+
+/// Has the links of a pinned group run the programs of this build: no connection misses them.
+pub(crate) fn replace(dir: &Path, address: usize, place: &Place) -> Result<(), Error> {
+    let step = || bpf_step("replacing the lookup programs");
+    with_programs(dir, address, place, |lookup, name| {
+        let programs: [&Program<'_>; 2] = [lookup, name];
+        for (kind, program) in LINKS.iter().zip(programs) {
+            let mut link = Link::open(dir.join(format!("{kind}{address}"))).map_err(step())?;
+            link.update_prog(program).map_err(step())?;
+        }
+        Ok(())
+    })
+}
+
+/// Loads the lookup program of an address, and the one for getsockname of its listeners' family.
+fn with_programs(
+    dir: &Path,
+    address: usize,
+    place: &Place,
+    act: impl FnOnce(&mut ProgramMut<'_>, &mut ProgramMut<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut storage = MaybeUninit::uninit();
+    let mut open = LookupSkelBuilder::default()
+        .open(&mut storage)
+        .map_err(bpf_step("reading the BPF object"))?;
+    if let Some(constants) = &mut open.maps.rodata_data {
+        constants.place = place.constants();
+    }
+    let ip6 = place.public.is_ipv6();
+    prepare(&mut open.progs.wakeone_lookup);
+    let (own, other) = if ip6 {
+        (&mut open.progs.wakeone_name6, &mut open.progs.wakeone_name4)
+    } else {
+        (&mut open.progs.wakeone_name4, &mut open.progs.wakeone_name6)
+    };
+    prepare(own);
+    other.set_autoload(false);
+    share(&mut open.maps.sockets, dir, &format!("sockets-{address}"))?;
+    let mut loaded = attempt("wakeone_lookup", || open.load())?;
+    let name = if ip6 {
+        &mut loaded.progs.wakeone_name6
+    } else {
+        &mut loaded.progs.wakeone_name4
+    };
+    act(&mut loaded.progs.wakeone_lookup, name)
+}

@@ -1,0 +1,262 @@
+//! The whole story in one table: a row for each way of handing out connections, a column for each thing that can go wrong.
+
+use super::restart;
+use super::workload::STUCK_ONE_IN;
+use crate::experiment::Experiment;
+use crate::present::{Block, Row, Table, number};
+use crate::result::{Expectation, Outcome};
+use crate::stats;
+use crate::ways::{WITH_ROTATE, Way};
+
+/// So many times worse than the best of its column makes a cell bad.
+const BAD: f64 = 3.0;
+
+/// A column: a workload, and the number that tells how it went.
+struct Column {
+    workload: &'static str,
+    head: &'static str,
+    metric: &'static str,
+}
+
+const COLUMNS: [Column; 4] = [
+    Column {
+        workload: "kept",
+        head: "kept",
+        metric: "latency_ms_mean",
+    },
+    Column {
+        workload: "stuck",
+        head: "stuck",
+        metric: "latency_ms_mean",
+    },
+    Column {
+        workload: "cpu",
+        head: "cpu",
+        metric: "latency_ms_p99",
+    },
+    Column {
+        workload: restart::NAME,
+        head: "lost",
+        metric: LOST,
+    },
+];
+
+const LOST: &str = "lost";
+
+impl Column {
+    /// What a way came to: all that it lost, or the median of the rounds.
+    fn value(&self, outcome: &Outcome, way: Way) -> Option<f64> {
+        let name = format!("{}/{}", self.workload, way.name());
+        if self.metric == LOST {
+            let lost = outcome.values(&name, LOST);
+            return (!lost.is_empty()).then(|| lost.iter().sum());
+        }
+        outcome.median(&name, self.metric)
+    }
+
+    /// How many times worse than the best way's it is. To lose none is as good as to lose one.
+    fn times_worse(&self, outcome: &Outcome, way: Way) -> Option<f64> {
+        let all: Vec<f64> = WITH_ROTATE
+            .iter()
+            .filter_map(|way| self.value(outcome, *way))
+            .collect();
+        let least = if self.metric == LOST {
+            1.0
+        } else {
+            f64::MIN_POSITIVE
+        };
+        Some(self.value(outcome, way)?.max(least) / stats::min(&all).max(least))
+    }
+}
+
+/// How many times worse a way is where it is worst; None unless every column was measured.
+fn worst(outcome: &Outcome, way: Way) -> Option<f64> {
+    let each = COLUMNS.iter().map(|c| c.times_worse(outcome, way));
+    let each: Option<Vec<f64>> = each.collect();
+    each.map(|all| stats::max(&all))
+}
+
+/// The ways that are the kernel's alone.
+fn kernels() -> impl Iterator<Item = Way> {
+    WITH_ROTATE.into_iter().filter(|way| !way.steered())
+}
+
+/// Each of the kernel's ways fails somewhere, and ours nowhere.
+pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
+    let each: Option<Vec<f64>> = kernels().map(|way| worst(outcome, way)).collect();
+    vec![
+        Expectation::new(
+            "each-kernel-way-fails-somewhere",
+            format!(
+                "Each of the kernel's ways is at least {BAD} times worse than the best in some column (the way that fares best)"
+            ),
+            "Wakeone's own claim",
+            each.map(|all| stats::min(&all)),
+            |m| m >= BAD,
+        ),
+        Expectation::new(
+            "wakeone-fails-nowhere",
+            format!(
+                "least-connections+rescue is nowhere {BAD} times worse than the best (its worst column)"
+            ),
+            "Wakeone's own goal",
+            worst(outcome, Way::LeastConnectionsRescue),
+            |m| m < BAD,
+        ),
+        Expectation::new(
+            "restart-loses-none",
+            "least-connections+rescue loses no connection in a restart (all rounds)",
+            "Wakeone's own goal",
+            COLUMNS[3].value(outcome, Way::LeastConnectionsRescue),
+            |m| m == 0.0,
+        ),
+    ]
+}
+
+/// The table.
+pub fn table(outcome: &Outcome) -> Table {
+    let row = |way: Way| {
+        let values = COLUMNS.each_ref().map(|c| c.value(outcome, way));
+        if values.iter().all(Option::is_none) {
+            return None;
+        }
+        let cell = |v: &Option<f64>| v.map_or_else(|| "–".into(), number);
+        let cells = std::iter::once(way.title().to_owned()).chain(values.iter().map(cell));
+        let is_bad = |column: &Column| {
+            let times = column.times_worse(outcome, way);
+            times.is_some_and(|times| times >= BAD)
+        };
+        let bad = (1..).zip(&COLUMNS).filter(|(_, c)| is_bad(c));
+        Some(Row::ours(cells.collect()).marking(bad.map(|(at, _)| at).collect()))
+    };
+    Table {
+        caption: format!(
+            "Latency in ms (mean; of cpu the p99) where connections are kept, where one request in {STUCK_ONE_IN} is slow, and where all compute; connections lost in {} restarts. ✗: at least {BAD} times worse than the best.",
+            restarts(outcome)
+        ),
+        head: std::iter::once("")
+            .chain(COLUMNS.each_ref().map(|c| c.head))
+            .map(str::to_owned)
+            .collect(),
+        rows: WITH_ROTATE.into_iter().filter_map(row).collect(),
+    }
+}
+
+/// Restarts of one way in all rounds.
+fn restarts(outcome: &Outcome) -> u64 {
+    let each = outcome.parameter_u64("restarts").unwrap_or(0);
+    each * outcome.parameter_u64("rounds").unwrap_or(1)
+}
+
+/// Two sentences: what the kernel's ways come to, and what Wakeone does. They follow the numbers.
+pub fn sentences(outcome: &Outcome) -> String {
+    let failing = kernels()
+        .filter(|way| worst(outcome, *way).is_some_and(|times| times >= BAD))
+        .count();
+    let measured = kernels()
+        .filter(|way| worst(outcome, *way).is_some())
+        .count();
+    let theirs = match (failing, measured) {
+        (_, 0) => {
+            "Not every column was measured, so the ways cannot be compared as a whole.".to_owned()
+        }
+        (n, m) if n == m => "Each of the kernel's ways fails somewhere.".to_owned(),
+        (n, m) => format!("{n} of the kernel's {m} ways fail somewhere in this run."),
+    };
+    let ours = match worst(outcome, Way::LeastConnectionsRescue) {
+        Some(times) if times < BAD => format!(
+            " Wakeone fails in none: where it is worst, it is {} times the best.",
+            number(times)
+        ),
+        Some(times) => format!(
+            " Wakeone fails as well in this run: {} times the best.",
+            number(times)
+        ),
+        None => String::new(),
+    };
+    theirs + &ours
+}
+
+/// What of the result fits one screen.
+pub fn brief(outcome: &Outcome) -> Vec<Block> {
+    if kernels().all(|way| worst(outcome, way).is_none()) {
+        return crate::present::brief(super::Tills.present(outcome));
+    }
+    vec![
+        Block::Table(table(outcome)),
+        Block::Paragraph(sentences(outcome)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::{self, Values, failing};
+
+    /// An outcome in which every cell is 1 (of `lost`: 0), but for these.
+    fn with(changed: &[(&str, f64)]) -> Outcome {
+        let mut all: Vec<(String, Vec<Values<'static>>)> = Vec::new();
+        for way in WITH_ROTATE {
+            for column in &COLUMNS {
+                let name = format!("{}/{}", column.workload, way.name());
+                let usual = if column.metric == LOST { 0.0 } else { 1.0 };
+                let value = changed
+                    .iter()
+                    .find(|(n, _)| *n == name)
+                    .map_or(usual, |(_, v)| *v);
+                let values: &'static [f64] = Box::leak(Box::new([value]));
+                all.push((name, vec![(column.metric, values)]));
+            }
+        }
+        let all: Vec<_> = all
+            .iter()
+            .map(|(n, v)| (n.as_str(), v.as_slice()))
+            .collect();
+        tests::outcome(&all)
+    }
+
+    const EACH_FAILS: [(&str, f64); 4] = [
+        ("kept/shared-accept", 3.0),
+        ("kept/shared-epoll-exclusive", 900.0),
+        ("restart/shared-epoll-rotate", 4.0),
+        ("stuck/reuseport-hash", 7.0),
+    ];
+
+    #[test]
+    fn each_limit_bites() {
+        assert_eq!(failing(judge(&with(&EACH_FAILS))), Vec::<String>::new());
+        assert_eq!(
+            failing(judge(&with(&EACH_FAILS[1..]))),
+            ["each-kernel-way-fails-somewhere"]
+        );
+        let mut ours = EACH_FAILS.to_vec();
+        ours.push(("restart/least-connections+rescue", 1.0));
+        assert_eq!(failing(judge(&with(&ours))), ["restart-loses-none"]);
+        ours.push(("cpu/least-connections+rescue", 3.0));
+        assert_eq!(
+            failing(judge(&with(&ours))),
+            ["wakeone-fails-nowhere", "restart-loses-none"]
+        );
+    }
+
+    #[test]
+    fn bad_cells_are_marked_and_the_words_follow() {
+        let outcome = with(&EACH_FAILS);
+        let marked: Vec<Vec<usize>> = table(&outcome).rows.into_iter().map(|r| r.bad).collect();
+        assert_eq!(marked, [vec![1], vec![1], vec![4], vec![2], vec![], vec![]]);
+        assert!(
+            sentences(&outcome)
+                .starts_with("Each of the kernel's ways fails somewhere. Wakeone fails in none")
+        );
+        assert!(sentences(&with(&EACH_FAILS[1..])).starts_with("3 of the kernel's 4 ways fail"));
+    }
+
+    #[test]
+    fn what_was_not_measured_does_not_hold() {
+        assert!(
+            judge(&tests::outcome(&[]))
+                .iter()
+                .all(|e| !e.holds && e.measured.is_none())
+        );
+    }
+}

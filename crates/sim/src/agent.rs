@@ -1,0 +1,196 @@
+//! The agent: it looks at the slots as often as the real one, and asks the same judge.
+
+use wakeone_model::judge::{self, Doing, Lap, Limits, Look, Memory};
+use wakeone_model::moves::{self, Arrivals, Budget};
+
+use crate::steering::Steering;
+use crate::workers::Worker;
+
+const NS: f64 = 1e9;
+/// How often to look while connections are open: a quarter of the patience, within these bounds (as the real agent).
+const BUSY_TICK_S: (f64, f64) = (0.0005, 0.005);
+/// How often to look while none are.
+const IDLE_TICK_S: f64 = 0.010;
+/// Room in an accept queue: nothing is refused here.
+const ROOM: u32 = u32::MAX / 512;
+
+/// What a move takes: shutdown() and listen(), as measured with few connections on the port.
+const MOVE_S: f64 = 60e-6;
+
+/// A queue that was moved.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Move {
+    pub slot: usize,
+}
+
+/// What the agent remembers.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    limits: Limits,
+    /// How many requests keep a worker from accepting.
+    threads: usize,
+    memory: Vec<Memory>,
+    laps: Vec<Option<Lap>>,
+    arrivals: Vec<Arrivals>,
+    avoided_ns: Vec<u64>,
+    budget: Budget,
+}
+
+impl Agent {
+    pub(crate) fn new(stuck_after_s: f64, workers: usize, threads: usize) -> Self {
+        Self {
+            limits: Limits {
+                stuck_after_ns: (stuck_after_s * NS) as u64,
+            },
+            threads,
+            memory: vec![Memory::default(); workers],
+            laps: vec![None; workers],
+            arrivals: vec![Arrivals::default(); workers],
+            avoided_ns: vec![0; workers],
+            budget: Budget::default(),
+        }
+    }
+
+    /// One look: marks stuck slots. Returns the queues to be moved now, and the time of the next look, in s.
+    pub(crate) fn look(
+        &mut self,
+        now: f64,
+        steering: &mut Steering,
+        workers: &[Worker],
+    ) -> (Vec<Move>, f64) {
+        let now_ns = (now * NS) as u64 + 1;
+        let looks: Vec<Look> = (0..workers.len())
+            .map(|slot| look(steering, workers, slot))
+            .collect();
+        for (slot, arrivals) in self.arrivals.iter_mut().enumerate() {
+            arrivals.see(now_ns, steering.selected(slot));
+        }
+        let mut moved = Vec::new();
+        for slot in 0..looks.len() {
+            if self.judge(slot, now_ns, &looks, steering, workers) {
+                self.budget.spend((MOVE_S * NS) as u64);
+                self.memory[slot].moved(&Look {
+                    queued: 0,
+                    ..looks[slot]
+                });
+                moved.push(Move { slot });
+            }
+        }
+        let busy = looks.iter().any(|look| look.active > 0 || look.queued > 0);
+        (moved, now + self.pause(now_ns, busy, &looks))
+    }
+
+    fn pause(&self, now_ns: u64, busy: bool, looks: &[Look]) -> f64 {
+        let patience = self.limits.stuck_after_ns as f64 / NS;
+        let pause = if busy {
+            (patience / 4.0).clamp(BUSY_TICK_S.0, BUSY_TICK_S.1)
+        } else {
+            IDLE_TICK_S
+        };
+        let marked = (0..looks.len())
+            .filter(|slot| looks[*slot].queued > 0 && self.memory[*slot].stuck_since_ns.is_some());
+        let quiet = marked
+            .map(|slot| self.quiet_ns(slot))
+            .filter(|quiet| *quiet > now_ns)
+            .min();
+        quiet.map_or(pause, |quiet| pause.min((quiet - now_ns) as f64 / NS))
+    }
+
+    fn quiet_ns(&self, slot: usize) -> u64 {
+        // On loopback a handshake takes no time that could be measured.
+        self.arrivals[slot].quiet_ns(self.avoided_ns[slot], moves::wait_ns(Some(0)))
+    }
+
+    /// Judges a slot; true where its queue is to be moved now.
+    fn judge(
+        &mut self,
+        slot: usize,
+        now_ns: u64,
+        looks: &[Look],
+        steering: &mut Steering,
+        workers: &[Worker],
+    ) -> bool {
+        let suspect = judge::suspect(now_ns, &looks[slot], &mut self.memory[slot], self.limits);
+        if !suspect {
+            self.laps[slot] = None;
+        }
+        if self.memory[slot].stuck_since_ns.is_some() {
+            return self.look_after(slot, now_ns, looks, steering, workers);
+        }
+        if suspect
+            && judge::stuck(self.another_sooner(slot, now_ns, looks, workers), || {
+                self.doing(&workers[slot])
+            })
+        {
+            self.memory[slot].stuck_since_ns = Some(now_ns);
+            self.avoided_ns[slot] = now_ns;
+            steering.mark_stuck(slot, true);
+        }
+        false
+    }
+
+    fn look_after(
+        &mut self,
+        slot: usize,
+        now_ns: u64,
+        looks: &[Look],
+        steering: &mut Steering,
+        workers: &[Worker],
+    ) -> bool {
+        let doing = self.doing(&workers[slot]);
+        if judge::recovered(&looks[slot], &self.memory[slot], doing) {
+            self.memory[slot].stuck_since_ns = None;
+            steering.mark_stuck(slot, false);
+            return false;
+        }
+        let another_serves = self
+            .memory
+            .iter()
+            .enumerate()
+            .any(|(other, memory)| other != slot && memory.stuck_since_ns.is_none());
+        looks[slot].queued > 0
+            && another_serves
+            && self.quiet_ns(slot) <= now_ns
+            && self.budget.allows(now_ns)
+    }
+
+    fn doing(&self, worker: &Worker) -> Doing {
+        if worker.busy >= self.threads {
+            Doing::Busy
+        } else {
+            Doing::Waiting
+        }
+    }
+
+    fn another_sooner(
+        &mut self,
+        slot: usize,
+        now_ns: u64,
+        looks: &[Look],
+        workers: &[Worker],
+    ) -> bool {
+        let others = || {
+            let all = looks.iter().enumerate();
+            all.filter(|(other, _)| *other != slot && self.memory[*other].stuck_since_ns.is_none())
+        };
+        let idle = others().any(|(other, look)| judge::idle(look, || self.doing(&workers[other])));
+        let overtaken = self.laps[slot]
+            .as_ref()
+            .is_some_and(|lap| lap.overtaken(now_ns, others(), self.limits));
+        if !idle && !overtaken && self.laps[slot].is_none() {
+            self.laps[slot] = Some(Lap::start(now_ns, looks));
+        }
+        idle || overtaken
+    }
+}
+
+fn look(steering: &Steering, workers: &[Worker], slot: usize) -> Look {
+    let queued = workers[slot].queue.len() as u32;
+    Look {
+        serving: true,
+        queued,
+        room: ROOM - queued,
+        accepted: workers[slot].accepted,
+        active: steering.active(slot),
+    }
+}

@@ -1,0 +1,95 @@
+//! The result of a simulated load.
+
+use hdrhistogram::Histogram;
+
+/// Means of so many parts of the run tell how sure its mean is.
+const BATCHES: usize = 20;
+/// Student's t for 95 % and 19 degrees of freedom.
+const T_95: f64 = 2.093;
+
+/// The result of a simulated load.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// From arrival to answer, in ns.
+    pub latency: Histogram<u64>,
+    /// The mean of that, in s, without the histogram's rounding.
+    pub mean_s: f64,
+    /// Half of the interval in which the true mean lies with 95 %, in s, from the means of parts of the run.
+    pub mean_error_s: f64,
+    /// Requests that each worker served.
+    pub served: Vec<u64>,
+    /// Queues that were moved.
+    pub rescues: u64,
+    /// Connections that were moved with them.
+    pub moved: u64,
+    /// Events that were simulated: arrivals, ends, looks.
+    pub events: u64,
+    /// Virtual time that passed, in s.
+    pub elapsed_s: f64,
+}
+
+impl Outcome {
+    /// A quantile of the latency, in s.
+    pub fn quantile_s(&self, quantile: f64) -> f64 {
+        self.latency.value_at_quantile(quantile) as f64 / 1e9
+    }
+
+    /// The largest share of a worker over the mean.
+    pub fn max_over_mean(&self) -> f64 {
+        let sum: u64 = self.served.iter().sum();
+        let most = self.served.iter().max().copied().unwrap_or(0);
+        most as f64 * self.served.len() as f64 / sum.max(1) as f64
+    }
+}
+
+/// Sums up as it goes.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    latency: Histogram<u64>,
+    batch_size: u64,
+    batches: Vec<f64>,
+    in_batch: u64,
+    sum: f64,
+}
+
+impl Tally {
+    /// For so many requests.
+    pub(crate) fn new(requests: u64) -> Self {
+        let mut latency = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
+            .unwrap_or_else(|_| unreachable!("bounds that hdrhistogram takes"));
+        latency.auto(true);
+        Self {
+            latency,
+            batch_size: (requests / BATCHES as u64).max(1),
+            batches: Vec::with_capacity(BATCHES + 1),
+            in_batch: 0,
+            sum: 0.0,
+        }
+    }
+
+    /// A request took this long, in s.
+    pub(crate) fn add(&mut self, took: f64) {
+        self.latency.saturating_record((took * 1e9) as u64);
+        self.sum += took;
+        self.in_batch += 1;
+        if self.in_batch == self.batch_size && self.batches.len() < BATCHES {
+            let before: f64 = self.batches.iter().sum();
+            self.batches.push(self.sum - before);
+            self.in_batch = 0;
+        }
+    }
+
+    /// The latency, its mean and how sure that is, in s.
+    pub(crate) fn close(self) -> (Histogram<u64>, f64, f64) {
+        let mean = self.sum / self.latency.len().max(1) as f64;
+        let size = self.batch_size as f64;
+        let of_batches: Vec<f64> = self.batches.iter().map(|sum| sum / size).collect();
+        let n = of_batches.len() as f64;
+        if n < 2.0 {
+            return (self.latency, mean, f64::INFINITY);
+        }
+        let middle = of_batches.iter().sum::<f64>() / n;
+        let variance = of_batches.iter().map(|m| (m - middle).powi(2)).sum::<f64>() / (n - 1.0);
+        (self.latency, mean, T_95 * (variance / n).sqrt())
+    }
+}

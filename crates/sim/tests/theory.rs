@@ -1,0 +1,256 @@
+//! Simulated means beside those of queueing theory: each within one percent, or within its own interval.
+
+use wakeone_sim::{Arrivals, Load, Outcome, Service, Setup, Wake, Way, run, theory};
+
+const HASH: u32 = 0;
+const LEAST_CONNECTIONS: u32 = 3;
+const TWO_CHOICES: u32 = 4;
+
+fn simulate(workers: usize, way: Way, load: f64, service: &str, requests: u64) -> Outcome {
+    let service: Service = service.parse().expect("service");
+    let per_s = load * workers as f64 / service.mean_s();
+    let setup = Setup {
+        workers,
+        threads: 1,
+        cpus: None,
+        way,
+    };
+    let load = Load {
+        arrivals: Arrivals::Poisson { per_s },
+        service,
+        requests,
+        kept: None,
+        seed: 1,
+    };
+    run(&setup, &load).expect("it can be simulated")
+}
+
+fn policy(policy: u32) -> Way {
+    Way::Steered {
+        policy,
+        stuck_after_s: None,
+    }
+}
+
+/// Within one percent, or within the interval of the result.
+#[track_caller]
+fn agrees(what: &str, found: &Outcome, expected_s: f64) {
+    let off = (found.mean_s - expected_s).abs();
+    assert!(
+        off <= (expected_s * 0.01).max(found.mean_error_s),
+        "{what}: {:.4} ± {:.4} ms simulated, {:.4} ms expected",
+        found.mean_s * 1e3,
+        found.mean_error_s * 1e3,
+        expected_s * 1e3
+    );
+    // An interval as wide as the value would agree with anything.
+    assert!(
+        found.mean_error_s < expected_s * 0.05,
+        "{what}: ± {}",
+        found.mean_error_s
+    );
+}
+
+#[test]
+fn one_queue_is_as_erlang_has_it() {
+    for (workers, load) in [(1, 0.5), (4, 0.8), (16, 0.9), (64, 0.9)] {
+        let expected = theory::mmc_mean_s(workers, load * workers as f64 * 1e3, 1e-3);
+        for wake in [Wake::LongestAsleep, Wake::LastAsleep, Wake::FirstRegistered] {
+            let found = simulate(workers, Way::Shared(wake), load, "exp:1ms", 1_000_000);
+            agrees(&format!("M/M/{workers} at {load}"), &found, expected);
+        }
+    }
+}
+
+#[test]
+fn a_queue_each_chosen_by_a_hash_is_as_pollaczek_and_khinchine_have_it() {
+    for service in ["1ms", "exp:1ms", "lognormal:1ms:1", "9:1ms,1:5ms"] {
+        let of: Service = service.parse().unwrap();
+        let per_worker = 0.6 / of.mean_s();
+        let expected = theory::mg1_mean_s(per_worker, of.mean_s(), of.mean_square_s2());
+        let found = simulate(8, policy(HASH), 0.6, service, 2_000_000);
+        agrees(service, &found, expected);
+    }
+}
+
+#[test]
+fn one_queue_of_other_services_is_near_lee_and_longton() {
+    // An approximation: within five percent where service varies little more than exponentially.
+    for service in ["1ms", "lognormal:1ms:0.8", "9:1ms,1:5ms"] {
+        let of: Service = service.parse().unwrap();
+        let per_s = 0.8 * 4.0 / of.mean_s();
+        let expected = theory::mgc_mean_s(4, per_s, of.mean_s(), of.mean_square_s2());
+        let found = simulate(4, Way::Shared(Wake::LongestAsleep), 0.8, service, 1_000_000);
+        assert!((found.mean_s / expected - 1.0).abs() < 0.05, "{service}");
+    }
+}
+
+#[test]
+fn two_choices_come_near_their_limit_with_256_workers() {
+    for load in [0.7, 0.9] {
+        let expected = theory::two_choices_mean_s(load, 1e-3);
+        let found = simulate(256, policy(TWO_CHOICES), load, "exp:1ms", 2_000_000);
+        // The limit is of infinitely many: 256 are a percent or two above it.
+        assert!(
+            (0.99..1.04).contains(&(found.mean_s / expected)),
+            "{load}: {} of {expected}",
+            found.mean_s
+        );
+    }
+}
+
+#[test]
+fn the_least_loaded_lies_between_one_queue_and_two_choices() {
+    let way = |way| simulate(16, way, 0.9, "exp:1ms", 1_000_000).mean_s;
+    let shared = way(Way::Shared(Wake::LongestAsleep));
+    let least = way(policy(LEAST_CONNECTIONS));
+    let two = way(policy(TWO_CHOICES));
+    assert!(shared < least && least < two, "{shared} {least} {two}");
+}
+
+#[test]
+fn who_is_always_first_has_most_of_the_work_and_the_longest_asleep_no_more_than_the_others() {
+    let share = |wake| simulate(4, Way::Shared(wake), 0.3, "exp:1ms", 200_000).served;
+    let even = share(Wake::LongestAsleep);
+    assert!(
+        even.iter().all(|n| (49_000..51_000).contains(n)),
+        "{even:?}"
+    );
+    // Ordered entry: the first server of any number loses what finds it busy, and serves a / (1 + a) erlangs of a.
+    let first = share(Wake::FirstRegistered)[0] as f64 / 200_000.0;
+    assert!((first * 2.2 - 1.0).abs() < 0.05, "{first}");
+}
+
+#[test]
+fn one_seed_gives_one_result() {
+    let way = Way::Steered {
+        policy: LEAST_CONNECTIONS,
+        stuck_after_s: Some(0.005),
+    };
+    let once = || {
+        let found = simulate(4, way, 0.7, "99:1ms,1:100ms", 50_000);
+        (
+            found.mean_s.to_bits(),
+            found.served,
+            found.rescues,
+            found.moved,
+            found.events,
+        )
+    };
+    assert_eq!(once(), once());
+}
+
+#[test]
+fn nothing_is_lost_by_moving_and_those_behind_a_stuck_worker_wait_less() {
+    let with = |stuck_after_s| {
+        let way = Way::Steered {
+            policy: LEAST_CONNECTIONS,
+            stuck_after_s,
+        };
+        simulate(4, way, 0.5375, "99:1.15ms,1:100ms", 60_000)
+    };
+    let (without, with) = (with(None), with(Some(0.005)));
+    assert_eq!(with.served.iter().sum::<u64>(), 60_000);
+    assert!(with.rescues > 100 && with.moved >= with.rescues);
+    assert!(
+        with.mean_s < without.mean_s * 0.95,
+        "{} {}",
+        with.mean_s,
+        without.mean_s
+    );
+}
+
+#[test]
+fn who_shares_cpus_is_as_slow_as_they_are_few() {
+    // Four workers that compute on one CPU are one processor-sharing server: an M/M/1 in the mean, whatever is served
+    // first. With few workers some wait in line instead: the mean of exponential work is the same.
+    let setup = Setup {
+        workers: 4,
+        threads: 1,
+        cpus: Some(1),
+        way: Way::Shared(Wake::LongestAsleep),
+    };
+    let load = Load {
+        arrivals: Arrivals::Poisson { per_s: 700.0 },
+        service: Service::Exponential(1e-3),
+        requests: 2_000_000,
+        kept: None,
+        seed: 2,
+    };
+    let found = run(&setup, &load).expect("it can be simulated");
+    agrees(
+        "M/M/1 by processor sharing",
+        &found,
+        theory::mmc_mean_s(1, 700.0, 1e-3),
+    );
+}
+
+/// 64 connections kept open, opened one after another to four workers; 2,400 requests/s of 1 ms over them.
+fn kept(way: Way) -> Outcome {
+    let setup = Setup {
+        workers: 4,
+        threads: 1,
+        cpus: None,
+        way,
+    };
+    let load = Load {
+        arrivals: Arrivals::Poisson { per_s: 2_400.0 },
+        service: Service::Constant(1e-3),
+        requests: 100_000,
+        kept: Some(64),
+        seed: 1,
+    };
+    run(&setup, &load).expect("it can be simulated")
+}
+
+#[test]
+fn connections_that_are_kept_stay_with_the_worker_that_accepted_them() {
+    let shared = kept(Way::Shared(Wake::FirstRegistered));
+    assert_eq!(shared.served, [100_000, 0, 0, 0]);
+    // One worker serves 1,000 a second of 2,400: it gets later and later.
+    assert!(shared.mean_s > 10.0);
+    let least = kept(policy(LEAST_CONNECTIONS));
+    // Sixteen connections each: four queues with a quarter of the requests, M/D/1 at 0.6.
+    assert!(least.max_over_mean() < 1.03, "{:?}", least.served);
+    agrees("16 each", &least, theory::mg1_mean_s(600.0, 1e-3, 1e-6));
+    assert!(kept(policy(HASH)).mean_s > least.mean_s);
+}
+
+#[test]
+fn what_cannot_be_simulated_is_refused() {
+    let setup = Setup {
+        workers: 0,
+        threads: 1,
+        cpus: None,
+        way: policy(HASH),
+    };
+    let load = Load {
+        arrivals: Arrivals::Poisson { per_s: 1.0 },
+        service: Service::Constant(1.0),
+        requests: 1,
+        kept: None,
+        seed: 1,
+    };
+    assert!(run(&setup, &load).is_err());
+    let setup = Setup {
+        workers: 257,
+        ..setup
+    };
+    assert!(run(&setup, &load).is_err());
+    let setup = Setup {
+        workers: 1,
+        ..setup
+    };
+    assert!(
+        run(
+            &setup,
+            &Load {
+                requests: 0,
+                ..load.clone()
+            }
+        )
+        .is_err()
+    );
+    let arrivals = Arrivals::Poisson { per_s: f64::NAN };
+    assert!(run(&setup, &Load { arrivals, ..load }).is_err());
+}

@@ -1,0 +1,187 @@
+//! Sums up moves for the log. There may be hundreds a second, so the log tells their result and not each of them.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use wakeone_model::layout::{connections, count};
+
+use crate::steer::SteerEvent;
+
+/// So soon the log tells of a worker that is stuck what came of it.
+const FIRST: Duration = Duration::from_secs(1);
+/// So much time is summed up after that.
+const EACH: Duration = Duration::from_secs(10);
+
+/// The events of a slot since the log told of it.
+#[derive(Debug, Clone, Copy)]
+struct Sum {
+    since: Instant,
+    until: Instant,
+    stuck: u64,
+    moved: u64,
+    /// The length of its queue when it was last found stuck, and its unit.
+    waiting: (u32, &'static str),
+}
+
+/// Sums up what one agent saw, by slot.
+#[derive(Debug, Default)]
+pub struct MoveLog {
+    sums: BTreeMap<usize, Sum>,
+    /// When a slot was told of last.
+    told: BTreeMap<usize, Instant>,
+}
+
+impl MoveLog {
+    /// Returns the events to log now. Moves and stuck workers are summed up; other events pass as they are. Call it at least
+    /// once a second, also without events.
+    pub fn pass(&mut self, now: Instant, events: Vec<SteerEvent>) -> Vec<SteerEvent> {
+        let mut passed = Vec::new();
+        for event in events {
+            match event {
+                SteerEvent::Stuck { slot, queued, unit } => {
+                    let sum = self.sum(slot, now);
+                    sum.stuck += 1;
+                    sum.waiting = (queued, unit);
+                }
+                SteerEvent::Rescued { slot, moved, .. } => {
+                    self.sum(slot, now).moved += u64::from(moved);
+                }
+                other => passed.push(other),
+            }
+        }
+        let due = self.sums.iter().filter(|(_, sum)| sum.until <= now);
+        let due: Vec<usize> = due.map(|(slot, _)| *slot).collect();
+        for slot in due {
+            if let Some(sum) = self.sums.remove(&slot) {
+                self.told.insert(slot, now);
+                passed.push(SteerEvent::Summary {
+                    slot,
+                    moved: sum.moved,
+                    text: sentence(slot, &sum, now),
+                });
+            }
+        }
+        passed
+    }
+
+    fn sum(&mut self, slot: usize, now: Instant) -> &mut Sum {
+        let told = self.told.get(&slot).copied();
+        self.sums.entry(slot).or_insert_with(|| {
+            // Once a slot was told of, the next sum begins where the last one ended.
+            let recent = told.filter(|told| now.duration_since(*told) < EACH);
+            Sum {
+                since: recent.unwrap_or(now),
+                until: recent.map_or(now + FIRST, |told| told + EACH),
+                stuck: 0,
+                moved: 0,
+                waiting: (0, "connections"),
+            }
+        })
+    }
+}
+
+fn sentence(slot: usize, sum: &Sum, now: Instant) -> String {
+    let seconds = now.duration_since(sum.since).as_secs().max(1);
+    let time = match seconds {
+        1 => "the last second".to_owned(),
+        seconds => format!("the last {seconds} s"),
+    };
+    let (waiting, unit) = sum.waiting;
+    let times = count(sum.stuck, "time", "times");
+    match (sum.moved, sum.stuck) {
+        (0, _) if unit == "bytes" => format!(
+            "worker {slot} was stuck {times} in {time}, with {waiting} bytes waiting; others got what came"
+        ),
+        (0, _) => format!(
+            "worker {slot} was stuck {times} in {time}; {} waited for it, and none could be moved",
+            connections(waiting.into())
+        ),
+        (moved, 0 | 1) => format!("{} moved from worker {slot} in {time}", connections(moved)),
+        (moved, _) => format!(
+            "{} moved from worker {slot} in {time}, in which it was stuck {times}",
+            connections(moved)
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stuck(slot: usize, queued: u32) -> SteerEvent {
+        SteerEvent::Stuck {
+            slot,
+            queued,
+            unit: "connections",
+        }
+    }
+
+    fn rescued(slot: usize, moved: u32) -> SteerEvent {
+        SteerEvent::Rescued {
+            slot,
+            moved,
+            took_us: 80,
+        }
+    }
+
+    fn texts(events: Vec<SteerEvent>) -> Vec<String> {
+        let text = |event| match event {
+            SteerEvent::Summary { text, .. } | SteerEvent::Note(text) => text,
+            other => panic!("{other:?}"),
+        };
+        events.into_iter().map(text).collect()
+    }
+
+    #[test]
+    fn moves_are_summed_up_and_a_stuck_worker_has_an_outcome() {
+        let mut log = MoveLog::default();
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        assert!(log.pass(at(0), vec![stuck(0, 3), rescued(0, 3)]).is_empty());
+        assert!(log.pass(at(500), vec![rescued(0, 1)]).is_empty());
+        assert_eq!(
+            texts(log.pass(at(1_000), Vec::new())),
+            ["4 connections moved from worker 0 in the last second"]
+        );
+        // Hundreds of them are one line in ten seconds.
+        let mut told = Vec::new();
+        for n in 0..120 {
+            told.extend(log.pass(at(1_050 + n * 100), vec![stuck(0, 1), rescued(0, 1)]));
+        }
+        assert_eq!(
+            texts(told),
+            [
+                "101 connections moved from worker 0 in the last 10 s, in which it was stuck 101 times"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_moved_is_said() {
+        let mut log = MoveLog::default();
+        let start = Instant::now();
+        let later = start + FIRST;
+        let bytes = SteerEvent::Stuck {
+            slot: 2,
+            queued: 1300,
+            unit: "bytes",
+        };
+        let note = SteerEvent::Note("at once".into());
+        let told = log.pass(start, vec![stuck(1, 1), bytes, note]);
+        assert_eq!(texts(told), ["at once"]);
+        assert_eq!(
+            texts(log.pass(later, Vec::new())),
+            [
+                "worker 1 was stuck 1 time in the last second; 1 connection waited for it, and none could be moved",
+                "worker 2 was stuck 1 time in the last second, with 1300 bytes waiting; others got what came",
+            ]
+        );
+        // After a while without any it begins anew.
+        let next = later + 3 * EACH;
+        assert!(log.pass(next, vec![rescued(1, 1)]).is_empty());
+        assert_eq!(
+            texts(log.pass(next + FIRST, Vec::new())),
+            ["1 connection moved from worker 1 in the last second"]
+        );
+    }
+}

@@ -1,0 +1,87 @@
+//! Where a worker listens that does not accept on the listeners that it was given.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use wakeone_kernel::diag::{self, Which};
+use wakeone_kernel::process::{children, sockets_of};
+use wakeone_model::listener::Protocol;
+
+/// A worker is a tree of at most so many processes, or only a part of it is looked at.
+const MOST_PROCESSES: usize = 256;
+
+/// What was found among the descriptors of a worker and the processes below it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Whereabouts {
+    /// Somebody has a listener that the worker was given.
+    pub holds: bool,
+    /// A TCP address of its own that it listens on.
+    pub elsewhere: Option<SocketAddr>,
+}
+
+/// Looks at a worker that was given the listeners with these inodes.
+pub fn look(pid: u32, given: &[u64]) -> Whereabouts {
+    let held = held_by_tree(pid);
+    let holds = given.iter().any(|inode| held.contains(inode));
+    let listening = diag::sockets(Protocol::Tcp, Which::Listening, 0).unwrap_or_default();
+    let own = listening
+        .iter()
+        .find(|entry| held.contains(&entry.socket.inode) && !given.contains(&entry.socket.inode));
+    Whereabouts {
+        holds,
+        elsewhere: own.map(|entry| entry.local),
+    }
+}
+
+/// An address as people write it: every address is `*`.
+pub fn shown(address: SocketAddr) -> String {
+    if address.ip().is_unspecified() {
+        format!("*:{}", address.port())
+    } else {
+        address.to_string()
+    }
+}
+
+fn held_by_tree(pid: u32) -> HashSet<u64> {
+    let mut held = HashSet::new();
+    let mut tree = vec![pid];
+    let mut next = 0;
+    while next < tree.len() && next < MOST_PROCESSES {
+        let sockets = sockets_of(tree[next]).unwrap_or_default();
+        held.extend(sockets.into_iter().map(|(_, inode)| inode));
+        tree.extend(children(tree[next]));
+        next += 1;
+    }
+    held
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervisor::adopt::inode_of;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_listener_that_was_not_given_is_found() {
+        let given = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let inode = inode_of(&given).expect("inode");
+        let seen = look(std::process::id(), &[inode]);
+        assert!(seen.holds);
+        // Other tests of this program listen as well.
+        let other = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let seen = look(std::process::id(), &[inode]);
+        assert!(seen.elsewhere.is_some());
+        drop((given, other));
+        assert!(!look(std::process::id(), &[inode]).holds);
+    }
+
+    #[test]
+    fn every_address_is_a_star() {
+        for (address, text) in [
+            ("0.0.0.0:3000", "*:3000"),
+            ("[::]:3000", "*:3000"),
+            ("127.0.0.1:3000", "127.0.0.1:3000"),
+        ] {
+            assert_eq!(shown(address.parse().expect("address")), text);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Whether a worker that was started serves the listeners that it was given.
+
+use super::elsewhere::{self, Whereabouts};
+use super::report;
+use super::slot::{self, Worker};
+use super::watch::Watch;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use wakeone_kernel::process::{Doing, doing_below};
+
+/// A worker of which nobody can say whether it accepts is taken to after this long.
+const ALIVE_IS_READY: Duration = Duration::from_millis(500);
+/// A worker that can be seen and is not seen to accept is taken to after this long: it may wait in a way unknown to us.
+const UNSEEN_IS_READY: Duration = Duration::from_secs(10);
+/// One that has not been seen to accept after this long may listen somewhere else.
+const LOOK_ELSEWHERE: Duration = Duration::from_secs(2);
+/// How often to look there: that reads all of its descriptors.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// What is known of a worker that was not ready until now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    NotYet,
+    /// It accepts, or cannot be seen.
+    Ready,
+    /// It was not seen to accept for long: it is given connections all the same.
+    Unseen,
+    /// It listens there, and nobody accepts on what it was given.
+    Elsewhere(SocketAddr),
+}
+
+/// What is seen of a worker from outside.
+struct Sight<'a> {
+    /// The inodes of its listeners.
+    given: &'a [u64],
+    /// Whether it waits in accept, epoll or poll; `None`: that cannot be seen.
+    accepting: Option<bool>,
+    /// Workers before it were seen to accept, and the rolling restart can wait for that.
+    patient: bool,
+}
+
+impl Watch<'_> {
+    /// Lets the worker of a slot that has become ready have connections.
+    pub(super) fn greet_worker(&mut self, slot: usize) {
+        let accepting = self.steer.accepting(slot);
+        let place = &mut self.group.slots[slot];
+        let given = slot::inodes(&place.listeners);
+        let sight = Sight {
+            given: &given,
+            accepting,
+            patient: place.seen && self.roll.is_some(),
+        };
+        let Some(worker) = place.worker_mut() else {
+            return;
+        };
+        if worker.becomes_ready(slot, &sight, &self.group.task.command) {
+            place.set_ready();
+            place.seen |= accepting == Some(true);
+            self.steer.drain(slot, false);
+        }
+    }
+
+    /// The same for one that starts beside another: the rolling restart has it get connections.
+    pub(super) fn greet_successor(&mut self, slot: usize) {
+        let place = &mut self.group.slots[slot];
+        let Some(worker) = &mut place.successor else {
+            return;
+        };
+        let given = slot::inodes(&place.spare);
+        let accepting = match doing_below(worker.process.pid(), &given) {
+            Doing::Waiting => Some(true),
+            Doing::Busy | Doing::Stopped => Some(false),
+            Doing::Unknown | Doing::Gone => None,
+        };
+        let sight = Sight {
+            given: &given,
+            accepting,
+            patient: place.seen,
+        };
+        if worker.becomes_ready(slot, &sight, &self.group.task.command) {
+            worker.ready = true;
+            place.seen |= accepting == Some(true);
+        }
+    }
+}
+
+impl Worker {
+    /// Whether it is ready now; what keeps it from that, or makes it doubtful, is logged.
+    fn becomes_ready(&mut self, slot: usize, sight: &Sight<'_>, command: &[String]) -> bool {
+        let pid = self.process.pid();
+        match self.judge(sight) {
+            Verdict::NotYet => false,
+            Verdict::Ready => true,
+            Verdict::Unseen => {
+                report::never_seen(slot, pid);
+                true
+            }
+            Verdict::Elsewhere(at) => {
+                if self.elsewhere.replace(at) != Some(at) {
+                    report::elsewhere(slot, pid, &elsewhere::shown(at), command);
+                }
+                false
+            }
+        }
+    }
+
+    fn judge(&mut self, sight: &Sight<'_>) -> Verdict {
+        if self.way.is_some() {
+            return Verdict::NotYet;
+        }
+        let ran = self.ran();
+        match sight.accepting {
+            None if ran < ALIVE_IS_READY => Verdict::NotYet,
+            None => Verdict::Ready,
+            Some(true) => match self.whereabouts(sight.given) {
+                Whereabouts {
+                    holds: false,
+                    elsewhere: Some(at),
+                } => Verdict::Elsewhere(at),
+                _ => Verdict::Ready,
+            },
+            Some(false) if ran < LOOK_ELSEWHERE => Verdict::NotYet,
+            Some(false) => match self.whereabouts(sight.given).elsewhere {
+                Some(at) => Verdict::Elsewhere(at),
+                None if ran < UNSEEN_IS_READY || sight.patient => Verdict::NotYet,
+                None => Verdict::Unseen,
+            },
+        }
+    }
+
+    fn whereabouts(&mut self, given: &[u64]) -> Whereabouts {
+        match self.looked {
+            Some((when, seen)) if when.elapsed() < LOOK_AGAIN => seen,
+            _ => {
+                let seen = elsewhere::look(self.process.pid(), given);
+                self.looked = Some((Instant::now(), seen));
+                seen
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The end of one worker as a pure state machine: drain, ask, kill.
+
+use super::settle::Settling;
+use std::time::{Duration, Instant};
+
+/// Longest wait for a worker's queue to empty before it is asked to end; what is left then is moved to others.
+pub const DRAIN: Duration = Duration::from_secs(5);
+
+/// What to do next about a worker that is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Ask it to end (SIGTERM).
+    Terminate,
+    /// It did not within the grace: make it end.
+    Kill,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Draining(Settling),
+    Stopping { kill_at: Option<Instant> },
+}
+
+/// A worker that gets no new connections and is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retirement {
+    step: Step,
+    grace: Duration,
+}
+
+impl Retirement {
+    /// Begins now: the worker has `grace` to end once it is asked to.
+    pub fn new(now: Instant, grace: Duration) -> Self {
+        Self {
+            step: Step::Draining(Settling::until(now + DRAIN.min(grace))),
+            grace,
+        }
+    }
+
+    /// The next thing to do with a living worker that has so many connections queued and open; `None`: wait.
+    pub fn step(&mut self, now: Instant, queued: u32, active: u64) -> Option<Action> {
+        let due = match &mut self.step {
+            Step::Draining(settling) => settling.is_over(now, queued, active),
+            Step::Stopping { kill_at } => kill_at.is_some_and(|at| now >= at),
+        };
+        if !due {
+            return None;
+        }
+        let (next, action) = match self.step {
+            Step::Draining(_) => (Some(now + self.grace), Action::Terminate),
+            Step::Stopping { .. } => (None, Action::Kill),
+        };
+        self.step = Step::Stopping { kill_at: next };
+        Some(action)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Plays (tenths of a second, connections queued, connections open, what must follow) with a grace of 30 s.
+    fn play(script: &[(u64, u32, u64, Option<Action>)]) {
+        let start = Instant::now();
+        let mut retirement = Retirement::new(start, Duration::from_secs(30));
+        for (line, &(at, queued, active, action)) in script.iter().enumerate() {
+            let now = start + Duration::from_millis(at * 100);
+            let next = retirement.step(now, queued, active);
+            assert_eq!(next, action, "line {line}");
+        }
+    }
+
+    #[test]
+    fn an_idle_worker_is_asked_soon_and_one_with_connections_a_little_later() {
+        let ask = Some(Action::Terminate);
+        play(&[(0, 0, 0, None), (1, 0, 0, ask), (2, 0, 0, None)]);
+        play(&[(0, 0, 3, None), (9, 0, 3, None), (10, 0, 3, ask)]);
+    }
+
+    #[test]
+    fn a_queue_that_stays_and_a_worker_that_stays_are_not_waited_for_forever() {
+        play(&[
+            (0, 3, 3, None),
+            (49, 3, 3, None),
+            (50, 3, 3, Some(Action::Terminate)),
+            (349, 3, 3, None),
+            (350, 3, 3, Some(Action::Kill)),
+            (351, 3, 3, None),
+        ]);
+    }
+}

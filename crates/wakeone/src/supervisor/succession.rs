@@ -1,0 +1,163 @@
+//! A new worker beside the old one: started, switched to, and the old one brought to its end.
+//!
+//! Each slot has a second listener for that, with the same number in the program's tables. Which of the two the program
+//! chooses is changed in one step. What waits in the other is accepted by the old worker, and moved if any is left.
+
+use super::listen;
+use super::report;
+use super::retirement::Action;
+use super::slot::Worker;
+use super::spawn::{self, SpawnError};
+use super::watch::Watch;
+use super::workers::RESTARTED_AT_ONCE;
+use crate::group::FOR_THE_END;
+use std::time::Instant;
+use wakeone_kernel::{capability, socket};
+
+impl Watch<'_> {
+    /// Whether a second worker can be started in a slot.
+    pub(super) fn can_start_beside(&self, slot: usize) -> bool {
+        let place = &self.group.slots[slot];
+        !place.spare.is_empty() && place.retiring.is_none() && self.steer.can_replace()
+    }
+
+    /// Starts a worker on a slot's spare listeners; it gets connections from [`Watch::switch`] on.
+    pub(super) fn start_beside(&mut self, slot: usize) {
+        match self.try_start_beside(slot) {
+            Ok(worker) => {
+                report::beside(slot, worker.process.pid());
+                self.group.slots[slot].successor = Some(worker);
+                self.changed = true;
+            }
+            Err(error) => report::end(slot, &report::no_start(slot, &error)),
+        }
+    }
+
+    fn try_start_beside(&mut self, slot: usize) -> Result<Worker, SpawnError> {
+        let spare = &self.group.slots[slot].spare;
+        for (endpoint, listener) in self.group.endpoints.iter().zip(spare) {
+            listen::refresh(*endpoint, listener, self.group.backlog)
+                .map_err(|error| SpawnError::Exec(error.to_string()))?;
+        }
+        let starting = spawn::begin(&self.group.order(slot), spare)?;
+        let until = Instant::now() + RESTARTED_AT_ONCE;
+        let (process, way) = starting.arrived(until, &self.group.signals)?;
+        Ok(Worker::started(process, way))
+    }
+
+    /// The worker beside the old one is ready: connections go to it, and the old one retires.
+    pub(super) fn switch(&mut self, slot: usize) {
+        let place = &self.group.slots[slot];
+        let Some(pid) = place.successor.as_ref().map(|one| one.process.pid()) else {
+            return;
+        };
+        if let Err(why) = self.steer.replace(slot, pid, &place.spare) {
+            report::not_switched(slot, &why);
+            return self.end_successor(slot);
+        }
+        let grace = self.group.grace;
+        self.group.slots[slot].switch(grace);
+        self.changed = true;
+        report::restart(slot, pid);
+    }
+
+    /// Ends a worker that was started beside another and is not wanted.
+    pub(super) fn end_successor(&mut self, slot: usize) {
+        if let Some(worker) = &mut self.group.slots[slot].successor {
+            worker.asked = true;
+            worker.process.kill();
+        }
+    }
+
+    /// Deals with second workers that have ended.
+    pub(super) fn reap_beside(&mut self, slot: usize) -> std::io::Result<()> {
+        let place = &mut self.group.slots[slot];
+        let ending = place.successor.as_mut().map(|one| one.process.ended());
+        if let Some(ending) = ending.transpose()?.flatten()
+            && let Some(mut worker) = place.successor.take()
+        {
+            let story = match worker.never_began() {
+                Some(error) => report::no_start(slot, &error),
+                None => report::story(slot, &worker, ending, 0),
+            };
+            report::end(slot, &story);
+            self.close_spare(slot);
+            self.changed = true;
+        }
+        let place = &mut self.group.slots[slot];
+        if let Some(retiring) = &mut place.retiring {
+            let ending = retiring.worker.as_mut().map(|one| one.process.ended());
+            if let Some(ending) = ending.transpose()?.flatten()
+                && let Some(worker) = retiring.worker.take()
+            {
+                report::end(slot, &report::story(slot, &worker, ending, 0));
+                self.changed = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with the ends of workers that were replaced.
+    pub(super) fn go_on_retiring(&mut self) {
+        let now = Instant::now();
+        for slot in 0..self.group.slots.len() {
+            let active = self.steer.active(slot);
+            let place = &mut self.group.slots[slot];
+            let Some(retiring) = &mut place.retiring else {
+                continue;
+            };
+            if retiring.is_over() {
+                place.retiring = None;
+                self.close_spare(slot);
+                continue;
+            }
+            // The slot's open connections are those of both workers.
+            let queued = place.spare.iter().map(waiting).sum();
+            let action = retiring.retirement.step(now, queued, active);
+            let Some(worker) = &mut retiring.worker else {
+                continue;
+            };
+            match action {
+                // While all workers drain, all are asked together.
+                Some(Action::Terminate) => worker.terminate(),
+                Some(Action::Kill) => {
+                    report::kill_one(slot);
+                    worker.process.kill();
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Closes a slot's spare listeners until the next rolling restart: the kernel moves what waits in them. The sockets
+    /// stay bound.
+    fn close_spare(&self, slot: usize) {
+        for listener in &self.group.slots[slot].spare {
+            if socket::listens(listener) {
+                let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Read);
+            }
+        }
+    }
+
+    /// All workers are to end: those that get no connections yet end now, and nobody's spare listener takes any.
+    pub(super) fn stop_succession(&mut self) {
+        for slot in 0..self.group.slots.len() {
+            let place = &mut self.group.slots[slot];
+            if let Some(worker) = &mut place.successor {
+                worker.terminate();
+                self.close_spare(slot);
+            } else if place.retiring.is_some() {
+                let spare = &place.spare;
+                capability::with(&FOR_THE_END, || {
+                    for listener in spare {
+                        let _ = socket::drop_syns(listener);
+                    }
+                });
+            }
+        }
+    }
+}
+
+fn waiting(listener: &std::os::fd::OwnedFd) -> u32 {
+    socket::accept_queue(listener).map_or(0, |queue| queue.length)
+}

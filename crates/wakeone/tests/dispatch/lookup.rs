@@ -1,0 +1,232 @@
+//! Listeners on a private port, which a lookup program finds: a move of a queue takes as long on a busy port as on an
+//! empty one.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketType};
+use wakeone::dispatcher::{Dispatcher, Plan};
+use wakeone::policy::Policy;
+use wakeone_kernel::bpf::BUILD;
+use wakeone_kernel::lookup::Place;
+use wakeone_kernel::table::flag;
+
+use crate::ground::*;
+use crate::patience::slowness;
+
+const SLOTS: usize = 2;
+
+/// A group of two: its connections come to [`V4`], wherever its listeners are.
+struct Scene {
+    ground: Ground,
+    place: Option<Place>,
+}
+
+impl Scene {
+    fn new(private: bool) -> Option<Self> {
+        let mut port = 8080;
+        let ground = Ground::new(|| {
+            if private {
+                // A listener that is bound to port 0 would leave its port with a move.
+                let any = bind("127.0.0.1:0");
+                port = any.local_addr().expect("address").port();
+            }
+            let address = format!("127.0.0.1:{port}");
+            (0..SLOTS).map(|_| listen(&address, BACKLOG)).collect()
+        })?;
+        let place = private.then(|| Place {
+            public: V4.parse().expect("address"),
+            dual_stack: false,
+            private_port: port,
+        });
+        Some(Self { ground, place })
+    }
+
+    fn start(&self) -> Dispatcher {
+        let plan = Plan {
+            lookup: self.place.as_slice(),
+            ..self.ground.plan(Policy::RoundRobin)
+        };
+        self.ground.try_start(&plan).expect("dispatcher")
+    }
+
+    /// The least time that a move of one connection takes, of some.
+    fn move_time(&self, dispatcher: &Dispatcher) -> Duration {
+        let measure = |_| {
+            let clients = connect_many(V4, SLOTS);
+            wait("they wait", || {
+                self.ground.queues().iter().sum::<u32>() == SLOTS as u32
+            });
+            assert_eq!(
+                self.ground.queues(),
+                [1; SLOTS],
+                "{:?}",
+                exits(dispatcher.table())
+            );
+            let slot = dispatcher.table().slot(0);
+            slot.mark(flag::STUCK, true);
+            dispatcher.table().publish();
+            let begun = Instant::now();
+            let moved = dispatcher.move_queues(0).expect("move");
+            let took = begun.elapsed();
+            assert_eq!((moved, self.ground.queues()), (1, vec![0, 2]));
+            slot.mark(flag::STUCK, false);
+            dispatcher.table().publish();
+            drop(self.ground.accept_all());
+            drop(clients);
+            took
+        };
+        (0..9).map(measure).min().expect("some")
+    }
+
+    /// Leaves that many connections in TIME_WAIT, on the side of the server.
+    fn fill(&self, count: usize) {
+        const SOURCES: usize = 8;
+        for ports in (0..count / SOURCES).collect::<Vec<_>>().chunks(32) {
+            let sources =
+                (0..SOURCES).flat_map(|source| ports.iter().map(move |port| (source, port)));
+            let clients: Vec<_> = sources
+                .map(|(source, port)| {
+                    connect_from(&format!("127.0.1.{}:{}", source + 1, 10_000 + port))
+                })
+                .collect();
+            let mut accepted = 0;
+            wait("all are accepted", || {
+                accepted += self.ground.accept_all().len();
+                accepted == clients.len()
+            });
+        }
+    }
+
+    fn end(self, dispatcher: Dispatcher) {
+        self.ground.end(dispatcher);
+    }
+}
+
+/// A connection from an address and port: more than there are ports on one address can wait for their end.
+fn connect_from(source: &str) -> rustix::fd::OwnedFd {
+    let (from, to): (SocketAddr, SocketAddr) = (
+        source.parse().expect("address"),
+        V4.parse().expect("address"),
+    );
+    let socket =
+        rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("socket");
+    rustix::net::bind(&socket, &from).expect("bind");
+    rustix::net::connect(&socket, &to).expect("connect");
+    socket
+}
+
+/// How long a move takes on an empty port, and on one with that many connections in TIME_WAIT.
+fn empty_and_full(private: bool, count: usize) -> Option<(Duration, Duration)> {
+    let scene = Scene::new(private)?;
+    std::fs::write("/proc/sys/net/ipv4/tcp_max_tw_buckets", "200000").expect("sysctl");
+    let dispatcher = scene.start();
+    let empty = scene.move_time(&dispatcher);
+    scene.fill(count);
+    let full = scene.move_time(&dispatcher);
+    scene.end(dispatcher);
+    eprintln!("private {private}: {empty:?} on an empty port, {full:?} with {count} in TIME_WAIT");
+    Some((empty, full))
+}
+
+#[test]
+fn a_move_takes_as_long_with_many_connections_as_with_none() {
+    // A long run measures the port of a busy server.
+    let soak = std::env::var_os("WAKEONE_SOAK").is_some();
+    let count = if soak { 100_000 } else { 60_000 } / slowness() as usize;
+    let Some((empty, full)) = empty_and_full(true, count) else {
+        return;
+    };
+    assert!(full <= empty * 3, "{full:?} is more than 3 x {empty:?}");
+    let (_, plain) = empty_and_full(false, count).expect("as before");
+    // With fewer connections the walk over all of them is short.
+    if slowness() == 1 {
+        assert!(
+            plain >= full * 5,
+            "without a private port {plain:?}, with it {full:?}"
+        );
+    }
+}
+
+#[test]
+fn connections_of_a_private_port_are_counted_moved_and_counted_out() {
+    let Some(scene) = Scene::new(true) else {
+        return;
+    };
+    // Each SYN gets a cookie: the program is asked again when the handshake ends.
+    std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2").expect("sysctl");
+    let dispatcher = scene.start();
+    let clients = connect_many(V4, 20);
+    wait_for_established(dispatcher.table(), 20);
+    wait("all wait", || {
+        scene.ground.queues().iter().sum::<u32>() == 20
+    });
+    // The program draws twice for each: it may be in one slot that all of them wait.
+    let from = usize::from(scene.ground.queues()[0] == 0);
+    dispatcher.table().slot(from).mark(flag::STUCK, true);
+    dispatcher.table().publish();
+    let moved = dispatcher.move_queues(from).expect("move");
+    assert!(moved > 0);
+    let mut expected = [0; SLOTS];
+    expected[1 - from] = 20;
+    wait_for_actives(dispatcher.table(), &expected);
+    drop(scene.ground.accept_all());
+    drop(clients);
+    scene.ground.settle();
+    scene.end(dispatcher);
+}
+
+#[test]
+fn a_listener_that_its_worker_shut_down_is_chosen_no_more() {
+    let Some(scene) = Scene::new(true) else {
+        return;
+    };
+    let dispatcher = scene.start();
+    rustix::net::shutdown(&scene.ground.listeners[0], rustix::net::Shutdown::Read)
+        .expect("shutdown");
+    // As the agent does in each of its rounds.
+    dispatcher.publish_queues(0);
+    let clients = connect_many(V4, 10);
+    assert_eq!(
+        scene.ground.queues(),
+        [0, 10],
+        "{:?}",
+        exits(dispatcher.table())
+    );
+    rustix::net::listen(&scene.ground.listeners[0], BACKLOG).expect("listen");
+    dispatcher.restore(0).expect("restore");
+    let more = connect_many(V4, 10);
+    assert_eq!(
+        scene.ground.queues(),
+        [5, 15],
+        "{:?}",
+        exits(dispatcher.table())
+    );
+    drop((clients, more));
+    scene.ground.settle();
+    scene.end(dispatcher);
+}
+
+#[test]
+fn the_programs_of_another_build_are_replaced_and_connections_go_on() {
+    let Some(scene) = Scene::new(true) else {
+        return;
+    };
+    let first = scene.start();
+    first.table().build().store(1, Relaxed);
+    drop(first);
+    let plan = Plan {
+        adopt: true,
+        lookup: scene.place.as_slice(),
+        ..scene.ground.plan(Policy::RoundRobin)
+    };
+    let second = scene.ground.try_start(&plan).expect("dispatcher");
+    assert!(second.kept());
+    assert_eq!(second.table().build().load(Relaxed), BUILD);
+    let clients = connect_many(V4, 4);
+    assert_eq!(scene.ground.queues(), [2, 2], "{:?}", exits(second.table()));
+    drop(clients);
+    scene.ground.settle();
+    scene.end(second);
+}
