@@ -8,7 +8,8 @@ use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::process::{Command, Output};
 use support::steered::{
-    PREFORKED, assert_nothing_left, isolated, number, said, status, wakeone, worker,
+    PREFORKED, assert_nothing_left, die_while_moving, isolated, number, said, status, wakeone,
+    worker,
 };
 use support::{Clients, Ground, WAKEONE, eventually, everyone, get, patience, pid_of, server};
 use wakeone_kernel::diag::{self, Which};
@@ -235,10 +236,7 @@ fn a_queue_that_was_being_moved_when_its_supervisor_died_is_opened_by_the_next()
     command.env("WAKEONE_TEST_DIE", "moving");
     let mut first = support::Run::start(command);
     let at = first.ready();
-    eventually("it dies of moving a queue", || {
-        std::thread::spawn(move || get(at, "/work?us=20000&kind=sleep"));
-        !support::runs(first.pid())
-    });
+    die_while_moving(first.pid(), at);
     let mut second = ground.run(&options, &PREFORKED);
     second.ready();
     let established = || {

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use distance::{Distance, FAR, NEAR};
 use rustix::process::Signal;
 use support::steered::{
-    PREFORKED, assert_counts_are_exact, assert_nothing_left, isolated, said, soak, status, sum,
-    wakeone,
+    PREFORKED, assert_counts_are_exact, assert_nothing_left, die_while_moving, isolated, said,
+    soak, status, sum, wakeone,
 };
 use support::{Ground, WAKEONE, eventually, get, has_stopped, patience, runs, signal, slowness};
 use wakeone_kernel::diag;
@@ -194,17 +194,12 @@ fn listening(address: &str) -> usize {
 }
 
 /// Stops a worker and has connections come until its agent dies of moving a queue. A listener is closed then.
-fn die_while_moving(agent: u32, victim: &[u32], at: &str, listeners: usize) {
+fn stop_and_die(agent: u32, victim: &[u32], at: &str, listeners: usize) {
     for pid in victim {
         signal(*pid, Signal::STOP);
         eventually("it has stopped", || has_stopped(*pid));
     }
-    let address: SocketAddr = at.parse().expect("address");
-    // Two of three workers' time.
-    eventually("the agent dies", || {
-        std::thread::spawn(move || get(address, "/work?us=20000&kind=sleep"));
-        !runs(agent)
-    });
+    die_while_moving(agent, at.parse().expect("address"));
     assert_eq!(listening(at), listeners - 1, "its listener is closed");
 }
 
@@ -235,7 +230,7 @@ fn attach_and_die(ground: &Ground, server: &Server) -> [u32; 1] {
     let group = status(ground, "at-127-0-0-1-7300");
     let agent = group["supervisor_pid"].as_u64().expect("an agent") as u32;
     let victim = [server.workers()[1]];
-    die_while_moving(agent, &victim, SERVER, 3);
+    stop_and_die(agent, &victim, SERVER, 3);
     victim
 }
 
@@ -305,7 +300,7 @@ fn run_repairs_what_its_predecessor_left_and_what_agents_left() {
     // It repaired the other group when it began.
     all_is_well(&attached, SERVER, 3);
     // Nobody is stopped here: a worker that is when its supervisor ends gets SIGHUP from the kernel.
-    die_while_moving(first.pid(), &[], "127.0.0.1:8080", 3);
+    stop_and_die(first.pid(), &[], "127.0.0.1:8080", 3);
     let mut second = ground.run(&options, &PREFORKED);
     second.ready();
     all_is_well(&[], "127.0.0.1:8080", 3);

@@ -1,11 +1,13 @@
 //! What the tests of steered groups share: a network of their own, what `status` says, and that nothing is left.
 
-use super::{Ground, WAKEONE, eventually, has_stopped, is_root, patience};
+use super::{Ground, WAKEONE, eventually, get, has_stopped, is_root, patience, runs};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 use wakeone::paths::Paths;
 use wakeone_kernel::{cgroup, netns};
 
@@ -49,6 +51,19 @@ pub fn status(ground: &Ground, name: &str) -> Value {
     assert!(output.status.success(), "{:?}", said(&output));
     let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     status["groups"][0].clone()
+}
+
+/// Has connections come until an agent has died of moving a queue (`WAKEONE_TEST_DIE=moving`). One request after the
+/// other keeps a worker for long, and what comes to its queue meanwhile waits while others are idle.
+pub fn die_while_moving(agent: u32, address: SocketAddr) {
+    eventually("the agent dies of moving a queue", || {
+        std::thread::spawn(move || get(address, "/work?us=200000&kind=sleep"));
+        for _ in 0..8 {
+            std::thread::spawn(move || get(address, "/work?us=1000&kind=sleep"));
+        }
+        std::thread::sleep(Duration::from_millis(90));
+        !runs(agent)
+    });
 }
 
 /// A number of a slot.
