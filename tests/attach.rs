@@ -21,7 +21,7 @@ fn open_connections_are_counted_in_and_out_exactly() {
     let mut before: Vec<TcpStream> = (0..30).map(|_| held()).collect();
     // And some that no worker has accepted: one is stopped, and its queue fills.
     let stopped = nginx.workers()[0];
-    signal(stopped, Signal::STOP);
+    support::halt(stopped);
     let waiting: Vec<TcpStream> = (0..20)
         .map(|_| TcpStream::connect(address()).expect("connect"))
         .collect();
@@ -159,7 +159,7 @@ fn a_stopped_workers_queue_is_answered_by_others() {
     let Some(nginx) = Nginx::start(4) else { return };
     nginx.attach();
     let stopped = nginx.workers()[1];
-    signal(stopped, Signal::STOP);
+    support::halt(stopped);
     let clients = Clients::start(address(), "/", 8);
     std::thread::sleep(Duration::from_secs(1));
     let (answers, failures) = clients.stop();

@@ -119,7 +119,7 @@ fn a_server_whose_name_is_no_text_is_found_attached_rescued_and_detached() {
     };
     assert!(group()["supervisor_pid"].is_u64(), "{}", group());
     let stopped = workers()[0];
-    signal(stopped, Signal::STOP);
+    support::halt(stopped);
     eventually("the queue of the stopped one is moved", || {
         ask(address);
         let group = group();

@@ -162,7 +162,7 @@ fn finds(code: &str, beside: &[&str], stage: impl Fn() -> Stage) {
 fn a_stopped_worker() {
     finds("stopped-worker", &[], || {
         let stage = Stage::of(serve(&["--model", "preforked", "--reuseport", "-w", "3"]));
-        signal(stage.workers()[0], Signal::STOP);
+        support::halt(stage.workers()[0]);
         stage.under(&["--rate", "100", "--timeout", "1s"])
     });
 }
@@ -194,7 +194,7 @@ fn a_stuck_worker() {
 fn those_that_wait_still_are_in_the_figures() {
     staged(|_| {
         let stage = Stage::of(serve(&["--model", "preforked", "--reuseport", "-w", "3"]));
-        signal(stage.workers()[0], Signal::STOP);
+        support::halt(stage.workers()[0]);
         let stage = stage.under(&["--rate", "100", "--timeout", "60s"]);
         std::thread::sleep(Duration::from_secs(1));
         // They have waited for at least the two seconds of the doctor by its end.
@@ -275,7 +275,7 @@ fn a_worker_that_ends_with_connections_in_its_queue() {
         let told = std::thread::scope(|scope| {
             let doctor = scope.spawn(|| doctor(&[]));
             std::thread::sleep(Duration::from_millis(700));
-            signal(worker, Signal::STOP);
+            support::halt(worker);
             std::thread::sleep(Duration::from_millis(600));
             signal(worker, Signal::KILL);
             doctor.join().expect("doctor")
@@ -478,7 +478,7 @@ fn without_privileges_ones_own_server_is_told_by_what_may_be_seen() {
         assert_eq!(notes.len(), 2, "{notes:#?}");
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
 
-        signal(stage.workers()[0], Signal::STOP);
+        support::halt(stage.workers()[0]);
         let (code, text, _) = nobody.run(&["doctor", ":8080", "--for", "2s", "--json"]);
         let report: Value = serde_json::from_str(&text).expect("JSON");
         let report = report["listeners"][0].clone();

@@ -20,7 +20,7 @@ use support::steered::{
     PREFORKED, assert_counts_are_exact, assert_nothing_left, die_while_moving, isolated, said,
     soak, status, sum, wakeone,
 };
-use support::{Ground, WAKEONE, eventually, get, has_stopped, patience, runs, signal, slowness};
+use support::{Ground, WAKEONE, eventually, get, halt, patience, runs, signal, slowness};
 use wakeone_kernel::diag;
 use wakeone_load::{Arrivals, Mix, Outcome, Plan, Sources, Spacing, Stop};
 use wakeone_model::listener::Protocol;
@@ -196,8 +196,7 @@ fn listening(address: &str) -> usize {
 /// Stops a worker and has connections come until its agent dies of moving a queue. A listener is closed then.
 fn stop_and_die(agent: u32, victim: &[u32], at: &str, listeners: usize) {
     for pid in victim {
-        signal(*pid, Signal::STOP);
-        eventually("it has stopped", || has_stopped(*pid));
+        halt(*pid);
     }
     die_while_moving(agent, at.parse().expect("address"));
     assert_eq!(listening(at), listeners - 1, "its listener is closed");

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use support::mixed::{Mixed, Speech};
 use support::real::installed;
 use support::steered::{assert_nothing_left, isolated, number, soak, status, sum, wakeone};
-use support::{Clients, Ground, Run, eventually, get, has_stopped, server, signal};
+use support::{Clients, Ground, Run, eventually, get, halt, server, signal};
 use wakeone_kernel::diag::{Which, sockets};
 use wakeone_kernel::peek::Processes;
 use wakeone_model::listener::Protocol;
@@ -1079,9 +1079,7 @@ fn processes_of_one_udp_socket_are_steered_and_killed() {
             }
             let victim = readers_up(&split)[0];
             // What waits in its queue is not yet read when it dies. (No more than our own buffer takes answers to.)
-            signal(victim, Signal::STOP);
-            // Every thread of it: one that still runs would take a datagram with it that it has read.
-            eventually("it stands", || has_stopped(victim));
+            halt(victim);
             let mut wanted: BTreeSet<String> = (flow.next..flow.next + 200)
                 .map(|number| number.to_string())
                 .collect();

@@ -457,7 +457,7 @@ fn a_queue_is_moved_by_a_key() {
         run.ready();
         let group = status(&ground, "web");
         let stopped = support::steered::worker(&group, 0).expect("a worker");
-        support::steered::signal_all(stopped, Signal::STOP);
+        support::steered::stop_all(stopped);
         let waiting: Vec<TcpStream> = (0..8)
             .map(|_| TcpStream::connect("127.0.0.1:8080").expect("connect"))
             .collect();

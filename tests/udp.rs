@@ -110,6 +110,10 @@ fn assert_all_placed(asked: &Asked, group: &Value) {
     assert_eq!(group["fallbacks"], 0, "{group}");
 }
 
+/// How uneven an even spread may be by shortest-queue: on a busy machine a worker that waits for a CPU has a queue, and gets
+/// less.
+const QUEUES_DIFFER: f64 = 1.6;
+
 #[test]
 fn two_client_sockets_are_spread_over_four_workers() {
     let Some(ground) = ground() else { return };
@@ -145,7 +149,12 @@ fn two_client_sockets_are_spread_over_four_workers() {
     }
     // Two flows in four queues: a hash leaves two of them empty at least.
     assert!(skews[0] >= 2.0, "{skews:?}");
-    assert!(skews[1..].iter().all(|skew| *skew <= 1.1), "{skews:?}");
+    let limits = [1.1, QUEUES_DIFFER, 1.1];
+    let within = skews[1..].iter().zip(limits);
+    assert!(
+        within.into_iter().all(|(skew, limit)| *skew <= limit),
+        "{skews:?}"
+    );
 }
 
 #[test]
@@ -197,7 +206,7 @@ fn what_waits_for_a_worker_that_dies_is_read_by_its_successor() {
     run.line("ready: ");
     let worker = support::steered::worker(&status(&ground, "dns"), 0).expect("a worker");
     // Stopped, it reads nothing; killed, it never did.
-    support::signal(worker, Signal::STOP);
+    support::halt(worker);
     let asking = ask(&ground, 1, 50, 2);
     eventually("queries wait", || {
         number(&status(&ground, "dns"), 0, "waiting_bytes") > 0
@@ -357,7 +366,10 @@ fn servers_of_others_are_steered_and_left_as_they_were() {
             detach(&ground);
             assert!(!ground.runtime().exists());
         }
-        assert!(skews[0] >= 2.0 && skews[1] <= 1.1, "{name}: {skews:?}");
+        assert!(
+            skews[0] >= 2.0 && skews[1] <= QUEUES_DIFFER,
+            "{name}: {skews:?}"
+        );
         // Attached and detached under load; who is there first is not replaced.
         let asking = ask(&ground, 4, 2000, 4);
         for _ in 0..3 {

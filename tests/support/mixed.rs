@@ -1,7 +1,7 @@
 //! A mixed load while workers are killed: short and kept connections, quick and slow answers. Each answer must be the
 //! one to its own question. A connection may end without one only if a worker that was killed had accepted it.
 
-use super::{eventually, has_stopped, patience, runs, signal};
+use super::{eventually, halt, patience, runs, signal};
 use rustix::process::Signal;
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Result, Write};
@@ -125,8 +125,7 @@ impl Mixed {
     /// kill -9 of a worker. It is stopped for a moment before, so that it is known what it had accepted.
     pub fn kill(&mut self, worker: u32) {
         loop {
-            signal(worker, Signal::STOP);
-            eventually("it has stopped", || has_stopped(worker));
+            halt(worker);
             if !self.spares_locks || is_in_a_call(worker) {
                 break;
             }

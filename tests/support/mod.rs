@@ -76,6 +76,13 @@ pub fn signal(pid: u32, signal: Signal) {
     kill_process(pid, signal).expect("kill");
 }
 
+/// Stops a process, and returns when all of its threads stand: one that still runs might accept one more, which nobody
+/// could answer then.
+pub fn halt(pid: u32) {
+    signal(pid, Signal::STOP);
+    eventually("it has stopped", || has_stopped(pid));
+}
+
 /// A folder for groups' state, and the end of every worker written down in it.
 pub struct Ground {
     dir: tempfile::TempDir,
