@@ -238,13 +238,12 @@ fn plan(prospect: &Prospect, args: &Args) -> String {
         text += &format!(
             "  socket {:<12} {}\n",
             member.lent.inode,
-            if member.worker == 0 {
-                format!(
+            match member.worker {
+                Some(worker) => format!("process {worker}"),
+                None => format!(
                     "nobody was seen waiting; borrowed from process {}",
                     member.lent.pid
-                )
-            } else {
-                format!("process {}", member.worker)
+                ),
             }
         );
     }

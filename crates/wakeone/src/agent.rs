@@ -154,6 +154,12 @@ impl Agent {
         Some(told)
     }
 
+    /// Does something between two looks, when no queue is being moved.
+    pub fn between_looks<R>(&self, act: impl FnOnce() -> R) -> R {
+        let _core = lock(&self.core);
+        act()
+    }
+
     /// The worker is gone, and so is its listener soon: returns when what waits there was moved, and no handshake is
     /// under way, or after [`LONGEST_END`].
     pub fn worker_gone(&mut self, slot: usize) {

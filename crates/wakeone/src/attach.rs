@@ -18,16 +18,14 @@ use wakeone_observe::{Found, Watcher};
 
 use crate::agent::{Agent, Duties};
 use crate::dispatcher::{self, Dispatcher, Plan};
-use crate::group::FOR_THE_END;
 use crate::metrics::Source;
-use crate::move_log::MoveLog;
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
 use crate::seat::Lent;
-use crate::steer::{Steer, SteerEvent};
+use crate::steer::SteerEvent;
+use crate::steered::{Origin, SteeredGroup};
 use crate::supervisor::listen::Endpoint;
-use crate::supervisor::process::Identity;
-use crate::supervisor::state::{self, GroupDir, State, StateError, Task};
+use crate::supervisor::state::StateError;
 
 /// Why a listener is not steered from outside, as one sentence with the way out.
 #[derive(Debug, thiserror::Error)]
@@ -143,8 +141,8 @@ pub struct Member {
     pub cookie: u64,
     /// From whom to borrow it.
     pub lent: Lent,
-    /// The worker that waits for it; 0 where none was seen.
-    pub worker: u32,
+    /// The worker that waits for it, where one was seen.
+    pub worker: Option<u32>,
 }
 
 /// A listener that can be steered.
@@ -311,11 +309,11 @@ fn members(watcher: &Watcher) -> Vec<Member> {
         })
         .collect();
     let member = |socket: &Socket| {
-        let worker = watcher.serving(socket.cookie).next().unwrap_or(0);
+        let worker = watcher.serving(socket.cookie).next();
         let mut holders = held.iter().filter(|lent| lent.inode == socket.inode);
         let first = holders.clone().next();
         // The worker itself, so that it need not change when the master ends.
-        let own = holders.find(|lent| lent.pid == worker);
+        let own = holders.find(|lent| Some(lent.pid) == worker);
         Some(Member {
             cookie: socket.cookie,
             lent: *own.or(first)?,
@@ -326,18 +324,12 @@ fn members(watcher: &Watcher) -> Vec<Member> {
     sockets.iter().filter_map(member).collect()
 }
 
-/// Slot, lender and worker of each socket, by its cookie.
-type Seats = BTreeMap<u64, (usize, Lent, u32)>;
-
 /// A steered server of others.
 pub struct Attached {
     address: SocketAddr,
-    name: String,
-    agent: Agent,
+    group: SteeredGroup,
     watcher: Watcher,
-    seats: Seats,
     weights: Vec<(usize, u32)>,
-    dir: GroupDir,
     /// How a worker is chosen: as was wished for, or without counts where connections cannot be counted.
     pub policy: Policy,
     /// Connections counted in at the start, and open ones that could not be.
@@ -345,7 +337,6 @@ pub struct Attached {
     /// Those of them that still wait in an accept queue.
     uncounted: Option<Uncounted>,
     pace: Pace,
-    moves: MoveLog,
     /// A socket could not be given a slot. The next look tries again.
     unsettled: bool,
 }
@@ -420,96 +411,50 @@ impl Attached {
                 why: "what waits in a UDP socket cannot be moved; without --rescue a worker that is stuck gets no datagrams while others are well".into(),
             });
         }
-        let dir = GroupDir::take(&paths.runtime, &prospect.name)?;
-        let kept = dir.load()?.is_some_and(|state| state.attached);
+        let origin = Origin {
+            listen: Endpoint {
+                address,
+                dual_stack: false,
+                udp: prospect.protocol() == Protocol::Udp,
+            },
+            backlog: 0,
+            command: Vec::new(),
+            attached: true,
+        };
+        let mut group = SteeredGroup::take(&paths.runtime, &prospect.name, origin)?;
+        let kept = group.was_attached()?;
         let (dispatcher, recounted) =
             capability::with(&FOR_ATTACHING, || load(&prospect, wish, paths, kept))?;
         // Before the agent's thread starts: it has what we have now.
         drop_capabilities();
-        let seats = seats(&dispatcher, &prospect.members);
         let policy = dispatcher.policy();
         let uncounted = capability::with(&FOR_ATTACHING, || uncounted(&dispatcher));
         let duties = Duties {
             rescue: wish.rescue,
             stuck_after: wish.stuck_after,
         };
-        let agent = Agent::start(dispatcher, duties, paths.clone(), None);
-        let mut attached = Self {
+        let sockets = prospect
+            .members
+            .iter()
+            .map(|m| (m.cookie, m.lent, m.worker));
+        group.steer(dispatcher, duties, paths, sockets);
+        group.store()?;
+        Ok(Self {
             address,
-            name: prospect.name,
-            agent,
+            group,
             watcher: prospect.watcher,
-            seats,
             weights: wish.weights.clone(),
-            dir,
             policy,
             recounted,
             uncounted,
             pace: Pace::new(),
-            moves: MoveLog::default(),
             unsettled: false,
-        };
-        attached.publish_workers();
-        attached.dir.store(&attached.state()?)?;
-        Ok(attached)
+        })
     }
 
     /// The group's name.
     pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn publish_workers(&mut self) {
-        for (slot, _, worker) in self.seats.values() {
-            if *worker != 0 {
-                self.agent.worker_up(*slot, *worker);
-            }
-        }
-    }
-
-    /// The state tells `status` who serves what. `detach` reads it if the agent was killed.
-    fn state(&self) -> Result<State, StateError> {
-        let slots = self.agent.tell(|d| d.slots()).unwrap_or(0);
-        let empty = || state::Slot {
-            worker: None,
-            current: true,
-            inodes: Vec::new(),
-            beside: None,
-        };
-        let mut table: Vec<state::Slot> = std::iter::repeat_with(empty).take(slots).collect();
-        for (slot, lent, worker) in self.seats.values() {
-            let who = if *worker == 0 { lent.pid } else { *worker };
-            table[*slot] = state::Slot {
-                worker: Identity::of(who).ok(),
-                current: true,
-                inodes: vec![lent.inode],
-                beside: None,
-            };
-        }
-        Ok(State {
-            schema: state::SCHEMA,
-            name: self.name.clone(),
-            boot: state::boot_id(),
-            supervisor: Identity::of(std::process::id()).map_err(|source| StateError::File {
-                what: "read",
-                path: "/proc/self/stat".into(),
-                source,
-            })?,
-            listen: vec![Endpoint {
-                address: self.address,
-                dual_stack: false,
-                udp: self.protocol() == Protocol::Udp,
-            }],
-            backlog: 0,
-            task: Task {
-                command: Vec::new(),
-                account: None,
-                keep_caps: Vec::new(),
-            },
-            slots: table,
-            attached: true,
-            reserved: Vec::new(),
-        })
+        self.group.name()
     }
 
     /// Looks what became of the group: sockets that came or went, workers that ended or took over.
@@ -518,32 +463,26 @@ impl Attached {
     /// When the kernel does not show its sockets, or the state cannot be written.
     pub fn follow(&mut self) -> Result<Presence, Error> {
         let now = Instant::now();
-        let quiet = self.pace.is_quiet(self.agent.placed(), now);
+        let placed = self.group.agent().map_or(0, Agent::placed);
+        let quiet = self.pace.is_quiet(placed, now);
         if !self.watcher.lost_a_process() && !self.pace.is_due(quiet, now) {
             return Ok(Presence::Here);
         }
         let sight_every = if quiet { QUIET_SIGHT } else { SIGHT_EVERY };
         let mut seen_anew = self.watcher.follow(sight_every)?;
         let mut there = cookies(&self.watcher);
-        if self.seats.keys().any(|cookie| !there.contains(cookie)) {
+        if self.group.cookies().any(|cookie| !there.contains(&cookie)) {
             // A socket whose queue is being moved does not listen for a moment: only what is missing between two looks of
             // the agent is gone.
             let watcher = &mut self.watcher;
-            let follow = |_: &mut Dispatcher| watcher.follow(sight_every);
-            seen_anew |= self.agent.tell(follow).unwrap_or(Ok(false))?;
+            seen_anew |= self.group.between_looks(|| watcher.follow(sight_every))?;
             there = cookies(&self.watcher);
         }
-        let gone: Vec<u64> = self
-            .seats
-            .keys()
-            .copied()
-            .filter(|cookie| !there.contains(cookie))
-            .collect();
+        let gone = |cookie: &u64| !there.contains(cookie);
+        let gone: Vec<u64> = self.group.cookies().filter(gone).collect();
         let mut changed = !gone.is_empty();
         for cookie in gone {
-            if let Some((slot, _, _)) = self.seats.remove(&cookie) {
-                self.agent.tell(|d| d.leave(slot));
-            }
+            self.group.leave(cookie);
         }
         // Finding who holds what means reading all of their descriptors.
         if seen_anew || self.unsettled {
@@ -553,9 +492,9 @@ impl Attached {
             }
         }
         if changed {
-            self.dir.keep(&self.state()?);
+            self.group.keep();
         }
-        self.dir.catch_up();
+        self.group.catch_up();
         self.tidy_uncounted();
         Ok(if there.is_empty() {
             Presence::Gone
@@ -578,42 +517,21 @@ impl Attached {
 
     /// Gives a socket its slot, or notes who serves it now; tells whether anything changed.
     fn settle(&mut self, member: &Member) -> bool {
-        let Member {
-            cookie,
-            lent,
-            worker,
-        } = *member;
-        match self.seats.get(&cookie).copied() {
-            Some(same) if (same.1, same.2) == (lent, worker) => false,
-            Some((slot, before, served)) => {
-                if before != lent {
-                    self.agent.tell(|d| d.lend(slot, lent));
-                }
-                // Nobody was seen waiting for a while: the one before is as likely as any.
-                let worker = if worker == 0 { served } else { worker };
-                if worker != served {
-                    self.agent.worker_up(slot, worker);
-                }
-                self.seats.insert(cookie, (slot, lent, worker));
-                true
-            }
-            None => match self.agent.tell(|d| d.join(cookie, lent)) {
-                Some(Ok(slot)) => {
-                    self.weigh();
-                    if worker != 0 {
-                        self.agent.worker_up(slot, worker);
-                    }
-                    self.seats.insert(cookie, (slot, lent, worker));
-                    true
-                }
-                Some(Err(error)) => {
-                    tracing::debug!("a new socket is not steered yet: {error}");
-                    self.unsettled = true;
-                    false
-                }
-                None => false,
-            },
+        let before = self.group.seat_of(member.cookie);
+        // Nobody was seen waiting for a while: the one before is as likely as any.
+        let worker = member.worker.or(before.and_then(|before| before.worker));
+        if before.is_some_and(|before| (before.lent, before.worker) == (member.lent, worker)) {
+            return false;
         }
+        if let Err(error) = self.group.seat(member.cookie, member.lent, worker) {
+            tracing::debug!("a new socket is not steered yet: {error}");
+            self.unsettled = true;
+            return false;
+        }
+        if before.is_none() {
+            self.weigh();
+        }
+        true
     }
 
     /// Whether no connection came to it for a while.
@@ -636,10 +554,12 @@ impl Attached {
         if self.protocol() == Protocol::Udp
             && let Err(why) = policy.fits_datagrams()
         {
-            tracing::warn!("{} stays as it is: {why}", self.name);
+            tracing::warn!("{} stays as it is: {why}", self.name());
             return;
         }
-        self.agent.tell(|dispatcher| dispatcher.set_policy(policy));
+        if let Some(agent) = self.group.agent() {
+            agent.tell(|dispatcher| dispatcher.set_policy(policy));
+        }
     }
 
     /// Weighs slots anew; those not named weigh 1.
@@ -649,31 +569,24 @@ impl Attached {
     }
 
     fn weigh(&self) {
-        self.agent
-            .tell(|dispatcher| dispatcher.weigh(&self.weights));
+        if let Some(agent) = self.group.agent() {
+            agent.tell(|dispatcher| dispatcher.weigh(&self.weights));
+        }
     }
 
     /// What its figures are read from.
     pub fn source(&self, paths: &Paths, tracing: bool) -> Source {
-        capability::with(&FOR_ATTACHING, || {
-            let source = Source::open(paths, &self.name).with_rescuer(self.agent.rescuer());
-            if tracing {
-                source.traced(std::iter::once(self.address))
-            } else {
-                source
-            }
-        })
+        capability::with(&FOR_ATTACHING, || self.group.source(paths, tracing))
     }
 
     /// Returns the events since the last call, with moves summed up for the log.
     pub fn events(&mut self) -> Vec<SteerEvent> {
-        self.moves.pass(Instant::now(), self.agent.events())
+        self.group.events()
     }
 
     /// Takes everything away; the kernel's hash chooses again.
     pub fn end(self) {
-        capability::with(&FOR_THE_END, || self.agent.end());
-        self.dir.forget();
+        self.group.end();
     }
 }
 
@@ -690,27 +603,19 @@ fn load(
     // Listeners were made anywhere: only the root sees all of their connections.
     let root = cgroup::mount_point().ok();
     let plan = Plan {
-        name: &prospect.name,
-        paths,
-        policy: wish.policy_of(prospect.protocol()),
         by_name: wish.policy.is_some(),
         weights: &wish.weights,
         cgroup: root.as_deref(),
-        backlog: 0,
         adopt: kept,
-        read_queues: true,
         datagrams: (prospect.protocol() == Protocol::Udp).then_some(wish.affinity),
-        lookup: &[],
+        ..Plan::new(&prospect.name, paths, wish.policy_of(prospect.protocol()))
     };
     let lent = prospect.members.iter().map(|m| (m.cookie, m.lent));
     let dispatcher = Dispatcher::start_beside(&plan, lent.collect())?;
     let recounted = if dispatcher.counting() {
-        let seats = seats(&dispatcher, &prospect.members);
-        count_in(
-            &paths.group_pins(&prospect.name),
-            prospect.address(),
-            &seats,
-        )
+        let pins = paths.group_pins(&prospect.name);
+        let slots = slots_of_workers(&dispatcher, &prospect.members);
+        count_in(&pins, prospect.address(), &slots)
     } else {
         recount::Recounted::default()
     };
@@ -718,10 +623,14 @@ fn load(
 }
 
 /// Counts in what was open before. Connections accepted while their holders were looked up are found next time.
-fn count_in(pins: &std::path::Path, address: SocketAddr, seats: &Seats) -> recount::Recounted {
+fn count_in(
+    pins: &std::path::Path,
+    address: SocketAddr,
+    slots: &BTreeMap<u32, Vec<usize>>,
+) -> recount::Recounted {
     let mut sum = recount::Recounted::default();
     for attempt in 0..RECOUNTS {
-        match recount::recount(pins, address.port(), held(seats), Callbacks::Probed) {
+        match recount::recount(pins, address.port(), held(slots), Callbacks::Probed) {
             Ok(done) => {
                 sum.counted += done.counted;
                 sum.homeless = done.homeless;
@@ -757,17 +666,26 @@ fn uncounted(dispatcher: &Dispatcher) -> Option<Uncounted> {
     })
 }
 
-/// Whose worker holds which connection. Threads of one process cannot be told apart: each gets as many.
-fn held(seats: &Seats) -> Vec<(u64, usize)> {
+/// The slots that each worker serves.
+fn slots_of_workers(dispatcher: &Dispatcher, members: &[Member]) -> BTreeMap<u32, Vec<usize>> {
     let mut slots: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-    for (slot, _, worker) in seats.values() {
-        slots.entry(*worker).or_default().push(*slot);
+    for member in members {
+        if let Some(slot) = dispatcher.pinned().slot_of(member.cookie)
+            && let Some(worker) = member.worker
+        {
+            slots.entry(worker).or_default().push(slot);
+        }
     }
+    slots
+}
+
+/// Whose worker holds which connection. Threads of one process cannot be told apart: each gets as many.
+fn held(slots: &BTreeMap<u32, Vec<usize>>) -> Vec<(u64, usize)> {
     let mut held = Vec::new();
     for (pid, slots) in slots {
-        let sockets = process::sockets_of(pid).unwrap_or_default();
+        let sockets = process::sockets_of(*pid).unwrap_or_default();
         let sockets: HashSet<u64> = sockets.into_iter().map(|(_, inode)| inode).collect();
-        held.extend(sockets.into_iter().zip(slots.into_iter().cycle()));
+        held.extend(sockets.into_iter().zip(slots.iter().copied().cycle()));
     }
     held
 }
@@ -797,19 +715,10 @@ fn drop_capabilities() {
     }
 }
 
-fn seats(dispatcher: &Dispatcher, members: &[Member]) -> Seats {
-    members
-        .iter()
-        .filter_map(|m| {
-            let slot = dispatcher.pinned().slot_of(m.cookie)?;
-            Some((m.cookie, (slot, m.lent, m.worker)))
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::supervisor::state;
 
     #[test]
     fn names_can_be_those_of_groups() {

@@ -139,7 +139,25 @@ pub struct Plan<'a> {
     pub lookup: &'a [Place],
 }
 
-impl Plan<'_> {
+impl<'a> Plan<'a> {
+    /// Connections by this policy and nothing else, by a program that reads the queues where it may. The rest is set by
+    /// its fields.
+    pub fn new(name: &'a str, paths: &'a Paths, policy: Policy) -> Self {
+        Self {
+            name,
+            paths,
+            policy,
+            by_name: false,
+            weights: &[],
+            cgroup: None,
+            backlog: 0,
+            adopt: false,
+            read_queues: true,
+            datagrams: None,
+            lookup: &[],
+        }
+    }
+
     fn check(&self) -> Result<(), Error> {
         let fits = match self.datagrams {
             Some(_) => self.policy.fits_datagrams(),

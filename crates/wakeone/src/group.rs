@@ -459,17 +459,13 @@ impl Ground<'_> {
         let listeners = self.copies(&self.name, false)?;
         let places = self.supervisor.places();
         let plan = Plan {
-            name: &self.name,
-            paths: self.paths,
-            policy: wish.policy.unwrap_or_default(),
             by_name: wish.policy.is_some(),
             weights: &wish.weights,
             cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path.as_path()),
             backlog: self.supervisor.backlog(),
             adopt: self.supervisor.adopted() > 0,
-            read_queues: true,
-            datagrams: None,
             lookup: &places,
+            ..Plan::new(&self.name, self.paths, wish.policy.unwrap_or_default())
         };
         Dispatcher::start(&plan, listeners)
     }
@@ -567,17 +563,11 @@ impl Datagrams<'_> {
 
     fn load(&self, wish: &Wish, policy: Policy) -> Result<Dispatcher, dispatcher::Error> {
         let plan = Plan {
-            name: &self.name,
-            paths: self.ground.paths,
-            policy,
             by_name: true,
             weights: &wish.weights,
-            cgroup: None,
-            backlog: 0,
             adopt: self.ground.supervisor.adopted() > 0,
-            read_queues: true,
             datagrams: Some(wish.affinity.unwrap_or_default()),
-            lookup: &[],
+            ..Plan::new(&self.name, self.ground.paths, policy)
         };
         Dispatcher::start(&plan, self.ground.copies(&self.name, true)?)
     }

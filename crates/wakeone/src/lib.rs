@@ -21,6 +21,7 @@ pub mod several;
 pub mod split;
 pub mod status;
 pub mod steer;
+pub mod steered;
 pub mod supervisor;
 pub mod udp_group;
 pub mod watchdog;

@@ -29,7 +29,7 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -38,17 +38,17 @@ use rustix::net::{SocketType, sockopt};
 use wakeone_kernel::batch;
 pub use wakeone_kernel::batch::{Batch, Datagram};
 use wakeone_kernel::inherited;
-use wakeone_kernel::socket::{self, ClassicChoice};
+use wakeone_kernel::socket::{self, ClassicChoice, cookie};
 
-use crate::agent::{Agent, Duties};
+use crate::agent::Duties;
 use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
-use crate::steer::Steer;
+use crate::seat::Lent;
+use crate::steered::{Origin, SteeredGroup};
 use crate::supervisor::adopt::inode_of;
 use crate::supervisor::listen::{self, Endpoint, ListenError};
-use crate::supervisor::process::Identity;
-use crate::supervisor::state::{self, GroupDir, State, StateError, Task};
+use crate::supervisor::state::{self, StateError};
 
 /// What a group is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -181,12 +181,12 @@ impl UdpGroup {
             Err(Error::Steering(error)) => (None, do_without(&sockets, options, error)?),
             Err(error) => return Err(error),
         };
-        let member = |(slot, socket): (usize, OwnedFd)| GroupSocket {
+        let member = |socket: OwnedFd| GroupSocket {
             socket: UdpSocket::from(socket),
-            seat: steered.clone().map(|steered| (slot, steered)),
+            group: steered.clone(),
         };
         Ok(Self {
-            sockets: sockets.into_iter().enumerate().map(member).collect(),
+            sockets: sockets.into_iter().map(member).collect(),
             steering,
         })
     }
@@ -204,7 +204,7 @@ impl UdpGroup {
             .filter(is_udp)
             .map(|fd| GroupSocket {
                 socket: UdpSocket::from(fd),
-                seat: None,
+                group: None,
             })
             .collect();
         if sockets.is_empty() {
@@ -270,72 +270,69 @@ fn do_without(
     })
 }
 
-/// The program of a group, its agent, and what is written down of it.
+/// A steered group that ends with the last of its sockets.
 #[derive(Debug)]
-struct Steered {
-    agent: Mutex<Option<Agent>>,
-    dir: GroupDir,
-}
+struct Steered(Mutex<Option<SteeredGroup>>);
 
 impl Steered {
     fn start(endpoint: Endpoint, sockets: &[OwnedFd], options: &Options) -> Result<Self, Error> {
         let name = name_of(endpoint);
         let paths = Paths::of(&options.runtime_dir);
-        let plan = Plan {
-            name: &name,
-            paths: &paths,
-            policy: options.policy.unwrap_or(Policy::FOR_DATAGRAMS),
-            by_name: options.policy.is_some(),
-            weights: &[],
-            cgroup: None,
+        let origin = Origin {
+            listen: endpoint,
             backlog: 0,
-            adopt: false,
-            read_queues: true,
+            command: std::env::args().collect(),
+            attached: false,
+        };
+        let mut group = SteeredGroup::take(&options.runtime_dir, &name, origin)?;
+        let plan = Plan {
+            by_name: options.policy.is_some(),
             datagrams: Some(options.affinity.unwrap_or_default()),
-            lookup: &[],
+            ..Plan::new(
+                &name,
+                &paths,
+                options.policy.unwrap_or(Policy::FOR_DATAGRAMS),
+            )
         };
         let copy = |socket: &OwnedFd| Ok(vec![socket.try_clone()?]);
         let copies: io::Result<Vec<_>> = sockets.iter().map(copy).collect();
         let dispatcher = Dispatcher::start(&plan, copies.map_err(system("copy a socket"))?)?;
-        // From here on there is something to take away.
-        let written = write_down(&name, endpoint, sockets, options);
         let duties = Duties {
             rescue: false,
             stuck_after: options.stuck_after,
         };
-        let dir = match written {
-            Ok(dir) => dir,
-            Err(error) => {
-                dispatcher.end(&paths, None);
-                return Err(error);
-            }
-        };
-        let mut agent = Agent::start(dispatcher, duties, paths, None);
-        for slot in 0..sockets.len() {
-            agent.worker_up(slot, std::process::id());
+        let own = std::process::id();
+        let seats = sockets.iter().filter_map(|socket| {
+            let lent = Lent {
+                pid: own,
+                fd: socket.as_raw_fd(),
+                inode: inode_of(socket).ok()?,
+            };
+            Some((cookie(socket).ok()?, lent, Some(own)))
+        });
+        group.steer(dispatcher, duties, &paths, seats);
+        if let Err(error) = group.store() {
+            group.end();
+            return Err(error.into());
         }
-        Ok(Self {
-            agent: Mutex::new(Some(agent)),
-            dir,
-        })
+        Ok(Self(Mutex::new(Some(group))))
     }
 
-    /// The socket of a slot is about to be closed: what comes from now on goes to others.
-    fn leave(&self, slot: usize) {
-        let agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(agent) = agent.as_ref() {
-            agent.tell(|dispatcher| dispatcher.leave(slot));
+    /// A socket is about to be closed: what comes from now on goes to others.
+    fn leave(&self, socket: &UdpSocket) {
+        let mut group = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(group), Ok(cookie)) = (group.as_mut(), cookie(socket)) {
+            group.leave(cookie);
         }
     }
 }
 
 impl Drop for Steered {
     fn drop(&mut self) {
-        let agent = self.agent.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(agent) = agent.take() {
-            agent.end();
+        let group = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(group) = group.take() {
+            group.end();
         }
-        self.dir.forget();
     }
 }
 
@@ -346,41 +343,6 @@ fn name_of(endpoint: Endpoint) -> String {
     format!("udp-{}", plain.replace(['.', ':', '%'], "-"))
 }
 
-/// Writes the group down, for `status`; and for `detach`, should we be killed.
-fn write_down(
-    name: &str,
-    endpoint: Endpoint,
-    sockets: &[OwnedFd],
-    options: &Options,
-) -> Result<GroupDir, Error> {
-    let dir = GroupDir::take(&options.runtime_dir, name)?;
-    let own = Identity::of(std::process::id()).map_err(system("read its own start time"))?;
-    let slot = |(slot, socket): (usize, &OwnedFd)| state::Slot {
-        // One process serves all: it is told once.
-        worker: (slot == 0).then_some(own),
-        current: true,
-        inodes: vec![inode_of(socket).unwrap_or(0)],
-        beside: None,
-    };
-    dir.store(&State {
-        attached: false,
-        reserved: Vec::new(),
-        schema: state::SCHEMA,
-        name: name.to_owned(),
-        boot: state::boot_id(),
-        supervisor: own,
-        listen: vec![endpoint],
-        backlog: 0,
-        task: Task {
-            command: std::env::args().collect(),
-            account: None,
-            keep_caps: Vec::new(),
-        },
-        slots: sockets.iter().enumerate().map(slot).collect(),
-    })?;
-    Ok(dir)
-}
-
 /// A socket of a group.
 ///
 /// Dropping it takes it out of the group first. What waits in it then is lost: read it empty before, where each
@@ -388,7 +350,7 @@ fn write_down(
 #[derive(Debug)]
 pub struct GroupSocket {
     socket: UdpSocket,
-    seat: Option<(usize, Arc<Steered>)>,
+    group: Option<Arc<Steered>>,
 }
 
 impl GroupSocket {
@@ -426,8 +388,8 @@ impl GroupSocket {
     }
 
     fn leave(&mut self) {
-        if let Some((slot, steered)) = self.seat.take() {
-            steered.leave(slot);
+        if let Some(group) = self.group.take() {
+            group.leave(&self.socket);
         }
     }
 }

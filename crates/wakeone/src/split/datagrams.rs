@@ -124,8 +124,9 @@ impl Splitter {
         if readers.queues() == 0 || !self.said.insert(format!("{address}/udp is split")) {
             return;
         }
-        if let Some(monitor) = &self.monitor {
-            monitor.add(readers.source(&self.wish));
+        let source = readers.source(&self.wish.paths);
+        if let (Some(monitor), Some(source)) = (&self.monitor, source) {
+            monitor.add(source);
         }
         if !readers.is_steered() {
             return tracing::info!(event = "split", %address, "{address}/udp is split: each thread or process that receives gets a queue of its own, the kernel's hash chooses");

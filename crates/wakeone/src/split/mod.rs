@@ -10,7 +10,6 @@
 
 mod broker;
 mod datagrams;
-mod group;
 mod left;
 mod library;
 mod program;
@@ -695,8 +694,9 @@ impl Splitter {
         let address = shared.address();
         let first = format!("{address} is split");
         if shared.queues() > 0 && self.said.insert(first) {
-            if let Some(monitor) = &self.monitor {
-                monitor.add(shared.source(&self.wish.paths, self.traced));
+            let source = shared.source(&self.wish.paths, self.traced);
+            if let (Some(monitor), Some(source)) = (&self.monitor, source) {
+                monitor.add(source);
             }
             match self.steering {
                 Steering::Full(policy) => {

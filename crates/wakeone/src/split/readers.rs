@@ -17,20 +17,19 @@ use wakeone_kernel::{capability, peek, process, sibling, socket};
 use wakeone_model::listener::Protocol;
 
 use super::Wish;
-use super::group::{self, Record, Seated};
 use super::left::{LeftQueues, Told, is_readable};
 use super::shared::{FOR_LOADING, Reason, Worker, polls, waits};
-use crate::agent::{Agent, Duties};
+use crate::agent::Duties;
 use crate::attach::name_of;
 use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::metrics::Source;
-use crate::move_log::MoveLog;
 use crate::paths::Paths;
 use crate::seat::Lent;
-use crate::steer::{Steer, SteerEvent};
+use crate::steer::SteerEvent;
+use crate::steered::{Origin, SteeredGroup};
 use crate::supervisor::adopt::inode_of;
 use crate::supervisor::listen::Endpoint;
-use crate::supervisor::state::{GroupDir, MOST_SLOTS};
+use crate::supervisor::state::{self, MOST_SLOTS};
 
 /// How often to look for processes that receive from the shared socket and never asked.
 const LOOK_ROUND: Duration = Duration::from_secs(1);
@@ -50,7 +49,6 @@ struct Queue {
     kind: Kind,
     lent: Lent,
     cookie: u64,
-    slot: Option<usize>,
     /// A duplicate, where others are to read what its process leaves behind.
     kept: Option<OwnedFd>,
 }
@@ -79,8 +77,6 @@ pub struct Offer {
     inode: u64,
     cookie: u64,
     kind: Kind,
-    /// The slot that it has from the beginning, being the first.
-    slot: Option<usize>,
 }
 
 impl Offer {
@@ -95,7 +91,6 @@ impl Offer {
 struct Original {
     lent: Lent,
     cookie: u64,
-    slot: Option<usize>,
     /// Who receives from it.
     readers: Vec<Worker>,
     /// A duplicate, once there are queues of other processes: what is in it is read by those where nobody else does.
@@ -113,9 +108,8 @@ pub struct Readers {
     /// Inodes of all its sockets there ever were.
     known: HashSet<u64>,
     left: LeftQueues,
-    agent: Option<Agent>,
-    moves: MoveLog,
-    dir: Option<GroupDir>,
+    /// None until there is a queue.
+    group: Option<SteeredGroup>,
     /// The kernel's hash chooses, whatever was wished for.
     hash: bool,
     looked: Instant,
@@ -135,7 +129,6 @@ impl Readers {
             original: Original {
                 lent: Lent { pid, fd, inode },
                 cookie: socket::cookie(socket)?,
-                slot: None,
                 readers: Vec::new(),
                 kept: None,
                 closed: false,
@@ -143,9 +136,7 @@ impl Readers {
             queues: Vec::new(),
             known: HashSet::from([inode]),
             left: LeftQueues::at(address),
-            agent: None,
-            moves: MoveLog::default(),
-            dir: None,
+            group: None,
             hash: false,
             looked: Instant::now(),
         })
@@ -163,7 +154,9 @@ impl Readers {
 
     /// Whether our program chooses among its queues.
     pub fn is_steered(&self) -> bool {
-        self.agent.is_some()
+        self.group
+            .as_ref()
+            .is_some_and(|group| group.agent().is_some())
     }
 
     /// How many queues there are beside the socket.
@@ -172,8 +165,11 @@ impl Readers {
     }
 
     /// What its figures are read from.
-    pub fn source(&self, wish: &Wish) -> Source {
-        capability::with(&FOR_LOADING, || Source::open(&wish.paths, &self.name()))
+    pub fn source(&self, paths: &Paths) -> Option<Source> {
+        let group = self.group.as_ref()?;
+        Some(capability::with(&FOR_LOADING, || {
+            group.source(paths, false)
+        }))
     }
 
     /// The socket's inode.
@@ -250,10 +246,6 @@ impl Readers {
         if !self.original.readers.iter().any(|one| one.pid == pid) {
             self.original.readers.extend(Worker::of(pid));
             self.original.lent = Lent { pid, fd, inode };
-            if let (Some(slot), Some(agent)) = (self.original.slot, &self.agent) {
-                let lent = self.original.lent;
-                agent.tell(|d| d.lend(slot, lent));
-            }
         }
         self.seat_original();
         self.store();
@@ -271,8 +263,8 @@ impl Readers {
         wish: Option<&Wish>,
         paths: &Paths,
     ) -> Result<(Offer, Option<Reason>), Reason> {
-        let mut offer = self.offer(pid, like.as_fd(), Kind::Thread)?;
-        let begun = self.begin(&mut offer, wish, paths);
+        let offer = self.offer(pid, like.as_fd(), Kind::Thread)?;
+        let begun = self.begin(&offer, wish, paths);
         Ok((offer, begun.err()))
     }
 
@@ -290,8 +282,8 @@ impl Readers {
         if self.original.kept.is_none() && inode_of(like).ok() == Some(self.inode()) {
             self.original.kept = like.try_clone_to_owned().ok();
         }
-        let mut offer = self.offer(pid, like, Kind::Process)?;
-        match self.begin(&mut offer, wish, paths) {
+        let offer = self.offer(pid, like, Kind::Process)?;
+        match self.begin(&offer, wish, paths) {
             Ok(()) => Ok(offer),
             Err(reason) => {
                 self.declined(offer);
@@ -311,7 +303,6 @@ impl Readers {
             cookie: socket::cookie(&queue).map_err(refused)?,
             queue,
             kind,
-            slot: None,
         };
         self.known.insert(offer.inode);
         Ok(offer)
@@ -319,56 +310,47 @@ impl Readers {
 
     /// With the first queue: takes the group's folder, and loads the program where there is a wish for that. What fails
     /// leaves the kernel's hash to choose.
-    fn begin(
-        &mut self,
-        offer: &mut Offer,
-        wish: Option<&Wish>,
-        paths: &Paths,
-    ) -> Result<(), Reason> {
-        if self.dir.is_some() || self.hash {
+    fn begin(&mut self, offer: &Offer, wish: Option<&Wish>, paths: &Paths) -> Result<(), Reason> {
+        if self.group.is_some() || self.hash {
             return Ok(());
         }
         self.hash = true;
         let failed = |error: &dyn std::fmt::Display| Reason::Steering(error.to_string());
-        let dir = GroupDir::take(&paths.runtime, &self.name()).map_err(|error| failed(&error))?;
-        self.dir = Some(dir);
+        let origin = Origin {
+            listen: Endpoint {
+                address: self.address,
+                dual_stack: self.dual_stack,
+                udp: true,
+            },
+            backlog: 0,
+            command: vec![state::SPLIT.into()],
+            attached: true,
+        };
+        let group = SteeredGroup::take(&paths.runtime, &self.name(), origin)
+            .map_err(|error| failed(&error))?;
+        let group = self.group.insert(group);
         if let Some(wish) = wish {
-            let dispatcher = self.load(offer, wish).map_err(|error| failed(&error))?;
-            offer.slot = dispatcher.pinned().slot_of(offer.cookie);
+            let ours = Lent {
+                pid: std::process::id(),
+                fd: offer.queue.as_raw_fd(),
+                inode: offer.inode,
+            };
+            let dispatcher =
+                load(group.name(), wish, offer.cookie, ours).map_err(|error| failed(&error))?;
             let duties = Duties {
                 rescue: false,
                 stuck_after: wish.stuck_after,
             };
-            self.agent = Some(Agent::start(dispatcher, duties, wish.paths.clone(), None));
+            group.steer(
+                dispatcher,
+                duties,
+                &wish.paths,
+                [(offer.cookie, ours, None)],
+            );
             self.hash = false;
-            self.seat_original();
         }
+        self.seat_original();
         Ok(())
-    }
-
-    fn load(&self, offer: &Offer, wish: &Wish) -> Result<Dispatcher, dispatcher::Error> {
-        let name = self.name();
-        let ours = Lent {
-            pid: std::process::id(),
-            fd: offer.queue.as_raw_fd(),
-            inode: offer.inode,
-        };
-        let plan = Plan {
-            name: &name,
-            paths: &wish.paths,
-            policy: wish.datagrams,
-            by_name: false,
-            weights: &[],
-            cgroup: None,
-            backlog: 0,
-            adopt: false,
-            read_queues: true,
-            datagrams: Some(wish.affinity),
-            lookup: &[],
-        };
-        capability::with(&FOR_LOADING, || {
-            Dispatcher::start_beside(&plan, vec![(offer.cookie, ours)])
-        })
     }
 
     /// A queue is received from: it is chosen from now on.
@@ -387,12 +369,11 @@ impl Readers {
             // It could not have its queue at first.
             self.original.readers.retain(|reader| reader.pid != pid);
         }
-        let slot = self.seat(offer.slot, offer.cookie, lent);
+        self.seat(offer.cookie, lent, pid);
         self.queues.push(Queue {
             kind: offer.kind,
             lent,
             cookie: offer.cookie,
-            slot,
             kept: keeps.then_some(offer.queue),
         });
         if self.queues.len() == 1 && keeps {
@@ -402,25 +383,24 @@ impl Readers {
         self.store();
     }
 
-    /// Gives a queue a slot, or the one that it has to whom it is with now.
-    fn seat(&mut self, slot: Option<usize>, cookie: u64, lent: Lent) -> Option<usize> {
-        let at = format!("{}/udp", self.address);
-        group::seat(self.agent.as_mut()?, &at, slot, cookie, lent)
+    fn seat(&mut self, cookie: u64, lent: Lent, pid: u32) {
+        if let Some(group) = &mut self.group {
+            group.seat_or_tell(cookie, lent, pid);
+        }
     }
 
     /// A queue was not wanted after all. Something may be in it.
     pub fn declined(&mut self, offer: Offer) {
-        self.leave(offer.slot, offer.cookie);
+        self.leave(offer.cookie);
         self.left.add(offer.queue);
     }
 
-    fn leave(&mut self, slot: Option<usize>, cookie: u64) {
-        if let (Some(slot), Some(agent)) = (slot, &self.agent) {
-            agent.tell(|d| {
-                d.leave(slot);
-                // Threads may come and go for ever.
-                d.pinned().forget_listener(cookie);
-            });
+    fn leave(&mut self, cookie: u64) {
+        if let Some(group) = &mut self.group
+            && group.leave(cookie)
+        {
+            // Threads may come and go for ever.
+            group.forget(cookie);
         }
     }
 
@@ -431,7 +411,7 @@ impl Readers {
         let its = |one: &Queue| one.lent.inode == inode && one.lent.pid == pid;
         if let Some(at) = self.queues.iter().position(its) {
             let gone = self.queues.swap_remove(at);
-            self.leave(gone.slot, gone.cookie);
+            self.leave(gone.cookie);
         }
         let shared = self.original.kept.is_some();
         if shared {
@@ -465,20 +445,9 @@ impl Readers {
 
     /// Somebody receives from the socket itself: it gets its part.
     fn seat_original(&mut self) {
-        let Some(reader) = self.original.readers.first() else {
-            return;
-        };
-        let pid = reader.pid;
-        match self.original.slot {
-            Some(slot) => {
-                if let Some(agent) = &mut self.agent {
-                    agent.worker_up(slot, pid);
-                }
-            }
-            None => {
-                let (cookie, lent) = (self.original.cookie, self.original.lent);
-                self.original.slot = self.seat(None, cookie, lent);
-            }
+        if let Some(reader) = self.original.readers.first() {
+            let (cookie, lent, pid) = (self.original.cookie, self.original.lent, reader.pid);
+            self.seat(cookie, lent, pid);
         }
     }
 
@@ -494,8 +463,8 @@ impl Readers {
         if changed {
             self.store();
         }
-        if let Some(dir) = &self.dir {
-            dir.catch_up();
+        if let Some(group) = &self.group {
+            group.catch_up();
         }
     }
 
@@ -504,15 +473,14 @@ impl Readers {
         for mut queue in std::mem::take(&mut self.queues) {
             let (there, moved) = queue.look();
             if there {
-                if let (true, Some(slot), Some(agent)) = (moved, queue.slot, &self.agent) {
-                    let lent = queue.lent;
-                    agent.tell(|d| d.lend(slot, lent));
+                if let (true, Some(group)) = (moved, &mut self.group) {
+                    group.lend(queue.cookie, queue.lent);
                 }
                 self.queues.push(queue);
                 continue;
             }
             changed = true;
-            self.leave(queue.slot, queue.cookie);
+            self.leave(queue.cookie);
             if let Some(kept) = queue.kept {
                 self.left.add(kept);
             }
@@ -537,8 +505,7 @@ impl Readers {
             changed = true;
         }
         if self.original.readers.is_empty() {
-            let slot = self.original.slot.take();
-            self.leave(slot, self.original.cookie);
+            self.leave(self.original.cookie);
         } else if changed {
             self.seat_original();
         }
@@ -567,8 +534,8 @@ impl Readers {
             inode,
         };
         self.original.lent = lent;
-        if let (Some(slot), Some(agent)) = (self.original.slot, &self.agent) {
-            agent.tell(|d| d.lend(slot, lent));
+        if let Some(group) = &mut self.group {
+            group.lend(self.original.cookie, lent);
         }
         true
     }
@@ -599,36 +566,34 @@ impl Readers {
 
     /// Writes down who receives what.
     fn store(&self) {
-        let Some(dir) = &self.dir else { return };
-        let seated = |(slot, lent): (Option<usize>, Lent)| Seated {
-            slot,
-            pid: Some(lent.pid),
-            inode: lent.inode,
-        };
-        let served = !self.original.readers.is_empty();
-        let original = served.then_some((self.original.slot, self.original.lent));
-        let queues = self.queues.iter().map(|queue| (queue.slot, queue.lent));
-        let record = Record {
-            name: self.name(),
-            listen: Endpoint {
-                address: self.address,
-                dual_stack: self.dual_stack,
-                udp: true,
-            },
-            backlog: 0,
-            agent: self.agent.as_ref(),
-            seated: queues.chain(original).map(seated).collect(),
-        };
-        record.store(dir);
+        if let Some(group) = &self.group {
+            group.keep();
+        }
     }
 
     /// What its agent saw.
     pub fn events(&mut self) -> Vec<SteerEvent> {
-        group::events(&mut self.agent, &mut self.moves)
+        self.group
+            .as_mut()
+            .map(SteeredGroup::events)
+            .unwrap_or_default()
     }
 
     /// Nobody has the socket any more: takes program, pins and state away.
-    pub fn end(mut self) {
-        group::end(self.agent.take(), self.dir.as_ref());
+    pub fn end(self) {
+        if let Some(group) = self.group {
+            group.end();
+        }
     }
+}
+
+/// The program for the first queue, which is ours as yet.
+fn load(name: &str, wish: &Wish, cookie: u64, ours: Lent) -> Result<Dispatcher, dispatcher::Error> {
+    let plan = Plan {
+        datagrams: Some(wish.affinity),
+        ..Plan::new(name, &wish.paths, wish.datagrams)
+    };
+    capability::with(&FOR_LOADING, || {
+        Dispatcher::start_beside(&plan, vec![(cookie, ours)])
+    })
 }

@@ -14,19 +14,18 @@ use wakeone_kernel::{cgroup, diag, peek, process, sibling, socket};
 use wakeone_model::listener::{Protocol, Wait};
 use wakeone_shim::protocol::How;
 
-use super::group::{self, Record, Seated};
 use super::{Steering, Wish};
 use crate::agent::{Agent, Duties};
 use crate::attach::name_of;
-use crate::dispatcher::{self, Dispatcher, Plan};
+use crate::dispatcher::{Dispatcher, Plan};
 use crate::metrics::Source;
-use crate::move_log::MoveLog;
 use crate::paths::Paths;
 use crate::seat::Lent;
-use crate::steer::Steer;
+use crate::steer::SteerEvent;
+use crate::steered::{Origin, SteeredGroup};
 use crate::supervisor::adopt::inode_of;
 use crate::supervisor::listen::Endpoint;
-use crate::supervisor::state::{GroupDir, MOST_SLOTS};
+use crate::supervisor::state::{self, MOST_SLOTS};
 
 /// What loading takes; it is within reach all the time, since servers may listen at any time.
 pub const FOR_LOADING: [Capability; 5] = [
@@ -109,7 +108,6 @@ struct Queue {
     lent: Lent,
     cookie: u64,
     workers: Vec<Worker>,
-    slot: Option<usize>,
 }
 
 impl Queue {
@@ -145,8 +143,6 @@ pub struct Offer {
     queue: OwnedFd,
     inode: u64,
     cookie: u64,
-    /// The slot that it has from the beginning, being the first.
-    slot: Option<usize>,
     /// The process has it under another number already.
     again: bool,
 }
@@ -168,9 +164,8 @@ pub struct Shared {
     siblings: Vec<Queue>,
     /// Inodes of all queues there ever were: a descendant may still hold one.
     known: HashSet<u64>,
-    agent: Option<Agent>,
-    moves: MoveLog,
-    dir: Option<GroupDir>,
+    /// None until there is a queue.
+    group: Option<SteeredGroup>,
     looked: Instant,
     /// Since when the shared socket is given no connections.
     unchosen: Option<Instant>,
@@ -196,13 +191,10 @@ impl Shared {
                 lent,
                 cookie: socket::cookie(listener)?,
                 workers: Vec::new(),
-                slot: None,
             },
             siblings: Vec::new(),
             known: HashSet::from([inode]),
-            agent: None,
-            moves: MoveLog::default(),
-            dir: None,
+            group: None,
             looked: Instant::now(),
             unchosen: None,
             closed: false,
@@ -220,17 +212,11 @@ impl Shared {
     }
 
     /// What its figures are read from.
-    pub fn source(&self, paths: &Paths, traced: bool) -> Source {
-        capability::with(&FOR_LOADING, || {
-            let mut source = Source::open(paths, &self.name());
-            if let Some(agent) = &self.agent {
-                source = source.with_rescuer(agent.rescuer());
-            }
-            if traced {
-                source = source.traced(std::iter::once(self.address));
-            }
-            source
-        })
+    pub fn source(&self, paths: &Paths, traced: bool) -> Option<Source> {
+        let group = self.group.as_ref()?;
+        Some(capability::with(&FOR_LOADING, || {
+            group.source(paths, traced)
+        }))
     }
 
     /// The shared socket's inode, by which the listener is named.
@@ -326,16 +312,15 @@ impl Shared {
             sibling::sibling(like, pid).map_err(|error| Reason::Sibling(error.to_string()))?;
         let refused = |error: io::Error| Reason::Sibling(error.to_string());
         rustix::net::listen(&queue, self.backlog).map_err(|errno| refused(errno.into()))?;
-        let mut offer = Offer {
+        let offer = Offer {
             original: self.inode(),
             inode: inode_of(&queue).map_err(refused)?,
             cookie: socket::cookie(&queue).map_err(refused)?,
             queue,
-            slot: None,
             again: false,
         };
-        if self.dir.is_none() {
-            self.begin(&mut offer, wish, steering)?;
+        if self.group.is_none() {
+            self.begin(&offer, wish, steering)?;
         }
         self.known.insert(offer.inode);
         Ok(offer)
@@ -350,20 +335,24 @@ impl Shared {
             queue: has.borrow()?,
             inode: has.lent.inode,
             cookie: has.cookie,
-            slot: has.slot,
             again: true,
         })
     }
 
     /// The first queue: takes the group's folder, and has the group steered where that may be.
-    fn begin(
-        &mut self,
-        offer: &mut Offer,
-        wish: &Wish,
-        steering: &mut Steering,
-    ) -> Result<(), Reason> {
+    fn begin(&mut self, offer: &Offer, wish: &Wish, steering: &mut Steering) -> Result<(), Reason> {
         let name = self.name();
-        let dir = GroupDir::take(&wish.paths.runtime, &name)
+        let origin = Origin {
+            listen: Endpoint {
+                address: self.address,
+                dual_stack: self.dual_stack,
+                udp: false,
+            },
+            backlog: self.backlog,
+            command: vec![state::SPLIT.into()],
+            attached: true,
+        };
+        let mut group = SteeredGroup::take(&wish.paths.runtime, &name, origin)
             .map_err(|error| Reason::Steering(error.to_string()))?;
         if let Steering::Full(policy) = *steering {
             let ours = Lent {
@@ -371,28 +360,33 @@ impl Shared {
                 fd: offer.queue.as_raw_fd(),
                 inode: offer.inode,
             };
+            // The shared socket was made anywhere: only the root sees all of its connections.
+            let root = cgroup::mount_point().ok();
+            let plan = Plan {
+                cgroup: root.as_deref(),
+                ..Plan::new(&name, &wish.paths, policy)
+            };
             let loaded = capability::with(&FOR_LOADING, || {
-                load(&name, &wish.paths, policy, vec![(offer.cookie, ours)])
+                Dispatcher::start_beside(&plan, vec![(offer.cookie, ours)])
             });
-            match loaded {
-                Ok(dispatcher) => {
-                    offer.slot = dispatcher.pinned().slot_of(offer.cookie);
-                    let duties = Duties {
-                        rescue: wish.rescue,
-                        stuck_after: wish.stuck_after,
-                    };
-                    let agent = Agent::start(dispatcher, duties, wish.paths.clone(), None);
-                    self.agent = Some(agent);
-                    self.seat_original();
-                }
-                Err(error) => {
-                    // The next ones are told so before anything is made for them.
-                    *steering = Steering::None;
-                    return Err(Reason::Steering(error.to_string()));
-                }
-            }
+            let dispatcher = loaded.map_err(|error| {
+                // The next ones are told so before anything is made for them.
+                *steering = Steering::None;
+                Reason::Steering(error.to_string())
+            })?;
+            let duties = Duties {
+                rescue: wish.rescue,
+                stuck_after: wish.stuck_after,
+            };
+            group.steer(
+                dispatcher,
+                duties,
+                &wish.paths,
+                [(offer.cookie, ours, None)],
+            );
         }
-        self.dir = Some(dir);
+        self.group = Some(group);
+        self.seat_original();
         Ok(())
     }
 
@@ -410,7 +404,6 @@ impl Shared {
             lent,
             cookie: offer.cookie,
             workers: Vec::new(),
-            slot: offer.slot,
         };
         queue.serve(pid);
         let there = queue.borrow().is_some() && !queue.workers.is_empty();
@@ -418,9 +411,8 @@ impl Shared {
             return self.declined(pid, offer);
         }
         self.leaves_original(pid);
-        if let Some(agent) = &mut self.agent {
-            let at = self.address.to_string();
-            queue.slot = group::seat(agent, &at, queue.slot, offer.cookie, lent);
+        if let Some(group) = &mut self.group {
+            group.seat_or_tell(offer.cookie, lent, pid);
         }
         self.siblings.push(queue);
         drop(offer);
@@ -430,9 +422,8 @@ impl Shared {
 
     /// A queue was not wanted after all: it closes, and what waits in it is moved.
     pub fn declined(&mut self, pid: u32, offer: Offer) {
-        if let (Some(slot), Some(agent), false) = (offer.slot, &mut self.agent, offer.again) {
-            agent.worker_gone(slot);
-            agent.tell(|d| d.leave(slot));
+        if let (Some(group), false) = (&mut self.group, offer.again) {
+            group.hand_over(offer.cookie);
         }
         drop(offer);
         let inode = self.inode();
@@ -441,30 +432,16 @@ impl Shared {
 
     /// Somebody accepts from the shared socket itself: it gets its part of the connections.
     fn seat_original(&mut self) {
-        let Some(agent) = &mut self.agent else { return };
-        let Some(worker) = self.original.first() else {
-            return;
-        };
-        if let Some(slot) = self.original.slot {
-            agent.worker_up(slot, worker);
-            return;
-        }
-        let lent = self.original.lent;
-        if let Some(Ok(slot)) = agent.tell(|d| d.join(self.original.cookie, lent)) {
-            agent.worker_up(slot, worker);
-            self.original.slot = Some(slot);
+        if let (Some(group), Some(worker)) = (&mut self.group, self.original.first()) {
+            group.seat_or_tell(self.original.cookie, self.original.lent, worker);
         }
     }
 
     /// A process that could not have its queue at first accepts from the shared socket no more.
     fn leaves_original(&mut self, pid: u32) {
         self.original.workers.retain(|worker| worker.pid != pid);
-        if let (Some(slot), None, Some(agent)) =
-            (self.original.slot, self.original.first(), &mut self.agent)
-        {
-            agent.worker_gone(slot);
-            agent.tell(|d| d.leave(slot));
-            self.original.slot = None;
+        if let (None, Some(group)) = (self.original.first(), &mut self.group) {
+            group.hand_over(self.original.cookie);
         }
     }
 
@@ -490,8 +467,8 @@ impl Shared {
         if changed {
             self.store();
         }
-        if let Some(dir) = &self.dir {
-            dir.catch_up();
+        if let Some(group) = &self.group {
+            group.catch_up();
         }
     }
 
@@ -505,9 +482,9 @@ impl Shared {
         };
         let there = look()?;
         let mut all = self.siblings.iter().chain([&self.original]);
-        match &self.agent {
-            Some(agent) if !all.all(|queue| there.contains(&queue.cookie)) => {
-                agent.tell(|_| look()).unwrap_or(Ok(there))
+        match &self.group {
+            Some(group) if !all.all(|queue| there.contains(&queue.cookie)) => {
+                group.between_looks(look)
             }
             _ => Ok(there),
         }
@@ -520,24 +497,25 @@ impl Shared {
             changed |= replaced;
             if !there.contains(&queue.cookie) {
                 changed = true;
-                if let (Some(slot), Some(agent)) = (queue.slot, &mut self.agent) {
-                    agent.tell(|d| d.leave(slot));
-                }
+                self.leave(queue.cookie);
                 continue;
             }
-            match (queue.first(), queue.slot, &mut self.agent) {
-                (None, _, _) => {
-                    self.orphaned(queue);
-                    continue;
-                }
-                (Some(worker), Some(slot), Some(agent)) if replaced => {
-                    agent.worker_up(slot, worker);
-                }
-                _ => {}
+            let Some(worker) = queue.first() else {
+                self.orphaned(queue);
+                continue;
+            };
+            if let (true, Some(group)) = (replaced, &mut self.group) {
+                group.seat_or_tell(queue.cookie, queue.lent, worker);
             }
             self.siblings.push(queue);
         }
         changed
+    }
+
+    fn leave(&mut self, cookie: u64) {
+        if let Some(group) = &mut self.group {
+            group.leave(cookie);
+        }
     }
 
     /// A queue outlives its worker, in a process that does not accept from it (a child that the worker left behind): it
@@ -552,35 +530,27 @@ impl Shared {
                 inode: holder.inode,
             };
         }
-        if let (Some(slot), Some(agent)) = (queue.slot, &mut self.agent) {
-            let lent = queue.lent;
-            agent.tell(|d| d.lend(slot, lent));
-            agent.worker_gone(slot);
+        if let Some(group) = &mut self.group {
+            group.lend(queue.cookie, queue.lent);
+            group.worker_gone(queue.cookie);
         }
         if let Some(listener) = queue.borrow() {
             let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Read);
         }
-        if let (Some(slot), Some(agent)) = (queue.slot, &mut self.agent) {
-            agent.tell(|d| d.leave(slot));
-        }
+        self.leave(queue.cookie);
     }
 
     fn follow_original(&mut self, there: &HashSet<u64>) -> bool {
         let replaced = self.original.bury();
         self.closed = !there.contains(&self.original.cookie);
-        let Some(slot) = self.original.slot else {
-            return replaced;
-        };
-        let Some(agent) = &mut self.agent else {
+        let Some(group) = &mut self.group else {
             return replaced;
         };
         match self.original.first() {
-            None => {
-                agent.worker_gone(slot);
-                agent.tell(|d| d.leave(slot));
-                self.original.slot = None;
+            None => group.hand_over(self.original.cookie),
+            Some(worker) if replaced && group.seat_of(self.original.cookie).is_some() => {
+                group.seat_or_tell(self.original.cookie, self.original.lent, worker);
             }
-            Some(worker) if replaced => agent.worker_up(slot, worker),
             Some(_) => {}
         }
         replaced
@@ -589,15 +559,14 @@ impl Shared {
     /// What waits on the shared socket while nobody accepts from it goes to those that have queues of their own: it came
     /// before the first of them was there, or its handshake began before that.
     fn sweep(&mut self) {
-        let taken = self.siblings.iter().any(|queue| queue.slot.is_some());
-        if self.agent.is_none() || self.closed || self.original.slot.is_some() || !taken {
+        let wait = self.group.as_ref().and_then(|group| self.sweep_wait(group));
+        let Some(wait) = wait.filter(|_| !self.closed) else {
             self.unchosen = None;
             return;
-        }
+        };
         // A handshake that ends while the socket is shut down is reset: those under way end first.
-        let wait = self.agent.as_ref().map(Agent::handshake_wait);
         let unchosen = self.unchosen.get_or_insert_with(Instant::now).elapsed();
-        if wait.is_some_and(|wait| unchosen < wait) {
+        if unchosen < wait {
             return;
         }
         let Some(listener) = self.original.borrow().or_else(|| self.find_holder()) else {
@@ -608,11 +577,9 @@ impl Shared {
             return;
         }
         let backlog = i32::try_from(waiting.limit).unwrap_or(self.backlog);
-        // Between two looks of the agent: never two queues at once.
-        let moved = self
-            .agent
-            .as_ref()
-            .and_then(|agent| agent.tell(|_| socket::move_queue(&listener, backlog)));
+        // Never two queues at once.
+        let group = self.group.as_ref();
+        let moved = group.map(|one| one.between_looks(|| socket::move_queue(&listener, backlog)));
         if let Some(Err(error)) = moved {
             tracing::warn!("{}: the shared socket's queue stays: {error}", self.address);
         }
@@ -621,6 +588,14 @@ impl Shared {
                 socket::nudge(&listener);
             }
         }
+    }
+
+    /// Where our program chooses, others have queues, and nobody accepts from the shared socket: how long after its last
+    /// SYN a handshake may still end there.
+    fn sweep_wait(&self, group: &SteeredGroup) -> Option<Duration> {
+        let chosen = |queue: &Queue| group.slot_of(queue.cookie).is_some();
+        let wanted = !chosen(&self.original) && self.siblings.iter().any(chosen);
+        group.agent().filter(|_| wanted).map(Agent::handshake_wait)
     }
 
     /// Whoever had the shared socket is gone or has closed it: somebody else may have it.
@@ -670,60 +645,25 @@ impl Shared {
 
     /// Writes down who serves what.
     fn store(&self) {
-        let Some(dir) = &self.dir else { return };
-        let served = self.original.first().map(|_| &self.original);
-        let seated = |queue: &Queue| Seated {
-            slot: queue.slot,
-            pid: queue.first(),
-            inode: queue.lent.inode,
-        };
-        let record = Record {
-            name: self.name(),
-            listen: Endpoint {
-                address: self.address,
-                dual_stack: self.dual_stack,
-                udp: false,
-            },
-            backlog: self.backlog,
-            agent: self.agent.as_ref(),
-            seated: self.siblings.iter().chain(served).map(seated).collect(),
-        };
-        record.store(dir);
+        if let Some(group) = &self.group {
+            group.keep();
+        }
     }
 
     /// What its agent saw.
-    pub fn events(&mut self) -> Vec<crate::steer::SteerEvent> {
-        group::events(&mut self.agent, &mut self.moves)
+    pub fn events(&mut self) -> Vec<SteerEvent> {
+        self.group
+            .as_mut()
+            .map(SteeredGroup::events)
+            .unwrap_or_default()
     }
 
     /// The server closed it, or is gone: takes program, pins and state away.
-    pub fn end(mut self) {
-        group::end(self.agent.take(), self.dir.as_ref());
+    pub fn end(self) {
+        if let Some(group) = self.group {
+            group.end();
+        }
     }
-}
-
-fn load(
-    name: &str,
-    paths: &Paths,
-    policy: crate::policy::Policy,
-    lent: Vec<(u64, Lent)>,
-) -> Result<Dispatcher, dispatcher::Error> {
-    // The shared socket was made anywhere: only the root sees all of its connections.
-    let root = cgroup::mount_point().ok();
-    let plan = Plan {
-        name,
-        paths,
-        policy,
-        by_name: false,
-        weights: &[],
-        cgroup: root.as_deref(),
-        backlog: 0,
-        adopt: false,
-        read_queues: true,
-        datagrams: None,
-        lookup: &[],
-    };
-    Dispatcher::start_beside(&plan, lent)
 }
 
 /// Who opened a listener that a process has begun to listen on: that process, or the one above it that holds it too. (Some
