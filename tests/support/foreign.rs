@@ -4,7 +4,9 @@
 //! or for as many as `WAKEONE_FUZZ_SECONDS` says. An input that a parser does not survive is made as short as it can be and
 //! written to that folder, so that it is tried for ever after.
 
+use std::cell::Cell;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,14 +39,17 @@ pub fn survives(name: &str, seeds: &[Vec<u8>], parse: impl Fn(&[u8])) {
     };
     seeds.iter().for_each(|seed| parse(seed));
     let until = Instant::now() + fuzz_time();
-    let mut runner = TestRunner::new(Config {
-        cases: 50,
-        failure_persistence: None,
-        ..Config::default()
-    });
     let inputs = changed(seeds);
+    let count = Cell::new(0u64);
     while Instant::now() < until {
+        // A new one each time: a runner that has had its cases tries no more.
+        let mut runner = TestRunner::new(Config {
+            cases: 50,
+            failure_persistence: None,
+            ..Config::default()
+        });
         let tried = runner.run(&inputs, |input| {
+            count.set(count.get() + 1);
             parse(&input);
             Ok(())
         });
@@ -52,6 +57,8 @@ pub fn survives(name: &str, seeds: &[Vec<u8>], parse: impl Fn(&[u8])) {
             panic!("{why}: kept as {}", keep(&folder, &input).display());
         }
     }
+    // Not by a macro of std, whose words the harness keeps to itself.
+    let _ = writeln!(std::io::stderr(), "{name}: {} inputs", count.get());
     let grown = resident_kb().saturating_sub(before);
     assert!(grown < MOST_MEMORY_KB, "{name} took {grown} kB");
 }
@@ -103,7 +110,7 @@ impl Guard {
             while end.recv_timeout(ENDLESS / 4) == Err(RecvTimeoutError::Timeout) {
                 let now = watched.lock().unwrap_or_else(PoisonError::into_inner);
                 if now.0.elapsed() > ENDLESS {
-                    eprintln!("{name} does not end for {:?}", now.1);
+                    let _ = writeln!(std::io::stderr(), "{name} does not end for {:?}", now.1);
                     std::process::exit(101);
                 }
             }
