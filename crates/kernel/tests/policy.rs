@@ -11,7 +11,9 @@ use rand::{Rng, SeedableRng};
 use wakeone_kernel::contract::{wakeone_draw, wakeone_slot, wakeone_table};
 use wakeone_kernel::policy::{TIER_GOOD, enter, leave, pick, pick_in_place, publish, tier, two};
 use wakeone_kernel::table::flag::{DRAINING, STUCK, UP};
-use wakeone_kernel::table::{MAX_SLOTS, WINDOW};
+use wakeone_kernel::table::{
+    AFFINITY, CLOSING, COUNTED, DATAGRAMS, MARKED, MAX_SLOTS, REFUSING, WINDOW,
+};
 
 /// The policies' numbers, `enum wakeone_policy`.
 const HASH: u32 = 0;
@@ -238,9 +240,14 @@ fn assert_even(counts: &[u64]) {
     );
 }
 
+/// So many cases, or fewer by PROPTEST_CASES: scripts/mutate-policy first tries a change on a few.
 fn cases(cases: u32) -> ProptestConfig {
+    let most = std::env::var("PROPTEST_CASES").ok();
     ProptestConfig {
-        cases,
+        cases: most
+            .and_then(|most| most.parse().ok())
+            .unwrap_or(cases)
+            .min(cases),
         // A failure prints its smallest input; a file beside the sources is not where to keep it.
         failure_persistence: None,
         ..ProptestConfig::default()
@@ -373,13 +380,50 @@ proptest! {
     }
 }
 
+/// The shorter ways are for slots of one weight, whatever that is.
+#[test]
+fn equal_weights_are_told_from_others() {
+    for (weights, weighted) in [
+        (&[7, 7, 7][..], 0),
+        (&[7, 7, 1], 1),
+        (&[7, 0, 7], 0),
+        (&[1, 7], 1),
+    ] {
+        let slots = weights.iter().map(|weight| up(*weight, 0)).collect();
+        let table = Given::new(slots).table(HASH);
+        let listed = &table.eligible[table.generation as usize % 2 * 2];
+        assert_eq!(listed.weighted, weighted, "weights {weights:?}");
+    }
+}
+
+/// A group that refuses connections while it shuts down must go on to, also when a worker leaves meanwhile.
+#[test]
+fn a_new_list_leaves_what_the_group_was_told() {
+    for slots in [WINDOW, WINDOW + 1] {
+        for told in [CLOSING, COUNTED, MARKED, DATAGRAMS, AFFINITY, REFUSING] {
+            let mut table = Given::new(vec![up(1, 0); slots]).table(HASH);
+            assert_eq!(table.flags & told, 0, "{slots} slots set flag {told}");
+            table.flags |= told;
+            publish(&mut table);
+            assert_eq!(table.flags & told, told, "{slots} slots, flag {told}");
+        }
+    }
+}
+
 // ---- least is least ---------------------------------------------------------
 
 proptest! {
     #![proptest_config(cases(2000))]
 
     #[test]
-    fn least_connections_is_least_by_weight(given in shown_group(), draw in any_draw()) {
+    fn least_connections_is_least_by_weight(
+        mut given in shown_group(),
+        equal in any::<bool>(),
+        draw in any_draw(),
+    ) {
+        if equal {
+            given.slots.iter_mut().for_each(|slot| slot.weight = slot.weight.min(1));
+        }
         let least = given.least(&given.eligible(draw.agent_gone == 1), Load::Active);
         match pick(&given.table(LEAST_CONNECTIONS), &draw) {
             None => prop_assert!(least.is_empty()),
@@ -457,6 +501,75 @@ fn all_256_idle_slots_get_the_same() {
             counts[pick(&table, &random_draw(&mut chance)).expect("all are up")] += 1;
         }
         assert_even(&counts);
+    }
+}
+
+/// The slots that the programs hold for idle.
+fn known_idle(table: &wakeone_table) -> Vec<usize> {
+    (0..MAX_SLOTS)
+        .filter(|slot| table.idle[slot / 64] >> (slot % 64) & 1 == 1)
+        .collect()
+}
+
+#[test]
+fn a_slot_is_known_to_be_idle_from_its_last_connection_to_its_first() {
+    let mut table = Given::new(vec![up(1, 0); MAX_SLOTS]).table(LEAST_CONNECTIONS);
+    for slot in 0..MAX_SLOTS {
+        let others: Vec<_> = (0..MAX_SLOTS).filter(|other| *other != slot).collect();
+        for (open, step) in [(1, enter as fn(&mut _, _)), (2, enter), (1, leave)] {
+            step(&mut table, slot);
+            assert_eq!(known_idle(&table), others, "{open} open at {slot}");
+        }
+        leave(&mut table, slot);
+        assert_eq!(known_idle(&table).len(), MAX_SLOTS, "none open at {slot}");
+    }
+    // CPUs that pass one another leave a bit that is wrong, or a count below zero.
+    table.slot[200].active = 3;
+    enter(&mut table, 200);
+    assert!(!known_idle(&table).contains(&200));
+    table.slot[201].active = -1;
+    enter(&mut table, 201);
+    assert!(known_idle(&table).contains(&201));
+}
+
+#[test]
+fn idle_slots_are_looked_up_once_a_group_is_larger_than_the_window() {
+    let mut slots: Vec<_> = (0..MAX_SLOTS).map(|i| up(1, i as i64 % 3)).collect();
+    slots[3].active = -1;
+    let idle = |slots: &[wakeone_slot]| -> Vec<usize> {
+        (0..slots.len()).filter(|i| slots[*i].active <= 0).collect()
+    };
+    let mut table = Given::new(slots.clone()).table(LEAST_CONNECTIONS);
+    assert_eq!(known_idle(&table), idle(&slots));
+    // In a small group nobody keeps them up to date: what is found later must be new.
+    table.slots = WINDOW as u32;
+    publish(&mut table);
+    let known = known_idle(&table);
+    enter(&mut table, 0);
+    leave(&mut table, 1);
+    leave(&mut table, 2);
+    leave(&mut table, 2);
+    assert_eq!(known_idle(&table), known);
+    for build in [0, u64::MAX] {
+        (table.slots, table.build) = (WINDOW as u32, build);
+        publish(&mut table);
+        table.slots = MAX_SLOTS as u32;
+        publish(&mut table);
+        assert_eq!(known_idle(&table), idle(&table.slot));
+        assert_eq!(table.build, build, "what stands behind the bits");
+    }
+}
+
+#[test]
+fn a_connection_counts_one_from_when_it_comes_until_it_goes() {
+    for slots in [1, WINDOW, WINDOW + 1, MAX_SLOTS] {
+        let mut table = Given::new(vec![up(1, 5); slots]).table(LEAST_CONNECTIONS);
+        let active = |table: &wakeone_table| table.slot[slots - 1].active;
+        enter(&mut table, slots - 1);
+        assert_eq!(active(&table), 6);
+        leave(&mut table, slots - 1);
+        assert_eq!(active(&table), 5);
+        assert!((0..slots - 1).all(|i| table.slot[i].active == 5));
     }
 }
 
@@ -756,6 +869,28 @@ proptest! {
             // Its slot is no choice: then the one that chance gives, which every_choice_is_of_the_best_tier judges.
             prop_assert_eq!(chosen, pick(&given.table(RANDOM), &draw));
         }
+    }
+}
+
+#[test]
+fn each_of_256_cpus_has_the_slot_of_its_number() {
+    let on_cpu = |given: &Given, cpu: usize| {
+        let draw = wakeone_draw {
+            cpu: cpu as u32,
+            ..Default::default()
+        };
+        pick(&given.table(CPU), &draw)
+    };
+    let (idle, gone) = (up(1, 0), wakeone_slot::default());
+    for cpu in 0..MAX_SLOTS {
+        // All others have to be told from it, wherever their marks are kept.
+        let mut without = Given::new(vec![idle; MAX_SLOTS]);
+        without.slots[cpu] = gone;
+        assert_ne!(on_cpu(&without, cpu), Some(cpu));
+        let mut two = Given::new(vec![gone; MAX_SLOTS]);
+        (two.slots[cpu], two.slots[cpu ^ 1]) = (idle, idle);
+        assert_eq!(on_cpu(&two, cpu), Some(cpu));
+        assert_eq!(on_cpu(&two, cpu ^ 1), Some(cpu ^ 1));
     }
 }
 
