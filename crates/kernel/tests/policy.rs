@@ -456,6 +456,26 @@ proptest! {
     }
 }
 
+#[test]
+fn the_shortest_queue_is_found_among_any_number_from_wherever_the_look_begins() {
+    let mut chance = StdRng::seed_from_u64(200);
+    for slots in [1, 4, WINDOW, WINDOW + 1, 64, 100, 150, 200, 255, MAX_SLOTS] {
+        let busy = wakeone_slot {
+            queued: 1,
+            ..up(1, 0)
+        };
+        let mut table = Given::new(vec![busy; slots]).table(SHORTEST_QUEUE);
+        for shortest in 0..slots {
+            table.slot[shortest].queued = 0;
+            for _ in 0..20 {
+                let draw = random_draw(&mut chance);
+                assert_eq!(pick(&table, &draw), Some(shortest), "of {slots}");
+            }
+            table.slot[shortest].queued = 1;
+        }
+    }
+}
+
 /// Slots of which some are equally the least loaded: by the same count, or by another count of another weight.
 fn group_with_ties() -> impl Strategy<Value = (Given, Vec<usize>)> {
     let slot = prop_oneof![
@@ -533,6 +553,22 @@ fn a_slot_is_known_to_be_idle_from_its_last_connection_to_its_first() {
 }
 
 #[test]
+fn the_one_idle_slot_of_256_is_found() {
+    for idle in 0..MAX_SLOTS {
+        let mut given = Given::new(vec![up(1, 1); MAX_SLOTS]);
+        given.slots[idle].active = 0;
+        let table = given.table(LEAST_CONNECTIONS);
+        for random in [0, 1, 2, 3, 4 * 63, u32::MAX] {
+            let draw = wakeone_draw {
+                random,
+                ..Default::default()
+            };
+            assert_eq!(pick(&table, &draw), Some(idle), "drawn {random}");
+        }
+    }
+}
+
+#[test]
 fn idle_slots_are_looked_up_once_a_group_is_larger_than_the_window() {
     let mut slots: Vec<_> = (0..MAX_SLOTS).map(|i| up(1, i as i64 % 3)).collect();
     slots[3].active = -1;
@@ -541,7 +577,7 @@ fn idle_slots_are_looked_up_once_a_group_is_larger_than_the_window() {
     };
     let mut table = Given::new(slots.clone()).table(LEAST_CONNECTIONS);
     assert_eq!(known_idle(&table), idle(&slots));
-    // In a small group nobody keeps them up to date: what is found later must be new.
+    // Nobody keeps the bits of a small group up to date, so they are made anew when it grows.
     table.slots = WINDOW as u32;
     publish(&mut table);
     let known = known_idle(&table);
@@ -734,6 +770,30 @@ fn all_pairs_of_equal_weight_are_drawn_equally_often() {
         .map(|(a, b)| pairs[a][b])
         .collect();
     assert_even(&counts);
+}
+
+#[test]
+fn the_second_of_two_is_drawn_by_weight_from_the_others() {
+    // As in chance_draws_by_weight_too: one per cent of all is six deviations.
+    let weights = [1, 4, 2, 10, 3];
+    let table = Given::new(weights.map(|weight| up(weight, 0)).to_vec()).table(TWO_CHOICES);
+    let (mut pairs, mut chance) = ([[0_u64; 5]; 5], StdRng::seed_from_u64(5));
+    for _ in 0..PICKS {
+        let (first, second) = two(&table, &random_draw(&mut chance));
+        pairs[first.expect("five are up")][second.expect("five are up")] += 1;
+    }
+    for (first, second) in (0..25).map(|i| (i / 5, i % 5)) {
+        let of = |slot: usize| f64::from(weights[slot]);
+        let expected = match first == second {
+            true => 0.0,
+            false => of(first) / 20.0 * of(second) / (20.0 - of(first)),
+        };
+        let share = pairs[first][second] as f64 / PICKS as f64;
+        assert!(
+            (share - expected).abs() < 0.01,
+            "{first}, then {second}: {share}, not {expected}"
+        );
+    }
 }
 
 // ---- weights ----------------------------------------------------------------
