@@ -70,7 +70,19 @@ soak: soak-deps ## Run the long tests, built for release
 	@WAKEONE_FUZZ_SECONDS=600 scripts/test --workspace --locked --release --no-fail-fast -- survive_foreign_bytes
 	@WAKEONE_SOAK=1 scripts/test --package wakeone-waitqueue --package wakeone-shim --locked --release --no-fail-fast
 	@scripts/kernels --soak
+	@$(MAKE) mutants
 	@$(MAKE) chroots
+
+# What changes Rust for `make mutants`, from crates.io.
+MUTANTS := target/tools/bin/cargo-mutants
+
+$(MUTANTS):
+	@echo "installing into target/tools: cargo-mutants 27.1.0"
+	@cargo install --quiet --locked --root target/tools --version 27.1.0 cargo-mutants
+
+.PHONY: mutants
+mutants: test-deps $(MUTANTS) ## Change judgements and policies in one place at a time: a test must notice each
+	@scripts/mutants
 
 .PHONY: chroots
 chroots: deb ## Install, try and purge the packages in clean Debian 12 and 13, and build there from the source alone

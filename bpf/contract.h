@@ -70,7 +70,7 @@ enum wakeone_table_flag {
 	WAKEONE_TABLE_AFFINITY = 16,
 	/* With CLOSING: new SYNs are answered with a reset, so that a load
 	 * balancer turns to another machine at once. */
-	WAKEONE_TABLE_REFUSING = 32,
+	WAKEONE_TABLE_REFUSING = 64,
 	/* More slots than the window shows: the idle ones are kept track of. */
 	WAKEONE_TABLE_WIDE = 32,
 };

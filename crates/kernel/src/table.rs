@@ -44,7 +44,7 @@ pub const DATAGRAMS: u32 = 8;
 pub const AFFINITY: u32 = 16;
 
 /// The table's flag for a group that shuts down and refuses new connections with a reset.
-pub const REFUSING: u32 = 32;
+pub const REFUSING: u32 = 64;
 
 /// As many slots as `least-connections` looks at for one choice, `WAKEONE_WINDOW`.
 pub const WINDOW: usize = 32;

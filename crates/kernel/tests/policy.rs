@@ -11,7 +11,9 @@ use rand::{Rng, SeedableRng};
 use wakeone_kernel::contract::{wakeone_draw, wakeone_slot, wakeone_table};
 use wakeone_kernel::policy::{TIER_GOOD, enter, leave, pick, pick_in_place, publish, tier, two};
 use wakeone_kernel::table::flag::{DRAINING, STUCK, UP};
-use wakeone_kernel::table::{MAX_SLOTS, WINDOW};
+use wakeone_kernel::table::{
+    AFFINITY, CLOSING, COUNTED, DATAGRAMS, MARKED, MAX_SLOTS, REFUSING, WINDOW,
+};
 
 /// The policies' numbers, `enum wakeone_policy`.
 const HASH: u32 = 0;
@@ -238,9 +240,14 @@ fn assert_even(counts: &[u64]) {
     );
 }
 
+/// So many cases, or fewer by PROPTEST_CASES: scripts/mutate-policy first tries a change on a few.
 fn cases(cases: u32) -> ProptestConfig {
+    let most = std::env::var("PROPTEST_CASES").ok();
     ProptestConfig {
-        cases,
+        cases: most
+            .and_then(|most| most.parse().ok())
+            .unwrap_or(cases)
+            .min(cases),
         // A failure prints its smallest input; a file beside the sources is not where to keep it.
         failure_persistence: None,
         ..ProptestConfig::default()
@@ -373,13 +380,50 @@ proptest! {
     }
 }
 
+/// The shorter ways are for slots of one weight, whatever that is.
+#[test]
+fn equal_weights_are_told_from_others() {
+    for (weights, weighted) in [
+        (&[7, 7, 7][..], 0),
+        (&[7, 7, 1], 1),
+        (&[7, 0, 7], 0),
+        (&[1, 7], 1),
+    ] {
+        let slots = weights.iter().map(|weight| up(*weight, 0)).collect();
+        let table = Given::new(slots).table(HASH);
+        let listed = &table.eligible[table.generation as usize % 2 * 2];
+        assert_eq!(listed.weighted, weighted, "weights {weights:?}");
+    }
+}
+
+/// A group that refuses connections while it shuts down must go on to, also when a worker leaves meanwhile.
+#[test]
+fn a_new_list_leaves_what_the_group_was_told() {
+    for slots in [WINDOW, WINDOW + 1] {
+        for told in [CLOSING, COUNTED, MARKED, DATAGRAMS, AFFINITY, REFUSING] {
+            let mut table = Given::new(vec![up(1, 0); slots]).table(HASH);
+            assert_eq!(table.flags & told, 0, "{slots} slots set flag {told}");
+            table.flags |= told;
+            publish(&mut table);
+            assert_eq!(table.flags & told, told, "{slots} slots, flag {told}");
+        }
+    }
+}
+
 // ---- least is least ---------------------------------------------------------
 
 proptest! {
     #![proptest_config(cases(2000))]
 
     #[test]
-    fn least_connections_is_least_by_weight(given in shown_group(), draw in any_draw()) {
+    fn least_connections_is_least_by_weight(
+        mut given in shown_group(),
+        equal in any::<bool>(),
+        draw in any_draw(),
+    ) {
+        if equal {
+            given.slots.iter_mut().for_each(|slot| slot.weight = slot.weight.min(1));
+        }
         let least = given.least(&given.eligible(draw.agent_gone == 1), Load::Active);
         match pick(&given.table(LEAST_CONNECTIONS), &draw) {
             None => prop_assert!(least.is_empty()),
@@ -409,6 +453,26 @@ proptest! {
         let table = Given::new(vec![up(1, below), up(2, 0), up(1, below)]).table(LEAST_CONNECTIONS);
         let draw = wakeone_draw { random, ..Default::default() };
         prop_assert_eq!(pick(&table, &draw), Some(1));
+    }
+}
+
+#[test]
+fn the_shortest_queue_is_found_among_any_number_from_wherever_the_look_begins() {
+    let mut chance = StdRng::seed_from_u64(200);
+    for slots in [1, 4, WINDOW, WINDOW + 1, 64, 100, 150, 200, 255, MAX_SLOTS] {
+        let busy = wakeone_slot {
+            queued: 1,
+            ..up(1, 0)
+        };
+        let mut table = Given::new(vec![busy; slots]).table(SHORTEST_QUEUE);
+        for shortest in 0..slots {
+            table.slot[shortest].queued = 0;
+            for _ in 0..20 {
+                let draw = random_draw(&mut chance);
+                assert_eq!(pick(&table, &draw), Some(shortest), "of {slots}");
+            }
+            table.slot[shortest].queued = 1;
+        }
     }
 }
 
@@ -457,6 +521,91 @@ fn all_256_idle_slots_get_the_same() {
             counts[pick(&table, &random_draw(&mut chance)).expect("all are up")] += 1;
         }
         assert_even(&counts);
+    }
+}
+
+/// The slots that the programs hold for idle.
+fn known_idle(table: &wakeone_table) -> Vec<usize> {
+    (0..MAX_SLOTS)
+        .filter(|slot| table.idle[slot / 64] >> (slot % 64) & 1 == 1)
+        .collect()
+}
+
+#[test]
+fn a_slot_is_known_to_be_idle_from_its_last_connection_to_its_first() {
+    let mut table = Given::new(vec![up(1, 0); MAX_SLOTS]).table(LEAST_CONNECTIONS);
+    for slot in 0..MAX_SLOTS {
+        let others: Vec<_> = (0..MAX_SLOTS).filter(|other| *other != slot).collect();
+        for (open, step) in [(1, enter as fn(&mut _, _)), (2, enter), (1, leave)] {
+            step(&mut table, slot);
+            assert_eq!(known_idle(&table), others, "{open} open at {slot}");
+        }
+        leave(&mut table, slot);
+        assert_eq!(known_idle(&table).len(), MAX_SLOTS, "none open at {slot}");
+    }
+    // CPUs that pass one another leave a bit that is wrong, or a count below zero.
+    table.slot[200].active = 3;
+    enter(&mut table, 200);
+    assert!(!known_idle(&table).contains(&200));
+    table.slot[201].active = -1;
+    enter(&mut table, 201);
+    assert!(known_idle(&table).contains(&201));
+}
+
+#[test]
+fn the_one_idle_slot_of_256_is_found() {
+    for idle in 0..MAX_SLOTS {
+        let mut given = Given::new(vec![up(1, 1); MAX_SLOTS]);
+        given.slots[idle].active = 0;
+        let table = given.table(LEAST_CONNECTIONS);
+        for random in [0, 1, 2, 3, 4 * 63, u32::MAX] {
+            let draw = wakeone_draw {
+                random,
+                ..Default::default()
+            };
+            assert_eq!(pick(&table, &draw), Some(idle), "drawn {random}");
+        }
+    }
+}
+
+#[test]
+fn idle_slots_are_looked_up_once_a_group_is_larger_than_the_window() {
+    let mut slots: Vec<_> = (0..MAX_SLOTS).map(|i| up(1, i as i64 % 3)).collect();
+    slots[3].active = -1;
+    let idle = |slots: &[wakeone_slot]| -> Vec<usize> {
+        (0..slots.len()).filter(|i| slots[*i].active <= 0).collect()
+    };
+    let mut table = Given::new(slots.clone()).table(LEAST_CONNECTIONS);
+    assert_eq!(known_idle(&table), idle(&slots));
+    // Nobody keeps the bits of a small group up to date, so they are made anew when it grows.
+    table.slots = WINDOW as u32;
+    publish(&mut table);
+    let known = known_idle(&table);
+    enter(&mut table, 0);
+    leave(&mut table, 1);
+    leave(&mut table, 2);
+    leave(&mut table, 2);
+    assert_eq!(known_idle(&table), known);
+    for build in [0, u64::MAX] {
+        (table.slots, table.build) = (WINDOW as u32, build);
+        publish(&mut table);
+        table.slots = MAX_SLOTS as u32;
+        publish(&mut table);
+        assert_eq!(known_idle(&table), idle(&table.slot));
+        assert_eq!(table.build, build, "what stands behind the bits");
+    }
+}
+
+#[test]
+fn a_connection_counts_one_from_when_it_comes_until_it_goes() {
+    for slots in [1, WINDOW, WINDOW + 1, MAX_SLOTS] {
+        let mut table = Given::new(vec![up(1, 5); slots]).table(LEAST_CONNECTIONS);
+        let active = |table: &wakeone_table| table.slot[slots - 1].active;
+        enter(&mut table, slots - 1);
+        assert_eq!(active(&table), 6);
+        leave(&mut table, slots - 1);
+        assert_eq!(active(&table), 5);
+        assert!((0..slots - 1).all(|i| table.slot[i].active == 5));
     }
 }
 
@@ -623,6 +772,30 @@ fn all_pairs_of_equal_weight_are_drawn_equally_often() {
     assert_even(&counts);
 }
 
+#[test]
+fn the_second_of_two_is_drawn_by_weight_from_the_others() {
+    // As in chance_draws_by_weight_too: one per cent of all is six deviations.
+    let weights = [1, 4, 2, 10, 3];
+    let table = Given::new(weights.map(|weight| up(weight, 0)).to_vec()).table(TWO_CHOICES);
+    let (mut pairs, mut chance) = ([[0_u64; 5]; 5], StdRng::seed_from_u64(5));
+    for _ in 0..PICKS {
+        let (first, second) = two(&table, &random_draw(&mut chance));
+        pairs[first.expect("five are up")][second.expect("five are up")] += 1;
+    }
+    for (first, second) in (0..25).map(|i| (i / 5, i % 5)) {
+        let of = |slot: usize| f64::from(weights[slot]);
+        let expected = match first == second {
+            true => 0.0,
+            false => of(first) / 20.0 * of(second) / (20.0 - of(first)),
+        };
+        let share = pairs[first][second] as f64 / PICKS as f64;
+        assert!(
+            (share - expected).abs() < 0.01,
+            "{first}, then {second}: {share}, not {expected}"
+        );
+    }
+}
+
 // ---- weights ----------------------------------------------------------------
 
 /// The share of each slot of the best tier follows its weight: within 1 % of it, and 2 picks for the ends of its
@@ -756,6 +929,28 @@ proptest! {
             // Its slot is no choice: then the one that chance gives, which every_choice_is_of_the_best_tier judges.
             prop_assert_eq!(chosen, pick(&given.table(RANDOM), &draw));
         }
+    }
+}
+
+#[test]
+fn each_of_256_cpus_has_the_slot_of_its_number() {
+    let on_cpu = |given: &Given, cpu: usize| {
+        let draw = wakeone_draw {
+            cpu: cpu as u32,
+            ..Default::default()
+        };
+        pick(&given.table(CPU), &draw)
+    };
+    let (idle, gone) = (up(1, 0), wakeone_slot::default());
+    for cpu in 0..MAX_SLOTS {
+        // All others have to be told from it, wherever their marks are kept.
+        let mut without = Given::new(vec![idle; MAX_SLOTS]);
+        without.slots[cpu] = gone;
+        assert_ne!(on_cpu(&without, cpu), Some(cpu));
+        let mut two = Given::new(vec![gone; MAX_SLOTS]);
+        (two.slots[cpu], two.slots[cpu ^ 1]) = (idle, idle);
+        assert_eq!(on_cpu(&two, cpu), Some(cpu));
+        assert_eq!(on_cpu(&two, cpu ^ 1), Some(cpu ^ 1));
     }
 }
 

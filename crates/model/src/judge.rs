@@ -349,6 +349,31 @@ mod tests {
     }
 
     #[test]
+    fn patience_begins_when_something_waits() {
+        let mut memory = Memory::default();
+        let suspect_at = |memory: &mut Memory, at_ms| {
+            suspect(at_ms * MS, &look(1, 0), memory, Limits::default())
+        };
+        memory.nothing_waits(4 * MS);
+        assert!(!suspect_at(&mut memory, 8));
+        assert!(suspect_at(&mut memory, 9));
+        // Looks of two threads may come in another order.
+        memory.nothing_waits(MS);
+        assert!(!suspect_at(&mut memory, 8));
+    }
+
+    #[test]
+    fn what_was_moved_away_was_not_accepted() {
+        let mut memory = Memory::default();
+        memory.moved(&look(0, 9));
+        assert!(!recovered(&look(0, 9), &memory, Doing::Busy));
+        assert!(recovered(&look(0, 10), &memory, Doing::Busy));
+        // Less may be counted as accepted after a move: one more than that is progress.
+        memory.moved(&look(0, 5));
+        assert!(recovered(&look(0, 6), &memory, Doing::Busy));
+    }
+
+    #[test]
     fn a_queue_is_moved_only_where_it_fits() {
         assert!(fits(5, [2, 3].into_iter()));
         assert!(!fits(6, [2, 3].into_iter()));

@@ -109,6 +109,7 @@ mod tests {
             longest = decayed(longest);
         }
         assert_eq!(longest, 0);
+        assert_eq!(decayed(1000), 750, "by a quarter each time");
     }
 
     #[test]
