@@ -17,12 +17,19 @@
 #endif
 
 #define WAKEONE_CONTRACT 4
-#define WAKEONE_MAX_SLOTS 256
+/* The simulator compiles the policies once more, with room for more slots. */
+#ifndef WAKEONE_SLOT_BITS
+#define WAKEONE_SLOT_BITS 8
+#define WAKEONE_ENTRY __u8
+#endif
+#define WAKEONE_MAX_SLOTS (1 << WAKEONE_SLOT_BITS)
 /* Each has a reuseport group, and a program. */
 #define WAKEONE_MAX_ADDRESSES 16
 /* The least loaded slot is looked for among this many at most. A larger group
  * is looked at through a window of this size, at a random place. */
+#ifndef WAKEONE_WINDOW
 #define WAKEONE_WINDOW 32
+#endif
 /* Load comparisons multiply active counts with weights: bounded so that the
  * product of two such numbers fits 64 bits with room to spare. */
 #define WAKEONE_MAX_WEIGHT 65535
@@ -134,7 +141,7 @@ struct wakeone_eligible {
 	__u64 mask[WAKEONE_MAX_SLOTS / 64]; /* the same slots, a bit each */
 	__u32 upto[WAKEONE_MAX_SLOTS];      /* sum of the weights up to this entry */
 	/* The first ones stand once more behind the last: a window need not wrap. */
-	__u8 slot[WAKEONE_MAX_SLOTS + WAKEONE_WINDOW];
+	WAKEONE_ENTRY slot[WAKEONE_MAX_SLOTS + WAKEONE_WINDOW];
 } __attribute__((aligned(64)));
 
 /* Which of a generation's two lists. Where nobody refreshes the stuck marks
@@ -188,7 +195,7 @@ struct wakeone_tag {
 #endif
 WAKEONE_ASSERT(sizeof(struct wakeone_slot) == 128, "one slot, two cache lines");
 WAKEONE_ASSERT(sizeof(struct wakeone_tag) == 8, "tag layout");
-WAKEONE_ASSERT(sizeof(struct wakeone_table) ==
+WAKEONE_ASSERT(WAKEONE_SLOT_BITS != 8 || sizeof(struct wakeone_table) ==
 	       256 + 128 * WAKEONE_MAX_SLOTS + 2 * WAKEONE_LISTS * sizeof(struct wakeone_eligible) +
 		       4 * WAKEONE_MAX_ADDRESSES * WAKEONE_MAX_SLOTS,
 	       "header, slots, lists and queues, nothing between");

@@ -43,7 +43,7 @@ static inline void wakeone_list_slot(struct wakeone_eligible *e, __u32 slot, __u
 /* The rest of the arrays, which a window or a search may reach into. */
 static inline void wakeone_list_end(struct wakeone_eligible *e)
 {
-	for (__u32 i = e->count; i < sizeof(e->slot); i++)
+	for (__u32 i = e->count; i < sizeof(e->slot) / sizeof(e->slot[0]); i++)
 		e->slot[i] = e->slot[i % e->count];
 	for (__u32 i = e->count; i < WAKEONE_MAX_SLOTS; i++)
 		e->upto[i] = ~0u;

@@ -104,6 +104,12 @@ WAKEONE_INLINE __u32 wakeone_tie(__u32 random, __u32 slot)
 	return (x ^ (x >> 15)) * 0x846ca68bu;
 }
 
+/* Breaks ties: the lowest number wins. It has 31 bits less those of a slot's number. */
+#ifndef WAKEONE_TIE
+#define WAKEONE_TIE(table, slot, load, random) \
+	(wakeone_tie(random, slot) >> (1 + WAKEONE_SLOT_BITS))
+#endif
+
 /* ---- the table ---------------------------------------------------------- */
 
 WAKEONE_INLINE const struct wakeone_slot *wakeone_slot_at(const struct wakeone_table *t, __u32 i)
@@ -261,8 +267,8 @@ WAKEONE_INLINE int wakeone_least_equal(const struct wakeone_table *t,
 		for (__u32 i = base; i < base + 4; i++) {
 			__u32 slot = WAKEONE_READ(e->slot[start + i]);
 			__u64 load = wakeone_load(&t->slot[slot], by);
-			__u64 tie = wakeone_tie(random, slot) >> 9;
-			__s64 mine = load << 31 | tie << 8 | slot;
+			__u64 tie = WAKEONE_TIE(t, slot, load, random);
+			__s64 mine = load << 31 | tie << WAKEONE_SLOT_BITS | slot;
 
 			best = wakeone_either(wakeone_below(mine, best), mine, best);
 		}
@@ -460,7 +466,8 @@ WAKEONE_GLOBAL __u64 wakeone_outbid(const struct wakeone_table *t, __u32 list, _
 	weight = wakeone_weight(wakeone_slot_at(t, slot));
 	held = wakeone_weight(wakeone_slot_at(t, best & (WAKEONE_MAX_SLOTS - 1)));
 	bid = wakeone_cost(wakeone_mix(wakeone_mix(slot + 1) ^ hash));
-	return wakeone_either(wakeone_below(bid * held, (best >> 8) * weight), bid << 8 | slot, best);
+	return wakeone_either(wakeone_below(bid * held, (best >> WAKEONE_SLOT_BITS) * weight),
+			      bid << WAKEONE_SLOT_BITS | slot, best);
 }
 
 /*

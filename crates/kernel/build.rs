@@ -46,6 +46,38 @@ fn main() {
         .warnings(true)
         .warnings_into_errors(true)
         .compile("wakeone_policy");
+    compile_groups(&bpf);
+}
+
+/// The groups of the simulator (src/policy_group.rs): name, bits of a slot's number, window, tie-break.
+const GROUPS: [(&str, u32, u32, bool); 6] = [
+    ("wakeone_group", 8, 32, false),
+    ("wakeone_group_freshest", 8, 32, true),
+    ("wakeone_group_wide", 10, 32, false),
+    ("wakeone_group_wide_16", 10, 16, false),
+    ("wakeone_group_wide_8", 10, 8, false),
+    ("wakeone_group_wide_4", 10, 4, false),
+];
+
+/// Compiles src/policy_group.c once for each of [`GROUPS`].
+fn compile_groups(bpf: &Path) {
+    println!("cargo:rerun-if-changed=src/policy_group.c");
+    for (name, bits, window, freshest) in GROUPS {
+        let mut build = cc::Build::new();
+        build
+            .file("src/policy_group.c")
+            .include(bpf)
+            .define("WAKEONE_GROUP", name)
+            .define("WAKEONE_SLOT_BITS", bits.to_string().as_str())
+            .define("WAKEONE_ENTRY", if bits > 8 { "__u16" } else { "__u8" })
+            .define("WAKEONE_WINDOW", window.to_string().as_str())
+            .warnings(true)
+            .warnings_into_errors(true);
+        if freshest {
+            build.define("WAKEONE_FRESHEST", None);
+        }
+        build.compile(name);
+    }
 }
 
 /// Tells the pinned programs of one build from those of another.

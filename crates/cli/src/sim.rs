@@ -1,13 +1,23 @@
 //! `wakeone sim` simulates a load under several ways of handing out connections.
 
-use std::fmt::Write as _;
+mod arguments;
+mod recorded;
+mod search;
+mod show;
+mod trace;
+
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
-use serde_json::json;
+use anyhow::{Context, bail};
 use wakeone::policy::Policy;
-use wakeone_sim::{Arrivals, Load, Outcome, Service, Setup, Wake, Way, run};
+use wakeone_sim::{
+    Arrivals, Faults, Kind, Load, Outcome, Repeated, Service, Setup, Stop, Trace, Variant, Wake,
+    Way, run, run_traced,
+};
+
+use arguments::{Find, Sweep, Tie};
 
 /// Simulate workers under a load: latency, shares and moves under each way of handing out connections
 #[derive(Debug, clap::Args)]
@@ -15,6 +25,9 @@ use wakeone_sim::{Arrivals, Load, Outcome, Service, Setup, Wake, Way, run};
   wakeone sim --workers 4 --rate 1000 --service 99:1ms,1:100ms
   wakeone sim --workers 16 --rate 12000 --service exp:1ms --policy least-connections,two-choices
   wakeone sim --rate 1000 --service lognormal:2ms:1.5 --find workers --p99 20ms
+  wakeone sim --rate 3000 --service exp:1ms --sweep workers=4..64 --json > sweep.json
+  wakeone sim --arrivals file:load.json --service file:load.json --policy all
+  wakeone sim --rate 1000 --service 2ms --backlog 128 --stop 0@5s:3s --trace stop.json
 
 The choices are those of the programs in the kernel, and who is stuck is judged as by the agent.
 Time is virtual: a minute of many workers takes a second of one CPU.")]
@@ -23,17 +36,26 @@ pub struct Args {
     #[arg(short, long, value_name = "N", default_value_t = 4)]
     workers: usize,
 
-    /// Requests a second, from independent clients (Poisson)
+    /// Requests a second [default: as recorded, for --arrivals file:FILE]
     #[arg(long, value_name = "PER_S")]
-    rate: f64,
+    rate: Option<f64>,
 
-    /// How long a worker works on a request: 1ms, exp:1ms, lognormal:1ms:2, pareto:1ms:1.5 or 99:1ms,1:100ms
-    #[arg(long, value_name = "TIME")]
+    /// When requests come: poisson, constant, bursts:PEAK:LENGTH:PART (PEAK times the mean rate in PART of the time), or
+    /// file:FILE
+    #[arg(long, value_name = "PATTERN", default_value = "poisson", value_parser = arguments::arrivals)]
+    arrivals: Arrivals,
+
+    /// How long a worker works on a request: 1ms, exp:1ms, lognormal:1ms:2, pareto:1ms:1.5, 99:1ms,1:100ms or file:FILE
+    #[arg(long, value_name = "TIME", value_parser = arguments::service)]
     service: Service,
 
     /// Requests that a worker serves at a time
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
+
+    /// Workers are event loops: they accept at once, and their requests share them
+    #[arg(long, conflicts_with = "threads")]
+    event_loop: bool,
 
     /// Requests compute all of their time, and share this many CPUs [default: they only wait]
     #[arg(long, value_name = "N")]
@@ -46,6 +68,38 @@ pub struct Args {
     /// Move the queue of a worker that has not accepted for so long, in one more row a policy
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = crate::duration::parse)]
     stuck_after: Duration,
+
+    /// Break ties between equally loaded workers by chance, as the kernel, or for the one that made progress last
+    #[arg(long, value_name = "RULE", default_value = "chance")]
+    tie: Tie,
+
+    /// How many workers least-connections looks at for one choice: 4, 8, 16 or 32
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    window: u32,
+
+    /// How the policies weigh the workers, one each
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    weights: Vec<u32>,
+
+    /// How fast the workers are, one each; 1 is a second of work in a second
+    #[arg(long, value_name = "X,...", value_delimiter = ',')]
+    speeds: Vec<f64>,
+
+    /// Accept queues are limited: a SYN that finds N + 1 waiting is dropped, and sent again as Linux does
+    #[arg(long, value_name = "N")]
+    backlog: Option<u32>,
+
+    /// Each worker pauses for LENGTH at random, EVERY so often, as for a garbage collector
+    #[arg(long, value_name = "EVERY:LENGTH", value_parser = arguments::repeated)]
+    pause: Option<Repeated>,
+
+    /// Each worker crashes EVERY so often, loses what it has in hand, and is back after LENGTH
+    #[arg(long, value_name = "EVERY:LENGTH", value_parser = arguments::repeated)]
+    crash: Option<Repeated>,
+
+    /// Stop a worker at a moment, for LENGTH; repeatable
+    #[arg(long, value_name = "WORKER@AT:LENGTH", value_parser = arguments::stop)]
+    stop: Vec<Stop>,
 
     /// Requests come over N connections that are opened beforehand and kept [default: a new one each]
     #[arg(long, value_name = "N")]
@@ -67,19 +121,21 @@ pub struct Args {
     #[arg(long, value_name = "TIME", value_parser = crate::duration::parse, requires = "find")]
     p99: Option<Duration>,
 
-    /// Print the results as JSON
+    /// Simulate a range of workers or rates: workers=1..64 or rate=500..4000
+    #[arg(long, value_name = "RANGE", conflicts_with_all = ["find", "trace"])]
+    sweep: Option<Sweep>,
+
+    /// Write one second of each way here, in the Chrome trace format (ui.perfetto.dev shows it)
+    #[arg(long, value_name = "FILE", conflicts_with = "find")]
+    trace: Option<PathBuf>,
+
+    /// Print the results as JSON, in the form that `wakeone lab report` draws
     #[arg(long)]
     json: bool,
 }
 
-/// The wish that `--find` looks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Find {
-    /// The fewest workers
-    Workers,
-    /// The highest rate
-    Rate,
-}
+/// How much virtual time a trace has, in s.
+const TRACED_S: f64 = 1.0;
 
 /// A way of handing out connections, by name.
 #[derive(Debug, Clone)]
@@ -88,18 +144,33 @@ struct Named {
     way: Way,
 }
 
+/// Something simulated, by name, and the wall-clock time it took.
+struct Found {
+    all: Vec<(String, Outcome)>,
+    took: Duration,
+}
+
+impl Found {
+    /// Events a second of wall-clock time.
+    fn events_per_s(&self) -> f64 {
+        let events: u64 = self.all.iter().map(|(_, one)| one.counts.events).sum();
+        events as f64 / self.took.as_secs_f64().max(1e-9)
+    }
+}
+
 /// Simulates and prints.
 pub fn run_args(args: &Args) -> anyhow::Result<ExitCode> {
     let ways = ways(args)?;
-    let text = match (args.find, args.p99) {
-        (Some(find), Some(p99)) => found(args, &ways, find, p99)?,
+    let text = match (args.find, args.p99, &args.sweep) {
+        (Some(find), Some(p99), _) => search::found(args, &ways, find, p99)?,
+        (_, _, Some(sweep)) => search::swept(args, &ways, sweep)?,
         _ => compared(args, &ways)?,
     };
     crate::output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn ways(args: &Args) -> anyhow::Result<Vec<Named>> {
+fn policies(args: &Args) -> anyhow::Result<Vec<Policy>> {
     let asked: Vec<&str> = args.policy.iter().map(String::as_str).collect();
     let policies: Vec<Policy> = match asked.as_slice() {
         [] => vec![Policy::Hash, Policy::TwoChoices, Policy::LeastConnections],
@@ -117,6 +188,23 @@ fn ways(args: &Args) -> anyhow::Result<Vec<Named>> {
     if asked.len() > 1 && asked.contains(&"all") || policies.contains(&Policy::Cpu) {
         bail!("`all` stands alone, and `cpu` cannot be simulated: it depends on the network card");
     }
+    Ok(policies)
+}
+
+fn variant(args: &Args) -> anyhow::Result<Variant> {
+    Ok(match (args.tie, args.window) {
+        (Tie::Chance, 32) => Variant::Kernel,
+        (Tie::Freshest, 32) => Variant::Freshest,
+        (Tie::Chance, 16) => Variant::Window16,
+        (Tie::Chance, 8) => Variant::Window8,
+        (Tie::Chance, 4) => Variant::Window4,
+        (_, window) => bail!(
+            "--window {window} cannot be simulated: give 4, 8, 16 or 32, and another than 32 only with --tie chance"
+        ),
+    })
+}
+
+fn ways(args: &Args) -> anyhow::Result<Vec<Named>> {
     let mut ways: Vec<Named> = [
         ("shared-accept", Wake::LongestAsleep),
         ("shared-epoll-exclusive", Wake::FirstRegistered),
@@ -126,9 +214,11 @@ fn ways(args: &Args) -> anyhow::Result<Vec<Named>> {
         way: Way::Shared(wake),
     })
     .into();
-    for policy in policies {
+    let variant = variant(args)?;
+    for policy in policies(args)? {
         let steered = |stuck_after_s| Way::Steered {
             policy: policy.number(),
+            variant,
             stuck_after_s,
         };
         ways.push(Named {
@@ -146,9 +236,18 @@ fn ways(args: &Args) -> anyhow::Result<Vec<Named>> {
     Ok(ways)
 }
 
+/// The rate that was asked for, or the recorded one.
+fn rate(args: &Args) -> anyhow::Result<f64> {
+    match (args.rate, &args.arrivals) {
+        (Some(rate), _) => Ok(rate),
+        (None, Arrivals::Recorded(_)) => Ok(args.arrivals.per_s()),
+        (None, _) => bail!("a rate is missing: give --rate PER_S, or --arrivals file:FILE"),
+    }
+}
+
 fn load(args: &Args, rate: f64) -> Load {
     Load {
-        arrivals: Arrivals::Poisson { per_s: rate },
+        arrivals: args.arrivals.at(rate),
         service: args.service.clone(),
         requests: args.requests,
         kept: args.keep_alive,
@@ -158,225 +257,66 @@ fn load(args: &Args, rate: f64) -> Load {
 
 fn setup(args: &Args, workers: usize, way: Way) -> Setup {
     Setup {
-        workers,
-        threads: args.threads,
+        kind: if args.event_loop {
+            Kind::EventLoop
+        } else {
+            Kind::Threads(args.threads)
+        },
         cpus: args.cpus,
-        way,
+        backlog: args.backlog,
+        weights: args.weights.clone(),
+        speeds: args.speeds.clone(),
+        faults: Faults {
+            pauses: args.pause,
+            crashes: args.crash,
+            stops: args.stop.clone(),
+        },
+        ..Setup::new(workers, way)
     }
 }
 
 /// The part of the servers' time that the load asks for.
 fn utilisation(args: &Args, workers: usize, rate: f64) -> f64 {
-    let servers = workers * args.threads;
-    load(args, rate).utilisation(args.cpus.map_or(servers, |cpus| cpus.min(servers)))
+    let setup = setup(args, workers, Way::Shared(Wake::LongestAsleep));
+    rate * args.service.mean_s() / setup.capacity()
 }
 
 fn compared(args: &Args, ways: &[Named]) -> anyhow::Result<String> {
-    let busy = utilisation(args, args.workers, args.rate);
+    let rate = rate(args)?;
+    let busy = utilisation(args, args.workers, rate);
     if busy >= 1.0 {
         bail!(
-            "{} requests/s are {:.0} % of what these workers serve, so queues would grow without end: give more workers or a lower rate",
-            args.rate,
+            "{rate} requests/s are {:.0} % of what these workers serve, so queues would grow without end: give more workers or a lower rate",
             busy * 100.0
         );
     }
+    let watch = args.json.then(wakeone_lab::environment::Watch::start);
     let begun = Instant::now();
-    let mut all = Vec::new();
+    let (mut all, mut traces) = (Vec::new(), Vec::new());
     for named in ways {
-        let outcome = run(
-            &setup(args, args.workers, named.way),
-            &load(args, args.rate),
-        )?;
-        all.push((named.name.as_str(), outcome));
-    }
-    let took = begun.elapsed().as_secs_f64();
-    if args.json {
-        return Ok(format!("{:#}\n", as_json(args, busy, &all)));
-    }
-    Ok(table(args, busy, &all, took))
-}
-
-fn table(args: &Args, busy: f64, all: &[(&str, Outcome)], took: f64) -> String {
-    let mut text = format!(
-        "Simulated: {} workers, {} requests/s, {:.1} % busy. Times in ms.\n\n{:<24}{:>8}{:>8}{:>8}{:>8}{:>8}{:>7}{:>8}\n",
-        args.workers,
-        args.rate,
-        busy * 100.0,
-        "",
-        "mean",
-        "p50",
-        "p90",
-        "p99",
-        "p99.9",
-        "most",
-        "moved"
-    );
-    for (name, outcome) in all {
-        let ms = |quantile| number(outcome.quantile_s(quantile) * 1e3);
-        let _ = writeln!(
-            text,
-            "{name:<24}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6.2}x{:>7.1}%",
-            number(outcome.mean_s * 1e3),
-            ms(0.5),
-            ms(0.9),
-            ms(0.99),
-            ms(0.999),
-            outcome.max_over_mean(),
-            outcome.moved as f64 * 100.0 / args.requests as f64,
-        );
-    }
-    let events: u64 = all.iter().map(|(_, outcome)| outcome.events).sum();
-    let _ = write!(
-        text,
-        "\nmost: the share of the busiest worker, over the mean. moved: connections that rescue put\ninto another queue. {:.1} million events in {took:.1} s.\n",
-        events as f64 / 1e6
-    );
-    text
-}
-
-/// Three digits that count.
-fn number(value: f64) -> String {
-    let places = match value {
-        v if v >= 100.0 => 0,
-        v if v >= 10.0 => 1,
-        v if v >= 1.0 => 2,
-        _ => 3,
-    };
-    format!("{value:.places$}")
-}
-
-fn as_json(args: &Args, busy: f64, all: &[(&str, Outcome)]) -> serde_json::Value {
-    let row = |(name, outcome): &(&str, Outcome)| {
-        json!({
-            "name": name,
-            "latency_ms_mean": outcome.mean_s * 1e3,
-            "latency_ms_mean_error": outcome.mean_error_s * 1e3,
-            "latency_ms_p50": outcome.quantile_s(0.5) * 1e3,
-            "latency_ms_p90": outcome.quantile_s(0.9) * 1e3,
-            "latency_ms_p99": outcome.quantile_s(0.99) * 1e3,
-            "latency_ms_p999": outcome.quantile_s(0.999) * 1e3,
-            "share_max_over_mean": outcome.max_over_mean(),
-            "served": outcome.served,
-            "rescues": outcome.rescues,
-            "moved": outcome.moved,
-            "events": outcome.events,
-            "elapsed_s": outcome.elapsed_s,
-        })
-    };
-    json!({
-        "simulated": true,
-        "workers": args.workers,
-        "rate_per_s": args.rate,
-        "utilisation": busy,
-        "requests": args.requests,
-        "seed": args.seed,
-        "variants": all.iter().map(row).collect::<Vec<_>>(),
-    })
-}
-
-fn found(args: &Args, ways: &[Named], find: Find, p99: Duration) -> anyhow::Result<String> {
-    let mut rows = Vec::new();
-    for named in ways {
-        let keeps = |workers: usize, rate: f64| -> anyhow::Result<bool> {
-            if utilisation(args, workers, rate) >= 1.0 {
-                return Ok(false);
-            }
-            let outcome = run(&setup(args, workers, named.way), &load(args, rate))?;
-            Ok(outcome.quantile_s(0.99) <= p99.as_secs_f64())
-        };
-        let value = match find {
-            Find::Workers => fewest(|workers| keeps(workers, args.rate))?.map(|n| n as f64),
-            Find::Rate => highest(args.rate, |rate| keeps(args.workers, rate))?,
-        };
-        rows.push((named.name.as_str(), value));
-    }
-    let what = match find {
-        Find::Workers => "workers",
-        Find::Rate => "rate_per_s",
-    };
-    if args.json {
-        let rows: serde_json::Map<_, _> = rows
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), json!({ what: value })))
-            .collect();
-        return Ok(format!(
-            "{:#}\n",
-            json!({ "simulated": true, "found": rows })
-        ));
-    }
-    let mut text = format!(
-        "Simulated: {} with a p99 of at most {} ms.\n\n",
-        match find {
-            Find::Workers => format!("the fewest workers for {} requests/s", args.rate),
-            Find::Rate => format!("the most requests/s of {} workers", args.workers),
-        },
-        number(p99.as_secs_f64() * 1e3)
-    );
-    for (name, value) in rows {
-        let value = value.map_or("none".to_owned(), |value| format!("{value:.0}"));
-        let _ = writeln!(text, "{name:<24}{value:>10}");
-    }
-    Ok(text)
-}
-
-/// The smallest number of workers that `keeps` holds for; a larger one is taken to hold as well.
-fn fewest(keeps: impl Fn(usize) -> anyhow::Result<bool>) -> anyhow::Result<Option<usize>> {
-    let most = wakeone_kernel::table::MAX_SLOTS;
-    if !keeps(most)? {
-        return Ok(None);
-    }
-    let (mut too_few, mut enough) = (0, most);
-    while enough - too_few > 1 {
-        let middle = (too_few + enough) / 2;
-        if keeps(middle)? {
-            enough = middle;
+        let (setup, load) = (setup(args, args.workers, named.way), load(args, rate));
+        let outcome = if args.trace.is_some() {
+            let (outcome, trace) = run_traced(&setup, &load, TRACED_S)?;
+            traces.push((named.name.as_str(), trace));
+            outcome
         } else {
-            too_few = middle;
-        }
+            run(&setup, &load)?
+        };
+        all.push((named.name.clone(), outcome));
     }
-    Ok(Some(enough))
+    let took = begun.elapsed();
+    let found = Found { all, took };
+    write_trace(args, &traces)?;
+    match watch {
+        Some(watch) => show::json(args, rate, &found, watch.finish()),
+        None => Ok(show::table(args, rate, busy, &found)),
+    }
 }
 
-/// How exactly a rate is looked for.
-const FINE: f64 = 1.01;
-
-/// The highest rate that `keeps` holds for, to one percent, from a first guess on.
-fn highest(guess: f64, keeps: impl Fn(f64) -> anyhow::Result<bool>) -> anyhow::Result<Option<f64>> {
-    let (mut low, mut high) = (guess, guess);
-    while keeps(high)? {
-        (low, high) = (high, high * 2.0);
-    }
-    while low >= guess / 1e6 && !keeps(low)? {
-        (low, high) = (low / 2.0, low);
-    }
-    if low < guess / 1e6 {
-        return Ok(None);
-    }
-    while high / low > FINE {
-        let middle = (low * high).sqrt();
-        if keeps(middle)? {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    Ok(Some(low))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_fewest_and_the_highest_are_found() {
-        for least in [1, 2, 37, 256] {
-            assert_eq!(fewest(|n| Ok(n >= least)).unwrap(), Some(least));
-        }
-        assert_eq!(fewest(|_| Ok(false)).unwrap(), None);
-        for most in [3.0, 100.0, 54_321.0] {
-            let found = highest(100.0, |rate| Ok(rate <= most)).unwrap().unwrap();
-            assert!(found <= most && found * FINE >= most, "{found} of {most}");
-        }
-        assert_eq!(highest(100.0, |_| Ok(false)).unwrap(), None);
-    }
+fn write_trace(args: &Args, traces: &[(&str, Trace)]) -> anyhow::Result<()> {
+    let Some(path) = &args.trace else {
+        return Ok(());
+    };
+    let text = trace::chrome(traces, args.event_loop || args.threads > 1).to_string();
+    std::fs::write(path, text).with_context(|| format!("writing {} failed", path.display()))
 }

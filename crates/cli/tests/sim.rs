@@ -26,7 +26,8 @@ fn variant(json: &str, name: &str, field: &str) -> f64 {
     let all: serde_json::Value = serde_json::from_str(json).expect("JSON");
     let variants = all["variants"].as_array().expect("variants");
     let found = variants.iter().find(|one| one["name"] == name);
-    found.expect(name)[field].as_f64().expect(field)
+    let metric = &found.expect(name)["metrics"][field];
+    metric["median"].as_f64().expect(field)
 }
 
 #[test]
@@ -41,7 +42,14 @@ fn rescue_brings_a_stuck_workers_queue_near_one_queue() {
     assert!(mean("least-connections+rescue") < 1.15 * shared);
     assert!(variant(&out, "least-connections+rescue", "moved") > 0.0);
     assert_eq!(variant(&out, "least-connections", "moved"), 0.0);
-    assert_eq!(wakeone(&STUCK).1, out, "the same seed, the same result");
+    let variants = |out: &str| {
+        serde_json::from_str::<serde_json::Value>(out).expect("JSON")["variants"].clone()
+    };
+    assert_eq!(
+        variants(&wakeone(&STUCK).1),
+        variants(&out),
+        "the same seed, the same result"
+    );
 }
 
 #[test]
@@ -106,12 +114,202 @@ fn what_cannot_be_simulated_is_said_in_a_sentence() {
             "cannot be simulated",
         ),
         (
-            &["sim", "--rate", "1", "--service", "1ms", "-w", "300"],
-            "1 to 256",
+            &["sim", "--rate", "1", "--service", "1ms", "-w", "3000"],
+            "1 to 1024",
+        ),
+        (&["sim", "--service", "1ms"], "a rate is missing"),
+        (
+            &["sim", "--rate", "1", "--service", "file:/nonexistent"],
+            "reading /nonexistent failed",
+        ),
+        (
+            &["sim", "--rate", "1", "--service", "1ms", "--window", "5"],
+            "give 4, 8, 16 or 32",
+        ),
+        (
+            &["sim", "--rate", "1", "--service", "1ms", "--pause", "1s"],
+            "how often and for how long",
+        ),
+        (
+            &[
+                "sim",
+                "--rate",
+                "1",
+                "--service",
+                "1ms",
+                "--stop",
+                "9@1s:1s",
+            ],
+            "worker 9 cannot be stopped",
+        ),
+        (
+            &["sim", "--rate", "1", "--service", "1ms", "--weights", "1,2"],
+            "2 weights for 4 workers",
+        ),
+        (
+            &[
+                "sim",
+                "--rate",
+                "9",
+                "--service",
+                "1s",
+                "--sweep",
+                "workers=1..2",
+            ],
+            "none of these can serve",
         ),
     ] {
         let (ok, _, err) = wakeone(arguments);
         assert!(!ok && err.contains(said), "{arguments:?}: {err}");
         assert!(err.lines().count() <= 3, "{err}");
     }
+}
+
+#[test]
+fn what_goes_wrong_shows_in_the_table_and_in_the_trace() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("trace.json");
+    let file = path.to_str().expect("text");
+    let (ok, out, err) = wakeone(&[
+        "sim",
+        "--rate",
+        "1000",
+        "--service",
+        "exp:1ms",
+        "-n",
+        "20000",
+        "--policy",
+        "hash",
+        "--backlog",
+        "16",
+        "--stop",
+        "0@2s:3s",
+        "--crash",
+        "4s:100ms",
+        "--pause",
+        "1s:20ms",
+        "--trace",
+        file,
+    ]);
+    assert!(ok, "{err}");
+    assert!(out.contains("SYNs dropped"), "{out}");
+    let row = |name: &str| {
+        let all = out.lines().rev().find(|line| line.starts_with(name));
+        let fields = all.expect(name).split_whitespace().skip(1);
+        fields
+            .map(|n| n.parse::<u64>().expect("a count"))
+            .collect::<Vec<_>>()
+    };
+    // Dropped, given up, lost: a fourth of what comes for three seconds finds a full queue.
+    let (hash, rescued) = (row("hash "), row("hash+rescue "));
+    assert!(hash[0] > 500 && hash[2] > 0, "{out}");
+    assert!(rescued[0] < hash[0] / 2, "{out}");
+    let text = std::fs::read_to_string(&path).expect("written");
+    let trace: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    // Four ways, some thousand requests a second each.
+    assert!(
+        events
+            .iter()
+            .filter(|event| event["name"] == "request")
+            .count()
+            > 2_000
+    );
+    assert_eq!(
+        events
+            .iter()
+            .filter(|event| event["name"] == "process_name")
+            .count(),
+        4
+    );
+}
+
+#[test]
+fn a_sweep_is_a_result_that_the_report_draws() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (result, page) = (
+        folder.path().join("sweep.json"),
+        folder.path().join("page.html"),
+    );
+    let sweep = [
+        "sim",
+        "--rate",
+        "3000",
+        "--service",
+        "exp:1ms",
+        "-n",
+        "20000",
+        "--policy",
+        "least-connections",
+        "--sweep",
+        "workers=2..6",
+    ];
+    let (ok, out, err) = wakeone(&sweep);
+    assert!(ok, "{err}");
+    // Two and three workers cannot serve it.
+    let of = |point: &str| {
+        out.lines()
+            .find(|line| line.starts_with(point))
+            .expect("a row")
+            .to_owned()
+    };
+    assert!(
+        of("workers-3").contains(" -") && !of("workers-4").contains(" -"),
+        "{out}"
+    );
+    let json: Vec<&str> = sweep.iter().copied().chain(["--json"]).collect();
+    let (ok, out, err) = wakeone(&json);
+    assert!(ok, "{err}");
+    let p99 = |workers| {
+        variant(
+            &out,
+            &format!("workers-{workers}/shared-accept"),
+            "latency_ms_p99",
+        )
+    };
+    assert!(p99(4) > p99(5) && p99(5) > p99(6), "{out}");
+    let schema = include_str!("../../../docs/schema/lab-result.schema.json");
+    let schema: serde_json::Value = serde_json::from_str(schema).expect("a schema");
+    let value: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    jsonschema::validate(&schema, &value).expect("a result of the lab");
+    std::fs::write(&result, out).expect("written");
+    let text = |path: &std::path::Path| path.to_str().expect("text").to_owned();
+    let (ok, _, err) = wakeone(&["lab", "report", &text(&result), "-o", &text(&page)]);
+    assert!(ok, "{err}");
+    let page = std::fs::read_to_string(page).expect("a page");
+    assert!(
+        page.contains("<svg") && page.contains("The slowest one percent"),
+        "no chart"
+    );
+}
+
+#[test]
+fn what_was_measured_is_simulated() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (service, arrivals) = (
+        folder.path().join("service"),
+        folder.path().join("arrivals"),
+    );
+    std::fs::write(&service, "1ms\n1ms\n4ms\n").expect("written");
+    std::fs::write(&arrivals, "0\n0.001\n0.002\n0.010\n").expect("written");
+    let file = |path: &std::path::Path| format!("file:{}", path.display());
+    let (ok, out, err) = wakeone(&[
+        "sim",
+        "--json",
+        "-n",
+        "20000",
+        "--policy",
+        "hash",
+        "--service",
+        &file(&service),
+        "--arrivals",
+        &file(&arrivals),
+    ]);
+    assert!(ok, "{err}");
+    let value: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    let parameter = |name: &str| value["parameters"][name].as_f64().expect(name);
+    assert!((parameter("service_mean_ms") - 2.0).abs() < 1e-9);
+    // Four gaps in 10 ms and the mean gap of 3.3 ms behind the last.
+    assert!((parameter("rate_per_s") - 300.0).abs() < 1e-6, "{out}");
+    assert!(variant(&out, "shared-accept", "latency_ms_mean") >= 2.0 - 0.1);
 }

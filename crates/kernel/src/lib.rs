@@ -24,6 +24,7 @@ pub mod netns;
 pub mod netstat;
 pub mod peek;
 pub mod policy;
+pub mod policy_group;
 pub mod probe;
 pub mod process;
 pub mod process_mutex;

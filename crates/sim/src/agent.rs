@@ -3,6 +3,9 @@
 use wakeone_model::judge::{self, Doing, Lap, Limits, Look, Memory};
 use wakeone_model::moves::{self, Arrivals, Budget};
 
+use wakeone_kernel::table::flag;
+
+use crate::servers::Kind;
 use crate::steering::Steering;
 use crate::workers::Worker;
 
@@ -11,24 +14,23 @@ const NS: f64 = 1e9;
 const BUSY_TICK_S: (f64, f64) = (0.0005, 0.005);
 /// How often to look while none are.
 const IDLE_TICK_S: f64 = 0.010;
-/// Room in an accept queue: nothing is refused here.
-const ROOM: u32 = u32::MAX / 512;
+/// Room in an accept queue that has no limit.
+const ROOM: u32 = u32::MAX / 2048;
 
 /// What a move takes: shutdown() and listen(), as measured with few connections on the port.
 const MOVE_S: f64 = 60e-6;
-
-/// A queue that was moved.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Move {
-    pub slot: usize,
-}
 
 /// What the agent remembers.
 #[derive(Debug)]
 pub(crate) struct Agent {
     limits: Limits,
-    /// How many requests keep a worker from accepting.
-    threads: usize,
+    kind: Kind,
+    /// The most that an accept queue holds.
+    room: u32,
+    /// The state of each slot in this look.
+    looks: Vec<Look>,
+    /// The queues to be moved now.
+    moves: Vec<usize>,
     memory: Vec<Memory>,
     laps: Vec<Option<Lap>>,
     arrivals: Vec<Arrivals>,
@@ -37,12 +39,21 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    pub(crate) fn new(stuck_after_s: f64, workers: usize, threads: usize) -> Self {
+    /// `backlog`: of the accept queues.
+    pub(crate) fn new(
+        stuck_after_s: f64,
+        workers: usize,
+        kind: Kind,
+        backlog: Option<u32>,
+    ) -> Self {
         Self {
             limits: Limits {
                 stuck_after_ns: (stuck_after_s * NS) as u64,
             },
-            threads,
+            kind,
+            room: backlog.map_or(ROOM, |backlog| backlog.saturating_add(1).min(ROOM)),
+            looks: Vec::with_capacity(workers),
+            moves: Vec::with_capacity(workers),
             memory: vec![Memory::default(); workers],
             laps: vec![None; workers],
             arrivals: vec![Arrivals::default(); workers],
@@ -51,21 +62,17 @@ impl Agent {
         }
     }
 
-    /// One look: marks stuck slots. Returns the queues to be moved now, and the time of the next look, in s.
-    pub(crate) fn look(
-        &mut self,
-        now: f64,
-        steering: &mut Steering,
-        workers: &[Worker],
-    ) -> (Vec<Move>, f64) {
+    /// One look: marks stuck slots. Returns the time of the next look, in s; [`Agent::next_move`] has the queues to be
+    /// moved now.
+    pub(crate) fn look(&mut self, now: f64, steering: &mut Steering, workers: &[Worker]) -> f64 {
         let now_ns = (now * NS) as u64 + 1;
-        let looks: Vec<Look> = (0..workers.len())
-            .map(|slot| look(steering, workers, slot))
-            .collect();
+        let mut looks = std::mem::take(&mut self.looks);
+        looks.clear();
+        looks.extend((0..workers.len()).map(|slot| self.see(steering, workers, slot)));
         for (slot, arrivals) in self.arrivals.iter_mut().enumerate() {
             arrivals.see(now_ns, steering.selected(slot));
         }
-        let mut moved = Vec::new();
+        self.moves.clear();
         for slot in 0..looks.len() {
             if self.judge(slot, now_ns, &looks, steering, workers) {
                 self.budget.spend((MOVE_S * NS) as u64);
@@ -73,11 +80,29 @@ impl Agent {
                     queued: 0,
                     ..looks[slot]
                 });
-                moved.push(Move { slot });
+                self.moves.push(slot);
             }
         }
         let busy = looks.iter().any(|look| look.active > 0 || look.queued > 0);
-        (moved, now + self.pause(now_ns, busy, &looks))
+        let next = now + self.pause(now_ns, busy, &looks);
+        self.looks = looks;
+        next
+    }
+
+    /// A queue to be moved.
+    pub(crate) fn next_move(&mut self) -> Option<usize> {
+        self.moves.pop()
+    }
+
+    fn see(&self, steering: &Steering, workers: &[Worker], slot: usize) -> Look {
+        let queued = workers[slot].queue.len() as u32;
+        Look {
+            serving: !workers[slot].down,
+            queued,
+            room: self.room.saturating_sub(queued),
+            accepted: workers[slot].accepted,
+            active: steering.active(slot),
+        }
     }
 
     fn pause(&self, now_ns: u64, busy: bool, looks: &[Look]) -> f64 {
@@ -124,7 +149,7 @@ impl Agent {
         {
             self.memory[slot].stuck_since_ns = Some(now_ns);
             self.avoided_ns[slot] = now_ns;
-            steering.mark_stuck(slot, true);
+            steering.mark(slot, flag::STUCK, true);
         }
         false
     }
@@ -140,22 +165,27 @@ impl Agent {
         let doing = self.doing(&workers[slot]);
         if judge::recovered(&looks[slot], &self.memory[slot], doing) {
             self.memory[slot].stuck_since_ns = None;
-            steering.mark_stuck(slot, false);
+            steering.mark(slot, flag::STUCK, false);
             return false;
         }
-        let another_serves = self
-            .memory
-            .iter()
-            .enumerate()
-            .any(|(other, memory)| other != slot && memory.stuck_since_ns.is_none());
+        let others = looks.iter().enumerate().filter(|(other, look)| {
+            *other != slot && look.serving && self.memory[*other].stuck_since_ns.is_none()
+        });
         looks[slot].queued > 0
-            && another_serves
+            && judge::fits(looks[slot].queued, others.map(|(_, look)| look.room))
             && self.quiet_ns(slot) <= now_ns
             && self.budget.allows(now_ns)
     }
 
     fn doing(&self, worker: &Worker) -> Doing {
-        if worker.busy >= self.threads {
+        let full = match self.kind {
+            Kind::Threads(threads) => worker.busy >= threads,
+            // It computes for what it has in hand.
+            Kind::EventLoop => worker.busy > 0,
+        };
+        if worker.halts > 0 {
+            Doing::Stopped
+        } else if full || worker.down {
             Doing::Busy
         } else {
             Doing::Waiting
@@ -181,16 +211,5 @@ impl Agent {
             self.laps[slot] = Some(Lap::start(now_ns, looks));
         }
         idle || overtaken
-    }
-}
-
-fn look(steering: &Steering, workers: &[Worker], slot: usize) -> Look {
-    let queued = workers[slot].queue.len() as u32;
-    Look {
-        serving: true,
-        queued,
-        room: ROOM - queued,
-        accepted: workers[slot].accepted,
-        active: steering.active(slot),
     }
 }

@@ -1,226 +1,289 @@
-//! The events: a request comes, a request is finished, the agent looks.
+//! The events: a request comes, a request is finished, and everything rarer.
 
-use std::collections::VecDeque;
+use std::collections::{BinaryHeap, VecDeque};
 
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
-use wakeone_kernel::table::MAX_SLOTS;
+use wakeone_kernel::table::flag;
 
-use crate::agent::Agent;
-use crate::clock::Clock;
-use crate::load::{Error, Gaps, Load, Works, stream};
-use crate::outcome::{Outcome, Tally};
-use crate::steering::Steering;
-pub use crate::workers::Wake;
-use crate::workers::{Asleep, Waiting, Worker};
+use crate::arrivals::Gaps;
+use crate::faults::Draws;
+use crate::front::Front;
+use crate::happening::{Happening, Rare};
+use crate::load::{Error, Load, stream};
+use crate::outcome::{Counts, Outcome, Tally};
+use crate::servers::{Kind, Servers};
+use crate::service::Works;
+use crate::setup::Setup;
+use crate::syn;
+use crate::trace::{Span, Trace, What};
+use crate::workers::{Waiting, Worker};
 
-/// How connections are handed out.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Way {
-    /// One queue for all workers.
-    Shared(Wake),
-    /// A queue for each worker, and a policy of `enum wakeone_policy` (`bpf/contract.h`) that chooses.
-    Steered {
-        /// The policy's number.
-        policy: u32,
-        /// The queue of a worker is moved that has not accepted for so long, in s. None: never.
-        stuck_after_s: Option<f64>,
-    },
-}
-
-/// Who serves.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Setup {
-    /// Workers, 1 to 256.
-    pub workers: usize,
-    /// Requests that a worker serves at a time; it accepts no more.
-    pub threads: usize,
-    /// The CPUs that requests need for all of their time. None: they need none, they wait for something else.
-    pub cpus: Option<usize>,
-    /// How connections are handed out.
-    pub way: Way,
-}
-
-impl Setup {
-    fn check(&self) -> Result<(), Error> {
-        if !(1..=MAX_SLOTS).contains(&self.workers) {
-            return Err(Error(format!(
-                "{} workers cannot be simulated: a group has 1 to {MAX_SLOTS}",
-                self.workers
-            )));
-        }
-        if self.threads == 0 || self.cpus == Some(0) {
-            return Err(Error(
-                "a worker needs at least one thread, and a machine one CPU".into(),
-            ));
-        }
-        Ok(())
-    }
-}
-
-/// Simulates a load until its last request is finished. The first tenth of the requests is not measured: the queues fill.
+/// Simulates a load until its last request has ended. The first tenth of the requests is not measured: the queues fill.
 ///
 /// # Errors
 /// When the load or the setup cannot be simulated.
 pub fn run(setup: &Setup, load: &Load) -> Result<Outcome, Error> {
-    setup.check()?;
-    let mut engine = Engine::new(setup, load)?;
-    while engine.finished < load.requests {
-        engine.step();
-    }
-    Ok(engine.close())
+    Ok(Engine::new(setup, load, None)?.finish_all().0)
 }
 
-/// Opens connections one after another, each when all workers wait; the worker of each.
-fn open(front: &mut Front, connections: usize) -> Vec<usize> {
-    let one = |_| match front {
-        Front::Shared { asleep, .. } => {
-            let worker = asleep.wake().unwrap_or_default();
-            asleep.sleep(worker);
-            worker
-        }
-        Front::Steered { steering, .. } => {
-            let slot = steering.pick();
-            steering.enter(slot);
-            slot
-        }
-    };
-    (0..connections).map(one).collect()
+/// The same, and what happened within so long a part of it, from the first measured request on.
+///
+/// # Errors
+/// When the load or the setup cannot be simulated.
+pub fn run_traced(setup: &Setup, load: &Load, length_s: f64) -> Result<(Outcome, Trace), Error> {
+    let trace = Trace::of(length_s);
+    let (outcome, trace) = Engine::new(setup, load, Some(trace))?.finish_all();
+    Ok((outcome, trace.unwrap_or_else(|| Trace::of(length_s))))
 }
 
-/// Where what comes is put.
-enum Front {
-    Shared {
-        queue: VecDeque<Waiting>,
-        asleep: Asleep,
-    },
-    Steered {
-        steering: Steering,
-        agent: Option<Agent>,
-    },
+/// Connections that are kept: the worker of each, and how one is drawn for a request.
+struct Kept {
+    workers: Vec<usize>,
+    random: Xoshiro256PlusPlus,
 }
 
-struct Engine {
-    clock: Clock,
+struct Engine<'a> {
+    setup: &'a Setup,
+    servers: Servers,
+    workers: Vec<Worker>,
+    front: Front,
     gaps: Gaps,
     works: Works,
     /// Requests yet to come, and when the next one does.
     to_come: u64,
     next_arrival: f64,
-    next_look: f64,
-    threads: usize,
-    workers: Vec<Worker>,
-    front: Front,
-    /// The worker of each connection that is kept, and how one is drawn for a request.
-    kept: Option<(Vec<usize>, Xoshiro256PlusPlus)>,
+    rare: BinaryHeap<Rare>,
+    next_rare: f64,
+    draws: Draws,
+    /// Which of the busy event loops looks for connections first.
+    chance: Xoshiro256PlusPlus,
+    kept: Option<Kept>,
     unmeasured: u64,
-    finished: u64,
+    ended: u64,
+    counts: Counts,
     tally: Tally,
-    rescues: u64,
-    moved: u64,
-    events: u64,
+    trace: Option<Trace>,
+    /// Room for a queue that is being moved.
+    moving: VecDeque<Waiting>,
 }
 
-impl Engine {
-    fn new(setup: &Setup, load: &Load) -> Result<Self, Error> {
-        let works = Works::new(load)?;
-        let mut gaps = Gaps::new(load);
-        let next_arrival = gaps.draw();
-        let unmeasured = load.requests / 10;
-        let front = match setup.way {
-            Way::Shared(wake) => Front::Shared {
-                queue: VecDeque::new(),
-                asleep: Asleep::new(wake, setup.workers),
-            },
-            Way::Steered {
-                policy,
-                stuck_after_s,
-            } => Front::Steered {
-                steering: Steering::new(policy, setup.workers, load.seed),
-                agent: stuck_after_s.map(|s| Agent::new(s, setup.workers, setup.threads)),
-            },
-        };
-        let mut front = front;
-        let kept = load
-            .kept
-            .map(|connections| (open(&mut front, connections), stream(load.seed, 4)));
-        // What is accepted already is in no queue that could be moved.
-        let looks = kept.is_none() && matches!(&front, Front::Steered { agent: Some(_), .. });
+impl<'a> Engine<'a> {
+    fn new(setup: &'a Setup, load: &Load, trace: Option<Trace>) -> Result<Self, Error> {
+        setup.check()?;
+        load.check()?;
+        let mut front = Front::new(setup, load.seed);
+        let mut gaps = Gaps::new(&load.arrivals, load.seed);
+        let kept = load.kept.map(|connections| Kept {
+            workers: (0..connections).filter_map(|_| front.open()).collect(),
+            random: stream(load.seed, 4),
+        });
         let mut workers = Vec::new();
         workers.resize_with(setup.workers, Worker::default);
-        Ok(Self {
-            clock: Clock::new(setup.cpus.map_or(f64::INFINITY, |cpus| cpus as f64)),
-            gaps,
-            works,
-            to_come: load.requests,
-            next_arrival,
-            next_look: if looks { 0.0 } else { f64::INFINITY },
-            threads: setup.threads,
+        let unmeasured = load.requests / 10;
+        let cpus = setup.cpus.map_or(f64::INFINITY, |cpus| cpus as f64);
+        let mut engine = Self {
+            setup,
+            servers: Servers::new(setup.kind, setup.workers, cpus),
             workers,
             front,
+            next_arrival: gaps.draw(),
+            gaps,
+            works: Works::new(&load.service, load.seed)?,
+            to_come: load.requests,
+            rare: BinaryHeap::with_capacity(2 * setup.workers + 64),
+            next_rare: f64::INFINITY,
+            draws: Draws::new(load.seed),
+            chance: stream(load.seed, 6),
             kept,
             unmeasured,
-            finished: 0,
+            ended: 0,
+            counts: Counts::default(),
             tally: Tally::new(load.requests - unmeasured),
-            rescues: 0,
-            moved: 0,
-            events: 0,
-        })
+            trace,
+            moving: VecDeque::new(),
+        };
+        engine.plan();
+        Ok(engine)
+    }
+
+    /// Plans the first of everything that is rare.
+    fn plan(&mut self) {
+        // The agent moves queues, and accepted connections are in none.
+        if self.kept.is_none() && matches!(&self.front, Front::Steered { agent: Some(_), .. }) {
+            self.happens(0.0, Happening::Look);
+        }
+        for worker in 0..self.setup.workers {
+            self.plan_pause(worker, 0.0);
+            self.plan_crash(worker);
+        }
+        for stop in &self.setup.faults.stops {
+            let (worker, lasts_s) = (stop.worker, stop.lasts_s);
+            self.happens(stop.at_s, Happening::Stop { worker, lasts_s });
+        }
+    }
+
+    /// Plans the next pause of a worker that works from so long from now on, in s.
+    fn plan_pause(&mut self, worker: usize, from_s: f64) {
+        if let Some(pauses) = self.setup.faults.pauses {
+            let at = self.servers.now() + from_s + self.draws.distance(pauses);
+            self.happens(at, Happening::Pause { worker });
+        }
+    }
+
+    fn plan_crash(&mut self, worker: usize) {
+        if let Some(crashes) = self.setup.faults.crashes {
+            let at = self.servers.now() + self.draws.distance(crashes);
+            self.happens(at, Happening::Crash { worker });
+        }
+    }
+
+    fn happens(&mut self, at: f64, happening: Happening) {
+        self.rare.push(Rare { at, happening });
+        self.next_rare = self.rare.peek().map_or(f64::INFINITY, |first| first.at);
+    }
+
+    fn finish_all(mut self) -> (Outcome, Option<Trace>) {
+        let requests = self.to_come;
+        while self.ended < requests {
+            self.step();
+        }
+        let (latency, mean_s, mean_error_s) = self.tally.close();
+        let outcome = Outcome {
+            latency,
+            mean_s,
+            mean_error_s,
+            served: self.workers.iter().map(|worker| worker.accepted).collect(),
+            counts: self.counts,
+            elapsed_s: self.servers.now(),
+        };
+        (outcome, self.trace)
     }
 
     /// The next event.
+    #[inline]
     fn step(&mut self) {
-        self.events += 1;
-        let finish = self.clock.next().unwrap_or(f64::INFINITY);
-        let arrival = if self.to_come > 0 {
-            self.next_arrival
-        } else {
-            f64::INFINITY
-        };
-        if finish <= arrival && finish <= self.next_look {
+        self.counts.events += 1;
+        let finish = self.servers.next();
+        if finish <= self.next_arrival && finish <= self.next_rare {
             self.finish(finish);
-        } else if arrival <= self.next_look {
-            self.clock.advance(arrival);
+        } else if self.next_arrival <= self.next_rare {
+            self.servers.advance(self.next_arrival);
             self.arrive();
         } else {
-            self.clock.advance(self.next_look);
-            self.look();
+            self.servers.advance(self.next_rare);
+            self.happen();
         }
     }
 
     fn arrive(&mut self) {
-        let arrived = self.clock.now();
-        let waiting = Waiting {
-            arrived,
+        let now = self.servers.now();
+        let mut one = Waiting {
+            arrived: now,
             work: self.works.draw(),
+            hash: 0,
+            dropped: 0,
         };
         self.to_come -= 1;
-        self.next_arrival = arrived + self.gaps.draw();
-        if let Some((workers, random)) = &mut self.kept {
-            let worker = workers[random.random_range(0..workers.len())];
-            return self.put(worker, waiting);
-        }
-        match &mut self.front {
-            Front::Shared { queue, asleep } => {
-                queue.push_back(waiting);
-                if let Some(worker) = asleep.wake() {
-                    self.accept(worker);
-                }
+        self.next_arrival = if self.to_come > 0 {
+            now + self.gaps.draw()
+        } else {
+            f64::INFINITY
+        };
+        if let Some(kept) = &mut self.kept {
+            if kept.workers.is_empty() {
+                return self.lose(1);
             }
+            let worker = kept.workers[kept.random.random_range(0..kept.workers.len())];
+            return self.put(worker, one);
+        }
+        if let Front::Steered { steering, .. } = &mut self.front {
+            one.hash = steering.hash();
+        }
+        self.connect(one);
+    }
+
+    /// A SYN comes.
+    #[inline]
+    fn connect(&mut self, one: Waiting) {
+        match &mut self.front {
+            Front::Shared { .. } => self.connect_shared(one),
             Front::Steered { steering, .. } => {
-                let slot = steering.pick();
+                let Some(slot) = steering.pick(one.hash, self.servers.now()) else {
+                    return self.lose(1);
+                };
+                if is_full(self.setup.backlog, self.workers[slot].queue.len()) {
+                    return self.drop_syn(slot, one);
+                }
                 steering.enter(slot);
-                self.put(slot, waiting);
+                self.put(slot, one);
             }
         }
     }
 
+    fn connect_shared(&mut self, one: Waiting) {
+        let Front::Shared { queue, asleep } = &mut self.front else {
+            return;
+        };
+        if is_full(self.setup.backlog, queue.len()) {
+            return self.drop_syn(0, one);
+        }
+        queue.push_back(one);
+        // The kernel wakes a halted worker as well. It takes nothing, and the others do when they come round.
+        let woken = asleep.wake().filter(|worker| self.can_accept(*worker));
+        if let Some(worker) = woken.or_else(|| self.busy_loop()) {
+            self.accept(worker);
+        }
+    }
+
+    /// The event loop that looks for connections first while all of them are busy: any.
+    fn busy_loop(&mut self) -> Option<usize> {
+        if self.setup.kind != Kind::EventLoop {
+            return None;
+        }
+        let able = |worker: &usize| self.can_accept(*worker);
+        let count = (0..self.workers.len()).filter(able).count();
+        if count == 0 {
+            return None;
+        }
+        let which = self.chance.random_range(0..count);
+        let able = |worker: &usize| self.can_accept(*worker);
+        (0..self.workers.len()).filter(able).nth(which)
+    }
+
+    /// A SYN finds a full queue. The client sends it again, or gives up.
+    fn drop_syn(&mut self, worker: usize, mut one: Waiting) {
+        self.counts.dropped_syns += 1;
+        one.dropped += 1;
+        self.note(What::Dropped, worker);
+        match syn::again_s(one.dropped) {
+            Some(after) => {
+                self.happens(self.servers.now() + after, Happening::Syn(one));
+            }
+            None => {
+                self.counts.given_up += 1;
+                self.ended += 1;
+            }
+        }
+    }
+
+    #[inline]
+    fn can_accept(&self, worker: usize) -> bool {
+        let one = &self.workers[worker];
+        let room = match self.setup.kind {
+            Kind::Threads(threads) => one.busy < threads,
+            Kind::EventLoop => true,
+        };
+        room && !one.is_halted()
+    }
+
     /// A connection comes into a worker's own queue, and the worker takes it if it can.
-    fn put(&mut self, slot: usize, waiting: Waiting) {
-        self.workers[slot].queue.push_back(waiting);
-        if self.workers[slot].busy < self.threads {
-            self.accept(slot);
+    #[inline]
+    fn put(&mut self, slot: usize, one: Waiting) {
+        if self.can_accept(slot) {
+            self.begin(slot, one);
         } else {
+            self.workers[slot].queue.push_back(one);
             self.publish_queue(slot);
         }
     }
@@ -231,50 +294,116 @@ impl Engine {
         }
     }
 
-    /// A worker takes what has waited longest, or goes to sleep.
-    fn accept(&mut self, worker: usize) {
-        let next = match &mut self.front {
-            Front::Shared { queue, .. } if self.kept.is_none() => queue.pop_front(),
-            _ => self.workers[worker].queue.pop_front(),
-        };
-        if let Some(waiting) = next {
-            self.workers[worker].busy += 1;
-            self.workers[worker].accepted += 1;
-            self.clock.begin(worker, waiting.arrived, waiting.work);
-            self.publish_queue(worker);
-        }
-        self.wait_for_more(worker, next.is_some());
+    #[inline]
+    fn begin(&mut self, worker: usize, one: Waiting) {
+        let of = &mut self.workers[worker];
+        of.busy += 1;
+        of.accepted += 1;
+        let speed = self.setup.speeds.get(worker).copied().unwrap_or(1.0);
+        self.servers.begin(worker, one.arrived, one.work / speed);
+        self.progress(worker);
     }
 
-    /// A worker with a thread to spare waits for the shared queue.
-    fn wait_for_more(&mut self, worker: usize, took: bool) {
-        let spare = self.kept.is_none() && self.workers[worker].busy < self.threads;
-        let Front::Shared { asleep, queue } = &mut self.front else {
-            return;
+    #[inline]
+    fn progress(&mut self, worker: usize) {
+        if let Front::Steered { steering, .. } = &mut self.front {
+            steering.note_progress(worker, self.servers.now());
+        }
+    }
+
+    /// A worker takes what waits for it while it can, and then waits for more.
+    fn accept(&mut self, worker: usize) {
+        while self.can_accept(worker) {
+            let next = match &mut self.front {
+                Front::Shared { queue, .. } if self.kept.is_none() => queue.pop_front(),
+                _ => self.workers[worker].queue.pop_front(),
+            };
+            let Some(one) = next else {
+                return self.wait_for_more(worker);
+            };
+            self.begin(worker, one);
+            self.publish_queue(worker);
+        }
+    }
+
+    /// A worker with a thread to spare, or an event loop with nothing to do, waits for the shared queue.
+    #[inline]
+    fn wait_for_more(&mut self, worker: usize) {
+        let waits = match self.setup.kind {
+            Kind::Threads(_) => self.can_accept(worker),
+            Kind::EventLoop => self.workers[worker].busy == 0,
         };
-        if spare && (!took || queue.is_empty()) {
+        if let Front::Shared { asleep, .. } = &mut self.front
+            && waits
+            && self.kept.is_none()
+        {
             asleep.sleep(worker);
         }
     }
 
+    #[inline]
     fn finish(&mut self, at: f64) {
-        let Some(done) = self.clock.finish(at) else {
-            return;
-        };
-        self.finished += 1;
-        let worker = &mut self.workers[done.worker];
-        let was_full = worker.busy == self.threads;
-        worker.busy -= 1;
-        if let (Front::Steered { steering, .. }, None) = (&mut self.front, &self.kept) {
-            steering.leave(done.worker);
+        let done = self.servers.finish(at);
+        self.workers[done.worker].busy -= 1;
+        if let Front::Steered { steering, .. } = &mut self.front {
+            if self.kept.is_none() {
+                steering.leave(done.worker);
+            }
+            steering.note_progress(done.worker, at);
         }
-        if self.finished > self.unmeasured {
+        self.ended += 1;
+        if self.ended > self.unmeasured {
             self.tally.add(at - done.arrived);
         }
-        // A worker with another thread to spare waits already.
-        if was_full {
-            self.accept(done.worker);
+        if let Some(trace) = &mut self.trace {
+            if self.ended == self.unmeasured + 1 {
+                trace.begin(at);
+            }
+            trace.span(Span {
+                worker: done.worker,
+                arrived_s: done.arrived,
+                began_s: done.began,
+                ended_s: at,
+            });
         }
+        self.accept(done.worker);
+    }
+
+    fn note(&mut self, what: What, worker: usize) {
+        if let Some(trace) = &mut self.trace {
+            trace.mark(what, worker, self.servers.now());
+        }
+    }
+
+    /// Requests end without an answer.
+    fn lose(&mut self, requests: u64) {
+        self.counts.lost += requests;
+        self.ended += requests;
+    }
+}
+
+/// Whether a queue takes no more: the kernel admits one more than the backlog.
+#[inline]
+fn is_full(backlog: Option<u32>, length: usize) -> bool {
+    backlog.is_some_and(|backlog| length > backlog as usize)
+}
+
+/// What is rare.
+impl Engine<'_> {
+    fn happen(&mut self) {
+        let Some(Rare { happening, .. }) = self.rare.pop() else {
+            return;
+        };
+        match happening {
+            Happening::Look => self.look(),
+            Happening::Syn(one) => self.connect(one),
+            Happening::Stop { worker, lasts_s } => self.halt(worker, lasts_s),
+            Happening::Pause { worker } => self.pause(worker),
+            Happening::GoOn { worker, life } => self.go_on(worker, life),
+            Happening::Crash { worker } => self.crash(worker),
+            Happening::Restart { worker } => self.restart(worker),
+        }
+        self.next_rare = self.rare.peek().map_or(f64::INFINITY, |first| first.at);
     }
 
     fn look(&mut self) {
@@ -283,43 +412,150 @@ impl Engine {
             agent: Some(agent),
         } = &mut self.front
         else {
-            self.next_look = f64::INFINITY;
             return;
         };
-        let (moves, next) = agent.look(self.clock.now(), steering, &self.workers);
-        self.next_look = next;
-        for one in moves {
-            self.move_queue(one.slot);
+        let next = agent.look(self.servers.now(), steering, &self.workers);
+        self.happens(next, Happening::Look);
+        while let Some(slot) = self.next_move() {
+            self.counts.rescues += 1;
+            self.counts.moved += self.workers[slot].queue.len() as u64;
+            self.note(What::Moved, slot);
+            self.move_queue(slot);
+        }
+    }
+
+    fn next_move(&mut self) -> Option<usize> {
+        match &mut self.front {
+            Front::Steered { agent, .. } => agent.as_mut()?.next_move(),
+            Front::Shared { .. } => None,
         }
     }
 
     /// The policy chooses again for each connection that waits at a slot, in the order in which they came.
     fn move_queue(&mut self, from: usize) {
-        let waiting = std::mem::take(&mut self.workers[from].queue);
-        self.rescues += 1;
-        self.moved += waiting.len() as u64;
+        let mut moving = std::mem::take(&mut self.moving);
+        std::mem::swap(&mut moving, &mut self.workers[from].queue);
         self.publish_queue(from);
-        for one in waiting {
-            if let Front::Steered { steering, .. } = &mut self.front {
-                steering.leave(from);
-                let slot = steering.pick();
-                steering.enter(slot);
-                self.put(slot, one);
+        for one in moving.drain(..) {
+            let Front::Steered { steering, .. } = &mut self.front else {
+                continue;
+            };
+            steering.leave(from);
+            match steering.pick(one.hash, self.servers.now()) {
+                Some(slot) => {
+                    steering.enter(slot);
+                    self.put(slot, one);
+                }
+                None => self.lose(1),
+            }
+        }
+        self.moving = moving;
+    }
+
+    fn pause(&mut self, worker: usize) {
+        let lasts_s = self
+            .setup
+            .faults
+            .pauses
+            .map_or(0.0, |pauses| pauses.lasts_s);
+        self.halt(worker, lasts_s);
+        self.plan_pause(worker, lasts_s);
+    }
+
+    /// A worker does nothing for a while.
+    fn halt(&mut self, worker: usize, lasts_s: f64) {
+        let of = &mut self.workers[worker];
+        let life = of.lives;
+        if of.down {
+            return;
+        }
+        of.halts += 1;
+        if of.halts == 1 {
+            self.servers.halt(worker);
+            self.note(What::Halted, worker);
+        }
+        let at = self.servers.now() + lasts_s;
+        self.happens(at, Happening::GoOn { worker, life });
+    }
+
+    fn go_on(&mut self, worker: usize, life: u32) {
+        let of = &mut self.workers[worker];
+        if of.lives == life && !of.down {
+            of.halts -= 1;
+            if of.halts == 0 {
+                self.servers.go_on(worker);
+                self.note(What::WentOn, worker);
+                self.accept(worker);
             }
         }
     }
 
-    fn close(self) -> Outcome {
-        let (latency, mean_s, mean_error_s) = self.tally.close();
-        Outcome {
-            latency,
-            mean_s,
-            mean_error_s,
-            served: self.workers.iter().map(|worker| worker.accepted).collect(),
-            rescues: self.rescues,
-            moved: self.moved,
-            events: self.events,
-            elapsed_s: self.clock.now(),
+    /// A worker loses what it has in hand. Its own queue goes to the others, as the kernel moves it when a listener closes.
+    fn crash(&mut self, worker: usize) {
+        let of = &mut self.workers[worker];
+        let in_hand = std::mem::take(&mut of.busy);
+        (of.halts, of.down) = (0, true);
+        self.servers.lose(worker);
+        self.note(What::Crashed, worker);
+        match &mut self.front {
+            Front::Shared { asleep, .. } => asleep.remove(worker),
+            Front::Steered { steering, .. } => {
+                steering.mark(worker, flag::UP, false);
+                if self.kept.is_none() {
+                    (0..in_hand).for_each(|_| steering.leave(worker));
+                }
+            }
         }
+        self.lose(in_hand as u64);
+        self.leave_queue(worker);
+        if let Some(crashes) = self.setup.faults.crashes {
+            let at = self.servers.now() + crashes.lasts_s;
+            self.happens(at, Happening::Restart { worker });
+        }
+    }
+
+    /// Empties a crashed worker's queue. Requests of kept connections are lost, and their clients connect anew.
+    fn leave_queue(&mut self, worker: usize) {
+        let Some(mut kept) = self.kept.take() else {
+            return self.move_queue(worker);
+        };
+        let waiting = self.workers[worker].queue.len();
+        self.workers[worker].queue.clear();
+        self.lose(waiting as u64);
+        for of in kept.workers.iter_mut().filter(|of| **of == worker) {
+            if let Front::Steered { steering, .. } = &mut self.front {
+                steering.leave(worker);
+            }
+            // Where nobody is up they wait for this worker to come back.
+            match self.front.open() {
+                Some(other) => *of = other,
+                None => self.reopen_at(worker),
+            }
+        }
+        self.kept = Some(kept);
+    }
+
+    fn reopen_at(&mut self, worker: usize) {
+        if let Front::Steered { steering, .. } = &mut self.front {
+            steering.enter(worker);
+        }
+    }
+
+    fn restart(&mut self, worker: usize) {
+        let of = &mut self.workers[worker];
+        of.down = false;
+        of.lives += 1;
+        if let Front::Steered { steering, .. } = &mut self.front {
+            steering.mark(worker, flag::UP, true);
+        }
+        // With kept connections it waits for those that are opened anew.
+        if let Front::Shared { asleep, .. } = &mut self.front
+            && self.kept.is_some()
+        {
+            asleep.sleep(worker);
+        }
+        self.note(What::Restarted, worker);
+        self.plan_crash(worker);
+        self.accept(worker);
     }
 }

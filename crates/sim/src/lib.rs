@@ -5,14 +5,31 @@
 //! gives the same result.
 
 mod agent;
-mod clock;
+mod arrivals;
+mod calendar;
 mod engine;
+mod faults;
+mod front;
+mod happening;
 mod load;
 mod outcome;
+mod servers;
+mod service;
+mod setup;
 mod steering;
+mod syn;
 pub mod theory;
+mod trace;
 mod workers;
 
-pub use engine::{Setup, Wake, Way, run};
-pub use load::{Arrivals, Error, Load, Service};
-pub use outcome::Outcome;
+pub use arrivals::Arrivals;
+pub use engine::{run, run_traced};
+pub use faults::{Faults, Repeated, Stop};
+pub use load::{Error, Load};
+pub use outcome::{Counts, Outcome};
+pub use servers::Kind;
+pub use service::{Service, time_s};
+pub use setup::{Setup, Way};
+pub use trace::{Mark, Span, Trace, What};
+pub use wakeone_kernel::policy_group::{MOST_SLOTS, Variant};
+pub use workers::Wake;

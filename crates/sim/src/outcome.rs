@@ -18,14 +18,27 @@ pub struct Outcome {
     pub mean_error_s: f64,
     /// Requests that each worker served.
     pub served: Vec<u64>,
-    /// Queues that were moved.
+    /// What was counted.
+    pub counts: Counts,
+    /// Virtual time that passed, in s.
+    pub elapsed_s: f64,
+}
+
+/// Counters of a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Events that were simulated: arrivals, ends, looks, and what is rarer.
+    pub events: u64,
+    /// Queues that the agent moved.
     pub rescues: u64,
     /// Connections that were moved with them.
     pub moved: u64,
-    /// Events that were simulated: arrivals, ends, looks.
-    pub events: u64,
-    /// Virtual time that passed, in s.
-    pub elapsed_s: f64,
+    /// SYNs that found a full queue.
+    pub dropped_syns: u64,
+    /// Connections that a client gave up after its last SYN was dropped.
+    pub given_up: u64,
+    /// Requests lost: their worker crashed, or none was up.
+    pub lost: u64,
 }
 
 impl Outcome {

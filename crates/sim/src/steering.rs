@@ -2,90 +2,122 @@
 
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
-use wakeone_kernel::contract::{wakeone_draw, wakeone_table};
-use wakeone_kernel::policy;
+use wakeone_kernel::contract::wakeone_draw;
+use wakeone_kernel::policy_group::{Group, Variant};
 use wakeone_kernel::table::flag;
 
 use crate::load::stream;
 
 /// A steered group, as the kernel sees it.
 pub(crate) struct Steering {
-    table: Box<wakeone_table>,
+    group: Group,
+    flags: Vec<u32>,
+    weights: Vec<u32>,
     random: Xoshiro256PlusPlus,
     tick: u64,
+    /// Ties are broken by progress.
+    by_progress: bool,
 }
 
 impl Steering {
-    /// At most [`wakeone_kernel::table::MAX_SLOTS`] workers of one weight.
-    pub(crate) fn new(policy_number: u32, workers: usize, seed: u64) -> Self {
-        let mut table = Box::new(wakeone_table {
-            policy: policy_number,
-            slots: workers as u32,
-            ..Default::default()
-        });
-        for slot in &mut table.slot[..workers] {
-            slot.flags = flag::UP;
-            slot.weight = 1;
-        }
-        policy::publish(&mut table);
-        Self {
-            table,
+    /// At most as many workers as the variant has slots; `weights`: one each, or none.
+    pub(crate) fn new(
+        variant: Variant,
+        policy: u32,
+        workers: usize,
+        weights: &[u32],
+        seed: u64,
+    ) -> Self {
+        let mut steering = Self {
+            group: Group::new(variant, policy, workers),
+            flags: vec![flag::UP; workers],
+            weights: weights.to_vec(),
             random: stream(seed, 3),
             tick: 0,
+            by_progress: variant == Variant::Freshest,
+        };
+        steering.weights.resize(workers, 1);
+        for slot in 0..workers {
+            let weight = steering.weights[slot];
+            steering.group.set(slot, flag::UP, weight);
         }
+        steering.group.publish();
+        steering
     }
 
-    /// The slot for a connection.
-    pub(crate) fn pick(&mut self) -> usize {
-        let draw = wakeone_draw {
+    /// A hash for the addresses and ports of a new connection.
+    #[inline]
+    pub(crate) fn hash(&mut self) -> u32 {
+        self.random.random()
+    }
+
+    /// The slot for a connection, chosen at a moment, in s; none where no slot is up.
+    #[inline]
+    pub(crate) fn pick(&mut self, hash: u32, now: f64) -> Option<usize> {
+        self.tick += 1;
+        let tick = if self.by_progress {
+            (now * 1e6) as u64
+        } else {
+            self.tick
+        };
+        self.group.pick(&wakeone_draw {
             random: self.random.random(),
-            hash: self.random.random(),
+            hash,
             cpu: 0,
-            tick: self.tick,
+            tick,
             agent_gone: 0,
             queues_fresh: 1,
             ..Default::default()
-        };
-        self.tick += 1;
-        // A group whose slots are all up always has one to give.
-        let slot = policy::pick_in_place(&self.table, &draw).unwrap_or_default();
-        self.table.slot[slot].selected += 1;
-        slot
+        })
     }
 
     /// A connection is open at a slot from now on.
+    #[inline]
     pub(crate) fn enter(&mut self, slot: usize) {
-        policy::enter(&mut self.table, slot);
+        self.group.enter(slot);
     }
 
     /// No more.
+    #[inline]
     pub(crate) fn leave(&mut self, slot: usize) {
-        policy::leave(&mut self.table, slot);
+        self.group.leave(slot);
     }
 
     /// So many connections wait at a slot.
+    #[inline]
     pub(crate) fn set_queue(&mut self, slot: usize, length: usize) {
-        self.table.slot[slot].queued = length as u32;
+        self.group.set_queued(slot, length as u32);
     }
 
-    /// A slot is marked stuck, or no more.
-    pub(crate) fn mark_stuck(&mut self, slot: usize, on: bool) {
-        let flags = &mut self.table.slot[slot].flags;
-        *flags = if on {
-            *flags | flag::STUCK
+    /// A slot's worker accepted or finished something.
+    #[inline]
+    pub(crate) fn note_progress(&mut self, slot: usize, now: f64) {
+        if self.by_progress {
+            self.group.note_progress(slot, (now * 1e6) as u32);
+        }
+    }
+
+    /// A slot gets a mark or loses it.
+    pub(crate) fn mark(&mut self, slot: usize, flag: u32, on: bool) {
+        let flags = if on {
+            self.flags[slot] | flag
         } else {
-            *flags & !flag::STUCK
+            self.flags[slot] & !flag
         };
-        policy::publish(&mut self.table);
+        if flags != self.flags[slot] {
+            self.flags[slot] = flags;
+            self.group.set(slot, flags, self.weights[slot]);
+            self.group.publish();
+        }
     }
 
     /// Open connections of a slot.
     pub(crate) fn active(&self, slot: usize) -> u64 {
-        u64::try_from(self.table.slot[slot].active).unwrap_or(0)
+        self.group.active(slot)
     }
 
     /// How often a slot was chosen.
     pub(crate) fn selected(&self, slot: usize) -> u64 {
-        self.table.slot[slot].selected
+        self.group.selected(slot)
     }
 }

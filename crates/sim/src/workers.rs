@@ -5,10 +5,14 @@ use std::collections::VecDeque;
 /// A connection that waits, with the request it will bring.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Waiting {
-    /// When it came, in s.
+    /// When its first SYN came, in s.
     pub arrived: f64,
     /// How much work it is, in s.
     pub work: f64,
+    /// Of its addresses and ports.
+    pub hash: u32,
+    /// SYNs that were dropped.
+    pub dropped: u32,
 }
 
 /// A worker, with the queue that is its own.
@@ -20,6 +24,20 @@ pub(crate) struct Worker {
     pub accepted: u64,
     /// Connections that wait for it alone.
     pub queue: VecDeque<Waiting>,
+    /// Why it does nothing now: pauses and stops that overlap.
+    pub halts: u32,
+    /// It crashed, and is not started again yet.
+    pub down: bool,
+    /// How often it has been started anew.
+    pub lives: u32,
+}
+
+impl Worker {
+    /// Whether it does nothing now.
+    #[inline]
+    pub(crate) fn is_halted(&self) -> bool {
+        self.halts > 0 || self.down
+    }
 }
 
 /// In which order the workers that wait for one shared queue are woken.
@@ -38,8 +56,10 @@ pub enum Wake {
 #[derive(Debug)]
 pub(crate) struct Asleep {
     wake: Wake,
-    /// In the order in which they went to sleep; of `FirstRegistered` with the first one at the end.
-    order: VecDeque<usize>,
+    /// In the order in which they went to sleep; not of `FirstRegistered`.
+    order: VecDeque<u32>,
+    /// A bit for each worker that sleeps.
+    bits: Vec<u64>,
 }
 
 impl Asleep {
@@ -47,31 +67,62 @@ impl Asleep {
         let mut asleep = Self {
             wake,
             order: VecDeque::with_capacity(workers),
+            bits: vec![0; workers.div_ceil(64)],
         };
         (0..workers).for_each(|worker| asleep.sleep(worker));
         asleep
     }
 
+    fn has(&self, worker: usize) -> bool {
+        self.bits[worker / 64] >> (worker % 64) & 1 == 1
+    }
+
+    /// A worker waits from now on, if it does not already.
+    #[inline]
     pub(crate) fn sleep(&mut self, worker: usize) {
-        if self.wake == Wake::FirstRegistered {
-            let at = self.order.partition_point(|other| *other > worker);
-            self.order.insert(at, worker);
-        } else {
-            self.order.push_back(worker);
+        if self.has(worker) {
+            return;
+        }
+        self.bits[worker / 64] |= 1 << (worker % 64);
+        if self.wake != Wake::FirstRegistered {
+            self.order.push_back(worker as u32);
         }
     }
 
+    #[inline]
     pub(crate) fn wake(&mut self) -> Option<usize> {
-        match self.wake {
-            Wake::LongestAsleep => self.order.pop_front(),
-            Wake::LastAsleep | Wake::FirstRegistered => self.order.pop_back(),
-        }
+        let worker = match self.wake {
+            Wake::LongestAsleep => self.order.pop_front()? as usize,
+            Wake::LastAsleep => self.order.pop_back()? as usize,
+            Wake::FirstRegistered => {
+                let word = self.bits.iter().position(|bits| *bits != 0)?;
+                word * 64 + self.bits[word].trailing_zeros() as usize
+            }
+        };
+        self.bits[worker / 64] &= !(1 << (worker % 64));
+        Some(worker)
+    }
+
+    /// A worker waits no more.
+    pub(crate) fn remove(&mut self, worker: usize) {
+        self.bits[worker / 64] &= !(1 << (worker % 64));
+        self.order.retain(|other| *other as usize != worker);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_removed_is_not_woken() {
+        for wake in [Wake::LongestAsleep, Wake::LastAsleep, Wake::FirstRegistered] {
+            let mut asleep = Asleep::new(wake, 70);
+            (0..69).for_each(|worker| asleep.remove(worker));
+            asleep.sleep(69);
+            assert_eq!((asleep.wake(), asleep.wake()), (Some(69), None));
+        }
+    }
 
     #[test]
     fn each_order_wakes_another_one() {

@@ -1,6 +1,6 @@
 //! Simulated means beside those of queueing theory: each within one percent, or within its own interval.
 
-use wakeone_sim::{Arrivals, Load, Outcome, Service, Setup, Wake, Way, run, theory};
+use wakeone_sim::{Arrivals, Kind, Load, Outcome, Service, Setup, Variant, Wake, Way, run, theory};
 
 const HASH: u32 = 0;
 const LEAST_CONNECTIONS: u32 = 3;
@@ -9,26 +9,29 @@ const TWO_CHOICES: u32 = 4;
 fn simulate(workers: usize, way: Way, load: f64, service: &str, requests: u64) -> Outcome {
     let service: Service = service.parse().expect("service");
     let per_s = load * workers as f64 / service.mean_s();
-    let setup = Setup {
-        workers,
-        threads: 1,
-        cpus: None,
-        way,
-    };
-    let load = Load {
+    let setup = Setup::new(workers, way);
+    run(&setup, &poisson(per_s, service, requests)).expect("it can be simulated")
+}
+
+fn poisson(per_s: f64, service: Service, requests: u64) -> Load {
+    Load {
         arrivals: Arrivals::Poisson { per_s },
         service,
         requests,
         kept: None,
         seed: 1,
-    };
-    run(&setup, &load).expect("it can be simulated")
+    }
 }
 
 fn policy(policy: u32) -> Way {
+    steered(policy, None)
+}
+
+fn steered(policy: u32, stuck_after_s: Option<f64>) -> Way {
     Way::Steered {
         policy,
-        stuck_after_s: None,
+        variant: Variant::Kernel,
+        stuck_after_s,
     }
 }
 
@@ -86,17 +89,39 @@ fn one_queue_of_other_services_is_near_lee_and_longton() {
 }
 
 #[test]
-fn two_choices_come_near_their_limit_with_256_workers() {
+fn two_choices_come_near_their_limit_with_1024_workers() {
     for load in [0.7, 0.9] {
         let expected = theory::two_choices_mean_s(load, 1e-3);
-        let found = simulate(256, policy(TWO_CHOICES), load, "exp:1ms", 2_000_000);
-        // The limit is of infinitely many: 256 are a percent or two above it.
-        assert!(
-            (0.99..1.04).contains(&(found.mean_s / expected)),
-            "{load}: {} of {expected}",
-            found.mean_s
-        );
+        let found = simulate(1024, policy(TWO_CHOICES), load, "exp:1ms", 2_000_000);
+        agrees(&format!("two choices at {load}"), &found, expected);
     }
+}
+
+#[test]
+fn an_event_loop_is_a_server_that_its_requests_share() {
+    // Processor sharing: the mean is that of an M/M/1, whatever the service times (Kleinrock, 1976).
+    for service in ["1ms", "exp:1ms", "9:1ms,1:5ms"] {
+        let service: Service = service.parse().unwrap();
+        let (mean, load) = (service.mean_s(), 0.7);
+        let setup = Setup {
+            kind: Kind::EventLoop,
+            ..Setup::new(8, policy(HASH))
+        };
+        let load = poisson(8.0 * load / mean, service, 2_000_000);
+        let found = run(&setup, &load).expect("it can be simulated");
+        agrees("M/G/1 by processor sharing", &found, mean / 0.3);
+    }
+}
+
+#[test]
+fn threads_of_one_worker_are_servers_of_one_queue() {
+    let setup = Setup {
+        kind: Kind::Threads(4),
+        ..Setup::new(1, policy(LEAST_CONNECTIONS))
+    };
+    let load = poisson(3_200.0, Service::Exponential(1e-3), 1_000_000);
+    let found = run(&setup, &load).expect("it can be simulated");
+    agrees("M/M/4", &found, theory::mmc_mean_s(4, 3_200.0, 1e-3));
 }
 
 #[test]
@@ -123,19 +148,10 @@ fn who_is_always_first_has_most_of_the_work_and_the_longest_asleep_no_more_than_
 
 #[test]
 fn one_seed_gives_one_result() {
-    let way = Way::Steered {
-        policy: LEAST_CONNECTIONS,
-        stuck_after_s: Some(0.005),
-    };
+    let way = steered(LEAST_CONNECTIONS, Some(0.005));
     let once = || {
         let found = simulate(4, way, 0.7, "99:1ms,1:100ms", 50_000);
-        (
-            found.mean_s.to_bits(),
-            found.served,
-            found.rescues,
-            found.moved,
-            found.events,
-        )
+        (found.mean_s.to_bits(), found.served, found.counts)
     };
     assert_eq!(once(), once());
 }
@@ -143,15 +159,12 @@ fn one_seed_gives_one_result() {
 #[test]
 fn nothing_is_lost_by_moving_and_those_behind_a_stuck_worker_wait_less() {
     let with = |stuck_after_s| {
-        let way = Way::Steered {
-            policy: LEAST_CONNECTIONS,
-            stuck_after_s,
-        };
+        let way = steered(LEAST_CONNECTIONS, stuck_after_s);
         simulate(4, way, 0.5375, "99:1.15ms,1:100ms", 60_000)
     };
     let (without, with) = (with(None), with(Some(0.005)));
     assert_eq!(with.served.iter().sum::<u64>(), 60_000);
-    assert!(with.rescues > 100 && with.moved >= with.rescues);
+    assert!(with.counts.rescues > 100 && with.counts.moved >= with.counts.rescues);
     assert!(
         with.mean_s < without.mean_s * 0.95,
         "{} {}",
@@ -165,18 +178,10 @@ fn who_shares_cpus_is_as_slow_as_they_are_few() {
     // Four workers that compute on one CPU are one processor-sharing server: an M/M/1 in the mean, whatever is served
     // first. With few workers some wait in line instead: the mean of exponential work is the same.
     let setup = Setup {
-        workers: 4,
-        threads: 1,
         cpus: Some(1),
-        way: Way::Shared(Wake::LongestAsleep),
+        ..Setup::new(4, Way::Shared(Wake::LongestAsleep))
     };
-    let load = Load {
-        arrivals: Arrivals::Poisson { per_s: 700.0 },
-        service: Service::Exponential(1e-3),
-        requests: 2_000_000,
-        kept: None,
-        seed: 2,
-    };
+    let load = poisson(700.0, Service::Exponential(1e-3), 2_000_000);
     let found = run(&setup, &load).expect("it can be simulated");
     agrees(
         "M/M/1 by processor sharing",
@@ -187,20 +192,11 @@ fn who_shares_cpus_is_as_slow_as_they_are_few() {
 
 /// 64 connections kept open, opened one after another to four workers; 2,400 requests/s of 1 ms over them.
 fn kept(way: Way) -> Outcome {
-    let setup = Setup {
-        workers: 4,
-        threads: 1,
-        cpus: None,
-        way,
-    };
     let load = Load {
-        arrivals: Arrivals::Poisson { per_s: 2_400.0 },
-        service: Service::Constant(1e-3),
-        requests: 100_000,
         kept: Some(64),
-        seed: 1,
+        ..poisson(2_400.0, Service::Constant(1e-3), 100_000)
     };
-    run(&setup, &load).expect("it can be simulated")
+    run(&Setup::new(4, way), &load).expect("it can be simulated")
 }
 
 #[test]
@@ -218,39 +214,32 @@ fn connections_that_are_kept_stay_with_the_worker_that_accepted_them() {
 
 #[test]
 fn what_cannot_be_simulated_is_refused() {
-    let setup = Setup {
-        workers: 0,
-        threads: 1,
-        cpus: None,
-        way: policy(HASH),
-    };
-    let load = Load {
-        arrivals: Arrivals::Poisson { per_s: 1.0 },
-        service: Service::Constant(1.0),
-        requests: 1,
-        kept: None,
-        seed: 1,
-    };
-    assert!(run(&setup, &load).is_err());
-    let setup = Setup {
-        workers: 257,
-        ..setup
-    };
-    assert!(run(&setup, &load).is_err());
-    let setup = Setup {
-        workers: 1,
-        ..setup
-    };
-    assert!(
-        run(
-            &setup,
-            &Load {
-                requests: 0,
-                ..load.clone()
-            }
-        )
-        .is_err()
+    let (good, load) = (
+        Setup::new(1, policy(HASH)),
+        poisson(1.0, Service::Constant(1.0), 1),
     );
+    assert!(run(&good, &load).is_ok());
+    let changed = |change: fn(&mut Setup)| {
+        let mut setup = good.clone();
+        change(&mut setup);
+        setup
+    };
+    for setup in [
+        changed(|setup| setup.workers = 0),
+        changed(|setup| setup.workers = 1025),
+        changed(|setup| setup.kind = Kind::Threads(0)),
+        changed(|setup| setup.cpus = Some(0)),
+        changed(|setup| setup.weights = vec![1, 1]),
+        changed(|setup| setup.weights = vec![0]),
+        changed(|setup| setup.speeds = vec![f64::NAN]),
+    ] {
+        assert!(run(&setup, &load).is_err(), "{setup:?}");
+    }
+    let none = Load {
+        requests: 0,
+        ..load.clone()
+    };
+    assert!(run(&good, &none).is_err());
     let arrivals = Arrivals::Poisson { per_s: f64::NAN };
-    assert!(run(&setup, &Load { arrivals, ..load }).is_err());
+    assert!(run(&good, &Load { arrivals, ..load }).is_err());
 }

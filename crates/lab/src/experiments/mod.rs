@@ -11,9 +11,11 @@ mod overload;
 mod pinned;
 mod reference;
 mod restart;
+pub mod simulated;
 mod split;
 mod spread;
 mod stuck;
+mod theory;
 mod throughput;
 mod tills;
 mod udp_locks;
@@ -42,6 +44,8 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &udp_readers::UdpReaders,
         &udp_locks::UdpLocks,
         &cost::Cost,
+        &theory::Theory,
+        &simulated::Simulated,
     ]
 }
 

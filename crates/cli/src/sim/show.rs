@@ -1,0 +1,117 @@
+//! Results of `wakeone sim` for a person, and as JSON.
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, json};
+use wakeone_lab::environment::Environment;
+use wakeone_lab::experiments::simulated;
+
+use super::{Args, Found};
+
+/// A row a way.
+pub fn table(args: &Args, rate: f64, busy: f64, found: &Found) -> String {
+    let mut text = format!(
+        "Simulated: {} workers, {} requests/s, {:.1} % busy. Times in ms.\n\n{:<24}{:>8}{:>8}{:>8}{:>8}{:>8}{:>7}{:>8}\n",
+        args.workers,
+        number_of(rate),
+        busy * 100.0,
+        "",
+        "mean",
+        "p50",
+        "p90",
+        "p99",
+        "p99.9",
+        "most",
+        "moved"
+    );
+    for (name, outcome) in &found.all {
+        let ms = |quantile| number(outcome.quantile_s(quantile) * 1e3);
+        let _ = writeln!(
+            text,
+            "{name:<24}{:>8}{:>8}{:>8}{:>8}{:>8}{:>6.2}x{:>7.1}%",
+            number(outcome.mean_s * 1e3),
+            ms(0.5),
+            ms(0.9),
+            ms(0.99),
+            ms(0.999),
+            outcome.max_over_mean(),
+            outcome.counts.moved as f64 * 100.0 / args.requests as f64,
+        );
+    }
+    text.push_str(&unserved(found));
+    let _ = write!(
+        text,
+        "\nmost: the share of the busiest worker, over the mean. moved: connections that rescue put\ninto another queue. {}\n",
+        speed(found)
+    );
+    text
+}
+
+/// Counts of SYNs dropped, connections given up and requests lost; empty where all are 0.
+fn unserved(found: &Found) -> String {
+    let any = |one: &wakeone_sim::Counts| one.dropped_syns + one.given_up + one.lost > 0;
+    if !found.all.iter().any(|(_, one)| any(&one.counts)) {
+        return String::new();
+    }
+    let mut text = format!(
+        "\n{:<24}{:>16}{:>16}{:>16}\n",
+        "", "SYNs dropped", "given up", "lost"
+    );
+    for (name, one) in &found.all {
+        let counts = &one.counts;
+        let _ = writeln!(
+            text,
+            "{name:<24}{:>16}{:>16}{:>16}",
+            counts.dropped_syns, counts.given_up, counts.lost
+        );
+    }
+    text
+}
+
+/// How fast it was simulated.
+pub fn speed(found: &Found) -> String {
+    format!("{:.1} million events/s.", found.events_per_s() / 1e6)
+}
+
+fn number_of(rate: f64) -> f64 {
+    (rate * 10.0).round() / 10.0
+}
+
+/// Three digits that count.
+pub fn number(value: f64) -> String {
+    let places = match value {
+        v if v >= 100.0 => 0,
+        v if v >= 10.0 => 1,
+        v if v >= 1.0 => 2,
+        _ => 3,
+    };
+    format!("{value:.places$}")
+}
+
+/// As a result of the lab.
+pub fn json(
+    args: &Args,
+    rate: f64,
+    found: &Found,
+    environment: Environment,
+) -> anyhow::Result<String> {
+    let mut parameters = Map::new();
+    for (name, value) in [
+        ("seed", json!(args.seed)),
+        ("requests", json!(args.requests)),
+        ("workers", json!(args.workers)),
+        ("threads", json!(args.threads)),
+        ("event_loop", json!(args.event_loop)),
+        ("rate_per_s", json!(rate)),
+        ("service_mean_ms", json!(args.service.mean_s() * 1e3)),
+        ("backlog", json!(args.backlog)),
+        ("kept_connections", json!(args.keep_alive)),
+        ("events_per_s", json!(found.events_per_s())),
+    ] {
+        parameters.insert(name.into(), value);
+    }
+    let all = found.all.iter();
+    let samples = all.map(|(name, outcome)| (name.clone(), simulated::sample(outcome)));
+    let outcome = simulated::outcome(parameters, samples, environment);
+    Ok(format!("{}\n", serde_json::to_string_pretty(&outcome)?))
+}

@@ -1,0 +1,65 @@
+//! Where what comes is put.
+
+use std::collections::VecDeque;
+
+use wakeone_kernel::policy_group::Variant;
+
+use crate::agent::Agent;
+use crate::setup::{Setup, Way};
+use crate::steering::Steering;
+use crate::workers::{Asleep, Waiting};
+
+/// Where what comes is put.
+pub(crate) enum Front {
+    Shared {
+        queue: VecDeque<Waiting>,
+        asleep: Asleep,
+    },
+    Steered {
+        steering: Steering,
+        agent: Option<Agent>,
+    },
+}
+
+impl Front {
+    pub(crate) fn new(setup: &Setup, seed: u64) -> Self {
+        match setup.way {
+            Way::Shared(wake) => Self::Shared {
+                queue: VecDeque::new(),
+                asleep: Asleep::new(wake, setup.workers),
+            },
+            Way::Steered {
+                policy,
+                variant,
+                stuck_after_s,
+            } => {
+                let variant = match variant {
+                    Variant::Kernel if setup.workers > Variant::Kernel.slots() => Variant::Wide,
+                    variant => variant,
+                };
+                let agent = |after| Agent::new(after, setup.workers, setup.kind, setup.backlog);
+                Self::Steered {
+                    steering: Steering::new(variant, policy, setup.workers, &setup.weights, seed),
+                    agent: stuck_after_s.map(agent),
+                }
+            }
+        }
+    }
+
+    /// The worker that a new connection goes to while all of them wait; none where none is up.
+    pub(crate) fn open(&mut self) -> Option<usize> {
+        match self {
+            Self::Shared { asleep, .. } => {
+                let worker = asleep.wake()?;
+                asleep.sleep(worker);
+                Some(worker)
+            }
+            Self::Steered { steering, .. } => {
+                let hash = steering.hash();
+                let slot = steering.pick(hash, 0.0)?;
+                steering.enter(slot);
+                Some(slot)
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The workers, and how they get connections.
+
+use wakeone_kernel::policy_group::{MOST_SLOTS, Variant};
+
+use crate::faults::Faults;
+use crate::load::Error;
+use crate::servers::Kind;
+use crate::workers::Wake;
+
+/// How connections are handed out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Way {
+    /// One queue for all workers.
+    Shared(Wake),
+    /// A queue for each worker, and a policy that chooses.
+    Steered {
+        /// The policy's number in `enum wakeone_policy` (`bpf/contract.h`).
+        policy: u32,
+        /// How it is compiled. [`Variant::Kernel`] becomes [`Variant::Wide`] where there are more workers than it takes.
+        variant: Variant,
+        /// The queue of a worker is moved that has not accepted for so long, in s. None: never.
+        stuck_after_s: Option<f64>,
+    },
+}
+
+/// Who serves.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Setup {
+    /// Workers, 1 to 1,024.
+    pub workers: usize,
+    /// How each works.
+    pub kind: Kind,
+    /// The CPUs that requests need for all of their time. None: they need none, they wait for something else.
+    pub cpus: Option<usize>,
+    /// How connections are handed out.
+    pub way: Way,
+    /// The backlog of each accept queue: it holds one more, as in the kernel. None: no limit.
+    pub backlog: Option<u32>,
+    /// How the policy weighs each worker; empty: all alike.
+    pub weights: Vec<u32>,
+    /// How much work each worker does in a second, in s; empty: a second's.
+    pub speeds: Vec<f64>,
+    /// What goes wrong.
+    pub faults: Faults,
+}
+
+impl Setup {
+    /// Workers of one thread that wait for something else, queues without limits, and nothing that goes wrong.
+    pub fn new(workers: usize, way: Way) -> Self {
+        Self {
+            workers,
+            kind: Kind::Threads(1),
+            cpus: None,
+            way,
+            backlog: None,
+            weights: Vec::new(),
+            speeds: Vec::new(),
+            faults: Faults::default(),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let most = match self.way {
+            Way::Steered {
+                variant: Variant::Freshest,
+                ..
+            } => Variant::Freshest.slots(),
+            _ => MOST_SLOTS,
+        };
+        if !(1..=most).contains(&self.workers) {
+            return Err(Error(format!(
+                "{} workers cannot be simulated: give 1 to {most}",
+                self.workers
+            )));
+        }
+        if self.kind == Kind::Threads(0) || self.cpus == Some(0) {
+            return Err(Error(
+                "a worker needs at least one thread, and a machine one CPU".into(),
+            ));
+        }
+        self.check_each()?;
+        self.faults.check(self.workers)
+    }
+
+    fn check_each(&self) -> Result<(), Error> {
+        for (what, given) in [
+            ("weights", self.weights.len()),
+            ("speeds", self.speeds.len()),
+        ] {
+            if given != 0 && given != self.workers {
+                return Err(Error(format!(
+                    "{given} {what} for {} workers: give each worker one",
+                    self.workers
+                )));
+            }
+        }
+        let weighs = |weight: &u32| (1..=65_535).contains(weight);
+        let works = |speed: &f64| speed.is_finite() && *speed > 0.0;
+        if self.weights.iter().all(weighs) && self.speeds.iter().all(works) {
+            return Ok(());
+        }
+        Err(Error(
+            "a weight is 1 to 65535, and a speed is above 0".into(),
+        ))
+    }
+
+    /// How many servers' work all workers do.
+    pub fn capacity(&self) -> f64 {
+        let speeds: f64 = if self.speeds.is_empty() {
+            self.workers as f64
+        } else {
+            self.speeds.iter().sum()
+        };
+        let servers = match self.kind {
+            Kind::Threads(threads) => speeds * threads as f64,
+            Kind::EventLoop => speeds,
+        };
+        let cpus = self.cpus.map_or(f64::INFINITY, |cpus| cpus as f64);
+        servers.min(cpus * speeds / self.workers as f64)
+    }
+}
