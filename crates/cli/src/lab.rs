@@ -230,7 +230,7 @@ fn run_all(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let mut outcomes = Vec::new();
     for experiment in experiments {
         if args.fresh {
-            store.forget_points(experiment.card().name);
+            store.forget_points(&experiment.card().name);
         }
         let outcome = runner::run(experiment, &settings, &store, &cancel)?;
         let kept = store.keep(&outcome)?;
