@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use wakeone_lab::experiment::{Experiment, Settings, find};
+use wakeone_lab::experiment::{Experiment, Settings};
+use wakeone_lab::experiments::find;
 use wakeone_lab::experiments::udp_readers::reader;
 use wakeone_lab::store::{self, Store};
 use wakeone_lab::{Error, Outcome, experiments, html, runner, text};
@@ -229,7 +230,7 @@ fn run_all(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let mut outcomes = Vec::new();
     for experiment in experiments {
         if args.fresh {
-            store.forget_points(experiment.card().name);
+            store.forget_points(&experiment.card().name);
         }
         let outcome = runner::run(experiment, &settings, &store, &cancel)?;
         let kept = store.keep(&outcome)?;

@@ -18,9 +18,11 @@ use tempfile::TempDir;
 use wakeone_kernel::shared_counter::SharedCounter;
 use wakeone_load::{ErrorKind, Outcome};
 
-use crate::Error;
+use crate::card::OWN_GOAL;
+use crate::error::Error;
 use crate::experiment::Sample;
 use crate::result::{self, Expectation};
+use crate::stats;
 
 /// The metric of the server's count.
 pub const BY_SERVER: &str = "server_requests";
@@ -92,15 +94,12 @@ impl Answers {
         self.client_counted(other.seen.whole, other.seen.open);
     }
 
-    /// Closes the books once the servers have ended: both counts go into the sample.
-    ///
-    /// # Errors
-    /// When they contradict each other.
-    pub fn close(&self, what: &str, sample: &mut Sample) -> Result<(), Error> {
-        self.close_with(self.counter.get(), what, sample)
+    /// How many answers were counted by servers that were started with [`Answers::arguments`].
+    pub fn made(&self) -> u64 {
+        self.counter.get()
     }
 
-    /// The same for a server that counts by itself: it says that it has `made` so many answers.
+    /// Closes the books once the servers have ended, which say that they `made` so many answers: both counts go into the sample.
     ///
     /// # Errors
     /// When the counts contradict each other.
@@ -168,8 +167,8 @@ pub fn agree(outcome: &result::Outcome) -> Expectation {
     Expectation::new(
         "counts-agree",
         "No request is lost or counted twice: answers that the server's count and the client's do not both explain, all rounds",
-        "Wakeone's own goal",
-        (!unexplained.is_empty()).then(|| unexplained.iter().sum()),
+        OWN_GOAL,
+        stats::sum(&unexplained),
         |m| m == 0.0,
     )
 }
@@ -204,7 +203,9 @@ mod tests {
         let mut sample = Sample::default();
         let mut answers = count(7);
         answers.client_counted(6, 1);
-        answers.close("a server", &mut sample).unwrap();
+        answers
+            .close_with(answers.made(), "a server", &mut sample)
+            .unwrap();
         assert_eq!(sample.metrics[BY_SERVER].1, 7.0);
         assert_eq!(sample.metrics[BY_CLIENT].1, 6.0);
         answers.close_with(6, "nginx", &mut sample).unwrap();
@@ -213,7 +214,7 @@ mod tests {
         let mut answers = count(7);
         answers.client_counted(8, 0);
         assert!(matches!(
-            answers.close("a server", &mut sample),
+            answers.close_with(answers.made(), "a server", &mut sample),
             Err(Error::Counts {
                 made: 7,
                 whole: 8,

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::Error;
+use crate::error::Error;
 use crate::scratch::Scratch;
 
 /// For gunicorn and others that speak WSGI: `app` of a module.

@@ -3,7 +3,7 @@
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-use crate::Error;
+use crate::error::Error;
 
 /// The calling thread.
 const SELF: Pid = Pid::from_raw(0);

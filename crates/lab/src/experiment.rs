@@ -4,39 +4,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::card::Card;
 use crate::distribution::Distribution;
+use crate::error::Error;
 use crate::present::Block;
 use crate::result::{Derived, Expectation, Outcome};
 use crate::slices::Slices;
-use crate::{Error, experiments};
-
-/// Who published it.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct Source {
-    /// Short, as cited beside a number: `Molloy and Lever, 2000`.
-    pub short: &'static str,
-    /// Author, title, place, date.
-    pub long: &'static str,
-    /// Address, empty where there is none.
-    pub url: &'static str,
-}
-
-/// What does not depend on the run.
-#[derive(Debug, Clone, Copy)]
-pub struct Card {
-    /// Name on the command line and in results.
-    pub name: &'static str,
-    /// A headline.
-    pub title: &'static str,
-    /// What it asks, in one sentence.
-    pub question: &'static str,
-    /// Who asked first.
-    pub source: Source,
-    /// The folder's README: method, published data, expectations.
-    pub readme: &'static str,
-    /// The folder's CSV of published figures.
-    pub published: &'static str,
-}
 
 /// What the user asked for.
 #[derive(Debug, Clone, Default)]
@@ -91,6 +64,28 @@ pub struct Design {
 }
 
 impl Design {
+    /// Adds a variant. Where it `lacks` something it is left out instead, and the parameter `left_out` says why, by `what`.
+    pub fn offer(&mut self, arm: Arm, what: &str, lacks: Option<String>) {
+        let all = self.parameters.entry("left_out");
+        let left_out = all.or_insert_with(|| serde_json::json!({}));
+        match lacks {
+            Some(why) => left_out[what] = why.into(),
+            None => self.arms.push(arm),
+        }
+    }
+
+    /// Adds comparisons. Where variants were left out, those that have both of theirs.
+    pub fn compare(&mut self, pairings: impl IntoIterator<Item = Pairing>) {
+        let left_out = self
+            .parameters
+            .get("left_out")
+            .and_then(|all| all.as_object());
+        let whole = left_out.is_none_or(serde_json::Map::is_empty);
+        let here = |name: &str| self.arms.iter().any(|arm| arm.name == name);
+        let measured = |p: &Pairing| whole || (here(&p.a) && here(&p.b));
+        self.pairings.extend(pairings.into_iter().filter(measured));
+    }
+
     /// About how long all of it takes, in seconds.
     pub fn seconds(&self) -> f64 {
         self.arms.iter().map(|arm| arm.seconds).sum::<f64>() * self.rounds as f64
@@ -154,7 +149,7 @@ impl Context<'_> {
 /// An experiment. `measure` touches the machine; everything else is pure and works on a result read from a file.
 pub trait Experiment: Sync {
     /// Name, question, source, published data.
-    fn card(&self) -> &Card;
+    fn card(&self) -> &'static Card;
     /// What will be measured under these settings.
     fn design(&self, settings: &Settings) -> Design;
     /// Measures one variant once. Leaves nothing behind, whatever happens.
@@ -174,16 +169,4 @@ pub trait Experiment: Sync {
     fn brief(&self, outcome: &Outcome) -> Vec<Block> {
         crate::present::brief(self.present(outcome))
     }
-}
-
-/// The experiment of this name.
-///
-/// # Errors
-/// When there is none.
-pub fn find(name: &str) -> Result<&'static dyn Experiment, Error> {
-    experiments::all()
-        .iter()
-        .copied()
-        .find(|e| e.card().name == name)
-        .ok_or_else(|| Error::Unknown(name.into()))
 }

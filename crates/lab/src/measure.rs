@@ -5,13 +5,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
 
-use crate::answers::Answers;
+use crate::card::OWN_GOAL;
 use crate::distribution::Distribution;
+use crate::error::Error;
 use crate::experiment::{Context, Sample};
 use crate::result::{self, Expectation};
-use crate::server::{Server, free_address};
-use crate::ways::Way;
-use crate::{Error, answers, stats};
+use crate::{answers, stats};
 
 /// How long a request may take in most experiments: longer than any should.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -49,80 +48,13 @@ pub fn poisson(rate_per_s: f64) -> Arrivals {
     }
 }
 
-/// A server that is measured, and both sets of books on what it answers.
-#[derive(Debug)]
-pub struct Trial {
-    /// Where it listens.
-    pub address: SocketAddr,
-    /// The server.
-    pub server: Server,
-    /// The books: whoever asks it other than by [`Trial::load`] has to enter that.
-    pub answers: Answers,
-    what: String,
-}
-
-impl Trial {
-    /// Starts a server that hands out connections in this way.
-    ///
-    /// # Errors
-    /// When it does not become ready.
-    pub fn start(way: Way, workers: usize) -> Result<Self, Error> {
-        Self::begin(format!("the server {}", way.name()), |address, answers| {
-            way.start(workers, address, answers)
-        })
-    }
-
-    /// Starts any server that counts its answers as [`Answers::arguments`] say, on a free address.
-    ///
-    /// # Errors
-    /// What `start` says.
-    pub fn begin(
-        what: String,
-        start: impl FnOnce(SocketAddr, &Answers) -> Result<Server, Error>,
-    ) -> Result<Self, Error> {
-        let (address, answers) = (free_address()?, Answers::new()?);
-        let server = start(address, &answers)?;
-        Ok(Self {
-            address,
-            server,
-            answers,
-            what,
-        })
-    }
-
-    /// Sends a load; see [`load`].
-    ///
-    /// # Errors
-    /// Those of [`load`].
-    pub fn load(
-        &mut self,
-        plan: &Plan,
-        context: &mut Context<'_>,
-    ) -> Result<wakeone_load::Outcome, Error> {
-        let outcome = load(plan, context)?;
-        self.answers.client_saw(&outcome);
-        Ok(outcome)
-    }
-
-    /// Stops the server and closes the books; both counts go into the sample.
-    ///
-    /// # Errors
-    /// When it does not end well, or the counts contradict each other.
-    pub fn end(self, sample: &mut Sample) -> Result<(), Error> {
-        self.server.stop()?;
-        self.answers.close(&self.what, sample)
-    }
-}
-
 /// The expectations of every experiment: no request fails, and the server's count agrees with the client's.
 pub fn sound(outcome: &result::Outcome) -> [Expectation; 2] {
-    let of = |v: &result::Variant| outcome.values(&v.name, "errors").to_vec();
-    let errors: Vec<f64> = outcome.variants.iter().flat_map(of).collect();
     let no_errors = Expectation::new(
         "no-errors",
         "No request of any variant fails",
-        "Wakeone's own goal",
-        (!errors.is_empty()).then(|| errors.iter().sum()),
+        OWN_GOAL,
+        stats::sum(&of_all(outcome, "errors")),
         |m| m == 0.0,
     );
     [no_errors, answers::agree(outcome)]
@@ -131,15 +63,22 @@ pub fn sound(outcome: &result::Outcome) -> [Expectation; 2] {
 /// The expectation of experiments with steered variants: what `wakeone status` still counts as open when all clients have
 /// gone, `active_at_end`.
 pub fn counted_out(outcome: &result::Outcome) -> Expectation {
-    let of = |v: &result::Variant| outcome.values(&v.name, "active_at_end").to_vec();
-    let left: Vec<f64> = outcome.variants.iter().flat_map(of).collect();
     Expectation::new(
         "active-returns-to-0",
         "Every active count of the steered variants is back at 0 at the end (largest sum left)",
-        "Wakeone's own goal",
-        (!left.is_empty()).then(|| stats::max(&left)),
+        OWN_GOAL,
+        stats::most(&of_all(outcome, "active_at_end")),
         |m| m == 0.0,
     )
+}
+
+/// The values of a metric in all rounds of all variants.
+fn of_all(outcome: &result::Outcome, metric: &str) -> Vec<f64> {
+    let metrics = outcome
+        .variants
+        .iter()
+        .filter_map(|v| v.metrics.get(metric));
+    metrics.flat_map(|m| m.values.iter().copied()).collect()
 }
 
 /// Sends a load, with progress, until it is done or the user stops it.

@@ -6,14 +6,13 @@
 //! measured.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
-use crate::scratch::Scratch;
-use crate::server::Server;
-use crate::{Error, apps, probe, process, ways};
+use crate::error::Error;
+use crate::launch::{Counted, Launch, Ready};
+use crate::{apps, probe, process};
 
 /// Where the count is asked for.
 const PATH: &str = "/.requests";
@@ -38,71 +37,65 @@ fn find() -> Result<PathBuf, String> {
 }
 
 /// What differs between the servers under test. None writes a log of accesses, all listen with the same backlog.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Setup<'a> {
+#[derive(Debug, Clone, Default)]
+pub struct Setup {
     /// Worker processes.
     pub workers: usize,
     /// What follows the address in `listen`: `reuseport`.
-    pub listen: &'a str,
+    pub listen: &'static str,
     /// Directives outside of all blocks.
-    pub main: &'a str,
+    pub main: String,
     /// Directives of `events`.
-    pub events: &'a str,
+    pub events: &'static str,
     /// Directives of `http`.
-    pub http: &'a str,
+    pub http: &'static str,
     /// Directives of the one `server`.
-    pub server: &'a str,
+    pub server: &'static str,
+    /// Files beside the configuration.
+    pub files: Vec<(&'static str, String)>,
 }
 
-/// How long it may take to start.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The configuration's name.
+pub const FILE: &str = "nginx.conf";
 
-impl Setup<'_> {
-    /// Writes the configuration of a server on this address into the directory; also of one that is to be reloaded.
+impl Setup {
+    /// One that answers `/work` by a handler that blocks its worker for as long as a request says.
     ///
     /// # Errors
-    /// When it cannot be written.
-    pub fn write(&self, scratch: &Scratch, address: SocketAddr) -> Result<PathBuf, Error> {
-        scratch.write("nginx.conf", self.text(scratch.path(), address))
+    /// When there is no perl module.
+    pub fn blocking(workers: usize) -> Result<Self, Error> {
+        let module = perl_module().map_err(Error::Missing)?;
+        Ok(Self {
+            workers,
+            main: format!("load_module {};", module.display()),
+            http: "perl_modules {dir}; perl_require Work.pm; keepalive_timeout 0;",
+            server: "location = /work { perl Work::handler; }",
+            files: vec![("Work.pm", apps::PERL.into())],
+            ..Self::default()
+        })
     }
 
-    /// Starts it, and returns when its workers are there.
-    ///
-    /// # Errors
-    /// When it does not become ready.
-    pub fn start(&self, scratch: &Scratch, address: SocketAddr) -> Result<Server, Error> {
-        self.start_as(scratch, address, Ok)
-    }
-
-    /// The same of a command that starts nginx's.
-    ///
-    /// # Errors
-    /// When it does not become ready, or what `wrap` says.
-    pub fn start_as(
-        &self,
-        scratch: &Scratch,
-        address: SocketAddr,
-        wrap: impl FnOnce(Command) -> Result<Command, Error>,
-    ) -> Result<Server, Error> {
-        let configuration = self.write(scratch, address)?;
-        let mut command = Command::new(program().map_err(Error::Missing)?);
-        command
-            .arg("-p")
-            .arg(scratch.path())
-            .arg("-c")
-            .arg(configuration)
-            .args(["-e", "stderr"]);
-        let mut server = Server::start("nginx", &mut wrap(command)?, "")?;
-        // At the level `notice` the master says when it starts its workers.
-        server.wait_said("start worker process ", self.workers, PATIENCE)?;
-        let deadline = Instant::now() + PATIENCE;
-        while process::leaves(server.pid()).len() < self.workers && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
+    /// The server that it makes.
+    pub fn launch(&self, what: String) -> Launch {
+        let mut files = self.files.clone();
+        files.push((FILE, self.text()));
+        Launch {
+            what,
+            line: format!("nginx -p {{dir}} -c {{dir}}/{FILE} -e stderr"),
+            files,
+            ready: Ready {
+                // At the level `notice` the master says when it starts its workers.
+                said: Some(("start worker process ", self.workers)),
+                workers: self.workers,
+                ..Ready::default()
+            },
+            counted: Counted::ByNginx,
+            ..Launch::default()
         }
-        Ok(server)
     }
 
-    fn text(&self, directory: &Path, address: SocketAddr) -> String {
+    /// The configuration, as a file of a [`Launch`].
+    pub fn text(&self) -> String {
         let Self {
             workers,
             listen,
@@ -110,58 +103,24 @@ impl Setup<'_> {
             events,
             http,
             server,
+            ..
         } = self;
-        let directory = directory.display();
-        let backlog = ways::BACKLOG;
         format!(
             "daemon off;
 worker_processes {workers};
-pid {directory}/pid;
+pid {{dir}}/pid;
 error_log stderr notice;
 {main}
 events {{ worker_connections 8192; {events} }}
 http {{
   access_log off;
-  client_body_temp_path {directory}/b; proxy_temp_path {directory}/p; fastcgi_temp_path {directory}/f;
-  uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s;
+  client_body_temp_path {{dir}}/b; proxy_temp_path {{dir}}/p; fastcgi_temp_path {{dir}}/f;
+  uwsgi_temp_path {{dir}}/u; scgi_temp_path {{dir}}/s;
   {http}
-  server {{ listen {address} {listen} backlog={backlog}; {server} location = {PATH} {{ stub_status; }} }}
+  server {{ listen {{address}} {listen} backlog={{backlog}}; {server} location = {PATH} {{ stub_status; }} }}
 }}
 "
         )
-    }
-}
-
-/// What has nginx answer `/work` by a handler that blocks its worker for as long as a request says.
-#[derive(Debug)]
-pub struct Blocking {
-    main: String,
-    http: String,
-}
-
-impl Blocking {
-    /// Writes the handler.
-    ///
-    /// # Errors
-    /// When there is no perl module, or it cannot be written.
-    pub fn new(scratch: &Scratch) -> Result<Self, Error> {
-        let module = perl_module().map_err(Error::Missing)?;
-        scratch.write("Work.pm", apps::PERL)?;
-        let directory = scratch.path().display();
-        Ok(Self {
-            main: format!("load_module {};", module.display()),
-            http: format!("perl_modules {directory}; perl_require Work.pm; keepalive_timeout 0;"),
-        })
-    }
-
-    /// Adds it to a setup.
-    pub fn setup<'a>(&'a self, setup: Setup<'a>) -> Setup<'a> {
-        Setup {
-            main: &self.main,
-            http: &self.http,
-            server: "location = /work { perl Work::handler; }",
-            ..setup
-        }
     }
 }
 

@@ -105,7 +105,7 @@ pub enum Kind {
         /// Logarithmic axes.
         log: bool,
         /// The lines.
-        series: Vec<(Style, Vec<(f64, f64)>)>,
+        series: Vec<Line>,
     },
 }
 
@@ -120,6 +120,9 @@ pub struct Style {
     pub published: bool,
 }
 
+/// A series of [`Kind::Lines`]: its look and its points.
+pub type Line = (Style, Vec<(f64, f64)>);
+
 /// One bar.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bar {
@@ -131,7 +134,61 @@ pub struct Bar {
     pub range: Option<(f64, f64)>,
 }
 
+impl Table {
+    /// A table whose first column, which names the rows, has no head.
+    pub fn new<H: Into<String>>(
+        caption: impl Into<String>,
+        head: impl IntoIterator<Item = H>,
+        rows: impl IntoIterator<Item = Row>,
+    ) -> Self {
+        let head = head.into_iter().map(Into::into);
+        Self {
+            caption: caption.into(),
+            head: std::iter::once(String::new()).chain(head).collect(),
+            rows: rows.into_iter().collect(),
+        }
+    }
+}
+
+impl Chart {
+    /// Bars.
+    pub fn bars(
+        title: impl Into<String>,
+        note: &str,
+        (unit, log): (&str, bool),
+        bars: Vec<Bar>,
+    ) -> Self {
+        let unit = unit.into();
+        Self::of(title, note, Kind::Bars { unit, bars, log })
+    }
+
+    /// Lines over the axes of these names; those without points are left out.
+    pub fn lines(
+        title: impl Into<String>,
+        note: &str,
+        (x, y, log): (&str, &str, bool),
+        series: impl IntoIterator<Item = Line>,
+    ) -> Self {
+        let drawn = series.into_iter().filter(|(_, points)| !points.is_empty());
+        let (x, y, series) = (x.into(), y.into(), drawn.collect());
+        Self::of(title, note, Kind::Lines { x, y, log, series })
+    }
+
+    fn of(title: impl Into<String>, note: &str, kind: Kind) -> Self {
+        Self {
+            title: title.into(),
+            note: note.into(),
+            kind,
+        }
+    }
+}
+
 impl Row {
+    /// A row measured here, by its name.
+    pub fn named(name: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Self {
+        Self::ours(std::iter::once(name.into()).chain(cells).collect())
+    }
+
     /// A row measured here.
     pub fn ours(cells: Vec<String>) -> Self {
         Self {
@@ -201,6 +258,11 @@ fn sentences(text: &str, most: usize) -> &str {
     let mut ends = text.match_indices(". ").map(|(at, _)| at + 1);
     ends.nth(most.saturating_sub(1))
         .map_or(text, |end| &text[..end])
+}
+
+/// A number that may be missing, as a cell of a table.
+pub fn cell(value: Option<f64>) -> String {
+    value.map_or_else(|| "–".into(), number)
 }
 
 /// A number as a person reads it: three significant figures (whole numbers whole), thousands apart, no false precision.

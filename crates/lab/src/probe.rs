@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use crate::Error;
+use crate::error::Error;
 
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(5);

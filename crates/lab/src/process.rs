@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::Error;
+use crate::error::Error;
 
 /// Where a program is that is started by its name; also looked for where system services are kept.
 pub fn program(name: &str) -> Option<PathBuf> {

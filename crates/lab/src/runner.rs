@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::sync::atomic::AtomicBool;
 
-use crate::Error;
 use crate::environment::{NOISY_SPREAD, Watch};
+use crate::error::Error;
 use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings};
 use crate::present::number;
 use crate::result::{Comparison, Metric, Outcome, SCHEMA, Variant};
@@ -36,8 +36,8 @@ pub fn run(
     narrow(&mut design, settings)?;
     note_parameters(&mut design, settings);
     let watch = Watch::start();
-    let mut points = store.points(card.name, &design.parameters);
-    let mut progress = Progress::start(card.name, &design, points.len());
+    let mut points = store.points(&card.name, &design.parameters);
+    let mut progress = Progress::start(&card.name, &design, points.len());
     for (round, arm) in order(&design, settings.seed) {
         if let Some(done) = points
             .iter()
@@ -61,10 +61,10 @@ pub fn run(
         context.check()?;
         progress.done(round, arm, &sample, design.steady);
         points.push((round, arm.name.clone(), sample));
-        store.keep_points(card.name, &design.parameters, &points)?;
+        store.keep_points(&card.name, &design.parameters, &points)?;
     }
     progress.finish();
-    let mut outcome = assemble(card.name, &design, points, watch);
+    let mut outcome = assemble(&card.name, &design, points, watch);
     outcome.derived = experiment.derive(&outcome);
     outcome.expectations = experiment.judge(&outcome);
     Ok(outcome)
@@ -319,12 +319,13 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::{Card, Pairing, Source};
+    use crate::card::Card;
+    use crate::experiment::Pairing;
     use crate::present::Block;
     use crate::result::{Derived, Expectation};
     use crate::slices::{Per, Slices};
-    use std::sync::Mutex;
     use std::sync::atomic::Ordering;
+    use std::sync::{LazyLock, Mutex};
 
     /// Measures nothing: writes down what it is asked for, and fails where it is told to.
     struct Recorder {
@@ -332,18 +333,10 @@ mod tests {
         fail_at: Option<usize>,
     }
 
-    const CARD: Card = Card {
-        name: "recorder",
-        title: "",
-        question: "",
-        source: Source {
-            short: "",
-            long: "",
-            url: "",
-        },
-        readme: "",
-        published: "",
-    };
+    static CARD: LazyLock<Card> = LazyLock::new(|| {
+        let text = "name = 'recorder'\ntitle = ''\nquestion = ''\n[source]\nshort = ''\nlong = ''";
+        Card::read(text, "", "")
+    });
 
     fn arm(name: &str, group: usize) -> Arm {
         Arm {
@@ -354,7 +347,7 @@ mod tests {
     }
 
     impl Experiment for Recorder {
-        fn card(&self) -> &Card {
+        fn card(&self) -> &'static Card {
             &CARD
         }
         fn design(&self, _settings: &Settings) -> Design {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Error;
+use crate::error::Error;
 
 /// A new directory under the system's own for such things. Dropping it removes it with all that is in it.
 #[derive(Debug)]

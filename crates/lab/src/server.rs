@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use crate::Error;
+use crate::error::Error;
 
 /// How long a server may take to become ready.
 const READY: Duration = Duration::from_secs(15);
@@ -140,6 +140,14 @@ impl Server {
     /// # Errors
     /// When it does not end in time (it is killed then) or not with status 0.
     pub fn stop(mut self) -> Result<(), Error> {
+        self.end()
+    }
+
+    /// The same of one that another will stand for.
+    ///
+    /// # Errors
+    /// As those of [`Server::stop`].
+    pub fn end(&mut self) -> Result<(), Error> {
         let status = self.terminate();
         let words = self.last_words();
         match status {

@@ -9,23 +9,18 @@
 //! Completed connections are counted a second, and for a second of the CPU time that client and server had. Others who work
 //! on the same machine take whole CPUs from the former, and only caches from the latter.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rand::seq::SliceRandom;
 use rand::{SeedableRng, rngs::StdRng};
 use serde::{Deserialize, Serialize};
-use wakeone_load::{Live, Plan};
 
-use crate::experiment::Context;
-use crate::{Error, process, stats};
+use crate::stats;
 
 /// How often the ratios are drawn anew for an interval.
 const RESAMPLES: usize = 4000;
 /// How sure an interval is.
 pub const CONFIDENCE: f64 = 0.95;
-/// Before the first slice: connections come and go, and the CPUs are awake.
-const WARM_UP: Duration = Duration::from_millis(500);
 
 /// Times of a load in slices.
 #[derive(Debug, Clone, Copy)]
@@ -67,7 +62,7 @@ pub struct Slices {
     /// Of each round, of each block, the completed connections a second of every arm, in the order of `arms`.
     pub rounds: Vec<Vec<Vec<f64>>>,
     /// The same for a second of CPU time of all that took part, client and server; nothing where the kernel does not charge
-    /// them with all of it ([`process::softirq_is_charged`]).
+    /// them with all of it ([`crate::process::softirq_is_charged`]).
     pub cpu_rounds: Vec<Vec<Vec<f64>>>,
 }
 
@@ -217,11 +212,11 @@ pub fn order(arms: usize, blocks: usize, seed: u64) -> Vec<Vec<usize>> {
 
 /// The counts of one slice, or of several.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Count {
-    completed: f64,
-    seconds: f64,
-    cpu_seconds: f64,
-    switches: f64,
+pub(crate) struct Count {
+    pub(crate) completed: f64,
+    pub(crate) seconds: f64,
+    pub(crate) cpu_seconds: f64,
+    pub(crate) switches: f64,
 }
 
 impl Count {
@@ -233,7 +228,7 @@ impl Count {
     }
 
     /// To a tenth. Nothing where no time was spent.
-    fn per(&self, seconds: f64) -> f64 {
+    pub(crate) fn per(&self, seconds: f64) -> f64 {
         let rate = self.completed / seconds;
         if rate.is_finite() {
             (rate * 10.0).round() / 10.0
@@ -244,7 +239,7 @@ impl Count {
 }
 
 /// Takes the slices in their order; `take` gives one slice of an arm. The result has the counts of each block, an arm each.
-fn take_all<E>(
+pub(crate) fn take_all<E>(
     arms: usize,
     blocks: usize,
     seed: u64,
@@ -262,122 +257,13 @@ fn take_all<E>(
 }
 
 /// A number of each arm of each block.
-fn of_each(round: &[Vec<Count>], number: impl Fn(&Count) -> f64) -> Vec<Vec<f64>> {
+pub(crate) fn of_each(round: &[Vec<Count>], number: impl Fn(&Count) -> f64) -> Vec<Vec<f64>> {
     let of_block = |block: &Vec<Count>| block.iter().map(&number).collect();
     round.iter().map(of_block).collect()
 }
 
-/// The setups that take turns under one load.
-pub struct Arms<'a> {
-    /// Their names.
-    pub names: &'a [&'a str],
-    /// Which of them are compared.
-    pub pairs: &'a [Pair],
-    /// Makes an arm be the one that is measured from now on; not called where it is already. May take its time.
-    pub switch: &'a mut dyn FnMut(usize, &Live) -> Result<(), Error>,
-    /// The processes of the server; the load's own is counted as well.
-    pub processes: &'a [u32],
-}
-
-/// A load in slices, when it is over.
-pub struct Alternated {
-    /// The whole load's.
-    pub outcome: wakeone_load::Outcome,
-    /// The counts.
-    pub slices: Slices,
-    /// Of each arm, how often a process of the server went to sleep for a connection.
-    pub sleeps: Vec<f64>,
-}
-
-/// Sends a load without end while the arms take turns, and counts the connections that complete in each slice.
-///
-/// # Errors
-/// When the load fails, an arm cannot be switched to, or on Ctrl-C.
-pub fn alternate(
-    plan: &Plan,
-    live: &Live,
-    timing: Timing,
-    arms: Arms<'_>,
-    context: &mut Context<'_>,
-) -> Result<Alternated, Error> {
-    let over = AtomicBool::new(false);
-    let failed = |source| Error::Load {
-        target: plan.target,
-        source,
-    };
-    std::thread::scope(|scope| {
-        let load = scope.spawn(|| wakeone_load::observe_live(plan, &over, None, live, &mut |_| {}));
-        let counted = {
-            // On every way out, or the load would never end.
-            let _end = EndOnDrop(&over);
-            count(live, timing, arms, context, &|| load.is_finished())
-        };
-        let outcome = load
-            .join()
-            .unwrap_or_else(|_| Err(wakeone_load::Error::Plan("its thread panicked".to_owned())));
-        // Why a load ended says more than that it did.
-        let outcome = outcome.map_err(failed)?;
-        let (slices, sleeps) = counted?;
-        Ok(Alternated {
-            outcome,
-            slices,
-            sleeps,
-        })
-    })
-}
-
-struct EndOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for EndOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
-fn count(
-    live: &Live,
-    timing: Timing,
-    arms: Arms<'_>,
-    context: &mut Context<'_>,
-    ended: &dyn Fn() -> bool,
-) -> Result<(Slices, Vec<f64>), Error> {
-    let seed = context.seed;
-    let all = (timing.blocks * arms.names.len() * 2) as f64;
-    let (mut now, mut done) = (None, 0.0);
-    std::thread::sleep(WARM_UP);
-    let round = take_all(arms.names.len(), timing.blocks, seed, |arm| {
-        context.check()?;
-        if now != Some(arm) {
-            (arms.switch)(arm, live)?;
-            now = Some(arm);
-            std::thread::sleep(timing.settling);
-        }
-        if ended() {
-            return Err(Error::Server("the load ended before its time".into()));
-        }
-        let from = Reading::of(live, arms.processes);
-        std::thread::sleep(timing.counted);
-        let count = from.until(Reading::of(live, arms.processes));
-        done += 1.0;
-        (context.progress)(done / all);
-        Ok(count)
-    })?;
-    let slices = Slices {
-        arms: arms.names.iter().map(|name| (*name).to_owned()).collect(),
-        pairs: arms.pairs.to_vec(),
-        counted_ms: timing.counted.as_secs_f64() * 1000.0,
-        settling_ms: timing.settling.as_secs_f64() * 1000.0,
-        rounds: vec![of_each(&round, |count| count.per(count.seconds))],
-        cpu_rounds: process::softirq_is_charged()
-            .then(|| of_each(&round, |count| count.per(count.cpu_seconds)))
-            .into_iter()
-            .collect(),
-    };
-    Ok((slices, sleeps(&round)))
-}
-
 /// How often a process of the server went to sleep for a connection, by arm.
-fn sleeps(round: &[Vec<Count>]) -> Vec<f64> {
+pub(crate) fn sleeps(round: &[Vec<Count>]) -> Vec<f64> {
     let arms = round.first().map_or(0, Vec::len);
     let of = |arm: usize| {
         let mut all = Count::default();
@@ -385,49 +271,6 @@ fn sleeps(round: &[Vec<Count>]) -> Vec<f64> {
         all.switches / all.completed.max(1.0)
     };
     (0..arms).map(of).collect()
-}
-
-/// The count of a load at a moment.
-#[derive(Debug, Clone, Copy)]
-struct Reading {
-    at: Instant,
-    completed: u64,
-    cpu_ns: u64,
-    switches: u64,
-}
-
-impl Reading {
-    /// Between a look at the clock and one at the count this thread may lose its CPU: then both are looked at again.
-    const TOGETHER: Duration = Duration::from_micros(50);
-    const TRIES: usize = 20;
-
-    fn of(live: &Live, processes: &[u32]) -> Self {
-        let mut reading = (Instant::now(), live.completed());
-        for _ in 1..Self::TRIES {
-            if reading.0.elapsed() < Self::TOGETHER {
-                break;
-            }
-            reading = (Instant::now(), live.completed());
-        }
-        let own = std::process::id();
-        let all = processes.iter().copied().chain([own]);
-        let switches = |pid: &u32| process::Usage::of(*pid).voluntary_switches;
-        Self {
-            at: reading.0,
-            completed: reading.1,
-            cpu_ns: all.map(process::cpu_ns).sum(),
-            switches: processes.iter().map(switches).sum(),
-        }
-    }
-
-    fn until(self, end: Self) -> Count {
-        Count {
-            completed: end.completed.saturating_sub(self.completed) as f64,
-            seconds: end.at.duration_since(self.at).as_secs_f64(),
-            cpu_seconds: end.cpu_ns.saturating_sub(self.cpu_ns) as f64 / 1e9,
-            switches: end.switches.saturating_sub(self.switches) as f64,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -35,6 +35,21 @@ pub fn max(values: &[f64]) -> f64 {
         .unwrap_or(f64::NAN)
 }
 
+/// The smallest of some.
+pub fn least(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| min(values))
+}
+
+/// The largest of some.
+pub fn most(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| max(values))
+}
+
+/// The sum of some.
+pub fn sum(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum())
+}
+
 /// Arithmetic mean; NaN for none.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64

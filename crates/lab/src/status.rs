@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::Error;
+use crate::error::Error;
 
 /// How long closing connections may take to be counted out.
 const REST: Duration = Duration::from_secs(3);

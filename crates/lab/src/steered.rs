@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
-use crate::Error;
+use crate::error::Error;
 
 /// A server that was attached to. Dropping it is `wakeone detach`.
 #[derive(Debug)]

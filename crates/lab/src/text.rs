@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::experiment::{Card, Experiment, Settings};
+use crate::card::Card;
+use crate::experiment::{Experiment, Settings};
 use crate::present::{Block, Histogram, Row, Table, number};
 use crate::result::Outcome;
 
@@ -14,7 +15,7 @@ pub fn render(experiment: &dyn Experiment, outcome: &Outcome, width: usize) -> S
     let card = experiment.card();
     let mut text = String::new();
     heading(&mut text, &format!("{}: {}", card.name, card.title), '=');
-    paragraph(&mut text, card.question, width);
+    paragraph(&mut text, &card.question, width);
     for warning in &outcome.environment.warnings {
         paragraph(&mut text, &format!("Noisy: {warning}"), width);
     }
@@ -241,7 +242,7 @@ pub fn listed(experiment: &dyn Experiment, width: usize) -> String {
     let card = experiment.card();
     let head = format!("{:<13}  {:>6}  {:>6}  ", card.name, time(true), time(false));
     let room = width.saturating_sub(head.chars().count());
-    format!("{head}{}\n", shortened(card.title, room))
+    format!("{head}{}\n", shortened(&card.title, room))
 }
 
 /// About so long: `40 s`, `12 min`.

@@ -1,13 +1,10 @@
 //! The ways of handing out connections that are compared, each started as its user would start it: this executable again,
 //! as `wakeone serve` or under `wakeone run`.
 
-use std::net::SocketAddr;
-use std::process::Command;
-
-use crate::Error;
-use crate::answers::Answers;
+use crate::error::Error;
 use crate::experiment::{Arm, Pairing};
-use crate::server::Server;
+use crate::launch::Launch;
+use crate::under_test::ServerUnderTest;
 
 /// A way of handing out connections to workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,9 +54,6 @@ pub enum Serving {
     /// An event loop: many connections at a time.
     Loops,
 }
-
-/// Accept queue of every listener: long enough that no experiment here measures a full one by accident.
-pub const BACKLOG: &str = "4096";
 
 impl Way {
     /// The name in results.
@@ -114,14 +108,23 @@ impl Way {
         }
     }
 
-    /// The arguments of `wakeone` that start a server of `workers` workers on `address`.
+    /// The command line of a server of `workers` workers.
     ///
     /// An event loop cannot block in accept(): where all accept from one socket, each connection wakes all of them.
-    fn arguments(self, serving: Serving, workers: usize, address: SocketAddr) -> Vec<String> {
-        let rest = format!("-w {workers} -l {address} --backlog {BACKLOG}");
-        let serve = |how: &str| format!("serve --model {how} {rest}");
-        let run = |rescue: &str| format!("run --policy least-connections {rescue} {rest} --");
-        let line = match self {
+    fn line(self, serving: Serving, workers: usize) -> String {
+        let rest = format!("-w {workers} -l {{address}} --backlog {{backlog}}");
+        let serve = |how: &str| format!("wakeone serve --model {how} {rest}");
+        // Each worker of `run` is a server of one worker on the listener that it inherits.
+        let model = match serving {
+            Serving::Blocking => "preforked",
+            Serving::Loops => "epoll",
+        };
+        let run = |rescue: &str| {
+            format!(
+                "wakeone run --policy least-connections {rescue} {rest} -- wakeone serve --model {model} -w 1"
+            )
+        };
+        match self {
             Way::SharedAccept if serving == Serving::Loops => {
                 serve("epoll-prefork --epoll wake-all")
             }
@@ -134,54 +137,21 @@ impl Way {
             Way::ReuseportHash => serve("preforked --reuseport"),
             Way::LeastConnections => run("--no-rescue"),
             Way::LeastConnectionsRescue => run("--rescue"),
-        };
-        line.split(' ').map(str::to_owned).collect()
-    }
-
-    /// Starts the server, which counts its answers in `answers`, and waits until it is ready.
-    ///
-    /// # Errors
-    /// When it does not become ready; the reason is in the message.
-    pub fn start(
-        self,
-        workers: usize,
-        address: SocketAddr,
-        answers: &Answers,
-    ) -> Result<Server, Error> {
-        self.start_serving(Serving::Blocking, workers, address, answers)
-    }
-
-    /// The same of workers that serve in this way.
-    ///
-    /// # Errors
-    /// When it does not become ready; the reason is in the message.
-    pub fn start_serving(
-        self,
-        serving: Serving,
-        workers: usize,
-        address: SocketAddr,
-        answers: &Answers,
-    ) -> Result<Server, Error> {
-        let executable = crate::process::own_program()?;
-        let mut command = Command::new(&executable);
-        command.args(self.arguments(serving, workers, address));
-        if self.steered() {
-            // Each worker of `run` is a server of one worker on the listener that it inherits.
-            let model = match serving {
-                Serving::Blocking => "preforked",
-                Serving::Loops => "epoll",
-            };
-            command
-                .arg(&executable)
-                .args(["serve", "--model", model, "-w", "1"]);
         }
-        command.args(answers.arguments());
-        let ready = if self.steered() {
-            "ready:"
-        } else {
-            "listening on"
-        };
-        Server::start(&format!("the server {}", self.name()), &mut command, ready)
+    }
+
+    /// The server, whose workers serve in this way.
+    pub fn launch(self, serving: Serving, workers: usize) -> Launch {
+        let what = format!("the server {}", self.name());
+        Launch::ours(what, self.line(serving, workers))
+    }
+
+    /// Starts the server, whose workers serve one connection at a time.
+    ///
+    /// # Errors
+    /// When it does not become ready; the reason is in the message.
+    pub fn start(self, workers: usize) -> Result<ServerUnderTest, Error> {
+        ServerUnderTest::start(self.launch(Serving::Blocking, workers))
     }
 }
 

@@ -21,6 +21,7 @@ mod tills;
 mod udp_locks;
 pub mod udp_readers;
 
+use crate::error::Error;
 use crate::experiment::Experiment;
 
 /// All experiments, in the order in which they are best read.
@@ -49,11 +50,22 @@ pub fn all() -> &'static [&'static dyn Experiment] {
     ]
 }
 
+/// The experiment of this name.
+///
+/// # Errors
+/// When there is none.
+pub fn find(name: &str) -> Result<&'static dyn Experiment, Error> {
+    let named = all().iter().copied().find(|e| e.card().name == name);
+    named.ok_or_else(|| Error::Unknown(name.into()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::experiment::Settings;
     use crate::published::Published;
+    use crate::result::Outcome;
+    use crate::store::Store;
     use std::collections::BTreeSet;
 
     #[test]
@@ -61,7 +73,7 @@ mod tests {
         let mut names = BTreeSet::new();
         for experiment in all() {
             let card = experiment.card();
-            assert!(names.insert(card.name), "{} is there twice", card.name);
+            assert!(names.insert(&card.name), "{} is there twice", card.name);
             assert!(
                 card.readme.starts_with(&format!("# {}\n", card.name)),
                 "{}",
@@ -84,7 +96,7 @@ mod tests {
                     ..Settings::default()
                 });
                 let arms: BTreeSet<&str> = design.arms.iter().map(|a| a.name.as_str()).collect();
-                let name = experiment.card().name;
+                let name = &experiment.card().name;
                 assert_eq!(arms.len(), design.arms.len(), "{name}");
                 assert!(
                     design.rounds > 0 && design.arms.iter().all(|a| a.seconds > 0.0),
@@ -98,6 +110,49 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    /// The results that this repository keeps.
+    fn kept_results() -> Vec<Outcome> {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/results");
+        let machines = std::fs::read_dir(folder).expect("docs/results").flatten();
+        let folders = machines.map(|m| m.path()).filter(|path| path.is_dir());
+        let all: Vec<Outcome> = folders
+            .flat_map(|folder| Store::at(folder).all().expect("results"))
+            .collect();
+        assert!(!all.is_empty());
+        all
+    }
+
+    #[test]
+    fn kept_results_are_judged_and_shown_as_when_they_were_measured() {
+        for outcome in kept_results() {
+            let name = &outcome.experiment;
+            let experiment = find(name).expect("it is still there");
+            let judged = experiment.judge(&outcome);
+            for before in &outcome.expectations {
+                let now = judged.iter().find(|e| e.name == before.name);
+                let now = now.unwrap_or_else(|| panic!("{name}: {} is gone", before.name));
+                assert_eq!(now.measured, before.measured, "{name}: {}", now.name);
+            }
+            assert!(!experiment.present(&outcome).is_empty(), "{name}");
+            assert!(!experiment.brief(&outcome).is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_was_not_measured_holds_nowhere() {
+        for experiment in all() {
+            let nothing = crate::result::tests::outcome(&[]);
+            let judged = experiment.judge(&nothing);
+            let holding: Vec<_> = judged.iter().filter(|e| e.holds).map(|e| &e.name).collect();
+            assert!(
+                holding.is_empty(),
+                "{}: {holding:?}",
+                experiment.card().name
+            );
+            let _ = (experiment.present(&nothing), experiment.brief(&nothing));
         }
     }
 }

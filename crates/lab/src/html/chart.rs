@@ -8,8 +8,8 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::Error;
 use crate::distribution::Distribution;
+use crate::error::Error;
 use crate::present::{Bar, Kind, Style, number};
 use crate::stats;
 

@@ -3,8 +3,10 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::chart;
-use crate::Error;
-use crate::experiment::{self, Card, Experiment};
+use crate::card::Card;
+use crate::error::Error;
+use crate::experiment::Experiment;
+use crate::experiments;
 use crate::present::{Block, Histogram, Table, number};
 use crate::result::{Expectation, Outcome};
 use crate::text;
@@ -32,7 +34,7 @@ pub fn page(experiment: &dyn Experiment, outcome: &Outcome) -> Result<String, Er
 pub fn report(outcomes: &[Outcome]) -> Result<String, Error> {
     let sections = outcomes
         .iter()
-        .map(|outcome| match experiment::find(&outcome.experiment) {
+        .map(|outcome| match experiments::find(&outcome.experiment) {
             Ok(known) => section(known, outcome, false),
             Err(_) => Ok(unknown(outcome)),
         })
@@ -69,7 +71,7 @@ pub fn report(outcomes: &[Outcome]) -> Result<String, Error> {
 }
 
 fn title_of(outcome: &Outcome) -> String {
-    experiment::find(&outcome.experiment).map_or_else(
+    experiments::find(&outcome.experiment).map_or_else(
         |_| outcome.experiment.clone(),
         |e| e.card().title.to_owned(),
     )

@@ -1,18 +1,19 @@
 //! The server with a lock around accept(), and the two clients that drive it.
 
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use wakeone_load::{Arrivals, Event, Mix, Plan, Spacing};
 
 use super::sweep::Step;
-use super::{BACKLOG, CLIENTS, LOST_CPU, SLEEPS, WORKERS, httperf};
+use super::{CLIENTS, LOST_CPU, SLEEPS, WORKERS, httperf};
 use crate::cpus::Apart;
+use crate::error::Error;
 use crate::experiment::{Context, Sample};
-use crate::measure::{self, Trial};
+use crate::launch::Launch;
+use crate::measure;
 use crate::process::Usage;
-use crate::server::Server;
-use crate::{Error, answers, probe};
+use crate::under_test::ServerUnderTest;
+use crate::{answers, probe};
 
 const PATH: &str = "/whoami";
 /// Longer than anything waits before it is given up.
@@ -51,7 +52,7 @@ impl Client {
 /// A server that is driven by a client.
 pub struct Driven {
     client: Client,
-    trial: Trial,
+    trial: ServerUnderTest,
     errors: u64,
     /// How late our own client sent the slowest percent of a step, the worst step of all.
     late_ns: u64,
@@ -68,23 +69,15 @@ impl Driven {
     /// When it does not become ready.
     pub fn start(client: Client, lock: &str, apart: &Apart) -> Result<Self, Error> {
         apart.server()?;
-        let what = format!("the server with --accept-lock {lock}");
-        let trial = Trial::begin(what.clone(), |address, answers| {
-            let executable = crate::process::own_program()?;
-            let mut command = Command::new(executable);
-            command
-                .args(["serve", "--model", "preforked", "--no-keep-alive"])
-                .args(["--accept-lock", lock])
-                .args(["-w", &WORKERS.to_string()])
-                .args(["--backlog", &BACKLOG.to_string()])
-                .args(["-l", &address.to_string()])
-                .args(answers.arguments());
-            Server::start(&what, &mut command, "listening on")
-        });
-        let trial = trial?;
+        let trial = ServerUnderTest::start(Launch::ours(
+            format!("the server with --accept-lock {lock}"),
+            format!(
+                "wakeone serve --model preforked --no-keep-alive --accept-lock {lock} -w {WORKERS} --backlog {{backlog}} -l {{address}}"
+            ),
+        ))?;
         apart.client()?;
         Ok(Self {
-            before: Usage::of_leaves(trial.server.pid()),
+            before: Usage::of_leaves(trial.pid()),
             client,
             trial,
             errors: 0,
@@ -141,13 +134,13 @@ impl Driven {
     /// Ends the server and notes what all steps had in common.
     ///
     /// # Errors
-    /// Those of [`Trial::end`].
+    /// Those of [`ServerUnderTest::stop`].
     pub fn end(self, sample: &mut Sample) -> Result<(), Error> {
         sample.put("errors", "count", self.errors as f64);
         sample.put("repeated_steps", "count", self.repeated as f64);
         sample.put("late_ms_p99_worst", "ms", self.late_ns as f64 / 1e6);
-        let used = Usage::of_leaves(self.trial.server.pid()).since(&self.before);
-        self.trial.end(sample)?;
+        let used = Usage::of_leaves(self.trial.pid()).since(&self.before);
+        self.trial.stop(sample)?;
         let answered = sample.metrics.get(answers::BY_SERVER).map_or(0.0, |m| m.1);
         for (name, count) in [
             (SLEEPS, used.voluntary_switches),

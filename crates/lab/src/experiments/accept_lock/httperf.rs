@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use super::sweep::Step;
-use crate::Error;
+use crate::error::Error;
 
 /// How long it waits for a reply, in s.
 const PATIENCE: &str = "5";

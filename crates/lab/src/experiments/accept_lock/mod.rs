@@ -7,23 +7,23 @@ mod sweep;
 
 use serde_json::json;
 
+use crate::card::{Card, card};
 use crate::cpus::Apart;
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source, parameters,
-};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Pairing, Sample, Settings, parameters};
+use crate::launch::BACKLOG;
+use crate::measure;
 use crate::present::Block;
 use crate::result::{Expectation, Outcome};
-use crate::{Error, measure};
 use driver::{Client, Driven};
+
+card!(published);
 
 /// The experiment.
 pub struct AcceptLock;
 
 /// The source's number of processes.
 const WORKERS: usize = 20;
-/// Long enough that a moment without the CPU does not overflow it: a SYN that is dropped comes again after a second, and the
-/// knee would be that of the queue. Apache's was 511.
-const BACKLOG: usize = 4096;
 /// The kinds of `--accept-lock`, the source's patched server first.
 const LOCKS: [&str; 4] = [UNLOCKED, "pthread", "flock", "fcntl"];
 const UNLOCKED: &str = "none";
@@ -36,19 +36,6 @@ const KNEE: &str = "knee_per_s";
 const CAPACITY: &str = "capacity_per_s";
 const SLEEPS: &str = "voluntary_switches_per_request";
 const LOST_CPU: &str = "involuntary_switches_per_request";
-
-const CARD: Card = Card {
-    name: "accept-lock",
-    title: "What a lock around accept() costs",
-    question: "Twenty processes accept on one port, one at a time under a lock or all at once: up to which request rate do they keep up?",
-    source: Source {
-        short: "Molloy and Lever, 2000",
-        long: "Steve Molloy and Chuck Lever, Accept() scalability on Linux, USENIX 2000, section 5 and figure II.",
-        url: "https://www.usenix.org/legacy/events/usenix2000/freenix/full_papers/molloy/molloy_html/index.html",
-    },
-    readme: include_str!("README.md"),
-    published: include_str!("published.csv"),
-};
 
 /// How much is measured.
 #[derive(Debug, Clone, Copy)]
@@ -89,6 +76,12 @@ impl Size {
     }
 }
 
+/// Long enough that a moment without the CPU does not overflow it: a SYN that is dropped comes again after a second, and the
+/// knee would be that of the queue. Apache's was 511.
+fn backlog() -> Option<usize> {
+    BACKLOG.parse().ok()
+}
+
 fn arm_name(client: Client, lock: &str) -> String {
     format!("{}/{lock}", client.name())
 }
@@ -116,7 +109,7 @@ fn replies_at(percent: u32) -> String {
 }
 
 impl Experiment for AcceptLock {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
@@ -145,7 +138,7 @@ impl Experiment for AcceptLock {
             steady: KNEE,
             parameters: parameters([
                 ("workers", json!(WORKERS)),
-                ("backlog", json!(BACKLOG)),
+                ("backlog", json!(backlog())),
                 ("capacity_clients", json!(CLIENTS)),
                 ("capacity_s", json!(size.capacity_s)),
                 ("rates_percent_of_capacity", json!(size.percents)),
@@ -191,15 +184,8 @@ impl Experiment for AcceptLock {
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
         let above = |lock: &str| {
-            Expectation::new(
-                format!("no-lock-above-{lock}"),
-                format!(
-                    "Without a lock the server keeps up to a higher rate than with {lock} (knee over knee)"
-                ),
-                CARD.source.short,
-                outcome.ratio(&ratio_name(lock)),
-                |m| m > 1.0,
-            )
+            let ratio = outcome.ratio(&ratio_name(lock));
+            CARD.expect_of("no-lock-above-{lock}", &[("lock", lock)], ratio)
         };
         let mut expected: Vec<Expectation> = APACHES.map(above).into();
         expected.extend(measure::sound(outcome));

@@ -2,18 +2,16 @@
 
 use super::driver::Client;
 use super::{
-    APACHES, CAPACITY, CARD, KNEE, LOCKS, SLEEPS, UNLOCKED, arm_name, offered_at, parse_arm,
-    ratio_name, replies_at,
+    APACHES, CAPACITY, KNEE, LOCKS, SLEEPS, UNLOCKED, arm_name, offered_at, parse_arm, ratio_name,
+    replies_at,
 };
-use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
+use crate::present::{Block, Chart, Row, Style, Table, cell, number};
 use crate::result::{Outcome, Variant};
-use crate::stats;
+use crate::{stats, views};
 
 /// Everything.
 pub fn present(outcome: &Outcome) -> Vec<Block> {
-    let mut blocks = vec![Block::Heading("What it means".into())];
-    blocks.extend(meaning(outcome).map(Block::Paragraph));
-    blocks.push(Block::Paragraph(beside(outcome)));
+    let mut blocks = views::meaning(meaning(outcome).into_iter().chain([beside(outcome)]));
     blocks.push(Block::Table(knees(outcome)));
     blocks.push(Block::Chart(chart(outcome)));
     blocks.push(Block::Table(replies(outcome)));
@@ -91,53 +89,41 @@ fn beside(outcome: &Outcome) -> String {
     )
 }
 
-/// The knee of each series.
 fn knees(outcome: &Outcome) -> Table {
     let row = |v: &Variant| {
         let knee = v.metrics.get(KNEE)?;
         let (client, lock) = parse_arm(&v.name).ok()?;
-        let cell = |metric: &str| v.median(metric).map_or_else(|| "–".into(), number);
         let ratio = match (client, lock) {
             (Client::Load, UNLOCKED) => Some(1.0),
             (Client::Load, lock) => outcome.ratio(&ratio_name(lock)),
             (Client::Httperf, _) => None,
         };
-        Some(Row::ours(vec![
-            v.name.clone(),
-            number(knee.median),
-            number(knee.min),
-            number(knee.max),
-            cell(CAPACITY),
-            ratio.map_or_else(|| "–".into(), number),
-            cell(SLEEPS),
-        ]))
+        let ends = [knee.median, knee.min, knee.max].map(number);
+        let rest = [v.median(CAPACITY), ratio, v.median(SLEEPS)].map(cell);
+        Some(Row::named(v.name.clone(), ends.into_iter().chain(rest)))
     };
-    let mut rows: Vec<Row> = outcome.variants.iter().filter_map(row).collect();
-    rows.push(Row::published(vec![
-        CARD.source.short.into(),
-        "not in the text".into(),
-        String::new(),
-        String::new(),
-        String::new(),
-        "more than 1".into(),
-        String::new(),
-    ]));
-    Table {
-        caption: "The knee: the highest request rate at which at least 97 % are answered in time."
-            .into(),
-        head: [
-            "",
+    let said = [
+        "Molloy and Lever, 2000",
+        "not in the text",
+        "",
+        "",
+        "",
+        "more than 1",
+        "",
+    ];
+    let said = Row::published(said.map(str::to_owned).into());
+    Table::new(
+        "The knee: the highest request rate at which at least 97 % are answered in time.",
+        [
             "knee /s",
             "min",
             "max",
             "closed loop",
             "unlocked / this",
             "sleeps each",
-        ]
-        .map(str::to_owned)
-        .into(),
-        rows,
-    }
+        ],
+        outcome.variants.iter().filter_map(row).chain([said]),
+    )
 }
 
 /// The percentages at which a variant was measured, rising.
@@ -182,39 +168,30 @@ fn chart(outcome: &Outcome) -> Chart {
         .flat_map(|s| s.1.iter().map(|p| p.0))
         .fold(0.0, f64::max);
     series.push((Style::guide("all answered"), vec![(0.0, 0.0), (most, most)]));
-    Chart {
-        title: "Reply rate against request rate, by the lock around accept().".into(),
-        note: "A server keeps up as long as its line follows the dashed one. Medians of the rounds, in which the rates differ a little."
-            .into(),
-        kind: Kind::Lines {
-            x: "requests/s".into(),
-            y: "replies/s".into(),
-            log: false,
-            series,
-        },
-    }
+    Chart::lines(
+        "Reply rate against request rate, by the lock around accept().",
+        "A server keeps up as long as its line follows the dashed one. Medians of the rounds, in which the rates differ a little.",
+        ("requests/s", "replies/s", false),
+        series,
+    )
 }
 
-/// The same in numbers.
 fn replies(outcome: &Outcome) -> Table {
     let all = outcome.variants.iter().flat_map(percents);
     let percents: std::collections::BTreeSet<u32> = all.collect();
-    let mut head = vec![String::new()];
-    head.extend(percents.iter().map(|p| format!("{p} %")));
     let row = |v: &Variant| {
-        let mut cells = vec![v.name.clone()];
-        cells.extend(percents.iter().map(|percent| {
+        let at = |percent: &u32| {
             let offered = v.median(&offered_at(*percent));
             let share = offered.and_then(|o| Some(v.median(&replies_at(*percent))? / o));
             share.map_or_else(|| "–".into(), |s| format!("{:.0} %", s * 100.0))
-        }));
-        Row::ours(cells)
+        };
+        Row::named(v.name.clone(), percents.iter().map(at))
     };
-    Table {
-        caption: "Share of the requests answered within their time. Columns: request rate, in percent of what the closed loop did.".into(),
-        head,
-        rows: outcome.variants.iter().map(row).collect(),
-    }
+    Table::new(
+        "Share of the requests answered within their time. Columns: request rate, in percent of what the closed loop did.",
+        percents.iter().map(|p| format!("{p} %")),
+        outcome.variants.iter().map(row),
+    )
 }
 
 #[cfg(test)]

@@ -8,15 +8,19 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use wakeone_kernel::netstat::Counters;
-use wakeone_load::{Arrivals, ErrorKind, Event, Mix, Plan, Sources, Stop};
+use wakeone_load::{Arrivals, ErrorKind, Event, Mix, Plan};
 use wakeone_serve::Model;
 
-use crate::experiment::{Arm, Card, Context, Design, Experiment, Sample, Settings, Source};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings};
 use crate::present::Block;
 use crate::result::{Expectation, Outcome};
-use crate::{Error, cpus, measure, server, stats};
+use crate::{cpus, measure, stats};
 use explain::Point;
 use setup::{Book, Cell, Kind, Lacks};
+
+card!(published);
 
 /// The experiment.
 pub struct Architectures;
@@ -31,19 +35,6 @@ const PIECE: Duration = Duration::from_millis(250);
 /// How long a client waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-const CARD: Card = Card {
-    name: "architectures",
-    title: "Twelve architectures, 20 to 15,000 clients",
-    question: "How many requests a second does each server architecture answer, the more clients there are?",
-    source: Source {
-        short: "Hussain, 2019",
-        long: "Shuveb Hussain: Linux Applications Performance, a series of articles, 2019; the table is in each part.",
-        url: "https://unixism.net/2019/04/linux-applications-performance-introduction/",
-    },
-    readme: include_str!("README.md"),
-    published: include_str!("published.csv"),
-};
-
 /// Until when a load is not measured, and when it ends; both in whole pieces.
 fn times(clients: usize, quick: bool) -> (Duration, Duration) {
     let turn = clients as f64 / USUAL_RATE;
@@ -54,7 +45,7 @@ fn times(clients: usize, quick: bool) -> (Duration, Duration) {
 }
 
 impl Experiment for Architectures {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
@@ -106,21 +97,56 @@ impl Experiment for Architectures {
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         let cell = Cell::parse(&arm.name).ok_or_else(|| Error::Unknown(arm.name.clone()))?;
         let book = Book::new(cell.kind)?;
-        let address = server::free_address()?;
         let workers = setup::workers(cell.model, cpus::count());
-        let server = setup::start(cell.model, workers, address, &book)?;
+        let server = setup::start(cell.model, workers, &book)?;
         let overflows = listen_overflows();
-        let (found, rates) = load(&plan(address, cell.clients, context), cell.clients, context)?;
+        let (found, rates) = load(
+            &plan(server.address, cell.clients, context),
+            cell.clients,
+            context,
+        )?;
         let overflows = listen_overflows().saturating_sub(overflows);
-        server.stop()?;
         let mut sample = sample(&found, &rates);
+        server.stop(&mut sample)?;
         sample.put("listen_overflows", "count", overflows as f64);
         sample.put("server_requests", "count", book.visits()? as f64);
         Ok(sample)
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        judge(outcome)
+        let cells = cells(outcome);
+        let sum = |count: &dyn Fn(&Outcome, Cell, usize) -> Option<f64>| -> Option<f64> {
+            let mut sum = 0.0;
+            for cell in &cells {
+                for round in 0..outcome.values(&cell.name(), "requests").len() {
+                    // A metric that is missing must not pass for no error.
+                    sum += count(outcome, *cell, round)?;
+                }
+            }
+            (!cells.is_empty()).then_some(sum)
+        };
+        let silent = cells
+            .iter()
+            .filter(|c| {
+                outcome
+                    .median(&c.name(), "throughput_per_s")
+                    .is_none_or(|r| r <= 0.0)
+            })
+            .count();
+        let silent = (!cells.is_empty()).then_some(silent as f64);
+        let mut all = vec![
+            CARD.expect("no-unexplained-error", sum(&unexplained)),
+            CARD.expect("every-point-answers", silent),
+            CARD.expect("counts-agree", sum(&counted_apart)),
+        ];
+        let forking = present::CLAIMS.iter().find(|claim| claim.name == "forking");
+        let ratio = forking.and_then(|claim| claim.measured(outcome, Kind::Embedded));
+        if let (Some(claim), Some(ratio)) = (forking, ratio) {
+            let published = format!("{:.1}", claim.published().unwrap_or(f64::NAN));
+            let names = [("published", &*published)];
+            all.push(CARD.expect_of("forking-far-behind", &names, Some(ratio)));
+        }
+        all
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
@@ -154,22 +180,14 @@ fn listen_overflows() -> u64 {
 }
 
 fn plan(target: std::net::SocketAddr, clients: usize, context: &Context<'_>) -> Plan {
+    let arrivals = Arrivals::Closed {
+        concurrency: clients,
+    };
+    let end = times(clients, context.settings.quick).1.as_secs_f64();
+    let (end, mix) = (measure::for_seconds(end), Mix::one("/"));
     Plan {
-        target,
-        host: "localhost".into(),
-        arrivals: Arrivals::Closed {
-            concurrency: clients,
-        },
-        stop: Stop {
-            requests: None,
-            duration: Some(times(clients, context.settings.quick).1),
-        },
-        mix: Mix::one("/"),
-        sources: Sources::Loopback { count: 1000 },
         timeout: PATIENCE,
-        seed: context.seed,
-        threads: 1,
-        keep_alive: false,
+        ..measure::plan(target, arrivals, end, mix, context.seed)
     }
 }
 
@@ -283,64 +301,6 @@ fn counted_apart(outcome: &Outcome, cell: Cell, round: usize) -> Option<f64> {
     ))
 }
 
-fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let cells = cells(outcome);
-    let sum = |count: &dyn Fn(&Outcome, Cell, usize) -> Option<f64>| -> Option<f64> {
-        let mut sum = 0.0;
-        for cell in &cells {
-            for round in 0..outcome.values(&cell.name(), "requests").len() {
-                // A metric that is missing must not pass for no error.
-                sum += count(outcome, *cell, round)?;
-            }
-        }
-        (!cells.is_empty()).then_some(sum)
-    };
-    let silent = cells
-        .iter()
-        .filter(|c| {
-            outcome
-                .median(&c.name(), "throughput_per_s")
-                .is_none_or(|r| r <= 0.0)
-        })
-        .count();
-    let mut all = vec![
-        Expectation::new(
-            "no-unexplained-error",
-            "Requests, of all points, that failed in a way that the architecture itself does not explain",
-            "what a server must do",
-            sum(&unexplained),
-            |m| m == 0.0,
-        ),
-        Expectation::new(
-            "every-point-answers",
-            "Points at which nothing was answered in the measured time",
-            "what a server must do",
-            (!cells.is_empty()).then_some(silent as f64),
-            |m| m == 0.0,
-        ),
-        Expectation::new(
-            "counts-agree",
-            "Requests, of all points, by which the server's count (the visits of the guest book) and the client's lie apart",
-            "no request lost or counted twice",
-            sum(&counted_apart),
-            |m| m == 0.0,
-        ),
-    ];
-    let forking = present::CLAIMS.iter().find(|claim| claim.name == "forking");
-    if let Some((claim, ratio)) =
-        forking.and_then(|c| Some((c, c.measured(outcome, Kind::Embedded)?)))
-    {
-        all.push(Expectation::new(
-            "forking-far-behind",
-            "With 1,000 clients, processes made beforehand answer at least twice as many requests as a process for each connection (ratio)",
-            format!("{}: {:.1} times", CARD.source.short, claim.published().unwrap_or(f64::NAN)),
-            Some(ratio),
-            |m| m >= 2.0,
-        ));
-    }
-    all
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -380,7 +340,7 @@ mod tests {
     }
 
     fn failed(change: &[(&str, f64)]) -> Vec<String> {
-        crate::result::tests::failing(judge(&outcome(change)))
+        crate::result::tests::failing(Architectures.judge(&outcome(change)))
     }
 
     #[test]
@@ -429,6 +389,11 @@ mod tests {
 
     #[test]
     fn nothing_measured_is_no_success() {
-        assert!(judge(&result::tests::outcome(&[])).iter().all(|e| !e.holds));
+        assert!(
+            Architectures
+                .judge(&result::tests::outcome(&[]))
+                .iter()
+                .all(|e| !e.holds)
+        );
     }
 }

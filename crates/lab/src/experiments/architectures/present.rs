@@ -4,9 +4,10 @@ use wakeone_serve::Model;
 
 use super::setup::{KINDS, Kind, LATER, PUBLISHED};
 use super::{CARD, curve};
-use crate::present::{Block, Chart, Kind as ChartKind, Row, Style, Table, number};
+use crate::present::{Block, Chart, Line, Row, Style, Table, cell, number};
 use crate::published::Published;
 use crate::result::Outcome;
+use crate::views;
 
 /// A rate varies widely when its deviation within the measured time is more than this share of it.
 const WIDE: f64 = 0.5;
@@ -107,9 +108,8 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
         .into_iter()
         .filter(|kind| !clients(outcome, *kind).is_empty())
         .collect();
-    let mut blocks = vec![Block::Heading("What it means".into())];
-    blocks.extend(meaning(outcome, &kinds).map(Block::Paragraph));
-    blocks.push(Block::Paragraph(conditions(outcome)));
+    let told = meaning(outcome, &kinds).into_iter();
+    let mut blocks = views::meaning(told.chain([conditions(outcome)]));
     blocks.push(Block::Table(claims(outcome, &kinds)));
     blocks.push(Block::Chart(published_chart()));
     for kind in kinds {
@@ -204,7 +204,6 @@ fn conditions(outcome: &Outcome) -> String {
 fn claims(outcome: &Outcome, kinds: &[Kind]) -> Table {
     let mut head = vec!["ratio, clients: limit".into(), "source".into()];
     head.extend(kinds.iter().map(|kind| kind.name().to_owned()));
-    let cell = |ratio: Option<f64>| ratio.map_or_else(|| "–".into(), number);
     let row = |claim: &Claim| {
         let mut cells = vec![claim.ratio.into(), cell(claim.published())];
         cells.extend(kinds.iter().map(|kind| {
@@ -292,29 +291,20 @@ fn published_chart() -> Chart {
 }
 
 fn chart(outcome: &Outcome, kind: Kind, models: &[Model], title: &str) -> Chart {
-    let series = models.iter().map(|model| {
-        (
-            Style::ours(model.name(), colour(*model, models)),
-            curve(outcome, kind, *model),
-        )
-    });
+    let line = |model: &Model| {
+        let style = Style::ours(model.name(), colour(*model, models));
+        (style, curve(outcome, kind, *model))
+    };
     lines(
         &format!("{title}: requests/s over the number of clients."),
-        series.filter(|(_, curve)| !curve.is_empty()).collect(),
+        models.iter().map(line).collect(),
     )
 }
 
-fn lines(title: &str, series: Vec<(Style, Vec<(f64, f64)>)>) -> Chart {
-    Chart {
-        title: title.into(),
-        note: "Higher is better; both axes are logarithmic.".into(),
-        kind: ChartKind::Lines {
-            x: "simultaneous clients".into(),
-            y: "requests/s".into(),
-            log: true,
-            series,
-        },
-    }
+fn lines(title: &str, series: Vec<Line>) -> Chart {
+    let axes = ("simultaneous clients", "requests/s", true);
+    let note = "Higher is better; both axes are logarithmic.";
+    Chart::lines(title, note, axes, series)
 }
 
 #[cfg(test)]

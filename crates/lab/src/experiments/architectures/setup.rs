@@ -9,10 +9,12 @@ use wakeone_serve::models::io_uring;
 use wakeone_serve::store::{Call, Entry, Reply};
 use wakeone_serve::{Model, Place};
 
-use crate::Error;
+use crate::error::Error;
+use crate::launch::{Counted, Launch};
 use crate::process::program;
 use crate::scratch::Scratch;
 use crate::server::{Server, free_address};
+use crate::under_test::ServerUnderTest;
 
 /// The source's numbers of simultaneous clients.
 const CLIENTS: [usize; 24] = [
@@ -282,28 +284,18 @@ fn start_redis(scratch: &Scratch) -> Result<(Server, SocketAddr), Error> {
 ///
 /// # Errors
 /// When it does not become ready.
-pub fn start(
-    model: Model,
-    workers: Option<usize>,
-    address: SocketAddr,
-    book: &Book,
-) -> Result<Server, Error> {
-    let executable = crate::process::own_program()?;
-    let mut command = Command::new(executable);
-    command
-        .args(["serve", "--model", model.name(), "--no-keep-alive", "-l"])
-        .arg(address.to_string())
-        .args(["--backlog", &BACKLOG.to_string(), "--store"])
-        .arg(book.argument());
-    if let Some(workers) = workers {
-        command.args(["--workers", &workers.to_string()]);
-    }
-    let ready = match model {
-        // It becomes `wakeone run`.
-        Model::Dispatched => "ready:",
-        _ => "listening on",
-    };
-    Server::start(&format!("the {} server", model.name()), &mut command, ready)
+pub fn start(model: Model, workers: Option<usize>, book: &Book) -> Result<ServerUnderTest, Error> {
+    let name = model.name();
+    let workers = workers.map_or_else(String::new, |n| format!("--workers {n}"));
+    let line = format!(
+        "wakeone serve --model {name} --no-keep-alive -l {{address}} --backlog {BACKLOG} --store {{store}} {workers}"
+    );
+    ServerUnderTest::start(Launch {
+        values: vec![("store", book.argument().to_owned())],
+        // By the visits in the book.
+        counted: Counted::Elsewhere,
+        ..Launch::ours(format!("the {name} server"), line)
+    })
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::error::Error;
 use crate::experiment::{Context, Sample};
-use crate::measure::Trial;
 use crate::process::{cpu_ns, own_program};
 use crate::server::Server;
+use crate::status;
 use crate::ways::Way;
-use crate::{Error, status};
 
 /// The process that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,10 +64,10 @@ impl Idle {
         context: &Context<'_>,
     ) -> Result<Sample, Error> {
         let mut sample = Sample::default();
-        let trial = Trial::start(self.way(), workers)?;
+        let trial = self.way().start(workers)?;
         let address = trial.address;
         let steers = Steers::start(self, address)?;
-        let pid = steers.0.as_ref().map_or(trial.server.pid(), Server::pid);
+        let pid = steers.0.as_ref().map_or(trial.pid(), Server::pid);
         rest(SETTLE, context)?;
         if !status::read()?.to_string().contains(&address.to_string()) {
             return Err(Error::Server(format!("nothing steers {address}")));
@@ -78,7 +78,7 @@ impl Idle {
         let share = spent / begun.elapsed().as_nanos() as f64;
         sample.put(METRIC, "%", share * 100.0);
         steers.end()?;
-        trial.server.stop()?;
+        trial.stop(&mut Sample::default())?;
         Ok(sample)
     }
 }

@@ -3,13 +3,13 @@
 use wakeone::policy::Policy;
 
 use super::loads::Load;
-use super::{UNDER_LOAD, cell_name, idle, programs};
-use crate::experiments::split::servers::Kind;
+use super::{CARD, UNDER_LOAD, cell_name, idle, programs};
+use crate::card::OWN_GOAL;
 use crate::measure;
+use crate::others::{NGINX, PREFORK};
 use crate::result::{Expectation, Outcome};
 use crate::slices::{Contrast, Per};
 
-const OURS: &str = "Wakeone's own goal";
 /// Half of an interval's width, at most: differences of 2 % are to be told apart.
 const HALF_WIDTH: f64 = 0.01;
 /// The same of the thinned size, which tells that it works.
@@ -28,51 +28,19 @@ pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
     expected
 }
 
-/// A bar that a contrast must reach.
-struct Bar {
-    name: &'static str,
-    claim: &'static str,
-    load: Load,
-    arms: (&'static str, &'static str),
-    least: f64,
-}
+/// An expectation of a contrast: its name, the load, and the arms above and below the line.
+type Bar = (&'static str, Load, (&'static str, &'static str));
 
 const BARS: [Bar; 5] = [
-    Bar {
-        name: "steering",
-        claim: "Steered by least-connections, counted and with rescue, a server completes, of the connections by the kernel's hash,",
-        load: Load::Steering,
-        arms: ("steered", "hash"),
-        least: 0.98,
-    },
-    Bar {
-        name: "watched",
-        claim: "A server that doctor watches with tracing completes, of the connections of one that nobody watches,",
-        load: Load::Watching,
-        arms: ("watched", "unwatched"),
-        least: 0.98,
-    },
-    Bar {
-        name: "watched-without-tracing",
-        claim: "Watched without tracing, it completes",
-        load: Load::Watching,
-        arms: ("watched-without-tracing", "unwatched"),
-        least: 0.98,
-    },
-    Bar {
-        name: "split-prefork",
-        claim: "Split, a preforked server completes, of the connections with its one shared socket,",
-        load: Load::Split(Kind::Prefork),
-        arms: ("split", "shared"),
-        least: 0.95,
-    },
-    Bar {
-        name: "split-nginx",
-        claim: "Split, nginx completes, of the connections with its one shared socket,",
-        load: Load::Split(Kind::Nginx),
-        arms: ("split", "shared"),
-        least: 0.95,
-    },
+    ("steering", Load::Steering, ("steered", "hash")),
+    ("watched", Load::Watching, ("watched", "unwatched")),
+    (
+        "watched-without-tracing",
+        Load::Watching,
+        ("watched-without-tracing", "unwatched"),
+    ),
+    ("split-prefork", Load::Split(PREFORK), ("split", "shared")),
+    ("split-nginx", Load::Split(NGINX), ("split", "shared")),
 ];
 
 /// Connections a second where the machine was quiet enough to tell; otherwise those for a second of CPU time, which others on
@@ -86,9 +54,8 @@ pub fn surest<'a>(outcome: &'a Outcome, load: Load, arms: (&str, &str)) -> Optio
 
 fn slices(outcome: &Outcome) -> Vec<Expectation> {
     // nginx is not everywhere.
-    let here = |bar: &&Bar| {
-        bar.load != Load::Split(Kind::Nginx) || outcome.variant(&bar.load.variant()).is_some()
-    };
+    let here =
+        |bar: &&Bar| bar.1 != Load::Split(NGINX) || outcome.variant(&bar.1.variant()).is_some();
     let bars = BARS.iter().filter(here);
     let mut expected: Vec<Expectation> = bars.map(|bar| reaches(outcome, bar)).collect();
     let steered = surest(outcome, Load::Steering, ("steered", "hash"));
@@ -97,7 +64,7 @@ fn slices(outcome: &Outcome) -> Vec<Expectation> {
     expected.push(Expectation::new(
         "same-arm-twice",
         "The kernel's hash against itself: the interval covers 1, or misses it by less than 0.005",
-        OURS,
+        OWN_GOAL,
         again.map(|c| c.ratio),
         |_| {
             let covers = |c: &Contrast| c.low - SAME < 1.0 && 1.0 < c.high + SAME;
@@ -107,13 +74,10 @@ fn slices(outcome: &Outcome) -> Vec<Expectation> {
     expected
 }
 
-fn reaches(outcome: &Outcome, bar: &Bar) -> Expectation {
-    let least = bar.least;
-    let found = surest(outcome, bar.load, bar.arms);
+fn reaches(outcome: &Outcome, (name, load, arms): &Bar) -> Expectation {
+    let found = surest(outcome, *load, *arms);
     let per = found.map_or(Per::Second, |c| c.per).name();
-    let claim = format!("{} at least {least} times as many {per}", bar.claim);
-    let ratio = found.map(|c| c.ratio);
-    Expectation::new(bar.name, claim, OURS, ratio, move |m| m >= least)
+    CARD.expect_of(name, &[("per", per)], found.map(|c| c.ratio))
 }
 
 fn narrow(outcome: &Outcome, contrast: Option<&Contrast>) -> Expectation {
@@ -123,9 +87,9 @@ fn narrow(outcome: &Outcome, contrast: Option<&Contrast>) -> Expectation {
     } else {
         HALF_WIDTH
     };
-    let claim = format!("What steering costs is known to ±{most}, with 95 % confidence");
+    let most = most.to_string();
     let half = contrast.map(Contrast::half_width);
-    Expectation::new("steering-interval", claim, OURS, half, |m| m <= most)
+    CARD.expect_of("steering-interval", &[("most", &*most)], half)
 }
 
 /// Policies that need not look at the slots.
@@ -140,64 +104,31 @@ const FLAT: [Policy; 5] = [
 fn by_slots(outcome: &Outcome) -> Vec<Expectation> {
     let ns = |policy, slots| outcome.median(&cell_name(slots), &programs::metric(policy));
     let growth = |policy| Some(ns(policy, 256)? / ns(policy, 4)?);
-    let grows = |policy: Policy, most: f64| {
-        Expectation::new(
-            format!("{policy}-growth"),
-            format!(
-                "A choice by {policy} takes at most {most} times as long among 256 workers as among 4"
-            ),
-            OURS,
-            growth(policy),
-            move |m| m <= most,
-        )
+    let grows = |policy: Policy, most: &str| {
+        let names = [("policy", policy.name()), ("most", most)];
+        CARD.expect_of("{policy}-growth", &names, growth(policy))
     };
-    let mut expected: Vec<Expectation> =
-        FLAT.into_iter().map(|policy| grows(policy, 1.3)).collect();
-    expected.push(grows(Policy::LeastConnections, 3.0));
-    expected.push(Expectation::new(
-        "least-connections-ns",
-        "A choice by least-connections among 4 workers takes less than 150 ns",
-        OURS,
-        ns(Policy::LeastConnections, 4),
-        |m| m < 150.0,
-    ));
+    let mut expected: Vec<Expectation> = FLAT.map(|policy| grows(policy, "1.3")).into();
+    expected.push(grows(Policy::LeastConnections, "3"));
+    let among_four = ns(Policy::LeastConnections, 4);
+    expected.push(CARD.expect("least-connections-ns", among_four));
     expected
 }
 
 fn under_load(outcome: &Outcome) -> [Expectation; 2] {
-    let below = |name: &str, claim: &str, metric: &str, most: f64| {
-        let ns = outcome.median(UNDER_LOAD, metric);
-        Expectation::new(name, claim, OURS, ns, move |m| m <= most)
-    };
+    let of = |name: &str, metric: &str| CARD.expect(name, outcome.median(UNDER_LOAD, metric));
     [
-        below(
-            "dispatch-ns",
-            "Under load, the program that chooses takes at most 300 ns a run",
-            "dispatch_ns",
-            300.0,
-        ),
-        below(
-            "sock-ops-ns",
-            "Under load, the program that counts takes at most 150 ns a run",
-            "sock_ops_ns",
-            150.0,
-        ),
+        of("dispatch-ns", "dispatch_ns"),
+        of("sock-ops-ns", "sock_ops_ns"),
     ]
 }
 
-/// More than this share of a CPU is seen on the bill of a machine that does nothing, %.
-const MOST_IDLE: f64 = 0.3;
-
+/// More than the bound, a share of a CPU in %, is seen on the bill of a machine that does nothing.
 fn idle(outcome: &Outcome) -> [Expectation; 3] {
     idle::ALL.map(|idle| {
         let variant = idle.variant();
-        Expectation::new(
-            variant.replace('/', "-"),
-            format!("While nobody comes, {variant} takes at most {MOST_IDLE} % of a CPU"),
-            OURS,
-            outcome.median(variant, idle::METRIC),
-            |m| m <= MOST_IDLE,
-        )
+        let names = [("name", &*variant.replace('/', "-")), ("variant", variant)];
+        CARD.expect_of("{name}", &names, outcome.median(variant, idle::METRIC))
     })
 }
 
@@ -208,9 +139,9 @@ mod tests {
 
     fn contrast(bar: &Bar, per: Per, ratio: f64, half: f64) -> Contrast {
         Contrast {
-            variant: bar.load.variant(),
-            a: bar.arms.0.into(),
-            b: bar.arms.1.into(),
+            variant: bar.1.variant(),
+            a: bar.2.0.into(),
+            b: bar.2.1.into(),
             per,
             ratio,
             low: ratio - half,
@@ -223,13 +154,7 @@ mod tests {
         }
     }
 
-    const AGAIN: Bar = Bar {
-        name: "",
-        claim: "",
-        load: Load::Steering,
-        arms: ("hash-again", "hash"),
-        least: 0.0,
-    };
+    const AGAIN: Bar = ("", Load::Steering, ("hash-again", "hash"));
 
     /// Ratios of the bars without nginx, and of the same arm twice.
     fn with(ratios: [f64; 5], half: f64, ns: [f64; 2]) -> Outcome {
@@ -304,7 +229,7 @@ mod tests {
     #[test]
     fn connections_a_second_count_where_the_machine_was_quiet() {
         let mut found = with(GOOD, 0.009, [100.0, 100.0]);
-        let arms = BARS[0].arms;
+        let arms = BARS[0].2;
         let per = |found: &Outcome| surest(found, Load::Steering, arms).map(|c| c.per);
         assert_eq!(per(&found), Some(Per::CpuSecond));
         found.contrasts[0] = contrast(&BARS[0], Per::Second, 0.97, 0.009);

@@ -6,12 +6,15 @@ use wakeone_load::{Arrivals, Live, Mix, Plan, Stop};
 
 use super::steering::{Group, HASH, Parts, Rest, STEERED};
 use super::watched::Doctor;
+use crate::alternate::{self, Arms};
+use crate::error::Error;
 use crate::experiment::{Context, Sample};
-use crate::experiments::split::servers::{Kind, Running, Way as Shared};
-use crate::measure::{self, Trial};
-use crate::slices::{self, Arms, Pair, Timing};
+use crate::measure;
+use crate::others::{NGINX, Other, PREFORK, Way as Shared};
+use crate::slices::{Pair, Timing};
+use crate::under_test::ServerUnderTest;
 use crate::ways::Way;
-use crate::{Error, process, stats};
+use crate::{process, stats};
 use wakeone::policy::Policy;
 
 /// Workers of each server.
@@ -35,7 +38,7 @@ pub enum Load {
     /// Nobody watches, doctor watches without tracing, and with it.
     Watching,
     /// A server with one shared socket, and the same one split.
-    Split(Kind),
+    Split(Other),
 }
 
 /// All of them.
@@ -43,8 +46,8 @@ pub const ALL: [Load; 5] = [
     Load::Steering,
     Load::Parts,
     Load::Watching,
-    Load::Split(Kind::Prefork),
-    Load::Split(Kind::Nginx),
+    Load::Split(PREFORK),
+    Load::Split(NGINX),
 ];
 
 /// A group with its program, and nothing else. It hands out connections as the kernel's hash does.
@@ -73,7 +76,7 @@ impl Load {
             Load::Steering => "slices/steering".into(),
             Load::Parts => "slices/parts".into(),
             Load::Watching => "slices/watching".into(),
-            Load::Split(kind) => format!("slices/split-{}", kind.name()),
+            Load::Split(other) => format!("slices/split-{}", other.name),
         }
     }
 
@@ -110,7 +113,7 @@ impl Load {
     /// Why it cannot be measured here.
     pub fn lacks(self) -> Option<String> {
         match self {
-            Load::Split(kind) => kind.lacks(),
+            Load::Split(other) => other.is_missing(),
             _ => None,
         }
     }
@@ -124,7 +127,7 @@ impl Load {
             Load::Steering => self.steering(&[HASH, STEERED, HASH], seconds, context),
             Load::Parts => self.steering(&LADDER, seconds, context),
             Load::Watching => self.watching(seconds, context),
-            Load::Split(kind) => self.split(kind, seconds, context),
+            Load::Split(other) => self.split(other, seconds, context),
         }
     }
 
@@ -146,7 +149,7 @@ impl Load {
         seconds: f64,
         context: &mut Context<'_>,
     ) -> Result<Sample, Error> {
-        let trial = Trial::start(Way::LeastConnectionsRescue, WORKERS)?;
+        let trial = Way::LeastConnectionsRescue.start(WORKERS)?;
         let group = Group::on(trial.address)?;
         let switch = |group: &mut Group, arm: usize| group.set(arms[arm]);
         let rescues = |group: Group, sample: &mut Sample| {
@@ -157,7 +160,7 @@ impl Load {
     }
 
     fn watching(self, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
-        let trial = Trial::start(Way::ReuseportHash, WORKERS)?;
+        let trial = Way::ReuseportHash.start(WORKERS)?;
         let doctor = Doctor::of(trial.address)?;
         let views = [None, Some(false), Some(true)];
         let switch = |doctor: &mut Doctor, arm: usize| doctor.set(views[arm]);
@@ -172,7 +175,7 @@ impl Load {
     /// One server; something beside it takes turns.
     fn on_one<T>(
         self,
-        mut trial: Trial,
+        mut trial: ServerUnderTest,
         mut beside: T,
         switch: impl Fn(&mut T, usize) -> Result<(), Error>,
         end: impl FnOnce(T, &mut Sample) -> Result<(), Error>,
@@ -180,29 +183,29 @@ impl Load {
         context: &mut Context<'_>,
     ) -> Result<Sample, Error> {
         let plan = endless(trial.address, "/whoami", context);
-        let all = process::tree(trial.server.pid());
+        let all = process::tree(trial.pid());
         let mut switch = |arm: usize, _: &Live| switch(&mut beside, arm);
         let live = Live::new(&plan);
         let (found, mut sample) =
             self.alternate(&plan, &live, seconds, &mut switch, &all, context)?;
         end(beside, &mut sample)?;
         trial.answers.client_saw(&found);
-        trial.end(&mut sample)?;
+        trial.stop(&mut sample)?;
         Ok(sample)
     }
 
-    fn split(self, kind: Kind, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
-        let mut shared = Running::start(kind, Shared::Shared)?;
-        let split = Running::start(kind, Shared::Split)?;
+    fn split(self, other: Other, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
+        let mut shared = ServerUnderTest::start(other.launch(Shared::Shared)?)?;
+        let split = ServerUnderTest::start(other.launch(Shared::Split)?)?;
         let plan = endless(shared.address, "/work?us=0&kind=sleep", context);
         let live = Live::among(&plan, vec![shared.address, split.address]);
         // It would take CPU time from the server that is asked. Dropped before the servers are.
-        let rest = Rest(split.supervisor());
+        let rest = Rest(split.pid());
         let mut switch = |arm: usize, live: &Live| {
             live.aim(arm);
             rest.set(arm == 0)
         };
-        let all = [shared.processes(), split.processes()].concat();
+        let all = [process::tree(shared.pid()), process::tree(split.pid())].concat();
         let (found, mut sample) =
             self.alternate(&plan, &live, seconds, &mut switch, &all, context)?;
         drop(rest);
@@ -226,7 +229,7 @@ impl Load {
             pairs: self.pairs(),
             switch,
         };
-        let done = slices::alternate(plan, live, self.timing(seconds), arms, context)?;
+        let done = alternate::alternate(plan, live, self.timing(seconds), arms, context)?;
         let (found, slices) = (done.outcome, done.slices);
         let mut sample = Sample::default();
         for (name, sleeps) in self.arms().iter().zip(done.sleeps) {

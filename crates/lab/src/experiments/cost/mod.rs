@@ -13,16 +13,18 @@ use serde_json::json;
 use wakeone_kernel::run_stats::RunStats;
 use wakeone_load::{Arrivals, Mix, Plan};
 
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Sample, Settings, Source, parameters,
-};
-use crate::measure::{self, Trial};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
+use crate::measure;
 use crate::present::Block;
 use crate::result::{Expectation, Outcome};
+use crate::status;
 use crate::ways::Way;
-use crate::{Error, status};
 use idle::Idle;
 use loads::{CLIENTS, Load, WORKERS};
+
+card!();
 
 /// The experiment.
 pub struct Cost;
@@ -34,50 +36,15 @@ const IDLE_SECONDS: f64 = 10.0;
 /// Slots to choose from, for the time of a run.
 const SLOTS: [usize; 3] = [4, 64, 256];
 
-const CARD: Card = Card {
-    name: "cost",
-    title: "What does choosing a worker cost?",
-    question: "How many connections a second does a server of four workers take when a program chooses for each, when it is watched, when it is split; and how long does a run of each program take?",
-    source: Source {
-        short: "Wakeone",
-        long: "Beyond the papers: the price of the method that the other experiments show the use of.",
-        url: "",
-    },
-    readme: include_str!("README.md"),
-    published: "series,x,metric,unit,value,note\n",
-};
-
 impl Experiment for Cost {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
     fn design(&self, settings: &Settings) -> Design {
-        let lacks = loads::ALL.map(|load| (load, load.lacks()));
         let seconds = slices_seconds(settings);
-        let sliced = lacks.iter().filter(|(_, lacks)| lacks.is_none());
-        let mut arms: Vec<Arm> = sliced
-            .enumerate()
-            .map(|(group, (load, _))| arm(load.variant(), group, seconds + 2.0))
-            .collect();
-        let group = arms.len();
-        let slots = slots(settings).iter();
-        arms.extend(slots.map(|slots| arm(cell_name(*slots), group, 3.0)));
-        arms.push(arm(
-            UNDER_LOAD.into(),
-            group + 1,
-            load_seconds(settings) + 0.5,
-        ));
-        let idle = idle::ALL.map(|idle| arm(idle.variant().into(), group + 2, 4.0 + IDLE_SECONDS));
-        arms.extend(idle);
-        let left_out: serde_json::Map<_, _> = lacks
-            .into_iter()
-            .filter_map(|(load, lacks)| Some((load.variant(), lacks?.into())))
-            .collect();
-        Design {
+        let mut design = Design {
             rounds: if settings.quick { 1 } else { 5 },
-            arms,
-            pairings: Vec::new(),
             steady: "throughput_per_s",
             parameters: parameters([
                 ("workers", json!(WORKERS)),
@@ -89,9 +56,20 @@ impl Experiment for Cost {
                     "request",
                     json!("GET /whoami, a connection a request, closed loop"),
                 ),
-                ("left_out", json!(left_out)),
             ]),
+            ..Design::default()
+        };
+        for load in loads::ALL {
+            let arm = arm(load.variant(), design.arms.len(), seconds + 2.0);
+            design.offer(arm, &load.variant(), load.lacks());
         }
+        let group = design.arms.len();
+        let slots = slots(settings).iter();
+        let by_slots = slots.map(|slots| arm(cell_name(*slots), group, 3.0));
+        let under_load = arm(UNDER_LOAD.into(), group + 1, load_seconds(settings) + 0.5);
+        let idle = idle::ALL.map(|idle| arm(idle.variant().into(), group + 2, 4.0 + IDLE_SECONDS));
+        design.arms.extend(by_slots.chain([under_load]).chain(idle));
+        design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
@@ -155,13 +133,13 @@ fn under_load(context: &mut Context<'_>) -> Result<Sample, Error> {
             "asking the kernel to count the runs of BPF programs failed: {e}; it needs CAP_SYS_ADMIN"
         ))
     })?;
-    let mut trial = Trial::start(Way::LeastConnections, WORKERS)?;
+    let mut trial = Way::LeastConnections.start(WORKERS)?;
     let address = trial.address;
     let before = status::read()?;
     let found = trial.load(&plan(address, context), context)?;
     let after = status::read()?;
     let mut sample = Sample::default();
-    trial.end(&mut sample)?;
+    trial.stop(&mut sample)?;
     drop(counting);
     sample.put("errors", "count", found.errors.values().sum::<u64>() as f64);
     sample.put("requests", "count", found.completed as f64);

@@ -6,13 +6,13 @@ use super::idle;
 use super::judge;
 use super::loads::{self, Load, rate_metric, sleeps_metric};
 use super::{SLOTS, UNDER_LOAD, cell_name, programs};
-use crate::present::{Bar, Block, Chart, Kind, Row, Style, Table, number};
+use crate::present::{Bar, Block, Chart, Row, Style, Table, cell, number};
 use crate::result::Outcome;
+use crate::views;
 
 /// Everything for a reader.
 pub fn blocks(outcome: &Outcome) -> Vec<Block> {
-    let mut blocks = vec![Block::Heading("What it means".into())];
-    blocks.extend(meaning(outcome).map(Block::Paragraph));
+    let mut blocks = views::meaning(meaning(outcome));
     blocks.extend(in_slices(outcome).map(Block::Table));
     blocks.extend(ratios(outcome).map(Block::Chart));
     blocks.extend(by_slots(outcome).map(Block::Table));
@@ -56,16 +56,12 @@ fn runs(outcome: &Outcome) -> Option<String> {
 
 fn in_slices(outcome: &Outcome) -> Option<Table> {
     let row = |c: &crate::slices::Contrast| {
-        let rate = |arm: &str| {
-            let median = outcome.median(&c.variant, &rate_metric(arm));
-            median.map_or_else(|| "–".into(), number)
-        };
+        let rate = |arm: &str| cell(outcome.median(&c.variant, &rate_metric(arm)));
         let sleeps = |arm: &str| {
             let median = outcome.median(&c.variant, &sleeps_metric(arm));
             median.map_or_else(|| "–".into(), |sleeps| format!("{sleeps:.2}"))
         };
-        Row::ours(vec![
-            format!("{}: {} / {}", c.variant, c.a, c.b),
+        let cells = [
             c.per.name().into(),
             format!("{:.3}", c.ratio),
             format!("{:.3} to {:.3}", c.low, c.high),
@@ -74,27 +70,24 @@ fn in_slices(outcome: &Outcome) -> Option<Table> {
             rate(&c.b),
             sleeps(&c.a),
             sleeps(&c.b),
-        ])
+        ];
+        Row::named(format!("{}: {} / {}", c.variant, c.a, c.b), cells)
     };
-    (!outcome.contrasts.is_empty()).then(|| Table {
-        caption:
-            "Connections (connect, accept, reply, close) of two arms that took turns, and how often a process of the server slept for one."
-                .into(),
-        head: [
-            "",
-            "for",
-            "ratio",
-            "95 % interval",
-            "slices",
-            "above /s",
-            "below /s",
-            "sleeps above",
-            "sleeps below",
-        ]
-        .map(str::to_owned)
-        .into(),
-        rows: outcome.contrasts.iter().map(row).collect(),
-    })
+    let head = [
+        "for",
+        "ratio",
+        "95 % interval",
+        "slices",
+        "above /s",
+        "below /s",
+        "sleeps above",
+        "sleeps below",
+    ];
+    (!outcome.contrasts.is_empty()).then(|| Table::new(
+        "Connections (connect, accept, reply, close) of two arms that took turns, and how often a process of the server slept for one.",
+        head,
+        outcome.contrasts.iter().map(row),
+    ))
 }
 
 fn ratios(outcome: &Outcome) -> Option<Chart> {
@@ -109,16 +102,11 @@ fn ratios(outcome: &Outcome) -> Option<Chart> {
             range: Some((c.low, c.high)),
         }
     };
-    (!outcome.contrasts.is_empty()).then(|| Chart {
-        title: "Connections, as a ratio of two arms.".into(),
-        note: "1 costs nothing. The range is the 95 % interval; a colour is a server and its load."
-            .into(),
-        kind: Kind::Bars {
-            unit: String::new(),
-            bars: outcome.contrasts.iter().map(bar).collect(),
-            log: false,
-        },
-    })
+    let bars: Vec<Bar> = outcome.contrasts.iter().map(bar).collect();
+    let note =
+        "1 costs nothing. The range is the 95 % interval; a colour is a server and its load.";
+    let title = "Connections, as a ratio of two arms.";
+    (!bars.is_empty()).then(|| Chart::bars(title, note, ("", false), bars))
 }
 
 /// The numbers of slots that were measured.
@@ -128,16 +116,11 @@ fn cells(outcome: &Outcome) -> Vec<usize> {
     all
 }
 
-/// The time of a run by policy and slots.
 fn by_slots(outcome: &Outcome) -> Option<Table> {
     let cells = cells(outcome);
     let row = |title: &str, metric: &str| {
-        let times = cells
-            .iter()
-            .map(|slots| outcome.median(&cell_name(*slots), metric));
-        let mut row = vec![title.to_owned()];
-        row.extend(times.map(|ns| ns.map_or_else(|| "–".into(), number)));
-        Row::ours(row)
+        let at = |slots: &usize| cell(outcome.median(&cell_name(*slots), metric));
+        Row::named(title, cells.iter().map(at))
     };
     let policies = Policy::ALL.map(|policy| row(policy.name(), &programs::metric(policy)));
     let others = [
@@ -149,13 +132,11 @@ fn by_slots(outcome: &Outcome) -> Option<Table> {
             "sock_ops_runs_per_connection",
         ),
     ];
-    let slots = cells.iter().map(|slots| format!("{slots} slots"));
-    (!cells.is_empty()).then(|| Table {
-        caption: "ns a run by policy and slots. Each has in it what the kernel's statistics take themselves: the time of a program that does nothing."
-            .into(),
-        head: std::iter::once(String::new()).chain(slots).collect(),
-        rows: policies.into_iter().chain(others).collect(),
-    })
+    (!cells.is_empty()).then(|| Table::new(
+        "ns a run by policy and slots. Each has in it what the kernel's statistics take themselves: the time of a program that does nothing.",
+        cells.iter().map(|slots| format!("{slots} slots")),
+        policies.into_iter().chain(others),
+    ))
 }
 
 /// The CPU time without a client.
@@ -184,15 +165,12 @@ fn growth(outcome: &Outcome) -> Option<Chart> {
         let points = cells.iter().filter_map(point).collect();
         (Style::ours(policy.name(), policy.number() as usize), points)
     };
-    (cells.len() > 1).then(|| Chart {
-        title: "Time of a choice.".into(),
-        note: "Both axes are logarithmic. Flat is independent of how many workers there are."
-            .into(),
-        kind: Kind::Lines {
-            x: "slots".into(),
-            y: "ns a run".into(),
-            log: true,
-            series: Policy::ALL.map(line).into(),
-        },
+    (cells.len() > 1).then(|| {
+        Chart::lines(
+            "Time of a choice.",
+            "Both axes are logarithmic. Flat is independent of how many workers there are.",
+            ("slots", "ns a run", true),
+            Policy::ALL.map(line),
+        )
     })
 }

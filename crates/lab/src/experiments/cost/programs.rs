@@ -20,8 +20,9 @@ use wakeone::policy::Policy;
 use wakeone_kernel::run_stats::{PlainProgram, RunStats, Runs};
 use wakeone_kernel::{bpf, cgroup, netns, socket};
 
+use crate::error::Error;
 use crate::experiment::{Context, Sample};
-use crate::{Error, stats};
+use crate::stats;
 
 /// One number of slots, and the amount of work to measure it by.
 #[derive(Debug, Clone, Copy)]

@@ -18,7 +18,7 @@ use wakeone_kernel::count_switch::CountSwitch;
 use wakeone_kernel::table::flag;
 use wakeone_kernel::{process, socket};
 
-use crate::Error;
+use crate::error::Error;
 
 /// Which parts run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use wakeone_observe::watcher::{LOOK_EVERY, Watcher};
 use wakeone_observe::{Found, find};
 
-use crate::Error;
+use crate::error::Error;
 
 /// A doctor that may watch.
 pub struct Doctor {

@@ -5,12 +5,16 @@ mod pair;
 use serde_json::json;
 use std::time::Duration;
 
-use crate::experiment::{Arm, Card, Context, Design, Experiment, Sample, Settings, Source};
-use crate::present::{Bar, Block, Chart, Kind, Row, Style, Table, number};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
+use crate::present::{Bar, Block, Chart, Row, Style, Table, cell, number};
 use crate::published::Published;
-use crate::result::{Expectation, Outcome};
-use crate::{Error, stats};
+use crate::result::{Expectation, Outcome, Variant};
+use crate::{stats, views};
 use pair::Setup;
+
+card!(published);
 
 /// The experiment.
 pub struct Cycle;
@@ -21,19 +25,6 @@ const SMALL: i32 = 10;
 const LARGE: i32 = 1024;
 /// A thousand connections that take longer are called slow.
 const SLOW_S: f64 = 1.0;
-
-const CARD: Card = Card {
-    name: "cycle",
-    title: "A surprisingly slow accept/connect cycle",
-    question: "Why do a thousand connects to a server on the same machine take minutes, or a blink if the client yields the CPU after each?",
-    source: Source {
-        short: "Matthews, 2005",
-        long: "Clifford T. Matthews, surprisingly slow accept/connect cycle time, linux-kernel, 24 May 2005.",
-        url: "http://linux.derkeiler.com/Mailing-Lists/Kernel/2005-05/5167.html",
-    },
-    readme: include_str!("README.md"),
-    published: include_str!("published.csv"),
-};
 
 /// All variants: name and setup.
 fn setups() -> Vec<(String, Setup)> {
@@ -62,7 +53,7 @@ fn limit(settings: &Settings) -> Duration {
 }
 
 impl Experiment for Cycle {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
@@ -76,21 +67,17 @@ impl Experiment for Cycle {
                 0.3
             },
         };
-        let mut design = Design {
+        Design {
             rounds: if settings.quick { 2 } else { 3 },
             arms: setups().into_iter().map(arm).collect(),
-            pairings: Vec::new(),
             // Whether a SYN is lost is chance; a spread of these times is the finding and not noise.
             steady: "",
-            parameters: serde_json::Map::new(),
-        };
-        for (name, value) in [
-            ("connections", json!(CONNECTIONS)),
-            ("limit_s", json!(limit(settings).as_secs())),
-        ] {
-            design.parameters.insert(name.into(), value);
+            parameters: parameters([
+                ("connections", json!(CONNECTIONS)),
+                ("limit_s", json!(limit(settings).as_secs())),
+            ]),
+            ..Design::default()
         }
-        design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
@@ -120,11 +107,59 @@ impl Experiment for Cycle {
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        judge(outcome)
+        let large = rounds(outcome, |name| {
+            name.starts_with(&format!("backlog-{LARGE}/"))
+        });
+        let times: Vec<f64> = large.iter().map(|r| r.0).collect();
+        let drops: Vec<f64> = outcome
+            .variants
+            .iter()
+            .filter(|v| v.name.starts_with(&format!("backlog-{LARGE}/")))
+            .flat_map(|v| {
+                ["listen_drops", "listen_overflows"].map(|m| stats::max(outcome.values(&v.name, m)))
+            })
+            .collect();
+        let all = rounds(outcome, |_| true);
+        let unexplained = all
+            .iter()
+            .filter(|(time, retries)| (*time > SLOW_S) != (*retries > 0.0))
+            .count();
+        let unexplained = (!all.is_empty()).then_some(unexplained as f64);
+        vec![
+            CARD.expect("right-backlog-drops-nothing", stats::most(&drops)),
+            CARD.expect("right-backlog-is-fast", stats::most(&times)),
+            CARD.expect("slow-means-retransmissions", unexplained),
+            CARD.expect("yield-helps", unhelped(outcome)),
+        ]
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
-        present(outcome)
+        let published = Published::parse(CARD.published);
+        let said = |series: &str| {
+            let mut cells = vec![format!("(published) backlog 10, {series}")];
+            cells.extend(["elapsed_s", "user_s", "system_s"].map(|metric| {
+                let value = published.value(series, metric);
+                value.map_or_else(|| "–".into(), seconds)
+            }));
+            cells.push("1,000".into());
+            cells.resize(COLUMNS.len() + 1, "–".into());
+            Row::published(cells)
+        };
+        let row = |v: &Variant| {
+            let of = |(_, metric): (_, &str)| match v.median(metric) {
+                Some(value) if metric.ends_with("_s") => seconds(value),
+                value => cell(value),
+            };
+            Row::named(v.name.clone(), COLUMNS.map(of))
+        };
+        let theirs = ["no yield", "yield"].map(said);
+        let rows = theirs.into_iter().chain(outcome.variants.iter().map(row));
+        let mut blocks = views::meaning([meaning(outcome)]);
+        blocks.extend([
+        Block::Table(Table::new("Median of the rounds. Time for 1,000 connections, with the CPU time of the thread that connects; connections made within the time limit, and how many took more than half a second; accept queue overflows, drops, and SYNs sent again, counted in a network namespace in which nothing else happens.", COLUMNS.map(|c| c.0), rows)),
+        Block::Chart(chart(outcome, &published)),
+    ]);
+        blocks
     }
 }
 
@@ -142,61 +177,6 @@ fn rounds(outcome: &Outcome, which: impl Fn(&str) -> bool) -> Vec<(f64, f64)> {
         .filter(|v| which(&v.name))
         .flat_map(|v| of(&v.name))
         .collect()
-}
-
-fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let ours = "what a right backlog ought to do";
-    let large = rounds(outcome, |name| {
-        name.starts_with(&format!("backlog-{LARGE}/"))
-    });
-    let times: Vec<f64> = large.iter().map(|r| r.0).collect();
-    let drops: Vec<f64> = outcome
-        .variants
-        .iter()
-        .filter(|v| v.name.starts_with(&format!("backlog-{LARGE}/")))
-        .flat_map(|v| {
-            ["listen_drops", "listen_overflows"].map(|m| stats::max(outcome.values(&v.name, m)))
-        })
-        .collect();
-    let all = rounds(outcome, |_| true);
-    let unexplained = all
-        .iter()
-        .filter(|(time, retries)| (*time > SLOW_S) != (*retries > 0.0))
-        .count();
-    vec![
-        Expectation::new(
-            "right-backlog-drops-nothing",
-            format!(
-                "With a backlog of {LARGE} nothing is dropped (most drops or overflows of a round)"
-            ),
-            ours,
-            (!drops.is_empty()).then(|| stats::max(&drops)),
-            |m| m == 0.0,
-        ),
-        Expectation::new(
-            "right-backlog-is-fast",
-            format!(
-                "With a backlog of {LARGE} a thousand connections take less than a second (slowest round, s)"
-            ),
-            ours,
-            (!times.is_empty()).then(|| stats::max(&times)),
-            |m| m < SLOW_S,
-        ),
-        Expectation::new(
-            "slow-means-retransmissions",
-            "Rounds that are slow without a retransmitted SYN, or fast with one",
-            "Matthews, 2005, asked why",
-            (!all.is_empty()).then_some(unexplained as f64),
-            |m| m == 0.0,
-        ),
-        Expectation::new(
-            "yield-helps",
-            "Setups on one CPU in which not yielding is slow and yielding is not at least ten times as fast",
-            format!("{}: 3,328 times as fast", CARD.source.short),
-            unhelped(outcome),
-            |m| m == 0.0,
-        ),
-    ]
 }
 
 /// How many setups contradict the source: both threads on one CPU, slow without yielding, and not ten times as fast with it.
@@ -222,45 +202,6 @@ const COLUMNS: [(&str, &str); 8] = [
     ("SYNs again", "syn_retransmissions"),
 ];
 
-fn present(outcome: &Outcome) -> Vec<Block> {
-    let published = Published::parse(CARD.published);
-    let mut rows: Vec<Row> = ["no yield", "yield"]
-        .iter()
-        .map(|series| {
-            let mut cells = vec![format!("(published) backlog 10, {series}")];
-            cells.extend(["elapsed_s", "user_s", "system_s"].map(|metric| {
-                let value = published.value(series, metric);
-                value.map_or_else(|| "–".into(), seconds)
-            }));
-            cells.push("1,000".into());
-            cells.resize(COLUMNS.len() + 1, "–".into());
-            Row::published(cells)
-        })
-        .collect();
-    rows.extend(outcome.variants.iter().map(|v| {
-        let mut cells = vec![v.name.clone()];
-        cells.extend(COLUMNS.map(|(_, metric)| {
-            let shown = if metric.ends_with("_s") {
-                seconds
-            } else {
-                number
-            };
-            v.median(metric).map_or_else(|| "–".into(), shown)
-        }));
-        Row::ours(cells)
-    }));
-    let head = std::iter::once("")
-        .chain(COLUMNS.map(|c| c.0))
-        .map(str::to_owned)
-        .collect();
-    vec![
-        Block::Heading("What it means".into()),
-        Block::Paragraph(meaning(outcome)),
-        Block::Table(Table { caption: "Median of the rounds. Time for 1,000 connections, with the CPU time of the thread that connects; connections made within the time limit, and how many took more than half a second; accept queue overflows, drops, and SYNs sent again, counted in a network namespace in which nothing else happens.".into(), head, rows }),
-        Block::Chart(chart(outcome, &published)),
-    ]
-}
-
 /// Seconds as `time` prints them.
 fn seconds(value: f64) -> String {
     if value < 1.0 {
@@ -285,23 +226,15 @@ fn chart(outcome: &Outcome, published: &Published) -> Chart {
         })
         .collect();
     bars.extend(outcome.variants.iter().filter_map(|v| {
-        let time = v.metrics.get("elapsed_s")?;
         let colour = if v.name.ends_with("no-yield") { 5 } else { 4 };
-        Some(Bar {
-            style: Style::ours(v.name.clone(), colour),
-            value: time.median,
-            range: Some((time.min, time.max)),
-        })
+        views::bar(Style::ours(v.name.clone(), colour), v, "elapsed_s")
     }));
-    Chart {
-        title: "Time for a thousand connections.".into(),
-        note: "Scaled up where the time limit ended a variant earlier.".into(),
-        kind: Kind::Bars {
-            unit: "s".into(),
-            bars,
-            log: true,
-        },
-    }
+    Chart::bars(
+        "Time for a thousand connections.",
+        "Scaled up where the time limit ended a variant earlier.",
+        ("s", true),
+        bars,
+    )
 }
 
 fn meaning(outcome: &Outcome) -> String {

@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use wakeone_kernel::netstat::Counters;
 
-use crate::{Error, cpus};
+use crate::error::Error;
+
+use crate::cpus;
 
 /// What one run is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,34 +7,23 @@ use serde_json::json;
 use std::time::Duration;
 use wakeone_waitqueue::Policy;
 
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source,
-};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Pairing, Sample, Settings, parameters};
 use crate::present::Block;
 use crate::published::Published;
 use crate::result::{Derived, Expectation, Outcome};
+use crate::stats;
 use crate::trace::{Event, Kind, Trace};
-use crate::{Error, stats};
 use waiters::{Herd as Waiters, Waiting};
+
+card!(published);
 
 /// The experiment.
 pub struct Herd;
 
 const TAPS: usize = 10;
 const ROUNDS: usize = 3;
-
-const CARD: Card = Card {
-    name: "herd",
-    title: "The thundering herd",
-    question: "A hundred to a thousand threads wait for a connection, and one comes: how long until all is quiet again, and how many were woken? And under the paper's own policies, built as it describes them?",
-    source: Source {
-        short: "Molloy and Lever, 2000",
-        long: "Steve Molloy and Chuck Lever, Accept() scalability on Linux, USENIX 2000, table I and figure I.",
-        url: "https://www.usenix.org/legacy/events/usenix2000/freenix/full_papers/molloy/molloy_html/index.html",
-    },
-    readme: include_str!("README.md"),
-    published: include_str!("published.csv"),
-};
 
 /// The published series, the way of waiting that stands for it, and its place in the palette.
 const PUBLISHED: [(&str, Waiting); 3] = [
@@ -67,7 +56,7 @@ fn parse_arm(name: &str) -> Option<(Waiting, usize)> {
 const REST: Duration = Duration::from_millis(20);
 
 impl Experiment for Herd {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
@@ -82,21 +71,17 @@ impl Experiment for Herd {
                     + threads as f64 * 0.0004,
             }));
         }
-        let mut design = Design {
+        Design {
             rounds: ROUNDS,
             arms,
             pairings: waiters::ALL.into_iter().map(growth).collect(),
             steady: "settle_us",
-            parameters: serde_json::Map::new(),
-        };
-        for (name, value) in [
-            ("threads", json!(sizes(settings.quick))),
-            ("taps_per_round", json!(TAPS)),
-            ("selecting_in_queue_always_wake", json!(waiters::SELECTING)),
-        ] {
-            design.parameters.insert(name.into(), value);
+            parameters: parameters([
+                ("threads", json!(sizes(settings.quick))),
+                ("taps_per_round", json!(TAPS)),
+                ("selecting_in_queue_always_wake", json!(waiters::SELECTING)),
+            ]),
         }
-        design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
@@ -136,7 +121,12 @@ impl Experiment for Herd {
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        judge(outcome)
+        let mut expectations = Vec::new();
+        for waiting in waiters::ALL {
+            expectations.push(settles(outcome, waiting));
+            expectations.push(wakes(outcome, waiting));
+        }
+        expectations
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
@@ -168,75 +158,37 @@ fn settled(events: &[Event]) -> Option<(f64, f64)> {
     Some((last.at_us - first.at_us, wakeups as f64))
 }
 
-const PAPER: &str = "Molloy and Lever, 2000";
-
-fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let mut expectations = Vec::new();
-    for waiting in waiters::ALL {
-        expectations.push(settles(outcome, waiting));
-        expectations.push(wakes(outcome, waiting));
-    }
-    expectations
-}
-
 /// Whether the settle time grows, or does not, as the paper says.
 fn settles(outcome: &Outcome, waiting: Waiting) -> Expectation {
-    let (name, ratio) = (waiting.name(), outcome.ratio(&growth_name(waiting)));
-    if waiting.wakes_all() {
-        return Expectation::new(
-            format!("{name}-grows"),
-            format!("{name}: settle(1,000 threads) is at least 5 times settle(100)"),
-            format!("{PAPER}: 37.7 times"),
-            ratio,
-            |m| m >= 5.0,
-        );
-    }
     let published = match waiting {
         Waiting::Accept | Waiting::Queue(Policy::TaskExclusive) => "2.73 times (Taskex)",
         Waiting::Queue(Policy::AlwaysWake) => "not implemented then",
         _ => "0.89 times (Wake1)",
     };
-    Expectation::new(
-        format!("{name}-constant"),
-        format!("{name}: settle(1,000 threads) is at most twice settle(100)"),
-        format!("{PAPER}: {published}"),
-        ratio,
-        |m| m <= 2.0,
-    )
+    let name = if waiting.wakes_all() {
+        "{way}-grows"
+    } else {
+        "{way}-constant"
+    };
+    let names = [("way", waiting.name()), ("published", published)];
+    CARD.expect_of(name, &names, outcome.ratio(&growth_name(waiting)))
 }
 
 /// Whether one connection wakes as many as the paper says.
 fn wakes(outcome: &Outcome, waiting: Waiting) -> Expectation {
-    let (name, arm) = (waiting.name(), arm_name(waiting, 1000));
-    let woken = outcome.median(&arm, "wakeups_per_tap");
-    if waiting.wakes_all() {
-        return Expectation::new(
-            format!("{name}-wakes-all"),
-            format!("{name}: a connection wakes at least 900 of 1,000 threads"),
-            PAPER,
-            woken,
-            |m| m >= 900.0,
-        );
-    }
     let selecting = waiting.selecting();
-    if selecting > 0 {
-        return Expectation::new(
-            format!("{name}-wakes-one-and-selecting"),
-            format!(
-                "{name}: a connection wakes one accepting thread of 1,000 and exactly the {selecting} that wait select()-like"
-            ),
-            format!("{PAPER}, section 3.3"),
-            woken,
-            |m| m == (1 + selecting) as f64,
-        );
-    }
-    Expectation::new(
-        format!("{name}-wakes-one"),
-        format!("{name}: a connection costs at most 2 wake-ups among 1,000 threads"),
-        PAPER,
-        woken,
-        |m| m <= 2.0,
-    )
+    let name = match selecting {
+        _ if waiting.wakes_all() => "{way}-wakes-all",
+        0 => "{way}-wakes-one",
+        _ => "{way}-wakes-one-and-selecting",
+    };
+    let names = [
+        ("way", waiting.name()),
+        ("selecting", &*selecting.to_string()),
+        ("all", &*(1 + selecting).to_string()),
+    ];
+    let woken = outcome.median(&arm_name(waiting, 1000), "wakeups_per_tap");
+    CARD.expect_of(name, &names, woken)
 }
 
 /// The measured `(threads, value)` of a way of waiting, rising.

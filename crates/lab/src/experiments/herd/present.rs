@@ -4,10 +4,10 @@ use wakeone_waitqueue::Policy;
 
 use super::waiters::{self, SELECTING, Waiting};
 use super::{CARD, PUBLISHED, curve, growth_of};
-use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
+use crate::present::{Block, Chart, Row, Style, Table, number};
 use crate::published::Published;
 use crate::result::Outcome;
-use crate::stats;
+use crate::{stats, views};
 
 /// What the kernel does, and what a queue of ours does.
 const KERNEL: std::ops::Range<usize> = 0..3;
@@ -15,10 +15,8 @@ const OURS: std::ops::Range<usize> = 3..7;
 
 pub fn present(outcome: &Outcome) -> Vec<Block> {
     let published = Published::parse(CARD.published);
-    vec![
-        Block::Heading("What it means".into()),
-        Block::Paragraph(kernel_today(outcome, &published)),
-        Block::Paragraph(policies_today(outcome)),
+    let mut blocks = views::meaning([kernel_today(outcome, &published), policies_today(outcome)]);
+    blocks.extend([
         Block::Table(settle_table(
             outcome,
             &published,
@@ -47,7 +45,8 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
         Block::Table(wakeups_table(outcome, KERNEL, "today's kernel")),
         Block::Table(wakeups_table(outcome, OURS, "our wait queue")),
         Block::Chart(wakeups_chart(outcome)),
-    ]
+    ]);
+    blocks
 }
 
 /// Its place in the palette: the paper's series and what stands for it have the same.
@@ -74,16 +73,12 @@ fn settle_chart(
         let style = Style::ours(w.name(), colour(*w));
         (style, curve(outcome, *w, "settle_us"))
     });
-    Chart {
-        title: title.into(),
-        note: "Dashed: the paper, 2000. Solid: here. Both axes are logarithmic.".into(),
-        kind: Kind::Lines {
-            x: "waiting threads".into(),
-            y: "settle time, µs".into(),
-            log: true,
-            series: without_empty(theirs.chain(ours).collect()),
-        },
-    }
+    Chart::lines(
+        title,
+        "Dashed: the paper, 2000. Solid: here. Both axes are logarithmic.",
+        ("waiting threads", "settle time, µs", true),
+        theirs.chain(ours),
+    )
 }
 
 fn wakeups_chart(outcome: &Outcome) -> Chart {
@@ -96,20 +91,12 @@ fn wakeups_chart(outcome: &Outcome) -> Chart {
         };
         (style, points)
     });
-    Chart {
-        title: "Wake-ups for one connection.".into(),
-        note: "Counted by the scheduler's own tracepoints. Solid: the kernel. Dashed: our wait queue. Both axes are logarithmic.".into(),
-        kind: Kind::Lines {
-            x: "waiting threads".into(),
-            y: "wake-ups a connection".into(),
-            log: true,
-            series: without_empty(drawn.collect()),
-        },
-    }
-}
-
-fn without_empty(series: Vec<(Style, Vec<(f64, f64)>)>) -> Vec<(Style, Vec<(f64, f64)>)> {
-    series.into_iter().filter(|s| !s.1.is_empty()).collect()
+    Chart::lines(
+        "Wake-ups for one connection.",
+        "Counted by the scheduler's own tracepoints. Solid: the kernel. Dashed: our wait queue. Both axes are logarithmic.",
+        ("waiting threads", "wake-ups a connection", true),
+        drawn,
+    )
 }
 
 fn settle_table(

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use wakeone_waitqueue::{Acceptor, Policy, Waiter};
 
-use crate::Error;
+use crate::error::Error;
 
 /// Name of the threads, by which the trace knows them.
 pub const NAME: &str = "herd";

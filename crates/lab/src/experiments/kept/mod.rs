@@ -1,94 +1,70 @@
 //! Kept connections, and the servers that people run.
 
-mod servers;
-
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use wakeone_load::{Arrivals, Mix, Plan, Spacing};
 
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source, parameters,
-};
-use crate::experiments::split::servers::Way;
-use crate::present::{Bar, Block, Chart, Kind as ChartKind, Row, Style, Table, number};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Pairing, Sample, Settings, parameters};
+use crate::others::{GUNICORN_THREADS, GUNICORN_UVICORN, NODE, Other, UVICORN, WORKERS, Way};
+use crate::present::{Block, Chart, Row, Style, Table, number};
 use crate::result::{Expectation, Outcome};
-use crate::{Error, measure, stats};
-use servers::{ALL, Kind, Running, WAYS, WORKERS};
+use crate::under_test::ServerUnderTest;
+use crate::views::{self, Of};
+use crate::{measure, stats};
+
+card!();
 
 /// The experiment.
 pub struct Kept;
 
+/// The servers.
+const ALL: [Other; 4] = [UVICORN, GUNICORN_UVICORN, GUNICORN_THREADS, NODE];
+/// How their users start them.
+const COMMANDS: [&str; 4] = [
+    "uvicorn --workers 4",
+    "gunicorn -w 4 -k uvicorn.workers.UvicornWorker",
+    "gunicorn -w 4 -k gthread --threads 2",
+    "node cluster, SCHED_NONE",
+];
+/// As it is, and split.
+const WAYS: [Way; 2] = [Way::Shared, Way::Split];
 const CONNECTIONS: usize = 64;
 const APART: Duration = Duration::from_millis(4);
 const RATE_PER_S: f64 = 900.0;
 const WORK_US: u64 = 2_000;
-/// How far from its even share the busiest worker of a split server may be.
-const EVEN: f64 = 1.1;
 /// How much of what was asked a split server has to answer in time.
 const KEEPS_UP: f64 = 0.95;
-const OURS: &str = "Wakeone's own goal";
-
-const CARD: Card = Card {
-    name: "kept",
-    title: "Kept connections, and the servers that people run",
-    question: "64 clients connect one after another and keep their connections: which workers of uvicorn, gunicorn and node get them, and how long do requests then take?",
-    source: Source {
-        short: "Majkowski, 2017",
-        long: "Marek Majkowski, Why does one NGINX worker take all the load?, Cloudflare blog, 2017.",
-        url: "https://blog.cloudflare.com/the-sad-state-of-linux-socket-balancing/",
-    },
-    readme: include_str!("README.md"),
-    published: "series,x,metric,unit,value,note\n",
-};
 
 fn load_seconds(quick: bool) -> f64 {
     if quick { 4.0 } else { 10.0 }
 }
 
-fn arm_name(kind: Kind, way: Way) -> String {
-    format!("{}/{}", kind.name(), way.name())
+fn arm_name(kind: Other, way: Way) -> String {
+    format!("{}/{}", kind.name, way.name())
 }
 
-fn variants() -> impl Iterator<Item = (Kind, Way)> {
+fn variants() -> impl Iterator<Item = (Other, Way)> {
     ALL.into_iter().flat_map(|kind| WAYS.map(|way| (kind, way)))
 }
 
-fn parse(name: &str) -> Result<(Kind, Way), Error> {
+fn parse(name: &str) -> Result<(Other, Way), Error> {
     variants()
         .find(|(kind, way)| arm_name(*kind, *way) == name)
         .ok_or_else(|| Error::Unknown(name.into()))
 }
 
 impl Experiment for Kept {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
     fn design(&self, settings: &Settings) -> Design {
         let seconds = load_seconds(settings.quick);
-        let is_here = |(kind, way): &(Kind, Way)| kind.lacks(*way).is_none();
-        let arms = variants().filter(is_here).map(|(kind, way)| Arm {
-            name: arm_name(kind, way),
-            group: ALL.iter().position(|k| *k == kind).unwrap_or(0),
-            seconds: seconds + 4.0,
-        });
-        let left_out =
-            variants().filter_map(|(kind, way)| Some((arm_name(kind, way), kind.lacks(way)?)));
-        let left_out: BTreeMap<String, String> = left_out.collect();
-        let pairings = ALL
-            .into_iter()
-            .filter(|kind| WAYS.iter().all(|way| kind.lacks(*way).is_none()))
-            .map(|kind| Pairing {
-                name: format!("{}: mean as it is / mean split", kind.name()),
-                a: arm_name(kind, Way::Shared),
-                b: arm_name(kind, Way::Split),
-                metric: "latency_ms_mean".into(),
-            });
-        Design {
+        let mut design = Design {
             rounds: if settings.quick { 2 } else { 5 },
-            arms: arms.collect(),
-            pairings: pairings.collect(),
             // As it is, a server's rounds differ: who gets the connections is a matter of luck.
             steady: "",
             parameters: parameters([
@@ -98,14 +74,32 @@ impl Experiment for Kept {
                 ("rate_per_s", json!(RATE_PER_S)),
                 ("work_us", json!(WORK_US)),
                 ("load_s", json!(seconds)),
-                ("left_out", json!(left_out)),
             ]),
+            ..Design::default()
+        };
+        for (group, kind) in ALL.into_iter().enumerate() {
+            for way in WAYS {
+                let (name, seconds) = (arm_name(kind, way), seconds + 4.0);
+                let arm = Arm {
+                    name,
+                    group,
+                    seconds,
+                };
+                design.offer(arm, &arm_name(kind, way), kind.lacks(way));
+            }
         }
+        design.compare(ALL.map(|kind| Pairing {
+            name: format!("{}: mean as it is / mean split", kind.name),
+            a: arm_name(kind, Way::Shared),
+            b: arm_name(kind, Way::Split),
+            metric: "latency_ms_mean".into(),
+        }));
+        design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         let (kind, way) = parse(&arm.name)?;
-        let mut running = Running::start(kind, way)?;
+        let mut running = ServerUnderTest::start(kind.launch(way)?)?;
         let plan = plan(running.address, context);
         let mut found = measure::load(&plan, context)?;
         running.answers.client_saw(&found);
@@ -116,13 +110,31 @@ impl Experiment for Kept {
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        judge(outcome)
+        let mut all = Vec::new();
+        for kind in ALL {
+            let of = |metric: &str| outcome.values(&arm_name(kind, Way::Split), metric);
+            if of("requests").is_empty() && kind.lacks(Way::Split).is_some() {
+                continue;
+            }
+            let (keeps_up, rate) = (KEEPS_UP.to_string(), RATE_PER_S.to_string());
+            let names = [
+                ("server", kind.name),
+                ("keeps_up", &*keeps_up),
+                ("rate", &*rate),
+            ];
+            let busiest = stats::most(of("share_max_over_mean"));
+            let rate = stats::least(of("throughput_per_s")).map(|rate| rate / RATE_PER_S);
+            all.push(CARD.expect_of("{server}-even", &names, busiest));
+            all.push(CARD.expect_of("{server}-keeps-up", &names, rate));
+        }
+        all.extend(measure::sound(outcome));
+        all
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
-        let mut blocks = vec![Block::Heading("What it means".into())];
-        let told = ALL.into_iter().filter_map(|kind| meaning(outcome, kind));
-        blocks.extend(told.map(Block::Paragraph));
+        let all = ALL.into_iter().zip(COMMANDS);
+        let told = all.filter_map(|(kind, command)| meaning(outcome, kind, command));
+        let mut blocks = views::meaning(told);
         blocks.extend([
             Block::Table(table(outcome)),
             Block::Chart(chart(outcome, "Mean latency.", "latency_ms_mean", "ms")),
@@ -163,35 +175,7 @@ fn by_rank(answers: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
         .collect()
 }
 
-fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let mut all = Vec::new();
-    for kind in ALL {
-        let of = |metric: &str| outcome.values(&arm_name(kind, Way::Split), metric).to_vec();
-        if of("requests").is_empty() && kind.lacks(Way::Split).is_some() {
-            continue;
-        }
-        let worst =
-            |values: Vec<f64>, of: fn(&[f64]) -> f64| (!values.is_empty()).then(|| of(&values));
-        all.push(Expectation::new(
-            format!("{}-even", kind.name()),
-            format!("{}: split, the busiest worker answers at most {EVEN} times its even share (worst round)", kind.name()),
-            OURS,
-            worst(of("share_max_over_mean"), stats::max),
-            |m| m <= EVEN,
-        ));
-        all.push(Expectation::new(
-            format!("{}-keeps-up", kind.name()),
-            format!("{}: split, it answers at least {KEEPS_UP} of the {RATE_PER_S} requests/s (worst round)", kind.name()),
-            OURS,
-            worst(of("throughput_per_s"), stats::min).map(|rate| rate / RATE_PER_S),
-            |m| m >= KEEPS_UP,
-        ));
-    }
-    all.extend(measure::sound(outcome));
-    all
-}
-
-fn meaning(outcome: &Outcome, kind: Kind) -> Option<String> {
+fn meaning(outcome: &Outcome, kind: Other, command: &str) -> Option<String> {
     let of = |way: Way, metric: &str| outcome.values(&arm_name(kind, way), metric);
     let told = |way: Way| {
         let [mean, share] = ["latency_ms_mean", "share_max_over_mean"].map(|m| of(way, m));
@@ -204,76 +188,44 @@ fn meaning(outcome: &Outcome, kind: Kind) -> Option<String> {
         })
     };
     Some(format!(
-        "{}: {}. Under wakeone run --split: {}.",
-        kind.command(),
+        "{command}: {}. Under wakeone run --split: {}.",
         told(Way::Shared)?,
         told(Way::Split)?
     ))
 }
 
 fn table(outcome: &Outcome) -> Table {
-    let columns = [
-        ("answers/s", "throughput_per_s"),
-        ("mean ms", "latency_ms_mean"),
-        ("p99 ms", "latency_ms_p99"),
-    ];
-    let range = |name: &str, metric: &str| {
-        let found = outcome.variant(name)?.metrics.get(metric)?;
-        Some(if number(found.min) == number(found.max) {
-            number(found.min)
-        } else {
-            format!("{} … {}", number(found.min), number(found.max))
-        })
-    };
-    let row = |(kind, way): (Kind, Way)| {
+    let columns = ["throughput_per_s", "latency_ms_mean", "latency_ms_p99"].map(Of::Ends);
+    let row = |(kind, way): (Other, Way)| {
         let name = arm_name(kind, way);
-        let busiest = outcome.values(&name, "share_max_over_mean");
+        let found = outcome.variant(&name)?;
+        let busiest = stats::most(outcome.values(&name, "share_max_over_mean"))?;
+        let busiest = format!("{:.0} %", busiest * 100.0 / WORKERS as f64);
+        let ends = columns.map(|of| of.cell(found));
         let rates = outcome.values(&name, "throughput_per_s");
-        if busiest.is_empty() {
-            return None;
-        }
-        let mut cells = vec![name.clone()];
-        cells.extend(columns.map(|(_, m)| range(&name, m).unwrap_or_else(|| "–".into())));
-        cells.push(format!(
-            "{:.0} %",
-            stats::max(busiest) * 100.0 / WORKERS as f64
-        ));
         let late = stats::min(rates) < KEEPS_UP * RATE_PER_S;
-        Some(Row::ours(cells).marking(if late { vec![1] } else { Vec::new() }))
+        let row = Row::named(name.clone(), ends.into_iter().chain([busiest]));
+        Some(row.marking(if late { vec![1] } else { Vec::new() }))
     };
-    Table {
-        caption: format!(
+    Table::new(
+        format!(
             "{RATE_PER_S} requests/s of {} ms on {CONNECTIONS} kept connections: smallest and largest of the rounds; the busiest worker's largest share. ✗: does not keep up.",
             WORK_US / 1000
         ),
-        head: std::iter::once("")
-            .chain(columns.map(|(head, _)| head))
-            .chain(["busiest"])
-            .map(str::to_owned)
-            .collect(),
-        rows: variants().filter_map(row).collect(),
-    }
+        ["answers/s", "mean ms", "p99 ms", "busiest"],
+        variants().filter_map(row),
+    )
 }
 
 fn chart(outcome: &Outcome, title: &str, metric: &str, unit: &str) -> Chart {
-    let bar = |(kind, way): (Kind, Way)| {
+    let named = |(kind, way): (Other, Way)| {
         let name = arm_name(kind, way);
-        let found = outcome.variant(&name)?.metrics.get(metric)?;
-        Some(Bar {
-            style: Style::ours(name, way.colour()),
-            value: found.median,
-            range: Some((found.min, found.max)),
-        })
+        let found = outcome.variant(&name)?;
+        Some((Style::ours(name, way.colour()), found))
     };
-    Chart {
-        title: title.into(),
-        note: "Median and range of the rounds.".into(),
-        kind: ChartKind::Bars {
-            unit: unit.into(),
-            bars: variants().filter_map(bar).collect(),
-            log: metric == "latency_ms_mean",
-        },
-    }
+    let bars = views::bars(variants().filter_map(named), metric);
+    let log = metric == "latency_ms_mean";
+    Chart::bars(title, "Median and range of the rounds.", (unit, log), bars)
 }
 
 #[cfg(test)]
@@ -311,10 +263,10 @@ mod tests {
                 .iter()
                 .map(|n| (n.as_str(), metrics.as_slice()))
                 .collect();
-            failing(judge(&outcome(&variants)))
+            failing(Kept.judge(&outcome(&variants)))
         };
         assert_eq!(failed(1.1, 855.0), Vec::<String>::new());
-        let all = |what: &str| ALL.map(|kind| format!("{}-{what}", kind.name())).to_vec();
+        let all = |what: &str| ALL.map(|kind| format!("{}-{what}", kind.name)).to_vec();
         assert_eq!(failed(1.11, 900.0), all("even"));
         assert_eq!(failed(1.0, 854.0), all("keeps-up"));
     }

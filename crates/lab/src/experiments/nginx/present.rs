@@ -1,15 +1,16 @@
 //! The result for a reader.
 
+use super::CARD;
 use super::servers::Kind as Way;
 use super::workload::{HEALTHY, Variant, WORKLOADS, Workload};
 use crate::experiments::tills::workload::WORKERS;
-use crate::present::{Bar, Block, Chart, Kind, Row, Style, Table, number};
+use crate::present::{Block, Chart, Kind, Style, Table};
 use crate::result::{Outcome, Variant as Measured};
 use crate::stats;
+use crate::views::{self, Of};
 
 pub fn present(outcome: &Outcome) -> Vec<Block> {
-    let mut blocks = vec![Block::Heading("What it means".into())];
-    blocks.extend(meaning(outcome).into_iter().map(Block::Paragraph));
+    let mut blocks = views::meaning(meaning(outcome));
     for workload in WORKLOADS {
         let found = measured(outcome, workload);
         if found.is_empty() {
@@ -86,66 +87,43 @@ fn shares(found: &Measured) -> Vec<f64> {
 
 fn table(found: &[(Variant, &Measured)]) -> Table {
     let columns = [
-        ("avg", "latency_ms_mean"),
-        ("dev", "latency_ms_stddev"),
-        ("median", "latency_ms_p50"),
-        ("p99", "latency_ms_p99"),
-        ("max", "latency_ms_max"),
-        ("requests/s", "throughput_per_s"),
-        ("busiest/mean", "share_max_over_mean"),
+        ("avg", Of::Median("latency_ms_mean")),
+        ("dev", Of::Median("latency_ms_stddev")),
+        ("median", Of::Median("latency_ms_p50")),
+        ("p99", Of::Median("latency_ms_p99")),
+        ("max", Of::Median("latency_ms_max")),
+        ("requests/s", Of::Median("throughput_per_s")),
+        ("busiest/mean", Of::Median("share_max_over_mean")),
+        ("errors", Of::Sum("errors")),
     ];
-    let row = |(variant, found): &(Variant, &Measured)| {
-        let cell = |metric: &str| found.median(metric).map_or_else(|| "–".into(), number);
-        let errors = found.metrics.get("errors").or(found.metrics.get("lost"));
-        let mut cells = vec![label(*variant).to_owned()];
-        cells.extend(columns.map(|(_, metric)| cell(metric)));
-        cells.push(errors.map_or_else(|| "–".into(), |m| number(m.values.iter().sum())));
-        Row::ours(cells)
+    // A reload has a count of its own.
+    let lossy = found.iter().all(|(_, v)| !v.metrics.contains_key("errors"));
+    let (all, errors) = columns.split_at(columns.len() - 1);
+    let last = if lossy {
+        &[("errors", Of::Sum("lost"))]
+    } else {
+        errors
     };
-    Table {
-        caption: "Latency in ms; medians of the rounds, errors of all.".into(),
-        head: std::iter::once("")
-            .chain(columns.map(|(head, _)| head))
-            .chain(["errors"])
-            .map(str::to_owned)
-            .collect(),
-        rows: found.iter().map(row).collect(),
-    }
+    let caption = "Latency in ms; medians of the rounds, errors of all.";
+    let rows = found.iter().map(|(variant, v)| (label(*variant), *v));
+    views::table(caption, &[all, last].concat(), rows)
 }
 
 fn percentiles(workload: Workload, found: &[(Variant, &Measured)]) -> Chart {
-    let series = found.iter().filter_map(|(variant, found)| {
-        let distribution = found.distributions.get("latency_ms")?;
-        Some((style(*variant), distribution.clone()))
-    });
-    Chart {
-        title: format!("{}: how long the slowest wait.", workload.name()),
-        note: "Lower is better. Every step to the right is ten times rarer; both axes are logarithmic.".into(),
-        kind: Kind::Percentiles {
-            unit: "latency, ms".into(),
-            series: series.collect(),
-        },
-    }
+    views::percentiles(
+        workload.name(),
+        found.iter().map(|(v, found)| (style(*v), *found)),
+    )
 }
 
 fn deviations(workload: Workload, found: &[(Variant, &Measured)]) -> Chart {
-    let bar = |(variant, found): &(Variant, &Measured)| {
-        let metric = found.metrics.get("latency_ms_stddev")?;
-        Some(Bar {
-            style: style(*variant),
-            value: metric.median,
-            range: Some((metric.min, metric.max)),
-        })
-    };
-    Chart {
-        title: format!("{}: deviation of the latency.", workload.name()),
-        note: "How unlike each other the waits are. Median and range of the rounds.".into(),
-        kind: Kind::Bars {
-            unit: "ms".into(),
-            bars: found.iter().filter_map(bar).collect(),
-            log: true,
-        },
-    }
+    let styled = found.iter().map(|(v, found)| (style(*v), *found));
+    Chart::bars(
+        format!("{}: deviation of the latency.", workload.name()),
+        "How unlike each other the waits are. Median and range of the rounds.",
+        ("ms", true),
+        views::bars(styled, "latency_ms_stddev"),
+    )
 }
 
 fn shares_chart(workload: Workload, found: &[(Variant, &Measured)]) -> Chart {
@@ -160,45 +138,10 @@ fn shares_chart(workload: Workload, found: &[(Variant, &Measured)]) -> Chart {
 }
 
 /// What the numbers say, whichever way they fell.
-fn meaning(outcome: &Outcome) -> Vec<String> {
-    let lost = [Workload::Stopped, Workload::Busy].map(|workload| lost_meaning(outcome, workload));
-    std::iter::once(stuck_meaning(outcome))
-        .chain(lost)
-        .chain([shares_meaning(outcome)])
-        .flatten()
-        .collect()
-}
-
-fn median(outcome: &Outcome, workload: Workload, way: &str, metric: &str) -> Option<f64> {
-    outcome.median(&format!("{}/{way}", workload.name()), metric)
-}
-
-fn stuck_meaning(outcome: &Outcome) -> Option<String> {
-    let mean = |way: Way| median(outcome, Workload::Stuck, way.name(), "latency_ms_mean");
-    Some(format!(
-        "While some requests keep their workers from everything else for a tenth of a second, a client waits {} ms in the mean with nginx as it is, {} ms with accept_mutex, {} ms with reuseport; attaching to that makes it {} ms, and {} ms with rescue.",
-        number(mean(Way::Default)?),
-        number(mean(Way::AcceptMutex)?),
-        number(mean(Way::Reuseport)?),
-        number(mean(Way::Attach)?),
-        number(mean(Way::AttachRescue)?),
-    ))
-}
-
-fn lost_meaning(outcome: &Outcome, workload: Workload) -> Option<String> {
-    let p99 = |way: &str| median(outcome, workload, way, "latency_ms_p99");
-    let what = if workload == Workload::Stopped {
-        "stopped"
-    } else {
-        "computing"
-    };
-    Some(format!(
-        "With one of four workers {what}, one request in a hundred waits at least {} ms with reuseport alone, {} ms attached to, {} ms with rescue; in a healthy group it is {} ms.",
-        number(p99(Way::Reuseport.name())?),
-        number(p99(Way::Attach.name())?),
-        number(p99(Way::AttachRescue.name())?),
-        number(p99(HEALTHY)?),
-    ))
+fn meaning(outcome: &Outcome) -> impl Iterator<Item = String> {
+    let lost = [Workload::Stuck, Workload::Stopped, Workload::Busy];
+    let told = lost.map(|workload| CARD.say(workload.name(), outcome, &[]));
+    told.into_iter().chain([shares_meaning(outcome)]).flatten()
 }
 
 fn shares_meaning(outcome: &Outcome) -> Option<String> {

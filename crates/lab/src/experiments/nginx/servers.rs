@@ -1,15 +1,8 @@
 //! nginx in the ways that its users can have it, with a handler that blocks its worker.
 
-use std::net::SocketAddr;
-
-use crate::Error;
-use crate::answers::Answers;
-use crate::experiment::Sample;
-use crate::nginx::{self, Blocking};
-use crate::process::leaves;
-use crate::scratch::Scratch;
-use crate::server::{Server, free_address};
-use crate::steered::Attached;
+use crate::error::Error;
+use crate::launch::Launch;
+use crate::nginx::Setup;
 
 /// A way of having nginx hand out connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,9 +56,12 @@ impl Kind {
         matches!(self, Kind::Attach | Kind::AttachRescue)
     }
 
-    fn setup(self, workers: usize) -> nginx::Setup<'static> {
-        nginx::Setup {
-            workers,
+    /// The server.
+    ///
+    /// # Errors
+    /// When nginx has no module whose handlers block.
+    pub fn launch(self, workers: usize) -> Result<Launch, Error> {
+        let setup = Setup {
             listen: match self {
                 Kind::Default | Kind::AcceptMutex => "",
                 _ => "reuseport",
@@ -74,65 +70,11 @@ impl Kind {
                 Kind::AcceptMutex => "accept_mutex on;",
                 _ => "",
             },
-            ..nginx::Setup::default()
-        }
-    }
-}
-
-/// A running nginx, steered or not. Dropping it detaches, ends nginx and removes its files.
-pub struct Running {
-    kind: Kind,
-    /// Where it listens.
-    pub address: SocketAddr,
-    /// Its books and its clients'.
-    pub answers: Answers,
-    /// Its workers, by process id, rising.
-    pub workers: Vec<u32>,
-    attached: Option<Attached>,
-    server: Server,
-    _scratch: Scratch,
-}
-
-impl Running {
-    /// Starts it, and attaches where this is the way.
-    ///
-    /// # Errors
-    /// When it does not become ready, or cannot be steered.
-    pub fn start(kind: Kind, workers: usize) -> Result<Self, Error> {
-        let (scratch, address) = (Scratch::new("nginx")?, free_address()?);
-        let blocking = Blocking::new(&scratch)?;
-        let server = blocking
-            .setup(kind.setup(workers))
-            .start(&scratch, address)?;
-        let mut workers = leaves(server.pid());
-        workers.sort_unstable();
-        let attached = match kind {
-            Kind::Attach => Some(Attached::to(address, false)?),
-            Kind::AttachRescue => Some(Attached::to(address, true)?),
-            _ => None,
+            ..Setup::blocking(workers)?
         };
-        Ok(Self {
-            kind,
-            address,
-            answers: Answers::new()?,
-            workers,
-            attached,
-            server,
-            _scratch: scratch,
+        Ok(Launch {
+            attached: self.steered().then_some(self == Kind::AttachRescue),
+            ..setup.launch(format!("nginx, {}", self.name()))
         })
-    }
-
-    /// Detaches, stops it in order and closes the books; the counts go into the sample.
-    ///
-    /// # Errors
-    /// When it does not end well, or the counts contradict each other.
-    pub fn stop(mut self, sample: &mut Sample) -> Result<(), Error> {
-        if let Some(attached) = self.attached.take() {
-            attached.end()?;
-        }
-        let made = nginx::requests(self.address)?;
-        self.server.stop()?;
-        let what = format!("nginx, {}", self.kind.name());
-        self.answers.close_with(made, &what, sample)
     }
 }

@@ -6,11 +6,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use wakeone_load::{Mix, Plan};
 
-use super::servers::{ALL, Kind, Running};
+use super::servers::{ALL, Kind};
+use crate::error::Error;
 use crate::experiment::{Context, Sample};
 use crate::experiments::restart::{self, servers};
 use crate::experiments::tills::workload::{STUCK_US, WORKERS, workloads};
-use crate::{Error, measure, nginx, steered};
+use crate::under_test::ServerUnderTest;
+use crate::{measure, nginx, steered};
 
 /// Requests a second of the workloads in which a worker does nothing else for a while.
 pub const RATE_PER_S: f64 = 500.0;
@@ -158,7 +160,7 @@ impl Variant {
     /// When the load cannot be sent, or the worker does not go.
     pub fn load(
         self,
-        running: &mut Running,
+        running: &mut ServerUnderTest,
         context: &mut Context<'_>,
     ) -> Result<wakeone_load::Outcome, Error> {
         let plan = self.plan(running, context);
@@ -180,7 +182,7 @@ impl Variant {
         Ok(found)
     }
 
-    fn plan(self, running: &Running, context: &Context<'_>) -> Plan {
+    fn plan(self, running: &ServerUnderTest, context: &Context<'_>) -> Plan {
         let [_, stuck, cpu] = workloads(context.settings.quick);
         match self.workload {
             Workload::Stuck => stuck.plan(running.address, context.seed),

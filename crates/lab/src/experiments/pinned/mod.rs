@@ -3,18 +3,21 @@
 mod servers;
 
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 use wakeone_load::{Arrivals, Mix, Plan, Stop};
 
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source, parameters,
-};
-use crate::present::{Bar, Block, Chart, Kind as ChartKind, Row, Style, Table, number};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Pairing, Sample, Settings, parameters};
+use crate::present::{Block, Chart, Style, Table};
 use crate::result::{Expectation, Outcome};
-use crate::{Error, measure, probe, stats};
-use servers::{ALL, Kind, Running, WORKERS};
+use crate::under_test::ServerUnderTest;
+use crate::views::{self, Of};
+use crate::{measure, probe, stats};
+use servers::{ALL, GUNICORN_ATTACH, GUNICORN_HASH, Kind, PUMA_HASH, PUMA_RUN, WORKERS};
+
+card!();
 
 /// The experiment.
 pub struct Pinned;
@@ -26,81 +29,56 @@ const USUAL_US: u64 = 10_000;
 const HEAD_START: Duration = Duration::from_millis(300);
 /// A request that takes longer than this waited for the pinned worker.
 const LATE_NS: u64 = 1_000_000_000;
-const OURS: &str = "Wakeone's own goal";
-
-const CARD: Card = Card {
-    name: "pinned",
-    title: "One of two workers is kept",
-    question: "Two workers with one thread each, and one of them is kept for twelve seconds: what do eighty requests notice that want ten milliseconds?",
-    source: Source {
-        short: "Wakeone",
-        long: "Beyond the papers: one slow request, as operators of servers with few threads a worker meet it.",
-        url: "",
-    },
-    readme: include_str!("README.md"),
-    published: "series,x,metric,unit,value,note\n",
-};
 
 /// Before and after.
-const PAIRS: [(Kind, Kind); 2] = [
-    (Kind::PumaHash, Kind::PumaRun),
-    (Kind::GunicornHash, Kind::GunicornAttach),
-];
+const PAIRS: [(Kind, Kind); 2] = [(PUMA_HASH, PUMA_RUN), (GUNICORN_HASH, GUNICORN_ATTACH)];
 
 fn pinned_s(quick: bool) -> u64 {
     if quick { 6 } else { 12 }
 }
 
 fn pair_name(before: Kind, after: Kind) -> String {
-    format!("all eighty: time of {} / {}", before.name(), after.name())
+    format!("all eighty: time of {} / {}", before.name, after.name)
 }
 
 impl Experiment for Pinned {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
     fn design(&self, settings: &Settings) -> Design {
-        let left_out: BTreeMap<&str, String> = ALL
-            .into_iter()
-            .filter_map(|kind| Some((kind.name(), kind.lacks()?)))
-            .collect();
-        let is_here = |kind: &Kind| !left_out.contains_key(kind.name());
-        let arm = |kind: Kind| Arm {
-            name: kind.name().into(),
-            group: 0,
-            seconds: pinned_s(settings.quick) as f64 + 2.0,
-        };
-        let pairing = |(before, after): &(Kind, Kind)| Pairing {
-            name: pair_name(*before, *after),
-            a: before.name().into(),
-            b: after.name().into(),
-            metric: "total_s".into(),
-        };
-        Design {
+        let mut design = Design {
             rounds: if settings.quick { 2 } else { 3 },
-            arms: ALL.into_iter().filter(is_here).map(arm).collect(),
-            pairings: PAIRS
-                .iter()
-                .filter(|(a, b)| is_here(a) && is_here(b))
-                .map(pairing)
-                .collect(),
-            steady: "",
             parameters: parameters([
                 ("workers", json!(WORKERS)),
                 ("requests", json!(REQUESTS)),
                 ("clients", json!(CLIENTS)),
                 ("usual_us", json!(USUAL_US)),
                 ("pinned_s", json!(pinned_s(settings.quick))),
-                ("left_out", json!(left_out)),
             ]),
+            ..Design::default()
+        };
+        for kind in ALL {
+            let arm = Arm {
+                name: kind.name.into(),
+                group: 0,
+                seconds: pinned_s(settings.quick) as f64 + 2.0,
+            };
+            design.offer(arm, kind.name, kind.lacks());
         }
+        design.compare(PAIRS.map(|(before, after)| Pairing {
+            name: pair_name(before, after),
+            a: before.name.into(),
+            b: after.name.into(),
+            metric: "total_s".into(),
+        }));
+        design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
-        let kind = ALL.into_iter().find(|kind| kind.name() == arm.name);
+        let kind = ALL.into_iter().find(|kind| kind.name == arm.name);
         let kind = kind.ok_or_else(|| Error::Unknown(arm.name.clone()))?;
-        let mut server = Running::start(kind)?;
+        let mut server = ServerUnderTest::start(kind.launch())?;
         let address = server.address;
         let pinned = Duration::from_secs(pinned_s(context.settings.quick));
         let (found, kept) = std::thread::scope(|scope| {
@@ -126,13 +104,29 @@ impl Experiment for Pinned {
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        judge(outcome)
+        let late = |kind: Kind| outcome.values(kind.name, "late");
+        let mut all = Vec::new();
+        for (before, after) in PAIRS {
+            let arm = after.name.replace('/', "-");
+            let names = [
+                ("arm", &*arm),
+                ("before", before.name),
+                ("after", after.name),
+            ];
+            let ratio = outcome.ratio(&pair_name(before, after));
+            all.extend([
+                CARD.expect_of("{arm}-before", &names, stats::least(late(before))),
+                CARD.expect_of("{arm}-none-late", &names, stats::most(late(after))),
+                CARD.expect_of("{arm}-sooner", &names, ratio),
+            ]);
+        }
+        all.extend(measure::sound(outcome));
+        all
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
-        let mut blocks = vec![Block::Heading("What it means".into())];
-        let said = PAIRS.iter().filter_map(|pair| meaning(outcome, *pair));
-        blocks.extend(said.map(Block::Paragraph));
+        let told = PAIRS.iter().filter_map(|pair| meaning(outcome, *pair));
+        let mut blocks = views::meaning(told);
         blocks.push(Block::Table(table(outcome)));
         blocks.push(Block::Chart(chart(outcome)));
         blocks.extend(outcome.left_out().map(Block::Paragraph));
@@ -152,106 +146,41 @@ fn plan(target: SocketAddr, context: &Context<'_>) -> Plan {
     measure::plan(target, arrivals, end, mix, context.seed)
 }
 
-fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let late = |kind: Kind| outcome.values(kind.name(), "late");
-    let mut all = Vec::new();
-    for (before, after) in PAIRS {
-        let (waited, spared) = (late(before), late(after));
-        let name = after.name().replace('/', "-");
-        all.push(Expectation::new(
-            format!("{name}-before"),
-            format!(
-                "{}: in each round some of the {REQUESTS} wait for the pinned worker (fewest)",
-                before.name()
-            ),
-            OURS,
-            (!waited.is_empty()).then(|| stats::min(waited)),
-            |m| m >= 1.0,
-        ));
-        all.push(Expectation::new(
-            format!("{name}-none-late"),
-            format!(
-                "{}: none of the {REQUESTS} waits for the pinned worker (most)",
-                after.name()
-            ),
-            OURS,
-            (!spared.is_empty()).then(|| stats::max(spared)),
-            |m| m == 0.0,
-        ));
-        all.push(Expectation::new(
-            format!("{name}-sooner"),
-            format!(
-                "All {REQUESTS} take at least 3 times as long under {} as under {}",
-                before.name(),
-                after.name()
-            ),
-            OURS,
-            outcome.ratio(&pair_name(before, after)),
-            |m| m >= 3.0,
-        ));
-    }
-    all.extend(measure::sound(outcome));
-    all
-}
-
 fn meaning(outcome: &Outcome, (before, after): (Kind, Kind)) -> Option<String> {
-    let of = |kind: Kind, metric: &str| outcome.median(kind.name(), metric);
-    Some(format!(
-        "With one of two workers kept for {} s, {REQUESTS} requests of {} ms take {} s under {}, {} of them waiting for the worker that is kept; under {} they take {} s and {} wait.",
-        outcome.parameter_u64("pinned_s")?,
-        USUAL_US / 1000,
-        number(of(before, "total_s")?),
-        before.name(),
-        number(of(before, "late")?),
-        after.name(),
-        number(of(after, "total_s")?),
-        number(of(after, "late")?),
-    ))
+    let pinned = outcome.parameter_u64("pinned_s")?.to_string();
+    let names = [
+        ("before", before.name),
+        ("after", after.name),
+        ("pinned_s", &*pinned),
+    ];
+    CARD.say("pair", outcome, &names)
 }
 
 fn table(outcome: &Outcome) -> Table {
     let columns = [
-        ("all, s", "total_s"),
-        ("late", "late"),
-        ("p50 ms", "latency_ms_p50"),
-        ("p99 ms", "latency_ms_p99"),
-        ("max ms", "latency_ms_max"),
-        ("errors", "errors"),
+        ("all, s", Of::Median("total_s")),
+        ("late", Of::Median("late")),
+        ("p50 ms", Of::Median("latency_ms_p50")),
+        ("p99 ms", Of::Median("latency_ms_p99")),
+        ("max ms", Of::Median("latency_ms_max")),
+        ("errors", Of::Median("errors")),
     ];
-    let row = |v: &crate::result::Variant| {
-        let cell = |metric: &str| v.median(metric).map_or_else(|| "–".into(), number);
-        let mut cells = vec![v.name.clone()];
-        cells.extend(columns.map(|(_, metric)| cell(metric)));
-        Row::ours(cells)
-    };
-    Table {
-        caption: format!("The {REQUESTS} requests; medians of the rounds."),
-        head: std::iter::once("")
-            .chain(columns.map(|(head, _)| head))
-            .map(str::to_owned)
-            .collect(),
-        rows: outcome.variants.iter().map(row).collect(),
-    }
+    let caption = format!("The {REQUESTS} requests; medians of the rounds.");
+    let rows = outcome.variants.iter().map(|v| (v.name.clone(), v));
+    views::table(caption, &columns, rows)
 }
 
 fn chart(outcome: &Outcome) -> Chart {
-    let bar = |kind: Kind| {
-        let total = outcome.variant(kind.name())?.metrics.get("total_s")?;
-        Some(Bar {
-            style: Style::ours(kind.name(), kind.colour()),
-            value: total.median,
-            range: Some((total.min, total.max)),
-        })
-    };
-    Chart {
-        title: format!("How long {REQUESTS} requests take while one of two workers is kept."),
-        note: "Lower is better. Median and range of the rounds.".into(),
-        kind: ChartKind::Bars {
-            unit: "s".into(),
-            bars: ALL.into_iter().filter_map(bar).collect(),
-            log: false,
-        },
-    }
+    let drawn = ALL.into_iter().filter_map(|kind| {
+        let found = outcome.variant(kind.name)?;
+        Some((Style::ours(kind.name, kind.colour), found))
+    });
+    Chart::bars(
+        format!("How long {REQUESTS} requests take while one of two workers is kept."),
+        "Lower is better. Median and range of the rounds.",
+        ("s", false),
+        views::bars(drawn, "total_s"),
+    )
 }
 
 #[cfg(test)]
@@ -271,7 +200,7 @@ mod tests {
         );
         let (a, b) = (of(before), of(after));
         let mut outcome = tests::outcome(&[("gunicorn/hash", &a[..]), ("gunicorn/attach", &b[..])]);
-        let name = pair_name(Kind::GunicornHash, Kind::GunicornAttach);
+        let name = pair_name(GUNICORN_HASH, GUNICORN_ATTACH);
         outcome.comparisons = vec![tests::ratio(name, ratio)];
         outcome
     }
@@ -279,7 +208,7 @@ mod tests {
     #[test]
     fn each_limit_bites() {
         let failed = |before, after, ratio| -> Vec<String> {
-            let judged = judge(&outcome(before, after, ratio)).into_iter();
+            let judged = Pinned.judge(&outcome(before, after, ratio)).into_iter();
             let of_gunicorn =
                 judged.filter(|e| !e.name.starts_with("puma") && e.name != "counts-agree");
             of_gunicorn.filter(|e| !e.holds).map(|e| e.name).collect()

@@ -3,17 +3,20 @@
 mod servers;
 
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::time::Duration;
-use wakeone_load::{Arrivals, Mix, Plan, Sources, Stop};
+use wakeone_load::{Arrivals, Mix, Plan};
 
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source,
-};
-use crate::present::{Bar, Block, Chart, Kind as ChartKind, Row, Style, Table, number};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Pairing, Sample, Settings, parameters};
+use crate::present::{Block, Chart, Style, Table, number};
 use crate::result::{Expectation, Outcome};
-use crate::{Error, environment, measure};
-use servers::{ALL, Kind, OURS, Running, THEIRS};
+use crate::under_test::ServerUnderTest;
+use crate::views::{self, Of};
+use crate::{environment, measure, process};
+use servers::{ALL, Kind, OURS, THEIRS};
+
+card!();
 
 /// The experiment.
 pub struct Reference;
@@ -25,20 +28,6 @@ const RATE: &str = "throughput_per_s";
 const CPU: &str = "server_cpu_us";
 /// What ours must reach of nginx's rate.
 const SHARE: f64 = 0.9;
-const GOAL: &str = "Wakeone's own goal";
-
-const CARD: Card = Card {
-    name: "reference",
-    title: "The reference server beside nginx",
-    question: "How near to nginx is the reference server, on which the other experiments rest, with a small file?",
-    source: Source {
-        short: "Wakeone",
-        long: "Beyond the papers: a reference that is slow by itself would hide what the architectures cost.",
-        url: "",
-    },
-    readme: include_str!("README.md"),
-    published: "series,x,metric,unit,value,note\n",
-};
 
 /// Connections and workers: what is the same for all servers that are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,51 +97,42 @@ fn comparison(setting: Setting, ours: Kind, theirs: Kind, metric: &str) -> Strin
 }
 
 impl Experiment for Reference {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
     fn design(&self, settings: &Settings) -> Design {
         let seconds = load_seconds(settings.quick);
-        let left_out: BTreeMap<&str, String> = ALL
-            .into_iter()
-            .filter_map(|kind| Some((kind.name(), kind.lacks()?)))
-            .collect();
-        let here: Vec<Kind> = ALL
-            .into_iter()
-            .filter(|kind| !left_out.contains_key(kind.name()))
-            .collect();
         let mut design = Design {
             rounds: if settings.quick { 7 } else { 9 },
             steady: RATE,
+            parameters: parameters([
+                ("clients", json!(CLIENTS)),
+                ("warm_up_s", json!(WARM_UP_S)),
+                ("load_s", json!(seconds)),
+                ("file_bytes", json!(servers::FILE_BYTES)),
+                ("build", json!(environment::build())),
+            ]),
             ..Design::default()
         };
         for (group, setting) in settings_of(settings.quick).into_iter().enumerate() {
-            design.arms.extend(here.iter().map(|kind| Arm {
-                name: setting.arm(*kind),
-                group,
-                seconds: WARM_UP_S + seconds + 0.5,
-            }));
-            for (ours, theirs) in OURS.into_iter().flat_map(|a| THEIRS.map(|b| (a, b))) {
-                if here.contains(&ours) && here.contains(&theirs) {
-                    design.pairings.extend([RATE, CPU].map(|metric| Pairing {
-                        name: comparison(setting, ours, theirs, metric),
-                        a: setting.arm(ours),
-                        b: setting.arm(theirs),
-                        metric: metric.into(),
-                    }));
-                }
+            for kind in ALL {
+                let (name, seconds) = (setting.arm(kind), WARM_UP_S + seconds + 0.5);
+                let arm = Arm {
+                    name,
+                    group,
+                    seconds,
+                };
+                design.offer(arm, kind.name(), kind.lacks());
             }
-        }
-        for (name, value) in [
-            ("clients", json!(CLIENTS)),
-            ("warm_up_s", json!(WARM_UP_S)),
-            ("load_s", json!(seconds)),
-            ("file_bytes", json!(servers::FILE_BYTES)),
-            ("build", json!(environment::build())),
-            ("left_out", json!(left_out)),
-        ] {
-            design.parameters.insert(name.into(), value);
+            for (ours, theirs) in OURS.into_iter().flat_map(|a| THEIRS.map(|b| (a, b))) {
+                design.compare([RATE, CPU].map(|metric| Pairing {
+                    name: comparison(setting, ours, theirs, metric),
+                    a: setting.arm(ours),
+                    b: setting.arm(theirs),
+                    metric: metric.into(),
+                }));
+            }
         }
         design
     }
@@ -160,13 +140,13 @@ impl Experiment for Reference {
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         let (setting, kind) =
             parse_arm(&arm.name).ok_or_else(|| Error::Unknown(arm.name.clone()))?;
-        let mut running = Running::start(kind, setting.workers)?;
+        let mut running = kind.start(setting.workers)?;
         let warm_up = measure::load(&plan(&running, setting, WARM_UP_S, context), context)?;
         running.answers.client_saw(&warm_up);
         let seconds = load_seconds(context.settings.quick);
-        let (server, client) = (running.cpu_ns(), own_cpu());
+        let (server, client) = (cpu_ns(&running), own_cpu());
         let found = measure::load(&plan(&running, setting, seconds, context), context)?;
-        let (server, client) = (running.cpu_ns() - server, own_cpu() - client);
+        let (server, client) = (cpu_ns(&running) - server, own_cpu() - client);
         running.answers.client_saw(&found);
         let mut sample = measure::sample(&found, 0);
         running.stop(&mut sample)?;
@@ -184,12 +164,35 @@ impl Experiment for Reference {
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        judge(outcome)
+        let mut all = Vec::new();
+        for setting in measured(outcome) {
+            for ours in OURS {
+                let theirs = Kind::Nginx;
+                // Left out where either is not there; the result says so.
+                let there = |kind: Kind| outcome.variant(&setting.arm(kind)).is_some();
+                if !there(ours) || !there(theirs) {
+                    continue;
+                }
+                let ratio =
+                    |metric: &str| outcome.ratio(&comparison(setting, ours, theirs, metric));
+                let name = format!("{}-{}", setting.name().replace('/', "-"), ours.name());
+                let (setting, dearest) = (setting.words(), (1.0 / SHARE).to_string());
+                let names = [
+                    ("arm", &*name),
+                    ("setting", &*setting),
+                    ("ours", ours.name()),
+                    ("dearest", &*dearest),
+                ];
+                all.push(CARD.expect_of("{arm}-rate", &names, ratio(RATE)));
+                all.push(CARD.expect_of("{arm}-cpu", &names, ratio(CPU)));
+            }
+        }
+        all.extend(measure::sound(outcome));
+        all
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
-        let mut blocks = vec![Block::Heading("What it means".into())];
-        blocks.extend(meaning(outcome).into_iter().map(Block::Paragraph));
+        let mut blocks = views::meaning(meaning(outcome));
         blocks.push(Block::Table(table(outcome)));
         for setting in measured(outcome) {
             blocks.push(Block::Chart(chart(outcome, setting, RATE, "/s")));
@@ -200,29 +203,28 @@ impl Experiment for Reference {
     }
 }
 
+/// CPU time of all processes of the server so far, in ns.
+fn cpu_ns(server: &ServerUnderTest) -> u64 {
+    let all = process::tree(server.pid());
+    all.into_iter().map(process::cpu_ns).sum()
+}
+
 /// CPU time that this process, the client, has used.
 fn own_cpu() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-fn plan(running: &Running, setting: Setting, seconds: f64, context: &Context<'_>) -> Plan {
+fn plan(running: &ServerUnderTest, setting: Setting, seconds: f64, context: &Context<'_>) -> Plan {
+    let clients = Arrivals::Closed {
+        concurrency: CLIENTS,
+    };
+    let end = measure::for_seconds(seconds);
+    let mix = Mix::one(format!("/{}", servers::FILE));
     Plan {
-        target: running.address,
-        host: "localhost".into(),
-        arrivals: Arrivals::Closed {
-            concurrency: CLIENTS,
-        },
-        stop: Stop {
-            requests: None,
-            duration: Some(Duration::from_secs_f64(seconds)),
-        },
-        mix: Mix::one(format!("/{}", servers::FILE)),
-        sources: Sources::Loopback { count: 1000 },
         timeout: Duration::from_secs(10),
-        seed: context.seed,
-        threads: 1,
         keep_alive: setting.keep_alive,
+        ..measure::plan(running.address, clients, end, mix, context.seed)
     }
 }
 
@@ -233,46 +235,6 @@ fn measured(outcome: &Outcome) -> Vec<Setting> {
             .any(|kind| outcome.variant(&setting.arm(*kind)).is_some())
     };
     settings_of(false).into_iter().filter(has).collect()
-}
-
-fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let mut all = Vec::new();
-    for setting in measured(outcome) {
-        for ours in OURS {
-            let theirs = Kind::Nginx;
-            // Left out where either is not there; the result says so.
-            let there = |kind: Kind| outcome.variant(&setting.arm(kind)).is_some();
-            if !there(ours) || !there(theirs) {
-                continue;
-            }
-            let ratio = |metric: &str| outcome.ratio(&comparison(setting, ours, theirs, metric));
-            let name = format!("{}-{}", setting.name().replace('/', "-"), ours.name());
-            all.push(Expectation::new(
-                format!("{name}-rate"),
-                format!(
-                    "{}: {} answers at least {SHARE} times as many requests as nginx (ratio)",
-                    setting.words(),
-                    ours.name()
-                ),
-                GOAL,
-                ratio(RATE),
-                |m| m >= SHARE,
-            ));
-            all.push(Expectation::new(
-                format!("{name}-cpu"),
-                format!(
-                    "{}: a request costs {} at most 1/{SHARE} times the CPU time that it costs nginx (ratio)",
-                    setting.words(),
-                    ours.name()
-                ),
-                GOAL,
-                ratio(CPU),
-                |m| m <= 1.0 / SHARE,
-            ));
-        }
-    }
-    all.extend(measure::sound(outcome));
-    all
 }
 
 fn meaning(outcome: &Outcome) -> Vec<String> {
@@ -309,61 +271,35 @@ fn meaning(outcome: &Outcome) -> Vec<String> {
 
 fn table(outcome: &Outcome) -> Table {
     let columns = [
-        ("requests/s", RATE),
-        ("server CPU µs", CPU),
-        ("client CPU µs", "client_cpu_us"),
-        ("p50 ms", "latency_ms_p50"),
-        ("p99 ms", "latency_ms_p99"),
-        ("errors", "errors"),
+        ("requests/s", Of::Median(RATE)),
+        ("server CPU µs", Of::Median(CPU)),
+        ("client CPU µs", Of::Median("client_cpu_us")),
+        ("p50 ms", Of::Median("latency_ms_p50")),
+        ("p99 ms", Of::Median("latency_ms_p99")),
+        ("errors", Of::Median("errors")),
     ];
-    let row = |v: &crate::result::Variant| {
-        let mut cells = vec![v.name.clone()];
-        cells
-            .extend(columns.map(|(_, metric)| v.median(metric).map_or_else(|| "–".into(), number)));
-        Row::ours(cells)
-    };
-    Table {
-        caption: "Median of the rounds; CPU time is for each request.".into(),
-        head: std::iter::once("")
-            .chain(columns.map(|c| c.0))
-            .map(str::to_owned)
-            .collect(),
-        rows: outcome.variants.iter().map(row).collect(),
-    }
+    let rows = outcome.variants.iter().map(|v| (v.name.clone(), v));
+    let caption = "Median of the rounds; CPU time is for each request.";
+    views::table(caption, &columns, rows)
 }
 
 fn chart(outcome: &Outcome, setting: Setting, metric: &str, unit: &str) -> Chart {
-    let bars = ALL
-        .into_iter()
-        .zip([0, 1, 2, 4])
-        .filter_map(|(kind, colour)| {
-            let found = outcome.variant(&setting.arm(kind))?.metrics.get(metric)?;
-            Some(Bar {
-                style: Style::ours(kind.name(), colour),
-                value: found.median,
-                range: Some((found.min, found.max)),
-            })
-        });
-    let (what, note) = if metric == RATE {
-        (
-            "requests/s",
-            "Higher is better. Median and range of the rounds.",
-        )
+    let all = ALL.into_iter().zip([0, 1, 2, 4]);
+    let drawn = all.filter_map(|(kind, colour)| {
+        let found = outcome.variant(&setting.arm(kind))?;
+        Some((Style::ours(kind.name(), colour), found))
+    });
+    let (what, better) = if metric == RATE {
+        ("requests/s", "Higher")
     } else {
-        (
-            "CPU time of the server a request",
-            "Lower is better. Median and range of the rounds.",
-        )
+        ("CPU time of the server a request", "Lower")
     };
-    Chart {
-        title: format!("{}: {what}.", setting.words()),
-        note: note.into(),
-        kind: ChartKind::Bars {
-            unit: unit.into(),
-            bars: bars.collect(),
-            log: false,
-        },
-    }
+    Chart::bars(
+        format!("{}: {what}.", setting.words()),
+        &format!("{better} is better. Median and range of the rounds."),
+        (unit, false),
+        views::bars(drawn, metric),
+    )
 }
 
 #[cfg(test)]
@@ -399,7 +335,7 @@ mod tests {
     }
 
     fn failed(outcome: &Outcome) -> Vec<String> {
-        failing(judge(outcome))
+        failing(Reference.judge(outcome))
     }
 
     #[test]

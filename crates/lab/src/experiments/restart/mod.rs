@@ -1,22 +1,24 @@
 //! Connections lost in a restart.
 
-mod haproxy;
 pub mod servers;
 
 use serde_json::json;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use wakeone_load::{Arrivals, Mix, Plan};
 
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Sample, Settings, Source, parameters,
-};
-use crate::present::{Bar, Block, Chart, Kind as ChartKind, Row, Style, Table, number};
-use crate::result::{Expectation, Outcome};
-use crate::{Error, answers, measure, server, stats};
-use servers::{Kind, Restartable};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
+use crate::present::{Bar, Block, Chart, Row, Style, Table, cell, number};
+use crate::result::{Expectation, Outcome, Variant};
+use crate::under_test::ServerUnderTest;
+use crate::{answers, measure, stats, views};
+use servers::Kind;
+
+card!();
 
 /// The experiment.
 pub struct Restart;
@@ -37,19 +39,6 @@ const MANY_PAUSE: Duration = Duration::from_millis(250);
 /// HAProxy as it is, and attached to.
 const HAPROXY: [Kind; 2] = [Kind::Haproxy, Kind::HaproxyAttached];
 
-const CARD: Card = Card {
-    name: "restart",
-    title: "Connections lost in a restart",
-    question: "A server is restarted three times under load: how many connections are not answered?",
-    source: Source {
-        short: "Linux, ip-sysctl",
-        long: "Beyond the papers: what waits in the queue of a closing SO_REUSEPORT listener is reset; Linux, ip-sysctl, tcp_migrate_req.",
-        url: "https://docs.kernel.org/networking/ip-sysctl.html",
-    },
-    readme: include_str!("README.md"),
-    published: "series,x,metric,unit,value,note\n",
-};
-
 fn load_seconds(quick: bool) -> f64 {
     if quick { 2.0 } else { 4.0 }
 }
@@ -59,37 +48,14 @@ fn arm_name(load: &str, kind: Kind) -> String {
 }
 
 impl Experiment for Restart {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
     fn design(&self, settings: &Settings) -> Design {
         let seconds = load_seconds(settings.quick);
-        let mut arms = Vec::new();
-        for (group, load) in LOADS.iter().enumerate() {
-            let here = servers::ALL
-                .into_iter()
-                .filter(|kind| kind.lacks().is_none());
-            arms.extend(here.map(|kind| Arm {
-                name: arm_name(load, kind),
-                group,
-                seconds: seconds + 1.0,
-            }));
-        }
-        let here = HAPROXY.into_iter().filter(|kind| kind.lacks().is_none());
-        arms.extend(here.map(|kind| Arm {
-            name: arm_name(MANY, kind),
-            group: LOADS.len(),
-            seconds: MANY_PAUSE.as_secs_f64() * (MANY_RESTARTS as f64 + 1.0) + 2.0,
-        }));
-        let left_out: BTreeMap<&str, String> = servers::ALL
-            .into_iter()
-            .chain(HAPROXY)
-            .filter_map(|kind| Some((kind.name(), kind.lacks()?)))
-            .collect();
-        Design {
+        let mut design = Design {
             rounds: if settings.quick { 2 } else { 5 },
-            arms,
             parameters: parameters([
                 ("restarts", json!(RESTARTS)),
                 ("load_s", json!(seconds)),
@@ -97,10 +63,27 @@ impl Experiment for Restart {
                 ("full_clients", json!(CLIENTS)),
                 ("many_restarts", json!(MANY_RESTARTS)),
                 ("many_rate_per_s", json!(MANY_RATE_PER_S)),
-                ("left_out", json!(left_out)),
             ]),
             ..Design::default()
+        };
+        let many_seconds = MANY_PAUSE.as_secs_f64() * (MANY_RESTARTS as f64 + 1.0) + 2.0;
+        let loads = [
+            (LOADS[0], &servers::ALL[..], seconds + 1.0),
+            (LOADS[1], &servers::ALL, seconds + 1.0),
+            (MANY, &HAPROXY, many_seconds),
+        ];
+        for (group, (load, kinds, seconds)) in loads.into_iter().enumerate() {
+            for kind in kinds {
+                let name = arm_name(load, *kind);
+                let arm = Arm {
+                    name,
+                    group,
+                    seconds,
+                };
+                design.offer(arm, kind.name(), kind.lacks());
+            }
         }
+        design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
@@ -121,50 +104,27 @@ impl Experiment for Restart {
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        let lost = |load: &str, kind: Kind| {
-            let values = outcome.values(&arm_name(load, kind), "lost");
-            (!values.is_empty()).then(|| values.iter().sum::<f64>())
-        };
+        let lost = |load: &str, kind| stats::sum(outcome.values(&arm_name(load, kind), "lost"));
         vec![
-            Expectation::new(
+            CARD.expect(
                 "wakeone-loses-none-steady",
-                "wakeone loses no connection at 1,000 a second (all rounds)",
-                "Wakeone's own goal",
                 lost("steady", servers::WAKEONE),
-                |m| m == 0.0,
             ),
-            Expectation::new(
-                "wakeone-loses-none-full",
-                "wakeone loses no connection at the highest rate (all rounds)",
-                "Wakeone's own goal",
-                lost("full", servers::WAKEONE),
-                |m| m == 0.0,
-            ),
-            Expectation::new(
-                "reuseport-loses-some",
-                "A plain reuseport server loses connections at the highest rate (all rounds)",
-                CARD.source.short,
-                lost("full", servers::REUSEPORT),
-                |m| m > 0.0,
-            ),
-            Expectation::new(
+            CARD.expect("wakeone-loses-none-full", lost("full", servers::WAKEONE)),
+            CARD.expect("reuseport-loses-some", lost("full", servers::REUSEPORT)),
+            CARD.expect(
                 "attached-haproxy-loses-none",
-                "HAProxy with a listener a thread loses no connection in ten restarts (-sf) while it is attached to (all rounds)",
-                "Wakeone's own goal",
                 lost(MANY, Kind::HaproxyAttached),
-                |m| m == 0.0,
             ),
             answers::agree(outcome),
         ]
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
-        vec![
-            Block::Heading("What it means".into()),
-            Block::Paragraph(meaning(outcome)),
-            Block::Table(table(outcome)),
-            Block::Chart(chart(outcome)),
-        ]
+        let mut blocks = views::meaning([meaning(outcome)]);
+        blocks.push(Block::Table(table(outcome)));
+        blocks.push(Block::Chart(chart(outcome)));
+        blocks
     }
 }
 
@@ -180,14 +140,14 @@ pub fn measure_restarts(
     pause: Duration,
     context: &mut Context<'_>,
 ) -> Result<Sample, Error> {
-    let address = server::free_address()?;
-    let mut restartable = Restartable::start(kind, workers, address)?;
-    let plan = plan(address, context);
+    let mut restartable = ServerUnderTest::start(kind.launch(workers))?;
+    let plan = plan(restartable.address, context);
     let over = AtomicBool::new(false);
     let (found, restarted) = std::thread::scope(|scope| {
         let (server, over) = (&mut restartable, &over);
         let thread = scope.spawn(move || {
-            let took = restart_all(server, restarts, pause);
+            let restart = |nth| kind.restart(server, workers, nth);
+            let took = restart_all(restart, restarts, pause);
             over.store(true, Ordering::Relaxed);
             took
         });
@@ -251,15 +211,15 @@ fn load_until(
 
 /// All restarts, `pause` apart, and a pause behind the last one; gives the time that they took together.
 fn restart_all(
-    restartable: &mut Restartable,
+    mut restart: impl FnMut(usize) -> Result<(), Error>,
     restarts: usize,
     pause: Duration,
 ) -> Result<Duration, Error> {
     let mut took = Duration::ZERO;
-    for _ in 0..restarts {
+    for nth in 1..=restarts {
         std::thread::sleep(pause);
         let start = std::time::Instant::now();
-        restartable.restart()?;
+        restart(nth)?;
         took += start.elapsed();
     }
     std::thread::sleep(pause);
@@ -282,47 +242,34 @@ fn kinds(outcome: &Outcome) -> Vec<String> {
 
 fn table(outcome: &Outcome) -> Table {
     let kinds = kinds(outcome);
-    let mut head: Vec<String> = [
-        "",
+    let sum = |name: &str, metric: &str| outcome.values(name, metric).iter().sum::<f64>();
+    let row = |v: &Variant| {
+        let (planned, lost) = (sum(&v.name, "planned"), sum(&v.name, "lost"));
+        let all = [planned, lost, (lost / planned * 1e6).round()].map(number);
+        let medians = ["throughput_per_s", "restart_ms", "latency_ms_p99"];
+        let medians = medians.map(|metric| cell(v.median(metric)));
+        let each = kinds.iter().map(|kind| number(sum(&v.name, kind)));
+        Row::named(v.name.clone(), all.into_iter().chain(medians).chain(each))
+    };
+    let head = [
         "connections",
         "lost",
         "per million",
         "answers/s",
         "restart ms",
         "p99 ms",
-    ]
-    .map(str::to_owned)
-    .into();
-    head.extend(
-        kinds
-            .iter()
-            .map(|k| k.trim_start_matches("errors_").replace('_', " ")),
-    );
-    let sum = |name: &str, metric: &str| outcome.values(name, metric).iter().sum::<f64>();
-    let row = |v: &crate::result::Variant| {
-        let (planned, lost) = (sum(&v.name, "planned"), sum(&v.name, "lost"));
-        let cell = |metric: &str| v.median(metric).map_or_else(|| "–".into(), number);
-        let mut cells = vec![
-            v.name.clone(),
-            number(planned),
-            number(lost),
-            number((lost / planned * 1e6).round()),
-            cell("throughput_per_s"),
-            cell("restart_ms"),
-            cell("latency_ms_p99"),
-        ];
-        cells.extend(kinds.iter().map(|kind| number(sum(&v.name, kind))));
-        Row::ours(cells)
-    };
-    Table {
-        caption: "All rounds together; three restarts in each (HAProxy: ten).".into(),
-        head,
-        rows: outcome.variants.iter().map(row).collect(),
-    }
+    ];
+    let head = head.map(str::to_owned).into_iter();
+    let named = |kind: &String| kind.trim_start_matches("errors_").replace('_', " ");
+    Table::new(
+        "All rounds together; three restarts in each (HAProxy: ten).",
+        head.chain(kinds.iter().map(named)),
+        outcome.variants.iter().map(row),
+    )
 }
 
 fn chart(outcome: &Outcome) -> Chart {
-    let bar = |v: &crate::result::Variant| {
+    let bar = |v: &Variant| {
         let lost = v.metrics.get("lost")?;
         let colour = if v.name.ends_with("wakeone") || v.name.ends_with("attach") {
             4
@@ -337,15 +284,9 @@ fn chart(outcome: &Outcome) -> Chart {
             range: Some((lost.min, lost.max)),
         })
     };
-    Chart {
-        title: "Connections lost in three restarts.".into(),
-        note: "Mean of the rounds.".into(),
-        kind: ChartKind::Bars {
-            unit: "lost".into(),
-            bars: outcome.variants.iter().filter_map(bar).collect(),
-            log: false,
-        },
-    }
+    let bars = outcome.variants.iter().filter_map(bar).collect();
+    let title = "Connections lost in three restarts.";
+    Chart::bars(title, "Mean of the rounds.", ("lost", false), bars)
 }
 
 fn meaning(outcome: &Outcome) -> String {
@@ -394,12 +335,9 @@ fn haproxy_meaning(outcome: &Outcome) -> String {
         let each: Vec<String> = values.iter().map(|v| number(*v)).collect();
         (!each.is_empty()).then(|| each.join(", "))
     };
-    let [as_it_is, attached] = HAPROXY.map(lost);
-    match (as_it_is, attached) {
-        (Some(as_it_is), Some(attached)) => format!(
-            "In {MANY_RESTARTS} restarts of HAProxy at {} requests/s, {as_it_is} connections were lost in the rounds as it is, {attached} attached to. ",
-            number(MANY_RATE_PER_S)
-        ),
-        _ => String::new(),
-    }
+    let [Some(as_it_is), Some(attached)] = HAPROXY.map(lost) else {
+        return String::new();
+    };
+    let names = [("as_it_is", &*as_it_is), ("attached", &*attached)];
+    CARD.say("haproxy", outcome, &names).unwrap_or_default()
 }

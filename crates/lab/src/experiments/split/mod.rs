@@ -1,47 +1,38 @@
 //! Servers that share one listener, and the same servers split.
 
-pub(super) mod servers;
-
 use serde_json::json;
 use std::collections::BTreeMap;
 use wakeone_load::{Arrivals, Mix, Plan};
 
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source, parameters,
-};
-use crate::present::{Bar, Block, Chart, Kind as ChartKind, Row, Style, Table, number};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Pairing, Sample, Settings, parameters};
+use crate::others::{GUNICORN, NGINX, Other, PREFORK, WORKERS, Way};
+use crate::present::{Block, Chart, Style, Table};
 use crate::result::{Expectation, Outcome, Variant};
-use crate::{Error, apps, measure, stats};
-use servers::{ALL, Kind, Running, WAYS, WORKERS, Way};
+use crate::under_test::ServerUnderTest;
+use crate::views::{self, Of};
+use crate::{apps, measure};
+
+card!();
 
 /// The experiment.
 pub struct Split;
 
-const OURS: &str = "Wakeone's own goal";
 const USUAL_US: u64 = 1_000;
 /// One request in so many is slow.
 const SLOW_ONE_IN: u64 = 100;
 /// Share of its time that each worker is stuck.
 const STUCK: f64 = 0.25;
+/// The servers.
+const ALL: [Other; 3] = [GUNICORN, PREFORK, NGINX];
+const WAYS: [Way; 3] = [Way::Shared, Way::Hash, Way::Split];
 /// Clients of the closed loop.
 const CLIENTS: usize = 32;
 const STUCK_LOAD: &str = "stuck";
 const FULL_LOAD: &str = "full";
 /// How far from even the shares may be.
 const EVEN: f64 = 0.10;
-
-const CARD: Card = Card {
-    name: "split",
-    title: "A queue for each worker of servers that share one",
-    question: "Servers whose workers share one listener are given a queue a worker without being changed: what does that cost, and what is it worth when workers get stuck?",
-    source: Source {
-        short: "Rivera et al., 2014",
-        long: "Beyond Diego Rivera et al., Analysis of Linux UDP Sockets Concurrent Performance, 2014, section VI: one socket with a queue for each reader, so that no program has to be rewritten.",
-        url: "",
-    },
-    readme: include_str!("README.md"),
-    published: "series,x,metric,unit,value,note\n",
-};
 
 fn load_seconds(load: &str, quick: bool) -> f64 {
     match (load, quick) {
@@ -52,124 +43,88 @@ fn load_seconds(load: &str, quick: bool) -> f64 {
     }
 }
 
+/// Requests a second of the stuck workload: what the machine serves easily.
+fn rate_per_s(kind: Other) -> f64 {
+    match kind {
+        GUNICORN => 300.0,
+        PREFORK => 500.0,
+        _ => 1000.0,
+    }
+}
+
 /// Slow requests are the slower the fewer there are: workers are stuck for the same share of their time.
-fn slow_us(kind: Kind) -> u64 {
-    let slow_per_s = kind.rate_per_s() / SLOW_ONE_IN as f64;
+fn slow_us(kind: Other) -> u64 {
+    let slow_per_s = rate_per_s(kind) / SLOW_ONE_IN as f64;
     (STUCK * WORKERS as f64 / slow_per_s * 1e6) as u64
 }
 
-fn arm_name(load: &str, kind: Kind, way: Way) -> String {
-    format!("{load}/{}/{}", kind.name(), way.name())
+fn arm_name(load: &str, kind: Other, way: Way) -> String {
+    format!("{load}/{}/{}", kind.name, way.name())
 }
 
-fn variants() -> impl Iterator<Item = (&'static str, Kind, Way)> {
+fn variants() -> impl Iterator<Item = (&'static str, Other, Way)> {
     [STUCK_LOAD, FULL_LOAD].into_iter().flat_map(|load| {
         ALL.into_iter()
             .flat_map(move |kind| WAYS.map(move |way| (load, kind, way)))
     })
 }
 
-fn parse(name: &str) -> Result<(&'static str, Kind, Way), Error> {
+fn parse(name: &str) -> Result<(&'static str, Other, Way), Error> {
     variants()
         .find(|(load, kind, way)| arm_name(load, *kind, *way) == name)
         .ok_or_else(|| Error::Unknown(name.into()))
 }
 
-/// What is compared of each server: load, metric, above and below the line, and what ought to be seen.
-struct Comparison {
-    load: &'static str,
-    metric: &'static str,
-    a: Way,
-    b: Way,
-    claim: &'static str,
-    holds: fn(f64) -> bool,
-}
-
-const COMPARISONS: [Comparison; 3] = [
-    Comparison {
-        load: STUCK_LOAD,
-        metric: "latency_ms_p90",
-        a: Way::Split,
-        b: Way::Hash,
-        claim: "With stuck workers, the p90 split is at most half of that with its own listener a worker",
-        holds: |m| m <= 0.5,
-    },
-    Comparison {
-        load: STUCK_LOAD,
-        metric: "latency_ms_mean",
-        a: Way::Split,
-        b: Way::Shared,
-        claim: "With stuck workers, the mean split is at most 1.2 times that of the one shared socket",
-        holds: |m| m <= 1.2,
-    },
-    Comparison {
-        load: FULL_LOAD,
-        metric: "throughput_per_s",
-        a: Way::Split,
-        b: Way::Shared,
-        claim: "Split, it answers at least 0.9 times as many requests a second as with the one shared socket",
-        holds: |m| m >= 0.9,
-    },
+/// The comparisons of each server: the expectation, the load, the metric, and the ways above and below the line.
+const COMPARISONS: [(&str, &str, &str, Way, Way); 3] = [
+    (
+        "{server}-stuck-p90-hash",
+        STUCK_LOAD,
+        "latency_ms_p90",
+        Way::Split,
+        Way::Hash,
+    ),
+    (
+        "{server}-stuck-mean-shared",
+        STUCK_LOAD,
+        "latency_ms_mean",
+        Way::Split,
+        Way::Shared,
+    ),
+    (
+        "{server}-full-throughput_per_s-shared",
+        FULL_LOAD,
+        "throughput_per_s",
+        Way::Split,
+        Way::Shared,
+    ),
 ];
 
-impl Comparison {
-    fn name(&self, kind: Kind) -> String {
-        format!(
-            "{}, {}: {} of {} / {}",
-            kind.name(),
-            self.load,
-            self.metric.trim_start_matches("latency_ms_"),
-            self.a.name(),
-            self.b.name()
-        )
-    }
+/// The comparisons of a server, each behind its expectation.
+fn comparisons(kind: Other) -> [(&'static str, Pairing); 3] {
+    COMPARISONS.map(|(expectation, load, metric, a, b)| {
+        let what = metric.trim_start_matches("latency_ms_");
+        let (server, above, below) = (kind.name, a.name(), b.name());
+        let pairing = Pairing {
+            name: format!("{server}, {load}: {what} of {above} / {below}"),
+            a: arm_name(load, kind, a),
+            b: arm_name(load, kind, b),
+            metric: metric.into(),
+        };
+        (expectation, pairing)
+    })
 }
 
 impl Experiment for Split {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
     fn design(&self, settings: &Settings) -> Design {
-        let mut lacks: BTreeMap<&str, String> = ALL
-            .into_iter()
-            .filter_map(|kind| Some((kind.name(), kind.lacks()?)))
-            .collect();
-        let missing = wakeone_kernel::capability::missing();
-        if !missing.is_empty() {
-            lacks.insert(
-                Way::Split.name(),
-                format!("it needs {}", missing.join(", ")),
-            );
-        }
-        let is_here = |kind: Kind, way: Way| {
-            !lacks.contains_key(kind.name()) && !lacks.contains_key(way.name())
-        };
-        let here: Vec<_> = variants()
-            .filter(|(_, kind, way)| is_here(*kind, *way))
-            .collect();
-        let arm = |(load, kind, way): &(&str, Kind, Way)| Arm {
-            name: arm_name(load, *kind, *way),
-            group: ALL.iter().position(|k| k == kind).unwrap_or(0)
-                + if *load == STUCK_LOAD { 0 } else { ALL.len() },
-            seconds: load_seconds(load, settings.quick) + 1.5,
-        };
-        let pairing = |kind: Kind| {
-            COMPARISONS.iter().map(move |of| Pairing {
-                name: of.name(kind),
-                a: arm_name(of.load, kind, of.a),
-                b: arm_name(of.load, kind, of.b),
-                metric: of.metric.into(),
-            })
-        };
-        let whole = |kind: &Kind| WAYS.into_iter().all(|way| is_here(*kind, way));
-        let slow: BTreeMap<&str, u64> = ALL.map(|kind| (kind.name(), slow_us(kind))).into();
-        let rates: BTreeMap<&str, f64> = ALL.map(|kind| (kind.name(), kind.rate_per_s())).into();
-        Design {
+        let slow: BTreeMap<&str, u64> = ALL.map(|kind| (kind.name, slow_us(kind))).into();
+        let rates: BTreeMap<&str, f64> = ALL.map(|kind| (kind.name, rate_per_s(kind))).into();
+        let mut design = Design {
             rounds: if settings.quick { 3 } else { 5 },
-            arms: here.iter().map(arm).collect(),
-            pairings: ALL.into_iter().filter(whole).flat_map(pairing).collect(),
-            steady: "",
             parameters: parameters([
                 ("workers", json!(WORKERS)),
                 ("usual_us", json!(USUAL_US)),
@@ -179,14 +134,35 @@ impl Experiment for Split {
                 ("stuck_s", json!(load_seconds(STUCK_LOAD, settings.quick))),
                 ("full_clients", json!(CLIENTS)),
                 ("full_s", json!(load_seconds(FULL_LOAD, settings.quick))),
-                ("left_out", json!(lacks)),
             ]),
+            ..Design::default()
+        };
+        for (load, kind, way) in variants() {
+            let arm = Arm {
+                name: arm_name(load, kind, way),
+                group: ALL.iter().position(|k| *k == kind).unwrap_or(0)
+                    + if load == STUCK_LOAD { 0 } else { ALL.len() },
+                seconds: load_seconds(load, settings.quick) + 1.5,
+            };
+            let missing = kind.is_missing();
+            let what = if missing.is_some() {
+                kind.name
+            } else {
+                way.name()
+            };
+            design.offer(arm, what, kind.lacks(way));
         }
+        design.compare(
+            ALL.into_iter()
+                .flat_map(comparisons)
+                .map(|(_, pairing)| pairing),
+        );
+        design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         let (load, kind, way) = parse(&arm.name)?;
-        let mut running = Running::start(kind, way)?;
+        let mut running = ServerUnderTest::start(kind.launch(way)?)?;
         let mut found = measure::load(&plan(load, kind, &running, context), context)?;
         running.answers.client_saw(&found);
         found.by_worker = apps::by_place(&found.by_worker, &running.workers);
@@ -196,17 +172,33 @@ impl Experiment for Split {
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        judge(outcome)
+        let mut all = Vec::new();
+        for kind in measured(outcome) {
+            let server = [("server", kind.name)];
+            let compared = comparisons(kind)
+                .map(|(name, pairing)| CARD.expect_of(name, &server, outcome.ratio(&pairing.name)));
+            all.extend(compared);
+            let split = outcome.variant(&arm_name(STUCK_LOAD, kind, Way::Split));
+            let requests = split.and_then(|v| v.median("requests")).unwrap_or(0.0);
+            let chance = by_chance(requests.max(1.0));
+            let limit = EVEN.max(chance);
+            let names = [
+                ("server", kind.name),
+                ("limit", &*limit.to_string()),
+                ("percent", &*format!("{:.0}", limit * 100.0)),
+                ("requests", &*format!("{requests:.0}")),
+                ("chance", &*format!("{:.0}", chance * 100.0)),
+            ];
+            all.push(CARD.expect_of("{server}-even", &names, split.and_then(uneven)));
+        }
+        all.extend(measure::sound(outcome));
+        all
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
-        let mut blocks = vec![Block::Heading("What it means".into())];
         let here = measured(outcome);
-        blocks.extend(
-            here.iter()
-                .filter_map(|kind| meaning(outcome, *kind))
-                .map(Block::Paragraph),
-        );
+        let told = |kind: &Other| CARD.say("server", outcome, &[("server", kind.name)]);
+        let mut blocks = views::meaning(here.iter().filter_map(told));
         for load in [STUCK_LOAD, FULL_LOAD] {
             blocks.push(Block::Table(table(outcome, load)));
         }
@@ -219,12 +211,12 @@ impl Experiment for Split {
     }
 }
 
-fn plan(load: &str, kind: Kind, running: &Running, context: &Context<'_>) -> Plan {
+fn plan(load: &str, kind: Other, running: &ServerUnderTest, context: &Context<'_>) -> Plan {
     let end = measure::for_seconds(load_seconds(load, context.settings.quick));
     let path = |us: u64| format!("/work?us={us}&kind=sleep");
     let (arrivals, mix) = if load == STUCK_LOAD {
         (
-            measure::poisson(kind.rate_per_s()),
+            measure::poisson(rate_per_s(kind)),
             Mix::weighted([(SLOW_ONE_IN - 1, path(USUAL_US)), (1, path(slow_us(kind)))]),
         )
     } else {
@@ -237,8 +229,8 @@ fn plan(load: &str, kind: Kind, running: &Running, context: &Context<'_>) -> Pla
 }
 
 /// The servers that were measured, in order.
-fn measured(outcome: &Outcome) -> Vec<Kind> {
-    let has = |kind: &Kind| {
+fn measured(outcome: &Outcome) -> Vec<Other> {
+    let has = |kind: &Other| {
         outcome
             .variant(&arm_name(STUCK_LOAD, *kind, Way::Shared))
             .is_some()
@@ -268,126 +260,49 @@ fn by_chance(requests: f64) -> f64 {
     3.0 * (others / requests + others / (requests / SLOW_ONE_IN as f64) * lever * lever).sqrt()
 }
 
-fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let mut all = Vec::new();
-    for kind in measured(outcome) {
-        for of in &COMPARISONS {
-            let metric = of.metric.trim_start_matches("latency_ms_");
-            all.push(Expectation::new(
-                format!("{}-{}-{metric}-{}", kind.name(), of.load, of.b.name()),
-                format!("{}: {}", kind.name(), of.claim),
-                OURS,
-                outcome.ratio(&of.name(kind)),
-                of.holds,
-            ));
-        }
-        let split = outcome.variant(&arm_name(STUCK_LOAD, kind, Way::Split));
-        let requests = split.and_then(|v| v.median("requests")).unwrap_or(0.0);
-        let limit = EVEN.max(by_chance(requests.max(1.0)));
-        all.push(Expectation::new(
-            format!("{}-even", kind.name()),
-            format!(
-                "{}: split, each worker's share of the stuck workload is within ±{:.0} % of even in each round ({requests:.0} requests; chance alone comes to {:.0} %)",
-                kind.name(),
-                limit * 100.0,
-                by_chance(requests.max(1.0)) * 100.0
-            ),
-            OURS,
-            split.and_then(uneven),
-            |m| m <= limit,
-        ));
-    }
-    all.extend(measure::sound(outcome));
-    all
-}
-
-fn meaning(outcome: &Outcome, kind: Kind) -> Option<String> {
-    let of = |load, way, metric| outcome.median(&arm_name(load, kind, way), metric);
-    let p90 = |way| of(STUCK_LOAD, way, "latency_ms_p90").map(number);
-    let mean = |way| of(STUCK_LOAD, way, "latency_ms_mean").map(number);
-    Some(format!(
-        "{} with stuck workers: mean {} ms and p90 {} ms with its one shared socket, {} and {} with a listener a worker of its own, {} and {} split. Under full load it answers {} times as many requests split as shared.",
-        kind.name(),
-        mean(Way::Shared)?,
-        p90(Way::Shared)?,
-        mean(Way::Hash)?,
-        p90(Way::Hash)?,
-        mean(Way::Split)?,
-        p90(Way::Split)?,
-        number(outcome.ratio(&COMPARISONS[2].name(kind))?),
-    ))
-}
-
 fn table(outcome: &Outcome, load: &str) -> Table {
     let columns = [
-        ("avg ms", "latency_ms_mean"),
-        ("p50", "latency_ms_p50"),
-        ("p90", "latency_ms_p90"),
-        ("p99", "latency_ms_p99"),
-        ("requests/s", "throughput_per_s"),
-        ("busiest/mean", "share_max_over_mean"),
+        ("avg ms", Of::Median("latency_ms_mean")),
+        ("p50", Of::Median("latency_ms_p50")),
+        ("p90", Of::Median("latency_ms_p90")),
+        ("p99", Of::Median("latency_ms_p99")),
+        ("requests/s", Of::Median("throughput_per_s")),
+        ("busiest/mean", Of::Median("share_max_over_mean")),
+        ("errors", Of::Sum("errors")),
     ];
-    let row = |(of, kind, way): (&str, Kind, Way)| {
-        let found = outcome.variant(&arm_name(of, kind, way))?;
-        let cell = |metric: &str| found.median(metric).map_or_else(|| "–".into(), number);
-        let mut cells = vec![format!("{}/{}", kind.name(), way.name())];
-        cells.extend(columns.map(|(_, metric)| cell(metric)));
-        let errors: f64 = outcome.values(&found.name, "errors").iter().sum();
-        cells.push(number(errors));
-        Some(Row::ours(cells))
-    };
-    Table {
-        caption: format!("{load}: medians of the rounds, errors of all."),
-        head: std::iter::once("")
-            .chain(columns.map(|(head, _)| head))
-            .chain(["errors"])
-            .map(str::to_owned)
-            .collect(),
-        rows: variants()
-            .filter(|(of, ..)| *of == load)
-            .filter_map(row)
-            .collect(),
-    }
+    let caption = format!("{load}: medians of the rounds, errors of all.");
+    views::table(caption, &columns, measured_in(outcome, load))
 }
 
-fn percentiles(outcome: &Outcome, kind: Kind) -> Chart {
-    let series = WAYS.into_iter().filter_map(|way| {
+/// The variants of a load, by server and way.
+fn measured_in<'a>(
+    outcome: &'a Outcome,
+    load: &str,
+) -> impl Iterator<Item = (String, &'a Variant)> {
+    let of = variants().filter(move |(of, ..)| *of == load);
+    of.filter_map(|(load, kind, way)| {
+        let found = outcome.variant(&arm_name(load, kind, way))?;
+        Some((format!("{}/{}", kind.name, way.name()), found))
+    })
+}
+
+fn percentiles(outcome: &Outcome, kind: Other) -> Chart {
+    let drawn = WAYS.into_iter().filter_map(|way| {
         let found = outcome.variant(&arm_name(STUCK_LOAD, kind, way))?;
-        let distribution = found.distributions.get("latency_ms")?;
-        Some((Style::ours(way.name(), way.colour()), distribution.clone()))
+        Some((Style::ours(way.name(), way.colour()), found))
     });
-    Chart {
-        title: format!("{}, stuck: how long the slowest wait.", kind.name()),
-        note: "Lower is better. Every step to the right is ten times rarer; both axes are logarithmic.".into(),
-        kind: ChartKind::Percentiles {
-            unit: "latency, ms".into(),
-            series: series.collect(),
-        },
-    }
+    views::percentiles(&format!("{}, stuck", kind.name), drawn)
 }
 
 fn throughput(outcome: &Outcome) -> Chart {
-    let bar = |(_, kind, way): (&str, Kind, Way)| {
-        let found = outcome.variant(&arm_name(FULL_LOAD, kind, way))?;
-        let rate = found.metrics.get("throughput_per_s")?;
-        Some(Bar {
-            style: Style::ours(format!("{}/{}", kind.name(), way.name()), way.colour()),
-            value: stats::median(&rate.values),
-            range: Some((rate.min, rate.max)),
-        })
-    };
-    Chart {
-        title: "full: requests/s.".into(),
-        note: "Higher is better. Median and range of the rounds.".into(),
-        kind: ChartKind::Bars {
-            unit: "/s".into(),
-            bars: variants()
-                .filter(|(load, ..)| *load == FULL_LOAD)
-                .filter_map(bar)
-                .collect(),
-            log: false,
-        },
-    }
+    let colour = |name: &str| WAYS.into_iter().find(|way| name.ends_with(way.name()));
+    let styled = measured_in(outcome, FULL_LOAD).map(|(name, found)| {
+        let colour = colour(&name).map_or(0, Way::colour);
+        (Style::ours(name, colour), found)
+    });
+    let note = "Higher is better. Median and range of the rounds.";
+    let bars = views::bars(styled, "throughput_per_s");
+    Chart::bars("full: requests/s.", note, ("/s", false), bars)
 }
 
 #[cfg(test)]
@@ -409,9 +324,9 @@ mod tests {
     #[test]
     fn workers_are_stuck_for_a_quarter_of_their_time() {
         for kind in ALL {
-            let slow_per_s = kind.rate_per_s() / SLOW_ONE_IN as f64;
+            let slow_per_s = rate_per_s(kind) / SLOW_ONE_IN as f64;
             let stuck = slow_per_s * slow_us(kind) as f64 * 1e-6 / WORKERS as f64;
-            assert!((stuck - STUCK).abs() < 1e-6, "{kind:?}: {stuck}");
+            assert!((stuck - STUCK).abs() < 1e-6, "{}: {stuck}", kind.name);
         }
     }
 
@@ -431,9 +346,11 @@ mod tests {
             ("stuck/nginx/shared", &[("errors", &[0.0])]),
             ("stuck/nginx/split", split),
         ]);
-        let named = COMPARISONS.iter().map(|of| of.name(Kind::Nginx));
-        outcome.comparisons = named.zip(ratios).map(|(n, r)| ratio(n, r)).collect();
-        let mut names = failing(judge(&outcome));
+        let named = comparisons(NGINX).map(|(_, pairing)| pairing.name);
+        outcome.comparisons = std::iter::zip(named, ratios)
+            .map(|(n, r)| ratio(n, r))
+            .collect();
+        let mut names = failing(Split.judge(&outcome));
         names.retain(|name| name != "counts-agree");
         names
     }

@@ -6,14 +6,16 @@ use serde_json::json;
 use std::time::Duration;
 use wakeone_load::Mix;
 
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Sample, Settings, Source, parameters,
-};
-use crate::measure::Trial;
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
 use crate::present::Block;
 use crate::result::{Expectation, Outcome};
+use crate::under_test::ServerUnderTest;
 use crate::ways::{self, Way};
-use crate::{Error, measure, probe, process, stats};
+use crate::{measure, probe, process, stats};
+
+card!(published);
 
 /// The experiment.
 pub struct Spread;
@@ -38,21 +40,8 @@ const WAYS: [Way; 7] = [
     Way::LeastConnections,
 ];
 
-const CARD: Card = Card {
-    name: "spread",
-    title: "Which worker gets which connection?",
-    question: "Six connections, one after another, to three workers: who gets which? And who does the work when they keep coming?",
-    source: Source {
-        short: "Majkowski, 2017",
-        long: "Marek Majkowski, Why does one NGINX worker take all the load?, Cloudflare blog, 2017.",
-        url: "https://blog.cloudflare.com/the-sad-state-of-linux-socket-balancing/",
-    },
-    readme: include_str!("README.md"),
-    published: include_str!("published.csv"),
-};
-
 impl Experiment for Spread {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
@@ -83,11 +72,11 @@ impl Experiment for Spread {
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         let (_, way) = ways::parse_arm(&arm.name, &WAYS)?;
-        let mut trial = Trial::start(way, WORKERS)?;
+        let mut trial = way.start(WORKERS)?;
         let answered = one_by_one(trial.address)?;
         trial.answers.client_counted(answered.len() as u64, 0);
         let mut sample = sustained(&mut trial, context)?;
-        trial.end(&mut sample)?;
+        trial.stop(&mut sample)?;
         let mut counts = [0; WORKERS];
         for (place, worker) in answered.iter().enumerate() {
             sample.put(
@@ -108,7 +97,27 @@ impl Experiment for Spread {
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        judge(outcome)
+        let most = |way: Way| outcome.values(&arm_name(way), "most_of_six");
+        let cpu = |way: Way| outcome.median(&arm_name(way), "cpu_max_over_mean");
+        let limit = tie_limit(most(Way::LeastConnections).len());
+        let (percent, limit) = (format!("{:.0}", limit * 100.0), limit.to_string());
+        let mut expected = vec![
+            CARD.expect("accept-two-each", stats::most(most(Way::SharedAccept))),
+            CARD.expect(
+                "exclusive-all-to-one",
+                stats::least(most(Way::SharedEpollExclusive)),
+            ),
+            CARD.expect("rotate-two-each", stats::most(most(Way::SharedEpollRotate))),
+            CARD.expect_of(
+                "least-connections-spreads-ties",
+                &[("limit", &limit), ("percent", &percent)],
+                largest_share(outcome, Way::LeastConnections),
+            ),
+            CARD.expect("exclusive-cpu-uneven", cpu(Way::SharedEpollExclusive)),
+            CARD.expect("least-connections-cpu-even", cpu(Way::LeastConnections)),
+        ];
+        expected.extend(measure::sound(outcome));
+        expected
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
@@ -150,12 +159,12 @@ fn one_by_one(address: std::net::SocketAddr) -> Result<Vec<u64>, Error> {
 }
 
 /// A load that keeps coming, and the CPU time that each worker process had for it.
-fn sustained(trial: &mut Trial, context: &mut Context<'_>) -> Result<Sample, Error> {
+fn sustained(trial: &mut ServerUnderTest, context: &mut Context<'_>) -> Result<Sample, Error> {
     let mix = Mix::one(format!("/work?us={REQUEST_US}&kind=cpu"));
     let end = measure::for_seconds(load_seconds(context.settings));
     let arrivals = measure::poisson(RATE_PER_S);
     let plan = measure::plan(trial.address, arrivals, end, mix, context.seed);
-    let workers = process::leaves(trial.server.pid());
+    let workers = process::leaves(trial.pid());
     let before: Vec<u64> = workers.iter().map(|pid| process::cpu_ns(*pid)).collect();
     let found = trial.load(&plan, context)?;
     let used: Vec<u64> = workers
@@ -192,63 +201,6 @@ fn largest_share(outcome: &Outcome, way: Way) -> Option<f64> {
 fn tie_limit(rounds: usize) -> f64 {
     let share = 1.0 / WORKERS as f64;
     share + 3.0 * (share * (1.0 - share) / (rounds * CONNECTIONS) as f64).sqrt()
-}
-
-fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let source = CARD.source.short;
-    let most = |way: Way| outcome.values(&arm_name(way), "most_of_six");
-    let worst = |way: Way| Some(stats::max(most(way))).filter(|m| m.is_finite());
-    let least = |way: Way| Some(stats::min(most(way))).filter(|m| m.is_finite());
-    let cpu = |way: Way| outcome.median(&arm_name(way), "cpu_max_over_mean");
-    let mut expected = vec![
-        Expectation::new(
-            "accept-two-each",
-            "Blocking accept hands out 2/2/2 in every round (most that one worker got)",
-            source,
-            worst(Way::SharedAccept),
-            |m| m == 2.0,
-        ),
-        Expectation::new(
-            "exclusive-all-to-one",
-            "EPOLLEXCLUSIVE hands all six to one worker in every round (least that the favourite got)",
-            source,
-            least(Way::SharedEpollExclusive),
-            |m| m == 6.0,
-        ),
-        Expectation::new(
-            "rotate-two-each",
-            "Registering anew after an accept makes it 2/2/2 (most that one worker got)",
-            "nginx 1.21.6, which does it every 16 accepts",
-            worst(Way::SharedEpollRotate),
-            |m| m == 2.0,
-        ),
-        Expectation::new(
-            "least-connections-spreads-ties",
-            format!(
-                "Least-connections: of all connections made one by one no worker gets more than {:.0} %, a third and three standard deviations of chance",
-                tie_limit(most(Way::LeastConnections).len()) * 100.0
-            ),
-            "Wakeone's own goal",
-            largest_share(outcome, Way::LeastConnections),
-            |m| m <= tie_limit(most(Way::LeastConnections).len()),
-        ),
-        Expectation::new(
-            "exclusive-cpu-uneven",
-            "Under a sustained load the busiest worker of EPOLLEXCLUSIVE has at least 1.5 times the mean CPU",
-            source,
-            cpu(Way::SharedEpollExclusive),
-            |m| m >= 1.5,
-        ),
-        Expectation::new(
-            "least-connections-cpu-even",
-            "Under a sustained load the busiest worker of least-connections has at most 1.15 times the mean CPU",
-            "Wakeone's own goal",
-            cpu(Way::LeastConnections),
-            |m| m <= 1.15,
-        ),
-    ];
-    expected.extend(measure::sound(outcome));
-    expected
 }
 
 #[cfg(test)]

@@ -4,13 +4,12 @@ use super::{CARD, CONNECTIONS, WAYS, WORKERS, arm_name};
 use crate::present::{Bar, Block, Chart, Kind, Row, Style, Table, number};
 use crate::published::Published;
 use crate::result::Outcome;
-use crate::stats;
 use crate::ways::Way;
+use crate::{stats, views};
 
 pub fn present(outcome: &Outcome) -> Vec<Block> {
     let published = Published::parse(CARD.published);
-    let mut blocks = vec![Block::Heading("What it means".into())];
-    blocks.extend(meaning(outcome).map(Block::Paragraph));
+    let mut blocks = views::meaning(meaning(outcome));
     blocks.push(Block::Table(one_by_one(outcome, &published)));
     blocks.push(Block::Table(answers(outcome)));
     blocks.push(Block::Table(cpu_table(outcome, &published)));
@@ -52,91 +51,74 @@ fn sequence(outcome: &Outcome, way: Way) -> Vec<String> {
 }
 
 fn one_by_one(outcome: &Outcome, published: &Published) -> Table {
-    let mut head: Vec<String> = vec![String::new()];
-    head.extend((1..=CONNECTIONS).map(|n| format!("{n}.")));
-    head.push("most, all rounds".into());
-    let mut rows = Vec::new();
-    for series in ["blocking accept", "epoll and accept"] {
-        let mut cells = vec![format!("(published) {series}")];
+    let said = |series: &str| {
         let workers = published.curve(series, "answered_by");
-        cells.extend(workers.iter().map(|(_, worker)| format!("{worker:.0}")));
-        let most = (0..WORKERS)
-            .map(|w| workers.iter().filter(|p| p.1 == w as f64).count())
-            .max();
-        cells.push(most.unwrap_or(0).to_string());
-        rows.push(Row::published(cells));
-    }
-    for way in WAYS {
+        let each = workers.iter().map(|(_, worker)| format!("{worker:.0}"));
+        let got = |w: usize| workers.iter().filter(|p| p.1 == w as f64).count();
+        let most = (0..WORKERS).map(got).max().unwrap_or(0).to_string();
+        let name = std::iter::once(format!("(published) {series}"));
+        Row::published(name.chain(each).chain([most]).collect())
+    };
+    let row = |way: Way| {
         let most = outcome.values(&arm_name(way), "most_of_six");
-        if most.is_empty() {
-            continue;
-        }
-        let mut cells = vec![way.name().to_owned()];
-        cells.extend(sequence(outcome, way));
-        cells.push(match (stats::min(most), stats::max(most)) {
+        let range = match (stats::least(most)?, stats::most(most)?) {
             (low, high) if low == high => number(low),
             (low, high) => format!("{low:.0} to {high:.0}"),
-        });
-        rows.push(Row::ours(cells));
-    }
-    Table {
-        caption: "Which worker answered the first, second … connection of the first round.".into(),
-        head,
-        rows,
-    }
+        };
+        let cells = sequence(outcome, way).into_iter().chain([range]);
+        Some(Row::named(way.name(), cells))
+    };
+    let places = (1..=CONNECTIONS).map(|n| format!("{n}."));
+    let theirs = ["blocking accept", "epoll and accept"].map(said);
+    Table::new(
+        "Which worker answered the first, second … connection of the first round.",
+        places.chain(["most, all rounds".into()]),
+        theirs.into_iter().chain(WAYS.into_iter().filter_map(row)),
+    )
 }
 
 fn answers(outcome: &Outcome) -> Table {
     let rows = WAYS.iter().filter_map(|way| {
         let shares = shares(outcome, *way);
         let over = outcome.median(&arm_name(*way), "share_max_over_mean")?;
-        let mut cells = vec![way.name().to_owned()];
-        cells.extend(shares.iter().map(|s| format!("{:.1} %", s * 100.0)));
-        cells.push(number(over));
-        Some(Row::ours(cells))
+        let cells = shares.iter().map(|s| format!("{:.1} %", s * 100.0));
+        Some(Row::named(way.name(), cells.chain([number(over)])))
     });
-    Table {
-        caption: "Sustained load: share of the answers of each worker, all rounds.".into(),
-        head: ["", "worker 0", "worker 1", "worker 2", "max/mean"]
-            .map(str::to_owned)
-            .into(),
-        rows: rows.collect(),
-    }
+    Table::new(
+        "Sustained load: share of the answers of each worker, all rounds.",
+        ["worker 0", "worker 1", "worker 2", "max/mean"],
+        rows,
+    )
 }
 
 fn cpu_table(outcome: &Outcome, published: &Published) -> Table {
     let dash = || "–".to_owned();
-    let mut rows = Vec::new();
-    for series in ["shared socket", "reuseport"] {
+    let said = |series: &str| {
         let of = |metric: &str| {
-            let figures = &published.0;
-            let figure = figures
-                .iter()
-                .find(|f| f.series == series && f.metric == metric);
+            let mut figures = published.0.iter();
+            let figure = figures.find(|f| f.series == series && f.metric == metric);
             figure.map_or_else(dash, |f| f.value.map_or_else(|| f.note.clone(), percent))
         };
         let mut cells = vec![format!("(published) {series}"), dash(), dash(), dash()];
         cells.extend([of("cpu_busiest"), of("cpu_idlest"), dash()]);
-        rows.push(Row::published(cells));
-    }
-    rows.extend(WAYS.iter().filter_map(|way| {
+        Row::published(cells)
+    };
+    let row = |way: &Way| {
         let median = |metric: &str| outcome.median(&arm_name(*way), metric);
         let over = median("cpu_max_over_mean")?;
         let each = (0..WORKERS).map(|w| median(&format!("cpu_worker_{w}")));
         let ends = ["cpu_busiest", "cpu_idlest"].map(median);
-        let mut cells = vec![way.name().to_owned()];
-        cells.extend(each.chain(ends).map(|v| v.map_or_else(dash, percent)));
-        cells.push(number(over));
-        Some(Row::ours(cells))
-    }));
-    let head = [
-        "", "worker 0", "worker 1", "worker 2", "busiest", "idlest", "max/mean",
-    ];
-    Table {
-        caption: "Sustained load: CPU of each worker process, and of the busiest and the idlest of each round; medians.".into(),
-        head: head.map(str::to_owned).into(),
-        rows,
-    }
+        let cells = each.chain(ends).map(|v| v.map_or_else(dash, percent));
+        Some(Row::named(way.name(), cells.chain([number(over)])))
+    };
+    let theirs = ["shared socket", "reuseport"].map(said);
+    Table::new(
+        "Sustained load: CPU of each worker process, and of the busiest and the idlest of each round; medians.",
+        [
+            "worker 0", "worker 1", "worker 2", "busiest", "idlest", "max/mean",
+        ],
+        theirs.into_iter().chain(WAYS.iter().filter_map(row)),
+    )
 }
 
 fn percent(value: f64) -> String {
@@ -165,15 +147,12 @@ fn cpu(outcome: &Outcome, published: &Published) -> Chart {
             range: Some((stats::min(&ratios) * 100.0, stats::max(&ratios) * 100.0)),
         })
     }));
-    Chart {
-        title: "CPU of the idlest worker, in percent of that of the busiest.".into(),
-        note: "100 is even. The source shows only “almost no load” for the idlest worker of a shared socket.".into(),
-        kind: Kind::Bars {
-            unit: "%".into(),
-            bars,
-            log: false,
-        },
-    }
+    Chart::bars(
+        "CPU of the idlest worker, in percent of that of the busiest.",
+        "100 is even. The source shows only “almost no load” for the idlest worker of a shared socket.",
+        ("%", false),
+        bars,
+    )
 }
 
 fn meaning(outcome: &Outcome) -> Option<String> {

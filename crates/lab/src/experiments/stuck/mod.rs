@@ -3,14 +3,15 @@
 use serde_json::json;
 use wakeone_load::{Mix, Plan};
 
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Sample, Settings, Source, parameters,
-};
-use crate::measure::Trial;
-use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
+use crate::present::{Block, Chart, Row, Style, Table, cell};
 use crate::result::{Expectation, Outcome};
 use crate::ways::{self, Way};
-use crate::{Error, measure, stats};
+use crate::{measure, stats, views};
+
+card!();
 
 /// The experiment.
 pub struct Stuck;
@@ -18,26 +19,12 @@ pub struct Stuck;
 const WORKERS: usize = 4;
 const RATE_PER_S: f64 = 1000.0;
 const USUAL_US: u64 = 1000;
-const OURS: &str = "Wakeone's own goal";
 const WAYS: [Way; 4] = [
     Way::SharedAccept,
     Way::ReuseportHash,
     Way::LeastConnections,
     Way::LeastConnectionsRescue,
 ];
-
-const CARD: Card = Card {
-    name: "stuck",
-    title: "How long may a worker be stuck?",
-    question: "One of four workers is always stuck, for 10 ms or for a second at a time: what do the clients notice who only want a millisecond?",
-    source: Source {
-        short: "Wakeone",
-        long: "Beyond the papers: the clogged cashier of Majkowski, 2017, over a range of stuck times.",
-        url: "",
-    },
-    readme: include_str!("README.md"),
-    published: "series,x,metric,unit,value,note\n",
-};
 
 fn stuck_ms(quick: bool) -> &'static [u64] {
     if quick {
@@ -77,7 +64,7 @@ const PAIRS: [(Way, Way); 3] = [
 ];
 
 impl Experiment for Stuck {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
@@ -111,10 +98,10 @@ impl Experiment for Stuck {
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         let (ms, way) = parse_arm(&arm.name)?;
-        let mut trial = Trial::start(way, WORKERS)?;
+        let mut trial = way.start(WORKERS)?;
         let found = trial.load(&plan(trial.address, ms, context), context)?;
         let mut sample = measure::sample(&found, WORKERS);
-        trial.end(&mut sample)?;
+        trial.stop(&mut sample)?;
         sample.put("all_latency_ms_mean", "ms", found.latency.mean() / 1e6);
         if let Some(usual) = found.by_path.first() {
             measure::latency(&mut sample, &usual.latency);
@@ -127,11 +114,48 @@ impl Experiment for Stuck {
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        judge(outcome)
+        let over = |from: u64, (a, b): (Way, Way)| -> Vec<f64> {
+            let times = measured(outcome).into_iter().filter(|ms| *ms >= from);
+            times
+                .filter_map(|ms| outcome.ratio(&ratio_name(ms, a, b)))
+                .collect()
+        };
+        let mut expected = vec![
+            CARD.expect(
+                "rescue-as-good-as-one-queue",
+                stats::most(&over(100, PAIRS[0])),
+            ),
+            CARD.expect("hash-is-worse", stats::least(&over(100, PAIRS[1]))),
+            CARD.expect("rescue-never-costs", stats::most(&over(0, PAIRS[2]))),
+        ];
+        expected.extend(measure::sound(outcome));
+        expected
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
-        present(outcome)
+        let mut blocks = views::meaning(meaning(outcome));
+        for (title, metric) in [
+            (
+                "Mean latency of the usual requests, in ms.",
+                "latency_ms_mean",
+            ),
+            ("Slowest one percent of them, in ms.", "latency_ms_p99"),
+        ] {
+            blocks.push(Block::Table(table(outcome, title, metric)));
+            let line = |way: Way| {
+                (
+                    Style::ours(way.name(), way.colour()),
+                    curve(outcome, way, metric),
+                )
+            };
+            blocks.push(Block::Chart(Chart::lines(
+                title,
+                "Over how long a worker is stuck at a time. Both axes are logarithmic.",
+                ("stuck for, ms", "ms", true),
+                WAYS.map(line),
+            )));
+        }
+        blocks
     }
 }
 
@@ -155,42 +179,6 @@ fn measured(outcome: &Outcome) -> Vec<u64> {
     all
 }
 
-fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let over = |from: u64, (a, b): (Way, Way)| -> Vec<f64> {
-        let times = measured(outcome).into_iter().filter(|ms| *ms >= from);
-        times
-            .filter_map(|ms| outcome.ratio(&ratio_name(ms, a, b)))
-            .collect()
-    };
-    let worst = |values: Vec<f64>| (!values.is_empty()).then(|| stats::max(&values));
-    let least = |values: Vec<f64>| (!values.is_empty()).then(|| stats::min(&values));
-    let mut expected = vec![
-        Expectation::new(
-            "rescue-as-good-as-one-queue",
-            "Stuck for 100 ms or more: the mean under least-connections+rescue is at most 1.3 times that of one shared queue (worst)",
-            OURS,
-            worst(over(100, PAIRS[0])),
-            |m| m <= 1.3,
-        ),
-        Expectation::new(
-            "hash-is-worse",
-            "Stuck for 100 ms or more: the mean under reuseport hash is at least 5 times that of least-connections+rescue (least)",
-            OURS,
-            least(over(100, PAIRS[1])),
-            |m| m >= 5.0,
-        ),
-        Expectation::new(
-            "rescue-never-costs",
-            "At every stuck time: the mean with rescue is at most 1.15 times that without (worst)",
-            OURS,
-            worst(over(0, PAIRS[2])),
-            |m| m <= 1.15,
-        ),
-    ];
-    expected.extend(measure::sound(outcome));
-    expected
-}
-
 fn curve(outcome: &Outcome, way: Way, metric: &str) -> Vec<(f64, f64)> {
     measured(outcome)
         .into_iter()
@@ -198,81 +186,29 @@ fn curve(outcome: &Outcome, way: Way, metric: &str) -> Vec<(f64, f64)> {
         .collect()
 }
 
-fn present(outcome: &Outcome) -> Vec<Block> {
-    let mut blocks = vec![Block::Heading("What it means".into())];
-    blocks.extend(meaning(outcome).map(Block::Paragraph));
-    for (title, metric) in [
-        (
-            "Mean latency of the usual requests, in ms.",
-            "latency_ms_mean",
-        ),
-        ("Slowest one percent of them, in ms.", "latency_ms_p99"),
-    ] {
-        blocks.push(Block::Table(table(outcome, title, metric)));
-        blocks.push(Block::Chart(Chart {
-            title: title.into(),
-            note: "Over how long a worker is stuck at a time. Both axes are logarithmic.".into(),
-            kind: Kind::Lines {
-                x: "stuck for, ms".into(),
-                y: "ms".into(),
-                log: true,
-                series: WAYS
-                    .map(|way| {
-                        (
-                            Style::ours(way.name(), way.colour()),
-                            curve(outcome, way, metric),
-                        )
-                    })
-                    .into_iter()
-                    .filter(|s| !s.1.is_empty())
-                    .collect(),
-            },
-        }));
-    }
-    blocks
-}
-
 fn table(outcome: &Outcome, title: &str, metric: &str) -> Table {
     let times = measured(outcome);
-    let mut head = vec![String::new()];
-    head.extend(times.iter().map(|ms| format!("{ms} ms")));
     let row = |way: Way| {
-        let mut cells = vec![way.name().to_owned()];
-        cells.extend(times.iter().map(|ms| {
-            outcome
-                .median(&arm_name(*ms, way), metric)
-                .map_or_else(|| "–".into(), number)
-        }));
-        Row::ours(cells)
+        let at = |ms: &u64| cell(outcome.median(&arm_name(*ms, way), metric));
+        Row::named(way.name(), times.iter().map(at))
     };
-    Table {
-        caption: format!("{title} Columns: how long a worker is stuck at a time."),
-        head,
-        rows: WAYS.map(row).into(),
-    }
+    Table::new(
+        format!("{title} Columns: how long a worker is stuck at a time."),
+        times.iter().map(|ms| format!("{ms} ms")),
+        WAYS.map(row),
+    )
 }
 
 fn meaning(outcome: &Outcome) -> Option<String> {
     let longest = *measured(outcome).last()?;
     let mean = |way: Way| outcome.median(&arm_name(longest, way), "latency_ms_mean");
-    let (hash, least, rescue, shared) = (
-        mean(Way::ReuseportHash)?,
-        mean(Way::LeastConnections)?,
-        mean(Way::LeastConnectionsRescue)?,
-        mean(Way::SharedAccept)?,
-    );
-    let verdict = if rescue <= 2.0 * shared {
+    let verdict = if mean(Way::LeastConnectionsRescue)? <= 2.0 * mean(Way::SharedAccept)? {
         "With rescue, clients notice about as little as with one shared queue"
     } else {
         "With rescue, clients still notice more than with one shared queue"
     };
-    Some(format!(
-        "When a worker is stuck for {longest} ms at a time, a request that wants one millisecond takes {} ms in the mean under the kernel's hash, {} ms under least-connections, {} ms with rescue, and {} ms with one shared queue. {verdict}; a queue that nobody moves waits as long as its worker is stuck.",
-        number(hash),
-        number(least),
-        number(rescue),
-        number(shared)
-    ))
+    let names = [("longest", &*longest.to_string()), ("verdict", verdict)];
+    CARD.say("longest", outcome, &names)
 }
 
 #[cfg(test)]

@@ -3,16 +3,17 @@
 use serde_json::json;
 use wakeone_load::{Arrivals, Mix};
 
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Sample, Settings, Source, parameters,
-};
-use crate::measure::Trial;
-use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
+use crate::present::{Block, Chart, Line, Row, Style, Table, cell, number};
 use crate::process::Usage;
 use crate::published::Published;
 use crate::result::{Expectation, Outcome};
 use crate::ways::{self, Way};
-use crate::{Error, measure, stats};
+use crate::{measure, stats, views};
+
+card!(published);
 
 /// The experiment.
 pub struct Throughput;
@@ -27,30 +28,12 @@ const WAYS: [Way; 4] = [
     Way::LeastConnections,
 ];
 const STOCK: Way = Way::SharedEpollWakeAll;
-/// What the source saw of either patch: "just over 50 %".
-const GAIN: f64 = 1.5;
-/// Up to which growth exponent, of ratio ~ connections^e, the gain is called steady: from 300 to 1,000 it then changes by less
-/// than a third.
-const STEADY: f64 = 0.25;
 /// From two numbers of connections, as `--quick` has, no trend can be told from chance.
 const TREND: usize = 3;
 
 const RATE: &str = "throughput_per_s";
 const SLEEPS: &str = "voluntary_switches_per_request";
 const CPU: &str = "server_cpu_us_per_request";
-
-const CARD: Card = Card {
-    name: "throughput",
-    title: "What the herd costs a busy server",
-    question: "200 processes wait for 300 to 1,000 clients: how many more requests a second do they answer when a connection wakes one of them instead of all?",
-    source: Source {
-        short: "Molloy and Lever, 2000",
-        long: "Steve Molloy and Chuck Lever, Accept() scalability on Linux, USENIX 2000, section 4.2.",
-        url: "https://www.usenix.org/legacy/events/usenix2000/freenix/full_papers/molloy/molloy_html/index.html",
-    },
-    readme: include_str!("README.md"),
-    published: include_str!("published.csv"),
-};
 
 fn connections(quick: bool) -> Vec<usize> {
     if quick {
@@ -73,7 +56,7 @@ fn ratio_name(clients: usize, way: Way) -> String {
 }
 
 impl Experiment for Throughput {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
@@ -108,16 +91,16 @@ impl Experiment for Throughput {
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         let (clients, way) = parse_arm(&arm.name)?;
-        let mut trial = Trial::start(way, WORKERS)?;
+        let mut trial = way.start(WORKERS)?;
         let end = measure::for_seconds(load_seconds(context.settings.quick));
         let arrivals = Arrivals::Closed {
             concurrency: clients,
         };
         let mix = Mix::one("/whoami");
         let plan = measure::plan(trial.address, arrivals, end, mix, context.seed);
-        let before = Usage::of_leaves(trial.server.pid());
+        let before = Usage::of_leaves(trial.pid());
         let found = trial.load(&plan, context)?;
-        let used = Usage::of_leaves(trial.server.pid()).since(&before);
+        let used = Usage::of_leaves(trial.pid()).since(&before);
         let mut sample = measure::sample(&found, WORKERS);
         // Two hundred shares of each variant are no help to anyone; how uneven they are is kept.
         sample
@@ -131,16 +114,60 @@ impl Experiment for Throughput {
             each(used.involuntary_switches),
         );
         sample.put(CPU, "us", each(used.cpu_ns) / 1000.0);
-        trial.end(&mut sample)?;
+        trial.stop(&mut sample)?;
         Ok(sample)
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        judge(outcome)
+        let gain = |name: &str, way: Way| {
+            let least = range(outcome, way).map(|r| r.0);
+            CARD.expect_of(name, &[("way", way.name())], least)
+        };
+        let mut expected = vec![
+            gain("exclusive-gain", Way::SharedEpollExclusive),
+            gain("accept-gain", Way::SharedAccept),
+            gain("least-connections-gain", Way::LeastConnections),
+        ];
+        let exclusive = ratios(outcome, Way::SharedEpollExclusive);
+        if exclusive.len() >= TREND {
+            // From 300 to 1,000 connections a gain within the bound changes by less than a third.
+            let growth = stats::growth_exponent(&exclusive);
+            expected.push(CARD.expect("gain-is-steady", growth));
+        }
+        expected.extend(measure::sound(outcome));
+        expected
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
-        present(outcome)
+        let mut blocks = views::meaning(meaning(outcome));
+        blocks.push(Block::Table(ratio_table(outcome)));
+        blocks.push(Block::Chart(ratio_chart(outcome)));
+        let lines = |title: &str, note: &str, y: &str, metric: &str, log: bool| {
+            let axes = ("simultaneous connections", y, log);
+            let series = series(|way| curve(outcome, way, metric));
+            Block::Chart(Chart::lines(title, note, axes, series))
+        };
+        let rates = "Requests a second, median of the rounds.";
+        blocks.push(Block::Table(table(outcome, rates, RATE)));
+        blocks.push(lines(
+            "Requests a second.",
+            "Higher is better. The source was not allowed to publish its own.",
+            "requests/s",
+            RATE,
+            false,
+        ));
+        let sleeps = "Times that a worker went to sleep for each request, all workers together.";
+        blocks.push(Block::Table(table(outcome, sleeps, SLEEPS)));
+        blocks.push(lines(
+        sleeps,
+        "A worker that is woken for nothing sleeps again: this is the herd. Both axes are logarithmic.",
+        "sleeps a request",
+        SLEEPS,
+        true,
+    ));
+        let cpu = "CPU time of all workers for each request, in µs.";
+        blocks.push(Block::Table(table(outcome, cpu, CPU)));
+        blocks
     }
 }
 
@@ -173,90 +200,9 @@ fn range(outcome: &Outcome, way: Way) -> Option<(f64, f64)> {
     (!values.is_empty()).then(|| (stats::min(&values), stats::max(&values)))
 }
 
-fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let gain = |name: &str, way: Way, source: &str| {
-        let claim = format!(
-            "{} answers at least {GAIN} times the requests/s of wake-all at every number of connections (least)",
-            way.name()
-        );
-        let least = range(outcome, way).map(|r| r.0);
-        Expectation::new(name, claim, source, least, |m| m >= GAIN)
-    };
-    let source = CARD.source.short;
-    let mut expected = vec![
-        gain("exclusive-gain", Way::SharedEpollExclusive, source),
-        gain("accept-gain", Way::SharedAccept, source),
-        gain(
-            "least-connections-gain",
-            Way::LeastConnections,
-            "Wakeone's own goal",
-        ),
-    ];
-    let exclusive = ratios(outcome, Way::SharedEpollExclusive);
-    if exclusive.len() >= TREND {
-        expected.push(Expectation::new(
-            "gain-is-steady",
-            format!("The gain of EPOLLEXCLUSIVE is steady for all numbers of connections: its growth exponent is within {STEADY} of 0"),
-            source,
-            stats::growth_exponent(&exclusive),
-            |m| m.abs() <= STEADY,
-        ));
-    }
-    expected.extend(measure::sound(outcome));
-    expected
-}
-
-fn present(outcome: &Outcome) -> Vec<Block> {
-    let mut blocks = vec![Block::Heading("What it means".into())];
-    blocks.extend(meaning(outcome).map(Block::Paragraph));
-    blocks.push(Block::Table(ratio_table(outcome)));
-    blocks.push(Block::Chart(ratio_chart(outcome)));
-    let lines = |title: &str, note: &str, y: &str, metric: &str, log: bool| {
-        Block::Chart(Chart {
-            title: title.into(),
-            note: note.into(),
-            kind: Kind::Lines {
-                x: "simultaneous connections".into(),
-                y: y.into(),
-                log,
-                series: series(|way| curve(outcome, way, metric)),
-            },
-        })
-    };
-    blocks.push(Block::Table(table(
-        outcome,
-        "Requests a second, median of the rounds.",
-        RATE,
-    )));
-    blocks.push(lines(
-        "Requests a second.",
-        "Higher is better. The source was not allowed to publish its own.",
-        "requests/s",
-        RATE,
-        false,
-    ));
-    let sleeps = "Times that a worker went to sleep for each request, all workers together.";
-    blocks.push(Block::Table(table(outcome, sleeps, SLEEPS)));
-    blocks.push(lines(
-        sleeps,
-        "A worker that is woken for nothing sleeps again: this is the herd. Both axes are logarithmic.",
-        "sleeps a request",
-        SLEEPS,
-        true,
-    ));
-    let cpu = "CPU time of all workers for each request, in µs.";
-    blocks.push(Block::Table(table(outcome, cpu, CPU)));
-    blocks
-}
-
-/// A line of a chart.
-type Line = (Style, Vec<(f64, f64)>);
-
 fn series(points: impl Fn(Way) -> Vec<(f64, f64)>) -> Vec<Line> {
-    let line = |way: &Way| (Style::ours(way.name(), way.colour()), points(*way));
-    let mut lines: Vec<Line> = WAYS.iter().map(line).collect();
-    lines.retain(|line| !line.1.is_empty());
-    lines
+    let line = |way: Way| (Style::ours(way.name(), way.colour()), points(way));
+    WAYS.map(line).into()
 }
 
 fn curve(outcome: &Outcome, way: Way, metric: &str) -> Vec<(f64, f64)> {
@@ -272,88 +218,69 @@ fn ratio_chart(outcome: &Outcome) -> Chart {
     let said = published.curve("either patch / stock", "throughput_ratio");
     let mut lines = series(|way| ratios(outcome, way));
     lines.push((Style::published("either patch, 2000", 5), said));
-    Chart {
-        title: "Requests a second, as a multiple of those under wake-all.".into(),
-        note: "Dashed: the source's words, \"just over 50%\". Median of the ratios within a round."
-            .into(),
-        kind: Kind::Lines {
-            x: "simultaneous connections".into(),
-            y: "times wake-all".into(),
-            log: false,
-            series: lines,
-        },
-    }
-}
-
-/// The head of a table with a column for each number of connections.
-fn head(outcome: &Outcome) -> Vec<String> {
-    let columns = measured(outcome).into_iter().map(|n| n.to_string());
-    std::iter::once(String::new()).chain(columns).collect()
+    Chart::lines(
+        "Requests a second, as a multiple of those under wake-all.",
+        "Dashed: the source's words, \"just over 50%\". Median of the ratios within a round.",
+        ("simultaneous connections", "times wake-all", false),
+        lines,
+    )
 }
 
 fn ratio_table(outcome: &Outcome) -> Table {
+    let at = |n: usize, way: Way| outcome.ratio(&ratio_name(n, way));
+    let caption = "Requests a second as a multiple of those under wake-all.";
+    let mut table = by_connections(outcome, caption, &WAYS[1..], at);
+    let said = measured(outcome)
+        .into_iter()
+        .map(|_| "just over 1.5".to_owned());
+    let row = std::iter::once("either patch / stock".to_owned()).chain(said);
+    table.rows.push(Row::published(row.collect()));
+    table
+}
+
+/// A table with a column for each number of connections.
+fn by_connections(
+    outcome: &Outcome,
+    caption: &str,
+    ways: &[Way],
+    at: impl Fn(usize, Way) -> Option<f64>,
+) -> Table {
     let numbers = measured(outcome);
-    let row = |way: &Way| {
-        let mut cells = vec![way.name().to_owned()];
-        cells.extend(numbers.iter().map(|n| {
-            let ratio = outcome.ratio(&ratio_name(*n, *way));
-            ratio.map_or_else(|| "–".into(), number)
-        }));
-        Row::ours(cells)
-    };
-    let mut rows: Vec<Row> = WAYS[1..].iter().map(row).collect();
-    let mut said = vec!["either patch / stock".to_owned()];
-    said.extend(numbers.iter().map(|_| "just over 1.5".to_owned()));
-    rows.push(Row::published(said));
-    Table {
-        caption: "Requests a second as a multiple of those under wake-all. Columns: simultaneous connections."
-            .into(),
-        head: head(outcome),
-        rows,
-    }
+    let row = |way: &Way| Row::named(way.name(), numbers.iter().map(|n| cell(at(*n, *way))));
+    Table::new(
+        format!("{caption} Columns: simultaneous connections."),
+        numbers.iter().map(usize::to_string),
+        ways.iter().map(row),
+    )
 }
 
 fn table(outcome: &Outcome, caption: &str, metric: &str) -> Table {
-    let row = |way: &Way| {
-        let mut cells = vec![way.name().to_owned()];
-        cells.extend(measured(outcome).into_iter().map(|n| {
-            let name = ways::arm_name(&n.to_string(), *way);
-            outcome
-                .median(&name, metric)
-                .map_or_else(|| "–".into(), number)
-        }));
-        Row::ours(cells)
-    };
-    Table {
-        caption: format!("{caption} Columns: simultaneous connections."),
-        head: head(outcome),
-        rows: WAYS.iter().map(row).collect(),
-    }
+    by_connections(outcome, caption, &WAYS, |n, way| {
+        outcome.median(&ways::arm_name(&n.to_string(), way), metric)
+    })
 }
 
 fn meaning(outcome: &Outcome) -> Option<String> {
     let most = *measured(outcome).last()?;
-    let (least_gain, most_gain) = range(outcome, Way::SharedEpollExclusive)?;
-    let (ours_least, ours_most) = range(outcome, Way::LeastConnections)?;
-    let sleeps = |way: Way| outcome.median(&ways::arm_name(&most.to_string(), way), SLEEPS);
-    let (herd, one) = (sleeps(STOCK)?, sleeps(Way::SharedEpollExclusive)?);
-    let verdict = if least_gain >= GAIN {
+    let gain = range(outcome, Way::SharedEpollExclusive)?;
+    let ours = range(outcome, Way::LeastConnections)?;
+    let verdict = if CARD.holds("exclusive-gain", gain.0) {
         "so the source's \"just over 50%\" is reached and passed: its requests cost more beside the waking"
-    } else if most_gain > 1.1 {
+    } else if gain.1 > 1.1 {
         "less than the source's \"just over 50%\" at least somewhere: workers that are busy are not woken"
     } else {
         "so the source's \"just over 50%\" is not to be seen: workers that are busy are not woken"
     };
-    Some(format!(
-        "Waking one worker instead of all 200 makes {} to {} times the requests a second here, {verdict}. At {} connections wake-all sends its workers to sleep {} times a request, EPOLLEXCLUSIVE {} times. Least-connections makes {} to {} times the requests of wake-all. Client and server share the CPUs.",
-        number(least_gain),
-        number(most_gain),
-        number(most as f64),
-        number(herd),
-        number(one),
-        number(ours_least),
-        number(ours_most),
-    ))
+    let names = [
+        ("least", &*number(gain.0)),
+        ("most", &*number(gain.1)),
+        ("ours_least", &*number(ours.0)),
+        ("ours_most", &*number(ours.1)),
+        ("clients", &*number(most as f64)),
+        ("arm", &*most.to_string()),
+        ("verdict", verdict),
+    ];
+    CARD.say("gain", outcome, &names)
 }
 
 #[cfg(test)]
@@ -382,7 +309,7 @@ mod tests {
             (300, Way::SharedAccept, accept),
             (1000, Way::LeastConnections, ours),
         ]);
-        fail(judge(&outcome))
+        fail(Throughput.judge(&outcome))
     }
 
     #[test]
@@ -402,6 +329,11 @@ mod tests {
             (300, Way::SharedEpollExclusive, 2.0),
             (1000, Way::SharedEpollExclusive, 9.0),
         ]);
-        assert!(judge(&outcome).iter().all(|e| e.name != "gain-is-steady"));
+        assert!(
+            Throughput
+                .judge(&outcome)
+                .iter()
+                .all(|e| e.name != "gain-is-steady")
+        );
     }
 }

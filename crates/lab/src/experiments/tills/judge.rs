@@ -1,8 +1,7 @@
 //! What ought to be seen, held against what was measured. Pure: works on a result read from a file.
 
 use super::workload::{WORKERS, chance_of_uneven};
-use super::{restart, summary};
-use crate::experiment::Experiment;
+use super::{CARD, restart, summary};
 use crate::published::Published;
 use crate::result::{Expectation, Outcome, Variant};
 use crate::{measure, stats};
@@ -26,102 +25,72 @@ pub const CPU_DEVIATION_OURS: &str =
 pub const CPU_MEAN_OURS: &str =
     "cpu: mean of least-connections+rescue / mean of shared-epoll-exclusive";
 
-/// Whose claim it is when it is nobody's but ours.
-const OURS: &str = "Wakeone's own goal";
+/// All that is compared.
+pub const COMPARED: [&str; 10] = [
+    KEPT_EXCLUSIVE_TO_OURS,
+    KEPT_OURS_TO_HASH,
+    RESCUE_TO_SHARED,
+    HASH_TO_RESCUE,
+    RESCUE_TO_LEAST,
+    P99_HASH_TO_RESCUE,
+    CPU_DEVIATION,
+    CPU_MEAN,
+    CPU_DEVIATION_OURS,
+    CPU_MEAN_OURS,
+];
+
 /// How far from even the shares may be beyond what chance explains.
 const EVEN: f64 = 0.10;
 
 /// All expectations of the experiment.
 pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let mut expectations = kept(outcome);
+    let mut expectations: Vec<Expectation> = kept(outcome).into();
     expectations.extend(summary::judge(outcome));
     expectations.extend([
-        Expectation::new(
+        CARD.expect(
             "stuck-as-good-as-one-queue",
-            "With stuck workers, least-connections+rescue has at most 1.15 times the mean latency of one shared queue",
-            OURS,
             outcome.ratio(RESCUE_TO_SHARED),
-            |m| m <= 1.15,
         ),
-        Expectation::new(
-            "stuck-hash-is-worse",
-            "With stuck workers, reuseport hash has at least 3 times the mean latency of least-connections+rescue",
-            "Majkowski, 2017: a stuck worker stalls all that waits in its queue",
-            outcome.ratio(HASH_TO_RESCUE),
-            |m| m >= 3.0,
-        ),
+        CARD.expect("stuck-hash-is-worse", outcome.ratio(HASH_TO_RESCUE)),
         evenness(outcome),
     ]);
     expectations.extend(measure::sound(outcome));
-    expectations.extend([
-        Expectation::new(
-            "all-answered",
-            "Every planned request of every variant is answered (requests missing)",
-            OURS,
-            missing(outcome),
-            |m| m == 0.0,
-        ),
-        measure::counted_out(outcome),
-    ]);
+    expectations.push(CARD.expect("all-answered", missing(outcome)));
+    expectations.push(measure::counted_out(outcome));
     expectations.extend(cpu(outcome));
     expectations
 }
 
 /// What is expected where connections are kept.
-fn kept(outcome: &Outcome) -> Vec<Expectation> {
+fn kept(outcome: &Outcome) -> [Expectation; 3] {
     let ours = outcome.values("kept/least-connections+rescue", "share_max_over_mean");
-    vec![
-        Expectation::new(
+    [
+        CARD.expect(
             "kept-exclusive-collapses",
-            "With kept connections, one shared socket with EPOLLEXCLUSIVE has at least 10 times the mean latency of least-connections+rescue",
-            "Majkowski, 2017: the busiest worker gets the load",
             outcome.ratio(KEPT_EXCLUSIVE_TO_OURS),
-            |m| m >= 10.0,
         ),
-        Expectation::new(
-            "kept-as-good-as-hash",
-            "With kept connections, least-connections+rescue has at most 1.1 times the mean latency of reuseport hash",
-            OURS,
-            outcome.ratio(KEPT_OURS_TO_HASH),
-            |m| m <= 1.1,
-        ),
-        Expectation::new(
-            "kept-even",
-            "With kept connections, the busiest worker under least-connections+rescue answers at most 1.1 times its even share (worst round)",
-            OURS,
-            (!ours.is_empty()).then(|| stats::max(ours)),
-            |m| m <= 1.1,
-        ),
+        CARD.expect("kept-as-good-as-hash", outcome.ratio(KEPT_OURS_TO_HASH)),
+        CARD.expect("kept-even", stats::most(ours)),
     ]
 }
 
 /// The source's own claims, at a size where both sides of a noisy machine agree with it.
-fn cpu(outcome: &Outcome) -> Vec<Expectation> {
-    let published = Published::parse(super::Tills.card().published);
-    let ratio = |metric: &str| {
-        Some(
-            published.value("multiple queues", metric)?
-                / published.value("single queue", metric)?,
-        )
-    };
+fn cpu(outcome: &Outcome) -> [Expectation; 2] {
+    let published = Published::parse(CARD.published);
+    let of = |series: &str, metric: &str| published.value(series, metric);
     let cited = |metric: &str| {
-        ratio(metric).map_or_else(String::new, |r| format!("Majkowski, 2017: {r:.2} times"))
+        let ratio = of("multiple queues", metric).zip(of("single queue", metric));
+        ratio.map_or_else(String::new, |(a, b)| {
+            format!("Majkowski, 2017: {:.2} times", a / b)
+        })
     };
-    vec![
-        Expectation::new(
-            "cpu-hash-scatters",
-            "Under CPU load, latencies of reuseport hash deviate at least twice as much as those of one shared queue",
-            cited("latency_ms_stddev"),
-            outcome.ratio(CPU_DEVIATION),
-            |m| m >= 2.0,
-        ),
-        Expectation::new(
-            "cpu-means-alike",
-            "Under CPU load, the means of reuseport hash and of one shared queue are within 25 % of each other",
-            cited("latency_ms_mean"),
-            outcome.ratio(CPU_MEAN),
-            |m| (0.8..=1.25).contains(&m),
-        ),
+    let expect = |name: &str, metric: &str, comparison: &str| {
+        let cited = cited(metric);
+        CARD.expect_of(name, &[("cited", &*cited)], outcome.ratio(comparison))
+    };
+    [
+        expect("cpu-hash-scatters", "latency_ms_stddev", CPU_DEVIATION),
+        expect("cpu-means-alike", "latency_ms_mean", CPU_MEAN),
     ]
 }
 
@@ -144,14 +113,14 @@ fn evenness(outcome: &Outcome) -> Expectation {
         .sum();
     let by_chance = if n > 0.0 { chance_of_uneven(n) } else { 0.0 };
     let limit = by_chance.max(EVEN);
-    let claim = if by_chance > EVEN {
+    let within = if by_chance > EVEN {
         format!(
-            "With stuck workers, the share of each worker under least-connections+rescue is within ±{:.0} % of even (±10 % at full size; {n:.0} requests are too few to tell it from chance, three standard deviations of which are {:.1} %)",
+            "±{:.0} % of even (±10 % at full size; {n:.0} requests are too few to tell it from chance, three standard deviations of which are {:.1} %)",
             limit * 100.0,
             by_chance * 100.0
         )
     } else {
-        "With stuck workers, the share of each worker under least-connections+rescue is within ±10 % of even".into()
+        "±10 % of even".into()
     };
     let furthest = variant.map(|v| {
         let shares = pooled_shares(v);
@@ -160,7 +129,8 @@ fn evenness(outcome: &Outcome) -> Expectation {
             .map(|s| (s * WORKERS as f64 - 1.0).abs())
             .fold(if shares.len() == WORKERS { 0.0 } else { 1.0 }, f64::max)
     });
-    Expectation::new("stuck-shares-even", claim, OURS, furthest, |m| m <= limit)
+    let names = [("within", &*within), ("limit", &*limit.to_string())];
+    CARD.expect_of("stuck-shares-even", &names, furthest)
 }
 
 fn missing(outcome: &Outcome) -> Option<f64> {
@@ -255,7 +225,7 @@ mod tests {
                 ratio(KEPT_EXCLUSIVE_TO_OURS, to_ours),
                 ratio(KEPT_OURS_TO_HASH, to_hash),
             ];
-            fail(kept(&outcome))
+            fail(kept(&outcome).into())
         };
         assert_eq!(failed(10.0, 1.1, 1.1), Vec::<String>::new());
         assert_eq!(failed(9.9, 1.1, 1.1), ["kept-exclusive-collapses"]);

@@ -8,13 +8,12 @@ pub(super) mod workload;
 
 use serde_json::json;
 
-use crate::Error;
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source,
-};
-use crate::measure::Trial;
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{self, Arm, Context, Design, Experiment, Pairing, Sample, Settings};
 use crate::present::Block;
 use crate::result::{Expectation, Outcome};
+use crate::under_test::ServerUnderTest;
 use crate::ways::{self, Way};
 use crate::{measure, status};
 use workload::{
@@ -22,24 +21,13 @@ use workload::{
     STUCK_RATE, STUCK_SLOW_US, STUCK_US, WORKERS, Workload,
 };
 
+card!(published);
+
 /// The experiment.
 pub struct Tills;
 
-const CARD: Card = Card {
-    name: "tills",
-    title: "One queue for all tills, or one each?",
-    question: "How do six ways of handing out connections to four workers fare when connections are kept, when a few requests take long, when all of them take CPU, and in a restart?",
-    source: Source {
-        short: "Majkowski, 2017",
-        long: "Marek Majkowski, Why does one NGINX worker take all the load?, Cloudflare blog, 2017.",
-        url: "https://blog.cloudflare.com/the-sad-state-of-linux-socket-balancing/",
-    },
-    readme: include_str!("README.md"),
-    published: include_str!("published.csv"),
-};
-
 impl Experiment for Tills {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
@@ -54,17 +42,13 @@ impl Experiment for Tills {
             workloads.len(),
             restart::seconds(settings.quick),
         );
-        let mut design = Design {
+        Design {
             rounds: if settings.quick { 2 } else { 5 },
             arms: arms.chain(restarts).collect(),
             pairings: pairings(),
             steady: "latency_ms_mean",
-            parameters: serde_json::Map::new(),
-        };
-        for (name, value) in parameters(&workloads) {
-            design.parameters.insert(name.into(), value);
+            parameters: parameters(&workloads),
         }
-        design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
@@ -92,9 +76,7 @@ impl Experiment for Tills {
 }
 
 fn measure_one(workload: &Workload, way: Way, context: &mut Context<'_>) -> Result<Sample, Error> {
-    let mut trial = Trial::begin(format!("the server {}", way.name()), |address, answers| {
-        way.start_serving(workload.serving, WORKERS, address, answers)
-    })?;
+    let mut trial = ServerUnderTest::start(way.launch(workload.serving, WORKERS))?;
     let plan = workload.plan(trial.address, context.seed);
     let found = trial.load(&plan, context)?;
     let mut sample = measure::sample(&found, WORKERS);
@@ -105,13 +87,13 @@ fn measure_one(workload: &Workload, way: Way, context: &mut Context<'_>) -> Resu
             status::active_at_rest(trial.address)? as f64,
         );
     }
-    trial.end(&mut sample)?;
+    trial.stop(&mut sample)?;
     Ok(sample)
 }
 
-fn parameters(workloads: &[Workload]) -> Vec<(&'static str, serde_json::Value)> {
+fn parameters(workloads: &[Workload]) -> serde_json::Map<String, serde_json::Value> {
     let [kept, stuck, cpu] = [&workloads[0], &workloads[1], &workloads[2]];
-    vec![
+    experiment::parameters([
         ("workers", json!(WORKERS)),
         ("kept_requests", json!(kept.requests)),
         ("kept_connections", json!(KEPT_CONNECTIONS)),
@@ -134,84 +116,23 @@ fn parameters(workloads: &[Workload]) -> Vec<(&'static str, serde_json::Value)> 
         ("cpu_clients", json!(CPU_CLIENTS)),
         ("cpu_arrivals", json!("closed loop, a connection a request")),
         ("cpu_us", json!(CPU_US)),
-    ]
+    ])
 }
 
-/// The comparisons, by the names that the judge looks up.
+/// The comparisons, by the names that the judge looks up: `cpu: deviation of A / deviation of B`.
 fn pairings() -> Vec<Pairing> {
-    let pairing = |name: &str, workload: &str, metric: &str, a: Way, b: Way| {
-        ways::pairing(name, workload, &format!("latency_ms_{metric}"), a, b)
+    let pairing = |name: &&str| {
+        let (workload, ratio) = name.split_once(": ")?;
+        let (a, b) = ratio.split_once(" / ")?;
+        let (what, a) = a.split_once(" of ")?;
+        let (_, b) = b.split_once(" of ")?;
+        let what = if what == "deviation" { "stddev" } else { what };
+        Some(Pairing {
+            name: (*name).into(),
+            a: format!("{workload}/{a}"),
+            b: format!("{workload}/{b}"),
+            metric: format!("latency_ms_{what}"),
+        })
     };
-    vec![
-        pairing(
-            judge::KEPT_EXCLUSIVE_TO_OURS,
-            "kept",
-            "mean",
-            Way::SharedEpollExclusive,
-            Way::LeastConnectionsRescue,
-        ),
-        pairing(
-            judge::KEPT_OURS_TO_HASH,
-            "kept",
-            "mean",
-            Way::LeastConnectionsRescue,
-            Way::ReuseportHash,
-        ),
-        pairing(
-            judge::RESCUE_TO_SHARED,
-            "stuck",
-            "mean",
-            Way::LeastConnectionsRescue,
-            Way::SharedAccept,
-        ),
-        pairing(
-            judge::HASH_TO_RESCUE,
-            "stuck",
-            "mean",
-            Way::ReuseportHash,
-            Way::LeastConnectionsRescue,
-        ),
-        pairing(
-            judge::RESCUE_TO_LEAST,
-            "stuck",
-            "mean",
-            Way::LeastConnectionsRescue,
-            Way::LeastConnections,
-        ),
-        pairing(
-            judge::P99_HASH_TO_RESCUE,
-            "stuck",
-            "p99",
-            Way::ReuseportHash,
-            Way::LeastConnectionsRescue,
-        ),
-        pairing(
-            judge::CPU_DEVIATION,
-            "cpu",
-            "stddev",
-            Way::ReuseportHash,
-            Way::SharedEpollExclusive,
-        ),
-        pairing(
-            judge::CPU_MEAN,
-            "cpu",
-            "mean",
-            Way::ReuseportHash,
-            Way::SharedEpollExclusive,
-        ),
-        pairing(
-            judge::CPU_DEVIATION_OURS,
-            "cpu",
-            "stddev",
-            Way::ReuseportHash,
-            Way::LeastConnectionsRescue,
-        ),
-        pairing(
-            judge::CPU_MEAN_OURS,
-            "cpu",
-            "mean",
-            Way::LeastConnectionsRescue,
-            Way::SharedEpollExclusive,
-        ),
-    ]
+    judge::COMPARED.iter().filter_map(pairing).collect()
 }

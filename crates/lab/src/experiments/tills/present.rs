@@ -1,13 +1,14 @@
 //! The result for a reader: words computed from the numbers, tables, histograms and charts.
 
+use super::CARD;
 use super::judge::{self, pooled_shares};
 use super::summary;
 use super::workload::{STUCK_ONE_IN, STUCK_SLOW_US, WORKERS};
-use crate::experiment::Experiment;
-use crate::present::{Bar, Block, Chart, Histogram, Kind, Row, Style, Table, number};
+use crate::present::{Bar, Block, Chart, Histogram, Kind, Row, Style, Table, cell, number};
 use crate::published::Published;
 use crate::result::{Metric, Outcome, Variant};
 use crate::stats;
+use crate::views::{self, Of};
 use crate::ways::{self, Way};
 
 /// The published series, and the way of ours that stands for it: NGINX's single queue was epoll on a shared socket.
@@ -17,7 +18,7 @@ const PUBLISHED: [(&str, Way); 2] = [
 ];
 
 pub fn present(outcome: &Outcome) -> Vec<Block> {
-    let published = Published::parse(super::Tills.card().published);
+    let published = Published::parse(CARD.published);
     let mut blocks = vec![
         Block::Table(summary::table(outcome)),
         Block::Paragraph(summary::sentences(outcome)),
@@ -104,67 +105,50 @@ fn latencies(variants: &[(Way, &Variant)], published: Option<&Published>) -> Tab
         .first()
         .and_then(|(_, v)| v.metrics.get("latency_ms_mean"))
         .map_or(0, |m| m.values.len());
-    let cell = |v: Option<f64>| v.map_or_else(|| "–".into(), number);
-    let mut rows = Vec::new();
-    for (series, _) in PUBLISHED {
-        let Some(published) = published else { continue };
-        let mut cells = vec![format!("(published) {series}")];
-        cells.extend(
-            COLUMNS
-                .iter()
-                .map(|(_, metric)| cell(published.value(series, metric))),
-        );
-        rows.push(Row::published(cells));
-    }
-    for (way, variant) in variants {
-        let mut cells = vec![way.name().to_owned()];
-        cells.extend(
-            COLUMNS
-                .iter()
-                .map(|(_, name)| cell(variant.metrics.get(*name).map(|m| over_rounds(m, name)))),
-        );
-        rows.push(Row::ours(cells));
-    }
-    Table {
-        caption: match rounds {
+    let theirs = published.into_iter().flat_map(|published| {
+        PUBLISHED.map(|(series, _)| {
+            let of = |(_, metric): (&str, &str)| cell(published.value(series, metric));
+            let name = std::iter::once(format!("(published) {series}"));
+            Row::published(name.chain(COLUMNS.map(of)).collect())
+        })
+    });
+    let ours = variants.iter().map(|(way, variant)| {
+        let of = |name: &str| Some(over_rounds(variant.metrics.get(name)?, name));
+        Row::named(way.name(), COLUMNS.map(|(_, name)| cell(of(name))))
+    });
+    Table::new(
+        match rounds {
             1 => "Latency in ms; one round.".into(),
             n => format!("Latency in ms; median of {n} rounds, min and max of all."),
         },
-        head: std::iter::once("")
-            .chain(COLUMNS.map(|(head, _)| head))
-            .map(str::to_owned)
-            .collect(),
-        rows,
-    }
+        COLUMNS.map(|(head, _)| head),
+        theirs.chain(ours),
+    )
 }
 
 fn shares_table(variants: &[(Way, &Variant)]) -> Table {
-    let mut head: Vec<String> = vec![String::new()];
-    head.extend((0..WORKERS).map(|worker| format!("worker {worker}")));
-    head.extend(["max/mean", "requests/s", "errors"].map(str::to_owned));
-    let rows = variants.iter().map(|(way, variant)| {
-        let mut cells = vec![way.name().to_owned()];
+    let row = |(way, variant): &(Way, &Variant)| {
         let shares = pooled_shares(variant);
-        cells.extend((0..WORKERS).map(|w| {
+        let share = |w| {
             shares
                 .get(w)
                 .map_or_else(|| "–".into(), |s| format!("{:.1} %", s * 100.0))
-        }));
-        for name in ["share_max_over_mean", "throughput_per_s"] {
-            cells.push(variant.median(name).map_or_else(|| "–".into(), number));
-        }
-        let errors = variant
-            .metrics
-            .get("errors")
-            .map_or(f64::NAN, |m| m.values.iter().sum());
-        cells.push(number(errors));
-        Row::ours(cells)
-    });
-    Table {
-        caption: "Who answered: the share of each worker, all rounds.".into(),
-        head,
-        rows: rows.collect(),
-    }
+        };
+        let rest = [
+            Of::Median("share_max_over_mean"),
+            Of::Median("throughput_per_s"),
+            Of::Sum("errors"),
+        ];
+        let rest = rest.map(|of| of.cell(variant));
+        Row::named(way.name(), (0..WORKERS).map(share).chain(rest))
+    };
+    let workers = (0..WORKERS).map(|worker| format!("worker {worker}"));
+    let rest = ["max/mean", "requests/s", "errors"].map(str::to_owned);
+    Table::new(
+        "Who answered: the share of each worker, all rounds.",
+        workers.chain(rest),
+        variants.iter().map(row),
+    )
 }
 
 fn style(way: Way) -> Style {
@@ -172,14 +156,11 @@ fn style(way: Way) -> Style {
 }
 
 fn percentiles(name: &str, variants: &[(Way, &Variant)]) -> Chart {
-    let series = variants
-        .iter()
-        .filter_map(|(way, v)| Some((style(*way), v.distributions.get("latency_ms")?.clone())));
-    Chart {
-        title: format!("{name}: how long the slowest wait."),
-        note: "Lower is better. Every step to the right is ten times rarer; both axes are logarithmic.".into(),
-        kind: Kind::Percentiles { unit: "latency, ms".into(), series: series.collect() },
-    }
+    views::percentiles(name, styled(variants))
+}
+
+fn styled<'a>(variants: &[(Way, &'a Variant)]) -> impl Iterator<Item = (Style, &'a Variant)> {
+    variants.iter().map(|(way, v)| (style(*way), *v))
 }
 
 /// The source's own kind of picture, for it and for us on one axis.
@@ -214,14 +195,6 @@ fn doublings(name: &str, variants: &[(Way, &Variant)], published: &Published) ->
     }
 }
 
-fn bar(way: Way, metric: &Metric) -> Bar {
-    Bar {
-        style: style(way),
-        value: metric.median,
-        range: Some((metric.min, metric.max)),
-    }
-}
-
 fn published_bars(published: &Published, metric: &str) -> Vec<Bar> {
     let bar = |(series, way): &(&str, Way)| {
         Some(Bar {
@@ -235,34 +208,20 @@ fn published_bars(published: &Published, metric: &str) -> Vec<Bar> {
 
 fn means(name: &str, variants: &[(Way, &Variant)], published: Option<&Published>) -> Chart {
     let mut bars = published.map_or_else(Vec::new, |p| published_bars(p, "latency_ms_mean"));
-    bars.extend(
-        variants
-            .iter()
-            .filter_map(|(way, v)| Some(bar(*way, v.metrics.get("latency_ms_mean")?))),
-    );
-    Chart {
-        title: format!("{name}: mean latency."),
-        note: "Median of the rounds.".into(),
-        kind: Kind::Bars {
-            unit: "ms".into(),
-            bars,
-            log: false,
-        },
-    }
+    bars.extend(views::bars(styled(variants), "latency_ms_mean"));
+    let title = format!("{name}: mean latency.");
+    Chart::bars(title, "Median of the rounds.", ("ms", false), bars)
 }
 
 fn deviations(variants: &[(Way, &Variant)], published: &Published) -> Chart {
     let mut bars = published_bars(published, "latency_ms_stddev");
-    bars.extend(
-        variants
-            .iter()
-            .filter_map(|(way, v)| Some(bar(*way, v.metrics.get("latency_ms_stddev")?))),
-    );
-    Chart {
-        title: "cpu: deviation of the latency.".into(),
-        note: "How unlike each other the waits are; the source calls that of multiple queues gigantic.".into(),
-        kind: Kind::Bars { unit: "ms".into(), bars, log: false },
-    }
+    bars.extend(views::bars(styled(variants), "latency_ms_stddev"));
+    Chart::bars(
+        "cpu: deviation of the latency.",
+        "How unlike each other the waits are; the source calls that of multiple queues gigantic.",
+        ("ms", false),
+        bars,
+    )
 }
 
 fn shares(name: &str, variants: &[(Way, &Variant)]) -> Chart {

@@ -4,10 +4,11 @@ use std::time::Duration;
 use wakeone_load::{Mix, Plan};
 
 use super::workload::WORKERS;
+use crate::error::Error;
 use crate::experiment::{Context, Sample};
 use crate::experiments::restart::{self, servers::Kind};
+use crate::measure;
 use crate::ways::Way;
-use crate::{Error, measure};
 
 /// First part of the variants' names.
 pub const NAME: &str = "restart";

@@ -1,9 +1,9 @@
 //! The whole story in one table: a row for each way of handing out connections, a column for each thing that can go wrong.
 
-use super::restart;
 use super::workload::STUCK_ONE_IN;
+use super::{CARD, restart};
 use crate::experiment::Experiment;
-use crate::present::{Block, Row, Table, number};
+use crate::present::{Block, Row, Table, cell, number};
 use crate::result::{Expectation, Outcome};
 use crate::stats;
 use crate::ways::{WITH_ROTATE, Way};
@@ -84,31 +84,16 @@ fn kernels() -> impl Iterator<Item = Way> {
 /// Each of the kernel's ways fails somewhere, and ours nowhere.
 pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
     let each: Option<Vec<f64>> = kernels().map(|way| worst(outcome, way)).collect();
+    let worst_of_best = each.and_then(|all| stats::least(&all));
+    let ours = worst(outcome, Way::LeastConnectionsRescue);
+    let bad = BAD.to_string();
+    let names = [("bad", &*bad)];
     vec![
-        Expectation::new(
-            "each-kernel-way-fails-somewhere",
-            format!(
-                "Each of the kernel's ways is at least {BAD} times worse than the best in some column (the way that fares best)"
-            ),
-            "Wakeone's own claim",
-            each.map(|all| stats::min(&all)),
-            |m| m >= BAD,
-        ),
-        Expectation::new(
-            "wakeone-fails-nowhere",
-            format!(
-                "least-connections+rescue is nowhere {BAD} times worse than the best (its worst column)"
-            ),
-            "Wakeone's own goal",
-            worst(outcome, Way::LeastConnectionsRescue),
-            |m| m < BAD,
-        ),
-        Expectation::new(
+        CARD.expect_of("each-kernel-way-fails-somewhere", &names, worst_of_best),
+        CARD.expect_of("wakeone-fails-nowhere", &names, ours),
+        CARD.expect(
             "restart-loses-none",
-            "least-connections+rescue loses no connection in a restart (all rounds)",
-            "Wakeone's own goal",
             COLUMNS[3].value(outcome, Way::LeastConnectionsRescue),
-            |m| m == 0.0,
         ),
     ]
 }
@@ -120,26 +105,22 @@ pub fn table(outcome: &Outcome) -> Table {
         if values.iter().all(Option::is_none) {
             return None;
         }
-        let cell = |v: &Option<f64>| v.map_or_else(|| "–".into(), number);
-        let cells = std::iter::once(way.title().to_owned()).chain(values.iter().map(cell));
         let is_bad = |column: &Column| {
             let times = column.times_worse(outcome, way);
             times.is_some_and(|times| times >= BAD)
         };
         let bad = (1..).zip(&COLUMNS).filter(|(_, c)| is_bad(c));
-        Some(Row::ours(cells.collect()).marking(bad.map(|(at, _)| at).collect()))
+        let row = Row::named(way.title(), values.map(cell));
+        Some(row.marking(bad.map(|(at, _)| at).collect()))
     };
-    Table {
-        caption: format!(
+    Table::new(
+        format!(
             "Latency in ms (mean; of cpu the p99) where connections are kept, where one request in {STUCK_ONE_IN} is slow, and where all compute; connections lost in {} restarts. ✗: at least {BAD} times worse than the best.",
             restarts(outcome)
         ),
-        head: std::iter::once("")
-            .chain(COLUMNS.each_ref().map(|c| c.head))
-            .map(str::to_owned)
-            .collect(),
-        rows: WITH_ROTATE.into_iter().filter_map(row).collect(),
-    }
+        COLUMNS.each_ref().map(|c| c.head),
+        WITH_ROTATE.into_iter().filter_map(row),
+    )
 }
 
 /// Restarts of one way in all rounds.

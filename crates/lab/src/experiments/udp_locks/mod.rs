@@ -13,20 +13,20 @@ use super::udp_readers::Mode;
 use super::udp_readers::reader::BYTES;
 use super::udp_readers::readers::{self, Readers, Setup};
 use super::udp_readers::sender::{self, Sent};
-use crate::Error;
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Sample, Settings, Source, parameters,
-};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
 use crate::present::Block;
 use crate::process::Usage;
 use crate::result::{Expectation, Outcome};
+use crate::stats;
 use crate::steered::Attached;
+
+card!(published);
 
 /// The experiment.
 pub struct UdpLocks;
 
-const OURS: &str = "Wakeone's own goal";
-const SOURCE: &str = "Rivera et al., 2014";
 /// How many threads read: the source's numbers.
 const THREADS: [usize; 4] = [1, 2, 4, 8];
 /// Where ways are compared.
@@ -43,19 +43,6 @@ const LOCKS: [&str; 5] = [
 const QUEUE_LOCKS: [&str; 2] = [LOCKS[0], LOCKS[1]];
 /// Those that the socket has.
 const SOCKET_LOCKS: [&str; 4] = [LOCKS[0], LOCKS[1], LOCKS[2], LOCKS[3]];
-
-const CARD: Card = Card {
-    name: "udp-locks",
-    title: "The locks of a UDP socket",
-    question: "When many threads read one UDP socket, how often and how long do they wait for its locks, and does a socket each end that?",
-    source: Source {
-        short: SOURCE,
-        long: "Diego Rivera, Eduardo Achá, Javier Bustos-Jiménez, José Piquer, Analysis of Linux UDP Sockets Concurrent Performance, 2014; tables I to III.",
-        url: "",
-    },
-    readme: include_str!("README.md"),
-    published: include_str!("published.csv"),
-};
 
 /// What is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,7 +134,7 @@ fn why_not() -> Option<&'static str> {
 }
 
 impl Experiment for UdpLocks {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
@@ -183,7 +170,48 @@ impl Experiment for UdpLocks {
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        judge(outcome)
+        let of = |mode, way, threads| Variant { mode, way, threads };
+        let contended =
+            |variant, locks: &[&str]| together(outcome, variant, locks, "contentions_per_million");
+        let shared = || variants().into_iter().filter(|v| v.way == Way::Socket);
+        let highest = |values: Vec<Option<f64>>| {
+            let known: Option<Vec<f64>> = values.into_iter().collect();
+            known.map(|all| all.into_iter().fold(0.0, f64::max))
+        };
+        let share = |v| together(outcome, v, &QUEUE_LOCKS, "wait_share");
+        let socket = |v| together(outcome, v, &["socket"], "contentions");
+        let less = |mode, locks| {
+            let one = contended(of(mode, Way::Socket, COMPARED), locks)?;
+            let each = contended(of(mode, Way::Each, COMPARED), locks)?;
+            Some(each - one)
+        };
+        let more = |mode| {
+            let with = |threads| contended(of(mode, Way::Socket, threads), &QUEUE_LOCKS);
+            Some(with(COMPARED)? - with(1)?)
+        };
+        let lost: Vec<f64> = variants()
+            .into_iter()
+            .filter(|v| v.mode == Mode::Constant)
+            .flat_map(|v| outcome.values(&v.to_string(), "lost").to_vec())
+            .collect();
+        let longest = highest(shared().map(share).collect());
+        let of_socket = highest(shared().map(socket).collect());
+        let mut all = vec![
+            CARD.expect("waits-are-short", longest),
+            CARD.expect("socket-lock-is-free", of_socket),
+        ];
+        for mode in MODES {
+            let name = [("mode", mode.name())];
+            let expect = |key: &str, measured| CARD.expect_of(key, &name, measured);
+            let (sockets, everywhere) = (less(mode, &SOCKET_LOCKS[..]), less(mode, &LOCKS[..]));
+            all.extend([
+                expect("{mode}-more-readers-more-contentions", more(mode)),
+                expect("{mode}-socket-each-contends-no-more", sockets),
+                expect("{mode}-socket-each-waits-nowhere-else", everywhere),
+            ]);
+        }
+        all.push(CARD.expect("nothing-lost", stats::sum(&lost)));
+        all
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
@@ -276,82 +304,7 @@ fn together(outcome: &Outcome, variant: Variant, locks: &[&str], metric: &str) -
     let rounds = locks.iter().map(|lock| of(lock).len()).min()?;
     let sum = |round| locks.iter().map(|lock| of(lock)[round]).sum();
     let sums: Vec<f64> = (0..rounds).map(sum).collect();
-    (rounds > 0).then(|| crate::stats::median(&sums))
-}
-
-fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let of = |mode, way, threads| Variant { mode, way, threads };
-    let contended =
-        |variant, locks: &[&str]| together(outcome, variant, locks, "contentions_per_million");
-    let shared = || variants().into_iter().filter(|v| v.way == Way::Socket);
-    let highest = |values: Vec<Option<f64>>| {
-        let known: Option<Vec<f64>> = values.into_iter().collect();
-        known.map(|all| all.into_iter().fold(0.0, f64::max))
-    };
-    let share = |v| together(outcome, v, &QUEUE_LOCKS, "wait_share");
-    let socket = |v| together(outcome, v, &["socket"], "contentions");
-    let less = |mode, locks| {
-        let one = contended(of(mode, Way::Socket, COMPARED), locks)?;
-        let each = contended(of(mode, Way::Each, COMPARED), locks)?;
-        Some(each - one)
-    };
-    let more = |mode| {
-        let with = |threads| contended(of(mode, Way::Socket, threads), &QUEUE_LOCKS);
-        Some(with(COMPARED)? - with(1)?)
-    };
-    let lost: Vec<f64> = variants()
-        .into_iter()
-        .filter(|v| v.mode == Mode::Constant)
-        .flat_map(|v| outcome.values(&v.to_string(), "lost").to_vec())
-        .collect();
-    let mut all = vec![
-        Expectation::new(
-            "waits-are-short",
-            "Waits for the locks of the one socket's queues, all waiters together, stay below 1 % of the time (largest share)",
-            OURS,
-            highest(shared().map(share).collect()),
-            |m| m < 0.01,
-        ),
-        Expectation::new(
-            "socket-lock-is-free",
-            "Nobody waits for the lock of the one socket as a whole, which the source found to be most of the contention: Linux 4.10 took it out of the way (contentions)",
-            OURS,
-            highest(shared().map(socket).collect()),
-            |m| m == 0.0,
-        ),
-    ];
-    for mode in MODES {
-        let name = mode.name();
-        all.push(Expectation::new(
-            format!("{name}-more-readers-more-contentions"),
-            format!("{name}: a datagram, four readers contend for the locks of one socket's queues more often than one does (more a million)"),
-            format!("{SOURCE}: table I"),
-            more(mode),
-            |m| m > 0.0,
-        ));
-        all.push(Expectation::new(
-            format!("{name}-socket-each-contends-no-more"),
-            format!("{name}: a datagram, four readers with a socket each contend for their sockets' locks no more often than with one (more a million)"),
-            OURS,
-            less(mode, &SOCKET_LOCKS[..]),
-            |m| m <= 0.0,
-        ));
-        all.push(Expectation::new(
-            format!("{name}-socket-each-waits-nowhere-else"),
-            format!("{name}: nor do they with all other locks that the readers wait for counted in (more a million)"),
-            OURS,
-            less(mode, &LOCKS[..]),
-            |m| m <= 0.0,
-        ));
-    }
-    all.push(Expectation::new(
-        "nothing-lost",
-        "With flow control, every datagram is read (lost)",
-        OURS,
-        (!lost.is_empty()).then(|| lost.iter().sum()),
-        |m| m == 0.0,
-    ));
-    all
+    (rounds > 0).then(|| stats::median(&sums))
 }
 
 #[cfg(test)]
@@ -439,7 +392,7 @@ mod tests {
             .map(|((_, name), row)| (name.as_str(), &row[..]))
             .collect();
         let outcome = crate::result::tests::outcome(&all);
-        let found = judge(&outcome).into_iter().filter(|e| e.holds);
+        let found = UdpLocks.judge(&outcome).into_iter().filter(|e| e.holds);
         found.map(|e| e.name).collect()
     }
 
@@ -470,7 +423,8 @@ mod tests {
     #[test]
     fn what_was_not_seen_does_not_hold() {
         let outcome = crate::result::tests::outcome(&[("constant/socket/1", &[("lost", &[0.0])])]);
-        let held: Vec<String> = judge(&outcome)
+        let held: Vec<String> = UdpLocks
+            .judge(&outcome)
             .into_iter()
             .filter(|e| e.holds)
             .map(|e| e.name)

@@ -5,6 +5,7 @@ use super::{datagrams_each, together};
 use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
 use crate::published::Published;
 use crate::result::Outcome;
+use crate::views::{self, Of};
 
 /// The source's series, the lock of ours that each is of, and its table.
 pub const PUBLISHED: [(&str, &str, &str); 3] = [
@@ -14,9 +15,8 @@ pub const PUBLISHED: [(&str, &str, &str); 3] = [
 ];
 
 pub fn present(outcome: &Outcome) -> Vec<Block> {
-    let mut blocks = vec![Block::Heading("What it means".into())];
-    blocks.push(Block::Paragraph(conclusions(outcome)));
-    blocks.extend(outcome.left_out().map(Block::Paragraph));
+    let said = std::iter::once(conclusions(outcome));
+    let mut blocks = views::meaning(said.chain(outcome.left_out()));
     blocks.push(Block::Heading("As published".into()));
     blocks.push(Block::Table(published()));
     for mode in MODES {
@@ -175,30 +175,17 @@ fn meaning(outcome: &Outcome, mode: Mode) -> Option<String> {
 
 fn details(outcome: &Outcome, mode: Mode) -> Table {
     let columns = [
-        ("read/s", "rate_per_s"),
-        ("lost", "lost"),
-        ("CPU µs each", "reader_cpu_us"),
-        ("switches each", "switches"),
+        ("read/s", Of::Median("rate_per_s")),
+        ("lost", Of::Median("lost")),
+        ("CPU µs each", Of::Median("reader_cpu_us")),
+        ("switches each", Of::Median("switches")),
     ];
     let row = |variant: Variant| {
-        let found = outcome.variant(&variant.to_string())?;
-        let cell = |metric: &str| found.median(metric).map_or_else(|| "–".into(), number);
-        let mut cells = vec![format!(
-            "{}, {} reading",
-            variant.way.name(),
-            variant.threads
-        )];
-        cells.extend(columns.map(|(_, metric)| cell(metric)));
-        Some(Row::ours(cells))
+        let label = format!("{}, {} reading", variant.way.name(), variant.threads);
+        Some((label, outcome.variant(&variant.to_string())?))
     };
-    Table {
-        caption: "What it costs: CPU time and switches are the readers', a datagram.".into(),
-        head: std::iter::once("")
-            .chain(columns.map(|(head, _)| head))
-            .map(str::to_owned)
-            .collect(),
-        rows: measured(outcome, mode).filter_map(row).collect(),
-    }
+    let caption = "What it costs: CPU time and switches are the readers', a datagram.";
+    views::table(caption, &columns, measured(outcome, mode).filter_map(row))
 }
 
 /// Contentions of all the sockets' locks over the readers, beside the source's two locks together.

@@ -8,22 +8,22 @@ pub mod sender;
 use serde_json::json;
 use std::fmt;
 
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Pairing, Sample, Settings, Source, parameters,
-};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Pairing, Sample, Settings, parameters};
 use crate::present::Block;
 use crate::process::Usage;
 use crate::result::{Expectation, Outcome};
+use crate::stats;
 use crate::steered::Attached;
-use crate::{Error, stats};
 use readers::{Readers, Setup};
 use sender::Sent;
+
+card!(published);
 
 /// The experiment.
 pub struct UdpReaders;
 
-const OURS: &str = "Wakeone's own goal";
-const SOURCE: &str = "Rivera et al., 2014";
 /// How many threads read: the source's numbers.
 const THREADS: [usize; 4] = [1, 2, 4, 8];
 /// Where ways are compared.
@@ -34,19 +34,6 @@ const MANY_FLOWS: usize = 64;
 const WAITING_BYTES: usize = 1 << 25;
 /// Holds several batches for each reader.
 const BATCHES_BYTES: usize = 1 << 22;
-
-const CARD: Card = Card {
-    name: "udp-readers",
-    title: "Many threads read datagrams",
-    question: "Does reading gain by more threads: from a named pipe, from one UDP socket, and from a socket each, with a hash or somebody else to choose?",
-    source: Source {
-        short: SOURCE,
-        long: "Diego Rivera, Eduardo Achá, Javier Bustos-Jiménez, José Piquer, Analysis of Linux UDP Sockets Concurrent Performance, 2014; figures 2 and 4.",
-        url: "",
-    },
-    readme: include_str!("README.md"),
-    published: include_str!("published.csv"),
-};
 
 /// What is read, and who chooses the socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -258,7 +245,7 @@ fn pair_name(mode: Mode, pinned: bool, a: Way, b: Way) -> String {
 }
 
 impl Experiment for UdpReaders {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
@@ -311,7 +298,47 @@ impl Experiment for UdpReaders {
     }
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
-        judge(outcome)
+        let ratio = |mode, a, b| outcome.ratio(&pair_name(mode, false, a, b));
+        let lost = |mode: Mode, metric: &str| {
+            let of_mode = outcome
+                .variants
+                .iter()
+                .filter(|v| v.name.starts_with(&format!("{}/", mode.name())));
+            let values: Vec<f64> = of_mode
+                .flat_map(|v| outcome.values(&v.name, metric).to_vec())
+                .collect();
+            (!values.is_empty()).then(|| values.iter().sum::<f64>())
+        };
+        let growth = |way: Way| {
+            let of = |threads| Variant {
+                mode: Mode::Constant,
+                pinned: false,
+                way,
+                threads,
+            };
+            let time = |threads| outcome.median(&of(threads).to_string(), "time_s");
+            Some(time(COMPARED)? / time(1)?)
+        };
+        let (hash, shared) = (
+            |mode| ratio(mode, Way::RoundRobin, Way::HashOne),
+            |mode| ratio(mode, Way::RoundRobin, Way::Socket),
+        );
+        let whole = [Mode::Constant, Mode::Batches, Mode::Waiting];
+        let of_flood = lost(Mode::Flood, "lost").zip(lost(Mode::Flood, "dropped"));
+        vec![
+            CARD.expect("round-robin-over-hash", hash(Mode::Constant)),
+            CARD.expect("round-robin-as-shared", shared(Mode::Constant)),
+            CARD.expect("batches-round-robin-as-shared", shared(Mode::Batches)),
+            CARD.expect("waiting-round-robin-over-hash", hash(Mode::Waiting)),
+            CARD.expect("waiting-round-robin-as-shared", shared(Mode::Waiting)),
+            CARD.expect("fifo-gains-nothing", growth(Way::Fifo)),
+            CARD.expect("socket-gains-nothing", growth(Way::Socket)),
+            CARD.expect(
+                "nothing-lost",
+                whole.map(|mode| lost(mode, "lost")).into_iter().sum(),
+            ),
+            CARD.expect("losses-are-counted", of_flood.map(|(a, b)| (a - b).abs())),
+        ]
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
@@ -377,100 +404,6 @@ fn send(
     Ok((sent, readers.usage().since(&before)))
 }
 
-fn judge(outcome: &Outcome) -> Vec<Expectation> {
-    let ratio = |mode, a, b| outcome.ratio(&pair_name(mode, false, a, b));
-    let lost = |mode: Mode, metric: &str| {
-        let of_mode = outcome
-            .variants
-            .iter()
-            .filter(|v| v.name.starts_with(&format!("{}/", mode.name())));
-        let values: Vec<f64> = of_mode
-            .flat_map(|v| outcome.values(&v.name, metric).to_vec())
-            .collect();
-        (!values.is_empty()).then(|| values.iter().sum::<f64>())
-    };
-    let growth = |way: Way| {
-        let of = |threads| Variant {
-            mode: Mode::Constant,
-            pinned: false,
-            way,
-            threads,
-        };
-        let time = |threads| outcome.median(&of(threads).to_string(), "time_s");
-        Some(time(COMPARED)? / time(1)?)
-    };
-    vec![
-        Expectation::new(
-            "round-robin-over-hash",
-            "One flow, four readers, sent as fast as is read: in turn, they read at least 1.3 times as fast as by the kernel's hash",
-            OURS,
-            ratio(Mode::Constant, Way::RoundRobin, Way::HashOne),
-            |m| m >= 1.3,
-        ),
-        Expectation::new(
-            "round-robin-as-shared",
-            "One flow, four readers, sent as fast as is read: in turn, they read at least 0.9 times as fast as from one socket",
-            OURS,
-            ratio(Mode::Constant, Way::RoundRobin, Way::Socket),
-            |m| m >= 0.9,
-        ),
-        Expectation::new(
-            "batches-round-robin-as-shared",
-            "One flow, four readers, sent in batches as fast as is read: in turn, they read at least 0.9 times as fast as from one socket",
-            OURS,
-            ratio(Mode::Batches, Way::RoundRobin, Way::Socket),
-            |m| m >= 0.9,
-        ),
-        Expectation::new(
-            "waiting-round-robin-over-hash",
-            "One flow, four readers, all waits before: in turn, they read at least 1.3 times as fast as by the kernel's hash",
-            OURS,
-            ratio(Mode::Waiting, Way::RoundRobin, Way::HashOne),
-            |m| m >= 1.3,
-        ),
-        Expectation::new(
-            "waiting-round-robin-as-shared",
-            "One flow, four readers, all waits before: in turn, they read at least 0.9 times as fast as from one socket",
-            OURS,
-            ratio(Mode::Waiting, Way::RoundRobin, Way::Socket),
-            |m| m >= 0.9,
-        ),
-        Expectation::new(
-            "fifo-gains-nothing",
-            "Four readers of one named pipe need at least 0.9 times the time of one",
-            format!("{SOURCE}: adding threads gains nothing"),
-            growth(Way::Fifo),
-            |m| m >= 0.9,
-        ),
-        Expectation::new(
-            "socket-gains-nothing",
-            "Four readers of one UDP socket need at least 0.9 times the time of one",
-            format!("{SOURCE}: adding threads gains nothing"),
-            growth(Way::Socket),
-            |m| m >= 0.9,
-        ),
-        Expectation::new(
-            "nothing-lost",
-            "With flow control, and where all waits before it is read, every datagram is read (lost)",
-            OURS,
-            [Mode::Constant, Mode::Batches, Mode::Waiting]
-                .into_iter()
-                .map(|mode| lost(mode, "lost"))
-                .sum(),
-            |m| m == 0.0,
-        ),
-        Expectation::new(
-            "losses-are-counted",
-            "Flooded, what is not read is what the kernel counts as dropped for full buffers (difference)",
-            OURS,
-            lost(Mode::Flood, "lost")
-                .zip(lost(Mode::Flood, "dropped"))
-                .map(|(a, b)| (a - b).abs()),
-            |m| m == 0.0,
-        ),
-    ]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -511,7 +444,8 @@ mod tests {
             ]);
             let name = pair_name(Mode::Constant, false, Way::RoundRobin, Way::HashOne);
             outcome.comparisons = vec![ratio(name, constant[0])];
-            judge(&outcome)
+            UdpReaders
+                .judge(&outcome)
                 .into_iter()
                 .filter(|e| e.holds)
                 .map(|e| e.name)

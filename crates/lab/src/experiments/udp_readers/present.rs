@@ -1,12 +1,12 @@
 //! The result for a reader.
 
 use super::{COMPARED, MODES, Mode, PAIRS, THREADS, Variant, WAYS, Way, pair_name};
-use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
+use crate::present::{Block, Chart, Row, Style, Table, cell, number};
 use crate::result::Outcome;
+use crate::views::{self, Of};
 
 pub fn present(outcome: &Outcome) -> Vec<Block> {
-    let mut blocks = vec![Block::Heading("What it means".into())];
-    blocks.push(Block::Paragraph(conclusions(outcome)));
+    let mut blocks = views::meaning([conclusions(outcome)]);
     for (mode, pinned) in MODES.into_iter().flat_map(|m| [(m, false), (m, true)]) {
         let here = |way: Way| !curve(outcome, mode, pinned, way, "time_s").is_empty();
         if !WAYS.into_iter().any(here) {
@@ -108,35 +108,31 @@ fn sender_busy(outcome: &Outcome, mode: Mode, pinned: bool) -> Option<f64> {
 fn table(outcome: &Outcome, mode: Mode, pinned: bool) -> Table {
     let row = |way: Way| {
         let found = curve(outcome, mode, pinned, way, "time_s");
-        let cell = |threads: &usize| {
-            let value = found.iter().find(|(n, _)| n == threads);
-            value.map_or_else(|| "–".into(), |(_, seconds)| number(*seconds))
+        let at = |threads: usize| {
+            let value = found.iter().find(|(n, _)| *n == threads);
+            cell(value.map(|(_, seconds)| *seconds))
         };
-        let mut cells = vec![way.name().to_owned()];
-        cells.extend(THREADS.iter().map(cell));
-        (!found.is_empty()).then(|| Row::ours(cells))
+        (!found.is_empty()).then(|| Row::named(way.name(), THREADS.map(at)))
     };
-    let mut head = vec![String::new()];
-    head.extend(THREADS.map(|n| format!("{n} reading")));
     let datagrams = outcome.parameter_u64("datagrams").unwrap_or(0) as f64;
-    Table {
-        caption: format!(
+    Table::new(
+        format!(
             "Seconds to read {} units of 10 bytes; medians of the rounds.",
             number(datagrams)
         ),
-        head,
-        rows: WAYS.into_iter().filter_map(row).collect(),
-    }
+        THREADS.map(|n| format!("{n} reading")),
+        WAYS.into_iter().filter_map(row),
+    )
 }
 
 fn details(outcome: &Outcome, mode: Mode, pinned: bool) -> Table {
     let columns = [
-        ("read/s", "rate_per_s"),
-        ("lost", "lost"),
-        ("CPU µs each", "reader_cpu_us"),
-        ("sender's", "sender_cpu_us"),
-        ("switches each", "switches"),
-        ("busiest/mean", "share_max_over_mean"),
+        ("read/s", Of::Median("rate_per_s")),
+        ("lost", Of::Median("lost")),
+        ("CPU µs each", Of::Median("reader_cpu_us")),
+        ("sender's", Of::Median("sender_cpu_us")),
+        ("switches each", Of::Median("switches")),
+        ("busiest/mean", Of::Median("share_max_over_mean")),
     ];
     let row = |way: Way| {
         let variant = Variant {
@@ -145,22 +141,12 @@ fn details(outcome: &Outcome, mode: Mode, pinned: bool) -> Table {
             way,
             threads: COMPARED,
         };
-        let found = outcome.variant(&variant.to_string())?;
-        let cell = |metric: &str| found.median(metric).map_or_else(|| "–".into(), number);
-        let mut cells = vec![way.name().to_owned()];
-        cells.extend(columns.map(|(_, metric)| cell(metric)));
-        Some(Row::ours(cells))
+        Some((way.name(), outcome.variant(&variant.to_string())?))
     };
-    Table {
-        caption: format!(
-            "{COMPARED} readers; CPU time and switches are the readers', a datagram; the sender's CPU time is also the kernel's for all that happens until a datagram is in a socket and its reader woken."
-        ),
-        head: std::iter::once("")
-            .chain(columns.map(|(head, _)| head))
-            .map(str::to_owned)
-            .collect(),
-        rows: WAYS.into_iter().filter_map(row).collect(),
-    }
+    let caption = format!(
+        "{COMPARED} readers; CPU time and switches are the readers', a datagram; the sender's CPU time is also the kernel's for all that happens until a datagram is in a socket and its reader woken."
+    );
+    views::table(caption, &columns, WAYS.into_iter().filter_map(row))
 }
 
 fn chart(outcome: &Outcome, mode: Mode, pinned: bool) -> Chart {
@@ -169,18 +155,10 @@ fn chart(outcome: &Outcome, mode: Mode, pinned: bool) -> Chart {
         let points = points.into_iter().map(|(n, s)| (n as f64, s)).collect();
         (Style::ours(way.name(), way.colour()), points)
     };
-    Chart {
-        title: format!("{}.", title(mode, pinned)),
-        note: "Lower is better. The source's figures have the same axes.".into(),
-        kind: Kind::Lines {
-            x: "threads that read".into(),
-            y: "seconds".into(),
-            log: false,
-            series: WAYS
-                .map(series)
-                .into_iter()
-                .filter(|(_, points): &(Style, Vec<(f64, f64)>)| !points.is_empty())
-                .collect(),
-        },
-    }
+    Chart::lines(
+        format!("{}.", title(mode, pinned)),
+        "Lower is better. The source's figures have the same axes.",
+        ("threads that read", "seconds", false),
+        WAYS.map(series),
+    )
 }

@@ -11,7 +11,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 use wakeone_kernel::shared_counter::SharedCounters;
 
-use crate::{Error, cpus};
+use crate::error::Error;
+
+use crate::cpus;
 
 /// Bytes of a datagram.
 pub const BYTES: usize = 10;

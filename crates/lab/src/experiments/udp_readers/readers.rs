@@ -10,7 +10,7 @@ use wakeone_model::listener::Protocol;
 
 use super::reader::Board;
 use super::sender::Sent;
-use crate::Error;
+use crate::error::Error;
 use crate::experiment::Sample;
 use crate::process::{Usage, own_program};
 use crate::scratch::Scratch;

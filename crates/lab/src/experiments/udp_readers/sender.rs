@@ -10,7 +10,7 @@ use wakeone_kernel::netstat::Counters;
 
 use super::Mode;
 use super::reader::{BYTES, Board, now_ns};
-use crate::Error;
+use crate::error::Error;
 use crate::experiment::Context;
 
 /// So many may be on their way with flow control: 150 small datagrams, at 768 bytes of kernel memory each, fit the usual

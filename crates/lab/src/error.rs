@@ -1,0 +1,62 @@
+//! What can go wrong in an experiment.
+
+/// What went wrong in an experiment: one sentence for the user, with what to do next where that is known.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A server under test did not start, did not become ready, or did not stop.
+    #[error("{0}")]
+    Server(String),
+    /// The load could not be sent.
+    #[error("the load on {target} failed: {source}")]
+    Load {
+        /// Where the load went.
+        target: std::net::SocketAddr,
+        /// What the load generator said.
+        source: wakeone_load::Error,
+    },
+    /// The server's own count of its answers and the client's contradict each other; see [`answers`].
+    #[error(
+        "{what} counted {made} answers, but its clients got {whole} and gave up on {open}: requests were lost or counted twice; \
+         measure again, and report it if it comes again"
+    )]
+    Counts {
+        /// The server.
+        what: String,
+        /// Answers that it made.
+        made: u64,
+        /// Answers that clients got whole.
+        whole: u64,
+        /// Requests that were sent and got no whole answer.
+        open: u64,
+    },
+    /// A file could not be read or written.
+    #[error("{action} {path} failed: {source}")]
+    File {
+        /// `reading` or `writing`.
+        action: &'static str,
+        /// The file.
+        path: std::path::PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A result file is not one, or of another version.
+    #[error("{path} is not a lab result: {source}; measure it again with `wakeone lab run`")]
+    Format {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What the parser said.
+        source: serde_json::Error,
+    },
+    /// No experiment has this name.
+    #[error("there is no experiment {0:?}; `wakeone lab list` shows them")]
+    Unknown(String),
+    /// A chart could not be drawn.
+    #[error("drawing a chart failed: {0}")]
+    Chart(String),
+    /// What an experiment needs of this machine is not there.
+    #[error("{0}")]
+    Missing(String),
+    /// Ctrl-C or SIGTERM; finished points are kept.
+    #[error("interrupted; finished points are kept, the same command goes on from there")]
+    Interrupted,
+}

@@ -1,0 +1,184 @@
+//! A server as its user would start it: a command line, the files that it needs, and how one sees that it is ready.
+
+use std::process::Command;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::process;
+
+/// Accept queue of every listener: long enough that no experiment here measures a full one by accident.
+pub const BACKLOG: &str = "4096";
+
+/// A server to start. Its command line and its files may have names in braces. `{address}`, `{host}` and `{port}` stand for
+/// where it listens. It runs in a directory of its own, `{dir}`. `{backlog}` is [`BACKLOG`].
+#[derive(Debug, Clone, Default)]
+pub struct Launch {
+    /// Its name in messages.
+    pub what: String,
+    /// The command line, its words apart by spaces. `wakeone` is this executable.
+    pub line: String,
+    /// More names and their values. A value may contain spaces.
+    pub values: Vec<(&'static str, String)>,
+    /// Files in its directory, by name.
+    pub files: Vec<(&'static str, String)>,
+    /// How one sees that it is ready.
+    pub ready: Ready,
+    /// The party that counts its answers.
+    pub counted: Counted,
+    /// Whether it is attached to once it is ready, and if so, with rescue or without.
+    pub attached: Option<bool>,
+}
+
+/// All that must be so until a server is ready.
+#[derive(Debug, Clone, Default)]
+pub struct Ready {
+    /// It has said a line that begins so; any line where this is empty.
+    pub line: &'static str,
+    /// It has said so many lines with this in them.
+    pub said: Option<(&'static str, usize)>,
+    /// So many processes without children are below it.
+    pub workers: usize,
+    /// It answers this path.
+    pub answers: Option<&'static str>,
+    /// It was left alone for so long after that: the other workers come to wait as well.
+    pub settles: Duration,
+}
+
+/// The party that counts the answers of a server.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Counted {
+    /// `wakeone serve`, where `--counter` says.
+    #[default]
+    Ours,
+    /// A program of [`crate::apps`], in a file.
+    InFile,
+    /// nginx, over all that it served, whoever asked.
+    ByNginx,
+    /// The experiment.
+    Elsewhere,
+    /// Nobody can.
+    Nowhere,
+}
+
+/// Has a server that shares a listener get a queue for each worker.
+const SPLIT: &str = "wakeone run --split --";
+
+impl Launch {
+    /// A server that is this executable.
+    pub fn ours(what: String, line: String) -> Self {
+        // A steered server is `wakeone run`; `serve` becomes that where it dispatches.
+        let steered = line.starts_with("wakeone run ") || line.contains("--model dispatched");
+        let ready = Ready {
+            line: if steered { "ready:" } else { "listening on" },
+            ..Ready::default()
+        };
+        Self {
+            what,
+            line,
+            ready,
+            ..Self::default()
+        }
+    }
+
+    /// The same server under `wakeone run --split`.
+    pub fn split(self) -> Self {
+        Self {
+            line: format!("{SPLIT} {}", self.line),
+            ..self
+        }
+    }
+
+    /// A text with what the names in it stand for.
+    pub fn fill(&self, text: &str, place: &[(&str, String)]) -> String {
+        let own = self.values.iter().map(|(name, value)| (*name, value));
+        let all = place.iter().map(|(name, value)| (*name, value)).chain(own);
+        let text = text.replace("{backlog}", BACKLOG);
+        all.fold(text, |text, (name, value)| {
+            text.replace(&format!("{{{name}}}"), value)
+        })
+    }
+
+    /// The command, with more arguments behind it.
+    ///
+    /// # Errors
+    /// When a program of the line is not installed.
+    pub fn command(&self, place: &[(&str, String)], more: &[String]) -> Result<Command, Error> {
+        let mut words: Vec<std::ffi::OsString> = Vec::new();
+        let mut is_program = true;
+        for word in self.line.split_whitespace() {
+            words.push(match (is_program, word) {
+                (true, "wakeone") => process::own_program()?.into(),
+                (true, name) => installed(name)?.into(),
+                (false, word) => self.fill(word, place).into(),
+            });
+            is_program = word == "--";
+        }
+        let mut words = words.into_iter();
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words).args(more);
+        Ok(command)
+    }
+}
+
+fn installed(name: &str) -> Result<std::path::PathBuf, Error> {
+    process::program(name).ok_or_else(|| Error::Missing(format!("{name} is not installed")))
+}
+
+/// Why a server that needs these programs cannot be started here.
+pub fn lacks(programs: &[&str]) -> Option<String> {
+    let missing = programs
+        .iter()
+        .find(|name| process::program(name).is_none());
+    missing.map(|name| format!("{name} is not installed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(launch: &Launch) -> Vec<String> {
+        let place = [("port", "80".to_owned()), ("dir", "/a b".to_owned())];
+        let command = launch.command(&place, &["-x".into()]).unwrap();
+        let all = std::iter::once(command.get_program()).chain(command.get_args());
+        all.map(|word| word.to_string_lossy().into_owned())
+            .collect()
+    }
+
+    #[test]
+    fn names_stand_for_values_and_programs_for_their_paths() {
+        let launch = Launch {
+            line: "sh -p {port} {dir}/f {own}".into(),
+            values: vec![("own", "1 2".into())],
+            ..Launch::default()
+        };
+        let shell = process::program("sh").unwrap().display().to_string();
+        let mine = process::own_program().unwrap().display().to_string();
+        let theirs = [&*shell, "-p", "80", "/a b/f", "1 2", "-x"];
+        assert_eq!(words(&launch), theirs);
+        let split = [&[&*mine, "run", "--split", "--"][..], &theirs].concat();
+        assert_eq!(words(&launch.split()), split);
+    }
+
+    #[test]
+    fn who_is_not_installed_is_named() {
+        let none = Launch {
+            line: "wakeone run -- no-such-program".into(),
+            ..Launch::default()
+        };
+        let error = none.command(&[], &[]).unwrap_err().to_string();
+        assert_eq!(error, "no-such-program is not installed");
+        assert_eq!(lacks(&["sh", "no-such-program"]), Some(error));
+        assert_eq!(lacks(&["sh"]), None);
+    }
+
+    #[test]
+    fn whoever_steers_says_when_it_does() {
+        let ready = |line: &str| Launch::ours(String::new(), line.into()).ready.line;
+        assert_eq!(ready("wakeone serve --model reuseport"), "listening on");
+        assert_eq!(ready("wakeone serve --model dispatched"), "ready:");
+        assert_eq!(
+            ready("wakeone run -- wakeone serve --model epoll"),
+            "ready:"
+        );
+    }
+}

@@ -1,0 +1,262 @@
+//! A server that is measured, from its start until the books on its answers are closed.
+
+use nix::sys::signal::Signal;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use wakeone_load::Plan;
+
+use crate::answers::Answers;
+use crate::apps::Count;
+use crate::error::Error;
+use crate::experiment::{Context, Sample};
+use crate::launch::{Counted, Launch};
+use crate::scratch::Scratch;
+use crate::server::{Server, free_address};
+use crate::steered::Attached;
+use crate::{measure, nginx, probe, process};
+
+/// How long a server may take to become ready, or to restart.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a process that follows another takes to bind and to tell the old one, at most: nothing outside shows when.
+const TAKES_OVER: Duration = Duration::from_millis(150);
+
+/// A running server, and both sets of books on what it answers. Dropping it detaches, ends it and removes its files.
+#[derive(Debug)]
+pub struct ServerUnderTest {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The books. A request that [`ServerUnderTest::load`] does not send has to be entered.
+    pub answers: Answers,
+    /// Its workers when it became ready, by process id, rising.
+    pub workers: Vec<u32>,
+    launch: Launch,
+    count: Count,
+    // Fields are dropped in this order.
+    attached: Option<Attached>,
+    server: Server,
+    /// Those that were told to end by those that followed them.
+    retired: Vec<Server>,
+    scratch: Scratch,
+}
+
+/// How a server is restarted.
+#[derive(Debug, Clone, Copy)]
+pub enum Restart {
+    /// The next one starts when this one has ended.
+    EndFirst,
+    /// The next one is there before this one is told to end.
+    StartFirst,
+    /// The next one has this option to name the one that it tells to end.
+    TakeOver(&'static str),
+    /// SIGHUP. It is over when a line with this in it was said so often.
+    HangUp(&'static str, usize),
+}
+
+impl ServerUnderTest {
+    /// Starts a server on a free address, and returns when it is ready and attached to where that is to be.
+    ///
+    /// # Errors
+    /// When it does not become ready, or cannot be attached to.
+    pub fn start(launch: Launch) -> Result<Self, Error> {
+        let (scratch, address, answers) =
+            (Scratch::new("server")?, free_address()?, Answers::new()?);
+        let count = Count::new(&scratch)?;
+        for (name, text) in &launch.files {
+            scratch.write(name, launch.fill(text, &place(address, &scratch)))?;
+        }
+        let server = start_one(&launch, address, &scratch, &count, &answers, &[])?;
+        let mut this = Self {
+            address,
+            answers,
+            workers: Vec::new(),
+            launch,
+            count,
+            attached: None,
+            server,
+            retired: Vec::new(),
+            scratch,
+        };
+        this.await_ready()?;
+        if let Some(rescue) = this.launch.attached {
+            this.attached = Some(Attached::to(address, rescue)?);
+        }
+        Ok(this)
+    }
+
+    fn await_ready(&mut self) -> Result<(), Error> {
+        let ready = self.launch.ready.clone();
+        if let Some((part, count)) = ready.said {
+            self.server.wait_said(part, count, PATIENCE)?;
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.workers = process::leaves(self.server.pid());
+            let answers = |path| probe::body(self.address, path).is_ok();
+            if self.workers.len() >= ready.workers && ready.answers.is_none_or(answers) {
+                break;
+            }
+            if Instant::now() > deadline {
+                return Err(Error::Server(format!(
+                    "{} is not ready after {} s: it has {} of {} workers, or does not answer",
+                    self.launch.what,
+                    PATIENCE.as_secs(),
+                    self.workers.len(),
+                    ready.workers
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        std::thread::sleep(ready.settles);
+        self.workers.sort_unstable();
+        if ready.answers.is_some() && self.counts_itself() {
+            // The requests until now, and the one that asks for their number.
+            let asking = u64::from(self.launch.counted == Counted::ByNginx);
+            self.answers.client_counted(self.made()? + asking, 0);
+        }
+        Ok(())
+    }
+
+    /// Whether its count can be read while it runs.
+    fn counts_itself(&self) -> bool {
+        matches!(self.launch.counted, Counted::InFile | Counted::ByNginx)
+    }
+
+    fn made(&self) -> Result<u64, Error> {
+        match self.launch.counted {
+            Counted::InFile => self.count.made(),
+            Counted::ByNginx => nginx::requests(self.address),
+            Counted::Ours | Counted::Elsewhere | Counted::Nowhere => Ok(self.answers.made()),
+        }
+    }
+
+    /// The process that was started first.
+    pub fn pid(&self) -> u32 {
+        self.server.pid()
+    }
+
+    /// Sends a load, and enters what the clients saw; see [`measure::load`].
+    ///
+    /// # Errors
+    /// Those of [`measure::load`].
+    pub fn load(
+        &mut self,
+        plan: &Plan,
+        context: &mut Context<'_>,
+    ) -> Result<wakeone_load::Outcome, Error> {
+        let outcome = measure::load(plan, context)?;
+        self.answers.client_saw(&outcome);
+        Ok(outcome)
+    }
+
+    /// Writes one of its files anew.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn rewrite(&self, name: &str, text: &str) -> Result<(), Error> {
+        let text = self.launch.fill(text, &place(self.address, &self.scratch));
+        self.scratch.write(name, text).map(drop)
+    }
+
+    /// Restarts it once, and returns when that is over. The books go on.
+    ///
+    /// # Errors
+    /// When it does not end well, or the next one does not become ready.
+    pub fn restart(&mut self, how: Restart) -> Result<(), Error> {
+        match how {
+            Restart::HangUp(said, count) => {
+                self.server.signal(Signal::SIGHUP)?;
+                return self.server.wait_said(said, count, PATIENCE);
+            }
+            Restart::EndFirst => {
+                self.server.end()?;
+                self.server = self.successor(&[])?;
+            }
+            Restart::StartFirst => {
+                let next = self.successor(&[])?;
+                std::mem::replace(&mut self.server, next).end()?;
+            }
+            Restart::TakeOver(option) => {
+                let next = self.successor(&[option.into(), self.pid().to_string()])?;
+                self.retired.push(std::mem::replace(&mut self.server, next));
+                std::thread::sleep(TAKES_OVER);
+            }
+        }
+        Ok(())
+    }
+
+    fn successor(&self, more: &[String]) -> Result<Server, Error> {
+        let (launch, count) = (&self.launch, &self.count);
+        let (scratch, answers) = (&self.scratch, &self.answers);
+        start_one(launch, self.address, scratch, count, answers, more)
+    }
+
+    /// Detaches, stops it and closes the books; both counts go into the sample, where there are two.
+    ///
+    /// # Errors
+    /// When it does not end well, or the counts contradict each other.
+    pub fn stop(mut self, sample: &mut Sample) -> Result<(), Error> {
+        let made = self.end()?;
+        match self.launch.counted {
+            Counted::Elsewhere | Counted::Nowhere => Ok(()),
+            _ => self.answers.close_with(made, &self.launch.what, sample),
+        }
+    }
+
+    /// [`ServerUnderTest::stop`] of two that one load was sent to by turns.
+    ///
+    /// # Errors
+    /// When one does not end well, or the counts contradict each other.
+    pub fn stop_both(mut self, mut other: Self, sample: &mut Sample) -> Result<(), Error> {
+        let made = self.end()? + other.end()?;
+        self.answers.merge(&other.answers);
+        let what = format!("{} and {}", self.launch.what, other.launch.what);
+        self.answers.close_with(made, &what, sample)
+    }
+
+    /// Ends it, and gives how many answers it has made.
+    fn end(&mut self) -> Result<u64, Error> {
+        if let Some(attached) = self.attached.take() {
+            attached.end()?;
+        }
+        // nginx has to be asked while it is there.
+        let told = match self.launch.counted {
+            Counted::ByNginx => Some(self.made()?),
+            _ => None,
+        };
+        let ended = self.server.end();
+        match self.launch.counted {
+            // How servers of others end at SIGTERM is theirs.
+            Counted::InFile | Counted::Nowhere => {}
+            _ => ended?,
+        }
+        told.map_or_else(|| self.made(), Ok)
+    }
+}
+
+/// The values of the names in command lines and files.
+fn place(address: SocketAddr, scratch: &Scratch) -> [(&'static str, String); 4] {
+    [
+        ("address", address.to_string()),
+        ("host", address.ip().to_string()),
+        ("port", address.port().to_string()),
+        ("dir", scratch.path().display().to_string()),
+    ]
+}
+
+fn start_one(
+    launch: &Launch,
+    address: SocketAddr,
+    scratch: &Scratch,
+    count: &Count,
+    answers: &Answers,
+    more: &[String],
+) -> Result<Server, Error> {
+    let mut command = launch.command(&place(address, scratch), more)?;
+    match launch.counted {
+        Counted::Ours => drop(command.args(answers.arguments())),
+        Counted::InFile => count.tell(&mut command),
+        Counted::ByNginx | Counted::Elsewhere | Counted::Nowhere => {}
+    }
+    command.current_dir(scratch.path());
+    Server::start(&launch.what, &mut command, launch.ready.line)
+}
