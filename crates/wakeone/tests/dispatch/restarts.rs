@@ -215,7 +215,7 @@ fn a_group_of_all_slots_changes_the_listeners_of_one() {
     let old = std::mem::replace(&mut ground.listeners[last], new);
     let clients = connect_many(V4, table::MAX_SLOTS);
     assert_eq!(ground.queues(), vec![1; table::MAX_SLOTS]);
-    // It was made outside of the counting cgroup: what came to it is not counted.
+    // It was made outside of the counting cgroup, so its connection is not counted.
     assert_eq!(
         exits(dispatcher.table()),
         [("selected", table::MAX_SLOTS as u64)]
