@@ -21,7 +21,7 @@ use crate::supervisor::state::{self, GroupDir, State, StateError};
 pub fn repair_all(paths: &Paths) {
     for name in status::names(paths).unwrap_or_default() {
         // The folder is taken only where there is something to do: whoever starts at this moment finds it free.
-        if !open(paths, &name).is_some_and(|pinned| !moving(&pinned).is_empty()) {
+        if open(paths, &name).is_none_or(|pinned| moving(&pinned).is_empty()) {
             continue;
         }
         match GroupDir::take(&paths.runtime, &name) {
