@@ -23,6 +23,29 @@ struct {
 
 #define ADD(counter, n) ((void)__sync_fetch_and_add(&(counter), (n)))
 
+/* The fields of the kernel's sockets that are read here. */
+typedef struct {
+	__s64 counter;
+} atomic64_t;
+
+typedef struct {
+	int counter;
+} atomic_t;
+
+struct sock_common {
+	volatile unsigned char skc_state;
+	atomic64_t skc_cookie;
+} __attribute__((preserve_access_index));
+
+struct sock {
+	struct sock_common __sk_common;
+	struct sock_reuseport *sk_reuseport_cb;
+	__u32 sk_ack_backlog;
+	struct {
+		atomic_t rmem_alloc;
+	} sk_backlog;
+} __attribute__((preserve_access_index));
+
 static __always_inline struct wakeone_slot *slot_at(__u32 i)
 {
 	return (struct wakeone_slot *)wakeone_slot_at(&table, i);
@@ -63,9 +86,35 @@ static __always_inline bool agent_gone(__u32 policy)
 	return !beat || bpf_ktime_get_coarse_ns() - beat > table.heartbeat_limit_ns;
 }
 
+/* A listener that was shut down leaves an array of reuseport sockets, but not
+ * the map of a group that looks up. Set before loading, where that is the map
+ * and the program may read the kernel's memory. */
+const volatile __u32 sees_closed = 0;
+
+struct sk_reuseport_kern {
+	struct sock *selected_sk;
+} __attribute__((preserve_access_index));
+
+/* Since Linux 6.2. */
+extern void *bpf_cast_to_kern_ctx(void *obj) __ksym __weak;
+
+#define STATE_LISTEN 10
+
+/* Whether the socket just chosen does not listen: it would drop the SYN. The
+ * next choice replaces it. */
+static __always_inline bool chose_closed(struct sk_reuseport_md *md)
+{
+	struct sk_reuseport_kern *kern;
+
+	if (!sees_closed || !bpf_cast_to_kern_ctx)
+		return false;
+	kern = bpf_cast_to_kern_ctx(md);
+	return kern->selected_sk->__sk_common.skc_state != STATE_LISTEN;
+}
+
 static __always_inline bool try_slot(struct sk_reuseport_md *md, __u32 i)
 {
-	return bpf_sk_select_reuseport(md, &sockets, &i, 0) == 0;
+	return bpf_sk_select_reuseport(md, &sockets, &i, 0) == 0 && !chose_closed(md);
 }
 
 /* As many slots are asked where the policy's was empty. */
@@ -104,27 +153,6 @@ __noinline int other_slot(struct sk_reuseport_md *md, __u32 random)
 struct sock_reuseport {
 	__u16 num_socks;
 	void *socks[];
-} __attribute__((preserve_access_index));
-
-typedef struct {
-	__s64 counter;
-} atomic64_t;
-
-typedef struct {
-	int counter;
-} atomic_t;
-
-struct sock_common {
-	atomic64_t skc_cookie;
-} __attribute__((preserve_access_index));
-
-struct sock {
-	struct sock_common __sk_common;
-	struct sock_reuseport *sk_reuseport_cb;
-	__u32 sk_ack_backlog;
-	struct {
-		atomic_t rmem_alloc;
-	} sk_backlog;
 } __attribute__((preserve_access_index));
 
 /* Any structure of the kernel that begins with 64 bits: a cast to a plain

@@ -190,6 +190,21 @@ fn without_the_capabilities_what_was_asked_for_is_refused_and_they_are_named() {
 }
 
 #[test]
+fn without_the_capabilities_listeners_on_a_private_port_are_refused_and_they_are_named() {
+    let Some(ground) = isolated() else { return };
+    let options = ["-w", "2", "-l", AT, "--lookup"];
+    let unattached = ["setpriv", "--bounding-set", "-net_admin,-sys_admin"];
+    let cases: [(&[&str], &str); 2] = [
+        (&unattached, "--lookup needs CAP_NET_ADMIN: "),
+        (&UNPRIVILEGED, "--lookup needs CAP_BPF and "),
+    ];
+    for (under, needs) in cases {
+        let run = run_under(&ground, under, &options, &["sleep", "60"]);
+        assert_refused(&ground, run, 1, &[needs, "or leave --lookup away"]);
+    }
+}
+
+#[test]
 fn without_the_capabilities_the_best_that_can_be_had_is_and_they_are_named() {
     let Some(ground) = isolated() else { return };
     let words = ["CAP_BPF", "CAP_NET_ADMIN", "Going on with random"];

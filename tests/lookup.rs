@@ -1,11 +1,14 @@
 //! `wakeone run --lookup`: the listeners are on a private port, and nobody sees that but who looks for it.
 
+#![allow(unsafe_code)] // programs of others are loaded by hand
+
 #[path = "support/mod.rs"]
 mod support;
 
 use serde_json::Value;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Output};
 use support::steered::{
     PREFORKED, assert_nothing_left, die_while_moving, isolated, number, said, status, wakeone,
@@ -323,6 +326,94 @@ fn who_looks_at_the_address_is_told_where_the_queues_are() {
     assert_eq!(group["listen"][0], AT);
     assert!(worker(&group, 2).is_some());
     get(address(AT), "/").expect("an answer");
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+/// Programs of others that look at each connection of this network namespace and let it pass; they last as long as these.
+fn programs_of_others(count: usize) -> Vec<OwnedFd> {
+    use libbpf_rs::libbpf_sys::{self, bpf_insn, bpf_prog_load_opts};
+    const MOVE_NUMBER: u8 = 0xb7;
+    const EXIT: u8 = 0x95;
+    const PASS: i32 = 1;
+    let mut pass = [bpf_insn::default(), bpf_insn::default()];
+    (pass[0].code, pass[0].imm, pass[1].code) = (MOVE_NUMBER, PASS, EXIT);
+    let mut options = bpf_prog_load_opts {
+        sz: size_of::<bpf_prog_load_opts>() as _,
+        expected_attach_type: libbpf_sys::BPF_SK_LOOKUP,
+        ..Default::default()
+    };
+    // SAFETY: names end with NUL, `pass` holds two instructions, and `options` tells its size.
+    let program = unsafe {
+        libbpf_sys::bpf_prog_load(
+            libbpf_sys::BPF_PROG_TYPE_SK_LOOKUP,
+            c"of_others".as_ptr(),
+            c"GPL".as_ptr(),
+            pass.as_ptr(),
+            pass.len() as _,
+            &mut options,
+        )
+    };
+    assert!(program >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the kernel gave us this descriptor.
+    let program = unsafe { OwnedFd::from_raw_fd(program) };
+    let netns = std::fs::File::open("/proc/thread-self/ns/net").expect("namespace");
+    let attach = |_| {
+        let kind = libbpf_sys::BPF_SK_LOOKUP;
+        let (program, netns) = (program.as_raw_fd(), netns.as_raw_fd());
+        // SAFETY: no options.
+        let link = unsafe { libbpf_sys::bpf_link_create(program, netns, kind, std::ptr::null()) };
+        assert!(link >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: the kernel gave us this descriptor.
+        unsafe { OwnedFd::from_raw_fd(link) }
+    };
+    (0..count).map(attach).collect()
+}
+
+#[test]
+fn programs_of_others_that_were_there_first_are_named_and_what_they_let_pass_comes_to_us() {
+    let Some(ground) = isolated() else { return };
+    let _others = programs_of_others(1);
+    let mut run = ground.whoami(&OPTIONS);
+    run.line("sk_lookup programs of others (of_others) were in this network namespace first");
+    run.line("ready: ");
+    everyone(address(AT), 3);
+    // Another group's are no news.
+    let options = [
+        "-w",
+        "1",
+        "-l",
+        "127.0.0.1:9090",
+        "--name",
+        "other",
+        "--lookup",
+    ];
+    let mut second = ground.whoami(&options);
+    let line = second.line("sk_lookup programs of others");
+    assert!(line.contains("(of_others)"), "{line}");
+    second.line("ready: ");
+    second.stop();
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn a_namespace_without_room_for_another_program_is_told_of_in_a_sentence() {
+    let Some(ground) = isolated() else { return };
+    let mut others = programs_of_others(64);
+    let (code, line) = ground.refused(&OPTIONS, &PREFORKED);
+    assert_eq!(code, 1, "{line}");
+    assert!(
+        line.contains("this network namespace has 64 such programs, and can have no more"),
+        "{line}"
+    );
+    refused(address(AT));
+    assert_nothing_left(&ground);
+    // The last place will do.
+    others.pop();
+    let mut run = ground.whoami(&OPTIONS);
+    run.line("ready: ");
+    everyone(address(AT), 3);
     run.stop();
     assert_nothing_left(&ground);
 }

@@ -18,7 +18,7 @@ use distance::{Distance, FAR, NEAR};
 use rustix::process::Signal;
 use support::steered::{
     PREFORKED, assert_counts_are_exact, assert_nothing_left, die_while_moving, isolated, said,
-    soak, status, sum, wakeone,
+    soak, status, stop_while_moving, sum, wakeone,
 };
 use support::{Ground, WAKEONE, eventually, get, halt, patience, runs, signal, slowness};
 use wakeone_kernel::diag;
@@ -193,13 +193,18 @@ fn listening(address: &str) -> usize {
     found.expect("sock_diag").len()
 }
 
-/// Stops a worker and has connections come until its agent dies of moving a queue. A listener is closed then.
-fn stop_and_die(agent: u32, victim: &[u32], at: &str, listeners: usize) {
+/// An agent's fate in the middle of a move: its name in the environment, and how to have it happen.
+type Fate = (&'static str, fn(u32, SocketAddr));
+const DIES: Fate = ("moving", die_while_moving);
+const STOPS: Fate = ("stopped", stop_while_moving);
+
+/// Stops a worker and has connections come until its agent moves a queue, and that befalls it. A listener is closed then.
+fn stop_and_wait(agent: u32, victim: &[u32], at: &str, fate: Fate) {
     for pid in victim {
         halt(*pid);
     }
-    die_while_moving(agent, at.parse().expect("address"));
-    assert_eq!(listening(at), listeners - 1, "its listener is closed");
+    fate.1(agent, at.parse().expect("address"));
+    assert_eq!(listening(at), 2, "one of three is closed");
 }
 
 /// Nobody waits in vain, and the one that was stopped serves again.
@@ -219,18 +224,23 @@ fn all_is_well(victim: &[u32], at: &str, listeners: usize) {
 
 /// Attaches with an agent that dies in its first rescue, and has it do so; which worker was stopped.
 fn attach_and_die(ground: &Ground, server: &Server) -> [u32; 1] {
+    attach_and(ground, server, DIES).1
+}
+
+/// The same for any fate; the agent, and which worker was stopped.
+fn attach_and(ground: &Ground, server: &Server, fate: Fate) -> (u32, [u32; 1]) {
     let output = Command::new(WAKEONE)
         .args(["attach", SERVER, "--rescue", "--runtime-dir"])
         .arg(ground.runtime())
-        .env("WAKEONE_TEST_DIE", "moving")
+        .env("WAKEONE_TEST_DIE", fate.0)
         .output()
         .expect("attach");
     assert!(output.status.success(), "{:?}", said(&output));
     let group = status(ground, "at-127-0-0-1-7300");
     let agent = group["supervisor_pid"].as_u64().expect("an agent") as u32;
     let victim = [server.workers()[1]];
-    stop_and_die(agent, &victim, SERVER, 3);
-    victim
+    stop_and_wait(agent, &victim, SERVER, fate);
+    (agent, victim)
 }
 
 #[test]
@@ -284,25 +294,85 @@ fn the_agent_of_a_file_repairs_what_one_before_it_left() {
     assert_nothing_left(&ground);
 }
 
+const WEB: &str = "127.0.0.1:8080";
+/// Busy workers get connections too, while others are idle.
+const RUN: [&str; 8] = ["-w", "3", "--name", "web", "-l", WEB, "--policy", "random"];
+
+/// Starts a supervisor that is to meet its fate in its first move.
+fn start_web(ground: &Ground, fate: Fate) -> support::Run {
+    let mut command = ground.command(&RUN, &PREFORKED);
+    command.env("WAKEONE_TEST_DIE", fate.0);
+    let mut run = support::Run::start(command);
+    run.ready();
+    run
+}
+
+#[test]
+fn what_a_stopped_agent_left_closed_is_opened_by_who_comes_and_the_agent_goes_on() {
+    let Some(ground) = isolated() else { return };
+    let server = Server::start();
+    let (agent, victim) = attach_and(&ground, &server, STOPS);
+    let output = wakeone(&ground, &["attach", SERVER, "--rescue"]);
+    let lines = said(&output).concat();
+    let told = format!("continue it with `kill -CONT {agent}`");
+    assert!(!output.status.success() && lines.contains(&told), "{lines}");
+    assert!(
+        lines.contains("in the middle of moving the queue of slot"),
+        "{lines}"
+    );
+    assert_eq!(listening(SERVER), 3);
+    signal(agent, Signal::CONT);
+    all_is_well(&victim, SERVER, 3);
+    let output = wakeone(&ground, &["detach", SERVER]);
+    assert!(output.status.success(), "{:?}", said(&output));
+    drop(server);
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn detach_has_a_stopped_agent_go_on_and_end() {
+    let Some(ground) = isolated() else { return };
+    let server = Server::start();
+    let (agent, victim) = attach_and(&ground, &server, STOPS);
+    let output = wakeone(&ground, &["detach", SERVER]);
+    assert!(output.status.success(), "{:?}", said(&output));
+    eventually("it ended", || !runs(agent));
+    all_is_well(&victim, SERVER, 3);
+    drop(server);
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn run_opens_what_a_stopped_supervisor_left_closed() {
+    let Some(ground) = isolated() else { return };
+    let first = start_web(&ground, STOPS);
+    stop_and_wait(first.pid(), &[], WEB, STOPS);
+    let told = format!("continue it with `kill -CONT {}`", first.pid());
+    let (code, line) = ground.refused(&RUN, &PREFORKED);
+    assert!(code == 1 && line.contains(&told), "{line}");
+    assert_eq!(listening(WEB), 3, "opened all the same");
+    let output = wakeone(&ground, &["detach", "web"]);
+    let line = said(&output).concat();
+    assert!(!output.status.success() && line.contains(&told), "{line}");
+    first.signal(Signal::CONT);
+    all_is_well(&[], WEB, 3);
+    first.stop();
+    assert_nothing_left(&ground);
+}
+
 #[test]
 fn run_repairs_what_its_predecessor_left_and_what_agents_left() {
     let Some(ground) = isolated() else { return };
     let server = Server::start();
     let attached = attach_and_die(&ground, &server);
-    let mut options = vec!["-w", "3", "--name", "web", "-l", "127.0.0.1:8080"];
-    // Busy workers get connections too, while others are idle.
-    options.extend(["--policy", "random"]);
-    let mut command = ground.command(&options, &PREFORKED);
-    command.env("WAKEONE_TEST_DIE", "moving");
-    let mut first = support::Run::start(command);
-    first.ready();
+    let first = start_web(&ground, DIES);
     // It repaired the other group when it began.
     all_is_well(&attached, SERVER, 3);
     // Nobody is stopped here: a worker that is when its supervisor ends gets SIGHUP from the kernel.
-    stop_and_die(first.pid(), &[], "127.0.0.1:8080", 3);
-    let mut second = ground.run(&options, &PREFORKED);
+    stop_and_wait(first.pid(), &[], WEB, DIES);
+    let mut second = ground.run(&RUN, &PREFORKED);
     second.ready();
-    all_is_well(&[], "127.0.0.1:8080", 3);
+    all_is_well(&[], WEB, 3);
     second.stop();
     let output = wakeone(&ground, &["detach", SERVER]);
     assert!(output.status.success(), "{:?}", said(&output));

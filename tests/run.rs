@@ -191,6 +191,50 @@ fn a_server_that_listens_elsewhere_is_not_ready_and_told_where() {
 }
 
 #[test]
+fn a_server_that_listens_nowhere_is_told_what_it_may_lack_before_it_gets_connections() {
+    let ground = Ground::new();
+    let mut run = ground.run(&["-w", "1", "-l", ANY], &["sleep", "600"]);
+    let line = run.line("does not accept yet");
+    assert!(
+        ["{fd}", "LISTEN_FDS", "run --split"]
+            .iter()
+            .all(|word| line.contains(word)),
+        "{line}"
+    );
+    assert!(
+        !run.lines().iter().any(|line| line.starts_with("ready")),
+        "{:?}",
+        run.lines()
+    );
+    run.line("was never seen to accept");
+    run.ready();
+    run.stop();
+    assert!(ground.groups().is_empty());
+}
+
+#[test]
+fn a_server_that_has_closed_its_listener_and_listens_nowhere_is_never_ready() {
+    const WAITS: &str = "import os, select; os.close(3); select.select([os.pipe()[0]], [], [])";
+    const SLEEPS: &str = "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(600)";
+    let servers: [(&[&str], &str); 2] = [
+        (&["python3", "-c", WAITS], "give it the listener by {fd}"),
+        (&["python3", "-c", SLEEPS, "{fd}"], "its command names {fd}"),
+    ];
+    for (server, hint) in servers {
+        let ground = Ground::new();
+        let mut run = ground.run(&["-w", "1", "-l", ANY], server);
+        let line = run.line("it has closed the listener that it was given, and listens nowhere");
+        assert!(line.contains(hint), "{line}");
+        let lines = run.stop();
+        assert!(
+            !lines.iter().any(|line| line.starts_with("ready")),
+            "{lines:?}"
+        );
+        assert!(ground.groups().is_empty());
+    }
+}
+
+#[test]
 fn a_killed_worker_is_replaced_in_its_slot() {
     let ground = Ground::new();
     let mut run = ground.whoami(&["-w", "2", "-l", ANY]);

@@ -4,17 +4,19 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use std::io::Read;
+use std::collections::HashSet;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::Signal;
-use support::steered::{assert_nothing_left, isolated, status, worker};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use support::steered::{assert_counts_are_exact, assert_nothing_left, isolated, status, worker};
 use support::{
-    Clients, Ground, ask, eventually, everyone, get, long_patience, patience, pid_of, runs, server,
-    signal, slowly, slowness, whoami,
+    Clients, Ground, Run, ask, eventually, everyone, get, long_patience, patience, pid_of, runs,
+    server, signal, slowly, slowness, whoami,
 };
 
 const ONE: [&str; 6] = ["-w", "1", "-l", "127.0.0.1:8080", "--name", "web"];
@@ -160,6 +162,233 @@ fn a_supervisor_killed_on_the_way_loses_nothing_and_the_next_one_ends_the_second
     assert_nothing_left(&ground);
 }
 
+/// The worker of slot 0.
+fn first_worker(ground: &Ground) -> u32 {
+    worker(&status(ground, "web"), 0).expect("a worker")
+}
+
+#[test]
+fn a_new_worker_that_dies_while_the_old_one_drains_gives_its_place_back() {
+    let Some(ground) = isolated() else { return };
+    let mut run = ground.whoami(&ONE);
+    let address = run.ready();
+    let old = first_worker(&ground);
+    // Something waits for it: it drains for long.
+    signal(old, Signal::STOP);
+    let mut waiting = TcpStream::connect(address).expect("queued");
+    waiting
+        .set_read_timeout(Some(long_patience()))
+        .expect("timeout");
+    waiting.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("asks");
+    run.signal(Signal::HUP);
+    run.line("worker 0 restarted as pid");
+    let new = first_worker(&ground);
+    assert_ne!(new, old);
+    signal(new, Signal::KILL);
+    run.line("was killed by signal 9 (SIGKILL); the old worker 0 serves on");
+    let line = run.line("the rolling restart stops");
+    assert!(
+        line.contains("the new worker 0 ended before the old one did")
+            && line.ends_with("1 worker runs on as it was"),
+        "{line}"
+    );
+    signal(old, Signal::CONT);
+    let mut answer = String::new();
+    waiting.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.contains(&format!("\"pid\": {old},")), "{answer}");
+    assert_eq!(pid_of(&whoami(address)), old);
+    run.signal(Signal::HUP);
+    run.line("rolling restart done: 1 worker replaced");
+    assert_ne!(pid_of(&whoami(address)), old);
+    assert_counts_are_exact(&ground, "web", 3);
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn one_that_dies_when_the_old_one_is_asked_to_end_is_started_again() {
+    let Some(ground) = isolated() else { return };
+    let asked = ground.path().join("asked");
+    // The old one is told to end, and does not until it is killed.
+    let script = format!(
+        "trap 'touch {}' TERM; python3 {} --deaf & wait; wait",
+        asked.display(),
+        server("whoami.py")
+    );
+    let options = [&ONE[..], &["--grace", "10s"]].concat();
+    let mut run = ground.run(&options, &["sh", "-c", &script]);
+    let address = run.ready();
+    let old = first_worker(&ground);
+    run.signal(Signal::HUP);
+    run.line("worker 0 restarted as pid");
+    slowly("the old one is asked to end", || asked.exists());
+    signal(first_worker(&ground), Signal::KILL);
+    let line = run.line("was killed by signal 9");
+    assert!(line.contains("restart in"), "{line}");
+    let line = run.line("the rolling restart stops");
+    assert!(line.contains("ended before the old one did"), "{line}");
+    run.line("worker 0 restarted as pid");
+    // It waits for the one that starts.
+    whoami(address);
+    slowly("the old one is killed", || !runs(old));
+    assert_counts_are_exact(&ground, "web", 1);
+    run.signal(Signal::INT);
+    run.line("no new connections");
+    run.signal(Signal::INT);
+    run.wait();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn a_supervisor_killed_while_an_old_worker_retires_leaves_that_to_the_next() {
+    let Some(ground) = isolated() else { return };
+    let deaf = ["python3", &server("whoami.py"), "--deaf"];
+    let grace = |time| [&ONE[..], &["--grace", time]].concat();
+    let mut first = ground.run(&grace("10m"), &deaf);
+    let address = first.ready();
+    let old = pid_of(&whoami(address));
+    first.signal(Signal::HUP);
+    first.line("worker 0 restarted as pid");
+    let new = pid_of(&whoami(address));
+    eventually("the state names the old one too", || {
+        beside(&ground) == Some(old)
+    });
+    first.murder();
+    assert!(runs(old) && new != old);
+    let mut second = ground.run(&grace("1s"), &deaf);
+    second.ready();
+    second.line("worker 0 did not end within the grace and is killed");
+    slowly("the old one is gone", || !runs(old));
+    assert_eq!(pid_of(&whoami(address)), new);
+    eventually("it is forgotten", || beside(&ground).is_none());
+    assert_counts_are_exact(&ground, "web", 3);
+    let (_, lines) = {
+        second.signal(Signal::TERM);
+        second.wait()
+    };
+    assert!(
+        lines.iter().any(|line| line.contains("stopped")),
+        "{lines:?}"
+    );
+    assert_nothing_left(&ground);
+}
+
+/// A supervisor with so many descriptors at the most.
+fn run_with_descriptors(ground: &Ground, limit: u32, options: &[&str]) -> Run {
+    let plain = ground.command(options, &["python3", &server("whoami.py")]);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")])
+        .arg(plain.get_program())
+        .args(plain.get_args());
+    Run::start(command)
+}
+
+#[test]
+fn where_descriptors_do_not_suffice_old_workers_end_first_and_it_is_said_once() {
+    let Some(ground) = isolated() else { return };
+    let options = ["-w", "2", "-l", "127.0.0.1:8080", "--name", "web"];
+    let mut run = run_with_descriptors(&ground, 100, &options);
+    run.line("rolling restarts end each old worker first: to start new ones beside them takes 106");
+    let address = run.ready();
+    let clients = Clients::start(address, "/", 2);
+    for _ in 0..2 {
+        run.signal(Signal::HUP);
+        for slot in 0..2 {
+            run.line(&format!("worker {slot} (pid"));
+            run.line(&format!("worker {slot} restarted"));
+        }
+        run.line("rolling restart done: 2 workers replaced");
+    }
+    let (answers, failures) = clients.stop();
+    assert!(failures.is_empty() && answers > 0, "{failures:?}");
+    assert_eq!(said_of_room(&run), 1);
+    run.stop();
+    assert_nothing_left(&ground);
+    // An order that was asked for is not replaced by another.
+    let asked = [&options[..], &["--restart", "start-first"]].concat();
+    let (code, lines) = run_with_descriptors(&ground, 100, &asked).wait();
+    let line = lines.last().expect("a line");
+    assert!(
+        code.code() == Some(1) && line.contains("--restart start-first takes 106 descriptors here"),
+        "{line}"
+    );
+    assert_nothing_left(&ground);
+}
+
+/// How often it was said that old workers end first.
+fn said_of_room(run: &Run) -> usize {
+    let about = |line: &&String| {
+        line.contains("old worker ends first") || line.contains("end each old worker first")
+    };
+    run.lines().iter().filter(about).count()
+}
+
+/// Leaves a process as many descriptors beside those that it has.
+fn leave_descriptors(pid: u32, room: usize) {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors");
+    let numbers = entries.flatten().map(|entry| entry.file_name());
+    let open: HashSet<u64> = numbers
+        .filter_map(|number| number.to_str()?.parse().ok())
+        .collect();
+    let mut free = (0..).filter(|number| !open.contains(number));
+    limit_descriptors(pid, free.nth(room).expect("a number"));
+}
+
+fn limit_descriptors(pid: u32, limit: u64) {
+    let pid = Pid::from_raw(pid as i32);
+    let new = Rlimit {
+        current: Some(limit),
+        ..getrlimit(Resource::Nofile)
+    };
+    prlimit(pid, Resource::Nofile, new).expect("prlimit");
+}
+
+#[test]
+fn one_that_runs_out_of_descriptors_replaces_its_workers_all_the_same() {
+    let Some(ground) = isolated() else { return };
+    let mut options = FOUR.to_vec();
+    // Each is a listener more that a slot's second worker would have.
+    for more in ["127.0.0.1:8081", "127.0.0.1:8082", "127.0.0.1:8083"] {
+        options.extend(["-l", more]);
+    }
+    let mut run = ground.whoami(&options);
+    let address = run.ready();
+    let clients = Clients::start(address, "/", 2);
+    leave_descriptors(run.pid(), 5);
+    for _ in 0..2 {
+        run.signal(Signal::HUP);
+        run.line("rolling restart done: 4 workers replaced");
+    }
+    let (answers, failures) = clients.stop();
+    assert!(failures.is_empty() && answers > 0, "{failures:?}");
+    assert_eq!(said_of_room(&run), 1);
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn no_worker_is_ended_where_no_other_could_be_started() {
+    let Some(ground) = isolated() else { return };
+    let mut run = ground.whoami(&ONE);
+    let address = run.ready();
+    let before = pid_of(&whoami(address));
+    leave_descriptors(run.pid(), 1);
+    run.signal(Signal::HUP);
+    let line = run.line("the rolling restart stops: no new worker 0 could be started");
+    assert!(
+        line.contains("Too many open files") && line.ends_with("1 worker runs on as it was"),
+        "{line}"
+    );
+    assert_eq!(pid_of(&whoami(address)), before);
+    limit_descriptors(run.pid(), 1000);
+    run.signal(Signal::HUP);
+    run.line("rolling restart done: 1 worker replaced");
+    assert_ne!(pid_of(&whoami(address)), before);
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
 #[test]
 fn sigterm_ends_the_worker_that_starts_too() {
     let Some(ground) = isolated() else { return };
@@ -234,10 +463,11 @@ impl Held {
         }
     }
 
-    /// Has those that were closed come back, until `over`.
+    /// Has those that were closed come back, until `over` and nobody is closed any more.
     fn come_back_until(&mut self, mut over: impl FnMut() -> bool) {
         let start = Instant::now();
-        while !over() {
+        loop {
+            let is_over = over();
             assert!(start.elapsed() < long_patience(), "the roll takes for ever");
             let mut fds: Vec<PollFd<'_>> = self
                 .connections
@@ -249,6 +479,9 @@ impl Held {
             let ended: Vec<usize> = (0..fds.len())
                 .filter(|at| !fds[*at].revents().is_empty())
                 .collect();
+            if is_over && ended.is_empty() {
+                return;
+            }
             for at in ended {
                 self.connections[at] = connect(self.address);
                 self.returned += 1;

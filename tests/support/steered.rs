@@ -53,16 +53,25 @@ pub fn status(ground: &Ground, name: &str) -> Value {
     status["groups"][0].clone()
 }
 
-/// Has connections come until an agent has died of moving a queue (`WAKEONE_TEST_DIE=moving`). One request after the
-/// other keeps a worker for long, and what comes to its queue meanwhile waits while others are idle.
+/// Has connections come until an agent has died of moving a queue (`WAKEONE_TEST_DIE=moving`).
 pub fn die_while_moving(agent: u32, address: SocketAddr) {
-    eventually("the agent dies of moving a queue", || {
+    have_moved(address, "the agent dies of moving a queue", || !runs(agent));
+}
+
+/// The same until it is stopped there (`WAKEONE_TEST_DIE=stopped`).
+pub fn stop_while_moving(agent: u32, address: SocketAddr) {
+    have_moved(address, "the agent stops in a move", || has_stopped(agent));
+}
+
+/// One request after the other keeps a worker for long, and what comes to its queue meanwhile waits while others are idle.
+fn have_moved(address: SocketAddr, what: &str, over: impl Fn() -> bool) {
+    eventually(what, || {
         std::thread::spawn(move || get(address, "/work?us=200000&kind=sleep"));
         for _ in 0..8 {
             std::thread::spawn(move || get(address, "/work?us=1000&kind=sleep"));
         }
         std::thread::sleep(Duration::from_millis(90));
-        !runs(agent)
+        over()
     });
 }
 

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use libbpf_rs::libbpf_sys::bpf_prog_info;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Program};
 
 use crate::lookup;
@@ -339,15 +340,21 @@ pub struct RunStatistics {
 }
 
 fn run_statistics(name: String, program: BorrowedFd<'_>) -> Option<RunStatistics> {
-    let mut info = libbpf_rs::libbpf_sys::bpf_prog_info::default();
+    let info = info_of(program)?;
+    Some(RunStatistics {
+        name,
+        run_cnt: info.run_cnt,
+        run_time_ns: info.run_time_ns,
+    })
+}
+
+/// The kernel's own description of a program.
+pub(crate) fn info_of(program: BorrowedFd<'_>) -> Option<bpf_prog_info> {
+    let mut info = bpf_prog_info::default();
     let mut size = size_of_val(&info) as u32;
     // SAFETY: `info` is a zeroed bpf_prog_info of `size` bytes: all its pointers are null and their lengths 0.
     let done = unsafe {
         libbpf_rs::libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &mut info, &mut size)
     };
-    (done == 0).then_some(RunStatistics {
-        name,
-        run_cnt: info.run_cnt,
-        run_time_ns: info.run_time_ns,
-    })
+    (done == 0).then_some(info)
 }

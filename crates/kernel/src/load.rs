@@ -195,6 +195,7 @@ fn load_dispatch(
     if let Some(constants) = &mut open.maps.rodata_data {
         constants.address_number = address as u32;
         constants.address_count = addresses as u32;
+        constants.sees_closed = (walk && kind == MapType::Sockmap).into();
     }
     let program = if walk {
         &mut open.progs.wakeone_dispatch_walk

@@ -5,13 +5,13 @@ use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Link, Program, ProgramMut};
+use libbpf_rs::{Link, Program, ProgramMut, libbpf_sys};
 
-use crate::bpf::{Error, bpf_step};
+use crate::bpf::{Error, bpf_step, info_of};
 use crate::load::{attempt, prepare, share};
 use crate::skeletons::lookup::{LookupSkelBuilder, types};
 
@@ -102,6 +102,9 @@ pub(crate) fn attach(
         |path: &Path| File::open(path).map_err(Error::at(format!("opening {}", path.display())));
     let netns = open(Path::new("/proc/thread-self/ns/net"))?;
     let cgroup = open(cgroup)?;
+    if address == 0 {
+        tell_earlier(&netns);
+    }
     with_programs(dir, address, place, |lookup, name| {
         let link = lookup
             .attach_netns(netns.as_raw_fd())
@@ -114,12 +117,63 @@ pub(crate) fn attach(
     })
 }
 
+/// Logs which programs of others are asked first. Ours cannot replace what one of them has chosen.
+fn tell_earlier(netns: &File) {
+    let others: Vec<String> = programs(netns)
+        .into_iter()
+        .filter(|name| name != LOOKUP)
+        .collect();
+    if !others.is_empty() {
+        tracing::info!(
+            event = "note",
+            "sk_lookup programs of others ({}) were in this network namespace first: connections that one of them gives to a socket do not come here; see them with `bpftool link`",
+            others.join(", ")
+        );
+    }
+}
+
+/// As the kernel names our own: it cuts names at 15 bytes.
+const LOOKUP: &str = "wakeone_lookup";
+/// As many such programs fit into a network namespace.
+const MOST: usize = 64;
+
+/// The names of the lookup programs of a network namespace, in the order in which they are asked.
+fn programs(netns: &File) -> Vec<String> {
+    let mut ids = [0_u32; MOST];
+    let mut count = MOST as u32;
+    // SAFETY: `ids` has room for `count` numbers, and the kernel writes no more than that.
+    let done = unsafe {
+        libbpf_sys::bpf_prog_query(
+            netns.as_raw_fd(),
+            libbpf_sys::BPF_SK_LOOKUP,
+            0,
+            std::ptr::null_mut(),
+            ids.as_mut_ptr(),
+            &mut count,
+        )
+    };
+    if done != 0 {
+        return Vec::new();
+    }
+    let name = |id: &u32| {
+        let program = Program::fd_from_id(*id).ok()?;
+        let name = info_of(program.as_fd())?.name;
+        let bytes: Vec<u8> = name.iter().map(|byte| *byte as u8).collect();
+        let end = bytes.iter().position(|byte| *byte == 0)?;
+        Some(String::from_utf8_lossy(&bytes[..end]).into_owned())
+    };
+    ids.iter().take(count as usize).filter_map(name).collect()
+}
+
 fn not_attached(error: &libbpf_rs::Error) -> Error {
     /// The kernel's answer when a namespace has 64 such programs (E2BIG, kernel/bpf/net_namespace.c).
     const FULL: &str = "Argument list too long";
-    let text = error.to_string();
+    // With its causes.
+    let text = format!("{error:#}");
     let source = if text.contains(FULL) {
-        io::Error::other("this network namespace has 64 such programs, and can have no more")
+        io::Error::other(format!(
+            "this network namespace has {MOST} such programs, and can have no more: see them with `bpftool link`, or leave --lookup away"
+        ))
     } else {
         crate::bpf::from_bpf(error)
     };
@@ -171,11 +225,29 @@ fn with_programs(
     prepare(own);
     other.set_autoload(false);
     share(&mut open.maps.sockets, dir, &format!("sockets-{address}"))?;
-    let mut loaded = attempt("wakeone_lookup", || open.load())?;
+    let mut loaded = attempt(LOOKUP, || open.load())?;
     let name = if ip6 {
         &mut loaded.progs.wakeone_name6
     } else {
         &mut loaded.progs.wakeone_name4
     };
     act(&mut loaded.progs.wakeone_lookup, name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use libbpf_rs::ErrorExt;
+
+    #[test]
+    fn a_namespace_that_is_full_is_told_from_other_refusals() {
+        let of = |errno| {
+            let error = libbpf_rs::Error::from_raw_os_error(errno);
+            not_attached(&error.context("failed to attach")).to_string()
+        };
+        let full = of(nix::libc::E2BIG);
+        assert!(full.contains("has 64 such programs"), "{full}");
+        let other = of(nix::libc::EINVAL);
+        assert!(!other.contains("64") && other.contains("failed"), "{other}");
+    }
 }

@@ -77,7 +77,7 @@ fn threads_doing(pid: u32, of: impl Fn(&std::path::Path) -> Doing) -> Doing {
 
 /// A stopped process keeps the system call it was in.
 fn if_running(pid: u32, doing: Doing) -> Doing {
-    if matches!(state(pid), Some('T' | 't')) {
+    if is_stopped(pid) {
         Doing::Stopped
     } else {
         doing
@@ -145,6 +145,11 @@ fn thread_doing(task: &std::path::Path) -> Doing {
 /// The state letter of /proc/PID/stat (`R`, `S`, `D`, `T`, `Z` …).
 pub fn state(pid: u32) -> Option<char> {
     Stat::of(pid).ok().map(|stat| stat.state)
+}
+
+/// Whether a process is stopped: by SIGSTOP, or by a debugger.
+pub fn is_stopped(pid: u32) -> bool {
+    matches!(state(pid), Some('T' | 't'))
 }
 
 /// A descriptor of another process, shared with it. The caller must not change its file status flags: they are the

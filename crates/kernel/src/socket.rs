@@ -258,12 +258,19 @@ pub fn listen_again(socket: impl AsFd, address: SocketAddr, backlog: i32) -> io:
     }
 }
 
-/// A test has us die here by `WAKEONE_TEST_DIE=moving`: the listener is closed. Release builds do not have this.
+/// A test has us die here by `WAKEONE_TEST_DIE=moving`, or stop, once, by `stopped`: the listener is closed. Release builds do
+/// not have this.
 #[cfg(debug_assertions)]
 fn die_if_told() {
-    if std::env::var_os("WAKEONE_TEST_DIE").is_some_and(|what| what == "moving") {
-        let _ =
-            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    static STOP: std::sync::Once = std::sync::Once::new();
+    // To this thread: of a signal to the process another one may hear first.
+    let raise = |signal| {
+        let _ = nix::sys::signal::raise(signal);
+    };
+    match std::env::var("WAKEONE_TEST_DIE").as_deref() {
+        Ok("moving") => raise(nix::sys::signal::Signal::SIGKILL),
+        Ok("stopped") => STOP.call_once(|| raise(nix::sys::signal::Signal::SIGSTOP)),
+        _ => {}
     }
 }
 

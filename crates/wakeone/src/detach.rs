@@ -146,7 +146,7 @@ pub fn meant(paths: &Paths, what: &str) -> Vec<String> {
 /// supervisor of workers does not.
 fn take(paths: &Paths, name: &str) -> Result<GroupDir, Error> {
     let taken = match GroupDir::take(&paths.runtime, name) {
-        Err(error @ StateError::Taken { .. }) => error,
+        Err(error @ (StateError::Taken { .. } | StateError::Stopped { .. })) => error,
         other => return Ok(other?),
     };
     let agent = state::load(&paths.runtime, name)
@@ -158,7 +158,10 @@ fn take(paths: &Paths, name: &str) -> Result<GroupDir, Error> {
     let Some(pid) = agent.and_then(|agent| Pid::from_raw(agent.pid as i32)) else {
         return Err(taken.into());
     };
-    let _ = kill_process(pid, Signal::TERM);
+    // One that is stopped would never hear of it.
+    for signal in [Signal::TERM, Signal::CONT] {
+        let _ = kill_process(pid, signal);
+    }
     let start = Instant::now();
     while start.elapsed() < AGENT_ENDS {
         std::thread::sleep(Duration::from_millis(10));
@@ -228,7 +231,7 @@ pub fn detach_all(paths: &Paths) -> Result<Vec<Report>, Error> {
     for name in status::names(paths).unwrap_or_default() {
         match detach(paths, &name) {
             Ok(report) => reports.push(report),
-            Err(Error::State(StateError::Taken { .. })) => {}
+            Err(Error::State(StateError::Taken { .. } | StateError::Stopped { .. })) => {}
             Err(error) => return Err(error),
         }
     }

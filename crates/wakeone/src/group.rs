@@ -337,6 +337,13 @@ fn check_lookup(options: &Options, wish: &Wish) -> Result<(), Error> {
             "--lookup and --metrics-tracing cannot be together: the tracepoints' probes look at one port; leave one away",
         );
     }
+    let missing = capability::missing();
+    if !missing.is_empty() && !capability::has(Capability::CAP_SYS_ADMIN) {
+        return Err(Error::Refused(format!(
+            "--lookup needs {}: start as root or with these capabilities, or leave --lookup away",
+            missing.join(" and ")
+        )));
+    }
     Ok(())
 }
 

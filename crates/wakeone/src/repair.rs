@@ -1,7 +1,9 @@
 //! Listeners that nobody made to listen again: their agent was killed while it moved their queues. Their workers spin on
 //! `EINVAL`, and the kernel has no listener to give their connections to.
 //!
-//! The agent writes into the table first which slot it is at ([`flag::MOVING`]), so that whoever comes next knows.
+//! The agent writes into the table first which slot it is at ([`flag::MOVING`]), so that whoever comes next knows. An agent
+//! that is stopped there (SIGSTOP) keeps its mark: when it goes on, it finds the listener open, and opening it twice is
+//! opening it once.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -13,17 +15,42 @@ use wakeone_kernel::{process, socket};
 
 use crate::paths::Paths;
 use crate::status;
-use crate::supervisor::state::{self, GroupDir, State};
+use crate::supervisor::state::{self, GroupDir, State, StateError};
 
-/// Repairs every group whose agent is gone. One that lives moves queues itself, and is left alone.
+/// Repairs every group whose agent is gone or stopped. One that runs moves queues itself, and is left alone.
 pub fn repair_all(paths: &Paths) {
     for name in status::names(paths).unwrap_or_default() {
         // The folder is taken only where there is something to do: whoever starts at this moment finds it free.
-        if open(paths, &name).is_some_and(|pinned| !moving(&pinned).is_empty())
-            && let Ok(dir) = GroupDir::take(&paths.runtime, &name)
-        {
-            repair(paths, &dir);
+        if open(paths, &name).is_none_or(|pinned| moving(&pinned).is_empty()) {
+            continue;
         }
+        match GroupDir::take(&paths.runtime, &name) {
+            Ok(dir) => repair(paths, &dir),
+            Err(StateError::Stopped { pid, .. }) => repair_beside(paths, &name, &pid),
+            Err(_) => {}
+        }
+    }
+}
+
+/// The same for a group whose agent lives and is stopped: it may go on at any moment.
+fn repair_beside(paths: &Paths, name: &str, agent: &str) {
+    let (Some(pinned), Ok(Some(state))) = (open(paths, name), state::load(&paths.runtime, name))
+    else {
+        return;
+    };
+    if state.boot != state::boot_id() {
+        return;
+    }
+    for slot in moving(&pinned) {
+        let done = match reopen(&pinned, &state, slot) {
+            Ok(()) => "was opened again".to_owned(),
+            Err(why) => format!("stays closed: {why}"),
+        };
+        tracing::warn!(
+            event = "degraded",
+            slot,
+            "`{name}`: its agent (pid {agent}) is stopped in the middle of moving the queue of slot {slot}, whose listener {done}; continue it with `kill -CONT {agent}`"
+        );
     }
 }
 

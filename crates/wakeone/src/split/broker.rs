@@ -11,10 +11,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use rustix::time::Timespec;
 use wakeone_kernel::{netns, process};
 use wakeone_shim::protocol::{REQUEST_BYTES, Reply, Request, Token};
 
@@ -174,6 +176,9 @@ impl<O> Broker<O> {
         if self.conversations.len() < MOST {
             return true;
         }
+        if !self.is_asked() {
+            return false;
+        }
         let mut counts = BTreeMap::new();
         for one in &self.conversations {
             *counts.entry(one.user).or_insert(0) += 1;
@@ -190,6 +195,12 @@ impl<O> Broker<O> {
             to.declined(ended.pid, offer);
         }
         true
+    }
+
+    /// Whether somebody waits to begin a conversation.
+    fn is_asked(&self) -> bool {
+        let mut own = [PollFd::new(&self.socket, PollFlags::IN)];
+        rustix::event::poll(&mut own, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// One step of a conversation; `None` when it is over.
@@ -381,4 +392,110 @@ fn say(to: &OwnedFd, what: Reply, with: Option<BorrowedFd<'_>>) -> io::Result<()
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     rustix::net::sendmsg(to, &[IoSlice::new(&bytes)], &mut control, flags)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One that remembers which offers were declined, by their numbers.
+    #[derive(Default)]
+    struct Declined(Vec<usize>);
+
+    impl Answer<usize> for Declined {
+        fn opens(&mut self, _: &OwnedFd) -> Reply {
+            Reply::Leave
+        }
+        fn listens(&mut self, _: u32, _: i32, _: bool, _: OwnedFd) -> Reply {
+            Reply::Leave
+        }
+        fn reader(&mut self, _: u32, _: i32, _: &OwnedFd) -> Option<usize> {
+            None
+        }
+        fn given_back(&mut self, _: u32, _: OwnedFd) -> Reply {
+            Reply::Leave
+        }
+        fn left(&mut self, _: u32, _: &OwnedFd) -> Told {
+            Told::Foreign
+        }
+        fn claim(&mut self, _: &Claim<'_>) -> Option<usize> {
+            None
+        }
+        fn socket<'a>(&self, _: &'a usize) -> BorrowedFd<'a> {
+            unreachable!("nothing is offered here")
+        }
+        fn taken(&mut self, _: u32, _: i32, _: usize) {}
+        fn declined(&mut self, _: u32, offer: usize) {
+            self.0.push(offer);
+        }
+    }
+
+    const FEW: u32 = 1;
+    const MANY: u32 = 2;
+
+    /// A broker with as many conversations as there may be, each with its number as its offer and open for so long; the
+    /// other ends. The user `FEW` has the first five.
+    fn full(open_for: Duration) -> (Broker<usize>, Vec<OwnedFd>) {
+        let mut broker = Broker::open().expect("broker");
+        let since = Instant::now().checked_sub(open_for).expect("a time");
+        let mut others = Vec::new();
+        for number in 0..MOST {
+            let (connection, other) = rustix::net::socketpair(
+                AddressFamily::UNIX,
+                SocketType::SEQPACKET,
+                SocketFlags::CLOEXEC,
+                None,
+            )
+            .expect("sockets");
+            others.push(other);
+            broker.conversations.push(Conversation {
+                connection,
+                pid: 1,
+                user: if number < 5 { FEW } else { MANY },
+                since,
+                offer: Some(number),
+            });
+        }
+        (broker, others)
+    }
+
+    fn ask(broker: &Broker<usize>) -> OwnedFd {
+        let kind = SocketType::SEQPACKET;
+        let asking = rustix::net::socket(AddressFamily::UNIX, kind, None).expect("socket");
+        let name = SocketAddrUnix::new_abstract_name(broker.name.as_bytes()).expect("name");
+        rustix::net::connect(&asking, &name).expect("connect");
+        asking
+    }
+
+    #[test]
+    fn the_user_with_most_conversations_gives_way_when_there_is_no_room() {
+        let (mut broker, others) = full(SILENCE);
+        let asking = [ask(&broker), ask(&broker)];
+        let mut told = Declined::default();
+        broker.attend(&mut told);
+        assert_eq!(told.0, [5, 6], "the oldest two of the user that has most");
+        let own = rustix::process::geteuid().as_raw();
+        let all = &broker.conversations;
+        let of = |user| all.iter().filter(|one| one.user == user).count();
+        assert_eq!((of(FEW), of(MANY)), (5, MOST - 7));
+        assert_eq!(of(own), 2, "both that asked are heard");
+        drop((asking, others));
+    }
+
+    #[test]
+    fn nobody_gives_way_to_others_at_once() {
+        let (mut broker, others) = full(Duration::ZERO);
+        // As if it took long to come here.
+        let soon = Instant::now() + Duration::from_secs(60);
+        broker
+            .conversations
+            .iter_mut()
+            .for_each(|one| one.since = soon);
+        let asking = ask(&broker);
+        let mut told = Declined::default();
+        broker.attend(&mut told);
+        assert!(told.0.is_empty(), "{:?}", told.0);
+        assert_eq!(broker.conversations.len(), MOST);
+        drop((asking, others));
+    }
 }

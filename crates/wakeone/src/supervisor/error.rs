@@ -39,6 +39,16 @@ pub enum Error {
         /// What the last of them did.
         ending: Ending,
     },
+    /// New workers cannot start beside the old ones, which was asked for.
+    #[error(
+        "--restart start-first takes {needed} descriptors here, and the limit is {limit}; raise it with `ulimit -Hn {needed}`, or leave --restart away"
+    )]
+    FewDescriptors {
+        /// How many it takes.
+        needed: u64,
+        /// How many there can be.
+        limit: u64,
+    },
     /// A system call failed that does not fail.
     #[error("the supervisor cannot {what}: {source}")]
     System {

@@ -132,7 +132,7 @@ impl Supervisor {
             slots: options.workers,
             task: &task,
             backlog,
-            spare: starts_first(options),
+            spare: starts_first(options, descriptor_limit())?,
             grace: options.grace,
             lookup: options.lookup,
         };
@@ -340,9 +340,24 @@ fn check_restart(options: &Options) -> Result<(), Error> {
     }
 }
 
-/// Whether new workers are to start beside the old ones.
-fn starts_first(options: &Options) -> bool {
-    options.restart != Some(Restart::StopFirst) && !options.listen.iter().any(Address::is_udp)
+/// Whether new workers are to start beside the old ones. Where the limit of descriptors is too low, they do so only if
+/// that was asked for, and then it is an error.
+fn starts_first(options: &Options, limit: Option<u64>) -> Result<bool, Error> {
+    /// Programs and maps, the log, metrics, and what is opened for a moment.
+    const BESIDES: usize = 96;
+    if options.restart == Some(Restart::StopFirst) || options.listen.iter().any(Address::is_udp) {
+        return Ok(false);
+    }
+    // For each slot two listeners an address, the dispatcher's copy of one, and two workers' pidfds.
+    let needed = (options.workers * (3 * options.listen.len() + 2) + BESIDES) as u64;
+    match limit.filter(|limit| *limit < needed) {
+        None => Ok(true),
+        Some(limit) if options.restart.is_some() => Err(Error::FewDescriptors { needed, limit }),
+        Some(limit) => {
+            report::few_descriptors(needed, limit);
+            Ok(false)
+        }
+    }
 }
 
 /// The name that a group with these options has.
@@ -443,6 +458,11 @@ fn bind_all(wanted: &Wanted<'_>) -> Result<Sockets, Error> {
         reserved: all_reserved,
         slots,
     })
+}
+
+/// How many descriptors we may have; `None`: as many as we like.
+fn descriptor_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current
 }
 
 /// Lets us hold a few descriptors for each of many workers. Returns what workers are to have: the limit as it was.

@@ -27,6 +27,10 @@ enum Verdict {
     Unseen,
     /// It listens there, and nobody accepts on what it was given.
     Elsewhere(SocketAddr),
+    /// It has closed what it was given, and listens nowhere.
+    Nowhere,
+    /// It has what it was given, and was not seen to accept yet: it may take long to start, or not know of it.
+    Silent,
 }
 
 /// What is seen of a worker from outside.
@@ -35,8 +39,19 @@ struct Sight<'a> {
     given: &'a [u64],
     /// Whether it waits in accept, epoll or poll; `None`: that cannot be seen.
     accepting: Option<bool>,
-    /// Workers before it were seen to accept, and the rolling restart can wait for that.
+    /// Workers before it were seen to accept.
+    seen: bool,
+    /// They were, and the rolling restart can wait for that.
     patient: bool,
+}
+
+/// Whether a worker waits in accept, epoll or poll for its listeners; `None`: that cannot be seen.
+fn sees_accept(pid: u32, given: &[u64]) -> Option<bool> {
+    match doing_below(pid, given) {
+        Doing::Waiting => Some(true),
+        Doing::Busy | Doing::Stopped => Some(false),
+        Doing::Unknown | Doing::Gone => None,
+    }
 }
 
 impl Watch<'_> {
@@ -45,13 +60,17 @@ impl Watch<'_> {
         let accepting = self.steer.accepting(slot);
         let place = &mut self.group.slots[slot];
         let given = slot::inodes(&place.listeners);
+        let seen = place.seen;
+        let Some(worker) = place.worker_mut() else {
+            return;
+        };
+        // Where nothing steers nobody has looked.
+        let accepting = accepting.or_else(|| sees_accept(worker.process.pid(), &given));
         let sight = Sight {
             given: &given,
             accepting,
-            patient: place.seen && self.roll.is_some(),
-        };
-        let Some(worker) = place.worker_mut() else {
-            return;
+            seen,
+            patient: seen && self.roll.is_some(),
         };
         if worker.becomes_ready(slot, &sight, &self.group.task.command) {
             place.set_ready();
@@ -67,14 +86,11 @@ impl Watch<'_> {
             return;
         };
         let given = slot::inodes(&place.spare);
-        let accepting = match doing_below(worker.process.pid(), &given) {
-            Doing::Waiting => Some(true),
-            Doing::Busy | Doing::Stopped => Some(false),
-            Doing::Unknown | Doing::Gone => None,
-        };
+        let accepting = sees_accept(worker.process.pid(), &given);
         let sight = Sight {
             given: &given,
             accepting,
+            seen: place.seen,
             patient: place.seen,
         };
         if worker.becomes_ready(slot, &sight, &self.group.task.command) {
@@ -101,6 +117,19 @@ impl Worker {
                 }
                 false
             }
+            Verdict::Nowhere => {
+                if !std::mem::replace(&mut self.told_nowhere, true) {
+                    report::nowhere(slot, pid, command);
+                }
+                false
+            }
+            Verdict::Silent => {
+                let named = report::names_listener(command);
+                if !named && !sight.seen && !std::mem::replace(&mut self.told_silent, true) {
+                    report::silent(slot, pid);
+                }
+                false
+            }
         }
     }
 
@@ -113,17 +142,20 @@ impl Worker {
             None if ran < ALIVE_IS_READY => Verdict::NotYet,
             None => Verdict::Ready,
             Some(true) => match self.whereabouts(sight.given) {
-                Whereabouts {
-                    holds: false,
-                    elsewhere: Some(at),
-                } => Verdict::Elsewhere(at),
-                _ => Verdict::Ready,
+                Whereabouts { holds: true, .. } => Verdict::Ready,
+                Whereabouts { elsewhere, .. } => nobody_accepts(elsewhere, ran),
             },
             Some(false) if ran < LOOK_ELSEWHERE => Verdict::NotYet,
-            Some(false) => match self.whereabouts(sight.given).elsewhere {
-                Some(at) => Verdict::Elsewhere(at),
-                None if ran < UNSEEN_IS_READY || sight.patient => Verdict::NotYet,
-                None => Verdict::Unseen,
+            Some(false) => match self.whereabouts(sight.given) {
+                Whereabouts {
+                    holds: true,
+                    elsewhere: None,
+                } if ran < UNSEEN_IS_READY || sight.patient => Verdict::Silent,
+                Whereabouts {
+                    holds: true,
+                    elsewhere: None,
+                } => Verdict::Unseen,
+                Whereabouts { elsewhere, .. } => nobody_accepts(elsewhere, ran),
             },
         }
     }
@@ -137,5 +169,15 @@ impl Worker {
                 seen
             }
         }
+    }
+}
+
+/// A worker without the listeners that it was given: it waits for something else. A process that has just begun may be
+/// about to pass them on.
+fn nobody_accepts(elsewhere: Option<SocketAddr>, ran: Duration) -> Verdict {
+    match elsewhere {
+        Some(at) => Verdict::Elsewhere(at),
+        None if ran < LOOK_ELSEWHERE => Verdict::NotYet,
+        None => Verdict::Nowhere,
     }
 }

@@ -55,9 +55,39 @@ pub fn on_its_way(slot: usize, pid: u32, command: &[String]) {
     );
 }
 
+/// Whether a command is given the number of a listener.
+pub fn names_listener(command: &[String]) -> bool {
+    command.iter().any(|word| word.contains("{fd"))
+}
+
+/// A worker has let go of its listeners.
+pub fn nowhere(slot: usize, pid: u32, command: &[String]) {
+    let hint = if names_listener(command) {
+        "its command names {fd}, but it has closed that descriptor: give it the option by which this server takes one"
+    } else {
+        "give it the listener by {fd} in its command, or let it open its own by `wakeone run --split`"
+    };
+    tracing::warn!(
+        event = "nowhere",
+        slot,
+        pid,
+        "worker {slot} (pid {pid}) is not ready: it has closed the listener that it was given, and listens nowhere; {hint}"
+    );
+}
+
+/// A worker does not accept, and may not know of its listeners.
+pub fn silent(slot: usize, pid: u32) {
+    tracing::warn!(
+        event = "silent",
+        slot,
+        pid,
+        "worker {slot} (pid {pid}) does not accept yet: without {{fd}} in its command it must take its listener by LISTEN_FDS, as from systemd; if this server does not, write {{fd}} where it takes a descriptor, or let it open its own by `wakeone run --split`"
+    );
+}
+
 /// A worker listens, but not where connections come.
 pub fn elsewhere(slot: usize, pid: u32, at: &str, command: &[String]) {
-    let hint = if command.iter().any(|word| word.contains("{fd")) {
+    let hint = if names_listener(command) {
         "its command names {fd}, but it does not accept from that descriptor: give it the option by which this server takes one"
     } else {
         "give it that listener by {fd} in its command, or let it open its own by `wakeone run --split`"
@@ -80,11 +110,48 @@ pub fn beside(slot: usize, pid: u32) {
     );
 }
 
-pub fn not_switched(slot: usize, why: &str) {
+/// Why a rolling restart stops, for [`roll_failed`].
+pub fn not_switched(slot: usize, why: &str) -> String {
+    format!("connections cannot be given to the new worker {slot}: {why}")
+}
+
+/// The same.
+pub fn ended_soon(slot: usize) -> String {
+    format!("the new worker {slot} ended before the old one did")
+}
+
+/// The same.
+pub fn no_room(slot: usize, error: &SpawnError) -> String {
+    format!("no new worker {slot} could be started if the old one ended: {error}")
+}
+
+pub fn stop_first(why: &SpawnError) {
+    let remedy = if why.lacks_descriptors() {
+        "raise the limit with `ulimit -Hn` (LimitNOFILE= of a unit) before the next start"
+    } else {
+        "see the limits of processes and memory, `ulimit -u` and those of its cgroup"
+    };
     tracing::warn!(
-        event = "roll",
+        event = "degraded",
+        "there is no room for a new worker beside the old one ({why}): each old worker ends first; {remedy}"
+    );
+}
+
+pub fn few_descriptors(needed: u64, limit: u64) {
+    tracing::warn!(
+        event = "degraded",
+        needed,
+        limit,
+        "rolling restarts end each old worker first: to start new ones beside them takes {needed} descriptors, and the limit is {limit}; raise it with `ulimit -Hn {needed}`"
+    );
+}
+
+/// A worker that ended soon after it had taken over.
+pub fn switched_back(slot: usize, story: &str) {
+    tracing::warn!(
+        event = "death",
         slot,
-        "the new worker {slot} gets no connections and is ended: {why}"
+        "{story}; the old worker {slot} serves on"
     );
 }
 
@@ -174,11 +241,13 @@ pub fn roll_follows() {
 pub fn roll_failed(slot: usize, roll: &Roll, kept: bool) {
     let (replaced, untouched) = roll.progress();
     let left = untouched + usize::from(kept);
-    let hint = if kept {
+    let hint = if kept && roll.reason().is_none() {
         "; if two of them cannot run side by side, use --restart stop-first"
     } else {
         ""
     };
+    let unready = format!("the new worker {slot} did not get ready");
+    let why = roll.reason().unwrap_or(&unready);
     let count = counted(left as u64, "workers");
     let run = if left == 1 {
         "runs on as it was"
@@ -190,7 +259,7 @@ pub fn roll_failed(slot: usize, roll: &Roll, kept: bool) {
         slot,
         replaced,
         left,
-        "the rolling restart stops: the new worker {slot} did not get ready; {count} {run}{hint}"
+        "the rolling restart stops: {why}; {count} {run}{hint}"
     );
 }
 

@@ -1,7 +1,8 @@
 //! A rolling restart as a pure state machine: what to do next, given what is seen. It touches no process itself.
 //!
 //! A slot with a spare listener starts its new worker first, beside the old one. Another slot stops its old worker
-//! first, and the new one takes the same listener.
+//! first, and the new one takes the same listener. Where there is no room for one worker more, all slots do that from
+//! then on.
 
 use super::retirement::{self, Retirement};
 use std::collections::VecDeque;
@@ -43,7 +44,8 @@ pub enum Action {
     Switch(usize),
     /// The old worker is gone and the new one ready; on to the next.
     Replaced(usize),
-    /// The new worker ended or did not get ready: the restart stops here, the workers not yet replaced stay.
+    /// The new worker ended or did not get ready, or none can be started: the restart stops here, the workers not yet
+    /// replaced stay.
     Failed(usize),
     /// All are replaced.
     Finished,
@@ -55,6 +57,7 @@ enum Step {
     Starting { until: Instant },
     StartingBeside { until: Instant },
     Switched,
+    Stopping,
 }
 
 /// A rolling restart under way.
@@ -65,6 +68,10 @@ pub struct Roll {
     grace: Duration,
     start_limit: Duration,
     replaced: usize,
+    /// There is room for one worker more, as far as is known.
+    beside: bool,
+    /// Why it stops, where it is not that a new worker did not get ready.
+    reason: Option<String>,
     over: bool,
 }
 
@@ -81,13 +88,43 @@ impl Roll {
             grace,
             start_limit,
             replaced: 0,
+            beside: true,
+            reason: None,
             over: false,
         }
     }
 
+    /// The new worker of the slot at hand cannot be started beside the old one: from now on old workers end first. The
+    /// caller has that slot drain.
+    pub fn stop_first(&mut self, now: Instant) {
+        self.beside = false;
+        if let Some((_, step)) = &mut self.at {
+            *step = Step::Ending(Retirement::new(now, self.grace));
+        }
+    }
+
+    /// Stops at the slot at hand, for a reason.
+    pub fn give_up(&mut self, reason: String) {
+        self.reason = Some(reason);
+        if let Some((_, step)) = &mut self.at {
+            *step = Step::Stopping;
+        }
+    }
+
+    /// Why it stops, where that is no new worker that did not get ready.
+    pub fn reason(&self) -> Option<&str> {
+        self.reason.as_deref()
+    }
+
+    /// Whether a slot's new worker has connections, and the old one has not ended yet.
+    pub fn has_switched(&self, slot: usize) -> bool {
+        matches!(self.at, Some((at, Step::Switched)) if at == slot)
+    }
+
     /// Whether the end of this slot's worker is expected, and its start is the roll's to ask for.
     pub fn ends(&self, slot: usize) -> bool {
-        matches!(self.at, Some((at, step)) if at == slot && step != Step::Switched)
+        let expected = |step| !matches!(step, Step::Switched | Step::Stopping);
+        matches!(self.at, Some((at, step)) if at == slot && expected(step))
     }
 
     /// Slots replaced so far, and slots not yet touched.
@@ -121,6 +158,7 @@ impl Roll {
             Step::StartingBeside { until } if seen.successor.is_none() || now >= *until => {
                 (None, Action::Failed(slot))
             }
+            Step::Stopping => (None, Action::Failed(slot)),
             Step::Switched if !seen.retiring => (None, Action::Replaced(slot)),
             Step::Starting { .. } if seen.ready => (None, Action::Replaced(slot)),
             Step::Starting { until } if !seen.alive || now >= *until => {
@@ -140,7 +178,7 @@ impl Roll {
             return Action::Finished;
         };
         let seen = view(slot);
-        let (step, action) = if seen.spare && seen.alive {
+        let (step, action) = if self.beside && seen.spare && seen.alive {
             let until = now + self.start_limit;
             (Step::StartingBeside { until }, Action::StartBeside(slot))
         } else {
@@ -318,6 +356,50 @@ mod tests {
             (199, starting, None),
             (200, starting, Some(Failed(0))),
         ]);
+    }
+
+    #[test]
+    fn where_there_is_no_room_beside_old_workers_end_first_from_then_on() {
+        use Action::*;
+        let start = Instant::now();
+        let mut roll = Roll::new([0, 1], Duration::from_secs(30), Duration::from_secs(20));
+        let step =
+            |roll: &mut Roll, ms, view| roll.step(start + Duration::from_millis(ms), |_| view);
+        let idle = beside(None, false);
+        assert_eq!(step(&mut roll, 0, idle), Some(StartBeside(0)));
+        roll.stop_first(start);
+        assert!(roll.ends(0));
+        for (ms, view, action) in [
+            (0, idle, None),
+            (100, idle, Some(Terminate(0))),
+            (200, DEAD, Some(Start(0))),
+            (300, idle, Some(Replaced(0))),
+            (300, idle, Some(Drain(1))),
+        ] {
+            assert_eq!(step(&mut roll, ms, view), action, "at {ms} ms");
+        }
+        assert_eq!(roll.reason(), None);
+    }
+
+    #[test]
+    fn one_that_gives_up_touches_no_other_slot_and_says_why() {
+        use Action::*;
+        let start = Instant::now();
+        let mut roll = Roll::new([0, 1], Duration::from_secs(30), Duration::from_secs(20));
+        assert_eq!(
+            roll.step(start, |_| beside(None, false)),
+            Some(StartBeside(0))
+        );
+        assert_eq!(
+            roll.step(start, |_| beside(Some(true), false)),
+            Some(Switch(0))
+        );
+        assert!(roll.has_switched(0) && !roll.has_switched(1));
+        roll.give_up("it ended".to_owned());
+        assert!(!roll.ends(0), "the new worker's end is no part of the roll");
+        assert_eq!(roll.step(start, |_| beside(None, true)), Some(Failed(0)));
+        assert_eq!(roll.step(start, |_| beside(None, false)), None);
+        assert_eq!((roll.reason(), roll.progress()), (Some("it ended"), (0, 1)));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::report;
 use super::roll::{Action, Roll, View};
 use super::slot::{Phase, Worker};
+use super::spawn::{self, SpawnError};
 use super::watch::{Watch, notify};
 use super::workers::START_LIMIT;
 use sd_notify::NotifyState;
@@ -42,7 +43,7 @@ impl Watch<'_> {
         };
         let now = Instant::now();
         while let Some(action) = roll.step(now, |slot| self.view(slot)) {
-            if self.act(action, &roll) {
+            if self.act(action, &mut roll) {
                 notify(&[NotifyState::Ready]);
                 if std::mem::take(&mut self.roll_again) {
                     self.begin_rolling();
@@ -68,9 +69,9 @@ impl Watch<'_> {
     }
 
     /// Does what a roll asks for; says whether it is over.
-    fn act(&mut self, action: Action, roll: &Roll) -> bool {
+    fn act(&mut self, action: Action, roll: &mut Roll) -> bool {
         match action {
-            Action::Drain(slot) => self.steer.drain(slot, true),
+            Action::Drain(slot) => self.drain_for(slot, roll),
             Action::Terminate(slot) => self.group.slots[slot]
                 .worker_mut()
                 .into_iter()
@@ -82,19 +83,42 @@ impl Watch<'_> {
                     .for_each(|worker| worker.process.kill());
             }
             Action::Start(slot) => self.restart(slot),
-            Action::StartBeside(slot) => self.start_beside(slot),
-            Action::Switch(slot) => self.switch(slot),
+            Action::StartBeside(slot) => self.start_beside(slot, roll),
+            Action::Switch(slot) => self.switch(slot, roll),
             Action::Replaced(_) => {}
-            Action::Failed(slot) => {
-                self.end_successor(slot);
-                let kept = self.worker(slot).is_some_and(|worker| worker.ready);
-                report::roll_failed(slot, roll, kept);
-                if matches!(self.group.slots[slot].phase, Phase::Empty) {
-                    self.retry_later(slot, Duration::ZERO, &format!("worker {slot} is missing"));
-                }
-            }
+            Action::Failed(slot) => self.fail(slot, roll),
             Action::Finished => report::roll_done(roll),
         }
         matches!(action, Action::Failed(_) | Action::Finished)
+    }
+
+    /// Has a slot drain whose old worker is to end before the new one starts. Where no other could be started, it stays.
+    fn drain_for(&mut self, slot: usize, roll: &mut Roll) {
+        match spawn::has_room(&self.group.order(slot)) {
+            Ok(()) => self.steer.drain(slot, true),
+            Err(error) => roll.give_up(report::no_room(slot, &error)),
+        }
+    }
+
+    fn fail(&mut self, slot: usize, roll: &Roll) {
+        self.end_successor(slot);
+        let kept = self.worker(slot).is_some_and(|worker| worker.ready);
+        report::roll_failed(slot, roll, kept);
+        if matches!(self.group.slots[slot].phase, Phase::Empty) {
+            self.retry_later(slot, Duration::ZERO, &format!("worker {slot} is missing"));
+        }
+    }
+
+    /// There is no room for one worker more: the old ones end first, in this rolling restart. Where descriptors are short,
+    /// the spare listeners are given up for good, so that there are some for the next worker.
+    pub(super) fn stop_first(&mut self, slot: usize, why: &SpawnError, roll: &mut Roll) {
+        if why.lacks_descriptors() {
+            for place in &mut self.group.slots {
+                place.give_up_spare();
+            }
+        }
+        report::stop_first(why);
+        roll.stop_first(Instant::now());
+        self.drain_for(slot, roll);
     }
 }

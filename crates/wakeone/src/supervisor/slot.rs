@@ -31,6 +31,10 @@ pub struct Worker {
     pub elsewhere: Option<SocketAddr>,
     /// When that was looked for last, and what was seen.
     pub looked: Option<(Instant, Whereabouts)>,
+    /// The log says that it listens nowhere.
+    pub told_nowhere: bool,
+    /// The log says what it may lack, since it does not accept.
+    pub told_silent: bool,
 }
 
 impl Worker {
@@ -45,6 +49,8 @@ impl Worker {
             asked: false,
             elsewhere: None,
             looked: None,
+            told_nowhere: false,
+            told_silent: false,
         }
     }
 
@@ -71,6 +77,8 @@ impl Worker {
             asked: false,
             elsewhere: None,
             looked: None,
+            told_nowhere: false,
+            told_silent: false,
         }
     }
 
@@ -237,6 +245,25 @@ impl Slot {
         std::mem::swap(&mut self.listeners, &mut self.spare);
         self.retiring = Some(Retiring::new(self.vacate(), grace));
         self.adopt(successor);
+    }
+
+    /// Takes [`Slot::switch`] back: the worker that retires serves again. Gives the one that had taken over, if the old one
+    /// is there and was not asked to end.
+    pub fn switch_back(&mut self, grace: Duration) -> Option<Worker> {
+        let old = self.retiring.as_mut()?.worker.take_if(|old| !old.asked)?;
+        std::mem::swap(&mut self.listeners, &mut self.spare);
+        // The other listeners are closed when no handshake is under way there: the kernel moves their queues then.
+        self.retiring = Some(Retiring::new(None, grace));
+        let ended = self.vacate();
+        self.adopt(old);
+        ended
+    }
+
+    /// Closes the listeners for a second worker, if there is none.
+    pub fn give_up_spare(&mut self) {
+        if self.successor.is_none() && self.retiring.is_none() {
+            self.spare.clear();
+        }
     }
 
     /// Its worker accepts.

@@ -5,6 +5,7 @@ use super::account::Account;
 use super::process::Process;
 use command_fds::{CommandFdExt, FdMapping};
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
 use std::io::{self, PipeReader, Read};
@@ -72,6 +73,41 @@ pub enum SpawnError {
     /// The trampoline could not become the command, and says why.
     #[error("{0}")]
     Exec(String),
+}
+
+impl SpawnError {
+    /// Whether it would have worked with one process, or a few descriptors, less.
+    pub fn is_shortage(&self) -> bool {
+        self.lacks_descriptors() || self.is_one_of(&[Errno::AGAIN, Errno::NOMEM])
+    }
+
+    /// Whether this process, or the whole machine, has no descriptor left.
+    pub fn lacks_descriptors(&self) -> bool {
+        self.is_one_of(&[Errno::MFILE, Errno::NFILE])
+    }
+
+    fn is_one_of(&self, these: &[Errno]) -> bool {
+        let Self::Process(error) = self else {
+            return false;
+        };
+        Errno::from_io_error(error).is_some_and(|errno| these.contains(&errno))
+    }
+}
+
+/// Whether there are descriptors to start a worker with now: the pipe and the sockets of [`begin`], and what the standard
+/// library takes for its child.
+///
+/// # Errors
+/// There are none.
+pub fn has_room(order: &Order) -> Result<(), SpawnError> {
+    const OF_THE_CHILD: usize = 4;
+    let (one, other) = io::pipe()?;
+    let sockets = order.names.len() + order.reserved;
+    let mut taken = vec![OwnedFd::from(one), other.into()];
+    for _ in 0..sockets + OF_THE_CHILD {
+        taken.push(taken[0].try_clone()?);
+    }
+    Ok(())
 }
 
 /// A worker on its way to its command. Dropped before it is taken, it is killed.
@@ -168,13 +204,14 @@ impl Starting {
         if told && let Some(error) = self.way.reason()? {
             return Err(error);
         }
-        let Some(process) = self.process.take() else {
-            return Err(io::Error::from(io::ErrorKind::NotFound).into());
-        };
+        // First: if that fails, the process is still ours to end.
         let way = if told {
             None
         } else {
             Some(Way(self.way.0.try_clone()?))
+        };
+        let Some(process) = self.process.take() else {
+            return Err(io::Error::from(io::ErrorKind::NotFound).into());
         };
         Ok((process, way))
     }
@@ -294,6 +331,18 @@ mod tests {
             let error = fill(argument, 0, 3).expect_err(argument);
             assert!(error.contains("{fd1} to {fd3}"), "{error}");
         }
+    }
+
+    #[test]
+    fn what_is_short_is_told_from_what_is_wrong() {
+        let system = |errno: Errno| SpawnError::Process(errno.into());
+        for short in [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE] {
+            assert!(system(short).is_shortage(), "{short}");
+        }
+        assert!(system(Errno::MFILE).lacks_descriptors());
+        assert!(!system(Errno::AGAIN).lacks_descriptors());
+        assert!(!system(Errno::ACCESS).is_shortage());
+        assert!(!SpawnError::Exec("no such file".into()).is_shortage());
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use wakeone_kernel::folder;
+use wakeone_kernel::{folder, process};
 
 /// The version of the file's form.
 pub const SCHEMA: u32 = 1;
@@ -114,6 +114,16 @@ pub enum StateError {
         /// The group.
         name: String,
         /// Its supervisor, `?` if it cannot be told.
+        pid: String,
+    },
+    /// Another supervisor lives, and is stopped.
+    #[error(
+        "group `{name}` already has a supervisor (pid {pid}), which is stopped: continue it with `kill -CONT {pid}`, or end it with `kill -9 {pid}` and try again"
+    )]
+    Stopped {
+        /// The group.
+        name: String,
+        /// Its supervisor.
         pid: String,
     },
     /// A file or folder cannot be had.
@@ -320,9 +330,12 @@ impl GroupDir {
                 } else {
                     pid.trim().to_owned()
                 };
-                return Err(StateError::Taken {
-                    name: name.to_owned(),
-                    pid,
+                let name = name.to_owned();
+                let stopped = pid.parse().is_ok_and(process::is_stopped);
+                return Err(if stopped {
+                    StateError::Stopped { name, pid }
+                } else {
+                    StateError::Taken { name, pid }
                 });
             }
             // A lock on a file that was removed meanwhile keeps nobody out.

@@ -6,6 +6,7 @@
 use super::listen;
 use super::report;
 use super::retirement::Action;
+use super::roll::Roll;
 use super::slot::Worker;
 use super::spawn::{self, SpawnError};
 use super::watch::Watch;
@@ -21,14 +22,16 @@ impl Watch<'_> {
         !place.spare.is_empty() && place.retiring.is_none() && self.steer.can_replace()
     }
 
-    /// Starts a worker on a slot's spare listeners; it gets connections from [`Watch::switch`] on.
-    pub(super) fn start_beside(&mut self, slot: usize) {
+    /// Starts a worker on a slot's spare listeners; it gets connections from [`Watch::switch`] on. Where there is no room
+    /// for it, the old one ends first.
+    pub(super) fn start_beside(&mut self, slot: usize, roll: &mut Roll) {
         match self.try_start_beside(slot) {
             Ok(worker) => {
                 report::beside(slot, worker.process.pid());
                 self.group.slots[slot].successor = Some(worker);
                 self.changed = true;
             }
+            Err(error) if error.is_shortage() => self.stop_first(slot, &error, roll),
             Err(error) => report::end(slot, &report::no_start(slot, &error)),
         }
     }
@@ -46,19 +49,34 @@ impl Watch<'_> {
     }
 
     /// The worker beside the old one is ready: connections go to it, and the old one retires.
-    pub(super) fn switch(&mut self, slot: usize) {
+    pub(super) fn switch(&mut self, slot: usize, roll: &mut Roll) {
         let place = &self.group.slots[slot];
         let Some(pid) = place.successor.as_ref().map(|one| one.process.pid()) else {
             return;
         };
         if let Err(why) = self.steer.replace(slot, pid, &place.spare) {
-            report::not_switched(slot, &why);
+            roll.give_up(report::not_switched(slot, &why));
             return self.end_successor(slot);
         }
         let grace = self.group.grace;
         self.group.slots[slot].switch(grace);
         self.changed = true;
         report::restart(slot, pid);
+    }
+
+    /// The worker that had taken over has ended. The old one serves on, if it was not asked to end yet; gives the one that
+    /// ended.
+    pub(super) fn switch_back(&mut self, slot: usize) -> Option<Worker> {
+        let place = &self.group.slots[slot];
+        let old = place.retiring.as_ref()?.worker.as_ref()?;
+        if old.asked || self.closing.is_some() {
+            return None;
+        }
+        let pid = old.process.pid();
+        self.steer.replace(slot, pid, &place.spare).ok()?;
+        self.changed = true;
+        let grace = self.group.grace;
+        self.group.slots[slot].switch_back(grace)
     }
 
     /// Ends a worker that was started beside another and is not wanted.

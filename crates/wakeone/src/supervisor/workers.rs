@@ -111,6 +111,13 @@ impl Watch<'_> {
     /// A worker has ended: its queue is moved first, all else can wait.
     fn lose(&mut self, slot: usize, ending: Ending) -> Result<(), Error> {
         let queued = self.steer.queued(slot);
+        if let Some(roll) = self.roll.as_mut().filter(|roll| roll.has_switched(slot)) {
+            roll.give_up(report::ended_soon(slot));
+        }
+        if let Some(worker) = self.switch_back(slot) {
+            report::switched_back(slot, &report::story(slot, &worker, ending, queued));
+            return Ok(());
+        }
         self.steer.worker_down(slot);
         self.changed = true;
         let Some(mut worker) = self.group.slots[slot].vacate() else {

@@ -8,7 +8,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use wakeone::dispatcher::{Dispatcher, Plan, change_policy};
 use wakeone::policy::{Affinity, Policy};
 use wakeone::seat::Lent;
+use wakeone_kernel::bpf::BUILD;
 use wakeone_kernel::receive_queue::receive_queue;
+use wakeone_kernel::run_stats::RunStats;
 use wakeone_kernel::socket::cookie;
 use wakeone_kernel::table::flag;
 
@@ -411,4 +413,47 @@ fn a_program_for_connections_is_not_taken_for_datagrams() {
     let tcp = tcp.expect("a new one");
     assert!(!tcp.kept() && !tcp.datagrams());
     scene.end(tcp);
+}
+
+/// The inode of the pin of the program that chooses.
+fn program(scene: &Datagrams) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let entries = std::fs::read_dir(scene.ground.pins())
+        .expect("pins")
+        .flatten();
+    let mut own = entries.filter(|entry| {
+        let name = entry.file_name();
+        name.to_string_lossy().starts_with("dispatch-")
+    });
+    let program = own.next().expect("a program");
+    assert!(own.next().is_none(), "one program");
+    program.metadata().expect("stat").ino()
+}
+
+#[test]
+fn a_takeover_replaces_the_program_of_another_build_and_flows_stay_where_they_are() {
+    let Some(scene) = Datagrams::new(2, V4) else {
+        return;
+    };
+    let first = scene.start(Policy::RoundRobin, Affinity::Flow);
+    let clients = clients(8, scene.address);
+    let homes = slots_of(&scene, &clients);
+    first.table().build().store(1, Relaxed);
+    drop(first);
+    let before = program(&scene);
+    let again = scene.start_by(&Plan {
+        adopt: true,
+        ..scene.plan(Policy::RoundRobin, Affinity::Flow)
+    });
+    assert!(again.kept());
+    assert_eq!(again.table().build().load(Relaxed), BUILD);
+    assert_ne!(program(&scene), before);
+    assert_eq!(slots_of(&scene, &clients), homes);
+    assert_eq!(selected(again.table()).iter().sum::<u64>(), 16);
+    // The kernel runs the program that is pinned.
+    let _counting = RunStats::enable().expect("statistics");
+    slots_of(&scene, &clients);
+    let runs = again.pinned().run_statistics();
+    assert!(runs.iter().all(|one| one.run_cnt >= 8), "{runs:?}");
+    scene.end(again);
 }

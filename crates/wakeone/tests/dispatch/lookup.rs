@@ -208,6 +208,71 @@ fn a_listener_that_its_worker_shut_down_is_chosen_no_more() {
     scene.end(dispatcher);
 }
 
+/// Whether a program can read which socket it chose, which came with Linux 6.2.
+fn choices_can_be_read() -> bool {
+    use libbpf_rs::btf::{Btf, types::Func};
+    let btf = Btf::from_vmlinux().expect("the kernel's types");
+    let cast = btf.type_by_name::<Func<'_>>("bpf_cast_to_kern_ctx");
+    cast.is_some()
+}
+
+#[test]
+fn one_that_its_worker_shut_down_is_passed_over_before_any_agent_sees_it() {
+    let Some(scene) = Scene::new(true) else {
+        return;
+    };
+    if !choices_can_be_read() {
+        return eprintln!("skipped: this kernel has no bpf_cast_to_kern_ctx");
+    }
+    let dispatcher = scene.start();
+    rustix::net::shutdown(&scene.ground.listeners[0], rustix::net::Shutdown::Read)
+        .expect("shutdown");
+    // A SYN that the closed one gets is dropped, and sent again a second later: to the closed one, half of the time.
+    let clients: Vec<_> = (0..10).map(|_| begin_connect(V4)).collect();
+    wait("all are connected", || clients.iter().all(connected));
+    assert_eq!(scene.ground.queues(), [0, 10]);
+    assert_eq!(
+        exits(dispatcher.table()),
+        [("selected", 5), ("retried", 5)],
+        "a SYN that was sent again would be one more"
+    );
+    drop(clients);
+    scene.ground.settle();
+    scene.end(dispatcher);
+}
+
+#[test]
+fn of_two_programs_that_choose_for_an_address_the_first_has_the_last_word() {
+    let Some(scene) = Scene::new(true) else {
+        return;
+    };
+    let theirs = bind("127.0.0.1:0");
+    let port = theirs.local_addr().expect("address").port();
+    drop(theirs);
+    let first = scene.start();
+    let place = Place {
+        private_port: port,
+        ..scene.place.expect("private")
+    };
+    let listener = listen(&format!("127.0.0.1:{port}"), BACKLOG);
+    let plan = Plan {
+        name: "second",
+        lookup: &[place],
+        ..scene.ground.plan(Policy::RoundRobin)
+    };
+    let copy = listener.try_clone().expect("descriptor").into();
+    let second = Dispatcher::start(&plan, vec![vec![copy]]).expect("dispatcher");
+    let clients = connect_many(V4, 4);
+    assert_eq!(scene.ground.queues(), [2, 2]);
+    // Once it is gone the other one's choice counts.
+    second.end(&scene.ground.paths, None);
+    let more = connect_many(V4, 2);
+    assert_eq!(scene.ground.queues(), [3, 3]);
+    drop((clients, more, listener));
+    scene.ground.settle();
+    scene.end(first);
+}
+
 #[test]
 fn the_programs_of_another_build_are_replaced_and_connections_go_on() {
     let Some(scene) = Scene::new(true) else {

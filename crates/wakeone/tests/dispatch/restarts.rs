@@ -10,6 +10,7 @@ use wakeone::seat::Lent;
 use wakeone_kernel::bpf;
 use wakeone_kernel::run_stats::RunStats;
 use wakeone_kernel::socket::cookie;
+use wakeone_kernel::table;
 
 use crate::ground::*;
 
@@ -199,4 +200,27 @@ fn programs_that_cannot_be_replaced_go_on() {
     assert!(programs(&ground).iter().all(|one| !before.contains(one)));
     ground.settle();
     ground.end(replaced);
+}
+
+#[test]
+fn a_group_of_all_slots_changes_the_listeners_of_one() {
+    let Some(mut ground) = ground(table::MAX_SLOTS, V4) else {
+        return;
+    };
+    let mut dispatcher = ground.start(Policy::RoundRobin);
+    let last = table::MAX_SLOTS - 1;
+    let new = listen(V4, BACKLOG);
+    let copy = new.try_clone().expect("descriptor").into();
+    dispatcher.replace(last, vec![copy]).expect("replace");
+    let old = std::mem::replace(&mut ground.listeners[last], new);
+    let clients = connect_many(V4, table::MAX_SLOTS);
+    assert_eq!(ground.queues(), vec![1; table::MAX_SLOTS]);
+    // It was made outside of the counting cgroup, so its connection is not counted.
+    assert_eq!(
+        exits(dispatcher.table()),
+        [("selected", table::MAX_SLOTS as u64)]
+    );
+    drop((clients, old));
+    ground.settle();
+    ground.end(dispatcher);
 }
