@@ -73,7 +73,7 @@ soak: soak-deps ## Run the long tests, built for release
 	@$(MAKE) chroots
 
 .PHONY: chroots
-chroots: deb ## Install, try and purge the packages in clean Debian 12 and 13, and build there from the source alone
+chroots: deb image ## Try the packages in clean Debian 12 and 13 and the image, and build from the source alone there
 	@scripts/deps chroots
 	@scripts/as-root scripts/chroots
 
