@@ -123,14 +123,14 @@ fn image(configuration: &str, spoil: impl Fn(&Path, &str)) -> tempfile::TempDir 
     folder
 }
 
-/// What a command that succeeds prints.
+/// Runs a command that must succeed, and returns its output.
 fn ran(command: &mut Command) -> String {
     let output = command.output().expect("it runs");
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// What `scripts/image-check` says of an archive: None where it is content.
+/// The complaint of `scripts/image-check` about an archive; None if it has none.
 fn complaint(folder: &tempfile::TempDir) -> Option<String> {
     let mut check = Command::new(concat!(
         env!("CARGO_MANIFEST_DIR"),
