@@ -85,7 +85,7 @@ mutants: test-deps $(MUTANTS) ## Change judgements and policies in one place at 
 	@scripts/mutants
 
 .PHONY: chroots
-chroots: deb ## Install, try and purge the packages in clean Debian 12 and 13, and build there from the source alone
+chroots: deb image ## Try the packages in clean Debian 12 and 13 and the image, and build from the source alone there
 	@scripts/deps chroots
 	@scripts/as-root scripts/chroots
 

@@ -356,6 +356,14 @@ fn a_worker_near_its_limit_of_descriptors() {
     });
 }
 
+#[test]
+fn workers_that_are_all_busy() {
+    // Four workers for forty clients that ask again at once.
+    finds("workers-busy", &[], || {
+        Stage::of(prefork("accept", "4", "100")).under(&["-c", "40", "--timeout", "60s"])
+    });
+}
+
 /// A server, with its load or without, in which nothing may be found, whichever view there is.
 fn healthy(stage: impl Fn() -> Stage) {
     staged(|_| {

@@ -102,7 +102,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Ok(settings) => settings,
         // As wrong as bad arguments, and as wrong the next time: a service manager need not try again.
         Err(error) => {
-            eprintln!("wakeone: {error:#}");
+            crate::complain(&format!("{error:#}"));
             return Ok(ExitCode::from(2));
         }
     };

@@ -22,7 +22,7 @@ use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target};
 
 use crate::doctor::{enter, stop_on_signals};
-use crate::output::print;
+use crate::output::{print, print_wrapped};
 use crate::target;
 
 /// Steer a server that runs already and has a listening socket for each worker (SO_REUSEPORT)
@@ -149,7 +149,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut keeper = Keeper::new(paths.clone());
     for prospect in prospects {
         let attached = Attached::start(prospect, &wish, &paths)?;
-        print(&said(&attached, &args))?;
+        print_wrapped(&said(&attached, &args))?;
         keeper.keep(wish.clone(), args.owner.clone(), attached);
     }
     let monitor = Monitor::start(http).context("attach: cannot serve figures")?;
@@ -211,7 +211,7 @@ fn prospects(found: &[Found], owners: &[u32]) -> anyhow::Result<Vec<Prospect>> {
         return Err(last.into());
     }
     for error in refused {
-        eprintln!("wakeone: {error}");
+        crate::complain(&error.to_string());
     }
     Ok(prospects)
 }
@@ -231,7 +231,10 @@ fn plan(prospect: &Prospect, args: &Args) -> String {
         if udp {
             String::new()
         } else {
-            format!(", {} open connections counted in", prospect.open)
+            format!(
+                ", {} counted in",
+                layout::counted(prospect.open as u64, "open connections")
+            )
         }
     );
     for member in &prospect.members {
@@ -271,9 +274,9 @@ fn said(attached: &Attached, args: &Args) -> String {
         n => format!(" ({n} belong to no worker of now and stay uncounted)"),
     };
     format!(
-        "attached: {} by {how}; {} open connections counted in{homeless}\n",
+        "attached: {} by {how}; {} counted in{homeless}\n",
         attached.name(),
-        attached.recounted.counted
+        layout::counted(attached.recounted.counted, "open connections")
     )
 }
 
@@ -292,13 +295,13 @@ fn leave_agent(args: &Args) -> anyhow::Result<ExitCode> {
         out.read_to_string(&mut text)
             .context("attach: cannot hear the agent")?;
     }
-    print(&text)?;
+    print_wrapped(&text)?;
     if text.is_empty() {
         let status = agent.wait().context("attach: cannot wait for the agent")?;
         let code = status.code().and_then(|code| u8::try_from(code).ok());
         return Ok(ExitCode::from(code.unwrap_or(1)));
     }
-    print(&format!(
+    print_wrapped(&format!(
         "an agent follows it (pid {}); `wakeone detach {}` ends it\n",
         agent.id(),
         args.target

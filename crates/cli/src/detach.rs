@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::output::print;
+use crate::output::{print, print_wrapped};
 use wakeone::detach::{self, Report};
 use wakeone::paths::Paths;
 use wakeone::supervisor::state::default_runtime_dir;
@@ -45,7 +45,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print("nothing was left behind\n")?;
     } else {
         let sentences: Vec<String> = reports.iter().map(sentence).collect();
-        print(&(sentences.join("\n") + "\n"))?;
+        print_wrapped(&sentences.join("\n"))?;
     }
     Ok(ExitCode::SUCCESS)
 }

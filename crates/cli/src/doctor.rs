@@ -241,7 +241,7 @@ fn texts(
         })
         .collect();
     if judged.iter().any(|(watch, _)| text::told(watch)) {
-        parts.push(text::legend(style));
+        parts.push(text::legend(&parts.concat(), style));
     }
     parts.extend(
         apart

@@ -129,6 +129,9 @@ struct ReportArgs {
         value_name = "FILE"
     )]
     output: PathBuf,
+    /// Write the first chart of one result as an SVG file instead of the page
+    #[arg(long, value_name = "FILE", conflicts_with = "output")]
+    svg: Option<PathBuf>,
     /// Where results are kept [default: the state directory of the user]
     #[arg(long, value_name = "DIR")]
     results: Option<PathBuf>,
@@ -208,15 +211,15 @@ fn run_all(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let experiments = match chosen(&args.names) {
         Ok(chosen) => chosen,
         Err(error) => {
-            eprintln!("wakeone: {error}");
+            crate::complain(&error.to_string());
             return Ok(ExitCode::from(2));
         }
     };
     if experiments.len() > 1 && args.json.is_some() {
-        eprintln!(
-            "wakeone: --json takes one experiment, {} were asked for; each result is kept as a file all the same",
+        crate::complain(&format!(
+            "--json takes one experiment, {} were asked for; each result is kept as a file all the same",
             experiments.len()
-        );
+        ));
         return Ok(ExitCode::from(2));
     }
     let cancel = cancel_on_signals()?;
@@ -308,11 +311,11 @@ fn verdict(outcomes: &[Outcome], check: bool) -> ExitCode {
         })
         .collect();
     if check && !failed.is_empty() {
-        eprintln!(
-            "wakeone: {} expectations do not hold: {}",
+        crate::complain(&format!(
+            "{} expectations do not hold: {}",
             failed.len(),
             failed.join(", ")
-        );
+        ));
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
@@ -333,6 +336,17 @@ fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
             "there is no result in {} to report on; `wakeone lab run all` makes them",
             store.directory().display()
         );
+    }
+    if let Some(path) = &args.svg {
+        let [one] = &outcomes[..] else {
+            bail!(
+                "--svg draws one result, and there are {}: name the file of one",
+                outcomes.len()
+            );
+        };
+        store::write(path, &html::first_chart(one)?)?;
+        eprintln!("chart written to {}", path.display());
+        return Ok(ExitCode::SUCCESS);
     }
     store::write(&args.output, &html::report(&in_reading_order(outcomes))?)?;
     eprintln!("page written to {}", args.output.display());

@@ -71,7 +71,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) if is_asked_for(error.kind()) => error.exit(),
         Err(error) => {
-            eprintln!("wakeone: {}", sentence(&error.render().to_string()));
+            complain(&sentence(&error.render().to_string()));
             return ExitCode::from(2);
         }
     };
@@ -92,9 +92,15 @@ pub fn main() -> ExitCode {
         Command::ExecWorker(args) => exec_worker::run(args),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("wakeone: {}", whole(&error));
+        complain(&whole(&error));
         ExitCode::from(1)
     })
+}
+
+/// Says on standard error what went wrong.
+pub(crate) fn complain(sentence: &str) {
+    let told = format!("wakeone: {sentence}");
+    eprint!("{}", output::wrapped(&told, "", output::error_style()));
 }
 
 /// An error with its causes, as one sentence. Many of ours tell their cause themselves: it is not said twice.

@@ -1,7 +1,7 @@
 //! `wakeone load`: sends an honest load and says what came of it.
 
 use std::fs;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,6 +18,7 @@ use wakeone_load::{
 };
 
 use crate::duration;
+use crate::output::{print, print_wrapped};
 
 /// Send an honest load: open or closed loop, a connection a request, which worker answered
 #[derive(clap::Args, Debug)]
@@ -193,7 +194,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let plan = match plan(&args).and_then(|plan| plan.check().map(|()| plan).map_err(Into::into)) {
         Ok(plan) => plan,
         Err(error) => {
-            eprintln!("wakeone: {error:#}");
+            crate::complain(&format!("{error:#}"));
             return Ok(ExitCode::from(2));
         }
     };
@@ -248,15 +249,15 @@ fn give<T: serde::Serialize + std::fmt::Display>(
     json: Option<&Path>,
 ) -> anyhow::Result<()> {
     let Some(path) = json else {
-        return print(&result.to_string());
+        return Ok(print_wrapped(&result.to_string())?);
     };
     let text = serde_json::to_string_pretty(result)? + "\n";
     if path.as_os_str() == "-" {
-        return print(&text);
+        return Ok(print(&text)?);
     }
     fs::write(path, text)
         .with_context(|| format!("cannot write the result to {}", path.display()))?;
-    print(&result.to_string())
+    Ok(print_wrapped(&result.to_string())?)
 }
 
 /// Before the load starts, so that a log that cannot be written costs no load.
@@ -289,16 +290,6 @@ fn read(path: &Path) -> anyhow::Result<Summary> {
         );
     }
     Ok(summary)
-}
-
-/// A closed pipe (`| head`) ends the output in silence; any other failure is one.
-fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(error).context("cannot print the result")
-        }
-        _ => Ok(()),
-    }
 }
 
 fn plan(args: &Args) -> anyhow::Result<Plan> {

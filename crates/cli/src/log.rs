@@ -7,6 +7,8 @@ use tracing_subscriber::fmt::FormatEvent;
 use tracing_subscriber::fmt::format::{self, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::output;
+
 /// How a command writes its log.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct LogArgs {
@@ -29,7 +31,7 @@ enum Form {
 
 impl LogArgs {
     /// Writes the log from now on. Text has no time and no colour: the journal, and `ts`, add the time themselves. Where
-    /// standard error is the journal's, each line has its priority.
+    /// standard error is the journal's, each line has its priority; a terminal gets lines wrapped between words.
     pub fn start(self) {
         let builder = tracing_subscriber::fmt()
             .with_writer(std::io::stderr)
@@ -76,10 +78,18 @@ where
         if self.journal {
             write!(writer, "<{}>", priority(*event.metadata().level()))?;
         }
+        let style = output::error_style();
+        if style.width.is_none() {
+            context
+                .field_format()
+                .format_fields(writer.by_ref(), event)?;
+            return writeln!(writer);
+        }
+        let mut line = String::new();
         context
             .field_format()
-            .format_fields(writer.by_ref(), event)?;
-        writeln!(writer)
+            .format_fields(Writer::new(&mut line), event)?;
+        writer.write_str(&output::wrapped(&line, "", style))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use wakeone_model::layout::Style;
+use wakeone_model::layout::{Style, wrap};
 
 /// Prints a text as it is. A reader that has gone, such as `head`, has read enough: that is no failure.
 ///
@@ -16,13 +16,45 @@ pub fn print(text: &str) -> io::Result<()> {
     }
 }
 
+/// Prints sentences, a line each; a terminal gets them wrapped between words.
+///
+/// # Errors
+/// Those of [`print`].
+pub fn print_wrapped(text: &str) -> io::Result<()> {
+    let style = style();
+    print(
+        &text
+            .lines()
+            .map(|line| wrapped(line, "", style))
+            .collect::<String>(),
+    )
+}
+
+/// A sentence as a line that ends, or as several that a terminal does not break within words.
+pub fn wrapped(sentence: &str, first: &str, style: Style) -> String {
+    wrap(sentence, first, style).join("\n") + "\n"
+}
+
 /// How wide the reader of standard output is, and whether it shows colours.
 pub fn style() -> Style {
-    let out = io::stdout();
-    let size = rustix::termios::tcgetwinsize(&out).ok();
+    style_at(&io::stdout())
+}
+
+/// The same for standard error, and only for a terminal: a log's line in a file stays one line, whatever COLUMNS says.
+pub fn error_style() -> Style {
+    let error = io::stderr();
+    if error.is_terminal() {
+        style_at(&error)
+    } else {
+        Style::default()
+    }
+}
+
+fn style_at<F: IsTerminal + rustix::fd::AsFd>(stream: &F) -> Style {
+    let size = rustix::termios::tcgetwinsize(stream).ok();
     let columns = size.map(|size| usize::from(size.ws_col));
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    style_of(out.is_terminal(), columns, &variable)
+    style_of(stream.is_terminal(), columns, &variable)
 }
 
 /// Narrower than this no table is of use: lines are wrapped by the terminal then.
@@ -45,6 +77,20 @@ fn style_of(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sentences_are_wrapped_between_words_and_files_keep_them_whole() {
+        let narrow = Style {
+            width: Some(12),
+            colour: false,
+        };
+        assert_eq!(
+            wrapped("one two three four", "", narrow),
+            "one two\nthree four\n"
+        );
+        let whole = wrapped("one two three four", "", Style::default());
+        assert_eq!(whole, "one two three four\n");
+    }
 
     #[test]
     fn colours_and_widths_are_those_of_a_terminal() {

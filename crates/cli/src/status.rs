@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::output::{print, style};
+use crate::output::{print, print_wrapped, style};
 use anyhow::Context;
 use wakeone::named;
 use wakeone::paths::Paths;
@@ -46,8 +46,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.json {
         print(&format!("{}\n", serde_json::to_string_pretty(&status)?))?;
     } else if status.groups.is_empty() {
-        print(
-            "nothing is steered; start a server with `wakeone run`, or steer one that runs with `wakeone attach`\n",
+        print_wrapped(
+            "nothing is steered; start a server with `wakeone run`, or steer one that runs with `wakeone attach`",
         )?;
     } else {
         let shown = |group| text(group, args.all, style());

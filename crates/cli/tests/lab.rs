@@ -94,6 +94,29 @@ fn a_real_result_follows_the_schema_and_makes_a_page() {
     let (code, _, errors) =
         output(lab(&["report", "-o"], directory.path()).arg(directory.path().join("all.html")));
     assert_eq!(code, 0, "the kept result makes a report: {errors}");
+    let svg = directory.path().join("first.svg");
+    let (code, _, errors) = output(
+        lab(&["report"], directory.path())
+            .arg(&json)
+            .arg("--svg")
+            .arg(&svg),
+    );
+    assert_eq!(code, 0, "{errors}");
+    let drawn = std::fs::read_to_string(&svg).unwrap();
+    assert!(
+        drawn.starts_with("<svg ") && drawn.contains("xmlns=") && drawn.contains("stuck, ms"),
+        "a file that stands alone: {drawn}"
+    );
+    let (code, _, errors) = output(
+        lab(&["report"], directory.path())
+            .args([&json, &json])
+            .arg("--svg")
+            .arg(&svg),
+    );
+    assert!(
+        code == 1 && errors.contains("draws one result, and there are 2"),
+        "{errors}"
+    );
 }
 
 #[track_caller]

@@ -1,6 +1,8 @@
-//! `scripts/test`: its last line is the sum of what cargo says, and a skipped test is not one that passed.
+//! `scripts/test`: its last line is the sum of what cargo says, and a skipped test is not one that passed. `scripts/image-check`:
+//! an image that is not as it should be is refused.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 
 /// What cargo prints of a test program with these tests: name, whether it passed, and what it said.
@@ -90,4 +92,100 @@ fn failures_are_failures_and_so_is_a_program_that_dies() {
         !content && last(&lines) == "0 passed, 1 failed",
         "{lines:?}"
     );
+}
+
+/// An OCI archive of one layer with this configuration; `spoil` may change its files before they are put together.
+fn image(configuration: &str, spoil: impl Fn(&Path, &str)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("folder");
+    let blobs = folder.path().join("blobs/sha256");
+    std::fs::create_dir_all(&blobs).expect("blobs");
+    std::fs::write(folder.path().join("wakeone"), "a program").expect("program");
+    ran(Command::new("tar")
+        .current_dir(folder.path())
+        .args(["-cf", "layer", "wakeone"]));
+    let blob = |bytes: &[u8]| {
+        let file = folder.path().join("blob");
+        std::fs::write(&file, bytes).expect("blob");
+        let sum = ran(Command::new("sha256sum").arg(&file));
+        let digest = sum.split(' ').next().expect("digest").to_owned();
+        std::fs::rename(&file, blobs.join(&digest)).expect("blob");
+        digest
+    };
+    let layer = blob(&std::fs::read(folder.path().join("layer")).expect("layer"));
+    let about = |digest: &str| format!(r#"{{"digest": "sha256:{digest}"}}"#);
+    let (config, layer_about) = (about(&blob(configuration.as_bytes())), about(&layer));
+    let manifest = blob(format!(r#"{{"config": {config}, "layers": [{layer_about}]}}"#).as_bytes());
+    let index = format!(r#"{{"manifests": [{}]}}"#, about(&manifest));
+    std::fs::write(folder.path().join("index.json"), index).expect("index");
+    spoil(&blobs, &layer);
+    let pack = ["-cf", "image.tar", "index.json", "blobs"];
+    ran(Command::new("tar").current_dir(folder.path()).args(pack));
+    folder
+}
+
+/// Runs a command that must succeed, and returns its output.
+fn ran(command: &mut Command) -> String {
+    let output = command.output().expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The complaint of `scripts/image-check` about an archive; None if it has none.
+fn complaint(folder: &tempfile::TempDir) -> Option<String> {
+    let mut check = Command::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../scripts/image-check"
+    ));
+    let output = check
+        .arg(folder.path().join("image.tar"))
+        .output()
+        .expect("python3");
+    let told = String::from_utf8(output.stderr).expect("text");
+    (!output.status.success()).then_some(told)
+}
+
+#[test]
+fn an_image_that_does_not_start_the_command_is_refused() {
+    let labels = [
+        "title",
+        "description",
+        "version",
+        "revision",
+        "source",
+        "licenses",
+    ];
+    let configuration = |entrypoint: &str, labels: &[&str]| {
+        let labels: Vec<String> = labels
+            .iter()
+            .map(|label| format!(r#""org.opencontainers.image.{label}": "x""#))
+            .collect();
+        format!(
+            r#"{{"os": "linux", "config": {{"Entrypoint": ["{entrypoint}"], "Cmd": ["--help"], "Labels": {{{}}}}}}}"#,
+            labels.join(", ")
+        )
+    };
+    let right = configuration("/usr/bin/wakeone", &labels);
+    assert_eq!(complaint(&image(&right, |_, _| {})), None);
+    let refused = |archive| complaint(&archive).expect("it is refused");
+    let told = refused(image(&configuration("/bin/sh", &labels), |_, _| {}));
+    assert!(told.contains("entrypoint is ['/bin/sh'] and not"), "{told}");
+    let told = refused(image(
+        &configuration("/usr/bin/wakeone", &labels[1..]),
+        |_, _| {},
+    ));
+    assert!(
+        told.contains("no label org.opencontainers.image.title"),
+        "{told}"
+    );
+    let told = refused(image(&right, |blobs, layer| {
+        std::fs::write(blobs.join(layer), "other bytes").expect("blob");
+    }));
+    assert!(
+        told.contains("has other bytes than its name says"),
+        "{told}"
+    );
+    let told = refused(image(&right, |blobs, layer| {
+        std::fs::remove_file(blobs.join(layer)).expect("blob");
+    }));
+    assert!(told.contains("cannot be read as an OCI archive"), "{told}");
 }

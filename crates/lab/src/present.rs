@@ -91,6 +91,15 @@ pub enum Kind {
         /// A logarithmic axis.
         log: bool,
     },
+    /// A table as a drawing: in each cell a bar for how many times the best of its column it is, on one logarithmic axis.
+    Times {
+        /// Heads of the columns.
+        heads: Vec<String>,
+        /// From so many times the best on a cell is bad; a line marks it.
+        bad: f64,
+        /// A label and its cells; None where nothing was measured.
+        rows: Vec<(String, Vec<Option<Times>>)>,
+    },
     /// Stacked bars of shares that add up to one; a line marks where even shares would end.
     Shares {
         /// `(label, shares)`.
@@ -122,6 +131,15 @@ pub struct Style {
 
 /// A series of [`Kind::Lines`]: its look and its points.
 pub type Line = (Style, Vec<(f64, f64)>);
+
+/// A cell of [`Kind::Times`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Times {
+    /// The value itself.
+    pub value: f64,
+    /// How many times the best of its column it is, 1 at least.
+    pub times: f64,
+}
 
 /// One bar.
 #[derive(Debug, Clone, PartialEq)]

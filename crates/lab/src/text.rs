@@ -120,7 +120,7 @@ fn verdict(text: &mut String, outcome: &Outcome, width: usize) {
         all.len()
     );
     if !fails.is_empty() {
-        let _ = write!(said, "; not {}", fails.join(", "));
+        let _ = write!(said, "; these do not: {}", fails.join(", "));
     }
     if open > 0 {
         let _ = write!(said, "; {open} not measured");

@@ -42,6 +42,12 @@ const BLOCKED_SHARE: f64 = 0.02;
 const BLOCKED_S: f64 = 0.1;
 /// A queue none of whose connections waited that long was not blocked, however often it was seen filled, µs.
 const BLOCKED_WAIT_US: f64 = 20_000.0;
+/// A wait in the queue that a client notices, µs: that of the slowest hundredth, where it is no moment's burst.
+const LONG_WAIT_US: f64 = 250_000.0;
+/// Share of the time for which a queue is not empty, from which on it is no moment's burst.
+const FILLED_SHARE: f64 = 0.05;
+/// Part of their busy time that workers wait for a CPU, from which on the machine is what is slow.
+const WITHOUT_CPU: f64 = 0.5;
 /// Share of the backlog from which on the next burst overflows it.
 const NEARLY_FULL: f64 = 0.8;
 /// Share of the descriptors from which on they run out soon.
@@ -86,7 +92,11 @@ pub fn judge(watch: &Watch) -> Vec<Finding> {
         pinned,
         descriptors,
     ];
-    rules.iter().filter_map(|rule| rule(&case)).collect()
+    let found: Vec<Finding> = rules.iter().filter_map(|rule| rule(&case)).collect();
+    if found.is_empty() {
+        return all_busy(&case).into_iter().collect();
+    }
+    found
 }
 
 fn finding(code: &str, title: impl Into<String>, cause: impl Into<String>) -> Finding {
@@ -325,6 +335,42 @@ fn blocked(case: &Case<'_>) -> Option<Finding> {
         ));
     }
     Some(found.then(case.steer()))
+}
+
+/// Connections wait although each worker takes its part: at times none of them is free. Judged where nothing else is found.
+fn all_busy(case: &Case<'_>) -> Option<Finding> {
+    let (p50, p99) = (case.totals.wait_us_p50?, case.totals.wait_us_p99?);
+    let filled = case.watch.sampled.queue_filled.values().max()?;
+    let share = *filled as f64 / case.looks().max(1) as f64;
+    let busy: f64 = case.rows.iter().map(|r| 1.0 - r.waiting).sum();
+    let without_cpu: f64 = case.rows.iter().map(|r| r.run_delay).sum();
+    if case.totals.connections < ENOUGH_CONNECTIONS
+        || p99 < LONG_WAIT_US
+        || share < FILLED_SHARE
+        || without_cpu > busy * WITHOUT_CPU
+    {
+        return None;
+    }
+    let longest = case.queues.iter().map(|q| q.highest).max().unwrap_or(0);
+    Some(
+        finding(
+            "workers-busy",
+            "Connections wait until a worker is free",
+            "at times each worker is busy with a request, and none is left to accept",
+        )
+        .shown(format!(
+            "wait in the queue: median {}, 99 % within {}{}",
+            time(p50),
+            time(p99),
+            case.oldest()
+        ))
+        .shown(format!(
+            "connections waited for {:.0} % of the time, {longest} of them at most",
+            share * 100.0
+        ))
+        .then("start more workers, or find the requests that take long")
+        .then("threads or an event loop let a worker serve others while one request takes long"),
+    )
 }
 
 fn overflow(case: &Case<'_>) -> Option<Finding> {

@@ -27,8 +27,8 @@ pub fn report(watch: &Watch, findings: &[Finding], style: Style) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The meaning of those columns whose titles cannot say it.
-pub fn legend(style: Style) -> String {
+/// The meaning of those columns whose titles cannot say it: of those that the reports show.
+pub fn legend(reports: &str, style: Style) -> String {
     const WORDS: [(&str, &str); 6] = [
         (
             "taken",
@@ -50,7 +50,8 @@ pub fn legend(style: Style) -> String {
         ("sleeps/s", "times a second that the worker went to sleep"),
     ];
     let line = |(word, meaning): &(&str, &str)| wrap(meaning, &format!("  {word:<10}"), style);
-    let lines: Vec<String> = WORDS.iter().flat_map(line).collect();
+    let shown = WORDS.iter().filter(|(word, _)| reports.contains(word));
+    let lines: Vec<String> = shown.flat_map(line).collect();
     lines
         .iter()
         .map(|line| paint(line, Tone::Dim, style) + "\n")

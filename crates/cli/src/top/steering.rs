@@ -56,20 +56,20 @@ fn told(group: &Group) -> Steering {
 /// A line for a report: the group, and what the program chose so far.
 pub fn line(steering: &Steering) -> String {
     let all: u64 = steering.slots.iter().map(|slot| slot.selected).sum();
-    let slots: Vec<String> = steering
-        .slots
-        .iter()
-        .map(|slot| {
-            let share = slot.selected as f64 / all.max(1) as f64 * 100.0;
-            format!("slot {} {share:.0} %", slot.slot)
-        })
-        .collect();
-    format!(
-        "steered as `{}` by {}; chosen so far: {all}, {}",
+    let begin = format!(
+        "steered as `{}` by {}",
         steering.group,
-        steering.policy.as_deref().unwrap_or("an unknown policy"),
-        slots.join(", ")
-    )
+        steering.policy.as_deref().unwrap_or("an unknown policy")
+    );
+    if all == 0 {
+        return format!("{begin}; it has chosen for no connection yet");
+    }
+    let share = |slot: &SlotLook| {
+        let share = slot.selected as f64 / all as f64 * 100.0;
+        format!("{share:.0}% to slot {}", slot.slot)
+    };
+    let slots: Vec<String> = steering.slots.iter().map(share).collect();
+    format!("{begin}; of {all} choices so far {}", slots.join(", "))
 }
 
 /// Does what a key asked for. Returns a sentence that tells the result, or the reason for doing nothing.

@@ -10,7 +10,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::distribution::Distribution;
 use crate::error::Error;
-use crate::present::{Bar, Kind, Style, number};
+use crate::present::{Bar, Kind, Style, Times, number};
 use crate::stats;
 
 /// Width for screens and paper.
@@ -22,6 +22,8 @@ const INK: RGBColor = RGBColor(0x1f, 0x23, 0x28);
 const MUTED: RGBColor = RGBColor(0x5b, 0x63, 0x6d);
 const GRID: RGBColor = RGBColor(0xd8, 0xdc, 0xe1);
 const PAPER: RGBColor = RGBColor(0xff, 0xff, 0xff);
+/// Of what is bad.
+const BAD: RGBColor = RGBColor(0xb3, 0x26, 0x1e);
 const PALETTE: [RGBColor; 8] = [
     RGBColor(0x6b, 0x72, 0x80),
     RGBColor(0x00, 0x72, 0xb2),
@@ -39,6 +41,17 @@ const LINE: i32 = 17;
 const FONT: f64 = 15.0;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// A chart as a file of its own, on white paper.
+///
+/// # Errors
+/// When plotters cannot draw it.
+pub fn file(kind: &Kind) -> Result<String, Error> {
+    let paper = "<rect width=\"100%\" height=\"100%\" fill=\"#FFFFFF\"/>";
+    let drawn = draw(kind, WIDE)?;
+    let begin = drawn.find('>').map_or(0, |at| at + 1);
+    Ok(format!("{}\n{paper}{}", &drawn[..begin], &drawn[begin..]))
+}
 
 fn failed(error: impl std::fmt::Display) -> Error {
     Error::Chart(error.to_string())
@@ -83,6 +96,7 @@ pub fn draw(kind: &Kind, width: u32) -> Result<String, Error> {
             Kind::Percentiles { unit, series } => percentiles(&area, unit, series, width)?,
             Kind::Doublings { unit, rows } => doublings(&area, unit, rows, width)?,
             Kind::Bars { unit, bars, log } => draw_bars(&area, unit, bars, *log, width)?,
+            Kind::Times { heads, bad, rows } => times(&area, heads, *bad, rows, width)?,
             Kind::Shares { rows } => shares(&area, rows, width)?,
             Kind::Lines { x, y, log, series } => lines(&area, (x, y), *log, series, width)?,
         }
@@ -117,6 +131,9 @@ fn height(kind: &Kind, width: u32) -> u32 {
         }
         Kind::Doublings { rows, .. } => rows.len() as u32 * RIDGE as u32 + 46,
         Kind::Bars { bars, .. } => bars.len() as u32 * 40 + 30,
+        Kind::Times { rows, .. } => {
+            (LINE + 6) as u32 + rows.len() as u32 * Grid::of(rows, width).row as u32
+        }
         Kind::Shares { rows } => rows.len() as u32 * 46 + 24,
     }
 }
@@ -660,6 +677,100 @@ fn draw_bars(
     )
 }
 
+/// Rows with their labels, as [`times`] places them.
+type TimesRows = [(String, Vec<Option<Times>>)];
+
+/// Where the cells of [`times`] are.
+struct Grid {
+    /// Height of a row.
+    row: i32,
+    /// Left edge of the first column: beside the labels, or under them where there is no room.
+    left: i32,
+    /// Height above the cells, of the labels.
+    above: i32,
+    /// Width of a column, and of its longest bar.
+    column: i32,
+    bar: i32,
+}
+
+impl Grid {
+    fn of(rows: &TimesRows, width: u32) -> Self {
+        let labels = rows.iter().map(|(label, _)| width_of(label)).max();
+        let columns = rows.iter().map(|(_, cells)| cells.len()).max();
+        let narrow = width < 500;
+        let left = if narrow { 0 } else { labels.unwrap_or(0) + 20 };
+        let above = if narrow { LINE + 2 } else { 0 };
+        let column = (width as i32 - left) / columns.unwrap_or(1).max(1) as i32;
+        Self {
+            row: above + LINE + 22,
+            left,
+            above,
+            column,
+            bar: column - 12,
+        }
+    }
+}
+
+/// A table as a drawing: each value, and a bar for how many times the best of its column it is.
+fn times(
+    area: &Area<'_>,
+    heads: &[String],
+    bad: f64,
+    rows: &TimesRows,
+    width: u32,
+) -> Result<(), Error> {
+    let grid = Grid::of(rows, width);
+    let all = rows.iter().flat_map(|(_, cells)| cells.iter().flatten());
+    let most = all.map(|cell| cell.times).fold(10.0, f64::max);
+    // The best is a stub, so that it is seen.
+    let length =
+        |times: f64| 4 + ((times.max(1.0).ln() / most.ln()) * f64::from(grid.bar - 4)) as i32;
+    let column = |at: usize| grid.left + grid.column * at as i32;
+    for (at, head) in heads.iter().enumerate() {
+        let style = text_style(MUTED, HPos::Left, VPos::Top);
+        write(area, head.as_str(), (column(at), 2), &style)?;
+    }
+    for (nth, (label, cells)) in rows.iter().enumerate() {
+        let top = LINE + 6 + grid.row * nth as i32;
+        let style = text_style(INK, HPos::Left, VPos::Top);
+        write(area, label.as_str(), (0, top + 2), &style)?;
+        for (at, cell) in cells.iter().enumerate() {
+            let (x, y) = (column(at), top + grid.above);
+            times_cell(area, *cell, bad, (x, y), &length)?;
+        }
+    }
+    Ok(())
+}
+
+/// A cell of [`times`]: the value over its bar, and the line from which on it is bad.
+fn times_cell(
+    area: &Area<'_>,
+    cell: Option<Times>,
+    bad: f64,
+    (x, y): (i32, i32),
+    length: &dyn Fn(f64) -> i32,
+) -> Result<(), Error> {
+    let Some(Times { value, times }) = cell else {
+        let style = text_style(MUTED, HPos::Left, VPos::Top);
+        return write(area, "–", (x, y + 2), &style);
+    };
+    let is_bad = times >= bad;
+    let words = match times {
+        t if is_bad => format!("{} ✗ {t:.0}×", number(value)),
+        t if t <= 1.0 => format!("{} best", number(value)),
+        t => format!("{}  {t:.1}×", number(value)),
+    };
+    let ink = if is_bad { BAD } else { PALETTE[4] };
+    let style = text_style(if is_bad { BAD } else { INK }, HPos::Left, VPos::Top);
+    write(area, words, (x, y + 2), &style)?;
+    let (upper, lower) = (y + LINE + 3, y + LINE + 13);
+    let bar = Rectangle::new([(x, upper), (x + length(times), lower)], ink.filled());
+    area.draw(&bar).map_err(failed)?;
+    let at = x + length(bad);
+    let line = PathElement::new([(at, upper - 2), (at, lower + 2)], INK.stroke_width(1));
+    area.draw(&line).map_err(failed)
+}
+
 /// Stacked shares, a row each, with lines where even shares would end.
 fn shares(area: &Area<'_>, rows: &[(String, Vec<f64>)], width: u32) -> Result<(), Error> {
     let full = f64::from(width) - 2.0;
@@ -765,6 +876,7 @@ mod tests {
             upper: vec![1.0, 2.0, 64.0],
             count: vec![900, 90, 10],
         };
+        let time = |value, times| Some(Times { value, times });
         let kinds = [
             Kind::Percentiles {
                 unit: "ms".into(),
@@ -782,6 +894,14 @@ mod tests {
             Kind::Doublings {
                 unit: "ms".into(),
                 rows: vec![(Style::ours("e", 3), vec![(0, 1), (1, 5), (2, 90), (4, 3)])],
+            },
+            Kind::Times {
+                heads: vec!["x, ms".into(), "y".into()],
+                bad: 3.0,
+                rows: vec![
+                    ("f".into(), vec![time(366.0, 278.0), None]),
+                    ("g".into(), vec![time(1.32, 1.0), time(0.0, 1.0)]),
+                ],
             },
             Kind::Shares {
                 rows: vec![("c".into(), vec![0.25; 4])],

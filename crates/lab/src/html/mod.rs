@@ -3,4 +3,4 @@
 mod chart;
 mod page;
 
-pub use page::{page, report};
+pub use page::{first_chart, page, report};

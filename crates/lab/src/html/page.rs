@@ -70,6 +70,20 @@ pub fn report(outcomes: &[Outcome]) -> Result<String, Error> {
     ))
 }
 
+/// The first chart of a result as an SVG file.
+///
+/// # Errors
+/// When the experiment is not known, has no chart, or it cannot be drawn.
+pub fn first_chart(outcome: &Outcome) -> Result<String, Error> {
+    let blocks = experiment::find(&outcome.experiment)?.present(outcome);
+    let shown = blocks.iter().find_map(|block| match block {
+        Block::Chart(shown) => Some(shown),
+        _ => None,
+    });
+    let none = || Error::Chart(format!("{} shows no chart", outcome.experiment));
+    chart::file(&shown.ok_or_else(none)?.kind)
+}
+
 fn title_of(outcome: &Outcome) -> String {
     experiments::find(&outcome.experiment).map_or_else(
         |_| outcome.experiment.clone(),

@@ -299,6 +299,38 @@ fn shares_are_told_apart_only_where_there_was_enough_to_share() {
     assert_eq!(watch.unevenness(), None);
 }
 
+/// A hundredth of what each worker took waited this long; connections waited in this many of a thousand looks.
+fn wait_long(w: &mut Watch, us: u64, filled: u64) {
+    let trace = w.last.trace.as_mut().expect("traced");
+    for worker in trace.workers.values_mut() {
+        worker.waits = waits(&[vec![100; 240], vec![us; 10]].concat());
+    }
+    w.sampled.queue_filled.insert(1000, filled);
+    w.sampled.queue_highest.insert(1000, 9);
+}
+
+#[test]
+fn workers_are_busy_where_connections_wait_long_and_nothing_else_tells_why() {
+    let told = |shape, us, filled| found(shape, |w| wait_long(w, us, filled));
+    assert_eq!(told(own(), 400_000, 60), ["workers-busy"]);
+    assert_eq!(told(own(), 200_000, 60), NONE);
+    assert_eq!(told(own(), 400_000, 40), NONE);
+    // The machine is slow, not the requests.
+    let starved = found(own(), |w| {
+        wait_long(w, 400_000, 60);
+        for worker in w.last.workers.values_mut() {
+            worker.run_delay_ns = SECONDS * 200_000_000;
+        }
+    });
+    assert_eq!(starved, NONE);
+    // Another finding tells why.
+    let stuck = found(own(), |w| {
+        wait_long(w, 400_000, 60);
+        hang(w);
+    });
+    assert_eq!(stuck, ["stuck-worker"]);
+}
+
 /// Worker 10 was busy all the time and took nothing, with a filled queue.
 fn hang(w: &mut Watch) {
     take(w, [0, 250, 250, 250]);

@@ -20,8 +20,9 @@ const PUBLISHED: [(&str, Way); 2] = [
 pub fn present(outcome: &Outcome) -> Vec<Block> {
     let published = Published::parse(CARD.published);
     let mut blocks = vec![
-        Block::Table(summary::table(outcome)),
         Block::Paragraph(summary::sentences(outcome)),
+        Block::Chart(summary::chart(outcome)),
+        Block::Table(summary::table(outcome)),
         Block::Heading("What it means".into()),
     ];
     blocks.extend(

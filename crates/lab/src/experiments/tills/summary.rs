@@ -3,7 +3,7 @@
 use super::workload::STUCK_ONE_IN;
 use super::{CARD, restart};
 use crate::experiment::Experiment;
-use crate::present::{Block, Row, Table, cell, number};
+use crate::present::{Block, Chart, Kind, Row, Table, Times, cell, number};
 use crate::result::{Expectation, Outcome};
 use crate::stats;
 use crate::ways::{WITH_ROTATE, Way};
@@ -123,6 +123,36 @@ pub fn table(outcome: &Outcome) -> Table {
     )
 }
 
+/// The table as a drawing.
+pub fn chart(outcome: &Outcome) -> Chart {
+    let cell = |column: &Column, way: Way| {
+        Some(Times {
+            value: column.value(outcome, way)?,
+            times: column.times_worse(outcome, way)?,
+        })
+    };
+    let row = |way: Way| {
+        let cells: Vec<_> = COLUMNS.iter().map(|column| cell(column, way)).collect();
+        let measured = cells.iter().any(Option::is_some);
+        measured.then(|| (way.title().to_owned(), cells))
+    };
+    let head = |column: &Column| match column.metric {
+        LOST => column.head.to_owned(),
+        _ => format!("{}, ms", column.head),
+    };
+    Chart {
+        title: "Each way, and how many times the best of each column it is.".into(),
+        note: format!(
+            "Short bars are good, on a logarithmic axis; the thin line is {BAD} times the best, and ✗ marks what reaches it."
+        ),
+        kind: Kind::Times {
+            heads: COLUMNS.iter().map(head).collect(),
+            bad: BAD,
+            rows: WITH_ROTATE.into_iter().filter_map(row).collect(),
+        },
+    }
+}
+
 /// Restarts of one way in all rounds.
 fn restarts(outcome: &Outcome) -> u64 {
     let each = outcome.parameter_u64("restarts").unwrap_or(0);
@@ -230,6 +260,30 @@ mod tests {
                 .starts_with("Each of the kernel's ways fails somewhere. Wakeone fails in none")
         );
         assert!(sentences(&with(&EACH_FAILS[1..])).starts_with("3 of the kernel's 4 ways fail"));
+    }
+
+    #[test]
+    fn the_drawing_has_what_the_table_has() {
+        let outcome = with(&EACH_FAILS);
+        let Kind::Times { heads, bad, rows } = chart(&outcome).kind else {
+            panic!("another kind");
+        };
+        assert_eq!(heads, ["kept, ms", "stuck, ms", "cpu, ms", "lost"]);
+        let bad_at = |cells: &[Option<Times>]| -> Vec<usize> {
+            let cells = (1..).zip(cells);
+            cells
+                .filter(|(_, cell)| cell.is_some_and(|cell| cell.times >= bad))
+                .map(|(at, _)| at)
+                .collect()
+        };
+        for ((label, cells), row) in rows.iter().zip(table(&outcome).rows) {
+            assert_eq!((label, bad_at(cells)), (&row.cells[0], row.bad));
+        }
+        assert_eq!(rows.len(), WITH_ROTATE.len());
+        let Kind::Times { rows, .. } = chart(&tests::outcome(&[])).kind else {
+            panic!("another kind");
+        };
+        assert_eq!(rows, []);
     }
 
     #[test]
