@@ -10,6 +10,8 @@ use crate::steering::Steering;
 use crate::workers::{Asleep, Waiting};
 
 /// Where what comes is put.
+// There is one, and it is used for each event: an indirection would cost more than its size.
+#[allow(clippy::large_enum_variant)]
 pub(crate) enum Front {
     Shared {
         queue: VecDeque<Waiting>,
