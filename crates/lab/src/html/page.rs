@@ -75,7 +75,7 @@ pub fn report(outcomes: &[Outcome]) -> Result<String, Error> {
 /// # Errors
 /// When the experiment is not known, has no chart, or it cannot be drawn.
 pub fn first_chart(outcome: &Outcome) -> Result<String, Error> {
-    let blocks = experiment::find(&outcome.experiment)?.present(outcome);
+    let blocks = experiments::find(&outcome.experiment)?.present(outcome);
     let shown = blocks.iter().find_map(|block| match block {
         Block::Chart(shown) => Some(shown),
         _ => None,

@@ -3,30 +3,18 @@
 use serde_json::{Map, Value, json};
 use wakeone_sim::{Arrivals, Load, Service, Setup, Wake, Way, run};
 
-use crate::Error;
+use crate::card::{Card, card};
 use crate::distribution::Distribution;
 use crate::environment::Environment;
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Sample, Settings, Source, parameters,
-};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
 use crate::present::{Block, Chart, Kind, Row, Style, Table, number};
 use crate::result::{Expectation, Metric, Outcome, SCHEMA, Variant};
 
+card!();
+
 /// The experiment.
 pub struct Simulated;
-
-const CARD: Card = Card {
-    name: "sim",
-    title: "Simulated workers",
-    question: "What would other ways of handing out connections do to a load, on workers that are not here?",
-    source: Source {
-        short: "Wakeone",
-        long: "Wakeone's own simulator.",
-        url: "",
-    },
-    readme: include_str!("README.md"),
-    published: "series,x,metric,unit,value,note\n",
-};
 
 const WORKERS: usize = 4;
 const RATE_PER_S: f64 = 1000.0;
@@ -58,7 +46,7 @@ fn requests(settings: &Settings) -> u64 {
 }
 
 impl Experiment for Simulated {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
@@ -100,20 +88,11 @@ impl Experiment for Simulated {
         let mean = |name: &str| outcome.median(name, "latency_ms_mean");
         let to_shared = |name: &str| Some(mean(name)? / mean("shared-accept")?);
         vec![
-            Expectation::new(
+            CARD.expect(
                 "rescue-is-near-one-queue",
-                "Least-connections with rescue has at most 1.2 times the mean of one shared queue",
-                "Wakeone's own goal",
                 to_shared("least-connections+rescue"),
-                |ratio| ratio <= 1.2,
             ),
-            Expectation::new(
-                "hash-is-far-from-it",
-                "The hash has at least four times the mean of one shared queue",
-                "Pollaczek and Khinchine; Lee and Longton, 1959",
-                to_shared("hash"),
-                |ratio| ratio >= 4.0,
-            ),
+            CARD.expect("hash-is-far-from-it", to_shared("hash")),
         ]
     }
 
@@ -183,7 +162,7 @@ pub fn outcome(
     };
     Outcome {
         schema: SCHEMA.into(),
-        experiment: CARD.name.into(),
+        experiment: CARD.name.clone(),
         version: env!("CARGO_PKG_VERSION").into(),
         commit: env!("WAKEONE_COMMIT").into(),
         environment,

@@ -5,28 +5,16 @@ use wakeone::policy::Policy;
 use wakeone_sim::{Arrivals, Kind, Load, Service, Setup, Wake, Way, run, theory};
 
 use super::simulated::simulates;
-use crate::Error;
-use crate::experiment::{
-    Arm, Card, Context, Design, Experiment, Sample, Settings, Source, parameters,
-};
+use crate::card::{Card, card};
+use crate::error::Error;
+use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
 use crate::present::{Block, Row, Table};
 use crate::result::{Expectation, Outcome};
 
+card!();
+
 /// The experiment.
 pub struct Theory;
-
-const CARD: Card = Card {
-    name: "theory",
-    title: "The simulator beside queueing theory",
-    question: "Does the simulator find what queueing theory proves?",
-    source: Source {
-        short: "Erlang, 1917, and others",
-        long: "Erlang, 1917; Pollaczek, 1930; Khinchine, 1932; Lee and Longton, 1959; Mitzenmacher, 1996.",
-        url: "",
-    },
-    readme: include_str!("README.md"),
-    published: "series,x,metric,unit,value,note\n",
-};
 
 const MEAN_S: f64 = 1e-3;
 /// Within this of a theorem, or within the simulated mean's own interval.
@@ -270,7 +258,7 @@ impl Point {
 }
 
 impl Experiment for Theory {
-    fn card(&self) -> &Card {
+    fn card(&self) -> &'static Card {
         &CARD
     }
 
@@ -320,7 +308,7 @@ fn judge(point: &Point, outcome: &Outcome) -> Expectation {
             point.within * 100.0,
             unsure * 100.0
         ),
-        CARD.source.short,
+        CARD.source.short.as_str(),
         off,
         // An interval as wide as the number would agree with anything.
         |off| off <= point.within.max(unsure) && unsure < 5.0 * EXACT,
@@ -365,7 +353,7 @@ mod tests {
     fn what_is_off_or_unsure_does_not_hold() {
         let judged = |off: f64, unsure: f64| {
             let values: [(&str, &[f64]); 2] = [("off", &[off]), ("unsure", &[unsure])];
-            let all: Vec<(&str, &[(&str, &[f64])])> = points()
+            let all: Vec<_> = points()
                 .iter()
                 .map(|point| (point.name, &values[..]))
                 .collect();
