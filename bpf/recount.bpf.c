@@ -92,7 +92,7 @@ struct wakeone_recount {
 	__u32 port;
 	__u32 counting;  /* 0: note who waits in the queues; 1: count */
 	__u64 counted;   /* connections counted in */
-	__u64 homeless;  /* open, but nobody knows whose */
+	__u64 unattributed;  /* open, but nobody knows whose */
 	__u64 programs;  /* known listeners whose group has a program */
 	/* The kernel lets no iterator switch callbacks on (before 6.12). */
 	__u64 no_callbacks;
@@ -152,7 +152,7 @@ static __always_inline int leave_out(struct tcp_sock *tcp)
 	__u32 uncounted = WAKEONE_UNCOUNTED;
 	__u64 cookie;
 
-	ADD(recount.homeless, 1);
+	ADD(recount.unattributed, 1);
 	if (BPF_CORE_READ((struct sock *)tcp, sk_socket))
 		return 0;
 	cookie = bpf_get_socket_cookie(tcp);

@@ -16,7 +16,7 @@ use support::real::installed;
 use support::steered::{assert_nothing_left, isolated, number, soak, status, sum, wakeone};
 use support::{Clients, Ground, Run, eventually, get, halt, server, signal};
 use wakeone_kernel::diag::{Which, sockets};
-use wakeone_kernel::peek::Processes;
+use wakeone_kernel::procfs::Processes;
 use wakeone_model::listener::Protocol;
 
 const PORT: u16 = 7400;
@@ -631,7 +631,7 @@ fn after_kill_9_the_server_goes_on_and_detach_takes_the_pins() {
     assert!(answers > 100, "{answers}");
     assert!(failures.len() <= 2, "{failures:?}");
     let survivors: Vec<u32> = workers.into_iter().filter(|pid| *pid != victim).collect();
-    let parent = wakeone_kernel::peek::identity(survivors[0])
+    let parent = wakeone_kernel::procfs::identity(survivors[0])
         .expect("a worker")
         .parent;
     signal(parent, Signal::TERM);

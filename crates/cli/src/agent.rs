@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde::Deserialize;
-use wakeone::attach::{self, Wish};
+use wakeone::attach::{self, SteeringConfig};
+use wakeone::attach_manager::{AttachManager, Wanted};
 use wakeone::group::check_weights;
-use wakeone::keeper::{Keeper, Wanted};
 use wakeone::metrics::{self, Monitor};
 use wakeone::paths::Paths;
 use wakeone::policy::{Affinity, Policy};
@@ -125,7 +125,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         .map(metrics::bind)
         .transpose()
         .map_err(anyhow::Error::msg)?;
-    let mut keeper = Keeper::new(paths);
+    let mut keeper = AttachManager::new(paths);
     let monitor = Monitor::start(http).context("agent: cannot serve figures")?;
     keeper.serve(monitor, settings.metrics_tracing || args.metrics_tracing);
     tracing::info!(
@@ -246,7 +246,7 @@ fn wanted(entry: &Entry) -> Result<Wanted, String> {
         .map_err(|why| format!("target {target}: owners: {why}"))?;
     Ok(Wanted {
         target,
-        wish: Wish {
+        wish: SteeringConfig {
             policy,
             affinity,
             rescue: entry.rescue,

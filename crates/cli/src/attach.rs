@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use wakeone::attach::{self, Attached, Prospect, Wish};
-use wakeone::keeper::{Event, Keeper, admitted, meant};
+use wakeone::attach::{self, AttachCandidate, Attached, SteeringConfig};
+use wakeone::attach_manager::{AttachManager, Event, admitted, meant};
 use wakeone::metrics::{self, Monitor};
 use wakeone::paths::Paths;
 use wakeone::policy::{Affinity, Policy};
@@ -133,9 +133,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             missing.join(" and ")
         );
     }
-    let prospects = prospects(&found, &args.owner)?;
+    let candidates = candidates(&found, &args.owner)?;
     if args.dry_run {
-        print(&prospects.iter().map(|p| plan(p, &args)).collect::<String>())?;
+        print(
+            &candidates
+                .iter()
+                .map(|p| plan(p, &args))
+                .collect::<String>(),
+        )?;
         let missing = lacking(&found);
         anyhow::ensure!(
             missing.is_empty(),
@@ -146,9 +151,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let stop = stop_on_signals()?;
     let wish = wish(&args);
-    let mut keeper = Keeper::new(paths.clone());
-    for prospect in prospects {
-        let attached = Attached::start(prospect, &wish, &paths)?;
+    let mut keeper = AttachManager::new(paths.clone());
+    for candidate in candidates {
+        let attached = Attached::start(candidate, &wish, &paths)?;
         print_wrapped(&said(&attached, &args))?;
         keeper.keep(wish.clone(), args.owner.clone(), attached);
     }
@@ -183,8 +188,8 @@ fn lacking(found: &[Found]) -> Vec<String> {
     capability::missing_of(needed.chain(others.into_iter().filter(|_| hidden)))
 }
 
-fn wish(args: &Args) -> Wish {
-    Wish {
+fn wish(args: &Args) -> SteeringConfig {
+    SteeringConfig {
         policy: args.policy,
         affinity: args.affinity,
         rescue: args.rescue,
@@ -194,18 +199,18 @@ fn wish(args: &Args) -> Wish {
 }
 
 /// The target's listeners that can be steered. One that cannot is an error where it is the only one.
-fn prospects(found: &[Found], owners: &[u32]) -> anyhow::Result<Vec<Prospect>> {
+fn candidates(found: &[Found], owners: &[u32]) -> anyhow::Result<Vec<AttachCandidate>> {
     let (found, mut refused) = admitted(found.to_vec(), owners);
-    let mut prospects = Vec::new();
+    let mut candidates = Vec::new();
     let mut unfit = None;
     for found in &found {
         match attach::examine(found) {
-            Ok(prospect) => prospects.push(prospect),
+            Ok(candidate) => candidates.push(candidate),
             Err(error) => unfit = Some(error),
         }
     }
     refused.extend(unfit);
-    if prospects.is_empty()
+    if candidates.is_empty()
         && let Some(last) = refused.pop()
     {
         return Err(last.into());
@@ -213,39 +218,39 @@ fn prospects(found: &[Found], owners: &[u32]) -> anyhow::Result<Vec<Prospect>> {
     for error in refused {
         crate::complain(&error.to_string());
     }
-    Ok(prospects)
+    Ok(candidates)
 }
 
-fn plan(prospect: &Prospect, args: &Args) -> String {
-    let udp = prospect.protocol() == Protocol::Udp;
+fn plan(candidate: &AttachCandidate, args: &Args) -> String {
+    let udp = candidate.protocol() == Protocol::Udp;
     let mut text = format!(
         "{} would be steered by {}, as `{}`: {} sockets{}\n",
-        prospect.address(),
+        candidate.address(),
         how(
-            prospect.protocol(),
-            wish(args).policy_of(prospect.protocol()),
+            candidate.protocol(),
+            wish(args).policy_of(candidate.protocol()),
             args
         ),
-        prospect.name,
-        prospect.members.len(),
+        candidate.name,
+        candidate.members.len(),
         if udp {
             String::new()
         } else {
             format!(
                 ", {} counted in",
-                layout::counted(prospect.open as u64, "open connections")
+                layout::counted(candidate.open as u64, "open connections")
             )
         }
     );
-    for member in &prospect.members {
+    for member in &candidate.members {
         text += &format!(
             "  socket {:<12} {}\n",
-            member.lent.inode,
+            member.remote.inode,
             match member.worker {
                 Some(worker) => format!("process {worker}"),
                 None => format!(
                     "nobody was seen waiting; borrowed from process {}",
-                    member.lent.pid
+                    member.remote.pid
                 ),
             }
         );
@@ -266,7 +271,7 @@ fn said(attached: &Attached, args: &Args) -> String {
     if attached.protocol() == Protocol::Udp {
         return format!("attached: {} by {how}\n", attached.name());
     }
-    let homeless = match attached.recounted.homeless {
+    let unattributed = match attached.recounted.unattributed {
         0 => String::new(),
         n if attached.recounted.no_callbacks => format!(
             " ({n} stay uncounted: the kernel lets no iterator switch callbacks on before 6.12)"
@@ -274,7 +279,7 @@ fn said(attached: &Attached, args: &Args) -> String {
         n => format!(" ({n} belong to no worker of now and stay uncounted)"),
     };
     format!(
-        "attached: {} by {how}; {} counted in{homeless}\n",
+        "attached: {} by {how}; {} counted in{unattributed}\n",
         attached.name(),
         layout::counted(attached.recounted.counted, "open connections")
     )
@@ -319,9 +324,9 @@ fn fall_silent() -> std::io::Result<()> {
 /// Follows the groups until told to stop; those whose server went away are attached again when it is back. `between` is
 /// called between two rounds.
 pub fn follow(
-    keeper: &mut Keeper,
+    keeper: &mut AttachManager,
     stop: &AtomicBool,
-    between: &mut dyn FnMut(&mut Keeper) -> anyhow::Result<()>,
+    between: &mut dyn FnMut(&mut AttachManager) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut looked = Instant::now();
     while !stop.load(Ordering::Relaxed) {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use wakeone::group::{self, Group, Wish};
+use wakeone::group::{self, Group, SteeringConfig};
 use wakeone::policy::{Affinity, Policy};
 use wakeone::split;
 use wakeone::supervisor::address::Address;
@@ -213,8 +213,8 @@ fn supervise(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn wish(args: &Args) -> Wish {
-    Wish {
+fn wish(args: &Args) -> SteeringConfig {
+    SteeringConfig {
         policy: args.policy,
         affinity: args.affinity,
         rescue: match (args.rescue, args.no_rescue) {

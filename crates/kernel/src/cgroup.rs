@@ -71,7 +71,7 @@ pub fn own() -> io::Result<PathBuf> {
 ///
 /// # Errors
 /// The cgroup cannot be made or entered, or it is another user's, or frozen: `create` has not run then.
-pub fn born_in<T>(nursery: &Path, create: impl FnOnce() -> T) -> io::Result<(bool, T)> {
+pub fn create_sockets_in<T>(nursery: &Path, create: impl FnOnce() -> T) -> io::Result<(bool, T)> {
     let home = own()?;
     let made = match fs::create_dir(nursery) {
         Ok(()) => true,

@@ -9,6 +9,7 @@ pub mod bpf;
 pub mod bpffs;
 pub mod capability;
 pub mod cgroup;
+pub mod clone_listener;
 pub mod count_switch;
 pub mod datagram;
 pub mod diag;
@@ -22,12 +23,13 @@ pub mod locks;
 pub mod lookup;
 pub mod netns;
 pub mod netstat;
-pub mod peek;
 pub mod policy;
 pub mod policy_group;
 pub mod probe;
+pub mod proc_stats;
 pub mod process;
 pub mod process_mutex;
+pub mod procfs;
 pub mod receive_queue;
 pub mod recount;
 mod remote_memory;
@@ -36,13 +38,11 @@ pub mod ring;
 pub mod run_stats;
 pub mod schedule;
 pub mod shared_counter;
-pub mod sibling;
 mod skeletons;
 pub mod socket;
 pub mod stat;
 pub mod stop;
 pub mod table;
-pub mod vitals;
 
 /// The types of `bpf/contract.h`, generated from the compiled object's BTF.
 pub mod contract {

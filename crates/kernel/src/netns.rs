@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketType};
 use wakeone_model::listener::Protocol;
 
 use crate::diag::{self, Which};
-use crate::{sibling, socket};
+use crate::{clone_listener, socket};
 
 /// include/uapi/asm-generic/socket.h, since Linux 5.14.
 const SO_NETNS_COOKIE: i32 = 71;
@@ -100,10 +100,10 @@ fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
 /// The same where a socket does not tell its namespace: sock_diag shows those of ours, and the cookies of sockets are
 /// unique on the machine (since Linux 5.4).
 fn is_listed(socket: BorrowedFd<'_>) -> io::Result<bool> {
-    let Some(address) = sibling::address(socket) else {
+    let Some(address) = clone_listener::address(socket) else {
         return Ok(false);
     };
-    let protocol = if sibling::is_udp(socket) {
+    let protocol = if clone_listener::is_udp(socket) {
         Protocol::Udp
     } else {
         Protocol::Tcp

@@ -20,7 +20,7 @@ use wakeone_model::snapshot::TraceGaps;
 use wakeone_model::waits::Waits;
 
 use crate::bpf::failed as step;
-use crate::peek;
+use crate::procfs;
 use crate::skeletons::observe::{ObserveSkel, ObserveSkelBuilder, types};
 
 /// What the probes counted of one process since they were attached.
@@ -242,7 +242,10 @@ impl Probe {
             return Ok(Some((place, Worker::default())));
         }
         let gone = self.known.keys().copied();
-        let Some(gone) = gone.into_iter().find(|pid| peek::identity(*pid).is_none()) else {
+        let Some(gone) = gone
+            .into_iter()
+            .find(|pid| procfs::identity(*pid).is_none())
+        else {
             return Ok(None);
         };
         let data = self.data()?;

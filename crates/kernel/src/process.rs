@@ -5,80 +5,68 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+pub use wakeone_model::judge::WorkerState;
 use wakeone_model::listener::Wait;
 
-use crate::peek;
+use crate::procfs;
 use crate::stat::{self, Stat};
-
-/// What a worker is doing, as far as /proc tells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doing {
-    /// Some thread waits for connections: accept, epoll, poll or select.
-    Waiting,
-    /// No thread does: it computes, or sleeps in something else.
-    Busy,
-    /// It is stopped (SIGSTOP, a debugger, a frozen cgroup).
-    Stopped,
-    /// It is gone, or a zombie.
-    Gone,
-    /// We may not look (another user's process, without CAP_SYS_PTRACE).
-    Unknown,
-}
 
 /// Looks at every thread of a process; the first one that waits for connections settles it. Whose connections is not
 /// asked: a thread in epoll or poll may wait for anything.
 ///
 /// A thread in the middle of its computation shows as `running`, and so does one that is about to return from
 /// accept: a sample, not a proof.
-pub fn doing(pid: u32) -> Doing {
+pub fn doing(pid: u32) -> WorkerState {
     threads_doing(pid, thread_doing)
 }
 
 /// The same of a process that has these `sockets`, for some listeners: a thread that waits in accept, epoll, poll or
 /// select waits only where one of the `listeners` (by inode) is among what it waits for. A server's threads may wait in epoll
 /// for the connections that they have while nobody accepts new ones.
-fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> Doing {
+fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> WorkerState {
     threads_doing(pid, |task| {
         let tid = task
             .file_name()
             .and_then(|name| name.to_str()?.parse().ok());
-        match tid.map(|tid| peek::wait_of(pid, tid, sockets, listeners)) {
-            None => Doing::Gone,
-            Some(Wait::Unseen) => Doing::Unknown,
+        match tid.map(|tid| procfs::wait_of(pid, tid, sockets, listeners)) {
+            None => WorkerState::Gone,
+            Some(Wait::Unseen) => WorkerState::Unknown,
             Some(Wait::Accept(inode) | Wait::Receive(inode)) if listeners.contains(&inode) => {
-                Doing::Waiting
+                WorkerState::Waiting
             }
-            Some(Wait::Epoll(epoll)) if peek::is_in(pid, epoll, listeners) => Doing::Waiting,
-            Some(Wait::Poll(set)) if !set.is_empty() => Doing::Waiting,
+            Some(Wait::Epoll(epoll)) if procfs::is_in(pid, epoll, listeners) => {
+                WorkerState::Waiting
+            }
+            Some(Wait::Poll(set)) if !set.is_empty() => WorkerState::Waiting,
             // What it polls cannot be read, and a ring may hold an accept.
-            Some(Wait::PollUnseen | Wait::IoUring) => Doing::Waiting,
-            Some(_) => Doing::Busy,
+            Some(Wait::PollUnseen | Wait::IoUring) => WorkerState::Waiting,
+            Some(_) => WorkerState::Busy,
         }
     })
 }
 
-fn threads_doing(pid: u32, of: impl Fn(&std::path::Path) -> Doing) -> Doing {
+fn threads_doing(pid: u32, of: impl Fn(&std::path::Path) -> WorkerState) -> WorkerState {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
-        return Doing::Gone;
+        return WorkerState::Gone;
     };
-    let mut verdict = Doing::Gone;
+    let mut verdict = WorkerState::Gone;
     for task in tasks.flatten() {
         match of(&task.path()) {
-            Doing::Gone => {}
-            Doing::Waiting => return if_running(pid, Doing::Waiting),
+            WorkerState::Gone => {}
+            WorkerState::Waiting => return if_running(pid, WorkerState::Waiting),
             other => verdict = other,
         }
     }
     match verdict {
-        Doing::Busy => if_running(pid, Doing::Busy),
+        WorkerState::Busy => if_running(pid, WorkerState::Busy),
         other => other,
     }
 }
 
 /// A stopped process keeps the system call it was in.
-fn if_running(pid: u32, doing: Doing) -> Doing {
+fn if_running(pid: u32, doing: WorkerState) -> WorkerState {
     if is_stopped(pid) {
-        Doing::Stopped
+        WorkerState::Stopped
     } else {
         doing
     }
@@ -86,16 +74,22 @@ fn if_running(pid: u32, doing: Doing) -> Doing {
 
 /// The same for a worker that may be a tree of processes: a server's own master, say, with the process that accepts
 /// below it. Those accept that hold one of the listeners (by their `inodes`) and have nobody below them that does.
-pub fn doing_below(pid: u32, inodes: &[u64]) -> Doing {
+pub fn doing_below(pid: u32, inodes: &[u64]) -> WorkerState {
     holders_doing(pid, inodes).unwrap_or_else(|| doing(pid))
 }
 
-fn holders_doing(pid: u32, inodes: &[u64]) -> Option<Doing> {
+fn holders_doing(pid: u32, inodes: &[u64]) -> Option<WorkerState> {
     let children = children(pid);
     let below = children
         .iter()
         .filter_map(|child| holders_doing(*child, inodes))
-        .reduce(|one, other| if one == Doing::Waiting { one } else { other });
+        .reduce(|one, other| {
+            if one == WorkerState::Waiting {
+                one
+            } else {
+                other
+            }
+        });
     below.or_else(|| {
         let held = sockets_of(pid).unwrap_or_default();
         held.iter()
@@ -109,7 +103,7 @@ const MOST_ANCESTORS: usize = 128;
 
 /// Whether a process is below another one, at whatever distance.
 pub fn descends(pid: u32, from: u32) -> bool {
-    let above = |pid: &u32| peek::identity(*pid).map(|identity| identity.parent);
+    let above = |pid: &u32| procfs::identity(*pid).map(|identity| identity.parent);
     std::iter::successors(above(&pid), above)
         .take(MOST_ANCESTORS)
         .take_while(|parent| *parent != 0)
@@ -133,12 +127,12 @@ pub fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-fn thread_doing(task: &std::path::Path) -> Doing {
+fn thread_doing(task: &std::path::Path) -> WorkerState {
     match stat::text(task.join("syscall")) {
-        Ok(line) if peek::is_wait(&line) => Doing::Waiting,
-        Ok(_) => Doing::Busy,
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Doing::Unknown,
-        Err(_) => Doing::Gone,
+        Ok(line) if procfs::is_wait(&line) => WorkerState::Waiting,
+        Ok(_) => WorkerState::Busy,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => WorkerState::Unknown,
+        Err(_) => WorkerState::Gone,
     }
 }
 
@@ -238,7 +232,7 @@ mod tests {
         let address = listener.local_addr().expect("address");
         let thread = std::thread::spawn(move || listener.accept().map(drop));
         let since = Instant::now();
-        while doing(std::process::id()) != Doing::Waiting {
+        while doing(std::process::id()) != WorkerState::Waiting {
             assert!(
                 since.elapsed() < Duration::from_secs(10),
                 "accept was never seen"
@@ -265,7 +259,7 @@ mod tests {
         )
         .expect("add");
         let doing = || doing_at(own, &sockets_of(own).expect("own sockets"), &listeners);
-        let until = |wanted: Doing| {
+        let until = |wanted: WorkerState| {
             let since = Instant::now();
             while doing() != wanted {
                 assert!(
@@ -282,15 +276,15 @@ mod tests {
             });
             // Other tests' threads come and go, and none of them waits for this listener.
             for _ in 0..20 {
-                assert_eq!(doing(), Doing::Busy);
+                assert_eq!(doing(), WorkerState::Busy);
                 std::thread::sleep(Duration::from_millis(1));
             }
             let data = epoll::EventData::new_u64(2);
             epoll::add(&set, &listener, data, epoll::EventFlags::IN).expect("add");
-            until(Doing::Waiting);
+            until(WorkerState::Waiting);
             drop(wake);
         });
-        until(Doing::Busy);
+        until(WorkerState::Busy);
     }
 
     #[test]
@@ -334,7 +328,7 @@ mod tests {
 
     #[test]
     fn nobody_does_nothing() {
-        assert_eq!(doing(u32::MAX), Doing::Gone);
+        assert_eq!(doing(u32::MAX), WorkerState::Gone);
         assert!(descriptor_of(u32::MAX, 0).is_err());
         assert!(sockets_of(u32::MAX).is_err());
     }

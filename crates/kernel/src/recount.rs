@@ -24,7 +24,7 @@ pub struct Recounted {
     /// Connections counted in.
     pub counted: u64,
     /// Connections that no known worker holds, or that cannot be followed: they stay uncounted.
-    pub homeless: u64,
+    pub unattributed: u64,
     /// The kernel lets no iterator switch callbacks on: no connection that was open before can be counted.
     pub no_callbacks: bool,
 }
@@ -98,7 +98,7 @@ pub fn recount(
     let done = loaded.maps.data_recount_data.as_ref();
     Ok(done.map_or_else(Recounted::default, |data| Recounted {
         counted: data.recount.counted,
-        homeless: data.recount.homeless,
+        unattributed: data.recount.unattributed,
         no_callbacks: data.recount.no_callbacks != 0,
     }))
 }

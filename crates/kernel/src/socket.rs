@@ -279,7 +279,7 @@ fn die_if_told() {}
 
 /// Wakes whoever sleeps on a listener and changes nothing else: kernels before mid-2026 do not wake the sleepers of
 /// a queue that a migrated connection joins. `SHUT_WR` on a listener only calls `sk_state_change`.
-pub fn nudge(listener: impl AsFd) {
+pub fn wake_waiters(listener: impl AsFd) {
     let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Write);
 }
 

@@ -128,7 +128,7 @@ impl Ground {
         bpffs::mount_at(folder.path()).expect("bpffs");
         let cgroup = home.join(format!("wakeone-callbacks-{}", std::process::id()));
         let bind = || TcpListener::bind("127.0.0.1:0").expect("listener");
-        let (_, listener) = cgroup::born_in(&cgroup, bind).expect("cgroup");
+        let (_, listener) = cgroup::create_sockets_in(&cgroup, bind).expect("cgroup");
         Some((Self { folder, cgroup }, listener))
     }
 

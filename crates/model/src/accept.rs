@@ -1,4 +1,4 @@
-//! Which accept model a server uses: a pure judgement over sightings of its processes.
+//! Which accept model a server uses: a pure judgement over snapshots of its processes.
 //!
 //! The words are the field's: blocking accept() shared by processes, an epoll set in each of them that wakes all or one
 //! (EPOLLEXCLUSIVE), a mutex around accept, one acceptor that hands connections on, a socket for each worker.
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::layout;
-use crate::listener::{EDGE, EXCLUSIVE, Process, Protocol, Sighting, Wait};
+use crate::listener::{EDGE, EXCLUSIVE, Process, ProcessSnapshot, Protocol, Wait};
 
 /// How a worker learns of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -156,7 +156,7 @@ impl AcceptModel {
     }
 }
 
-/// Who waited for what, and by what means, over all sightings. Units of a process that wait are its epoll sets with a
+/// Who waited for what, and by what means, over all snapshots. Units of a process that wait are its epoll sets with a
 /// socket in them, or its threads in accept, receive or poll.
 #[derive(Default)]
 struct Watching {
@@ -169,9 +169,9 @@ struct Watching {
 }
 
 impl Watching {
-    fn see(sightings: &[Sighting]) -> Self {
+    fn see(snapshots: &[ProcessSnapshot]) -> Self {
         let mut all = Self::default();
-        for sighting in sightings {
+        for sighting in snapshots {
             let mut now = 0;
             for process in &sighting.processes {
                 let units = units(process);
@@ -279,9 +279,9 @@ fn waits_now(process: &Process) -> bool {
 }
 
 /// Processes seen waiting for each socket, by its inode.
-pub fn waiters(sightings: &[Sighting]) -> BTreeMap<u64, BTreeSet<u32>> {
+pub fn waiters(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, BTreeSet<u32>> {
     let mut waiters: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
-    for process in sightings.iter().flat_map(|s| &s.processes) {
+    for process in snapshots.iter().flat_map(|s| &s.processes) {
         for (_, inode, _) in units(process) {
             waiters.entry(inode).or_default().insert(process.pid);
         }
@@ -292,15 +292,15 @@ pub fn waiters(sightings: &[Sighting]) -> BTreeMap<u64, BTreeSet<u32>> {
 /// Processes that keep a socket as a last resort and do not accept from it, by its inode: the only holder of one that
 /// nobody was seen to wait for, without connections, and the parent of all that wait for sockets of their own. That is
 /// what `wakeone run --split` leaves a server's first process with.
-pub fn keepers(sightings: &[Sighting]) -> BTreeMap<u64, u32> {
-    let waiters = waiters(sightings);
+pub fn fallback_holders(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, u32> {
+    let waiters = waiters(snapshots);
     let waits = |pid: u32| waiters.values().any(|pids| pids.contains(&pid));
     let idle = |pid: u32| {
-        let seen = sightings.iter().flat_map(|s| &s.processes);
+        let seen = snapshots.iter().flat_map(|s| &s.processes);
         let mut own = seen.filter(|p| p.pid == pid);
         own.all(|p| p.connections == 0)
     };
-    let last = sightings.last().map_or(&[][..], |s| &s.processes);
+    let last = snapshots.last().map_or(&[][..], |s| &s.processes);
     let is_parent = |pid: u32| {
         let mut workers = last.iter().filter(|p| waits(p.pid)).peekable();
         workers.peek().is_some() && workers.all(|p| p.parent == pid)
@@ -309,20 +309,20 @@ pub fn keepers(sightings: &[Sighting]) -> BTreeMap<u64, u32> {
         let alone = last.iter().filter(|p| p.holds.contains(&inode)).count() == 1;
         alone && !waiters.contains_key(&inode) && !waits(process.pid)
     };
-    let mut keepers = BTreeMap::new();
+    let mut holders = BTreeMap::new();
     for process in last {
         let kept = process.holds.iter().filter(|inode| keeps(process, **inode));
         let kept: Vec<u64> = kept.copied().collect();
         if !kept.is_empty() && idle(process.pid) && is_parent(process.pid) {
-            keepers.extend(kept.into_iter().map(|inode| (inode, process.pid)));
+            holders.extend(kept.into_iter().map(|inode| (inode, process.pid)));
         }
     }
-    keepers
+    holders
 }
 
-/// Says which accept model the sightings show.
-pub fn identify(protocol: Protocol, sightings: &[Sighting]) -> AcceptModel {
-    let watching = Watching::see(sightings);
+/// Says which accept model the snapshots show.
+pub fn identify(protocol: Protocol, snapshots: &[ProcessSnapshot]) -> AcceptModel {
+    let watching = Watching::see(snapshots);
     let mut model = AcceptModel {
         shape: Shape::Unknown,
         means: watching.means(),
@@ -331,7 +331,7 @@ pub fn identify(protocol: Protocol, sightings: &[Sighting]) -> AcceptModel {
         workers: watching.by_process.keys().copied().collect(),
     };
     if watching.by_process.is_empty() {
-        nobody(&watching, sightings, &mut model);
+        nobody(&watching, snapshots, &mut model);
         return model;
     }
     model.evidence.push(waits(&watching, protocol));
@@ -339,7 +339,7 @@ pub fn identify(protocol: Protocol, sightings: &[Sighting]) -> AcceptModel {
     let inodes = watching.inodes().len();
     if inodes > 1 {
         own_sockets(&watching, &mut model);
-    } else if let Some(others) = mutex(&watching, sightings) {
+    } else if let Some(others) = mutex(&watching, snapshots) {
         model.shape = Shape::Mutex;
         model.confidence = others.confidence;
         model.workers = others.workers;
@@ -349,17 +349,17 @@ pub fn identify(protocol: Protocol, sightings: &[Sighting]) -> AcceptModel {
     } else if watching.units_of_one() > 1 {
         model.shape = Shape::SharedByThreads;
     } else {
-        one_acceptor(sightings, &mut model);
+        one_acceptor(snapshots, &mut model);
     }
     model
 }
 
-fn nobody(watching: &Watching, sightings: &[Sighting], model: &mut AcceptModel) {
+fn nobody(watching: &Watching, snapshots: &[ProcessSnapshot], model: &mut AcceptModel) {
     if !watching.rings.is_empty() {
         model.means = Means::IoUring;
         model.confidence = Confidence::Likely;
         model.workers = watching.rings.iter().copied().collect();
-        model.shape = match (watching.rings.len(), sockets(sightings)) {
+        model.shape = match (watching.rings.len(), sockets(snapshots)) {
             (1, _) => Shape::Single,
             (_, 1) => Shape::Shared,
             _ => Shape::SocketPerWorker,
@@ -376,8 +376,8 @@ fn nobody(watching: &Watching, sightings: &[Sighting], model: &mut AcceptModel) 
     );
 }
 
-fn sockets(sightings: &[Sighting]) -> usize {
-    let held: BTreeSet<u64> = sightings
+fn sockets(snapshots: &[ProcessSnapshot]) -> usize {
+    let held: BTreeSet<u64> = snapshots
         .iter()
         .flat_map(|s| &s.processes)
         .flat_map(|p| p.holds.iter().copied())
@@ -455,13 +455,13 @@ struct Mutex {
 
 /// A mutex around accept: of several siblings that hold the socket only one at a time waits for it, and the others
 /// wait for something else that is not a request.
-fn mutex(watching: &Watching, sightings: &[Sighting]) -> Option<Mutex> {
+fn mutex(watching: &Watching, snapshots: &[ProcessSnapshot]) -> Option<Mutex> {
     if watching.most_at_once != 1 {
         return None;
     }
     let mut locks = false;
     let (mut workers, mut watchers) = (BTreeSet::new(), BTreeSet::new());
-    for sighting in sightings {
+    for sighting in snapshots {
         let Some(watcher) = sighting.processes.iter().find(|p| waits_now(p)) else {
             continue;
         };
@@ -501,10 +501,10 @@ fn mutex(watching: &Watching, sightings: &[Sighting]) -> Option<Mutex> {
 }
 
 /// One process, one unit that waits: what becomes of the connections then?
-fn one_acceptor(sightings: &[Sighting], model: &mut AcceptModel) {
+fn one_acceptor(snapshots: &[ProcessSnapshot], model: &mut AcceptModel) {
     model.shape = Shape::Single;
     let acceptor = model.workers[0];
-    let processes = || sightings.iter().flat_map(|s| &s.processes);
+    let processes = || snapshots.iter().flat_map(|s| &s.processes);
     let strangers: BTreeSet<u32> = processes()
         .filter(|p| p.pid != acceptor && p.holds.is_empty() && p.connections > 0)
         .map(|p| p.pid)
@@ -529,7 +529,7 @@ fn one_acceptor(sightings: &[Sighting], model: &mut AcceptModel) {
             count(helpers.len(), "child", "children")
         ));
     } else {
-        threads_of_acceptor(sightings, acceptor, model);
+        threads_of_acceptor(snapshots, acceptor, model);
     }
 }
 
@@ -538,9 +538,9 @@ fn waits_elsewhere(process: &Process) -> bool {
     process.threads.iter().any(waits)
 }
 
-fn threads_of_acceptor(sightings: &[Sighting], acceptor: u32, model: &mut AcceptModel) {
+fn threads_of_acceptor(snapshots: &[ProcessSnapshot], acceptor: u32, model: &mut AcceptModel) {
     let seen = || {
-        sightings
+        snapshots
             .iter()
             .flat_map(|s| &s.processes)
             .filter(|p| p.pid == acceptor)

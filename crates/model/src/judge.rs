@@ -6,7 +6,7 @@
 
 /// What is seen of one slot at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Look {
+pub struct SlotSample {
     /// A worker runs here and may be given connections (up, not draining).
     pub serving: bool,
     /// Connections waiting in its accept queues.
@@ -20,22 +20,24 @@ pub struct Look {
     pub active: u64,
 }
 
-/// What a worker does, asked only of those where it matters.
+/// What a worker does, as far as /proc tells. It is asked only of those where it matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doing {
-    /// It waits for connections.
+pub enum WorkerState {
+    /// Some thread waits for connections: accept, epoll, poll or select.
     Waiting,
-    /// It computes, or sleeps in something else.
+    /// No thread does: it computes, or sleeps in something else.
     Busy,
-    /// It is stopped.
+    /// It is stopped (SIGSTOP, a debugger, a frozen cgroup).
     Stopped,
-    /// It cannot be seen.
+    /// It is gone, or a zombie.
+    Gone,
+    /// We may not look (another user's process, without CAP_SYS_PTRACE).
     Unknown,
 }
 
 /// What must be remembered of a slot from one look to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Memory {
+pub struct SlotHistory {
     accepted: u64,
     /// When it last accepted, or had nothing to accept, in ns.
     progress_ns: u64,
@@ -61,7 +63,7 @@ impl Default for Limits {
 
 /// Notes progress, and returns whether the slot's worker is suspect: connections wait and none was accepted for too
 /// long. A slot that is already marked stuck is no new suspect.
-pub fn suspect(now_ns: u64, look: &Look, memory: &mut Memory, limits: Limits) -> bool {
+pub fn suspect(now_ns: u64, look: &SlotSample, memory: &mut SlotHistory, limits: Limits) -> bool {
     if look.queued == 0 || look.accepted > memory.accepted || !look.serving {
         memory.accepted = memory.accepted.max(look.accepted);
         memory.progress_ns = now_ns;
@@ -71,14 +73,14 @@ pub fn suspect(now_ns: u64, look: &Look, memory: &mut Memory, limits: Limits) ->
         && now_ns.saturating_sub(memory.progress_ns) >= limits.stuck_after_ns
 }
 
-impl Memory {
+impl SlotHistory {
     /// Nothing waited at this moment.
     pub fn nothing_waits(&mut self, now_ns: u64) {
         self.progress_ns = self.progress_ns.max(now_ns);
     }
 
     /// The slot's queue was moved: what was in it was not accepted.
-    pub fn moved(&mut self, look: &Look) {
+    pub fn moved(&mut self, look: &SlotSample) {
         self.accepted = look.accepted;
     }
 }
@@ -90,8 +92,8 @@ impl Memory {
 /// And where all are as busy, nobody would serve the queue sooner: that is overload, not a stuck worker.
 ///
 /// What it does is asked last: seeing that costs something.
-pub fn stuck(another_sooner: bool, doing: impl FnOnce() -> Doing) -> bool {
-    another_sooner && matches!(doing(), Doing::Busy | Doing::Stopped)
+pub fn stuck(another_sooner: bool, doing: impl FnOnce() -> WorkerState) -> bool {
+    another_sooner && matches!(doing(), WorkerState::Busy | WorkerState::Stopped)
 }
 
 /// So many times its own queue must another have served before a suspect counts as overtaken: chance and uneven work
@@ -103,14 +105,14 @@ const PATIENCES: u64 = 10;
 
 /// What everybody had accepted when a slot became suspect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lap {
+pub struct ProgressBaseline {
     since_ns: u64,
     accepted: Vec<u64>,
 }
 
-impl Lap {
+impl ProgressBaseline {
     /// Starts to compare.
-    pub fn start(now_ns: u64, looks: &[Look]) -> Self {
+    pub fn start(now_ns: u64, looks: &[SlotSample]) -> Self {
         Self {
             since_ns: now_ns,
             accepted: looks.iter().map(|look| look.accepted).collect(),
@@ -125,14 +127,14 @@ impl Lap {
     pub fn overtaken<'a>(
         &self,
         now_ns: u64,
-        others: impl Iterator<Item = (usize, &'a Look)>,
+        others: impl Iterator<Item = (usize, &'a SlotSample)>,
         limits: Limits,
     ) -> bool {
         let patience_ns = limits.stuck_after_ns.saturating_mul(PATIENCES);
         if now_ns.saturating_sub(self.since_ns) < patience_ns {
             return false;
         }
-        let served = |slot: usize, look: &Look| {
+        let served = |slot: usize, look: &SlotSample| {
             let then = self.accepted.get(slot).copied().unwrap_or(look.accepted);
             look.accepted.saturating_sub(then)
         };
@@ -144,13 +146,13 @@ impl Lap {
 
 /// Whether a slot's worker has nothing to do: nothing waits for it, and it has no connection at all or waits for
 /// events on those it has.
-pub fn idle(look: &Look, doing: impl FnOnce() -> Doing) -> bool {
-    look.serving && look.queued == 0 && (look.active == 0 || doing() == Doing::Waiting)
+pub fn idle(look: &SlotSample, doing: impl FnOnce() -> WorkerState) -> bool {
+    look.serving && look.queued == 0 && (look.active == 0 || doing() == WorkerState::Waiting)
 }
 
 /// Whether a slot marked stuck works again: it accepted since, or waits for connections.
-pub fn recovered(look: &Look, memory: &Memory, doing: Doing) -> bool {
-    look.accepted > memory.accepted || doing == Doing::Waiting
+pub fn recovered(look: &SlotSample, memory: &SlotHistory, doing: WorkerState) -> bool {
+    look.accepted > memory.accepted || doing == WorkerState::Waiting
 }
 
 /// Whether the others can take a queue: the kernel migrates past the target's backlog, so we must not.
@@ -164,8 +166,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn look(queued: u32, accepted: u64) -> Look {
-        Look {
+    fn look(queued: u32, accepted: u64) -> SlotSample {
+        SlotSample {
             serving: true,
             queued,
             room: 100,
@@ -211,7 +213,7 @@ mod tests {
                 &[(0, 1, 0, false), (6, 0, 0, false), (7, 1, 0, false)],
             ),
         ] {
-            let mut memory = Memory::default();
+            let mut memory = SlotHistory::default();
             for (at, queued, accepted, expected) in looks {
                 assert_eq!(
                     suspect(
@@ -229,9 +231,9 @@ mod tests {
 
     #[test]
     fn who_is_marked_or_does_not_serve_is_no_suspect() {
-        let mut marked = Memory {
+        let mut marked = SlotHistory {
             stuck_since_ns: Some(1),
-            ..Memory::default()
+            ..SlotHistory::default()
         };
         assert!(!suspect(
             99 * MS,
@@ -239,8 +241,8 @@ mod tests {
             &mut marked,
             Limits::default()
         ));
-        let mut memory = Memory::default();
-        let draining = Look {
+        let mut memory = SlotHistory::default();
+        let draining = SlotSample {
             serving: false,
             ..look(3, 0)
         };
@@ -256,7 +258,7 @@ mod tests {
 
     #[test]
     fn patience_can_be_set() {
-        let mut memory = Memory::default();
+        let mut memory = SlotHistory::default();
         let limits = Limits {
             stuck_after_ns: 50 * MS,
         };
@@ -267,12 +269,12 @@ mod tests {
     #[test]
     fn only_who_is_seen_elsewhere_while_another_is_idle_is_stuck() {
         for (doing, another_idle, expected) in [
-            (Doing::Busy, true, true),
-            (Doing::Stopped, true, true),
-            (Doing::Waiting, true, false),
-            (Doing::Unknown, true, false),
-            (Doing::Busy, false, false),
-            (Doing::Stopped, false, false),
+            (WorkerState::Busy, true, true),
+            (WorkerState::Stopped, true, true),
+            (WorkerState::Waiting, true, false),
+            (WorkerState::Unknown, true, false),
+            (WorkerState::Busy, false, false),
+            (WorkerState::Stopped, false, false),
         ] {
             assert_eq!(
                 stuck(another_idle, || doing),
@@ -285,7 +287,7 @@ mod tests {
     #[test]
     fn who_serves_its_queue_many_times_over_has_overtaken() {
         let limits = Limits::default();
-        let lap = Lap::start(0, &[look(2, 10), look(1, 100), look(0, 0)]);
+        let lap = ProgressBaseline::start(0, &[look(2, 10), look(1, 100), look(0, 0)]);
         let overtaken = |at_ms: u64, queued, accepted| {
             let other = look(queued, accepted);
             lap.overtaken(at_ms * MS, [(1, &other)].into_iter(), limits)
@@ -298,7 +300,7 @@ mod tests {
             !overtaken(500, 0, 99),
             "a count that lags is nothing served"
         );
-        let draining = Look {
+        let draining = SlotSample {
             serving: false,
             ..look(0, 500)
         };
@@ -309,49 +311,50 @@ mod tests {
 
     #[test]
     fn idle_is_who_has_nothing_to_do() {
-        let never = || -> Doing { panic!("a worker without connections need not be looked at") };
+        let never =
+            || -> WorkerState { panic!("a worker without connections need not be looked at") };
         assert!(idle(
-            &Look {
+            &SlotSample {
                 active: 0,
                 ..look(0, 0)
             },
             never
         ));
         assert!(
-            idle(&look(0, 0), || Doing::Waiting),
+            idle(&look(0, 0), || WorkerState::Waiting),
             "an event loop with idle connections"
         );
-        assert!(!idle(&look(0, 0), || Doing::Busy));
+        assert!(!idle(&look(0, 0), || WorkerState::Busy));
         assert!(
-            !idle(&look(1, 0), || Doing::Waiting),
+            !idle(&look(1, 0), || WorkerState::Waiting),
             "it has something waiting already"
         );
         assert!(!idle(
-            &Look {
+            &SlotSample {
                 serving: false,
                 active: 0,
                 ..look(0, 0)
             },
-            || Doing::Waiting
+            || WorkerState::Waiting
         ));
     }
 
     #[test]
     fn recovered_is_who_accepts_or_waits_again() {
-        let memory = Memory {
+        let memory = SlotHistory {
             accepted: 7,
-            ..Memory::default()
+            ..SlotHistory::default()
         };
-        assert!(recovered(&look(0, 8), &memory, Doing::Busy));
-        assert!(recovered(&look(0, 7), &memory, Doing::Waiting));
-        assert!(!recovered(&look(0, 7), &memory, Doing::Busy));
-        assert!(!recovered(&look(0, 7), &memory, Doing::Stopped));
+        assert!(recovered(&look(0, 8), &memory, WorkerState::Busy));
+        assert!(recovered(&look(0, 7), &memory, WorkerState::Waiting));
+        assert!(!recovered(&look(0, 7), &memory, WorkerState::Busy));
+        assert!(!recovered(&look(0, 7), &memory, WorkerState::Stopped));
     }
 
     #[test]
     fn patience_begins_when_something_waits() {
-        let mut memory = Memory::default();
-        let suspect_at = |memory: &mut Memory, at_ms| {
+        let mut memory = SlotHistory::default();
+        let suspect_at = |memory: &mut SlotHistory, at_ms| {
             suspect(at_ms * MS, &look(1, 0), memory, Limits::default())
         };
         memory.nothing_waits(4 * MS);
@@ -364,13 +367,13 @@ mod tests {
 
     #[test]
     fn what_was_moved_away_was_not_accepted() {
-        let mut memory = Memory::default();
+        let mut memory = SlotHistory::default();
         memory.moved(&look(0, 9));
-        assert!(!recovered(&look(0, 9), &memory, Doing::Busy));
-        assert!(recovered(&look(0, 10), &memory, Doing::Busy));
+        assert!(!recovered(&look(0, 9), &memory, WorkerState::Busy));
+        assert!(recovered(&look(0, 10), &memory, WorkerState::Busy));
         // Less may be counted as accepted after a move: one more than that is progress.
         memory.moved(&look(0, 5));
-        assert!(recovered(&look(0, 6), &memory, Doing::Busy));
+        assert!(recovered(&look(0, 6), &memory, WorkerState::Busy));
     }
 
     #[test]

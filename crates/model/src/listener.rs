@@ -145,7 +145,7 @@ pub struct Process {
 
 /// All processes of a listener at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Sighting {
+pub struct ProcessSnapshot {
     /// The processes, by pid.
     pub processes: Vec<Process>,
 }

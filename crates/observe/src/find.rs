@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use wakeone_kernel::diag::{self, Entry, Which};
-use wakeone_kernel::peek::Processes;
+use wakeone_kernel::procfs::Processes;
 use wakeone_kernel::stat;
 use wakeone_model::listener::{Listener, Protocol, Socket};
 

@@ -7,12 +7,12 @@ use rustix::time::{ClockId, clock_gettime};
 use wakeone_kernel::capability;
 use wakeone_kernel::diag::{self, Which};
 use wakeone_kernel::exits::Exits;
-use wakeone_kernel::peek::{self, Processes};
 use wakeone_kernel::probe::Probe;
-use wakeone_kernel::process::{self, Doing};
-use wakeone_kernel::vitals;
+use wakeone_kernel::proc_stats;
+use wakeone_kernel::process::{self, WorkerState};
+use wakeone_kernel::procfs::{self, Processes};
 use wakeone_model::accept::{self, AcceptModel};
-use wakeone_model::listener::{Listener, Process, Protocol, Sighting, Socket};
+use wakeone_model::listener::{Listener, Process, ProcessSnapshot, Protocol, Socket};
 use wakeone_model::snapshot::{
     SHORT_WAIT_US, Sampled, Snapshot, TraceLook, View, Watch, WorkerLook, WorkerTrace,
 };
@@ -44,7 +44,7 @@ pub struct Watcher {
     listener: Listener,
     /// Who holds the sockets, and their children. Reading all of /proc is left to when one of them ends.
     pids: Vec<u32>,
-    sightings: VecDeque<Sighting>,
+    snapshots: VecDeque<ProcessSnapshot>,
     model: AcceptModel,
     serves: BTreeMap<u64, Vec<u32>>,
     keeps: BTreeMap<u64, u32>,
@@ -78,7 +78,7 @@ fn now_ns() -> u64 {
 }
 
 /// What a process does; of UDP a receive call on one of the sockets is waiting, too.
-fn doing(listener: &Listener, pid: u32) -> Doing {
+fn doing(listener: &Listener, pid: u32) -> WorkerState {
     if listener.protocol != Protocol::Udp {
         return process::doing(pid);
     }
@@ -112,7 +112,7 @@ impl Watcher {
         let probe = attach(&found.listener, tracing, &mut view);
         Self {
             pids: found.pids.clone(),
-            sightings: VecDeque::new(),
+            snapshots: VecDeque::new(),
             model: accept::identify(found.listener.protocol, &[]),
             serves: BTreeMap::new(),
             keeps: BTreeMap::new(),
@@ -123,7 +123,7 @@ impl Watcher {
                 listener: found.listener.clone(),
                 workers: BTreeMap::new(),
                 trace: None,
-                host: vitals::host(None),
+                host: proc_stats::host(None),
                 waiting: None,
             },
             waiting: Waits::default(),
@@ -170,7 +170,7 @@ impl Watcher {
     /// The living processes that serve a socket, by its cookie.
     pub fn serving(&self, cookie: u64) -> impl Iterator<Item = u32> + '_ {
         let pids = self.serves.get(&cookie).map_or(&[][..], Vec::as_slice);
-        let lives = |pid: &u32| peek::identity(*pid).is_some();
+        let lives = |pid: &u32| procfs::identity(*pid).is_some();
         pids.iter().copied().filter(lives)
     }
 
@@ -180,28 +180,28 @@ impl Watcher {
     }
 
     /// Looks at everything that the accept model is told from.
-    fn sight(&mut self) -> Result<(), Error> {
+    fn sample_processes(&mut self) -> Result<(), Error> {
         let inodes: HashSet<u64> = self.listener.sockets.iter().map(|s| s.inode).collect();
         if !self.follows && self.connections_due <= Instant::now() {
             let began = Instant::now();
             self.connections = self.connections()?;
             self.connections_due = Instant::now() + began.elapsed() * CONNECTIONS_SHARE;
         }
-        if !self.pids.iter().all(|pid| peek::identity(*pid).is_some()) {
+        if !self.pids.iter().all(|pid| procfs::identity(*pid).is_some()) {
             self.pids = Processes::read().around(&inodes);
         }
         let mut pids: BTreeSet<u32> = self.pids.iter().copied().collect();
         pids.extend(self.pids.iter().flat_map(|pid| process::children(*pid)));
         let processes: Vec<Process> = pids
             .into_iter()
-            .filter_map(|pid| peek::look(pid, &inodes, &self.connections))
+            .filter_map(|pid| procfs::look(pid, &inodes, &self.connections))
             .collect();
         // The children of those that hold the socket are looked at next time, whoever their parents were.
         self.pids = processes.iter().map(|p| p.pid).collect();
-        if self.sightings.len() == MOST_SIGHTINGS {
-            self.sightings.pop_front();
+        if self.snapshots.len() == MOST_SIGHTINGS {
+            self.snapshots.pop_front();
         }
-        self.sightings.push_back(Sighting { processes });
+        self.snapshots.push_back(ProcessSnapshot { processes });
         self.sighted = Instant::now();
         self.sights += 1;
         self.stale = false;
@@ -223,18 +223,18 @@ impl Watcher {
             .collect())
     }
 
-    /// The model, and who serves what, from all sightings.
+    /// The model, and who serves what, from all snapshots.
     fn conclude(&mut self) -> Result<(), Error> {
-        let sightings = self.sightings.make_contiguous();
-        self.model = accept::identify(self.listener.protocol, sightings);
+        let snapshots = self.snapshots.make_contiguous();
+        self.model = accept::identify(self.listener.protocol, snapshots);
         // Who waited lately; a worker that is busy for long, by what it did before.
-        let lately = sightings.len().saturating_sub(LATELY);
+        let lately = snapshots.len().saturating_sub(LATELY);
         let (recent, waiters) = (
-            accept::waiters(&sightings[lately..]),
-            accept::waiters(sightings),
+            accept::waiters(&snapshots[lately..]),
+            accept::waiters(snapshots),
         );
         let alone = |inode: u64| -> Vec<u32> {
-            let last = sightings.last().map_or(&[][..], |s| &s.processes);
+            let last = snapshots.last().map_or(&[][..], |s| &s.processes);
             let holders: Vec<u32> = last
                 .iter()
                 .filter(|p| p.holds.contains(&inode))
@@ -247,10 +247,10 @@ impl Watcher {
             }
         };
         // What waits in a socket makes it one that somebody should serve.
-        let keepers = accept::keepers(sightings);
+        let holders = accept::fallback_holders(snapshots);
         let empty = self.listener.sockets.iter().filter(|s| s.queued == 0);
         self.keeps = empty
-            .filter_map(|socket| Some((socket.cookie, *keepers.get(&socket.inode)?)))
+            .filter_map(|socket| Some((socket.cookie, *holders.get(&socket.inode)?)))
             .collect();
         self.serves = self
             .listener
@@ -280,13 +280,13 @@ impl Watcher {
             }
         }
         if self.model.workers.is_empty() {
-            let last = sightings.last().map_or(&[][..], |s| &s.processes);
+            let last = snapshots.last().map_or(&[][..], |s| &s.processes);
             let holders = last.iter().filter(|p| !p.holds.is_empty());
             self.model.workers = holders.map(|p| p.pid).collect();
         }
         self.model
             .workers
-            .retain(|pid| peek::identity(*pid).is_some());
+            .retain(|pid| procfs::identity(*pid).is_some());
         if let Some(probe) = &mut self.probe {
             probe
                 .follow(self.model.workers.iter().copied())
@@ -327,7 +327,7 @@ impl Watcher {
         if changed {
             let inodes = self.listener.sockets.iter().map(|s| s.inode).collect();
             self.pids = Processes::read().around(&inodes);
-            self.sight()?;
+            self.sample_processes()?;
         }
         Ok(())
     }
@@ -339,7 +339,7 @@ impl Watcher {
     pub fn look(&mut self) -> Result<(), Error> {
         self.refresh()?;
         if self.sighted.elapsed() >= SIGHT_EVERY {
-            self.sight()?;
+            self.sample_processes()?;
         }
         let sampled = &mut self.sampled;
         sampled.looks += 1;
@@ -353,11 +353,11 @@ impl Watcher {
         let mut waiting = BTreeSet::new();
         for pid in &self.model.workers {
             match doing(&self.listener, *pid) {
-                Doing::Waiting => {
+                WorkerState::Waiting => {
                     waiting.insert(*pid);
                     *sampled.waiting.entry(*pid).or_default() += 1;
                 }
-                Doing::Stopped => *sampled.stopped.entry(*pid).or_default() += 1,
+                WorkerState::Stopped => *sampled.stopped.entry(*pid).or_default() += 1,
                 _ => {}
             }
         }
@@ -377,7 +377,7 @@ impl Watcher {
         self.refresh()?;
         let ended = self.lost_a_process();
         if self.sights == before && (ended || self.sighted.elapsed() >= every) {
-            self.sight()?;
+            self.sample_processes()?;
         }
         Ok(self.sights != before)
     }
@@ -429,14 +429,14 @@ impl Watcher {
     /// When the kernel does not show its sockets.
     pub fn snapshot(&mut self) -> Result<Snapshot, Error> {
         self.refresh()?;
-        let last = self.sightings.back();
+        let last = self.snapshots.back();
         let active = |pid: u32| {
             let process = last.and_then(|s| s.processes.iter().find(|p| p.pid == pid));
             process.map_or(0, |p| p.connections)
         };
         let worker = |pid: &u32| {
-            let look = vitals::worker(*pid)?;
-            let waiting = doing(&self.listener, *pid) == Doing::Waiting;
+            let look = proc_stats::worker(*pid)?;
+            let waiting = doing(&self.listener, *pid) == WorkerState::Waiting;
             let active = active(*pid);
             Some((
                 *pid,
@@ -451,7 +451,7 @@ impl Watcher {
             at_ns: now_ns(),
             workers: self.model.workers.iter().filter_map(worker).collect(),
             trace: self.trace()?,
-            host: vitals::host(None),
+            host: proc_stats::host(None),
             waiting: self.waiting()?,
             listener: self.listener.clone(),
         })
@@ -508,7 +508,7 @@ impl Watcher {
     pub fn watch(&mut self) -> Result<Watch, Error> {
         self.connections_due = Instant::now();
         self.waiting_due = Instant::now();
-        self.sight()?;
+        self.sample_processes()?;
         let last = self.snapshot()?;
         Ok(self.sum(self.first.clone(), last, self.sampled.clone()))
     }
@@ -519,7 +519,7 @@ impl Watcher {
     /// # Errors
     /// When the kernel does not show its sockets.
     pub fn lap(&mut self) -> Result<Watch, Error> {
-        self.sight()?;
+        self.sample_processes()?;
         let last = self.snapshot()?;
         let first = std::mem::replace(&mut self.first, last.clone());
         let sampled = std::mem::take(&mut self.sampled);
@@ -598,7 +598,7 @@ pub fn start_all(found: &[Found], tracing: bool) -> Result<Vec<Watcher>, Error> 
         }
         for watcher in &mut watchers {
             watcher.connections_due = Instant::now();
-            watcher.sight()?;
+            watcher.sample_processes()?;
         }
     }
     for watcher in &mut watchers {

@@ -1,6 +1,6 @@
 //! The agent: it looks at the slots as often as the real one, and asks the same judge.
 
-use wakeone_model::judge::{self, Doing, Lap, Limits, Look, Memory};
+use wakeone_model::judge::{self, Limits, ProgressBaseline, SlotHistory, SlotSample, WorkerState};
 use wakeone_model::moves::{self, Arrivals, Budget};
 
 use wakeone_kernel::table::flag;
@@ -28,11 +28,11 @@ pub(crate) struct Agent {
     /// The most that an accept queue holds.
     room: u32,
     /// The state of each slot in this look.
-    looks: Vec<Look>,
+    looks: Vec<SlotSample>,
     /// The queues to be moved now.
     moves: Vec<usize>,
-    memory: Vec<Memory>,
-    laps: Vec<Option<Lap>>,
+    history: Vec<SlotHistory>,
+    baselines: Vec<Option<ProgressBaseline>>,
     arrivals: Vec<Arrivals>,
     avoided_ns: Vec<u64>,
     budget: Budget,
@@ -54,8 +54,8 @@ impl Agent {
             room: backlog.map_or(ROOM, |backlog| backlog.saturating_add(1).min(ROOM)),
             looks: Vec::with_capacity(workers),
             moves: Vec::with_capacity(workers),
-            memory: vec![Memory::default(); workers],
-            laps: vec![None; workers],
+            history: vec![SlotHistory::default(); workers],
+            baselines: vec![None; workers],
             arrivals: vec![Arrivals::default(); workers],
             avoided_ns: vec![0; workers],
             budget: Budget::default(),
@@ -76,7 +76,7 @@ impl Agent {
         for slot in 0..looks.len() {
             if self.judge(slot, now_ns, &looks, steering, workers) {
                 self.budget.spend((MOVE_S * NS) as u64);
-                self.memory[slot].moved(&Look {
+                self.history[slot].moved(&SlotSample {
                     queued: 0,
                     ..looks[slot]
                 });
@@ -94,9 +94,9 @@ impl Agent {
         self.moves.pop()
     }
 
-    fn see(&self, steering: &Steering, workers: &[Worker], slot: usize) -> Look {
+    fn see(&self, steering: &Steering, workers: &[Worker], slot: usize) -> SlotSample {
         let queued = workers[slot].queue.len() as u32;
-        Look {
+        SlotSample {
             serving: !workers[slot].down,
             queued,
             room: self.room.saturating_sub(queued),
@@ -105,7 +105,7 @@ impl Agent {
         }
     }
 
-    fn pause(&self, now_ns: u64, busy: bool, looks: &[Look]) -> f64 {
+    fn pause(&self, now_ns: u64, busy: bool, looks: &[SlotSample]) -> f64 {
         let patience = self.limits.stuck_after_ns as f64 / NS;
         let pause = if busy {
             (patience / 4.0).clamp(BUSY_TICK_S.0, BUSY_TICK_S.1)
@@ -113,7 +113,7 @@ impl Agent {
             IDLE_TICK_S
         };
         let marked = (0..looks.len())
-            .filter(|slot| looks[*slot].queued > 0 && self.memory[*slot].stuck_since_ns.is_some());
+            .filter(|slot| looks[*slot].queued > 0 && self.history[*slot].stuck_since_ns.is_some());
         let quiet = marked
             .map(|slot| self.quiet_ns(slot))
             .filter(|quiet| *quiet > now_ns)
@@ -131,15 +131,15 @@ impl Agent {
         &mut self,
         slot: usize,
         now_ns: u64,
-        looks: &[Look],
+        looks: &[SlotSample],
         steering: &mut Steering,
         workers: &[Worker],
     ) -> bool {
-        let suspect = judge::suspect(now_ns, &looks[slot], &mut self.memory[slot], self.limits);
+        let suspect = judge::suspect(now_ns, &looks[slot], &mut self.history[slot], self.limits);
         if !suspect {
-            self.laps[slot] = None;
+            self.baselines[slot] = None;
         }
-        if self.memory[slot].stuck_since_ns.is_some() {
+        if self.history[slot].stuck_since_ns.is_some() {
             return self.look_after(slot, now_ns, looks, steering, workers);
         }
         if suspect
@@ -147,7 +147,7 @@ impl Agent {
                 self.doing(&workers[slot])
             })
         {
-            self.memory[slot].stuck_since_ns = Some(now_ns);
+            self.history[slot].stuck_since_ns = Some(now_ns);
             self.avoided_ns[slot] = now_ns;
             steering.mark(slot, flag::STUCK, true);
         }
@@ -158,18 +158,18 @@ impl Agent {
         &mut self,
         slot: usize,
         now_ns: u64,
-        looks: &[Look],
+        looks: &[SlotSample],
         steering: &mut Steering,
         workers: &[Worker],
     ) -> bool {
         let doing = self.doing(&workers[slot]);
-        if judge::recovered(&looks[slot], &self.memory[slot], doing) {
-            self.memory[slot].stuck_since_ns = None;
+        if judge::recovered(&looks[slot], &self.history[slot], doing) {
+            self.history[slot].stuck_since_ns = None;
             steering.mark(slot, flag::STUCK, false);
             return false;
         }
         let others = looks.iter().enumerate().filter(|(other, look)| {
-            *other != slot && look.serving && self.memory[*other].stuck_since_ns.is_none()
+            *other != slot && look.serving && self.history[*other].stuck_since_ns.is_none()
         });
         looks[slot].queued > 0
             && judge::fits(looks[slot].queued, others.map(|(_, look)| look.room))
@@ -177,18 +177,18 @@ impl Agent {
             && self.budget.allows(now_ns)
     }
 
-    fn doing(&self, worker: &Worker) -> Doing {
+    fn doing(&self, worker: &Worker) -> WorkerState {
         let full = match self.kind {
             Kind::Threads(threads) => worker.busy >= threads,
             // It computes for what it has in hand.
             Kind::EventLoop => worker.busy > 0,
         };
         if worker.halts > 0 {
-            Doing::Stopped
+            WorkerState::Stopped
         } else if full || worker.down {
-            Doing::Busy
+            WorkerState::Busy
         } else {
-            Doing::Waiting
+            WorkerState::Waiting
         }
     }
 
@@ -196,19 +196,19 @@ impl Agent {
         &mut self,
         slot: usize,
         now_ns: u64,
-        looks: &[Look],
+        looks: &[SlotSample],
         workers: &[Worker],
     ) -> bool {
         let others = || {
             let all = looks.iter().enumerate();
-            all.filter(|(other, _)| *other != slot && self.memory[*other].stuck_since_ns.is_none())
+            all.filter(|(other, _)| *other != slot && self.history[*other].stuck_since_ns.is_none())
         };
         let idle = others().any(|(other, look)| judge::idle(look, || self.doing(&workers[other])));
-        let overtaken = self.laps[slot]
+        let overtaken = self.baselines[slot]
             .as_ref()
-            .is_some_and(|lap| lap.overtaken(now_ns, others(), self.limits));
-        if !idle && !overtaken && self.laps[slot].is_none() {
-            self.laps[slot] = Some(Lap::start(now_ns, looks));
+            .is_some_and(|baseline| baseline.overtaken(now_ns, others(), self.limits));
+        if !idle && !overtaken && self.baselines[slot].is_none() {
+            self.baselines[slot] = Some(ProgressBaseline::start(now_ns, looks));
         }
         idle || overtaken
     }

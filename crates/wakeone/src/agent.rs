@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use wakeone_kernel::table::flag;
 use wakeone_kernel::{capability, process, schedule};
-use wakeone_model::judge::{self, Doing, Lap, Limits, Look, Memory};
+use wakeone_model::judge::{self, Limits, ProgressBaseline, SlotHistory, SlotSample, WorkerState};
 use wakeone_model::moves::{self, Arrivals, Budget};
 use wakeone_model::reads::Reads;
 
@@ -22,7 +22,7 @@ use crate::datagrams;
 use crate::dispatcher::Dispatcher;
 use crate::group::FOR_THE_END;
 use crate::paths::Paths;
-use crate::questions::Questions;
+use crate::probe_budget::ProbeBudget;
 use crate::rest::{ListenerSet, Waker};
 use crate::steer::{Steer, SteerEvent};
 
@@ -49,7 +49,7 @@ const MOST_EVENTS: usize = 10_000;
 
 /// What the agent is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Duties {
+pub struct AgentConfig {
     /// Move the queues of stuck workers.
     pub rescue: bool,
     /// How long connections may wait without one being accepted, while another worker is idle.
@@ -71,11 +71,11 @@ impl Agent {
     /// Starts the agent of a group. `cgroup`: to be removed when the group ends.
     pub fn start(
         dispatcher: Dispatcher,
-        duties: Duties,
+        config: AgentConfig,
         paths: Paths,
         cgroup: Option<PathBuf>,
     ) -> Self {
-        let core = Arc::new(Mutex::new(Core::new(dispatcher, duties)));
+        let core = Arc::new(Mutex::new(Core::new(dispatcher, config)));
         let stop = Arc::new(AtomicBool::new(false));
         let started = Waker::new().and_then(|waker| {
             let waker = Arc::new(waker);
@@ -138,15 +138,15 @@ impl Agent {
     }
 
     /// Does something to the dispatcher between two looks. It may have more slots afterwards.
-    pub fn tell<R>(&self, act: impl FnOnce(&mut Dispatcher) -> R) -> Option<R> {
+    pub fn with_dispatcher<R>(&self, act: impl FnOnce(&mut Dispatcher) -> R) -> Option<R> {
         let mut core = lock(&self.core);
         let dispatcher = core.dispatcher.as_mut()?;
         let told = act(dispatcher);
         let slots = dispatcher.slots();
-        core.memory.resize_with(slots, Memory::default);
+        core.history.resize_with(slots, SlotHistory::default);
         core.reads.resize_with(slots, Reads::default);
-        core.patience.resize(slots, None);
-        core.laps.resize(slots, None);
+        core.retry_rescue_at.resize(slots, None);
+        core.baselines.resize(slots, None);
         core.arrivals.resize_with(slots, Arrivals::default);
         core.avoided.resize(slots, None);
         drop(core);
@@ -274,15 +274,15 @@ struct Avoided {
 #[derive(Debug, Default)]
 struct Core {
     dispatcher: Option<Dispatcher>,
-    duties: Option<Duties>,
-    memory: Vec<Memory>,
+    config: Option<AgentConfig>,
+    history: Vec<SlotHistory>,
     /// Since a slot is suspect: what the others had accepted then.
-    laps: Vec<Option<Lap>>,
+    baselines: Vec<Option<ProgressBaseline>>,
     /// Of UDP sockets: what was seen of reads, and how many datagrams had been placed.
     reads: Vec<Reads>,
     placed: u64,
     /// When a slot marked stuck may be looked at again, so that what cannot be rescued is not tried all the time.
-    patience: Vec<Option<Instant>>,
+    retry_rescue_at: Vec<Option<Instant>>,
     events: Vec<SteerEvent>,
     /// Slots whose queues somebody asked to be moved.
     asked: Vec<(usize, SyncSender<Rescued>)>,
@@ -303,12 +303,12 @@ struct Core {
     sleeps_on: Option<Arc<ListenerSet>>,
     /// When something happened last.
     busy_at: Option<Instant>,
-    questions: Questions,
+    probes: ProbeBudget,
     started: Option<Instant>,
 }
 
 impl Core {
-    fn new(dispatcher: Dispatcher, duties: Duties) -> Self {
+    fn new(dispatcher: Dispatcher, config: AgentConfig) -> Self {
         let slots = dispatcher.slots();
         let table = dispatcher.table();
         table
@@ -320,12 +320,12 @@ impl Core {
         }
         Self {
             dispatcher: Some(dispatcher),
-            duties: Some(duties),
-            memory: vec![Memory::default(); slots],
-            laps: vec![None; slots],
+            config: Some(config),
+            history: vec![SlotHistory::default(); slots],
+            baselines: vec![None; slots],
             reads: vec![Reads::default(); slots],
             placed: 0,
-            patience: vec![None; slots],
+            retry_rescue_at: vec![None; slots],
             events: Vec::new(),
             asked: Vec::new(),
             arrivals: vec![Arrivals::default(); slots],
@@ -337,7 +337,7 @@ impl Core {
             limits_seen: None,
             sleeps_on: None,
             busy_at: Some(Instant::now()),
-            questions: Questions::default(),
+            probes: ProbeBudget::default(),
             started: Some(Instant::now()),
         }
     }
@@ -354,7 +354,7 @@ impl Core {
 
     /// One round. Returns how long to sleep.
     fn tick(&mut self) -> Duration {
-        let (Some(dispatcher), Some(duties)) = (&self.dispatcher, self.duties) else {
+        let (Some(dispatcher), Some(config)) = (&self.dispatcher, self.config) else {
             return IDLE_TICK;
         };
         dispatcher
@@ -378,7 +378,7 @@ impl Core {
             self.limits_seen = Some(now);
         }
         let (looks, busy) = if dispatcher.datagrams() {
-            let looks: Vec<Look> = (0..dispatcher.slots())
+            let looks: Vec<SlotSample> = (0..dispatcher.slots())
                 .zip(&mut self.reads)
                 .map(|(slot, reads)| datagrams::observe(dispatcher, slot, reads))
                 .collect();
@@ -387,7 +387,7 @@ impl Core {
             let busy = came || looks.iter().any(|look| look.queued > 0);
             (looks, busy)
         } else {
-            let looks: Vec<Look> = (0..dispatcher.slots())
+            let looks: Vec<SlotSample> = (0..dispatcher.slots())
                 .map(|slot| observe(dispatcher, slot, refresh))
                 .collect();
             let busy = looks.iter().any(|look| look.active > 0 || look.queued > 0);
@@ -395,13 +395,13 @@ impl Core {
         };
         self.see_arrivals();
         self.reopen();
-        self.questions.begin();
-        self.judge(&looks, duties);
-        self.questions.end();
+        self.probes.begin();
+        self.judge(&looks, config);
+        self.probes.end();
         self.empty_abandoned(&looks);
-        self.answer_asked(&looks, duties);
+        self.answer_asked(&looks, config);
         let pause = if busy {
-            (duties.stuck_after / 4).clamp(BUSY_TICK.0, BUSY_TICK.1)
+            (config.stuck_after / 4).clamp(BUSY_TICK.0, BUSY_TICK.1)
         } else {
             IDLE_TICK
         };
@@ -448,7 +448,7 @@ impl Core {
     }
 
     /// Whether nothing happened since everything was looked at, a moment ago: no connection came, none is open or waits, and
-    /// nothing is under way. Counters tell, in shared memory: no system call is made.
+    /// nothing is under way. Counters tell, in shared history: no system call is made.
     fn is_still_idle(&self) -> bool {
         let (Some(dispatcher), Some((when, before))) = (&self.dispatcher, self.whole) else {
             return false;
@@ -464,7 +464,7 @@ impl Core {
             && when.elapsed() < WHOLE_EVERY
             && self.asked.is_empty()
             && self.avoided.iter().all(Option::is_none)
-            && self.memory.iter().all(|one| one.stuck_since_ns.is_none())
+            && self.history.iter().all(|one| one.stuck_since_ns.is_none())
             && placed(dispatcher) == before
             && (0..dispatcher.slots()).all(is_idle)
     }
@@ -472,8 +472,8 @@ impl Core {
     /// Notes that no connection waits, as a look at empty queues does.
     fn note_idle(&mut self) {
         let now = self.now_ns();
-        for memory in &mut self.memory {
-            memory.nothing_waits(now);
+        for history in &mut self.history {
+            history.nothing_waits(now);
         }
     }
 
@@ -496,7 +496,7 @@ impl Core {
 
     /// Has listeners listen again that a move left closed.
     fn reopen(&mut self) {
-        for slot in 0..self.patience.len() {
+        for slot in 0..self.retry_rescue_at.len() {
             let Some(dispatcher) = &self.dispatcher else {
                 return;
             };
@@ -505,7 +505,7 @@ impl Core {
                 continue;
             }
             if let Err(error) = dispatcher.reopen(slot) {
-                self.patience[slot] = Some(Instant::now() + Duration::from_secs(1));
+                self.retry_rescue_at[slot] = Some(Instant::now() + Duration::from_secs(1));
                 self.note(format!("slot {slot} gets no connections: {error}"));
             }
         }
@@ -537,7 +537,7 @@ impl Core {
     }
 
     /// How long until the first slot is quiet whose queue is to be moved.
-    fn until_quiet(&self, looks: &[Look]) -> Option<Duration> {
+    fn until_quiet(&self, looks: &[SlotSample]) -> Option<Duration> {
         let now = self.now_ns();
         let waiting = (0..looks.len()).filter(|slot| looks[*slot].queued > 0);
         let first = waiting
@@ -548,7 +548,7 @@ impl Core {
     }
 
     /// Moves what waits where a worker is gone and others can serve it.
-    fn empty_abandoned(&mut self, looks: &[Look]) {
+    fn empty_abandoned(&mut self, looks: &[SlotSample]) {
         for (slot, look) in looks.iter().enumerate() {
             if look.queued > 0 && self.is_emptying(slot) && self.is_quiet(slot) {
                 self.move_queue(slot);
@@ -570,7 +570,7 @@ impl Core {
 
     /// Whether a slot's last move did not fail just now.
     fn may_try(&self, slot: usize) -> bool {
-        self.patience[slot].is_none_or(|until| Instant::now() >= until)
+        self.retry_rescue_at[slot].is_none_or(|until| Instant::now() >= until)
     }
 
     fn now_ns(&self) -> u64 {
@@ -579,25 +579,25 @@ impl Core {
             + 1
     }
 
-    fn judge(&mut self, looks: &[Look], duties: Duties) {
+    fn judge(&mut self, looks: &[SlotSample], config: AgentConfig) {
         let now = self.now_ns();
         let limits = Limits {
-            stuck_after_ns: duties.stuck_after.as_nanos() as u64,
+            stuck_after_ns: config.stuck_after.as_nanos() as u64,
         };
         for slot in 0..looks.len() {
             self.see_read(slot, &looks[slot], now);
-            let suspect = judge::suspect(now, &looks[slot], &mut self.memory[slot], limits);
+            let suspect = judge::suspect(now, &looks[slot], &mut self.history[slot], limits);
             if !suspect {
-                self.laps[slot] = None;
+                self.baselines[slot] = None;
             }
-            if let Some(since) = self.memory[slot].stuck_since_ns {
-                self.look_after(slot, looks, now, since, duties);
+            if let Some(since) = self.history[slot].stuck_since_ns {
+                self.look_after(slot, looks, now, since, config);
             } else if suspect
                 && judge::stuck(self.another_sooner(slot, looks, now, limits), || {
                     self.doing(slot)
                 })
             {
-                self.memory[slot].stuck_since_ns = Some(now);
+                self.history[slot].stuck_since_ns = Some(now);
                 self.mark(slot, flag::STUCK, true);
                 self.avoid(slot, false);
                 let datagrams = self.dispatcher.as_ref().is_some_and(Dispatcher::datagrams);
@@ -611,19 +611,19 @@ impl Core {
     }
 
     /// Of UDP nobody need wait for a socket that is read now and then: a read is a sign of life by itself.
-    fn see_read(&mut self, slot: usize, look: &Look, now: u64) {
-        let Some(since) = self.memory[slot].stuck_since_ns else {
+    fn see_read(&mut self, slot: usize, look: &SlotSample, now: u64) {
+        let Some(since) = self.history[slot].stuck_since_ns else {
             return;
         };
         let datagrams = self.dispatcher.as_ref().is_some_and(Dispatcher::datagrams);
-        if datagrams && judge::recovered(look, &self.memory[slot], Doing::Unknown) {
+        if datagrams && judge::recovered(look, &self.history[slot], WorkerState::Unknown) {
             self.resume(slot, now, since);
         }
     }
 
     /// Takes a slot's mark away.
     fn resume(&mut self, slot: usize, now: u64, since: u64) {
-        self.memory[slot].stuck_since_ns = None;
+        self.history[slot].stuck_since_ns = None;
         self.avoided[slot] = None;
         self.mark(slot, flag::STUCK, false);
         let stuck_ns = now.saturating_sub(since);
@@ -640,24 +640,31 @@ impl Core {
 
     /// A slot that is marked stuck: is it well again, or is it time to move what waits? That is when the handshakes that
     /// were under way have ended, and again for one that came late.
-    fn look_after(&mut self, slot: usize, looks: &[Look], now: u64, since: u64, duties: Duties) {
-        let may_move = self.may_move(slot, looks, duties);
+    fn look_after(
+        &mut self,
+        slot: usize,
+        looks: &[SlotSample],
+        now: u64,
+        since: u64,
+        config: AgentConfig,
+    ) {
+        let may_move = self.may_move(slot, looks, config);
         let doing = if may_move {
             self.doing_now(slot)
         } else {
             self.doing(slot)
         };
-        if judge::recovered(&looks[slot], &self.memory[slot], doing) {
+        if judge::recovered(&looks[slot], &self.history[slot], doing) {
             self.resume(slot, now, since);
-        } else if may_move && matches!(doing, Doing::Busy | Doing::Stopped) {
+        } else if may_move && matches!(doing, WorkerState::Busy | WorkerState::Stopped) {
             self.move_queue(slot);
         }
     }
 
     /// Whether a stuck slot's queue can be moved now, where that is wished for.
-    fn may_move(&mut self, slot: usize, looks: &[Look], duties: Duties) -> bool {
+    fn may_move(&mut self, slot: usize, looks: &[SlotSample], config: AgentConfig) -> bool {
         let datagrams = self.dispatcher.as_ref().is_none_or(Dispatcher::datagrams);
-        if !duties.rescue || datagrams || looks[slot].queued == 0 {
+        if !config.rescue || datagrams || looks[slot].queued == 0 {
             return false;
         }
         if !self.may_try(slot) || !self.is_quiet(slot) {
@@ -681,17 +688,17 @@ impl Core {
     }
 
     /// The room in the queues of those that a slot's connections could be moved to.
-    fn rooms(&self, slot: usize, looks: &[Look]) -> Vec<u32> {
+    fn rooms(&self, slot: usize, looks: &[SlotSample]) -> Vec<u32> {
         let others = looks.iter().enumerate().filter(|(other, look)| {
-            *other != slot && look.serving && self.memory[*other].stuck_since_ns.is_none()
+            *other != slot && look.serving && self.history[*other].stuck_since_ns.is_none()
         });
         others.map(|(_, look)| look.room).collect()
     }
 
     /// Moves the queues that somebody asked for, each when its handshakes under way have ended.
-    fn answer_asked(&mut self, looks: &[Look], duties: Duties) {
+    fn answer_asked(&mut self, looks: &[SlotSample], config: AgentConfig) {
         for (slot, answer) in std::mem::take(&mut self.asked) {
-            let moved = match self.may_rescue(slot, looks, duties) {
+            let moved = match self.may_rescue(slot, looks, config) {
                 Ok(()) if looks[slot].queued == 0 => Ok(0),
                 Ok(()) if self.is_held(slot) => self.try_move(slot).map_err(|e| e.to_string()),
                 Ok(()) => {
@@ -721,14 +728,19 @@ impl Core {
         let Some(avoided) = self.avoided.get(slot).copied().flatten() else {
             return;
         };
-        if self.memory[slot].stuck_since_ns.is_none() {
+        if self.history[slot].stuck_since_ns.is_none() {
             self.mark(slot, flag::STUCK, false);
             self.avoided[slot] = Some(avoided).filter(|avoided| avoided.down);
         }
     }
 
     /// Whether a slot's queue may be moved because a person said so, although its worker does not seem stuck.
-    fn may_rescue(&self, slot: usize, looks: &[Look], duties: Duties) -> Result<(), String> {
+    fn may_rescue(
+        &self,
+        slot: usize,
+        looks: &[SlotSample],
+        config: AgentConfig,
+    ) -> Result<(), String> {
         let no = |why: &str| Err(why.to_owned());
         let Some(dispatcher) = &self.dispatcher else {
             return no("its agent has ended");
@@ -736,7 +748,7 @@ impl Core {
         if dispatcher.datagrams() {
             return no("what waits in UDP sockets cannot be moved");
         }
-        if !duties.rescue {
+        if !config.rescue {
             return no("rescue is off for this group; start or attach it with --rescue");
         }
         let Some(look) = looks.get(slot) else {
@@ -753,10 +765,12 @@ impl Core {
         let nobody = dispatcher.table().slot(slot).pid().load(Relaxed) == 0;
         match doing(dispatcher, slot) {
             _ if look.queued == 0 => Ok(()),
-            Doing::Busy | Doing::Stopped => Ok(()),
-            Doing::Waiting => no("its worker waits for connections there, and serves it itself"),
-            Doing::Unknown if nobody && dispatcher.holds(slot) => Ok(()),
-            Doing::Unknown => {
+            WorkerState::Busy | WorkerState::Stopped => Ok(()),
+            WorkerState::Waiting => {
+                no("its worker waits for connections there, and serves it itself")
+            }
+            WorkerState::Unknown | WorkerState::Gone if nobody && dispatcher.holds(slot) => Ok(()),
+            WorkerState::Unknown | WorkerState::Gone => {
                 no("what its worker does cannot be seen, and it must not be waiting there")
             }
         }
@@ -765,7 +779,7 @@ impl Core {
     /// Moves the queue of a slot that the program does not choose now.
     fn move_queue(&mut self, slot: usize) {
         if let Err(error) = self.try_move(slot) {
-            self.patience[slot] = Some(Instant::now() + Duration::from_secs(1));
+            self.retry_rescue_at[slot] = Some(Instant::now() + Duration::from_secs(1));
             self.note(format!("slot {slot} is not rescued for a second: {error}"));
         }
     }
@@ -786,7 +800,7 @@ impl Core {
             place.rescues().fetch_add(1, Relaxed);
             place.rescued().fetch_add(moved.into(), Relaxed);
             let look = observe(dispatcher, slot, false);
-            self.memory[slot].moved(&look);
+            self.history[slot].moved(&look);
             self.event(SteerEvent::Rescued {
                 slot,
                 moved,
@@ -803,34 +817,40 @@ impl Core {
     }
 
     /// What a worker does, as far as may be asked in this round.
-    fn doing(&self, slot: usize) -> Doing {
+    fn doing(&self, slot: usize) -> WorkerState {
         let Some(dispatcher) = &self.dispatcher else {
-            return Doing::Unknown;
+            return WorkerState::Unknown;
         };
-        self.questions.ask(slot, || doing(dispatcher, slot))
+        self.probes.ask(slot, || doing(dispatcher, slot))
     }
 
     /// The same, for a slot whose queue is about to be moved.
-    fn doing_now(&self, slot: usize) -> Doing {
+    fn doing_now(&self, slot: usize) -> WorkerState {
         let Some(dispatcher) = &self.dispatcher else {
-            return Doing::Unknown;
+            return WorkerState::Unknown;
         };
-        self.questions.insist(slot, || doing(dispatcher, slot))
+        self.probes.insist(slot, || doing(dispatcher, slot))
     }
 
     /// Whether another worker would serve what waits in this slot sooner.
-    fn another_sooner(&mut self, slot: usize, looks: &[Look], now: u64, limits: Limits) -> bool {
-        let memory = &self.memory;
+    fn another_sooner(
+        &mut self,
+        slot: usize,
+        looks: &[SlotSample],
+        now: u64,
+        limits: Limits,
+    ) -> bool {
+        let history = &self.history;
         let others = || {
             let all = looks.iter().enumerate();
-            all.filter(|(other, _)| *other != slot && memory[*other].stuck_since_ns.is_none())
+            all.filter(|(other, _)| *other != slot && history[*other].stuck_since_ns.is_none())
         };
         others().any(|(other, look)| judge::idle(look, || self.doing(other)))
-            || self.laps[slot]
+            || self.baselines[slot]
                 .as_ref()
-                .is_some_and(|lap| lap.overtaken(now, others(), limits))
+                .is_some_and(|baseline| baseline.overtaken(now, others(), limits))
             || {
-                self.laps[slot].get_or_insert_with(|| Lap::start(now, looks));
+                self.baselines[slot].get_or_insert_with(|| ProgressBaseline::start(now, looks));
                 false
             }
     }
@@ -850,18 +870,13 @@ fn placed(dispatcher: &Dispatcher) -> u64 {
         .sum()
 }
 
-fn doing(dispatcher: &Dispatcher, slot: usize) -> Doing {
+fn doing(dispatcher: &Dispatcher, slot: usize) -> WorkerState {
     if dispatcher.datagrams() {
         return datagrams::doing(dispatcher, slot);
     }
     match dispatcher.table().slot(slot).pid().load(Relaxed) {
-        0 => Doing::Unknown,
-        pid => match process::doing_below(pid, &dispatcher.inodes(slot)) {
-            process::Doing::Waiting => Doing::Waiting,
-            process::Doing::Busy => Doing::Busy,
-            process::Doing::Stopped => Doing::Stopped,
-            process::Doing::Unknown | process::Doing::Gone => Doing::Unknown,
-        },
+        0 => WorkerState::Unknown,
+        pid => process::doing_below(pid, &dispatcher.inodes(slot)),
     }
 }
 
@@ -873,7 +888,7 @@ fn serving(dispatcher: &Dispatcher, slot: usize) -> bool {
 
 /// Looks at a slot, and publishes its queue's length. `refresh`: its limit may be another now, as servers call listen()
 /// again with a backlog of their own.
-fn observe(dispatcher: &Dispatcher, slot: usize, refresh: bool) -> Look {
+fn observe(dispatcher: &Dispatcher, slot: usize, refresh: bool) -> SlotSample {
     let place = dispatcher.table().slot(slot);
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Relaxed);
     let (established, arrived, left) = (
@@ -897,7 +912,7 @@ fn observe(dispatcher: &Dispatcher, slot: usize, refresh: bool) -> Look {
         dispatcher.publish_queues(slot)
     };
     place.queue_limit().store(queue.limit, Relaxed);
-    Look {
+    SlotSample {
         serving: serving(dispatcher, slot),
         queued: queue.length,
         room: queue.limit.saturating_sub(queue.length),
@@ -909,7 +924,7 @@ fn observe(dispatcher: &Dispatcher, slot: usize, refresh: bool) -> Look {
 impl Steer for Agent {
     fn worker_up(&mut self, slot: usize, pid: u32) {
         let mut core = lock(&self.core);
-        core.memory[slot] = Memory::default();
+        core.history[slot] = SlotHistory::default();
         core.avoided[slot] = None;
         let Some(dispatcher) = &core.dispatcher else {
             return;
@@ -934,7 +949,7 @@ impl Steer for Agent {
 
     fn worker_down(&mut self, slot: usize) {
         let mut core = lock(&self.core);
-        core.memory[slot] = Memory::default();
+        core.history[slot] = SlotHistory::default();
         core.avoided[slot] = None;
         let another = core.another_serves(slot);
         let Some(dispatcher) = &core.dispatcher else {
@@ -996,8 +1011,8 @@ impl Steer for Agent {
         ] {
             place.mark(flag, on);
         }
-        core.memory[slot] = Memory::default();
-        core.laps[slot] = None;
+        core.history[slot] = SlotHistory::default();
+        core.baselines[slot] = None;
         core.avoided[slot] = None;
         drop(core);
         // A group at rest waits for its old listeners.
@@ -1038,11 +1053,11 @@ impl Steer for Agent {
         match core
             .dispatcher
             .as_ref()
-            .map_or(Doing::Unknown, |one| doing(one, slot))
+            .map_or(WorkerState::Unknown, |one| doing(one, slot))
         {
-            Doing::Waiting => Some(true),
-            Doing::Busy | Doing::Stopped => Some(false),
-            Doing::Unknown => None,
+            WorkerState::Waiting => Some(true),
+            WorkerState::Busy | WorkerState::Stopped => Some(false),
+            WorkerState::Unknown | WorkerState::Gone => None,
         }
     }
 

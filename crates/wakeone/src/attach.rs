@@ -16,12 +16,12 @@ use wakeone_model::advice;
 use wakeone_model::listener::{Protocol, Socket};
 use wakeone_observe::{Found, Watcher};
 
-use crate::agent::{Agent, Duties};
+use crate::agent::{Agent, AgentConfig};
 use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::metrics::Source;
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
-use crate::seat::Lent;
+use crate::slot_sockets::RemoteFd;
 use crate::steer::SteerEvent;
 use crate::steered::{Origin, SteeredGroup};
 use crate::supervisor::listen::Endpoint;
@@ -111,7 +111,7 @@ pub fn admit(found: &Found, owners: &[u32]) -> Result<(), (u32, Error)> {
 
 /// What the user wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
+pub struct SteeringConfig {
     /// How a worker is chosen; `None`: least-connections, for UDP shortest-queue.
     pub policy: Option<Policy>,
     /// Of UDP: what keeps datagrams of one flow together.
@@ -124,7 +124,7 @@ pub struct Wish {
     pub weights: Vec<(usize, u32)>,
 }
 
-impl Wish {
+impl SteeringConfig {
     /// The policy for sockets of this protocol.
     pub fn policy_of(&self, protocol: Protocol) -> Policy {
         self.policy.unwrap_or(match protocol {
@@ -140,13 +140,13 @@ pub struct Member {
     /// The socket's cookie.
     pub cookie: u64,
     /// From whom to borrow it.
-    pub lent: Lent,
+    pub remote: RemoteFd,
     /// The worker that waits for it, where one was seen.
     pub worker: Option<u32>,
 }
 
 /// A listener that can be steered.
-pub struct Prospect {
+pub struct AttachCandidate {
     /// What its group will be called.
     pub name: String,
     /// Its sockets.
@@ -156,7 +156,7 @@ pub struct Prospect {
     watcher: Watcher,
 }
 
-impl Prospect {
+impl AttachCandidate {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.watcher.listener().address
@@ -183,7 +183,7 @@ pub fn name_of(protocol: Protocol, address: SocketAddr) -> String {
 ///
 /// # Errors
 /// [`Error::Unfit`] with the reason and the way out.
-pub fn examine(found: &Found) -> Result<Prospect, Error> {
+pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
     let address = found.listener.address;
     let unfit = |why: String| Error::Unfit { address, why };
     match found.listener.protocol {
@@ -222,7 +222,7 @@ pub fn examine(found: &Found) -> Result<Prospect, Error> {
     } else {
         open_at(address)
     };
-    Ok(Prospect {
+    Ok(AttachCandidate {
         name: name_of(found.listener.protocol, address),
         members,
         open,
@@ -247,14 +247,14 @@ fn worker_name(found: &Found) -> String {
     let name = found
         .pids
         .iter()
-        .find_map(|pid| wakeone_kernel::peek::identity(*pid));
+        .find_map(|pid| wakeone_kernel::procfs::identity(*pid));
     name.map_or_else(String::new, |identity| identity.name)
 }
 
 /// Refuses a group that another program steers: never replace a QUIC or other server's own.
-fn refuse_foreign(prospect: &Prospect) -> Result<(), Error> {
-    let (address, members) = (prospect.address(), &prospect.members);
-    let udp = prospect.protocol() == Protocol::Udp;
+fn refuse_foreign(candidate: &AttachCandidate) -> Result<(), Error> {
+    let (address, members) = (candidate.address(), &candidate.members);
+    let udp = candidate.protocol() == Protocol::Udp;
     let cookies = members.iter().map(|m| m.cookie);
     match recount::has_program(address.port(), udp, cookies) {
         Ok(false) => Ok(()),
@@ -295,28 +295,28 @@ fn cookies(watcher: &Watcher) -> HashSet<u64> {
 
 /// Every socket of the group with somebody to borrow it from, and its worker.
 fn members(watcher: &Watcher) -> Vec<Member> {
-    let held: Vec<Lent> = watcher
+    let held: Vec<RemoteFd> = watcher
         .pids()
         .iter()
         .flat_map(|pid| {
             let sockets = process::sockets_of(*pid).unwrap_or_default();
-            let lent = |(fd, inode)| Lent {
+            let remote = |(fd, inode)| RemoteFd {
                 pid: *pid,
                 fd,
                 inode,
             };
-            sockets.into_iter().map(lent)
+            sockets.into_iter().map(remote)
         })
         .collect();
     let member = |socket: &Socket| {
         let worker = watcher.serving(socket.cookie).next();
-        let mut holders = held.iter().filter(|lent| lent.inode == socket.inode);
+        let mut holders = held.iter().filter(|remote| remote.inode == socket.inode);
         let first = holders.clone().next();
         // The worker itself, so that it need not change when the master ends.
-        let own = holders.find(|lent| Some(lent.pid) == worker);
+        let own = holders.find(|remote| Some(remote.pid) == worker);
         Some(Member {
             cookie: socket.cookie,
-            lent: *own.or(first)?,
+            remote: *own.or(first)?,
             worker,
         })
     };
@@ -403,9 +403,13 @@ impl Attached {
     ///
     /// # Errors
     /// See [`Error`]; nothing is left attached or pinned then.
-    pub fn start(prospect: Prospect, wish: &Wish, paths: &Paths) -> Result<Self, Error> {
-        let address = prospect.address();
-        if prospect.protocol() == Protocol::Udp && wish.rescue {
+    pub fn start(
+        candidate: AttachCandidate,
+        wish: &SteeringConfig,
+        paths: &Paths,
+    ) -> Result<Self, Error> {
+        let address = candidate.address();
+        if candidate.protocol() == Protocol::Udp && wish.rescue {
             return Err(Error::Unfit {
                 address,
                 why: "what waits in a UDP socket cannot be moved; without --rescue a worker that is stuck gets no datagrams while others are well".into(),
@@ -415,34 +419,34 @@ impl Attached {
             listen: Endpoint {
                 address,
                 dual_stack: false,
-                udp: prospect.protocol() == Protocol::Udp,
+                udp: candidate.protocol() == Protocol::Udp,
             },
             backlog: 0,
             command: Vec::new(),
             attached: true,
         };
-        let mut group = SteeredGroup::take(&paths.runtime, &prospect.name, origin)?;
+        let mut group = SteeredGroup::take(&paths.runtime, &candidate.name, origin)?;
         let kept = group.was_attached()?;
         let (dispatcher, recounted) =
-            capability::with(&FOR_ATTACHING, || load(&prospect, wish, paths, kept))?;
+            capability::with(&FOR_ATTACHING, || load(&candidate, wish, paths, kept))?;
         // Before the agent's thread starts: it has what we have now.
         drop_capabilities();
         let policy = dispatcher.policy();
         let uncounted = capability::with(&FOR_ATTACHING, || uncounted(&dispatcher));
-        let duties = Duties {
+        let config = AgentConfig {
             rescue: wish.rescue,
             stuck_after: wish.stuck_after,
         };
-        let sockets = prospect
+        let sockets = candidate
             .members
             .iter()
-            .map(|m| (m.cookie, m.lent, m.worker));
-        group.steer(dispatcher, duties, paths, sockets);
+            .map(|m| (m.cookie, m.remote, m.worker));
+        group.steer(dispatcher, config, paths, sockets);
         group.store()?;
         Ok(Self {
             address,
             group,
-            watcher: prospect.watcher,
+            watcher: candidate.watcher,
             weights: wish.weights.clone(),
             policy,
             recounted,
@@ -520,10 +524,10 @@ impl Attached {
         let before = self.group.seat_of(member.cookie);
         // Nobody was seen waiting for a while: the one before is as likely as any.
         let worker = member.worker.or(before.and_then(|before| before.worker));
-        if before.is_some_and(|before| (before.lent, before.worker) == (member.lent, worker)) {
+        if before.is_some_and(|before| (before.remote, before.worker) == (member.remote, worker)) {
             return false;
         }
-        if let Err(error) = self.group.seat(member.cookie, member.lent, worker) {
+        if let Err(error) = self.group.seat(member.cookie, member.remote, worker) {
             tracing::debug!("a new socket is not steered yet: {error}");
             self.unsettled = true;
             return false;
@@ -558,7 +562,7 @@ impl Attached {
             return;
         }
         if let Some(agent) = self.group.agent() {
-            agent.tell(|dispatcher| dispatcher.set_policy(policy));
+            agent.with_dispatcher(|dispatcher| dispatcher.set_policy(policy));
         }
     }
 
@@ -570,7 +574,7 @@ impl Attached {
 
     fn weigh(&self) {
         if let Some(agent) = self.group.agent() {
-            agent.tell(|dispatcher| dispatcher.weigh(&self.weights));
+            agent.with_dispatcher(|dispatcher| dispatcher.weigh(&self.weights));
         }
     }
 
@@ -592,13 +596,13 @@ impl Attached {
 
 /// Loads the program, or finds the one that an agent before us left, attaches it, and counts in what is open.
 fn load(
-    prospect: &Prospect,
-    wish: &Wish,
+    candidate: &AttachCandidate,
+    wish: &SteeringConfig,
     paths: &Paths,
     kept: bool,
 ) -> Result<(Dispatcher, recount::Recounted), Error> {
     if !kept {
-        refuse_foreign(prospect)?;
+        refuse_foreign(candidate)?;
     }
     // Listeners were made anywhere: only the root sees all of their connections.
     let root = cgroup::mount_point().ok();
@@ -607,15 +611,15 @@ fn load(
         weights: &wish.weights,
         cgroup: root.as_deref(),
         adopt: kept,
-        datagrams: (prospect.protocol() == Protocol::Udp).then_some(wish.affinity),
-        ..Plan::new(&prospect.name, paths, wish.policy_of(prospect.protocol()))
+        datagrams: (candidate.protocol() == Protocol::Udp).then_some(wish.affinity),
+        ..Plan::new(&candidate.name, paths, wish.policy_of(candidate.protocol()))
     };
-    let lent = prospect.members.iter().map(|m| (m.cookie, m.lent));
-    let dispatcher = Dispatcher::start_beside(&plan, lent.collect())?;
+    let remote = candidate.members.iter().map(|m| (m.cookie, m.remote));
+    let dispatcher = Dispatcher::start_beside(&plan, remote.collect())?;
     let recounted = if dispatcher.counting() {
-        let pins = paths.group_pins(&prospect.name);
-        let slots = slots_of_workers(&dispatcher, &prospect.members);
-        count_in(&pins, prospect.address(), &slots)
+        let pins = paths.group_pins(&candidate.name);
+        let slots = slots_of_workers(&dispatcher, &candidate.members);
+        count_in(&pins, candidate.address(), &slots)
     } else {
         recount::Recounted::default()
     };
@@ -633,9 +637,9 @@ fn count_in(
         match recount::recount(pins, address.port(), held(slots), Callbacks::Probed) {
             Ok(done) => {
                 sum.counted += done.counted;
-                sum.homeless = done.homeless;
+                sum.unattributed = done.unattributed;
                 sum.no_callbacks = done.no_callbacks;
-                if done.homeless == 0 || done.no_callbacks {
+                if done.unattributed == 0 || done.no_callbacks {
                     break;
                 }
             }

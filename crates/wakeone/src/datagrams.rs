@@ -5,13 +5,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::process;
 use wakeone_kernel::table::flag;
-use wakeone_model::judge::{Doing, Look};
+use wakeone_model::judge::{SlotSample, WorkerState};
 use wakeone_model::reads::Reads;
 
 use crate::dispatcher::Dispatcher;
 
 /// Looks at a slot, and publishes what waits in its sockets and what they dropped.
-pub(crate) fn observe(dispatcher: &Dispatcher, slot: usize, reads: &mut Reads) -> Look {
+pub(crate) fn observe(dispatcher: &Dispatcher, slot: usize, reads: &mut Reads) -> SlotSample {
     let place = dispatcher.table().slot(slot);
     let selected = place.selected().load(Relaxed);
     let queue = dispatcher.receive_queue(slot);
@@ -23,7 +23,7 @@ pub(crate) fn observe(dispatcher: &Dispatcher, slot: usize, reads: &mut Reads) -
     place.queue_limit().store(queue.limit_bytes, Relaxed);
     place.dropped().store(queue.dropped.into(), Relaxed);
     let placed = selected.saturating_sub(queue.dropped.into());
-    Look {
+    SlotSample {
         // A socket that nobody reads is served too, and by nobody: it is to be found stuck.
         serving: place.has(flag::UP) && !place.has(flag::DRAINING),
         queued: queue.waiting_bytes,
@@ -35,15 +35,13 @@ pub(crate) fn observe(dispatcher: &Dispatcher, slot: usize, reads: &mut Reads) -
 }
 
 /// What the slot's worker does. A socket without a worker is read by nobody.
-pub(crate) fn doing(dispatcher: &Dispatcher, slot: usize) -> Doing {
+pub(crate) fn doing(dispatcher: &Dispatcher, slot: usize) -> WorkerState {
     let pid = dispatcher.table().slot(slot).pid().load(Relaxed);
     if pid == 0 {
-        return Doing::Busy;
+        return WorkerState::Busy;
     }
     match process::doing_below(pid, &dispatcher.inodes(slot)) {
-        process::Doing::Waiting => Doing::Waiting,
-        process::Doing::Busy | process::Doing::Gone => Doing::Busy,
-        process::Doing::Stopped => Doing::Stopped,
-        process::Doing::Unknown => Doing::Unknown,
+        WorkerState::Gone => WorkerState::Busy,
+        state => state,
     }
 }

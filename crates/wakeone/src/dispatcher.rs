@@ -16,7 +16,7 @@ use wakeone_model::listener::Protocol;
 
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
-use crate::seat::{Lent, Seat};
+use crate::slot_sockets::{RemoteFd, SlotSockets};
 
 /// Why a group is not steered, as one sentence.
 #[derive(Debug, thiserror::Error)]
@@ -185,7 +185,7 @@ pub struct Dispatcher {
     name: String,
     pinned: Pinned,
     /// The listeners of each slot.
-    seats: Vec<Seat>,
+    seats: Vec<SlotSockets>,
     backlog: i32,
     kept: bool,
     missing: Vec<Missing>,
@@ -214,7 +214,7 @@ impl Dispatcher {
             pinned.table().slots().load(Relaxed) as usize == slots
         })?;
         let mut dispatcher = Self::of(plan, found);
-        dispatcher.seats = listeners.into_iter().map(Seat::Held).collect();
+        dispatcher.seats = listeners.into_iter().map(SlotSockets::Held).collect();
         dispatcher.begin(plan)
     }
 
@@ -224,14 +224,14 @@ impl Dispatcher {
     ///
     /// # Errors
     /// See [`Error`]; nothing is left loaded or pinned then that was not before.
-    pub fn start_beside(plan: &Plan<'_>, lent: Vec<(u64, Lent)>) -> Result<Self, Error> {
+    pub fn start_beside(plan: &Plan<'_>, remote: Vec<(u64, RemoteFd)>) -> Result<Self, Error> {
         plan.check()?;
         let mut dispatcher = Self::of(plan, open_or_load(plan, 1, |_| true)?);
-        let (known, new): (Vec<_>, Vec<_>) = lent
+        let (known, new): (Vec<_>, Vec<_>) = remote
             .into_iter()
             .partition(|(cookie, _)| dispatcher.pinned.slot_of(*cookie).is_some());
-        for (cookie, lent) in known.into_iter().chain(new) {
-            dispatcher.place(cookie, lent);
+        for (cookie, remote) in known.into_iter().chain(new) {
+            dispatcher.place(cookie, remote);
         }
         dispatcher.begin(plan)
     }
@@ -324,23 +324,30 @@ impl Dispatcher {
     }
 
     /// Gives a listener its place: the slot that it had, or the first that is free. None: there is no room.
-    fn place(&mut self, cookie: u64, lent: Lent) -> Option<usize> {
-        let free = |seats: &[Seat]| {
-            let empty = seats.iter().position(|seat| matches!(seat, Seat::Empty));
+    fn place(&mut self, cookie: u64, remote: RemoteFd) -> Option<usize> {
+        let free = |seats: &[SlotSockets]| {
+            let empty = seats
+                .iter()
+                .position(|seat| matches!(seat, SlotSockets::Empty));
             empty.unwrap_or(seats.len())
         };
         let slot = self
             .pinned
             .slot_of(cookie)
-            .filter(|slot| !matches!(self.seats.get(*slot), Some(Seat::Held(_) | Seat::Lent(_))))
+            .filter(|slot| {
+                !matches!(
+                    self.seats.get(*slot),
+                    Some(SlotSockets::Held(_) | SlotSockets::Remote(_))
+                )
+            })
             .unwrap_or_else(|| free(&self.seats));
         if slot >= table::MAX_SLOTS {
             return None;
         }
         while self.seats.len() <= slot {
-            self.seats.push(Seat::Empty);
+            self.seats.push(SlotSockets::Empty);
         }
-        self.seats[slot] = Seat::of(lent);
+        self.seats[slot] = SlotSockets::of(remote);
         Some(slot)
     }
 
@@ -385,7 +392,7 @@ impl Dispatcher {
     /// connection that comes before the first worker runs waits in the queue. Marks of an earlier agent are cleared.
     fn seat(&self, slot: usize) -> Result<(), bpf::Error> {
         let place = self.table().slot(slot);
-        if matches!(self.seats[slot], Seat::Empty) {
+        if matches!(self.seats[slot], SlotSockets::Empty) {
             place.flags().store(0, Relaxed);
             return Ok(());
         }
@@ -422,22 +429,22 @@ impl Dispatcher {
     ///
     /// # Errors
     /// There is no slot left, or the kernel's answer.
-    pub fn join(&mut self, cookie: u64, lent: Lent) -> Result<usize, bpf::Error> {
+    pub fn join(&mut self, cookie: u64, remote: RemoteFd) -> Result<usize, bpf::Error> {
         if self.left >= SWEEP_AFTER {
             self.forget_gone();
         }
-        let mut joined = self.try_join(cookie, lent);
+        let mut joined = self.try_join(cookie, remote);
         if joined.is_err() && self.is_full() {
             self.forget_gone();
-            joined = self.try_join(cookie, lent);
+            joined = self.try_join(cookie, remote);
         }
         self.tell_full(&joined);
         joined
     }
 
-    fn try_join(&mut self, cookie: u64, lent: Lent) -> Result<usize, bpf::Error> {
+    fn try_join(&mut self, cookie: u64, remote: RemoteFd) -> Result<usize, bpf::Error> {
         let was_known = self.pinned.slot_of(cookie).is_some();
-        let slot = self.place(cookie, lent).ok_or_else(|| bpf::Error {
+        let slot = self.place(cookie, remote).ok_or_else(|| bpf::Error {
             step: format!("finding a slot beside the {} there are", table::MAX_SLOTS),
             source: std::io::ErrorKind::QuotaExceeded.into(),
         })?;
@@ -468,7 +475,7 @@ impl Dispatcher {
         for listener in &listeners {
             self.pinned.know_listener(slot, listener)?;
         }
-        let old = std::mem::replace(&mut self.seats[slot], Seat::Held(listeners));
+        let old = std::mem::replace(&mut self.seats[slot], SlotSockets::Held(listeners));
         let put = self.restore(slot);
         if put.is_err() {
             self.seats[slot] = old;
@@ -545,12 +552,12 @@ impl Dispatcher {
     /// Nobody is in a slot any more; to be published.
     fn vacate(&mut self, slot: usize) {
         self.table().slot(slot).flags().store(0, Relaxed);
-        self.seats[slot] = Seat::Empty;
+        self.seats[slot] = SlotSockets::Empty;
     }
 
     /// Whoever lends a slot's listener now: another process may hold it when the first one ends.
-    pub fn lend(&mut self, slot: usize, lent: Lent) {
-        self.seats[slot] = Seat::of(lent);
+    pub fn lend(&mut self, slot: usize, remote: RemoteFd) {
+        self.seats[slot] = SlotSockets::of(remote);
     }
 
     fn with<R>(
@@ -576,7 +583,7 @@ impl Dispatcher {
         &self,
         act: impl Fn(BorrowedFd<'_>) -> std::io::Result<()>,
     ) -> std::io::Result<()> {
-        let taken = |slot: &usize| !matches!(self.seats[*slot], Seat::Empty);
+        let taken = |slot: &usize| !matches!(self.seats[*slot], SlotSockets::Empty);
         for slot in (0..self.seats.len()).filter(taken) {
             for address in 0..self.pinned.addresses() {
                 self.seats[slot].with(address, &act)??;
@@ -631,12 +638,12 @@ impl Dispatcher {
 
     /// Whether a slot's listeners are our own.
     pub fn holds(&self, slot: usize) -> bool {
-        matches!(self.seats[slot], Seat::Held(_))
+        matches!(self.seats[slot], SlotSockets::Held(_))
     }
 
     /// Whether somebody's listener is in this slot.
     pub fn is_taken(&self, slot: usize) -> bool {
-        !matches!(self.seats[slot], Seat::Empty)
+        !matches!(self.seats[slot], SlotSockets::Empty)
     }
 
     /// The inodes of a slot's listeners, by which they are found among a process's descriptors.
@@ -699,7 +706,7 @@ impl Dispatcher {
 
     /// Listeners that are our own to hold back.
     fn held(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.seats.iter().flat_map(Seat::held)
+        self.seats.iter().flat_map(SlotSockets::held)
     }
 
     /// Takes [`Dispatcher::close`] back.
@@ -803,7 +810,7 @@ impl Dispatcher {
                 self.move_queue(slot, address, listener)
             })?;
             if waiting > 0 {
-                self.nudge_others(slot, address);
+                self.wake_others(slot, address);
             }
             moved += waiting;
         }
@@ -845,8 +852,8 @@ impl Dispatcher {
         let limit = self.table().slot(slot).queue_limit().load(Relaxed);
         let backlog = match (&self.seats[slot], limit) {
             // Longer than any: the kernel cuts it.
-            (Seat::Lent(_), 0) => i32::MAX,
-            (Seat::Lent(_), limit) => i32::try_from(limit).unwrap_or(i32::MAX),
+            (SlotSockets::Remote(_), 0) => i32::MAX,
+            (SlotSockets::Remote(_), limit) => i32::try_from(limit).unwrap_or(i32::MAX),
             _ => self.backlog,
         };
         socket::listen_again(listener, socket::address_of(listener)?, backlog)
@@ -864,7 +871,7 @@ impl Dispatcher {
         }
         // Another's listener comes back with the backlog that it had.
         let backlog = match self.seats[slot] {
-            Seat::Lent(_) => i32::try_from(queue.limit).unwrap_or(i32::MAX),
+            SlotSockets::Remote(_) => i32::try_from(queue.limit).unwrap_or(i32::MAX),
             _ => self.backlog,
         };
         if self.pinned.looks_up() {
@@ -878,12 +885,12 @@ impl Dispatcher {
         Ok(queue.length)
     }
 
-    /// Wakes the workers that got something: not every kernel does (see [`socket::nudge`]).
-    fn nudge_others(&self, slot: usize, address: usize) {
+    /// Wakes the workers that got something: not every kernel does (see [`socket::wake_waiters`]).
+    fn wake_others(&self, slot: usize, address: usize) {
         for other in (0..self.seats.len()).filter(|other| *other != slot) {
             let _ = self.with(other, address, |listener| {
                 if socket::accept_queue(listener).is_ok_and(|queue| queue.length > 0) {
-                    socket::nudge(listener);
+                    socket::wake_waiters(listener);
                 }
                 Ok(())
             });

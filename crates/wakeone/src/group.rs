@@ -9,13 +9,13 @@ use wakeone_kernel::capability::{self, Capability};
 use wakeone_kernel::cgroup;
 use wakeone_kernel::socket::{self, ClassicChoice};
 
-use crate::agent::{Agent, Duties, duplicate};
+use crate::agent::{Agent, AgentConfig, duplicate};
+use crate::agent_set::AgentSet;
 use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::metrics::{self, Monitor, Source};
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
 use crate::repair::repair_all;
-use crate::several::Several;
 use crate::steer::{Steer, Unsteered};
 use crate::supervisor::listen::Endpoint;
 use crate::supervisor::state::MOST_SLOTS;
@@ -24,7 +24,7 @@ use crate::supervisor::{self, Options, Restart, Supervisor, group_name, state};
 
 /// How connections are to be steered. What was not asked for may be had in a lesser way; what was asked for may not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
+pub struct SteeringConfig {
     /// How a worker is chosen; `None`: least-connections, or the best that can be had; for datagrams shortest-queue. In
     /// a group that listens by TCP too, a policy that goes by connections is for those, and datagrams have their own.
     pub policy: Option<Policy>,
@@ -42,7 +42,7 @@ pub struct Wish {
     pub metrics_tracing: bool,
 }
 
-impl Default for Wish {
+impl Default for SteeringConfig {
     fn default() -> Self {
         Self {
             policy: None,
@@ -90,7 +90,7 @@ pub struct Group {
     supervisor: Supervisor,
     /// By our programs, with an agent beside each; none: by the kernel's hash, or by a classic program that needs no
     /// privilege.
-    steering: Several,
+    steering: AgentSet,
     policies: Policies,
     monitor: Monitor,
 }
@@ -108,7 +108,7 @@ impl Group {
     ///
     /// # Errors
     /// See [`Error`]. Nothing is left behind then.
-    pub fn new(options: &Options, wish: &Wish) -> Result<Self, Error> {
+    pub fn new(options: &Options, wish: &SteeringConfig) -> Result<Self, Error> {
         check(options, wish)?;
         let http = wish
             .metrics
@@ -120,9 +120,12 @@ impl Group {
         let name = group_name(options)?;
         let kinds = Kinds::of(options);
         // Only connections are counted.
-        let nursery = kinds.tcp.then(|| nursery_of(&paths, &name)).flatten();
-        let (supervisor, cgroup) = in_nursery(options, nursery)?;
-        let ground = Ground {
+        let counting_cgroup = kinds
+            .tcp
+            .then(|| counting_cgroup_of(&paths, &name))
+            .flatten();
+        let (supervisor, cgroup) = in_counting_cgroup(options, counting_cgroup)?;
+        let ground = SteeringSetup {
             name: name.clone(),
             paths: &paths,
             supervisor: &supervisor,
@@ -139,19 +142,19 @@ impl Group {
         let mut cgroup = ground.cgroup.map(|cgroup| cgroup.path);
         let mut agents = Vec::new();
         for dispatcher in dispatchers {
-            let duties = Duties {
+            let config = AgentConfig {
                 rescue: wish.rescue != Some(false),
                 stuck_after: wish.stuck_after,
             };
             let connections = !dispatcher.datagrams();
-            let agent = Agent::start(dispatcher, duties, paths.clone(), cgroup.take());
+            let agent = Agent::start(dispatcher, config, paths.clone(), cgroup.take());
             // What waits in UDP sockets is moved by nobody.
             if connections {
                 source = source.with_rescuer(agent.rescuer());
             }
             agents.push(agent);
         }
-        let steering = Several(agents);
+        let steering = AgentSet(agents);
         if options.restart == Some(Restart::StartFirst) && !steering.can_replace() {
             return Err(Error::Refused(format!(
                 "cannot restart `{name}` by start-first: nothing keeps connections from the old workers here; leave --restart away"
@@ -234,7 +237,7 @@ impl Kinds {
 }
 
 /// The cgroup that listeners are born in: one below our own, or that of an earlier supervisor, which ran in another.
-fn nursery_of(paths: &Paths, name: &str) -> Option<PathBuf> {
+fn counting_cgroup_of(paths: &Paths, name: &str) -> Option<PathBuf> {
     let home = cgroup::own().ok();
     let own = home.map(|home| home.join(paths.cgroup_name(name)));
     let there = own.as_ref().is_some_and(|own| own.exists());
@@ -254,7 +257,7 @@ fn datagram_name(name: &str, kinds: Kinds) -> String {
 /// What the name of a group's UDP part ends with, where it has another part.
 pub const DATAGRAM_SUFFIX: &str = "-udp";
 
-fn check(options: &Options, wish: &Wish) -> Result<(), Error> {
+fn check(options: &Options, wish: &SteeringConfig) -> Result<(), Error> {
     check_datagrams(options, wish)?;
     check_lookup(options, wish)?;
     if let Some((slot, _)) = wish
@@ -297,7 +300,7 @@ pub fn check_weights(weights: &[(usize, u32)]) -> Result<(), String> {
 }
 
 /// What cannot be for datagrams, or only for them.
-fn check_datagrams(options: &Options, wish: &Wish) -> Result<(), Error> {
+fn check_datagrams(options: &Options, wish: &SteeringConfig) -> Result<(), Error> {
     let kinds = Kinds::of(options);
     let usage = |why: String| Err(Error::Usage(why));
     if wish.affinity.is_some() && !kinds.udp {
@@ -322,7 +325,7 @@ fn check_datagrams(options: &Options, wish: &Wish) -> Result<(), Error> {
 }
 
 /// Refuses options that do not go with listeners on private ports.
-fn check_lookup(options: &Options, wish: &Wish) -> Result<(), Error> {
+fn check_lookup(options: &Options, wish: &SteeringConfig) -> Result<(), Error> {
     let usage = |why: &str| Err(Error::Usage(why.into()));
     if !options.lookup {
         return Ok(());
@@ -349,20 +352,20 @@ fn check_lookup(options: &Options, wish: &Wish) -> Result<(), Error> {
 
 /// A cgroup that the listeners were born in, and whether it is ours to remove on failure.
 #[derive(Debug)]
-struct Nursery {
+struct CountingCgroup {
     path: PathBuf,
     made: bool,
 }
 
-fn in_nursery(
+fn in_counting_cgroup(
     options: &Options,
     path: Option<PathBuf>,
-) -> Result<(Supervisor, Option<Nursery>), Error> {
+) -> Result<(Supervisor, Option<CountingCgroup>), Error> {
     let Some(path) = path else {
         return Ok((Supervisor::new(options)?, None));
     };
-    match cgroup::born_in(&path, || Supervisor::new(options)) {
-        Ok((made, Ok(supervisor))) => Ok((supervisor, Some(Nursery { path, made }))),
+    match cgroup::create_sockets_in(&path, || Supervisor::new(options)) {
+        Ok((made, Ok(supervisor))) => Ok((supervisor, Some(CountingCgroup { path, made }))),
         Ok((made, Err(error))) => {
             if made {
                 let _ = cgroup::remove(&path);
@@ -377,16 +380,20 @@ fn in_nursery(
 }
 
 /// What steering is built upon.
-struct Ground<'a> {
+struct SteeringSetup<'a> {
     name: String,
     paths: &'a Paths,
     supervisor: &'a Supervisor,
-    cgroup: Option<Nursery>,
+    cgroup: Option<CountingCgroup>,
 }
 
-impl Ground<'_> {
+impl SteeringSetup<'_> {
     /// The best steering for each protocol.
-    fn steer_all(&self, kinds: Kinds, wish: &Wish) -> Result<(Vec<Dispatcher>, Policies), Error> {
+    fn steer_all(
+        &self,
+        kinds: Kinds,
+        wish: &SteeringConfig,
+    ) -> Result<(Vec<Dispatcher>, Policies), Error> {
         let mut dispatchers = Vec::new();
         let mut policies = Policies {
             tcp: Policy::default(),
@@ -448,13 +455,13 @@ impl Ground<'_> {
     }
 
     /// The best steering of connections that fits the wish; `None`: the kernel's own, or a classic program's.
-    fn steer(&self, wish: &Wish) -> Result<(Option<Dispatcher>, Policy), Error> {
+    fn steer(&self, wish: &SteeringConfig) -> Result<(Option<Dispatcher>, Policy), Error> {
         let result = match self.load(wish) {
             Ok(dispatcher) => {
                 let policy = dispatcher.policy();
                 Ok((Some(dispatcher), policy))
             }
-            Err(error) => self.do_without(wish, error.into()),
+            Err(error) => self.fallback(wish, error.into()),
         };
         if result.is_err() {
             self.abandon();
@@ -462,7 +469,7 @@ impl Ground<'_> {
         result
     }
 
-    fn load(&self, wish: &Wish) -> Result<Dispatcher, dispatcher::Error> {
+    fn load(&self, wish: &SteeringConfig) -> Result<Dispatcher, dispatcher::Error> {
         let listeners = self.copies(&self.name, false)?;
         let places = self.supervisor.places();
         let plan = Plan {
@@ -500,7 +507,11 @@ impl Ground<'_> {
     }
 
     /// What can be had without our program; `error` says why there is none.
-    fn do_without(&self, wish: &Wish, error: Error) -> Result<(Option<Dispatcher>, Policy), Error> {
+    fn fallback(
+        &self,
+        wish: &SteeringConfig,
+        error: Error,
+    ) -> Result<(Option<Dispatcher>, Policy), Error> {
         if wish.rescue == Some(true) || !self.supervisor.places().is_empty() {
             return Err(error);
         }
@@ -544,7 +555,7 @@ impl Ground<'_> {
     }
 
     fn abandon(&self) {
-        if let Some(Nursery { path, made: true }) = &self.cgroup {
+        if let Some(CountingCgroup { path, made: true }) = &self.cgroup {
             let _ = cgroup::remove(path);
         }
     }
@@ -552,23 +563,23 @@ impl Ground<'_> {
 
 /// The UDP sockets of a group.
 struct Datagrams<'a> {
-    ground: &'a Ground<'a>,
+    ground: &'a SteeringSetup<'a>,
     name: String,
 }
 
 impl Datagrams<'_> {
     /// The best steering that fits the wish; `None`: the kernel's own, or a classic program's.
-    fn steer(&self, wish: &Wish) -> Result<(Option<Dispatcher>, Policy), Error> {
+    fn steer(&self, wish: &SteeringConfig) -> Result<(Option<Dispatcher>, Policy), Error> {
         // One that goes by connections was for the listeners beside.
         let wanted = wish.policy.filter(|policy| policy.fits_datagrams().is_ok());
         let policy = wanted.unwrap_or(Policy::FOR_DATAGRAMS);
         match self.load(wish, policy) {
             Ok(dispatcher) => Ok((Some(dispatcher), policy)),
-            Err(error) => self.do_without(wish, wanted, error.into()),
+            Err(error) => self.fallback(wish, wanted, error.into()),
         }
     }
 
-    fn load(&self, wish: &Wish, policy: Policy) -> Result<Dispatcher, dispatcher::Error> {
+    fn load(&self, wish: &SteeringConfig, policy: Policy) -> Result<Dispatcher, dispatcher::Error> {
         let plan = Plan {
             by_name: true,
             weights: &wish.weights,
@@ -581,9 +592,9 @@ impl Datagrams<'_> {
 
     /// What can be had without our program: the kernel's hash keeps flows together, what a classic program can do
     /// does not.
-    fn do_without(
+    fn fallback(
         &self,
-        wish: &Wish,
+        wish: &SteeringConfig,
         wanted: Option<Policy>,
         error: Error,
     ) -> Result<(Option<Dispatcher>, Policy), Error> {

@@ -1,23 +1,23 @@
 //! One queue for each worker and each connection into the right one: Group, Policy, Dispatcher, Rescue, Supervisor.
 
 pub mod agent;
+pub mod agent_set;
 pub mod attach;
+pub mod attach_manager;
 mod datagrams;
 pub mod detach;
 pub mod dispatcher;
 pub mod group;
-pub mod keeper;
 pub mod metrics;
 pub mod move_log;
 pub mod named;
 pub mod paths;
 pub mod policy;
-mod questions;
+mod probe_budget;
 pub mod repair;
 pub mod reserved;
 mod rest;
-pub mod seat;
-pub mod several;
+pub mod slot_sockets;
 pub mod split;
 pub mod status;
 pub mod steer;

@@ -10,13 +10,13 @@ use std::time::Instant;
 
 use wakeone_kernel::{bpf, capability};
 
-use crate::agent::{Agent, Duties};
+use crate::agent::{Agent, AgentConfig};
 use crate::dispatcher::Dispatcher;
 use crate::group::FOR_THE_END;
 use crate::metrics::Source;
 use crate::move_log::MoveLog;
 use crate::paths::Paths;
-use crate::seat::Lent;
+use crate::slot_sockets::RemoteFd;
 use crate::steer::{Steer, SteerEvent};
 use crate::supervisor::listen::Endpoint;
 use crate::supervisor::process::Identity;
@@ -41,7 +41,7 @@ pub struct Seated {
     /// Its slot; none where the kernel's hash chooses, or where there was no room.
     pub slot: Option<usize>,
     /// From whom to borrow it.
-    pub lent: Lent,
+    pub remote: RemoteFd,
     /// Who serves it, as far as that was seen.
     pub worker: Option<u32>,
 }
@@ -84,25 +84,25 @@ impl SteeredGroup {
     pub fn steer(
         &mut self,
         dispatcher: Dispatcher,
-        duties: Duties,
+        config: AgentConfig,
         paths: &Paths,
-        sockets: impl IntoIterator<Item = (u64, Lent, Option<u32>)>,
+        sockets: impl IntoIterator<Item = (u64, RemoteFd, Option<u32>)>,
     ) {
         let mut up = Vec::new();
-        for (cookie, lent, worker) in sockets {
+        for (cookie, remote, worker) in sockets {
             // One without a slot is tried again when it is seen again.
             let Some(slot) = dispatcher.pinned().slot_of(cookie) else {
                 continue;
             };
             let seated = Seated {
                 slot: Some(slot),
-                lent,
+                remote,
                 worker,
             };
             self.seats.insert(cookie, seated);
             up.extend(worker.map(|worker| (slot, worker)));
         }
-        let mut agent = Agent::start(dispatcher, duties, paths.clone(), None);
+        let mut agent = Agent::start(dispatcher, config, paths.clone(), None);
         for (slot, worker) in up {
             agent.worker_up(slot, worker);
         }
@@ -139,32 +139,55 @@ impl SteeredGroup {
     ///
     /// # Errors
     /// There is no slot for it: only the kernel's choice gives it anything.
-    pub fn seat(&mut self, cookie: u64, lent: Lent, worker: Option<u32>) -> Result<(), bpf::Error> {
+    pub fn seat(
+        &mut self,
+        cookie: u64,
+        remote: RemoteFd,
+        worker: Option<u32>,
+    ) -> Result<(), bpf::Error> {
         let before = self.seat_of(cookie);
         let mut slot = before.and_then(|before| before.slot);
         if let Some(agent) = &mut self.agent {
             match slot {
-                Some(slot) if before.is_some_and(|before| before.lent != lent) => {
-                    agent.tell(|d| d.lend(slot, lent));
+                Some(slot) if before.is_some_and(|before| before.remote != remote) => {
+                    agent.with_dispatcher(|d| d.lend(slot, remote));
                 }
                 Some(_) => {}
-                None => slot = agent.tell(|d| d.join(cookie, lent)).transpose()?,
+                None => {
+                    slot = agent
+                        .with_dispatcher(|d| d.join(cookie, remote))
+                        .transpose()?
+                }
             }
             if let Some((slot, worker)) = slot.zip(worker) {
                 agent.worker_up(slot, worker);
             }
         }
-        self.seats.insert(cookie, Seated { slot, lent, worker });
+        self.seats.insert(
+            cookie,
+            Seated {
+                slot,
+                remote,
+                worker,
+            },
+        );
         Ok(())
     }
 
     /// The same, and the log says where a socket has no slot.
-    pub fn seat_or_tell(&mut self, cookie: u64, lent: Lent, worker: u32) {
-        if let Err(error) = self.seat(cookie, lent, Some(worker)) {
-            tracing::warn!("{}: process {}: {error}", self.origin.listen, lent.pid);
+    pub fn seat_or_tell(&mut self, cookie: u64, remote: RemoteFd, worker: u32) {
+        if let Err(error) = self.seat(cookie, remote, Some(worker)) {
+            tracing::warn!("{}: process {}: {error}", self.origin.listen, remote.pid);
             let slot = None;
             let worker = Some(worker);
-            self.seats.insert(cookie, Seated { slot, lent, worker });
+            self.seats.insert(
+                cookie,
+                Seated {
+                    slot,
+                    remote,
+                    worker,
+                },
+            );
         }
     }
 
@@ -172,7 +195,7 @@ impl SteeredGroup {
     pub fn leave(&mut self, cookie: u64) -> bool {
         let left = self.seats.remove(&cookie).and_then(|seated| seated.slot);
         match (left, &self.agent) {
-            (Some(slot), Some(agent)) => agent.tell(|d| d.leave(slot)).is_some(),
+            (Some(slot), Some(agent)) => agent.with_dispatcher(|d| d.leave(slot)).is_some(),
             _ => false,
         }
     }
@@ -180,7 +203,7 @@ impl SteeredGroup {
     /// A socket that left does not come back: what the program knows of it is removed.
     pub fn forget(&self, cookie: u64) {
         if let Some(agent) = &self.agent {
-            agent.tell(|d| d.pinned().forget_listener(cookie));
+            agent.with_dispatcher(|d| d.pinned().forget_listener(cookie));
         }
     }
 
@@ -198,13 +221,13 @@ impl SteeredGroup {
     }
 
     /// Somebody else has a socket now.
-    pub fn lend(&mut self, cookie: u64, lent: Lent) {
+    pub fn lend(&mut self, cookie: u64, remote: RemoteFd) {
         let Some(seated) = self.seats.get_mut(&cookie) else {
             return;
         };
-        seated.lent = lent;
+        seated.remote = remote;
         if let (Some(slot), Some(agent)) = (seated.slot, &self.agent) {
-            agent.tell(|d| d.lend(slot, lent));
+            agent.with_dispatcher(|d| d.lend(slot, remote));
         }
     }
 
@@ -271,7 +294,7 @@ impl SteeredGroup {
     /// Where the kernel's hash chooses, sockets are numbered.
     fn slots(&self) -> Vec<state::Slot> {
         let count = match &self.agent {
-            Some(agent) => agent.tell(|d| d.slots()).unwrap_or(0),
+            Some(agent) => agent.with_dispatcher(|d| d.slots()).unwrap_or(0),
             None => self.seats.len(),
         };
         let empty = || state::Slot {
@@ -287,9 +310,9 @@ impl SteeredGroup {
                 None => Some(number),
             };
             if let Some(slot) = slot.and_then(|slot| slots.get_mut(slot)) {
-                let who = seated.worker.unwrap_or(seated.lent.pid);
+                let who = seated.worker.unwrap_or(seated.remote.pid);
                 slot.worker = Identity::of(who).ok();
-                slot.inodes = vec![seated.lent.inode];
+                slot.inodes = vec![seated.remote.inode];
             }
         }
         slots

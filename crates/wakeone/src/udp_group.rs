@@ -40,11 +40,11 @@ pub use wakeone_kernel::batch::{Batch, Datagram};
 use wakeone_kernel::inherited;
 use wakeone_kernel::socket::{self, ClassicChoice, cookie};
 
-use crate::agent::Duties;
+use crate::agent::AgentConfig;
 use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
-use crate::seat::Lent;
+use crate::slot_sockets::RemoteFd;
 use crate::steered::{Origin, SteeredGroup};
 use crate::supervisor::adopt::inode_of;
 use crate::supervisor::listen::{self, Endpoint, ListenError};
@@ -178,7 +178,7 @@ impl UdpGroup {
                 };
                 (Some(Arc::new(steered)), steering)
             }
-            Err(Error::Steering(error)) => (None, do_without(&sockets, options, error)?),
+            Err(Error::Steering(error)) => (None, fallback(&sockets, options, error)?),
             Err(error) => return Err(error),
         };
         let member = |socket: OwnedFd| GroupSocket {
@@ -244,7 +244,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> Error {
 }
 
 /// What can be had without our program, where that was not asked for.
-fn do_without(
+fn fallback(
     sockets: &[OwnedFd],
     options: &Options,
     error: dispatcher::Error,
@@ -297,20 +297,20 @@ impl Steered {
         let copy = |socket: &OwnedFd| Ok(vec![socket.try_clone()?]);
         let copies: io::Result<Vec<_>> = sockets.iter().map(copy).collect();
         let dispatcher = Dispatcher::start(&plan, copies.map_err(system("copy a socket"))?)?;
-        let duties = Duties {
+        let config = AgentConfig {
             rescue: false,
             stuck_after: options.stuck_after,
         };
         let own = std::process::id();
         let seats = sockets.iter().filter_map(|socket| {
-            let lent = Lent {
+            let remote = RemoteFd {
                 pid: own,
                 fd: socket.as_raw_fd(),
                 inode: inode_of(socket).ok()?,
             };
-            Some((cookie(socket).ok()?, lent, Some(own)))
+            Some((cookie(socket).ok()?, remote, Some(own)))
         });
-        group.steer(dispatcher, duties, &paths, seats);
+        group.steer(dispatcher, config, &paths, seats);
         if let Err(error) = group.store() {
             group.end();
             return Err(error.into());

@@ -33,12 +33,12 @@ impl Process {
     }
 }
 
-fn named(sightings: Vec<Vec<Process>>) -> (String, Confidence) {
-    let sightings: Vec<Sighting> = sightings
+fn named(snapshots: Vec<Vec<Process>>) -> (String, Confidence) {
+    let snapshots: Vec<ProcessSnapshot> = snapshots
         .into_iter()
-        .map(|processes| Sighting { processes })
+        .map(|processes| ProcessSnapshot { processes })
         .collect();
-    let model = identify(Protocol::Tcp, &sightings);
+    let model = identify(Protocol::Tcp, &snapshots);
     assert!(!model.evidence.is_empty() && !model.describe().is_empty());
     (model.name(), model.confidence)
 }
@@ -204,7 +204,7 @@ fn nobody_waits() {
 
 #[test]
 fn a_parent_that_keeps_a_socket_beside_its_workers_is_no_worker() {
-    let kept = |processes: Vec<Process>| keepers(&[Sighting { processes }]);
+    let kept = |processes: Vec<Process>| fallback_holders(&[ProcessSnapshot { processes }]);
     let master = || process(1, 0, &[7]).thread(Wait::Other(61));
     let worker = |pid, inode| process(pid, 1, &[inode]).thread(Wait::Accept(inode));
     let split = || vec![master(), worker(2, 8), worker(3, 9)];

@@ -473,7 +473,7 @@ EXPORT int pselect(int count, fd_set *readers, fd_set *writers, fd_set *others, 
 static void forget(int fd)
 {
 	/* A child of vfork closes its own descriptors, and a UDP socket's queues are its parent's. */
-	if ((split_is_datagram(fd) || split_state(fd) == STATE_INHERITED) && split_is_guest())
+	if ((split_is_datagram(fd) || split_state(fd) == STATE_INHERITED) && split_in_vfork_child())
 		return;
 	if (fd >= 0)
 		split_closed(fd, fd);
@@ -508,7 +508,7 @@ EXPORT int dup3(int from, int to, int flags)
 EXPORT int close_range(unsigned first, unsigned last, int flags)
 {
 	/* Those that are only marked for exec stay what they are. */
-	if (!(flags & 4 /* CLOSE_RANGE_CLOEXEC */) && first <= last && !split_is_guest()) {
+	if (!(flags & 4 /* CLOSE_RANGE_CLOEXEC */) && first <= last && !split_in_vfork_child()) {
 		split_closed(first, last);
 		split_forget(first, last);
 	}
@@ -517,7 +517,7 @@ EXPORT int close_range(unsigned first, unsigned last, int flags)
 
 EXPORT void closefrom(int first)
 {
-	if (!split_is_guest()) {
+	if (!split_in_vfork_child()) {
 		split_closed(first < 0 ? 0 : first, ~0u);
 		split_forget(first < 0 ? 0 : first, ~0u);
 	}

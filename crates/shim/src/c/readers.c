@@ -45,7 +45,7 @@
 /* What the kernel was about to put into a queue when it was given back has arrived by then. */
 #define SETTLED_NS 50000000
 
-enum role { FREE = 0, KEEPS, OWN, KICKED, ADOPTED, ORPHAN };
+enum role { FREE = 0, PRIMARY, OWN, KICKED, ADOPTED, ORPHAN };
 
 struct reader {
 	_Atomic int role;
@@ -185,7 +185,7 @@ static bool has_place(void)
 /* Under the lock: a thread of a socket that nobody keeps is woken, and will. */
 static void fill_vacancy(int fd)
 {
-	struct reader *next = find(fd, KEEPS) || find(fd, KICKED) ? NULL : find(fd, OWN);
+	struct reader *next = find(fd, PRIMARY) || find(fd, KICKED) ? NULL : find(fd, OWN);
 	if (!next)
 		return;
 	atomic_store(&next->role, KICKED);
@@ -214,7 +214,7 @@ static void ended(void *unused)
 				continue;
 			int fd = reader->fd;
 			bool leaves = false;
-			if (role == KEEPS)
+			if (role == PRIMARY)
 				atomic_store(&reader->role, FREE);
 			else
 				leaves = orphan(reader);
@@ -236,7 +236,7 @@ void split_forget_readers(void)
 	atomic_store(&wakes, 0);
 	for (int i = 0; i < MOST_READERS; i++) {
 		int role = atomic_load(&readers[i].role);
-		if (role != FREE && role != KEEPS)
+		if (role != FREE && role != PRIMARY)
 			syscall(SYS_close, readers[i].queue);
 		atomic_store(&readers[i].role, FREE);
 	}
@@ -251,7 +251,7 @@ void split_closed(unsigned first, unsigned last)
 		unsigned fd = readers[i].fd, queue = readers[i].queue;
 		any = atomic_load(&readers[i].role) != FREE && ((fd >= first && fd <= last) || (queue >= first && queue <= last));
 	}
-	if (!any || split_is_guest() || !split_lock()) {
+	if (!any || split_in_vfork_child() || !split_lock()) {
 		errno = before;
 		return;
 	}
@@ -268,7 +268,7 @@ void split_closed(unsigned first, unsigned last)
 		if (role == ORPHAN)
 			atomic_fetch_sub(&orphans, 1);
 		atomic_store(&reader->role, FREE);
-		if (!itself && role != KEEPS)
+		if (!itself && role != PRIMARY)
 			syscall(SYS_close, queue);
 	}
 	split_unlock();
@@ -304,8 +304,8 @@ static void take_place(int slot, int fd, bool polls)
 	bool again = false;
 	if (!polls && has_key && split_lock()) {
 		/* One that was asked to keep it will: two keepers would share one queue. */
-		if (!find(fd, KEEPS) && !find(fd, KICKED)) {
-			place = place_for(fd, fd, KEEPS);
+		if (!find(fd, PRIMARY) && !find(fd, KICKED)) {
+			place = place_for(fd, fd, PRIMARY);
 		} else if (has_place()) {
 			int queue = split_ask_queue(fd, QUEUES_FROM);
 			again = queue == -2;
@@ -332,7 +332,7 @@ static bool keep(struct reader *place)
 	if (before) {
 		/* Its place becomes the keeper's; the queue that it had is an orphan. */
 		place->queue = place->fd;
-		atomic_store(&place->role, KEEPS);
+		atomic_store(&place->role, PRIMARY);
 		before->thread = 0;
 		orphan(before);
 	}
@@ -344,7 +344,7 @@ static bool keep(struct reader *place)
 static void give_back(int slot, int fd)
 {
 	struct reader *place = mine[slot].place;
-	if (!place || atomic_load(&place->role) == KEEPS || !split_lock())
+	if (!place || atomic_load(&place->role) == PRIMARY || !split_lock())
 		return;
 	if (orphan(place))
 		wake_one(fd);

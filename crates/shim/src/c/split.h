@@ -45,7 +45,7 @@ static inline bool split_is_datagram(int fd)
 /* Forgets a range of descriptors, both ends included. */
 void split_forget(unsigned first, unsigned last);
 /* Whether this is a child of vfork: the memory is the parent's, the descriptors are not. */
-bool split_is_guest(void);
+bool split_in_vfork_child(void);
 /* One thread at a time asks the broker, with all signals blocked: their handlers may fork, or wait for connections.
  * False: this very thread is asking already (the handler of a fault), or another one takes too long. */
 bool split_lock(void);

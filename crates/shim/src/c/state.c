@@ -60,7 +60,7 @@ static void look_anew(void)
 	atomic_store(&owner, syscall(SYS_getpid));
 }
 
-bool split_is_guest(void)
+bool split_in_vfork_child(void)
 {
 	return atomic_load_explicit(&owner, memory_order_relaxed) != syscall(SYS_getpid);
 }
@@ -70,7 +70,7 @@ bool split_active(void)
 	if (!ready)
 		return false;
 	if (!mark) {
-		if (split_is_guest())
+		if (split_in_vfork_child())
 			look_anew();
 		return true;
 	}

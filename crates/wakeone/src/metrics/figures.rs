@@ -1,7 +1,8 @@
 //! Everything that is known of steered groups at one moment.
 
 use serde::Serialize;
-use wakeone_kernel::{process, vitals};
+use wakeone_kernel::{proc_stats, process};
+use wakeone_model::judge::WorkerState;
 use wakeone_model::snapshot::{HostLook, Snapshot, TraceGaps, TraceLook};
 use wakeone_model::waits::Waits;
 
@@ -102,12 +103,12 @@ impl Group {
 
 fn worker(slot: &status::Slot) -> Option<Worker> {
     let pid = slot.pid?;
-    let look = vitals::worker(pid)?;
+    let look = proc_stats::worker(pid)?;
     Some(Worker {
         slot: slot.slot,
         doing: match process::doing(pid) {
-            process::Doing::Waiting => "waiting",
-            process::Doing::Stopped => "stopped",
+            WorkerState::Waiting => "waiting",
+            WorkerState::Stopped => "stopped",
             _ => "busy",
         },
         cpu_ns: look.cpu_ns,

@@ -20,7 +20,7 @@ use rustix::time::Timespec;
 use wakeone_kernel::{netns, process};
 use wakeone_shim::protocol::{REQUEST_BYTES, Reply, Request, Token};
 
-use super::left::Told;
+use super::left::WakeReply;
 
 /// More than this many conversations at a time are not begun: the kernel lets the others wait.
 const MOST: usize = 256;
@@ -50,7 +50,7 @@ struct Conversation<O> {
     pid: u32,
     user: u32,
     since: Instant,
-    offer: Option<O>,
+    grant: Option<O>,
 }
 
 /// Who answers the questions. `O` is what it offers a process and has not yet been taken.
@@ -64,20 +64,20 @@ pub trait Answer<O> {
     /// A thread does not receive from its queue any more: whether others are seen to read it (`Done`).
     fn given_back(&mut self, pid: u32, queue: OwnedFd) -> Reply;
     /// A process got an empty datagram on a UDP socket: what that means.
-    fn left(&mut self, pid: u32, socket: &OwnedFd) -> Told;
+    fn left(&mut self, pid: u32, socket: &OwnedFd) -> WakeReply;
     /// A process wants a queue of its own: one, or why it had better stay with what it has.
-    fn claim(&mut self, question: &Claim<'_>) -> Option<O>;
-    /// The socket that goes with an offer.
-    fn socket<'a>(&self, offer: &'a O) -> BorrowedFd<'a>;
+    fn request(&mut self, question: &QueueRequest<'_>) -> Option<O>;
+    /// The socket that goes with an grant.
+    fn socket<'a>(&self, grant: &'a O) -> BorrowedFd<'a>;
     /// It was put in the listener's place, or, a thread's, has this number.
-    fn taken(&mut self, pid: u32, fd: i32, offer: O);
+    fn accepted(&mut self, pid: u32, fd: i32, grant: O);
     /// It was not: the process stays with the listener.
-    fn declined(&mut self, pid: u32, offer: O);
+    fn rejected(&mut self, pid: u32, grant: O);
 }
 
 /// A wish for a queue.
 #[derive(Debug, Clone, Copy)]
-pub struct Claim<'a> {
+pub struct QueueRequest<'a> {
     /// Who.
     pub pid: u32,
     /// The listener's number there.
@@ -165,7 +165,7 @@ impl<O> Broker<O> {
                 pid,
                 user,
                 since: Instant::now(),
-                offer: None,
+                grant: None,
             });
         }
     }
@@ -191,8 +191,8 @@ impl<O> Broker<O> {
             return false;
         };
         let ended = self.conversations.remove(oldest);
-        if let Some(offer) = ended.offer {
-            to.declined(ended.pid, offer);
+        if let Some(grant) = ended.grant {
+            to.rejected(ended.pid, grant);
         }
         true
     }
@@ -210,14 +210,14 @@ impl<O> Broker<O> {
         crowded: bool,
         to: &mut impl Answer<O>,
     ) -> Option<Conversation<O>> {
-        let silent = crowded && conversation.offer.is_none();
+        let silent = crowded && conversation.grant.is_none();
         let patience = if silent { SILENCE } else { PATIENCE };
         match self.hear(&conversation) {
             Heard::Nothing if conversation.since.elapsed() < patience => Some(conversation),
             Heard::Question(question) => self.answer(conversation, question, to),
             Heard::Nothing | Heard::End => {
-                if let Some(offer) = conversation.offer.take() {
-                    to.declined(conversation.pid, offer);
+                if let Some(grant) = conversation.grant.take() {
+                    to.rejected(conversation.pid, grant);
                 }
                 None
             }
@@ -241,12 +241,12 @@ impl<O> Broker<O> {
         {
             tracing::debug!("process {pid} asks with a socket of another network namespace");
             let _ = say(&conversation.connection, Reply::Leave, None);
-            if let Some(offer) = conversation.offer.take() {
-                to.declined(pid, offer);
+            if let Some(grant) = conversation.grant.take() {
+                to.rejected(pid, grant);
             }
             return None;
         }
-        match (request, socket, conversation.offer.take()) {
+        match (request, socket, conversation.grant.take()) {
             (Request::Opens { .. }, Some(socket), None) => {
                 let _ = say(&conversation.connection, to.opens(&socket), None);
                 None
@@ -257,18 +257,18 @@ impl<O> Broker<O> {
                 None
             }
             (Request::Claim { fd, how }, Some(socket), None) => {
-                let claim = Claim {
+                let claim = QueueRequest {
                     pid,
                     fd,
                     how,
                     socket: socket.as_fd(),
                 };
-                let offer = to.claim(&claim);
-                offered(conversation, pid, offer, to)
+                let grant = to.request(&claim);
+                offered(conversation, pid, grant, to)
             }
             (Request::Reader { fd }, Some(socket), None) => {
-                let offer = to.reader(pid, fd, &socket);
-                offered(conversation, pid, offer, to)
+                let grant = to.reader(pid, fd, &socket);
+                offered(conversation, pid, grant, to)
             }
             (Request::GivenBack { .. }, Some(queue), None) => {
                 let reply = to.given_back(pid, queue);
@@ -277,23 +277,23 @@ impl<O> Broker<O> {
             }
             (Request::Left { .. }, Some(socket), None) => {
                 let (reply, queue) = match to.left(pid, &socket) {
-                    Told::Foreign => (Reply::Leave, None),
-                    Told::Nothing => (Reply::Done, None),
-                    Told::Read(queue) => (Reply::Queue, Some(queue)),
+                    WakeReply::Foreign => (Reply::Leave, None),
+                    WakeReply::Nothing => (Reply::Done, None),
+                    WakeReply::Read(queue) => (Reply::Queue, Some(queue)),
                 };
                 let with = queue.as_ref().map(AsFd::as_fd);
                 let _ = say(&conversation.connection, reply, with);
                 None
             }
-            (Request::Taken { fd }, None, Some(offer)) => {
-                to.taken(pid, fd, offer);
+            (Request::Taken { fd }, None, Some(grant)) => {
+                to.accepted(pid, fd, grant);
                 let _ = say(&conversation.connection, Reply::Done, None);
                 None
             }
-            (_, _, offer) => {
+            (_, _, grant) => {
                 // Not in this order: nobody of ours.
-                if let Some(offer) = offer {
-                    to.declined(pid, offer);
+                if let Some(grant) = grant {
+                    to.rejected(pid, grant);
                 }
                 None
             }
@@ -359,19 +359,19 @@ fn is_foreign(request: Request, socket: &OwnedFd) -> bool {
 fn offered<O>(
     mut conversation: Conversation<O>,
     pid: u32,
-    offer: Option<O>,
+    grant: Option<O>,
     to: &mut impl Answer<O>,
 ) -> Option<Conversation<O>> {
-    let Some(offer) = offer else {
+    let Some(grant) = grant else {
         let _ = say(&conversation.connection, Reply::Leave, None);
         return None;
     };
-    let queue = Some(to.socket(&offer));
+    let queue = Some(to.socket(&grant));
     if say(&conversation.connection, Reply::Queue, queue).is_err() {
-        to.declined(pid, offer);
+        to.rejected(pid, grant);
         return None;
     }
-    conversation.offer = Some(offer);
+    conversation.grant = Some(grant);
     Some(conversation)
 }
 
@@ -415,25 +415,25 @@ mod tests {
         fn given_back(&mut self, _: u32, _: OwnedFd) -> Reply {
             Reply::Leave
         }
-        fn left(&mut self, _: u32, _: &OwnedFd) -> Told {
-            Told::Foreign
+        fn left(&mut self, _: u32, _: &OwnedFd) -> WakeReply {
+            WakeReply::Foreign
         }
-        fn claim(&mut self, _: &Claim<'_>) -> Option<usize> {
+        fn request(&mut self, _: &QueueRequest<'_>) -> Option<usize> {
             None
         }
         fn socket<'a>(&self, _: &'a usize) -> BorrowedFd<'a> {
             unreachable!("nothing is offered here")
         }
-        fn taken(&mut self, _: u32, _: i32, _: usize) {}
-        fn declined(&mut self, _: u32, offer: usize) {
-            self.0.push(offer);
+        fn accepted(&mut self, _: u32, _: i32, _: usize) {}
+        fn rejected(&mut self, _: u32, grant: usize) {
+            self.0.push(grant);
         }
     }
 
     const FEW: u32 = 1;
     const MANY: u32 = 2;
 
-    /// A broker with as many conversations as there may be, each with its number as its offer and open for so long; the
+    /// A broker with as many conversations as there may be, each with its number as its grant and open for so long; the
     /// other ends. The user `FEW` has the first five.
     fn full(open_for: Duration) -> (Broker<usize>, Vec<OwnedFd>) {
         let mut broker = Broker::open().expect("broker");
@@ -453,7 +453,7 @@ mod tests {
                 pid: 1,
                 user: if number < 5 { FEW } else { MANY },
                 since,
-                offer: Some(number),
+                grant: Some(number),
             });
         }
         (broker, others)

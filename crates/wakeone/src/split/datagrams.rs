@@ -2,8 +2,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::broker::Claim;
-use super::readers::{Offer, Readers};
+use super::broker::QueueRequest;
+use super::readers::{QueueGrant, Readers};
 use super::shared::Reason;
 use super::{MOST_LISTENERS, Splitter, Steering, peek_name};
 use crate::supervisor::adopt::inode_of;
@@ -16,7 +16,7 @@ impl Splitter {
     }
 
     /// What its groups are made with; `None`: nothing steers.
-    fn datagram_wish(&self) -> Option<super::Wish> {
+    fn datagram_wish(&self) -> Option<super::SteeringConfig> {
         (self.steering != Steering::None).then(|| self.wish.clone())
     }
 
@@ -38,7 +38,7 @@ impl Splitter {
         pid: u32,
         fd: i32,
         socket: &OwnedFd,
-    ) -> Option<Offer> {
+    ) -> Option<QueueGrant> {
         let (wish, paths) = (self.datagram_wish(), self.wish.paths.clone());
         let (mut readers, known) = self.group_of(pid, fd, socket)?;
         let address = readers.address();
@@ -49,11 +49,11 @@ impl Splitter {
             ));
             return None;
         }
-        let offer = readers
+        let grant = readers
             .admits_thread(pid, socket)
             .and_then(|()| readers.for_thread(pid, socket, wish.as_ref(), &paths));
-        let given = match offer {
-            Ok((offer, unsteered)) => {
+        let given = match grant {
+            Ok((grant, unsteered)) => {
                 // Another thread of it receives already.
                 if let Ok(inode) = inode_of(socket) {
                     readers.stays(pid, fd, inode);
@@ -61,7 +61,7 @@ impl Splitter {
                 if let Some(why) = unsteered {
                     self.once(format!("{address}/udp is not steered: {why}"));
                 }
-                Some(offer)
+                Some(grant)
             }
             Err(reason) => {
                 let name = peek_name(pid);
@@ -78,7 +78,7 @@ impl Splitter {
     }
 
     /// A queue for a process in the place of the UDP socket that it was born with.
-    pub(super) fn queue_for_process(&mut self, claim: &Claim<'_>) -> Option<Offer> {
+    pub(super) fn queue_for_process(&mut self, claim: &QueueRequest<'_>) -> Option<QueueGrant> {
         let inode = inode_of(claim.socket).ok()?;
         let (wish, paths) = (self.datagram_wish(), self.wish.paths.clone());
         let (mut readers, known) = self.group_of(claim.pid, claim.fd, claim.socket)?;
@@ -88,12 +88,12 @@ impl Splitter {
         if self.check {
             return None;
         }
-        let offer = decision
+        let grant = decision
             .and_then(|()| readers.for_process(claim.pid, claim.socket, wish.as_ref(), &paths));
-        match offer {
-            Ok(offer) => {
+        match grant {
+            Ok(grant) => {
                 self.readers.push(readers);
-                Some(offer)
+                Some(grant)
             }
             Err(reason) => {
                 readers.stays(claim.pid, claim.fd, inode);
@@ -112,12 +112,12 @@ impl Splitter {
     }
 
     /// A queue is received from.
-    pub(super) fn reads_its_own(&mut self, pid: u32, fd: i32, offer: Offer) {
-        let inode = offer.original;
+    pub(super) fn reads_its_own(&mut self, pid: u32, fd: i32, grant: QueueGrant) {
+        let inode = grant.original;
         let Some(at) = self.readers.iter().position(|one| one.inode() == inode) else {
             return;
         };
-        self.readers[at].taken(pid, fd, offer);
+        self.readers[at].accepted(pid, fd, grant);
         let readers = &self.readers[at];
         let (address, name) = (readers.address(), readers.name());
         tracing::debug!("{address}/udp: process {pid} has a queue of its own at {fd}");
@@ -139,9 +139,9 @@ impl Splitter {
     }
 
     /// Has what was left behind read by others; whether that is to be done again soon.
-    pub(super) fn press(&mut self) -> bool {
-        let pressed = self.readers.iter_mut().map(Readers::press);
-        pressed.fold(false, |any, one| any | one)
+    pub(super) fn drain_step(&mut self) -> bool {
+        let drained = self.readers.iter_mut().map(Readers::drain_step);
+        drained.fold(false, |any, one| any | one)
     }
 
     pub(super) fn follow_readers(&mut self) {

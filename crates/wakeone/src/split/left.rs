@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::net::RecvFlags;
-use wakeone_kernel::sibling;
+use wakeone_kernel::clone_listener;
 
 /// What the kernel was about to put into a queue when it was taken out of the group has arrived by then.
 const SETTLED: Duration = Duration::from_millis(200);
@@ -65,7 +65,7 @@ impl Left {
 
 /// What the library is told when it asks about an empty datagram.
 #[derive(Debug)]
-pub enum Told {
+pub enum WakeReply {
     /// It is a client's.
     Foreign,
     /// It was to wake: there is nothing to read any more.
@@ -76,7 +76,7 @@ pub enum Told {
 
 /// The queues of one address that were left behind.
 #[derive(Debug)]
-pub struct LeftQueues {
+pub struct OrphanedQueues {
     address: SocketAddr,
     left: Vec<Left>,
     /// Empty datagrams that were sent and nobody asked about.
@@ -86,7 +86,7 @@ pub struct LeftQueues {
     woken: Option<Instant>,
 }
 
-impl LeftQueues {
+impl OrphanedQueues {
     /// None so far. `address`: where datagrams are to be sent to.
     pub fn at(address: SocketAddr) -> Self {
         Self {
@@ -100,7 +100,7 @@ impl LeftQueues {
 
     /// Takes a queue out of its group, and has it read.
     pub fn add(&mut self, queue: OwnedFd) {
-        if let Err(error) = sibling::unchoose(&queue) {
+        if let Err(error) = clone_listener::leave_reuseport_group(&queue) {
             tracing::debug!("{}/udp: {error}", self.address);
         }
         self.left.push(Left {
@@ -112,7 +112,7 @@ impl LeftQueues {
 
     /// Wakes somebody where something waits, and forgets what is empty. `also`: something waits elsewhere. Tells whether
     /// it is to be called again soon.
-    pub fn press(&mut self, also: bool) -> bool {
+    pub fn drain_step(&mut self, also: bool) -> bool {
         self.left.retain(|left| !left.is_over());
         if !also && !self.left.iter().any(Left::waits) {
             self.at_once = 1;
@@ -139,16 +139,16 @@ impl LeftQueues {
     }
 
     /// A process got an empty datagram. `also`: what waits elsewhere.
-    pub fn ask(&mut self, pid: u32, also: Option<OwnedFd>) -> Told {
+    pub fn ask(&mut self, pid: u32, also: Option<OwnedFd>) -> WakeReply {
         if self.woken.is_none_or(|when| when.elapsed() >= FORGOTTEN) {
             self.wakes = 0;
         }
         if self.wakes == 0 {
-            return Told::Foreign;
+            return WakeReply::Foreign;
         }
         self.wakes -= 1;
         let queue = self.left.iter_mut().find_map(|left| left.give(pid));
-        queue.or(also).map_or(Told::Nothing, Told::Read)
+        queue.or(also).map_or(WakeReply::Nothing, WakeReply::Read)
     }
 }
 
@@ -176,31 +176,34 @@ mod tests {
         let one = UdpSocket::bind("127.0.0.1:0").expect("bind");
         let to = one.local_addr().expect("address");
         let waker = UdpSocket::bind("127.0.0.1:0").expect("bind");
-        let mut queues = LeftQueues::at(waker.local_addr().expect("address"));
-        assert!(matches!(queues.ask(1, None), Told::Foreign));
+        let mut queues = OrphanedQueues::at(waker.local_addr().expect("address"));
+        assert!(matches!(queues.ask(1, None), WakeReply::Foreign));
         let client = UdpSocket::bind("127.0.0.1:0").expect("bind");
         client.send_to(b"one", to).expect("send");
         queues.add(one.into());
-        assert!(queues.press(false));
+        assert!(queues.drain_step(false));
         assert_eq!(waker.recv(&mut [0; 8]).expect("an empty datagram"), 0);
         // Nobody asks: more are sent.
         while queues.wakes < WAKES {
-            assert!(queues.press(false));
+            assert!(queues.drain_step(false));
             std::thread::sleep(WAKE_EVERY);
         }
-        let Told::Read(queue) = queues.ask(1, None) else {
+        let WakeReply::Read(queue) = queues.ask(1, None) else {
             panic!("it waits");
         };
-        assert!(matches!(queues.ask(1, None), Told::Nothing), "it has it");
-        let Told::Read(_) = queues.ask(2, None) else {
+        assert!(
+            matches!(queues.ask(1, None), WakeReply::Nothing),
+            "it has it"
+        );
+        let WakeReply::Read(_) = queues.ask(2, None) else {
             panic!("it waits still");
         };
         let read = UdpSocket::from(queue).recv(&mut [0; 8]).expect("read");
         assert_eq!(read, 3);
-        assert!(matches!(queues.ask(3, None), Told::Nothing));
+        assert!(matches!(queues.ask(3, None), WakeReply::Nothing));
         client.send_to(b"two", to).expect("send");
         std::thread::sleep(SETTLED);
-        assert!(!queues.press(false), "it takes no datagram any more");
+        assert!(!queues.drain_step(false), "it takes no datagram any more");
         assert!(queues.left.is_empty());
     }
 }

@@ -29,27 +29,27 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wakeone_kernel::capability::{self, Capability};
-use wakeone_kernel::{peek, sibling, socket};
+use wakeone_kernel::{clone_listener, procfs, socket};
 use wakeone_shim::protocol::Reply;
 
 use crate::metrics::{self, Monitor};
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
 use crate::supervisor::adopt::inode_of;
-use broker::{Answer, Broker, Claim};
-use left::Told;
+use broker::{Answer, Broker, QueueRequest};
+use left::WakeReply;
 use library::Library;
 pub use library::sweep;
 use readers::Readers;
 use server::{Server, Signals};
-use shared::{Offer, Shared, in_words};
+use shared::{QueueGrant, Shared, in_words};
 use unsplit::Unsplit;
 use wakeone_model::layout::counted;
 
 /// How often to look what became of sockets and processes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
 /// The same while datagrams wait in a queue that nobody has.
-const PRESS_EVERY: Duration = Duration::from_millis(2);
+const DRAIN_EVERY: Duration = Duration::from_millis(2);
 /// A server does not listen at more addresses than this, or something is wrong.
 const MOST_LISTENERS: usize = 64;
 /// Sockets about to listen that are remembered; each of these is answered for in a moment.
@@ -122,7 +122,7 @@ pub struct Options {
 
 /// What groups are made with.
 #[derive(Debug, Clone)]
-struct Wish {
+struct SteeringConfig {
     paths: Paths,
     rescue: bool,
     stuck_after: Duration,
@@ -132,9 +132,9 @@ struct Wish {
 }
 
 /// What was made for a process or a thread, and is not yet in its place.
-enum Offered {
-    Listener(Offer),
-    Reader(readers::Offer),
+enum Granted {
+    Listener(QueueGrant),
+    Reader(readers::QueueGrant),
 }
 
 /// Who chooses among the queues.
@@ -243,7 +243,7 @@ fn drop_capabilities() {
 
 /// Until the last of the server's processes has ended.
 fn serve(
-    broker: &mut Broker<Offered>,
+    broker: &mut Broker<Granted>,
     splitter: &mut Splitter,
     server: &mut Server,
     signals: &Signals,
@@ -251,8 +251,8 @@ fn serve(
     let mut followed = Instant::now();
     loop {
         let mut left = FOLLOW_EVERY.saturating_sub(followed.elapsed());
-        if splitter.press() {
-            left = left.min(PRESS_EVERY);
+        if splitter.drain_step() {
+            left = left.min(DRAIN_EVERY);
         }
         wait(broker, signals, left);
         for signal in signals.pending() {
@@ -272,7 +272,7 @@ fn serve(
     }
 }
 
-fn wait(broker: &Broker<Offered>, signals: &Signals, at_most: Duration) {
+fn wait(broker: &Broker<Granted>, signals: &Signals, at_most: Duration) {
     let mut wanted: Vec<PollFd<'_>> = broker
         .descriptors()
         .chain([signals.as_fd()])
@@ -293,7 +293,7 @@ fn tell(line: &str) {
 
 /// Decides about the server's listeners.
 struct Splitter {
-    wish: Wish,
+    wish: SteeringConfig,
     steering: Steering,
     shared: Vec<Shared>,
     check: bool,
@@ -324,7 +324,7 @@ struct Splitter {
 impl Splitter {
     fn new(options: &Options, steering: Steering, server: u32) -> Self {
         Self {
-            wish: Wish {
+            wish: SteeringConfig {
                 paths: Paths::of(&options.runtime_dir),
                 rescue: options.rescue,
                 stuck_after: options.stuck_after,
@@ -367,7 +367,7 @@ impl Splitter {
 
     /// Takes a listener that may be split; where it is among the others.
     fn admit(&mut self, pid: u32, fd: i32, socket: &OwnedFd) -> Option<usize> {
-        if !sibling::is_tcp_listener(socket) || self.shared.len() >= MOST_LISTENERS {
+        if !clone_listener::is_tcp_listener(socket) || self.shared.len() >= MOST_LISTENERS {
             return None;
         }
         match Shared::new(pid, fd, socket) {
@@ -448,7 +448,7 @@ impl Splitter {
         let inherited = inode_of(socket).is_ok_and(|inode| shared::first_holder(pid, inode) != pid);
         !self.foreign.contains(&cookie)
             && inherited
-            && sibling::address(socket).is_some_and(|at| unsplit::sockets_at(at) == 1)
+            && clone_listener::address(socket).is_some_and(|at| unsplit::sockets_at(at) == 1)
     }
 
     /// Notes a socket that is of a group of the server's own making.
@@ -517,7 +517,7 @@ impl Splitter {
     fn judged(
         &mut self,
         address: &dyn std::fmt::Display,
-        claim: &Claim<'_>,
+        claim: &QueueRequest<'_>,
         decision: &Result<(), shared::Reason>,
     ) {
         let who = format!("process {}{}", claim.pid, peek_name(claim.pid));
@@ -549,10 +549,10 @@ impl Splitter {
 
 /// ` (name)` of a process, nothing where it has none any more.
 fn peek_name(pid: u32) -> String {
-    peek::identity(pid).map_or_else(String::new, |identity| format!(" ({})", identity.name))
+    procfs::identity(pid).map_or_else(String::new, |identity| format!(" ({})", identity.name))
 }
 
-impl Answer<Offered> for Splitter {
+impl Answer<Granted> for Splitter {
     fn opens(&mut self, socket: &OwnedFd) -> Reply {
         let Ok(cookie) = socket::cookie(socket) else {
             return Reply::Leave;
@@ -585,8 +585,8 @@ impl Answer<Offered> for Splitter {
         }
     }
 
-    fn reader(&mut self, pid: u32, fd: i32, socket: &OwnedFd) -> Option<Offered> {
-        self.queue_for_thread(pid, fd, socket).map(Offered::Reader)
+    fn reader(&mut self, pid: u32, fd: i32, socket: &OwnedFd) -> Option<Granted> {
+        self.queue_for_thread(pid, fd, socket).map(Granted::Reader)
     }
 
     fn given_back(&mut self, pid: u32, queue: OwnedFd) -> Reply {
@@ -598,45 +598,45 @@ impl Answer<Offered> for Splitter {
         }
     }
 
-    fn left(&mut self, pid: u32, socket: &OwnedFd) -> Told {
+    fn left(&mut self, pid: u32, socket: &OwnedFd) -> WakeReply {
         match self.readers_of(socket) {
             Some(at) => self.readers[at].ask_left(pid),
-            None => Told::Foreign,
+            None => WakeReply::Foreign,
         }
     }
 
-    fn claim(&mut self, claim: &Claim<'_>) -> Option<Offered> {
-        if sibling::is_udp(claim.socket) {
-            return self.queue_for_process(claim).map(Offered::Reader);
+    fn request(&mut self, claim: &QueueRequest<'_>) -> Option<Granted> {
+        if clone_listener::is_udp(claim.socket) {
+            return self.queue_for_process(claim).map(Granted::Reader);
         }
-        self.queue_for_worker(claim).map(Offered::Listener)
+        self.queue_for_worker(claim).map(Granted::Listener)
     }
 
-    fn socket<'a>(&self, offer: &'a Offered) -> BorrowedFd<'a> {
-        match offer {
-            Offered::Listener(offer) => offer.socket(),
-            Offered::Reader(offer) => offer.socket(),
-        }
-    }
-
-    fn taken(&mut self, pid: u32, fd: i32, offer: Offered) {
-        match offer {
-            Offered::Listener(offer) => self.listens_on_its_own(pid, fd, offer),
-            Offered::Reader(offer) => self.reads_its_own(pid, fd, offer),
+    fn socket<'a>(&self, grant: &'a Granted) -> BorrowedFd<'a> {
+        match grant {
+            Granted::Listener(grant) => grant.socket(),
+            Granted::Reader(grant) => grant.socket(),
         }
     }
 
-    fn declined(&mut self, pid: u32, offer: Offered) {
-        match offer {
-            Offered::Listener(offer) => {
-                if let Some(at) = self.of_inode(offer.original) {
-                    self.shared[at].declined(pid, offer);
+    fn accepted(&mut self, pid: u32, fd: i32, grant: Granted) {
+        match grant {
+            Granted::Listener(grant) => self.listens_on_its_own(pid, fd, grant),
+            Granted::Reader(grant) => self.reads_its_own(pid, fd, grant),
+        }
+    }
+
+    fn rejected(&mut self, pid: u32, grant: Granted) {
+        match grant {
+            Granted::Listener(grant) => {
+                if let Some(at) = self.of_inode(grant.original) {
+                    self.shared[at].rejected(pid, grant);
                 }
             }
-            Offered::Reader(offer) => {
-                let inode = offer.original;
+            Granted::Reader(grant) => {
+                let inode = grant.original;
                 if let Some(at) = self.readers.iter().position(|one| one.inode() == inode) {
-                    self.readers[at].declined(offer);
+                    self.readers[at].rejected(grant);
                 }
             }
         }
@@ -645,7 +645,7 @@ impl Answer<Offered> for Splitter {
 
 impl Splitter {
     /// A queue for a process that is about to wait for connections.
-    fn queue_for_worker(&mut self, claim: &Claim<'_>) -> Option<Offer> {
+    fn queue_for_worker(&mut self, claim: &QueueRequest<'_>) -> Option<QueueGrant> {
         let inode = rustix::fs::fstat(claim.socket).ok()?.st_ino;
         let at = match self.of_inode(inode) {
             Some(at) => at,
@@ -659,16 +659,16 @@ impl Splitter {
         let decision = self.shared[at].decide(claim.pid, inode, &self.steering);
         let address = self.shared[at].address();
         self.judged(&address, claim, &decision);
-        let offer = match decision {
+        let grant = match decision {
             Ok(()) if self.check => return None,
             Ok(()) => {
                 let wish = self.wish.clone();
-                self.shared[at].offer(claim.pid, claim.socket, &wish, &mut self.steering)
+                self.shared[at].grant(claim.pid, claim.socket, &wish, &mut self.steering)
             }
             Err(reason) => Err(reason),
         };
-        match offer {
-            Ok(offer) => Some(offer),
+        match grant {
+            Ok(grant) => Some(grant),
             Err(reason) => {
                 if !self.check {
                     self.shared[at].stays(claim.pid, inode);
@@ -684,11 +684,11 @@ impl Splitter {
         }
     }
 
-    fn listens_on_its_own(&mut self, pid: u32, fd: i32, offer: Offer) {
-        let Some(at) = self.of_inode(offer.original) else {
+    fn listens_on_its_own(&mut self, pid: u32, fd: i32, grant: QueueGrant) {
+        let Some(at) = self.of_inode(grant.original) else {
             return;
         };
-        self.shared[at].taken(pid, fd, offer);
+        self.shared[at].accepted(pid, fd, grant);
         self.given += 1;
         let shared = &self.shared[at];
         let address = shared.address();

@@ -12,19 +12,19 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::peek::Processes;
-use wakeone_kernel::{capability, peek, process, sibling, socket};
+use wakeone_kernel::procfs::Processes;
+use wakeone_kernel::{capability, clone_listener, process, procfs, socket};
 use wakeone_model::listener::Protocol;
 
-use super::Wish;
-use super::left::{LeftQueues, Told, is_readable};
+use super::SteeringConfig;
+use super::left::{OrphanedQueues, WakeReply, is_readable};
 use super::shared::{FOR_LOADING, Reason, Worker, polls, waits};
-use crate::agent::Duties;
+use crate::agent::AgentConfig;
 use crate::attach::name_of;
 use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::metrics::Source;
 use crate::paths::Paths;
-use crate::seat::Lent;
+use crate::slot_sockets::RemoteFd;
 use crate::steer::SteerEvent;
 use crate::steered::{Origin, SteeredGroup};
 use crate::supervisor::adopt::inode_of;
@@ -47,7 +47,7 @@ enum Kind {
 #[derive(Debug)]
 struct Queue {
     kind: Kind,
-    lent: Lent,
+    remote: RemoteFd,
     cookie: u64,
     /// A duplicate, where others are to read what its process leaves behind.
     kept: Option<OwnedFd>,
@@ -56,13 +56,13 @@ struct Queue {
 impl Queue {
     /// Whether its process has it still, under whatever number; and whether that is another one now.
     fn look(&mut self) -> (bool, bool) {
-        if self.lent.borrow().is_ok() {
+        if self.remote.borrow().is_ok() {
             return (true, false);
         }
-        let held = process::sockets_of(self.lent.pid).unwrap_or_default();
-        let found = held.iter().find(|(_, inode)| *inode == self.lent.inode);
+        let held = process::sockets_of(self.remote.pid).unwrap_or_default();
+        let found = held.iter().find(|(_, inode)| *inode == self.remote.inode);
         if let Some((fd, _)) = found {
-            self.lent.fd = *fd;
+            self.remote.fd = *fd;
         }
         (found.is_some(), found.is_some())
     }
@@ -70,7 +70,7 @@ impl Queue {
 
 /// A queue that was made and is not yet received from.
 #[derive(Debug)]
-pub struct Offer {
+pub struct QueueGrant {
     /// The group's socket.
     pub original: u64,
     queue: OwnedFd,
@@ -79,7 +79,7 @@ pub struct Offer {
     kind: Kind,
 }
 
-impl Offer {
+impl QueueGrant {
     /// The socket.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.queue.as_fd()
@@ -89,7 +89,7 @@ impl Offer {
 /// The socket that the server made.
 #[derive(Debug)]
 struct Original {
-    lent: Lent,
+    remote: RemoteFd,
     cookie: u64,
     /// Who receives from it.
     readers: Vec<Worker>,
@@ -107,7 +107,7 @@ pub struct Readers {
     queues: Vec<Queue>,
     /// Inodes of all its sockets there ever were.
     known: HashSet<u64>,
-    left: LeftQueues,
+    left: OrphanedQueues,
     /// None until there is a queue.
     group: Option<SteeredGroup>,
     /// The kernel's hash chooses, whatever was wished for.
@@ -121,13 +121,13 @@ impl Readers {
     /// # Errors
     /// It has no address, or is gone.
     pub fn new(pid: u32, fd: i32, socket: BorrowedFd<'_>) -> io::Result<Self> {
-        let address = sibling::address(socket).ok_or(io::ErrorKind::Unsupported)?;
+        let address = clone_listener::address(socket).ok_or(io::ErrorKind::Unsupported)?;
         let inode = inode_of(socket)?;
         Ok(Self {
             address,
-            dual_stack: sibling::is_dual_stack(socket),
+            dual_stack: clone_listener::is_dual_stack(socket),
             original: Original {
-                lent: Lent { pid, fd, inode },
+                remote: RemoteFd { pid, fd, inode },
                 cookie: socket::cookie(socket)?,
                 readers: Vec::new(),
                 kept: None,
@@ -135,7 +135,7 @@ impl Readers {
             },
             queues: Vec::new(),
             known: HashSet::from([inode]),
-            left: LeftQueues::at(address),
+            left: OrphanedQueues::at(address),
             group: None,
             hash: false,
             looked: Instant::now(),
@@ -174,7 +174,7 @@ impl Readers {
 
     /// The socket's inode.
     pub fn inode(&self) -> u64 {
-        self.original.lent.inode
+        self.original.remote.inode
     }
 
     /// Whether this is its socket, or one of its queues.
@@ -192,7 +192,7 @@ impl Readers {
     /// # Errors
     /// Why not.
     pub fn decide(&self, pid: u32, inode: u64, hash: bool) -> Result<(), Reason> {
-        let own = |queue: &&Queue| queue.kind == Kind::Process && queue.lent.pid == pid;
+        let own = |queue: &&Queue| queue.kind == Kind::Process && queue.remote.pid == pid;
         if self.queues.iter().any(|queue| own(&queue)) {
             return Err(Reason::Has);
         }
@@ -203,7 +203,7 @@ impl Readers {
         }
         let ours = std::process::id();
         let another =
-            |held: &peek::Held| held.inode == inode && held.pid != pid && held.pid != ours;
+            |held: &procfs::Held| held.inode == inode && held.pid != pid && held.pid != ours;
         if !Processes::read().held.iter().any(another) {
             return Err(Reason::Alone);
         }
@@ -245,7 +245,7 @@ impl Readers {
         }
         if !self.original.readers.iter().any(|one| one.pid == pid) {
             self.original.readers.extend(Worker::of(pid));
-            self.original.lent = Lent { pid, fd, inode };
+            self.original.remote = RemoteFd { pid, fd, inode };
         }
         self.seat_original();
         self.store();
@@ -260,12 +260,12 @@ impl Readers {
         &mut self,
         pid: u32,
         like: &OwnedFd,
-        wish: Option<&Wish>,
+        wish: Option<&SteeringConfig>,
         paths: &Paths,
-    ) -> Result<(Offer, Option<Reason>), Reason> {
-        let offer = self.offer(pid, like.as_fd(), Kind::Thread)?;
-        let begun = self.begin(&offer, wish, paths);
-        Ok((offer, begun.err()))
+    ) -> Result<(QueueGrant, Option<Reason>), Reason> {
+        let grant = self.grant(pid, like.as_fd(), Kind::Thread)?;
+        let begun = self.begin(&grant, wish, paths);
+        Ok((grant, begun.err()))
     }
 
     /// A queue for a process in the place of what it was born with (`like`).
@@ -276,41 +276,46 @@ impl Readers {
         &mut self,
         pid: u32,
         like: BorrowedFd<'_>,
-        wish: Option<&Wish>,
+        wish: Option<&SteeringConfig>,
         paths: &Paths,
-    ) -> Result<Offer, Reason> {
+    ) -> Result<QueueGrant, Reason> {
         if self.original.kept.is_none() && inode_of(like).ok() == Some(self.inode()) {
             self.original.kept = like.try_clone_to_owned().ok();
         }
-        let offer = self.offer(pid, like, Kind::Process)?;
-        match self.begin(&offer, wish, paths) {
-            Ok(()) => Ok(offer),
+        let grant = self.grant(pid, like, Kind::Process)?;
+        match self.begin(&grant, wish, paths) {
+            Ok(()) => Ok(grant),
             Err(reason) => {
-                self.declined(offer);
+                self.rejected(grant);
                 Err(reason)
             }
         }
     }
 
-    fn offer(&mut self, pid: u32, like: BorrowedFd<'_>, kind: Kind) -> Result<Offer, Reason> {
+    fn grant(&mut self, pid: u32, like: BorrowedFd<'_>, kind: Kind) -> Result<QueueGrant, Reason> {
         let refused = |error: io::Error| Reason::Sibling(error.to_string());
         let known = self.known.len() > 1;
-        let queue = sibling::reader(like, known, pid)
+        let queue = clone_listener::reader(like, known, pid)
             .map_err(|error| Reason::Sibling(error.to_string()))?;
-        let offer = Offer {
+        let grant = QueueGrant {
             original: self.inode(),
             inode: inode_of(&queue).map_err(refused)?,
             cookie: socket::cookie(&queue).map_err(refused)?,
             queue,
             kind,
         };
-        self.known.insert(offer.inode);
-        Ok(offer)
+        self.known.insert(grant.inode);
+        Ok(grant)
     }
 
     /// With the first queue: takes the group's folder, and loads the program where there is a wish for that. What fails
     /// leaves the kernel's hash to choose.
-    fn begin(&mut self, offer: &Offer, wish: Option<&Wish>, paths: &Paths) -> Result<(), Reason> {
+    fn begin(
+        &mut self,
+        grant: &QueueGrant,
+        wish: Option<&SteeringConfig>,
+        paths: &Paths,
+    ) -> Result<(), Reason> {
         if self.group.is_some() || self.hash {
             return Ok(());
         }
@@ -330,22 +335,22 @@ impl Readers {
             .map_err(|error| failed(&error))?;
         let group = self.group.insert(group);
         if let Some(wish) = wish {
-            let ours = Lent {
+            let ours = RemoteFd {
                 pid: std::process::id(),
-                fd: offer.queue.as_raw_fd(),
-                inode: offer.inode,
+                fd: grant.queue.as_raw_fd(),
+                inode: grant.inode,
             };
             let dispatcher =
-                load(group.name(), wish, offer.cookie, ours).map_err(|error| failed(&error))?;
-            let duties = Duties {
+                load(group.name(), wish, grant.cookie, ours).map_err(|error| failed(&error))?;
+            let config = AgentConfig {
                 rescue: false,
                 stuck_after: wish.stuck_after,
             };
             group.steer(
                 dispatcher,
-                duties,
+                config,
                 &wish.paths,
-                [(offer.cookie, ours, None)],
+                [(grant.cookie, ours, None)],
             );
             self.hash = false;
         }
@@ -354,45 +359,45 @@ impl Readers {
     }
 
     /// A queue is received from: it is chosen from now on.
-    pub fn taken(&mut self, pid: u32, fd: i32, offer: Offer) {
-        let lent = Lent {
+    pub fn accepted(&mut self, pid: u32, fd: i32, grant: QueueGrant) {
+        let remote = RemoteFd {
             pid,
             fd,
-            inode: offer.inode,
+            inode: grant.inode,
         };
-        if lent.borrow().is_err() {
-            return self.declined(offer);
+        if remote.borrow().is_err() {
+            return self.rejected(grant);
         }
-        let forked = |queue: &Queue| queue.kind == Kind::Process && queue.lent.pid == pid;
-        let keeps = offer.kind == Kind::Process || self.queues.iter().any(forked);
-        if offer.kind == Kind::Process {
+        let forked = |queue: &Queue| queue.kind == Kind::Process && queue.remote.pid == pid;
+        let keeps = grant.kind == Kind::Process || self.queues.iter().any(forked);
+        if grant.kind == Kind::Process {
             // It could not have its queue at first.
             self.original.readers.retain(|reader| reader.pid != pid);
         }
-        self.seat(offer.cookie, lent, pid);
+        self.seat(grant.cookie, remote, pid);
         self.queues.push(Queue {
-            kind: offer.kind,
-            lent,
-            cookie: offer.cookie,
-            kept: keeps.then_some(offer.queue),
+            kind: grant.kind,
+            remote,
+            cookie: grant.cookie,
+            kept: keeps.then_some(grant.queue),
         });
         if self.queues.len() == 1 && keeps {
             self.look_round();
         }
-        self.press();
+        self.drain_step();
         self.store();
     }
 
-    fn seat(&mut self, cookie: u64, lent: Lent, pid: u32) {
+    fn seat(&mut self, cookie: u64, remote: RemoteFd, pid: u32) {
         if let Some(group) = &mut self.group {
-            group.seat_or_tell(cookie, lent, pid);
+            group.seat_or_tell(cookie, remote, pid);
         }
     }
 
     /// A queue was not wanted after all. Something may be in it.
-    pub fn declined(&mut self, offer: Offer) {
-        self.leave(offer.cookie);
-        self.left.add(offer.queue);
+    pub fn rejected(&mut self, grant: QueueGrant) {
+        self.leave(grant.cookie);
+        self.left.add(grant.queue);
     }
 
     fn leave(&mut self, cookie: u64) {
@@ -408,7 +413,7 @@ impl Readers {
     /// read by whichever process; otherwise its own is to do that, being the only one.
     pub fn given_back(&mut self, pid: u32, queue: OwnedFd) -> bool {
         let inode = inode_of(&queue).unwrap_or(0);
-        let its = |one: &Queue| one.lent.inode == inode && one.lent.pid == pid;
+        let its = |one: &Queue| one.remote.inode == inode && one.remote.pid == pid;
         if let Some(at) = self.queues.iter().position(its) {
             let gone = self.queues.swap_remove(at);
             self.leave(gone.cookie);
@@ -416,8 +421,8 @@ impl Readers {
         let shared = self.original.kept.is_some();
         if shared {
             self.left.add(queue);
-            self.press();
-        } else if let Err(error) = sibling::unchoose(&queue) {
+            self.drain_step();
+        } else if let Err(error) = clone_listener::leave_reuseport_group(&queue) {
             tracing::debug!("{}/udp: {error}", self.address);
         }
         self.store();
@@ -425,7 +430,7 @@ impl Readers {
     }
 
     /// A process got an empty datagram.
-    pub fn ask_left(&mut self, pid: u32) -> Told {
+    pub fn ask_left(&mut self, pid: u32) -> WakeReply {
         let also = self.unread().and_then(|one| one.try_clone().ok());
         self.left.ask(pid, also)
     }
@@ -437,17 +442,17 @@ impl Readers {
     }
 
     /// Has what was left behind read by others. Tells whether it is to be called again soon.
-    pub fn press(&mut self) -> bool {
+    pub fn drain_step(&mut self) -> bool {
         let somebody = !self.queues.is_empty() || !self.original.readers.is_empty();
         let unread = self.unread().is_some();
-        somebody && self.left.press(unread)
+        somebody && self.left.drain_step(unread)
     }
 
     /// Somebody receives from the socket itself: it gets its part.
     fn seat_original(&mut self) {
         if let Some(reader) = self.original.readers.first() {
-            let (cookie, lent, pid) = (self.original.cookie, self.original.lent, reader.pid);
-            self.seat(cookie, lent, pid);
+            let (cookie, remote, pid) = (self.original.cookie, self.original.remote, reader.pid);
+            self.seat(cookie, remote, pid);
         }
     }
 
@@ -459,7 +464,7 @@ impl Readers {
         if forked && self.looked.elapsed() >= LOOK_ROUND {
             changed |= self.look_round();
         }
-        self.press();
+        self.drain_step();
         if changed {
             self.store();
         }
@@ -474,7 +479,7 @@ impl Readers {
             let (there, moved) = queue.look();
             if there {
                 if let (true, Some(group)) = (moved, &mut self.group) {
-                    group.lend(queue.cookie, queue.lent);
+                    group.lend(queue.cookie, queue.remote);
                 }
                 self.queues.push(queue);
                 continue;
@@ -495,7 +500,7 @@ impl Readers {
         let before = self.original.readers.len();
         self.original.readers.retain(Worker::lives);
         let mut changed = self.original.readers.len() != before;
-        if self.original.lent.borrow().is_err() && !self.find_holder() {
+        if self.original.remote.borrow().is_err() && !self.find_holder() {
             self.original.closed = true;
             self.original.readers.clear();
             // What is in it is read by those that are still there.
@@ -528,14 +533,14 @@ impl Readers {
         else {
             return false;
         };
-        let lent = Lent {
+        let remote = RemoteFd {
             pid: holder.pid,
             fd: holder.fd,
             inode,
         };
-        self.original.lent = lent;
+        self.original.remote = remote;
         if let Some(group) = &mut self.group {
-            group.lend(self.original.cookie, lent);
+            group.lend(self.original.cookie, remote);
         }
         true
     }
@@ -549,7 +554,7 @@ impl Readers {
         let mut found = Vec::new();
         for held in Processes::read().held {
             let known = self.original.readers.iter().any(|one| one.pid == held.pid);
-            let look = || peek::look(held.pid, &inodes, &HashSet::new());
+            let look = || procfs::look(held.pid, &inodes, &HashSet::new());
             if held.inode == inode
                 && held.pid != ours
                 && !known
@@ -588,7 +593,12 @@ impl Readers {
 }
 
 /// The program for the first queue, which is ours as yet.
-fn load(name: &str, wish: &Wish, cookie: u64, ours: Lent) -> Result<Dispatcher, dispatcher::Error> {
+fn load(
+    name: &str,
+    wish: &SteeringConfig,
+    cookie: u64,
+    ours: RemoteFd,
+) -> Result<Dispatcher, dispatcher::Error> {
     let plan = Plan {
         datagrams: Some(wish.affinity),
         ..Plan::new(name, &wish.paths, wish.datagrams)

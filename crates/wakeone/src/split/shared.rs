@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wakeone_kernel::capability::{self, Capability};
-use wakeone_kernel::peek::Processes;
-use wakeone_kernel::{cgroup, diag, peek, process, sibling, socket};
+use wakeone_kernel::procfs::Processes;
+use wakeone_kernel::{cgroup, clone_listener, diag, process, procfs, socket};
 use wakeone_model::listener::{Protocol, Wait};
 use wakeone_shim::protocol::How;
 
-use super::{Steering, Wish};
-use crate::agent::{Agent, Duties};
+use super::{Steering, SteeringConfig};
+use crate::agent::{Agent, AgentConfig};
 use crate::attach::name_of;
 use crate::dispatcher::{Dispatcher, Plan};
 use crate::metrics::Source;
 use crate::paths::Paths;
-use crate::seat::Lent;
+use crate::slot_sockets::RemoteFd;
 use crate::steer::SteerEvent;
 use crate::steered::{Origin, SteeredGroup};
 use crate::supervisor::adopt::inode_of;
@@ -105,7 +105,7 @@ impl Worker {
 /// A listening socket of the group, and who accepts from it.
 #[derive(Debug)]
 struct Queue {
-    lent: Lent,
+    remote: RemoteFd,
     cookie: u64,
     workers: Vec<Worker>,
 }
@@ -123,21 +123,21 @@ impl Queue {
     }
 
     /// Forgets those that are gone; tells whether another one comes first now.
-    fn bury(&mut self) -> bool {
+    fn reap(&mut self) -> bool {
         let before = self.first();
         self.workers.retain(Worker::lives);
         self.first() != before
     }
 
     fn borrow(&self) -> Option<OwnedFd> {
-        let listener = process::descriptor_of(self.lent.pid, self.lent.fd).ok()?;
-        (inode_of(&listener).ok()? == self.lent.inode).then_some(listener)
+        let listener = process::descriptor_of(self.remote.pid, self.remote.fd).ok()?;
+        (inode_of(&listener).ok()? == self.remote.inode).then_some(listener)
     }
 }
 
 /// A queue that was made for a process and is not yet in its listener's place.
 #[derive(Debug)]
-pub struct Offer {
+pub struct QueueGrant {
     /// The listener that it is for.
     pub original: u64,
     queue: OwnedFd,
@@ -147,7 +147,7 @@ pub struct Offer {
     again: bool,
 }
 
-impl Offer {
+impl QueueGrant {
     /// The socket.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.queue.as_fd()
@@ -179,16 +179,16 @@ impl Shared {
     /// # Errors
     /// It is none that could be split, or it is gone.
     pub fn new(pid: u32, fd: i32, listener: &OwnedFd) -> io::Result<Self> {
-        let address = sibling::address(listener).ok_or(io::ErrorKind::Unsupported)?;
+        let address = clone_listener::address(listener).ok_or(io::ErrorKind::Unsupported)?;
         let inode = inode_of(listener)?;
-        let lent = Lent { pid, fd, inode };
+        let remote = RemoteFd { pid, fd, inode };
         Ok(Self {
             address,
-            dual_stack: sibling::is_dual_stack(listener),
+            dual_stack: clone_listener::is_dual_stack(listener),
             backlog: backlog(listener.as_fd()),
             owner: Worker::of(first_holder(pid, inode)),
             original: Queue {
-                lent,
+                remote,
                 cookie: socket::cookie(listener)?,
                 workers: Vec::new(),
             },
@@ -221,7 +221,7 @@ impl Shared {
 
     /// The shared socket's inode, by which the listener is named.
     pub fn inode(&self) -> u64 {
-        self.original.lent.inode
+        self.original.remote.inode
     }
 
     /// Whether this is its socket, or one of its queues.
@@ -262,7 +262,7 @@ impl Shared {
             .siblings
             .iter()
             .filter(own)
-            .any(|q| q.lent.inode == inode)
+            .any(|q| q.remote.inode == inode)
         {
             return Err(Reason::Has);
         }
@@ -284,11 +284,11 @@ impl Shared {
     /// A process that waits on one of its sockets, and stays with it.
     pub fn stays(&mut self, pid: u32, inode: u64) {
         let queues = self.siblings.iter_mut().chain([&mut self.original]);
-        let Some(queue) = queues.into_iter().find(|q| q.lent.inode == inode) else {
+        let Some(queue) = queues.into_iter().find(|q| q.remote.inode == inode) else {
             return;
         };
         queue.serve(pid);
-        if inode == self.original.lent.inode {
+        if inode == self.original.remote.inode {
             self.seat_original();
         }
         self.store();
@@ -298,21 +298,21 @@ impl Shared {
     ///
     /// # Errors
     /// Why there is none.
-    pub fn offer(
+    pub fn grant(
         &mut self,
         pid: u32,
         like: BorrowedFd<'_>,
-        wish: &Wish,
+        wish: &SteeringConfig,
         steering: &mut Steering,
-    ) -> Result<Offer, Reason> {
+    ) -> Result<QueueGrant, Reason> {
         if let Some(again) = self.again(pid) {
             return Ok(again);
         }
-        let queue =
-            sibling::sibling(like, pid).map_err(|error| Reason::Sibling(error.to_string()))?;
+        let queue = clone_listener::clone_listener(like, pid)
+            .map_err(|error| Reason::Sibling(error.to_string()))?;
         let refused = |error: io::Error| Reason::Sibling(error.to_string());
         rustix::net::listen(&queue, self.backlog).map_err(|errno| refused(errno.into()))?;
-        let offer = Offer {
+        let grant = QueueGrant {
             original: self.inode(),
             inode: inode_of(&queue).map_err(refused)?,
             cookie: socket::cookie(&queue).map_err(refused)?,
@@ -320,27 +320,32 @@ impl Shared {
             again: false,
         };
         if self.group.is_none() {
-            self.begin(&offer, wish, steering)?;
+            self.begin(&grant, wish, steering)?;
         }
-        self.known.insert(offer.inode);
-        Ok(offer)
+        self.known.insert(grant.inode);
+        Ok(grant)
     }
 
     /// The queue that a process has, for another number of the same listener.
-    fn again(&self, pid: u32) -> Option<Offer> {
+    fn again(&self, pid: u32) -> Option<QueueGrant> {
         let own = |queue: &&Queue| queue.workers.iter().any(|worker| worker.pid == pid);
         let has = self.siblings.iter().find(own)?;
-        Some(Offer {
+        Some(QueueGrant {
             original: self.inode(),
             queue: has.borrow()?,
-            inode: has.lent.inode,
+            inode: has.remote.inode,
             cookie: has.cookie,
             again: true,
         })
     }
 
     /// The first queue: takes the group's folder, and has the group steered where that may be.
-    fn begin(&mut self, offer: &Offer, wish: &Wish, steering: &mut Steering) -> Result<(), Reason> {
+    fn begin(
+        &mut self,
+        grant: &QueueGrant,
+        wish: &SteeringConfig,
+        steering: &mut Steering,
+    ) -> Result<(), Reason> {
         let name = self.name();
         let origin = Origin {
             listen: Endpoint {
@@ -355,10 +360,10 @@ impl Shared {
         let mut group = SteeredGroup::take(&wish.paths.runtime, &name, origin)
             .map_err(|error| Reason::Steering(error.to_string()))?;
         if let Steering::Full(policy) = *steering {
-            let ours = Lent {
+            let ours = RemoteFd {
                 pid: std::process::id(),
-                fd: offer.queue.as_raw_fd(),
-                inode: offer.inode,
+                fd: grant.queue.as_raw_fd(),
+                inode: grant.inode,
             };
             // The shared socket was made anywhere: only the root sees all of its connections.
             let root = cgroup::mount_point().ok();
@@ -367,22 +372,22 @@ impl Shared {
                 ..Plan::new(&name, &wish.paths, policy)
             };
             let loaded = capability::with(&FOR_LOADING, || {
-                Dispatcher::start_beside(&plan, vec![(offer.cookie, ours)])
+                Dispatcher::start_beside(&plan, vec![(grant.cookie, ours)])
             });
             let dispatcher = loaded.map_err(|error| {
                 // The next ones are told so before anything is made for them.
                 *steering = Steering::None;
                 Reason::Steering(error.to_string())
             })?;
-            let duties = Duties {
+            let config = AgentConfig {
                 rescue: wish.rescue,
                 stuck_after: wish.stuck_after,
             };
             group.steer(
                 dispatcher,
-                duties,
+                config,
                 &wish.paths,
-                [(offer.cookie, ours, None)],
+                [(grant.cookie, ours, None)],
             );
         }
         self.group = Some(group);
@@ -391,41 +396,41 @@ impl Shared {
     }
 
     /// A queue is in its listener's place: it is chosen from now on.
-    pub fn taken(&mut self, pid: u32, fd: i32, offer: Offer) {
-        if offer.again {
+    pub fn accepted(&mut self, pid: u32, fd: i32, grant: QueueGrant) {
+        if grant.again {
             return;
         }
-        let lent = Lent {
+        let remote = RemoteFd {
             pid,
             fd,
-            inode: offer.inode,
+            inode: grant.inode,
         };
         let mut queue = Queue {
-            lent,
-            cookie: offer.cookie,
+            remote,
+            cookie: grant.cookie,
             workers: Vec::new(),
         };
         queue.serve(pid);
         let there = queue.borrow().is_some() && !queue.workers.is_empty();
         if !there {
-            return self.declined(pid, offer);
+            return self.rejected(pid, grant);
         }
         self.leaves_original(pid);
         if let Some(group) = &mut self.group {
-            group.seat_or_tell(offer.cookie, lent, pid);
+            group.seat_or_tell(grant.cookie, remote, pid);
         }
         self.siblings.push(queue);
-        drop(offer);
+        drop(grant);
         self.sweep();
         self.store();
     }
 
     /// A queue was not wanted after all: it closes, and what waits in it is moved.
-    pub fn declined(&mut self, pid: u32, offer: Offer) {
-        if let (Some(group), false) = (&mut self.group, offer.again) {
-            group.hand_over(offer.cookie);
+    pub fn rejected(&mut self, pid: u32, grant: QueueGrant) {
+        if let (Some(group), false) = (&mut self.group, grant.again) {
+            group.hand_over(grant.cookie);
         }
-        drop(offer);
+        drop(grant);
         let inode = self.inode();
         self.stays(pid, inode);
     }
@@ -433,7 +438,7 @@ impl Shared {
     /// Somebody accepts from the shared socket itself: it gets its part of the connections.
     fn seat_original(&mut self) {
         if let (Some(group), Some(worker)) = (&mut self.group, self.original.first()) {
-            group.seat_or_tell(self.original.cookie, self.original.lent, worker);
+            group.seat_or_tell(self.original.cookie, self.original.remote, worker);
         }
     }
 
@@ -493,7 +498,7 @@ impl Shared {
     fn follow_siblings(&mut self, there: &HashSet<u64>) -> bool {
         let mut changed = false;
         for mut queue in std::mem::take(&mut self.siblings) {
-            let replaced = queue.bury();
+            let replaced = queue.reap();
             changed |= replaced;
             if !there.contains(&queue.cookie) {
                 changed = true;
@@ -505,7 +510,7 @@ impl Shared {
                 continue;
             };
             if let (true, Some(group)) = (replaced, &mut self.group) {
-                group.seat_or_tell(queue.cookie, queue.lent, worker);
+                group.seat_or_tell(queue.cookie, queue.remote, worker);
             }
             self.siblings.push(queue);
         }
@@ -522,16 +527,19 @@ impl Shared {
     /// is closed, and what waits in it goes to others.
     fn orphaned(&mut self, mut queue: Queue) {
         let all = Processes::read();
-        let holder = all.held.iter().find(|held| held.inode == queue.lent.inode);
+        let holder = all
+            .held
+            .iter()
+            .find(|held| held.inode == queue.remote.inode);
         if let Some(holder) = holder {
-            queue.lent = Lent {
+            queue.remote = RemoteFd {
                 pid: holder.pid,
                 fd: holder.fd,
                 inode: holder.inode,
             };
         }
         if let Some(group) = &mut self.group {
-            group.lend(queue.cookie, queue.lent);
+            group.lend(queue.cookie, queue.remote);
             group.worker_gone(queue.cookie);
         }
         if let Some(listener) = queue.borrow() {
@@ -541,7 +549,7 @@ impl Shared {
     }
 
     fn follow_original(&mut self, there: &HashSet<u64>) -> bool {
-        let replaced = self.original.bury();
+        let replaced = self.original.reap();
         self.closed = !there.contains(&self.original.cookie);
         let Some(group) = &mut self.group else {
             return replaced;
@@ -549,7 +557,7 @@ impl Shared {
         match self.original.first() {
             None => group.hand_over(self.original.cookie),
             Some(worker) if replaced && group.seat_of(self.original.cookie).is_some() => {
-                group.seat_or_tell(self.original.cookie, self.original.lent, worker);
+                group.seat_or_tell(self.original.cookie, self.original.remote, worker);
             }
             Some(_) => {}
         }
@@ -585,7 +593,7 @@ impl Shared {
         }
         for queue in &self.siblings {
             if let Some(listener) = queue.borrow() {
-                socket::nudge(&listener);
+                socket::wake_waiters(&listener);
             }
         }
     }
@@ -603,7 +611,7 @@ impl Shared {
         let inode = self.inode();
         let all = Processes::read();
         let holder = all.held.iter().find(|held| held.inode == inode)?;
-        self.original.lent = Lent {
+        self.original.remote = RemoteFd {
             pid: holder.pid,
             fd: holder.fd,
             inode,
@@ -629,7 +637,7 @@ impl Shared {
         let mut changed = false;
         for pid in holders.into_iter().filter(|pid| *pid != own) {
             let known = self.original.workers.iter().any(|w| w.pid == pid);
-            let look = || peek::look(pid, &inodes, &HashSet::new());
+            let look = || procfs::look(pid, &inodes, &HashSet::new());
             if !known && look().is_some_and(|process| waits(&process, inode)) {
                 tracing::info!(
                     "{}: process {pid} waits on the shared socket itself; it gets its part of the connections there",
@@ -671,7 +679,7 @@ impl Shared {
 pub fn first_holder(pid: u32, inode: u64) -> u32 {
     let mut first = pid;
     let own = std::process::id();
-    let above = |pid| peek::identity(pid).map(|identity| identity.parent);
+    let above = |pid| procfs::identity(pid).map(|identity| identity.parent);
     while let Some(parent) = above(first).filter(|parent| *parent > 1 && *parent != own) {
         let held = process::sockets_of(parent).unwrap_or_default();
         if !held.iter().any(|(_, at)| *at == inode) {
@@ -705,7 +713,7 @@ pub fn polls(pid: u32, inode: u64) -> io::Result<bool> {
         let text = wakeone_kernel::stat::text(about).unwrap_or_default();
         if text
             .lines()
-            .filter_map(peek::parse_tfd)
+            .filter_map(procfs::parse_tfd)
             .any(|(at, _)| at == inode)
         {
             return Ok(true);

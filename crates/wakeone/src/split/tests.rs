@@ -41,14 +41,14 @@ fn told(splitter: &mut Splitter, socket: &OwnedFd, own: bool) -> Reply {
 }
 
 fn asks(splitter: &mut Splitter, socket: &OwnedFd) {
-    let claim = Claim {
+    let claim = QueueRequest {
         pid: std::process::id(),
         fd: socket.as_raw_fd(),
         how: How::Accept,
         socket: socket.as_fd(),
     };
     // Nothing steers, so the first one that asks has the shared socket.
-    assert!(splitter.claim(&claim).is_none());
+    assert!(splitter.request(&claim).is_none());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::slot::{self, Worker};
 use super::watch::Watch;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use wakeone_kernel::process::{Doing, doing_below};
+use wakeone_kernel::process::{WorkerState, doing_below};
 
 /// A worker of which nobody can say whether it accepts is taken to after this long.
 const ALIVE_IS_READY: Duration = Duration::from_millis(500);
@@ -48,9 +48,9 @@ struct Sight<'a> {
 /// Whether a worker waits in accept, epoll or poll for its listeners; `None`: that cannot be seen.
 fn sees_accept(pid: u32, given: &[u64]) -> Option<bool> {
     match doing_below(pid, given) {
-        Doing::Waiting => Some(true),
-        Doing::Busy | Doing::Stopped => Some(false),
-        Doing::Unknown | Doing::Gone => None,
+        WorkerState::Waiting => Some(true),
+        WorkerState::Busy | WorkerState::Stopped => Some(false),
+        WorkerState::Unknown | WorkerState::Gone => None,
     }
 }
 

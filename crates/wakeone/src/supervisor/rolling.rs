@@ -1,4 +1,4 @@
-//! Doing what a rolling restart asks for.
+//! WorkerState what a rolling restart asks for.
 
 use super::report;
 use super::roll::{Action, Roll, View};

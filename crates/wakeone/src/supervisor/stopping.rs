@@ -1,4 +1,4 @@
-//! Doing what a shutdown asks for.
+//! WorkerState what a shutdown asks for.
 
 use super::closing::{Action, Closing};
 use super::report;

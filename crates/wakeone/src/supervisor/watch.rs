@@ -108,8 +108,8 @@ impl Watch<'_> {
             self.wait()?;
             self.read_signals()?;
             self.reap()?;
-            self.revive();
-            self.greet();
+            self.restart_due();
+            self.mark_ready();
             self.go_on_retiring();
             self.go_on_rolling();
             if self.go_on_stopping() {

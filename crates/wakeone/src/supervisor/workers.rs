@@ -100,7 +100,7 @@ impl Watch<'_> {
                 .map_or(Ok(None), |worker| worker.process.ended())
                 .map_err(failed)?;
             if let Some(ending) = ending {
-                self.lose(slot, ending)?;
+                self.on_exit(slot, ending)?;
             }
             self.reap_beside(slot).map_err(failed)?;
         }
@@ -109,7 +109,7 @@ impl Watch<'_> {
     }
 
     /// A worker has ended: its queue is moved first, all else can wait.
-    fn lose(&mut self, slot: usize, ending: Ending) -> Result<(), Error> {
+    fn on_exit(&mut self, slot: usize, ending: Ending) -> Result<(), Error> {
         let queued = self.steer.queued(slot);
         if let Some(roll) = self.roll.as_mut().filter(|roll| roll.has_switched(slot)) {
             roll.give_up(report::ended_soon(slot));
@@ -152,7 +152,7 @@ impl Watch<'_> {
     }
 
     /// Starts workers whose time has come.
-    pub(super) fn revive(&mut self) {
+    pub(super) fn restart_due(&mut self) {
         let now = Instant::now();
         for slot in 0..self.group.slots.len() {
             let due =
@@ -164,7 +164,7 @@ impl Watch<'_> {
     }
 
     /// Lets workers that have become ready have connections.
-    pub(super) fn greet(&mut self) {
+    pub(super) fn mark_ready(&mut self) {
         for slot in 0..self.group.slots.len() {
             for worker in self.group.slots[slot].everyone_mut() {
                 worker.look_on_its_way();

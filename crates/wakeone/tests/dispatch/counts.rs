@@ -391,7 +391,7 @@ fn a_kernel_that_cannot_count_what_waited_before_counts_no_move_of_it() {
         return;
     };
     let (dispatcher, mut clients, recounted) = came_before(&ground, Callbacks::Refused);
-    assert_eq!((recounted.counted, recounted.homeless), (0, 20));
+    assert_eq!((recounted.counted, recounted.unattributed), (0, 20));
     assert!(recounted.missing().is_some());
     let table = dispatcher.table();
     let marks = || ground.pinned().moved();
@@ -415,7 +415,10 @@ fn a_kernel_that_cannot_count_what_waited_before_counts_no_move_of_it() {
     });
     // Another agent finds the same marks.
     let again = recount(&ground.pins(), 8080, [], Callbacks::Refused).expect("recount");
-    assert_eq!((again.counted, again.homeless, marks()), (0, 19, 19 + 3));
+    assert_eq!(
+        (again.counted, again.unattributed, marks()),
+        (0, 19, 19 + 3)
+    );
     let served = ground.accept_all();
     wait("all marks gone", || uncounted.tidy(address).expect("tidy"));
     assert!(Uncounted::of(&ground.pins()).expect("map").is_none());
@@ -433,12 +436,12 @@ fn what_waited_before_is_counted_where_the_kernel_can() {
     };
     // The next agent counts what one before it could not.
     let (dispatcher, clients, before) = came_before(&ground, Callbacks::Refused);
-    assert_eq!((before.homeless, ground.pinned().moved()), (20, 20));
+    assert_eq!((before.unattributed, ground.pinned().moved()), (20, 20));
     let recounted = recount(&ground.pins(), 8080, [], Callbacks::Probed).expect("recount");
     if recounted.no_callbacks {
         println!("skipped: {}", recounted.missing().expect("a reason"));
     } else {
-        assert_eq!((recounted.counted, recounted.homeless), (20, 0));
+        assert_eq!((recounted.counted, recounted.unattributed), (20, 0));
         assert_eq!(ground.pinned().moved(), 0);
         let queues: Vec<i64> = ground.queues().into_iter().map(i64::from).collect();
         assert_eq!(actives(dispatcher.table()), queues);

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use wakeone::dispatcher::{Dispatcher, Plan, change_policy};
 use wakeone::policy::{Affinity, Policy};
-use wakeone::seat::Lent;
+use wakeone::slot_sockets::RemoteFd;
 use wakeone_kernel::bpf::BUILD;
 use wakeone_kernel::receive_queue::receive_queue;
 use wakeone_kernel::run_stats::RunStats;
@@ -313,12 +313,12 @@ fn sockets_of_others_join_and_leave() {
         return;
     };
     let lend = |socket: &UdpSocket| {
-        let lent = Lent {
+        let remote = RemoteFd {
             pid: std::process::id(),
             fd: socket.as_raw_fd(),
             inode: rustix::fs::fstat(socket).expect("stat").st_ino,
         };
-        (cookie(socket).expect("cookie"), lent)
+        (cookie(socket).expect("cookie"), remote)
     };
     let plan = scene.plan(Policy::RoundRobin, Affinity::None);
     let mut dispatcher =
@@ -332,8 +332,8 @@ fn sockets_of_others_join_and_leave() {
     send(10);
     assert_eq!(scene.read(), [10]);
     let new = bind(scene.address);
-    let (key, lent) = lend(&new);
-    assert_eq!(dispatcher.join(key, lent).expect("join"), 1);
+    let (key, remote) = lend(&new);
+    assert_eq!(dispatcher.join(key, remote).expect("join"), 1);
     scene.sockets.push(new);
     send(10);
     assert_eq!(scene.read(), [5, 5]);

@@ -61,7 +61,7 @@ impl Ground {
         let paths = Paths::of(&folder.path().join("run"));
         let home = cgroup::own().expect("cgroup");
         let cgroup = home.join(paths.cgroup_name(NAME));
-        let (made, listeners) = cgroup::born_in(&cgroup, make).expect("nursery");
+        let (made, listeners) = cgroup::create_sockets_in(&cgroup, make).expect("nursery");
         assert!(made);
         assert_eq!(cgroup::own().expect("cgroup"), home, "we are back");
         Some(Self {

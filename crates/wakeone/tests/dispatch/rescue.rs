@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use wakeone::agent::{Agent, Duties};
+use wakeone::agent::{Agent, AgentConfig};
 use wakeone::policy::Policy;
 use wakeone::steer::{Steer, SteerEvent};
 use wakeone_kernel::bpf::Pinned;
-use wakeone_kernel::process::{Doing, doing_below};
+use wakeone_kernel::process::{WorkerState, doing_below};
 use wakeone_kernel::table::flag;
 
 use crate::distance::{Distance, FAR};
@@ -75,7 +75,7 @@ impl Worker {
         Self::start("python3", &["-c", LISTENING], listener)
     }
 
-    fn wait_until(&self, doing: Doing) {
+    fn wait_until(&self, doing: WorkerState) {
         wait("the worker is there", || {
             doing_below(self.0.id(), &[]) == doing
         });
@@ -109,14 +109,14 @@ impl Served {
 
     fn start_with(ground: Ground, workers: Vec<Worker>, rescue: bool) -> Self {
         let stuck_after = Duration::from_millis(5);
-        let duties = Duties {
+        let duties = AgentConfig {
             rescue,
             stuck_after,
         };
         Self::start_as(ground, workers, duties)
     }
 
-    fn start_as(ground: Ground, workers: Vec<Worker>, duties: Duties) -> Self {
+    fn start_as(ground: Ground, workers: Vec<Worker>, duties: AgentConfig) -> Self {
         let dispatcher = ground.start(Policy::LeastConnections);
         let cgroup = Some(ground.cgroup.clone());
         let mut agent = Agent::start(dispatcher, duties, ground.paths.clone(), cgroup);
@@ -225,7 +225,7 @@ fn what_waits_for_a_sleeper_is_answered_by_another() {
         Worker::sleeper(&ground.listeners[0]),
         Worker::server("other", &ground.listeners[1]),
     ];
-    workers[1].wait_until(Doing::Waiting);
+    workers[1].wait_until(WorkerState::Waiting);
     let mut served = Served::start(ground, workers);
     let start = Instant::now();
     let clients = served.queue(0, 10);
@@ -268,7 +268,7 @@ fn who_accepts_again_is_given_connections_again() {
         Worker::server_after("late", name, &ground.listeners[0]),
         Worker::server("other", &ground.listeners[1]),
     ];
-    workers[1].wait_until(Doing::Waiting);
+    workers[1].wait_until(WorkerState::Waiting);
     let mut served = Served::start(ground, workers);
     let clients = served.queue(0, 10);
     assert_eq!(answers(clients), vec!["other"; 10]);
@@ -293,10 +293,10 @@ fn what_waits_for_a_stopped_worker_is_answered_by_another() {
         Worker::server("other", &ground.listeners[1]),
     ];
     for worker in &workers {
-        worker.wait_until(Doing::Waiting);
+        worker.wait_until(WorkerState::Waiting);
     }
     workers[0].signal(Signal::STOP);
-    workers[0].wait_until(Doing::Stopped);
+    workers[0].wait_until(WorkerState::Stopped);
     let mut served = Served::start(ground, workers);
     let clients = served.queue(0, 50);
     assert_eq!(answers(clients), vec!["other"; 50]);
@@ -320,7 +320,7 @@ fn the_queue_of_a_dead_worker_is_moved_at_once() {
         Worker::sleeper(&ground.listeners[0]),
         Worker::server("other", &ground.listeners[1]),
     ];
-    workers[1].wait_until(Doing::Waiting);
+    workers[1].wait_until(WorkerState::Waiting);
     let mut served = Served::start_with(ground, workers, false);
     let clients = served.queue(0, 10);
     served.a_while();
@@ -384,7 +384,7 @@ fn a_queue_that_the_others_have_no_room_for_stays() {
         Worker::sleeper(&ground.listeners[0]),
         Worker::server("other", &ground.listeners[1]),
     ];
-    workers[1].wait_until(Doing::Waiting);
+    workers[1].wait_until(WorkerState::Waiting);
     let mut served = Served::start(ground, workers);
     let clients = served.queue(0, 10);
     let slot = served.pinned.table().slot(0);
@@ -404,9 +404,9 @@ fn one_waits_for_its_listener() -> Option<Served> {
         Worker::server("other", &ground.listeners[1]),
     ];
     for worker in &workers {
-        worker.wait_until(Doing::Waiting);
+        worker.wait_until(WorkerState::Waiting);
     }
-    let duties = Duties {
+    let duties = AgentConfig {
         rescue: true,
         // Each connection wakes it. On a busy machine it then waits for a CPU, and for so long it seems busy.
         stuck_after: Duration::from_millis(100),
@@ -438,7 +438,7 @@ fn who_waits_for_events_of_something_else_is_stuck() {
         Worker::server("other", &ground.listeners[1]),
     ];
     for worker in &workers {
-        worker.wait_until(Doing::Waiting);
+        worker.wait_until(WorkerState::Waiting);
     }
     let mut served = Served::start(ground, workers);
     let clients = served.queue(0, 10);
@@ -458,7 +458,7 @@ fn a_handshake_under_way_ends_before_the_queue_is_moved() {
         Worker::sleeper(&ground.listeners[0]),
         Worker::server("other", &ground.listeners[1]),
     ];
-    workers[1].wait_until(Doing::Waiting);
+    workers[1].wait_until(WorkerState::Waiting);
     let mut served = Served::start(ground, workers);
     let table = served.ground.pinned();
     // Nobody is idle until the last SYN is there, whose acknowledgement takes another 30 ms.
@@ -490,7 +490,7 @@ fn a_handshake_under_way_at_a_workers_death_is_moved_with_its_queue() {
         Worker::sleeper(&ground.listeners[0]),
         Worker::server("other", &ground.listeners[1]),
     ];
-    workers[1].wait_until(Doing::Waiting);
+    workers[1].wait_until(WorkerState::Waiting);
     let mut served = Served::start_with(ground, workers, false);
     let far = format!("{FAR}:8080");
     served.agent.drain(1, true);
@@ -526,7 +526,7 @@ fn a_rescue_by_hand_refuses_where_a_worker_waits_for_that_listener() {
     let clients = served.queue(0, 3);
     // Each connection woke it for a moment.
     served.a_while();
-    served.workers[0].wait_until(Doing::Waiting);
+    served.workers[0].wait_until(WorkerState::Waiting);
     let refused = ask_by_hand(&served, 0).expect_err("it would see its listener close");
     assert!(
         refused.contains("cannot move the queue of slot 0: its worker waits for connections"),
@@ -574,7 +574,7 @@ fn a_listener_bound_to_port_0_keeps_its_port() {
         Worker::sleeper(&ground.listeners[0]),
         Worker::server("other", &ground.listeners[1]),
     ];
-    workers[1].wait_until(Doing::Waiting);
+    workers[1].wait_until(WorkerState::Waiting);
     let mut served = Served::start(ground, workers);
     let clients = served.queue(0, 3);
     assert_eq!(answers(clients), vec!["other"; 3]);
@@ -634,7 +634,7 @@ fn moves_that_are_dear_take_a_hundredth_of_the_time() {
         Worker::server("one", &ground.listeners[1]),
     ];
     for worker in &workers {
-        worker.wait_until(Doing::Waiting);
+        worker.wait_until(WorkerState::Waiting);
     }
     let mut served = Served::start(ground, workers);
     let begun = Instant::now();

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone::dispatcher::{Dispatcher, Plan};
 use wakeone::policy::Policy;
-use wakeone::seat::Lent;
+use wakeone::slot_sockets::RemoteFd;
 use wakeone_kernel::bpf;
 use wakeone_kernel::run_stats::RunStats;
 use wakeone_kernel::socket::cookie;
@@ -18,19 +18,19 @@ use crate::ground::*;
 const CHANGES: usize = 10_000;
 
 /// A listener of ours as if it were another's.
-fn lend(socket: &TcpListener) -> (u64, Lent) {
-    let lent = Lent {
+fn lend(socket: &TcpListener) -> (u64, RemoteFd) {
+    let remote = RemoteFd {
         pid: std::process::id(),
         fd: socket.as_raw_fd(),
         inode: rustix::fs::fstat(socket).expect("stat").st_ino,
     };
-    (cookie(socket).expect("cookie"), lent)
+    (cookie(socket).expect("cookie"), remote)
 }
 
 /// Starts with one listener of ours that stays.
 fn start_beside(ground: &Ground) -> Dispatcher {
-    let lent = ground.listeners.iter().map(lend).collect();
-    Dispatcher::start_beside(&ground.plan(Policy::RoundRobin), lent).expect("dispatcher")
+    let remote = ground.listeners.iter().map(lend).collect();
+    Dispatcher::start_beside(&ground.plan(Policy::RoundRobin), remote).expect("dispatcher")
 }
 
 #[test]
@@ -41,17 +41,17 @@ fn ten_thousand_workers_come_and_go_and_the_next_one_is_steered() {
     let mut dispatcher = start_beside(&ground);
     for change in 0..CHANGES {
         let socket = listen(V4, BACKLOG);
-        let (key, lent) = lend(&socket);
+        let (key, remote) = lend(&socket);
         let slot = dispatcher
-            .join(key, lent)
+            .join(key, remote)
             .unwrap_or_else(|error| panic!("change {change}: {error}"));
         assert_eq!(slot, 1, "change {change}");
         drop(socket);
         dispatcher.leave(slot);
     }
     let last = listen(V4, BACKLOG);
-    let (key, lent) = lend(&last);
-    assert_eq!(dispatcher.join(key, lent).expect("join"), 1);
+    let (key, remote) = lend(&last);
+    assert_eq!(dispatcher.join(key, remote).expect("join"), 1);
     ground.listeners.push(last);
     let clients = connect_many(V4, 20);
     assert_eq!(ground.queues(), [10, 10]);
@@ -69,13 +69,15 @@ fn a_listener_that_cannot_join_leaves_its_slot_free() {
     let mut dispatcher = start_beside(&ground);
     // Bound and yet to listen: the array of sockets refuses it.
     let silent = bind(V4);
-    let (key, lent) = lend(&silent);
-    dispatcher.join(key, lent).expect_err("it does not listen");
+    let (key, remote) = lend(&silent);
+    dispatcher
+        .join(key, remote)
+        .expect_err("it does not listen");
     assert!(!dispatcher.is_taken(1), "no slot is lost");
     assert_eq!(dispatcher.pinned().slot_of(key), None, "and no entry");
     let last = listen(V4, BACKLOG);
-    let (key, lent) = lend(&last);
-    assert_eq!(dispatcher.join(key, lent).expect("join"), 1);
+    let (key, remote) = lend(&last);
+    assert_eq!(dispatcher.join(key, remote).expect("join"), 1);
     ground.listeners.push(last);
     let clients = connect_many(V4, 20);
     assert_eq!(ground.queues(), [10, 10]);
@@ -94,8 +96,8 @@ fn a_successor_forgets_the_listeners_that_closed_meanwhile() {
     let gone: Vec<u64> = (0..8)
         .map(|_| {
             let socket = listen(V4, BACKLOG);
-            let (key, lent) = lend(&socket);
-            dispatcher.join(key, lent).expect("join");
+            let (key, remote) = lend(&socket);
+            dispatcher.join(key, remote).expect("join");
             key
         })
         .collect();
@@ -104,8 +106,8 @@ fn a_successor_forgets_the_listeners_that_closed_meanwhile() {
         adopt: true,
         ..ground.plan(Policy::RoundRobin)
     };
-    let lent = ground.listeners.iter().map(lend).collect();
-    let dispatcher = Dispatcher::start_beside(&plan, lent).expect("dispatcher");
+    let remote = ground.listeners.iter().map(lend).collect();
+    let dispatcher = Dispatcher::start_beside(&plan, remote).expect("dispatcher");
     assert!(dispatcher.kept());
     let known = |key: &u64| dispatcher.pinned().slot_of(*key).is_some();
     assert!(!gone.iter().any(known), "those are gone");

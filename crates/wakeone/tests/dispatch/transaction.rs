@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use wakeone::agent::{Agent, Duties};
+use wakeone::agent::{Agent, AgentConfig};
 use wakeone::dispatcher::{Plan, sweep_halves};
 use wakeone::policy::Policy;
 use wakeone_kernel::bpf::{self, Feature, LoadPlan, Pinned};
@@ -272,7 +272,7 @@ fn steering_and_counts_outlive_dispatcher_and_agent() {
         return;
     };
     let dispatcher = ground.start(Policy::LeastConnections);
-    let duties = Duties {
+    let duties = AgentConfig {
         rescue: true,
         stuck_after: Duration::from_millis(5),
     };

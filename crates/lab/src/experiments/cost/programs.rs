@@ -123,7 +123,7 @@ impl Group {
             .map_err(missing)?
             .join(paths.cgroup_name(NAME));
         let listen_all = || (0..cell.slots).map(|_| listen()).collect();
-        let (_, listeners) = cgroup::born_in(&cgroup, listen_all).map_err(missing)?;
+        let (_, listeners) = cgroup::create_sockets_in(&cgroup, listen_all).map_err(missing)?;
         let listeners: Vec<TcpListener> = match listeners {
             Ok(listeners) => listeners,
             Err(error) => {

@@ -7,9 +7,9 @@ use crate::steer::{Steer, SteerEvent};
 
 /// The agents of one group.
 #[derive(Debug, Default)]
-pub struct Several(pub Vec<Agent>);
+pub struct AgentSet(pub Vec<Agent>);
 
-impl Steer for Several {
+impl Steer for AgentSet {
     fn worker_up(&mut self, slot: usize, pid: u32) {
         self.0.iter_mut().for_each(|one| one.worker_up(slot, pid));
     }

@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use wakeone_model::judge::Doing;
+use wakeone_model::judge::WorkerState;
 
 /// After questions that took some time there are none for so many times as long: they cost a fifth of a CPU at most. (More rest
 /// than that, and a group of four is no longer looked at in each round.)
@@ -15,13 +15,13 @@ const REST: u32 = 4;
 
 /// The questions of one agent, a round at a time; each worker is looked at once in a round.
 #[derive(Debug, Default)]
-pub(crate) struct Questions {
-    answers: RefCell<HashMap<usize, Doing>>,
+pub(crate) struct ProbeBudget {
+    answers: RefCell<HashMap<usize, WorkerState>>,
     spent: Cell<Duration>,
     resting_until: Option<Instant>,
 }
 
-impl Questions {
+impl ProbeBudget {
     /// A round begins.
     pub fn begin(&mut self) {
         let now = Instant::now();
@@ -38,15 +38,15 @@ impl Questions {
     }
 
     /// What a slot's worker does; unknown while the agent rests from its questions.
-    pub fn ask(&self, slot: usize, look: impl FnOnce() -> Doing) -> Doing {
+    pub fn ask(&self, slot: usize, look: impl FnOnce() -> WorkerState) -> WorkerState {
         if self.resting_until.is_some() {
-            return Doing::Unknown;
+            return WorkerState::Unknown;
         }
         self.insist(slot, look)
     }
 
     /// The same, though the agent rests: for what it is about to do to the slot.
-    pub fn insist(&self, slot: usize, look: impl FnOnce() -> Doing) -> Doing {
+    pub fn insist(&self, slot: usize, look: impl FnOnce() -> WorkerState) -> WorkerState {
         if let Some(answer) = self.answers.borrow().get(&slot) {
             return *answer;
         }
@@ -64,17 +64,17 @@ mod tests {
 
     #[test]
     fn a_worker_is_looked_at_once_a_round_and_then_not_for_a_while() {
-        let mut questions = Questions::default();
+        let mut questions = ProbeBudget::default();
         let looks = Cell::new(0);
         let slow = || {
             looks.set(looks.get() + 1);
             std::thread::sleep(Duration::from_millis(2));
-            Doing::Busy
+            WorkerState::Busy
         };
         questions.begin();
-        assert_eq!(questions.ask(0, slow), Doing::Busy);
-        assert_eq!(questions.ask(0, slow), Doing::Busy);
-        assert_eq!(questions.ask(1, slow), Doing::Busy);
+        assert_eq!(questions.ask(0, slow), WorkerState::Busy);
+        assert_eq!(questions.ask(0, slow), WorkerState::Busy);
+        assert_eq!(questions.ask(1, slow), WorkerState::Busy);
         assert_eq!(looks.get(), 2);
         questions.end();
         let rested = Instant::now();
@@ -82,10 +82,10 @@ mod tests {
             questions.begin();
             let answer = questions.ask(0, slow);
             questions.end();
-            if answer == Doing::Busy {
+            if answer == WorkerState::Busy {
                 break;
             }
-            assert_eq!(answer, Doing::Unknown);
+            assert_eq!(answer, WorkerState::Unknown);
         }
         // Two looks of at least 2 ms.
         assert!(rested.elapsed() >= REST * Duration::from_millis(4));
@@ -94,10 +94,13 @@ mod tests {
 
     #[test]
     fn a_round_without_questions_is_followed_by_no_rest() {
-        let mut questions = Questions::default();
+        let mut questions = ProbeBudget::default();
         questions.begin();
         questions.end();
         questions.begin();
-        assert_eq!(questions.ask(3, || Doing::Waiting), Doing::Waiting);
+        assert_eq!(
+            questions.ask(3, || WorkerState::Waiting),
+            WorkerState::Waiting
+        );
     }
 }

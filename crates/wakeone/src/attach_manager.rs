@@ -11,7 +11,7 @@ use wakeone_kernel::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
 
-use crate::attach::{self, Attached, Presence, Wish};
+use crate::attach::{self, Attached, Presence, SteeringConfig};
 use crate::metrics::Monitor;
 use crate::paths::Paths;
 use crate::repair::repair_all;
@@ -23,7 +23,7 @@ pub struct Wanted {
     /// What to steer.
     pub target: Target,
     /// How.
-    pub wish: Wish,
+    pub wish: SteeringConfig,
     /// Users whose servers it means, beside root and ourselves.
     pub owners: Vec<u32>,
 }
@@ -158,10 +158,10 @@ fn sockets(udp: bool) -> u64 {
 }
 
 /// The groups that are kept steered.
-pub struct Keeper {
+pub struct AttachManager {
     paths: Paths,
     wanted: Vec<Wanted>,
-    groups: BTreeMap<Place, (Wish, Attached)>,
+    groups: BTreeMap<Place, (SteeringConfig, Attached)>,
     /// Why a target was not steered when last tried.
     refused: BTreeMap<String, String>,
     /// The program for these does not load: no other attempt before the configuration changes.
@@ -171,7 +171,7 @@ pub struct Keeper {
     search: Search,
 }
 
-impl Keeper {
+impl AttachManager {
     /// Keeps nothing yet.
     pub fn new(paths: Paths) -> Self {
         Self {
@@ -218,7 +218,7 @@ impl Keeper {
     }
 
     /// Keeps one group steered that was just attached.
-    pub fn keep(&mut self, wish: Wish, owners: Vec<u32>, attached: Attached) {
+    pub fn keep(&mut self, wish: SteeringConfig, owners: Vec<u32>, attached: Attached) {
         let target = Target::By(
             attached.protocol(),
             Box::new(Target::Address(attached.address())),
@@ -262,8 +262,8 @@ impl Keeper {
     }
 
     /// The wanted listeners that are there now, each with how it is to be steered.
-    fn there(&mut self, events: &mut Vec<Event>) -> Vec<(Found, Wish)> {
-        let mut there: Vec<(Found, Wish)> = Vec::new();
+    fn there(&mut self, events: &mut Vec<Event>) -> Vec<(Found, SteeringConfig)> {
+        let mut there: Vec<(Found, SteeringConfig)> = Vec::new();
         for wanted in self.wanted.clone() {
             match find(&wanted.target) {
                 Ok(found) => {
@@ -340,7 +340,7 @@ impl Keeper {
                 continue;
             }
             let attached = attach::examine(&found)
-                .and_then(|prospect| Attached::start(prospect, &wish, &self.paths));
+                .and_then(|candidate| Attached::start(candidate, &wish, &self.paths));
             match attached {
                 Ok(attached) => {
                     self.refused.remove(&told(address));

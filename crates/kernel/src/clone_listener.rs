@@ -150,7 +150,7 @@ const FOR_OPTIONS: [Capability; 2] = [Capability::CAP_NET_ADMIN, Capability::CAP
 ///
 /// # Errors
 /// See [`Error`].
-pub fn sibling(listener: impl AsFd, asker: u32) -> Result<OwnedFd, Error> {
+pub fn clone_listener(listener: impl AsFd, asker: u32) -> Result<OwnedFd, Error> {
     let listener = listener.as_fd();
     // Its address and options say nothing about this namespace otherwise, and nobody here allowed them.
     if !netns::has(listener)
@@ -342,7 +342,7 @@ pub fn reader(socket: impl AsFd, known: bool, asker: u32) -> Result<OwnedFd, Err
     if !has.is_empty() && !own {
         return Err(refused("it has a socket filter"));
     }
-    let queue = sibling(socket, asker)?;
+    let queue = clone_listener(socket, asker)?;
     attach_filter(queue.as_fd(), &mut ours)?;
     Ok(queue)
 }
@@ -353,7 +353,7 @@ pub fn reader(socket: impl AsFd, known: bool, asker: u32) -> Result<OwnedFd, Err
 ///
 /// # Errors
 /// It is bound to a device already, and we have not CAP_NET_RAW.
-pub fn unchoose(socket: impl AsFd) -> Result<(), Error> {
+pub fn leave_reuseport_group(socket: impl AsFd) -> Result<(), Error> {
     const SO_BINDTOIFINDEX: i32 = 62;
     let nowhere = i32::MAX.to_ne_bytes();
     set(socket.as_fd(), libc::SOL_SOCKET, SO_BINDTOIFINDEX, &nowhere)
@@ -485,7 +485,7 @@ mod tests {
                 set(one.as_fd(), level, name, value).expect("option");
             }
             rustix::net::listen(&one, 7).expect("listen");
-            let two = sibling(&one, std::process::id()).expect("sibling");
+            let two = clone_listener(&one, std::process::id()).expect("sibling");
             rustix::net::listen(&two, 7).expect("listen");
             assert_eq!(address(&one), address(&two));
             for (level, name, what) in OPTIONS.into_iter().chain([
@@ -515,7 +515,7 @@ mod tests {
             .spawn()
             .expect("setpriv");
         let pid = asker.id();
-        let name = || crate::peek::identity(pid).map(|identity| identity.name);
+        let name = || crate::procfs::identity(pid).map(|identity| identity.name);
         let since = std::time::Instant::now();
         while name().as_deref() != Some("sleep") && since.elapsed().as_secs() < 10 {
             std::thread::sleep(std::time::Duration::from_millis(1));
@@ -527,8 +527,8 @@ mod tests {
             let one = shared("127.0.0.1:0");
             set(one.as_fd(), level, option, &1_i32.to_ne_bytes()).expect("root may");
             rustix::net::listen(&one, 7).expect("listen");
-            sibling(&one, std::process::id()).expect("for a process that may");
-            let refused = sibling(&one, pid).expect_err(what).to_string();
+            clone_listener(&one, std::process::id()).expect("for a process that may");
+            let refused = clone_listener(&one, pid).expect_err(what).to_string();
             assert!(refused.contains(what), "{refused}");
             assert!(
                 capability::has(Capability::CAP_NET_ADMIN),
@@ -537,7 +537,7 @@ mod tests {
         }
         let plain = shared("127.0.0.1:0");
         rustix::net::listen(&plain, 7).expect("listen");
-        sibling(&plain, pid).expect("without such options for any process");
+        clone_listener(&plain, pid).expect("without such options for any process");
         asker.kill().expect("kill");
         asker.wait().expect("wait");
     }
@@ -568,7 +568,7 @@ mod tests {
             )
         };
         assert_eq!(done, 0);
-        let two = sibling(&one, std::process::id()).expect("sibling");
+        let two = clone_listener(&one, std::process::id()).expect("sibling");
         crate::socket::admit_syns(&two).expect("there was a filter to take away");
         assert!(crate::socket::admit_syns(&two).is_err());
     }
@@ -598,7 +598,7 @@ mod tests {
             send();
             let had = read(&one);
             assert!(had < 40, "nothing for the queue at {at}");
-            unchoose(&queue).expect("taken out");
+            leave_reuseport_group(&queue).expect("taken out");
             send();
             assert_eq!(read(&one), 40, "{at}");
             assert_eq!(read(&queue), 40 - had, "{at}");
@@ -617,7 +617,7 @@ mod tests {
     fn both_get_connections() {
         let one = shared("127.0.0.1:0");
         rustix::net::listen(&one, 64).expect("listen");
-        let two = sibling(&one, std::process::id()).expect("sibling");
+        let two = clone_listener(&one, std::process::id()).expect("sibling");
         rustix::net::listen(&two, 64).expect("listen");
         let address = address(&one).expect("address");
         let clients: Vec<_> = (0..40)

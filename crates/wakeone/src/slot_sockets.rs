@@ -10,7 +10,7 @@ use crate::supervisor::adopt::inode_of;
 /// A listener that another process holds. It is borrowed for a moment at a time: a descriptor kept would keep the
 /// listener in its group when the server has closed it, and swallow connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lent {
+pub struct RemoteFd {
     /// Who holds it.
     pub pid: u32,
     /// Its number there.
@@ -19,7 +19,7 @@ pub struct Lent {
     pub inode: u64,
 }
 
-impl Lent {
+impl RemoteFd {
     /// The listener, for a moment.
     pub(crate) fn borrow(&self) -> io::Result<OwnedFd> {
         self.same(process::descriptor_of(self.pid, self.fd)?)
@@ -37,39 +37,39 @@ impl Lent {
 
 /// A listener that is borrowed again and again: its lender's pidfd is kept, and keeps nothing of the server alive.
 #[derive(Debug)]
-pub struct Lender {
-    lent: Lent,
+pub struct RemoteSocket {
+    remote: RemoteFd,
     /// None where it could not be had. Each borrowing opens one then, and tells why it fails.
     handle: Option<OwnedFd>,
 }
 
-impl Lender {
+impl RemoteSocket {
     fn borrow(&self) -> io::Result<OwnedFd> {
         match &self.handle {
             Some(handle) => self
-                .lent
-                .same(process::descriptor_by(handle, self.lent.fd)?),
-            None => self.lent.borrow(),
+                .remote
+                .same(process::descriptor_by(handle, self.remote.fd)?),
+            None => self.remote.borrow(),
         }
     }
 }
 
 /// The listeners of a slot.
 #[derive(Debug)]
-pub enum Seat {
+pub enum SlotSockets {
     /// Our own, one for each address.
     Held(Vec<OwnedFd>),
     /// Another's, of the one address that its group has.
-    Lent(Lender),
+    Remote(RemoteSocket),
     /// None: the slot is free.
     Empty,
 }
 
-impl Seat {
+impl SlotSockets {
     /// That of a listener which another process lends.
-    pub fn of(lent: Lent) -> Self {
-        let handle = process::handle_of(lent.pid).ok();
-        Seat::Lent(Lender { lent, handle })
+    pub fn of(remote: RemoteFd) -> Self {
+        let handle = process::handle_of(remote.pid).ok();
+        SlotSockets::Remote(RemoteSocket { remote, handle })
     }
 
     /// Does something to the listener of an address.
@@ -78,19 +78,19 @@ impl Seat {
     /// There is none, or it cannot be borrowed.
     pub fn with<R>(&self, address: usize, act: impl FnOnce(BorrowedFd<'_>) -> R) -> io::Result<R> {
         match self {
-            Seat::Held(listeners) => {
+            SlotSockets::Held(listeners) => {
                 let listener = listeners.get(address).ok_or(io::ErrorKind::NotFound)?;
                 Ok(act(listener.as_fd()))
             }
-            Seat::Lent(lender) => Ok(act(lender.borrow()?.as_fd())),
-            Seat::Empty => Err(io::ErrorKind::NotFound.into()),
+            SlotSockets::Remote(lender) => Ok(act(lender.borrow()?.as_fd())),
+            SlotSockets::Empty => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
     /// Those that are our own.
     pub fn held(&self) -> &[OwnedFd] {
         match self {
-            Seat::Held(listeners) => listeners,
+            SlotSockets::Held(listeners) => listeners,
             _ => &[],
         }
     }
@@ -98,12 +98,12 @@ impl Seat {
     /// Their inodes.
     pub fn inodes(&self) -> Vec<u64> {
         match self {
-            Seat::Held(listeners) => listeners
+            SlotSockets::Held(listeners) => listeners
                 .iter()
                 .map(|one| inode_of(one).unwrap_or(0))
                 .collect(),
-            Seat::Lent(lender) => vec![lender.lent.inode],
-            Seat::Empty => Vec::new(),
+            SlotSockets::Remote(lender) => vec![lender.remote.inode],
+            SlotSockets::Empty => Vec::new(),
         }
     }
 }
