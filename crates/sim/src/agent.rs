@@ -83,6 +83,8 @@ impl Agent {
                 self.moves.push(slot);
             }
         }
+        // `next_move` takes the last one.
+        self.moves.reverse();
         let busy = looks.iter().any(|look| look.active > 0 || look.queued > 0);
         let next = now + self.pause(now_ns, busy, &looks);
         self.looks = looks;

@@ -527,6 +527,10 @@ impl Attached {
         if before.is_some_and(|before| (before.remote, before.worker) == (member.remote, worker)) {
             return false;
         }
+        if before.is_some_and(|before| before.worker == worker) {
+            self.group.lend(member.cookie, member.remote);
+            return true;
+        }
         if let Err(error) = self.group.seat(member.cookie, member.remote, worker) {
             tracing::debug!("a new socket is not steered yet: {error}");
             self.unsettled = true;

@@ -4,7 +4,7 @@
 //! of sockets, who serves them, and when the group ends. (`run` makes its sockets itself and never has others, so that
 //! its slots are those of its workers: see [`crate::group`].)
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Instant;
 
@@ -304,6 +304,7 @@ impl SteeredGroup {
             beside: None,
         };
         let mut slots: Vec<_> = std::iter::repeat_with(empty).take(count.max(1)).collect();
+        let mut told = BTreeSet::new();
         for (number, seated) in self.seats.values().enumerate() {
             let slot = match self.agent {
                 Some(_) => seated.slot,
@@ -311,7 +312,10 @@ impl SteeredGroup {
             };
             if let Some(slot) = slot.and_then(|slot| slots.get_mut(slot)) {
                 let who = seated.worker.unwrap_or(seated.remote.pid);
-                slot.worker = Identity::of(who).ok();
+                // One process may serve many sockets. A worker of a group that is not attached has one slot (see
+                // `State::decode`), so such a process is told once.
+                let tell = self.origin.attached || told.insert(who);
+                slot.worker = Identity::of(who).ok().filter(|_| tell);
                 slot.inodes = vec![seated.remote.inode];
             }
         }
