@@ -160,8 +160,8 @@ impl Agent {
         act()
     }
 
-    /// Notes that the worker is gone and its listener soon will be. Returns when its queue was moved and no handshake is
-    /// under way, or after [`LONGEST_END`].
+    /// Notes that the worker is gone and its listener soon will be. Returns when its queue was moved and no handshake
+    /// is under way, or after [`LONGEST_END`].
     pub fn worker_gone(&mut self, slot: usize) {
         self.worker_down(slot);
         let begun = Instant::now();
@@ -224,8 +224,8 @@ pub struct Rescuer {
 pub type Rescued = Result<u32, String>;
 
 impl Rescuer {
-    /// Has the agent's own thread move a slot's queue, as nobody interrupts that thread during a move. Returns where the
-    /// result arrives.
+    /// Has the agent's own thread move a slot's queue, as nobody interrupts that thread during a move. Returns where
+    /// the result arrives.
     pub fn ask(&self, slot: usize) -> Receiver<Rescued> {
         let (answer, answered) = sync_channel(1);
         match (self.core.upgrade(), &self.waker) {
@@ -277,7 +277,7 @@ struct Core {
     dispatcher: Option<Dispatcher>,
     config: Option<AgentConfig>,
     history: Vec<SlotHistory>,
-    /// For each suspect slot: what the others had accepted when it became suspect.
+    /// For each suspect slot: the counts that all slots had accepted when it became suspect.
     baselines: Vec<Option<ProgressBaseline>>,
     /// Of UDP sockets: the reads seen so far. Below: datagrams placed until the last look.
     reads: Vec<Reads>,

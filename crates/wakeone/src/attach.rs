@@ -89,7 +89,7 @@ pub fn user(text: &str) -> Result<u32, String> {
 /// Checks that all sockets of a listener belong to users that are trusted: root, ourselves, and those that were named.
 ///
 /// # Errors
-/// The first user who is not trusted, and [`Error::Owner`].
+/// [`Error::Owner`], with the first user that is not trusted.
 pub fn admit(found: &Found, owners: &[u32]) -> Result<(), (u32, Error)> {
     let own = rustix::process::geteuid().as_raw();
     let trusted = |uid: u32| uid == 0 || uid == own || owners.contains(&uid);
@@ -683,8 +683,8 @@ fn slots_of_workers(dispatcher: &Dispatcher, members: &[Member]) -> BTreeMap<u32
     slots
 }
 
-/// Returns the sockets that workers hold, each with a slot. Threads of one process cannot be told apart, so its
-/// sockets are dealt evenly to its slots.
+/// Returns the sockets that workers hold, each with a slot. Threads of one process cannot be told apart, so its sockets
+/// are dealt evenly to its slots.
 fn held(slots: &BTreeMap<u32, Vec<usize>>) -> Vec<(u64, usize)> {
     let mut held = Vec::new();
     for (pid, slots) in slots {

@@ -56,8 +56,8 @@ fn told((udp, address): Place) -> String {
     format!("{}{address}", if udp { "udp://" } else { "" })
 }
 
-/// Returns those of the found listeners that a target means. It means UDP if it names UDP, or if nothing else was found.
-/// The datagrams beside a web server's listener are QUIC's, and QUIC knows better where each belongs.
+/// Returns those of the found listeners that a target means. It means UDP if it names UDP, or if nothing else was
+/// found. The datagrams beside a web server's listener are QUIC's, and QUIC knows better where each belongs.
 pub fn meant(found: Vec<Found>, target: &Target) -> Vec<Found> {
     let udp = |f: &Found| f.listener.protocol == Protocol::Udp;
     let named = target.parts().0.is_some();

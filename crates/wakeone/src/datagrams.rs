@@ -1,5 +1,5 @@
-//! The agent's look at UDP sockets. They have no accept queue, nothing is counted out, and datagrams that wait cannot be
-//! moved. A worker that leaves datagrams waiting while another is idle is marked, and flows go elsewhere.
+//! The agent's look at UDP sockets. They have no accept queue, nothing is counted out, and datagrams that wait cannot
+//! be moved. A worker that leaves datagrams waiting while another is idle is marked, and flows go elsewhere.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -65,7 +65,7 @@ pub enum Error {
     Remove {
         /// The group.
         name: String,
-        /// What cannot be removed.
+        /// The thing that cannot be removed.
         what: String,
         /// Why.
         source: std::io::Error,
@@ -142,8 +142,8 @@ pub fn meant(paths: &Paths, what: &str) -> Vec<String> {
     found
 }
 
-/// Takes the group's folder. The agent of an attached server ends when asked to, and detaches by itself; a supervisor of
-/// workers does not end.
+/// Takes the group's folder. The agent of an attached server ends when asked to, and detaches by itself; a supervisor
+/// of workers does not end.
 fn take(paths: &Paths, name: &str) -> Result<GroupDir, Error> {
     let taken = match GroupDir::take(&paths.runtime, name) {
         Err(error @ (StateError::Taken { .. } | StateError::Stopped { .. })) => error,
@@ -175,9 +175,9 @@ fn take(paths: &Paths, name: &str) -> Result<GroupDir, Error> {
 /// How long an agent may take to detach.
 const AGENT_ENDS: Duration = Duration::from_secs(10);
 
-/// Leaves a split server whose `wakeone run` is gone to a program that chooses by hash, which needs no agent. One socket
-/// of its group has no reader, and the kernel's own hash would choose it too. So the program stays on the sockets,
-/// without pins, and goes with them.
+/// Leaves a split server whose `wakeone run` is gone to a program that chooses by hash, which needs no agent. One
+/// socket of its group has no reader, and the kernel's own hash would choose it too. So the program stays on the
+/// sockets, without pins, and goes with them.
 fn leave_to_hash(paths: &Paths, name: &str) {
     let _ = dispatcher::change_policy(paths, name, Policy::Hash);
 }
