@@ -277,9 +277,9 @@ struct Core {
     dispatcher: Option<Dispatcher>,
     config: Option<AgentConfig>,
     history: Vec<SlotHistory>,
-    /// For each suspect slot: the counts that all slots had accepted when it became suspect.
+    /// For each suspect slot: how much each slot had accepted when it became suspect.
     baselines: Vec<Option<ProgressBaseline>>,
-    /// Of UDP sockets: the reads seen so far. Below: datagrams placed until the last look.
+    /// Of UDP sockets: the reads seen so far, and, in `placed`, the datagrams placed until the last look.
     reads: Vec<Reads>,
     placed: u64,
     /// When a slot marked stuck may be tried again, so that a failing rescue is not repeated all the time.

@@ -119,7 +119,7 @@ fn places(group: &Group) -> impl Iterator<Item = (Protocol, SocketAddr)> {
     })
 }
 
-/// Whether a listener gets what comes to an address: one of all addresses gets it too.
+/// Whether a listener serves an address: one on all addresses serves it too.
 fn serves(listener: SocketAddr, address: SocketAddr) -> bool {
     let any = listener.ip().is_unspecified() && (listener.is_ipv6() || address.is_ipv4());
     listener == address || (any && listener.port() == address.port())
