@@ -28,7 +28,7 @@ use crate::steer::{Steer, SteerEvent};
 
 /// The agent counts as gone when it has not looked for this long.
 const HEARTBEAT_LIMIT: Duration = Duration::from_secs(1);
-/// How often to look while connections are open: a quarter of the time until stuck, within these bounds.
+/// How often to look while connections are open: a quarter of `stuck_after`, within these bounds.
 const BUSY_TICK: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(5));
 /// How often to look while no connection is open.
 const IDLE_TICK: Duration = Duration::from_millis(10);

@@ -30,7 +30,8 @@ impl Steer for AgentSet {
         self.0.iter_mut().for_each(Steer::refuse);
     }
 
-    /// A group of UDP cannot: datagrams in the queue of a socket are read by the process that has the socket.
+    /// Whether all agents can. One of UDP cannot: datagrams in a socket's queue are read by the process that has the
+    /// socket.
     fn can_replace(&self) -> bool {
         !self.0.is_empty() && self.0.iter().all(Steer::can_replace)
     }

@@ -1032,10 +1032,11 @@ pub fn change_policy(
     ))
 }
 
-/// Drains a slot of a group that another process runs, or ends that. It gets no new connections while others can.
+/// Drains a slot of a group that another process runs, or ends that. It gets no new connections while others can get
+/// them.
 ///
 /// # Errors
-/// See [`PolicyError`].
+/// See [`PolicyError`]; there is no such slot.
 pub fn change_drain(paths: &Paths, name: &str, slot: usize, on: bool) -> Result<(), PolicyError> {
     let pinned = open_group(paths, name)?;
     let table = pinned.table();

@@ -619,7 +619,7 @@ impl Datagrams<'_> {
     }
 }
 
-/// Capabilities that only removing a group needs: for a cgroup below a folder without write permission, for a mount,
+/// Further capabilities that removing a group needs: for a cgroup below a folder without write permission, for a mount,
 /// and before that for filters that keep new connections from its listeners.
 pub(crate) const FOR_THE_END: [Capability; 3] = [
     Capability::CAP_DAC_OVERRIDE,

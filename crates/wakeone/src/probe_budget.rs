@@ -1,6 +1,6 @@
 //! Limits how much an agent reads about the workers of its group.
 //!
-//! To see the state of a worker, the agent reads a dozen files of /proc for each of its threads, and it runs before
+//! To see the state of a worker, the agent reads a dozen files of /proc for each of its threads. It also runs before
 //! everybody else. If queues wait for many workers, its reads would take the time that these need to serve them.
 
 use std::cell::{Cell, RefCell};

@@ -20,7 +20,7 @@ pub trait Steer: Send {
     fn refuse(&mut self) {
         self.close();
     }
-    /// Whether [`Steer::replace`] is possible, which needs a program that knows the sockets.
+    /// Whether [`Steer::replace`] is possible. It needs steering that chooses the very socket of a connection.
     fn can_replace(&self) -> bool {
         false
     }
