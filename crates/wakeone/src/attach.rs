@@ -395,7 +395,7 @@ pub enum Presence {
     Gone,
 }
 
-/// How often to recount: connections that were accepted during one count are found by the next.
+/// The number of attempts to count in open connections. One accepted during an attempt is found by the next.
 const RECOUNTS: usize = 8;
 
 impl Attached {

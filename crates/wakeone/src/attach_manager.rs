@@ -200,7 +200,7 @@ impl AttachManager {
         }
     }
 
-    /// Detaches from one group; nothing refers to it any more by then.
+    /// Detaches from one group, after the monitor let go of it.
     fn let_go(&self, attached: Attached) {
         if let Some((monitor, _)) = &self.monitor {
             monitor.remove(attached.name());

@@ -32,8 +32,8 @@ pub struct MoveLog {
 }
 
 impl MoveLog {
-    /// Returns the events to log now. Moves and stuck workers are summed up; other events pass as they are. Call it at least
-    /// once a second, also without events.
+    /// Returns the events to log now. Moves and stuck workers are summed up; other events pass as they are. Call it at
+    /// least once a second, also without events.
     pub fn pass(&mut self, now: Instant, events: Vec<SteerEvent>) -> Vec<SteerEvent> {
         let mut passed = Vec::new();
         for event in events {

@@ -41,8 +41,8 @@ pub fn all(paths: &Paths) -> Result<Status, Error> {
     })
 }
 
-/// The groups that a text means. It is a group's name, or `:PORT` or `ADDRESS:PORT` where it listens. It may be the id of a
-/// process or of the supervisor too, or the name of a process or unit.
+/// Returns the groups that a text means. It is a group's name, or `:PORT` or `ADDRESS:PORT` where it listens. It may
+/// also be the id of a process or of the supervisor, or the name of a process or unit.
 ///
 /// # Errors
 /// There is no such group, or the groups cannot be read.

@@ -66,7 +66,7 @@ impl Policy {
         Self::ALL.get(usize::try_from(number).ok()?).copied()
     }
 
-    /// The default policy for UDP sockets: the length of its queue is all that is known of a worker's load.
+    /// The default policy for UDP sockets: the length of a queue is all that is known of a worker's load.
     pub const FOR_DATAGRAMS: Self = Self::ShortestQueue;
 
     /// Checks that the policy can place datagrams.

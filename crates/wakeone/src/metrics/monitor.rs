@@ -336,7 +336,7 @@ impl Connection {
         };
         match answer {
             Some(stage) => (stage, false),
-            // The client has sent everything and asked for nothing, so do not wait for it.
+            // The client sends no more and its request is incomplete, so do not wait for it.
             None if over => (Stage::Over, true),
             None => (Stage::Asking(bytes), true),
         }

@@ -1,6 +1,6 @@
 //! The UNIX socket beside a group's state: one connection, one request at most, one JSON document.
 //!
-//! `{"ask":"snapshot"}` returns the group's metrics, and so does an empty request.
+//! `{"ask":"snapshot"}` returns the group's metrics, and so does an empty request, or none.
 //! `{"ask":"rescue","group":…,"slot":…}` moves a slot's queue to the others now.
 
 use std::fs::File;
