@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * What every selector does, whatever the protocol: the array of sockets it
- * selects from, the ways out, and the queues' lengths read where they are.
+  * The part of a selector that all protocols share: the array of sockets it
+  * selects from, the ways out, and reading the queue lengths in place.
  */
 #ifndef WAKEONE_CHOOSE_H
 #define WAKEONE_CHOOSE_H
@@ -51,22 +51,22 @@ static __always_inline struct wakeone_slot *slot_at(__u32 i)
 	return (struct wakeone_slot *)wakeone_slot_at(&table, i);
 }
 
-/* Has a slot's counters on their way from memory while the kernel looks for its
- * socket: one slot of many is in no cache. */
+/* Prefetches a slot's counters while the kernel looks for its socket. In a
+ * group of many slots they are in no cache. */
 static __always_inline void fetch_counters(__u32 slot)
 {
 	(void)WAKEONE_READ(slot_at(slot)->selected);
 }
 
-/* Counts what the policy's slot, or another, was given. */
+/* Counts a selection of this slot, as the policy's choice or in place of it. */
 static __always_inline void count_selected(__u32 slot)
 {
 	ADD(slot_at(slot)->selected, 1);
 }
 
-/* The usual way out, SELECTED, has no counter of its own: it is what the slots'
- * `selected` hold beyond the others, and a word that every connection writes
- * would travel between the CPUs with each. */
+/* Counts a way out. The usual one, SELECTED, has no counter of its own: it is
+ * the sum of the slots' `selected` less the other ways out that chose a slot. A
+ * word that every connection writes would travel between the CPUs with each. */
 static __always_inline int leave(enum wakeone_exit why, int verdict)
 {
 	if (why != WAKEONE_EXIT_SELECTED)
@@ -74,7 +74,8 @@ static __always_inline int leave(enum wakeone_exit why, int verdict)
 	return verdict;
 }
 
-/* Asked only where the answer matters: a clock costs more than a slot. */
+/* Called only where the answer matters: reading a clock costs more than reading
+ * a slot. */
 static __always_inline bool agent_gone(__u32 policy)
 {
 	__u64 beat = WAKEONE_READ(table.heartbeat_ns);
@@ -86,9 +87,9 @@ static __always_inline bool agent_gone(__u32 policy)
 	return !beat || bpf_ktime_get_coarse_ns() - beat > table.heartbeat_limit_ns;
 }
 
-/* A listener that was shut down leaves an array of reuseport sockets, but not
- * the map of a group that looks up. Set before loading, where that is the map
- * and the program may read the kernel's memory. */
+/* A listener that was shut down leaves an array of reuseport sockets. It does
+ * not leave the map of a group that looks up. Set before loading, where the
+ * group has that map and the program may read the kernel's memory. */
 const volatile __u32 sees_closed = 0;
 
 struct sk_reuseport_kern {
@@ -121,9 +122,9 @@ static __always_inline bool try_slot(struct sk_reuseport_md *md, __u32 i)
 #define OTHERS WAKEONE_WINDOW
 
 /*
- * The policy's slot was empty: its listener closed and nobody has said so yet.
- * Asks other listed ones, from a random one on, so that no neighbour of a dead
- * slot inherits all of its load.
+ * The policy's slot was empty: its listener has closed and user space does not
+ * know yet. Asks other listed slots, beginning with a random one, so that no
+ * neighbour of a dead slot inherits all of its load.
  */
 __noinline int other_slot(struct sk_reuseport_md *md, __u32 random)
 {
@@ -136,7 +137,7 @@ __noinline int other_slot(struct sk_reuseport_md *md, __u32 random)
 
 		if (k >= n)
 			break;
-		/* Behind the end of the list its first ones stand once more. */
+		/* The list's first entries follow its last one once more. */
 		WAKEONE_HIDE(at);
 		at &= 2 * WAKEONE_MAX_SLOTS - 1;
 		if (at >= sizeof(e->slot))
@@ -155,7 +156,7 @@ struct sock_reuseport {
 	void *socks[];
 } __attribute__((preserve_access_index));
 
-/* Any structure of the kernel that begins with 64 bits: a cast to a plain
+/* Any structure of the kernel that begins with 64 bits. A cast to a plain
  * number is refused before Linux 6.16. */
 struct timespec64 {
 	__s64 tv_sec;
@@ -163,8 +164,8 @@ struct timespec64 {
 
 extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym __weak;
 
-/* 64 bits of the kernel's memory: by a load where it may be (Linux 6.2), else
- * by a call. An address that is not mapped reads as 0. */
+/* Reads 64 bits of the kernel's memory: by a load where that is allowed (Linux
+ * 6.2), else by a call. An address that is not mapped reads as 0. */
 static __always_inline __u64 peek(__u64 address)
 {
 	__u64 value = 0;
@@ -176,7 +177,7 @@ static __always_inline __u64 peek(__u64 address)
 	return value;
 }
 
-/* A pointer that the verifier knows, as a number. */
+/* Returns a pointer that the verifier knows as a number. */
 static __always_inline __u64 address_of(void *pointer)
 {
 	__u64 address = 0;
@@ -194,7 +195,7 @@ struct position {
 };
 struct position positions[WAKEONE_MAX_SLOTS];
 
-/* What waits in a socket's queue, in the unit of its protocol. */
+/* The length of a socket's queue, in the unit of its protocol. */
 static __always_inline __u32 waiting_in(__u64 sk);
 
 /* Which of the group's addresses this program is for, and how many there are.
@@ -202,7 +203,8 @@ static __always_inline __u32 waiting_in(__u64 sk);
 const volatile __u32 address_number = 0;
 const volatile __u32 address_count = 1;
 
-/* A worker with several addresses serves all its queues: they count together. */
+/* A worker with several addresses serves all its queues: their lengths are
+ * added up. */
 static __always_inline void publish_queue(__u32 slot, __u32 now)
 {
 	__u32 *own, before;
@@ -219,7 +221,7 @@ static __always_inline void publish_queue(__u32 slot, __u32 now)
 	ADD(slot_at(slot)->queued, now - before);
 }
 
-/* A global function: the verifier checks it once, and not for each socket. */
+/* A global function: the verifier checks it once instead of for each socket. */
 __noinline int read_queue(__u32 at, __u64 sockets)
 {
 	__u64 sk = peek(sockets + (__u64)at * sizeof(void *));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * What the kernel side and user space share, and nothing else.
+  * The types that the kernel side and user space share, and nothing else.
  *
  * User space never mirrors these types by hand: the Rust ones are generated
  * from the BTF of the compiled object. Fixed-width types only; a change of
@@ -23,15 +23,15 @@
 #define WAKEONE_ENTRY __u8
 #endif
 #define WAKEONE_MAX_SLOTS (1 << WAKEONE_SLOT_BITS)
-/* Each has a reuseport group, and a program. */
+/* Each address has a reuseport group and a program. */
 #define WAKEONE_MAX_ADDRESSES 16
-/* The least loaded slot is looked for among this many at most. A larger group
- * is looked at through a window of this size, at a random place. */
+/* The largest number of slots that a search for the least loaded one looks at.
+ * A larger group is searched in a window of this size at a random place. */
 #ifndef WAKEONE_WINDOW
 #define WAKEONE_WINDOW 32
 #endif
-/* Load comparisons multiply active counts with weights: bounded so that the
- * product of two such numbers fits 64 bits with room to spare. */
+/* Load comparisons multiply active counts with weights. The bound lets the
+ * product of two such numbers fit 64 bits with room to spare. */
 #define WAKEONE_MAX_WEIGHT 65535
 
 enum wakeone_policy {
@@ -53,9 +53,10 @@ enum wakeone_slot_flag {
 	WAKEONE_SLOT_DRAINING = 2,
 	/* Its worker does not accept: no new connections while the agent lives. */
 	WAKEONE_SLOT_STUCK = 4,
-	/* Its listener is closed for the moment in which its queue is moved. Set
-	 * by the agent before, and left behind by one that dies in between: the
-	 * next agent has the listener listen again. No choice goes by it. */
+	/* Its listener is closed for the moment in which its queue is moved. The
+	 * agent sets this before the move. If the agent dies meanwhile, the mark
+	 * stays and the next agent makes the listener listen again. Choices
+	 * ignore it. */
 	WAKEONE_SLOT_MOVING = 8,
 };
 
@@ -67,23 +68,23 @@ enum wakeone_table_flag {
 	/* Connections are counted in and out (sock_ops is attached): a move has
 	 * to keep the counts true. Without it there is nothing to keep. */
 	WAKEONE_TABLE_COUNTED = 2,
-	/* Some slot is, or was until just now, marked stuck: whether the agent
-	 * lives matters, and the clock is read for that. */
+	/* Some slot is marked stuck, or was until just now. It then matters
+	 * whether the agent lives, and the programs read the clock for that. */
 	WAKEONE_TABLE_MARKED = 4,
 	/* The sockets are of UDP: `selected` counts datagrams, `queued` and
 	 * `queue_limit` are bytes, and nothing is open or moved. */
 	WAKEONE_TABLE_DATAGRAMS = 8,
-	/* A datagram goes where the last one of its flow went. */
+	/* A datagram goes to the slot of the last one of its flow. */
 	WAKEONE_TABLE_AFFINITY = 16,
 	/* With CLOSING: new SYNs are answered with a reset, so that a load
 	 * balancer turns to another machine at once. */
 	WAKEONE_TABLE_REFUSING = 64,
-	/* More slots than the window shows: the idle ones are kept track of. */
+	/* The window does not show all slots: the programs track the idle ones. */
 	WAKEONE_TABLE_WIDE = 32,
 };
 
-/* One counter for each way out of the programs. The first two are where a
- * connection should go; every other one is a reason to look. */
+/* One counter for each way out of the programs. The first two are the right
+ * place for a connection; each of the others is a reason to look. */
 enum wakeone_exit {
 	WAKEONE_EXIT_SELECTED = 0,      /* the policy's slot took the connection */
 	WAKEONE_EXIT_MIGRATED = 1,      /* a closing listener's connection was moved */
@@ -100,7 +101,7 @@ enum wakeone_exit {
 
 /* One worker's place. Fields that different writers touch for each connection
  * share a cache line on purpose: a selection reads flags, weight and active of
- * all slots, and one line a slot is what it can afford. */
+ * all slots, and cannot afford more than one line for each. */
 struct wakeone_slot {
 	__u32 flags;
 	__u32 weight;
@@ -110,8 +111,8 @@ struct wakeone_slot {
 	__u64 closed;       /* connections counted out */
 	__u64 migrated_in;  /* queued connections that came from another slot */
 	__u64 migrated_out; /* queued connections that went to another slot */
-	/* Published by the agent: accept queue length and backlog; of UDP the
-	 * bytes that wait to be read, and the receive buffer's. */
+	/* Published by the agent: length of the accept queue, and its backlog. Of
+	 * UDP: bytes that wait to be read, and size of the receive buffer. */
 	__u32 queued;
 	__u32 queue_limit;
 	/* Written by the agent only. */
@@ -126,9 +127,9 @@ struct wakeone_slot {
 } __attribute__((aligned(128)));
 
 /*
- * The slots that a choice may fall on: all of the best tier that is not empty.
- * They change rarely and are chosen from often, so user space makes the list
- * (eligible.h) and a program finds its slot without a scan.
+ * The slots that a policy may choose: all of the best tier that is not empty.
+ * They change rarely and are read often. So user space makes the list
+ * (eligible.h), and a program finds its slot without a scan.
  *
  * A reader may see a list that is being replaced. Whatever it reads there is
  * the number of a slot, and a slot without a socket is passed over.
@@ -140,12 +141,12 @@ struct wakeone_eligible {
 	__u32 reserved;
 	__u64 mask[WAKEONE_MAX_SLOTS / 64]; /* the same slots, a bit each */
 	__u32 upto[WAKEONE_MAX_SLOTS];      /* sum of the weights up to this entry */
-	/* The first ones stand once more behind the last: a window need not wrap. */
+	/* The first entries follow the last one: a window need not wrap. */
 	WAKEONE_ENTRY slot[WAKEONE_MAX_SLOTS + WAKEONE_WINDOW];
 } __attribute__((aligned(64)));
 
-/* Which of a generation's two lists. Where nobody refreshes the stuck marks
- * any more, they are ignored. */
+/* Which of a generation's two lists. The second ignores stuck marks, for when
+ * no agent refreshes them any more. */
 enum wakeone_list {
 	WAKEONE_LIST_MARKED = 0,
 	WAKEONE_LIST_UNMARKED = 1,
@@ -157,10 +158,10 @@ struct wakeone_table {
 	__u32 policy;
 	__u32 slots;        /* slots in use: 1..WAKEONE_MAX_SLOTS */
 	__u32 flags;
-	/* Which lists are valid: those of the last bit of this. */
+	/* The generation. Its last bit selects the lists that are valid. */
 	__u32 generation;
-	/* The longest handshake of late, from SYN-ACK to ACK. The programs raise
-	 * it, without care for one another; the agent lowers it by and by. */
+	/* The longest recent handshake, from SYN-ACK to ACK. The programs raise
+	 * it without synchronization; the agent lowers it over time. */
 	__u32 handshake_us;
 	__u64 tick;         /* round-robin position */
 	/* CLOCK_MONOTONIC_COARSE at the agent's last look; 0: never had one. */
@@ -168,17 +169,17 @@ struct wakeone_table {
 	__u64 heartbeat_limit_ns; /* older than this: the agent is gone */
 	__u64 moved_live;   /* entries in the map of moved connections */
 	__u64 exits[WAKEONE_EXITS];
-	/* Slots without connections, a bit each, where the group is WIDE. A hint:
-	 * two CPUs that pass one another may leave a bit that is wrong. */
+	/* The slots without connections, a bit each, if the group is WIDE. A hint:
+	 * two CPUs that race may leave a wrong bit. */
 	__u64 idle[WAKEONE_MAX_SLOTS / 64];
-	/* Which build of the programs runs here: they may change without
-	 * the contract. 0: one that does not tell. */
+	/* The build of the programs that run here: they may change while the
+	 * contract does not. 0: an older build, which does not tell. */
 	__u64 build;
 	__u64 reserved2[10];
 	struct wakeone_slot slot[WAKEONE_MAX_SLOTS];
 	struct wakeone_eligible eligible[2 * WAKEONE_LISTS];
-	/* The queue lengths of each address alone, where there are several. A
-	 * slot's `queued` is their sum: each writer adds the difference there. */
+	/* Queue lengths by address, if there are several addresses. A slot's
+	 * `queued` is their sum: each writer adds its own difference to it. */
 	__u32 waiting[WAKEONE_MAX_ADDRESSES][WAKEONE_MAX_SLOTS];
 };
 

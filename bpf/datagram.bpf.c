@@ -3,12 +3,12 @@
  * Puts each UDP datagram into the receive queue of the worker that policy.h
  * chooses.
  *
- * A datagram is not counted out: nobody says when it was read. So what is known
- * of a worker's load is what waits in its queue, and the policies that go by
- * open connections have no place here.
- *
- * It fails open like the dispatch program, with one exception: a group that
- * closes refuses datagrams, as the closed port will that it is about to be.
+  * A datagram is not counted out, as no event says that it was read. So the
+  * length of a worker's queue is all that is known of its load, and policies
+  * that go by open connections are not offered.
+  *
+  * Like the dispatch program it fails open, with one exception: a group that
+  * closes refuses datagrams, as its closed port soon will.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -21,10 +21,10 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /*
- * Flow -> slot of its last datagram. A flow is the kernel's own hash of its
- * addresses and ports (udp_ehashfn: keyed with a secret, the same for each
- * datagram of a flow). Two flows of one hash, which are one pair in four
- * thousand million, share a slot, and that is all that happens to them.
+  * Flow -> slot of its last datagram. A flow is the kernel's own hash of its
+  * addresses and ports (udp_ehashfn: keyed with a secret, the same for each
+  * datagram of a flow). Two flows with one hash share a slot, and nothing else
+  * happens to them. That is one pair in four thousand million.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -34,7 +34,7 @@ struct {
 } flows SEC(".maps");
 
 /*
- * Where no flow is kept, a datagram's hash is no chance: the ties of one
+ * Without flows, a datagram's hash cannot serve as chance: the ties of one
  * client's datagrams would all fall to one slot.
  */
 static __always_inline void draw_chance(struct wakeone_draw *d)
@@ -54,7 +54,7 @@ static __always_inline int send_to(__u32 slot, enum wakeone_exit why)
 	return leave(why, SK_PASS);
 }
 
-/* Places a datagram of no known flow; the slot, or NONE. */
+/* Places a datagram of no known flow. Returns its slot, or NONE. */
 static __always_inline int place(struct sk_reuseport_md *md, struct wakeone_draw *d,
 				 enum wakeone_exit *why)
 {
@@ -99,9 +99,9 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool affinity,
 }
 
 /*
- * The slot of a known flow, as long as it is one that may be chosen. One that
- * drains or is stuck loses its flows at once: their next datagrams would wait
- * for it. Where all do they are listed, and their flows stay.
+ * The slot of a known flow, while it may be chosen. A slot that drains or is
+ * stuck loses its flows at once: their next datagrams would wait for it. If all
+ * slots do so they are all listed, and their flows stay.
  */
 static __always_inline bool follow(struct sk_reuseport_md *md, __u32 slot)
 {
@@ -127,7 +127,7 @@ static __always_inline int choose(struct sk_reuseport_md *md, bool walk)
 
 	if (flags & WAKEONE_TABLE_CLOSING)
 		return leave(WAKEONE_EXIT_CLOSING, SK_DROP);
-	/* A consistent hash remembers by itself. */
+	/* Consistent hashing needs no memory of flows. */
 	if (WAKEONE_READ(table.policy) == WAKEONE_CONSISTENT)
 		affinity = false;
 	if (affinity) {

@@ -3,8 +3,8 @@
  * Puts each connection into the queue of the worker that policy.h chooses
  * (sk_reuseport), and counts connections in and out (sock_ops).
  *
- * Everything fails open: where we cannot choose, the kernel's hash does, and a
- * counter says so. Nothing is dropped here.
+  * Everything fails open: if we cannot choose, the kernel's hash does, and a
+  * counter shows it. Nothing is dropped here.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -24,7 +24,7 @@ enum {
 	STATE_NEW_SYN_RECV = 12,
 };
 
-/* Only so that the type is in the object's BTF: the tests draw natively. */
+/* Puts the type into the object's BTF. Only native tests draw with it. */
 struct wakeone_draw *draw_type;
 
 /* ---- choosing ---------------------------------------------------------- */
@@ -33,8 +33,8 @@ struct wakeone_draw *draw_type;
  * Moves a waiting connection's count to the slot it goes to. The child's lock
  * is held across reuseport_migrate_sock() (net/ipv4/inet_connection_sock.c,
  * inet_csk_listen_stop), so neither its handshake nor its close can run
- * beside this. A request that is not yet a connection is in no count, and one
- * that a reset closed while it waited is in none any more.
+ * beside this. A request that is not yet a connection is in no count. Nor is
+ * a connection any more that a reset closed while it waited.
  */
 static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_sock *child, __u32 to)
 {
@@ -58,8 +58,8 @@ static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_soc
 		if (!known)
 			return WAKEONE_EXIT_UNKNOWN_LISTENER;
 		from = *known;
-		/* Before it is noted: what was never counted in is never counted
-		 * out, and nobody would take the note away. */
+		/* Checked before the move is noted. A connection that was never
+		 * counted in is never counted out, so its note would stay. */
 		if (from >= WAKEONE_MAX_SLOTS)
 			return WAKEONE_EXIT_BAD_TAG;
 		if (bpf_map_update_elem(&moved, &cookie, &to, BPF_ANY))
@@ -73,7 +73,7 @@ static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_soc
 	return 0;
 }
 
-/* A closing listener's connection, or request, is at a slot now. */
+/* Counts a closing listener's connection, or request, that came to a slot. */
 __noinline int moved_to(struct sk_reuseport_md *md, __u32 slot)
 {
 	/* Twice read, twice checked: the verifier wants one variable. */
@@ -89,7 +89,7 @@ __noinline int moved_to(struct sk_reuseport_md *md, __u32 slot)
 	return 0;
 }
 
-/* Another slot than the policy's, which was empty. */
+/* Chooses a slot other than the policy's, which was empty. */
 __noinline int try_others(struct sk_reuseport_md *md, __u32 random)
 {
 	int slot = other_slot(md, random);
@@ -103,9 +103,9 @@ __noinline int try_others(struct sk_reuseport_md *md, __u32 random)
 }
 
 /*
- * Chance. Where only ties are broken by it, the connection's own hash is chance
- * enough: keyed with the kernel's secret, uniform, and already computed. Real
- * draws are for the policies that are nothing but chance.
+ * Draws chance. Policies that only break ties by it use the connection's own
+ * hash, which is keyed with the kernel's secret, uniform, and already computed.
+ * Policies that are nothing but chance get real draws.
  */
 static __always_inline void draw_chance(struct wakeone_draw *d, __u32 policy)
 {
@@ -130,8 +130,8 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 	};
 	int slot;
 
-	/* The kernel answers SK_DROP with a reset (tcp_v4_rcv finds no socket). Each
-	 * listener of a group that must not refuse has a filter that drops. */
+	/* The kernel answers SK_DROP with a reset (tcp_v4_rcv finds no socket). If
+	 * a group must not refuse, each of its listeners has a filter that drops. */
 	if (flags & WAKEONE_TABLE_CLOSING && !md->migrating_sk)
 		return leave(WAKEONE_EXIT_CLOSING,
 			     flags & WAKEONE_TABLE_REFUSING ? SK_DROP : SK_PASS);
@@ -195,14 +195,14 @@ static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *
 	if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_STATE_CB_FLAG))
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
 						       BPF_SOCK_OPS_STATE_CB_FLAG);
-	/* Its one sample is the handshake's (tcp_synack_rtt_meas; none where the
+	/* Its one sample is the handshake's (tcp_synack_rtt_meas; none if the
 	 * SYN-ACK was sent twice). The value is eight times the time. */
 	took_us = ops->srtt_us >> 3;
 	if (took_us > WAKEONE_READ(table.handshake_us))
 		WAKEONE_WRITE(table.handshake_us, took_us);
 }
 
-/* Where the connection is counted now; forgets that it was moved. */
+/* Returns the slot that counts the connection now; forgets a move of it. */
 static __always_inline __u32 final_slot(struct bpf_sock_ops *ops, const struct wakeone_tag *tag)
 {
 	__u32 slot = tag->slot, *known;
@@ -243,9 +243,9 @@ static __always_inline void count_out(struct bpf_sock_ops *ops, struct bpf_sock 
 
 /*
  * A connection counts from PASSIVE_ESTABLISHED, which comes before accept(),
- * to its first step towards the end on our side: the worker closed it
- * (FIN_WAIT1, or LAST_ACK after the client did), or it was reset (CLOSE).
- * Always 1: another program of the same cgroup keeps its own reply.
+ * to the first step of its end on our side. That is the worker's close
+ * (FIN_WAIT1, or LAST_ACK after the client's), or a reset (CLOSE).
+ * Returns 1 always: another program of the same cgroup keeps its own reply.
  */
 SEC("sockops")
 int wakeone_count(struct bpf_sock_ops *ops)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * User space's part of a choice: lists the slots that it may fall on. Called
- * after each change of a slot's flags or weight, or of the number of slots.
+  * User space's part of a choice: it lists the slots that may be chosen. Call it
+  * after each change of a slot's flags or weight, or of the number of slots.
  */
 #ifndef WAKEONE_ELIGIBLE_H
 #define WAKEONE_ELIGIBLE_H
@@ -9,8 +9,8 @@
 #include <string.h>
 #include "policy.h"
 
-/* Tiers. A stuck worker will come back and then serve what waits; a draining
- * one was told to go: so draining is the worse of the two. */
+/* Tiers. Draining is worse than stuck: a stuck worker will come back and then
+ * serve its queue, a draining one was told to go. */
 enum {
 	WAKEONE_TIER_DOWN = 0,
 	WAKEONE_TIER_DRAINING = 1,
@@ -40,7 +40,7 @@ static inline void wakeone_list_slot(struct wakeone_eligible *e, __u32 slot, __u
 	e->count++;
 }
 
-/* The rest of the arrays, which a window or a search may reach into. */
+/* Fills the rest of the arrays, which a window or a search may reach into. */
 static inline void wakeone_list_end(struct wakeone_eligible *e)
 {
 	for (__u32 i = e->count; i < sizeof(e->slot) / sizeof(e->slot[0]); i++)
@@ -79,7 +79,7 @@ static inline void wakeone_list_best(const struct wakeone_table *t, struct wakeo
 		wakeone_list_end(e);
 }
 
-/* Has the programs keep track of idle slots where a window does not show all. */
+/* Has the programs track idle slots if a window does not show all slots. */
 static inline void wakeone_watch_idle(struct wakeone_table *t)
 {
 	if (wakeone_slots(t) <= WAKEONE_WINDOW) {
@@ -100,8 +100,8 @@ static inline void wakeone_watch_idle(struct wakeone_table *t)
 
 /*
  * Makes the lists anew and has the programs use them. Several threads and
- * processes may do so at once: one that was overtaken makes its lists again,
- * so the last lists hold all changes that were made before.
+ * processes may do so at once. One that was overtaken makes its lists again, so
+ * the last lists hold all changes that were made before.
  */
 static inline void wakeone_publish(struct wakeone_table *t)
 {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Who waits for the locks of a UDP socket: the kernel's contention tracepoints
- * (include/trace/events/lock.h), told apart by the lock's address. A walk over
- * the sockets notes those addresses first. An uncontended lock passes no
- * tracepoint and costs nothing here; so there are no acquisitions to count and
- * no hold times, which only a kernel with CONFIG_LOCK_STAT knows.
+ * Measures waits for the locks of a UDP socket with the kernel's contention
+ * tracepoints (include/trace/events/lock.h). They tell locks apart by address,
+ * and a walk over the sockets notes those addresses first.
+ *
+ * An uncontended lock passes no tracepoint and costs nothing here. So
+ * acquisitions and hold times are not measured: only a kernel with
+ * CONFIG_LOCK_STAT knows them.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -15,7 +17,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* The few fields that are read; where they are is the kernel's BTF's to say. */
+/* The few fields that are read. The kernel's BTF tells where they are. */
 struct spinlock {
 	/* Only its address is of interest. */
 	int dummy;
@@ -73,8 +75,8 @@ struct wait {
 	__u64 since_ns;
 };
 
-/* Who spins stays on its CPU. An interrupt may wait for another lock of another
- * kind meanwhile, hence one for each kind. */
+/* A thread that spins stays on its CPU. Meanwhile an interrupt may wait for a
+ * lock of another kind, hence one entry for each kind. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, WAKEONE_LOCK_KINDS);
@@ -82,7 +84,7 @@ struct {
 	__type(value, struct wait);
 } spinning SEC(".maps");
 
-/* Who sleeps may wake up elsewhere: by thread. */
+/* A thread that sleeps may wake up on another CPU, so the key is the thread. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -98,7 +100,7 @@ static __always_inline void note(__u64 lock, __u32 kind)
 		ADD(locks.locks, 1);
 }
 
-/* Walks the sockets of the network namespace of who reads it. */
+/* Walks the sockets of the reader's network namespace. */
 SEC("iter/udp")
 int wakeone_udp_locks(struct bpf_iter__udp *ctx)
 {
@@ -123,7 +125,7 @@ int wakeone_udp_locks(struct bpf_iter__udp *ctx)
 	return 0;
 }
 
-/* WAKEONE_LOCK_KINDS: of no interest. */
+/* Returns WAKEONE_LOCK_KINDS for a lock of no interest. */
 static __always_inline __u32 kind_of(__u64 lock)
 {
 	__u32 *kind = bpf_map_lookup_elem(&kinds, &lock);
@@ -164,14 +166,14 @@ int BPF_PROG(wakeone_contention_begin, void *address, unsigned int flags)
 		begun(kind);
 		return 0;
 	}
-	/* A mutex says it twice: when it begins to spin, and when it goes to sleep. */
+	/* A mutex reports twice: when it begins to spin, and when it sleeps. */
 	thread = (__u32)bpf_get_current_pid_tgid();
 	if (!bpf_map_update_elem(&sleeping, &thread, &wait, BPF_NOEXIST))
 		begun(kind);
 	return 0;
 }
 
-/* It does not say how was waited. */
+/* The tracepoint does not tell whether the wait spun or slept. */
 SEC("tp_btf/contention_end")
 int BPF_PROG(wakeone_contention_end, void *address)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * What locks.bpf.c and user space share: how often, and how long, somebody
- * waited for the locks of the UDP sockets of one port.
+  * The types that locks.bpf.c and user space share: number and duration of the
+  * waits for the locks of the UDP sockets of one port.
  */
 #ifndef WAKEONE_LOCKS_H
 #define WAKEONE_LOCKS_H

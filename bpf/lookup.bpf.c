@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
  * Gives the connections of a public address to listeners that are bound to a
- * port of the loopback device (sk_lookup), and shows these listeners' owners
- * the public address (cgroup/getsockname).
+ * port of the loopback device (sk_lookup). Shows these listeners' owners the
+ * public address (cgroup/getsockname).
  *
- * listen() walks every socket of its port, and accepted connections and those
- * in TIME_WAIT are of the public one. So listening again costs the same,
+ * listen() walks every socket of its port. Accepted connections and those in
+ * TIME_WAIT belong to the public port. So listening again costs the same,
  * however many there are (net/ipv4/inet_connection_sock.c,
  * inet_csk_bind_conflict).
  */
@@ -20,7 +20,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define FAMILY_IP4 2
 #define FAMILY_IP6 10
 #define PROTOCOL_TCP 6
-/* One load at a fixed place: the compiler would compute an address in the
+/* One load at a fixed place. Without it the compiler computes an address in the
  * context, which the verifier refuses. */
 #define FIELD(field) (*(const volatile __u32 *)&(field))
 #define LOOPBACK_IP4 bpf_htonl(0x7f000001)
@@ -45,9 +45,9 @@ struct wakeone_place {
 const volatile struct wakeone_place place = {};
 
 /*
- * The listeners by slot: the map that the dispatch program selects from. Not an
- * array of reuseport sockets, which this type of program may not read, and a
- * socket cannot be in both. A listener that was shut down stays in it.
+ * The listeners by slot: the map that the dispatch program selects from. This
+ * type of program may not read an array of reuseport sockets, and a socket
+ * cannot be in both. A listener that was shut down stays in this map.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);
@@ -87,8 +87,8 @@ static __always_inline bool is_private(const struct target *to)
 	return place.listens_ip6 && same_ip6(to->ip6, place.private_ip6);
 }
 
-/* Any member stands for the group, whose own program chooses then: the first
- * that listens. */
+/* Assigns the first member that listens. Any member stands for the group, whose
+ * own program then chooses. */
 static __always_inline void assign(struct bpf_sk_lookup *ctx)
 {
 	for (__u32 i = 0; i < WAKEONE_MAX_SLOTS; i++) {
@@ -99,8 +99,8 @@ static __always_inline void assign(struct bpf_sk_lookup *ctx)
 		if (!sk)
 			continue;
 		listens = sk->state == BPF_TCP_LISTEN;
-		/* Refused where a program before us chose already: it has the
-		 * last word. */
+		/* Refused if a program before us chose already: that program
+		 * has the last word. */
 		if (listens)
 			bpf_sk_assign(ctx, sk, 0);
 		bpf_sk_release(sk);
@@ -110,15 +110,15 @@ static __always_inline void assign(struct bpf_sk_lookup *ctx)
 }
 
 /*
- * Where nobody listens the lookup goes on, and finds the socket that reserves
- * the address: it drops the SYN without an answer, and the client tries again.
+ * If nobody listens the lookup goes on, and finds the socket that reserves the
+ * address. That one drops the SYN without an answer, and the client retries.
  */
 SEC("sk_lookup")
 int wakeone_lookup(struct bpf_sk_lookup *ctx)
 {
 	struct target to = { .port = FIELD(ctx->local_port) };
 
-	/* The ports first: it runs for every new connection of the namespace. */
+	/* Compares ports first: this runs for each new connection of the namespace. */
 	if (to.port != place.port && to.port != place.private_port)
 		return SK_PASS;
 	if (FIELD(ctx->protocol) != PROTOCOL_TCP)
@@ -129,7 +129,7 @@ int wakeone_lookup(struct bpf_sk_lookup *ctx)
 	to.ip6[1] = FIELD(ctx->local_ip6[1]);
 	to.ip6[2] = FIELD(ctx->local_ip6[2]);
 	to.ip6[3] = FIELD(ctx->local_ip6[3]);
-	/* The group is where it was told to listen, and nowhere else. */
+	/* The group can be reached where it was told to listen, and nowhere else. */
 	if (is_private(&to))
 		return SK_DROP;
 	if (is_public(&to))

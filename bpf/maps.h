@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * The maps of a group that more than one object uses: defined once, pinned by
- * the dispatch program, taken over by their pins by the others.
+  * The maps of a group that more than one object uses. They are defined once and
+  * pinned by the dispatch program; the other objects open them by their pins.
  */
 #ifndef WAKEONE_MAPS_H
 #define WAKEONE_MAPS_H
@@ -20,8 +20,8 @@ struct {
 } listeners SEC(".maps");
 
 /* Cookie of a connection that was moved while it waited -> the slot it is in
- * now. Its tag still names the old one, and sk_reuseport cannot write a tag.
- * WAKEONE_UNCOUNTED: it waits, and is in no count, wherever it is moved. */
+ * now. Its tag still names the old one, as sk_reuseport cannot write a tag.
+ * WAKEONE_UNCOUNTED: it waits and is in no count, wherever it is moved. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Read-only probes for doctor, top and lab: how long connections wait in the
- * accept queue, who takes them, and who is woken for them. They change nothing,
- * run only while somebody looks, and leave at once for what is not asked about.
- *
- * accept() is watched where it takes a connection from the queue, by a
- * trampoline (fexit). Not every kernel has those; the tracepoints of its system
- * calls are what all have, and slow down every system call of the machine.
+  * Read-only probes for doctor, top and lab. They measure how long connections
+  * wait in the accept queue, which process takes them, and which are woken for
+  * them. They change nothing, run only while somebody looks, and return at once
+  * for other sockets.
+  *
+  * accept() is watched at the point where it takes a connection from the queue,
+  * by a trampoline (fexit). Not every kernel has trampolines. All have the
+  * tracepoints of its system calls, which slow down every system call of the
+  * machine.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -22,7 +24,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* include/net/tcp_states.h */
 enum { STATE_ESTABLISHED = 1, STATE_SYN_RECV = 3, STATE_LISTEN = 10 };
 
-/* The few fields that are read; where they are is the kernel's BTF's to say. */
+/* The few fields that are read. The kernel's BTF tells where they are. */
 struct ns_common {
 	unsigned int inum;
 } __attribute__((preserve_access_index));
@@ -58,9 +60,10 @@ struct sock {
 struct socket {
 	struct sock *sk;
 } __attribute__((preserve_access_index));
-/* When the connection was ready for the application, in us of CLOCK_MONOTONIC:
- * noted just before it is queued (net/ipv4/tcp_input.c, tcp_init_buffer_space)
- * and again when the application reads, which is after accept(). */
+/* The time when the connection was ready for the application, in us of
+ * CLOCK_MONOTONIC. The kernel notes it just before it queues the connection
+ * (net/ipv4/tcp_input.c, tcp_init_buffer_space). It notes it again when the
+ * application reads, which is after accept(). */
 struct tcp_sock {
 	struct {
 		__u64 time;
@@ -86,7 +89,7 @@ struct task_struct {
 
 struct wakeone_watched watched SEC(".data.watched") = {};
 
-/* Process id -> its place in `watched.worker`, by user space. */
+/* Process id -> its place in `watched.worker`. Filled by user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4 * WAKEONE_WATCHED_WORKERS);
@@ -99,8 +102,8 @@ struct {
  * child socket, locks it, and unlocks it after it has woken the listener's
  * threads (net/ipv4/tcp_minisocks.c, tcp_child_process; of TFO
  * net/ipv4/tcp_input.c, tcp_conn_request). No thread can take the child before
- * that. So a wake-up is the listener's while the child is locked and has no
- * file: a wake-up for any other socket finds it unlocked, and ends the mark.
+ * that. So a wake-up belongs to the listener while the child is locked and has
+ * no file. A wake-up for any other socket finds it unlocked, and ends the mark.
  */
 struct announced {
 	__u64 task;
@@ -122,15 +125,15 @@ static __always_inline struct wakeone_watched_worker *worker_of(__u32 tgid)
 	return place ? &watched.worker[*place & (WAKEONE_WATCHED_WORKERS - 1)] : NULL;
 }
 
-/* The same port in another container is another server. A pointer from the
- * kernel's arguments: loads, where BPF_CORE_READ would call helpers. */
+/* The same port in another container is another server. The pointer comes from
+ * the kernel's arguments, so these are loads. BPF_CORE_READ would call helpers. */
 static __always_inline bool is_ours(const struct sock *sk)
 {
 	return sk->__sk_common.skc_num == watched.port &&
 	       sk->__sk_common.skc_net.net->ns.inum == watched.netns;
 }
 
-/* The same of a pointer that was found in memory. */
+/* The same for a pointer that was found in memory. */
 static __always_inline bool found_is_ours(const struct sock *sk)
 {
 	return BPF_CORE_READ(sk, __sk_common.skc_num) == watched.port &&
@@ -201,7 +204,7 @@ static __always_inline __u32 bucket_of(__u64 us)
 
 	if (us < WAKEONE_WAIT_STEPS)
 		return us;
-	/* The highest bit, by halves. */
+	/* Finds the highest bit, by halves. */
 	if (rest >> 32) { octave += 32; rest >>= 32; }
 	if (rest >> 16) { octave += 16; rest >>= 16; }
 	if (rest >> 8) { octave += 8; rest >>= 8; }
@@ -220,17 +223,17 @@ static __always_inline void count_wait(struct wakeone_watched_worker *worker, st
 	__u64 now = bpf_ktime_get_ns() / 1000, us;
 	__u32 bucket;
 
-	/* Of Multipath TCP the application gets another kind of socket. */
+	/* With Multipath TCP the application gets another kind of socket. */
 	if (BPF_CORE_READ(child, sk_protocol) != PROTOCOL_TCP)
 		return;
-	/* The kernel's clock was read by another CPU. */
+	/* Another CPU read the kernel's clock, so the difference may be negative. */
 	us = now > since ? now - since : 0;
 	ADD(worker->waits, 1);
 	ADD(worker->wait_us_sum, us);
 	if (us > worker->wait_us_max)
 		worker->wait_us_max = us;
 	bucket = bucket_of(us);
-	/* Or the compiler folds the mask into what it knows of the octave. */
+	/* Without it the compiler folds the mask into what it knows of the octave. */
 	barrier_var(bucket);
 	ADD(worker->wait[bucket & (WAKEONE_WAIT_BUCKETS - 1)], 1);
 }
@@ -251,7 +254,7 @@ static __always_inline void count_accept(struct wakeone_watched_worker *worker,
 	}
 }
 
-/* One of these two is loaded: the one that has this kernel's arguments. */
+/* One of these two is loaded: the one with this kernel's arguments. */
 SEC("fexit/inet_csk_accept")
 int BPF_PROG(wakeone_accept, struct sock *listener, struct proto_accept_arg *arg,
 	     struct sock *child)
@@ -282,7 +285,7 @@ int BPF_PROG(wakeone_accept_by_flags, struct sock *listener, int flags, int *err
 
 /* ---- where there are no trampolines ------------------------------------- */
 
-/* The descriptor is in the table already when accept returns. */
+/* When accept returns, the descriptor is in the table already. */
 static __always_inline struct sock *socket_of(struct task_struct *task, long fd)
 {
 	struct fdtable *table = BPF_CORE_READ(task, files, fdt);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * What observe.bpf.c and user space share: counts of one listener and of the
- * processes that serve it, filled by read-only probes.
+  * The types that observe.bpf.c and user space share: counts of one listener and
+  * of the processes that serve it, filled by read-only probes.
  */
 #ifndef WAKEONE_OBSERVE_H
 #define WAKEONE_OBSERVE_H

@@ -26,8 +26,8 @@
 #endif
 
 /*
- * A function that the verifier checks once, alone, instead of once for each
- * path that leads to it: a global function of a BPF program.
+ * Marks a global function of a BPF program. The verifier checks it once, alone,
+ * instead of once for each path that leads to it.
  */
 #ifndef WAKEONE_GLOBAL
 #ifdef __bpf__
@@ -37,12 +37,12 @@
 #endif
 #endif
 
-/* One value that another CPU may change: read once, use many times. */
+/* Reads or writes, exactly once, a value that another CPU may change. */
 #define WAKEONE_READ(x) (*(const volatile __typeof__(x) *)&(x))
 #define WAKEONE_WRITE(x, value) (*(volatile __typeof__(x) *)&(x) = (value))
 
-/* Keeps the compiler from using what it knows of a value: it would leave out
- * a mask that the verifier needs, or make a branch of arithmetic. */
+/* Hides a value's range from the compiler. It would otherwise leave out a mask
+ * that the verifier needs, or turn arithmetic into a branch. */
 #define WAKEONE_HIDE(x) asm volatile("" : "+r"(x))
 
 struct wakeone_draw {
@@ -79,7 +79,7 @@ WAKEONE_INLINE __u64 wakeone_either(__u64 mask, __u64 a, __u64 b)
 	return b ^ ((a ^ b) & mask);
 }
 
-/* [0, 2^32) to [0, n) without a division, as the kernel's reciprocal_scale. */
+/* Maps [0, 2^32) to [0, n) without a division, as the kernel's reciprocal_scale. */
 WAKEONE_INLINE __u32 wakeone_scale(__u32 value, __u32 n)
 {
 	return (__u32)(((__u64)value * n) >> 32);
@@ -95,8 +95,8 @@ WAKEONE_INLINE __u32 wakeone_mix(__u32 x)
 	return x ^ (x >> 16);
 }
 
-/* A number drawn for a slot: among any few slots each has the lowest one as
- * often. Half of the mixer is enough for that. */
+/* A number drawn for a slot. Among a few slots each is equally likely to have
+ * the lowest one. Half of the mixer is enough for that. */
 WAKEONE_INLINE __u32 wakeone_tie(__u32 random, __u32 slot)
 {
 	__u32 x = (random ^ slot) * 0x9e3779b1u;
@@ -104,7 +104,7 @@ WAKEONE_INLINE __u32 wakeone_tie(__u32 random, __u32 slot)
 	return (x ^ (x >> 15)) * 0x846ca68bu;
 }
 
-/* Breaks ties: the lowest number wins. It has 31 bits less those of a slot's number. */
+/* Breaks ties: the lowest number wins. It has 31 bits less those of a slot. */
 #ifndef WAKEONE_TIE
 #define WAKEONE_TIE(table, slot, load, random) \
 	(wakeone_tie(random, slot) >> (1 + WAKEONE_SLOT_BITS))
@@ -130,7 +130,7 @@ WAKEONE_INLINE __u32 wakeone_slots(const struct wakeone_table *t)
 	return n > WAKEONE_MAX_SLOTS ? WAKEONE_MAX_SLOTS : n;
 }
 
-/* Which list is valid now. */
+/* Returns which list is valid now. */
 WAKEONE_INLINE __u32 wakeone_list(const struct wakeone_table *t, __u32 agent_gone)
 {
 	__u32 generation = WAKEONE_READ(t->generation) & 1;
@@ -145,7 +145,7 @@ WAKEONE_INLINE const struct wakeone_eligible *wakeone_eligible(const struct wake
 	return &t->eligible[list & (2 * WAKEONE_LISTS - 1)];
 }
 
-/* The slot of an entry: a byte, so it always is one of the table. */
+/* Returns the slot of an entry. It is a byte, so it is always in the table. */
 WAKEONE_INLINE __u32 wakeone_entry(const struct wakeone_eligible *e, __u32 i)
 {
 	WAKEONE_HIDE(i);
@@ -163,10 +163,10 @@ WAKEONE_INLINE __u32 wakeone_is_listed(const struct wakeone_eligible *e, __u32 s
 /* ---- choosing by weight -------------------------------------------------- */
 
 /*
- * The entry that a position of [0, total) falls into, weights laid end to end:
- * a binary search of as many steps for two slots as for all. (An alias table
- * would take one, but gives no place to the turns of round-robin, nor to a
- * second choice that must not be the first.)
+ * Returns the entry that a position of [0, total) falls into, with the weights
+ * laid end to end. This binary search takes as many steps for two slots as for
+ * all. (An alias table would take one. But it has no positions for the turns of
+ * round-robin, nor for a second choice that must not be the first.)
  */
 WAKEONE_INLINE __u32 wakeone_entry_of(const struct wakeone_eligible *e, __u32 position)
 {
@@ -190,7 +190,7 @@ WAKEONE_INLINE int wakeone_at(const struct wakeone_eligible *e, __u32 position)
 }
 
 /*
- * A second slot, drawn by weight from all but the first's entry; NONE where
+ * Draws a second slot by weight from all entries but the first. Returns NONE if
  * there is no other.
  */
 WAKEONE_INLINE int wakeone_second(const struct wakeone_eligible *e, __u32 first, __u32 random)
@@ -213,21 +213,21 @@ WAKEONE_INLINE int wakeone_second(const struct wakeone_eligible *e, __u32 first,
 
 /* ---- choosing by load ---------------------------------------------------- */
 
-/* Where a slot's load stands in it: its open connections, or what waits. Both
- * are below 2^31, so of the former the low half will do (little-endian). */
+/* Offset of a slot's load: its open connections, or the length of its queue.
+ * Both are below 2^31, so the low half of the former will do (little-endian). */
 enum {
 	WAKEONE_BY_ACTIVE = __builtin_offsetof(struct wakeone_slot, active),
 	WAKEONE_BY_QUEUE = __builtin_offsetof(struct wakeone_slot, queued),
 };
 
-/* Without a branch: it would have all that follows checked twice. */
+/* Without a branch, which would have the verifier check all that follows twice. */
 WAKEONE_INLINE __u32 wakeone_by(__u32 queue)
 {
 	WAKEONE_HIDE(queue);
 	return WAKEONE_BY_ACTIVE + (queue & 1) * (WAKEONE_BY_QUEUE - WAKEONE_BY_ACTIVE);
 }
 
-/* A slot's load. A count that passing CPUs left below zero is none. */
+/* A slot's load. A count that racing CPUs left below zero is taken as 0. */
 WAKEONE_INLINE __u32 wakeone_load(const struct wakeone_slot *s, __u32 by)
 {
 	__s32 load = *(const volatile __s32 *)((const char *)s + by), sign = load >> 31;
@@ -236,7 +236,7 @@ WAKEONE_INLINE __u32 wakeone_load(const struct wakeone_slot *s, __u32 by)
 	return load & ~sign;
 }
 
-/* Of two slots the one with the lower load for its weight; the first on a tie. */
+/* Returns which of two slots has the lower load for its weight; the first on a tie. */
 WAKEONE_INLINE __u32 wakeone_lower(const struct wakeone_table *t, __u32 a, __u32 b, __u32 by)
 {
 	const struct wakeone_slot *sa = wakeone_slot_at(t, a), *sb = wakeone_slot_at(t, b);
@@ -247,11 +247,11 @@ WAKEONE_INLINE __u32 wakeone_lower(const struct wakeone_table *t, __u32 a, __u32
 }
 
 /*
- * The least loaded slot of a window, all of one weight. One number holds the
- * load, a number drawn for the slot, and the slot. The smallest is the least
- * loaded, and of k equals each is that with probability 1/k.
+ * The least loaded slot of a window of slots that weigh the same. One number
+ * holds the load, a number drawn for the slot, and the slot. The smallest such
+ * number is the least loaded slot, and each of k equals has probability 1/k.
  *
- * Four at a time: behind the end of a short list its slots stand once more.
+ * Takes four at a time: a short list's first entries follow its last one.
  */
 WAKEONE_INLINE int wakeone_least_equal(const struct wakeone_table *t,
 				       const struct wakeone_eligible *e,
@@ -277,15 +277,15 @@ WAKEONE_INLINE int wakeone_least_equal(const struct wakeone_table *t,
 }
 
 /*
- * The same by weight: (load + 1) / weight is compared by cross-multiplying, so
- * that of two empty slots the heavier one is preferred.
+ * The same by weight. Compares (load + 1) / weight by cross-multiplying, so the
+ * heavier of two empty slots is preferred.
  */
 WAKEONE_INLINE int wakeone_least_weighted(const struct wakeone_table *t,
 					  const struct wakeone_eligible *e,
 					  __u32 start, __u32 by, __u32 random)
 {
 	__u32 n = WAKEONE_READ(e->count);
-	/* More than any slot can hold: the first one looked at is less. */
+	/* More than any slot can hold, so the first slot is less. */
 	__u64 best = 0, best_load = 1ull << 33, best_weight = 1, best_tie = 0;
 
 	for (__u32 base = 0; base < WAKEONE_WINDOW; base += 4) {
@@ -297,7 +297,7 @@ WAKEONE_INLINE int wakeone_least_weighted(const struct wakeone_table *t,
 			const struct wakeone_slot *s = &t->slot[slot];
 			__u64 load = (__u64)wakeone_load(s, by) + 1, weight = wakeone_weight(s);
 			__u64 tie = wakeone_tie(random, slot) >> 19;
-			/* Loads have 32 bits and weights 16: 13 are left. */
+			/* Loads take 32 bits and weights 16, which leaves 13. */
 			__s64 mine = ((load * best_weight) << 13) + tie;
 			__s64 held = ((best_load * weight) << 13) + best_tie;
 			__u64 less = wakeone_below(mine, held);
@@ -327,7 +327,7 @@ WAKEONE_GLOBAL int wakeone_least(const struct wakeone_table *t, __u32 list, __u3
 		wakeone_least_equal(t, e, start, wakeone_by(queue), random);
 }
 
-/* The slot with the shortest queue of a list that is longer than a window. */
+/* Returns the slot with the shortest queue of a list longer than a window. */
 WAKEONE_GLOBAL int wakeone_shortest(const struct wakeone_table *t, __u32 list, __u32 random)
 {
 	__u32 n, start, best;
@@ -335,7 +335,7 @@ WAKEONE_GLOBAL int wakeone_shortest(const struct wakeone_table *t, __u32 list, _
 	if (!t)
 		return WAKEONE_NONE;
 	n = WAKEONE_READ(wakeone_eligible(t, list)->count);
-	/* From anywhere, so that ties are not all the first one's. */
+	/* Starts anywhere, so that the first slot does not win all ties. */
 	start = wakeone_scale(wakeone_mix(random), n);
 	best = wakeone_least(t, list, start, 1, random);
 	for (__u32 seen = WAKEONE_WINDOW; seen < WAKEONE_MAX_SLOTS; seen += WAKEONE_WINDOW) {
@@ -369,8 +369,8 @@ WAKEONE_INLINE __u32 wakeone_lowest(__u64 bits)
 }
 
 /*
- * A listed slot without connections, the first one after a random place; NONE
- * where none is known. Its bit may be out of date: then it is NONE as well.
+ * Returns a listed slot without connections, the first one after a random
+ * place, or NONE if none is known. A bit that is out of date gives NONE too.
  */
 WAKEONE_GLOBAL int wakeone_idle(const struct wakeone_table *t, __u32 list, __u32 random)
 {
@@ -396,7 +396,7 @@ WAKEONE_GLOBAL int wakeone_idle(const struct wakeone_table *t, __u32 list, __u32
 	return WAKEONE_NONE;
 }
 
-/* A connection more at a slot. */
+/* Counts one more connection at a slot. */
 WAKEONE_INLINE void wakeone_enter(struct wakeone_table *t, __u32 slot)
 {
 	struct wakeone_slot *s = (struct wakeone_slot *)wakeone_slot_at(t, slot);
@@ -404,13 +404,13 @@ WAKEONE_INLINE void wakeone_enter(struct wakeone_table *t, __u32 slot)
 	__u64 bit = 1ull << (slot % 64);
 
 	__sync_fetch_and_add(&s->active, 1);
-	/* Also where the bit was wrong before. */
+	/* Also corrects a bit that was wrong before. */
 	if (WAKEONE_READ(t->flags) & WAKEONE_TABLE_WIDE && WAKEONE_READ(*word) & bit &&
 	    wakeone_load(s, WAKEONE_BY_ACTIVE))
 		__sync_fetch_and_and(word, ~bit);
 }
 
-/* A connection less. */
+/* Counts one connection less. */
 WAKEONE_INLINE void wakeone_leave(struct wakeone_table *t, __u32 slot)
 {
 	struct wakeone_slot *s = (struct wakeone_slot *)wakeone_slot_at(t, slot);
@@ -423,7 +423,7 @@ WAKEONE_INLINE void wakeone_leave(struct wakeone_table *t, __u32 slot)
 
 /* ---- consistent hashing --------------------------------------------------- */
 
-/* The highest bit that is set. */
+/* Returns the position of the highest bit that is set. */
 WAKEONE_INLINE __u32 wakeone_log2(__u32 x)
 {
 	__u32 e = 0;
@@ -434,9 +434,9 @@ WAKEONE_INLINE __u32 wakeone_log2(__u32 x)
 }
 
 /*
- * -log2 of x taken as a fraction of 2^32, in 2^-26ths. The mantissa's logarithm
- * is a cubic that is 0 at 0 and 1 at 1 and off by 0.001 at most between: what
- * weights make of it is right to two hundredths.
+ * Returns -log2 of x as a fraction of 2^32, in 2^-26ths. The mantissa's
+ * logarithm is a cubic that is 0 at 0 and 1 at 1, and off by at most 0.001
+ * between. The shares that follow from weights are right to two hundredths.
  */
 WAKEONE_INLINE __u64 wakeone_cost(__u32 x)
 {
@@ -450,9 +450,9 @@ WAKEONE_INLINE __u64 wakeone_cost(__u32 x)
 }
 
 /*
- * The better bidder of the best until now and the slot of entry i. Both are a
- * bid with a slot below it. A function of its own: the verifier checks it once,
- * and not for each entry.
+ * Returns the better of the best bid so far and the bid of entry i. A bid holds
+ * its slot in its low bits. A function of its own, so that the verifier checks
+ * it once instead of for each entry.
  */
 WAKEONE_GLOBAL __u64 wakeone_outbid(const struct wakeone_table *t, __u32 list, __u32 i,
 				    __u32 hash, __u64 best)
@@ -472,10 +472,10 @@ WAKEONE_GLOBAL __u64 wakeone_outbid(const struct wakeone_table *t, __u32 list, _
 
 /*
  * Rendezvous hashing (Thaler and Ravishankar, 1998), weighted as Schindelhauer
- * and Schomaker do: each slot bids for the flow with a number that depends on
- * both alone, and the lowest bid for its weight has it. A slot that comes takes
- * flows from all others and moves none between them; one that goes leaves its
- * own flows to them and moves no other.
+ * and Schomaker do. Each slot bids for the flow with a number that depends on
+ * only these two. The lowest bid for its weight gets the flow. A new slot takes
+ * flows from all others and moves none between them. A slot that leaves gives
+ * its own flows to the others and moves no other.
  */
 WAKEONE_GLOBAL int wakeone_rendezvous(const struct wakeone_table *t, __u32 list, __u32 hash)
 {
@@ -485,7 +485,7 @@ WAKEONE_GLOBAL int wakeone_rendezvous(const struct wakeone_table *t, __u32 list,
 	if (!t)
 		return WAKEONE_NONE;
 	n = WAKEONE_READ(wakeone_eligible(t, list)->count);
-	/* Above any bid, of a slot that is listed. */
+	/* Above any bid, with a slot that is listed. */
 	best = 1ull << 45 | wakeone_entry(wakeone_eligible(t, list), 0);
 	for (__u32 i = 0; i < WAKEONE_MAX_SLOTS; i++) {
 		if (i >= n)
@@ -498,16 +498,16 @@ WAKEONE_GLOBAL int wakeone_rendezvous(const struct wakeone_table *t, __u32 list,
 /* ---- the policies --------------------------------------------------------- */
 
 /*
- * The least loaded slot. Of a group that is larger than the window an idle one,
- * else the least loaded that a window at a random place shows: joining the
- * least of d queues drawn by chance comes close to joining the least of all
- * (Mitzenmacher 1996), and d is large here. Queue lengths are looked at all:
- * they were all read for it.
+ * Returns the least loaded slot. A group larger than the window first takes an
+ * idle one. Failing that, it takes the least loaded of a window at a random
+ * place. Joining the least of d queues drawn by chance comes close to joining
+ * the least of all (Mitzenmacher 1996), and d is large here. Queue lengths are
+ * all compared, as they were all read for it.
  */
 WAKEONE_INLINE int wakeone_by_load(const struct wakeone_table *t, const struct wakeone_draw *d,
 				   __u32 policy, __u32 list)
 {
-	/* Lengths of queues that nobody publishes any more say nothing. */
+	/* Queue lengths that nobody publishes any more say nothing. */
 	__u32 queue = policy == WAKEONE_SHORTEST_QUEUE && (d->queues_fresh || !d->agent_gone);
 	__u32 n = WAKEONE_READ(wakeone_eligible(t, list)->count), start;
 	int idle;
@@ -517,15 +517,15 @@ WAKEONE_INLINE int wakeone_by_load(const struct wakeone_table *t, const struct w
 	if (queue)
 		return wakeone_shortest(t, list, d->random);
 	idle = wakeone_idle(t, list, d->random);
-	/* By weight a busy slot may be better than an idle one. */
+	/* If weights differ, a busy slot may be better than an idle one. */
 	if (idle >= 0 && !WAKEONE_READ(wakeone_eligible(t, list)->weighted))
 		return idle;
 	start = wakeone_scale(wakeone_mix(d->random), n);
 	return wakeone_least(t, list, start, 0, d->random);
 }
 
-/* The slot of this CPU where it is listed, else NONE. Two CPUs of one slot are
- * `slots` apart, so neighbouring queues of a network card spread. */
+/* Returns the slot of this CPU if it is listed, else NONE. Two CPUs of one slot
+ * are `slots` apart, so neighbouring queues of a network card spread. */
 WAKEONE_INLINE int wakeone_cpu(const struct wakeone_table *t, const struct wakeone_eligible *e,
 			       const struct wakeone_draw *d)
 {
@@ -537,19 +537,19 @@ WAKEONE_INLINE int wakeone_cpu(const struct wakeone_table *t, const struct wakeo
 	return wakeone_is_listed(e, i) ? (int)i : WAKEONE_NONE;
 }
 
-/* Two different slots drawn by weight; the second is NONE where there is one. */
+/* Draws two different slots by weight; the second is NONE if there is only one. */
 WAKEONE_INLINE int wakeone_two(const struct wakeone_eligible *e, const struct wakeone_draw *d,
 			       int *second)
 {
 	__u32 entry = wakeone_entry_of(e, wakeone_scale(d->random, WAKEONE_READ(e->total)));
 
-	/* Mixed, a number says nothing about itself. */
+	/* The mixed number is independent of the unmixed one. */
 	*second = wakeone_second(e, entry, wakeone_mix(d->random));
 	return wakeone_entry(e, entry);
 }
 
-/* Where along the weights laid end to end this draw points, for the policies
- * that do not look at load. */
+/* Where this draw points along the weights laid end to end, for policies that
+ * ignore load. */
 WAKEONE_INLINE __u32 wakeone_position(__u32 policy, const struct wakeone_draw *d, __u32 total)
 {
 	if (policy == WAKEONE_ROUND_ROBIN)
@@ -592,9 +592,9 @@ WAKEONE_GLOBAL int wakeone_pick(const struct wakeone_table *t, const struct wake
 }
 
 /*
- * The same slot, with the commonest cases in place: few slots of one weight, none
- * of them marked stuck. A call takes 20 ns and more where returns are protected
- * from speculation (SRSO).
+ * Returns the same slot, with the commonest cases inlined: few slots of one
+ * weight, none of them marked stuck. A call takes 20 ns and more where returns
+ * are protected from speculation (SRSO).
  */
 WAKEONE_INLINE int wakeone_pick_in_place(const struct wakeone_table *t,
 					 const struct wakeone_draw *d, __u32 policy)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Counts in the connections that were open before the dispatch program came:
- * run once over all TCP sockets, after the counting program is attached and
- * the listeners are tagged. From then on a connection is born with a tag; one
- * without was there before. The iterator holds each socket's lock, so neither
- * a handshake nor a close of it runs beside this (net/ipv4/tcp_ipv4.c,
+ * Counts in the connections that were open before the dispatch program came.
+ * Run it once over all TCP sockets, after the counting program is attached and
+ * the listeners are tagged. From then on a connection is born with a tag, and
+ * one without a tag was there before. The iterator holds each socket's lock, so
+ * neither a handshake nor a close of it runs beside this (net/ipv4/tcp_ipv4.c,
  * bpf_iter_tcp_seq_show).
  */
 #include <linux/bpf.h>
@@ -20,7 +20,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* Linux 6.12; Debian 12's header does not know it. */
 #define TCP_SOCK_OPS_CB_FLAGS 1008
 #define EINVAL 22
-/* A connection by TFO waits in the queue before its handshake has ended. */
+/* A TFO connection waits in the queue before its handshake has ended. */
 enum { STATE_ESTABLISHED = 1, STATE_SYN_RECV = 3, STATE_CLOSE_WAIT = 8, STATE_LISTEN = 10 };
 
 typedef struct {
@@ -78,8 +78,9 @@ struct bpf_iter__tcp {
 	struct sock_common *sk_common;
 } __attribute__((preserve_access_index));
 
-/* Inode of an accepted connection -> slot of the worker that holds it, by user
- * space; and the address of one that waits -> slot, by the first pass. */
+/* held: inode of an accepted connection -> slot of the worker that holds it,
+ * filled by user space. waiting: address of a waiting connection -> slot, filled
+ * by the first pass. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 262144);
@@ -94,7 +95,7 @@ struct wakeone_recount {
 	__u64 counted;   /* connections counted in */
 	__u64 unattributed;  /* open, but nobody knows whose */
 	__u64 programs;  /* known listeners whose group has a program */
-	/* The kernel lets no iterator switch callbacks on (before 6.12). */
+	/* Before 6.12 the kernel lets no iterator switch callbacks on. */
 	__u64 no_callbacks;
 } recount SEC(".data.recount") = {};
 
@@ -145,8 +146,8 @@ static __always_inline __u32 *home_of(struct tcp_sock *tcp)
 	return socket ? bpf_map_lookup_elem(&held, &key) : bpf_map_lookup_elem(&waiting, &key);
 }
 
-/* A connection in no count. While it waits it can be moved, which would count
- * it out of a slot and into another: nothing ever counts it out of that. */
+/* Leaves a connection in no count. While it waits it can be moved. The move
+ * would count it out of one slot and into another that never counts it out. */
 static __always_inline int leave_out(struct tcp_sock *tcp)
 {
 	__u32 uncounted = WAKEONE_UNCOUNTED;
@@ -160,7 +161,7 @@ static __always_inline int leave_out(struct tcp_sock *tcp)
 	return 0;
 }
 
-/* Has the counting program told when the connection ends. Nonzero: it is not. */
+/* Has the counting program called when the connection ends. Nonzero: failed. */
 static __always_inline long watch_end(struct tcp_sock *tcp)
 {
 	int flags = BPF_SOCK_OPS_STATE_CB_FLAG;
@@ -187,7 +188,7 @@ static __always_inline int count(struct tcp_sock *tcp)
 	if (bpf_sk_storage_get(&tags, tcp, NULL, 0))
 		return 0;
 	slot = home_of(tcp);
-	/* Without the callback its end would not be noticed. */
+	/* Without the callback its end would go unnoticed. */
 	if (!slot || *slot >= WAKEONE_MAX_SLOTS || watch_end(tcp))
 		return leave_out(tcp);
 	fresh.slot = *slot;
@@ -227,7 +228,7 @@ int wakeone_recount(struct bpf_iter__tcp *ctx)
 	return count(tcp);
 }
 
-/* Of UDP there is nothing to count in; only whose group has a program. */
+/* UDP has nothing to count in. Notes only which groups have a program. */
 SEC("iter/udp")
 int wakeone_udp_programs(struct bpf_iter__udp *ctx)
 {

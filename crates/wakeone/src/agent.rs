@@ -1,6 +1,6 @@
 //! The agent of a steered group: observe, judge, act, publish, a few hundred times a second.
 //!
-//! It stands beside the connections' way, never in it. If it dies, steering goes on; the program notices its old
+//! It stands beside the path of connections, never in it. If it dies, steering goes on. The program notices its old
 //! heartbeat and ignores the marks that nobody would take back.
 
 use std::os::fd::OwnedFd;
@@ -28,26 +28,26 @@ use crate::steer::{Steer, SteerEvent};
 
 /// The agent counts as gone when it has not looked for this long.
 const HEARTBEAT_LIMIT: Duration = Duration::from_secs(1);
-/// How often to look while connections are open: a quarter of the patience, within these bounds.
+/// How often to look while connections are open: a quarter of `stuck_after`, within these bounds.
 const BUSY_TICK: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(5));
-/// How often to look while none are.
+/// How often to look while no connection is open.
 const IDLE_TICK: Duration = Duration::from_millis(10);
-/// After so long without a connection the agent sleeps until one comes, for so long at the most: its heartbeat must stay
-/// fresh.
+/// After so long without a connection the agent sleeps until one comes. It sleeps for this long at most, as its
+/// heartbeat must stay fresh.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 const LONGEST_SLEEP: Duration = Duration::from_millis(250);
-/// While nothing happens each look at everything is followed by cheap ones for so long.
+/// While nothing happens, each look at everything is followed by cheap looks for this long.
 const WHOLE_EVERY: Duration = Duration::from_secs(1);
 /// How long a worker must have been stuck for its return to be an event.
 const NEWSWORTHY: Duration = Duration::from_secs(1);
-/// How long the end of a worker may take: the longest wait for handshakes, and a move.
+/// How long the end of a worker may take: the longest wait for handshakes plus a move.
 const LONGEST_END: Duration = Duration::from_millis(100);
-/// How often the longest handshake of late is lowered.
+/// How often the longest recent handshake is lowered.
 const DECAY_EVERY_NS: u64 = 1_000_000_000;
 /// Events kept for a supervisor that does not ask.
 const MOST_EVENTS: usize = 10_000;
 
-/// What the agent is to do.
+/// The tasks of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AgentConfig {
     /// Move the queues of stuck workers.
@@ -68,7 +68,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts the agent of a group. `cgroup`: to be removed when the group ends.
+    /// Starts the agent of a group. `cgroup` is the cgroup to remove when the group ends.
     pub fn start(
         dispatcher: Dispatcher,
         config: AgentConfig,
@@ -118,7 +118,7 @@ impl Agent {
         }
     }
 
-    /// By which others may ask for a slot's queue to be moved.
+    /// Returns a handle by which others may ask for a slot's queue to be moved.
     pub fn rescuer(&self) -> Rescuer {
         Rescuer {
             core: Arc::downgrade(&self.core),
@@ -126,7 +126,7 @@ impl Agent {
         }
     }
 
-    /// Bytes of datagrams that wait in UDP sockets now; 0 where the sockets are of TCP.
+    /// Returns the bytes of datagrams that wait in UDP sockets now; 0 if the sockets are of TCP.
     pub fn unread_bytes(&self) -> u64 {
         let core = lock(&self.core);
         let dispatcher = core.dispatcher.as_ref().filter(|one| one.datagrams());
@@ -154,14 +154,14 @@ impl Agent {
         Some(told)
     }
 
-    /// Does something between two looks, when no queue is being moved.
+    /// Runs `act` between two looks, when no queue is being moved.
     pub fn between_looks<R>(&self, act: impl FnOnce() -> R) -> R {
         let _core = lock(&self.core);
         act()
     }
 
-    /// The worker is gone, and so is its listener soon: returns when what waits there was moved, and no handshake is
-    /// under way, or after [`LONGEST_END`].
+    /// Notes that the worker is gone and its listener soon will be. Returns when its queue was moved and no handshake
+    /// is under way, or after [`LONGEST_END`].
     pub fn worker_gone(&mut self, slot: usize) {
         self.worker_down(slot);
         let begun = Instant::now();
@@ -178,7 +178,7 @@ impl Agent {
         lock(&self.core).dispatcher.as_ref().map_or(0, placed)
     }
 
-    /// How long after its last SYN a socket of this group may still get a connection.
+    /// Returns how long after its last SYN a socket of this group may still get a connection.
     pub fn handshake_wait(&self) -> Duration {
         Duration::from_nanos(lock(&self.core).wait_ns())
     }
@@ -213,7 +213,7 @@ impl Drop for Agent {
     }
 }
 
-/// Asks an agent for a rescue. Not to be used once [`Agent::end`] is called.
+/// Asks an agent for a rescue. Do not use it after [`Agent::end`].
 #[derive(Debug, Clone)]
 pub struct Rescuer {
     core: Weak<Mutex<Core>>,
@@ -224,7 +224,8 @@ pub struct Rescuer {
 pub type Rescued = Result<u32, String>;
 
 impl Rescuer {
-    /// Has the agent's own thread, which nobody interrupts in the middle of it, move a slot's queue; what came of it.
+    /// Has the agent's own thread move a slot's queue, as nobody interrupts that thread during a move. Returns where
+    /// the result arrives.
     pub fn ask(&self, slot: usize) -> Receiver<Rescued> {
         let (answer, answered) = sync_channel(1);
         match (self.core.upgrade(), &self.waker) {
@@ -246,8 +247,8 @@ fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
 
 fn watch(core: &Mutex<Core>, stop: &AtomicBool, waker: &Waker) {
     if let Err(error) = schedule::real_time() {
-        // Between a rescue's shutdown and listen a woken worker could run before us and see a socket that does not
-        // listen. Rare enough to go on without.
+        // Without it a woken worker could run before us, between a rescue's shutdown and listen. It would then see a
+        // socket that does not listen. That is rare enough to go on.
         tracing::debug!("the agent runs without real-time priority: {error}");
     }
     while !stop.load(Acquire) {
@@ -266,42 +267,42 @@ fn watch(core: &Mutex<Core>, stop: &AtomicBool, waker: &Waker) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Avoided {
     since_ns: u64,
-    /// Its worker is gone, and others serve what waits.
+    /// Its worker is gone, and others serve its queue.
     down: bool,
 }
 
-/// What both the agent's thread and the supervisor's calls work on, one at a time.
+/// The state that the agent's thread and the supervisor's calls share. One of them works on it at a time.
 #[derive(Debug, Default)]
 struct Core {
     dispatcher: Option<Dispatcher>,
     config: Option<AgentConfig>,
     history: Vec<SlotHistory>,
-    /// Since a slot is suspect: what the others had accepted then.
+    /// For each suspect slot: how much each slot had accepted when it became suspect.
     baselines: Vec<Option<ProgressBaseline>>,
-    /// Of UDP sockets: what was seen of reads, and how many datagrams had been placed.
+    /// Of UDP sockets: the reads seen so far, and, in `placed`, the datagrams placed until the last look.
     reads: Vec<Reads>,
     placed: u64,
-    /// When a slot marked stuck may be looked at again, so that what cannot be rescued is not tried all the time.
+    /// When a slot marked stuck may be tried again, so that a failing rescue is not repeated all the time.
     retry_rescue_at: Vec<Option<Instant>>,
     events: Vec<SteerEvent>,
-    /// Slots whose queues somebody asked to be moved.
+    /// Slots whose queues somebody asked to move.
     asked: Vec<(usize, SyncSender<Rescued>)>,
-    /// When each slot was given something last.
+    /// When each slot was last given something.
     arrivals: Vec<Arrivals>,
     /// Slots that the program does not choose now, so that their queues can be moved.
     avoided: Vec<Option<Avoided>>,
-    /// What moves may cost.
+    /// The time that moves may take.
     budget: Budget,
-    /// That they are held back was said.
+    /// Whether the log says that moves are held back.
     told_dear: bool,
     decayed_ns: u64,
-    /// When everything was looked at last, and the sum of what had been placed by then.
+    /// When everything was last looked at, and the sum of placements by then.
     whole: Option<(Instant, u64)>,
-    /// When the limits of the queues were looked at last.
+    /// When the limits of the queues were last looked at.
     limits_seen: Option<Instant>,
-    /// Tells of connections while the group is quiet.
+    /// Reports connections while the group is quiet.
     sleeps_on: Option<Arc<ListenerSet>>,
-    /// When something happened last.
+    /// When something last happened.
     busy_at: Option<Instant>,
     probes: ProbeBudget,
     started: Option<Instant>,
@@ -352,7 +353,7 @@ impl Core {
         }
     }
 
-    /// One round. Returns how long to sleep.
+    /// Does one round. Returns how long to sleep.
     fn tick(&mut self) -> Duration {
         let (Some(dispatcher), Some(config)) = (&self.dispatcher, self.config) else {
             return IDLE_TICK;
@@ -409,7 +410,7 @@ impl Core {
             .map_or(pause, |until| until.min(pause))
     }
 
-    /// How to sleep after a round: for `pause`, or, where nothing came for a while, until something does.
+    /// Returns how to sleep after a round: for `pause`, or, if nothing came for a while, until something does.
     fn rest(&mut self, pause: Duration) -> (Duration, Option<Arc<ListenerSet>>) {
         let now = Instant::now();
         if !self.is_still_idle() {
@@ -439,7 +440,7 @@ impl Core {
         }
     }
 
-    /// A connection came to a group that was quiet. Nothing had waited before.
+    /// Notes that a connection came to a group that was quiet. Nothing had waited before.
     fn came(&mut self) {
         self.note_idle();
         self.busy_at = Some(Instant::now());
@@ -447,8 +448,8 @@ impl Core {
         self.whole = None;
     }
 
-    /// Whether nothing happened since everything was looked at, a moment ago: no connection came, none is open or waits, and
-    /// nothing is under way. Counters tell, in shared history: no system call is made.
+    /// Whether nothing happened since the last look at everything: no connection came, is open or waits, and nothing is
+    /// under way. Counters in shared memory tell this without a system call.
     fn is_still_idle(&self) -> bool {
         let (Some(dispatcher), Some((when, before))) = (&self.dispatcher, self.whole) else {
             return false;
@@ -469,7 +470,7 @@ impl Core {
             && (0..dispatcher.slots()).all(is_idle)
     }
 
-    /// Notes that no connection waits, as a look at empty queues does.
+    /// Notes that no connection waits, as a look at empty queues would.
     fn note_idle(&mut self) {
         let now = self.now_ns();
         for history in &mut self.history {
@@ -477,7 +478,7 @@ impl Core {
         }
     }
 
-    /// Notes what was placed since the last look, and how long handshakes take now.
+    /// Notes placements since the last look, and how long handshakes take now.
     fn see_arrivals(&mut self) {
         let now = self.now_ns();
         let Some(dispatcher) = &self.dispatcher else {
@@ -494,7 +495,7 @@ impl Core {
         }
     }
 
-    /// Has listeners listen again that a move left closed.
+    /// Makes listeners listen again that a move left closed.
     fn reopen(&mut self) {
         for slot in 0..self.retry_rescue_at.len() {
             let Some(dispatcher) = &self.dispatcher else {
@@ -511,21 +512,21 @@ impl Core {
         }
     }
 
-    /// How long handshakes are waited for.
+    /// Returns how long to wait for handshakes.
     fn wait_ns(&self) -> u64 {
         let counting = self.dispatcher.as_ref().filter(|one| one.counting());
         let longest = counting.map(|one| one.table().handshake_us().load(Relaxed));
         moves::wait_ns(longest.map(|us| u64::from(us) * 1_000))
     }
 
-    /// The program does not choose a slot from now on.
+    /// Notes that the program does not choose a slot from now on.
     fn avoid(&mut self, slot: usize, down: bool) {
         let since_ns = self.now_ns();
         let avoided = self.avoided[slot].get_or_insert(Avoided { since_ns, down });
         avoided.down = down;
     }
 
-    /// When no handshake is under way in a slot any more; `None`: new ones begin.
+    /// Returns when no handshake will be under way in a slot any more; `None`: new ones begin.
     fn quiet_ns(&self, slot: usize) -> Option<u64> {
         let avoided = self.avoided[slot]?;
         Some(self.arrivals[slot].quiet_ns(avoided.since_ns, self.wait_ns()))
@@ -536,7 +537,7 @@ impl Core {
             .is_some_and(|quiet| quiet <= self.now_ns())
     }
 
-    /// How long until the first slot is quiet whose queue is to be moved.
+    /// Returns how long until the first slot with a queue to move has no handshake under way.
     fn until_quiet(&self, looks: &[SlotSample]) -> Option<Duration> {
         let now = self.now_ns();
         let waiting = (0..looks.len()).filter(|slot| looks[*slot].queued > 0);
@@ -547,7 +548,7 @@ impl Core {
         first.map(|quiet| Duration::from_nanos(quiet - now))
     }
 
-    /// Moves what waits where a worker is gone and others can serve it.
+    /// Moves the queues of slots whose worker is gone and that others can serve.
     fn empty_abandoned(&mut self, looks: &[SlotSample]) {
         for (slot, look) in looks.iter().enumerate() {
             if look.queued > 0 && self.is_emptying(slot) && self.is_quiet(slot) {
@@ -556,7 +557,7 @@ impl Core {
         }
     }
 
-    /// Whether the queue of a slot without a worker is yet to be moved.
+    /// Whether the queue of a slot without a worker still has to be moved.
     fn is_emptying(&self, slot: usize) -> bool {
         let down = self.avoided[slot].is_some_and(|avoided| avoided.down);
         let waiting = || {
@@ -610,7 +611,7 @@ impl Core {
         }
     }
 
-    /// Of UDP nobody need wait for a socket that is read now and then: a read is a sign of life by itself.
+    /// Takes the stuck mark off a UDP socket that is read now and then: a read is a sign of life by itself.
     fn see_read(&mut self, slot: usize, look: &SlotSample, now: u64) {
         let Some(since) = self.history[slot].stuck_since_ns else {
             return;
@@ -631,15 +632,16 @@ impl Core {
             let place = dispatcher.table().slot(slot);
             place.stuck_ns().fetch_add(stuck_ns, Relaxed);
         }
-        // A long request is over: no news. A worker that was away for a person's notice is back: news.
+        // The end of a long request is no news. The return of a worker is, if it was away long enough for a person to
+        // notice.
         if stuck_ns >= NEWSWORTHY.as_nanos() as u64 {
             let after_ms = stuck_ns / 1_000_000;
             self.event(SteerEvent::Resumed { slot, after_ms });
         }
     }
 
-    /// A slot that is marked stuck: is it well again, or is it time to move what waits? That is when the handshakes that
-    /// were under way have ended, and again for one that came late.
+    /// Looks after a slot that is marked stuck: it is well again, or it is time to move its queue. That time comes when
+    /// the handshakes under way have ended, and again if one came late.
     fn look_after(
         &mut self,
         slot: usize,
@@ -661,7 +663,7 @@ impl Core {
         }
     }
 
-    /// Whether a stuck slot's queue can be moved now, where that is wished for.
+    /// Whether a stuck slot's queue can be moved now, if rescue is wanted.
     fn may_move(&mut self, slot: usize, looks: &[SlotSample], config: AgentConfig) -> bool {
         let datagrams = self.dispatcher.as_ref().is_none_or(Dispatcher::datagrams);
         if !config.rescue || datagrams || looks[slot].queued == 0 {
@@ -676,7 +678,7 @@ impl Core {
             && self.can_afford()
     }
 
-    /// Whether moves have not taken more than their share of the time.
+    /// Whether moves have taken no more than their share of the time.
     fn can_afford(&mut self) -> bool {
         if self.budget.allows(self.now_ns()) {
             return true;
@@ -687,7 +689,7 @@ impl Core {
         false
     }
 
-    /// The room in the queues of those that a slot's connections could be moved to.
+    /// Returns the room in the queues that a slot's connections could be moved to.
     fn rooms(&self, slot: usize, looks: &[SlotSample]) -> Vec<u32> {
         let others = looks.iter().enumerate().filter(|(other, look)| {
             *other != slot && look.serving && self.history[*other].stuck_since_ns.is_none()
@@ -695,7 +697,7 @@ impl Core {
         others.map(|(_, look)| look.room).collect()
     }
 
-    /// Moves the queues that somebody asked for, each when its handshakes under way have ended.
+    /// Moves the queues that somebody asked for, each after its handshakes under way have ended.
     fn answer_asked(&mut self, looks: &[SlotSample], config: AgentConfig) {
         for (slot, answer) in std::mem::take(&mut self.asked) {
             let moved = match self.may_rescue(slot, looks, config) {
@@ -723,7 +725,7 @@ impl Core {
         dispatcher.is_some_and(|one| one.table().slot(slot).has(flag::STUCK)) && self.is_quiet(slot)
     }
 
-    /// Takes back what was done for a rescue that somebody asked for.
+    /// Undoes the preparation of a rescue that somebody asked for.
     fn release(&mut self, slot: usize) {
         let Some(avoided) = self.avoided.get(slot).copied().flatten() else {
             return;
@@ -734,7 +736,7 @@ impl Core {
         }
     }
 
-    /// Whether a slot's queue may be moved because a person said so, although its worker does not seem stuck.
+    /// Whether a person may have a slot's queue moved although its worker does not seem stuck.
     fn may_rescue(
         &self,
         slot: usize,
@@ -761,7 +763,7 @@ impl Core {
         if !judge::fits(look.queued, others.into_iter()) {
             return no("the queues of the others have no room for it");
         }
-        // Between shutdown and listen an accept fails, and a worker that does not expect that may end.
+        // Between shutdown and listen an accept fails, and a worker that does not expect this may end.
         let nobody = dispatcher.table().slot(slot).pid().load(Relaxed) == 0;
         match doing(dispatcher, slot) {
             _ if look.queued == 0 => Ok(()),
@@ -784,7 +786,7 @@ impl Core {
         }
     }
 
-    /// Moves it, and counts and tells what was moved.
+    /// Moves it, and counts and reports the connections moved.
     fn try_move(&mut self, slot: usize) -> Result<u32, wakeone_kernel::bpf::Error> {
         let Some(dispatcher) = &self.dispatcher else {
             return Ok(0);
@@ -816,7 +818,7 @@ impl Core {
         }
     }
 
-    /// What a worker does, as far as may be asked in this round.
+    /// Returns the state of a worker, if this round's budget allows to look.
     fn doing(&self, slot: usize) -> WorkerState {
         let Some(dispatcher) = &self.dispatcher else {
             return WorkerState::Unknown;
@@ -824,7 +826,7 @@ impl Core {
         self.probes.ask(slot, || doing(dispatcher, slot))
     }
 
-    /// The same, for a slot whose queue is about to be moved.
+    /// The same for a slot whose queue is about to be moved.
     fn doing_now(&self, slot: usize) -> WorkerState {
         let Some(dispatcher) = &self.dispatcher else {
             return WorkerState::Unknown;
@@ -832,7 +834,7 @@ impl Core {
         self.probes.insist(slot, || doing(dispatcher, slot))
     }
 
-    /// Whether another worker would serve what waits in this slot sooner.
+    /// Whether another worker would serve this slot's queue sooner.
     fn another_sooner(
         &mut self,
         slot: usize,
@@ -863,7 +865,7 @@ impl Core {
     }
 }
 
-/// Datagrams placed so far.
+/// Connections or datagrams placed so far.
 fn placed(dispatcher: &Dispatcher) -> u64 {
     (0..dispatcher.slots())
         .map(|slot| dispatcher.table().slot(slot).selected().load(Relaxed))
@@ -880,14 +882,14 @@ fn doing(dispatcher: &Dispatcher, slot: usize) -> WorkerState {
     }
 }
 
-/// Whether a worker runs in the slot and may be given something.
+/// Whether a worker runs in the slot and may be given connections or datagrams.
 fn serving(dispatcher: &Dispatcher, slot: usize) -> bool {
     let place = dispatcher.table().slot(slot);
     place.has(flag::UP) && !place.has(flag::DRAINING) && place.pid().load(Relaxed) != 0
 }
 
-/// Looks at a slot, and publishes its queue's length. `refresh`: its limit may be another now, as servers call listen()
-/// again with a backlog of their own.
+/// Looks at a slot, and publishes its queue's length. `refresh`: read its limit again, as servers may call listen()
+/// anew with another backlog.
 fn observe(dispatcher: &Dispatcher, slot: usize, refresh: bool) -> SlotSample {
     let place = dispatcher.table().slot(slot);
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Relaxed);
@@ -897,7 +899,7 @@ fn observe(dispatcher: &Dispatcher, slot: usize, refresh: bool) -> SlotSample {
         load(place.migrated_out()),
     );
     let active = u64::try_from(place.active().load(Relaxed)).unwrap_or(0);
-    // No connection is open that could wait: the queue was empty and is, and the system call is spared.
+    // No connection is open that could wait: the queue was empty and still is. This spares the system call.
     let queue = if !refresh
         && dispatcher.counting()
         && active == 0
@@ -932,9 +934,9 @@ impl Steer for Agent {
         let place = dispatcher.table().slot(slot);
         place.mark(flag::STUCK, false);
         place.pid().store(pid, Relaxed);
-        // A worker that was told to end may have shut its listener down: in the array again, whatever happened.
+        // A worker that was told to end may have shut its listener down. Put it back into the array in any case.
         let restored = dispatcher.restore(slot);
-        // Last: a slot that is up and has no socket would be chosen in vain.
+        // Marked last: a slot that is up and has no socket would be chosen in vain.
         if restored.is_ok() {
             place.mark(flag::UP, true);
         }
@@ -960,7 +962,7 @@ impl Steer for Agent {
         place.mark(flag::STUCK, false);
         place.restarts().fetch_add(1, Relaxed);
         if another {
-            // Nobody serves this slot, and others are there: choose those, and give them what waits here.
+            // Others serve and this slot has no worker: have them chosen, and give them its queue.
             place.mark(flag::UP, false);
             core.avoid(slot, true);
             if self.thread.is_none() {
@@ -969,7 +971,7 @@ impl Steer for Agent {
             drop(core);
             self.wake();
         }
-        // The last worker is gone: what waits, waits for its successor, and so does what comes now.
+        // If this was the last worker, its queue waits for its successor, and so do new connections.
     }
 
     fn drain(&mut self, slot: usize, on: bool) {
@@ -1015,7 +1017,7 @@ impl Steer for Agent {
         core.baselines[slot] = None;
         core.avoided[slot] = None;
         drop(core);
-        // A group at rest waits for its old listeners.
+        // A group at rest waits on its old listeners.
         self.stir();
         Ok(())
     }
@@ -1066,7 +1068,7 @@ impl Steer for Agent {
     }
 }
 
-/// Listeners by slot, then by address, as descriptors of our own.
+/// Duplicates listeners, by slot, then by address, as descriptors of our own.
 ///
 /// # Errors
 /// Out of descriptors.

@@ -1,4 +1,4 @@
-//! Several that steer, as one: a group that listens by TCP and by UDP has a program, a table and an agent for each.
+//! Several agents as one: a group that listens by TCP and by UDP has a program, a table and an agent for each.
 
 use std::os::fd::OwnedFd;
 
@@ -30,7 +30,8 @@ impl Steer for AgentSet {
         self.0.iter_mut().for_each(Steer::refuse);
     }
 
-    /// Not beside a group of UDP: what waits in such a socket is read by whoever has the socket.
+    /// Whether all agents can. One of UDP cannot: datagrams in a socket's queue are read by the process that has the
+    /// socket.
     fn can_replace(&self) -> bool {
         !self.0.is_empty() && self.0.iter().all(Steer::can_replace)
     }
@@ -41,7 +42,7 @@ impl Steer for AgentSet {
             .try_for_each(|one| one.replace(slot, pid, listeners))
     }
 
-    /// Connections and bytes are summed: what matters is whether anything waits.
+    /// Adds connections and bytes, as callers only ask whether anything waits.
     fn queued(&self, slot: usize) -> u32 {
         self.0
             .iter()
@@ -52,7 +53,7 @@ impl Steer for AgentSet {
         self.0.iter().map(|one| one.active(slot)).sum()
     }
 
-    /// Whoever waits for one protocol is ready; a server may serve the other by another thread.
+    /// A worker that waits for one protocol is ready; a server may serve the other by another thread.
     fn accepting(&self, slot: usize) -> Option<bool> {
         self.0
             .iter()

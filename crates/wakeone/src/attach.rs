@@ -1,8 +1,8 @@
-//! Steering a server that runs already and knows nothing of it: its reuseport group gets our program, its open
+//! Steers a server that runs already and does not know of it: its reuseport group gets our program, its open
 //! connections are counted in, and its sockets are followed as they come and go.
 //!
-//! Nothing of the server is kept: a listener is borrowed for a moment when something must be done to it. What is
-//! attached is taken off again as it was put on, and the group is what it was.
+//! Wakeone keeps nothing of the server: it borrows a listener for a moment when something must be done to it. Detaching
+//! takes off what was attached, and the group is as before.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ use crate::supervisor::state::StateError;
 /// Why a listener is not steered from outside, as one sentence with the way out.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It cannot be.
+    /// The listener does not allow it.
     #[error("cannot steer {address}: {why}")]
     Unfit {
         /// The listener.
@@ -38,17 +38,17 @@ pub enum Error {
         /// The reason, and what to do.
         why: String,
     },
-    /// It belongs to somebody who was not named.
+    /// It belongs to a user who was not named.
     #[error(
         "{address} is not steered: its socket belongs to user {user}, and without being told only root's servers are steered and your own; if it is to be: attach --owner {user}, or owners = [\"{user}\"] for the target in agent.toml"
     )]
     Owner {
         /// The listener.
         address: SocketAddr,
-        /// Name or number of who made a socket of it.
+        /// Name or number of the user who made one of its sockets.
         user: String,
     },
-    /// The target means more listeners than one may.
+    /// The target means too many listeners.
     #[error(
         "{address} is not steered, nor are {others} others: a target means {MOST_GROUPS} listeners at most; name ADDRESS:PORT"
     )]
@@ -58,21 +58,21 @@ pub enum Error {
         /// How many more there are.
         others: usize,
     },
-    /// It could not be looked at.
+    /// Looking at it failed.
     #[error(transparent)]
     Observe(#[from] wakeone_observe::Error),
     /// The kernel refused.
     #[error(transparent)]
     Dispatcher(#[from] dispatcher::Error),
-    /// The group's folder cannot be had, or somebody steers it already.
+    /// The group's folder is not available, or somebody steers the group already.
     #[error(transparent)]
     State(#[from] StateError),
 }
 
-/// A target means no more listeners than this. Each has a thread here, and anybody can listen.
+/// A target may mean this many listeners at most. Each has a thread here, and anybody can listen.
 pub const MOST_GROUPS: usize = 32;
 
-/// A user by name or number.
+/// Returns the id of a user given by name or number.
 ///
 /// # Errors
 /// There is none of that name.
@@ -86,10 +86,10 @@ pub fn user(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Whether all sockets of a listener belong to users that are trusted: root, ourselves, and those that were named.
+/// Checks that all sockets of a listener belong to users that are trusted: root, ourselves, and those that were named.
 ///
 /// # Errors
-/// The user of another one, and [`Error::Owner`].
+/// [`Error::Owner`], with the first user that is not trusted.
 pub fn admit(found: &Found, owners: &[u32]) -> Result<(), (u32, Error)> {
     let own = rustix::process::geteuid().as_raw();
     let trusted = |uid: u32| uid == 0 || uid == own || owners.contains(&uid);
@@ -109,18 +109,18 @@ pub fn admit(found: &Found, owners: &[u32]) -> Result<(), (u32, Error)> {
     }
 }
 
-/// What the user wants.
+/// The steering that a user wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SteeringConfig {
     /// How a worker is chosen; `None`: least-connections, for UDP shortest-queue.
     pub policy: Option<Policy>,
-    /// Of UDP: what keeps datagrams of one flow together.
+    /// For UDP: how datagrams of one flow are kept together.
     pub affinity: Affinity,
-    /// Move the queues of stuck workers. What waits in UDP sockets cannot be moved, and stays.
+    /// Move the queues of stuck workers. Datagrams in UDP sockets cannot be moved, and stay.
     pub rescue: bool,
     /// How long connections may wait without one being accepted.
     pub stuck_after: Duration,
-    /// Weights of slots that have another than 1.
+    /// Weights of slots whose weight is not 1.
     pub weights: Vec<(usize, u32)>,
 }
 
@@ -139,15 +139,15 @@ impl SteeringConfig {
 pub struct Member {
     /// The socket's cookie.
     pub cookie: u64,
-    /// From whom to borrow it.
+    /// The process to borrow it from.
     pub remote: RemoteFd,
-    /// The worker that waits for it, where one was seen.
+    /// The worker that waits for it, if one was seen.
     pub worker: Option<u32>,
 }
 
 /// A listener that can be steered.
 pub struct AttachCandidate {
-    /// What its group will be called.
+    /// The name that its group will have.
     pub name: String,
     /// Its sockets.
     pub members: Vec<Member>,
@@ -157,12 +157,12 @@ pub struct AttachCandidate {
 }
 
 impl AttachCandidate {
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.watcher.listener().address
     }
 
-    /// By which protocol.
+    /// Its protocol.
     pub fn protocol(&self) -> Protocol {
         self.watcher.listener().protocol
     }
@@ -179,7 +179,7 @@ pub fn name_of(protocol: Protocol, address: SocketAddr) -> String {
     format!("at-{protocol}{}", plain.replace(['.', ':', '%'], "-"))
 }
 
-/// Looks whether a listener can be steered, and by whom it is served.
+/// Checks whether a listener can be steered, and finds its workers.
 ///
 /// # Errors
 /// [`Error::Unfit`] with the reason and the way out.
@@ -251,7 +251,7 @@ fn worker_name(found: &Found) -> String {
     name.map_or_else(String::new, |identity| identity.name)
 }
 
-/// Refuses a group that another program steers: never replace a QUIC or other server's own.
+/// Refuses a group that another program steers: a QUIC or other server's own program must not be replaced.
 fn refuse_foreign(candidate: &AttachCandidate) -> Result<(), Error> {
     let (address, members) = (candidate.address(), &candidate.members);
     let udp = candidate.protocol() == Protocol::Udp;
@@ -274,7 +274,7 @@ fn refuse_foreign(candidate: &AttachCandidate) -> Result<(), Error> {
 
 fn needed() -> String {
     match capability::missing().as_slice() {
-        // With every capability it is the kernel that lacks something.
+        // We have every capability, so it is the kernel that lacks something.
         [] => {
             let kernel = rustix::system::uname();
             let release = kernel.release().to_string_lossy();
@@ -293,7 +293,7 @@ fn cookies(watcher: &Watcher) -> HashSet<u64> {
     sockets.map(|socket| socket.cookie).collect()
 }
 
-/// Every socket of the group with somebody to borrow it from, and its worker.
+/// Returns every socket of the group with a process to borrow it from, and its worker.
 fn members(watcher: &Watcher) -> Vec<Member> {
     let held: Vec<RemoteFd> = watcher
         .pids()
@@ -312,7 +312,7 @@ fn members(watcher: &Watcher) -> Vec<Member> {
         let worker = watcher.serving(socket.cookie).next();
         let mut holders = held.iter().filter(|remote| remote.inode == socket.inode);
         let first = holders.clone().next();
-        // The worker itself, so that it need not change when the master ends.
+        // Prefers the worker itself, so that it need not change when the master ends.
         let own = holders.find(|remote| Some(remote.pid) == worker);
         Some(Member {
             cookie: socket.cookie,
@@ -330,26 +330,26 @@ pub struct Attached {
     group: SteeredGroup,
     watcher: Watcher,
     weights: Vec<(usize, u32)>,
-    /// How a worker is chosen: as was wished for, or without counts where connections cannot be counted.
+    /// How a worker is chosen: as asked for, or by a policy without counts if connections cannot be counted.
     pub policy: Policy,
-    /// Connections counted in at the start, and open ones that could not be.
+    /// Connections counted in at the start, and open ones that could not be counted.
     pub recounted: recount::Recounted,
-    /// Those of them that still wait in an accept queue.
+    /// The uncounted ones that still wait in an accept queue.
     uncounted: Option<Uncounted>,
     pace: Pace,
     /// A socket could not be given a slot. The next look tries again.
     unsettled: bool,
 }
 
-/// How often to look who serves a group that connections come to.
+/// How often to look which processes serve a group that gets connections.
 const SIGHT_EVERY: Duration = Duration::from_millis(500);
-/// How long nothing must have come for a group to count as quiet.
+/// A group counts as quiet after so long without a connection.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
-/// How often to look at the sockets of a quiet group, and who serves them. A process that ends is noticed at once.
+/// How often to look at the sockets of a quiet group, and at its workers. The end of a process is noticed at once.
 const QUIET_FOLLOW: Duration = Duration::from_millis(250);
 const QUIET_SIGHT: Duration = Duration::from_secs(10);
 
-/// How often a group is looked at: seldom while no connection comes to it.
+/// How often a group is looked at: seldom while it gets no connections.
 #[derive(Debug)]
 struct Pace {
     /// Connections placed in it so far.
@@ -368,7 +368,7 @@ impl Pace {
         }
     }
 
-    /// Whether nothing came for a while, now that so much was placed.
+    /// Whether no connection came for a while; `placed` is the number so far.
     fn is_quiet(&mut self, placed: u64, now: Instant) -> bool {
         if std::mem::replace(&mut self.placed, placed) != placed {
             self.changed = now;
@@ -376,7 +376,7 @@ impl Pace {
         now.duration_since(self.changed) >= QUIET_AFTER
     }
 
-    /// Whether it is time for a look at the sockets; notes it as taken.
+    /// Whether it is time to look at the sockets; notes the look as taken.
     fn is_due(&mut self, quiet: bool, now: Instant) -> bool {
         let due = !quiet || now.duration_since(self.followed) >= QUIET_FOLLOW;
         if due {
@@ -386,7 +386,7 @@ impl Pace {
     }
 }
 
-/// What following a group found.
+/// The result of following a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
     /// It is there.
@@ -395,7 +395,7 @@ pub enum Presence {
     Gone,
 }
 
-/// Attempts to find whose connections those are that were accepted while they were counted.
+/// The number of attempts to count in open connections. One accepted during an attempt is found by the next.
 const RECOUNTS: usize = 8;
 
 impl Attached {
@@ -461,7 +461,7 @@ impl Attached {
         self.group.name()
     }
 
-    /// Looks what became of the group: sockets that came or went, workers that ended or took over.
+    /// Follows the group: sockets that came or went, workers that ended or took over.
     ///
     /// # Errors
     /// When the kernel does not show its sockets, or the state cannot be written.
@@ -476,8 +476,8 @@ impl Attached {
         let mut seen_anew = self.watcher.follow(sight_every)?;
         let mut there = cookies(&self.watcher);
         if self.group.cookies().any(|cookie| !there.contains(&cookie)) {
-            // A socket whose queue is being moved does not listen for a moment: only what is missing between two looks of
-            // the agent is gone.
+            // A socket whose queue is being moved does not listen for a moment. So a socket is gone only if it is
+            // missing between two looks of the agent.
             let watcher = &mut self.watcher;
             seen_anew |= self.group.between_looks(|| watcher.follow(sight_every))?;
             there = cookies(&self.watcher);
@@ -488,7 +488,7 @@ impl Attached {
         for cookie in gone {
             self.group.leave(cookie);
         }
-        // Finding who holds what means reading all of their descriptors.
+        // Finding the holders of sockets means reading all their descriptors.
         if seen_anew || self.unsettled {
             self.unsettled = false;
             for member in members(&self.watcher) {
@@ -519,10 +519,10 @@ impl Attached {
         }
     }
 
-    /// Gives a socket its slot, or notes who serves it now; tells whether anything changed.
+    /// Gives a socket its slot, or notes who serves it now. Returns whether anything changed.
     fn settle(&mut self, member: &Member) -> bool {
         let before = self.group.seat_of(member.cookie);
-        // Nobody was seen waiting for a while: the one before is as likely as any.
+        // If no worker was seen waiting for a while, the previous one is as likely as any.
         let worker = member.worker.or(before.and_then(|before| before.worker));
         if before.is_some_and(|before| (before.remote, before.worker) == (member.remote, worker)) {
             return false;
@@ -547,17 +547,17 @@ impl Attached {
         self.pace.changed.elapsed() >= QUIET_AFTER
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// By which protocol.
+    /// Its protocol.
     pub fn protocol(&self) -> Protocol {
         self.watcher.listener().protocol
     }
 
-    /// Chooses by another policy from now on, where it fits the sockets.
+    /// Chooses by another policy from now on, if it fits the sockets.
     pub fn set_policy(&self, policy: Policy) {
         if self.protocol() == Protocol::Udp
             && let Err(why) = policy.fits_datagrams()
@@ -570,7 +570,7 @@ impl Attached {
         }
     }
 
-    /// Weighs slots anew; those not named weigh 1.
+    /// Sets the weights of slots; those not named get 1.
     pub fn set_weights(&mut self, weights: Vec<(usize, u32)>) {
         self.weights = weights;
         self.weigh();
@@ -582,7 +582,7 @@ impl Attached {
         }
     }
 
-    /// What its figures are read from.
+    /// Returns the source of its metrics.
     pub fn source(&self, paths: &Paths, tracing: bool) -> Source {
         capability::with(&FOR_ATTACHING, || self.group.source(paths, tracing))
     }
@@ -592,13 +592,13 @@ impl Attached {
         self.group.events()
     }
 
-    /// Takes everything away; the kernel's hash chooses again.
+    /// Detaches the program and removes all else; the kernel's hash chooses again.
     pub fn end(self) {
         self.group.end();
     }
 }
 
-/// Loads the program, or finds the one that an agent before us left, attaches it, and counts in what is open.
+/// Loads the program, or finds the one of an earlier agent. Attaches it, and counts in open connections.
 fn load(
     candidate: &AttachCandidate,
     wish: &SteeringConfig,
@@ -608,7 +608,7 @@ fn load(
     if !kept {
         refuse_foreign(candidate)?;
     }
-    // Listeners were made anywhere: only the root sees all of their connections.
+    // Listeners were made in any cgroup, and only the root cgroup sees all of their connections.
     let root = cgroup::mount_point().ok();
     let plan = Plan {
         by_name: wish.policy.is_some(),
@@ -630,7 +630,7 @@ fn load(
     Ok((dispatcher, recounted))
 }
 
-/// Counts in what was open before. Connections accepted while their holders were looked up are found next time.
+/// Counts in connections opened before. One accepted while its holder was looked up is found by the next attempt.
 fn count_in(
     pins: &std::path::Path,
     address: SocketAddr,
@@ -663,7 +663,7 @@ fn count_in(
     sum
 }
 
-/// The connections that were marked as uncounted, by us or by an agent before us.
+/// Returns the connections that we or an earlier agent marked as uncounted.
 fn uncounted(dispatcher: &Dispatcher) -> Option<Uncounted> {
     if !dispatcher.counting() {
         return None;
@@ -687,7 +687,8 @@ fn slots_of_workers(dispatcher: &Dispatcher, members: &[Member]) -> BTreeMap<u32
     slots
 }
 
-/// Whose worker holds which connection. Threads of one process cannot be told apart: each gets as many.
+/// Returns the sockets that workers hold, each with a slot. Threads of one process cannot be told apart, so its sockets
+/// are dealt evenly to its slots.
 fn held(slots: &BTreeMap<u32, Vec<usize>>) -> Vec<(u64, usize)> {
     let mut held = Vec::new();
     for (pid, slots) in slots {
@@ -698,7 +699,7 @@ fn held(slots: &BTreeMap<u32, Vec<usize>>) -> Vec<(u64, usize)> {
     held
 }
 
-/// What attaching takes. It stays within reach, without effect, for a server that comes back.
+/// The capabilities for attaching. They stay permitted, without effect, for a server that comes back.
 pub(crate) const FOR_ATTACHING: [Capability; 5] = [
     Capability::CAP_BPF,
     Capability::CAP_PERFMON,
@@ -707,14 +708,14 @@ pub(crate) const FOR_ATTACHING: [Capability; 5] = [
     Capability::CAP_DAC_OVERRIDE,
 ];
 
-/// Keeps what looking at other users' servers and borrowing their listeners takes.
+/// Keeps the capabilities for looking at other users' servers and borrowing their listeners; drops the rest.
 fn drop_capabilities() {
     let keep = [
         Capability::CAP_SYS_PTRACE,
         Capability::CAP_DAC_READ_SEARCH,
         Capability::CAP_SYS_NICE,
     ];
-    // Done here because nothing is run from here on.
+    // Possible here because nothing is executed from here on.
     if let Err(error) = capability::forbid_root() {
         tracing::debug!("root may run programs with all capabilities: {error}");
     }
@@ -748,7 +749,7 @@ mod tests {
         let mut pace = Pace::new();
         let start = pace.changed;
         let at = |ms| start + Duration::from_millis(ms);
-        // Before it counts as quiet each look is due.
+        // Until it counts as quiet, each look is due.
         assert!(!pace.is_quiet(0, at(50)) && pace.is_due(false, at(50)));
         assert!(!pace.is_quiet(0, at(100)) && pace.is_due(false, at(100)));
         assert!(pace.is_quiet(0, at(1_050)) && pace.is_due(true, at(1_050)));

@@ -1,5 +1,5 @@
-//! Keeps servers of others steered: attaches to each target that is there, follows it, and attaches again when it comes
-//! back. What `wakeone attach` leaves behind, and what `wakeone agent` is.
+//! Keeps other servers steered. Attaches to each target that is there, follows it, and attaches again when it comes
+//! back. This is the process that `wakeone attach` leaves behind, and that `wakeone agent` runs as.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,28 +20,28 @@ use crate::steer::SteerEvent;
 /// A target, and how it is to be steered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
-    /// What to steer.
+    /// The servers to steer.
     pub target: Target,
-    /// How.
+    /// How to steer them.
     pub wish: SteeringConfig,
-    /// Users whose servers it means, beside root and ourselves.
+    /// Users whose servers it may mean, beside root and ourselves.
     pub owners: Vec<u32>,
 }
 
 /// Something worth a log line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A group is steered from now on; how many of its open connections were counted in.
+    /// A group is steered from now on, with this number of open connections counted in.
     Attached(String, u64),
     /// Its server closed all of its sockets.
     Gone(String),
-    /// It is not steered, for this reason; told once.
+    /// It is not steered, for this reason; reported once.
     Refused(String),
-    /// What its agent saw.
+    /// An event from its agent.
     Steered(String, SteerEvent),
 }
 
-/// Where a group is: TCP and UDP have ports of their own.
+/// Where a group is: TCP and UDP have separate ports.
 type Place = (bool, SocketAddr);
 
 fn place(protocol: Protocol, address: SocketAddr) -> Place {
@@ -56,8 +56,8 @@ fn told((udp, address): Place) -> String {
     format!("{}{address}", if udp { "udp://" } else { "" })
 }
 
-/// What a target means of what was found. UDP is meant where it is named, or where there is nothing else: the datagrams
-/// beside a web server's listener are QUIC's, which knows better where each belongs.
+/// Returns those of the found listeners that a target means. It means UDP if it names UDP, or if nothing else was
+/// found. The datagrams beside a web server's listener are QUIC's, and QUIC knows better where each belongs.
 pub fn meant(found: Vec<Found>, target: &Target) -> Vec<Found> {
     let udp = |f: &Found| f.listener.protocol == Protocol::Udp;
     let named = target.parts().0.is_some();
@@ -66,8 +66,9 @@ pub fn meant(found: Vec<Found>, target: &Target) -> Vec<Found> {
     found.into_iter().filter(fits).collect()
 }
 
-/// Those of a target's listeners that are steered, and why others are not: they are of users who were not named, or too
-/// many. A stranger's are left out before any of them is looked at, and do not count. One of each user is told.
+/// Splits a target's listeners into those to steer and the reasons against others. The reasons are that users were not
+/// named, or that there are too many. Strangers' listeners are left out unexamined and do not count; each of these
+/// users is reported once.
 pub fn admitted(found: Vec<Found>, owners: &[u32]) -> (Vec<Found>, Vec<attach::Error>) {
     let (mut all, mut refused) = (Vec::new(), BTreeMap::new());
     for one in found {
@@ -87,18 +88,18 @@ pub fn admitted(found: Vec<Found>, owners: &[u32]) -> (Vec<Found>, Vec<attach::E
     (all, refused)
 }
 
-/// How long after a change of the machine's listening sockets all processes are looked at again, which is a walk over
-/// /proc. Each look that follows without another change is three times as far away, up to the longest.
+/// How long after a change of the machine's listening sockets all processes are searched again, by a walk over /proc.
+/// Each further search without another change comes three times as late, up to the longest interval.
 const SEARCH_AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(60));
-/// The longest while something is refused: its obstacle may not show in the sockets.
+/// The longest interval while something is refused: the obstacle may not show in the sockets.
 const REFUSED_AGAIN: Duration = Duration::from_secs(8);
-/// How often to look whether the sockets changed, and how often when they did not for long.
+/// How often to check whether the sockets changed; the second value if they did not change for long.
 const SOCKETS_EVERY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
 
-/// When to search for servers: soon after sockets came or went, ever more seldom while none do.
+/// When to search for servers: soon after sockets came or went, and ever more seldom while none do.
 #[derive(Debug)]
 struct Search {
-    /// The machine's listening sockets at the last look, as a number.
+    /// A hash of the machine's listening sockets at the last look.
     sockets: u64,
     looked: Option<Instant>,
     searched: Option<Instant>,
@@ -115,7 +116,7 @@ impl Search {
         }
     }
 
-    /// Whether to search now; `sockets` tells what listens.
+    /// Whether to search now; `sockets` returns the hash of what listens.
     fn is_due(&mut self, now: Instant, refused: bool, sockets: impl FnOnce() -> u64) -> bool {
         let passed = |since: Option<Instant>, time: Duration| {
             since.is_none_or(|since| now.duration_since(since) >= time)
@@ -145,7 +146,7 @@ impl Search {
     }
 }
 
-/// The listening sockets as a number, which is another one when a socket came or went. `udp`: those of UDP too.
+/// Returns a hash of the listening sockets, which changes when one comes or goes. `udp`: include those of UDP.
 fn sockets(udp: bool) -> u64 {
     let mut hasher = DefaultHasher::new();
     let protocols = [(Protocol::Tcp, true), (Protocol::Udp, udp)];
@@ -162,17 +163,17 @@ pub struct AttachManager {
     paths: Paths,
     wanted: Vec<Wanted>,
     groups: BTreeMap<Place, (SteeringConfig, Attached)>,
-    /// Why a target was not steered when last tried.
+    /// Why a target was not steered at the last attempt.
     refused: BTreeMap<String, String>,
-    /// The program for these does not load: no other attempt before the configuration changes.
+    /// Places whose program does not load: no other attempt before the configuration changes.
     given_up: BTreeSet<Place>,
-    /// Serves their figures, from the kernel's tracepoints too where that was asked for.
+    /// Serves their metrics, with those of the kernel's tracepoints if asked for.
     monitor: Option<(Monitor, bool)>,
     search: Search,
 }
 
 impl AttachManager {
-    /// Keeps nothing yet.
+    /// Returns a manager without groups.
     pub fn new(paths: Paths) -> Self {
         Self {
             paths,
@@ -185,7 +186,7 @@ impl AttachManager {
         }
     }
 
-    /// Serves their figures from now on.
+    /// Serves metrics of its groups from now on.
     pub fn serve(&mut self, monitor: Monitor, tracing: bool) {
         self.monitor = Some((monitor, tracing));
         for (_, attached) in self.groups.values() {
@@ -199,7 +200,7 @@ impl AttachManager {
         }
     }
 
-    /// Detaches from one; nothing holds anything of it by then.
+    /// Detaches from one group, after the monitor let go of it.
     fn let_go(&self, attached: Attached) {
         if let Some((monitor, _)) = &self.monitor {
             monitor.remove(attached.name());
@@ -232,14 +233,14 @@ impl AttachManager {
         self.groups.insert(place_of(&attached), (wish, attached));
     }
 
-    /// Keeps these from now on, and no others. A change of policy or weights takes effect without detaching.
+    /// Steers these targets from now on, and no others. A change of policy or weights takes effect without detaching.
     pub fn want(&mut self, wanted: Vec<Wanted>) {
         self.wanted = wanted;
         self.refused.clear();
         self.given_up.clear();
         self.search = Search::new();
         let there = self.there(&mut Vec::new());
-        // Nothing was told yet: the next attempt tells it.
+        // Nothing was reported yet: the next attempt does.
         self.refused.clear();
         let groups = std::mem::take(&mut self.groups);
         for (address, (wish, mut attached)) in groups {
@@ -261,7 +262,7 @@ impl AttachManager {
         }
     }
 
-    /// The wanted listeners that are there now, each with how it is to be steered.
+    /// Returns the wanted listeners that are there now, each with its steering.
     fn there(&mut self, events: &mut Vec<Event>) -> Vec<(Found, SteeringConfig)> {
         let mut there: Vec<(Found, SteeringConfig)> = Vec::new();
         for wanted in self.wanted.clone() {
@@ -293,7 +294,7 @@ impl AttachManager {
         }
     }
 
-    /// The same for listeners that anybody can open and close: told once for each of their users until the next
+    /// The same for listeners that anybody can open and close. Reports each of their users once until the next
     /// configuration, wherever they listen.
     fn refuse_once(&mut self, target: &Target, error: &attach::Error, events: &mut Vec<Event>) {
         let what = match error {
@@ -305,7 +306,7 @@ impl AttachManager {
         }
     }
 
-    /// Whether a target is one address, and steered.
+    /// Whether a target is a single address that is steered.
     fn has(&self, target: &Target) -> bool {
         match target.parts() {
             (Some(protocol), Target::Address(address)) => {
@@ -318,8 +319,8 @@ impl AttachManager {
         }
     }
 
-    /// Attaches to what is there and not yet steered. Call it a few times a second: it looks at processes only where
-    /// sockets came or went, and once in a while.
+    /// Attaches to wanted servers that are not yet steered. Call it a few times a second: it searches processes only
+    /// after sockets came or went, and once in a while.
     pub fn attach(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         if self.groups.len() >= self.wanted.len() && self.wanted.iter().all(|w| self.has(&w.target))
@@ -332,7 +333,7 @@ impl AttachManager {
         if !self.search.is_due(Instant::now(), refused, || sockets(udp)) {
             return events;
         }
-        // A listener that an agent before us left closed is not found.
+        // The search does not find a listener that an earlier agent left closed.
         capability::with(&attach::FOR_ATTACHING, || repair_all(&self.paths));
         for (found, wish) in self.there(&mut events) {
             let address = place(found.listener.protocol, found.listener.address);
@@ -367,7 +368,7 @@ impl AttachManager {
         self.groups.values().all(|(_, group)| group.is_quiet())
     }
 
-    /// Looks what became of each group. To be called some twenty times a second.
+    /// Follows each group. Call it some twenty times a second.
     pub fn follow(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         let groups = std::mem::take(&mut self.groups);
@@ -415,11 +416,11 @@ mod tests {
         };
         assert!(due(0, 7), "the first time");
         assert!(!due(100, 7));
-        // In a minute of four looks a second: after 0.25 s, 0.75 s, 2.25 s and so on.
+        // Searches in a minute of four looks a second: after 0.25 s, 0.75 s, 2.25 s and so on.
         let searches = (1..240).filter(|n| due(n * 250, 7)).count();
         assert_eq!(searches, 5);
         assert!(due(61_000, 8), "a socket came");
-        // A server that is refused now may be ready soon, as it starts with its socket.
+        // A refused server may be ready soon, with the same socket as at its start.
         assert!(due(61_250, 8));
         assert!(!due(61_500, 8));
     }

@@ -1,5 +1,5 @@
-//! What the agent looks at where the sockets are of UDP: there is no accept queue, nothing is counted out, and what
-//! waits cannot be moved. A worker that leaves datagrams waiting while another is idle is marked, and flows go elsewhere.
+//! The agent's look at UDP sockets. They have no accept queue, nothing is counted out, and datagrams that wait cannot
+//! be moved. A worker that leaves datagrams waiting while another is idle is marked, and flows go elsewhere.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -10,7 +10,7 @@ use wakeone_model::reads::Reads;
 
 use crate::dispatcher::Dispatcher;
 
-/// Looks at a slot, and publishes what waits in its sockets and what they dropped.
+/// Looks at a slot. Publishes how much waits in its sockets and how much they dropped.
 pub(crate) fn observe(dispatcher: &Dispatcher, slot: usize, reads: &mut Reads) -> SlotSample {
     let place = dispatcher.table().slot(slot);
     let selected = place.selected().load(Relaxed);
@@ -24,17 +24,17 @@ pub(crate) fn observe(dispatcher: &Dispatcher, slot: usize, reads: &mut Reads) -
     place.dropped().store(queue.dropped.into(), Relaxed);
     let placed = selected.saturating_sub(queue.dropped.into());
     SlotSample {
-        // A socket that nobody reads is served too, and by nobody: it is to be found stuck.
+        // A socket that nobody reads counts as served too, so that it is found stuck.
         serving: place.has(flag::UP) && !place.has(flag::DRAINING),
         queued: queue.waiting_bytes,
         room: queue.limit_bytes.saturating_sub(queue.waiting_bytes),
         accepted: reads.note(queue.waiting_bytes.into(), placed),
-        // An empty queue does not make a worker idle: it may be at the last datagram still.
+        // An empty queue does not make a worker idle: it may still work on the last datagram.
         active: 1,
     }
 }
 
-/// What the slot's worker does. A socket without a worker is read by nobody.
+/// Returns the state of the slot's worker. A socket without a worker is read by nobody, so it counts as busy.
 pub(crate) fn doing(dispatcher: &Dispatcher, slot: usize) -> WorkerState {
     let pid = dispatcher.table().slot(slot).pid().load(Relaxed);
     if pid == 0 {

@@ -1,4 +1,4 @@
-//! Taking away what a group left behind: its program, pins, cgroup and state, whole or half-made.
+//! Removes what a group left behind: its program, pins, cgroup and state, whole or half-made.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::status;
 use crate::supervisor::process::Identity;
 use crate::supervisor::state::{self, GroupDir, State, StateError};
 
-/// What was taken away.
+/// The things that were removed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// The group.
@@ -30,9 +30,9 @@ pub struct Report {
     pub pins: bool,
     /// Cgroups removed.
     pub cgroups: Vec<PathBuf>,
-    /// Workers that go on serving, by the kernel's own choice.
+    /// Workers that go on serving, with the kernel's own choice.
     pub serving_pids: Vec<u32>,
-    /// It was another's server, and its agent ended.
+    /// It was an attached server, and its agent ended.
     pub attached: bool,
 }
 
@@ -42,12 +42,12 @@ pub enum Error {
     /// There is no such group.
     #[error("there is no group `{name}`; {known}")]
     Unknown {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
-        /// What there is instead.
+        /// The groups that exist instead.
         known: String,
     },
-    /// Its supervisor lives and would go on as if it were steered; or its folder cannot be had.
+    /// Its supervisor lives and would go on as if it were steered; or its folder is not available.
     #[error(transparent)]
     State(#[from] StateError),
     /// Its workers would get no connections.
@@ -65,14 +65,14 @@ pub enum Error {
     Remove {
         /// The group.
         name: String,
-        /// What it is.
+        /// The thing that cannot be removed.
         what: String,
         /// Why.
         source: std::io::Error,
     },
 }
 
-/// Takes one group away. Its workers, if any live, go on serving.
+/// Removes one group. Its workers, if any live, go on serving.
 ///
 /// # Errors
 /// See [`Error`].
@@ -86,10 +86,10 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
             known,
         });
     }
-    // An agent that ends takes its state away.
+    // Read first, as an agent that ends removes its state.
     let before = state::load(&paths.runtime, name).ok().flatten();
     let dir = take(paths, name)?;
-    // Before the program goes, and with it what was being done.
+    // Repaired first: removing the program also removes the record of an unfinished move.
     repair(paths, &dir);
     let mut report = Report {
         name: name.to_owned(),
@@ -123,13 +123,13 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// The groups that a name, an address or a process means (see [`named::groups`]). An unknown one is taken for a name,
-/// so that the error names it.
+/// Returns the groups that a name, an address or a process means (see [`named::groups`]). An unknown text is taken as a
+/// name, so that the error shows it.
 pub fn meant(paths: &Paths, what: &str) -> Vec<String> {
     let names = status::names(paths).unwrap_or_default();
     let found = named::groups(paths, what).unwrap_or_default();
     let whole = |name: String| match name.strip_suffix(DATAGRAM_SUFFIX) {
-        // The UDP part of a group goes with the rest of it.
+        // The UDP part of a group is removed with the rest of it.
         Some(rest) if names.iter().any(|name| name == rest) => rest.to_owned(),
         _ => name,
     };
@@ -142,8 +142,8 @@ pub fn meant(paths: &Paths, what: &str) -> Vec<String> {
     found
 }
 
-/// The group's folder. The agent of a server that is steered from outside ends for it, and detaches by itself; a
-/// supervisor of workers does not.
+/// Takes the group's folder. The agent of an attached server ends when asked to, and detaches by itself; a supervisor
+/// of workers does not end.
 fn take(paths: &Paths, name: &str) -> Result<GroupDir, Error> {
     let taken = match GroupDir::take(&paths.runtime, name) {
         Err(error @ (StateError::Taken { .. } | StateError::Stopped { .. })) => error,
@@ -158,7 +158,7 @@ fn take(paths: &Paths, name: &str) -> Result<GroupDir, Error> {
     let Some(pid) = agent.and_then(|agent| Pid::from_raw(agent.pid as i32)) else {
         return Err(taken.into());
     };
-    // One that is stopped would never hear of it.
+    // CONT too: a stopped agent would not see TERM.
     for signal in [Signal::TERM, Signal::CONT] {
         let _ = kill_process(pid, signal);
     }
@@ -175,8 +175,9 @@ fn take(paths: &Paths, name: &str) -> Result<GroupDir, Error> {
 /// How long an agent may take to detach.
 const AGENT_ENDS: Duration = Duration::from_secs(10);
 
-/// A split server whose `wakeone run` is gone. Of its group one socket is served by nobody, and the kernel's own hash
-/// would choose it too: the program stays on the sockets, without pins, and goes with them. By hash it needs no agent.
+/// Leaves a split server whose `wakeone run` is gone to a program that chooses by hash, which needs no agent. One
+/// socket of its group has no reader, and the kernel's own hash would choose it too. So the program stays on the
+/// sockets, without pins, and goes with them.
 fn leave_to_hash(paths: &Paths, name: &str) {
     let _ = dispatcher::change_policy(paths, name, Policy::Hash);
 }
@@ -211,7 +212,7 @@ fn release(state: &State, report: &mut Report) {
                 .iter()
                 .find(|(_, held)| held == inode)
                 .and_then(|(fd, _)| process::descriptor_of(worker.pid, *fd).ok());
-            // One member speaks for its whole group.
+            // One member stands for its whole group.
             if let (false, Some(listener)) = (done[address], listener) {
                 done[address] = socket::detach_reuseport(&listener).is_ok();
             }
@@ -220,10 +221,10 @@ fn release(state: &State, report: &mut Report) {
     report.detached = done.into_iter().filter(|done| *done).count();
 }
 
-/// Takes away every group that no supervisor holds, and what half-finished starts left.
+/// Removes every group that no supervisor holds, and the remains of half-finished starts.
 ///
 /// # Errors
-/// The first group that could not be taken away; groups with a living supervisor are passed over.
+/// The first group that could not be removed; groups with a living supervisor are passed over.
 pub fn detach_all(paths: &Paths) -> Result<Vec<Report>, Error> {
     paths.check().map_err(StateError::from)?;
     sweep_halves(&paths.pins);

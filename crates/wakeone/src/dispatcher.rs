@@ -1,4 +1,4 @@
-//! The dispatch program of one group, from user space: loading or finding it, its listeners, its marks, its end.
+//! The dispatch program of one group, from user space: loading or finding it, its listeners, its marks, its removal.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,10 +26,10 @@ pub enum Error {
     NoBpffs {
         /// The group.
         name: String,
-        /// What is missing and what to do.
+        /// The missing place and the remedy.
         why: String,
     },
-    /// We may not.
+    /// Permission is missing.
     #[error(
         "cannot steer `{name}`: {step} was not allowed; it needs {missing}: start as root or with these capabilities, or choose --policy random, cpu or hash, which need none"
     )]
@@ -72,7 +72,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// There is no place to pin to. Who lacks what the next steps need is told that too, not one thing a try.
+    /// Returns the error that there is no place to pin to. It also names all capabilities that the next steps need, so
+    /// that a user learns of them at once.
     fn no_place(name: &str, why: String) -> Self {
         let missing = capability::missing();
         let why = match missing.as_slice() {
@@ -88,7 +89,7 @@ impl Error {
         }
     }
 
-    /// Whether a program does not load here, which another attempt would not change.
+    /// Whether the kernel refused to load a program. Another attempt would not change that.
     pub fn is_load(&self) -> bool {
         matches!(self, Self::Kernel { source, .. } if source.is_load())
     }
@@ -111,37 +112,37 @@ impl Error {
     }
 }
 
-/// What to dispatch, and how.
+/// The steering of one group, as asked for.
 #[derive(Debug)]
 pub struct Plan<'a> {
     /// The group's name.
     pub name: &'a str,
-    /// Its places.
+    /// Its paths.
     pub paths: &'a Paths,
     /// How a worker is chosen.
     pub policy: Policy,
     /// The policy was asked for by name: no other will do where connections cannot be counted.
     pub by_name: bool,
-    /// Weights of slots that have another than 1.
+    /// Weights of slots whose weight is not 1.
     pub weights: &'a [(usize, u32)],
     /// The cgroup that the listeners were created in.
     pub cgroup: Option<&'a Path>,
     /// Length of each accept queue.
     pub backlog: i32,
-    /// Workers of an earlier supervisor still serve: keep its program and counts if they fit.
+    /// Workers of an earlier supervisor still serve: use its program and counts if they fit.
     pub adopt: bool,
-    /// Have the program read the queues itself where it may; otherwise it goes by what the agent publishes.
+    /// Have the program read the queues itself where it may; otherwise it uses the lengths that the agent publishes.
     pub read_queues: bool,
-    /// The sockets are of UDP, and so are their flows kept; `None`: they listen by TCP. Nothing of UDP is counted:
-    /// `cgroup` is not looked at.
+    /// The sockets are of UDP, with this affinity of flows; `None`: they listen by TCP. Nothing of UDP is counted, so
+    /// `cgroup` is ignored then.
     pub datagrams: Option<Affinity>,
-    /// Where the connections of each address come to, where the listeners are on private ports; else nothing.
+    /// For listeners on private ports: the place of each address where connections arrive. Otherwise empty.
     pub lookup: &'a [Place],
 }
 
 impl<'a> Plan<'a> {
-    /// Connections by this policy and nothing else, by a program that reads the queues where it may. The rest is set by
-    /// its fields.
+    /// Returns a plan for connections by this policy, with a program that reads the queues where it may. All else is
+    /// set by its fields.
     pub fn new(name: &'a str, paths: &'a Paths, policy: Policy) -> Self {
         Self {
             name,
@@ -169,7 +170,7 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// The table's flags that say what kind of sockets these are.
+    /// Returns the table's flags that tell the kind of sockets.
     fn kind(&self) -> u32 {
         match self.datagrams {
             None => 0,
@@ -179,7 +180,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// A steered group. Dropping it leaves everything as it is; [`Dispatcher::end`] takes it away.
+/// A steered group. Dropping it leaves everything as it is; [`Dispatcher::end`] removes the program.
 #[derive(Debug)]
 pub struct Dispatcher {
     name: String,
@@ -190,18 +191,18 @@ pub struct Dispatcher {
     kept: bool,
     missing: Vec<Missing>,
     policy: Policy,
-    /// Listeners that left since those that are gone were forgotten.
+    /// Listeners that left since the last sweep.
     left: usize,
-    /// A listener found no room, and the log says so.
+    /// Whether the log says that a listener found no room.
     told_full: bool,
 }
 
-/// As many listeners leave between two sweeps of the map of listeners: a sweep lists all sockets that listen.
+/// Number of listeners that leave between two sweeps of the map of listeners. A sweep lists all listening sockets.
 const SWEEP_AFTER: usize = 64;
 
 impl Dispatcher {
-    /// Loads the program, or finds the one of an earlier supervisor, and attaches it to the group's listeners. Those
-    /// that do not listen yet are counted from their first connection on; [`Dispatcher::raise`] has the program choose
+    /// Loads the program, or finds the one of an earlier supervisor, and attaches it to the group's listeners. Sockets
+    /// that do not listen yet are counted from their first connection on. [`Dispatcher::raise`] has the program choose
     /// them once they listen. The first slot's must be the first to listen.
     ///
     /// # Errors
@@ -218,9 +219,9 @@ impl Dispatcher {
         dispatcher.begin(plan)
     }
 
-    /// The same for listeners that other processes hold: each with its cookie, and borrowed only for a moment when
-    /// something must be done to it, so that none outlives its server. Those that an earlier program knew keep their
-    /// slots.
+    /// The same for listeners that other processes hold, each with its cookie. They are borrowed only for a moment when
+    /// something must be done to them, so that none outlives its server. Listeners that an earlier program knew keep
+    /// their slots.
     ///
     /// # Errors
     /// See [`Error`]; nothing is left loaded or pinned then that was not before.
@@ -272,7 +273,7 @@ impl Dispatcher {
         }
     }
 
-    /// Without counts the lengths of the accept queues are the next best sign of load.
+    /// Settles the policy: without counts, the lengths of the accept queues are the next best sign of load.
     fn settle_policy(&mut self, plan: &Plan<'_>) -> Result<(), Error> {
         if plan.datagrams.is_some() || self.counting() || !plan.policy.needs_counts() {
             return Ok(());
@@ -297,7 +298,7 @@ impl Dispatcher {
         }
     }
 
-    /// Logs what this group does not have, each feature once.
+    /// Logs each feature that this group lacks, once.
     fn tell_missing(&self, plan: &Plan<'_>) {
         if plan.datagrams.is_none() && !self.counting() {
             let instead = if self.policy == plan.policy {
@@ -323,7 +324,7 @@ impl Dispatcher {
         }
     }
 
-    /// Gives a listener its place: the slot that it had, or the first that is free. None: there is no room.
+    /// Assigns a listener its previous slot, or the first free one. Returns `None` if there is no room.
     fn place(&mut self, cookie: u64, remote: RemoteFd) -> Option<usize> {
         let free = |seats: &[SlotSockets]| {
             let empty = seats
@@ -351,7 +352,7 @@ impl Dispatcher {
         Some(slot)
     }
 
-    /// Tells the program everything about the group, then attaches it: it never runs on a half-filled table.
+    /// Fills the table and only then attaches the program: it never runs on a half-filled table.
     fn fill(&self, plan: &Plan<'_>) -> Result<(), bpf::Error> {
         let table = self.table();
         table.contract().store(table::CONTRACT, Relaxed);
@@ -374,8 +375,8 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Attaches the program to the group of an address. Where some listen already, theirs is the group that the others
-    /// join; else it is made here, of the first slot's socket, which then must be the first to listen.
+    /// Attaches the program to the group of an address. If some sockets listen already, the others join their group.
+    /// Else the group is made here, of the first slot's socket, which must then be the first to listen.
     fn attach(&self, address: usize) -> Result<(), bpf::Error> {
         let listens = |slot: &usize| {
             let listens = self.with(*slot, address, |one| Ok(socket::listens(one)));
@@ -410,7 +411,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Whether a slot's sockets are our own and are yet to listen.
+    /// Whether a slot's sockets are our own and do not listen yet.
     fn waits_to_listen(&self, slot: usize) -> bool {
         !self.datagrams() && !self.seats[slot].held().iter().all(socket::listens)
     }
@@ -425,7 +426,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Takes a listener that appeared in the group of others; its slot.
+    /// Takes in a listener that appeared in an attached group. Returns its slot.
     ///
     /// # Errors
     /// There is no slot left, or the kernel's answer.
@@ -448,7 +449,7 @@ impl Dispatcher {
             step: format!("finding a slot beside the {} there are", table::MAX_SLOTS),
             source: std::io::ErrorKind::QuotaExceeded.into(),
         })?;
-        // Before the program may choose it.
+        // Set before the program may choose it.
         let place = self.table().slot(slot);
         if place.weight().load(Relaxed) == 0 {
             place.weight().store(1, Relaxed);
@@ -466,11 +467,11 @@ impl Dispatcher {
         seated.map(|()| slot)
     }
 
-    /// Has the program choose other listeners of our own for a slot, one an address. They listen already; what waits in
-    /// the old ones stays there.
+    /// Has the program choose other listeners of our own for a slot, one for each address. They listen already.
+    /// Connections that wait in the old ones stay there.
     ///
     /// # Errors
-    /// The kernel's answer; the old ones are in their place then.
+    /// The kernel's answer; the old ones then keep their place.
     pub fn replace(&mut self, slot: usize, listeners: Vec<OwnedFd>) -> Result<(), bpf::Error> {
         for listener in &listeners {
             self.pinned.know_listener(slot, listener)?;
@@ -484,12 +485,13 @@ impl Dispatcher {
         put
     }
 
-    /// Whether no other listener can be made known.
+    /// Whether the map of listeners is full.
     fn is_full(&self) -> bool {
         self.pinned.known_listeners().len() >= self.pinned.listener_limit()
     }
 
-    /// Logs that a listener found no room: once, until one finds room again. A listener that closed meanwhile is no news.
+    /// Logs that a listener found no room: once, until one finds room again. A listener that closed meanwhile is not
+    /// logged.
     fn tell_full<T>(&mut self, joined: &Result<T, bpf::Error>) {
         match joined {
             Ok(_) => self.told_full = false,
@@ -509,7 +511,7 @@ impl Dispatcher {
     }
 
     /// Forgets the listeners that are gone. One that left and still lives stays known: connections that waited in it
-    /// carry its tag, and are counted by it when they are moved.
+    /// carry its tag, and a move counts them by that tag.
     fn forget_gone(&mut self) {
         let living = match living(self.datagrams()) {
             Ok(living) => living,
@@ -522,7 +524,7 @@ impl Dispatcher {
             }
         };
         self.left = 0;
-        // Those in a slot may be yet to listen, or not listen for a moment.
+        // A listener in a slot may not listen yet, or not for a moment.
         let seated: HashSet<u64> = (0..self.seats.len())
             .flat_map(|slot| (0..self.pinned.addresses()).map(move |address| (slot, address)))
             .filter_map(|(slot, address)| {
@@ -537,7 +539,7 @@ impl Dispatcher {
         }
     }
 
-    /// A listener of others is gone: its slot is free.
+    /// Frees the slot of a listener that another process closed.
     pub fn leave(&mut self, slot: usize) {
         let place = self.table().slot(slot);
         place.pid().store(0, Relaxed);
@@ -549,13 +551,13 @@ impl Dispatcher {
         self.left += 1;
     }
 
-    /// Nobody is in a slot any more; to be published.
+    /// Empties a slot. The caller publishes the table.
     fn vacate(&mut self, slot: usize) {
         self.table().slot(slot).flags().store(0, Relaxed);
         self.seats[slot] = SlotSockets::Empty;
     }
 
-    /// Whoever lends a slot's listener now: another process may hold it when the first one ends.
+    /// Changes the process that lends a slot's listener: another one may hold it when the first one ends.
     pub fn lend(&mut self, slot: usize, remote: RemoteFd) {
         self.seats[slot] = SlotSockets::of(remote);
     }
@@ -578,7 +580,7 @@ impl Dispatcher {
             })
     }
 
-    /// Does something to each listener of the group, until that fails.
+    /// Runs `act` on each listener of the group, until it fails.
     pub(crate) fn each_listener(
         &self,
         act: impl Fn(BorrowedFd<'_>) -> std::io::Result<()>,
@@ -592,7 +594,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Does something to one member of an address's group, whichever can be had: it stands for all.
+    /// Runs `act` on one available member of an address's group: any member stands for all.
     fn with_any<R>(
         &self,
         address: usize,
@@ -621,7 +623,7 @@ impl Dispatcher {
         &self.name
     }
 
-    /// Whether program and counts are those of an earlier supervisor.
+    /// Whether program and counts come from an earlier supervisor.
     pub fn kept(&self) -> bool {
         self.kept
     }
@@ -631,7 +633,7 @@ impl Dispatcher {
         self.pinned.table()
     }
 
-    /// How many slots it has.
+    /// Returns the number of its slots.
     pub fn slots(&self) -> usize {
         self.seats.len()
     }
@@ -641,7 +643,7 @@ impl Dispatcher {
         matches!(self.seats[slot], SlotSockets::Held(_))
     }
 
-    /// Whether somebody's listener is in this slot.
+    /// Whether a slot has a listener.
     pub fn is_taken(&self, slot: usize) -> bool {
         !matches!(self.seats[slot], SlotSockets::Empty)
     }
@@ -651,12 +653,12 @@ impl Dispatcher {
         self.seats[slot].inodes()
     }
 
-    /// The policy that it started with: the planned one, or one that needs no counts where there are none.
+    /// Returns the policy that it started with: the planned one, or, without counts, one that needs none.
     pub fn policy(&self) -> Policy {
         self.policy
     }
 
-    /// The features that it was to have and does not have.
+    /// Returns the features that were planned and that it lacks.
     pub fn missing(&self) -> &[Missing] {
         &self.missing
     }
@@ -666,7 +668,7 @@ impl Dispatcher {
         self.pinned.counting()
     }
 
-    /// Weighs every slot; those not named weigh 1.
+    /// Sets the weights of all slots; those not named get 1.
     pub fn weigh(&self, weights: &[(usize, u32)]) {
         for slot in 0..self.seats.len() {
             let weight = weights.iter().rev().find(|(at, _)| *at == slot);
@@ -686,11 +688,11 @@ impl Dispatcher {
         self.table().policy().store(policy.number(), Relaxed);
     }
 
-    /// Has new SYNs dropped from now on, so that their clients' retries reach a successor; datagrams are refused, as
-    /// by the closed port that is to come, so that the queues can be read empty.
+    /// Has new SYNs dropped from now on, so that their clients' retries reach a successor. Datagrams are refused, as
+    /// the closed port soon will, so that the queues can be read empty.
     ///
     /// # Errors
-    /// A listener does not take the filter: it still answers.
+    /// A listener does not take the filter, and still answers.
     pub fn close(&self) -> std::io::Result<()> {
         self.table().flags().fetch_or(CLOSING, Relaxed);
         if self.datagrams() {
@@ -699,17 +701,17 @@ impl Dispatcher {
         self.held().try_for_each(socket::drop_syns)
     }
 
-    /// As [`Dispatcher::close`], but new connections are refused: a load balancer turns to another machine at once.
+    /// As [`Dispatcher::close`], but refuses new connections: a load balancer then turns to another machine at once.
     pub fn refuse(&self) {
         self.table().flags().fetch_or(CLOSING | REFUSING, Relaxed);
     }
 
-    /// Listeners that are our own to hold back.
+    /// Returns the listeners that are our own, which we may hold back.
     fn held(&self) -> impl Iterator<Item = &OwnedFd> {
         self.seats.iter().flat_map(SlotSockets::held)
     }
 
-    /// Takes [`Dispatcher::close`] back.
+    /// Undoes [`Dispatcher::close`].
     pub fn open(&self) {
         self.table()
             .flags()
@@ -722,7 +724,7 @@ impl Dispatcher {
         }
     }
 
-    /// What waits in a slot's UDP sockets, summed over its addresses.
+    /// Returns the receive queues of a slot's UDP sockets, summed over its addresses.
     pub fn receive_queue(&self, slot: usize) -> ReceiveQueue {
         let queue = |address| {
             let queue = self.with(slot, address, |one| Ok(receive_queue(one)));
@@ -733,12 +735,12 @@ impl Dispatcher {
             .fold(ReceiveQueue::default(), std::ops::Add::add)
     }
 
-    /// Length and limit of a slot's accept queues, summed over its addresses; of UDP sockets what waits, in bytes.
+    /// Returns length and limit of a slot's accept queues, summed over its addresses; of UDP sockets, both in bytes.
     pub fn queue(&self, slot: usize) -> AcceptQueue {
         sum(&self.queues(slot))
     }
 
-    /// Publishes the length of a slot's queues for the programs, and gives what [`Dispatcher::queue`] does.
+    /// Publishes the length of a slot's queues for the programs. Returns the same as [`Dispatcher::queue`].
     pub fn publish_queues(&self, slot: usize) -> AcceptQueue {
         let queues = self.queues(slot);
         let lengths: Vec<u32> = queues.iter().map(|queue| queue.length).collect();
@@ -746,7 +748,7 @@ impl Dispatcher {
         sum(&queues)
     }
 
-    /// Length and limit of a slot's queue at each address; zeros where it cannot be had.
+    /// Returns length and limit of a slot's queue at each address; zeros if they cannot be read.
     fn queues(&self, slot: usize) -> Vec<AcceptQueue> {
         let datagrams = self.datagrams();
         self.take_out_closed(slot);
@@ -768,8 +770,8 @@ impl Dispatcher {
             .collect()
     }
 
-    /// A worker may have shut its listener down. That leaves an array of reuseport sockets by itself; from the map of a
-    /// group that looks up it is taken here, lest the program choose it.
+    /// Takes a slot's listener out of the map if its worker shut it down, lest the program choose it. An array of
+    /// reuseport sockets needs no such help: a listener that was shut down leaves it.
     fn take_out_closed(&self, slot: usize) {
         if !self.pinned.looks_up() {
             return;
@@ -782,19 +784,19 @@ impl Dispatcher {
         }
     }
 
-    /// Moves what waits in a slot's queues to the slots that the program chooses, and returns how many that were.
+    /// Moves the connections in a slot's queues to the slots that the program chooses, and returns their number.
     ///
-    /// The caller has marked the slot, so that the program does not choose it, and has made sure that another slot of
-    /// the group is good: with no other listener the kernel would reset the queue. Datagrams cannot be moved.
+    /// The caller has marked the slot, so that the program does not choose it. It has also made sure that another slot
+    /// of the group is good: with no other listener the kernel would reset the queue. Datagrams cannot be moved.
     ///
     /// # Errors
-    /// A listener did not come back; the slot is not chosen any more until it does.
+    /// A listener did not listen again; the slot is not chosen until it does.
     pub fn move_queues(&self, slot: usize) -> Result<u32, bpf::Error> {
         if self.datagrams() {
             return Ok(0);
         }
         let place = self.table().slot(slot);
-        // Before, so that whoever comes after us knows what was begun; it stays if a listener does not come back.
+        // Set before the move, so that a successor knows that one was begun. It stays if a listener does not come back.
         place.set_moving(true);
         let moved = self.move_all(slot);
         if moved.is_ok() || !self.is_closed(slot) {
@@ -817,7 +819,7 @@ impl Dispatcher {
         Ok(moved)
     }
 
-    /// Whether a slot has a listener that does not listen.
+    /// Whether one of a slot's listeners does not listen.
     fn is_closed(&self, slot: usize) -> bool {
         (0..self.pinned.addresses()).any(|address| {
             let listens = self.with(slot, address, |one| Ok(socket::listens(one)));
@@ -825,10 +827,10 @@ impl Dispatcher {
         })
     }
 
-    /// Has a slot's listeners listen again that did not come back from a move.
+    /// Makes a slot's listeners listen again that did not come back from a move.
     ///
     /// # Errors
-    /// They do not come back now either.
+    /// They still do not listen.
     pub fn reopen(&self, slot: usize) -> Result<(), bpf::Error> {
         let place = self.table().slot(slot);
         for address in 0..self.pinned.addresses() {
@@ -851,7 +853,7 @@ impl Dispatcher {
         }
         let limit = self.table().slot(slot).queue_limit().load(Relaxed);
         let backlog = match (&self.seats[slot], limit) {
-            // Longer than any: the kernel cuts it.
+            // Longer than any limit: the kernel cuts it.
             (SlotSockets::Remote(_), 0) => i32::MAX,
             (SlotSockets::Remote(_), limit) => i32::try_from(limit).unwrap_or(i32::MAX),
             _ => self.backlog,
@@ -869,7 +871,7 @@ impl Dispatcher {
         if queue.length == 0 {
             return Ok(0);
         }
-        // Another's listener comes back with the backlog that it had.
+        // Another process's listener comes back with its previous backlog.
         let backlog = match self.seats[slot] {
             SlotSockets::Remote(_) => i32::try_from(queue.limit).unwrap_or(i32::MAX),
             _ => self.backlog,
@@ -885,7 +887,7 @@ impl Dispatcher {
         Ok(queue.length)
     }
 
-    /// Wakes the workers that got something: not every kernel does (see [`socket::wake_waiters`]).
+    /// Wakes the workers that were given connections: not every kernel does (see [`socket::wake_waiters`]).
     fn wake_others(&self, slot: usize, address: usize) {
         for other in (0..self.seats.len()).filter(|other| *other != slot) {
             let _ = self.with(other, address, |listener| {
@@ -897,7 +899,7 @@ impl Dispatcher {
         }
     }
 
-    /// Puts a slot's listeners back into the array, should they have left it (a worker shut one down).
+    /// Puts a slot's listeners back into the array if they left it (because a worker shut one down).
     ///
     /// # Errors
     /// The kernel's answer.
@@ -910,7 +912,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Takes program, maps and links away; the sockets stay, and the kernel's hash chooses among them.
+    /// Removes program, maps and links; the sockets stay, and the kernel's hash chooses among them.
     pub fn end(self, paths: &Paths, cgroup: Option<&Path>) {
         for address in 0..self.pinned.addresses() {
             let _ = self.with_any(address, |member| {
@@ -933,7 +935,7 @@ fn sum(queues: &[AcceptQueue]) -> AcceptQueue {
         })
 }
 
-/// The cookies of all sockets in this network namespace that can be in a group.
+/// Returns the cookies of all sockets in this network namespace that can be in a group.
 fn living(datagrams: bool) -> std::io::Result<HashSet<u64>> {
     let protocol = if datagrams {
         Protocol::Udp
@@ -956,7 +958,7 @@ fn remove(paths: &Paths, dir: &Path, cgroup: Option<&Path>) {
     paths.tidy();
 }
 
-/// Why a running group's policy stays as it is.
+/// Why the policy of a running group was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     /// No program of ours chooses for it.
@@ -966,7 +968,7 @@ pub enum PolicyError {
     NotSteered {
         /// The group.
         name: String,
-        /// What opening its pins said.
+        /// The error from opening its pins.
         source: bpf::Error,
     },
     /// Its program is of another version.
@@ -974,14 +976,14 @@ pub enum PolicyError {
         "cannot change how `{0}` is steered: another version of wakeone steers it; restart it with this one"
     )]
     OtherVersion(String),
-    /// The policy goes by counts that nobody keeps.
+    /// The policy needs counts that nobody keeps.
     #[error(
         "cannot steer `{name}` by {policy}: its connections are not counted (see `wakeone status`); shortest-queue needs no counts"
     )]
     Uncounted {
         /// The group.
         name: String,
-        /// What was asked for.
+        /// The policy that was asked for.
         policy: Policy,
     },
     /// The policy does not fit its sockets.
@@ -997,12 +999,12 @@ pub enum PolicyError {
     NoSlot {
         /// The group.
         name: String,
-        /// Which was asked for.
+        /// The slot that was asked for.
         slot: usize,
     },
 }
 
-/// Changes the policy of a group that somebody else runs, and returns the one it had.
+/// Changes the policy of a group that another process runs, and returns its previous one.
 ///
 /// # Errors
 /// See [`PolicyError`].
@@ -1030,7 +1032,8 @@ pub fn change_policy(
     ))
 }
 
-/// Gives a slot of a group that somebody else runs no new connections while others can have them, or gives it some again.
+/// Drains a slot of a group that another process runs, or ends that. It gets no new connections while others can get
+/// them.
 ///
 /// # Errors
 /// See [`PolicyError`]; there is no such slot.
@@ -1047,7 +1050,7 @@ pub fn change_drain(paths: &Paths, name: &str, slot: usize, on: bool) -> Result<
     Ok(())
 }
 
-/// The pins of a group of this version.
+/// Opens the pins of a group of this version.
 fn open_group(paths: &Paths, name: &str) -> Result<Pinned, PolicyError> {
     let pinned =
         Pinned::open(&paths.group_pins(name)).map_err(|source| PolicyError::NotSteered {
@@ -1060,14 +1063,14 @@ fn open_group(paths: &Paths, name: &str) -> Result<Pinned, PolicyError> {
     Ok(pinned)
 }
 
-/// A group's programs and maps, and whether they are those of an earlier agent.
+/// A group's programs and maps, and whether they come from an earlier agent.
 struct Found {
     pinned: Pinned,
     kept: bool,
     missing: Vec<Missing>,
 }
 
-/// The pinned group of an earlier agent where one is to be taken over and fits, or a new one.
+/// Returns the pinned group of an earlier agent if it is to be taken over and fits; else a new one.
 fn open_or_load(
     plan: &Plan<'_>,
     addresses: usize,
@@ -1113,8 +1116,8 @@ fn open_or_load(
     })
 }
 
-/// Has a group that is taken over run the programs of this build. Where they cannot be loaded the old ones stay: they
-/// keep the same contract.
+/// Has a group that is taken over run the programs of this build. If they cannot be loaded the old ones stay: they
+/// follow the same contract.
 fn renew(name: &str, load: &LoadPlan<'_>, pinned: Pinned) -> Found {
     let mut found = Found {
         pinned,
@@ -1141,7 +1144,7 @@ fn renew(name: &str, load: &LoadPlan<'_>, pinned: Pinned) -> Found {
     found
 }
 
-/// The group that is pinned there, if it is whole, of this layout, and of as many addresses.
+/// Returns the group that is pinned there, if it is whole, of this layout, and of as many addresses.
 fn find(dir: &Path, addresses: usize) -> Option<Pinned> {
     let pinned = Pinned::open(dir).ok()?;
     let table = pinned.table();

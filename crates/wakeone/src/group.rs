@@ -1,4 +1,4 @@
-//! A group: a supervisor, and whatever steers its connections as well as this machine and our privileges allow.
+//! A group: a supervisor, with the best steering that this machine and our privileges allow.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -22,23 +22,24 @@ use crate::supervisor::state::MOST_SLOTS;
 use crate::supervisor::trampoline::kept_capabilities;
 use crate::supervisor::{self, Options, Restart, Supervisor, group_name, state};
 
-/// How connections are to be steered. What was not asked for may be had in a lesser way; what was asked for may not.
+/// How connections are to be steered. Settings that were left open may fall back to less; settings that were made may
+/// not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SteeringConfig {
-    /// How a worker is chosen; `None`: least-connections, or the best that can be had; for datagrams shortest-queue. In
-    /// a group that listens by TCP too, a policy that goes by connections is for those, and datagrams have their own.
+    /// How a worker is chosen; `None`: least-connections or the best that works here, and shortest-queue for datagrams.
+    /// In a group that also listens by TCP, a policy that goes by connections is for TCP, and datagrams use their own.
     pub policy: Option<Policy>,
-    /// What keeps datagrams of one flow together; `None`: flow, as far as it can be had.
+    /// How datagrams of one flow are kept together; `None`: flow, as far as that works here.
     pub affinity: Option<Affinity>,
-    /// Move the queues of stuck workers; `None`: where it can be done.
+    /// Move the queues of stuck workers; `None`: if that works here.
     pub rescue: Option<bool>,
     /// How long a worker may leave connections waiting while another is idle.
     pub stuck_after: Duration,
-    /// Weights of slots that have another than 1.
+    /// Weights of slots whose weight is not 1.
     pub weights: Vec<(usize, u32)>,
-    /// Where to serve metrics.
+    /// The address to serve metrics on.
     pub metrics: Option<SocketAddr>,
-    /// Whether those of the kernel's tracepoints are among them.
+    /// Whether they include those of the kernel's tracepoints.
     pub metrics_tracing: bool,
 }
 
@@ -62,13 +63,13 @@ pub enum Error {
     /// The supervisor's reason.
     #[error(transparent)]
     Supervisor(#[from] supervisor::Error),
-    /// What was asked for cannot be had.
+    /// The steering that was asked for is not possible.
     #[error(transparent)]
     Steering(#[from] dispatcher::Error),
-    /// What was asked for cannot be had, for a reason of our own.
+    /// We refuse the steering that was asked for, for a reason of our own.
     #[error("{0}")]
     Refused(String),
-    /// The wish cannot be.
+    /// The settings are wrong, or do not go together.
     #[error("{0}")]
     Usage(String),
 }
@@ -88,14 +89,14 @@ impl Error {
 #[derive(Debug)]
 pub struct Group {
     supervisor: Supervisor,
-    /// By our programs, with an agent beside each; none: by the kernel's hash, or by a classic program that needs no
+    /// An agent for each of our programs. Empty: the kernel's hash chooses, or a classic program that needs no
     /// privilege.
     steering: AgentSet,
     policies: Policies,
     monitor: Monitor,
 }
 
-/// How workers are chosen, by protocol.
+/// The policies for choosing workers, by protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Policies {
     tcp: Policy,
@@ -103,8 +104,8 @@ struct Policies {
 }
 
 impl Group {
-    /// Binds the listeners (or takes over living workers), has them steered, and only then has them listen: the kernel
-    /// refuses connections before that, and counts each one after it. Call it before any thread is made.
+    /// Binds the listeners (or takes over living workers), has them steered, and only then makes them listen. The
+    /// kernel refuses connections before that, and counts each one after it. Call it before any thread is made.
     ///
     /// # Errors
     /// See [`Error`]. Nothing is left behind then.
@@ -119,7 +120,7 @@ impl Group {
         repair_all(&paths);
         let name = group_name(options)?;
         let kinds = Kinds::of(options);
-        // Only connections are counted.
+        // Only connections are counted, so only they need a cgroup.
         let counting_cgroup = kinds
             .tcp
             .then(|| counting_cgroup_of(&paths, &name))
@@ -133,7 +134,7 @@ impl Group {
         };
         let (dispatchers, policies) = ground.steer_all(kinds, wish)?;
         let dispatchers = ground.listen(dispatchers)?;
-        // Of a group with both it shows the TCP part; `status` has the other as well.
+        // For a group with both protocols it shows the TCP part; `status` shows the other part as well.
         let mut source = Source::open(&paths, &name);
         if wish.metrics_tracing {
             source = source.traced(supervisor.endpoints().iter().map(|at| at.address));
@@ -148,7 +149,7 @@ impl Group {
             };
             let connections = !dispatcher.datagrams();
             let agent = Agent::start(dispatcher, config, paths.clone(), cgroup.take());
-            // What waits in UDP sockets is moved by nobody.
+            // Datagrams in UDP sockets cannot be moved, so there is no rescue.
             if connections {
                 source = source.with_rescuer(agent.rescuer());
             }
@@ -179,7 +180,7 @@ impl Group {
         &self.supervisor
     }
 
-    /// How workers are chosen for what comes to this endpoint.
+    /// Returns how workers are chosen at this endpoint.
     pub fn policy(&self, endpoint: &Endpoint) -> Policy {
         if endpoint.udp {
             self.policies.udp
@@ -188,7 +189,7 @@ impl Group {
         }
     }
 
-    /// Starts the workers and serves until told to end; then takes everything away.
+    /// Starts the workers and serves until told to end; then removes everything.
     ///
     /// # Errors
     /// The workers cannot be started, or the supervisor cannot go on.
@@ -219,7 +220,7 @@ impl Group {
     }
 }
 
-/// Which protocols a group listens by.
+/// The protocols that a group listens by.
 #[derive(Debug, Clone, Copy)]
 struct Kinds {
     tcp: bool,
@@ -236,7 +237,8 @@ impl Kinds {
     }
 }
 
-/// The cgroup that listeners are born in: one below our own, or that of an earlier supervisor, which ran in another.
+/// Returns the cgroup that listeners are born in: one below our own, or that of an earlier supervisor, which ran in
+/// another.
 fn counting_cgroup_of(paths: &Paths, name: &str) -> Option<PathBuf> {
     let home = cgroup::own().ok();
     let own = home.map(|home| home.join(paths.cgroup_name(name)));
@@ -245,7 +247,7 @@ fn counting_cgroup_of(paths: &Paths, name: &str) -> Option<PathBuf> {
     if there { own } else { earlier().or(own) }
 }
 
-/// The name of the group of UDP sockets: where there are listeners too, those have the plain one.
+/// Returns the name of the group of UDP sockets. If there are listeners too, those have the plain name.
 fn datagram_name(name: &str, kinds: Kinds) -> String {
     if kinds.tcp {
         format!("{name}{DATAGRAM_SUFFIX}")
@@ -254,7 +256,7 @@ fn datagram_name(name: &str, kinds: Kinds) -> String {
     }
 }
 
-/// What the name of a group's UDP part ends with, where it has another part.
+/// The end of the name of a group's UDP part, if the group has another part.
 pub const DATAGRAM_SUFFIX: &str = "-udp";
 
 fn check(options: &Options, wish: &SteeringConfig) -> Result<(), Error> {
@@ -281,7 +283,7 @@ fn check(options: &Options, wish: &SteeringConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether each can be a slot and its weight; else what is wrong, with the weight first.
+/// Checks that each pair can be a slot and its weight; else says what is wrong, with the weight first.
 ///
 /// # Errors
 /// One sentence without its beginning.
@@ -299,7 +301,7 @@ pub fn check_weights(weights: &[(usize, u32)]) -> Result<(), String> {
     }
 }
 
-/// What cannot be for datagrams, or only for them.
+/// Refuses options that do not go with datagrams, or only with them.
 fn check_datagrams(options: &Options, wish: &SteeringConfig) -> Result<(), Error> {
     let kinds = Kinds::of(options);
     let usage = |why: String| Err(Error::Usage(why));
@@ -350,7 +352,7 @@ fn check_lookup(options: &Options, wish: &SteeringConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// A cgroup that the listeners were born in, and whether it is ours to remove on failure.
+/// A cgroup that the listeners were born in, and whether we must remove it on failure.
 #[derive(Debug)]
 struct CountingCgroup {
     path: PathBuf,
@@ -379,7 +381,7 @@ fn in_counting_cgroup(
     }
 }
 
-/// What steering is built upon.
+/// The parts from which steering is set up.
 struct SteeringSetup<'a> {
     name: String,
     paths: &'a Paths,
@@ -388,7 +390,7 @@ struct SteeringSetup<'a> {
 }
 
 impl SteeringSetup<'_> {
-    /// The best steering for each protocol.
+    /// Sets up the best steering for each protocol.
     fn steer_all(
         &self,
         kinds: Kinds,
@@ -423,7 +425,8 @@ impl SteeringSetup<'_> {
         Ok((dispatchers, policies))
     }
 
-    /// Everything is in place: the listeners listen, and each connection is steered and counted from the first on.
+    /// Makes the listeners listen once everything is in place. Each connection is steered and counted from the first
+    /// on.
     fn listen(&self, dispatchers: Vec<Dispatcher>) -> Result<Vec<Dispatcher>, Error> {
         let raise = |slot| {
             for dispatcher in &dispatchers {
@@ -445,7 +448,7 @@ impl SteeringSetup<'_> {
         }
     }
 
-    /// Takes everything away again.
+    /// Removes everything again.
     fn end(&self, dispatchers: Vec<Dispatcher>) {
         let cgroup = self.cgroup.as_ref().map(|cgroup| cgroup.path.as_path());
         for dispatcher in dispatchers {
@@ -454,7 +457,7 @@ impl SteeringSetup<'_> {
         self.abandon();
     }
 
-    /// The best steering of connections that fits the wish; `None`: the kernel's own, or a classic program's.
+    /// Sets up the best steering of connections that fits the wish; `None`: the kernel's own, or a classic program's.
     fn steer(&self, wish: &SteeringConfig) -> Result<(Option<Dispatcher>, Policy), Error> {
         let result = match self.load(wish) {
             Ok(dispatcher) => {
@@ -484,7 +487,7 @@ impl SteeringSetup<'_> {
         Dispatcher::start(&plan, listeners)
     }
 
-    /// Copies of the sockets of one protocol, by slot, then by address.
+    /// Returns copies of the sockets of one protocol, by slot, then by address.
     fn copies(&self, name: &str, udp: bool) -> Result<Vec<Vec<OwnedFd>>, dispatcher::Error> {
         duplicate(self.sockets(udp)).map_err(|source| dispatcher::Error::Kernel {
             name: name.to_owned(),
@@ -495,7 +498,7 @@ impl SteeringSetup<'_> {
         })
     }
 
-    /// The sockets of one protocol, by slot, then by address.
+    /// Returns the sockets of one protocol, by slot, then by address.
     fn sockets(&self, udp: bool) -> impl Iterator<Item = Vec<&OwnedFd>> {
         let endpoints = self.supervisor.endpoints();
         self.supervisor.listeners().map(move |listeners| {
@@ -506,7 +509,7 @@ impl SteeringSetup<'_> {
         })
     }
 
-    /// What can be had without our program; `error` says why there is none.
+    /// Returns the best choice without our program; `error` says why there is none.
     fn fallback(
         &self,
         wish: &SteeringConfig,
@@ -541,7 +544,7 @@ impl SteeringSetup<'_> {
         let members = self.supervisor.listeners().len() as u32;
         let slots: Vec<Vec<&OwnedFd>> = self.sockets(udp).collect();
         for (address, first) in slots.first().into_iter().flatten().enumerate() {
-            // Where workers of an earlier supervisor listen, theirs is the group that the others join.
+            // If workers of an earlier supervisor listen, the others join their group.
             let mut sockets = slots.iter().filter_map(|slot| slot.get(address));
             let member = sockets.find(|one| socket::listens(one)).unwrap_or(first);
             socket::attach_classic(member, choice, members).map_err(|error| {
@@ -568,9 +571,9 @@ struct Datagrams<'a> {
 }
 
 impl Datagrams<'_> {
-    /// The best steering that fits the wish; `None`: the kernel's own, or a classic program's.
+    /// Sets up the best steering that fits the wish; `None`: the kernel's own, or a classic program's.
     fn steer(&self, wish: &SteeringConfig) -> Result<(Option<Dispatcher>, Policy), Error> {
-        // One that goes by connections was for the listeners beside.
+        // A policy that goes by connections was meant for the group's listeners.
         let wanted = wish.policy.filter(|policy| policy.fits_datagrams().is_ok());
         let policy = wanted.unwrap_or(Policy::FOR_DATAGRAMS);
         match self.load(wish, policy) {
@@ -590,8 +593,7 @@ impl Datagrams<'_> {
         Dispatcher::start(&plan, self.ground.copies(&self.name, true)?)
     }
 
-    /// What can be had without our program: the kernel's hash keeps flows together, what a classic program can do
-    /// does not.
+    /// Returns the best choice without our program. The kernel's hash keeps flows together; a classic program cannot.
     fn fallback(
         &self,
         wish: &SteeringConfig,
@@ -617,15 +619,16 @@ impl Datagrams<'_> {
     }
 }
 
-/// What taking a group away needs besides: removing a cgroup below a folder without write permission, and a mount;
-/// and, before that, filters that keep new connections from its listeners.
+/// Further capabilities that removing a group needs: for a cgroup below a folder without write permission, for a mount,
+/// and before that for filters that keep new connections from its listeners.
 pub(crate) const FOR_THE_END: [Capability; 3] = [
     Capability::CAP_DAC_OVERRIDE,
     Capability::CAP_SYS_ADMIN,
     Capability::CAP_NET_ADMIN,
 ];
 
-/// Keeps what starting, watching and ending workers takes, and gives up the rest: from here on nothing is loaded.
+/// Keeps the capabilities for starting, watching and ending workers, and drops the rest: nothing is loaded from here
+/// on.
 fn drop_capabilities(options: &Options) {
     let mut keep = vec![
         Capability::CAP_SETUID,
@@ -636,7 +639,7 @@ fn drop_capabilities(options: &Options) {
         Capability::CAP_SYS_PTRACE,
         Capability::CAP_DAC_READ_SEARCH,
     ];
-    // Names were checked when the supervisor was made.
+    // The names were checked when the supervisor was made.
     keep.extend(kept_capabilities(&options.keep_caps).unwrap_or_default());
     if let Err(error) = capability::keep_only(&keep, &FOR_THE_END) {
         tracing::debug!("keeping all capabilities: {error}");

@@ -7,12 +7,12 @@ use wakeone_model::layout::{connections, count};
 
 use crate::steer::SteerEvent;
 
-/// So soon the log tells of a worker that is stuck what came of it.
+/// How soon the log tells the outcome for a worker that is stuck.
 const FIRST: Duration = Duration::from_secs(1);
-/// So much time is summed up after that.
+/// The time that each later entry sums up.
 const EACH: Duration = Duration::from_secs(10);
 
-/// The events of a slot since the log told of it.
+/// The events of a slot since its last log entry.
 #[derive(Debug, Clone, Copy)]
 struct Sum {
     since: Instant,
@@ -27,13 +27,13 @@ struct Sum {
 #[derive(Debug, Default)]
 pub struct MoveLog {
     sums: BTreeMap<usize, Sum>,
-    /// When a slot was told of last.
+    /// When the log last had an entry for a slot.
     told: BTreeMap<usize, Instant>,
 }
 
 impl MoveLog {
-    /// Returns the events to log now. Moves and stuck workers are summed up; other events pass as they are. Call it at least
-    /// once a second, also without events.
+    /// Returns the events to log now. Moves and stuck workers are summed up; other events pass as they are. Call it at
+    /// least once a second, also without events.
     pub fn pass(&mut self, now: Instant, events: Vec<SteerEvent>) -> Vec<SteerEvent> {
         let mut passed = Vec::new();
         for event in events {
@@ -67,7 +67,7 @@ impl MoveLog {
     fn sum(&mut self, slot: usize, now: Instant) -> &mut Sum {
         let told = self.told.get(&slot).copied();
         self.sums.entry(slot).or_insert_with(|| {
-            // Once a slot was told of, the next sum begins where the last one ended.
+            // After an entry for a slot, the next sum begins where that one ended.
             let recent = told.filter(|told| now.duration_since(*told) < EACH);
             Sum {
                 since: recent.unwrap_or(now),
@@ -143,7 +143,7 @@ mod tests {
             texts(log.pass(at(1_000), Vec::new())),
             ["4 connections moved from worker 0 in the last second"]
         );
-        // Hundreds of them are one line in ten seconds.
+        // Hundreds of moves become one line in ten seconds.
         let mut told = Vec::new();
         for n in 0..120 {
             told.extend(log.pass(at(1_050 + n * 100), vec![stuck(0, 1), rescued(0, 1)]));
@@ -176,7 +176,7 @@ mod tests {
                 "worker 2 was stuck 1 time in the last second, with 1300 bytes waiting; others got what came",
             ]
         );
-        // After a while without any it begins anew.
+        // After a while without moves it begins anew.
         let next = later + 3 * EACH;
         assert!(log.pass(next, vec![rescued(1, 1)]).is_empty());
         assert_eq!(

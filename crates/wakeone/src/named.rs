@@ -1,4 +1,4 @@
-//! Which groups somebody means: by the name of one, or by what they point at with any other command.
+//! Finds the groups that a user means: by a group's name, or by any text that other commands take for a server.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,28 +9,28 @@ use wakeone_observe::{Target, find};
 use crate::paths::Paths;
 use crate::status::{self, Group, Status};
 
-/// Why none is meant.
+/// Why no group is meant.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is none of this name, nor where it points.
+    /// There is no group of this name, nor where the text points.
     #[error("there is no group `{what}`; {known}")]
     Unknown {
         /// The argument.
         what: String,
-        /// The groups that there are.
+        /// The groups that exist.
         known: String,
     },
     /// The groups cannot be read.
     #[error("cannot read {}; groups that root started only root may see", .folder.display())]
     Unreadable {
-        /// Where they are.
+        /// The folder with the groups.
         folder: std::path::PathBuf,
         /// Why.
         source: io::Error,
     },
 }
 
-/// All groups.
+/// Reads all groups.
 ///
 /// # Errors
 /// [`Error::Unreadable`].
@@ -41,16 +41,16 @@ pub fn all(paths: &Paths) -> Result<Status, Error> {
     })
 }
 
-/// The groups that a text means. It is a group's name, or `:PORT` or `ADDRESS:PORT` where it listens. It may be the id of a
-/// process or of the supervisor too, or the name of a process or unit.
+/// Returns the groups that a text means. It is a group's name, or `:PORT` or `ADDRESS:PORT` where it listens. It may
+/// also be the id of a process or of the supervisor, or the name of a process or unit.
 ///
 /// # Errors
-/// There is none such, or they cannot be read.
+/// There is no such group, or the groups cannot be read.
 pub fn groups(paths: &Paths, what: &str) -> Result<Vec<Group>, Error> {
     let all = all(paths)?.groups;
     let names: Vec<String> = all.iter().map(|group| group.name.clone()).collect();
     let meant = meant(all, what, &|target| {
-        // The groups' own records may not name the process.
+        // The groups' own records may not name the process, so look for it.
         let found = find(target).unwrap_or_default();
         let place = |one: wakeone_observe::Found| (one.listener.protocol, one.listener.address);
         found.into_iter().map(place).collect()
@@ -64,7 +64,7 @@ pub fn groups(paths: &Paths, what: &str) -> Result<Vec<Group>, Error> {
     Ok(meant)
 }
 
-/// The names of the groups that there are, for an error.
+/// Returns the names of the existing groups, for an error.
 pub fn known(names: &[String]) -> String {
     if names.is_empty() {
         "there is none at all".to_owned()
@@ -108,7 +108,7 @@ fn meant(all: Vec<Group>, what: &str, listening: &dyn Fn(&Target) -> Places) -> 
     others.into_iter().filter(here).collect()
 }
 
-/// Where a group listens.
+/// Returns the addresses that a group listens on.
 fn places(group: &Group) -> impl Iterator<Item = (Protocol, SocketAddr)> {
     group.listen.iter().filter_map(|at| {
         let (protocol, address) = match at.strip_prefix("udp://") {
@@ -119,7 +119,7 @@ fn places(group: &Group) -> impl Iterator<Item = (Protocol, SocketAddr)> {
     })
 }
 
-/// Whether what comes to an address comes to a listener: one of all addresses takes it too.
+/// Whether a listener serves an address: one on all addresses serves it too.
 fn serves(listener: SocketAddr, address: SocketAddr) -> bool {
     let any = listener.ip().is_unspecified() && (listener.is_ipv6() || address.is_ipv4());
     listener == address || (any && listener.port() == address.port())
@@ -131,7 +131,7 @@ mod tests {
     use crate::supervisor::process::Identity;
     use crate::supervisor::state;
 
-    /// A group without a program, of a worker that is this process.
+    /// Returns a group without a program, whose worker is this process.
     fn group(name: &str, listen: &[&str]) -> Group {
         let own = Identity::of(std::process::id()).expect("own process");
         let mut group = status::group(name.into(), None, None);
@@ -174,7 +174,7 @@ mod tests {
             (":53", "dns"),
             ("127.0.0.1:8090", "at-127-0-0-1-8090"),
             ("4000000", "at-127-0-0-1-8090"),
-            // By what listens.
+            // By a process that listens.
             ("unbound", "dns"),
             ("77", "at-127-0-0-1-8090"),
         ] {

@@ -1,4 +1,4 @@
-//! Where a group's things are: pins on bpffs, a cgroup, state in the runtime folder.
+//! Paths of a group: pins on bpffs, a cgroup, state in the runtime folder.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,25 +10,25 @@ use wakeone_kernel::{bpffs, cgroup, folder};
 /// Where bpffs is mounted on every systemd machine.
 const SYSTEM_BPFFS: &str = "/sys/fs/bpf";
 
-/// Our own mount, below the runtime folder. No group can have a name with a dot.
+/// Our own mount, below the runtime folder. The dot keeps it apart, as no group's name can have one.
 const OWN_BPFFS: &str = ".bpf";
 
 /// The runtime folder of root.
 const SYSTEM_RUNTIME: &str = "/run/wakeone";
 
-/// Places of all the groups of one runtime folder.
+/// The paths of all groups of one runtime folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
     /// The runtime folder.
     pub runtime: PathBuf,
     /// The folder on bpffs that holds a folder for each group.
     pub pins: PathBuf,
-    /// A bpffs of our own, where the machine has none.
+    /// A bpffs of our own, if the machine has none.
     own_mount: Option<PathBuf>,
 }
 
 impl Paths {
-    /// The places that go with a runtime folder; touches nothing. `WAKEONE_BPFFS` names another bpffs.
+    /// Returns the paths for a runtime folder; touches nothing. `WAKEONE_BPFFS` names another bpffs.
     pub fn of(runtime: &Path) -> Self {
         let given = std::env::var_os("WAKEONE_BPFFS").map(PathBuf::from);
         let system = PathBuf::from(SYSTEM_BPFFS);
@@ -44,18 +44,18 @@ impl Paths {
         }
     }
 
-    /// A group's pins.
+    /// Returns the folder of a group's pins.
     pub fn group_pins(&self, name: &str) -> PathBuf {
         self.pins.join(name)
     }
 
-    /// The name of a group's cgroup, below the one that its supervisor runs in.
+    /// Returns the name of a group's cgroup, below the one that its supervisor runs in.
     pub fn cgroup_name(&self, name: &str) -> String {
         format!("{}-{name}", pins_name(&self.runtime))
     }
 
-    /// Every cgroup, wherever its supervisor ran, that is named as this group's. Those of other users, and all below them,
-    /// are none of ours: they could freeze who enters.
+    /// Returns every cgroup with this group's name, wherever its supervisor ran. It skips those of other users and all
+    /// below them: their owners could freeze a process that enters.
     pub fn cgroups_of(&self, name: &str) -> Vec<PathBuf> {
         let wanted = self.cgroup_name(name);
         let mut found = Vec::new();
@@ -65,23 +65,23 @@ impl Paths {
         found
     }
 
-    /// Makes sure that there is a bpffs to pin on, mounting one of our own where the machine has none.
+    /// Makes sure that there is a bpffs to pin on. Mounts one of our own if the machine has none.
     ///
     /// # Errors
-    /// One sentence: what is missing and what to do.
+    /// One sentence with the missing part and the remedy.
     pub fn prepare(&self) -> Result<(), String> {
         let root = self.pins.parent().unwrap_or(Path::new("/"));
-        // Until the pins have their folder, and the mount is in use.
+        // Held until the pins have their folder, and the mount is in use.
         let _alone;
         if let Some(own) = &self.own_mount {
             folder::make_private(own).map_err(|error| error.to_string())?;
             _alone = self.alone();
-            // Another group's end may have taken it away meanwhile.
+            // The end of another group may have removed it meanwhile.
             folder::make_private(own).map_err(|error| error.to_string())?;
             if !bpffs::is_bpffs(own).unwrap_or(false) {
-                // Mounted over a folder that only root may enter: nobody else gets near the pins.
+                // Mounted over a folder that only root may enter, so that nobody else gets near the pins.
                 bpffs::mount_at(own).map_err(|error| {
-                    // Empty, and in the way of those who ask whether anything is left of a group.
+                    // It is empty, and would look like a remnant of a group.
                     let _ = fs::remove_dir(own);
                     format!(
                         "{SYSTEM_BPFFS} is no bpffs and one cannot be mounted at {}: {error}; as root: mount -t bpf bpf {SYSTEM_BPFFS}",
@@ -100,18 +100,18 @@ impl Paths {
             .map_err(|error| format!("the pins need a folder of ours alone: {error}"))
     }
 
-    /// Keeps others from mounting and unmounting for as long as it lives: two at once would mount twice, one over the
-    /// other's pins. None where the folder cannot be locked.
+    /// Keeps others from mounting and unmounting while the lock lives. Two at once would mount twice, one over the
+    /// other's pins. Returns `None` if the folder cannot be locked.
     fn alone(&self) -> Option<fs::File> {
         let folder = fs::File::open(&self.runtime).ok()?;
         rustix::fs::flock(&folder, FlockOperation::LockExclusive).ok()?;
         Some(folder)
     }
 
-    /// Checks that nobody else can exchange the folders, so that what is removed there is ours. They need not exist.
+    /// Checks that nobody else can exchange the folders, so that whatever we remove there is ours. They need not exist.
     ///
     /// # Errors
-    /// What is wrong with which folder.
+    /// The folder and its problem.
     pub fn check(&self) -> Result<(), folder::Error> {
         for place in [&self.runtime, &self.pins] {
             match folder::check(place) {
@@ -122,7 +122,7 @@ impl Paths {
         Ok(())
     }
 
-    /// Takes away what no group uses any more: the folder of the pins, and our own mount. Nothing where somebody else
+    /// Removes what no group uses any more: the folder of the pins, and our own mount. Removes nothing if somebody else
     /// could have put something else in their place.
     pub fn tidy(&self) {
         if self.check().is_err() {
@@ -140,7 +140,7 @@ impl Paths {
     }
 }
 
-/// `wakeone` for the default runtime folder; another one's groups must not meet those.
+/// Returns `wakeone` for the default runtime folder. Groups of another folder must not meet those, so its name differs.
 fn pins_name(runtime: &Path) -> String {
     if runtime == Path::new(SYSTEM_RUNTIME) {
         return "wakeone".into();
@@ -150,7 +150,7 @@ fn pins_name(runtime: &Path) -> String {
     format!("wakeone-{:08x}", hasher.finish() as u32)
 }
 
-/// Whether a bpffs holds nothing but what the kernel puts there itself (maps.debug, progs.debug).
+/// Whether a bpffs holds only the kernel's own entries (maps.debug, progs.debug).
 fn is_unused(mount: &Path) -> bool {
     let kernels = |name: &std::ffi::OsStr| name.as_encoded_bytes().ends_with(b".debug");
     fs::read_dir(mount)

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
 pub enum Policy {
-    /// By the connection's addresses and ports: the kernel's own.
+    /// By the connection's addresses and ports: the kernel's own policy.
     Hash = 0,
     /// In turn.
     RoundRobin = 1,
@@ -66,14 +66,13 @@ impl Policy {
         Self::ALL.get(usize::try_from(number).ok()?).copied()
     }
 
-    /// What UDP sockets are steered by unless another is asked for: what waits in a queue is all that is known of a
-    /// worker's load.
+    /// The default policy for UDP sockets: the length of a queue is all that is known of a worker's load.
     pub const FOR_DATAGRAMS: Self = Self::ShortestQueue;
 
-    /// Why it cannot place datagrams, if it cannot.
+    /// Checks that the policy can place datagrams.
     ///
     /// # Errors
-    /// The reason, as the end of a sentence, with those that can.
+    /// The reason, as the end of a sentence, with the policies that can.
     pub fn fits_datagrams(self) -> Result<(), String> {
         if self.needs_counts() {
             Err(format!(
@@ -84,8 +83,8 @@ impl Policy {
         }
     }
 
-    /// What places datagrams where our program cannot be had: the kernel's hash keeps flows together, and what a classic
-    /// program does, random and cpu, does not. `None`: not what was asked for.
+    /// Returns the policy for datagrams without our program. The kernel's hash keeps flows together; a classic program,
+    /// random or cpu, does not. `None`: there is none as asked for.
     pub fn without_program(wanted: Option<Self>, affinity: Option<Affinity>) -> Option<Self> {
         let by_chance = affinity == Some(Affinity::None);
         match wanted {
@@ -103,14 +102,14 @@ impl Policy {
     }
 }
 
-/// What keeps datagrams of one flow (addresses and ports) together.
+/// How datagrams of one flow (addresses and ports) are kept together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Affinity {
-    /// The first datagram of a flow is placed by the policy; the others follow it while its worker is well.
+    /// The policy places the first datagram of a flow; the others follow it while its worker is well.
     #[default]
     Flow,
-    /// Each datagram is placed by the policy.
+    /// The policy places each datagram.
     None,
 }
 

@@ -1,7 +1,7 @@
-//! What may be asked about the workers of a group.
+//! Limits how much an agent reads about the workers of its group.
 //!
-//! Seeing what a worker does means reading a dozen files of /proc for each of its threads, and the agent runs before
-//! everybody else: where many workers have something waiting, its questions would take the time they need to serve it.
+//! To see the state of a worker, the agent reads a dozen files of /proc for each of its threads. It also runs before
+//! everybody else. If queues wait for many workers, its reads would take the time that these need to serve them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use wakeone_model::judge::WorkerState;
 
-/// After questions that took some time there are none for so many times as long: they cost a fifth of a CPU at most. (More rest
-/// than that, and a group of four is no longer looked at in each round.)
+/// After reads that took some time the agent rests for this many times as long. So reads cost a fifth of a CPU at most.
+/// (With a longer rest, a group of four is no longer looked at in each round.)
 const REST: u32 = 4;
 
-/// The questions of one agent, a round at a time; each worker is looked at once in a round.
+/// The reads of one agent, a round at a time. Each worker is looked at once in a round.
 #[derive(Debug, Default)]
 pub(crate) struct ProbeBudget {
     answers: RefCell<HashMap<usize, WorkerState>>,
@@ -22,13 +22,13 @@ pub(crate) struct ProbeBudget {
 }
 
 impl ProbeBudget {
-    /// A round begins.
+    /// Begins a round.
     pub fn begin(&mut self) {
         let now = Instant::now();
         self.resting_until = self.resting_until.filter(|until| now < *until);
     }
 
-    /// A round is over.
+    /// Ends a round.
     pub fn end(&mut self) {
         self.answers.get_mut().clear();
         let spent = self.spent.take();
@@ -37,7 +37,7 @@ impl ProbeBudget {
         }
     }
 
-    /// What a slot's worker does; unknown while the agent rests from its questions.
+    /// Returns the state of a slot's worker; unknown while the agent rests.
     pub fn ask(&self, slot: usize, look: impl FnOnce() -> WorkerState) -> WorkerState {
         if self.resting_until.is_some() {
             return WorkerState::Unknown;
@@ -45,7 +45,7 @@ impl ProbeBudget {
         self.insist(slot, look)
     }
 
-    /// The same, though the agent rests: for what it is about to do to the slot.
+    /// The same even while the agent rests: for a slot that it is about to act on.
     pub fn insist(&self, slot: usize, look: impl FnOnce() -> WorkerState) -> WorkerState {
         if let Some(answer) = self.answers.borrow().get(&slot) {
             return *answer;

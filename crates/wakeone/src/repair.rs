@@ -1,9 +1,9 @@
-//! Listeners that nobody made to listen again: their agent was killed while it moved their queues. Their workers spin on
+//! Repairs listeners that stopped listening: their agent was killed while it moved their queues. Their workers spin on
 //! `EINVAL`, and the kernel has no listener to give their connections to.
 //!
-//! The agent writes into the table first which slot it is at ([`flag::MOVING`]), so that whoever comes next knows. An agent
-//! that is stopped there (SIGSTOP) keeps its mark: when it goes on, it finds the listener open, and opening it twice is
-//! opening it once.
+//! The agent first writes into the table which slot it works on ([`flag::MOVING`]), so that its successor knows. An
+//! agent that is stopped there (SIGSTOP) keeps its mark. When it goes on it finds the listener open, and to open it
+//! twice does no harm.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -17,10 +17,10 @@ use crate::paths::Paths;
 use crate::status;
 use crate::supervisor::state::{self, GroupDir, State, StateError};
 
-/// Repairs every group whose agent is gone or stopped. One that runs moves queues itself, and is left alone.
+/// Repairs every group whose agent is gone or stopped. A running agent moves queues itself, and is left alone.
 pub fn repair_all(paths: &Paths) {
     for name in status::names(paths).unwrap_or_default() {
-        // The folder is taken only where there is something to do: whoever starts at this moment finds it free.
+        // The folder is taken only if there is something to do, so that an agent that starts now finds it free.
         if open(paths, &name).is_none_or(|pinned| moving(&pinned).is_empty()) {
             continue;
         }
@@ -32,7 +32,7 @@ pub fn repair_all(paths: &Paths) {
     }
 }
 
-/// The same for a group whose agent lives and is stopped: it may go on at any moment.
+/// The same for a group whose agent lives and is stopped: it may continue at any moment.
 fn repair_beside(paths: &Paths, name: &str, agent: &str) {
     let (Some(pinned), Ok(Some(state))) = (open(paths, name), state::load(&paths.runtime, name))
     else {
@@ -54,7 +54,7 @@ fn repair_beside(paths: &Paths, name: &str, agent: &str) {
     }
 }
 
-/// Has the listeners of this group listen that were closed for a move when their agent died.
+/// Makes the listeners of this group listen that were closed for a move when their agent died.
 pub fn repair(paths: &Paths, dir: &GroupDir) {
     let (Some(pinned), Ok(Some(state))) = (open(paths, dir.name()), dir.load()) else {
         return;
@@ -80,7 +80,7 @@ fn open(paths: &Paths, name: &str) -> Option<Pinned> {
     (pinned.table().contract().load(Relaxed) == table::CONTRACT).then_some(pinned)
 }
 
-/// The slots whose queues were being moved.
+/// Returns the slots whose queues were being moved.
 fn moving(pinned: &Pinned) -> Vec<usize> {
     let slots = (pinned.table().slots().load(Relaxed) as usize).min(table::MAX_SLOTS);
     let moving = |slot: &usize| pinned.table().slot(*slot).has(flag::MOVING);
@@ -92,7 +92,7 @@ fn reopen(pinned: &Pinned, state: &State, slot: usize) -> Result<(), String> {
         return Ok(());
     };
     for (address, (inode, endpoint)) in known.inodes.iter().zip(&state.listen).enumerate() {
-        // A socket that nobody holds any more is closed, and needs nothing.
+        // A socket that nobody holds any more is closed, and needs no repair.
         let Some(listener) = borrow(known, *inode) else {
             continue;
         };
@@ -121,7 +121,8 @@ fn listen_again(listener: &OwnedFd, at: SocketAddr, backlog: i32) -> std::io::Re
     socket::listen_again(listener, at, backlog)
 }
 
-/// Our own servers' is written down; another's is what its agent saw, and it has one address.
+/// Returns the backlog. For our own servers it is written down. For an attached one, which has one address, it is the
+/// limit that its agent saw.
 fn backlog(state: &State, limit: u32) -> i32 {
     let limit = i32::try_from(limit).unwrap_or(i32::MAX);
     match (state.backlog, limit) {

@@ -1,5 +1,5 @@
-//! Keeps the sockets of `wakeone run --lookup` from `doctor`, `top` and `attach`. At the public address these would find a
-//! socket that nobody reads, and at the private one queues of which no connection has the address.
+//! Hides the sockets of `wakeone run --lookup` from `doctor`, `top` and `attach`. At the public address these would
+//! find a socket that nobody reads. At the private one they would find queues whose connections have another address.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use crate::paths::Paths;
 use crate::status;
 use crate::supervisor::state::{self, State};
 
-/// Leaves out the sockets of such groups, and says of each group in a sentence what there is.
+/// Leaves out the sockets of such groups, and returns a sentence about each group.
 pub fn set_apart(paths: &Paths, mut found: Vec<Found>) -> (Vec<Found>, Vec<String>) {
     let mut sentences = Vec::new();
     for name in status::names(paths).unwrap_or_default() {
@@ -41,7 +41,7 @@ fn sockets_of(state: &State) -> HashSet<u64> {
         let Some(reserved) = reserved else { continue };
         own.insert(reserved.inode);
         for slot in &state.slots {
-            // A second worker's, too: one that is about to take the slot over.
+            // Includes those of a second worker, which is about to take the slot over.
             let beside = slot.beside.as_ref().map(|beside| &beside.inodes);
             let both = [Some(&slot.inodes), beside].into_iter().flatten();
             own.extend(both.filter_map(|inodes| inodes.get(address)));

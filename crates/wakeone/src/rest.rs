@@ -1,4 +1,4 @@
-//! How an agent sleeps: for a time, until somebody wakes it, or until a connection comes to a listener.
+//! The sleep of an agent: for a time, until somebody wakes it, or until a connection comes to a listener.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,20 +23,20 @@ impl Waker {
         )?))
     }
 
-    /// Ends the sleep of now, or else the next one.
+    /// Ends the current sleep, or else the next one.
     pub fn wake(&self) {
-        // It fails where it was woken very often and did not run yet.
+        // Fails if many wakes came before the sleeper ran; it wakes then anyway.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Sleeps for that long at the most; whether a connection came meanwhile to one of these listeners.
+    /// Sleeps for at most that long. Returns whether a connection came to one of these listeners meanwhile.
     pub fn sleep(&self, time: Duration, arrivals: Option<&ListenerSet>) -> bool {
         let time = Timespec::try_from(time).ok();
         let woken = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut polled = vec![woken(self.0.as_fd())];
         polled.extend(arrivals.map(|all| woken(all.0.as_fd())));
         if poll(&mut polled, time.as_ref()).is_err() {
-            // A signal: a sleep may be short.
+            // A signal came. A sleep may be short.
             return false;
         }
         let came = polled.get(1).is_some_and(|all| !all.revents().is_empty());
@@ -47,21 +47,21 @@ impl Waker {
     }
 }
 
-/// Tells when a connection comes to one of several listeners.
+/// Reports a connection to one of several listeners.
 ///
-/// An epoll set refers to what it was given without keeping it: a listener of others is borrowed for a moment to be put in,
-/// and leaves when the server closes it.
+/// An epoll set does not keep its members open. A listener of another process is borrowed for a moment to be added, and
+/// leaves the set when its server closes it.
 #[derive(Debug)]
 pub(crate) struct ListenerSet(OwnedFd);
 
-/// A listener is readable by this event too. A worker waits for EPOLLIN: observers do not take the agent for one.
+/// A listener is readable by this event too. A worker waits for EPOLLIN, so observers do not take the agent for one.
 const LOOKS_ON: epoll::EventFlags = epoll::EventFlags::RDNORM;
 
 impl ListenerSet {
-    /// Those at all listeners of a group.
+    /// Watches all listeners of a group.
     ///
     /// # Errors
-    /// One of them cannot be had, or out of descriptors.
+    /// One of them is not available, or we are out of descriptors.
     pub fn of(dispatcher: &Dispatcher) -> io::Result<Self> {
         let all = Self(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         dispatcher.each_listener(|listener| all.add(listener))?;
@@ -96,7 +96,7 @@ mod tests {
         assert!(!waker.sleep(LONG, None));
         thread.join().expect("thread");
         assert!(begun.elapsed() < LONG);
-        // Once.
+        // A wake ends one sleep only.
         assert!(!waker.sleep(Duration::from_millis(1), None));
         let begun = Instant::now();
         waker.sleep(Duration::from_millis(5), None);
@@ -108,7 +108,7 @@ mod tests {
         let (waker, all) = (Waker::new().expect("waker"), set());
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
         let address = listener.local_addr().expect("address");
-        // As one of another process: by a descriptor that is closed again.
+        // Like a listener of another process: by a descriptor that is closed again.
         let borrowed = listener.try_clone().expect("descriptor");
         all.add(borrowed.as_fd()).expect("added");
         drop(borrowed);

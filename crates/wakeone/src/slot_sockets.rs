@@ -1,4 +1,4 @@
-//! Where a slot's listeners are: our own, or another process's that lends them.
+//! The listeners of a slot: our own, or one that another process lends.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,25 +7,25 @@ use wakeone_kernel::process;
 
 use crate::supervisor::adopt::inode_of;
 
-/// A listener that another process holds. It is borrowed for a moment at a time: a descriptor kept would keep the
-/// listener in its group when the server has closed it, and swallow connections.
+/// A listener that another process holds. It is borrowed for a moment at a time. A descriptor that is kept would keep
+/// the listener in its group after the server has closed it, and swallow connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteFd {
-    /// Who holds it.
+    /// The process that holds it.
     pub pid: u32,
     /// Its number there.
     pub fd: i32,
-    /// Its inode, by which it is known to be the same.
+    /// Its inode, which shows that it is the same socket.
     pub inode: u64,
 }
 
 impl RemoteFd {
-    /// The listener, for a moment.
+    /// Borrows the listener for a moment.
     pub(crate) fn borrow(&self) -> io::Result<OwnedFd> {
         self.same(process::descriptor_of(self.pid, self.fd)?)
     }
 
-    /// Returns a borrowed descriptor if it is the listener that is meant.
+    /// Returns a borrowed descriptor if it refers to the same listener.
     fn same(&self, listener: OwnedFd) -> io::Result<OwnedFd> {
         if inode_of(&listener).unwrap_or(0) == self.inode {
             Ok(listener)
@@ -35,11 +35,11 @@ impl RemoteFd {
     }
 }
 
-/// A listener that is borrowed again and again: its lender's pidfd is kept, and keeps nothing of the server alive.
+/// A listener that is borrowed again and again. Its lender's pidfd is kept, which keeps nothing of the server alive.
 #[derive(Debug)]
 pub struct RemoteSocket {
     remote: RemoteFd,
-    /// None where it could not be had. Each borrowing opens one then, and tells why it fails.
+    /// None if it could not be opened. Each borrowing then opens one, and reports why that fails.
     handle: Option<OwnedFd>,
 }
 
@@ -59,20 +59,20 @@ impl RemoteSocket {
 pub enum SlotSockets {
     /// Our own, one for each address.
     Held(Vec<OwnedFd>),
-    /// Another's, of the one address that its group has.
+    /// Another process's. Its group has one address.
     Remote(RemoteSocket),
     /// None: the slot is free.
     Empty,
 }
 
 impl SlotSockets {
-    /// That of a listener which another process lends.
+    /// Returns the listener that another process lends.
     pub fn of(remote: RemoteFd) -> Self {
         let handle = process::handle_of(remote.pid).ok();
         SlotSockets::Remote(RemoteSocket { remote, handle })
     }
 
-    /// Does something to the listener of an address.
+    /// Runs `act` on the listener of an address.
     ///
     /// # Errors
     /// There is none, or it cannot be borrowed.
@@ -87,7 +87,7 @@ impl SlotSockets {
         }
     }
 
-    /// Those that are our own.
+    /// Returns those that are our own.
     pub fn held(&self) -> &[OwnedFd] {
         match self {
             SlotSockets::Held(listeners) => listeners,
@@ -95,7 +95,7 @@ impl SlotSockets {
         }
     }
 
-    /// Their inodes.
+    /// Returns their inodes.
     pub fn inodes(&self) -> Vec<u64> {
         match self {
             SlotSockets::Held(listeners) => listeners

@@ -1,4 +1,4 @@
-//! What is steered now: a snapshot of every group, read from its pins and its state, whether or not its agent lives.
+//! A snapshot of every group that is steered now, read from its pins and its state, whether or not its agent lives.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,7 +16,7 @@ use crate::policy::{Affinity, Policy};
 use crate::supervisor::listen::Endpoint;
 use crate::supervisor::state::{self, State};
 
-/// Ways out by which the kernel chose instead of the policy.
+/// The ways out in which the kernel chose instead of the policy.
 const FALLBACKS: [&str; 3] = ["no_slot", "select_failed", "bad_policy"];
 
 /// All groups of a runtime folder.
@@ -31,22 +31,22 @@ pub struct Status {
 pub struct Group {
     /// Its name.
     pub name: String,
-    /// Where it listens.
+    /// The addresses that it listens on.
     pub listen: Vec<String>,
-    /// `tcp`, or `udp` for a group of UDP sockets, of which nothing is open, moved or counted out.
+    /// `tcp`, or `udp` for a group of UDP sockets, where nothing is open, moved or counted out.
     pub protocol: &'static str,
-    /// Of UDP: what keeps the datagrams of a flow together.
+    /// For UDP: how the datagrams of a flow are kept together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
-    /// Whether connections go where our program says; else the kernel's own or a classic program chooses.
+    /// Whether our program places its connections; else the kernel or a classic program chooses.
     pub steered: bool,
-    /// How a worker is chosen; absent where the group is not steered by our program.
+    /// How a worker is chosen; absent if our program does not steer the group.
     pub policy: Option<Policy>,
     /// The supervisor's pid, if it lives.
     pub supervisor_pid: Option<u32>,
-    /// A server that was there before and is steered from outside; `supervisor_pid` is the agent's then.
+    /// Whether it is an attached server; `supervisor_pid` is then the agent's.
     pub attached: bool,
-    /// Whether an agent looks after it: moves queues, keeps the queue lengths fresh.
+    /// Whether an agent looks after it: it moves queues, and keeps the queue lengths fresh.
     pub agent: bool,
     /// Whether connections are counted.
     pub counting: bool,
@@ -77,17 +77,17 @@ pub struct Slot {
     pub weight: u32,
     /// Connections open, those that wait included.
     pub active: i64,
-    /// Connections waiting to be accepted, when last looked.
+    /// Connections waiting to be accepted, at the last look.
     pub queued: u32,
-    /// How many may wait.
+    /// The limit of the queue.
     pub queue_limit: u32,
-    /// Of UDP: memory of the datagrams that wait to be read, in bytes, when last looked.
+    /// For UDP: memory of the datagrams that wait to be read, in bytes, at the last look.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_bytes: Option<u32>,
-    /// Of UDP: how many bytes may wait.
+    /// For UDP: the size of the receive buffers, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub buffer_bytes: Option<u32>,
-    /// Of UDP: datagrams that its sockets had no room for, since they were made.
+    /// For UDP: datagrams that its sockets had no room for, since they were made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped: Option<u64>,
     /// Times the program chose it.
@@ -115,7 +115,7 @@ pub struct Slot {
 /// Reads every group.
 ///
 /// # Errors
-/// The runtime folder cannot be read: who is not root may not.
+/// The runtime folder cannot be read: only root may read it.
 pub fn read(paths: &Paths) -> io::Result<Status> {
     let mut groups = Vec::new();
     for name in names(paths)? {
@@ -130,16 +130,16 @@ pub fn read(paths: &Paths) -> io::Result<Status> {
     Ok(Status { groups })
 }
 
-/// A group's state. The UDP part of a group that has another part is written down with that.
+/// Returns a group's state. The UDP part of a group shares the state of its other part.
 fn state_of(paths: &Paths, name: &str) -> Option<State> {
     let load = |name: &str| state::load(&paths.runtime, name).ok().flatten();
     load(name).or_else(|| load(name.strip_suffix(DATAGRAM_SUFFIX)?))
 }
 
-/// Names of groups that have a state or pins.
+/// Returns the names of groups that have a state or pins.
 ///
 /// # Errors
-/// A folder is there and cannot be read.
+/// A folder exists and cannot be read.
 pub fn names(paths: &Paths) -> io::Result<Vec<String>> {
     let mut names =
         state::names(&paths.runtime).map_err(|error| io::Error::other(error.to_string()))?;
@@ -163,7 +163,7 @@ fn folder_names(dir: &Path) -> io::Result<Vec<String>> {
     }
 }
 
-/// A group as its state and its pins tell it.
+/// Returns a group as its state and its pins describe it.
 pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Group {
     let table = pinned.map(Pinned::table);
     let flags = table.map_or(0, |table| table.flags().load(Relaxed));
@@ -210,7 +210,7 @@ pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Gr
     }
 }
 
-/// The endpoints of a group's part: of UDP or of TCP where a program steers it, else all.
+/// Returns the endpoints of a group's part: of UDP or of TCP if a program steers it, else all.
 fn listen(state: Option<&State>, udp: Option<bool>) -> Vec<Endpoint> {
     let endpoints = state.into_iter().flat_map(|state| &state.listen);
     endpoints
@@ -275,7 +275,7 @@ fn one_slot(table: &Table, number: usize, selected_in_all: u64) -> Slot {
     }
 }
 
-/// What is known of a group without a program: who serves it.
+/// Returns the slots of a group without a program, with their workers.
 fn unsteered_slots(state: &State) -> Vec<Slot> {
     let slots = state.slots.iter().enumerate();
     let slot = |(number, slot): (usize, &state::Slot)| Slot {

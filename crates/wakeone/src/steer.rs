@@ -1,57 +1,59 @@
-//! What the supervisor asks of whatever steers its connections, so that the two know nothing else of each other.
+//! The interface between the supervisor and the part that steers its connections. They know nothing else of each other.
 
 use std::os::fd::OwnedFd;
 use wakeone_model::layout::counted;
 
-/// Steers connections to the slots of a group, as the supervisor tells it who is there.
+/// Steers connections to the slots of a group. The supervisor reports which workers are there.
 ///
 /// All calls come from the supervisor's one thread, and none may block for longer than a rescue takes.
 pub trait Steer: Send {
     /// The worker of this slot runs as `pid`: give it connections (unless the slot is draining).
     fn worker_up(&mut self, slot: usize, pid: u32);
-    /// The worker died: choose it no more, and move its queue to others at once.
+    /// The worker died: do not choose it any more, and move its queue to others at once.
     fn worker_down(&mut self, slot: usize);
-    /// No new connections for the slot, or again some. A slot drains while its worker starts and before it is stopped.
+    /// Stops new connections to the slot, or allows them again. A slot drains while its worker starts and before it
+    /// stops.
     fn drain(&mut self, slot: usize, on: bool);
-    /// No new connections at all: SYNs are dropped, so that the client's retry reaches a successor.
+    /// Stops all new connections: SYNs are dropped, so that the client's retry reaches a successor.
     fn close(&mut self);
-    /// No new connections at all, and each is refused at once where that can be done.
+    /// Stops all new connections. Each is refused at once if that is possible.
     fn refuse(&mut self) {
         self.close();
     }
-    /// Whether [`Steer::replace`] can be done: what is chosen is known to the socket.
+    /// Whether [`Steer::replace`] is possible. It needs steering that chooses the very socket of a connection.
     fn can_replace(&self) -> bool {
         false
     }
-    /// Worker `pid` serves the slot from now on, with these listeners, one an address. The old ones are chosen no more.
+    /// Worker `pid` serves the slot from now on, with these listeners, one for each address. The old ones are no longer
+    /// chosen.
     ///
     /// # Errors
-    /// Why not, as a sentence; the slot is as it was.
+    /// The reason, as a sentence; the slot is unchanged.
     fn replace(&mut self, _slot: usize, _pid: u32, _listeners: &[OwnedFd]) -> Result<(), String> {
         Err("nothing steers connections here".to_owned())
     }
-    /// Connections that wait in the slot's accept queues.
+    /// Returns the number of connections that wait in the slot's accept queues.
     fn queued(&self, slot: usize) -> u32;
-    /// Connections open at the slot's worker, queued ones included; 0 where they are not counted.
+    /// Returns the open connections of the slot's worker, queued ones included; 0 if they are not counted.
     fn active(&self, _slot: usize) -> u64 {
         0
     }
-    /// Whether the slot's worker was seen waiting in accept, epoll or poll; `None` where it cannot be seen.
+    /// Whether the slot's worker was seen waiting in accept, epoll or poll; `None` if that cannot be seen.
     fn accepting(&self, slot: usize) -> Option<bool>;
-    /// What happened since last asked.
+    /// Returns the events since the last call.
     fn events(&mut self) -> Vec<SteerEvent>;
 }
 
-/// Something worth a log line that happened beside the supervisor.
+/// An event outside the supervisor that is worth a log line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SteerEvent {
     /// The slot's worker stopped accepting, or reading, while something waits.
     Stuck {
         /// Which slot.
         slot: usize,
-        /// What waited in its queues then.
+        /// The length of its queues at that time.
         queued: u32,
-        /// Of what: `connections`, or `bytes` of datagrams.
+        /// The unit of that: `connections`, or `bytes` of datagrams.
         unit: &'static str,
     },
     /// The slot's queue was moved to others.
@@ -70,13 +72,13 @@ pub enum SteerEvent {
         /// How long it had been stuck.
         after_ms: u64,
     },
-    /// The sum of some time's stuck workers and moves (see [`crate::move_log::MoveLog`]).
+    /// A summary of stuck workers and moves over some time (see [`crate::move_log::MoveLog`]).
     Summary {
         /// Which slot.
         slot: usize,
         /// Connections moved.
         moved: u64,
-        /// The sentence.
+        /// The summary as a sentence.
         text: String,
     },
     /// Anything else, as a sentence.
@@ -84,7 +86,7 @@ pub enum SteerEvent {
 }
 
 impl SteerEvent {
-    /// Writes it to the log of who steers servers of others: a queue that is moved is no news there.
+    /// Writes it to the log of a process that steers other servers. A single move of a queue is no news there.
     pub fn log(&self, who: &impl std::fmt::Display) {
         match self {
             Self::Stuck { slot, queued, unit } => {

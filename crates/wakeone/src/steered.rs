@@ -1,8 +1,8 @@
-//! A steered group: its folder, its agent, and which slot each of its sockets has.
+//! A steered group: its folder, its agent, and the slot of each of its sockets.
 //!
-//! `attach`, `run --split` and [`crate::udp_group`] have this in common. Each of them keeps what differs: how it learns
-//! of sockets, who serves them, and when the group ends. (`run` makes its sockets itself and never has others, so that
-//! its slots are those of its workers: see [`crate::group`].)
+//! `attach`, `run --split` and [`crate::udp_group`] share this. Each of them has its own way to learn of sockets and of
+//! the processes that serve them, and to know when the group ends. (`run` makes its sockets itself and has no others,
+//! so its slots are those of its workers: see [`crate::group`].)
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -22,31 +22,31 @@ use crate::supervisor::listen::Endpoint;
 use crate::supervisor::process::Identity;
 use crate::supervisor::state::{self, GroupDir, State, StateError, Task};
 
-/// What is written down of a group and does not change.
+/// The part of a group's state that does not change.
 #[derive(Debug)]
 pub struct Origin {
-    /// Where its sockets are.
+    /// The address of its sockets.
     pub listen: Endpoint,
-    /// Length of each accept queue; 0 where that is the server's to say.
+    /// Length of each accept queue; 0 if the server decides it.
     pub backlog: i32,
-    /// What it was made by: see [`Task::command`].
+    /// The command that made it: see [`Task::command`].
     pub command: Vec<String>,
-    /// Its sockets are another program's, and go on without us.
+    /// Whether its sockets are another program's, and go on without us.
     pub attached: bool,
 }
 
-/// Where a socket is, and who serves it.
+/// The place of a socket, and its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seated {
-    /// Its slot; none where the kernel's hash chooses, or where there was no room.
+    /// Its slot; `None` if the kernel's hash chooses, or if there was no room.
     pub slot: Option<usize>,
-    /// From whom to borrow it.
+    /// The process to borrow it from.
     pub remote: RemoteFd,
-    /// Who serves it, as far as that was seen.
+    /// The process that serves it, if one was seen.
     pub worker: Option<u32>,
 }
 
-/// A group that is written down, and steered where an agent was started.
+/// A group with a state in its folder, steered once an agent is started.
 #[derive(Debug)]
 pub struct SteeredGroup {
     origin: Origin,
@@ -61,7 +61,7 @@ impl SteeredGroup {
     /// Takes the group's folder. Nothing is steered yet.
     ///
     /// # Errors
-    /// Somebody has it, or it cannot be made.
+    /// Another process has the folder, or it cannot be made.
     pub fn take(runtime_dir: &Path, name: &str, origin: Origin) -> Result<Self, StateError> {
         Ok(Self {
             origin,
@@ -72,15 +72,15 @@ impl SteeredGroup {
         })
     }
 
-    /// Whether an agent before us attached it and was killed: its program is there still.
+    /// Whether an earlier agent attached it and was killed: its program is still there.
     ///
     /// # Errors
-    /// What is written down cannot be read, or believed.
+    /// The state cannot be read, or not be trusted.
     pub fn was_attached(&self) -> Result<bool, StateError> {
         Ok(self.dir.load()?.is_some_and(|state| state.attached))
     }
 
-    /// Has an agent steer it from now on. The sockets that the program knows get their slots.
+    /// Has an agent steer it from now on. Sockets that the program knows get their slots.
     pub fn steer(
         &mut self,
         dispatcher: Dispatcher,
@@ -90,7 +90,7 @@ impl SteeredGroup {
     ) {
         let mut up = Vec::new();
         for (cookie, remote, worker) in sockets {
-            // One without a slot is tried again when it is seen again.
+            // A socket without a slot is tried again when it is seen again.
             let Some(slot) = dispatcher.pinned().slot_of(cookie) else {
                 continue;
             };
@@ -114,31 +114,31 @@ impl SteeredGroup {
         self.dir.name()
     }
 
-    /// Who steers it, if anybody does.
+    /// Returns the agent that steers it, if any.
     pub fn agent(&self) -> Option<&Agent> {
         self.agent.as_ref()
     }
 
-    /// Where a socket is.
+    /// Returns the place of a socket.
     pub fn seat_of(&self, cookie: u64) -> Option<Seated> {
         self.seats.get(&cookie).copied()
     }
 
-    /// The slot of a socket.
+    /// Returns the slot of a socket.
     pub fn slot_of(&self, cookie: u64) -> Option<usize> {
         self.seat_of(cookie)?.slot
     }
 
-    /// The cookies of its sockets.
+    /// Returns the cookies of its sockets.
     pub fn cookies(&self) -> impl Iterator<Item = u64> {
         self.seats.keys().copied()
     }
 
-    /// Gives a socket a slot, or notes who has it and who serves it now. Where it is steered, its worker counts as there
-    /// from now on.
+    /// Assigns a socket a slot; for one that has a slot, notes its current holder and worker. If the group is steered,
+    /// the worker counts as up from now on.
     ///
     /// # Errors
-    /// There is no slot for it: only the kernel's choice gives it anything.
+    /// There is no slot for it: it gets only what the kernel's hash chooses for it.
     pub fn seat(
         &mut self,
         cookie: u64,
@@ -174,7 +174,7 @@ impl SteeredGroup {
         Ok(())
     }
 
-    /// The same, and the log says where a socket has no slot.
+    /// The same, and logs if the socket gets no slot.
     pub fn seat_or_tell(&mut self, cookie: u64, remote: RemoteFd, worker: u32) {
         if let Err(error) = self.seat(cookie, remote, Some(worker)) {
             tracing::warn!("{}: process {}: {error}", self.origin.listen, remote.pid);
@@ -191,7 +191,7 @@ impl SteeredGroup {
         }
     }
 
-    /// A socket is chosen no more, and its slot is free. Tells whether it had one.
+    /// Stops choosing a socket, and frees its slot. Returns whether it had one.
     pub fn leave(&mut self, cookie: u64) -> bool {
         let left = self.seats.remove(&cookie).and_then(|seated| seated.slot);
         match (left, &self.agent) {
@@ -200,27 +200,27 @@ impl SteeredGroup {
         }
     }
 
-    /// A socket that left does not come back: what the program knows of it is removed.
+    /// Removes what the program knows of a socket that left for good.
     pub fn forget(&self, cookie: u64) {
         if let Some(agent) = &self.agent {
             agent.with_dispatcher(|d| d.pinned().forget_listener(cookie));
         }
     }
 
-    /// The worker of a socket is gone: returns when what waits in it was moved to others, and no handshake is under way.
+    /// Notes that a socket's worker is gone. Returns when its queue was moved to others, and no handshake is under way.
     pub fn worker_gone(&mut self, cookie: u64) {
         if let (Some(slot), Some(agent)) = (self.slot_of(cookie), &mut self.agent) {
             agent.worker_gone(slot);
         }
     }
 
-    /// The same, and then it leaves.
+    /// The same, and then removes the socket.
     pub fn hand_over(&mut self, cookie: u64) {
         self.worker_gone(cookie);
         self.leave(cookie);
     }
 
-    /// Somebody else has a socket now.
+    /// Notes that another process holds a socket now.
     pub fn lend(&mut self, cookie: u64, remote: RemoteFd) {
         let Some(seated) = self.seats.get_mut(&cookie) else {
             return;
@@ -231,7 +231,7 @@ impl SteeredGroup {
         }
     }
 
-    /// Does something between two looks of the agent, when no queue is being moved.
+    /// Runs `act` between two looks of the agent, when no queue is being moved.
     pub fn between_looks<R>(&self, act: impl FnOnce() -> R) -> R {
         match &self.agent {
             Some(agent) => agent.between_looks(act),
@@ -239,15 +239,15 @@ impl SteeredGroup {
         }
     }
 
-    /// Writes it down.
+    /// Writes the state.
     ///
     /// # Errors
-    /// That cannot be done.
+    /// The state cannot be written.
     pub fn store(&self) -> Result<(), StateError> {
         self.dir.store(&self.state()?)
     }
 
-    /// The same, now or as soon as that can be done. Steering goes on meanwhile.
+    /// The same, now or as soon as possible. Steering goes on meanwhile.
     pub fn keep(&self) {
         match self.state() {
             Ok(state) => self.dir.keep(&state),
@@ -255,12 +255,12 @@ impl SteeredGroup {
         }
     }
 
-    /// Writes down what could not be written before. Call it every second or so.
+    /// Writes a state that could not be written before. Call it every second or so.
     pub fn catch_up(&self) {
         self.dir.catch_up();
     }
 
-    /// Tells `status` who serves what. `detach` reads it if the agent was killed.
+    /// Returns the state that `status` shows. `detach` reads it if the agent was killed.
     fn state(&self) -> Result<State, StateError> {
         let own = Identity::of(std::process::id()).map_err(|source| StateError::File {
             what: "read",
@@ -291,7 +291,7 @@ impl SteeredGroup {
         })
     }
 
-    /// Where the kernel's hash chooses, sockets are numbered.
+    /// Returns the slots. Where the kernel's hash chooses, sockets are numbered instead.
     fn slots(&self) -> Vec<state::Slot> {
         let count = match &self.agent {
             Some(agent) => agent.with_dispatcher(|d| d.slots()).unwrap_or(0),
@@ -322,7 +322,7 @@ impl SteeredGroup {
         slots
     }
 
-    /// What its figures are read from. `traced`: those of the kernel's tracepoints too.
+    /// Returns the source of its metrics. `traced`: include those of the kernel's tracepoints.
     pub fn source(&self, paths: &Paths, traced: bool) -> Source {
         let mut source = Source::open(paths, self.name());
         if let Some(agent) = &self.agent {
@@ -334,13 +334,13 @@ impl SteeredGroup {
         source
     }
 
-    /// What its agent saw since the last call, with moves summed up for the log.
+    /// Returns its agent's events since the last call, with moves summed up for the log.
     pub fn events(&mut self) -> Vec<SteerEvent> {
         let seen = self.agent.as_mut().map(Steer::events).unwrap_or_default();
         self.moves.pass(Instant::now(), seen)
     }
 
-    /// Takes program, pins and folder away. Sockets that are there still go on, and the kernel's hash chooses.
+    /// Removes program, pins and folder. Remaining sockets go on, and the kernel's hash chooses.
     pub fn end(self) {
         if let Some(agent) = self.agent {
             capability::with(&FOR_THE_END, || agent.end());

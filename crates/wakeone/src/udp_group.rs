@@ -1,5 +1,5 @@
-//! UDP sockets on one address for a program of its own, a queue for each thread, steered as well as this machine and
-//! our privileges allow; with many datagrams to a system call.
+//! UDP sockets on one address for a program of its own, a queue for each thread. They are steered as well as this
+//! machine and our privileges allow, and take many datagrams with one system call.
 //!
 //! ```no_run
 //! use wakeone::udp_group::{Batch, Options, UdpGroup};
@@ -50,18 +50,18 @@ use crate::supervisor::adopt::inode_of;
 use crate::supervisor::listen::{self, Endpoint, ListenError};
 use crate::supervisor::state::{self, StateError};
 
-/// What a group is to be.
+/// The settings of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// How a socket is chosen; `None`: shortest-queue, or the best that may be had.
+    /// How a socket is chosen; `None`: shortest-queue, or the best that works here.
     pub policy: Option<Policy>,
-    /// What keeps datagrams of one flow together; `None`: flow, as far as it can be had.
+    /// How datagrams of one flow are kept together; `None`: flow, as far as that works here.
     pub affinity: Option<Affinity>,
     /// Have the kernel join datagrams of one sender (UDP_GRO). A [`Batch`] for it should have room for 65,535 bytes.
     pub join_datagrams: bool,
     /// How long a thread may leave datagrams waiting while another is idle.
     pub stuck_after: Duration,
-    /// Where the group is written down, for `wakeone status`.
+    /// The folder for the group's state, which `wakeone status` reads.
     pub runtime_dir: PathBuf,
 }
 
@@ -80,21 +80,21 @@ impl Default for Options {
 /// Why there is no group, as one sentence.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The sockets cannot be had.
+    /// The sockets cannot be opened.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// They cannot be steered as was asked for.
+    /// They cannot be steered as asked for.
     #[error(transparent)]
     Steering(#[from] dispatcher::Error),
-    /// The group cannot be written down.
+    /// The group's state cannot be written.
     #[error(transparent)]
     State(#[from] StateError),
     /// A system call failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// The attempt that failed.
         what: &'static str,
-        /// What it said.
+        /// The error of the system call.
         source: io::Error,
     },
     /// No UDP socket was handed over.
@@ -104,25 +104,25 @@ pub enum Error {
     NotInherited,
 }
 
-/// Who chooses a socket for a datagram.
+/// The part that chooses a socket for a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
     /// Our program.
     Program(Policy, Affinity),
-    /// A classic program, which needs no privilege: random or cpu. Flows are not kept together.
+    /// A classic program, which needs no privilege: random or cpu. It does not keep flows together.
     Classic(Policy),
     /// The kernel's hash of addresses and ports.
     Kernel,
-    /// Whoever handed the sockets over.
+    /// The program that handed the sockets over.
     Giver,
 }
 
-/// How a group is steered, and why not better.
+/// How a group is steered, and why it is not steered better.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Steering {
-    /// Who chooses.
+    /// The part that chooses.
     pub choice: Choice,
-    /// Why our program does not, where it should have.
+    /// Why our program does not choose, if it should have.
     pub why_less: Option<String>,
 }
 
@@ -149,11 +149,11 @@ pub struct UdpGroup {
 }
 
 impl UdpGroup {
-    /// Opens `sockets` sockets (at least 1, at most 256) on an address; port 0 lets the kernel choose one for all. It
-    /// is in use where anybody is there already.
+    /// Opens `sockets` sockets (at least 1, at most 256) on an address; port 0 lets the kernel choose one port for all.
+    /// Fails if any other socket is on the address.
     ///
     /// # Errors
-    /// See [`Error`]; what was not asked for by name is had in a lesser way instead, see [`UdpGroup::steering`].
+    /// See [`Error`]. Settings that were left open fall back to less instead, see [`UdpGroup::steering`].
     pub fn open(address: SocketAddr, sockets: usize, options: &Options) -> Result<Self, Error> {
         let wanted = Endpoint {
             address,
@@ -191,8 +191,8 @@ impl UdpGroup {
         })
     }
 
-    /// The UDP sockets that were handed over to this process: by `wakeone run -l udp://…`, which steers them, or by
-    /// systemd. Other descriptors that were handed over are closed: call it where all are of UDP.
+    /// Returns the UDP sockets that were handed over to this process: by `wakeone run -l udp://…`, which steers them,
+    /// or by systemd. It closes other descriptors that were handed over, so call it only if all are of UDP.
     ///
     /// # Errors
     /// There is none, or they were taken already.
@@ -219,21 +219,21 @@ impl UdpGroup {
         })
     }
 
-    /// How it is steered.
+    /// Returns how it is steered.
     pub fn steering(&self) -> &Steering {
         &self.steering
     }
 
-    /// Where its sockets are bound.
+    /// Returns the address that its sockets are bound to.
     ///
     /// # Errors
-    /// What getsockname says.
+    /// The error of getsockname.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let first = self.sockets.first().ok_or(io::ErrorKind::NotFound)?;
         first.socket.local_addr()
     }
 
-    /// Its sockets, one for each thread. Steering ends with the last of them.
+    /// Returns its sockets, one for each thread. Steering ends with the last of them.
     pub fn into_sockets(self) -> Vec<GroupSocket> {
         self.sockets
     }
@@ -243,7 +243,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::System { what, source }
 }
 
-/// What can be had without our program, where that was not asked for.
+/// Returns the best steering without our program, if the settings allow that.
 fn fallback(
     sockets: &[OwnedFd],
     options: &Options,
@@ -318,7 +318,7 @@ impl Steered {
         Ok(Self(Mutex::new(Some(group))))
     }
 
-    /// A socket is about to be closed: what comes from now on goes to others.
+    /// Takes out a socket that is about to be closed: new datagrams go to others.
     fn leave(&self, socket: &UdpSocket) {
         let mut group = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(group), Ok(cookie)) = (group.as_mut(), cookie(socket)) {
@@ -336,7 +336,7 @@ impl Drop for Steered {
     }
 }
 
-/// Several programs may have groups, one after the other, on one address.
+/// Returns the group's name. Several programs may have groups, one after the other, on one address.
 fn name_of(endpoint: Endpoint) -> String {
     let address = endpoint.address.to_string();
     let plain = address.trim_start_matches('[').replace("]:", "-");
@@ -345,8 +345,8 @@ fn name_of(endpoint: Endpoint) -> String {
 
 /// A socket of a group.
 ///
-/// Dropping it takes it out of the group first. What waits in it then is lost: read it empty before, where each
-/// datagram counts ([`GroupSocket::retire`]).
+/// Dropping it takes it out of the group first. Datagrams that still wait in it are lost. If each datagram counts, read
+/// it empty before ([`GroupSocket::retire`]).
 #[derive(Debug)]
 pub struct GroupSocket {
     socket: UdpSocket,
@@ -354,18 +354,18 @@ pub struct GroupSocket {
 }
 
 impl GroupSocket {
-    /// Waits until datagrams are there, and takes as many as are there and fit. Returns how many.
+    /// Waits for datagrams, and takes as many as are there and fit. Returns how many.
     ///
     /// # Errors
-    /// What recvmmsg says.
+    /// The error of recvmmsg.
     pub fn receive(&self, batch: &mut Batch) -> io::Result<usize> {
         batch.receive(&self.socket)
     }
 
-    /// Sends datagrams, each to its address, by as few system calls as can be.
+    /// Sends datagrams, each to its address, with as few system calls as possible.
     ///
     /// # Errors
-    /// What sendmmsg says of the first one that cannot be sent; those before it were.
+    /// The error of sendmmsg for the first datagram that cannot be sent; those before it were sent.
     pub fn send(&self, datagrams: &[(&[u8], SocketAddr)]) -> io::Result<()> {
         let mut rest = datagrams;
         while !rest.is_empty() {
@@ -375,14 +375,14 @@ impl GroupSocket {
         Ok(())
     }
 
-    /// Has nothing more placed here, and gives the socket, to be read empty and closed. Without our program the kernel
+    /// Stops new datagrams to this socket, and returns it to be read empty and closed. Without our program the kernel
     /// goes on placing datagrams here until it is closed.
     pub fn retire(mut self) -> io::Result<UdpSocket> {
         self.leave();
         self.socket.try_clone()
     }
 
-    /// The socket itself.
+    /// Returns the socket itself.
     pub fn socket(&self) -> &UdpSocket {
         &self.socket
     }

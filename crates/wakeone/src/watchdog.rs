@@ -1,19 +1,19 @@
-//! Signs of life for the service manager's watchdog (`WatchdogSec=`): one that gets none for so long restarts us.
+//! Signs of life for the service manager's watchdog (`WatchdogSec=`), which restarts us if they stay away too long.
 
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
 
-/// Says that its owner's loop goes round, as often as the service manager asked for.
+/// Reports that its owner's loop goes round, as often as the service manager asked for.
 #[derive(Debug)]
 pub struct Watchdog {
-    /// None where nobody waits for it.
+    /// None if the service manager does not watch us.
     every: Option<Duration>,
     last: Option<Instant>,
 }
 
 impl Watchdog {
-    /// One as the environment asks for it (`WATCHDOG_USEC`).
+    /// Returns a watchdog as the environment asks for it (`WATCHDOG_USEC`).
     pub fn from_env() -> Self {
         Self {
             // Half of it, as sd_watchdog_enabled(3) recommends.
@@ -22,7 +22,7 @@ impl Watchdog {
         }
     }
 
-    /// Gives a sign of life if one is due. Call it once a round.
+    /// Sends a sign of life if one is due. Call it once a round.
     pub fn feed(&mut self) {
         if self.due().is_some_and(|left| left.is_zero()) {
             self.last = Some(Instant::now());
@@ -32,7 +32,7 @@ impl Watchdog {
         }
     }
 
-    /// How long until the next one; None where nobody waits for it.
+    /// Returns how long until the next one is due; `None` if the service manager does not watch us.
     pub fn due(&self) -> Option<Duration> {
         let every = self.every?;
         let left = |last: Instant| every.saturating_sub(last.elapsed());

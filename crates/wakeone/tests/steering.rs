@@ -1,6 +1,7 @@
-//! What the supervisor asks of whatever steers, and when. Real workers (`sleep`), a steer that only takes notes.
+//! The supervisor's calls to its steering, and their order. Real workers (`sleep`), and a steering that only takes
+//! notes.
 //!
-//! Workers are started through an exec of this very program, so it has a main of its own, not the test harness's.
+//! Workers are started through an exec of this very program, so it has a main of its own instead of the test harness's.
 
 use rustix::process::{Pid, Signal, getpid, kill_process, test_kill_process};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,7 +18,7 @@ enum Call {
 }
 use Call::{Close, Down, Drain, Up};
 
-/// What was asked, and what to answer.
+/// The calls so far, and the values to return.
 #[derive(Debug, Default)]
 struct Notes {
     calls: Vec<Call>,
@@ -41,7 +42,7 @@ impl Notebook {
         self.open().calls.clear();
     }
 
-    /// The pid that last came up in a slot.
+    /// Returns the pid that last came up in a slot.
     fn pid(&self, slot: usize) -> u32 {
         let calls = self.calls();
         let pids = calls.iter().rev().filter_map(|call| match call {
@@ -51,7 +52,7 @@ impl Notebook {
         pids.into_iter().next().expect("a worker came up")
     }
 
-    /// Waits until all of these were asked; others may come between.
+    /// Waits until all of these calls were made; others may come between.
     fn wait_for(&self, wanted: &[Call]) {
         let start = Instant::now();
         while !wanted.iter().all(|call| self.calls().contains(call)) {
@@ -97,12 +98,12 @@ fn signal_ourselves(signal: Signal) {
     kill_process(getpid(), signal).expect("signal");
 }
 
-/// Long enough for the supervisor to do what it must not.
+/// Waits long enough for any wrong act of the supervisor.
 fn a_while() {
     std::thread::sleep(Duration::from_millis(300));
 }
 
-/// Runs two workers under a notebook and the script beside them, then stops.
+/// Runs two workers under a notebook with the script beside them, then stops.
 fn supervise(notes: Notebook, script: impl FnOnce(&Notebook) + Send + 'static) {
     let folder = tempfile::tempdir().expect("folder");
     let options = Options {
@@ -233,7 +234,7 @@ fn a_stop_closes_and_waits_for_the_queues() {
 }
 
 impl Notebook {
-    /// The pid of a slot, as soon as there is one.
+    /// Returns the pid of a slot, as soon as there is one.
     fn pid_once_up(&self, slot: usize) -> u32 {
         let start = Instant::now();
         while !self

@@ -1,4 +1,4 @@
-//! `UdpGroup`: as root steered by our program, else by what may be had; and its example.
+//! `UdpGroup`: steered by our program as root, else by the best that works without; and its example.
 
 #[path = "../../../tests/support/patience.rs"]
 mod patience;
@@ -32,9 +32,9 @@ fn options(folder: &tempfile::TempDir) -> Options {
     }
 }
 
-/// Echoes until told to stop, one thread a socket; how many each one echoed.
+/// Echoes until told to stop, with one thread for each socket. Returns how many datagrams each one echoed.
 fn echo(group: UdpGroup, stop: &AtomicBool, clients: impl FnOnce()) -> Vec<usize> {
-    /// Whatever comes of the clients, the threads end.
+    /// Ends the threads, even if the clients fail.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -99,7 +99,7 @@ fn steered_written_down_and_taken_away() {
         policy: Some(Policy::RoundRobin),
         affinity: Some(Affinity::None),
         join_datagrams: true,
-        // A thread that waits for a CPU for 5 ms, as on a machine that is busy otherwise, would be passed over.
+        // A thread that waits 5 ms for a CPU, as on an otherwise busy machine, would be passed over.
         stuck_after: Duration::from_secs(10),
         ..options(&folder)
     };
@@ -210,7 +210,7 @@ fn a_thread_that_does_not_read_gets_nothing_more() {
         stop.store(true, Relaxed);
         send();
     });
-    // It is read again, and is well.
+    // Its socket is read again, so it is well.
     idle.socket().set_nonblocking(true).expect("nonblocking");
     let mut batch = Batch::new(16, 100);
     assert_eq!(idle.receive(&mut batch).expect("what waited"), 4);
@@ -222,7 +222,7 @@ fn a_thread_that_does_not_read_gets_nothing_more() {
     }
 }
 
-/// The example; it ends with the test.
+/// The running example; it ends with the test.
 struct Example(Child);
 
 impl Drop for Example {
@@ -241,7 +241,7 @@ fn the_example_answers() {
         .expect("target folder")
         .join("examples/dns_responder");
     if !example.exists() {
-        // Made beside the tests, unless only some of them were asked for.
+        // Cargo builds it beside the tests, unless only some of them were asked for.
         let made = Command::new(env!("CARGO"))
             .args([
                 "build",
@@ -286,10 +286,10 @@ fn the_example_answers() {
     assert_eq!(answer[..4], [0x12, 0x34, 0x85, 0]);
     assert_eq!(answer[6..8], [0, 1], "one answer");
     assert_eq!(answer[answer.len() - 4..], [192, 0, 2, 1]);
-    // Answers to what was asked too early, on a slow machine.
+    // Drops answers to queries that were sent too early, on a slow machine.
     let answer = answer.to_vec();
     while client.recv(&mut [0; 512]).is_ok() {}
-    // What is no query has no answer, and harms nobody.
+    // A packet that is no query gets no answer, and does no harm.
     for rubbish in [&b""[..], b"x", &[0xff; 40], &query[..20], &answer] {
         client.send(rubbish).expect("send");
         assert!(client.recv(&mut [0; 512]).is_err(), "{rubbish:?}");

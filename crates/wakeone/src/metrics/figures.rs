@@ -1,4 +1,4 @@
-//! Everything that is known of steered groups at one moment.
+//! A snapshot of all that is known of steered groups.
 
 use serde::Serialize;
 use wakeone_kernel::{proc_stats, process};
@@ -15,7 +15,7 @@ pub struct Figures {
     pub groups: Vec<Group>,
 }
 
-/// What `wakeone status` tells of a group, and how its workers are.
+/// The status of a group, as `wakeone status` shows it, and the state of its workers.
 #[derive(Debug, Clone, Serialize)]
 pub struct Group {
     /// As `wakeone status --json` has it.
@@ -23,9 +23,9 @@ pub struct Group {
     pub status: status::Group,
     /// The living workers, by slot.
     pub workers: Vec<Worker>,
-    /// What the tracepoints say; absent where nobody asked for them or they may not be used.
+    /// Counts from the tracepoints; absent if nobody asked for them or they may not be used.
     pub traced: Option<Traced>,
-    /// Counters of the network namespace; absent where the group is not watched.
+    /// Counters of the network namespace; absent if the group is not watched.
     pub host: Option<HostLook>,
 }
 
@@ -34,11 +34,11 @@ pub struct Group {
 pub struct Worker {
     /// Its slot.
     pub slot: usize,
-    /// Whether a thread of it waits for connections, it is stopped, or it does something else.
+    /// Whether one of its threads waits for connections, it is stopped, or it does something else.
     pub doing: &'static str,
     /// CPU used, in ns.
     pub cpu_ns: u64,
-    /// Time that it was ready and had no CPU, in ns.
+    /// Time that it was ready to run and had no CPU, in ns.
     pub run_delay_ns: u64,
     /// Times that it gave its CPU up.
     pub switches_voluntary: u64,
@@ -50,26 +50,26 @@ pub struct Worker {
     pub descriptors_limit: u64,
 }
 
-/// What a worker does, as [`Worker::doing`] says it.
+/// The values of [`Worker::doing`].
 pub const DOING: [&str; 3] = ["waiting", "busy", "stopped"];
 
-/// What tracepoints counted since the group is watched.
+/// Counts from tracepoints since the group is watched.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Traced {
-    /// Handshakes that its listeners completed; None where the kernel has no probe for them.
+    /// Handshakes that its listeners completed; None if the kernel has no probe for them.
     pub connections: Option<u64>,
-    /// Threads of the workers woken for them; None where the kernel has no probe for that.
+    /// Threads of the workers woken for them; None if the kernel has no probe for that.
     pub wakeups: Option<u64>,
     /// Its workers, by slot.
     pub workers: Vec<TracedWorker>,
 }
 
-/// What tracepoints counted of one worker.
+/// Counts from tracepoints for one worker.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct TracedWorker {
     /// Its slot.
     pub slot: usize,
-    /// Connections that accept() returned; None where the kernel has no probe for that.
+    /// Connections that accept() returned; None if the kernel has no probe for that.
     pub accepted: Option<u64>,
     /// accept() calls that found nothing.
     pub accepted_empty: Option<u64>,
@@ -89,7 +89,8 @@ impl From<Status> for Figures {
 }
 
 impl Group {
-    /// Looks at the workers as well. `watched`: what was seen of each of its listeners.
+    /// Takes a group's status and looks at its workers too. `watched` holds the latest snapshot of each of its
+    /// listeners.
     pub fn of(status: status::Group, watched: &[Snapshot]) -> Self {
         let workers = status.slots.iter().filter_map(worker).collect();
         Self {
@@ -148,7 +149,7 @@ fn traced(status: &status::Group, watched: &[Snapshot]) -> Option<Traced> {
             waits: accepts.then(waits),
         })
     };
-    // Threads of one process are counted together: the first of its slots tells.
+    // Threads of one process are counted together, so only the first of its slots reports them.
     let first = |slot: &&status::Slot| {
         let mut same = status.slots.iter().filter(|other| other.pid == slot.pid);
         same.next().is_some_and(|first| first.slot == slot.slot)

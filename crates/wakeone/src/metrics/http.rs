@@ -1,20 +1,20 @@
-//! As much of HTTP/1.1 as a scrape takes: one request for /metrics on a connection, answered and closed.
+//! The part of HTTP/1.1 that a scrape needs: one request for /metrics on a connection, answered and closed.
 
-/// No request of a scraper is longer.
+/// The longest request; no scraper's is longer.
 pub const MOST_BYTES: usize = 8 << 10;
-/// Nor has it more header lines.
+/// The most header lines; no scraper sends more.
 const MOST_HEADERS: usize = 64;
-/// What an answer with metrics says that it is.
+/// The content type of an answer with metrics.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What to do after some bytes of a request.
+/// The next step after some bytes of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// Wait for more.
     Partial,
     /// Send the metrics, or their headers alone.
     Metrics {
-        /// It was HEAD.
+        /// The request was HEAD.
         head: bool,
     },
     /// Send this status and nothing else.
@@ -34,7 +34,7 @@ pub enum Refusal {
     TooLarge,
 }
 
-/// What a request's bytes so far ask for.
+/// Returns the next step for the bytes of a request so far.
 pub fn parse(bytes: &[u8]) -> Request {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
@@ -57,7 +57,7 @@ pub fn parse(bytes: &[u8]) -> Request {
     }
 }
 
-/// The whole answer with metrics.
+/// Returns the whole answer with metrics.
 pub fn answer(text: &str, head: bool) -> Vec<u8> {
     let body = if head { "" } else { text };
     format!(
@@ -67,7 +67,7 @@ pub fn answer(text: &str, head: bool) -> Vec<u8> {
     .into_bytes()
 }
 
-/// The whole answer to what is refused.
+/// Returns the whole answer to a refused request.
 pub fn refusal(why: Refusal) -> Vec<u8> {
     let (status, more) = match why {
         Refusal::Malformed => ("400 Bad Request", ""),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes: an answer, and one that more bytes do not change.
+        /// Any bytes get an answer, and more bytes do not change it.
         #[test]
         fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..MOST_BYTES * 2)) {
             let whole = parse(&bytes);
@@ -136,7 +136,7 @@ mod tests {
             }
         }
 
-        /// A request in pieces is the same as at once.
+        /// A request in pieces gives the same result as a whole one.
         #[test]
         fn pieces_make_no_difference(
             method in "GET|HEAD|POST|[A-Z]{1,8}",

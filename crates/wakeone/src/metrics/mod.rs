@@ -1,7 +1,7 @@
-//! Figures of steered groups for programs that keep them: OpenMetrics over HTTP, JSON over a UNIX socket.
+//! Metrics of steered groups for programs that store them: OpenMetrics over HTTP, JSON over a UNIX socket.
 //!
-//! [`table::METRICS`] says once what each metric is and where it comes from; what is served, what `wakeone metrics
-//! --help-all` explains and what the tests compare with `wakeone status --json` are made of it.
+//! [`table::METRICS`] is the one place that says what each metric is and where it comes from. The served text, the
+//! output of `wakeone metrics --help-all`, and the tests against `wakeone status --json` are made from it.
 
 pub mod figures;
 mod http;

@@ -1,5 +1,5 @@
-//! The thread that serves figures. It reads the shared tables as anybody may, waits for nobody, and shares no lock with
-//! an agent's rounds; whoever asks, however slowly or wrongly, holds up nothing but itself.
+//! The thread that serves metrics. It reads the shared tables as anybody may, waits for nobody, and shares no lock with
+//! an agent's rounds. A client that is slow or wrong holds up nothing but itself.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -27,23 +27,23 @@ use crate::paths::Paths;
 use crate::status;
 use crate::supervisor::state;
 
-/// Connections of each kind served at a time; more wait in the kernel's queue. Anybody may connect by HTTP, so those have
-/// a budget of their own: they cannot keep us from our socket.
+/// Connections of each kind served at a time; more wait in the kernel's queue. Anybody may connect by HTTP, so HTTP has
+/// a budget of its own: it cannot keep us from our socket.
 const MOST_CONNECTIONS: usize = 32;
-/// Once the budget of HTTP is spent, whoever has said nothing whole for so long makes room for others.
+/// Once the budget of HTTP is spent, a client without a whole request after this time makes room for others.
 const HASTE: Duration = Duration::from_millis(20);
-/// A connection is over after this, whoever is slow.
+/// The longest life of a connection, whichever side is slow.
 const LIFE: Duration = Duration::from_secs(5);
-/// Who says nothing on the UNIX socket for so long wants the figures.
+/// A client that sends nothing on the UNIX socket for this long gets the snapshot.
 const SILENCE: Duration = Duration::from_millis(100);
-/// How often to look whether a rescue is done.
+/// How often to check whether a rescue is done.
 const RESCUE_BEAT: Duration = Duration::from_millis(2);
-/// How often watched listeners are looked at, so that workers that come and go are followed.
+/// How often to look at watched listeners, to follow workers that come and go.
 const WATCH_EVERY: Duration = Duration::from_millis(250);
-/// Room that a read has.
+/// The buffer size of a read.
 const CHUNK: usize = 4 << 10;
 
-/// Binds the address that metrics are served on. To be done while one still may.
+/// Binds the address that metrics are served on. Call it before dropping capabilities.
 ///
 /// # Errors
 /// One sentence.
@@ -55,7 +55,7 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, String> {
     })
 }
 
-/// A group whose figures are served.
+/// A group whose metrics are served.
 pub struct Source {
     /// Its name.
     name: String,
@@ -68,8 +68,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// Opens what a group's figures are read from: its pins, where it has any. To be done while one still may; its folder
-    /// must be ours.
+    /// Opens the sources of a group's metrics: its pins, if it has any. Call it before dropping capabilities. Its
+    /// folder must be ours.
     pub fn open(paths: &Paths, name: &str) -> Self {
         let socket = socket::bind(paths, name).map_err(|error| {
             tracing::warn!("{name}: no figures and no rescue by its socket: {error}");
@@ -85,14 +85,14 @@ impl Source {
         }
     }
 
-    /// The agent that moves a slot's queue when it is asked.
+    /// Adds the agent, which moves a slot's queue on request.
     #[must_use]
     pub fn with_rescuer(mut self, rescuer: Rescuer) -> Self {
         self.rescuer = Some(rescuer);
         self
     }
 
-    /// Figures from the kernel's tracepoints too, where they may be used.
+    /// Adds metrics from the kernel's tracepoints, if they may be used.
     #[must_use]
     pub fn traced(mut self, addresses: impl Iterator<Item = SocketAddr>) -> Self {
         for address in addresses {
@@ -116,7 +116,7 @@ impl Source {
 
     fn watch(&mut self) {
         let look = |watcher: &mut Watcher| watcher.look().and_then(|()| watcher.snapshot()).ok();
-        // A look that failed is made good by the next.
+        // If a look fails, the next one makes up for it.
         self.seen = self.watchers.iter_mut().filter_map(look).collect();
     }
 
@@ -137,7 +137,7 @@ impl std::fmt::Debug for Source {
 
 type Sources = BTreeMap<String, Source>;
 
-/// Serves figures until dropped.
+/// Serves metrics until dropped.
 #[derive(Debug)]
 pub struct Monitor {
     sources: Arc<Mutex<Sources>>,
@@ -151,7 +151,7 @@ fn lock(sources: &Mutex<Sources>) -> MutexGuard<'_, Sources> {
 }
 
 impl Monitor {
-    /// Starts the thread; `http`: where to serve metrics, see [`bind`].
+    /// Starts the thread. `http` is the socket to serve metrics on, see [`bind`].
     ///
     /// # Errors
     /// Out of descriptors or threads.
@@ -170,9 +170,9 @@ impl Monitor {
         let thread = std::thread::Builder::new()
             .name("metrics".into())
             .spawn(move || {
-                // Whoever asks reaches a thread that may look at workers, and nothing else.
+                // Clients reach a thread that may look at workers, and nothing else.
                 let keep = [Capability::CAP_SYS_PTRACE, Capability::CAP_DAC_READ_SEARCH];
-                // Done here because this thread runs nothing.
+                // Possible here because this thread executes nothing.
                 if let Err(error) = capability::forbid_root() {
                     tracing::debug!("root may run programs with all capabilities: {error}");
                 }
@@ -191,13 +191,13 @@ impl Monitor {
         })
     }
 
-    /// Serves a group's figures from now on.
+    /// Serves a group's metrics from now on.
     pub fn add(&self, source: Source) {
         lock(&self.sources).insert(source.name.clone(), source);
         self.wake();
     }
 
-    /// Serves them no more, and holds nothing of the group any more. To be called before its agent ends.
+    /// Stops serving a group and lets go of all that belongs to it. Call it before the group's agent ends.
     pub fn remove(&self, name: &str) {
         let gone = lock(&self.sources).remove(name);
         drop(gone);
@@ -220,7 +220,7 @@ impl Drop for Monitor {
     }
 }
 
-/// Whoever asks.
+/// A client.
 enum Peer {
     Http(TcpStream),
     Unix(UnixStream),
@@ -260,23 +260,23 @@ impl Peer {
     }
 }
 
-/// How far it is.
+/// The progress of a connection.
 enum Stage {
-    /// Says what it wants: the bytes so far.
+    /// The client sends its request: the bytes so far.
     Asking(Vec<u8>),
-    /// Waits for an agent.
+    /// The client waits for an agent.
     Rescuing(Receiver<Rescued>),
-    /// Gets its answer: the bytes, and how many of them it has.
+    /// The client gets its answer: the bytes, and how many of them are sent.
     Answered(Vec<u8>, usize),
-    /// Has it all. What it may still send is thrown away until it closes: closing before would reset the connection, and
-    /// the answer with it.
+    /// The client has the whole answer. Further bytes are thrown away until it closes. To close first would reset the
+    /// connection, and lose the answer.
     Leaving,
     Over,
 }
 
 struct Connection {
     peer: Peer,
-    /// Whose socket it came by.
+    /// The group by whose socket it came.
     group: Option<String>,
     since: Instant,
     stage: Stage,
@@ -291,7 +291,7 @@ impl Connection {
         }
     }
 
-    /// When to look at it even if nothing happens.
+    /// Returns when to look at it even if nothing happens.
     fn due(&self) -> Instant {
         match (&self.stage, &self.group) {
             (Stage::Asking(bytes), Some(_)) if bytes.is_empty() => self.since + SILENCE,
@@ -300,7 +300,7 @@ impl Connection {
         }
     }
 
-    /// As far as it goes without waiting.
+    /// Goes on as far as possible without waiting.
     fn go_on(&mut self, sources: &Mutex<Sources>) {
         if self.since.elapsed() >= LIFE {
             self.stage = Stage::Over;
@@ -336,7 +336,7 @@ impl Connection {
         };
         match answer {
             Some(stage) => (stage, false),
-            // Nobody who has said everything is waited for.
+            // The client sends no more and its request is incomplete, so do not wait for it.
             None if over => (Stage::Over, true),
             None => (Stage::Asking(bytes), true),
         }
@@ -401,7 +401,7 @@ fn unix_answer(group: &str, bytes: &[u8], over: bool, sources: &Mutex<Sources>) 
             refused(format!("this is the socket of `{group}`, not of `{named}`"))
         }
         Ok(socket::Request::Rescue { slot, .. }) => {
-            // Asked under the lock: the agent cannot end meanwhile.
+            // Asked under the lock, so that the agent cannot end meanwhile.
             let sources = lock(sources);
             match sources
                 .get(group)
@@ -435,7 +435,7 @@ fn json(value: &impl serde::Serialize) -> Vec<u8> {
     text
 }
 
-/// What the thread works on.
+/// The state of the monitor's thread.
 struct Server {
     http: Option<TcpListener>,
     sources: Arc<Mutex<Sources>>,
@@ -484,14 +484,14 @@ impl Server {
             due = due.into_iter().chain([connection.due()]).min();
         }
         let left = due.map(|due| due.saturating_duration_since(Instant::now()));
-        // A little late rather than a little early, and then again and again.
+        // Better a little late once than a little early again and again.
         let left = left.map(|left| left + Duration::from_millis(1));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let _ = poll(&mut wanted, left.as_ref());
     }
 
     fn admit(&mut self, sockets: &[(String, Arc<Socket>)]) {
-        // As many as have room at most: the others get their turn too, however many come.
+        // Takes at most a full budget, so that others get their turn however many clients come.
         for _ in 0..MOST_CONNECTIONS {
             if self.room_for_http().is_err() {
                 break;
@@ -520,7 +520,7 @@ impl Server {
         peers.filter(|peer| of(peer)).count()
     }
 
-    /// Whether one more may come by HTTP; else when somebody will have had time enough, if anybody will.
+    /// Whether another HTTP client may come; else when a client will have used up its time, if one will.
     fn room_for_http(&self) -> Result<(), Option<Instant>> {
         if self.count(|peer| !peer.is_unix()) < MOST_CONNECTIONS {
             return Ok(());
@@ -531,7 +531,7 @@ impl Server {
         }
     }
 
-    /// The HTTP client that has kept us waiting longest, for its request or for its end.
+    /// Returns the HTTP client that has kept us waiting longest, for its request or for its end.
     fn slowest(&self) -> Option<usize> {
         let waits = |one: &Connection| matches!(one.stage, Stage::Asking(_) | Stage::Leaving);
         let connections = self.connections.iter().enumerate();
@@ -559,7 +559,7 @@ impl Server {
     }
 }
 
-/// A connection that was accepted. Out of descriptors, those that end soon are waited for.
+/// Returns an accepted connection. When out of descriptors, waits a moment for connections to end.
 fn admitted<S, A>(accepted: io::Result<(S, A)>) -> Option<S> {
     match accepted {
         Ok((stream, _)) => Some(stream),
@@ -572,7 +572,7 @@ fn admitted<S, A>(accepted: io::Result<(S, A)>) -> Option<S> {
     }
 }
 
-/// Whether root or whoever we run as is at the other end.
+/// Whether the client is root or our own user.
 fn is_ours(stream: &UnixStream) -> bool {
     let own = rustix::process::geteuid();
     rustix::net::sockopt::socket_peercred(stream)

@@ -1,7 +1,7 @@
 //! The UNIX socket beside a group's state: one connection, one request at most, one JSON document.
 //!
-//! `{"ask":"snapshot"}` gives the group's figures, and so does saying nothing; `{"ask":"rescue","group":…,"slot":…}`
-//! moves what waits in a slot's queue to the others now.
+//! `{"ask":"snapshot"}` returns the group's metrics, and so does an empty request, or none.
+//! `{"ask":"rescue","group":…,"slot":…}` moves a slot's queue to the others now.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -17,22 +17,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::paths::Paths;
 
-/// Its name in the group's folder.
+/// The socket's name in the group's folder.
 pub const NAME: &str = "agent.sock";
-/// No request is longer.
+/// The longest request.
 pub const MOST_BYTES: usize = 4 << 10;
-/// No answer is: 256 slots with all their figures take some 200 kB.
+/// The longest answer: 256 slots with all their metrics take some 200 kB.
 const MOST_ANSWER: u64 = 16 << 20;
 /// How long an agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What can be asked.
+/// The possible requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// The group's figures.
+    /// Asks for the group's metrics.
     Snapshot,
-    /// To move what waits in a slot's queue.
+    /// Asks to move the queue of a slot.
     Rescue {
         /// The group.
         group: String,
@@ -41,17 +41,17 @@ pub enum Request {
     },
 }
 
-/// What is answered to [`Request::Rescue`].
+/// The answer to [`Request::Rescue`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// So many connections were moved.
+    /// This number of connections was moved.
     Moved(u32),
-    /// Nothing was, for this reason.
+    /// Nothing was moved, for this reason.
     Refused(String),
 }
 
-/// What the bytes so far ask for; None: wait for more. `over`: no more come.
+/// Returns the request in the bytes so far; `None`: wait for more. `over`: no more bytes come.
 pub fn parse(bytes: &[u8], over: bool) -> Option<Result<Request, String>> {
     let line = bytes
         .split(|byte| *byte == b'\n')
@@ -74,7 +74,8 @@ fn path_of(paths: &Paths, group: &str) -> PathBuf {
     paths.runtime.join(group).join(NAME)
 }
 
-/// A name for a path that may be longer than a socket's address holds: that of its folder's descriptor, and its own.
+/// Returns a short name for a path that may be longer than a socket's address can hold. It goes through the descriptor
+/// of the path's folder.
 fn short(path: &Path) -> io::Result<(File, PathBuf)> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -83,10 +84,10 @@ fn short(path: &Path) -> io::Result<(File, PathBuf)> {
     Ok((folder, short))
 }
 
-/// The socket of a group; its file goes with it.
+/// The socket of a group; its file is removed with it.
 #[derive(Debug)]
 pub struct Socket {
-    /// Not blocking.
+    /// The listener, which does not block.
     pub listener: UnixListener,
     path: PathBuf,
     inode: u64,
@@ -94,17 +95,17 @@ pub struct Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // A successor may have made its own already.
+        // A successor may have made its own socket already.
         if std::fs::symlink_metadata(&self.path).is_ok_and(|about| about.ino() == self.inode) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Binds the socket of a group whose folder is ours (and locked): what an agent that was killed left is replaced.
+/// Binds the socket of a group whose folder is ours (and locked). Replaces the socket of an agent that was killed.
 ///
 /// # Errors
-/// It cannot be made.
+/// The socket cannot be made.
 pub fn bind(paths: &Paths, group: &str) -> io::Result<Socket> {
     let path = path_of(paths, group);
     match std::fs::remove_file(&path) {
@@ -113,7 +114,7 @@ pub fn bind(paths: &Paths, group: &str) -> io::Result<Socket> {
     }
     let (_folder, short) = short(&path)?;
     let listener = UnixListener::bind(short)?;
-    // Nobody else could come near it meanwhile: the folder is private.
+    // Nobody else could connect meanwhile: the folder is private.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
     let inode = std::fs::symlink_metadata(&path)?.ino();
@@ -124,7 +125,7 @@ pub fn bind(paths: &Paths, group: &str) -> io::Result<Socket> {
     })
 }
 
-/// Asks the agent of a group; its answer as JSON.
+/// Sends a request to the agent of a group. Returns its answer as JSON.
 ///
 /// # Errors
 /// There is no agent, or it does not answer.
@@ -142,7 +143,7 @@ pub fn ask(paths: &Paths, group: &str, request: &Request) -> io::Result<Vec<u8>>
     Ok(answer)
 }
 
-/// Asks the agent of a group to move a slot's queue; how many connections that were.
+/// Asks the agent of a group to move a slot's queue. Returns how many connections were moved.
 ///
 /// # Errors
 /// One sentence.

@@ -1,4 +1,4 @@
-//! Every metric, once: its name, type, unit, help, and the field of the JSON that it comes from.
+//! The list of all metrics: name, type, unit, help, and the field of the JSON that each comes from.
 
 use std::fmt::{self, Write};
 
@@ -19,20 +19,20 @@ pub struct Metric {
     unit: &'static str,
     kind: Kind,
     help: &'static str,
-    /// Where it is in the JSON, below `groups[]`.
+    /// Its place in the JSON, below `groups[]`.
     pub fields: &'static [&'static str],
     from: From,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Grows; `_total` ends its name.
+    /// Only grows; its name ends with `_total`.
     Counter,
     /// Goes up and down.
     Gauge,
-    /// A constant 1 whose labels tell; `_info` ends its name.
+    /// A constant 1 with labels; its name ends with `_info`.
     Info,
-    /// Times, in buckets.
+    /// Durations, in buckets.
     Histogram,
 }
 
@@ -44,30 +44,30 @@ enum Number {
     Waits(waits::Waits),
 }
 
-/// Numbers with what tells them apart, beyond group and slot.
+/// Numbers with the label that tells them apart, beyond group and slot.
 type Labelled = Vec<(Option<(&'static str, String)>, Number)>;
 
-/// How a metric is read.
+/// Where a metric is read from.
 enum From {
-    /// One number, or one for each value of a label, of a group.
+    /// A group: one number, or one for each value of a label.
     Group(fn(&Group) -> Labelled),
-    /// One of each slot.
+    /// Each slot: one number.
     Slot(fn(&Slot) -> Number),
-    /// A few of each slot, told apart by a label.
+    /// Each slot: a few numbers, told apart by a label.
     SlotLabelled(fn(&Slot) -> Labelled),
-    /// One of each living worker.
+    /// Each living worker: one number.
     Worker(fn(&Worker) -> Number),
-    /// A few of each living worker.
+    /// Each living worker: a few numbers.
     WorkerLabelled(fn(&Worker) -> Labelled),
-    /// One of each worker that is traced, where the kernel has a probe for it.
+    /// Each traced worker: one number, if the kernel has a probe for it.
     Traced(fn(&TracedWorker) -> Option<Number>),
-    /// Of the program itself.
+    /// The program itself.
     Own(fn() -> Labelled),
 }
 
-/// What a slot can be.
+/// The states of a slot.
 const STATES: [&str; 4] = ["up", "stuck", "draining", "down"];
-/// Upper ends of the buckets of waits, in µs: powers of two, as those that were counted.
+/// Upper ends of the buckets of waits, in µs: powers of two, as in the counts that they come from.
 const WAIT_BUCKETS_US: [u64; 12] = [
     16,
     64,
@@ -100,7 +100,7 @@ fn ones(label: &'static str, values: impl Iterator<Item = String>) -> Labelled {
         .collect()
 }
 
-/// 1 for what it is, 0 for what else it could be.
+/// Returns 1 for the current state and 0 for each other one.
 fn state(label: &'static str, all: &[&str], is: &str) -> Labelled {
     let each = |one: &&str| (Some((label, (*one).to_owned())), Whole((*one == is).into()));
     all.iter().map(each).collect()
@@ -250,7 +250,7 @@ pub const METRICS: &[Metric] = &[
         From::Group(|g| host(g, |h| h.cpus.into()))),
 ];
 
-/// Fields that are labels of the others.
+/// Fields that serve as labels of the others.
 pub const LABELS: [&str; 4] = [
     "name",
     "slots[].slot",
@@ -272,7 +272,7 @@ fn host(group: &Group, of: fn(&wakeone_model::snapshot::HostLook) -> u64) -> Lab
 }
 
 impl Metric {
-    /// The name of its samples.
+    /// Returns the name of its samples.
     pub fn name(&self) -> String {
         let unit = if self.unit.is_empty() { "" } else { "_" };
         let end = match self.kind {
@@ -292,7 +292,7 @@ impl Metric {
         }
     }
 
-    /// Labels beside those of the sample itself, as they are told.
+    /// Returns the labels that `help` names, beside those of the sample itself.
     fn labels(&self) -> &'static str {
         match self.from {
             From::Own(_) => "",
@@ -380,12 +380,12 @@ fn histogram(metric: &mut MetricEncoder<'_>, waits: &waits::Waits) -> fmt::Resul
         .chain([(f64::INFINITY, 0)])
         .collect();
     for (bucket, count) in waits.buckets.iter().enumerate() {
-        // All of a bucket lie below where the next one begins.
+        // A bucket's waits lie below the lower end of the next bucket.
         let end = waits::floor_us(bucket + 1);
         let place = WAIT_BUCKETS_US.iter().position(|most| end <= *most);
         buckets[place.unwrap_or(WAIT_BUCKETS_US.len())].1 += u64::from(*count);
     }
-    // What the buckets hold is counted: two looks at counters that grow may differ.
+    // Sums the buckets, as the total that was counted may have grown between two reads.
     let count = buckets.iter().map(|(_, n)| n).sum();
     metric.encode_histogram::<NoLabelSet>(waits.sum_us as f64 / 1e6, count, &buckets, None)
 }
@@ -402,19 +402,19 @@ impl Collector for Served {
     }
 }
 
-/// The figures as OpenMetrics 1.0 text.
+/// Returns the metrics as OpenMetrics 1.0 text.
 pub fn exposition(figures: Figures) -> String {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Served(figures)));
     let mut text = String::new();
     match prometheus_client::encoding::text::encode(&mut text, &registry) {
         Ok(()) => text,
-        // A String takes everything.
+        // Writing to a String never fails.
         Err(fmt::Error) => String::new(),
     }
 }
 
-/// Every metric, explained.
+/// Returns an explanation of every metric.
 pub fn help() -> String {
     let mut text = String::new();
     for metric in METRICS {
@@ -477,7 +477,7 @@ mod tests {
         }
     }
 
-    /// A group of which everything is known.
+    /// Returns a group of which everything is known.
     fn group() -> Group {
         let worker = Worker {
             slot: 0,
@@ -543,7 +543,7 @@ mod tests {
         }
     }
 
-    /// The paths of all numbers and words of a document; `exits` is a map, one metric by its keys.
+    /// Collects the paths of all numbers and words of a document; `exits` is a map, one metric by its keys.
     fn paths(value: &Value, at: &str, found: &mut BTreeSet<String>) {
         let below = |name: &str| match at {
             "" => name.to_owned(),
@@ -570,7 +570,7 @@ mod tests {
         let json = serde_json::to_value(group()).expect("JSON");
         let mut there = BTreeSet::new();
         paths(&json, "", &mut there);
-        // Status has nothing that is not among them.
+        // The status has no field that is not among them.
         let status = serde_json::to_value(group().status).expect("JSON");
         let mut of_status = BTreeSet::new();
         paths(&status, "", &mut of_status);
@@ -584,7 +584,7 @@ mod tests {
         assert_eq!(told, there);
     }
 
-    /// A line of what is served.
+    /// Returns a line of the served text.
     fn line<'a>(text: &'a str, of: &str) -> &'a str {
         let found = text.lines().find(|line| line.starts_with(of));
         found.unwrap_or_else(|| panic!("no {of} in {text}"))
@@ -657,7 +657,8 @@ mod tests {
         ] {
             assert_eq!(line(&text, of), format!("{of} {is}"));
         }
-        // Every name as it is explained, with help and type, the lines of one together, none twice.
+        // Each metric is served under its explained name, with help and type. Its lines are together, and none comes
+        // twice.
         let mut seen = BTreeSet::new();
         for metric in METRICS {
             let name = metric.name();

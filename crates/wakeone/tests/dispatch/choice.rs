@@ -1,4 +1,4 @@
-//! The program chose, not the kernel's hash by luck: by its own counters, and by the queues themselves.
+//! The program's choice, not luck with the kernel's hash: shown by its own counters, and by the queues themselves.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -10,7 +10,7 @@ use wakeone_kernel::table::{Table, flag};
 
 use crate::ground::*;
 
-/// Every policy on one live group: each connection is selected, and waits where it was selected.
+/// Runs every policy on one live group: each connection is selected, and waits where it was selected.
 fn every_policy(address: &str, target: &str) {
     for slots in [1, 4, 256] {
         let Some(ground) = ground(slots, address) else {
@@ -48,7 +48,7 @@ fn difference(after: &[u64], before: &[u64]) -> Vec<u64> {
     after.iter().zip(before).map(|(a, b)| a - b).collect()
 }
 
-/// What each policy promises about connections that are all held.
+/// Checks the promise of each policy for connections that all stay open.
 fn spread(policy: Policy, chosen: &[u64], what: &str) {
     let count: u64 = chosen.iter().sum();
     let even = vec![count / chosen.len() as u64; chosen.len()];
@@ -99,7 +99,7 @@ fn both_families_share_a_dual_stack_groups_counts() {
     ground.end(dispatcher);
 }
 
-/// Two slots, each with a listener at two addresses. The ground has those of the first address before the others.
+/// Makes two slots, each with a listener at two addresses. The ground has those of the first address before the others.
 fn two_addresses(policy: Policy) -> Option<(Ground, Dispatcher)> {
     let ground = Ground::new(|| {
         let at = |address| (0..2).map(move |_| listen(address, BACKLOG));
@@ -116,7 +116,7 @@ fn two_addresses_share_one_table() {
     let Some((ground, dispatcher)) = two_addresses(Policy::LeastConnections) else {
         return;
     };
-    // All IPv4 first: the IPv6 ones must go where there is less.
+    // All IPv4 clients connect first: the IPv6 ones must go to the slot that has less.
     dispatcher.table().slot(1).mark(flag::DRAINING, true);
     let mut clients = connect_many(V4, 10);
     dispatcher.table().slot(1).mark(flag::DRAINING, false);
@@ -199,7 +199,7 @@ fn stuck_marks_count_while_the_agent_lives() {
     beat(table);
     clients.extend(connect_many(V4, 10));
     wait_for_actives(table, &[5, 15]);
-    // The clock is a coarse one: half a minute ago is long ago even at 10 ms a tick.
+    // The clock is coarse, but half a minute ago is too old even at 10 ms a tick.
     table.heartbeat_limit_ns().store(1_000_000_000, Relaxed);
     table
         .heartbeat_ns()
@@ -211,7 +211,7 @@ fn stuck_marks_count_while_the_agent_lives() {
     ground.end(dispatcher);
 }
 
-/// An agent that looked just now and need not look again for the rest of the test.
+/// Stands for an agent that looked just now and need not look again during the test.
 fn beat(table: &Table) {
     table.heartbeat_ns().store(schedule::coarse_ns(), Relaxed);
     table.heartbeat_limit_ns().store(1_000_000_000_000, Relaxed);
@@ -228,7 +228,7 @@ fn another_policy_holds_from_the_next_connection_on() {
     let mut clients = connect_many(V4, 10);
     wait_for_actives(table, &[10, 0]);
     table.slot(1).mark(flag::UP, true);
-    // Slot 0 holds ten that it has accepted; slot 1 holds fewer, which wait.
+    // Slot 0 holds ten connections that were accepted; slot 1 holds fewer, which wait.
     let accepted = ground.accept(0);
     clients.push(connect(V4));
     wait_for_actives(table, &[10, 1]);
@@ -265,7 +265,7 @@ fn shortest_queue_reads_the_queues_where_they_are() {
     let mut clients = connect_many(V4, 40);
     wait_for_established(table, 40);
     assert_eq!(ground.queues(), [10; 4]);
-    // Nobody publishes lengths; open connections do not count, what waits does.
+    // Nobody publishes lengths. Open connections do not count; waiting ones do.
     let held = ground.accept(2);
     clients.extend(connect_many(V4, 10));
     wait_for_established(table, 50);
@@ -289,11 +289,11 @@ fn shortest_queue_counts_what_waits_at_all_addresses_of_a_slot() {
     table.slot(1).mark(flag::DRAINING, true);
     let mut clients = connect_many(V4, 10);
     table.slot(1).mark(flag::DRAINING, false);
-    // Each address has a program of its own, which reads its own queues alone.
+    // Each address has a program of its own, which reads only its own queues.
     clients.extend(connect_many(V6, 8));
     wait_for_established(table, 18);
     assert_eq!(ground.queues(), [10, 0, 0, 8]);
-    // What the agent sees counts in the same way.
+    // The agent's look counts in the same way.
     drop(ground.accept(0));
     for slot in 0..2 {
         let _ = dispatcher.publish_queues(slot);
@@ -330,14 +330,14 @@ fn shortest_queue_goes_by_published_lengths_where_it_cannot_read_them() {
         wait_for_established(table, clients.len());
     }
     assert_eq!(ground.queues(), [10; 4]);
-    // What is published is believed: there is nothing else to go by.
+    // The program believes the published lengths, as it has nothing else to go by.
     for slot in 0..4 {
         let length = if slot == 3 { 0 } else { 99 };
         table.slot(slot).queued().store(length, Relaxed);
     }
     clients.extend(connect_many(V4, 4));
     wait_for_actives(table, &[10, 10, 10, 14]);
-    // Unless the one who publishes is gone.
+    // It does not believe them if their publisher is gone.
     table.heartbeat_ns().store(0, Relaxed);
     clients.extend(connect_many(V4, 12));
     wait_for_actives(table, &[14; 4]);

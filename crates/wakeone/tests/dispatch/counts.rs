@@ -11,7 +11,7 @@ use wakeone_kernel::table::flag;
 
 use crate::ground::*;
 
-/// Four slots by least-connections with 20 connections that wait, and what then becomes of them.
+/// Makes four slots by least-connections with 20 connections that wait, and runs `then` on them.
 fn twenty(then: impl FnOnce(&Ground, &Dispatcher, Vec<TcpStream>)) {
     let Some(ground) = ground(4, V4) else {
         return;
@@ -113,9 +113,9 @@ fn more_than_the_queues_hold() {
     };
     let dispatcher = ground.try_start(&plan).expect("dispatcher");
     let table = dispatcher.table();
-    // With cookies the kernel answers more than it admits, and forgets them.
+    // With cookies the kernel answers more SYNs than it admits, and forgets them.
     sysctl("tcp_syncookies", "0");
-    // Four of those that come again are admitted at a time, and each time comes twice as late as the last.
+    // The kernel admits four retries at a time, and each retry comes twice as late as the last.
     let clients: Vec<_> = (0..10).map(|_| begin_connect(V4)).collect();
     // The kernel admits one more than the backlog.
     wait("full queues", || ground.queues() == [2, 2]);
@@ -124,7 +124,7 @@ fn more_than_the_queues_hold() {
         [2, 2],
         "what was not admitted does not count"
     );
-    // Those that were left out come again, one second later, and find room.
+    // The clients that were left out retry one second later, and find room.
     let mut served = Vec::new();
     wait("all are served", || {
         served.extend(ground.accept_all());
@@ -138,7 +138,7 @@ fn more_than_the_queues_hold() {
 }
 
 fn sysctl(name: &str, value: &str) {
-    // Of this thread's network namespace.
+    // The setting of this thread's network namespace.
     std::fs::write(format!("/proc/sys/net/ipv4/{name}"), value).expect("sysctl");
 }
 
@@ -177,7 +177,7 @@ sys.stdin.read()
 #[test]
 fn fast_open_with_data_in_the_syn() {
     let Some(ground) = Ground::new(|| {
-        // Client, server, data without a cookie, for every listener from now on (include/net/tcp.h, TFO_*).
+        // Enables client, server and data without a cookie, for every listener from now on (include/net/tcp.h, TFO_*).
         sysctl(
             "tcp_fastopen",
             &(0x1 | 0x2 | 0x4 | 0x200 | 0x400).to_string(),
@@ -210,7 +210,7 @@ fn fast_open_with_data_in_the_syn() {
     ground.end(dispatcher);
 }
 
-/// TcpExt TCPFastOpenPassive of this thread's network namespace.
+/// Returns TcpExt TCPFastOpenPassive of this thread's network namespace.
 fn fast_opened() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/net/netstat").expect("netstat");
     let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
@@ -239,7 +239,7 @@ fn a_listener_that_closes_hands_its_queue_on() {
     drop(ground.listeners.remove(0));
     let table = pinned.table();
     wait("all were moved", || actives(table)[0] == 0);
-    // The empty slot is still the least loaded one: others are asked, from a random one on.
+    // The empty slot is still the least loaded one. The program asks others, beginning with a random one.
     assert_eq!(actives(table).iter().sum::<i64>(), 30);
     assert_eq!(exit(table, "migrated"), 10);
     assert_eq!((table.moved_live(), pinned.moved()), (10, 10));
@@ -254,7 +254,7 @@ fn a_listener_that_closes_hands_its_queue_on() {
     ground.end(successor);
 }
 
-/// Every client sent `hello`, and gets an answer from whoever has it now.
+/// Checks that every client sent `hello`, and gets an answer from whichever slot has it now.
 fn answer_all(ground: &Ground, clients: Vec<TcpStream>) {
     for mut stream in ground.accept_all() {
         let mut text = [0; 5];
@@ -291,7 +291,7 @@ fn a_queue_that_is_moved_once_and_twice() {
     assert_eq!(actives(table), [0, 15, 15]);
     assert_eq!(ground.queues(), [0, 15, 15]);
     assert_eq!(table.moved_live(), 10);
-    // Five of those are moved a second time, and ten a first time.
+    // Five of those are moved for the second time, and ten for the first time.
     assert_eq!(move_from(1), 15);
     assert_eq!(actives(table).iter().sum::<i64>(), 30);
     let queues = ground.queues().into_iter().map(i64::from);
@@ -320,7 +320,7 @@ fn moved_connections_that_are_reset() {
     let table = dispatcher.table();
     let mut clients = connect_many(V4, 30);
     wait_for_actives(table, &[10; 3]);
-    // Some are gone before the move: dead ones in the queue are in no count, and must not get into one.
+    // Some clients leave before the move. Their dead connections are in no count, and must not get into one.
     let (gone, moved): (Vec<_>, Vec<_>) = clients
         .drain(..)
         .zip(0..)
@@ -360,7 +360,7 @@ fn without_counting_a_move_counts_nothing() {
     assert_eq!(dispatcher.move_queues(0).expect("move"), waiting);
     assert_eq!(ground.queues(), [0, 20]);
     assert_eq!(exit(table, "migrated"), u64::from(waiting));
-    // Nothing would ever take these back.
+    // No later event would correct these counts.
     assert_eq!(actives(table), [0, 0]);
     assert_eq!((table.moved_live(), ground.pinned().moved()), (0, 0));
     drop(clients);
@@ -368,7 +368,7 @@ fn without_counting_a_move_counts_nothing() {
     ground.end(dispatcher);
 }
 
-/// Two slots, with connections in their queues that came before the program, and what `recount` makes of those.
+/// Makes two slots, with connections in their queues that came before the program. Returns the result of `recount` too.
 fn came_before(ground: &Ground, callbacks: Callbacks) -> (Dispatcher, Vec<TcpStream>, Recounted) {
     let clients = connect_many(V4, 20);
     wait("all wait", || ground.queues().iter().sum::<u32>() == 20);
@@ -399,7 +399,7 @@ fn a_kernel_that_cannot_count_what_waited_before_counts_no_move_of_it() {
     let mut uncounted = Uncounted::of(&ground.pins()).expect("map").expect("marks");
     assert_eq!(marks(), 20);
 
-    // There and back, one of them gone meanwhile, and beside connections that are counted.
+    // Moves them there and back, one of them gone meanwhile, and beside connections that are counted.
     move_away(&dispatcher, 0);
     assert_eq!((actives(table), table.moved_live()), (vec![0, 0], 0));
     reset(clients.remove(0));
@@ -408,7 +408,7 @@ fn a_kernel_that_cannot_count_what_waited_before_counts_no_move_of_it() {
     move_away(&dispatcher, 1);
     assert_eq!((actives(table), table.moved_live()), (vec![6, 0], 3));
 
-    // A mark stays as long as its connection waits, and is gone after.
+    // A mark stays as long as its connection waits, and is gone afterwards.
     wait("the reset is noticed", || {
         uncounted.tidy(address).expect("tidy");
         marks() == 19 + 3
@@ -434,7 +434,7 @@ fn what_waited_before_is_counted_where_the_kernel_can() {
     let Some(ground) = ground(2, V4) else {
         return;
     };
-    // The next agent counts what one before it could not.
+    // The next agent counts connections that one before it could not count.
     let (dispatcher, clients, before) = came_before(&ground, Callbacks::Refused);
     assert_eq!((before.unattributed, ground.pinned().moved()), (20, 20));
     let recounted = recount(&ground.pins(), 8080, [], Callbacks::Probed).expect("recount");

@@ -1,4 +1,4 @@
-//! UDP sockets steered: each datagram is where the program's counters say, and none is lost.
+//! Steered UDP sockets: each datagram is where the program's counters say, and none is lost.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -41,7 +41,7 @@ fn bind(address: SocketAddr) -> UdpSocket {
 impl Datagrams {
     fn new(slots: usize, address: &str) -> Option<Self> {
         let ground = Ground::new(Vec::new)?;
-        // Nothing is counted, so nothing is born anywhere.
+        // Nothing is counted, so no socket is born in a cgroup.
         let _ = wakeone_kernel::cgroup::remove(&ground.cgroup);
         let address = address.parse().expect("address");
         Some(Self {
@@ -71,12 +71,12 @@ impl Datagrams {
         Dispatcher::start(plan, copies.collect()).expect("dispatcher")
     }
 
-    /// The ways out taken so far, of a program whose dispatcher is gone.
+    /// Returns the ways out taken so far by a program whose dispatcher is gone.
     fn pinned_table_exits(&self) -> Vec<(&'static str, u64)> {
         exits(self.ground.pinned().table())
     }
 
-    /// Reads all that waits: how many, by slot.
+    /// Reads all waiting datagrams. Returns how many there were, by slot.
     fn read(&self) -> Vec<u64> {
         self.sockets.iter().map(drained).collect()
     }
@@ -95,7 +95,7 @@ fn drained(socket: &UdpSocket) -> u64 {
     count
 }
 
-/// Clients, each a flow.
+/// Makes clients. Each is a flow.
 fn clients(count: usize, to: SocketAddr) -> Vec<UdpSocket> {
     let client = |_| {
         let own: SocketAddr = if to.is_ipv6() {
@@ -110,7 +110,7 @@ fn clients(count: usize, to: SocketAddr) -> Vec<UdpSocket> {
     (0..count).map(client).collect()
 }
 
-/// Sends one datagram of each client; the slot that each one came to.
+/// Sends one datagram from each client. Returns the slot that each one came to.
 fn slots_of(scene: &Datagrams, clients: &[UdpSocket]) -> Vec<usize> {
     let slot = |client: &UdpSocket| {
         client.send(b"where").expect("send");
@@ -135,7 +135,7 @@ fn one_flow_is_spread_by_every_policy_that_is_no_hash() {
             for _ in 0..8 {
                 client.send(b"datagram").expect("send");
             }
-            // What came is what was chosen; read at once, so that no buffer is ever full.
+            // Counters and queues must agree. Reads at once, so that no buffer is ever full.
             let so_far = selected(dispatcher.table());
             assert!(so_far.iter().sum::<u64>() >= before.iter().sum::<u64>() + 8);
         }
@@ -147,7 +147,7 @@ fn one_flow_is_spread_by_every_policy_that_is_no_hash() {
         assert_eq!(scene.read(), chosen, "{policy}");
         assert_eq!(chosen.iter().sum::<u64>(), 400, "{policy}");
         match policy {
-            // Nobody reads: the queues grow evenly, to the datagram.
+            // Nobody reads, so the queues grow evenly, to the datagram.
             Policy::RoundRobin | Policy::ShortestQueue => assert_eq!(chosen, [100; 4], "{policy}"),
             _ => assert!(
                 chosen.iter().all(|count| (50..=150).contains(count)),
@@ -221,14 +221,14 @@ fn flows_stay_until_their_worker_is_not_well() {
         table.slot(1).mark(mark, false);
         assert_eq!(slots_of(&scene, &clients), after, "who moved, stays");
     }
-    // All are unwell: nobody moves, and nothing is refused.
+    // All slots are unwell: no flow moves, and nothing is refused.
     let before = slots_of(&scene, &clients);
     (0..4).for_each(|slot| table.slot(slot).mark(flag::DRAINING, true));
     assert_eq!(slots_of(&scene, &clients), before);
     (0..4).for_each(|slot| table.slot(slot).mark(flag::DRAINING, false));
     assert_eq!(exits(table), [("selected", 40 * 10)]);
-    // A worker took its socket along, and nobody has said so: its flows are placed anew. The dispatcher's own copy of
-    // it goes with the dispatcher, as the program does not.
+    // A worker took its socket along, and the dispatcher does not know: its flows are placed anew. The dispatcher's own
+    // copy of the socket goes with the dispatcher, while the program stays.
     drop(dispatcher);
     let left = scene.pinned_table_exits();
     drop(scene.sockets.remove(0));
@@ -415,7 +415,7 @@ fn a_program_for_connections_is_not_taken_for_datagrams() {
     scene.end(tcp);
 }
 
-/// The inode of the pin of the program that chooses.
+/// Returns the inode of the pin of the program that chooses.
 fn program(scene: &Datagrams) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let entries = std::fs::read_dir(scene.ground.pins())
@@ -450,7 +450,7 @@ fn a_takeover_replaces_the_program_of_another_build_and_flows_stay_where_they_ar
     assert_ne!(program(&scene), before);
     assert_eq!(slots_of(&scene, &clients), homes);
     assert_eq!(selected(again.table()).iter().sum::<u64>(), 16);
-    // The kernel runs the program that is pinned.
+    // The kernel runs the pinned program.
     let _counting = RunStats::enable().expect("statistics");
     slots_of(&scene, &clients);
     let runs = again.pinned().run_statistics();

@@ -11,7 +11,7 @@ use wakeone_kernel::table::flag;
 
 use crate::ground::*;
 
-/// Takes a listener out of the program's array, as its worker's shutdown would.
+/// Takes a listener out of the program's array, as a shutdown by its worker does.
 fn stop_listening(listener: impl AsFd) {
     rustix::net::shutdown(listener, Shutdown::Read).expect("shutdown");
 }
@@ -48,7 +48,7 @@ fn retried_where_the_chosen_slot_is_empty() {
     let clients = connect_many(V4, 20);
     wait_for_actives(table, &[0, 20]);
     assert_eq!(exits(table), [("selected", 10), ("retried", 10)]);
-    // It listens again and is put back: nothing more to retry.
+    // The socket listens again and is put back, so there is nothing more to retry.
     rustix::net::listen(&ground.listeners[0], BACKLOG).expect("listen");
     dispatcher.restore(0).expect("restore");
     let more = connect_many(V4, 20);
@@ -110,7 +110,7 @@ fn select_failed_where_no_socket_stands_in_the_array() {
     let dispatcher = ground.start(Policy::LeastConnections);
     let table = dispatcher.table();
     for listener in &ground.listeners {
-        // One after the other: a group that is never empty keeps its program.
+        // The listeners stop one after the other: a group that is never empty keeps its program.
         stop_listening(listener);
         rustix::net::listen(listener, BACKLOG).expect("listen");
     }
@@ -151,7 +151,7 @@ fn a_table_of_no_slots_and_one_of_too_many() {
     let mut clients = connect_many(V4, 10);
     wait("all wait", || ground.queues().iter().sum::<u32>() == 10);
     assert_eq!(exits(table), [("no_slot", 10)]);
-    // More than the table holds: the slots that are not up count for nothing.
+    // The number is larger than the table: slots that are not up must not matter.
     table.slots().store(u32::MAX, Relaxed);
     table.publish();
     clients.extend(connect_many(V4, 10));
@@ -178,7 +178,7 @@ fn closing_drops_syns_and_the_client_comes_again() {
     assert!(!connected(&client));
     assert!(client.take_error().expect("SO_ERROR").is_none(), "refused");
     assert!(exit(table, "closing") > 0);
-    // What was there before is served, and can still be moved.
+    // Earlier connections are served, and can still be moved.
     table.slot(0).mark(flag::DRAINING, true);
     assert_eq!(dispatcher.move_queues(0).expect("move"), 2);
     table.slot(0).mark(flag::DRAINING, false);
@@ -198,7 +198,7 @@ fn unknown_listener() {
     };
     let dispatcher = ground.start(Policy::LeastConnections);
     let table = dispatcher.table();
-    // Somebody put a listener into the array and told nobody else: its connections are steered, not counted.
+    // A process put a listener into the array and told nobody: its connections are steered, not counted.
     let stranger = listen(V4, BACKLOG);
     let pinned = ground.pinned();
     pinned.put(0, 1, &stranger).expect("put");
@@ -236,7 +236,7 @@ fn bad_tag() {
     wait("all are seen", || exit(table, "bad_tag") == 5);
     assert_eq!(ground.queues(), [5, 0]);
     assert_eq!(actives(table), [0, 0]);
-    // Moved, they are in no count either, and nothing is remembered that nobody would forget.
+    // A move puts them in no count either, and leaves no note that would stay for ever.
     table.slot(1).mark(flag::DRAINING, false);
     table.slot(0).mark(flag::UP, false);
     assert_eq!(dispatcher.move_queues(0).expect("move"), 5);
@@ -260,7 +260,7 @@ fn moved_full_leaves_the_count_where_it_was() {
     wait_for_actives(table, &[2, 2]);
     let moved = MapHandle::from_pinned_path(ground.pins().join("moved")).expect("map");
     let mut fillers = 0_u64;
-    // Cookies are small: these meet none.
+    // Cookies are small, so none has these keys.
     let key = |number: u64| (u64::MAX - number).to_ne_bytes();
     while moved
         .update(&key(fillers), &0_u32.to_ne_bytes(), MapFlags::ANY)

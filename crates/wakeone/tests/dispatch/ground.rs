@@ -1,4 +1,4 @@
-//! What each test stands on: a network, a folder, a cgroup and listeners of its own.
+//! The environment of each test: a network, a folder, a cgroup and listeners of its own.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -19,32 +19,33 @@ use wakeone_kernel::{bpffs, capability, cgroup, netns};
 
 use crate::patience::{in_vain, patience};
 
-/// The group's name in every test: their folders tell them apart.
+/// The group's name in every test. Tests differ by their folders.
 pub const NAME: &str = "tested";
 pub const V4: &str = "127.0.0.1:8080";
 pub const V6: &str = "[::1]:8080";
 pub const DUAL: &str = "[::]:8080";
 pub const BACKLOG: i32 = 1024;
 
-/// Being born in a cgroup moves the whole process there: one test at a time.
+/// Creating sockets in a cgroup moves the whole process there, so one test runs at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 pub struct Ground {
     pub paths: Paths,
     pub cgroup: PathBuf,
-    /// By slot. Descriptors of the dispatcher's sockets.
+    /// Descriptors of the dispatcher's sockets, by slot.
     pub listeners: Vec<TcpListener>,
     folder: TempDir,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// `slots` listeners at one address, or `None`, and a line, where the kernel would not let us steer them.
+/// Makes `slots` listeners at one address. Returns `None`, and prints a line, if the kernel would not let us steer
+/// them.
 pub fn ground(slots: usize, address: &str) -> Option<Ground> {
     Ground::new(|| (0..slots).map(|_| listen(address, BACKLOG)).collect())
 }
 
 impl Ground {
-    /// With listeners that `make` makes.
+    /// Uses the listeners that `make` makes.
     pub fn new(make: impl FnOnce() -> Vec<TcpListener>) -> Option<Self> {
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         if !rustix::process::geteuid().is_root() || !capability::missing().is_empty() {
@@ -77,7 +78,7 @@ impl Ground {
         self.paths.group_pins(NAME)
     }
 
-    /// A table and maps beside the dispatcher's, found through the pins.
+    /// Opens a table and maps beside the dispatcher's, found through the pins.
     pub fn pinned(&self) -> Pinned {
         Pinned::open(&self.pins()).expect("pins")
     }
@@ -110,27 +111,27 @@ impl Ground {
         self.try_start(&self.plan(policy)).expect("dispatcher")
     }
 
-    /// Connections that wait, by slot.
+    /// Returns the number of waiting connections, by slot.
     pub fn queues(&self) -> Vec<u32> {
         let length = |one| accept_queue(one).expect("queue").length;
         self.listeners.iter().map(length).collect()
     }
 
-    /// Accepts all that wait for a slot.
+    /// Accepts all connections that wait for a slot.
     pub fn accept(&self, slot: usize) -> Vec<TcpStream> {
         (0..self.queues()[slot])
             .map(|_| self.listeners[slot].accept().expect("accept").0)
             .collect()
     }
 
-    /// Accepts all that wait for any slot.
+    /// Accepts all connections that wait for any slot.
     pub fn accept_all(&self) -> Vec<TcpStream> {
         (0..self.listeners.len())
             .flat_map(|slot| self.accept(slot))
             .collect()
     }
 
-    /// Accepts and closes what waits until every count is back at 0 and no move is remembered.
+    /// Accepts and closes connections until every count is back at 0 and no move is remembered.
     pub fn settle(&self) {
         let pinned = self.pinned();
         wait("all counts back at 0", || {
@@ -155,13 +156,13 @@ impl Ground {
         );
     }
 
-    /// Takes everything away, and looks that it is.
+    /// Removes everything, and checks that it is gone.
     pub fn end(self, dispatcher: Dispatcher) {
         dispatcher.end(&self.paths, Some(&self.cgroup));
         self.nothing_left();
     }
 
-    /// Neither pins, nor cgroup, nor mount.
+    /// Checks that there are no pins, cgroup or mount.
     pub fn nothing_left(&self) {
         assert!(!self.paths.pins.exists(), "pins");
         assert!(!self.cgroup.exists(), "cgroup");
@@ -173,7 +174,7 @@ impl Ground {
 }
 
 impl Drop for Ground {
-    /// A test that failed leaves nothing behind either.
+    /// Cleans up after a failed test, too.
     fn drop(&mut self) {
         let own = self.paths.runtime.join(".bpf");
         let _ = bpf::remove_pins(&self.pins());
@@ -192,7 +193,7 @@ fn many_descriptors() {
     setrlimit(Resource::Nofile, limit).expect("descriptor limit");
 }
 
-/// A listener that others may stand beside.
+/// Makes a listener whose port others may share.
 pub fn listen(address: &str, backlog: i32) -> TcpListener {
     listen_by(address, backlog, None).expect("listener")
 }
@@ -207,7 +208,7 @@ pub fn listen_by(
     Ok(socket)
 }
 
-/// A socket that others may stand beside, which does not listen yet.
+/// Makes a socket whose port others may share, and which does not listen yet.
 pub fn bind(address: &str) -> TcpListener {
     bind_by(address, None).expect("socket")
 }
@@ -235,12 +236,12 @@ pub fn connect(address: &str) -> TcpStream {
     TcpStream::connect(address).expect("connect")
 }
 
-/// Connections, one after the other: each is where it belongs before the next one comes.
+/// Connects several times, one after the other: each connection is in its place before the next one comes.
 pub fn connect_many(address: &str, count: usize) -> Vec<TcpStream> {
     (0..count).map(|_| connect(address)).collect()
 }
 
-/// A connection that was asked for, and may or may not come.
+/// Starts a connection, which may or may not complete.
 pub fn begin_connect(address: &str) -> TcpStream {
     let address: SocketAddr = address.parse().expect("address");
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -252,12 +253,12 @@ pub fn begin_connect(address: &str) -> TcpStream {
     }
 }
 
-/// Whether a connection that was asked for is there.
+/// Whether a connection that was started is complete.
 pub fn connected(stream: &TcpStream) -> bool {
     stream.peer_addr().is_ok()
 }
 
-/// Makes a close a reset.
+/// Closes with a reset.
 pub fn reset(stream: TcpStream) {
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).expect("SO_LINGER");
 }
@@ -295,7 +296,7 @@ pub fn selected(table: &Table) -> Vec<u64> {
         .collect()
 }
 
-/// Waits until that many connections are counted. A connect may return before its last step was counted.
+/// Waits until that many connections are counted. A connect may return before its last step is counted.
 pub fn wait_for_established(table: &Table, count: usize) {
     wait("as many established as connected", || {
         established(table).iter().sum::<u64>() >= count as u64
@@ -314,13 +315,13 @@ pub fn wait_for_actives(table: &Table, expected: &[i64]) {
     }
 }
 
-/// The counter of one way out.
+/// Returns the counter of one way out.
 pub fn exit(table: &Table, name: &str) -> u64 {
     let at = EXITS.iter().position(|exit| *exit == name);
     table.exits()[at.expect("a way out")]
 }
 
-/// The ways out that were taken, and how often.
+/// Returns the ways out that were taken, and how often.
 pub fn exits(table: &Table) -> Vec<(&'static str, u64)> {
     let taken = EXITS.into_iter().zip(table.exits());
     taken.filter(|(_, count)| *count > 0).collect()

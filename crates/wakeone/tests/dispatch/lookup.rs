@@ -1,5 +1,5 @@
-//! Listeners on a private port, which a lookup program finds: a move of a queue takes as long on a busy port as on an
-//! empty one.
+//! Listeners on a private port, which a lookup program finds. A move of their queue takes as long on a busy port as on
+//! an empty one.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,7 +17,7 @@ use crate::patience::slowness;
 
 const SLOTS: usize = 2;
 
-/// A group of two: its connections come to [`V4`], wherever its listeners are.
+/// A group of two. Its connections come to [`V4`], wherever its listeners are.
 struct Scene {
     ground: Ground,
     place: Option<Place>,
@@ -28,7 +28,7 @@ impl Scene {
         let mut port = 8080;
         let ground = Ground::new(|| {
             if private {
-                // A listener that is bound to port 0 would leave its port with a move.
+                // A listener that is bound to port 0 would lose its port in a move.
                 let any = bind("127.0.0.1:0");
                 port = any.local_addr().expect("address").port();
             }
@@ -51,7 +51,7 @@ impl Scene {
         self.ground.try_start(&plan).expect("dispatcher")
     }
 
-    /// The least time that a move of one connection takes, of some.
+    /// Returns the shortest time of several moves of one connection.
     fn move_time(&self, dispatcher: &Dispatcher) -> Duration {
         let measure = |_| {
             let clients = connect_many(V4, SLOTS);
@@ -104,7 +104,7 @@ impl Scene {
     }
 }
 
-/// A connection from an address and port: more than there are ports on one address can wait for their end.
+/// Connects from a given address: the ports of one address do not suffice for so many in TIME_WAIT.
 fn connect_from(source: &str) -> rustix::fd::OwnedFd {
     let (from, to): (SocketAddr, SocketAddr) = (
         source.parse().expect("address"),
@@ -117,7 +117,7 @@ fn connect_from(source: &str) -> rustix::fd::OwnedFd {
     socket
 }
 
-/// How long a move takes on an empty port, and on one with that many connections in TIME_WAIT.
+/// Returns how long a move takes on an empty port, and on one with that many connections in TIME_WAIT.
 fn empty_and_full(private: bool, count: usize) -> Option<(Duration, Duration)> {
     let scene = Scene::new(private)?;
     std::fs::write("/proc/sys/net/ipv4/tcp_max_tw_buckets", "200000").expect("sysctl");
@@ -162,7 +162,7 @@ fn connections_of_a_private_port_are_counted_moved_and_counted_out() {
     wait("all wait", || {
         scene.ground.queues().iter().sum::<u32>() == 20
     });
-    // The program draws twice for each: it may be in one slot that all of them wait.
+    // The program draws twice for each connection, so all of them may wait in one slot.
     let from = usize::from(scene.ground.queues()[0] == 0);
     dispatcher.table().slot(from).mark(flag::STUCK, true);
     dispatcher.table().publish();
@@ -227,7 +227,7 @@ fn one_that_its_worker_shut_down_is_passed_over_before_any_agent_sees_it() {
     let dispatcher = scene.start();
     rustix::net::shutdown(&scene.ground.listeners[0], rustix::net::Shutdown::Read)
         .expect("shutdown");
-    // A SYN that the closed one gets is dropped, and sent again a second later: to the closed one, half of the time.
+    // The closed listener drops a SYN that it gets. The retry comes a second later, and half of the time to it again.
     let clients: Vec<_> = (0..10).map(|_| begin_connect(V4)).collect();
     wait("all are connected", || clients.iter().all(connected));
     assert_eq!(scene.ground.queues(), [0, 10]);
@@ -264,7 +264,7 @@ fn of_two_programs_that_choose_for_an_address_the_first_has_the_last_word() {
     let second = Dispatcher::start(&plan, vec![vec![copy]]).expect("dispatcher");
     let clients = connect_many(V4, 4);
     assert_eq!(scene.ground.queues(), [2, 2]);
-    // Once it is gone the other one's choice counts.
+    // Once it is gone the other program's choice counts.
     second.end(&scene.ground.paths, None);
     let more = connect_many(V4, 2);
     assert_eq!(scene.ground.queues(), [3, 3]);

@@ -1,4 +1,4 @@
-//! The dispatch program in the kernel, with real connections. Needs root; each test has its own network namespace,
+//! The dispatch program in the kernel, with real connections. Needs root. Each test has its own network namespace,
 //! cgroup and bpffs folder, and leaves nothing behind.
 
 mod choice;

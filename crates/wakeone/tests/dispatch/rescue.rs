@@ -1,4 +1,4 @@
-//! The agent moves what waits for a stuck worker to one that has nothing to do. Workers are real processes.
+//! The agent moves a stuck worker's queue to a worker that has nothing to do. Workers are real processes.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -21,7 +21,7 @@ use crate::ground::*;
 /// How long a worker that sleeps would leave its queue waiting.
 const SLEEP: Duration = Duration::from_secs(1000);
 
-/// Accepts and answers with its name, after the file `argv[2]` exists.
+/// Accepts and answers with its name, once the file `argv[2]` exists.
 const SERVER: &str = "
 import os, socket, sys, time
 while not os.path.exists(sys.argv[2]):
@@ -37,9 +37,9 @@ while True:
         pass
 ";
 
-/// Waits for events of something else, as a handler does that asks a database.
+/// Waits for events of something else, like a handler that asks a database.
 const ELSEWHERE: &str = "import select; select.epoll().poll()";
-/// Waits for its listener again whenever a connection comes: as who was woken and has not run yet.
+/// Waits for its listener again whenever a connection comes, like a process that was woken and has not run yet.
 const LISTENING: &str = "import select; e = select.epoll(); e.register(0, select.EPOLLIN | select.EPOLLET)\nwhile True: e.poll()";
 
 struct Worker(Child);
@@ -58,7 +58,7 @@ impl Worker {
         Self::start("sleep", &[&SLEEP.as_secs().to_string()], listener)
     }
 
-    /// Accepts at once.
+    /// Starts a worker that accepts at once.
     fn server(name: &str, listener: &TcpListener) -> Self {
         Self::server_after(name, "/", listener)
     }
@@ -132,7 +132,7 @@ impl Served {
         }
     }
 
-    /// Connections with a request each that wait for this slot: nobody else is chosen, or idle, meanwhile.
+    /// Opens connections with a request each that wait for this slot: meanwhile no other slot is chosen, or idle.
     fn queue(&mut self, slot: usize, count: usize) -> Vec<TcpStream> {
         let clients = self.queue_without_others(slot, count);
         for other in self.others(slot) {
@@ -141,7 +141,7 @@ impl Served {
         clients
     }
 
-    /// The same, and the others go on draining.
+    /// The same, but the others go on draining.
     fn queue_without_others(&mut self, slot: usize, count: usize) -> Vec<TcpStream> {
         for other in self.others(slot) {
             self.agent.drain(other, true);
@@ -170,7 +170,7 @@ impl Served {
         (0..self.workers.len()).map(|slot| self.rescued(slot)).sum()
     }
 
-    /// Long enough for dozens of the agent's looks, and so for what it must not do.
+    /// Waits long enough for dozens of the agent's looks, and so for any wrong act of it.
     fn a_while(&self) {
         let table = self.pinned.table();
         for _ in 0..50 {
@@ -181,7 +181,7 @@ impl Served {
         }
     }
 
-    /// Kills the workers, and takes everything away.
+    /// Kills the workers, and removes everything.
     fn end(self) {
         let Self {
             agent,
@@ -197,7 +197,7 @@ impl Served {
     }
 }
 
-/// What each client is answered, in the time that a worker that sleeps would not wake up in.
+/// Returns the answer to each client. A sleeping worker would not wake up in time for any.
 fn answers(clients: Vec<TcpStream>) -> Vec<String> {
     let answer = |mut client: TcpStream| {
         let mut text = String::new();
@@ -250,7 +250,7 @@ fn what_waits_for_a_sleeper_is_answered_by_another() {
         })
         .sum();
     assert_eq!(moved, 10, "{events:?}");
-    // It is given no more while it sleeps.
+    // It gets no more connections while it sleeps.
     assert_eq!(answers(ask(10)), vec!["other"; 10]);
     assert_eq!(served.rescued(0), 10);
     served.end();
@@ -360,7 +360,7 @@ fn where_all_are_stuck_nothing_goes_in_circles() {
     };
     let workers = ground.listeners.iter().map(Worker::sleeper).collect();
     let mut served = Served::start(ground, workers);
-    // The others have nothing to do yet, so they may as well try.
+    // The others have nothing to do yet, so they may try just as well.
     let clients = served.queue(0, 10);
     wait("the first is rescued", || served.rescued(0) == 10);
     served.a_while();
@@ -396,7 +396,7 @@ fn a_queue_that_the_others_have_no_room_for_stays() {
     served.end();
 }
 
-/// Two workers, of which the first waits for connections and does not get them.
+/// Makes two workers. The first waits for connections and does not get them.
 fn one_waits_for_its_listener() -> Option<Served> {
     let ground = ground(2, V4)?;
     let workers = vec![
@@ -408,7 +408,7 @@ fn one_waits_for_its_listener() -> Option<Served> {
     }
     let duties = AgentConfig {
         rescue: true,
-        // Each connection wakes it. On a busy machine it then waits for a CPU, and for so long it seems busy.
+        // Each connection wakes it. On a busy machine it then waits for a CPU, and seems busy until it gets one.
         stuck_after: Duration::from_millis(100),
     };
     Some(Served::start_as(ground, workers, duties))
@@ -461,7 +461,7 @@ fn a_handshake_under_way_ends_before_the_queue_is_moved() {
     workers[1].wait_until(WorkerState::Waiting);
     let mut served = Served::start(ground, workers);
     let table = served.ground.pinned();
-    // Nobody is idle until the last SYN is there, whose acknowledgement takes another 30 ms.
+    // No worker is idle until the last SYN is there, whose acknowledgement takes another 30 ms.
     let far = format!("{FAR}:8080");
     served.agent.drain(1, true);
     let mut waiting = connect_many(&far, 3);
@@ -545,7 +545,7 @@ fn a_rescue_by_hand_moves_the_queue_of_who_does_something_else() {
     };
     let workers = vec![
         Worker::sleeper(&ground.listeners[0]),
-        // Busy too, so that the agent has no reason to move anything by itself.
+        // This one is busy too, so that the agent has no reason of its own to move anything.
         Worker::sleeper(&ground.listeners[1]),
     ];
     let mut served = Served::start(ground, workers);
@@ -580,7 +580,7 @@ fn a_listener_bound_to_port_0_keeps_its_port() {
     assert_eq!(answers(clients), vec!["other"; 3]);
     let first = served.ground.listeners[0].local_addr().expect("address");
     assert_eq!(first.to_string(), V4);
-    // It is given connections as before: still of the group, and chosen.
+    // It gets connections as before: it is still in the group, and chosen.
     served.workers[0] = Worker::server("first", &served.ground.listeners[0]);
     let pid = served.workers[0].0.id();
     served.agent.worker_up(0, pid);
@@ -590,7 +590,7 @@ fn a_listener_bound_to_port_0_keeps_its_port() {
     served.end();
 }
 
-/// Leaves that many connections in TIME_WAIT at the group's port, which a move has to walk over.
+/// Leaves that many connections in TIME_WAIT at the group's port. A move has to walk over them.
 fn leave_in_time_wait(ground: &Ground, count: usize) {
     std::fs::write("/proc/sys/net/ipv4/tcp_max_tw_buckets", "100000").expect("room for them");
     let to: std::net::SocketAddr = V4.parse().expect("address");
@@ -607,7 +607,7 @@ fn leave_in_time_wait(ground: &Ground, count: usize) {
         rustix::net::connect(&client, &to).expect("connect");
         let slot = (0..ground.listeners.len()).find(|slot| ground.queues()[*slot] > 0);
         let listener = &ground.listeners[slot.expect("it waits somewhere")];
-        // Who closes first keeps the port.
+        // The side that closes first keeps the port.
         drop(listener.accept().expect("accept"));
         drop(client);
     }
@@ -620,7 +620,7 @@ fn moves_that_are_dear_take_a_hundredth_of_the_time() {
         return;
     };
     leave_in_time_wait(&ground, TIME_WAIT);
-    // One in three requests sleeps: what came behind it is moved, again and again.
+    // One in three requests sleeps: connections behind it are moved, again and again.
     let now_and_then = SERVER.replace("while True:", "n = 0\nwhile True:").replace(
         "one.recv(100)",
         "one.recv(100); n += 1; time.sleep(0 if n % 3 else 0.03)",
@@ -660,7 +660,7 @@ fn moves_that_are_dear_take_a_hundredth_of_the_time() {
         100.0 * share
     );
     assert!(moves.len() > 2, "there was something to move: {moves:?}");
-    // A hundredth, what was saved before the load began, and the last move.
+    // The limit is a hundredth of the time, plus savings from before the load began, plus the last move.
     let allowed = 0.01 + (10_000 + longest) as f64 / begun.elapsed().as_micros() as f64;
     assert!(share <= allowed, "{share:.4} of the time: {moves:?}");
     let held_back = noted.iter().filter(|text| text.contains("1 % of the time"));

@@ -1,4 +1,4 @@
-//! Workers that come and go for months, a program of another build, and programs of others beside ours.
+//! Workers that come and go for months, a program of another build, and other people's programs beside ours.
 
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
@@ -14,10 +14,10 @@ use wakeone_kernel::table;
 
 use crate::ground::*;
 
-/// More than the map of listeners has room for, twice over.
+/// More than twice as many as the map of listeners has room for.
 const CHANGES: usize = 10_000;
 
-/// A listener of ours as if it were another's.
+/// Treats a listener of ours as another process's.
 fn lend(socket: &TcpListener) -> (u64, RemoteFd) {
     let remote = RemoteFd {
         pid: std::process::id(),
@@ -27,7 +27,7 @@ fn lend(socket: &TcpListener) -> (u64, RemoteFd) {
     (cookie(socket).expect("cookie"), remote)
 }
 
-/// Starts with one listener of ours that stays.
+/// Starts a dispatcher with one listener of ours that stays.
 fn start_beside(ground: &Ground) -> Dispatcher {
     let remote = ground.listeners.iter().map(lend).collect();
     Dispatcher::start_beside(&ground.plan(Policy::RoundRobin), remote).expect("dispatcher")
@@ -67,7 +67,7 @@ fn a_listener_that_cannot_join_leaves_its_slot_free() {
         return;
     };
     let mut dispatcher = start_beside(&ground);
-    // Bound and yet to listen: the array of sockets refuses it.
+    // The socket is bound and does not listen yet, so the array of sockets refuses it.
     let silent = bind(V4);
     let (key, remote) = lend(&silent);
     dispatcher
@@ -119,7 +119,7 @@ fn a_successor_forgets_the_listeners_that_closed_meanwhile() {
     ground.end(dispatcher);
 }
 
-/// Which program is pinned for connections, and which counts them: the inodes of the pins.
+/// Returns the inodes of two pins: the program that chooses for connections, and the one that counts them.
 fn programs(ground: &Ground) -> Vec<u64> {
     use std::os::unix::fs::MetadataExt;
     let entries = std::fs::read_dir(ground.pins()).expect("pins").flatten();
@@ -166,7 +166,7 @@ fn a_takeover_replaces_the_programs_of_another_build_and_keeps_all_counts() {
     let after = programs(&ground);
     assert!(after.iter().all(|one| !before.contains(one)), "{after:?}");
     wait_for_actives(other.table(), &[5, 5]);
-    // What is pinned is what the kernel runs.
+    // The kernel runs the pinned program.
     let _counting = RunStats::enable().expect("statistics");
     let more = connect_many(V4, 10);
     wait_for_actives(other.table(), &[10, 10]);

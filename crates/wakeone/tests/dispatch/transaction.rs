@@ -1,4 +1,4 @@
-//! Loading is a transaction, steering outlives who loaded it, and the next one takes over what it finds.
+//! Loading is a transaction, steering outlives its loader, and the next loader takes over what it finds.
 
 use std::net::TcpStream;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn a_start_that_fails_leaves_nothing() {
     assert!(said.contains("nowhere"), "{said}");
     assert!(!said.contains('\n'), "{said}");
     assert!(!ground.paths.pins.exists());
-    // A folder that is no cgroup is refused in the last step, when almost all is pinned.
+    // A folder that is no cgroup is refused in the last step, when almost everything is pinned.
     let plan = Plan {
         cgroup: Some(Path::new("/proc")),
         ..plan
@@ -82,7 +82,7 @@ fn without_counts_the_rest_is_there() {
     ground.end(dispatcher);
 }
 
-/// Sockets that are bound and do not listen.
+/// Makes sockets that are bound and do not listen.
 fn bound(slots: usize) -> Option<Ground> {
     Ground::new(|| (0..slots).map(|_| bind(V4)).collect())
 }
@@ -101,7 +101,7 @@ fn what_listens_later_is_steered_and_counted_from_the_first_connection_on() {
     for (slot, listener) in ground.listeners.iter().enumerate() {
         rustix::net::listen(listener, BACKLOG).expect("listen");
         dispatcher.raise(slot).expect("raise");
-        // Each joins the first one's group, and its program.
+        // Each listener joins the first one's group, and its program.
         clients.extend(connect_many(V4, 2 * (slot + 1)));
     }
     wait_for_established(table, 20);
@@ -209,7 +209,7 @@ fn load_for_ever(pins: &Path) {
     }
 }
 
-/// Starts a process that loads, and kills it that long after it began to. Returns its pid.
+/// Starts a process that loads, and kills it after that time of loading. Returns its pid.
 fn load_and_kill(pins: &Path, after: Duration) -> u32 {
     let test = "transaction::killed_while_loading_leaves_halves_that_are_swept";
     let mut child = Command::new(std::env::current_exe().expect("own path"))
@@ -245,7 +245,7 @@ fn halves_of_a_living_loader_are_left_alone() {
         .paths
         .pins
         .join(format!("tmp-{}-other", std::process::id()));
-    // More than any pid can be (PID_MAX_LIMIT is 2^22).
+    // The number is larger than any pid (PID_MAX_LIMIT is 2^22).
     let dead = ground.paths.pins.join("tmp-99999999-other");
     for dir in [&alive, &dead] {
         let plan = LoadPlan {
@@ -258,7 +258,7 @@ fn halves_of_a_living_loader_are_left_alone() {
         };
         bpf::load(&plan).expect("load");
     }
-    // Every start sweeps.
+    // Every start sweeps half-made groups.
     let dispatcher = ground.start(Policy::LeastConnections);
     assert!(alive.exists());
     assert!(!dead.exists());
@@ -280,7 +280,7 @@ fn steering_and_counts_outlive_dispatcher_and_agent() {
     let mut clients = connect_many(V4, 20);
     let pinned = ground.pinned();
     wait_for_actives(pinned.table(), &[5; 4]);
-    // As after kill -9: nobody ended anything.
+    // As after kill -9: no group is ended.
     drop(agent);
     clients.extend(connect_many(V4, 20));
     wait_for_actives(pinned.table(), &[10; 4]);
@@ -302,7 +302,7 @@ fn steering_and_counts_outlive_dispatcher_and_agent() {
     ground.end(successor);
 }
 
-/// A live group is started again although what is there does not fit: nothing of the old one is left, nothing is lost.
+/// Starts a live group again although its pins do not fit: nothing of the old one is left, and no connection is lost.
 fn replaced(spoil: impl FnOnce(&Ground), adopt: bool) {
     let Some(ground) = ground(3, V4) else {
         return;
@@ -377,7 +377,7 @@ fn after_the_end_the_kernel_chooses() {
     ground.nothing_left();
     let more = connect_many(V4, 64);
     wait("all wait", || ground.queues().iter().sum::<u32>() == 74);
-    // By hash: 64 of them miss slot 0 once in 2^64 times.
+    // By hash: 64 connections all miss slot 0 once in 2^64 times.
     assert!(ground.queues()[0] > 0);
     drop((clients, more));
 }
