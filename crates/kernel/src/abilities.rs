@@ -15,14 +15,14 @@ use crate::skeletons::lookup::LookupSkelBuilder;
 use crate::skeletons::recount::RecountSkelBuilder;
 use crate::{capability, cgroup};
 
-/// A feature, with the reason where it is not to be had.
+/// A feature, with the reason where it is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ability {
     /// Its name, as tests and docs/kernels.md have it.
     pub name: &'static str,
     /// Tells in a few words what it does.
     pub about: &'static str,
-    /// `None`: it is to be had.
+    /// Why the feature is missing; `None` where it is available.
     pub missing: Option<String>,
 }
 

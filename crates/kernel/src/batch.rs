@@ -16,7 +16,7 @@ use nix::libc;
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
-/// What came in one receive.
+/// A message of one receive: a datagram, or several that the kernel joined.
 #[derive(Debug, Clone, Copy)]
 struct Message {
     length: usize,
@@ -332,7 +332,7 @@ mod tests {
         there
             .connect(here.local_addr().expect("address"))
             .expect("connect");
-        // What the kernel would take apart to send, it leaves joined on its way to a socket that can.
+        // The kernel splits a joined datagram on its way out, but leaves it joined for a local socket with UDP_GRO.
         let size = 100;
         nix::sys::socket::setsockopt(&there, nix::sys::socket::sockopt::UdpGsoSegment, &size)
             .expect("UDP_SEGMENT");

@@ -1,7 +1,7 @@
 //! The programs and maps of a group: loaded (see [`crate::load`]), and found again by their pins.
 //!
-//! A group is a folder on bpffs. Loading fills a temporary folder and renames it as its last step; whoever finds the
-//! final name finds all of it. After that, and after a restart, everything is reached through the pins alone.
+//! A group is a folder on bpffs. Loading fills a temporary folder and renames it as its last step, so a folder with
+//! the final name is always complete. After that, and after a restart, everything is reached through the pins alone.
 
 use std::fs;
 use std::io;
@@ -31,7 +31,7 @@ pub const BUILD: u64 = match u64::from_str_radix(env!("WAKEONE_PROGRAMS"), 16) {
 pub struct Error {
     /// What was tried.
     pub step: String,
-    /// What the kernel said.
+    /// The kernel's error.
     pub source: io::Error,
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn from_bpf(error: &libbpf_rs::Error) -> io::Error {
     }
 }
 
-/// libbpf's answer to a step, as an error that tells both; what was not permitted is still told apart.
+/// Converts libbpf's error of a step, naming both; keeps the kind `PermissionDenied`.
 pub(crate) fn failed(step: &str, error: &libbpf_rs::Error) -> io::Error {
     let kind = match error.kind() {
         libbpf_rs::ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
@@ -79,7 +79,7 @@ fn open_program(path: &Path) -> Result<OwnedFd, Error> {
     Program::fd_from_pinned_path(path).map_err(bpf_step(format!("opening {}", path.display())))
 }
 
-/// Removes a folder of pins, whatever is in it. What is pinned there goes away when nobody else holds it.
+/// Removes a folder of pins with its contents. A pinned object goes away unless somebody else holds it.
 ///
 /// # Errors
 /// What the file system says; nothing where the folder does not exist.
@@ -110,7 +110,7 @@ pub struct Pinned {
     dir: PathBuf,
     table: Table,
     listeners: MapHandle,
-    /// What counting connections takes; a group of UDP sockets has none.
+    /// The maps for counting connections; a group of UDP sockets has none.
     counts: Option<Counts>,
     addresses: Vec<Address>,
     counting: bool,
@@ -124,7 +124,7 @@ struct Counts {
     tags: MapHandle,
 }
 
-/// What one address of a group has to itself.
+/// The parts of a group that belong to one address.
 #[derive(Debug)]
 struct Address {
     sockets: MapHandle,
@@ -328,7 +328,7 @@ impl Pinned {
     }
 }
 
-/// What the kernel counted of a program while statistics were on.
+/// The kernel's counters of a program while statistics were on.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct RunStatistics {
     /// `dispatch-N` for the Nth address, or `count`.

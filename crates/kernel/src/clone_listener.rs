@@ -182,7 +182,7 @@ pub fn clone_listener(listener: impl AsFd, asker: u32) -> Result<OwnedFd, Error>
     Ok(socket)
 }
 
-/// What it has and a new socket has not is set; what cannot be set makes the two different, and is an error.
+/// Sets every option that differs from a new socket's. An option that cannot be set is an error: the two would differ.
 fn copy_options(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
     // Of UDP it is what the kernel noted last, and not what anybody chose; set, it would prefer sockets.
     let noted = |name| name == libc::SO_INCOMING_CPU && is_udp(from);
@@ -206,7 +206,7 @@ fn copy_buffers(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
     const SNDBUF_LOCK: i32 = 1;
     const RCVBUF_LOCK: i32 = 2;
     let of = |fd, name| number(fd, libc::SOL_SOCKET, name);
-    // Before 5.14 it cannot be asked for: what differs was chosen.
+    // A kernel before 5.14 has no SO_BUF_LOCK: a size that differs counts as chosen.
     let locked = of(from, SO_BUF_LOCK).unwrap_or(SNDBUF_LOCK | RCVBUF_LOCK);
     for (lock, name, forced, what) in [
         (
@@ -234,7 +234,7 @@ fn copy_buffers(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A classic filter can be read back and set again; what eBPF programs do is their maker's secret.
+/// Copies a classic filter, which can be read back and set again; an eBPF program cannot be read back.
 fn copy_filter(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
     match filter_of(from)? {
         filter if filter.is_empty() => Ok(()),

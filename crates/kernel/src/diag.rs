@@ -18,7 +18,7 @@ use netlink_sys::{Socket as Netlink, SocketAddr as NetlinkAddress, protocols::NE
 use nix::libc;
 use wakeone_model::listener::{Protocol, Socket};
 
-/// What to ask for.
+/// The sockets to dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which {
     /// Sockets that listen (TCP, MPTCP), or are bound and not connected (UDP).

@@ -1,7 +1,8 @@
 //! Folders that nobody else can replace.
 //!
-//! Who can write to one of the folders on the way to ours can put another in its place, or a link to a folder whose
-//! files we then remove. So each step of a path is opened by itself and judged before the next one.
+//! A user who can write to a parent of our folder can replace it by another folder. He can also put a link there to a
+//! folder whose files we would then remove. So each step of a path is opened by itself and checked before the next
+//! one.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;

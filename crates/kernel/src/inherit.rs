@@ -1,4 +1,4 @@
-//! What a program inherits across exec, set from safe code: descriptors and signal dispositions.
+//! Descriptors and signal dispositions that a program inherits across exec, set from safe code.
 
 #![allow(unsafe_code)]
 
@@ -8,7 +8,7 @@ use std::io;
 
 /// Marks every descriptor from `first` on close-on-exec, so that a program started next gets none of them.
 ///
-/// Nothing is closed now: whoever owns one of them goes on using it until the exec.
+/// Nothing is closed now: the owner of a descriptor goes on using it until the exec.
 ///
 /// # Errors
 /// What close_range(2) says, or, before Linux 5.11 (no `CLOSE_RANGE_CLOEXEC`), reading /proc/self/fd.

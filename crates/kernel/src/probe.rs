@@ -1,6 +1,6 @@
-//! Read-only tracing of one port: who accepts, who is woken, how long connections wait in the accept queue.
+//! Read-only tracing of one port: accepts and wake-ups by worker, and how long connections wait in the accept queue.
 //!
-//! The probes of `bpf/observe.bpf.c`, attached as long as a [`Probe`] lives; nothing is pinned, so that not even
+//! The probes of `bpf/observe.bpf.c` stay attached as long as a [`Probe`] lives. Nothing is pinned, so that not even
 //! kill -9 leaves one behind.
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use crate::bpf::failed as step;
 use crate::procfs;
 use crate::skeletons::observe::{ObserveSkel, ObserveSkelBuilder, types};
 
-/// What the probes counted of one process since they were attached.
+/// The probes' counters of one process since they were attached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Worker {
     /// Connections that its accept() calls returned.
@@ -36,7 +36,7 @@ pub struct Worker {
     pub waits: Waits,
 }
 
-/// What the probes counted since they were attached.
+/// The probes' counters since they were attached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Connections put into an accept queue of the port.
@@ -215,7 +215,7 @@ impl Probe {
         &self.lacks.missing
     }
 
-    /// Watches these processes as well; what was counted of others stays.
+    /// Watches these processes as well; the counters of the others stay.
     ///
     /// # Errors
     /// What the map says. More than 256 processes are not told apart: the rest is left out.
@@ -274,7 +274,7 @@ impl Probe {
         Ok(Box::new(data))
     }
 
-    /// What was counted until now.
+    /// Reads the counters.
     ///
     /// # Errors
     /// What the map says.
@@ -307,7 +307,7 @@ fn counted(seen: &types::wakeone_watched_worker) -> Worker {
 }
 
 impl Worker {
-    /// What was counted since an earlier reading.
+    /// Returns the difference to an earlier reading.
     fn since(&self, earlier: &Self) -> Self {
         Self {
             accepted: self.accepted.saturating_sub(earlier.accepted),

@@ -1,4 +1,4 @@
-//! What the processes of a server wait in, seen through /proc, without stopping or changing any of them.
+//! The calls that a server's processes wait in, seen through /proc, without stopping or changing any of them.
 //!
 //! Everything read here was written by other processes or names them: it is parsed as hostile input, and a process that
 //! ends meanwhile is left out.
@@ -92,7 +92,7 @@ impl Processes {
         all
     }
 
-    /// Who holds one of these sockets, and the children of those: the processes that a listener is about.
+    /// Returns the processes that a listener is about: the holders of one of these sockets, and their children.
     pub fn around(&self, inodes: &HashSet<u64>) -> Vec<u32> {
         let holders: HashSet<u32> = self
             .held
@@ -252,7 +252,8 @@ pub(crate) fn is_in(pid: u32, epoll: i32, inodes: &HashSet<u64>) -> bool {
         .any(|polled| inodes.contains(&polled.inode))
 }
 
-/// What a thread waits in, of a process that has these `sockets`, as far as it concerns the sockets with these `inodes`.
+/// Returns the call that a thread of a process with these `sockets` waits in, as far as the sockets with these
+/// `inodes` are concerned.
 pub(crate) fn wait_of(pid: u32, tid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Wait {
     let line = match stat::text(format!("/proc/{pid}/task/{tid}/syscall")) {
         Ok(line) => line,
@@ -327,7 +328,7 @@ impl Call {
     }
 
     fn kind(&self) -> Kind {
-        // What only older architectures have.
+        // System calls that only older architectures have.
         #[cfg(target_arch = "x86_64")]
         match self.number as i64 {
             libc::SYS_epoll_wait => return Kind::Epoll,

@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use nix::libc;
 
-/// What waits in a UDP socket, from its `SO_MEMINFO` (net/core/sock.c, `sk_get_meminfo`).
+/// The receive queue of a UDP socket, from its `SO_MEMINFO` (net/core/sock.c, `sk_get_meminfo`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReceiveQueue {
-    /// Memory of the datagrams that wait, in bytes: what they take, not what they carry. The kernel takes what was read
-    /// off this sum in portions of up to a quarter of the limit, and all of it when the queue is empty.
+    /// Memory that the waiting datagrams take, in bytes (more than their payload). The kernel subtracts datagrams that
+    /// were read in portions of up to a quarter of the limit, and the rest when the queue is empty.
     pub waiting_bytes: u32,
     /// The socket's receive buffer (`SO_RCVBUF`), in bytes.
     pub limit_bytes: u32,

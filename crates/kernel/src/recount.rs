@@ -18,7 +18,7 @@ use crate::bpf::failed;
 use crate::diag::{self, Which};
 use crate::skeletons::recount::RecountSkelBuilder;
 
-/// What a recount came to.
+/// The result of a recount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Recounted {
     /// Connections counted in.
@@ -59,7 +59,7 @@ pub fn recount(
     held: impl IntoIterator<Item = (u64, usize)>,
     callbacks: Callbacks,
 ) -> io::Result<Recounted> {
-    // What it says on standard error is in the error, too.
+    // libbpf's message on standard error is in the error, too.
     libbpf_rs::set_print(None);
     let mut storage = MaybeUninit::uninit();
     let mut open = RecountSkelBuilder::default()
@@ -89,7 +89,7 @@ pub fn recount(
             .update(&inode.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY)
             .map_err(|e| failed("noting who holds a connection", &e))?;
     }
-    // First who waits in which queue; then everything.
+    // The first pass notes which connection waits in which queue; the second counts.
     pass(&loaded.progs.wakeone_recount)?;
     if let Some(data) = &mut loaded.maps.data_recount_data {
         data.recount.counting = 1;
@@ -178,7 +178,7 @@ pub fn has_program(
     udp: bool,
     listeners: impl IntoIterator<Item = u64>,
 ) -> io::Result<bool> {
-    // What it says on standard error is in the error, too.
+    // libbpf's message on standard error is in the error, too.
     libbpf_rs::set_print(None);
     let mut storage = MaybeUninit::uninit();
     let mut open = RecountSkelBuilder::default()

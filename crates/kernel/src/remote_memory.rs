@@ -209,8 +209,8 @@ impl Helper {
     }
 }
 
-/// What the helper does, until its other end is closed. Only system calls: another thread of the process that it was forked
-/// from may have held any lock.
+/// Runs the helper until its other end is closed. It makes only system calls: another thread of the process that it
+/// was forked from may have held any lock.
 fn serve(socket: RawFd) -> ! {
     // It holds nothing of this process: no lock of a group's folder, no socket.
     // SAFETY: system calls on numbers; everything but the socket is closed, and nothing here uses the rest.

@@ -26,7 +26,7 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// What the kernel works on, with the memory that it uses.
+/// An operation in progress, with the memory that the kernel uses for it.
 enum Operation {
     Accept(u64),
     Receive(u64, Vec<u8>),
@@ -42,7 +42,7 @@ enum Operation {
     Cancel,
 }
 
-/// What the kernel has done. `token` is what was given with the operation.
+/// A completed operation. `token` is the one given with the operation.
 #[derive(Debug)]
 pub enum Event {
     /// A connection was accepted, or accepting failed.
@@ -150,7 +150,7 @@ impl Ring {
         self.push(entry, Operation::Sleep(token, time));
     }
 
-    /// Ends all accepting. What has been accepted meanwhile still comes.
+    /// Ends all accepting. Connections accepted meanwhile are still reported.
     pub fn cancel_accepts(&mut self) {
         let accepts: Vec<u64> = self
             .pending
@@ -181,10 +181,10 @@ impl Ring {
     fn fill(&mut self) {
         let mut queue = self.ring.submission();
         while let Some(entry) = self.overflow.pop_front() {
-            // SAFETY: all memory that an entry points to (buffers on the heap, a boxed timespec)
-            // is in `pending` under the entry's number until its completion is seen, and is
-            // leaked if the ring is dropped before. A descriptor that has been closed meanwhile
-            // makes the operation fail or act on another file, which is wrong but not unsafe.
+            // SAFETY: all memory that an entry points to (buffers on the heap, a boxed timespec) is
+            // in `pending` under the entry's number until its completion is seen. It is leaked if
+            // the ring is dropped before. A descriptor that has been closed meanwhile makes the
+            // operation fail or act on another file, which is wrong but not unsafe.
             if unsafe { queue.push(&entry) }.is_err() {
                 self.overflow.push_front(entry);
                 return;

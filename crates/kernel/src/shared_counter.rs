@@ -48,9 +48,8 @@ impl SharedCounters {
         if file.metadata()?.len() < length.get() as u64 {
             file.set_len(length.get() as u64)?;
         }
-        // SAFETY: a new mapping at an address of the kernel's choice, of a file that has these
-        // bytes. Whoever truncates the file behind our back gets this process a SIGBUS: the
-        // directory belongs to the server.
+        // SAFETY: a new mapping at an address of the kernel's choice, of a file that has these bytes. Truncating the
+        // file behind our back would send this process a SIGBUS; the directory belongs to the server.
         let mapped = unsafe {
             mmap(
                 None,

@@ -1,4 +1,4 @@
-//! What the agent asks of listening sockets, and does to them.
+//! Queries and settings of listening sockets, for the agent.
 
 use std::io;
 use std::net::SocketAddr;
@@ -120,7 +120,7 @@ pub fn detach_reuseport(member: impl AsFd) -> io::Result<()> {
     )
 }
 
-/// What a classic program, which needs no privilege, can choose by.
+/// The ways to choose a socket that a classic program has; it needs no privilege.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClassicChoice {
     /// A random member.

@@ -1,11 +1,11 @@
 //! Being asked to stop: SIGTERM and SIGINT as a flag that blocking calls notice.
 //!
-//! A server that blocks in `accept` must return from it when it is asked to stop, and a flag
-//! that is looked at just before the call is not enough: the signal may come between the look and
-//! the call. So the handler is installed without `SA_RESTART` (the call returns `EINTR`), and
-//! from the first signal on a timer repeats SIGALRM until the process is gone: who missed the
-//! first interruption gets the next one, at most [`REPEAT_MS`] later. No thread and no extra file
-//! descriptor is needed for it.
+//! A server that blocks in `accept` must return from it when it is asked to stop. Checking a flag
+//! just before the call is not enough: the signal may come between the check and the call. So the
+//! handler is installed without `SA_RESTART` (the call returns `EINTR`). From the first signal on,
+//! a timer repeats SIGALRM until the process is gone. A thread that missed the first interruption
+//! gets the next one, at most [`REPEAT_MS`] later. This needs no thread and no extra file
+//! descriptor.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -12,7 +12,7 @@ const INTERVALS_MIN: usize = 5;
 /// An interval shorter than this part of the longest is a cut-off one and says nothing about rates.
 const WHOLE: f64 = 0.9;
 
-/// What a difference means.
+/// The meaning of a difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {

@@ -42,7 +42,8 @@ enum State {
     Sending,
     /// The request is sent.
     Receiving,
-    /// The answer is whole; the server is about to close. It should: who closes first keeps the TIME_WAIT.
+    /// The answer is whole; the server is about to close. It should close first, because that side keeps the
+    /// TIME_WAIT.
     Lingering,
     /// Kept for the next request.
     Idle,
@@ -63,11 +64,11 @@ struct Connection {
 
 /// Who may send.
 enum Clients {
-    /// Whoever is due.
+    /// Each request when it is due.
     Any,
-    /// Whoever is due, if one of so many is free.
+    /// Each request when it is due, if one of so many clients is free.
     Limited(usize),
-    /// Each free one, due or not; since when they have been free.
+    /// Each free client sends the next request, due or not; since when they have been free.
     Closed(VecDeque<u64>),
 }
 
@@ -88,14 +89,14 @@ impl Clients {
     }
 }
 
-/// What a thread is given.
+/// The task of one thread.
 pub(crate) struct Task<'a> {
     pub plan: &'a Plan,
     /// Its number, from 0.
     pub thread: usize,
     /// Time 0 of the plan.
     pub start: Instant,
-    /// How often notes are handed over; None: only at the end.
+    /// How often notes are handed over; `None`: only at the end.
     pub interval: Option<Duration>,
     pub cancel: &'a AtomicBool,
     pub live: &'a Live,
@@ -132,7 +133,7 @@ pub(crate) struct Engine<'a> {
     lingerers: u64,
     buffer: Vec<u8>,
     record: Recorder,
-    /// What the notes handed over add up to.
+    /// The sums of the notes that were handed over.
     before: Progress,
 }
 
@@ -457,7 +458,7 @@ impl<'a> Engine<'a> {
             }
         }
         let request = &self.requests[connection.of.entry];
-        // What is encrypted is sent by now.
+        // An encrypted request is sent by now.
         if connection.session.is_some() {
             connection.written = request.len();
         }

@@ -1,4 +1,4 @@
-//! What keeps a load from being run at all; a request that fails is an [`ErrorKind`](crate::ErrorKind) instead.
+//! Errors that keep a load from being run at all; a request that fails is an [`ErrorKind`](crate::ErrorKind) instead.
 
 /// Why a plan could not be run.
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! What all requests of a load have in common: method, headers, body, encryption.
+//! The common form of a load's requests: method, headers, body, encryption.
 
 use std::str::FromStr;
 
@@ -73,7 +73,7 @@ impl Header {
     }
 }
 
-/// A token of RFC 9110, 5.6.2: what methods and names of headers are made of.
+/// Returns whether `text` is a token of RFC 9110, 5.6.2: the syntax of methods and header names.
 fn is_token(text: &str) -> bool {
     let may = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     !text.is_empty() && text.bytes().all(may)

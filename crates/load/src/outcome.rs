@@ -1,4 +1,4 @@
-//! What came of a load.
+//! The outcome of a load.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ pub enum ErrorKind {
     Timeout,
     /// The server closed in good order before the answer was whole.
     EofEarly,
-    /// What came is not an HTTP answer, or has bytes after its end.
+    /// The bytes received are no HTTP answer, or more bytes follow its end.
     BadResponse,
     /// A whole answer, but not a 2xx one.
     Status,
@@ -109,7 +109,7 @@ pub struct StageOutcome {
     pub latency: Histogram<u64>,
 }
 
-/// What ended within one interval of a load.
+/// The requests that ended within one interval of a load.
 #[derive(Debug, Clone)]
 pub struct Interval {
     /// Its beginning, from the load's.
@@ -130,14 +130,14 @@ pub struct Interval {
     pub errors: BTreeMap<ErrorKind, u64>,
 }
 
-/// What came of a load. `completed + cancelled + sum(errors) == planned`, always.
+/// The outcome of a load. `completed + cancelled + sum(errors) == planned`, always.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// From the start until the last request ended (at least the planned duration, if that is what ended the load).
     pub elapsed: Duration,
     /// Requests that became due.
     pub planned: u64,
-    /// Requests that were begun (a descriptor or address could be had).
+    /// Requests that were begun (they got a descriptor and an address).
     pub started: u64,
     /// 2xx answers, whole and in time.
     pub completed: u64,

@@ -1,4 +1,4 @@
-//! What is to be sent: where, when, how much of what, and when it ends.
+//! The plan of a load: targets, times, the mix of requests, and its end.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -129,7 +129,7 @@ impl Stage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Spacing {
-    /// Exponential gaps: what many independent clients make.
+    /// Exponential gaps, as from many independent clients.
     Poisson,
     /// Equal gaps.
     Constant,
@@ -168,12 +168,12 @@ pub struct MixEntry {
     pub path: String,
 }
 
-/// What is asked for.
+/// The paths to request, and the form of the requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mix {
     /// The paths by weight; never empty in a valid plan.
     pub entries: Vec<MixEntry>,
-    /// What all requests have in common.
+    /// The common form of all requests.
     pub form: Form,
 }
 

@@ -1,4 +1,4 @@
-//! What one thread writes down, and how the threads' notes are put together.
+//! The record of one thread, and how the threads' records are merged.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub(crate) struct Moments {
     pub fresh: bool,
 }
 
-/// What a request was for.
+/// The entry and the stage that a request belongs to.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Subject {
     /// Its entry in the mix.

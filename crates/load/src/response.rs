@@ -350,7 +350,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What an answer comes to: status, worker, keep-alive, body bytes, whole.
+    /// A parsed answer: status, worker, keep-alive, body bytes, whole.
     type Read = (u16, Vec<u8>, bool, u64, bool);
 
     /// Feeds `pieces`, then the end of the stream.

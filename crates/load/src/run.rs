@@ -39,7 +39,7 @@ pub struct Progress {
     pub in_flight: u64,
 }
 
-/// What is told while a load runs.
+/// A report to the caller while a load runs.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// About ten times a second, and once at the end.
@@ -48,7 +48,7 @@ pub enum Event<'a> {
     Interval(&'a Interval),
 }
 
-/// What a thread says to the one that puts the notes together.
+/// A message from a thread to the one that merges the notes.
 pub(crate) enum Message {
     /// The notes of an interval that is over for this thread.
     Notes {

@@ -76,7 +76,7 @@ pub struct StageSummary {
     pub latency_ms: Quantiles,
 }
 
-/// What ended within one interval.
+/// The requests that ended within one interval.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct IntervalSummary {
@@ -118,7 +118,7 @@ pub struct Parameters {
     pub keep_alive: bool,
 }
 
-/// What results are of that do not name their method.
+/// The method of results that do not name one.
 fn get() -> String {
     "GET".to_owned()
 }
@@ -139,7 +139,7 @@ pub struct Summary {
     pub throughput_per_s: f64,
     /// From the planned time: correct under coordinated omission.
     pub latency_ms: Quantiles,
-    /// From `connect()`, or from the send on a kept connection: what a client that waits politely would report.
+    /// From `connect()`, or from the send on a kept connection: the latency that a client without a plan would report.
     pub service_ms: Quantiles,
     pub connect_ms: Quantiles,
     pub wait_ms: Quantiles,

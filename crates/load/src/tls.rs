@@ -28,7 +28,7 @@ pub struct Tls {
     pub insecure: bool,
 }
 
-/// What all encrypted connections of a thread have in common.
+/// The common part of all encrypted connections of a thread.
 pub(crate) struct Client {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
@@ -88,7 +88,7 @@ pub(crate) struct Session {
     connection: ClientConnection,
 }
 
-/// What came of reading.
+/// The result of reading.
 pub(crate) enum Received {
     /// This much is in the buffer.
     Bytes(usize),
@@ -130,7 +130,7 @@ impl Session {
                 Ok(0) => return Ok(Received::End),
                 Ok(n) => return Ok(Received::Bytes(n)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // Closed without a word of TLS: whoever is between may have done that.
+                // Closed without a word of TLS: a host in between may have done that.
                 Err(_) => return Err(ErrorKind::EofEarly),
             }
             match self.connection.read_tls(&mut Socket(socket)) {
@@ -179,7 +179,7 @@ impl Write for Socket<'_> {
     }
 }
 
-/// `--insecure`: whoever the certificate is for. The handshake is still checked to be made with that certificate's key.
+/// `--insecure`: accepts any certificate. The handshake is still checked to be made with that certificate's key.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! The live view: what is told while a load runs, as a block of text for a terminal. No terminal is touched here.
+//! The live view: the events of a running load as a block of text for a terminal. This module touches no terminal.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;

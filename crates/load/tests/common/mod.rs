@@ -17,7 +17,7 @@ pub struct Request<'a> {
     pub stream: &'a mut TcpStream,
 }
 
-/// What the server saw.
+/// The requests and connections that the server saw.
 #[derive(Default)]
 pub struct Seen {
     pub requests: AtomicU64,
