@@ -62,7 +62,7 @@ struct Connection {
     reader: ResponseReader,
 }
 
-/// Who may send.
+/// The clients that may send.
 enum Clients {
     /// Each request when it is due.
     Any,

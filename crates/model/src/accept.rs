@@ -1,7 +1,8 @@
 //! Which accept model a server uses: a pure judgement over snapshots of its processes.
 //!
-//! The words are the field's: blocking accept() shared by processes, an epoll set in each of them that wakes all or one
-//! (EPOLLEXCLUSIVE), a mutex around accept, one acceptor that hands connections on, a socket for each worker.
+//! The models are named by the usual terms: blocking accept() shared by processes, an epoll set in each of them that
+//! wakes all or one (EPOLLEXCLUSIVE), a mutex around accept, one acceptor that hands connections on, a socket for each
+//! worker.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,9 +19,9 @@ pub enum Means {
     Accept,
     /// It blocks in a receive call.
     Receive,
-    /// poll or select: all that wait are woken.
+    /// poll or select: every waiting worker is woken.
     Poll,
-    /// Level-triggered epoll: all that wait are woken.
+    /// Level-triggered epoll: every waiting worker is woken.
     EpollWakeAll,
     /// Edge-triggered epoll without EPOLLEXCLUSIVE.
     EpollEdge,
@@ -28,11 +29,11 @@ pub enum Means {
     EpollExclusive,
     /// A ring with an accept in it.
     IoUring,
-    /// Nobody was seen to wait.
+    /// No process was seen to wait.
     Unseen,
 }
 
-/// Who takes the connections, from which sockets.
+/// The way that workers share listening sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Shape {
@@ -71,13 +72,13 @@ pub enum Confidence {
 /// The accept model of a listener.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptModel {
-    /// Who takes connections from what.
+    /// How the workers share the sockets.
     pub shape: Shape,
     /// How they learn of one.
     pub means: Means,
     /// How sure.
     pub confidence: Confidence,
-    /// What was seen, a sentence each.
+    /// The observations, a sentence each.
     pub evidence: Vec<String>,
     /// Processes that take connections.
     pub workers: Vec<u32>,
@@ -117,7 +118,7 @@ impl AcceptModel {
         }
     }
 
-    /// What it means, for a person.
+    /// Describes the model for a person.
     pub fn describe(&self) -> &'static str {
         match (self.shape, self.means) {
             (Shape::Single, _) => "one worker takes every connection",
@@ -156,8 +157,8 @@ impl AcceptModel {
     }
 }
 
-/// Who waited for what, and by what means, over all snapshots. Units of a process that wait are its epoll sets with a
-/// socket in them, or its threads in accept, receive or poll.
+/// The sockets that each process waited for, and by what means, over all snapshots. The units of a process are its
+/// epoll sets with a socket in them, or its threads in accept, receive or poll.
 #[derive(Default)]
 struct Watching {
     /// By process: `(unit, inode, means)`.
@@ -190,7 +191,7 @@ impl Watching {
 
     fn means(&self) -> Means {
         let means: BTreeSet<Means> = self.each().map(|(_, _, means)| means).collect();
-        // Who polls and then blocks in accept (Apache with one Listen) is woken as who polls.
+        // A worker that polls and then blocks in accept (Apache with one Listen) is woken by its poll.
         let strongest = [
             Means::EpollWakeAll,
             Means::Poll,

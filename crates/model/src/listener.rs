@@ -41,7 +41,7 @@ pub struct Socket {
     pub queued: u32,
     /// A listener's backlog; the kernel admits one more.
     pub queue_limit: u32,
-    /// What this socket dropped since it exists: overflows of a listener, datagrams without room.
+    /// Drops of this socket since it was made: overflows of a listener, datagrams without room.
     pub drops: u32,
     /// Receive buffer, in bytes.
     pub receive_buffer_bytes: u32,
@@ -67,7 +67,7 @@ impl Listener {
     }
 }
 
-/// What a thread is in, as far as it concerns listeners.
+/// The call that a thread is in, as far as it concerns listeners.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wait {
@@ -102,7 +102,7 @@ pub enum Wait {
 pub struct Thread {
     /// Its id.
     pub tid: u32,
-    /// What it is in.
+    /// The call it is in.
     pub wait: Wait,
 }
 

@@ -48,7 +48,7 @@ impl Arrivals {
 /// Moves may take one part in so many of the time: each holds up new connections of its port
 /// (net/ipv4/inet_connection_sock.c, `inet_csk_bind_conflict`, walks all sockets of the port under a lock).
 const SHARE: u64 = 100;
-/// What is saved up while there is nothing to move, in ns: a second's worth.
+/// The most that is saved up while there is nothing to move, in ns: a second's worth.
 const MOST_SAVED_NS: i64 = 10_000_000;
 
 /// The time that a group's moves may take.

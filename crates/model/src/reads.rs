@@ -1,9 +1,10 @@
-//! Whether a worker reads its UDP socket: nobody counts what is read, so it is told from what waits.
+//! Whether a worker reads its UDP socket. The kernel does not count reads, so they are inferred from the datagrams
+//! that wait.
 
 /// The least that a waiting datagram takes in memory, in bytes: its `sk_buff` and `skb_shared_info` alone are more.
 const LEAST_BYTES: u64 = 512;
 
-/// What was seen of a slot's sockets last, and how often a read showed.
+/// The last sample of a slot's sockets, and how often a read was inferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reads {
     waiting_bytes: u64,

@@ -1,7 +1,7 @@
-//! What a listener and its workers looked like at one moment, and what happened between two.
+//! The state of a listener and its workers at one moment, and the changes between two moments.
 //!
-//! A [`Snapshot`] holds counters that only grow, and states; a [`Watch`] what a while of looking adds up to. Both can be
-//! written to a file, read again, judged and shown without a kernel.
+//! A [`Snapshot`] holds states, and counters that only grow; a [`Watch`] holds the result of a period of watching.
+//! Both can be written to a file, read again, judged and shown without a kernel.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ pub struct WorkerLook {
     pub pinned_cpu: Option<u32>,
 }
 
-/// What the probes counted of one worker so far.
+/// The probes' counters of one worker so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerTrace {
     /// Connections that accept() returned.
@@ -64,7 +64,7 @@ pub struct TraceGaps {
     pub wakeups: bool,
 }
 
-/// What the probes counted so far.
+/// The probes' counters so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceLook {
     /// Connections put into a queue.
@@ -111,7 +111,7 @@ pub struct Snapshot {
     pub listener: Listener,
     /// Its workers by process id.
     pub workers: BTreeMap<u32, WorkerLook>,
-    /// What the probes say, where tracing is allowed.
+    /// The probes' counters, where tracing is allowed.
     pub trace: Option<TraceLook>,
     /// The namespace's counters.
     pub host: HostLook,
@@ -124,7 +124,7 @@ pub struct Snapshot {
 /// Less than this a connection that waits just came, µs.
 pub const SHORT_WAIT_US: u64 = 10_000;
 
-/// What many quick looks, some milliseconds apart, add up to.
+/// The sum of many quick looks, some milliseconds apart.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sampled {
     /// Looks taken.
@@ -165,12 +165,12 @@ pub struct Watch {
     pub last: Snapshot,
     /// What lay between.
     pub sampled: Sampled,
-    /// Who waits for which socket: process ids by cookie.
+    /// The processes that wait for each socket: process ids by cookie.
     pub serves: BTreeMap<u64, Vec<u32>>,
-    /// Who only keeps a socket, as a last resort, and does not accept from it: a process id by cookie.
+    /// The process that only holds a socket as a last resort and does not accept from it: its id by cookie.
     #[serde(default)]
     pub keeps: BTreeMap<u64, u32>,
-    /// SO_REUSEPORT is set; None where it could not be asked.
+    /// SO_REUSEPORT is set; `None` where it could not be read.
     pub reuseport: Option<bool>,
     /// A program chooses the socket; None where it could not be found out.
     pub steered: Option<bool>,
@@ -220,9 +220,9 @@ pub struct Row {
 pub struct Queue {
     /// Inode of the socket.
     pub inode: u64,
-    /// Who waits for it.
+    /// The processes that wait for it.
     pub pids: Vec<u32>,
-    /// Who only keeps it, and does not accept.
+    /// The process that only holds it and does not accept.
     pub kept_by: Option<u32>,
     /// Connections waiting at the last look.
     pub length: u32,
@@ -230,9 +230,9 @@ pub struct Queue {
     pub highest: u32,
     /// The backlog.
     pub limit: u32,
-    /// What it dropped meanwhile.
+    /// Drops of this queue meanwhile.
     pub dropped: u32,
-    /// Seconds in which it was not empty, all who serve it were busy, and another worker waited.
+    /// Seconds in which it was not empty, all its workers were busy, and another worker waited.
     pub blocked_s: f64,
 }
 

@@ -1,7 +1,7 @@
-//! What is wrong with a server, from a while of watching it: each finding with its cause, its numbers, and what to do.
+//! Finds what is wrong with a server, from a while of watching it: each finding with its cause, its numbers, and what
+//! to do.
 //!
-//! The thresholds are of the kind that a healthy server under load stays clear of; what is too little to judge by is not
-//! judged.
+//! The thresholds are of the kind that a healthy server under load stays clear of. Too little data is not judged.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,13 +16,13 @@ use crate::snapshot::{Queue, Row, Totals, Watch, WorkerLook};
 pub struct Finding {
     /// A stable name, for programs.
     pub code: String,
-    /// What is wrong, in a few words.
+    /// The problem, in a few words.
     pub title: String,
     /// Why it is so.
     pub cause: String,
     /// The numbers that show it.
     pub evidence: Vec<String>,
-    /// What to do, the best first.
+    /// Steps to take, the best first.
     pub next: Vec<String>,
 }
 

@@ -57,7 +57,7 @@ impl Waits {
         (self.count > 0).then(|| self.sum_us as f64 / self.count as f64)
     }
 
-    /// What came since `earlier`.
+    /// Returns the waits since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         let before = |bucket: usize| earlier.buckets.get(bucket).copied().unwrap_or(0);
         let buckets: Vec<u32> = self

@@ -17,10 +17,10 @@ const IDLE_TICK_S: f64 = 0.010;
 /// Room in an accept queue that has no limit.
 const ROOM: u32 = u32::MAX / 2048;
 
-/// What a move takes: shutdown() and listen(), as measured with few connections on the port.
+/// The time of a move: shutdown() and listen(), as measured with few connections on the port.
 const MOVE_S: f64 = 60e-6;
 
-/// What the agent remembers.
+/// The state of the agent.
 #[derive(Debug)]
 pub(crate) struct Agent {
     limits: Limits,

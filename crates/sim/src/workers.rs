@@ -47,8 +47,8 @@ pub enum Wake {
     LongestAsleep,
     /// The one that went to sleep last: several threads in epoll_wait() on one epoll (fs/eventpoll.c, `ep_poll`).
     LastAsleep,
-    /// Always the same first one, if it sleeps: an epoll a worker with EPOLLEXCLUSIVE. The list of who waits for the socket
-    /// keeps the order of registration (fs/eventpoll.c, `ep_ptable_queue_proc`).
+    /// Always the same first one, if it sleeps: an epoll a worker with EPOLLEXCLUSIVE. The socket's wait queue keeps
+    /// the order of registration (fs/eventpoll.c, `ep_ptable_queue_proc`).
     FirstRegistered,
 }
 

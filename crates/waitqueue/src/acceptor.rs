@@ -22,7 +22,7 @@ pub enum Refused<T> {
 #[error("no connection came in time")]
 pub struct TimedOut;
 
-/// What a select()-like waiter learns.
+/// The news for a select()-like waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Arrivals {
     /// Connections that have ever been queued.
@@ -113,7 +113,7 @@ impl<T> Acceptor<T> {
         }
     }
 
-    /// What accept() returns now; None while there is reason to wait.
+    /// Returns the result of accept() now; `None` while there is reason to wait.
     fn try_accept(&self) -> Option<Option<T>> {
         let mut state = self.state.lock();
         let connection = state.connections.pop_front();
@@ -129,7 +129,7 @@ impl<T> Acceptor<T> {
         })
     }
 
-    /// What a select()-like waiter would learn now.
+    /// Returns the news for a select()-like waiter without waiting.
     #[must_use]
     pub fn arrivals(&self) -> Arrivals {
         let state = self.state.lock();

@@ -1,4 +1,4 @@
-//! The queue: who waits, in which order, and whom an event wakes.
+//! The queue: its waiters, their order, and which of them an event wakes.
 
 use rustix::io::Errno;
 use rustix::thread::futex;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::spin::Spin;
 
-/// Who is woken when something happens. The sections are those of Molloy and Lever, 2000.
+/// Which waiters an event wakes. The sections are those of Molloy and Lever, 2000.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     /// Everybody, whatever the waker asks for: Linux 2.2.
@@ -23,7 +23,7 @@ pub enum Policy {
     AlwaysWake,
 }
 
-/// What a waiter says of itself when it enqueues; what the queue makes of it depends on its [`Policy`].
+/// The wish of a waiter when it enqueues; how the queue treats it depends on its [`Policy`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Wants the event for itself, as accept() does. `TaskExclusive`: exclusive. `AlwaysWake`: woken when its turn comes.
@@ -49,7 +49,7 @@ const WOKEN: u32 = 1;
 /// Woken as the one for whom the event was meant.
 const CHOSEN: u32 = 2;
 
-/// What a thread needs to wait: its futex word. One is enough for a thread's life.
+/// A thread's means to wait: its futex word. One is enough for a thread's life.
 #[derive(Debug, Default)]
 pub struct Waiter(Arc<AtomicU32>);
 
@@ -192,15 +192,15 @@ impl WaitQueue {
 
     fn wake(&self, walk: Walk) -> usize {
         let woken = self.line.lock().take(walk);
-        // Outside the lock: whoever is woken takes it next.
+        // Outside the lock, because a woken waiter takes it next.
         for word in &woken {
             rouse(word);
         }
         woken.len()
     }
 
-    /// For a waiter that was chosen and goes away without a look: someone else must have it. Who is woken always has heard
-    /// of it already.
+    /// Passes the wake-up of a chosen waiter that goes away without a look to another one. A waiter that is always
+    /// woken has heard of the event already.
     fn pass_on(&self) {
         let mut line = self.line.lock();
         let next = match self.policy {
@@ -250,7 +250,7 @@ impl Line {
                 Walk::First => true,
                 Walk::FirstExclusive => entry.kind == Kind::Exclusive,
             };
-            // Release: what the waker did before is seen by whom it wakes, who may not take the lock again.
+            // Release: the woken waiter sees all that the waker did before, and it may not take the lock again.
             let mark = if last { CHOSEN } else { WOKEN };
             entry.word.store(mark, Ordering::Release);
             woken.push(entry.word);
@@ -309,8 +309,8 @@ impl Waiting<'_> {
         self.sleep_until(None);
     }
 
-    /// The same, for at most `timeout`. Who stops waiting then lets go of the place, which passes on a wake-up that came
-    /// just then.
+    /// Sleeps for at most `timeout`. A waiter that gives up then drops the [`Waiting`], which passes on a wake-up that
+    /// came just then.
     pub fn sleep_for(&mut self, timeout: Duration) -> Slept {
         self.sleep_until(Instant::now().checked_add(timeout))
     }

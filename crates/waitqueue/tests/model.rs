@@ -1,4 +1,4 @@
-//! Whom an operation wakes, held against a model so simple that it can be checked by eye.
+//! Checks which waiters an operation wakes against a model so simple that it can be verified by eye.
 
 use proptest::prelude::*;
 use wakeone_waitqueue::{Kind, Policy, WaitQueue, Waiter, Waiting};
@@ -39,7 +39,7 @@ fn policy() -> impl Strategy<Value = Policy> {
     ]
 }
 
-/// What became of a waiter.
+/// The state of a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Away,

@@ -54,7 +54,7 @@ impl Soak {
         }
     }
 
-    /// Accepts; who is not `steady` does so for a while only, and then goes away until another has accepted.
+    /// Accepts. A thread that is not `steady` does so for a while only, and then goes away until another has accepted.
     fn accept(&self, steady: bool, rng: &mut StdRng) {
         let waiter = &mut Waiter::new();
         loop {
@@ -101,7 +101,7 @@ impl Soak {
                 1 => std::thread::sleep(Duration::from_micros(rng.random_range(0..50))),
                 _ => {
                     let slept = waiting.sleep_for(Duration::from_micros(rng.random_range(0..50)));
-                    // Who was woken and does not want what it was woken for has to say so.
+                    // A woken waiter that does not want the event has to pass it on.
                     if slept == Slept::Woken {
                         queue.wake_one();
                     }
