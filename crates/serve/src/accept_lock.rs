@@ -1,5 +1,5 @@
-//! Whose turn it is to accept: the lock around accept that servers needed on kernels that woke
-//! everyone, in the kinds that Apache offers.
+//! The lock around accept that servers needed on kernels that woke everyone, in the kinds that
+//! Apache offers.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

@@ -1,4 +1,4 @@
-//! The application: what is answered to a request, whatever architecture serves it.
+//! The application: the answers to requests, whatever architecture serves them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,12 +28,12 @@ pub struct App {
     pub place: Place,
     /// The files that are served beside it.
     pub files: Option<Arc<Root>>,
-    /// Counts every answer when it is made, before the first byte of it is sent: who has received
-    /// an answer finds it counted.
+    /// Counts every answer when it is made, before its first byte is sent. So a client that has received an answer
+    /// finds it counted.
     pub counter: Option<Arc<SharedCounter>>,
 }
 
-/// What comes of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub enum Outcome {
     /// An answer.

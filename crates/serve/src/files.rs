@@ -140,7 +140,7 @@ fn content_type(path: &str) -> std::borrow::Cow<'static, str> {
     }
 }
 
-/// What a `Range` header asks for.
+/// The range that a `Range` header requests.
 #[derive(Debug, PartialEq, Eq)]
 enum Range {
     /// From the first to the last byte, both included.

@@ -119,7 +119,7 @@ fn refuse(status: u16, why: &str) -> Answer {
 }
 
 fn date(at_unix_s: u64) -> String {
-    // What cannot be a date (the crate panics beyond the year 9999) is shown as the number.
+    // A time that cannot be a date (the crate panics beyond the year 9999) is shown as the number.
     if at_unix_s < 253_402_300_800 {
         httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(at_unix_s))
     } else {

@@ -16,7 +16,7 @@ pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 pub const HEADERS_MAX: usize = 64;
 /// A body may have this many bytes; more is answered with 413.
 pub const BODY_BYTES_MAX: usize = 16 * 1024;
-/// What a body may take on the wire with all the framing of its chunks.
+/// The most that a body may take on the wire with all the framing of its chunks.
 const CHUNKED_BYTES_MAX: usize = 4 * BODY_BYTES_MAX;
 
 /// A status code that this server gives.
@@ -49,7 +49,7 @@ impl Status {
     }
 }
 
-/// What a client asks for.
+/// The method of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// GET
@@ -107,8 +107,7 @@ const MORE: Parsed<'static> = Parsed::Incomplete {
 
 /// Parses the first request in `input`.
 pub fn parse(input: &[u8]) -> Parsed<'_> {
-    // Judged line by line: what is decided over complete lines is not decided differently when
-    // the same bytes arrive in other pieces.
+    // Judged line by line: a decision over complete lines stays the same when the same bytes arrive in other pieces.
     let window = &input[..input.len().min(HEAD_BYTES_MAX)];
     let mut start = 0;
     while let [b'\n', ..] | [b'\r', b'\n', ..] = &window[start..] {
@@ -140,7 +139,7 @@ fn too_long_or_more(input: &[u8]) -> Parsed<'static> {
     }
 }
 
-/// What the headers say about the connection and the body.
+/// The parts of the headers that concern the connection and the body.
 #[derive(Default)]
 struct Framing {
     host: bool,
@@ -318,7 +317,7 @@ fn has_bare_newline(bytes: &[u8]) -> bool {
     end.is_some_and(|end| !bytes[..end].ends_with(b"\r"))
 }
 
-/// What follows the trailers: lines up to an empty one.
+/// Returns the bytes after the trailers, which are lines up to an empty one.
 fn after_trailers(mut rest: &[u8]) -> Option<&[u8]> {
     loop {
         let end = rest.iter().position(|byte| *byte == b'\n')?;
@@ -350,7 +349,7 @@ pub fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
         .find_map(|(key, value)| (key == name).then_some(value))
 }
 
-/// What an answer carries.
+/// The content of an answer.
 #[derive(Debug)]
 pub enum Content {
     /// Bytes made for this answer.

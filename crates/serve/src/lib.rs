@@ -230,7 +230,7 @@ fn listeners(options: &Options) -> Result<Vec<Listener>, Error> {
     Ok(all)
 }
 
-/// What is said on stderr once connections are taken.
+/// Returns the line for stderr once connections are taken.
 fn ready_line(options: &Options, listeners: &[Listener]) -> String {
     let mut addresses: Vec<_> = listeners
         .iter()

@@ -209,7 +209,7 @@ fn local_address(fd: &OwnedFd) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(net::getsockname(fd)?).map_err(|_| Errno::AFNOSUPPORT)
 }
 
-/// What came of accepting.
+/// The result of accepting.
 #[derive(Debug)]
 pub enum Accepted {
     /// A connection.

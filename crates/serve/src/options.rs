@@ -1,4 +1,4 @@
-//! What to serve and how.
+//! The options of a server: the architecture, and how it serves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,7 +74,7 @@ impl Model {
         }
     }
 
-    /// What it is, in a line.
+    /// Describes it in a line.
     pub fn about(self) -> &'static str {
         match self {
             Self::Iterative => "one process, one connection at a time",
@@ -115,16 +115,15 @@ impl Model {
     }
 }
 
-/// Whom a connection wakes where event loops share a listener; see
-/// [`crate::models::epoll_prefork`].
+/// Which event loops a connection wakes where they share a listener; see [`crate::models::epoll_prefork`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EpollMode {
-    /// Everyone who waits.
+    /// All that wait.
     WakeAll,
     /// One, always the first in the list.
     #[default]
     Exclusive,
-    /// One, who then goes to the end of the list.
+    /// One, which then goes to the end of the list.
     Rotate,
 }
 
@@ -141,7 +140,7 @@ pub enum AcceptLock {
     Pthread,
 }
 
-/// What to serve and how.
+/// The options of a server.
 #[derive(Clone)]
 pub struct Options {
     /// The architecture.
@@ -156,7 +155,7 @@ pub struct Options {
     /// For [`Model::Preforked`], [`Model::EpollPrefork`] and [`Model::IoUring`]: each worker has
     /// a listener of its own, and the kernel chooses among them by hash.
     pub reuseport: bool,
-    /// For [`Model::EpollPrefork`]: whom a connection wakes.
+    /// For [`Model::EpollPrefork`]: which workers a connection wakes.
     pub epoll: EpollMode,
     /// For [`Model::Preforked`] (default: none) and [`Model::Prethreaded`] (default: a mutex).
     pub accept_lock: Option<AcceptLock>,
@@ -164,7 +163,7 @@ pub struct Options {
     pub keep_alive: bool,
     /// How long a client may take to send a request, and may be idle between two.
     pub header_timeout: Duration,
-    /// Where the guest book is kept. Opened when it is needed first.
+    /// Where the guest book is kept. Opened at its first use.
     pub place: Place,
     /// The files that are served.
     pub files: Option<Arc<Root>>,

@@ -1,6 +1,6 @@
-//! What the epoll architectures have in common: an epoll instance with the connections, the store
-//! and the listeners of one worker in it. What they differ in, how a listener is registered and
-//! how much is accepted at a time, is in their files, each with its own loop.
+//! The common part of the epoll architectures: an epoll instance with the connections, the store
+//! and the listeners of one worker in it. They differ in how a listener is registered and how much
+//! is accepted at a time; this is in their files, each with its own loop.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -25,12 +25,13 @@ const OTHER: u64 = LISTENERS - 2;
 const SWEEP: Duration = Duration::from_secs(1);
 const SWEEP_STOPPING: Duration = Duration::from_millis(10);
 
-/// What a loop has to do itself; connections and the store are done with when it hears of it.
+/// An event that a loop has to handle itself. Connections and the store were handled before it sees
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
     /// The listener with this number may have connections.
     Listener(usize),
-    /// What was given to [`Reactor::watch_other`].
+    /// The descriptor given to [`Reactor::watch_other`].
     Other,
 }
 
@@ -119,8 +120,8 @@ impl<'a> Reactor<'a> {
         self.paused.clear();
     }
 
-    /// Waits for events, goes on with the connections they are for, and gives what is left for
-    /// the loop to do.
+    /// Waits for events, goes on with the connections they are for, and returns the rest for the
+    /// loop to handle.
     ///
     /// # Errors
     /// What epoll says.

@@ -17,7 +17,7 @@ use crate::store::{Call, Failed, Reply};
 /// How much of a file is read at a time.
 const FILE_PIECE_BYTES: u64 = 64 * 1024;
 
-/// What a connection needs next.
+/// The next step of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// More bytes from the client.
@@ -59,7 +59,7 @@ struct Asked {
     head_only: bool,
 }
 
-/// What is left to send of a file.
+/// The part of a file that is left to send.
 #[derive(Debug)]
 struct Piece {
     file: File,
@@ -78,7 +78,7 @@ impl Session {
         self.input.extend_from_slice(bytes);
     }
 
-    /// The client has ended its side. What it has asked for is still answered.
+    /// Records that the client has ended its side. Its requests so far are still answered.
     pub fn end_of_input(&mut self) {
         self.ended = true;
     }
@@ -98,7 +98,7 @@ impl Session {
         self.sent += count;
     }
 
-    /// What the store is to be asked; once after each [`Next::Ask`].
+    /// Returns the question to the store, once after each [`Next::Ask`].
     pub fn question(&mut self) -> Option<Call> {
         self.asked.as_mut()?.call.take()
     }

@@ -8,7 +8,7 @@ use rustix::time::{Timespec, clock_gettime};
 /// The longest work that a request may ask for.
 pub const WORK_US_MAX: u64 = 10_000_000;
 
-/// What the work consists of.
+/// The kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Burns CPU time of this thread; takes longer when the CPU is shared.

@@ -1,4 +1,4 @@
-//! One worker: what it listens on, the application with its name, and the errors it counted.
+//! One worker: its listeners, the application with its name, and the errors it counted.
 
 use std::os::fd::OwnedFd;
 
@@ -9,11 +9,11 @@ use crate::options::Options;
 /// One worker of the server, in whatever form the architecture gives it.
 #[derive(Debug)]
 pub struct Worker {
-    /// What it accepts from.
+    /// The listeners it accepts from.
     pub listeners: Vec<Listener>,
-    /// What it answers.
+    /// The application that it answers with.
     pub app: App,
-    /// What went wrong in accept.
+    /// The errors of accept.
     pub faults: Faults,
     /// The only listener may give nothing without waiting.
     nonblocking: bool,
@@ -79,8 +79,8 @@ impl Worker {
                 }
                 None
             }),
-            // Several, which do not block: wait for all, and take from the first that has one.
-            // Who comes next is served by the others, or here in the next round.
+            // Several, which do not block: wait for all, and take from the first that has a
+            // connection. Others serve the next one, or this worker does in the next round.
             several => Listener::wait_any(several)
                 .into_iter()
                 .find_map(|listener| self.accept_from(listener)),

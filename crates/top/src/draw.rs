@@ -27,7 +27,7 @@ pub fn draw(frame: &mut Frame<'_>, state: &State) {
     }
 }
 
-/// The parts from top to bottom: what it is, how it fares, its rate, its workers, the keys.
+/// Draws the parts of a listener from top to bottom: title and totals, charts, workers, keys.
 fn listener(frame: &mut Frame<'_>, area: Rect, state: &State, show: &Show, table: &table::Table) {
     let small = area.height < 20;
     let top = head(area, state, show, table);
@@ -48,7 +48,7 @@ fn listener(frame: &mut Frame<'_>, area: Rect, state: &State, show: &Show, table
     frame.render_widget(bottom(state, below, keys.width), keys);
 }
 
-/// What stands above the table: on a small screen the most telling of it.
+/// Returns the lines above the table; on a small screen the most telling of them.
 fn head<'a>(area: Rect, state: &State, show: &Show, table: &table::Table) -> Vec<Line<'a>> {
     let room = usize::from(area.width);
     let (totals, others) = match area.height {
@@ -288,7 +288,7 @@ fn rows(frame: &mut Frame<'_>, area: Rect, state: &State, table: &table::Table) 
         .column_spacing(1)
         .row_highlight_style(Modifier::REVERSED);
     let at = |pid| table.lines.iter().position(|l| l.row.pid == pid);
-    // The place is a matter of the state alone: what is selected is on the screen.
+    // The scroll position depends on the state alone: the selected worker is on the screen.
     let mut place = TableState::new().with_selected(state.selected.and_then(at));
     frame.render_stateful_widget(widget, area, &mut place);
     let room = usize::from(area.height).saturating_sub(1);

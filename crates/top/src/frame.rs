@@ -1,4 +1,4 @@
-//! One refresh of one listener: what was watched, and how it is steered.
+//! One refresh of one listener: the watch of it, and how it is steered.
 
 use std::net::SocketAddr;
 
@@ -48,14 +48,14 @@ impl Steering {
 /// One refresh of one listener; a line of a recording.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Frame {
-    /// What happened since the refresh before.
+    /// The period since the refresh before.
     pub watch: Watch,
     /// How it is steered, where it is.
     #[serde(default)]
     pub steering: Option<Steering>,
 }
 
-/// What makes a listener the same one in another refresh.
+/// The identity of a listener across refreshes.
 pub type Place = (Protocol, SocketAddr, u32);
 
 impl Frame {

@@ -155,7 +155,7 @@ fn workers(table: &Table, steered: bool, style: Style) -> Vec<String> {
     layout::table(&columns, &rows, 0, style)
 }
 
-/// What cannot be seen, a sentence each.
+/// Returns the notes on data that cannot be seen, a sentence each.
 pub fn notes(watch: &Watch) -> impl Iterator<Item = String> + '_ {
     watch.view.missing.iter().map(|note| printable(note))
 }

@@ -55,7 +55,7 @@ pub enum BadRecording {
     Foreign {
         /// Which line.
         line: u64,
-        /// What the parser says.
+        /// The parser's message.
         why: String,
     },
     /// A line is of a later version.
@@ -129,7 +129,7 @@ impl<R: BufRead> Replay<R> {
         Ok(replay)
     }
 
-    /// Whether the recording ends in the middle of a line: who wrote it was ended.
+    /// Whether the recording ends in the middle of a line, because its writer was ended.
     pub fn is_cut(&self) -> bool {
         self.cut
     }
@@ -203,7 +203,7 @@ fn parse(text: &[u8], line: u64) -> Result<Frame, BadRecording> {
                 line,
                 schema: which.schema,
             },
-            // What it quotes of the file may hold anything.
+            // The message quotes the file, which may hold anything.
             _ => foreign(crate::frame::printable(&error.to_string())),
         }
     })?;

@@ -1,4 +1,4 @@
-//! What is shown now, and what keys do to it.
+//! The state of the view, and how keys change it.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ pub enum Key {
     Interrupt,
 }
 
-/// What a key asks of the world outside of the view.
+/// A request of a key to the world outside of the view.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// To end.
@@ -156,11 +156,11 @@ pub struct State {
     pub reversed: bool,
     /// The worker selected.
     pub selected: Option<u32>,
-    /// What comes in is not shown.
+    /// New refreshes are not shown.
     pub paused: bool,
     /// The keys are explained.
     pub help: bool,
-    /// What the last key led to.
+    /// The result of the last key.
     pub notice: Option<String>,
     /// The policies that there are.
     pub policies: Vec<String>,
@@ -224,7 +224,7 @@ impl State {
         Some(table)
     }
 
-    /// What a key does; what it asks of others.
+    /// Handles a key; returns the action that it requests of others.
     pub fn press(&mut self, key: Key) -> Option<Action> {
         self.notice = None;
         if let Some(choice) = self.choice.take() {
@@ -347,7 +347,7 @@ impl State {
         Ok(Action::ChangePolicy(undo.clone()))
     }
 
-    /// What a key asks for, or why it asks for nothing.
+    /// Returns the action of a key; where there is none, the notice tells why.
     fn told(&mut self, key: fn(&Self) -> Result<Action, &'static str>) -> Option<Action> {
         match key(self) {
             Ok(action) => Some(action),

@@ -6,7 +6,7 @@ use wakeone_model::verdict::time;
 
 use crate::frame::{Frame, Steering, printable};
 
-/// What can be told of a worker.
+/// A column of the table of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Column {
     /// Process id.
@@ -88,7 +88,7 @@ pub const FORMS: [Form; 12] = [
 /// A share wider than this shows nothing more.
 const WIDEST_SHARE: u16 = 45;
 
-/// The columns that have room in `width`, with the width of each; what is left over goes to the share.
+/// Returns the columns that have room in `width`, with the width of each; the share gets the spare width.
 pub fn fitting(width: u16, steered: bool) -> Vec<(&'static Form, u16)> {
     let mut forms: Vec<&Form> = FORMS.iter().filter(|f| steered || !f.steered).collect();
     let taken = |forms: &[&Form]| forms.iter().map(|f| f.width + 1).sum::<u16>() - 1;
@@ -104,7 +104,7 @@ pub fn fitting(width: u16, steered: bool) -> Vec<(&'static Form, u16)> {
     forms.into_iter().map(wide).collect()
 }
 
-/// What the shares are of.
+/// The quantity that the shares divide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShareOf {
     /// Connections taken.
@@ -129,7 +129,7 @@ impl ShareOf {
 /// One worker, ready to be shown.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
-    /// What was watched of it.
+    /// The watched numbers of the worker.
     pub row: Row,
     /// Its share, 0 to 1; None where nothing was to share.
     pub share: Option<f64>,
@@ -145,7 +145,7 @@ pub struct Line {
     pub chosen: Option<f64>,
     /// Times its queues were moved.
     pub rescues: u64,
-    /// What it does; what its slot is where that is worse.
+    /// The worker's state, or its slot's where that is worse.
     pub state: String,
 }
 
@@ -182,7 +182,7 @@ fn sum(queues: &[&Queue], bytes: bool) -> Option<Queued> {
 pub struct Table {
     /// The workers.
     pub lines: Vec<Line>,
-    /// What their shares are of.
+    /// The quantity that their shares divide.
     pub share_of: ShareOf,
     /// The queues that are not one worker's: a sentence each.
     pub shared: Vec<String>,
@@ -296,7 +296,7 @@ fn percent(share: f64) -> String {
 }
 
 impl Line {
-    /// What stands in a column; of the share only the number.
+    /// Returns the text of a cell; of the share only the number.
     pub fn cell(&self, column: Column) -> String {
         let dash = || "-".to_owned();
         let row = &self.row;
@@ -332,7 +332,8 @@ impl Line {
         }
     }
 
-    /// What a column is sorted by, where that is a number; the largest is of most interest, so it comes first.
+    /// Returns the number that a column is sorted by, if it is one. The largest is of most interest, so it comes
+    /// first.
     fn number(&self, column: Column) -> Option<f64> {
         let row = &self.row;
         match column {
@@ -349,8 +350,8 @@ impl Line {
     }
 }
 
-/// Sorts by a column, equal ones by process id. Numbers begin with the largest, unless it is reversed; what is not
-/// known comes last either way.
+/// Sorts by a column, equal ones by process id. Numbers begin with the largest, unless the order is reversed; unknown
+/// ones come last either way.
 pub fn sort(lines: &mut [Line], column: Column, reversed: bool) {
     lines.sort_by(|a, b| {
         let (x, y) = (a.number(column), b.number(column));

@@ -57,7 +57,7 @@ pub fn serve(acceptor: Worker, count: usize, ready: impl FnOnce()) -> Result<(),
             .and_then(|pair| Ok((pair, fork()?)));
         match forked {
             Ok(((ours, theirs), Fork::Child)) => {
-                // Who keeps another's channel or the listener open keeps it from ending.
+                // A copy of another worker's channel or of the listener would keep it open.
                 peers.clear();
                 drop(ours);
                 let worker = acceptor.without_listeners(index);

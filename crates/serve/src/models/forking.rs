@@ -1,5 +1,5 @@
-//! A process for each connection, forked when it is accepted: what inetd and the first web
-//! servers did. The `forking` column of "Linux Applications Performance".
+//! A process for each connection, forked when it is accepted, as in inetd and the first web
+//! servers. The `forking` column of "Linux Applications Performance".
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};

@@ -17,7 +17,7 @@ use crate::worker::Worker;
 const SWEEP: Duration = Duration::from_secs(1);
 const SWEEP_STOPPING: Duration = Duration::from_millis(10);
 
-/// What a descriptor in the list belongs to.
+/// The owner of a descriptor in the list.
 #[derive(Clone, Copy)]
 enum Source {
     Listener(usize),

@@ -48,7 +48,7 @@ fn work(worker: &Worker, app: &App, mutex: Option<&Mutex<()>>) {
     let mut store = Lazy::default();
     while !stop::requested() {
         let turn = mutex.map(|mutex| mutex.lock().unwrap_or_else(PoisonError::into_inner));
-        // Who waited for the mutex may have got it because the one before has seen the stop.
+        // The thread before may have released the mutex because it has seen the stop.
         let accepted = if stop::requested() {
             None
         } else {

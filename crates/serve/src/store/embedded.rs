@@ -17,7 +17,7 @@ use wakeone_kernel::shared_counter::SharedCounter;
 
 use super::{Call, Entry, Failed, NAME_CHARS_MAX, Reply, SHOWN, Store, TEXT_CHARS_MAX};
 
-/// What a record begins with. The first byte occurs in no UTF-8 text.
+/// The first bytes of a record. The first byte occurs in no UTF-8 text.
 const MAGIC: [u8; 8] = *b"\xfewakeone";
 /// Magic, length, checksum.
 const HEADER_BYTES: usize = 16;
@@ -75,7 +75,7 @@ impl Embedded {
         Ok(store)
     }
 
-    /// What the page shows; never waits for a disk that has the log's end in memory.
+    /// Returns the content of the page; never waits for a disk that has the log's end in memory.
     ///
     /// # Errors
     /// When the log cannot be read.
@@ -101,8 +101,8 @@ impl Embedded {
         let mut append = || -> io::Result<()> {
             for entry in entries {
                 let record = record(entry);
-                // One write, not write_all: what is left over of a short one could come after
-                // another process's record.
+                // One write, not write_all: the rest of a short write could come after another
+                // process's record.
                 if self.log.write(&record)? != record.len() {
                     return Err(io::ErrorKind::StorageFull.into());
                 }
@@ -133,7 +133,7 @@ impl Embedded {
                 // A piece without any record: damage. A record may begin at its end.
                 (0, true) => self.offset += length - (HEADER_BYTES + PAYLOAD_BYTES_MAX) as u64,
                 (_, true) => {}
-                // What is left may still be being written.
+                // The rest may still be being written.
                 (_, false) => break,
             }
         }

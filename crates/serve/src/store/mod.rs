@@ -58,10 +58,10 @@ impl Entry {
     }
 }
 
-/// What is asked of the store.
+/// A call to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// What the page shows.
+    /// Reads the content of the page.
     Page {
         /// Whether this is a visit, to be counted.
         visit: bool,
@@ -70,7 +70,7 @@ pub enum Call {
     Add(Entry),
 }
 
-/// What the store answers.
+/// The store's reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// To [`Call::Page`].
@@ -127,7 +127,7 @@ impl Place {
         }
     }
 
-    /// Where the guest book is kept when nothing is said: in the user's state directory.
+    /// Returns the default place of the guest book, in the user's state directory.
     pub fn default_directory() -> Self {
         let variable = |name| std::env::var_os(name).map(PathBuf::from);
         let state = variable("XDG_STATE_HOME")
@@ -195,7 +195,7 @@ impl Lazy {
     /// to a server must not be.
     pub fn warm(&mut self, place: &Place) {
         if matches!(place, Place::Directory(_)) {
-            // What fails here is reported to the client that needs it.
+            // A failure here is reported to the client that needs the store.
             let _ = self.call(place, &Call::Page { visit: false });
         }
     }
@@ -241,7 +241,7 @@ impl Deferred {
     /// For the store in `place`.
     ///
     /// # Errors
-    /// When there is no epoll instance to be had.
+    /// When no epoll instance can be made.
     pub fn new(place: &Place) -> Result<Self, Errno> {
         Ok(Self {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,

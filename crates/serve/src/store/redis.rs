@@ -65,7 +65,7 @@ impl Address {
         ))
     }
 
-    /// What a new connection says first.
+    /// Returns the first commands of a new connection.
     fn greeting(&self) -> Pipeline {
         let settings = self.client.get_connection_info().redis_settings();
         let mut pipe = redis::pipe();
@@ -215,7 +215,7 @@ impl Pipelined {
     /// A client for the server at `address`; it connects at the first call.
     ///
     /// # Errors
-    /// When there is no epoll instance to be had.
+    /// When no epoll instance can be made.
     pub fn new(address: &Address) -> Result<Self, Failed> {
         Ok(Self {
             address: address.clone(),
