@@ -76,7 +76,7 @@ impl Batch {
     /// fits. Returns how many datagrams came.
     ///
     /// # Errors
-    /// What recvmmsg says: `WouldBlock`, `Interrupted`.
+    /// The error of recvmmsg: `WouldBlock`, `Interrupted`.
     pub fn receive(&mut self, socket: impl AsFd) -> io::Result<usize> {
         self.messages.clear();
         let mut parts: Vec<libc::iovec> = self
@@ -237,7 +237,7 @@ fn write_address(to: SocketAddr, name: &mut libc::sockaddr_storage) -> libc::soc
 /// Sends datagrams, each to its address. Returns how many were sent before one was not, or did not fit.
 ///
 /// # Errors
-/// What sendmmsg says of the first one.
+/// The error of sendmmsg of the first one.
 pub fn send(socket: impl AsFd, datagrams: &[(&[u8], SocketAddr)]) -> io::Result<usize> {
     if datagrams.is_empty() {
         return Ok(0);

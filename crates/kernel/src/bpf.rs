@@ -82,7 +82,7 @@ fn open_program(path: &Path) -> Result<OwnedFd, Error> {
 /// Removes a folder of pins with its contents. A pinned object goes away unless somebody else holds it.
 ///
 /// # Errors
-/// What the file system says; nothing where the folder does not exist.
+/// The file system's error; none where the folder does not exist.
 pub fn remove_pins(dir: &Path) -> io::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -221,7 +221,7 @@ impl Pinned {
     /// Makes a listener known: its connections are counted for the slot.
     ///
     /// # Errors
-    /// What the maps say.
+    /// The error of the map operation.
     pub fn know_listener(&self, slot: usize, listener: impl AsFd) -> Result<(), Error> {
         let fd = listener.as_fd();
         let cookie = socket::cookie(fd).map_err(Error::at("asking for the listener's cookie"))?;
@@ -301,7 +301,7 @@ impl Pinned {
     /// Lets the program choose for the whole reuseport group of this member.
     ///
     /// # Errors
-    /// What setsockopt says.
+    /// The error of setsockopt.
     pub fn attach(&self, address: usize, member: impl AsFd) -> Result<(), Error> {
         socket::attach_reuseport(member, self.addresses[address].program.as_fd())
             .map_err(Error::at("attaching the dispatch program"))

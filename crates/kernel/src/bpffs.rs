@@ -27,7 +27,7 @@ pub fn mount_at(path: &Path) -> io::Result<()> {
 /// Takes a mount away again; fails while anything in it is in use.
 ///
 /// # Errors
-/// What umount says.
+/// The error of umount.
 pub fn unmount(path: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(
         path,

@@ -60,7 +60,7 @@ pub fn forbid_root() -> std::io::Result<()> {
 /// within reach of [`with`], but have no effect meanwhile.
 ///
 /// # Errors
-/// What capset says.
+/// The error of capset.
 pub fn keep_only(
     keep: &[Capability],
     reserve: &[Capability],

@@ -59,7 +59,7 @@ fn find_own(cgroups: &[u8]) -> Option<PathBuf> {
 /// The cgroup2 of this process.
 ///
 /// # Errors
-/// What reading /proc says, or no cgroup2.
+/// The error of reading /proc, or no cgroup2.
 pub fn own() -> io::Result<PathBuf> {
     let path = find_own(&fs::read("/proc/self/cgroup")?)
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this process is in no cgroup2"))?;

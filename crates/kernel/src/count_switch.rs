@@ -25,7 +25,7 @@ impl CountSwitch {
     /// For the group whose pins are in `pins` and whose listeners were created in `cgroup`; it counts now.
     ///
     /// # Errors
-    /// What opening the program or the cgroup says.
+    /// The error of opening the program or the cgroup.
     pub fn of(pins: &Path, cgroup: &Path) -> io::Result<Self> {
         let program = Program::fd_from_pinned_path(pins.join("count"))
             .map_err(|e| failed("opening the counting program", &e))?;
@@ -40,7 +40,7 @@ impl CountSwitch {
     /// Counts connections from now on, or no more.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn set(&mut self, on: bool) -> io::Result<()> {
         if on == self.on {
             return Ok(());

@@ -53,7 +53,7 @@ const FAMILIES: [u8; 2] = [libc::AF_INET as u8, libc::AF_INET6 as u8];
 /// All sockets of a protocol in this thread's network namespace; `port` (0 for all) is theirs.
 ///
 /// # Errors
-/// What the netlink socket says.
+/// The error of the netlink socket.
 pub fn sockets(protocol: Protocol, which: Which, port: u16) -> io::Result<Vec<Entry>> {
     dump(&FAMILIES, protocol, which, port)
 }

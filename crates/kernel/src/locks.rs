@@ -124,7 +124,7 @@ impl Locks {
     /// Returns the contention until now.
     ///
     /// # Errors
-    /// What the map says.
+    /// The error of the map operation.
     pub fn counts(&self) -> io::Result<Counts> {
         let kind = self.read()?.locks.kind;
         let of = |which: usize| Contended {

@@ -37,7 +37,7 @@ pub fn isolate() -> io::Result<()> {
 /// `/proc/PID/ns/net` or `/run/netns/NAME`.
 ///
 /// # Errors
-/// What opening it says, or `EPERM` without CAP_SYS_ADMIN.
+/// The error of opening it, or `EPERM` without CAP_SYS_ADMIN.
 pub fn enter(file: &Path) -> io::Result<()> {
     Ok(setns(File::open(file)?, CloneFlags::CLONE_NEWNET)?)
 }

@@ -218,7 +218,7 @@ impl Probe {
     /// Watches these processes as well; the counters of the others stay.
     ///
     /// # Errors
-    /// What the map says. More than 256 processes are not told apart: the rest is left out.
+    /// The error of the map operation. More than 256 processes are not told apart: the rest is left out.
     pub fn follow(&mut self, pids: impl IntoIterator<Item = u32>) -> io::Result<()> {
         for pid in pids {
             if self.known.contains_key(&pid) {
@@ -277,7 +277,7 @@ impl Probe {
     /// Reads the counters.
     ///
     /// # Errors
-    /// What the map says.
+    /// The error of the map operation.
     pub fn read(&self) -> io::Result<Counts> {
         let data = self.data()?;
         let worker = |(pid, (place, before)): (&u32, &(u32, Worker))| {

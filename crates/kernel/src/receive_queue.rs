@@ -32,7 +32,7 @@ impl std::ops::Add for ReceiveQueue {
 /// The receive queue of a socket.
 ///
 /// # Errors
-/// What getsockopt says.
+/// The error of getsockopt.
 pub fn receive_queue(socket: impl AsFd) -> io::Result<ReceiveQueue> {
     const SO_MEMINFO: i32 = 55;
     // include/uapi/linux/sock_diag.h

@@ -122,7 +122,7 @@ impl Uncounted {
     /// The marks of a group; None where there are none.
     ///
     /// # Errors
-    /// What the map says.
+    /// The error of the map operation.
     pub fn of(pins: &Path) -> io::Result<Option<Self>> {
         let moved = MapHandle::from_pinned_path(pins.join("moved"))
             .map_err(|e| failed("opening the map of moved connections", &e))?;

@@ -196,7 +196,7 @@ impl Ring {
     /// nothing when a signal came.
     ///
     /// # Errors
-    /// What `io_uring_enter` says.
+    /// The error of `io_uring_enter`.
     pub fn wait(&mut self) -> io::Result<Vec<Event>> {
         loop {
             self.fill();

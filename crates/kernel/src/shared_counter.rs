@@ -32,7 +32,7 @@ impl SharedCounters {
     /// Opens `count` counters in `path`, at 0 where the file is new.
     ///
     /// # Errors
-    /// What opening, growing or mapping the file says.
+    /// The error of opening, growing or mapping the file.
     pub fn open(path: &Path, count: usize) -> io::Result<Self> {
         // The last one ends the file: a single counter is a file of 8 bytes.
         let before_last = count.checked_sub(1).and_then(|n| n.checked_mul(STRIDE));
@@ -99,7 +99,7 @@ impl SharedCounter {
     /// Opens the counter in `path`, at 0 if the file is new.
     ///
     /// # Errors
-    /// What opening, growing or mapping the file says.
+    /// The error of opening, growing or mapping the file.
     pub fn open(path: &Path) -> io::Result<Self> {
         SharedCounters::open(path, 1).map(Self)
     }

@@ -23,7 +23,7 @@ static INTERRUPTS: AtomicU32 = AtomicU32::new(0);
 /// calls. A second SIGINT ends the process at once, with status 130.
 ///
 /// # Errors
-/// What `sigaction` says.
+/// The error of `sigaction`.
 pub fn install() -> io::Result<()> {
     let action = SigAction::new(
         SigHandler::Handler(on_signal),
@@ -53,7 +53,7 @@ pub fn request() {
 /// so that the one that can stop the server gets them.
 ///
 /// # Errors
-/// What `pthread_sigmask` says.
+/// The error of `pthread_sigmask`.
 pub fn block_in_this_thread() -> io::Result<()> {
     let mut set = SigSet::empty();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGALRM] {
@@ -65,7 +65,7 @@ pub fn block_in_this_thread() -> io::Result<()> {
 /// From now on the end of a child process interrupts blocking calls.
 ///
 /// # Errors
-/// What `sigaction` says.
+/// The error of `sigaction`.
 pub fn interrupt_when_children_end() -> io::Result<()> {
     let action = SigAction::new(
         SigHandler::Handler(on_child),

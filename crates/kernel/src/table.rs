@@ -96,7 +96,7 @@ impl Table {
     /// Maps the table behind a map's descriptor.
     ///
     /// # Errors
-    /// What mmap says: `EPERM` for a map that is not mappable.
+    /// The error of mmap: `EPERM` for a map that is not mappable.
     pub fn map(fd: BorrowedFd<'_>, writable: bool) -> std::io::Result<Self> {
         let protection = if writable {
             ProtFlags::READ | ProtFlags::WRITE

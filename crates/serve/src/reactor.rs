@@ -84,7 +84,7 @@ impl<'a> Reactor<'a> {
     /// Watches one more descriptor: [`Ready::Other`] when it is readable.
     ///
     /// # Errors
-    /// What epoll says.
+    /// The error of epoll.
     pub fn watch_other(&self, fd: impl AsFd) -> Result<(), Errno> {
         epoll::add(&self.epoll, fd, EventData::new_u64(OTHER), EventFlags::IN)
     }
@@ -92,7 +92,7 @@ impl<'a> Reactor<'a> {
     /// Ends [`Self::watch_other`].
     ///
     /// # Errors
-    /// What epoll says.
+    /// The error of epoll.
     pub fn forget_other(&self, fd: impl AsFd) -> Result<(), Errno> {
         epoll::delete(&self.epoll, fd)
     }
@@ -105,7 +105,7 @@ impl<'a> Reactor<'a> {
     /// Registers a listener anew, which puts this worker at the end of its list.
     ///
     /// # Errors
-    /// What epoll says.
+    /// The error of epoll.
     pub fn register_anew(&self, index: usize) -> Result<(), Errno> {
         epoll::delete(&self.epoll, &self.worker.listeners[index])?;
         self.register(index)
@@ -124,7 +124,7 @@ impl<'a> Reactor<'a> {
     /// loop to handle.
     ///
     /// # Errors
-    /// What epoll says.
+    /// The error of epoll.
     pub fn turn(&mut self) -> Result<Vec<Ready>, Errno> {
         let wait = self.time_to_wait();
         let mut events = std::mem::take(&mut self.events);
@@ -182,7 +182,7 @@ impl<'a> Reactor<'a> {
     /// Accepts one connection from a listener, if it has one; says whether it had.
     ///
     /// # Errors
-    /// What epoll says.
+    /// The error of epoll.
     pub fn accept(&mut self, index: usize) -> Result<bool, Errno> {
         let listener = &self.worker.listeners[index];
         match listener.accept(true, &self.worker.faults) {

@@ -14,7 +14,7 @@ use crate::session::Session;
 /// connection. nginx has the same of its `tcp_nopush`.
 ///
 /// # Errors
-/// What send(2) says.
+/// The error of send(2).
 pub fn send_unsent(socket: impl AsFd, session: &Session) -> Result<usize, Errno> {
     let mut flags = SendFlags::NOSIGNAL;
     flags.set(SendFlags::MORE, session.is_last());

@@ -84,7 +84,7 @@ impl<W: Write> Recorder<W> {
     /// Writes a refresh: all of it, or an error.
     ///
     /// # Errors
-    /// What writing says.
+    /// The error of writing.
     pub fn write(&mut self, frames: &[Frame]) -> io::Result<()> {
         for frame in frames {
             let line = LineOut {
