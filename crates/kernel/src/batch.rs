@@ -29,9 +29,9 @@ struct Message {
 /// A datagram of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Datagram<'a> {
-    /// What it carries.
+    /// Its payload.
     pub bytes: &'a [u8],
-    /// Who sent it.
+    /// Its sender.
     pub from: SocketAddr,
     /// It was longer than the batch has room for; the rest is lost.
     pub truncated: bool,
@@ -72,8 +72,8 @@ impl Batch {
         }
     }
 
-    /// Waits until something is there (a socket that does not block: does not wait), and takes as much as is there and
-    /// fits. Returns how many datagrams came.
+    /// Waits for datagrams (not on a non-blocking socket) and takes as many as are there and fit. Returns how many
+    /// came.
     ///
     /// # Errors
     /// The error of recvmmsg: `WouldBlock`, `Interrupted`.
@@ -280,8 +280,8 @@ pub fn send(socket: impl AsFd, datagrams: &[(&[u8], SocketAddr)]) -> io::Result<
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Has the kernel join datagrams of one sender on their way to this socket (UDP_GRO). Only for who takes them apart
-/// again, as [`Batch`] does.
+/// Has the kernel join datagrams of one sender on their way to this socket (UDP_GRO). The reader has to take them
+/// apart again, as [`Batch`] does.
 ///
 /// # Errors
 /// The kernel is older than 5.0.

@@ -29,7 +29,7 @@ pub const BUILD: u64 = match u64::from_str_radix(env!("WAKEONE_PROGRAMS"), 16) {
 #[derive(Debug, thiserror::Error)]
 #[error("{step} failed: {source}")]
 pub struct Error {
-    /// What was tried.
+    /// The step that was tried.
     pub step: String,
     /// The kernel's error.
     pub source: io::Error,
@@ -137,7 +137,7 @@ impl Pinned {
     /// Opens a group by its pins.
     ///
     /// # Errors
-    /// What is missing, or may not be opened.
+    /// A pin is missing, or may not be opened.
     pub fn open(dir: &Path) -> Result<Self, Error> {
         let map = |name: &str| {
             MapHandle::from_pinned_path(dir.join(name))
@@ -211,14 +211,14 @@ impl Pinned {
             .map_or(0, |counts| counts.moved.keys().count())
     }
 
-    /// The slot that a listener, by its cookie, was made known for.
+    /// The slot that a listener, given by its cookie, is registered for.
     pub fn slot_of(&self, cookie: u64) -> Option<usize> {
         let found = self.listeners.lookup(&cookie.to_ne_bytes(), MapFlags::ANY);
         let bytes: [u8; 4] = found.ok()??.try_into().ok()?;
         Some(u32::from_ne_bytes(bytes) as usize).filter(|slot| *slot < crate::table::MAX_SLOTS)
     }
 
-    /// Makes a listener known: its connections are counted for the slot.
+    /// Registers a listener: its connections are counted for the slot.
     ///
     /// # Errors
     /// The error of the map operation.
@@ -240,18 +240,18 @@ impl Pinned {
             .map_err(bpf_step("tagging the listener"))
     }
 
-    /// The cookies of all listeners that were made known.
+    /// The cookies of all registered listeners.
     pub fn known_listeners(&self) -> Vec<u64> {
         let cookie = |key: Vec<u8>| Some(u64::from_ne_bytes(key.try_into().ok()?));
         self.listeners.keys().filter_map(cookie).collect()
     }
 
-    /// How many listeners can be known at a time.
+    /// How many listeners can be registered at a time.
     pub fn listener_limit(&self) -> usize {
         self.listeners.max_entries() as usize
     }
 
-    /// Makes room in the table of listeners: one that is gone, by its cookie.
+    /// Removes a listener that is gone, given by its cookie, from the table of listeners.
     pub fn forget_listener(&self, cookie: u64) {
         let _ = self.listeners.delete(&cookie.to_ne_bytes());
     }
@@ -264,7 +264,8 @@ impl Pinned {
     pub fn put(&self, address: usize, slot: usize, listener: impl AsFd) -> Result<(), Error> {
         let sockets = &self.addresses[address].sockets;
         let key = u32::try_from(slot).unwrap_or(u32::MAX).to_ne_bytes();
-        // It stands there: it must not be missed for the moment between delete and update. (User space reads cookies.)
+        // A listener that is there already stays: it must not be missing between delete and update. (User space reads
+        // cookies.)
         let there = sockets.lookup(&key, MapFlags::ANY).ok().flatten();
         if let (Some(there), Ok(cookie)) = (there, socket::cookie(&listener))
             && there == cookie.to_ne_bytes()
@@ -273,7 +274,7 @@ impl Pinned {
         }
         let fd = u64::try_from(listener.as_fd().as_raw_fd()).unwrap_or(u64::MAX);
         let update = || sockets.update(&key, &fd.to_ne_bytes(), MapFlags::ANY);
-        // Over another socket there is no moment without one. A socket fits in one place only, else EBUSY.
+        // Replacing another socket leaves no moment without one. A socket that stands elsewhere gives EBUSY.
         update()
             .or_else(|_| {
                 let _ = sockets.delete(&key);

@@ -2,7 +2,7 @@
 //!
 //! sock_ops programs run for the sockets of the cgroup that a socket was *created* in, and an accepted connection
 //! belongs to its listener's. Attached at the root, the program would run a dozen times for every connection of the
-//! machine; attached to a cgroup in which only the listeners were born, for theirs alone.
+//! machine. Attached to a cgroup in which only the listeners were created, it runs for their connections alone.
 
 use std::ffi::OsString;
 use std::fs;

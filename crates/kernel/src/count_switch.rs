@@ -1,5 +1,5 @@
-//! Switches the counting of a pinned group off and on again, to measure its cost. A group in use is never switched: its counts
-//! would miss the connections that open or close meanwhile.
+//! Switches the counting of a pinned group off and on again, to measure its cost. A group in use is never switched:
+//! its counts would miss the connections that open or close meanwhile.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -65,7 +65,7 @@ impl CountSwitch {
         done(unsafe { libbpf_sys::bpf_obj_pin(link.as_raw_fd(), path.as_ptr()) })
     }
 
-    /// Not by the pin's removal alone: the kernel frees what was pinned a moment later.
+    /// Detaches the link itself: after the removal of its pin alone, the kernel frees it only a moment later.
     fn detach(&self) -> io::Result<()> {
         let path = c_path(&self.pin)?;
         // SAFETY: the path ends with 0 and lives until the call returns.

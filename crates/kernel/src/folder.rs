@@ -39,7 +39,7 @@ pub enum Error {
     /// A step cannot be opened or made.
     #[error("cannot {what} {path}: {source}")]
     File {
-        /// What was tried.
+        /// The operation that was tried.
         what: &'static str,
         /// On what.
         path: PathBuf,
@@ -64,7 +64,7 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(Errno) -> Error {
     }
 }
 
-/// Checks that only we, and root, could exchange a folder or anything on the way to it, and that only we can write to it.
+/// Checks that only we and root can replace a folder or anything on the way to it, and that only we can write to it.
 ///
 /// # Errors
 /// See [`Error`].

@@ -18,11 +18,11 @@ use crate::skeletons::locks::{LocksSkelBuilder, types};
 /// Contention on one kind of lock, over all sockets watched.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Contended {
-    /// How often somebody had to wait for one.
+    /// Times that a thread had to wait for one.
     pub contentions: u64,
-    /// Those of them whose beginning and end were seen.
+    /// Waits whose beginning and end were seen.
     pub waits: u64,
-    /// The time of those together, in ns.
+    /// The total time of those waits, in ns.
     pub wait_ns: u64,
 }
 
@@ -31,7 +31,7 @@ pub struct Contended {
 pub struct Counts {
     /// `sk_receive_queue.lock`: where datagrams are put.
     pub receive_queue: Contended,
-    /// `reader_queue.lock`: where readers have them from, since Linux 4.13.
+    /// `reader_queue.lock`: where readers take them from, since Linux 4.13.
     pub reader_queue: Contended,
     /// `sk_lock.slock`: of the socket as a whole.
     pub socket: Contended,
@@ -51,7 +51,7 @@ pub struct Locks {
 
 impl Locks {
     /// Attaches the probes for the locks of the UDP sockets that are bound to this port now, in this thread's network
-    /// namespace, whoever waits for them; and for all other locks that a process waits for.
+    /// namespace, for all their waiters. The probes also count all other locks that a process waits for.
     ///
     /// # Errors
     /// `EPERM` without CAP_BPF and CAP_PERFMON, or where lockdown or a container forbid tracing; otherwise what the

@@ -153,7 +153,7 @@ impl Probe {
             }
         }
         let probe = Self::attach_where(port, Accepts::SystemCalls(&tracefs), lacks)?;
-        // So it was not for want of a capability that the other way failed.
+        // This way works, so the other one did not fail for want of a capability.
         NO_TRAMPOLINES.store(true, Relaxed);
         Ok(probe)
     }

@@ -72,8 +72,9 @@ fn if_running(pid: u32, doing: WorkerState) -> WorkerState {
     }
 }
 
-/// The same for a worker that may be a tree of processes: a server's own master, say, with the process that accepts
-/// below it. Those accept that hold one of the listeners (by their `inodes`) and have nobody below them that does.
+/// Returns the same for a worker that may be a tree of processes: a server's own master, say, with the process that
+/// accepts below it. The accepting processes hold one of the listeners (by their `inodes`) and have none below them
+/// that does.
 pub fn doing_below(pid: u32, inodes: &[u64]) -> WorkerState {
     holders_doing(pid, inodes).unwrap_or_else(|| doing(pid))
 }
@@ -155,7 +156,7 @@ pub fn descriptor_of(pid: u32, fd: i32) -> io::Result<OwnedFd> {
     descriptor_by(handle_of(pid)?, fd)
 }
 
-/// A pidfd: it stays the process's, also when its number is another's.
+/// Opens a pidfd, which stays with its process even after the number is reused.
 ///
 /// # Errors
 /// `ESRCH` where there is none, or out of descriptors.

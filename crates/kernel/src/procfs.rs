@@ -131,7 +131,7 @@ pub fn printable(text: &str) -> String {
         .collect()
 }
 
-/// One process of a listener whose sockets have these `inodes`, and whose open connections those; None where it is gone.
+/// Reads one process of a listener with sockets of these `inodes` and open `connections`; `None` where it is gone.
 pub fn look(pid: u32, inodes: &HashSet<u64>, connections: &HashSet<u64>) -> Option<Process> {
     let Identity { parent, name, .. } = identity(pid)?;
     let sockets = process::sockets_of(pid).unwrap_or_default();
@@ -201,7 +201,7 @@ fn polled(pid: u32, epoll: i32) -> Vec<Polled> {
         .collect()
 }
 
-/// EPOLLIN. A process that waits for a listener without it only looks on, as our own agent does.
+/// EPOLLIN. A process that waits for a listener without it only watches, as our own agent does.
 const READABLE: u32 = 1;
 
 /// `tfd: N events: HEX data: HEX pos:N ino:HEX sdev:HEX` (fs/eventpoll.c, `ep_show_fdinfo`): inode and events.

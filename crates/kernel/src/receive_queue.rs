@@ -1,4 +1,4 @@
-//! A UDP socket's receive queue, asked from outside.
+//! A UDP socket's receive queue, read from outside.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -13,7 +13,7 @@ pub struct ReceiveQueue {
     pub waiting_bytes: u32,
     /// The socket's receive buffer (`SO_RCVBUF`), in bytes.
     pub limit_bytes: u32,
-    /// Datagrams that it had no room for, since it was made.
+    /// Datagrams dropped for want of room, since the socket was made.
     pub dropped: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Counting in the connections that were open before a group was steered, and asking who steers it already.
+//! Counts in the connections that were open before a group was steered, and finds a program that steers it already.
 //!
 //! `bpf/recount.bpf.c`, an iterator over the TCP sockets of this thread's network namespace.
 
@@ -30,7 +30,7 @@ pub struct Recounted {
 }
 
 impl Recounted {
-    /// Says in a sentence that the kernel lacks what counting connections open before takes.
+    /// Returns a sentence on the kernel feature that is missing for counting earlier connections.
     pub fn missing(&self) -> Option<&'static str> {
         self.no_callbacks.then_some(
             "connections that were open before attach are not counted (the kernel lets no iterator switch callbacks on before 6.12)",
@@ -47,9 +47,10 @@ pub enum Callbacks {
     Refused,
 }
 
-/// Counts in what was open on this port before. `held`: inodes of accepted connections and the slots of the workers
-/// that hold them. Connections that are counted already stay as they are, so that it may be done again for those that
-/// were accepted meanwhile. Those that wait and cannot be counted are marked: see [`Uncounted`].
+/// Counts in the connections that were open on this port before. `held`: inodes of accepted connections and the slots
+/// of the workers that hold them. Connections that are counted already stay as they are. So the recount may be
+/// repeated for connections that were accepted meanwhile. Waiting connections that cannot be counted are marked: see
+/// [`Uncounted`].
 ///
 /// # Errors
 /// `EPERM` without CAP_BPF and CAP_PERFMON; or the kernel knows no such iterator.
@@ -103,8 +104,8 @@ pub fn recount(
     }))
 }
 
-/// The marks of connections that waited in accept queues and could not be counted: a move of one changes no count.
-/// A mark is of no use once its connection is accepted, and nothing in the kernel takes it away.
+/// The marks of connections that waited in accept queues and could not be counted: a move of one changes no count. A
+/// mark is of no use once its connection is accepted, and nothing in the kernel removes it.
 #[derive(Debug)]
 pub struct Uncounted {
     moved: MapHandle,

@@ -192,8 +192,8 @@ impl Ring {
         }
     }
 
-    /// Submits what has been asked for, waits until something is done, and gives what is. Gives
-    /// nothing when a signal came.
+    /// Submits the operations requested so far, waits for a completion, and returns the completed
+    /// ones. Returns none when a signal came.
     ///
     /// # Errors
     /// The error of `io_uring_enter`.

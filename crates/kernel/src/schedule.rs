@@ -1,4 +1,4 @@
-//! Being scheduled in time, where that is allowed.
+//! Real-time scheduling, where it is allowed.
 
 use std::io;
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes from one counter to the next: a line of the cache, so that who counts here does not slow who counts there.
+/// Bytes from one counter to the next: a line of the cache, so that counting in one does not slow another.
 const STRIDE: usize = 64;
 
 /// 64-bit counters in a file (native byte order), 64 bytes apart. They survive the end of
@@ -19,7 +19,7 @@ const STRIDE: usize = 64;
 pub struct SharedCounters {
     mapped: NonNull<AtomicU64>,
     length: NonZeroUsize,
-    /// Kept so that nobody takes the number of the descriptor for something else in a listing.
+    /// Kept so that the descriptor's number is not taken for something else in a listing.
     _file: File,
 }
 

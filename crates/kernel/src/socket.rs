@@ -263,7 +263,7 @@ pub fn listen_again(socket: impl AsFd, address: SocketAddr, backlog: i32) -> io:
 #[cfg(debug_assertions)]
 fn die_if_told() {
     static STOP: std::sync::Once = std::sync::Once::new();
-    // To this thread: of a signal to the process another one may hear first.
+    // To this thread: another one may receive a signal to the process first.
     let raise = |signal| {
         let _ = nix::sys::signal::raise(signal);
     };
@@ -277,8 +277,8 @@ fn die_if_told() {
 #[cfg(not(debug_assertions))]
 fn die_if_told() {}
 
-/// Wakes whoever sleeps on a listener and changes nothing else: kernels before mid-2026 do not wake the sleepers of
-/// a queue that a migrated connection joins. `SHUT_WR` on a listener only calls `sk_state_change`.
+/// Wakes the sleepers of a listener and changes nothing else. Kernels before mid-2026 do not wake the sleepers of a
+/// queue that a migrated connection joins. `SHUT_WR` on a listener only calls `sk_state_change`.
 pub fn wake_waiters(listener: impl AsFd) {
     let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Write);
 }

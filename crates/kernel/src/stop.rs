@@ -1,4 +1,4 @@
-//! Being asked to stop: SIGTERM and SIGINT as a flag that blocking calls notice.
+//! Requests to stop: SIGTERM and SIGINT as a flag that blocking calls notice.
 //!
 //! A server that blocks in `accept` must return from it when it is asked to stop. Checking a flag
 //! just before the call is not enough: the signal may come between the check and the call. So the

@@ -1,7 +1,7 @@
 //! Which accept model a server uses: a pure judgement over snapshots of its processes.
 //!
-//! The models are named by the usual terms: blocking accept() shared by processes, an epoll set in each of them that
-//! wakes all or one (EPOLLEXCLUSIVE), a mutex around accept, one acceptor that hands connections on, a socket for each
+//! The models are named by the usual terms: blocking accept() shared by processes; an epoll set in each of them that
+//! wakes all or one (EPOLLEXCLUSIVE); a mutex around accept; one acceptor that hands connections on; a socket for each
 //! worker.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,7 +53,7 @@ pub enum Shape {
     SocketPerWorker,
     /// A socket for each thread of one process.
     SocketPerThread,
-    /// Nobody was seen to take any.
+    /// No process was seen to take any.
     Unknown,
 }
 
@@ -263,8 +263,8 @@ fn units(process: &Process) -> Vec<(u64, u64, Means)> {
     units
 }
 
-/// Whether some thread waits for the socket at this moment. A socket in an epoll set that no thread is waiting on, of a
-/// process that works or waits for a mutex, is not waited for.
+/// Whether some thread waits for the socket at this moment. A socket may be in an epoll set that no thread waits on,
+/// because the process works or waits for a mutex: then no thread waits for it.
 fn waits_now(process: &Process) -> bool {
     let own = |epoll: i32| {
         let mut polls = process.polls.iter();
@@ -290,9 +290,9 @@ pub fn waiters(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, BTreeSet<u32>> {
     waiters
 }
 
-/// Processes that keep a socket as a last resort and do not accept from it, by its inode: the only holder of one that
-/// nobody was seen to wait for, without connections, and the parent of all that wait for sockets of their own. That is
-/// what `wakeone run --split` leaves a server's first process with.
+/// Processes that hold a socket as a last resort and do not accept from it, by its inode. Such a process is the only
+/// holder of a socket that no process was seen to wait for. It has no connections, and is the parent of all that wait
+/// for sockets of their own. `wakeone run --split` leaves a server's first process like that.
 pub fn fallback_holders(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, u32> {
     let waiters = waiters(snapshots);
     let waits = |pid: u32| waiters.values().any(|pids| pids.contains(&pid));
@@ -321,7 +321,7 @@ pub fn fallback_holders(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, u32> {
     holders
 }
 
-/// Says which accept model the snapshots show.
+/// Identifies the accept model that the snapshots show.
 pub fn identify(protocol: Protocol, snapshots: &[ProcessSnapshot]) -> AcceptModel {
     let watching = Watching::see(snapshots);
     let mut model = AcceptModel {
@@ -443,7 +443,7 @@ fn own_sockets(watching: &Watching, model: &mut AcceptModel) {
             .push("some of the sockets are waited for by more than one process".into());
     }
     if watching.by_process.len() == 1 && watching.units_of_one() == 1 {
-        // One thread watches several sockets of one address: a group that nothing is spread over.
+        // One thread watches several sockets of one address: a group that spreads nothing.
         model.shape = Shape::Single;
     }
 }
@@ -454,8 +454,8 @@ struct Mutex {
     workers: Vec<u32>,
 }
 
-/// A mutex around accept: of several siblings that hold the socket only one at a time waits for it, and the others
-/// wait for something else that is not a request.
+/// A mutex around accept. Of several siblings that hold the socket, only one at a time waits for it. The others wait
+/// for something else that is not a request.
 fn mutex(watching: &Watching, snapshots: &[ProcessSnapshot]) -> Option<Mutex> {
     if watching.most_at_once != 1 {
         return None;
@@ -472,7 +472,8 @@ fn mutex(watching: &Watching, snapshots: &[ProcessSnapshot]) -> Option<Mutex> {
             if !sibling || other.holds.is_empty() || other.threads.is_empty() {
                 continue;
             }
-            // A worker that waits for the mutex does nothing else; one whose pool sleeps while it works is no such.
+            // A worker that waits for the mutex does nothing else. A worker whose pool sleeps while it works does not
+            // count.
             let idle = |wait: &Wait| matches!(wait, Wait::Lock | Wait::Futex | Wait::Epoll(_));
             if other.threads.iter().all(|t| idle(&t.wait)) {
                 workers.extend([other.pid, watcher.pid]);

@@ -86,8 +86,8 @@ impl SlotHistory {
     }
 }
 
-/// Whether a suspect is stuck: it is seen outside accept, and somebody else would do its work sooner (is [`idle`], or has
-/// [`overtaken`] it).
+/// Whether a suspect is stuck: it is seen outside accept, and another worker would do its work sooner (is [`idle`], or
+/// has [`overtaken`] it).
 ///
 /// A worker that waits for connections is never stuck, however long its queue: it was woken and has not run yet.
 /// And where all are as busy, nobody would serve the queue sooner: that is overload, not a stuck worker.
@@ -121,7 +121,7 @@ impl ProgressBaseline {
     }
 
     /// Whether a worker among `others` (their slots and samples) has overtaken the suspect. Such a worker is busy all
-    /// the time, so never idle, but would have served the suspect's queue many times over since.
+    /// the time, so never idle, but has served many times its own queue since.
     ///
     /// This is the case of two workers with one thread each, of which one is held up. The other has always something
     /// to do while there are clients, and the queue of the first one waits for as long as it is held up.

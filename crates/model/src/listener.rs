@@ -1,4 +1,4 @@
-//! Listening sockets and those who hold them, as they are seen from outside.
+//! Listening sockets and the processes that hold them, as they are seen from outside.
 
 use std::net::SocketAddr;
 
@@ -35,7 +35,7 @@ pub struct Socket {
     pub cookie: u64,
     /// Transport.
     pub protocol: Protocol,
-    /// Effective user of who made it.
+    /// Effective user of its maker.
     pub uid: u32,
     /// A listener's accept queue now, in connections; a UDP socket's waiting bytes.
     pub queued: u32,

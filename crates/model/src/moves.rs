@@ -20,7 +20,7 @@ pub fn decayed(round_trip_us: u32) -> u32 {
     round_trip_us - round_trip_us.div_ceil(4)
 }
 
-/// When a slot was given something last, as far as could be seen.
+/// When a slot was last given a connection, as far as could be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Arrivals {
     selected: u64,
@@ -38,7 +38,7 @@ impl Arrivals {
         }
     }
 
-    /// From when on no handshake is under way in a slot that is avoided since `avoided_ns`.
+    /// The time from which on no handshake is under way in a slot that is avoided since `avoided_ns`.
     pub fn quiet_ns(&self, avoided_ns: u64, wait_ns: u64) -> u64 {
         let ended = self.last_ns.saturating_add(wait_ns);
         ended.clamp(avoided_ns + SETTLED_NS, avoided_ns + LONGEST_WAIT_NS)

@@ -13,11 +13,12 @@ pub struct Reads {
 }
 
 impl Reads {
-    /// Notes a look: `waiting_bytes` now, and how many datagrams were `placed` in the queue so far, in all. Returns the
-    /// number of looks that proved a read: less waits than did before, with what must have come meanwhile.
+    /// Notes a look: `waiting_bytes` now, and how many datagrams were `placed` in the queue so far, in all. Returns
+    /// the number of looks that proved a read. In such a look less waits than before, together with the least that
+    /// came meanwhile.
     ///
-    /// A read may go unseen, since datagrams take more than the least and the kernel settles what was read in portions;
-    /// none is seen that was not.
+    /// A read may go unseen, since datagrams take more than the least, and the kernel settles reads in portions. Every
+    /// read that is counted did happen.
     pub fn note(&mut self, waiting_bytes: u64, placed: u64) -> u64 {
         let came = placed.saturating_sub(self.placed) * LEAST_BYTES;
         if waiting_bytes < self.waiting_bytes.saturating_add(came) {
