@@ -29,7 +29,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// A user with this many hanging processes is not read from at all.
 const MOST_OF_USER: usize = 4;
-/// The most helpers that were given up and have not ended; with more, nothing is read.
+/// With this many helpers given up and not ended, nothing is read.
 const MOST_LEFT_BEHIND: usize = 64;
 
 const REQUEST_BYTES: usize = 16;

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use crate::Tls;
 
-/// Headers that follow from the plan, and what to give instead.
+/// Headers that follow from the plan, and the option to use instead.
 const PLANNED: [(&str, &str); 3] = [
     ("connection", "--keep-alive decides it"),
     ("content-length", "it follows from the body"),
@@ -89,7 +89,7 @@ impl Form {
         }
     }
 
-    /// Says in one sentence what is wrong with a form that cannot be sent.
+    /// Checks that the form can be sent; the error is one sentence.
     pub(crate) fn check(&self) -> Result<(), String> {
         let method = self.method();
         if !is_token(method) {

@@ -12,7 +12,7 @@ use crate::Stage;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Nobody listens there.
+    /// No process listens there.
     ConnectRefused,
     /// The handshake was not over within the timeout.
     ConnectTimeout,
@@ -74,8 +74,8 @@ impl serde::Serialize for ErrorKind {
 pub struct Phases {
     /// `connect()` until the connection takes the request. New connections only.
     pub connect: Histogram<u64>,
-    /// Request sent until the first byte of the answer: the accept queue and the server's work, which a client cannot tell
-    /// apart.
+    /// Request sent until the first byte of the answer. This is the accept queue and the server's work, which a client
+    /// cannot tell apart.
     pub wait: Histogram<u64>,
     /// Start (`connect()`, or the send on a kept connection) until the first byte of the answer.
     pub first_byte: Histogram<u64>,
@@ -86,7 +86,7 @@ pub struct Phases {
 /// The part of one path of the mix.
 #[derive(Debug, Clone)]
 pub struct PathOutcome {
-    /// The path asked for.
+    /// The path requested.
     pub path: String,
     /// 2xx answers.
     pub completed: u64,
@@ -147,10 +147,10 @@ pub struct Outcome {
     pub latency: Histogram<u64>,
     /// 2xx answers, ns from `connect()` (from the send on a kept connection) to the last byte.
     pub service: Histogram<u64>,
-    /// Where that time went.
+    /// The phases of that time.
     pub phases: Phases,
-    /// Every begun request: ns by which it was begun after its planned time. If this is not small, the generator, not the
-    /// server, is the bottleneck.
+    /// Every begun request: ns by which it was begun after its planned time. If this is not small, the generator is
+    /// the bottleneck and not the server.
     pub lateness: Histogram<u64>,
     /// Whole answers, of whatever status, by their `X-Worker` header.
     pub by_worker: BTreeMap<String, u64>,

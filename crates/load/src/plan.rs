@@ -17,7 +17,7 @@ pub struct Plan {
     pub arrivals: Arrivals,
     /// When no further request is due.
     pub stop: Stop,
-    /// Which paths are asked for, how, and how often.
+    /// The paths to request, with their weights, and the form of the requests.
     pub mix: Mix,
     /// Which local addresses connections come from.
     pub sources: Sources,
@@ -47,12 +47,14 @@ pub enum Arrivals {
         stages: Vec<Stage>,
         /// How the requests lie within the rates.
         spacing: Spacing,
-        /// No more than this many at a time: a request that is due when all clients wait is sent when one is free, and its
-        /// latency counts from when it was due. One that gets no client within the timeout is counted as `not_sent`.
+        /// No more than this many requests at a time. A request that is due when all clients wait is sent when one is
+        /// free, and its latency counts from when it was due. One that gets no client within the timeout is counted as
+        /// `not_sent`.
         at_most: Option<usize>,
     },
-    /// An open loop over connections that are opened before it begins, one after another, and then kept: each request takes
-    /// the one that has been idle longest. A request that is due when none is idle waits, as under [`Arrivals::Profile`].
+    /// An open loop over connections that are opened before it begins, one after another, and then kept. Each request
+    /// takes the one that has been idle longest. A request that is due when none is idle waits, as under
+    /// [`Arrivals::Profile`].
     Kept {
         /// Mean rate, requests a second.
         rate_per_s: f64,
@@ -96,8 +98,8 @@ impl Stage {
         (self.from_per_s + self.to_per_s) / 2.0 * self.length.as_secs_f64()
     }
 
-    /// When, in s from its beginning, `n` requests are expected to have been due: the root of
-    /// `n = from·t + (to - from)·t²/(2·length)`, in the form that loses no digits where both rates are close.
+    /// Returns the time in s from the stage's beginning by which `n` requests are expected to have been due. It is the
+    /// root of `n = from·t + (to - from)·t²/(2·length)`, in the form that loses no digits where both rates are close.
     pub(crate) fn time_of(&self, n: f64) -> f64 {
         let growth = (self.to_per_s - self.from_per_s) / self.length.as_secs_f64();
         let root = (self.from_per_s * self.from_per_s + 2.0 * growth * n)
@@ -232,7 +234,7 @@ fn check_path(path: &str) -> Result<(), String> {
 }
 
 impl Plan {
-    /// Says in one sentence what is wrong with a plan that cannot be run.
+    /// Checks that the plan can be run; the error is one sentence.
     pub fn check(&self) -> Result<(), Error> {
         self.check_arrivals()
             .and_then(|()| self.check_mix())
@@ -291,7 +293,7 @@ impl Plan {
         }
     }
 
-    /// How long requests will become due, where that is known beforehand.
+    /// How long requests become due, where that is known beforehand.
     pub fn length(&self) -> Option<Duration> {
         let staged = (!self.stages().is_empty())
             .then(|| {

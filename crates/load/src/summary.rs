@@ -91,7 +91,7 @@ pub struct IntervalSummary {
     pub service_ms_p99: f64,
 }
 
-/// What was asked.
+/// The parameters of the load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Parameters {
@@ -161,7 +161,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of what `plan` came to; `intervals` as told while it ran, or none.
+    /// Summarises the outcome of `plan`; `intervals` as reported while it ran, or none.
     pub fn new(plan: &Plan, outcome: &Outcome, intervals: &[Interval]) -> Self {
         Self {
             schema: SCHEMA.to_owned(),

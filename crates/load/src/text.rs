@@ -220,7 +220,7 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, cells: [String; 7]) -> fmt::Resul
     writeln!(f)
 }
 
-/// Three digits that matter, in at most seven places.
+/// Formats three significant digits, in at most seven places.
 pub(crate) fn number(value: f64) -> String {
     match value {
         0.0 => "0".to_owned(),

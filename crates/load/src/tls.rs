@@ -105,7 +105,7 @@ impl Session {
         put.map_err(|_| ErrorKind::Tls)
     }
 
-    /// Sends what the socket takes. True once the handshake is over and all is sent.
+    /// Sends as much as the socket takes. Returns true once the handshake is over and all is sent.
     pub(crate) fn flush(&mut self, socket: &OwnedFd) -> Result<bool, ErrorKind> {
         let mut socket = Socket(socket);
         while self.connection.wants_write() {
@@ -119,7 +119,7 @@ impl Session {
         Ok(!self.connection.is_handshaking())
     }
 
-    /// Reads from the socket and decrypts into `buffer`, and sends what that calls for.
+    /// Reads from the socket, decrypts into `buffer`, and sends the replies that TLS requires.
     pub(crate) fn receive(
         &mut self,
         socket: &OwnedFd,
@@ -143,7 +143,7 @@ impl Session {
                 Err(error) => return Err(kind(&error)),
             }
             if let Err(error) = self.connection.process_new_packets() {
-                // The server is told why, if it listens still.
+                // Tells the server why, if it listens still.
                 let _ = self.flush(socket);
                 return Err(match error {
                     rustls::Error::InvalidCertificate(_) => ErrorKind::Certificate,

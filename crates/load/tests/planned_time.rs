@@ -75,7 +75,8 @@ fn a_late_generator_says_so() {
         true
     });
     let stop = Stop {
-        // Far fewer than the server's accept queue, its threads and our descriptors allow: their end is not what is tested.
+        // Far fewer than the server's accept queue, its threads and our descriptors allow: their limits are not under
+        // test.
         requests: Some(400),
         duration: None,
     };

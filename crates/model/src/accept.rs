@@ -25,7 +25,7 @@ pub enum Means {
     EpollWakeAll,
     /// Edge-triggered epoll without EPOLLEXCLUSIVE.
     EpollEdge,
-    /// EPOLLEXCLUSIVE: one is woken, the last that went to sleep.
+    /// EPOLLEXCLUSIVE: one worker is woken, the first in the order of registration that waits.
     EpollExclusive,
     /// A ring with an accept in it.
     IoUring,

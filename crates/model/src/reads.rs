@@ -14,8 +14,8 @@ pub struct Reads {
 
 impl Reads {
     /// Notes a look: `waiting_bytes` now, and how many datagrams were `placed` in the queue so far, in all. Returns
-    /// the number of looks that proved a read. In such a look less waits than before, together with the least that
-    /// came meanwhile.
+    /// the number of looks that proved a read. In such a look fewer bytes wait than before plus the least that came
+    /// meanwhile.
     ///
     /// A read may go unseen, since datagrams take more than the least, and the kernel settles reads in portions. Every
     /// read that is counted did happen.

@@ -1,4 +1,4 @@
-//! The agent: it looks at the slots as often as the real one, and asks the same judge.
+//! The agent: it samples the slots as often as the real one, and uses the same judge.
 
 use wakeone_model::judge::{self, Limits, ProgressBaseline, SlotHistory, SlotSample, WorkerState};
 use wakeone_model::moves::{self, Arrivals, Budget};
@@ -62,8 +62,8 @@ impl Agent {
         }
     }
 
-    /// One look: marks stuck slots. Returns the time of the next look, in s; [`Agent::next_move`] has the queues to be
-    /// moved now.
+    /// Takes one look: marks stuck slots. Returns the time of the next look, in s; [`Agent::next_move`] returns the
+    /// queues to be moved now.
     pub(crate) fn look(&mut self, now: f64, steering: &mut Steering, workers: &[Worker]) -> f64 {
         let now_ns = (now * NS) as u64 + 1;
         let mut looks = std::mem::take(&mut self.looks);
@@ -89,7 +89,7 @@ impl Agent {
         next
     }
 
-    /// A queue to be moved.
+    /// Returns a queue to be moved.
     pub(crate) fn next_move(&mut self) -> Option<usize> {
         self.moves.pop()
     }
@@ -126,7 +126,7 @@ impl Agent {
         self.arrivals[slot].quiet_ns(self.avoided_ns[slot], moves::wait_ns(Some(0)))
     }
 
-    /// Judges a slot; true where its queue is to be moved now.
+    /// Judges a slot; returns true where its queue is to be moved now.
     fn judge(
         &mut self,
         slot: usize,
@@ -180,7 +180,7 @@ impl Agent {
     fn doing(&self, worker: &Worker) -> WorkerState {
         let full = match self.kind {
             Kind::Threads(threads) => worker.busy >= threads,
-            // It computes for what it has in hand.
+            // It works on the requests in hand.
             Kind::EventLoop => worker.busy > 0,
         };
         if worker.halts > 0 {

@@ -1,4 +1,4 @@
-//! Full queues, pauses, stops and crashes; and what else can be known of them without a machine.
+//! Full queues, pauses, stops and crashes, with the results that are known without a machine.
 
 use wakeone_sim::{
     Arrivals, Faults, Kind, Load, Outcome, Repeated, Service, Setup, Stop, Variant, Wake, Way, run,

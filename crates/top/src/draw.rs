@@ -167,7 +167,7 @@ impl Charts {
         };
         let mut shown = vec![&RATE];
         let beside = if area.width >= 100 { 2 } else { 1 };
-        // Half of the screen is the workers'.
+        // The workers get half of the screen.
         if area.height >= 36 {
             shown.extend(OTHERS.iter().filter(|one| steered || one.title != "moved"));
         }
@@ -252,11 +252,11 @@ fn short(number: u64) -> String {
     }
 }
 
-/// The workers; how many there was no room for below.
+/// Draws the workers; returns how many had no room below.
 fn rows(frame: &mut Frame<'_>, area: Rect, state: &State, table: &table::Table) -> usize {
     let mut columns = table::fitting(area.width, state.steering().is_some());
     if table.share_of == ShareOf::Choices {
-        // It would be the share again.
+        // It would repeat the share.
         columns.retain(|(form, _)| form.column != Column::Chosen);
     }
     let title = |form: &Form| {
@@ -332,7 +332,7 @@ pub(crate) fn bar(part: f64, width: usize) -> String {
     bar + &" ".repeat(width - filled)
 }
 
-/// How many workers are not seen, and what the last key led to, or the keys.
+/// Returns how many workers are not seen, and the last key's result or the keys.
 fn bottom<'a>(state: &State, below: usize, width: u16) -> Paragraph<'a> {
     let mut spans = Vec::new();
     if below > 0 {
@@ -385,7 +385,8 @@ fn bottom<'a>(state: &State, below: usize, width: u16) -> Paragraph<'a> {
     Paragraph::new(Line::from(spans))
 }
 
-/// The keys and the columns explained, and what cannot be seen, over the picture.
+/// Draws an explanation of keys and columns, and the notes on data that cannot be seen, over the
+/// picture.
 fn help(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let mut lines = vec![
         "q quit, p pause, tab next listener, up and down select a worker, esc none",

@@ -1,7 +1,7 @@
 //! Recordings: a line of JSON for each listener at each refresh.
 //!
-//! A file that somebody sent is read with suspicion: a line has a longest length, only one refresh is held at a time,
-//! and what was written is shown without anything that a terminal would act on.
+//! A file from elsewhere is read with suspicion: a line has a longest length, and only one refresh is held at a time.
+//! Its text is shown without anything that a terminal would act on.
 
 use std::io::{self, BufRead, Write};
 
@@ -11,7 +11,7 @@ use crate::frame::{Frame, Place};
 
 /// The version of the lines.
 const SCHEMA: u32 = 1;
-/// The longest line that is read. 256 workers, as many as are told apart, with full histograms take 2 MB.
+/// The longest line that is read. 256 workers, the most that are told apart, with full histograms take 2 MB.
 pub const LONGEST_LINE: usize = 16 << 20;
 /// The most listeners of one refresh.
 const MOST_LISTENERS: usize = 1024;
@@ -193,7 +193,7 @@ impl<R: BufRead> Replay<R> {
 fn parse(text: &[u8], line: u64) -> Result<Frame, BadRecording> {
     let foreign = |why: String| BadRecording::Foreign { line, why };
     let read: LineIn = serde_json::from_slice(text).map_err(|error| {
-        // Of a later version the schema at least can be told.
+        // Even of a later version the schema can be read.
         #[derive(Deserialize)]
         struct Which {
             schema: u32,
@@ -335,7 +335,7 @@ mod tests {
         assert!(why(&recorded(&[vec![frame]])).contains("more than 4096"));
     }
 
-    /// Every number of a recording changed to one that no kernel says.
+    /// Changes every number of a recording to one that no kernel reports.
     fn with_numbers(file: &[u8], numbers: &[u64]) -> Vec<u8> {
         fn walk(value: &mut serde_json::Value, next: &mut impl Iterator<Item = u64>) {
             match value {
@@ -365,7 +365,7 @@ mod tests {
         out
     }
 
-    /// Shows all of a file; says nothing of what is wrong with it.
+    /// Shows all of a file, and ignores its errors.
     fn show(file: &[u8]) -> usize {
         let Ok(mut replay) = Replay::new(file) else {
             return 0;

@@ -1,4 +1,4 @@
-//! The rows and columns that both the picture and the plain text are made of.
+//! The rows and columns of both the picture and the plain text.
 
 use wakeone_model::listener::Protocol;
 use wakeone_model::snapshot::{Queue, Row};
@@ -31,7 +31,7 @@ pub enum Column {
     Chosen,
     /// Times its queue was moved.
     Rescues,
-    /// What it does.
+    /// Its state.
     State,
 }
 
@@ -111,7 +111,7 @@ pub enum ShareOf {
     Connections,
     /// Choices of the policy: it takes no tracing to know them.
     Choices,
-    /// CPU: without tracing and steering it is what is left to go by.
+    /// CPU: without tracing and steering nothing else is known.
     Cpu,
 }
 
@@ -131,7 +131,7 @@ impl ShareOf {
 pub struct Line {
     /// The watched numbers of the worker.
     pub row: Row,
-    /// Its share, 0 to 1; None where nothing was to share.
+    /// Its share, 0 to 1; `None` where there is nothing to share.
     pub share: Option<f64>,
     /// That as a part of the largest.
     pub bar: f64,
@@ -149,7 +149,7 @@ pub struct Line {
     pub state: String,
 }
 
-/// How much waits, of how much may.
+/// The length of a queue, and its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Queued {
     /// Connections; bytes of a UDP socket.
@@ -184,7 +184,7 @@ pub struct Table {
     pub lines: Vec<Line>,
     /// The quantity that their shares divide.
     pub share_of: ShareOf,
-    /// The queues that are not one worker's: a sentence each.
+    /// The queues that several workers serve: a sentence each.
     pub shared: Vec<String>,
 }
 
@@ -205,13 +205,13 @@ fn part(mine: f64, all: f64) -> Option<f64> {
     (all > 0.0).then(|| mine / all)
 }
 
-/// Whether the probes count what each worker takes.
+/// Whether the probes count each worker's connections.
 fn takes_known(frame: &Frame) -> bool {
     let trace = frame.watch.last.trace.as_ref();
     frame.watch.view.tracing && trace.is_none_or(|trace| !trace.gaps.accepts)
 }
 
-/// The rows of a frame; `before`: how it was steered at the refresh before.
+/// Makes the rows of a frame; `before`: how it was steered at the refresh before.
 pub fn table(frame: &Frame, before: Option<&Steering>) -> Table {
     let bytes = frame.watch.last.listener.protocol == Protocol::Udp;
     let (rows, queues) = (frame.watch.rows(), frame.watch.queues());

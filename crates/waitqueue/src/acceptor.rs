@@ -63,7 +63,7 @@ impl<T> Acceptor<T> {
         }
     }
 
-    /// Queues a connection and wakes for it; gives how many threads were woken.
+    /// Queues a connection and wakes for it; returns how many threads were woken.
     ///
     /// # Errors
     /// When the queue is full or the acceptor closed.
@@ -81,13 +81,13 @@ impl<T> Acceptor<T> {
         Ok(self.queue.wake_one())
     }
 
-    /// The oldest connection, waited for; None once the acceptor is closed.
+    /// Waits for the oldest connection; returns `None` once the acceptor is closed.
     pub fn accept(&self, waiter: &mut Waiter) -> Option<T> {
         self.queue
             .wait_until(waiter, Kind::Exclusive, || self.try_accept())
     }
 
-    /// The same, waited for no longer than `timeout`.
+    /// Waits as [`Acceptor::accept`] does, but no longer than `timeout`.
     ///
     /// # Errors
     /// [`TimedOut`] when none came in time.
@@ -140,7 +140,7 @@ impl<T> Acceptor<T> {
         }
     }
 
-    /// The wait queue, for whoever waits in a way of its own.
+    /// The wait queue, for threads that wait in a way of their own.
     #[must_use]
     pub fn queue(&self) -> &WaitQueue {
         &self.queue
@@ -152,8 +152,8 @@ impl<T> Acceptor<T> {
         self.queue.len()
     }
 
-    /// Closes: drops the connections that nobody accepted, wakes everybody, exclusive waiters included, and gives how many
-    /// were woken.
+    /// Closes the acceptor: drops the connections that were not accepted, and wakes all waiters, exclusive ones
+    /// included. Returns how many were woken.
     pub fn close(&self) -> usize {
         let mut state = self.state.lock();
         state.closed = true;

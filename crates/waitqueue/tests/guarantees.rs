@@ -30,7 +30,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Sleepers on one queue, that say who was woken and wait again.
+/// Sleepers on one queue, which report their wake-ups and wait again.
 struct Sleepers<'s> {
     queue: &'s WaitQueue,
     woken: mpsc::Receiver<usize>,
@@ -216,8 +216,8 @@ fn connections_are_accepted_in_order_and_the_backlog_holds() {
     assert_eq!(acceptor.arrivals().total, 2);
 }
 
-/// Connects `count` times, each after the last was accepted and all wait again; gives how many arrivals each select()-like
-/// thread was told of, and whether all connections were accepted.
+/// Connects `count` times, each after the last was accepted and all wait again. Returns how many arrivals each
+/// select()-like thread saw, and whether all connections were accepted.
 fn watched(policy: Policy, accepting: usize, selecting: usize, count: u64) -> (Vec<u64>, bool) {
     let acceptor = Acceptor::new(policy, 100);
     let told = Mutex::new(vec![0; selecting]);

@@ -73,7 +73,7 @@ impl Model {
         std::mem::take(&mut self.line).len()
     }
 
-    /// The first of the line that `who` admits is chosen.
+    /// Chooses the first of the line that `who` admits.
     fn first(&mut self, who: impl Fn(Kind) -> bool) -> usize {
         let Some(place) = self.line.iter().position(|(_, kind)| who(*kind)) else {
             return 0;
@@ -151,7 +151,7 @@ fn both<'q>(
             }
         }
         Step::Sleep(n) => {
-            // Only who was woken may sleep here: there is no other thread that would wake it.
+            // Only a woken waiter may sleep here: there is no other thread that would wake it.
             if let Some(place) = waiting[n].as_mut().filter(|p| p.is_woken()) {
                 place.sleep();
                 // It goes away with nothing to pass on.
