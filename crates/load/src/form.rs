@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use crate::Tls;
 
-/// Headers that follow from the plan, and the option to use instead.
+/// Headers that follow from the plan, and the reason or the option to use instead.
 const PLANNED: [(&str, &str); 3] = [
     ("connection", "--keep-alive decides it"),
     ("content-length", "it follows from the body"),

@@ -27,7 +27,7 @@ pub enum Interest {
     Read,
     /// Room for bytes to the client.
     Write,
-    /// The reply of the store; nothing of the socket, except that it breaks.
+    /// The reply of the store. Of the socket only its end is noticed.
     Store,
     /// Nothing: it is closed, and its descriptor with it.
     Closed,
@@ -104,7 +104,7 @@ impl Connections {
         self.live == 0
     }
 
-    /// Takes a connection over, which waits to be read from now.
+    /// Takes over a connection, which waits to be read from now on.
     pub fn insert(&mut self, stream: OwnedFd, app: &App) -> Token {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -123,7 +123,7 @@ impl Connections {
         u64::from(self.generation) << 32 | u64::from(index)
     }
 
-    /// The socket of a connection and what it waits for.
+    /// The socket of a connection, and its interest.
     pub fn get(&self, token: Token) -> Option<(BorrowedFd<'_>, Interest)> {
         let connection = self.slots.get(token as u32 as usize)?.as_ref()?;
         (u64::from(connection.generation) == token >> 32)
@@ -148,8 +148,8 @@ impl Connections {
         })
     }
 
-    /// Goes on with a connection that may be ready, until it has to wait; says for what. The work
-    /// of a request is done in here.
+    /// Goes on with a connection that may be ready, until it has to wait; returns its interest. The work of a request
+    /// is done in here.
     pub fn drive(&mut self, token: Token, app: &App) -> Interest {
         if self.get(token).is_none() {
             return Interest::Closed;
@@ -216,7 +216,7 @@ impl Connection {
                     }
                 }
                 Next::Reply if self.interest == Interest::Store => {
-                    // Nothing else than the end of the connection wakes it now.
+                    // Only the end of the connection wakes it now.
                     return Ok(Interest::Closed);
                 }
                 Next::Reply => return Ok(Interest::Store),
@@ -256,7 +256,7 @@ impl Connection {
         }
     }
 
-    /// Drops what the client still sends after a refusal; see [`Next::Close`].
+    /// Drops the client's further bytes after a refusal; see [`Next::Close`].
     fn drop_input(&mut self, buffer: &mut [u8]) -> io::Result<Interest> {
         loop {
             if self.deadline <= Instant::now() {

@@ -69,7 +69,7 @@ pub struct Request<'a> {
     pub method: Method,
     /// The path of the target, still percent-encoded, without the query.
     pub path: &'a str,
-    /// What follows the first `?` of the target, still percent-encoded; empty if there is none.
+    /// The target's part after its first `?`, still percent-encoded; empty if there is none.
     pub query: &'a str,
     /// Whether the client speaks HTTP/1.1 (else 1.0).
     pub http_11: bool,
@@ -97,7 +97,7 @@ pub enum Parsed<'a> {
     },
     /// A request, and how many bytes it took.
     Complete(Request<'a>, usize),
-    /// No request will come of this: answer with the status and close.
+    /// The bytes are no request: answer with the status and close.
     Bad(Status),
 }
 
@@ -277,8 +277,8 @@ fn body<'a>(framing: &Framing, rest: &'a [u8]) -> Result<Option<Body<'a>>, Statu
     Ok(rest.get(..length).map(|body| (body.into(), length)))
 }
 
-/// Takes the framing of chunks away: the body and its length on the wire, or None when more
-/// bytes are needed. Extensions and trailers are read over.
+/// Removes the framing of chunks. Returns the body and its length on the wire, or `None` when more bytes are needed.
+/// Extensions and trailers are skipped.
 fn dechunk(mut rest: &[u8]) -> Result<Option<(Vec<u8>, usize)>, Status> {
     let available = rest.len();
     let mut body = Vec::new();
@@ -387,7 +387,7 @@ pub struct Answer {
     pub content_type: Cow<'static, str>,
     /// Further headers, each with its `\r\n`.
     pub headers: String,
-    /// What it carries.
+    /// The body.
     pub content: Content,
 }
 
@@ -402,7 +402,7 @@ impl Answer {
         }
     }
 
-    /// An answer that says only its status.
+    /// An answer with only its status.
     pub fn status(status: Status) -> Self {
         Self::text(status, format!("{} {}\n", status.0, status.reason()))
     }

@@ -56,7 +56,7 @@ impl Model {
         Self::IoUring,
     ];
 
-    /// The name, as the command line has it.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Iterative => "iterative",
@@ -100,8 +100,8 @@ impl Model {
         )
     }
 
-    /// Whether it wants listeners whose accept waits. io_uring does the waiting itself and gives
-    /// an error for a listener that does not block.
+    /// Whether it needs listeners whose accept waits. io_uring does the waiting itself and returns an error for a
+    /// listener that does not block.
     pub(crate) fn wants_blocking(self) -> bool {
         matches!(
             self,
@@ -167,7 +167,7 @@ pub struct Options {
     pub place: Place,
     /// The files that are served.
     pub files: Option<Arc<Root>>,
-    /// Counts the answers of all workers, so that they can be held against what the clients got.
+    /// Counts the answers of all workers, so that they can be compared with the clients' counts.
     pub counter: Option<Arc<SharedCounter>>,
 }
 
@@ -196,7 +196,7 @@ impl Options {
         self.listen != Listen::Inherited && (self.reuseport || self.model == Model::Reuseport)
     }
 
-    /// Refuses what does not go together.
+    /// Refuses options that exclude each other.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let name = self.model.name();
         let refuse = |why: String| Err(Error::Options(why));

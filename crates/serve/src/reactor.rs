@@ -21,7 +21,7 @@ const LISTENERS: u64 = u64::MAX - 0xffff;
 const STORE: u64 = LISTENERS - 1;
 /// The token of something else that a loop watches.
 const OTHER: u64 = LISTENERS - 2;
-/// How often overdue connections are looked for; while stopping more often.
+/// How often overdue connections are looked for; while stopping, more often.
 const SWEEP: Duration = Duration::from_secs(1);
 const SWEEP_STOPPING: Duration = Duration::from_millis(10);
 
@@ -35,7 +35,7 @@ pub enum Ready {
     Other,
 }
 
-/// The epoll instance of a worker and what is in it.
+/// The epoll instance of a worker, with its connections and listeners.
 pub struct Reactor<'a> {
     worker: &'a Worker,
     epoll: OwnedFd,
@@ -49,7 +49,7 @@ pub struct Reactor<'a> {
 }
 
 impl<'a> Reactor<'a> {
-    /// With all listeners of the worker registered with `flags`.
+    /// Makes one with all listeners of the worker registered with `flags`.
     ///
     /// # Errors
     /// When the kernel has no descriptors or memory for it.
@@ -114,7 +114,7 @@ impl<'a> Reactor<'a> {
     /// Takes the listeners out of the epoll instance.
     pub fn stop_listening(&mut self) {
         for listener in &self.worker.listeners {
-            // Not there if it is paused.
+            // A paused listener is not registered.
             let _ = epoll::delete(&self.epoll, listener);
         }
         self.paused.clear();
@@ -179,7 +179,7 @@ impl<'a> Reactor<'a> {
         }
     }
 
-    /// Accepts one connection from a listener, if it has one; says whether it had.
+    /// Accepts one connection from a listener, if it has one; returns whether it had.
     ///
     /// # Errors
     /// The error of epoll.
@@ -232,7 +232,7 @@ impl<'a> Reactor<'a> {
         }
     }
 
-    /// Tells epoll when a connection waits for something else. A closed one is gone from it.
+    /// Updates epoll when a connection's interest has changed. A closed connection is gone from it.
     fn follow(&mut self, token: Token, before: Interest, after: Interest) {
         if before != after {
             self.control(token, after, |epoll, socket, data, flags| {
@@ -241,8 +241,8 @@ impl<'a> Reactor<'a> {
         }
     }
 
-    /// Registers what a connection waits for. One that epoll does not take is closed: nobody
-    /// would ever hear of it again.
+    /// Registers a connection's interest. A connection that epoll does not take is closed: it would
+    /// never be woken again.
     fn control(
         &mut self,
         token: Token,

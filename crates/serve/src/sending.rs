@@ -1,4 +1,4 @@
-//! Sending what a session has to say.
+//! Sends the output of a session.
 
 use std::os::fd::AsFd;
 
@@ -29,7 +29,7 @@ mod tests {
     use std::io::{ErrorKind, Read as _};
     use std::net::{TcpListener, TcpStream};
 
-    /// Answers a request on one end of a connection without closing it; gives both ends.
+    /// Answers a request on one end of a connection without closing it; returns both ends.
     fn answered(request: &str) -> std::io::Result<(TcpStream, TcpStream)> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let client = TcpStream::connect(listener.local_addr()?)?;

@@ -15,7 +15,7 @@ pub struct Worker {
     pub app: App,
     /// The errors of accept.
     pub faults: Faults,
-    /// The only listener may give nothing without waiting.
+    /// Whether a listener is non-blocking; it matters where there is only one.
     nonblocking: bool,
     slot: Option<String>,
 }
@@ -24,7 +24,7 @@ impl Worker {
     /// The worker number `index` in this process, which is the last one of the fork. Under a
     /// supervisor that gives slots (`WAKEONE_SLOT`) the slot is its name, else the number.
     pub fn new(options: &Options, listeners: Vec<Listener>, index: usize) -> Self {
-        // It goes into a header as it is.
+        // The slot goes into a header unchanged.
         let plain = |slot: &String| {
             !slot.is_empty() && slot.bytes().all(|byte| byte.is_ascii_alphanumeric())
         };
@@ -67,8 +67,8 @@ impl Worker {
         }
     }
 
-    /// Waits for a connection and accepts it, for the blocking models. Gives none when a signal
-    /// came, when somebody else got the connection, or after waiting out an error: try again,
+    /// Waits for a connection and accepts it, for the blocking models. Returns none when a signal
+    /// came, when another worker got the connection, or after waiting out an error. Try again then,
     /// unless a stop has been requested.
     pub fn accept(&self) -> Option<OwnedFd> {
         match self.listeners.as_slice() {

@@ -124,7 +124,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Plans a worker's next pause; it works from `from_s` on, in s.
+    /// Plans the next pause of a worker that works again `from_s` from now, in s.
     fn plan_pause(&mut self, worker: usize, from_s: f64) {
         if let Some(pauses) = self.setup.faults.pauses {
             let at = self.servers.now() + from_s + self.draws.distance(pauses);

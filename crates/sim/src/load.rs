@@ -24,7 +24,7 @@ pub struct Load {
     /// Requests come over this many connections, opened beforehand one after another. `None`: each has a connection of
     /// its own.
     pub kept: Option<usize>,
-    /// The seed of both.
+    /// The seed of arrivals and work.
     pub seed: u64,
 }
 

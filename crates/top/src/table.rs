@@ -184,7 +184,7 @@ pub struct Table {
     pub lines: Vec<Line>,
     /// The quantity that their shares divide.
     pub share_of: ShareOf,
-    /// The queues that several workers serve: a sentence each.
+    /// The queues that do not belong to one worker: a sentence each.
     pub shared: Vec<String>,
 }
 

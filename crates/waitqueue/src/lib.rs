@@ -1,8 +1,8 @@
 //! A wait queue in user space with the kernel's interface, which chooses itself which waiters it wakes.
 //!
-//! It follows sections 3.1 to 3.3 of Steve Molloy and Chuck Lever, *Accept() scalability on Linux*, USENIX 2000. These
-//! are their two patches (`task exclusive`, `wake one`), the kernel's behaviour before (`wake all`), and the hybrid
-//! (`always wake`) that they thought the soundest and that had no implementation.
+//! It follows sections 3.1 to 3.3 of Steve Molloy and Chuck Lever, *Accept() scalability on Linux*, USENIX 2000. Its
+//! policies are their two patches (`task exclusive`, `wake one`) and the kernel's behaviour before (`wake all`). The
+//! fourth policy is the hybrid (`always wake`) that they thought the soundest and that had no implementation.
 //!
 //! Every waiter sleeps on a futex word of its own, so that the queue and not the order of a shared futex chooses.
 //!

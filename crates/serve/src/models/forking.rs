@@ -83,7 +83,7 @@ fn child(connection: OwnedFd, app: App, mut store: Lazy) -> ! {
     std::process::exit(0)
 }
 
-/// Takes note of children that have ended; of all of them if `all`.
+/// Takes note of children that have ended; with `all`, waits for all of them.
 fn reap(children: &mut HashSet<Pid>, all: bool) {
     let flags = (!all).then_some(WaitPidFlag::WNOHANG);
     while !children.is_empty() {

@@ -1,6 +1,6 @@
-//! N threads made at the start, of which the one that has the mutex waits in accept and the
-//! others wait for the mutex: the `prethreaded` column of "Linux Applications Performance".
-//! With `--accept-lock none` all of them are in accept, and the kernel wakes one.
+//! N threads made at the start. The holder of the mutex waits in accept and the others wait for the
+//! mutex: the `prethreaded` column of "Linux Applications Performance". With `--accept-lock none`
+//! all of them are in accept, and the kernel wakes one.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;

@@ -13,8 +13,8 @@ use super::{Call, Entry, Failed, Reply};
 /// A store that never makes its caller wait. Its descriptor ([`AsFd`]) becomes readable when
 /// replies are there, and stays the same.
 pub trait Driver: AsFd {
-    /// Takes a call; gives the reply if it is known at once, else it comes out of
-    /// [`Self::ready`] under the same token.
+    /// Takes a call. Returns the reply if it is known at once; else it comes out of [`Self::ready`]
+    /// under the same token.
     fn submit(&mut self, token: u64, call: Call) -> Option<Result<Reply, Failed>>;
 
     /// Returns the replies that have come. Call it when the descriptor is readable, and once a

@@ -1,10 +1,10 @@
 //! The store on disk: a log of entries that only grows, and a counter.
 //!
 //! Any number of processes may have it open. An entry is one `write` to a file opened with
-//! `O_APPEND`, which local file systems keep whole, and is acknowledged after `fdatasync`; nobody
-//! takes a lock, so nobody waits for a process that was stopped or killed. Readers go on from
-//! where they were. A record that was torn by a crash fails its checksum and is passed over;
-//! nothing is ever cut off, so that damage in the middle cannot take what follows with it.
+//! `O_APPEND`, which local file systems keep whole, and is acknowledged after `fdatasync`. No
+//! process takes a lock, so none waits for one that was stopped or killed. Readers go on from where
+//! they were. A record that was torn by a crash fails its checksum and is skipped. Nothing is ever
+//! cut off, so that damage in the middle cannot take the records after it with it.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -53,7 +53,7 @@ impl Embedded {
         let log = match how.open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let log = how.create(true).open(&path).map_err(failed)?;
-                // The name of a new file must be as durable as what is written to it.
+                // The name of a new file must be as durable as its content.
                 File::open(directory)
                     .and_then(|directory| directory.sync_all())
                     .map_err(failed)?;
@@ -112,7 +112,7 @@ impl Embedded {
         append().map_err(|error| fault("write to", &self.directory, &error))
     }
 
-    /// Reads what has been appended since the last time, by anyone.
+    /// Reads the records appended since the last time, by any process.
     fn read_on(&mut self) -> io::Result<()> {
         let end = self.log.metadata()?.len();
         let mut changed = false;
@@ -170,8 +170,8 @@ fn record(entry: &Entry) -> Vec<u8> {
     record
 }
 
-/// All whole records in `bytes`, and how many bytes are done with. Bytes that are no record are
-/// passed over when a whole record follows, else they are left: the rest may still come.
+/// Returns all whole records in `bytes`, and how many bytes are done with. Bytes that are no record
+/// are skipped when a whole record follows, else they are left: the rest may still come.
 fn scan(bytes: &[u8]) -> (usize, Vec<Entry>) {
     let (mut done, mut entries) = (0, Vec::new());
     let mut at = 0;

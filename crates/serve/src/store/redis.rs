@@ -204,7 +204,7 @@ struct Link {
 
 /// A call whose reply has not come.
 struct Waiting {
-    /// Who asked; None for what a new connection says first.
+    /// The caller's token and call; `None` for the first commands of a new connection.
     asked: Option<(u64, Call)>,
     commands: usize,
     values: Vec<Value>,
@@ -253,7 +253,7 @@ impl Pipelined {
         Ok(link)
     }
 
-    /// Gives up the connection and all that waits for it.
+    /// Gives up the connection and all calls that wait for it.
     fn give_up(&mut self, why: &dyn fmt::Display) {
         let fault = self.address.fault(why);
         if let Some(link) = self.link.take() {
@@ -318,7 +318,7 @@ impl Link {
         });
     }
 
-    /// Sends what the socket takes.
+    /// Sends as much as the socket takes.
     fn flush(&mut self) -> Result<(), String> {
         let mut sent = 0;
         while sent < self.unsent.len() {
@@ -341,7 +341,7 @@ impl Link {
         Ok(())
     }
 
-    /// Reads what has come, and takes the replies that are complete out of it.
+    /// Reads the bytes that have come, and takes the complete replies out of them.
     fn receive(&mut self, replies: &mut Vec<(u64, Result<Reply, String>)>) -> Result<(), String> {
         let mut buffer = [0; 16 * 1024];
         loop {
