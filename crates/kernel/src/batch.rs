@@ -103,8 +103,8 @@ impl Batch {
                 header
             })
             .collect();
-        // SAFETY: each header points to an iovec, a name and a control buffer of its own, all of them alive and with
-        // the lengths they are given with; the kernel writes no further.
+        // SAFETY: each header points to an iovec, a name and a control buffer of its own. All of them are alive and
+        // have the lengths they are given with; the kernel writes no further.
         let received = unsafe {
             libc::recvmmsg(
                 socket.as_fd().as_raw_fd(),

@@ -6,7 +6,7 @@ use rustix::thread::{
     CapabilitiesSecureBits, capabilities_secure_bits, set_capabilities_secure_bits,
 };
 
-/// Capabilities that dispatching needs, each with what it is for.
+/// Capabilities that dispatching needs, each with its purpose.
 pub const NEEDED: [(Capability, &str); 3] = [
     (Capability::CAP_BPF, "loads the program"),
     (
@@ -56,8 +56,8 @@ pub fn forbid_root() -> std::io::Result<()> {
     Ok(set_capabilities_secure_bits(set | bits)?)
 }
 
-/// Gives up every capability but these for good, for this thread and those it starts. Those of `reserve` stay
-/// within reach of [`with`], but have no effect meanwhile.
+/// Gives up every capability but these for good, for this thread and those it starts. The capabilities of `reserve`
+/// stay within reach of [`with`], but have no effect meanwhile.
 ///
 /// # Errors
 /// The error of capset.

@@ -94,7 +94,8 @@ pub fn create_sockets_in<T>(nursery: &Path, create: impl FnOnce() -> T) -> io::R
     Ok((made, created))
 }
 
-/// Whether a cgroup that was found may be one of ours: root's, or our own user's. Its owner can freeze who enters it.
+/// Whether an existing cgroup may be one of ours: root's, or our own user's. Its owner can freeze a process that
+/// enters it.
 pub fn is_trusted(cgroup: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     fs::symlink_metadata(cgroup).is_ok_and(|is| is.is_dir() && [0, own].contains(&is.uid()))

@@ -367,7 +367,7 @@ pub fn is_udp(socket: impl AsFd) -> bool {
     of(libc::SO_TYPE) == libc::SOCK_DGRAM && of(libc::SO_PROTOCOL) == libc::IPPROTO_UDP
 }
 
-/// A classic filter that takes what is addressed to this host alone.
+/// A classic filter that takes only packets addressed to this host.
 fn only_to_this_host() -> [libc::sock_filter; 4] {
     // include/uapi/linux/filter.h: SKF_AD_OFF + SKF_AD_PKTTYPE; include/uapi/linux/if_packet.h: PACKET_HOST is 0.
     let packet_type = u32::from_ne_bytes((-0x1000_i32 + 4).to_ne_bytes());

@@ -179,7 +179,7 @@ impl Loading<'_> {
     }
 }
 
-/// Whether this process may do what a capability allows a loader: CAP_SYS_ADMIN allows it too.
+/// Whether this process may do the things that a capability allows a loader: CAP_SYS_ADMIN allows them too.
 fn allowed(capability: Capability) -> bool {
     capability::has(capability) || capability::has(Capability::CAP_SYS_ADMIN)
 }

@@ -4,7 +4,7 @@
 //! The probes of `bpf/locks.bpf.c` stay attached as long as a [`Locks`] lives; nothing is pinned. The tracepoints
 //! report only locks that a thread has to wait for. How often a lock is taken, and for how long, only a kernel with
 //! `CONFIG_LOCK_STAT` knows. Without paravirtual spinlocks (on bare metal) the tracepoints also miss the first waiter
-//! at a spinlock and report only those behind it (`kernel/locking/qspinlock.c`, the pending bit).
+//! at a spinlock (`kernel/locking/qspinlock.c`, the pending bit). They report only those behind it.
 
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
@@ -51,7 +51,7 @@ pub struct Locks {
 
 impl Locks {
     /// Attaches the probes for the locks of the UDP sockets that are bound to this port now, in this thread's network
-    /// namespace, for all their waiters. The probes also count all other locks that a process waits for.
+    /// namespace. All waiters for these locks are counted, and the waits of one process for all other locks.
     ///
     /// # Errors
     /// `EPERM` without CAP_BPF and CAP_PERFMON, or where lockdown or a container forbid tracing; otherwise what the

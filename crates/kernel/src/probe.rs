@@ -51,7 +51,7 @@ pub struct Counts {
 pub struct Probe {
     watched: MapHandle,
     places: MapHandle,
-    /// The place of each process, and what was counted there for one before it.
+    /// The place of each process, and the counters there of the process before it.
     known: BTreeMap<u32, (u32, Worker)>,
     lacks: Lacks,
     slows_system_calls: bool,
@@ -62,7 +62,7 @@ pub struct Probe {
 #[derive(Debug, Clone, Default)]
 struct Lacks {
     gaps: TraceGaps,
-    /// Why, and what is unknown because of it: a sentence each.
+    /// The reasons, and the counts that are unknown because of them: a sentence each.
     missing: Vec<String>,
 }
 
@@ -158,7 +158,7 @@ impl Probe {
         Ok(probe)
     }
 
-    /// Attaches what is not known to be missing.
+    /// Attaches the probes that are not known to be missing.
     fn attach_where(port: u16, accepts: Accepts<'_>, mut lacks: Lacks) -> io::Result<Self> {
         libbpf_rs::set_print(None);
         let mut storage = MaybeUninit::uninit();
@@ -235,7 +235,7 @@ impl Probe {
         Ok(())
     }
 
-    /// A place that is free, or that of a process that is gone, with what was counted there; None where all are in use.
+    /// Returns a free place, or that of a process that is gone, with its counters; `None` where all are in use.
     fn place(&mut self) -> io::Result<Option<(u32, Worker)>> {
         if self.known.len() < MOST_WORKERS {
             let place = u32::try_from(self.known.len()).unwrap_or(u32::MAX);

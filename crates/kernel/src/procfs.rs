@@ -119,12 +119,12 @@ pub fn pids() -> Vec<u32> {
     numbers.collect()
 }
 
-/// Parent and name; None where it is gone.
+/// Parent and name; `None` where it is gone.
 pub fn identity(pid: u32) -> Option<Identity> {
     Stat::of(pid).ok().map(Identity::from)
 }
 
-/// Without what a terminal would act on.
+/// Returns the text without characters that a terminal would act on.
 pub fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })
@@ -315,7 +315,7 @@ enum Kind {
 }
 
 impl Call {
-    /// None for `running`, and for a thread outside a system call.
+    /// `None` for `running`, and for a thread outside a system call.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
         let number = words.next()?.parse().ok()?;

@@ -120,7 +120,7 @@ const LOOKING_SHARE: u32 = 200;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 impl Uncounted {
-    /// The marks of a group; None where there are none.
+    /// The marks of a group; `None` where there are none.
     ///
     /// # Errors
     /// The error of the map operation.

@@ -113,7 +113,7 @@ impl Ring {
         self.push(entry, Operation::Accept(token));
     }
 
-    /// Receives what comes, at most the buffer's capacity.
+    /// Receives bytes, at most the buffer's capacity.
     pub fn receive(&mut self, socket: BorrowedFd<'_>, token: u64, mut buffer: Vec<u8>) {
         buffer.clear();
         let length = u32::try_from(buffer.capacity()).unwrap_or(u32::MAX);
@@ -122,8 +122,8 @@ impl Ring {
         self.push(entry, Operation::Receive(token, buffer));
     }
 
-    /// Sends the bytes, or as many of them as there is room for. `more`: their end may be held
-    /// back for what follows at once, be it the end of the connection (`MSG_MORE`).
+    /// Sends the bytes, or as many of them as there is room for. `more`: their end may be held back
+    /// for bytes that follow at once, or for the end of the connection (`MSG_MORE`).
     pub fn send(&mut self, socket: BorrowedFd<'_>, token: u64, bytes: Vec<u8>, more: bool) {
         let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let fd = types::Fd(socket.as_raw_fd());

@@ -1,5 +1,5 @@
-//! Counters in a file, shared by all the processes that open it, without a lock: nobody waits
-//! for a process that was stopped or killed while it counted.
+//! Counters in a file, shared by all the processes that open it, without a lock: no process waits for one that was
+//! stopped or killed while it counted.
 
 use std::fs::File;
 use std::io;
@@ -75,7 +75,7 @@ impl SharedCounters {
     /// One of them.
     ///
     /// # Panics
-    /// When there are not so many.
+    /// When there are fewer counters.
     pub fn at(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.count(), "counter {index} of {}", self.count());
         // SAFETY: within the mapping, which is page aligned, lives as long as self, and is only

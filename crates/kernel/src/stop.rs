@@ -31,7 +31,7 @@ pub fn install() -> io::Result<()> {
         SigSet::empty(),
     );
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGALRM] {
-        // SAFETY: the handler only calls what is async-signal-safe (atomics, setitimer, _exit)
+        // SAFETY: the handler only calls async-signal-safe functions (atomics, setitimer, _exit)
         // and stays valid for the life of the process.
         unsafe { sigaction(signal, &action) }?;
     }

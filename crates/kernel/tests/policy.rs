@@ -30,7 +30,7 @@ const POLICIES: u32 = 8;
 /// Picks over which weights are measured.
 const PICKS: u64 = 100_000;
 
-/// A table, and what is expected of it.
+/// A table, and the expected choices from it.
 #[derive(Debug, Clone)]
 struct Given {
     slots: Vec<wakeone_slot>,
@@ -133,7 +133,7 @@ fn up(weight: u32, active: i64) -> wakeone_slot {
     }
 }
 
-// ---- what is tried ----------------------------------------------------------
+// ---- the cases --------------------------------------------------------------
 
 fn any_slot() -> impl Strategy<Value = wakeone_slot> {
     // Flags that do not exist yet must change nothing. Most slots are up, else the lower tiers hide behind `down`.
@@ -255,7 +255,7 @@ fn cases(cases: u32) -> ProptestConfig {
     }
 }
 
-// ---- who may be chosen ------------------------------------------------------
+// ---- eligible slots ---------------------------------------------------------
 
 #[test]
 fn marks_weight_and_the_agent_make_the_tier() {

@@ -33,7 +33,7 @@ pub struct MetricComparison {
     pub metric: &'static str,
     pub a: f64,
     pub b: f64,
-    /// b / a; None where a is 0.
+    /// b / a; `None` where a is 0.
     pub ratio: Option<f64>,
     /// Lower and upper quartile over the intervals.
     pub a_quartiles: Option<[f64; 2]>,

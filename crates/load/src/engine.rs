@@ -66,7 +66,7 @@ struct Connection {
 enum Clients {
     /// Each request when it is due.
     Any,
-    /// Each request when it is due, if one of so many clients is free.
+    /// Each request when it is due, if one of this many clients is free.
     Limited(usize),
     /// Each free client sends the next request, due or not; since when they have been free.
     Closed(VecDeque<u64>),

@@ -101,9 +101,9 @@ pub struct StageOutcome {
     pub stage: Stage,
     /// Requests planned in it.
     pub planned: u64,
-    /// Those with a 2xx answer.
+    /// Requests with a 2xx answer.
     pub completed: u64,
-    /// Those that failed.
+    /// Requests that failed.
     pub errors: u64,
     /// ns from the planned time.
     pub latency: Histogram<u64>,
@@ -133,7 +133,7 @@ pub struct Interval {
 /// The outcome of a load. `completed + cancelled + sum(errors) == planned`, always.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// From the start until the last request ended (at least the planned duration, if that is what ended the load).
+    /// From the start until the last request ended; at least the planned duration, if that ended the load.
     pub elapsed: Duration,
     /// Requests that became due.
     pub planned: u64,
@@ -183,7 +183,7 @@ impl Outcome {
         }
     }
 
-    /// The busiest worker's answers over the mean of all workers seen: 1 is even. None without attribution.
+    /// The busiest worker's answers over the mean of all workers seen: 1 is even. `None` without attribution.
     pub fn share_max_over_mean(&self) -> Option<f64> {
         let most = *self.by_worker.values().max()?;
         let total: u64 = self.by_worker.values().sum();

@@ -41,7 +41,7 @@ pub enum Arrivals {
         /// How the requests lie within that rate.
         spacing: Spacing,
     },
-    /// An open loop whose rate changes, or that has only so many clients.
+    /// An open loop whose rate changes, or whose number of clients is limited.
     Profile {
         /// One after the other; the plan ends with the last one.
         stages: Vec<Stage>,

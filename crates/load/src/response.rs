@@ -13,7 +13,7 @@ pub struct BadResponse(pub &'static str);
 pub enum Step {
     /// Bytes are missing; all of the piece was used.
     More,
-    /// The answer is whole and ends after so many of the bytes given.
+    /// The answer is whole and ends after this many of the bytes given.
     Done {
         /// Bytes of the last piece that belong to it.
         used: usize,
@@ -178,7 +178,7 @@ impl ResponseReader {
         Ok(used.map_or(rest.len(), |n| n - before))
     }
 
-    /// None where the head is not whole yet.
+    /// `None` where the head is not whole yet.
     fn parse_head<const HEADERS: usize>(
         &mut self,
         bytes: &[u8],

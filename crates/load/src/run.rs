@@ -86,7 +86,7 @@ pub fn run(
 /// Runs a plan as [`run`] does, and reports each interval of length `every` as well.
 ///
 /// # Errors
-/// Those of [`run`].
+/// The errors of [`run`].
 pub fn observe(
     plan: &Plan,
     cancel: &AtomicBool,
@@ -99,7 +99,7 @@ pub fn observe(
 /// Runs a plan as [`observe`] does. Meanwhile other threads can read its counts and change its target.
 ///
 /// # Errors
-/// Those of [`run`].
+/// The errors of [`run`].
 pub fn observe_live(
     plan: &Plan,
     cancel: &AtomicBool,
@@ -211,7 +211,7 @@ struct Desk<'a> {
     all: Recorder,
     /// Intervals that some thread may still add to.
     open: BTreeMap<u64, Recorder>,
-    /// The interval that each thread is in; None once it is done.
+    /// The interval that each thread is in; `None` once it is done.
     threads: Vec<Option<u64>>,
 }
 
@@ -277,7 +277,7 @@ fn look(live: &Live, start: Instant) -> Progress {
     }
 }
 
-/// Raises the soft limit of open files to the hard one; gives the limit then in force.
+/// Raises the soft limit of open files to the hard one; returns the limit then in force.
 pub fn raise_descriptor_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -39,7 +39,7 @@ enum Pace {
 }
 
 impl Pace {
-    /// The stage and the time, ns, at which `n` requests have passed; None after the last stage.
+    /// The stage and the time, ns, at which `n` requests have passed; `None` after the last stage.
     fn at(&mut self, n: f64) -> Option<(usize, u64)> {
         match self {
             Self::Closed => Some((0, 0)),
@@ -74,7 +74,7 @@ pub struct Schedule {
     passed: f64,
     gaps: Xoshiro256PlusPlus,
     paths: Xoshiro256PlusPlus,
-    /// None where there is but one path.
+    /// `None` where there is but one path.
     choice: Option<WeightedIndex<u64>>,
     sources: u32,
     next: u64,

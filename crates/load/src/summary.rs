@@ -68,7 +68,7 @@ pub struct PathSummary {
 pub struct StageSummary {
     pub from_per_s: f64,
     pub to_per_s: f64,
-    /// None: as long as the load.
+    /// `None`: as long as the load.
     pub length_s: Option<f64>,
     pub planned: u64,
     pub completed: u64,

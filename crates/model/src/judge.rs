@@ -54,7 +54,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 5 ms: well above a scheduler's tick, well below what a person notices.
+    /// 5 ms: well above a scheduler's tick, well below the least delay that a person notices.
     fn default() -> Self {
         Self {
             stuck_after_ns: 5_000_000,
@@ -90,7 +90,7 @@ impl SlotHistory {
 /// has [`overtaken`] it).
 ///
 /// A worker that waits for connections is never stuck, however long its queue: it was woken and has not run yet.
-/// And where all are as busy, nobody would serve the queue sooner: that is overload, not a stuck worker.
+/// And where all are as busy, no worker would serve the queue sooner: that is overload, not a stuck worker.
 ///
 /// The state is read last, because reading it costs something.
 pub fn stuck(another_sooner: bool, doing: impl FnOnce() -> WorkerState) -> bool {
@@ -124,7 +124,7 @@ impl ProgressBaseline {
     /// the time, so never idle, but has served many times its own queue since.
     ///
     /// This is the case of two workers with one thread each, of which one is held up. The other has always something
-    /// to do while there are clients, and the queue of the first one waits for as long as it is held up.
+    /// to do while there are clients. The queue of the first one waits for as long as it is held up.
     pub fn overtaken<'a>(
         &self,
         now_ns: u64,

@@ -133,7 +133,7 @@ pub struct Process {
     pub name: String,
     /// Inodes of the listener's sockets that it holds, each once.
     pub holds: Vec<u64>,
-    /// Those in its epoll sets.
+    /// The listener's sockets in its epoll sets.
     pub polls: Vec<Polled>,
     /// It has an io_uring.
     pub rings: bool,

@@ -45,7 +45,7 @@ impl Arrivals {
     }
 }
 
-/// Moves may take one part in so many of the time: each holds up new connections of its port
+/// Moves may take one part in this many of the time: each holds up new connections of its port
 /// (net/ipv4/inet_connection_sock.c, `inet_csk_bind_conflict`, walks all sockets of the port under a lock).
 const SHARE: u64 = 100;
 /// The most that is saved up while there is nothing to move, in ns: a second's worth.
@@ -71,7 +71,7 @@ impl Budget {
     /// Whether a move may begin. How long it takes is known only afterwards, so it may leave a debt.
     pub fn allows(&mut self, now_ns: u64) -> bool {
         let passed = now_ns.saturating_sub(self.at_ns);
-        // The remainder of the division is not lost: the moment goes on by what was counted.
+        // The remainder of the division is not lost: the moment advances by the counted part only.
         let earned = passed / SHARE;
         self.at_ns += earned * SHARE;
         let earned = i64::try_from(earned).unwrap_or(i64::MAX);

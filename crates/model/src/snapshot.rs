@@ -185,7 +185,7 @@ pub struct Row {
     pub pid: u32,
     /// Process name.
     pub name: String,
-    /// Connections taken; None without tracing.
+    /// Connections taken; `None` without tracing.
     pub taken: Option<u64>,
     /// Its share of those, 0 to 1.
     pub share: Option<f64>,
@@ -247,7 +247,7 @@ pub struct Totals {
     pub connections_per_s: f64,
     /// Threads woken a connection.
     pub wakeups_per_connection: Option<f64>,
-    /// Those beyond one a connection.
+    /// Wake-ups beyond one a connection.
     pub wasted_per_connection: Option<f64>,
     /// Wait in the queue: median, µs.
     pub wait_us_p50: Option<f64>,

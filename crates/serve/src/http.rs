@@ -170,7 +170,7 @@ fn complete<'a>(
     if http_11 && !framing.host {
         return Parsed::Bad(Status(400));
     }
-    // A proxy of HTTP/1.0 knows no chunks, so it may take what follows for another request (RFC 9112, 6.1).
+    // A proxy of HTTP/1.0 knows no chunks, so it may take the bytes that follow for another request (RFC 9112, 6.1).
     if !http_11 && framing.chunked && framing.keep_alive && !framing.close {
         return Parsed::Bad(Status(400));
     }

@@ -130,7 +130,7 @@ pub enum EpollMode {
 /// The lock around accept; see [`crate::accept_lock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AcceptLock {
-    /// None: the kernel wakes one.
+    /// No lock: the kernel wakes one.
     None,
     /// flock(2).
     Flock,

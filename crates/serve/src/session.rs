@@ -54,7 +54,7 @@ pub struct Session {
 /// A question to the store without its reply.
 #[derive(Debug)]
 struct Asked {
-    /// None once it has been taken.
+    /// `None` once it has been taken.
     call: Option<Call>,
     head_only: bool,
 }

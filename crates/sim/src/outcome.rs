@@ -66,7 +66,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// For so many requests.
+    /// A sum for this many requests.
     pub(crate) fn new(requests: u64) -> Self {
         let mut latency = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
             .unwrap_or_else(|_| unreachable!("bounds that hdrhistogram takes"));

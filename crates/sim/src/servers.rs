@@ -236,7 +236,7 @@ impl Servers {
         let Some(first) = of.requests.pop() else {
             unreachable!("a loop that is due has a request")
         };
-        // What rounding left.
+        // Removes the rounding error.
         of.given = first.finish;
         self.due(worker);
         Finished {

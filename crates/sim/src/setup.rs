@@ -34,7 +34,7 @@ pub struct Setup {
     pub cpus: Option<usize>,
     /// How connections are given to workers.
     pub way: Way,
-    /// The backlog of each accept queue: it holds one more, as in the kernel. None: no limit.
+    /// The backlog of each accept queue: it holds one more, as in the kernel. `None`: no limit.
     pub backlog: Option<u32>,
     /// How the policy weighs each worker; empty: all alike.
     pub weights: Vec<u32>,

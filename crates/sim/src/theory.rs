@@ -88,9 +88,9 @@ const LONGEST: usize = 160;
 /// The two never differ by more than this: the chance falls by a factor of three or more with each.
 const APART: usize = 25;
 
-/// Mean time where each request joins the shorter of two queues, exponential service with mean `service_s` and Poisson
-/// arrivals that bring `load` of both servers' time, below 0.95. There is no closed form: the equations of balance are
-/// iterated until they hold.
+/// Mean time where each request joins the shorter of two queues. Service is exponential with mean `service_s`, and
+/// Poisson arrivals bring `load` of both servers' time, below 0.95. There is no closed form: the equations of balance
+/// are iterated until they hold.
 pub fn shortest_of_two_mean_s(load: f64, service_s: f64) -> f64 {
     let arrive = 2.0 * load;
     let mut share = vec![[0.0; LONGEST]; LONGEST];

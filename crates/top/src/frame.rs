@@ -28,7 +28,7 @@ pub struct SlotLook {
 pub struct Steering {
     /// Name of the group.
     pub group: String,
-    /// Its policy; None where the number in its table is of no policy known.
+    /// Its policy; `None` where the number in its table is of no policy known.
     pub policy: Option<String>,
     /// Whether an agent is running for it: without one nothing is rescued.
     pub agent: bool,

@@ -134,7 +134,7 @@ impl<R: BufRead> Replay<R> {
         self.cut
     }
 
-    /// The frames of the next refresh; None at the end.
+    /// The frames of the next refresh; `None` at the end.
     ///
     /// # Errors
     /// [`BadRecording`].
@@ -264,8 +264,8 @@ mod tests {
         let file = recorded(&refreshes);
         assert_eq!(file.iter().filter(|b| **b == b'\n').count(), 5);
         let mut replay = Replay::new(&file[..]).expect("a recording");
-        // The second has one listener only: the other one's frame that comes next cannot be told to be of the third,
-        // and is of the second as far as the file says.
+        // The second has one listener only. The other one's frame that comes next cannot be known to be of the third.
+        // As far as the file shows, it is of the second.
         assert_eq!(replay.refresh().expect("read"), Some(refreshes[0].clone()));
         let mut rest = Vec::new();
         while let Some(frames) = replay.refresh().expect("read") {

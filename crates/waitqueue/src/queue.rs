@@ -46,7 +46,7 @@ pub enum Slept {
 const WAITING: u32 = 0;
 /// Woken together with all others: there is nothing to pass on.
 const WOKEN: u32 = 1;
-/// Woken as the one for whom the event was meant.
+/// Woken as the one waiter that the event was meant for.
 const CHOSEN: u32 = 2;
 
 /// A thread's means to wait: its futex word. One is enough for a thread's life.
@@ -119,7 +119,7 @@ impl WaitQueue {
         self.line.lock().waiting.len()
     }
 
-    /// Whether nobody waits.
+    /// Whether no thread waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -277,8 +277,8 @@ impl Line {
 /// A place in the queue. Dropping it leaves the queue (the kernel's `finish_wait`).
 ///
 /// Unlike in the kernel, a waiter that was chosen, has not slept since, and leaves, passes the wake-up on to the next.
-/// So it may leave before or after it took the thing it waited for, or in a panic, and no thread sleeps beside a
-/// waiting event.
+/// So it may leave before or after it took the thing it waited for, or in a panic. No thread sleeps beside a waiting
+/// event.
 #[derive(Debug)]
 #[must_use = "leaving the queue is all that letting it go does"]
 pub struct Waiting<'q> {

@@ -9,7 +9,7 @@ const WAITERS: usize = 6;
 enum Step {
     /// Waiter N enqueues; enqueues again where it was woken before; stays where it is else.
     Prepare(usize, Kind),
-    /// Waiter N leaves, and passes on what it was chosen for.
+    /// Waiter N leaves, and passes on a wake-up that it was chosen for.
     Leave(usize),
     /// Waiter N, if woken, takes note of it.
     Sleep(usize),

@@ -208,7 +208,8 @@ fn no_wake_up_is_lost_in_a_million_random_operations() {
     for (policy, watching) in [
         (Policy::WakeAll, 2),
         (Policy::TaskExclusive, 2),
-        // None watch here: they would swallow wake-ups, which is the paper's own objection to it and has its own test.
+        // No thread watches here: they would swallow wake-ups, which is the paper's own objection and has its own
+        // test.
         (Policy::WakeOne, 0),
         (Policy::AlwaysWake, 2),
     ] {

@@ -208,7 +208,7 @@ fn stopped_for_more_than_half_the_time() {
     };
     assert_eq!(found(own(), stop(LOOKS / 2)), NONE);
     assert_eq!(found(own(), stop(LOOKS / 2 + 1)), ["stopped-worker"]);
-    // One that is not among those who serve.
+    // A process that is not one of the workers.
     let other = |w: &mut Watch| w.sampled.stopped.extend([(99, LOOKS)]);
     assert_eq!(found(own(), other), NONE);
 }

@@ -1,5 +1,5 @@
 //! One process accepts and hands each connection to the next of N workers over a Unix socket
-//! (`SCM_RIGHTS`), as node's cluster module does, and Envoy with its exact balancing. The load is
+//! (`SCM_RIGHTS`). node's cluster module does so, and Envoy with its exact balancing. The load is
 //! even by construction, at the price of one more process on the way of each connection.
 //!
 //! A worker is an event loop that watches its end of the channel instead of a listener. On a stop

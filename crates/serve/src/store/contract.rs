@@ -162,7 +162,7 @@ struct Redis {
 }
 
 impl Redis {
-    /// None where no redis-server is installed.
+    /// `None` where no redis-server is installed.
     fn start(more: &[&str]) -> Option<Self> {
         let port = std::net::TcpListener::bind("127.0.0.1:0")
             .and_then(|socket| socket.local_addr())

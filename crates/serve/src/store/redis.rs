@@ -402,7 +402,7 @@ impl Link {
     }
 }
 
-/// How many bytes the first value (RESP 2) in `bytes` takes; None if it is not complete.
+/// How many bytes the first value (RESP 2) in `bytes` takes; `None` if it is not complete.
 fn value_length(bytes: &[u8]) -> Result<Option<usize>, String> {
     let (mut at, mut values) = (0, 1_u64);
     while values > 0 {
