@@ -92,7 +92,7 @@ fn identity(out: &Path) -> u64 {
 }
 
 fn compile(bpf: &Path, object: &str, arch: &str, out: &Path) {
-    // What the helpers' headers call this architecture.
+    // The name of this architecture in the helpers' headers.
     let target = match arch {
         "x86_64" => "x86",
         "aarch64" => "arm64",

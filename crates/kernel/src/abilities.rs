@@ -15,14 +15,14 @@ use crate::skeletons::lookup::LookupSkelBuilder;
 use crate::skeletons::recount::RecountSkelBuilder;
 use crate::{capability, cgroup};
 
-/// A feature, with the reason where it is not to be had.
+/// A feature, with the reason where it is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ability {
     /// Its name, as tests and docs/kernels.md have it.
     pub name: &'static str,
     /// Tells in a few words what it does.
     pub about: &'static str,
-    /// `None`: it is to be had.
+    /// Why the feature is missing; `None` where it is available.
     pub missing: Option<String>,
 }
 
@@ -168,7 +168,7 @@ fn tried(needed: &[Capability], load: impl FnOnce() -> Result<(), Error>) -> Res
 }
 
 fn without_capabilities(needed: &[Capability]) -> Result<(), String> {
-    // CAP_SYS_ADMIN is what CAP_BPF and CAP_PERFMON were part of.
+    // CAP_BPF and CAP_PERFMON were once part of CAP_SYS_ADMIN.
     if capability::has(Capability::CAP_SYS_ADMIN) {
         return Ok(());
     }
@@ -230,7 +230,7 @@ fn lookup() -> Result<(), Error> {
     attempt("wakeone_lookup", || open.load()).map(drop)
 }
 
-/// Only a connection could show it, so the version has to.
+/// Judges by the kernel's version, because only a connection could show it.
 fn callbacks_can_be_switched_on() -> Result<(), String> {
     match release() {
         Ok(release) if release < (6, 12) => Err(

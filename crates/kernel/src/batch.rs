@@ -16,7 +16,7 @@ use nix::libc;
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
-/// What came in one receive.
+/// A message of one receive: a datagram, or several that the kernel joined.
 #[derive(Debug, Clone, Copy)]
 struct Message {
     length: usize,
@@ -29,9 +29,9 @@ struct Message {
 /// A datagram of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Datagram<'a> {
-    /// What it carries.
+    /// Its payload.
     pub bytes: &'a [u8],
-    /// Who sent it.
+    /// Its sender.
     pub from: SocketAddr,
     /// It was longer than the batch has room for; the rest is lost.
     pub truncated: bool,
@@ -72,11 +72,11 @@ impl Batch {
         }
     }
 
-    /// Waits until something is there (a socket that does not block: does not wait), and takes as much as is there and
-    /// fits. Returns how many datagrams came.
+    /// Waits for datagrams (not on a non-blocking socket) and takes as many as are there and fit. Returns how many
+    /// came.
     ///
     /// # Errors
-    /// What recvmmsg says: `WouldBlock`, `Interrupted`.
+    /// The error of recvmmsg: `WouldBlock`, `Interrupted`.
     pub fn receive(&mut self, socket: impl AsFd) -> io::Result<usize> {
         self.messages.clear();
         let mut parts: Vec<libc::iovec> = self
@@ -103,8 +103,8 @@ impl Batch {
                 header
             })
             .collect();
-        // SAFETY: each header points to an iovec, a name and a control buffer of its own, all of them alive and with
-        // the lengths they are given with; the kernel writes no further.
+        // SAFETY: each header points to an iovec, a name and a control buffer of its own. All of them are alive and
+        // have the lengths they are given with; the kernel writes no further.
         let received = unsafe {
             libc::recvmmsg(
                 socket.as_fd().as_raw_fd(),
@@ -237,7 +237,7 @@ fn write_address(to: SocketAddr, name: &mut libc::sockaddr_storage) -> libc::soc
 /// Sends datagrams, each to its address. Returns how many were sent before one was not, or did not fit.
 ///
 /// # Errors
-/// What sendmmsg says of the first one.
+/// The error of sendmmsg of the first one.
 pub fn send(socket: impl AsFd, datagrams: &[(&[u8], SocketAddr)]) -> io::Result<usize> {
     if datagrams.is_empty() {
         return Ok(0);
@@ -280,8 +280,8 @@ pub fn send(socket: impl AsFd, datagrams: &[(&[u8], SocketAddr)]) -> io::Result<
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Has the kernel join datagrams of one sender on their way to this socket (UDP_GRO). Only for who takes them apart
-/// again, as [`Batch`] does.
+/// Has the kernel join datagrams of one sender on their way to this socket (UDP_GRO). The reader has to take them
+/// apart again, as [`Batch`] does.
 ///
 /// # Errors
 /// The kernel is older than 5.0.
@@ -332,7 +332,7 @@ mod tests {
         there
             .connect(here.local_addr().expect("address"))
             .expect("connect");
-        // What the kernel would take apart to send, it leaves joined on its way to a socket that can.
+        // The kernel splits a joined datagram on its way out, but leaves it joined for a local socket with UDP_GRO.
         let size = 100;
         nix::sys::socket::setsockopt(&there, nix::sys::socket::sockopt::UdpGsoSegment, &size)
             .expect("UDP_SEGMENT");

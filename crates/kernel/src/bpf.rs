@@ -1,7 +1,7 @@
 //! The programs and maps of a group: loaded (see [`crate::load`]), and found again by their pins.
 //!
-//! A group is a folder on bpffs. Loading fills a temporary folder and renames it as its last step; whoever finds the
-//! final name finds all of it. After that, and after a restart, everything is reached through the pins alone.
+//! A group is a folder on bpffs. Loading fills a temporary folder and renames it as its last step, so a folder with
+//! the final name is always complete. After that, and after a restart, everything is reached through the pins alone.
 
 use std::fs;
 use std::io;
@@ -29,9 +29,9 @@ pub const BUILD: u64 = match u64::from_str_radix(env!("WAKEONE_PROGRAMS"), 16) {
 #[derive(Debug, thiserror::Error)]
 #[error("{step} failed: {source}")]
 pub struct Error {
-    /// What was tried.
+    /// The step that was tried.
     pub step: String,
-    /// What the kernel said.
+    /// The kernel's error.
     pub source: io::Error,
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn from_bpf(error: &libbpf_rs::Error) -> io::Error {
     }
 }
 
-/// libbpf's answer to a step, as an error that tells both; what was not permitted is still told apart.
+/// Converts libbpf's error of a step, naming both; keeps the kind `PermissionDenied`.
 pub(crate) fn failed(step: &str, error: &libbpf_rs::Error) -> io::Error {
     let kind = match error.kind() {
         libbpf_rs::ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
@@ -79,10 +79,10 @@ fn open_program(path: &Path) -> Result<OwnedFd, Error> {
     Program::fd_from_pinned_path(path).map_err(bpf_step(format!("opening {}", path.display())))
 }
 
-/// Removes a folder of pins, whatever is in it. What is pinned there goes away when nobody else holds it.
+/// Removes a folder of pins with its contents. A pinned object goes away unless somebody else holds it.
 ///
 /// # Errors
-/// What the file system says; nothing where the folder does not exist.
+/// The file system's error; none where the folder does not exist.
 pub fn remove_pins(dir: &Path) -> io::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -110,7 +110,7 @@ pub struct Pinned {
     dir: PathBuf,
     table: Table,
     listeners: MapHandle,
-    /// What counting connections takes; a group of UDP sockets has none.
+    /// The maps for counting connections; a group of UDP sockets has none.
     counts: Option<Counts>,
     addresses: Vec<Address>,
     counting: bool,
@@ -124,7 +124,7 @@ struct Counts {
     tags: MapHandle,
 }
 
-/// What one address of a group has to itself.
+/// The parts of a group that belong to one address.
 #[derive(Debug)]
 struct Address {
     sockets: MapHandle,
@@ -137,7 +137,7 @@ impl Pinned {
     /// Opens a group by its pins.
     ///
     /// # Errors
-    /// What is missing, or may not be opened.
+    /// A pin is missing, or may not be opened.
     pub fn open(dir: &Path) -> Result<Self, Error> {
         let map = |name: &str| {
             MapHandle::from_pinned_path(dir.join(name))
@@ -211,17 +211,17 @@ impl Pinned {
             .map_or(0, |counts| counts.moved.keys().count())
     }
 
-    /// The slot that a listener, by its cookie, was made known for.
+    /// The slot that a listener, given by its cookie, is registered for.
     pub fn slot_of(&self, cookie: u64) -> Option<usize> {
         let found = self.listeners.lookup(&cookie.to_ne_bytes(), MapFlags::ANY);
         let bytes: [u8; 4] = found.ok()??.try_into().ok()?;
         Some(u32::from_ne_bytes(bytes) as usize).filter(|slot| *slot < crate::table::MAX_SLOTS)
     }
 
-    /// Makes a listener known: its connections are counted for the slot.
+    /// Registers a listener: its connections are counted for the slot.
     ///
     /// # Errors
-    /// What the maps say.
+    /// The error of the map operation.
     pub fn know_listener(&self, slot: usize, listener: impl AsFd) -> Result<(), Error> {
         let fd = listener.as_fd();
         let cookie = socket::cookie(fd).map_err(Error::at("asking for the listener's cookie"))?;
@@ -240,18 +240,18 @@ impl Pinned {
             .map_err(bpf_step("tagging the listener"))
     }
 
-    /// The cookies of all listeners that were made known.
+    /// The cookies of all registered listeners.
     pub fn known_listeners(&self) -> Vec<u64> {
         let cookie = |key: Vec<u8>| Some(u64::from_ne_bytes(key.try_into().ok()?));
         self.listeners.keys().filter_map(cookie).collect()
     }
 
-    /// How many listeners can be known at a time.
+    /// How many listeners can be registered at a time.
     pub fn listener_limit(&self) -> usize {
         self.listeners.max_entries() as usize
     }
 
-    /// Makes room in the table of listeners: one that is gone, by its cookie.
+    /// Removes a listener that is gone, given by its cookie, from the table of listeners.
     pub fn forget_listener(&self, cookie: u64) {
         let _ = self.listeners.delete(&cookie.to_ne_bytes());
     }
@@ -264,7 +264,8 @@ impl Pinned {
     pub fn put(&self, address: usize, slot: usize, listener: impl AsFd) -> Result<(), Error> {
         let sockets = &self.addresses[address].sockets;
         let key = u32::try_from(slot).unwrap_or(u32::MAX).to_ne_bytes();
-        // It stands there: it must not be missed for the moment between delete and update. (User space reads cookies.)
+        // A listener that is there already stays: it must not be missing between delete and update. (User space reads
+        // cookies.)
         let there = sockets.lookup(&key, MapFlags::ANY).ok().flatten();
         if let (Some(there), Ok(cookie)) = (there, socket::cookie(&listener))
             && there == cookie.to_ne_bytes()
@@ -273,7 +274,7 @@ impl Pinned {
         }
         let fd = u64::try_from(listener.as_fd().as_raw_fd()).unwrap_or(u64::MAX);
         let update = || sockets.update(&key, &fd.to_ne_bytes(), MapFlags::ANY);
-        // Over another socket there is no moment without one. A socket fits in one place only, else EBUSY.
+        // Replacing another socket leaves no moment without one. A socket that stands elsewhere gives EBUSY.
         update()
             .or_else(|_| {
                 let _ = sockets.delete(&key);
@@ -301,7 +302,7 @@ impl Pinned {
     /// Lets the program choose for the whole reuseport group of this member.
     ///
     /// # Errors
-    /// What setsockopt says.
+    /// The error of setsockopt.
     pub fn attach(&self, address: usize, member: impl AsFd) -> Result<(), Error> {
         socket::attach_reuseport(member, self.addresses[address].program.as_fd())
             .map_err(Error::at("attaching the dispatch program"))
@@ -328,7 +329,7 @@ impl Pinned {
     }
 }
 
-/// What the kernel counted of a program while statistics were on.
+/// The kernel's counters of a program while statistics were on.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct RunStatistics {
     /// `dispatch-N` for the Nth address, or `count`.

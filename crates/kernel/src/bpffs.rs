@@ -10,7 +10,7 @@ const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 /// Whether a path lies on a bpffs.
 ///
 /// # Errors
-/// The path does not exist, or cannot be asked.
+/// The path does not exist, or cannot be examined.
 pub fn is_bpffs(path: &Path) -> io::Result<bool> {
     Ok(rustix::fs::statfs(path)?.f_type as i64 == BPF_FS_MAGIC)
 }
@@ -27,7 +27,7 @@ pub fn mount_at(path: &Path) -> io::Result<()> {
 /// Takes a mount away again; fails while anything in it is in use.
 ///
 /// # Errors
-/// What umount says.
+/// The error of umount.
 pub fn unmount(path: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(
         path,

@@ -6,7 +6,7 @@ use rustix::thread::{
     CapabilitiesSecureBits, capabilities_secure_bits, set_capabilities_secure_bits,
 };
 
-/// Capabilities that dispatching needs, each with what it is for.
+/// Capabilities that dispatching needs, each with its purpose.
 pub const NEEDED: [(Capability, &str); 3] = [
     (Capability::CAP_BPF, "loads the program"),
     (
@@ -40,10 +40,10 @@ pub fn missing_of(wanted: impl IntoIterator<Item = Capability>) -> Vec<String> {
     missing.map(|cap| cap.to_string()).collect()
 }
 
-/// Takes from user 0 what it is by its number, for good, for this thread and those it starts: a program that they run
+/// Removes the privileges of user 0 as such for good, for this thread and those it starts. A program that they run
 /// gets no capability for being run by root, and one that changes its user gets none back (`SECBIT_NOROOT`,
-/// `SECBIT_NO_SETUID_FIXUP`, security/commoncap.c). Call it before [`keep_only`], where nothing is run any more that
-/// needs capabilities.
+/// `SECBIT_NO_SETUID_FIXUP`, security/commoncap.c). Call it before [`keep_only`], once no program that needs
+/// capabilities is run any more.
 ///
 /// # Errors
 /// `EPERM` without CAP_SETPCAP.
@@ -56,11 +56,11 @@ pub fn forbid_root() -> std::io::Result<()> {
     Ok(set_capabilities_secure_bits(set | bits)?)
 }
 
-/// Gives up every capability but these for good, for this thread and those it starts. Those of `reserve` stay
-/// within reach of [`with`], but have no effect meanwhile.
+/// Gives up every capability but these for good, for this thread and those it starts. The capabilities of `reserve`
+/// stay within reach of [`with`], but have no effect meanwhile.
 ///
 /// # Errors
-/// What capset says.
+/// The error of capset.
 pub fn keep_only(
     keep: &[Capability],
     reserve: &[Capability],
@@ -109,8 +109,8 @@ pub fn without<T>(these: &[Capability], run: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Those of these capabilities that a process lacks. It lacks all of them where it is in another user namespace: they
-/// mean nothing here then (`ns_capable`). The same holds where it cannot be seen.
+/// Returns those of these capabilities that a process lacks. A process in another user namespace lacks all of them,
+/// because its capabilities mean nothing here (`ns_capable`). So does a process that cannot be seen.
 pub fn lacking_of(pid: u32, wanted: &[Capability]) -> Vec<Capability> {
     let namespace = |place: &str| std::fs::read_link(format!("/proc/{place}/ns/user")).ok();
     let own = namespace("self");

@@ -2,7 +2,7 @@
 //!
 //! sock_ops programs run for the sockets of the cgroup that a socket was *created* in, and an accepted connection
 //! belongs to its listener's. Attached at the root, the program would run a dozen times for every connection of the
-//! machine; attached to a cgroup in which only the listeners were born, for theirs alone.
+//! machine. Attached to a cgroup in which only the listeners were created, it runs for their connections alone.
 
 use std::ffi::OsString;
 use std::fs;
@@ -59,7 +59,7 @@ fn find_own(cgroups: &[u8]) -> Option<PathBuf> {
 /// The cgroup2 of this process.
 ///
 /// # Errors
-/// What reading /proc says, or no cgroup2.
+/// The error of reading /proc, or no cgroup2.
 pub fn own() -> io::Result<PathBuf> {
     let path = find_own(&fs::read("/proc/self/cgroup")?)
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this process is in no cgroup2"))?;
@@ -94,7 +94,8 @@ pub fn create_sockets_in<T>(nursery: &Path, create: impl FnOnce() -> T) -> io::R
     Ok((made, created))
 }
 
-/// Whether a cgroup that was found may be one of ours: root's, or our own user's. Its owner can freeze who enters it.
+/// Whether an existing cgroup may be one of ours: root's, or our own user's. Its owner can freeze a process that
+/// enters it.
 pub fn is_trusted(cgroup: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     fs::symlink_metadata(cgroup).is_ok_and(|is| is.is_dir() && [0, own].contains(&is.uid()))

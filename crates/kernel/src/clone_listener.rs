@@ -1,5 +1,5 @@
-//! A second listener beside one: bound to the same address, with the same options, of the same user, so that the kernel
-//! puts both into one reuseport group.
+//! Makes a second listener beside another. It is bound to the same address, with the same options and the same user,
+//! so that the kernel puts both into one reuseport group.
 
 use std::io;
 use std::net::SocketAddr;
@@ -82,10 +82,10 @@ const MOST_BYTES: usize = 64;
 /// Why a listener cannot have a sibling.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An option of its cannot be set on another socket.
+    /// One of its options cannot be set on another socket.
     #[error("its option {0} cannot be copied: {1}")]
     Option(&'static str, io::Error),
-    /// It has a socket filter that nobody but its maker can read.
+    /// It has a socket filter that only its maker can read.
     #[error("it has a socket filter that cannot be read")]
     Filter,
     /// It was made in another network namespace, where its maker may be privileged.
@@ -142,17 +142,18 @@ fn number(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// The kernel allows privileged options of a socket to whoever has one of these (`sockopt_ns_capable`, net/core/sock.c).
+/// The kernel allows privileged options of a socket to a process with one of these (`sockopt_ns_capable`,
+/// net/core/sock.c).
 const FOR_OPTIONS: [Capability; 2] = [Capability::CAP_NET_ADMIN, Capability::CAP_NET_RAW];
 
-/// Makes a socket like this one and binds it to the same address. It does not listen yet. `asker`: the process that it is
-/// for, whose options are copied only as far as that process could set them itself.
+/// Makes a socket like this one and binds it to the same address. It does not listen yet. `asker` is the process that
+/// it is for: options are copied only as far as that process could set them itself.
 ///
 /// # Errors
 /// See [`Error`].
 pub fn clone_listener(listener: impl AsFd, asker: u32) -> Result<OwnedFd, Error> {
     let listener = listener.as_fd();
-    // Its address and options say nothing about this namespace otherwise, and nobody here allowed them.
+    // The address and options of a socket from elsewhere mean nothing in this namespace, and nobody here allowed them.
     if !netns::has(listener)
         .map_err(|source| Error::Step("asking for its network namespace", source))?
     {
@@ -182,9 +183,9 @@ pub fn clone_listener(listener: impl AsFd, asker: u32) -> Result<OwnedFd, Error>
     Ok(socket)
 }
 
-/// What it has and a new socket has not is set; what cannot be set makes the two different, and is an error.
+/// Sets every option that differs from a new socket's. An option that cannot be set is an error: the two would differ.
 fn copy_options(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
-    // Of UDP it is what the kernel noted last, and not what anybody chose; set, it would prefer sockets.
+    // On UDP the kernel notes the last CPU here; nobody chose it. Setting it would make the kernel prefer sockets.
     let noted = |name| name == libc::SO_INCOMING_CPU && is_udp(from);
     for (level, name, what) in OPTIONS {
         if level == libc::SOL_SOCKET && noted(name) {
@@ -201,12 +202,12 @@ fn copy_options(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sizes that the program chose; others are the kernel's to adapt. The kernel answers with twice what was asked for.
+/// Copies the sizes that the program chose; the kernel adapts the others. It returns twice the size that was set.
 fn copy_buffers(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
     const SNDBUF_LOCK: i32 = 1;
     const RCVBUF_LOCK: i32 = 2;
     let of = |fd, name| number(fd, libc::SOL_SOCKET, name);
-    // Before 5.14 it cannot be asked for: what differs was chosen.
+    // A kernel before 5.14 has no SO_BUF_LOCK: a size that differs counts as chosen.
     let locked = of(from, SO_BUF_LOCK).unwrap_or(SNDBUF_LOCK | RCVBUF_LOCK);
     for (lock, name, forced, what) in [
         (
@@ -234,7 +235,7 @@ fn copy_buffers(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A classic filter can be read back and set again; what eBPF programs do is their maker's secret.
+/// Copies a classic filter, which can be read back and set again; an eBPF program cannot be read back.
 fn copy_filter(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
     match filter_of(from)? {
         filter if filter.is_empty() => Ok(()),
@@ -300,11 +301,11 @@ fn copy_owner(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Error> {
         .map_err(|source| Error::Step("giving it its user", source.into()))
 }
 
-/// A queue beside a UDP socket, for another thread that receives from it, or the process `asker`. `known`: it has been in a
-/// group of ours before.
+/// Makes a queue beside a UDP socket, for another thread that receives from it, or for the process `asker`. `known`:
+/// the socket has been in a group of ours before.
 ///
-/// Broadcast and multicast datagrams go to every socket of an address: the queue takes none, or each of them would be
-/// received once a thread.
+/// Broadcast and multicast datagrams go to every socket of an address. So the queue takes none of them; otherwise each
+/// would be received once a thread.
 ///
 /// # Errors
 /// It is connected, in a group of its own making, or has a filter; and see [`Error`].
@@ -318,7 +319,7 @@ pub fn reader(socket: impl AsFd, known: bool, asker: u32) -> Result<OwnedFd, Err
             "it is no UDP socket that takes datagrams from anybody",
         ));
     }
-    // Nobody could be woken by way of this host, and its queues not be taken out again.
+    // A socket bound to a device could not be woken by way of this host, and its queues could not be taken out again.
     let device = get(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE);
     if device.is_ok_and(|name| name.first().is_some_and(|first| *first != 0)) {
         return Err(refused("it is bound to a network device"));
@@ -337,7 +338,7 @@ pub fn reader(socket: impl AsFd, known: bool, asker: u32) -> Result<OwnedFd, Err
     };
     let has = filter_of(socket)?;
     let mut ours = only_to_this_host();
-    // A process's queue, beside which its threads get theirs, has it already.
+    // The queue of a process, beside which its threads get theirs, has this filter already.
     let own = has.len() == ours.len() && has.iter().zip(&ours).all(same);
     if !has.is_empty() && !own {
         return Err(refused("it has a socket filter"));
@@ -347,9 +348,9 @@ pub fn reader(socket: impl AsFd, known: bool, asker: u32) -> Result<OwnedFd, Err
     Ok(queue)
 }
 
-/// Takes a UDP socket out of its reuseport group, and out of the kernel's choice, while what waits in it stays: it is
-/// bound to a network device that there is not (`sock_bindtoindex`, by which the socket is hashed anew, outside any
-/// group). Needs no privilege since Linux 5.7.
+/// Takes a UDP socket out of its reuseport group and out of the kernel's choice; its waiting datagrams stay. It is
+/// bound to a network device that does not exist (`sock_bindtoindex`), so that the kernel hashes it anew, outside any
+/// group. Needs no privilege since Linux 5.7.
 ///
 /// # Errors
 /// It is bound to a device already, and we have not CAP_NET_RAW.
@@ -366,7 +367,7 @@ pub fn is_udp(socket: impl AsFd) -> bool {
     of(libc::SO_TYPE) == libc::SOCK_DGRAM && of(libc::SO_PROTOCOL) == libc::IPPROTO_UDP
 }
 
-/// A classic filter that takes what is addressed to this host alone.
+/// A classic filter that takes only packets addressed to this host.
 fn only_to_this_host() -> [libc::sock_filter; 4] {
     // include/uapi/linux/filter.h: SKF_AD_OFF + SKF_AD_PKTTYPE; include/uapi/linux/if_packet.h: PACKET_HOST is 0.
     let packet_type = u32::from_ne_bytes((-0x1000_i32 + 4).to_ne_bytes());

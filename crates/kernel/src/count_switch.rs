@@ -1,5 +1,5 @@
-//! Switches the counting of a pinned group off and on again, to measure its cost. A group in use is never switched: its counts
-//! would miss the connections that open or close meanwhile.
+//! Switches the counting of a pinned group off and on again, to measure its cost. A group in use is never switched:
+//! its counts would miss the connections that open or close meanwhile.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ impl CountSwitch {
     /// For the group whose pins are in `pins` and whose listeners were created in `cgroup`; it counts now.
     ///
     /// # Errors
-    /// What opening the program or the cgroup says.
+    /// The error of opening the program or the cgroup.
     pub fn of(pins: &Path, cgroup: &Path) -> io::Result<Self> {
         let program = Program::fd_from_pinned_path(pins.join("count"))
             .map_err(|e| failed("opening the counting program", &e))?;
@@ -40,7 +40,7 @@ impl CountSwitch {
     /// Counts connections from now on, or no more.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn set(&mut self, on: bool) -> io::Result<()> {
         if on == self.on {
             return Ok(());
@@ -65,7 +65,7 @@ impl CountSwitch {
         done(unsafe { libbpf_sys::bpf_obj_pin(link.as_raw_fd(), path.as_ptr()) })
     }
 
-    /// Not by the pin's removal alone: the kernel frees what was pinned a moment later.
+    /// Detaches the link itself: after the removal of its pin alone, the kernel frees it only a moment later.
     fn detach(&self) -> io::Result<()> {
         let path = c_path(&self.pin)?;
         // SAFETY: the path ends with 0 and lives until the call returns.

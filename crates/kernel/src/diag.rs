@@ -18,15 +18,15 @@ use netlink_sys::{Socket as Netlink, SocketAddr as NetlinkAddress, protocols::NE
 use nix::libc;
 use wakeone_model::listener::{Protocol, Socket};
 
-/// What to ask for.
+/// The sockets to dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which {
     /// Sockets that listen (TCP, MPTCP), or are bound and not connected (UDP).
     Listening,
-    /// Connections that a server may still have to do with: every state but LISTEN, SYN_RECV, TIME_WAIT and CLOSE.
+    /// Connections that may still concern a server: every state but LISTEN, SYN_RECV, TIME_WAIT and CLOSE.
     Open,
-    /// Connections that may wait in an accept queue, by TFO before their handshake has ended: those wait that have no
-    /// inode.
+    /// Connections that may wait in an accept queue, with TFO before their handshake has ended. Those without an inode
+    /// do wait.
     Waiting,
 }
 
@@ -43,23 +43,23 @@ pub struct Entry {
     pub state: u8,
     /// The socket itself.
     pub socket: Socket,
-    /// How long ago it sent data last, or came to be where it sent none, in ms. Known of [`Which::Waiting`] only: a
-    /// connection that was not accepted yet has sent nothing.
+    /// Time since it last sent data, or since it was made where it sent none, in ms. Known of [`Which::Waiting`] only:
+    /// a connection that was not accepted yet has sent nothing.
     pub silent_ms: Option<u32>,
 }
 
 const FAMILIES: [u8; 2] = [libc::AF_INET as u8, libc::AF_INET6 as u8];
 
-/// All sockets of a protocol in this thread's network namespace; `port` (0 for all) is theirs.
+/// Returns all sockets of a protocol in this thread's network namespace; `port` (0 for all) is their local port.
 ///
 /// # Errors
-/// What the netlink socket says.
+/// The error of the netlink socket.
 pub fn sockets(protocol: Protocol, which: Which, port: u16) -> io::Result<Vec<Entry>> {
     dump(&FAMILIES, protocol, which, port)
 }
 
-/// Those of a listener on this address, or of its connections: of one address family, which is half the walk through the
-/// kernel's tables. (What comes by IPv4 to an IPv6 socket is of the latter's family.)
+/// Returns the sockets of a listener on this address, or of its connections. It asks for one address family, which is
+/// half the walk through the kernel's tables. (IPv4 traffic of an IPv6 socket belongs to the socket's family.)
 ///
 /// # Errors
 /// As [`sockets`].
@@ -72,7 +72,7 @@ pub fn sockets_at(
     dump(&[family], protocol, which, listener.port())
 }
 
-/// For how long the connections have waited that wait to be accepted at a listener's address, in µs, as exact as the
+/// Returns how long the waiting connections of a listener's address have waited for accept(), in µs, as exact as the
 /// kernel's tick. Which of several listeners there they wait for is not known.
 ///
 /// # Errors

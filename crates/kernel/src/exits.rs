@@ -12,7 +12,7 @@ use crate::process;
 #[derive(Debug, Default)]
 pub struct Exits {
     handles: BTreeMap<u32, OwnedFd>,
-    /// Those whose end was told: a zombie keeps its number until somebody reaps it.
+    /// Processes whose end was reported: a zombie keeps its number until its parent reaps it.
     told: BTreeSet<u32>,
 }
 
@@ -31,7 +31,7 @@ impl Exits {
         }
     }
 
-    /// Whether one of them ended since this was last asked. It does not wait.
+    /// Whether one of them ended since the last call. It does not wait.
     pub fn take(&mut self) -> bool {
         let pids: Vec<u32> = self.handles.keys().copied().collect();
         let mut polled: Vec<PollFd<'_>> = self

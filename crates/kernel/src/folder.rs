@@ -1,7 +1,8 @@
 //! Folders that nobody else can replace.
 //!
-//! Who can write to one of the folders on the way to ours can put another in its place, or a link to a folder whose
-//! files we then remove. So each step of a path is opened by itself and judged before the next one.
+//! A user who can write to a parent of our folder can put another folder in its place. He can also put a link there,
+//! to a folder whose files we would then remove. So each step of a path is opened by itself and checked before the
+//! next one.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -38,7 +39,7 @@ pub enum Error {
     /// A step cannot be opened or made.
     #[error("cannot {what} {path}: {source}")]
     File {
-        /// What was tried.
+        /// The operation that was tried.
         what: &'static str,
         /// On what.
         path: PathBuf,
@@ -63,7 +64,7 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(Errno) -> Error {
     }
 }
 
-/// Checks that only we, and root, could exchange a folder or anything on the way to it, and that only we can write to it.
+/// Checks that only we and root can replace a folder or anything on the way to it, and that only we can write to it.
 ///
 /// # Errors
 /// See [`Error`].
@@ -71,7 +72,7 @@ pub fn check(path: &Path) -> Result<(), Error> {
     Walk::along(path)?.finish(false)
 }
 
-/// The same, and makes what is missing of the path, for us alone.
+/// Checks a folder as [`check`] does, and makes the missing part of the path, for us alone.
 ///
 /// # Errors
 /// See [`Error`].
@@ -138,7 +139,7 @@ impl Walk {
         if ![self.root, own()].contains(&self.about.st_uid) {
             return Err(self.foreign());
         }
-        // In a sticky folder others cannot exchange what is not theirs, and the next step's owner is looked at.
+        // In a sticky folder others cannot replace our entries, and the next step's owner is checked.
         if self.is_writable() && self.about.st_mode & STICKY == 0 {
             return Err(Error::Writable(self.path.clone()));
         }

@@ -29,8 +29,8 @@ pub fn fork() -> io::Result<Fork> {
         ));
     }
     // SAFETY: fork is unsafe because a child of a multi-threaded process may only call
-    // async-signal-safe functions. The only thread is this one (just counted, and nobody else is
-    // there to start another), so no lock is held by somebody whom the child does not have.
+    // async-signal-safe functions. This process has one thread: it was just counted, and no other
+    // could start one. So no lock is held by a thread that the child does not have.
     match unsafe { nix::unistd::fork() }? {
         ForkResult::Parent { child } => Ok(Fork::Parent(child)),
         ForkResult::Child => Ok(Fork::Child),

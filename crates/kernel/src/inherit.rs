@@ -1,4 +1,4 @@
-//! What a program inherits across exec, set from safe code: descriptors and signal dispositions.
+//! Descriptors and signal dispositions that a program inherits across exec, set from safe code.
 
 #![allow(unsafe_code)]
 
@@ -8,10 +8,10 @@ use std::io;
 
 /// Marks every descriptor from `first` on close-on-exec, so that a program started next gets none of them.
 ///
-/// Nothing is closed now: whoever owns one of them goes on using it until the exec.
+/// Nothing is closed now: the owner of a descriptor goes on using it until the exec.
 ///
 /// # Errors
-/// What close_range(2) says, or, before Linux 5.11 (no `CLOSE_RANGE_CLOEXEC`), reading /proc/self/fd.
+/// The error of close_range(2), or, before Linux 5.11 (no `CLOSE_RANGE_CLOEXEC`), reading /proc/self/fd.
 pub fn cloexec_from(first: u32) -> io::Result<()> {
     // SAFETY: with CLOSE_RANGE_CLOEXEC the call closes nothing, it only sets a flag; no memory is passed.
     let done =
@@ -52,7 +52,7 @@ fn cloexec_each_from(first: u32) -> io::Result<()> {
 /// both survive exec and make a worker deaf to the signal that is to stop it.
 ///
 /// # Errors
-/// What sigprocmask(2) says, which is nothing in practice.
+/// The error of sigprocmask(2); there is none in practice.
 pub fn default_signals() -> io::Result<()> {
     for signal in 1..=libc::SIGRTMAX() {
         // SAFETY: SIG_DFL installs no handler, so no code of ours runs in signal context. Signals that cannot be

@@ -71,8 +71,8 @@ pub fn take() -> io::Result<Vec<OwnedFd>> {
                 "LISTEN_FDS={count} announces descriptor {number}, which is not open"
             )));
         }
-        // SAFETY: the descriptor is open, by the protocol it was put there for this process to
-        // take, nothing in this process opened it, and TAKEN lets it be taken only once.
+        // SAFETY: the descriptor is open. By the protocol it was put there for this process to
+        // take. Nothing in this process opened it, and TAKEN lets it be taken only once.
         let fd = unsafe { OwnedFd::from_raw_fd(number) };
         rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
         taken.push(fd);

@@ -1,6 +1,8 @@
-//! All that talks to the kernel, and all unsafe code: BPF skeletons, sockets, pidfd, procfs, cgroups.
+//! All code that talks to the kernel, and all unsafe code: BPF skeletons, sockets, pidfd, procfs,
+//! cgroups.
 //!
-//! Nothing here decides anything: it asks the kernel, or tells it, and returns what it said.
+//! This crate makes no decisions: it queries the kernel, or changes something in it, and returns
+//! the result.
 #![allow(unsafe_code)]
 
 pub mod abilities;

@@ -24,7 +24,7 @@ use crate::skeletons::dispatch::{
 };
 use crate::{capability, datagram};
 
-/// What to load.
+/// The plan of a load.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadPlan<'a> {
     /// The group's final folder on bpffs.
@@ -37,7 +37,7 @@ pub struct LoadPlan<'a> {
     pub read_queues: bool,
     /// The sockets are of UDP. Nothing is counted then.
     pub datagrams: bool,
-    /// Where the connections of each address come to, where the listeners are on private ports; else nothing.
+    /// The public address and the private port of each address, where the listeners are on private ports; else empty.
     pub lookup: &'a [Place],
 }
 
@@ -53,9 +53,9 @@ pub struct Loaded {
 /// A feature that a group does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
-    /// Which.
+    /// The feature.
     pub feature: Feature,
-    /// Why, as the end of a sentence.
+    /// The reason, as the end of a sentence.
     pub why: String,
 }
 
@@ -71,7 +71,7 @@ pub enum Feature {
 /// Loads a group's programs and maps, and pins all of it.
 ///
 /// # Errors
-/// Which required step failed; nothing is left then. `PermissionDenied`: a capability is missing.
+/// The required step that failed; nothing is left then. `PermissionDenied`: a capability is missing.
 pub fn load(plan: &LoadPlan<'_>) -> Result<Loaded, Error> {
     libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Warn, take_message)));
     let temporary = Temporary::beside(plan.dir)?;
@@ -179,7 +179,7 @@ impl Loading<'_> {
     }
 }
 
-/// Whether this process may do what a capability allows a loader: CAP_SYS_ADMIN allows it too.
+/// Whether this process may do the things that a capability allows a loader: CAP_SYS_ADMIN allows them too.
 fn allowed(capability: Capability) -> bool {
     capability::has(capability) || capability::has(Capability::CAP_SYS_ADMIN)
 }
@@ -282,10 +282,10 @@ pub(crate) fn with_counting(
     act(&mut loaded.progs.wakeone_count)
 }
 
-/// The table, and what counting needs, are one for all addresses.
+/// All addresses share the table and the maps that counting needs.
 const COMMON: [&str; 4] = ["table", "listeners", "moved", "tags"];
 
-/// Has an object use the maps that all addresses have in common; whether it is the first and has to pin them.
+/// Has an object use the maps that all addresses share. Returns whether it is the first, which has to pin them.
 fn share_common(maps: &mut OpenDispatchMaps<'_>, dir: &Path) -> Result<bool, Error> {
     let maps = [
         &mut maps.data_table,
@@ -425,8 +425,8 @@ pub(crate) fn attempt<T>(
     })
 }
 
-/// The kernel's answer with the verifier's reason, where that is what refused. A kernel that lacks the whole feature is
-/// told as such: the verifier would only name the first instruction that it does not know.
+/// The kernel's error, with the verifier's reason where the verifier refused. A kernel that lacks the whole feature is
+/// reported as such: the verifier would only name the first instruction that it does not know.
 fn refusal(error: &libbpf_rs::Error, log: &str) -> io::Error {
     let plain = from_bpf(error);
     if moves_no_connections() {

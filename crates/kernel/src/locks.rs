@@ -1,10 +1,10 @@
-//! Who waits for the locks of a UDP socket, and how long, by the kernel's contention tracepoints.
+//! Contention on the locks of a UDP socket: how often and how long threads wait, by the kernel's contention
+//! tracepoints.
 //!
-//! The probes of `bpf/locks.bpf.c`, attached as long as a [`Locks`] lives; nothing is pinned. The kernel tells only of
-//! locks that somebody has to wait for: how often a lock is taken, and for how long, only one with `CONFIG_LOCK_STAT`
-//! knows. And where the processors belong to this kernel alone, rather than to a virtual machine with paravirtual
-//! spinlocks, it does not tell of the first that waits at a spinlock (`kernel/locking/qspinlock.c`, the pending bit),
-//! only of those behind.
+//! The probes of `bpf/locks.bpf.c` stay attached as long as a [`Locks`] lives; nothing is pinned. The tracepoints
+//! report only locks that a thread has to wait for. How often a lock is taken, and for how long, only a kernel with
+//! `CONFIG_LOCK_STAT` knows. Without paravirtual spinlocks (on bare metal) the tracepoints also miss the first waiter
+//! at a spinlock (`kernel/locking/qspinlock.c`, the pending bit). They report only those behind it.
 
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
@@ -15,23 +15,23 @@ use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle};
 use crate::bpf::failed;
 use crate::skeletons::locks::{LocksSkelBuilder, types};
 
-/// What was counted of a kind of lock, over all sockets watched.
+/// Contention on one kind of lock, over all sockets watched.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Contended {
-    /// How often somebody had to wait for one.
+    /// Times that a thread had to wait for one.
     pub contentions: u64,
-    /// Those of them whose beginning and end were seen.
+    /// Waits whose beginning and end were seen.
     pub waits: u64,
-    /// The time of those together, in ns.
+    /// The total time of those waits, in ns.
     pub wait_ns: u64,
 }
 
-/// What was counted since the probes were attached.
+/// Contention since the probes were attached, by kind of lock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// `sk_receive_queue.lock`: where datagrams are put.
     pub receive_queue: Contended,
-    /// `reader_queue.lock`: where readers have them from, since Linux 4.13.
+    /// `reader_queue.lock`: where readers take them from, since Linux 4.13.
     pub reader_queue: Contended,
     /// `sk_lock.slock`: of the socket as a whole.
     pub socket: Contended,
@@ -51,13 +51,13 @@ pub struct Locks {
 
 impl Locks {
     /// Attaches the probes for the locks of the UDP sockets that are bound to this port now, in this thread's network
-    /// namespace, whoever waits for them; and for all other locks that a process waits for.
+    /// namespace. All waiters for these locks are counted, and the waits of one process for all other locks.
     ///
     /// # Errors
     /// `EPERM` without CAP_BPF and CAP_PERFMON, or where lockdown or a container forbid tracing; otherwise what the
     /// kernel says of the step named. Contention tracepoints and the iterator over UDP sockets are Linux 5.19.
     pub fn watch(port: u16, tgid: u32) -> io::Result<Self> {
-        // What it says on standard error is in the error, too.
+        // libbpf's message on standard error is in the error, too.
         libbpf_rs::set_print(None);
         let mut storage = MaybeUninit::uninit();
         let mut open = LocksSkelBuilder::default()
@@ -121,10 +121,10 @@ impl Locks {
         Ok(unsafe { bytes.as_ptr().cast::<types::data_locks>().read_unaligned() })
     }
 
-    /// What was counted until now.
+    /// Returns the contention until now.
     ///
     /// # Errors
-    /// What the map says.
+    /// The error of the map operation.
     pub fn counts(&self) -> io::Result<Counts> {
         let kind = self.read()?.locks.kind;
         let of = |which: usize| Contended {
@@ -144,7 +144,7 @@ impl Locks {
 }
 
 impl Contended {
-    /// What was counted since an earlier reading.
+    /// Returns the contention since an earlier reading.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             contentions: self.contentions.saturating_sub(earlier.contentions),
@@ -166,7 +166,7 @@ impl Counts {
         ]
     }
 
-    /// What was counted since an earlier reading.
+    /// Returns the contention since an earlier reading.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {

@@ -15,7 +15,7 @@ use crate::bpf::{Error, bpf_step, info_of};
 use crate::load::{attempt, prepare, share};
 use crate::skeletons::lookup::{LookupSkelBuilder, types};
 
-/// Where connections come to, and where the listeners are that take them.
+/// A public address, and the private port of the listeners that take its connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// The address that clients connect to.
@@ -81,12 +81,12 @@ pub(crate) fn is_pin(name: &str) -> bool {
     LINKS.iter().any(|link| name.starts_with(link))
 }
 
-/// Whether the group that is pinned there takes its connections so.
+/// Whether the group that is pinned there finds its listeners by a lookup program.
 pub(crate) fn is_pinned(dir: &Path) -> bool {
     dir.join(format!("{}0", LINKS[0])).exists()
 }
 
-/// Has this network namespace's connections to an address come to the sockets of a pinned map, and the sockets of a
+/// Directs this network namespace's connections to an address to the sockets of a pinned map, and has the sockets of a
 /// cgroup show that address. Both last as long as their pins.
 pub(crate) fn attach(
     dir: &Path,
@@ -117,7 +117,7 @@ pub(crate) fn attach(
     })
 }
 
-/// Logs which programs of others are asked first. Ours cannot replace what one of them has chosen.
+/// Logs the programs of others that run before ours. Ours cannot replace their choice.
 fn tell_earlier(netns: &File) {
     let others: Vec<String> = programs(netns)
         .into_iter()

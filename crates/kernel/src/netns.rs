@@ -17,7 +17,7 @@ use crate::{clone_listener, socket};
 /// include/uapi/asm-generic/socket.h, since Linux 5.14.
 const SO_NETNS_COOKIE: i32 = 71;
 
-/// Moves this thread, and what it starts from now on, into a new network namespace whose loopback is up.
+/// Moves this thread, and the threads it starts from now on, into a new network namespace whose loopback is up.
 ///
 /// # Errors
 /// `EPERM` without CAP_SYS_ADMIN; or `ip` is missing.
@@ -33,11 +33,11 @@ pub fn isolate() -> io::Result<()> {
     }
 }
 
-/// Moves this thread, and what it starts from now on, into a network namespace that exists: its file, as
+/// Moves this thread, and the threads it starts from now on, into an existing network namespace: its file, as
 /// `/proc/PID/ns/net` or `/run/netns/NAME`.
 ///
 /// # Errors
-/// What opening it says, or `EPERM` without CAP_SYS_ADMIN.
+/// The error of opening it, or `EPERM` without CAP_SYS_ADMIN.
 pub fn enter(file: &Path) -> io::Result<()> {
     Ok(setns(File::open(file)?, CloneFlags::CLONE_NEWNET)?)
 }

@@ -7,20 +7,20 @@ use crate::stat;
 pub struct Counters(String);
 
 impl Counters {
-    /// Those of the network namespace that a process is in, or this thread. Empty where they cannot be read.
+    /// Reads the counters of a process's network namespace, or of this thread's. Empty where they cannot be read.
     pub fn read(pid: Option<u32>) -> Self {
         let place = pid.map_or_else(|| "/proc/thread-self".into(), |pid| format!("/proc/{pid}"));
         let text = |file| stat::text(format!("{place}/net/{file}")).unwrap_or_default();
         Self(text("netstat") + &text("snmp"))
     }
 
-    /// Those of a text like the kernel's.
+    /// Parses a text like the kernel's.
     #[cfg(test)]
     pub(crate) fn of(text: &str) -> Self {
         Self(text.to_owned())
     }
 
-    /// One of them, by the kernel's names: `TcpExt`, `ListenOverflows`. 0 where the kernel does not know it.
+    /// Returns one counter by the kernel's names: `TcpExt`, `ListenOverflows`. 0 where the kernel does not know it.
     pub fn get(&self, protocol: &str, name: &str) -> u64 {
         // A line of names and a line of values for each protocol.
         let mut lines = self

@@ -1,5 +1,5 @@
 //! `bpf/policy.h` compiled for this machine: the very functions that choose in the kernel; and `bpf/eligible.h`, which
-//! lists what they choose from.
+//! lists the slots that they choose from.
 
 use crate::contract::{wakeone_draw, wakeone_slot, wakeone_table};
 

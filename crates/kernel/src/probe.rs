@@ -1,6 +1,6 @@
-//! Read-only tracing of one port: who accepts, who is woken, how long connections wait in the accept queue.
+//! Read-only tracing of one port: accepts and wake-ups by worker, and how long connections wait in the accept queue.
 //!
-//! The probes of `bpf/observe.bpf.c`, attached as long as a [`Probe`] lives; nothing is pinned, so that not even
+//! The probes of `bpf/observe.bpf.c` stay attached as long as a [`Probe`] lives. Nothing is pinned, so that not even
 //! kill -9 leaves one behind.
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use crate::bpf::failed as step;
 use crate::procfs;
 use crate::skeletons::observe::{ObserveSkel, ObserveSkelBuilder, types};
 
-/// What the probes counted of one process since they were attached.
+/// The probes' counters of one process since they were attached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Worker {
     /// Connections that its accept() calls returned.
@@ -36,7 +36,7 @@ pub struct Worker {
     pub waits: Waits,
 }
 
-/// What the probes counted since they were attached.
+/// The probes' counters since they were attached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Connections put into an accept queue of the port.
@@ -51,7 +51,7 @@ pub struct Counts {
 pub struct Probe {
     watched: MapHandle,
     places: MapHandle,
-    /// The place of each process, and what was counted there for one before it.
+    /// The place of each process, and the counters there of the process before it.
     known: BTreeMap<u32, (u32, Worker)>,
     lacks: Lacks,
     slows_system_calls: bool,
@@ -62,7 +62,7 @@ pub struct Probe {
 #[derive(Debug, Clone, Default)]
 struct Lacks {
     gaps: TraceGaps,
-    /// Why, and what is unknown because of it: a sentence each.
+    /// The reasons, and the counts that are unknown because of them: a sentence each.
     missing: Vec<String>,
 }
 
@@ -153,12 +153,12 @@ impl Probe {
             }
         }
         let probe = Self::attach_where(port, Accepts::SystemCalls(&tracefs), lacks)?;
-        // So it was not for want of a capability that the other way failed.
+        // This way works, so the other one did not fail for want of a capability.
         NO_TRAMPOLINES.store(true, Relaxed);
         Ok(probe)
     }
 
-    /// Attaches what is not known to be missing.
+    /// Attaches the probes that are not known to be missing.
     fn attach_where(port: u16, accepts: Accepts<'_>, mut lacks: Lacks) -> io::Result<Self> {
         libbpf_rs::set_print(None);
         let mut storage = MaybeUninit::uninit();
@@ -215,10 +215,10 @@ impl Probe {
         &self.lacks.missing
     }
 
-    /// Watches these processes as well; what was counted of others stays.
+    /// Watches these processes as well; the counters of the others stay.
     ///
     /// # Errors
-    /// What the map says. More than 256 processes are not told apart: the rest is left out.
+    /// The error of the map operation. More than 256 processes are not told apart: the rest is left out.
     pub fn follow(&mut self, pids: impl IntoIterator<Item = u32>) -> io::Result<()> {
         for pid in pids {
             if self.known.contains_key(&pid) {
@@ -235,7 +235,7 @@ impl Probe {
         Ok(())
     }
 
-    /// A place that is free, or that of a process that is gone, with what was counted there; None where all are in use.
+    /// Returns a free place, or that of a process that is gone, with its counters; `None` where all are in use.
     fn place(&mut self) -> io::Result<Option<(u32, Worker)>> {
         if self.known.len() < MOST_WORKERS {
             let place = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
@@ -274,10 +274,10 @@ impl Probe {
         Ok(Box::new(data))
     }
 
-    /// What was counted until now.
+    /// Reads the counters.
     ///
     /// # Errors
-    /// What the map says.
+    /// The error of the map operation.
     pub fn read(&self) -> io::Result<Counts> {
         let data = self.data()?;
         let worker = |(pid, (place, before)): (&u32, &(u32, Worker))| {
@@ -307,7 +307,7 @@ fn counted(seen: &types::wakeone_watched_worker) -> Worker {
 }
 
 impl Worker {
-    /// What was counted since an earlier reading.
+    /// Returns the difference to an earlier reading.
     fn since(&self, earlier: &Self) -> Self {
         Self {
             accepted: self.accepted.saturating_sub(earlier.accepted),

@@ -9,7 +9,7 @@ use wakeone_model::snapshot::{HostLook, WorkerLook};
 use crate::netstat::Counters;
 use crate::{process, procfs, stat};
 
-/// The counters of a process; None where it is gone. `waiting` and `active` are not known here.
+/// The counters of a process; `None` where it is gone. `waiting` and `active` are not known here.
 pub fn worker(pid: u32) -> Option<WorkerLook> {
     let name = procfs::identity(pid)?.name;
     let (mut cpu_ns, mut run_delay_ns) = (0, 0);

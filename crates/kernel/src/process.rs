@@ -1,4 +1,4 @@
-//! Another process, seen from outside: what it waits in, and descriptors it holds.
+//! Another process, seen from outside: its state, and the descriptors it holds.
 
 use std::collections::HashSet;
 use std::io;
@@ -11,18 +11,18 @@ use wakeone_model::listener::Wait;
 use crate::procfs;
 use crate::stat::{self, Stat};
 
-/// Looks at every thread of a process; the first one that waits for connections settles it. Whose connections is not
-/// asked: a thread in epoll or poll may wait for anything.
+/// Returns the state of a process from all of its threads; the first one that waits for connections settles it. A
+/// thread in epoll or poll may wait for anything: it is not checked for which connections.
 ///
-/// A thread in the middle of its computation shows as `running`, and so does one that is about to return from
-/// accept: a sample, not a proof.
+/// A thread in the middle of its computation shows as `running`, and so does one that is about to return from accept.
+/// The state is a sample, not a proof.
 pub fn doing(pid: u32) -> WorkerState {
     threads_doing(pid, thread_doing)
 }
 
-/// The same of a process that has these `sockets`, for some listeners: a thread that waits in accept, epoll, poll or
-/// select waits only where one of the `listeners` (by inode) is among what it waits for. A server's threads may wait in epoll
-/// for the connections that they have while nobody accepts new ones.
+/// Returns the same of a process that has these `sockets`, for some listeners. A thread in accept, epoll, poll or
+/// select counts as waiting only if it waits for one of the `listeners` (by inode). A server's threads may wait in
+/// epoll for their open connections while nobody accepts new ones.
 fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> WorkerState {
     threads_doing(pid, |task| {
         let tid = task
@@ -38,7 +38,7 @@ fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> Worke
                 WorkerState::Waiting
             }
             Some(Wait::Poll(set)) if !set.is_empty() => WorkerState::Waiting,
-            // What it polls cannot be read, and a ring may hold an accept.
+            // The polled descriptors cannot be read here, and a ring may hold an accept.
             Some(Wait::PollUnseen | Wait::IoUring) => WorkerState::Waiting,
             Some(_) => WorkerState::Busy,
         }
@@ -72,8 +72,9 @@ fn if_running(pid: u32, doing: WorkerState) -> WorkerState {
     }
 }
 
-/// The same for a worker that may be a tree of processes: a server's own master, say, with the process that accepts
-/// below it. Those accept that hold one of the listeners (by their `inodes`) and have nobody below them that does.
+/// Returns the same for a worker that may be a tree of processes: a server's own master, say, with the process that
+/// accepts below it. The accepting processes hold one of the listeners (by their `inodes`) and have none below them
+/// that does.
 pub fn doing_below(pid: u32, inodes: &[u64]) -> WorkerState {
     holders_doing(pid, inodes).unwrap_or_else(|| doing(pid))
 }
@@ -155,7 +156,7 @@ pub fn descriptor_of(pid: u32, fd: i32) -> io::Result<OwnedFd> {
     descriptor_by(handle_of(pid)?, fd)
 }
 
-/// A pidfd: it stays the process's, also when its number is another's.
+/// Opens a pidfd, which stays with its process even after the number is reused.
 ///
 /// # Errors
 /// `ESRCH` where there is none, or out of descriptors.

@@ -78,8 +78,8 @@ impl ProcessMutex {
         // SAFETY: initialised in `new`, and mapped as long as self lives.
         let code = unsafe { libc::pthread_mutex_lock(self.0.as_ptr()) };
         if code == libc::EOWNERDEAD {
-            // SAFETY: this thread holds the mutex. What it protects (whose turn it is) is in
-            // order whenever the holder dies.
+            // SAFETY: this thread holds the mutex. The data it protects (whose turn it is) is
+            // consistent whenever the holder dies.
             check(unsafe { libc::pthread_mutex_consistent(self.0.as_ptr()) })?;
         } else {
             check(code)?;

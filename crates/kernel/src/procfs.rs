@@ -1,4 +1,4 @@
-//! What the processes of a server wait in, seen through /proc, without stopping or changing any of them.
+//! The calls that a server's processes wait in, seen through /proc, without stopping or changing any of them.
 //!
 //! Everything read here was written by other processes or names them: it is parsed as hostile input, and a process that
 //! ends meanwhile is left out.
@@ -92,7 +92,7 @@ impl Processes {
         all
     }
 
-    /// Who holds one of these sockets, and the children of those: the processes that a listener is about.
+    /// Returns the processes that a listener is about: the holders of one of these sockets, and their children.
     pub fn around(&self, inodes: &HashSet<u64>) -> Vec<u32> {
         let holders: HashSet<u32> = self
             .held
@@ -119,19 +119,19 @@ pub fn pids() -> Vec<u32> {
     numbers.collect()
 }
 
-/// Parent and name; None where it is gone.
+/// Parent and name; `None` where it is gone.
 pub fn identity(pid: u32) -> Option<Identity> {
     Stat::of(pid).ok().map(Identity::from)
 }
 
-/// Without what a terminal would act on.
+/// Returns the text without characters that a terminal would act on.
 pub fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()
 }
 
-/// One process of a listener whose sockets have these `inodes`, and whose open connections those; None where it is gone.
+/// Reads one process of a listener with sockets of these `inodes` and open `connections`; `None` where it is gone.
 pub fn look(pid: u32, inodes: &HashSet<u64>, connections: &HashSet<u64>) -> Option<Process> {
     let Identity { parent, name, .. } = identity(pid)?;
     let sockets = process::sockets_of(pid).unwrap_or_default();
@@ -201,7 +201,7 @@ fn polled(pid: u32, epoll: i32) -> Vec<Polled> {
         .collect()
 }
 
-/// EPOLLIN. A process that waits for a listener without it only looks on, as our own agent does.
+/// EPOLLIN. A process that waits for a listener without it only watches, as our own agent does.
 const READABLE: u32 = 1;
 
 /// `tfd: N events: HEX data: HEX pos:N ino:HEX sdev:HEX` (fs/eventpoll.c, `ep_show_fdinfo`): inode and events.
@@ -252,7 +252,8 @@ pub(crate) fn is_in(pid: u32, epoll: i32, inodes: &HashSet<u64>) -> bool {
         .any(|polled| inodes.contains(&polled.inode))
 }
 
-/// What a thread waits in, of a process that has these `sockets`, as far as it concerns the sockets with these `inodes`.
+/// Returns the call that a thread of a process with these `sockets` waits in, as far as the sockets with these
+/// `inodes` are concerned.
 pub(crate) fn wait_of(pid: u32, tid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Wait {
     let line = match stat::text(format!("/proc/{pid}/task/{tid}/syscall")) {
         Ok(line) => line,
@@ -314,7 +315,7 @@ enum Kind {
 }
 
 impl Call {
-    /// None for `running`, and for a thread outside a system call.
+    /// `None` for `running`, and for a thread outside a system call.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
         let number = words.next()?.parse().ok()?;
@@ -327,7 +328,7 @@ impl Call {
     }
 
     fn kind(&self) -> Kind {
-        // What only older architectures have.
+        // System calls that only older architectures have.
         #[cfg(target_arch = "x86_64")]
         match self.number as i64 {
             libc::SYS_epoll_wait => return Kind::Epoll,

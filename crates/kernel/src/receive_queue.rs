@@ -1,19 +1,19 @@
-//! A UDP socket's receive queue, asked from outside.
+//! A UDP socket's receive queue, read from outside.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 use nix::libc;
 
-/// What waits in a UDP socket, from its `SO_MEMINFO` (net/core/sock.c, `sk_get_meminfo`).
+/// The receive queue of a UDP socket, from its `SO_MEMINFO` (net/core/sock.c, `sk_get_meminfo`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReceiveQueue {
-    /// Memory of the datagrams that wait, in bytes: what they take, not what they carry. The kernel takes what was read
-    /// off this sum in portions of up to a quarter of the limit, and all of it when the queue is empty.
+    /// Memory that the waiting datagrams take, in bytes (more than their payload). The kernel subtracts datagrams that
+    /// were read in portions of up to a quarter of the limit, and the rest when the queue is empty.
     pub waiting_bytes: u32,
     /// The socket's receive buffer (`SO_RCVBUF`), in bytes.
     pub limit_bytes: u32,
-    /// Datagrams that it had no room for, since it was made.
+    /// Datagrams dropped for want of room, since the socket was made.
     pub dropped: u32,
 }
 
@@ -32,7 +32,7 @@ impl std::ops::Add for ReceiveQueue {
 /// The receive queue of a socket.
 ///
 /// # Errors
-/// What getsockopt says.
+/// The error of getsockopt.
 pub fn receive_queue(socket: impl AsFd) -> io::Result<ReceiveQueue> {
     const SO_MEMINFO: i32 = 55;
     // include/uapi/linux/sock_diag.h

@@ -1,4 +1,4 @@
-//! Counting in the connections that were open before a group was steered, and asking who steers it already.
+//! Counts in the connections that were open before a group was steered, and finds a program that steers it already.
 //!
 //! `bpf/recount.bpf.c`, an iterator over the TCP sockets of this thread's network namespace.
 
@@ -18,7 +18,7 @@ use crate::bpf::failed;
 use crate::diag::{self, Which};
 use crate::skeletons::recount::RecountSkelBuilder;
 
-/// What a recount came to.
+/// The result of a recount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Recounted {
     /// Connections counted in.
@@ -30,7 +30,7 @@ pub struct Recounted {
 }
 
 impl Recounted {
-    /// Says in a sentence that the kernel lacks what counting connections open before takes.
+    /// Returns a sentence on the kernel feature that is missing for counting earlier connections.
     pub fn missing(&self) -> Option<&'static str> {
         self.no_callbacks.then_some(
             "connections that were open before attach are not counted (the kernel lets no iterator switch callbacks on before 6.12)",
@@ -47,9 +47,10 @@ pub enum Callbacks {
     Refused,
 }
 
-/// Counts in what was open on this port before. `held`: inodes of accepted connections and the slots of the workers
-/// that hold them. Connections that are counted already stay as they are, so that it may be done again for those that
-/// were accepted meanwhile. Those that wait and cannot be counted are marked: see [`Uncounted`].
+/// Counts in the connections that were open on this port before. `held`: inodes of accepted connections and the slots
+/// of the workers that hold them. Connections that are counted already stay as they are. So the recount may be
+/// repeated for connections that were accepted meanwhile. Waiting connections that cannot be counted are marked: see
+/// [`Uncounted`].
 ///
 /// # Errors
 /// `EPERM` without CAP_BPF and CAP_PERFMON; or the kernel knows no such iterator.
@@ -59,7 +60,7 @@ pub fn recount(
     held: impl IntoIterator<Item = (u64, usize)>,
     callbacks: Callbacks,
 ) -> io::Result<Recounted> {
-    // What it says on standard error is in the error, too.
+    // libbpf's message on standard error is in the error, too.
     libbpf_rs::set_print(None);
     let mut storage = MaybeUninit::uninit();
     let mut open = RecountSkelBuilder::default()
@@ -89,7 +90,7 @@ pub fn recount(
             .update(&inode.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY)
             .map_err(|e| failed("noting who holds a connection", &e))?;
     }
-    // First who waits in which queue; then everything.
+    // The first pass notes which connection waits in which queue; the second counts.
     pass(&loaded.progs.wakeone_recount)?;
     if let Some(data) = &mut loaded.maps.data_recount_data {
         data.recount.counting = 1;
@@ -103,8 +104,8 @@ pub fn recount(
     }))
 }
 
-/// The marks of connections that waited in accept queues and could not be counted: a move of one changes no count.
-/// A mark is of no use once its connection is accepted, and nothing in the kernel takes it away.
+/// The marks of connections that waited in accept queues and could not be counted: a move of one changes no count. A
+/// mark is of no use once its connection is accepted, and nothing in the kernel removes it.
 #[derive(Debug)]
 pub struct Uncounted {
     moved: MapHandle,
@@ -119,10 +120,10 @@ const LOOKING_SHARE: u32 = 200;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 impl Uncounted {
-    /// The marks of a group; None where there are none.
+    /// The marks of a group; `None` where there are none.
     ///
     /// # Errors
-    /// What the map says.
+    /// The error of the map operation.
     pub fn of(pins: &Path) -> io::Result<Option<Self>> {
         let moved = MapHandle::from_pinned_path(pins.join("moved"))
             .map_err(|e| failed("opening the map of moved connections", &e))?;
@@ -178,7 +179,7 @@ pub fn has_program(
     udp: bool,
     listeners: impl IntoIterator<Item = u64>,
 ) -> io::Result<bool> {
-    // What it says on standard error is in the error, too.
+    // libbpf's message on standard error is in the error, too.
     libbpf_rs::set_print(None);
     let mut storage = MaybeUninit::uninit();
     let mut open = RecountSkelBuilder::default()

@@ -1,8 +1,9 @@
-//! Another process's memory, which that process may have arranged so that whoever reads it waits for ever: in a page of a
-//! FUSE file that is never answered, or of userfaultfd. No signal ends that wait in all cases.
+//! Reads another process's memory. That process may have arranged its memory so that a reader waits for ever: in a
+//! page of a FUSE file that is never answered, or of userfaultfd. No signal ends that wait in all cases.
 //!
-//! So a helper process reads it. One that does not answer in time is killed and left behind, and the caller goes on without
-//! an answer. The process that it read from is then not read for a while; nor are the others of its user, after a few.
+//! So a helper process reads it. A helper that does not answer in time is killed and left behind, and the caller goes
+//! on without an answer. The process that it read from is then not read for a while; nor are the others of its user,
+//! after a few.
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
@@ -23,12 +24,12 @@ use crate::capability::{self, Capability};
 pub(crate) const MOST_BYTES: usize = 32 * 1024;
 /// A read takes some microseconds; a helper that takes longer than this hangs, or has no CPU.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// For how long a process is not read after the first time that it was not answered for; doubled with each time.
+/// How long a process is not read after its first timeout; doubled with each further one.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// A user with as many processes that hang is not read from at all.
+/// A user with this many hanging processes is not read from at all.
 const MOST_OF_USER: usize = 4;
-/// Helpers that could be killed or not, and have not ended.
+/// With this many helpers given up and not ended, nothing is read.
 const MOST_LEFT_BEHIND: usize = 64;
 
 const REQUEST_BYTES: usize = 16;
@@ -53,7 +54,7 @@ pub(crate) fn read(pid: u32, address: u64, length: usize) -> Option<Vec<u8>> {
 
 static READERS: Mutex<Option<Readers>> = Mutex::new(None);
 
-/// The helper, and what was learnt of processes that make one hang.
+/// The helper, and a record of the processes that made one hang.
 #[derive(Debug, Default)]
 struct Readers {
     helper: Option<Helper>,
@@ -117,7 +118,7 @@ impl Readers {
         self.suspects.insert(pid, Suspect { user, until, pause });
     }
 
-    /// Of helpers that have ended, and of processes that were not heard of for long.
+    /// Forgets helpers that have ended, and processes that have not timed out for long.
     fn forget(&mut self) {
         self.left_behind.retain(|pid| !has_ended(*pid));
         let now = Instant::now();
@@ -209,8 +210,8 @@ impl Helper {
     }
 }
 
-/// What the helper does, until its other end is closed. Only system calls: another thread of the process that it was forked
-/// from may have held any lock.
+/// Runs the helper until its other end is closed. It makes only system calls: another thread of the process that it
+/// was forked from may have held any lock.
 fn serve(socket: RawFd) -> ! {
     // It holds nothing of this process: no lock of a group's folder, no socket.
     // SAFETY: system calls on numbers; everything but the socket is closed, and nothing here uses the rest.

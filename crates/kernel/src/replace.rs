@@ -72,7 +72,8 @@ fn replace_counting(dir: &Path, new: &Path) -> Result<(), Error> {
     })
 }
 
-/// Replaces a pin by one of another folder of the same bpffs (simple_rename, fs/libfs.c: whoever opens it finds either).
+/// Replaces a pin by one of another folder of the same bpffs, atomically: an open finds the old or the new
+/// (simple_rename, fs/libfs.c).
 fn move_pin(from: &Path, to: &Path, name: &str) -> Result<(), Error> {
     fs::rename(from.join(name), to.join(name)).map_err(Error::at(format!(
         "replacing the pin {}",

@@ -26,7 +26,7 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// What the kernel works on, with the memory that it uses.
+/// An operation in progress, with the memory that the kernel uses for it.
 enum Operation {
     Accept(u64),
     Receive(u64, Vec<u8>),
@@ -42,7 +42,7 @@ enum Operation {
     Cancel,
 }
 
-/// What the kernel has done. `token` is what was given with the operation.
+/// A completed operation. `token` is the one given with the operation.
 #[derive(Debug)]
 pub enum Event {
     /// A connection was accepted, or accepting failed.
@@ -113,7 +113,7 @@ impl Ring {
         self.push(entry, Operation::Accept(token));
     }
 
-    /// Receives what comes, at most the buffer's capacity.
+    /// Receives bytes, at most the buffer's capacity.
     pub fn receive(&mut self, socket: BorrowedFd<'_>, token: u64, mut buffer: Vec<u8>) {
         buffer.clear();
         let length = u32::try_from(buffer.capacity()).unwrap_or(u32::MAX);
@@ -122,8 +122,8 @@ impl Ring {
         self.push(entry, Operation::Receive(token, buffer));
     }
 
-    /// Sends the bytes, or as many of them as there is room for. `more`: their end may be held
-    /// back for what follows at once, be it the end of the connection (`MSG_MORE`).
+    /// Sends the bytes, or as many of them as there is room for. `more`: their end may be held back
+    /// for bytes that follow at once, or for the end of the connection (`MSG_MORE`).
     pub fn send(&mut self, socket: BorrowedFd<'_>, token: u64, bytes: Vec<u8>, more: bool) {
         let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let fd = types::Fd(socket.as_raw_fd());
@@ -150,7 +150,7 @@ impl Ring {
         self.push(entry, Operation::Sleep(token, time));
     }
 
-    /// Ends all accepting. What has been accepted meanwhile still comes.
+    /// Ends all accepting. Connections accepted meanwhile are still reported.
     pub fn cancel_accepts(&mut self) {
         let accepts: Vec<u64> = self
             .pending
@@ -181,10 +181,10 @@ impl Ring {
     fn fill(&mut self) {
         let mut queue = self.ring.submission();
         while let Some(entry) = self.overflow.pop_front() {
-            // SAFETY: all memory that an entry points to (buffers on the heap, a boxed timespec)
-            // is in `pending` under the entry's number until its completion is seen, and is
-            // leaked if the ring is dropped before. A descriptor that has been closed meanwhile
-            // makes the operation fail or act on another file, which is wrong but not unsafe.
+            // SAFETY: all memory that an entry points to (buffers on the heap, a boxed timespec) is
+            // in `pending` under the entry's number until its completion is seen. It is leaked if
+            // the ring is dropped before. A descriptor that has been closed meanwhile makes the
+            // operation fail or act on another file, which is wrong but not unsafe.
             if unsafe { queue.push(&entry) }.is_err() {
                 self.overflow.push_front(entry);
                 return;
@@ -192,11 +192,11 @@ impl Ring {
         }
     }
 
-    /// Submits what has been asked for, waits until something is done, and gives what is. Gives
-    /// nothing when a signal came.
+    /// Submits the operations requested so far, waits for a completion, and returns the completed
+    /// ones. Returns none when a signal came.
     ///
     /// # Errors
-    /// What `io_uring_enter` says.
+    /// The error of `io_uring_enter`.
     pub fn wait(&mut self) -> io::Result<Vec<Event>> {
         loop {
             self.fill();

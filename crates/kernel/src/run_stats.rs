@@ -8,9 +8,9 @@ use libbpf_rs::libbpf_sys;
 
 use crate::skeletons::dispatch::types::sk_reuseport_md;
 
-/// Has the kernel count runs and run time of every BPF program, for as long as it lives. Costs each run two readings of the
-/// clock, so no throughput is to be measured meanwhile. Others may ask for the same at the same time; the kernel counts the
-/// askers.
+/// Has the kernel count runs and run time of every BPF program, for as long as it lives. Each run then costs two
+/// readings of the clock, so measure no throughput meanwhile. Others may request the same at the same time; the kernel
+/// counts the requests.
 #[derive(Debug)]
 pub struct RunStats {
     _fd: OwnedFd,

@@ -1,4 +1,4 @@
-//! Being scheduled in time, where that is allowed.
+//! Real-time scheduling, where it is allowed.
 
 use std::io;
 
@@ -21,7 +21,7 @@ pub fn real_time() -> io::Result<()> {
     }
 }
 
-/// `CLOCK_MONOTONIC_COARSE` in ns: what `bpf_ktime_get_coarse_ns` returns in the kernel.
+/// Returns `CLOCK_MONOTONIC_COARSE` in ns, the clock of `bpf_ktime_get_coarse_ns` in the kernel.
 pub fn coarse_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

@@ -1,5 +1,5 @@
-//! Counters in a file, shared by all the processes that open it, without a lock: nobody waits
-//! for a process that was stopped or killed while it counted.
+//! Counters in a file, shared by all the processes that open it, without a lock: no process waits for one that was
+//! stopped or killed while it counted.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes from one counter to the next: a line of the cache, so that who counts here does not slow who counts there.
+/// Bytes from one counter to the next: a line of the cache, so that counting in one does not slow another.
 const STRIDE: usize = 64;
 
 /// 64-bit counters in a file (native byte order), 64 bytes apart. They survive the end of
@@ -19,7 +19,7 @@ const STRIDE: usize = 64;
 pub struct SharedCounters {
     mapped: NonNull<AtomicU64>,
     length: NonZeroUsize,
-    /// Kept so that nobody takes the number of the descriptor for something else in a listing.
+    /// Kept so that the descriptor's number is not taken for something else in a listing.
     _file: File,
 }
 
@@ -32,7 +32,7 @@ impl SharedCounters {
     /// Opens `count` counters in `path`, at 0 where the file is new.
     ///
     /// # Errors
-    /// What opening, growing or mapping the file says.
+    /// The error of opening, growing or mapping the file.
     pub fn open(path: &Path, count: usize) -> io::Result<Self> {
         // The last one ends the file: a single counter is a file of 8 bytes.
         let before_last = count.checked_sub(1).and_then(|n| n.checked_mul(STRIDE));
@@ -48,9 +48,8 @@ impl SharedCounters {
         if file.metadata()?.len() < length.get() as u64 {
             file.set_len(length.get() as u64)?;
         }
-        // SAFETY: a new mapping at an address of the kernel's choice, of a file that has these
-        // bytes. Whoever truncates the file behind our back gets this process a SIGBUS: the
-        // directory belongs to the server.
+        // SAFETY: a new mapping at an address of the kernel's choice, of a file that has these bytes. Truncating the
+        // file behind our back would send this process a SIGBUS; the directory belongs to the server.
         let mapped = unsafe {
             mmap(
                 None,
@@ -76,7 +75,7 @@ impl SharedCounters {
     /// One of them.
     ///
     /// # Panics
-    /// When there are not so many.
+    /// When there are fewer counters.
     pub fn at(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.count(), "counter {index} of {}", self.count());
         // SAFETY: within the mapping, which is page aligned, lives as long as self, and is only
@@ -100,7 +99,7 @@ impl SharedCounter {
     /// Opens the counter in `path`, at 0 if the file is new.
     ///
     /// # Errors
-    /// What opening, growing or mapping the file says.
+    /// The error of opening, growing or mapping the file.
     pub fn open(path: &Path) -> io::Result<Self> {
         SharedCounters::open(path, 1).map(Self)
     }

@@ -1,4 +1,5 @@
-//! What libbpf-cargo makes of the programs in `bpf/` (see `build.rs`), a module for each.
+//! The skeletons that libbpf-cargo generates from the programs in `bpf/` (see `build.rs`), a module
+//! for each.
 
 /// Takes in the skeleton of one object.
 macro_rules! skeleton {

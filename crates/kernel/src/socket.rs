@@ -1,4 +1,4 @@
-//! What the agent asks of listening sockets, and does to them.
+//! Queries and settings of listening sockets, for the agent.
 
 use std::io;
 use std::net::SocketAddr;
@@ -67,7 +67,7 @@ struct TcpInfoHead {
 /// Length and limit of a listener's accept queue; 0 and 0 for a socket that does not listen.
 ///
 /// # Errors
-/// What getsockopt says.
+/// The error of getsockopt.
 pub fn accept_queue(listener: impl AsFd) -> io::Result<AcceptQueue> {
     const LISTEN: u8 = 10;
     let info: TcpInfoHead = get(listener.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
@@ -88,7 +88,7 @@ pub fn listens(socket: impl AsFd) -> bool {
 /// A socket's cookie, unique on this machine since boot.
 ///
 /// # Errors
-/// What getsockopt says.
+/// The error of getsockopt.
 pub fn cookie(socket: impl AsFd) -> io::Result<u64> {
     get(socket.as_fd(), libc::SOL_SOCKET, libc::SO_COOKIE)
 }
@@ -120,7 +120,7 @@ pub fn detach_reuseport(member: impl AsFd) -> io::Result<()> {
     )
 }
 
-/// What a classic program, which needs no privilege, can choose by.
+/// The ways to choose a socket that a classic program has; it needs no privilege.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClassicChoice {
     /// A random member.
@@ -132,7 +132,7 @@ pub enum ClassicChoice {
 /// Attaches a classic BPF program that picks one of `members` sockets, by their order in the group.
 ///
 /// # Errors
-/// What setsockopt says.
+/// The error of setsockopt.
 pub fn attach_classic(member: impl AsFd, choice: ClassicChoice, members: u32) -> io::Result<()> {
     // include/uapi/linux/filter.h: SKF_AD_OFF + SKF_AD_RANDOM / SKF_AD_CPU
     let ancillary = match choice {
@@ -167,7 +167,7 @@ pub fn attach_classic(member: impl AsFd, choice: ClassicChoice, members: u32) ->
 /// connections inherit the filter, and see no SYN.
 ///
 /// # Errors
-/// What setsockopt says: `EPERM` for a socket whose filter is locked, and without CAP_NET_ADMIN on kernels that ask
+/// The error of setsockopt: `EPERM` for a socket whose filter is locked, and without CAP_NET_ADMIN on kernels that ask
 /// for it (seen on 6.18).
 pub fn drop_syns(listener: impl AsFd) -> io::Result<()> {
     const FLAGS: u32 = 13; // of the TCP header, which is where the packet starts for a TCP socket's filter
@@ -230,7 +230,7 @@ pub fn address_of(socket: impl AsFd) -> io::Result<SocketAddr> {
 /// it was.
 ///
 /// # Errors
-/// What shutdown or listen say. After a failed listen the socket does not listen.
+/// The error of shutdown or listen. After a failed listen the socket does not listen.
 pub fn move_queue(listener: impl AsFd, backlog: i32) -> io::Result<()> {
     let address = address_of(&listener)?;
     rustix::net::shutdown(&listener, rustix::net::Shutdown::Read)?;
@@ -241,7 +241,7 @@ pub fn move_queue(listener: impl AsFd, backlog: i32) -> io::Result<()> {
 /// Has a socket that was shut down listen again at its old address.
 ///
 /// # Errors
-/// What listen says, or that it listens elsewhere now.
+/// The error of listen, or it listens elsewhere now.
 pub fn listen_again(socket: impl AsFd, address: SocketAddr, backlog: i32) -> io::Result<()> {
     // A port that was not asked for by number was given up (`tcp_set_state`, unless SOCK_BINDPORT_LOCK), though
     // getsockname still tells it. Every other socket is bound still, and refuses: EINVAL.
@@ -263,7 +263,7 @@ pub fn listen_again(socket: impl AsFd, address: SocketAddr, backlog: i32) -> io:
 #[cfg(debug_assertions)]
 fn die_if_told() {
     static STOP: std::sync::Once = std::sync::Once::new();
-    // To this thread: of a signal to the process another one may hear first.
+    // To this thread: another one may receive a signal to the process first.
     let raise = |signal| {
         let _ = nix::sys::signal::raise(signal);
     };
@@ -277,8 +277,8 @@ fn die_if_told() {
 #[cfg(not(debug_assertions))]
 fn die_if_told() {}
 
-/// Wakes whoever sleeps on a listener and changes nothing else: kernels before mid-2026 do not wake the sleepers of
-/// a queue that a migrated connection joins. `SHUT_WR` on a listener only calls `sk_state_change`.
+/// Wakes the sleepers of a listener and changes nothing else. Kernels before mid-2026 do not wake the sleepers of a
+/// queue that a migrated connection joins. `SHUT_WR` on a listener only calls `sk_state_change`.
 pub fn wake_waiters(listener: impl AsFd) {
     let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Write);
 }

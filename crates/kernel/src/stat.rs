@@ -49,7 +49,7 @@ impl Stat {
 /// A file of /proc as text; bytes that are none become U+FFFD.
 ///
 /// # Errors
-/// What reading it says.
+/// The error of reading it.
 pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
     let bytes = std::fs::read(path)?;
     Ok(match String::from_utf8(bytes) {

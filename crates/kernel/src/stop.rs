@@ -1,11 +1,11 @@
-//! Being asked to stop: SIGTERM and SIGINT as a flag that blocking calls notice.
+//! Requests to stop: SIGTERM and SIGINT as a flag that blocking calls notice.
 //!
-//! A server that blocks in `accept` must return from it when it is asked to stop, and a flag
-//! that is looked at just before the call is not enough: the signal may come between the look and
-//! the call. So the handler is installed without `SA_RESTART` (the call returns `EINTR`), and
-//! from the first signal on a timer repeats SIGALRM until the process is gone: who missed the
-//! first interruption gets the next one, at most [`REPEAT_MS`] later. No thread and no extra file
-//! descriptor is needed for it.
+//! A server that blocks in `accept` must return from it when it is asked to stop. Checking a flag
+//! just before the call is not enough: the signal may come between the check and the call. So the
+//! handler is installed without `SA_RESTART` (the call returns `EINTR`). From the first signal on,
+//! a timer repeats SIGALRM until the process is gone. A thread that missed the first interruption
+//! gets the next one, at most [`REPEAT_MS`] later. This needs no thread and no extra file
+//! descriptor.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -23,7 +23,7 @@ static INTERRUPTS: AtomicU32 = AtomicU32::new(0);
 /// calls. A second SIGINT ends the process at once, with status 130.
 ///
 /// # Errors
-/// What `sigaction` says.
+/// The error of `sigaction`.
 pub fn install() -> io::Result<()> {
     let action = SigAction::new(
         SigHandler::Handler(on_signal),
@@ -31,7 +31,7 @@ pub fn install() -> io::Result<()> {
         SigSet::empty(),
     );
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGALRM] {
-        // SAFETY: the handler only calls what is async-signal-safe (atomics, setitimer, _exit)
+        // SAFETY: the handler only calls async-signal-safe functions (atomics, setitimer, _exit)
         // and stays valid for the life of the process.
         unsafe { sigaction(signal, &action) }?;
     }
@@ -53,7 +53,7 @@ pub fn request() {
 /// so that the one that can stop the server gets them.
 ///
 /// # Errors
-/// What `pthread_sigmask` says.
+/// The error of `pthread_sigmask`.
 pub fn block_in_this_thread() -> io::Result<()> {
     let mut set = SigSet::empty();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGALRM] {
@@ -65,7 +65,7 @@ pub fn block_in_this_thread() -> io::Result<()> {
 /// From now on the end of a child process interrupts blocking calls.
 ///
 /// # Errors
-/// What `sigaction` says.
+/// The error of `sigaction`.
 pub fn interrupt_when_children_end() -> io::Result<()> {
     let action = SigAction::new(
         SigHandler::Handler(on_child),

@@ -52,7 +52,7 @@ pub const WINDOW: usize = 32;
 /// Version of the layout, `WAKEONE_CONTRACT`.
 pub const CONTRACT: u32 = 4;
 
-/// Ways out of the programs, in the order of `enum wakeone_exit`, and what each is called.
+/// Ways out of the programs, in the order of `enum wakeone_exit`, with their names.
 pub const EXITS: [&str; 10] = [
     "selected",
     "migrated",
@@ -96,7 +96,7 @@ impl Table {
     /// Maps the table behind a map's descriptor.
     ///
     /// # Errors
-    /// What mmap says: `EPERM` for a map that is not mappable.
+    /// The error of mmap: `EPERM` for a map that is not mappable.
     pub fn map(fd: BorrowedFd<'_>, writable: bool) -> std::io::Result<Self> {
         let protection = if writable {
             ProtFlags::READ | ProtFlags::WRITE
@@ -172,7 +172,7 @@ impl Table {
         atomic!(AtomicU64, (*self.at()).build)
     }
 
-    /// Publishes what waits in a slot at each of its addresses. The programs do the same at the same time.
+    /// Publishes the queue lengths of a slot, one for each address. The programs do the same at the same time.
     ///
     /// # Panics
     /// For a slot of 256 or more.
@@ -193,8 +193,8 @@ impl Table {
         atomic!(AtomicU64, (*self.at()).moved_live).load(Ordering::Relaxed)
     }
 
-    /// The counters of the ways out, in the order of [`EXITS`]. The first has none: it is what the slots were
-    /// selected for beyond the migrated and the retried.
+    /// The counters of the ways out, in the order of [`EXITS`]. The first one is computed: the selections of all slots
+    /// minus the migrated and the retried.
     pub fn exits(&self) -> [u64; EXITS.len()] {
         let mut exits = std::array::from_fn(|i| {
             atomic!(AtomicU64, (*self.at()).exits[i]).load(Ordering::Relaxed)

@@ -1,8 +1,9 @@
 //! Properties of `bpf/policy.h`, in its native build: the very text that chooses in the kernel.
 //!
-//! What a policy should do is said here a second time, slowly and in wide integers ([`Given`]). Where chance
-//! decides, the draws are either laid evenly over all of their range, so that the answer has no noise to allow for,
-//! or random and judged by chi-square with a limit that a fair policy passes all but once in billions of times.
+//! [`Given`] defines the behaviour of a policy a second time, slowly and in wide integers. Random choices are tested
+//! in two ways. Either the draws are laid evenly over their whole range, so that the answer has no noise to allow for.
+//! Or they are random and judged by chi-square, with a limit that a fair policy passes all but once in billions of
+//! times.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -29,11 +30,11 @@ const POLICIES: u32 = 8;
 /// Picks over which weights are measured.
 const PICKS: u64 = 100_000;
 
-/// A table, and what is expected of it.
+/// A table, and the expected choices from it.
 #[derive(Debug, Clone)]
 struct Given {
     slots: Vec<wakeone_slot>,
-    /// What fills the rest of the table: memory that is no slot and must not be looked at.
+    /// Fills the rest of the table: memory that is no slot and must not be looked at.
     beyond: wakeone_slot,
 }
 
@@ -86,7 +87,7 @@ impl Given {
     }
 }
 
-/// What makes a slot loaded.
+/// The measure by which a slot is loaded.
 #[derive(Debug, Clone, Copy)]
 enum Load {
     Active,
@@ -132,7 +133,7 @@ fn up(weight: u32, active: i64) -> wakeone_slot {
     }
 }
 
-// ---- what is tried ----------------------------------------------------------
+// ---- the cases --------------------------------------------------------------
 
 fn any_slot() -> impl Strategy<Value = wakeone_slot> {
     // Flags that do not exist yet must change nothing. Most slots are up, else the lower tiers hide behind `down`.
@@ -254,7 +255,7 @@ fn cases(cases: u32) -> ProptestConfig {
     }
 }
 
-// ---- who may be chosen ------------------------------------------------------
+// ---- eligible slots ---------------------------------------------------------
 
 #[test]
 fn marks_weight_and_the_agent_make_the_tier() {
@@ -1043,7 +1044,7 @@ fn consistent_gives_each_slot_its_weight_and_each_equal_as_much() {
         counts[slot_of_flow(&table, even(i, 10 * PICKS)).expect("a slot is up")] += 1;
     }
     for (count, weight) in counts.into_iter().zip(weights) {
-        // What the logarithm's approximation may cost is two hundredths; chance adds one to the rarest.
+        // The logarithm's approximation may cost two hundredths; chance adds one to the rarest.
         let share = count as f64 / (10 * PICKS) as f64 * 116.0 / f64::from(weight);
         assert!((share - 1.0).abs() < 0.05, "weight {weight}: {share}");
     }

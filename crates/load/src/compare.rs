@@ -1,4 +1,4 @@
-//! Two results side by side, with the spread that says whether their difference means anything.
+//! Two results side by side, with the spread that shows whether their difference means anything.
 
 use std::fmt;
 
@@ -7,12 +7,12 @@ use serde::Serialize;
 use crate::summary::{IntervalSummary, Summary};
 use crate::text::number;
 
-/// So many whole intervals of each result are needed to speak of a spread.
+/// A spread needs this many whole intervals of each result.
 const INTERVALS_MIN: usize = 5;
 /// An interval shorter than this part of the longest is a cut-off one and says nothing about rates.
 const WHOLE: f64 = 0.9;
 
-/// What a difference means.
+/// The meaning of a difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -20,7 +20,7 @@ pub enum Verdict {
     Higher,
     /// The middle halves of the intervals lie apart, B's below.
     Lower,
-    /// They overlap: no difference that these two results can show.
+    /// They overlap: these two results show no difference.
     WithinSpread,
     /// One number each: no spread is known.
     Unknown,
@@ -33,7 +33,7 @@ pub struct MetricComparison {
     pub metric: &'static str,
     pub a: f64,
     pub b: f64,
-    /// b / a; None where a is 0.
+    /// b / a; `None` where a is 0.
     pub ratio: Option<f64>,
     /// Lower and upper quartile over the intervals.
     pub a_quartiles: Option<[f64; 2]>,
@@ -41,7 +41,7 @@ pub struct MetricComparison {
     pub verdict: Verdict,
 }
 
-/// Something that was asked differently.
+/// A parameter that was not the same.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct Difference {
@@ -57,7 +57,7 @@ pub struct Comparison {
     pub schema: &'static str,
     pub a: String,
     pub b: String,
-    /// Parameters that were not the same: reasons for a difference that the server is not to blame for.
+    /// Parameters that were not the same: reasons for a difference that lie outside the server.
     pub differences: Vec<Difference>,
     pub metrics: Vec<MetricComparison>,
 }
@@ -65,7 +65,7 @@ pub struct Comparison {
 type OfWhole = fn(&Summary) -> f64;
 type OfInterval = fn(&IntervalSummary) -> f64;
 
-/// What is compared: its name, its value of a whole result, and, where that says how much it varies, of an interval.
+/// The metrics compared: name, value of a whole result, and value of an interval where that shows the spread.
 const METRICS: [(&str, OfWhole, Option<OfInterval>); 11] = [
     (
         "throughput_per_s",

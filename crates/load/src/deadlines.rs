@@ -1,5 +1,5 @@
-//! Timeouts in O(1): every request may take equally long, so the order of starting is the order of expiring, and a linked
-//! list does what a timer wheel would.
+//! Timeouts in O(1). Every request may take equally long, so requests expire in the order in which they start, and a
+//! linked list does what a timer wheel would.
 
 const NONE: u32 = u32::MAX;
 

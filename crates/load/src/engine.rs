@@ -21,10 +21,10 @@ use crate::socket::{connect, error_kind, source_address};
 use crate::tls::{Client, Received, Session};
 use crate::{Arrivals, Due, Error, ErrorKind, Plan, Schedule};
 
-/// So many requests are begun before answers are looked at again: a burst must not make answers look late.
+/// At most this many requests are begun before answers are looked at again: a burst must not make answers look late.
 const BEGIN_AT_ONCE: usize = 64;
-/// In a closed loop, clients that have become free send again after so many answers. Not after each: connections begun one
-/// after the other find the server awake, and waking it costs this CPU a tenth of a connection.
+/// In a closed loop, clients that have become free send again after this many answers. Not after each: connections
+/// begun one after the other find the server awake, and waking it costs this CPU a tenth of a connection.
 const ANSWERS_AT_ONCE: usize = 16;
 /// Longest sleep: how soon a cancel is seen.
 const TICK_NS: u64 = 50_000_000;
@@ -42,7 +42,8 @@ enum State {
     Sending,
     /// The request is sent.
     Receiving,
-    /// The answer is whole; the server is about to close. It should: who closes first keeps the TIME_WAIT.
+    /// The answer is whole; the server is about to close. It should close first, because that side keeps the
+    /// TIME_WAIT.
     Lingering,
     /// Kept for the next request.
     Idle,
@@ -52,7 +53,7 @@ struct Connection {
     socket: Option<OwnedFd>,
     /// Encrypts, where the plan says so.
     session: Option<Box<Session>>,
-    /// Tells events of this connection from those of the one that had the entry before.
+    /// Distinguishes events of this connection from those of the entry's previous connection.
     generation: u32,
     state: State,
     of: Subject,
@@ -61,13 +62,13 @@ struct Connection {
     reader: ResponseReader,
 }
 
-/// Who may send.
+/// The clients that may send.
 enum Clients {
-    /// Whoever is due.
+    /// Each request when it is due.
     Any,
-    /// Whoever is due, if one of so many is free.
+    /// Each request when it is due, if one of this many clients is free.
     Limited(usize),
-    /// Each free one, due or not; since when they have been free.
+    /// Each free client sends the next request, due or not; since when they have been free.
     Closed(VecDeque<u64>),
 }
 
@@ -88,14 +89,14 @@ impl Clients {
     }
 }
 
-/// What a thread is given.
+/// The task of one thread.
 pub(crate) struct Task<'a> {
     pub plan: &'a Plan,
     /// Its number, from 0.
     pub thread: usize,
     /// Time 0 of the plan.
     pub start: Instant,
-    /// How often notes are handed over; None: only at the end.
+    /// How often notes are handed over; `None`: only at the end.
     pub interval: Option<Duration>,
     pub cancel: &'a AtomicBool,
     pub live: &'a Live,
@@ -104,12 +105,12 @@ pub(crate) struct Task<'a> {
     pub opened: Vec<OwnedFd>,
 }
 
-/// One thread's half of a plan, being sent.
+/// The part of a plan that one thread sends, under way.
 pub(crate) struct Engine<'a> {
     task: Task<'a>,
     timeout_ns: u64,
     duration_ns: u64,
-    /// The length of an interval and the number of the one that notes are now taken of.
+    /// The length of an interval, and the number of the current one.
     interval_ns: u64,
     interval: u64,
     /// The bytes of each request of the mix.
@@ -122,9 +123,10 @@ pub(crate) struct Engine<'a> {
     epoll: OwnedFd,
     connections: Vec<Connection>,
     free: Vec<u32>,
-    /// Kept connections with their generation, the longest idle first; one that was closed meanwhile is passed over.
+    /// Kept connections with their generation, the longest idle first. Connections closed meanwhile are skipped.
     idle: VecDeque<(u32, u32)>,
-    /// Requests take the connection that has been idle longest, so that all are used alike; else the latest, so that few are.
+    /// Requests take the connection that has been idle longest, so that all are used alike; else the latest one, so
+    /// that few are.
     in_turn: bool,
     in_time: Deadlines,
     lingering: Deadlines,
@@ -132,7 +134,7 @@ pub(crate) struct Engine<'a> {
     lingerers: u64,
     buffer: Vec<u8>,
     record: Recorder,
-    /// What the notes handed over add up to.
+    /// The sums of the notes that were handed over.
     before: Progress,
 }
 
@@ -180,9 +182,9 @@ impl<'a> Engine<'a> {
         Ok(engine)
     }
 
-    /// Takes in a connection that is open already, as a kept one.
+    /// Adopts a connection that is open already, as a kept one.
     fn adopt(&mut self, socket: OwnedFd) {
-        // One without a session is opened again for its first request, and fails there.
+        // A connection without a session is opened again for its first request, and fails there.
         let Ok(key) = self.enter(socket) else {
             return;
         };
@@ -192,7 +194,7 @@ impl<'a> Engine<'a> {
         self.register(key);
     }
 
-    /// Sends this thread's half of the plan and gives its notes.
+    /// Sends this thread's part of the plan and returns its notes.
     pub(crate) fn run(mut self) -> Result<Recorder, Error> {
         let mut events = Vec::with_capacity(256);
         let mut linger_until = u64::MAX;
@@ -225,7 +227,8 @@ impl<'a> Engine<'a> {
                     }
                 }
                 self.begin_due(BEGIN_AT_ONCE);
-                // Answers belong to the interval in which they came, not to that in which a long list of them ends.
+                // An answer belongs to the interval in which it came, not to the one in which a long list of answers
+                // ends.
                 self.hand_over();
             }
         }
@@ -274,7 +277,7 @@ impl<'a> Engine<'a> {
         self.task.live.show(self.task.thread, &self.progress());
     }
 
-    /// Gives the notes of an interval that is over to the thread that puts them together.
+    /// Sends the notes of an interval that is over to the thread that merges them.
     fn hand_over(&mut self) {
         if self.interval_ns == u64::MAX || self.now() / self.interval_ns == self.interval {
             return;
@@ -289,12 +292,12 @@ impl<'a> Engine<'a> {
             interval: self.interval,
             notes,
         };
-        // Nobody listens once the load is being given up; then nobody misses it.
+        // The receiver is gone once the load is being given up; the notes are not needed then.
         let _ = self.task.messages.send(message);
         self.interval = self.now() / self.interval_ns;
     }
 
-    /// Begins what is due by now, but no more than `most`.
+    /// Begins the requests that are due by now, but no more than `most`.
     fn begin_due(&mut self, most: usize) {
         for _ in 0..most {
             let Some(due) = self.next else { return };
@@ -371,7 +374,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// A kept connection that the server has not closed.
+    /// Returns a kept connection that the server has not closed.
     fn kept(&mut self) -> Option<u32> {
         loop {
             let next = if self.in_turn {
@@ -442,8 +445,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Sends what the connection takes of its request. During the handshake that is nothing; on loopback the handshake is
-    /// over when connect() returns, so that the first try succeeds.
+    /// Sends as much of the request as the connection takes. During the handshake that is nothing. On loopback the
+    /// handshake is over when connect() returns, so that the first try succeeds.
     fn send(&mut self, key: u32) {
         let connection = &mut self.connections[key as usize];
         let Some(socket) = &connection.socket else {
@@ -457,7 +460,7 @@ impl<'a> Engine<'a> {
             }
         }
         let request = &self.requests[connection.of.entry];
-        // What is encrypted is sent by now.
+        // An encrypted request is sent by now.
         if connection.session.is_some() {
             connection.written = request.len();
         }
@@ -485,7 +488,7 @@ impl<'a> Engine<'a> {
         }
         match connection.state {
             State::Free => {}
-            // Bytes nobody asked for make a kept connection as useless as its end does.
+            // Unrequested bytes make a kept connection as useless as its end does.
             State::Idle if flags.intersects(hangup | epoll::EventFlags::IN) => self.close(key),
             State::Lingering if flags.intersects(hangup) => {
                 self.drain(key);
@@ -511,9 +514,9 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Reads all there is. A read that does not fill the buffer has emptied the socket; if the event said that the server
-    /// has closed in good order, nothing more will come, and the read that would only return 0 is spared. After a reset the
-    /// next read says so, and no other event will.
+    /// Reads all there is. A read that does not fill the buffer has emptied the socket. If the event reported an
+    /// orderly close by the server, nothing more will come, and the read that would only return 0 is saved. After a
+    /// reset the next read reports it, and no other event will.
     fn receive(&mut self, key: u32, flags: epoll::EventFlags) {
         let reset = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
         let closed = flags.contains(epoll::EventFlags::RDHUP) && !reset;
@@ -541,8 +544,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Takes the part of an answer that is in the buffer. False once the request has ended, well or not. `closed`: the
-    /// server has closed.
+    /// Takes the part of an answer that is in the buffer. Returns false once the request has ended, well or not.
+    /// `closed`: the server has closed.
     fn take(&mut self, key: u32, n: usize, closed: bool) -> bool {
         let now = self.task.start.elapsed().as_nanos() as u64;
         let connection = &mut self.connections[key as usize];
@@ -551,7 +554,7 @@ impl<'a> Engine<'a> {
             connection.at.first_byte = now;
         }
         match connection.reader.feed(&self.buffer[..n]) {
-            // An answer before the request is all sent is an answer to something else.
+            // An answer before the request is all sent answers something else.
             _ if connection.state == State::Sending => self.fail(key, ErrorKind::BadResponse),
             Err(_) => self.fail(key, ErrorKind::BadResponse),
             Ok(Step::Done { used }) if used < n => self.fail(key, ErrorKind::BadResponse),
@@ -592,7 +595,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Reads what is left of an encrypted connection: closed with the server's farewell unread, the kernel would reset it.
+    /// Reads the rest of an encrypted connection: if it were closed with the server's farewell unread, the kernel
+    /// would reset it.
     fn drain(&mut self, key: u32) {
         let connection = &self.connections[key as usize];
         if let (Some(socket), Some(_)) = (&connection.socket, &connection.session) {
@@ -623,7 +627,7 @@ impl<'a> Engine<'a> {
             reader.worker(),
             connection.at,
         );
-        // A reader counts the answers between two moments: each must show at once, not at the next pause.
+        // A reader counts the answers between two moments, so each must show at once and not at the next pause.
         let completed = self.before.completed + self.record.completed;
         self.task.live.answered(self.task.thread, completed);
         let reader = &self.connections[key as usize].reader;
@@ -672,7 +676,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Ends what has taken too long.
+    /// Ends requests that have taken too long.
     fn expire(&mut self) {
         let now = self.now();
         while let Some(key) = self.in_time.expired(now) {

@@ -1,10 +1,10 @@
-//! What all requests of a load have in common: method, headers, body, encryption.
+//! The common form of a load's requests: method, headers, body, encryption.
 
 use std::str::FromStr;
 
 use crate::Tls;
 
-/// Headers that follow from the plan, and what to give instead.
+/// Headers that follow from the plan, and the reason or the option to use instead.
 const PLANNED: [(&str, &str); 3] = [
     ("connection", "--keep-alive decides it"),
     ("content-length", "it follows from the body"),
@@ -73,7 +73,7 @@ impl Header {
     }
 }
 
-/// A token of RFC 9110, 5.6.2: what methods and names of headers are made of.
+/// Returns whether `text` is a token of RFC 9110, 5.6.2: the syntax of methods and header names.
 fn is_token(text: &str) -> bool {
     let may = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     !text.is_empty() && text.bytes().all(may)
@@ -89,7 +89,7 @@ impl Form {
         }
     }
 
-    /// Says in one sentence what is wrong with a form that cannot be sent.
+    /// Checks that the form can be sent; the error is one sentence.
     pub(crate) fn check(&self) -> Result<(), String> {
         let method = self.method();
         if !is_token(method) {

@@ -14,7 +14,7 @@ use crate::Interval;
 /// maximum that the format shows beside each line is in ms.
 ///
 /// # Errors
-/// Those of `into`.
+/// The errors of `into`.
 pub fn write_hdr_log(
     into: &mut dyn Write,
     start: SystemTime,

@@ -1,9 +1,9 @@
 //! An honest load generator: plan, send, record; latency from the planned time.
 //!
-//! A [`Plan`] says what is asked of whom and when; [`run`] sends it and gives an [`Outcome`]. Three rules make the numbers
-//! honest:
+//! A [`Plan`] defines the requests, their targets and their times; [`run`] sends them and returns an [`Outcome`].
+//! Three rules make the numbers honest:
 //!
-//! * In the open loop a request is due at its planned time whatever became of the ones before, and its latency counts from
+//! * In the open loop a request is due at its planned time whatever became of the ones before. Its latency counts from
 //!   that time ("coordinated omission", after Gil Tene's wrk2). The time from `connect()` is kept beside it.
 //! * Every planned request ends in exactly one place: `completed`, one kind of `errors`, or `cancelled`.
 //! * The plan depends on its seed alone: same seed, same arrival times, paths and sources, with any number of threads.

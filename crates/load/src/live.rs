@@ -1,11 +1,11 @@
-//! A load while it runs: its counts so far, and which of several servers it goes to.
+//! A running load: its counts so far, and the server that it goes to.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::{Plan, Progress};
 
-/// Counts of a load that runs, and its aim. Any thread may read and aim while [`crate::observe_live`] sends.
+/// Counts and target of a running load. Any thread may read and change them while [`crate::observe_live`] sends.
 #[derive(Debug)]
 pub struct Live {
     targets: Vec<SocketAddr>,
@@ -13,7 +13,8 @@ pub struct Live {
     threads: Vec<Shown>,
 }
 
-/// The counts of one sending thread. Each has cache lines of its own: the threads write them after each answer.
+/// The counts of one sending thread. Each has cache lines of its own, because the threads write them after each
+/// answer.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Shown {
@@ -25,13 +26,13 @@ struct Shown {
 }
 
 impl Live {
-    /// For a plan that goes to its own target, and nowhere else.
+    /// Makes one for a plan that goes only to its own target.
     pub fn new(plan: &Plan) -> Self {
         Self::among(plan, vec![plan.target])
     }
 
-    /// For a plan that can be aimed at each of these servers, the first one to begin with. The plan's own target is not
-    /// among them unless it is named.
+    /// Makes one for a plan that can be aimed at each of these servers, the first one to begin with. The plan's own
+    /// target is not among them unless it is named.
     ///
     /// # Panics
     /// Without any target.
@@ -44,13 +45,13 @@ impl Live {
         }
     }
 
-    /// Has new connections go to the target of this number from now on; those that are open stay where they are. A number
+    /// Directs new connections to the target of this number from now on; open ones stay where they are. A number
     /// beyond the last target means the last one.
     pub fn aim(&self, target: usize) {
         self.aim.store(target.min(self.targets.len() - 1), Relaxed);
     }
 
-    /// Where new connections go.
+    /// The target of new connections.
     pub fn target(&self) -> SocketAddr {
         self.targets[self.aim.load(Relaxed)]
     }

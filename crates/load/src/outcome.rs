@@ -1,4 +1,4 @@
-//! What came of a load.
+//! The outcome of a load.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::Stage;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Nobody listens there.
+    /// No process listens there.
     ConnectRefused,
     /// The handshake was not over within the timeout.
     ConnectTimeout,
@@ -22,7 +22,7 @@ pub enum ErrorKind {
     Timeout,
     /// The server closed in good order before the answer was whole.
     EofEarly,
-    /// What came is not an HTTP answer, or has bytes after its end.
+    /// The bytes received are no HTTP answer, or more bytes follow its end.
     BadResponse,
     /// A whole answer, but not a 2xx one.
     Status,
@@ -74,8 +74,8 @@ impl serde::Serialize for ErrorKind {
 pub struct Phases {
     /// `connect()` until the connection takes the request. New connections only.
     pub connect: Histogram<u64>,
-    /// Request sent until the first byte of the answer: the accept queue and the server's work, which a client cannot tell
-    /// apart.
+    /// Request sent until the first byte of the answer. This is the accept queue and the server's work, which a client
+    /// cannot tell apart.
     pub wait: Histogram<u64>,
     /// Start (`connect()`, or the send on a kept connection) until the first byte of the answer.
     pub first_byte: Histogram<u64>,
@@ -86,7 +86,7 @@ pub struct Phases {
 /// The part of one path of the mix.
 #[derive(Debug, Clone)]
 pub struct PathOutcome {
-    /// The path asked for.
+    /// The path requested.
     pub path: String,
     /// 2xx answers.
     pub completed: u64,
@@ -101,15 +101,15 @@ pub struct StageOutcome {
     pub stage: Stage,
     /// Requests planned in it.
     pub planned: u64,
-    /// Those with a 2xx answer.
+    /// Requests with a 2xx answer.
     pub completed: u64,
-    /// Those that failed.
+    /// Requests that failed.
     pub errors: u64,
     /// ns from the planned time.
     pub latency: Histogram<u64>,
 }
 
-/// What ended within one interval of a load.
+/// The requests that ended within one interval of a load.
 #[derive(Debug, Clone)]
 pub struct Interval {
     /// Its beginning, from the load's.
@@ -130,14 +130,14 @@ pub struct Interval {
     pub errors: BTreeMap<ErrorKind, u64>,
 }
 
-/// What came of a load. `completed + cancelled + sum(errors) == planned`, always.
+/// The outcome of a load. `completed + cancelled + sum(errors) == planned`, always.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// From the start until the last request ended (at least the planned duration, if that is what ended the load).
+    /// From the start until the last request ended; at least the planned duration, if that ended the load.
     pub elapsed: Duration,
     /// Requests that became due.
     pub planned: u64,
-    /// Requests that were begun (a descriptor or address could be had).
+    /// Requests that were begun (they got a descriptor and an address).
     pub started: u64,
     /// 2xx answers, whole and in time.
     pub completed: u64,
@@ -147,10 +147,10 @@ pub struct Outcome {
     pub latency: Histogram<u64>,
     /// 2xx answers, ns from `connect()` (from the send on a kept connection) to the last byte.
     pub service: Histogram<u64>,
-    /// Where that time went.
+    /// The phases of that time.
     pub phases: Phases,
-    /// Every begun request: ns by which it was begun after its planned time. If this is not small, the generator, not the
-    /// server, is the bottleneck.
+    /// Every begun request: ns by which it was begun after its planned time. If this is not small, the generator is
+    /// the bottleneck and not the server.
     pub lateness: Histogram<u64>,
     /// Whole answers, of whatever status, by their `X-Worker` header.
     pub by_worker: BTreeMap<String, u64>,
@@ -183,7 +183,7 @@ impl Outcome {
         }
     }
 
-    /// The busiest worker's answers over the mean of all workers seen: 1 is even. None without attribution.
+    /// The busiest worker's answers over the mean of all workers seen: 1 is even. `None` without attribution.
     pub fn share_max_over_mean(&self) -> Option<f64> {
         let most = *self.by_worker.values().max()?;
         let total: u64 = self.by_worker.values().sum();

@@ -1,4 +1,4 @@
-//! What is to be sent: where, when, how much of what, and when it ends.
+//! The plan of a load: targets, times, the mix of requests, and its end.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -17,7 +17,7 @@ pub struct Plan {
     pub arrivals: Arrivals,
     /// When no further request is due.
     pub stop: Stop,
-    /// Which paths are asked for, how, and how often.
+    /// The paths to request, with their weights, and the form of the requests.
     pub mix: Mix,
     /// Which local addresses connections come from.
     pub sources: Sources,
@@ -41,18 +41,20 @@ pub enum Arrivals {
         /// How the requests lie within that rate.
         spacing: Spacing,
     },
-    /// An open loop whose rate changes, or that has only so many clients.
+    /// An open loop whose rate changes, or whose number of clients is limited.
     Profile {
         /// One after the other; the plan ends with the last one.
         stages: Vec<Stage>,
         /// How the requests lie within the rates.
         spacing: Spacing,
-        /// No more than this many at a time: a request that is due when all clients wait is sent when one is free, and its
-        /// latency counts from when it was due. One that gets no client within the timeout is counted as `not_sent`.
+        /// No more than this many requests at a time. A request that is due when all clients wait is sent when one is
+        /// free, and its latency counts from when it was due. One that gets no client within the timeout is counted as
+        /// `not_sent`.
         at_most: Option<usize>,
     },
-    /// An open loop over connections that are opened before it begins, one after another, and then kept: each request takes
-    /// the one that has been idle longest. A request that is due when none is idle waits, as under [`Arrivals::Profile`].
+    /// An open loop over connections that are opened before it begins, one after another, and then kept. Each request
+    /// takes the one that has been idle longest. A request that is due when none is idle waits, as under
+    /// [`Arrivals::Profile`].
     Kept {
         /// Mean rate, requests a second.
         rate_per_s: f64,
@@ -96,8 +98,8 @@ impl Stage {
         (self.from_per_s + self.to_per_s) / 2.0 * self.length.as_secs_f64()
     }
 
-    /// When, in s from its beginning, `n` requests are expected to have been due: the root of
-    /// `n = from·t + (to - from)·t²/(2·length)`, in the form that loses no digits where both rates are close.
+    /// Returns the time in s from the stage's beginning by which `n` requests are expected to have been due. It is the
+    /// root of `n = from·t + (to - from)·t²/(2·length)`, in the form that loses no digits where both rates are close.
     pub(crate) fn time_of(&self, n: f64) -> f64 {
         let growth = (self.to_per_s - self.from_per_s) / self.length.as_secs_f64();
         let root = (self.from_per_s * self.from_per_s + 2.0 * growth * n)
@@ -129,7 +131,7 @@ impl Stage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Spacing {
-    /// Exponential gaps: what many independent clients make.
+    /// Exponential gaps, as from many independent clients.
     Poisson,
     /// Equal gaps.
     Constant,
@@ -168,12 +170,12 @@ pub struct MixEntry {
     pub path: String,
 }
 
-/// What is asked for.
+/// The paths to request, and the form of the requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mix {
     /// The paths by weight; never empty in a valid plan.
     pub entries: Vec<MixEntry>,
-    /// What all requests have in common.
+    /// The common form of all requests.
     pub form: Form,
 }
 
@@ -232,7 +234,7 @@ fn check_path(path: &str) -> Result<(), String> {
 }
 
 impl Plan {
-    /// Says in one sentence what is wrong with a plan that cannot be run.
+    /// Checks that the plan can be run; the error is one sentence.
     pub fn check(&self) -> Result<(), Error> {
         self.check_arrivals()
             .and_then(|()| self.check_mix())
@@ -291,7 +293,7 @@ impl Plan {
         }
     }
 
-    /// How long requests will become due, where that is known beforehand.
+    /// How long requests become due, where that is known beforehand.
     pub fn length(&self) -> Option<Duration> {
         let staged = (!self.stages().is_empty())
             .then(|| {

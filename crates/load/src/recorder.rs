@@ -1,4 +1,4 @@
-//! What one thread writes down, and how the threads' notes are put together.
+//! The record of one thread, and how the threads' records are merged.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub(crate) struct Moments {
     pub fresh: bool,
 }
 
-/// What a request was for.
+/// The entry and the stage that a request belongs to.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Subject {
     /// Its entry in the mix.
@@ -220,7 +220,7 @@ impl Recorder {
     }
 
     fn by_worker(workers: HashMap<Vec<u8>, u64>) -> BTreeMap<String, u64> {
-        // Added up, not collected: two broken names may read the same.
+        // The names are added up, because two broken ones may read the same.
         let mut by_worker = BTreeMap::new();
         for (worker, n) in workers {
             *by_worker.entry(printable(&worker)).or_default() += n;
@@ -285,7 +285,7 @@ impl Recorder {
     }
 }
 
-/// A name that a server sent, without what a terminal would act on: U+009B begins a command as ESC [ does.
+/// Returns a server's name for itself without terminal commands: U+009B begins one as ESC [ does.
 fn printable(name: &[u8]) -> String {
     let name = String::from_utf8_lossy(name);
     name.chars()

@@ -1,5 +1,5 @@
-//! Reading one HTTP/1.x answer from pieces of any size: head by httparse, then a body by length, in chunks, or until the
-//! connection closes. The body is counted, not kept.
+//! Reads one HTTP/1.x answer from pieces of any size: the head by httparse, then a body by length, in chunks, or until
+//! the connection closes. The body is counted, not kept.
 
 use std::mem::MaybeUninit;
 
@@ -11,9 +11,9 @@ pub struct BadResponse(pub &'static str);
 /// How far an answer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Bytes are missing; so many were used, which is all of them.
+    /// Bytes are missing; all of the piece was used.
     More,
-    /// The answer is whole and ends after so many of the bytes given.
+    /// The answer is whole and ends after this many of the bytes given.
     Done {
         /// Bytes of the last piece that belong to it.
         used: usize,
@@ -29,7 +29,7 @@ enum State {
     Done,
 }
 
-/// Where in a chunked body (RFC 9112, 7.1).
+/// The position in a chunked body (RFC 9112, 7.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Chunk {
     Size { value: u64, digits: u8 },
@@ -145,7 +145,7 @@ impl ResponseReader {
         }
     }
 
-    /// The server closed: true if that is how this answer ends, false if it is cut off.
+    /// The server closed. Returns true if this answer ends so, false if it is cut off.
     pub fn finish(&mut self) -> bool {
         if self.state == State::UntilClose {
             self.state = State::Done;
@@ -153,7 +153,7 @@ impl ResponseReader {
         self.state == State::Done
     }
 
-    /// Reads a head, or keeps its beginning for later; says how many bytes of `rest` it took.
+    /// Reads a head, or keeps its beginning for later; returns how many bytes of `rest` it took.
     fn head(&mut self, rest: &[u8]) -> Result<usize, BadResponse> {
         if self.partial.is_empty() {
             let used = self.parse_head::<HEADERS_USUAL>(rest)?;
@@ -178,7 +178,7 @@ impl ResponseReader {
         Ok(used.map_or(rest.len(), |n| n - before))
     }
 
-    /// None where the head is not whole yet.
+    /// `None` where the head is not whole yet.
     fn parse_head<const HEADERS: usize>(
         &mut self,
         bytes: &[u8],
@@ -258,7 +258,7 @@ impl ResponseReader {
         }
     }
 
-    /// One step in a chunked body; says how many bytes it took.
+    /// Takes one step in a chunked body; returns how many bytes it took.
     fn chunk(&mut self, chunk: Chunk, rest: &[u8]) -> Result<usize, BadResponse> {
         let byte = rest[0];
         let after_size = |value| {
@@ -350,7 +350,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What an answer comes to: status, worker, keep-alive, body bytes, whole.
+    /// A parsed answer: status, worker, keep-alive, body bytes, whole.
     type Read = (u16, Vec<u8>, bool, u64, bool);
 
     /// Feeds `pieces`, then the end of the stream.

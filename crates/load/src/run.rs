@@ -17,12 +17,12 @@ use crate::recorder::Recorder;
 use crate::socket::{connect, source_address};
 use crate::{Arrivals, Error, Interval, Outcome, Plan, Sources};
 
-/// How often progress is told.
+/// The interval of progress reports.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 /// Descriptors that are not connections: standard streams, epoll instances, what the caller has open.
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// How far a load is.
+/// The progress of a load.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Progress {
     /// Since the start.
@@ -39,7 +39,7 @@ pub struct Progress {
     pub in_flight: u64,
 }
 
-/// What is told while a load runs.
+/// A report to the caller while a load runs.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// About ten times a second, and once at the end.
@@ -48,7 +48,7 @@ pub enum Event<'a> {
     Interval(&'a Interval),
 }
 
-/// What a thread says to the one that puts the notes together.
+/// A message from a thread to the one that merges the notes.
 pub(crate) enum Message {
     /// The notes of an interval that is over for this thread.
     Notes {
@@ -63,14 +63,14 @@ pub(crate) enum Message {
     },
 }
 
-/// Sends `plan` and says what came of it. `progress` is called about ten times a second and once at the end; setting
-/// `cancel` ends the load within about 100 ms, and requests then under way are counted as cancelled.
+/// Sends `plan` and returns its outcome. `progress` is called about ten times a second and once at the end. Setting
+/// `cancel` ends the load within about 100 ms; requests under way then are counted as cancelled.
 ///
 /// Raises the process's soft limit of file descriptors to its hard one, since every request may need one.
 ///
 /// # Errors
-/// [`Error::Plan`] for a plan that cannot be run, [`Error::System`] if the kernel refuses what the engine needs. Requests
-/// that fail are no such error: they are counted in [`Outcome::errors`].
+/// [`Error::Plan`] for a plan that cannot be run, [`Error::System`] if the kernel refuses something that the engine
+/// needs. Failed requests are no such error: they are counted in [`Outcome::errors`].
 pub fn run(
     plan: &Plan,
     cancel: &AtomicBool,
@@ -83,10 +83,10 @@ pub fn run(
     })
 }
 
-/// [`run`], telling also what ended in each interval of length `every`.
+/// Runs a plan as [`run`] does, and reports each interval of length `every` as well.
 ///
 /// # Errors
-/// Those of [`run`].
+/// The errors of [`run`].
 pub fn observe(
     plan: &Plan,
     cancel: &AtomicBool,
@@ -96,10 +96,10 @@ pub fn observe(
     observe_live(plan, cancel, every, &Live::new(plan), tell)
 }
 
-/// [`observe`], with counts that other threads can read, and a target that they can change, while it runs.
+/// Runs a plan as [`observe`] does. Meanwhile other threads can read its counts and change its target.
 ///
 /// # Errors
-/// Those of [`run`].
+/// The errors of [`run`].
 pub fn observe_live(
     plan: &Plan,
     cancel: &AtomicBool,
@@ -172,8 +172,8 @@ pub fn observe_live(
     Ok(outcome)
 }
 
-/// Opens the connections that a plan wants beforehand: each thread's share of them, in turn. One that cannot be opened is
-/// left out; the request that would have used it opens its own, and counts the failure.
+/// Opens the connections that a plan needs beforehand: each thread's share of them, in turn. A connection that cannot
+/// be opened is left out. The request that would have used it opens its own, and counts the failure.
 fn open_apart(plan: &Plan, live: &Live, cancel: &AtomicBool) -> Vec<Vec<OwnedFd>> {
     let mut opened: Vec<Vec<OwnedFd>> = (0..plan.threads).map(|_| Vec::new()).collect();
     let Arrivals::Kept {
@@ -204,14 +204,14 @@ fn send(task: Task<'_>) -> Result<Box<Recorder>, Error> {
     Engine::new(task)?.run().map(Box::new)
 }
 
-/// Puts the threads' notes together, by interval and as a whole.
+/// Merges the threads' notes, by interval and as a whole.
 struct Desk<'a> {
     plan: &'a Plan,
     every: Option<Duration>,
     all: Recorder,
     /// Intervals that some thread may still add to.
     open: BTreeMap<u64, Recorder>,
-    /// The interval that each thread is in; None once it is done.
+    /// The interval that each thread is in; `None` once it is done.
     threads: Vec<Option<u64>>,
 }
 
@@ -277,7 +277,7 @@ fn look(live: &Live, start: Instant) -> Progress {
     }
 }
 
-/// Raises the soft limit of open files to the hard one; gives the limit then in force.
+/// Raises the soft limit of open files to the hard one; returns the limit then in force.
 pub fn raise_descriptor_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -1,4 +1,4 @@
-//! The plan, request by request: when each is due, what it asks for, where it comes from.
+//! The plan, request by request: when each is due, its path, and its source address.
 
 use rand::SeedableRng;
 use rand::distr::Distribution;
@@ -15,16 +15,16 @@ pub struct Due {
     pub index: u64,
     /// When it is due, ns from the start; 0 in a closed loop, where a request is due when its client is free.
     pub at_ns: u64,
-    /// Which entry of the mix it asks for.
+    /// Its entry of the mix.
     pub entry: usize,
-    /// Which source address it comes from, from 0.
+    /// Its source address, from 0.
     pub source: u32,
-    /// Which stage of the profile it is of; 0 without one.
+    /// Its stage of the profile; 0 without one.
     pub stage: usize,
 }
 
-/// Turns "the n-th request, at a rate of one" into a time: the inverse of the sum of the rate (the time-change theorem for
-/// Poisson processes), so that a ramp keeps the spacing's statistics exactly.
+/// Turns "the n-th request, at a rate of one" into a time, by the inverse of the sum of the rate. By the time-change
+/// theorem for Poisson processes, a ramp keeps the spacing's statistics exactly.
 #[derive(Debug)]
 enum Pace {
     /// Due when a client is free.
@@ -39,7 +39,7 @@ enum Pace {
 }
 
 impl Pace {
-    /// The stage and the time, ns, at which `n` requests have passed; None after the last stage.
+    /// The stage and the time, ns, at which `n` requests have passed; `None` after the last stage.
     fn at(&mut self, n: f64) -> Option<(usize, u64)> {
         match self {
             Self::Closed => Some((0, 0)),
@@ -74,7 +74,7 @@ pub struct Schedule {
     passed: f64,
     gaps: Xoshiro256PlusPlus,
     paths: Xoshiro256PlusPlus,
-    /// None where there is but one path.
+    /// `None` where there is but one path.
     choice: Option<WeightedIndex<u64>>,
     sources: u32,
     next: u64,
@@ -140,7 +140,7 @@ impl Schedule {
         }
     }
 
-    /// The next of the whole plan, whichever thread's it is.
+    /// Returns the next request of the whole plan, whichever thread sends it.
     fn step(&mut self) -> Option<Due> {
         let index = self.next;
         if index >= self.requests {
@@ -172,7 +172,7 @@ impl Schedule {
     /// Goes on by one gap.
     fn pass(&mut self) {
         match self.spacing {
-            // From the index, not by adding up: no rounding error grows over a long run.
+            // From the index and not by adding up: no rounding error grows over a long run.
             Spacing::Constant => self.passed = (self.next - 1) as f64,
             Spacing::Poisson => {
                 let gap: f64 = Exp1.sample(&mut self.gaps);

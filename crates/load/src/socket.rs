@@ -29,7 +29,7 @@ pub(crate) fn connect(target: &SocketAddr, from: Option<Ipv4Addr>) -> Result<Own
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
     if let Some(from) = from {
-        // Leaves the port to connect(), which needs it unique only together with the target: without this, each source
+        // Leaves the port to connect(), which needs it unique only together with the target. Without this, each source
         // address would have but one use of each port, and bind() would search for it.
         setsockopt(&socket, IpBindAddressNoPort, &true)
             .map_err(|e| Errno::from_raw_os_error(e as i32))?;
@@ -41,7 +41,7 @@ pub(crate) fn connect(target: &SocketAddr, from: Option<Ipv4Addr>) -> Result<Own
     }
 }
 
-/// The name of what went wrong. `connecting`: no byte has been sent yet.
+/// The kind of an error. `connecting`: no byte has been sent yet.
 pub(crate) fn error_kind(errno: Errno, connecting: bool) -> ErrorKind {
     match errno {
         Errno::CONNREFUSED => ErrorKind::ConnectRefused,

@@ -68,7 +68,7 @@ pub struct PathSummary {
 pub struct StageSummary {
     pub from_per_s: f64,
     pub to_per_s: f64,
-    /// None: as long as the load.
+    /// `None`: as long as the load.
     pub length_s: Option<f64>,
     pub planned: u64,
     pub completed: u64,
@@ -76,7 +76,7 @@ pub struct StageSummary {
     pub latency_ms: Quantiles,
 }
 
-/// What ended within one interval.
+/// The requests that ended within one interval.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct IntervalSummary {
@@ -91,7 +91,7 @@ pub struct IntervalSummary {
     pub service_ms_p99: f64,
 }
 
-/// What was asked.
+/// The parameters of the load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Parameters {
@@ -118,7 +118,7 @@ pub struct Parameters {
     pub keep_alive: bool,
 }
 
-/// What results are of that do not name their method.
+/// The method of results that do not name one.
 fn get() -> String {
     "GET".to_owned()
 }
@@ -139,7 +139,7 @@ pub struct Summary {
     pub throughput_per_s: f64,
     /// From the planned time: correct under coordinated omission.
     pub latency_ms: Quantiles,
-    /// From `connect()`, or from the send on a kept connection: what a client that waits politely would report.
+    /// From `connect()`, or from the send on a kept connection: the latency that a client without a plan would report.
     pub service_ms: Quantiles,
     pub connect_ms: Quantiles,
     pub wait_ms: Quantiles,
@@ -161,7 +161,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of what `plan` came to; `intervals` as told while it ran, or none.
+    /// Summarises the outcome of `plan`; `intervals` as reported while it ran, or none.
     pub fn new(plan: &Plan, outcome: &Outcome, intervals: &[Interval]) -> Self {
         Self {
             schema: SCHEMA.to_owned(),

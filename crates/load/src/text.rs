@@ -160,7 +160,7 @@ impl Summary {
         }
     }
 
-    /// What a reader of the numbers must know about how they came to be.
+    /// Writes the warnings that a reader of the numbers needs: how the run itself may have distorted them.
     fn warnings(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let open = self.parameters.loop_kind == "open";
         let limited = self.parameters.concurrency.is_some();
@@ -207,7 +207,7 @@ fn quantiles(f: &mut fmt::Formatter<'_>, name: &str, q: &Quantiles) -> fmt::Resu
     )
 }
 
-/// What [`number`] shows as more than 0.
+/// The least that [`number`] shows as more than 0.
 const SHOWN_MS: f64 = 0.0005;
 
 /// 76 columns; a longer name goes on a line of its own.
@@ -220,7 +220,7 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, cells: [String; 7]) -> fmt::Resul
     writeln!(f)
 }
 
-/// Three digits that matter, in at most seven places.
+/// Formats three significant digits, in at most seven places.
 pub(crate) fn number(value: f64) -> String {
     match value {
         0.0 => "0".to_owned(),

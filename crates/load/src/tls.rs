@@ -28,7 +28,7 @@ pub struct Tls {
     pub insecure: bool,
 }
 
-/// What all encrypted connections of a thread have in common.
+/// The common part of all encrypted connections of a thread.
 pub(crate) struct Client {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
@@ -88,7 +88,7 @@ pub(crate) struct Session {
     connection: ClientConnection,
 }
 
-/// What came of reading.
+/// The result of reading.
 pub(crate) enum Received {
     /// This much is in the buffer.
     Bytes(usize),
@@ -105,7 +105,7 @@ impl Session {
         put.map_err(|_| ErrorKind::Tls)
     }
 
-    /// Sends what the socket takes. True once the handshake is over and all is sent.
+    /// Sends as much as the socket takes. Returns true once the handshake is over and all is sent.
     pub(crate) fn flush(&mut self, socket: &OwnedFd) -> Result<bool, ErrorKind> {
         let mut socket = Socket(socket);
         while self.connection.wants_write() {
@@ -119,7 +119,7 @@ impl Session {
         Ok(!self.connection.is_handshaking())
     }
 
-    /// Reads from the socket and decrypts into `buffer`, and sends what that calls for.
+    /// Reads from the socket, decrypts into `buffer`, and sends the replies that TLS requires.
     pub(crate) fn receive(
         &mut self,
         socket: &OwnedFd,
@@ -130,7 +130,7 @@ impl Session {
                 Ok(0) => return Ok(Received::End),
                 Ok(n) => return Ok(Received::Bytes(n)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // Closed without a word of TLS: whoever is between may have done that.
+                // Closed without a word of TLS: a host in between may have done that.
                 Err(_) => return Err(ErrorKind::EofEarly),
             }
             match self.connection.read_tls(&mut Socket(socket)) {
@@ -143,7 +143,7 @@ impl Session {
                 Err(error) => return Err(kind(&error)),
             }
             if let Err(error) = self.connection.process_new_packets() {
-                // The server is told why, if it listens still.
+                // Tells the server why, if it listens still.
                 let _ = self.flush(socket);
                 return Err(match error {
                     rustls::Error::InvalidCertificate(_) => ErrorKind::Certificate,
@@ -179,7 +179,7 @@ impl Write for Socket<'_> {
     }
 }
 
-/// `--insecure`: whoever the certificate is for. The handshake is still checked to be made with that certificate's key.
+/// `--insecure`: accepts any certificate. The handshake is still checked to be made with that certificate's key.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! The live view: what is told while a load runs, as a block of text for a terminal. No terminal is touched here.
+//! The live view: the events of a running load as a block of text for a terminal. This module touches no terminal.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
@@ -14,7 +14,7 @@ const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█
 /// Room for the name before a row's content.
 const LABEL: usize = 11;
 
-/// Collects events and shows where the load is.
+/// Collects events and shows the progress of the load.
 #[derive(Debug)]
 pub struct View {
     title: String,
@@ -31,7 +31,7 @@ pub struct View {
 const HISTORY: usize = 400;
 
 impl View {
-    /// Of a load that is about to start.
+    /// Makes the view of a load that is about to start.
     pub fn new(plan: &Plan) -> Self {
         Self {
             title: format!("{}  {}", plan.target, describe(plan)),
@@ -44,7 +44,7 @@ impl View {
         }
     }
 
-    /// Takes in what the load tells.
+    /// Takes in an event of the load.
     pub fn take(&mut self, event: &Event<'_>) {
         match event {
             Event::Progress(now) => self.progress = **now,

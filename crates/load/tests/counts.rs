@@ -1,4 +1,4 @@
-//! What is planned is what is sent, is what is counted.
+//! The planned requests are the ones sent, and the ones counted.
 
 mod common;
 

@@ -143,7 +143,7 @@ fn a_certificate_that_nobody_signed_is_refused() {
 
 const ADDRESS: &str = "WAKEONE_TEST_TLS_ADDRESS";
 
-/// The authorities are those of the process, so the load is sent by another one: this same test, told where to.
+/// The authorities are those of the process, so another process sends the load: this same test, given the target.
 #[test]
 fn a_certificate_of_a_trusted_authority_is_taken_for_its_own_name() {
     if let Ok(address) = std::env::var(ADDRESS) {
@@ -190,7 +190,7 @@ fn a_certificate_of_a_trusted_authority_is_taken_for_its_own_name() {
 
 #[test]
 fn an_answer_that_is_cut_off_is_no_answer() {
-    // Without a length its end is the connection's; without a farewell that may be anybody's doing.
+    // An answer without a length ends with the connection. Without a farewell anybody may have ended it.
     let address = serve(|_, stream| {
         let text = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhalf";
         stream.write_all(text.as_bytes()).unwrap();

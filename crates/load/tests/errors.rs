@@ -1,4 +1,4 @@
-//! Each way to fail, provoked for real, is counted as what it is.
+//! Each way to fail, provoked for real, is counted as its own kind.
 
 mod common;
 

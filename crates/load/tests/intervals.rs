@@ -107,8 +107,8 @@ fn each_stage_is_sent_and_kept_apart() {
     assert_eq!(outcome.completed, 600, "{:?}", outcome.errors);
 }
 
-/// One client, a rate of 1,000/s and a server that stalls once for 400 ms: the client sends its next requests late. What
-/// they say of themselves (service) is quick; from their planned time it is the stall.
+/// One client, a rate of 1,000/s and a server that stalls once for 400 ms: the client sends its next requests late.
+/// Their own latency (service) is short; the latency from their planned time shows the stall.
 #[test]
 fn a_limited_open_loop_shows_both_truths() {
     let stall = Duration::from_millis(400);

@@ -1,4 +1,4 @@
-//! A load that is looked at, and aimed anew, while it runs.
+//! A load that is read, and aimed anew, while it runs.
 
 mod common;
 

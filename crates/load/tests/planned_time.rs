@@ -1,5 +1,5 @@
-//! Latency counts from the planned time: a stall of the server is seen by the requests planned while it lasted, and is not
-//! hidden by a client that politely waits for its end ("coordinated omission").
+//! Latency counts from the planned time. The requests planned during a stall of the server show it; a client that
+//! politely waits for its end does not hide it ("coordinated omission").
 
 mod common;
 
@@ -64,8 +64,8 @@ fn the_open_loop_sees_the_stall_that_the_closed_loop_hides() {
     );
 }
 
-/// A plan that no generator can keep: what is sent late is late by the planned time and not by the time from the send, and
-/// the difference is what `lateness` says.
+/// A plan that no generator can keep. A request sent late is late by the planned time and not by the time from the
+/// send; `lateness` reports the difference.
 #[test]
 fn a_late_generator_says_so() {
     let server = common::Server::start(|request| {
@@ -75,7 +75,8 @@ fn a_late_generator_says_so() {
         true
     });
     let stop = Stop {
-        // Far fewer than the server's accept queue, its threads and our descriptors allow: their end is not what is tested.
+        // Far fewer than the server's accept queue, its threads and our descriptors allow: their limits are not under
+        // test.
         requests: Some(400),
         duration: None,
     };

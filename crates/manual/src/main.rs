@@ -1,4 +1,5 @@
-//! Writes what is installed beside the command into a folder: manual pages (`man/`) and completions (`completions/`).
+//! Writes the files installed beside the command into a folder: manual pages (`man/`) and completions
+//! (`completions/`).
 //!
 //! A program of its own: as a hidden subcommand it would be in every installed binary.
 

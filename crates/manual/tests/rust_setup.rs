@@ -1,5 +1,5 @@
-//! Where `scripts/deps` gets Rust from on a machine without it: which packages it asks for, and when it runs the official
-//! installer. Everything that would change the machine is a program of the test's own.
+//! Where `scripts/deps` gets Rust from on a machine without it: the packages it requests, and when it runs the
+//! official installer. Every program that would change the machine is replaced by one of the test's own.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -63,7 +63,7 @@ impl Machine {
         fs::set_permissions(self.path(name), mode).expect("a mode");
     }
 
-    /// Runs the script. Returns its output and the log of what it had others do.
+    /// Runs the script. Returns its output and the log of the programs it ran.
     fn deps(&self, yes: bool) -> (Output, String) {
         let mut command = Command::new("/bin/bash");
         command

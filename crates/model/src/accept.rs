@@ -1,7 +1,8 @@
 //! Which accept model a server uses: a pure judgement over snapshots of its processes.
 //!
-//! The words are the field's: blocking accept() shared by processes, an epoll set in each of them that wakes all or one
-//! (EPOLLEXCLUSIVE), a mutex around accept, one acceptor that hands connections on, a socket for each worker.
+//! The models are named by the usual terms: blocking accept() shared by processes; an epoll set in each of them that
+//! wakes all or one (EPOLLEXCLUSIVE); a mutex around accept; one acceptor that hands connections on; a socket for each
+//! worker.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,21 +19,21 @@ pub enum Means {
     Accept,
     /// It blocks in a receive call.
     Receive,
-    /// poll or select: all that wait are woken.
+    /// poll or select: every waiting worker is woken.
     Poll,
-    /// Level-triggered epoll: all that wait are woken.
+    /// Level-triggered epoll: every waiting worker is woken.
     EpollWakeAll,
     /// Edge-triggered epoll without EPOLLEXCLUSIVE.
     EpollEdge,
-    /// EPOLLEXCLUSIVE: one is woken, the last that went to sleep.
+    /// EPOLLEXCLUSIVE: one worker is woken, the first in the order of registration that waits.
     EpollExclusive,
     /// A ring with an accept in it.
     IoUring,
-    /// Nobody was seen to wait.
+    /// No process was seen to wait.
     Unseen,
 }
 
-/// Who takes the connections, from which sockets.
+/// The way that workers share listening sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Shape {
@@ -52,7 +53,7 @@ pub enum Shape {
     SocketPerWorker,
     /// A socket for each thread of one process.
     SocketPerThread,
-    /// Nobody was seen to take any.
+    /// No process was seen to take any.
     Unknown,
 }
 
@@ -71,13 +72,13 @@ pub enum Confidence {
 /// The accept model of a listener.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptModel {
-    /// Who takes connections from what.
+    /// How the workers share the sockets.
     pub shape: Shape,
     /// How they learn of one.
     pub means: Means,
     /// How sure.
     pub confidence: Confidence,
-    /// What was seen, a sentence each.
+    /// The observations, a sentence each.
     pub evidence: Vec<String>,
     /// Processes that take connections.
     pub workers: Vec<u32>,
@@ -117,7 +118,7 @@ impl AcceptModel {
         }
     }
 
-    /// What it means, for a person.
+    /// Describes the model for a person.
     pub fn describe(&self) -> &'static str {
         match (self.shape, self.means) {
             (Shape::Single, _) => "one worker takes every connection",
@@ -156,8 +157,8 @@ impl AcceptModel {
     }
 }
 
-/// Who waited for what, and by what means, over all snapshots. Units of a process that wait are its epoll sets with a
-/// socket in them, or its threads in accept, receive or poll.
+/// The sockets that each process waited for, and by what means, over all snapshots. The units of a process are its
+/// epoll sets with a socket in them, or its threads in accept, receive or poll.
 #[derive(Default)]
 struct Watching {
     /// By process: `(unit, inode, means)`.
@@ -190,7 +191,7 @@ impl Watching {
 
     fn means(&self) -> Means {
         let means: BTreeSet<Means> = self.each().map(|(_, _, means)| means).collect();
-        // Who polls and then blocks in accept (Apache with one Listen) is woken as who polls.
+        // A worker that polls and then blocks in accept (Apache with one Listen) is woken by its poll.
         let strongest = [
             Means::EpollWakeAll,
             Means::Poll,
@@ -262,8 +263,8 @@ fn units(process: &Process) -> Vec<(u64, u64, Means)> {
     units
 }
 
-/// Whether some thread waits for the socket at this moment. A socket in an epoll set that no thread is waiting on, of a
-/// process that works or waits for a mutex, is not waited for.
+/// Whether some thread waits for the socket at this moment. A socket may be in an epoll set that no thread waits on,
+/// because the process works or waits for a mutex: then no thread waits for it.
 fn waits_now(process: &Process) -> bool {
     let own = |epoll: i32| {
         let mut polls = process.polls.iter();
@@ -289,9 +290,9 @@ pub fn waiters(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, BTreeSet<u32>> {
     waiters
 }
 
-/// Processes that keep a socket as a last resort and do not accept from it, by its inode: the only holder of one that
-/// nobody was seen to wait for, without connections, and the parent of all that wait for sockets of their own. That is
-/// what `wakeone run --split` leaves a server's first process with.
+/// Processes that hold a socket as a last resort and do not accept from it, by its inode. Such a process is the only
+/// holder of a socket that no process was seen to wait for. It has no connections, and is the parent of all that wait
+/// for sockets of their own. `wakeone run --split` leaves a server's first process like that.
 pub fn fallback_holders(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, u32> {
     let waiters = waiters(snapshots);
     let waits = |pid: u32| waiters.values().any(|pids| pids.contains(&pid));
@@ -320,7 +321,7 @@ pub fn fallback_holders(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, u32> {
     holders
 }
 
-/// Says which accept model the snapshots show.
+/// Identifies the accept model that the snapshots show.
 pub fn identify(protocol: Protocol, snapshots: &[ProcessSnapshot]) -> AcceptModel {
     let watching = Watching::see(snapshots);
     let mut model = AcceptModel {
@@ -442,7 +443,7 @@ fn own_sockets(watching: &Watching, model: &mut AcceptModel) {
             .push("some of the sockets are waited for by more than one process".into());
     }
     if watching.by_process.len() == 1 && watching.units_of_one() == 1 {
-        // One thread watches several sockets of one address: a group that nothing is spread over.
+        // One thread watches several sockets of one address: a group that spreads nothing.
         model.shape = Shape::Single;
     }
 }
@@ -453,8 +454,8 @@ struct Mutex {
     workers: Vec<u32>,
 }
 
-/// A mutex around accept: of several siblings that hold the socket only one at a time waits for it, and the others
-/// wait for something else that is not a request.
+/// A mutex around accept. Of several siblings that hold the socket, only one at a time waits for it. The others wait
+/// for something else that is not a request.
 fn mutex(watching: &Watching, snapshots: &[ProcessSnapshot]) -> Option<Mutex> {
     if watching.most_at_once != 1 {
         return None;
@@ -471,7 +472,8 @@ fn mutex(watching: &Watching, snapshots: &[ProcessSnapshot]) -> Option<Mutex> {
             if !sibling || other.holds.is_empty() || other.threads.is_empty() {
                 continue;
             }
-            // A worker that waits for the mutex does nothing else; one whose pool sleeps while it works is no such.
+            // A worker that waits for the mutex does nothing else. A worker whose pool sleeps while it works does not
+            // count.
             let idle = |wait: &Wait| matches!(wait, Wait::Lock | Wait::Futex | Wait::Epoll(_));
             if other.threads.iter().all(|t| idle(&t.wait)) {
                 workers.extend([other.pid, watcher.pid]);

@@ -1,6 +1,7 @@
 //! The setting of each well-known server that gives each of its workers a socket of its own, or that wakes fewer.
 
-/// How to give each worker of this server (by process name) its own listening socket; `address` is what it listens on.
+/// Returns how to give each worker of this server (by process name) its own listening socket. `address`: where it
+/// listens.
 pub fn own_sockets(name: &str, address: &str) -> String {
     let port = address.rsplit_once(':').map_or(address, |(_, port)| port);
     match server(name) {

@@ -1,10 +1,11 @@
-//! Who is stuck: a pure judgement over what the agent saw.
+//! Which worker is stuck: a pure judgement over the agent's samples.
 //!
-//! A worker is stuck when connections have waited in its queue for some time without one of them being accepted,
-//! while another worker has nothing to do, or has served its own queue many times over. It need not be broken: one long request in a blocking worker is enough,
-//! and in the words of the paper's critics, those behind it wait at a clogged till while the next one is free.
+//! A worker is stuck when connections have waited in its queue for some time without one of them being accepted.
+//! Meanwhile another worker has nothing to do, or has served its own queue many times over. The worker need not be
+//! broken: one long request in a blocking worker is enough. In the image of the paper's critics, the connections
+//! behind it wait at a clogged till while the next one is free.
 
-/// What is seen of one slot at one moment.
+/// A sample of one slot at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SlotSample {
     /// A worker runs here and may be given connections (up, not draining).
@@ -20,7 +21,7 @@ pub struct SlotSample {
     pub active: u64,
 }
 
-/// What a worker does, as far as /proc tells. It is asked only of those where it matters.
+/// The state of a worker, as far as /proc tells. The agent reads it only for workers where it matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerState {
     /// Some thread waits for connections: accept, epoll, poll or select.
@@ -35,7 +36,7 @@ pub enum WorkerState {
     Unknown,
 }
 
-/// What must be remembered of a slot from one look to the next.
+/// The history of a slot from one sample to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SlotHistory {
     accepted: u64,
@@ -53,7 +54,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 5 ms: well above a scheduler's tick, well below what a person notices.
+    /// 5 ms: well above a scheduler's tick, well below the least delay that a person notices.
     fn default() -> Self {
         Self {
             stuck_after_ns: 5_000_000,
@@ -79,31 +80,31 @@ impl SlotHistory {
         self.progress_ns = self.progress_ns.max(now_ns);
     }
 
-    /// The slot's queue was moved: what was in it was not accepted.
+    /// Records that the slot's queue was moved: its connections were not accepted here.
     pub fn moved(&mut self, look: &SlotSample) {
         self.accepted = look.accepted;
     }
 }
 
-/// Whether a suspect is stuck: it is seen outside accept, and somebody else would do its work sooner (is [`idle`], or has
-/// [`overtaken`] it).
+/// Whether a suspect is stuck: it is seen outside accept, and another worker would do its work sooner (is [`idle`], or
+/// has [`overtaken`] it).
 ///
 /// A worker that waits for connections is never stuck, however long its queue: it was woken and has not run yet.
-/// And where all are as busy, nobody would serve the queue sooner: that is overload, not a stuck worker.
+/// And where all are as busy, no worker would serve the queue sooner: that is overload, not a stuck worker.
 ///
-/// What it does is asked last: seeing that costs something.
+/// The state is read last, because reading it costs something.
 pub fn stuck(another_sooner: bool, doing: impl FnOnce() -> WorkerState) -> bool {
     another_sooner && matches!(doing(), WorkerState::Busy | WorkerState::Stopped)
 }
 
-/// So many times its own queue must another have served before a suspect counts as overtaken: chance and uneven work
-/// do not come to that.
+/// Another worker must serve this many times its own queue before a suspect counts as overtaken. Chance and uneven
+/// work do not come to that.
 const LAPS: u64 = 8;
-/// So many times the patience must pass before busy workers are compared: a worker that only waits for a CPU gets one
-/// sooner.
+/// This many times the patience must pass before busy workers are compared. A worker that only waits for a CPU gets
+/// one sooner.
 const PATIENCES: u64 = 10;
 
-/// What everybody had accepted when a slot became suspect.
+/// The accepted connections of every slot at the moment when one became suspect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgressBaseline {
     since_ns: u64,
@@ -119,11 +120,11 @@ impl ProgressBaseline {
         }
     }
 
-    /// Whether a worker among `others` (their slots and what is seen of them) has overtaken the suspect: it is busy all
-    /// the time, so never idle, but would have served its queue many times over since.
+    /// Whether a worker among `others` (their slots and samples) has overtaken the suspect. Such a worker is busy all
+    /// the time, so never idle, but has served many times its own queue since.
     ///
-    /// This is the case of two workers with one thread each, of which one is kept: the other has always something to
-    /// do while there are clients, and what waits behind the first one waits for as long as that is kept.
+    /// This is the case of two workers with one thread each, of which one is held up. The other has always something
+    /// to do while there are clients. The queue of the first one waits for as long as it is held up.
     pub fn overtaken<'a>(
         &self,
         now_ns: u64,

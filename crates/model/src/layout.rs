@@ -6,7 +6,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 /// The properties of the reader's terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Style {
-    /// Columns of the terminal; None: as wide as it takes, for a file or a program.
+    /// Columns of the terminal; `None`: as wide as it takes, for a file or a program.
     pub width: Option<usize>,
     /// Whether colours are shown.
     pub colour: bool,
@@ -181,7 +181,7 @@ fn set(cell: &Cell, column: Column, width: usize, last: bool, style: Style) -> S
     }
 }
 
-/// A line with what has no room in the terminal cut off. Colours take no room, and none is cut open.
+/// Cuts a line off where the terminal ends. Colours take no room, and none is cut open.
 fn cut(line: &str, style: Style) -> String {
     let Some(room) = style.width else {
         return line.to_owned();

@@ -1,4 +1,4 @@
-//! Listening sockets and those who hold them, as they are seen from outside.
+//! Listening sockets and the processes that hold them, as they are seen from outside.
 
 use std::net::SocketAddr;
 
@@ -35,13 +35,13 @@ pub struct Socket {
     pub cookie: u64,
     /// Transport.
     pub protocol: Protocol,
-    /// Effective user of who made it.
+    /// Effective user of its maker.
     pub uid: u32,
     /// A listener's accept queue now, in connections; a UDP socket's waiting bytes.
     pub queued: u32,
     /// A listener's backlog; the kernel admits one more.
     pub queue_limit: u32,
-    /// What this socket dropped since it exists: overflows of a listener, datagrams without room.
+    /// Drops of this socket since it was made: overflows of a listener, datagrams without room.
     pub drops: u32,
     /// Receive buffer, in bytes.
     pub receive_buffer_bytes: u32,
@@ -67,7 +67,7 @@ impl Listener {
     }
 }
 
-/// What a thread is in, as far as it concerns listeners.
+/// The call that a thread is in, as far as it concerns listeners.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wait {
@@ -102,7 +102,7 @@ pub enum Wait {
 pub struct Thread {
     /// Its id.
     pub tid: u32,
-    /// What it is in.
+    /// The call it is in.
     pub wait: Wait,
 }
 
@@ -133,7 +133,7 @@ pub struct Process {
     pub name: String,
     /// Inodes of the listener's sockets that it holds, each once.
     pub holds: Vec<u64>,
-    /// Those in its epoll sets.
+    /// The listener's sockets in its epoll sets.
     pub polls: Vec<Polled>,
     /// It has an io_uring.
     pub rings: bool,

@@ -20,7 +20,7 @@ pub fn decayed(round_trip_us: u32) -> u32 {
     round_trip_us - round_trip_us.div_ceil(4)
 }
 
-/// When a slot was given something last, as far as could be seen.
+/// When a slot was last given a connection, as far as could be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Arrivals {
     selected: u64,
@@ -38,17 +38,17 @@ impl Arrivals {
         }
     }
 
-    /// From when on no handshake is under way in a slot that is avoided since `avoided_ns`.
+    /// The time from which on no handshake is under way in a slot that is avoided since `avoided_ns`.
     pub fn quiet_ns(&self, avoided_ns: u64, wait_ns: u64) -> u64 {
         let ended = self.last_ns.saturating_add(wait_ns);
         ended.clamp(avoided_ns + SETTLED_NS, avoided_ns + LONGEST_WAIT_NS)
     }
 }
 
-/// Moves may take one part in so many of the time: each holds up new connections of its port
+/// Moves may take one part in this many of the time: each holds up new connections of its port
 /// (net/ipv4/inet_connection_sock.c, `inet_csk_bind_conflict`, walks all sockets of the port under a lock).
 const SHARE: u64 = 100;
-/// What is saved up while there is nothing to move, in ns: a second's worth.
+/// The most that is saved up while there is nothing to move, in ns: a second's worth.
 const MOST_SAVED_NS: i64 = 10_000_000;
 
 /// The time that a group's moves may take.
@@ -71,7 +71,7 @@ impl Budget {
     /// Whether a move may begin. How long it takes is known only afterwards, so it may leave a debt.
     pub fn allows(&mut self, now_ns: u64) -> bool {
         let passed = now_ns.saturating_sub(self.at_ns);
-        // The remainder of the division is not lost: the moment goes on by what was counted.
+        // The remainder of the division is not lost: the moment advances by the counted part only.
         let earned = passed / SHARE;
         self.at_ns += earned * SHARE;
         let earned = i64::try_from(earned).unwrap_or(i64::MAX);

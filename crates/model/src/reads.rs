@@ -1,9 +1,10 @@
-//! Whether a worker reads its UDP socket: nobody counts what is read, so it is told from what waits.
+//! Whether a worker reads its UDP socket. The kernel does not count reads, so they are inferred from the datagrams
+//! that wait.
 
 /// The least that a waiting datagram takes in memory, in bytes: its `sk_buff` and `skb_shared_info` alone are more.
 const LEAST_BYTES: u64 = 512;
 
-/// What was seen of a slot's sockets last, and how often a read showed.
+/// The last sample of a slot's sockets, and how often a read was inferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reads {
     waiting_bytes: u64,
@@ -12,11 +13,12 @@ pub struct Reads {
 }
 
 impl Reads {
-    /// Notes a look: `waiting_bytes` now, and how many datagrams were `placed` in the queue so far, in all. Returns the
-    /// number of looks that proved a read: less waits than did before, with what must have come meanwhile.
+    /// Notes a look: `waiting_bytes` now, and how many datagrams were `placed` in the queue so far, in all. Returns
+    /// the number of looks that proved a read. In such a look fewer bytes wait than before plus the least that came
+    /// meanwhile.
     ///
-    /// A read may go unseen, since datagrams take more than the least and the kernel settles what was read in portions;
-    /// none is seen that was not.
+    /// A read may go unseen, since datagrams take more than the least, and the kernel settles reads in portions. Every
+    /// read that is counted did happen.
     pub fn note(&mut self, waiting_bytes: u64, placed: u64) -> u64 {
         let came = placed.saturating_sub(self.placed) * LEAST_BYTES;
         if waiting_bytes < self.waiting_bytes.saturating_add(came) {

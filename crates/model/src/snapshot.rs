@@ -1,7 +1,7 @@
-//! What a listener and its workers looked like at one moment, and what happened between two.
+//! The state of a listener and its workers at one moment, and the changes between two moments.
 //!
-//! A [`Snapshot`] holds counters that only grow, and states; a [`Watch`] what a while of looking adds up to. Both can be
-//! written to a file, read again, judged and shown without a kernel.
+//! A [`Snapshot`] holds states, and counters that only grow; a [`Watch`] holds the result of a period of watching.
+//! Both can be written to a file, read again, judged and shown without a kernel.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ pub struct WorkerLook {
     pub pinned_cpu: Option<u32>,
 }
 
-/// What the probes counted of one worker so far.
+/// The probes' counters of one worker so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerTrace {
     /// Connections that accept() returned.
@@ -64,7 +64,7 @@ pub struct TraceGaps {
     pub wakeups: bool,
 }
 
-/// What the probes counted so far.
+/// The probes' counters so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceLook {
     /// Connections put into a queue.
@@ -111,20 +111,20 @@ pub struct Snapshot {
     pub listener: Listener,
     /// Its workers by process id.
     pub workers: BTreeMap<u32, WorkerLook>,
-    /// What the probes say, where tracing is allowed.
+    /// The probes' counters, where tracing is allowed.
     pub trace: Option<TraceLook>,
     /// The namespace's counters.
     pub host: HostLook,
-    /// For how long those that wait to be accepted have waited by now; None where that is not known. Ages below
-    /// [`SHORT_WAIT_US`] are left out: that is the life of any queue, and the kernel's clock for them is coarse.
+    /// How long the connections that wait for accept() have waited by now; `None` where that is not known. Ages below
+    /// [`SHORT_WAIT_US`] are left out: any queue has them, and the kernel's clock for them is coarse.
     #[serde(default)]
     pub waiting: Option<Waits>,
 }
 
-/// Less than this a connection that waits just came, µs.
+/// A connection that has waited less than this has just come, µs.
 pub const SHORT_WAIT_US: u64 = 10_000;
 
-/// What many quick looks, some milliseconds apart, add up to.
+/// The result of many quick looks, some milliseconds apart.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sampled {
     /// Looks taken.
@@ -139,7 +139,7 @@ pub struct Sampled {
     pub stopped: BTreeMap<u32, u64>,
     /// Looks in which it waited while a queue that it does not serve was not empty.
     pub idle_beside_queue: BTreeMap<u32, u64>,
-    /// Looks in which a socket had a queue and all who serve it were busy while another worker waited, by cookie.
+    /// Looks in which a socket had a queue and all its workers were busy while another worker waited, by cookie.
     pub blocked_queue: BTreeMap<u64, u64>,
     /// Sockets that went away, and how many connections waited in them when last seen.
     pub gone: BTreeMap<u64, u32>,
@@ -163,16 +163,16 @@ pub struct Watch {
     pub first: Snapshot,
     /// The last look.
     pub last: Snapshot,
-    /// What lay between.
+    /// The looks in between.
     pub sampled: Sampled,
-    /// Who waits for which socket: process ids by cookie.
+    /// The processes that wait for each socket: process ids by cookie.
     pub serves: BTreeMap<u64, Vec<u32>>,
-    /// Who only keeps a socket, as a last resort, and does not accept from it: a process id by cookie.
+    /// The process that only holds a socket as a last resort and does not accept from it: its id by cookie.
     #[serde(default)]
     pub keeps: BTreeMap<u64, u32>,
-    /// SO_REUSEPORT is set; None where it could not be asked.
+    /// SO_REUSEPORT is set; `None` where it could not be read.
     pub reuseport: Option<bool>,
-    /// A program chooses the socket; None where it could not be found out.
+    /// A program chooses the socket; `None` where that is not known.
     pub steered: Option<bool>,
     /// Which view.
     pub view: View,
@@ -185,7 +185,7 @@ pub struct Row {
     pub pid: u32,
     /// Process name.
     pub name: String,
-    /// Connections taken; None without tracing.
+    /// Connections taken; `None` without tracing.
     pub taken: Option<u64>,
     /// Its share of those, 0 to 1.
     pub share: Option<f64>,
@@ -220,9 +220,9 @@ pub struct Row {
 pub struct Queue {
     /// Inode of the socket.
     pub inode: u64,
-    /// Who waits for it.
+    /// The processes that wait for it.
     pub pids: Vec<u32>,
-    /// Who only keeps it, and does not accept.
+    /// The process that only holds it and does not accept.
     pub kept_by: Option<u32>,
     /// Connections waiting at the last look.
     pub length: u32,
@@ -230,9 +230,9 @@ pub struct Queue {
     pub highest: u32,
     /// The backlog.
     pub limit: u32,
-    /// What it dropped meanwhile.
+    /// Drops of this queue meanwhile.
     pub dropped: u32,
-    /// Seconds in which it was not empty, all who serve it were busy, and another worker waited.
+    /// Seconds in which it was not empty, all its workers were busy, and another worker waited.
     pub blocked_s: f64,
 }
 
@@ -247,7 +247,7 @@ pub struct Totals {
     pub connections_per_s: f64,
     /// Threads woken a connection.
     pub wakeups_per_connection: Option<f64>,
-    /// Those beyond one a connection.
+    /// Wake-ups beyond one a connection.
     pub wasted_per_connection: Option<f64>,
     /// Wait in the queue: median, µs.
     pub wait_us_p50: Option<f64>,
@@ -255,7 +255,7 @@ pub struct Totals {
     pub wait_us_p99: Option<f64>,
     /// The longest, µs.
     pub wait_us_max: Option<f64>,
-    /// For how long the oldest of those has waited that wait still, µs; None where none does.
+    /// The wait so far of the oldest waiting connection, µs; `None` where none waits.
     pub oldest_wait_us: Option<f64>,
     /// Largest share over the mean one: of connections where they are known, otherwise of CPU.
     pub skew_max_over_mean: Option<f64>,
@@ -310,7 +310,7 @@ impl Watch {
         (!self.last.trace.as_ref()?.gaps.wakeups).then(|| wakeups as f64 / connections as f64)
     }
 
-    /// Whether the probes tell what each worker takes, and how long that waited.
+    /// Whether the probes count the connections of each worker, and how long those waited.
     fn takes_are_known(&self) -> bool {
         self.last.trace.as_ref().is_some_and(|t| !t.gaps.accepts)
     }
@@ -326,7 +326,8 @@ impl Watch {
         self.last.waiting.as_ref().filter(|waits| waits.count > 0)
     }
 
-    /// The worker for whom alone they wait: which queue a connection waits in is not known, so there must be one only.
+    /// The only worker of all waiting connections. It is not known which queue a connection waits in, so there must be
+    /// one only.
     fn waited_for(&self) -> Option<u32> {
         let sockets = self.last.listener.sockets.iter();
         let mut filled = sockets.filter(|socket| socket.queued > 0);
@@ -337,7 +338,7 @@ impl Watch {
         }
     }
 
-    /// The waits of a worker's connections, those that wait still included.
+    /// The waits of a worker's connections, including those that still wait.
     fn waits_of(&self, pid: u32, taken: Option<&Waits>) -> Option<Waits> {
         let mut waits = taken?.clone();
         if let Some(waiting) = self.waiting().filter(|_| self.waited_for() == Some(pid)) {
@@ -468,7 +469,7 @@ impl Watch {
         for traced in self.last.workers.keys().filter_map(|pid| self.traced(*pid)) {
             waits.add(&traced.waits);
         }
-        // Those that wait still are no survivors, and the longest waits are theirs.
+        // Without the connections that still wait, the longest waits would be missing.
         if let Some(waiting) = self.waiting().filter(|_| self.takes_are_known()) {
             waits.add(waiting);
         }

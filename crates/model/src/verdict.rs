@@ -1,7 +1,7 @@
-//! What is wrong with a server, from a while of watching it: each finding with its cause, its numbers, and what to do.
+//! Finds what is wrong with a server, from a while of watching it: each finding with its cause, its numbers, and what
+//! to do.
 //!
-//! The thresholds are of the kind that a healthy server under load stays clear of; what is too little to judge by is not
-//! judged.
+//! The thresholds are of the kind that a healthy server under load stays clear of. Too little data is not judged.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,13 +16,13 @@ use crate::snapshot::{Queue, Row, Totals, Watch, WorkerLook};
 pub struct Finding {
     /// A stable name, for programs.
     pub code: String,
-    /// What is wrong, in a few words.
+    /// The problem, in a few words.
     pub title: String,
     /// Why it is so.
     pub cause: String,
     /// The numbers that show it.
     pub evidence: Vec<String>,
-    /// What to do, the best first.
+    /// Steps to take, the best first.
     pub next: Vec<String>,
 }
 
@@ -40,20 +40,20 @@ const HERD: f64 = 1.8;
 const BLOCKED_SHARE: f64 = 0.02;
 /// That long at the least, s.
 const BLOCKED_S: f64 = 0.1;
-/// A queue none of whose connections waited that long was not blocked, however often it was seen filled, µs.
+/// A queue whose connections all waited less than this was not blocked, however often it was seen filled, µs.
 const BLOCKED_WAIT_US: f64 = 20_000.0;
-/// A wait in the queue that a client notices, µs: that of the slowest hundredth, where it is no moment's burst.
+/// A wait in the queue that a client notices, µs. It is the 99th percentile, where it is no moment's burst.
 const LONG_WAIT_US: f64 = 250_000.0;
 /// Share of the time for which a queue is not empty, from which on it is no moment's burst.
 const FILLED_SHARE: f64 = 0.05;
-/// Part of their busy time that workers wait for a CPU, from which on the machine is what is slow.
+/// Part of their busy time that workers wait for a CPU, from which on the machine is slow.
 const WITHOUT_CPU: f64 = 0.5;
 /// Share of the backlog from which on the next burst overflows it.
 const NEARLY_FULL: f64 = 0.8;
 /// Share of the descriptors from which on they run out soon.
 const DESCRIPTORS: f64 = 0.8;
 
-/// Everything that the rules look at.
+/// The input of all rules.
 struct Case<'a> {
     watch: &'a Watch,
     rows: Vec<Row>,
@@ -63,7 +63,7 @@ struct Case<'a> {
     name: String,
 }
 
-/// All that is wrong with what was watched; none: healthy.
+/// Returns all problems of the watched server; none: healthy.
 pub fn judge(watch: &Watch) -> Vec<Finding> {
     let case = Case {
         watch,
@@ -154,7 +154,7 @@ impl Case<'_> {
         }
     }
 
-    /// For how long a queue waited behind workers that were busy with something, and not just without a CPU, s.
+    /// For how long a queue waited behind workers that were busy with something, and did not just lack a CPU, s.
     fn blocked_s(&self, queue: &Queue) -> f64 {
         let servers = || self.rows.iter().filter(|r| queue.pids.contains(&r.pid));
         let quick = queue.length == 0
@@ -166,7 +166,7 @@ impl Case<'_> {
         (queue.blocked_s - without_cpu * self.totals.seconds).max(0.0)
     }
 
-    /// How long the oldest of those waits that wait still, as the end of a sentence; nothing where none does.
+    /// The wait so far of the oldest waiting connection, as the end of a sentence; empty where none waits.
     fn oldest(&self) -> String {
         let oldest = self.totals.oldest_wait_us;
         oldest.map_or_else(String::new, |us| format!("; the oldest waits {}", time(us)))
@@ -253,7 +253,7 @@ fn stuck_rows<'a>(case: &'a Case<'_>) -> Vec<&'a Row> {
                 .and_then(|s| sampled.queue_filled.get(&s.cookie));
             filled.is_some_and(|looks| *looks * 10 > case.looks() * 9)
         });
-        // Without tracing only who slept through is known to have taken nothing.
+        // Without tracing only a worker that slept all the time is known to have taken nothing.
         let idle = row.taken.map_or_else(
             || row.switches_voluntary_per_s < 0.5 && row.cpu < 0.5,
             |taken| taken == 0,
@@ -303,7 +303,7 @@ fn blocked(case: &Case<'_>) -> Option<Finding> {
     let (worst, blocked_s) = case
         .queues
         .iter()
-        // Behind one that is stopped or hangs they would wait whoever chose: that was reported.
+        // Behind a stopped or hanging worker they would wait whatever chose the queue: that was reported.
         .filter(|queue| !case.hangs(queue))
         .map(|queue| (queue, case.blocked_s(queue)))
         .max_by(|a, b| a.1.total_cmp(&b.1))?;
@@ -337,7 +337,8 @@ fn blocked(case: &Case<'_>) -> Option<Finding> {
     Some(found.then(case.steer()))
 }
 
-/// Connections wait although each worker takes its part: at times none of them is free. Judged where nothing else is found.
+/// Connections wait although each worker takes its part: at times none of them is free. Judged where nothing else is
+/// found.
 fn all_busy(case: &Case<'_>) -> Option<Finding> {
     let (p50, p99) = (case.totals.wait_us_p50?, case.totals.wait_us_p99?);
     let filled = case.watch.sampled.queue_filled.values().max()?;
@@ -633,7 +634,7 @@ fn pinned(case: &Case<'_>) -> Option<Finding> {
         }
     }
     let (cpu, pids) = by_cpu.into_iter().max_by_key(|(_, pids)| pids.len())?;
-    // More workers than CPUs must share them; those that share one while another has fewer need not.
+    // More workers than CPUs must share them. Workers that share one while another CPU has fewer need not.
     let cpus = case.watch.last.host.cpus.max(1) as usize;
     let fair = case.watch.last.workers.len().div_ceil(cpus);
     (pids.len() > fair).then(|| {

@@ -35,7 +35,8 @@ impl Waits {
         waits
     }
 
-    /// The time below or at which the share `quantile` of all lies, µs (the middle of its bucket); None where there is none.
+    /// The time below or at which the share `quantile` of all lies, µs (the middle of its bucket); `None` where there is
+    /// none.
     pub fn quantile_us(&self, quantile: f64) -> Option<f64> {
         let total: u64 = self.buckets.iter().map(|n| u64::from(*n)).sum();
         if total == 0 {
@@ -52,12 +53,12 @@ impl Waits {
         Some(middle.min(self.max_us as f64))
     }
 
-    /// The mean, µs; None where there is none.
+    /// The mean, µs; `None` where there is none.
     pub fn mean_us(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum_us as f64 / self.count as f64)
     }
 
-    /// What came since `earlier`.
+    /// Returns the waits since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         let before = |bucket: usize| earlier.buckets.get(bucket).copied().unwrap_or(0);
         let buckets: Vec<u32> = self

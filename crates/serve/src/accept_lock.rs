@@ -1,5 +1,5 @@
-//! Whose turn it is to accept: the lock around accept that servers needed on kernels that woke
-//! everyone, in the kinds that Apache offers.
+//! The lock around accept that servers needed on kernels that woke everyone, in the kinds that
+//! Apache offers.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -16,7 +16,7 @@ use crate::options::AcceptLock;
 /// The lock of one worker.
 #[derive(Debug)]
 pub enum Lock {
-    /// There is none.
+    /// No lock.
     None,
     /// flock(2): belongs to the open file description, so each worker opens the file itself.
     Flock(OwnedFd),
@@ -29,11 +29,11 @@ pub enum Lock {
 /// Holds the turn until it is dropped.
 #[derive(Debug)]
 pub enum Turn<'a> {
-    /// There is no lock.
+    /// No lock.
     Free,
-    /// To be unlocked.
+    /// Unlocked when it is dropped.
     Flock(&'a OwnedFd),
-    /// To be unlocked.
+    /// Unlocked when it is dropped.
     Fcntl(&'a OwnedFd),
     /// Unlocks itself.
     Pthread(Held<'a>),
@@ -54,7 +54,7 @@ impl Lock {
         })
     }
 
-    /// Makes it a worker's own, in the worker.
+    /// Makes the lock a worker's own; called in the worker.
     ///
     /// # Errors
     /// [`Error::AcceptLock`].
@@ -69,7 +69,7 @@ impl Lock {
         })
     }
 
-    /// Waits for the turn: None when a signal came first.
+    /// Waits for the turn; returns `None` when a signal came first.
     pub fn acquire(&self, faults: &Faults) -> Option<Turn<'_>> {
         let locked = match self {
             Self::None => Ok(Turn::Free),
@@ -97,7 +97,7 @@ impl Lock {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // Unlocking what is locked does not fail.
+        // Unlocking a held lock does not fail.
         let _ = match self {
             Self::Flock(file) => flock(file, FlockOperation::Unlock),
             Self::Fcntl(file) => fcntl_lock(file, FlockOperation::Unlock),

@@ -1,4 +1,4 @@
-//! The application: what is answered to a request, whatever architecture serves it.
+//! The application: the answers to requests, whatever architecture serves them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::work::{self, Kind, WORK_US_MAX};
 /// The application as one worker runs it.
 #[derive(Clone, Debug)]
 pub struct App {
-    /// Which worker answers: the value of `X-Worker`.
+    /// The name of the worker that answers: the value of `X-Worker`.
     pub worker: String,
     /// The process that answers: the value of `X-Pid`.
     pub pid: u32,
@@ -28,12 +28,12 @@ pub struct App {
     pub place: Place,
     /// The files that are served beside it.
     pub files: Option<Arc<Root>>,
-    /// Counts every answer when it is made, before the first byte of it is sent: who has received
-    /// an answer finds it counted.
+    /// Counts every answer when it is made, before its first byte is sent. So a client that has received an answer
+    /// finds it counted.
     pub counter: Option<Arc<SharedCounter>>,
 }
 
-/// What comes of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub enum Outcome {
     /// An answer.
@@ -43,7 +43,7 @@ pub enum Outcome {
 }
 
 impl App {
-    /// Does what `request` asks for. `/work` does its work in here.
+    /// Handles `request`. `/work` does its work in here.
     pub fn handle(&self, request: &Request<'_>) -> Outcome {
         let ask = match (request.path, request.method) {
             ("/", Method::Get) => Ok(Call::Page { visit: true }),
@@ -61,7 +61,7 @@ impl App {
         ask.map_or_else(Outcome::Answer, Outcome::Ask)
     }
 
-    /// The answer that the store's reply makes.
+    /// Returns the answer to a request from the store's reply.
     pub fn answer(&self, reply: Result<Reply, Failed>) -> Answer {
         guestbook::answer(reply, self.model, &self.worker)
     }
@@ -108,7 +108,7 @@ pub(crate) mod tests {
     use crate::http::{Parsed, parse};
     use proptest::prelude::*;
 
-    /// An application for tests, without files, and with a store in a place that is not there.
+    /// An application for tests, without files, and with a store in a place that does not exist.
     pub fn app() -> App {
         App {
             worker: "3".to_owned(),

@@ -14,10 +14,11 @@ use crate::sending::send_unsent;
 use crate::session::{Next, Session};
 use crate::store::Lazy;
 
-/// How long a client may go on sending what nobody reads any more.
+/// How long a client may go on sending bytes that are only dropped.
 pub const LINGER: Duration = Duration::from_secs(1);
 
-/// Serves a connection to its end. Errors of the connection end it; there is nobody to tell.
+/// Serves a connection to its end. Errors of the connection end it; no one is left to report them
+/// to.
 pub fn converse(connection: OwnedFd, app: &App, store: &mut Lazy) {
     let mut stream = TcpStream::from(connection);
     // A client that reads nothing must not hold the worker for ever.
@@ -57,10 +58,10 @@ fn write_some(stream: &TcpStream, session: &mut Session) -> io::Result<()> {
 }
 
 /// Reads until the session has something to do: a request is there, the client has ended, or its
-/// time is up. The time is that for the whole request, however it is split: a client that sends
-/// a byte now and then does not get more.
+/// time is up. The time is for the whole request, however it is split: a client that sends a byte
+/// now and then does not get more.
 ///
-/// `timeout` is what the socket's is set to, so that it is set only when it changes.
+/// `timeout` is the current timeout of the socket, so that it is set only when it changes.
 fn read_request(
     stream: &mut TcpStream,
     session: &mut Session,
@@ -114,7 +115,7 @@ fn last_look(stream: &TcpStream, session: &mut Session, buffer: &mut [u8]) -> io
     Ok(())
 }
 
-/// Ends our side and drops what the client still sends, so that closing does not reset the
+/// Ends our side and drops the client's further bytes, so that closing does not reset the
 /// connection before the client has read the answer.
 fn drop_input(stream: &mut TcpStream) {
     let end = Instant::now() + LINGER;

@@ -1,7 +1,7 @@
 //! The connections of an event loop: sockets that never block, each with its session.
 //!
-//! How a loop waits and whom it wakes is the loop's own business, in its file; what is done with
-//! a connection that is ready is the same in all of them, and here.
+//! How a loop waits and which worker it wakes is the loop's own business, in its file. The handling of a ready
+//! connection is the same in all of them, and here.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
@@ -20,14 +20,14 @@ use crate::store::{Deferred, Driver};
 /// A connection's number, never used twice: an event for one that is gone finds nothing.
 pub type Token = u64;
 
-/// What a connection waits for.
+/// The event that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     /// Bytes from the client.
     Read,
     /// Room for bytes to the client.
     Write,
-    /// The reply of the store; nothing of the socket, except that it breaks.
+    /// The reply of the store. Of the socket only its end is noticed.
     Store,
     /// Nothing: it is closed, and its descriptor with it.
     Closed,
@@ -44,7 +44,7 @@ pub struct Connections {
     store: Deferred,
 }
 
-/// A connection that was gone on with: what it waited for before, and what it waits for now.
+/// A connection that was driven, with its interest before and its interest now.
 pub type Change = (Token, Interest, Interest);
 
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl Connections {
         })
     }
 
-    /// What becomes readable when the store has replies: [`Self::store_ready`] takes them.
+    /// Returns the descriptor that becomes readable when the store has replies; [`Self::store_ready`] takes them.
     pub fn store_fd(&self) -> BorrowedFd<'_> {
         self.store.as_fd()
     }
@@ -104,7 +104,7 @@ impl Connections {
         self.live == 0
     }
 
-    /// Takes a connection over, which waits to be read from now.
+    /// Takes over a connection, which waits to be read from now on.
     pub fn insert(&mut self, stream: OwnedFd, app: &App) -> Token {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -123,7 +123,7 @@ impl Connections {
         u64::from(self.generation) << 32 | u64::from(index)
     }
 
-    /// The socket of a connection and what it waits for.
+    /// The socket of a connection, and its interest.
     pub fn get(&self, token: Token) -> Option<(BorrowedFd<'_>, Interest)> {
         let connection = self.slots.get(token as u32 as usize)?.as_ref()?;
         (u64::from(connection.generation) == token >> 32)
@@ -148,8 +148,8 @@ impl Connections {
         })
     }
 
-    /// Goes on with a connection that may be ready, until it has to wait; says for what. The work
-    /// of a request is done in here.
+    /// Goes on with a connection that may be ready, until it has to wait; returns its interest. The work of a request
+    /// is done in here.
     pub fn drive(&mut self, token: Token, app: &App) -> Interest {
         if self.get(token).is_none() {
             return Interest::Closed;
@@ -168,9 +168,8 @@ impl Connections {
         interest
     }
 
-    /// Ends what has taken too long, and what is idle if the server stops. Gives each connection
-    /// touched with what it waited for before and waits for now. To be called about once a second, and often
-    /// while stopping.
+    /// Ends connections that took too long, and idle ones if the server stops. Returns each connection touched, with
+    /// its interest before and its interest now. Call it about once a second, and often while stopping.
     pub fn sweep(&mut self, app: &App) -> Vec<Change> {
         let mut changes = self.store_ready(app);
         let now = Instant::now();
@@ -205,8 +204,8 @@ impl Connection {
         if self.lingering {
             return self.drop_input(buffer);
         }
-        // One read a turn: whoever sends without end does not keep the others waiting, and the
-        // read that would find nothing after an answer is saved. What is left shows as ready.
+        // One read a turn: a client that sends without end does not keep the others waiting. This also saves the read
+        // that would find nothing after an answer. Bytes that are left make the socket ready again.
         let mut may_read = true;
         loop {
             match self.session.step(app) {
@@ -217,7 +216,7 @@ impl Connection {
                     }
                 }
                 Next::Reply if self.interest == Interest::Store => {
-                    // Nothing else than the end of the connection wakes it now.
+                    // Only the end of the connection wakes it now.
                     return Ok(Interest::Closed);
                 }
                 Next::Reply => return Ok(Interest::Store),
@@ -257,7 +256,7 @@ impl Connection {
         }
     }
 
-    /// Drops what the client still sends after a refusal; see [`Next::Close`].
+    /// Drops the client's further bytes after a refusal; see [`Next::Close`].
     fn drop_input(&mut self, buffer: &mut [u8]) -> io::Result<Interest> {
         loop {
             if self.deadline <= Instant::now() {

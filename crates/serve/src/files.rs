@@ -19,7 +19,7 @@ impl Root {
     /// Opens the directory.
     ///
     /// # Errors
-    /// When it is not one, or cannot be read.
+    /// When it is no directory, or cannot be read.
     pub fn open(path: &Path) -> Result<Self, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         openat(CWD, path, flags, Mode::empty()).map(Self)
@@ -39,8 +39,8 @@ impl Root {
         }
     }
 
-    /// Opens a file beneath the directory. The kernel itself refuses what leads out of it, be it
-    /// by `..` or by a symbolic link; a check of the text beforehand could be raced.
+    /// Opens a file beneath the directory. The kernel itself refuses a path that leads out of it,
+    /// be it by `..` or by a symbolic link; a check of the text beforehand could be raced.
     fn open_file(&self, path: &str) -> Result<File, Errno> {
         // NONBLOCK: opening a FIFO would wait for a writer. It changes nothing for files.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
@@ -125,8 +125,8 @@ fn part(mut answer: Answer, first: u64, last: u64, whole: u64) -> Answer {
     answer.with_header("Content-Range", &format!("bytes {first}-{last}/{whole}"))
 }
 
-/// HTTP dates have whole seconds, so what is compared must have, too. None for what HTTP cannot
-/// say (before 1970, after 9999).
+/// Truncates a time to whole seconds, as HTTP dates have them, for comparisons. `None` for a time
+/// that HTTP cannot express (before 1970, after 9999).
 fn whole_seconds(time: SystemTime) -> Option<SystemTime> {
     let seconds = time.duration_since(UNIX_EPOCH).ok()?.as_secs();
     (seconds < 253_402_300_800).then(|| UNIX_EPOCH + Duration::from_secs(seconds))
@@ -140,14 +140,15 @@ fn content_type(path: &str) -> std::borrow::Cow<'static, str> {
     }
 }
 
-/// What a `Range` header asks for.
+/// The range that a `Range` header requests.
 #[derive(Debug, PartialEq, Eq)]
 enum Range {
     /// From the first to the last byte, both included.
     Part(u64, u64),
-    /// Nothing of that is there.
+    /// The file has none of these bytes.
     Unsatisfiable,
-    /// Something else: several ranges, other units, nonsense. All of it is a correct answer.
+    /// Something else: several ranges, other units, nonsense. The whole file is a correct answer
+    /// then.
     Whole,
 }
 

@@ -24,7 +24,7 @@ small { opacity: .7 }
 <h1>Guest book</h1>
 ";
 
-/// The page, from what the store says.
+/// Makes the page from the store's reply.
 pub fn page(visits: u64, total: u64, entries: &[Entry], model: &str, worker: &str) -> Answer {
     let mut html = String::with_capacity(4096);
     html.push_str(HEAD);
@@ -54,7 +54,7 @@ pub fn page(visits: u64, total: u64, entries: &[Entry], model: &str, worker: &st
     answer
 }
 
-/// The call for an entry that a form sends, or why it is refused.
+/// Returns the call for an entry that a form sends, or the refusal.
 ///
 /// # Errors
 /// The refusal: 415 for something else than a form, 400 without text, 413 when it is too long.
@@ -119,7 +119,7 @@ fn refuse(status: u16, why: &str) -> Answer {
 }
 
 fn date(at_unix_s: u64) -> String {
-    // What cannot be a date (the crate panics beyond the year 9999) is shown as the number.
+    // A time that cannot be a date (the crate panics beyond the year 9999) is shown as the number.
     if at_unix_s < 253_402_300_800 {
         httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(at_unix_s))
     } else {

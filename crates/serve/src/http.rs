@@ -16,7 +16,7 @@ pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 pub const HEADERS_MAX: usize = 64;
 /// A body may have this many bytes; more is answered with 413.
 pub const BODY_BYTES_MAX: usize = 16 * 1024;
-/// What a body may take on the wire with all the framing of its chunks.
+/// The most that a body may take on the wire with all the framing of its chunks.
 const CHUNKED_BYTES_MAX: usize = 4 * BODY_BYTES_MAX;
 
 /// A status code that this server gives.
@@ -49,7 +49,7 @@ impl Status {
     }
 }
 
-/// What a client asks for.
+/// The method of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// GET
@@ -69,7 +69,7 @@ pub struct Request<'a> {
     pub method: Method,
     /// The path of the target, still percent-encoded, without the query.
     pub path: &'a str,
-    /// What follows the first `?` of the target, still percent-encoded; empty if there is none.
+    /// The target's part after its first `?`, still percent-encoded; empty if there is none.
     pub query: &'a str,
     /// Whether the client speaks HTTP/1.1 (else 1.0).
     pub http_11: bool,
@@ -97,7 +97,7 @@ pub enum Parsed<'a> {
     },
     /// A request, and how many bytes it took.
     Complete(Request<'a>, usize),
-    /// No request will come of this: answer with the status and close.
+    /// The bytes are no request: answer with the status and close.
     Bad(Status),
 }
 
@@ -107,8 +107,7 @@ const MORE: Parsed<'static> = Parsed::Incomplete {
 
 /// Parses the first request in `input`.
 pub fn parse(input: &[u8]) -> Parsed<'_> {
-    // Judged line by line: what is decided over complete lines is not decided differently when
-    // the same bytes arrive in other pieces.
+    // Judged line by line: a decision over complete lines stays the same when the same bytes arrive in other pieces.
     let window = &input[..input.len().min(HEAD_BYTES_MAX)];
     let mut start = 0;
     while let [b'\n', ..] | [b'\r', b'\n', ..] = &window[start..] {
@@ -140,7 +139,7 @@ fn too_long_or_more(input: &[u8]) -> Parsed<'static> {
     }
 }
 
-/// What the headers say about the connection and the body.
+/// The parts of the headers that concern the connection and the body.
 #[derive(Default)]
 struct Framing {
     host: bool,
@@ -171,7 +170,7 @@ fn complete<'a>(
     if http_11 && !framing.host {
         return Parsed::Bad(Status(400));
     }
-    // A proxy of HTTP/1.0 knows no chunks, so it may take what follows for another request (RFC 9112, 6.1).
+    // A proxy of HTTP/1.0 knows no chunks, so it may take the bytes that follow for another request (RFC 9112, 6.1).
     if !http_11 && framing.chunked && framing.keep_alive && !framing.close {
         return Parsed::Bad(Status(400));
     }
@@ -278,8 +277,8 @@ fn body<'a>(framing: &Framing, rest: &'a [u8]) -> Result<Option<Body<'a>>, Statu
     Ok(rest.get(..length).map(|body| (body.into(), length)))
 }
 
-/// Takes the framing of chunks away: the body and its length on the wire, or None when more
-/// bytes are needed. Extensions and trailers are read over.
+/// Removes the framing of chunks. Returns the body and its length on the wire, or `None` when more bytes are needed.
+/// Extensions and trailers are skipped.
 fn dechunk(mut rest: &[u8]) -> Result<Option<(Vec<u8>, usize)>, Status> {
     let available = rest.len();
     let mut body = Vec::new();
@@ -318,7 +317,7 @@ fn has_bare_newline(bytes: &[u8]) -> bool {
     end.is_some_and(|end| !bytes[..end].ends_with(b"\r"))
 }
 
-/// What follows the trailers: lines up to an empty one.
+/// Returns the bytes after the trailers, which are lines up to an empty one.
 fn after_trailers(mut rest: &[u8]) -> Option<&[u8]> {
     loop {
         let end = rest.iter().position(|byte| *byte == b'\n')?;
@@ -350,7 +349,7 @@ pub fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
         .find_map(|(key, value)| (key == name).then_some(value))
 }
 
-/// What an answer carries.
+/// The content of an answer.
 #[derive(Debug)]
 pub enum Content {
     /// Bytes made for this answer.
@@ -388,7 +387,7 @@ pub struct Answer {
     pub content_type: Cow<'static, str>,
     /// Further headers, each with its `\r\n`.
     pub headers: String,
-    /// What it carries.
+    /// The body.
     pub content: Content,
 }
 
@@ -403,7 +402,7 @@ impl Answer {
         }
     }
 
-    /// An answer that says only its status.
+    /// An answer with only its status.
     pub fn status(status: Status) -> Self {
         Self::text(status, format!("{} {}\n", status.0, status.reason()))
     }

@@ -1,8 +1,7 @@
-//! The reference server: one small HTTP application, served in each of the architectures in which
-//! servers for Linux are written, a file an architecture. It is what the lab measures, and a
-//! worker to try things with.
+//! The reference server: one small HTTP application, served in each of the architectures in which servers for Linux
+//! are written, a file an architecture. The lab measures it, and it is a worker to try things with.
 //!
-//! Every answer says in `X-Worker` and `X-Pid` who gave it.
+//! Every answer names the worker that gave it in `X-Worker` and `X-Pid`.
 
 pub mod accept_lock;
 pub mod app;
@@ -38,21 +37,21 @@ pub use crate::store::Place;
 use crate::accept_lock::Lock;
 use crate::worker::Worker;
 
-/// Why the server does not serve.
+/// Errors that keep the server from serving.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No listener on the address.
     #[error("cannot listen on {address}: {source}{}", listen_hint(.source, .address))]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
     /// The listeners handed over cannot be used.
     #[error("cannot serve inherited listeners: {0}")]
     Inherited(String),
-    /// Options that do not go together.
+    /// Options that exclude each other.
     #[error("{0}")]
     Options(String),
     /// A worker process cannot be made.
@@ -60,19 +59,19 @@ pub enum Error {
         "cannot fork worker {index} of {count}: {source}; try fewer workers, or raise `ulimit -u`"
     )]
     Fork {
-        /// Which one.
+        /// Its number.
         index: usize,
-        /// Of how many.
+        /// The number of all workers.
         count: usize,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
     /// The worker threads cannot be made.
     #[error("cannot start {count} threads: {source}; try fewer workers, or raise `ulimit -u`")]
     Threads {
-        /// How many.
+        /// The number of threads.
         count: usize,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
     /// The event loop cannot go on.
@@ -81,7 +80,7 @@ pub enum Error {
     /// io_uring cannot be used.
     #[error("cannot use io_uring: {source}{}", ring_hint(.source))]
     Ring {
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
     /// The accept lock cannot be made.
@@ -93,7 +92,7 @@ pub enum Error {
     /// Workers ended that should not have.
     #[error("{count} of the workers ended before they were told to; their last words are above")]
     Workers {
-        /// How many.
+        /// Their number.
         count: usize,
     },
 }
@@ -126,11 +125,11 @@ fn ring_hint(source: &io::Error) -> &'static str {
     }
 }
 
-/// Serves until SIGTERM or SIGINT comes, and then finishes what has been accepted: in the
-/// blocking models the connection in hand, in the event loops all that are open. Connections that
-/// wait in a listener's queue stay there; they are lost unless somebody else holds the listener.
+/// Serves until SIGTERM or SIGINT comes, and then finishes the accepted connections: in the blocking models the
+/// connection in hand, in the event loops all that are open. Connections that wait in a listener's queue stay there;
+/// they are lost unless another process holds the listener.
 ///
-/// Says `listening on ADDRESS (MODEL, N workers)` on stderr once connections are taken.
+/// Prints `listening on ADDRESS (MODEL, N workers)` on stderr once connections are taken.
 ///
 /// Must be called while the process has a single thread, because it forks.
 ///
@@ -175,7 +174,7 @@ fn raise_descriptor_limit() {
         current: limit.maximum,
         ..limit
     };
-    // Refused, it serves as many as it may.
+    // If this is refused, the server serves as many as it may.
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
@@ -230,7 +229,7 @@ fn listeners(options: &Options) -> Result<Vec<Listener>, Error> {
     Ok(all)
 }
 
-/// What is said on stderr once connections are taken.
+/// Returns the line for stderr once connections are taken.
 fn ready_line(options: &Options, listeners: &[Listener]) -> String {
     let mut addresses: Vec<_> = listeners
         .iter()

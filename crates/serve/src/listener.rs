@@ -1,5 +1,5 @@
-//! Listening sockets: our own, or handed over by a supervisor; and accepting from them with every
-//! error that may come.
+//! Listening sockets: our own, or handed over by a supervisor; and accepting from them, with every error that may
+//! occur.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -57,8 +57,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Makes a socket that listens on `address`. Whether it may block is decided here, while
-    /// nobody else holds it: the flag belongs to the description that all who hold it share.
+    /// Makes a socket that listens on `address`. Whether it may block is decided here, while no other process holds
+    /// it: all its holders share the description that has the flag.
     ///
     /// # Errors
     /// [`Error::Listen`].
@@ -125,10 +125,9 @@ impl Listener {
         self.address
     }
 
-    /// Makes accepting from it never wait. Only for a listener from which nobody else accepts
-    /// with a blocking call: the flag belongs to the description, which a fork or a hand-over
-    /// shares. A listener handed over is such a one: by the protocol it was given to this
-    /// process, and a supervisor that keeps it does not accept.
+    /// Makes accepting from it never wait. Use it only for a listener from which no other process accepts with a
+    /// blocking call: the flag belongs to the description, which a fork or a hand-over shares. A listener handed over
+    /// is fine: by the protocol it was given to this process, and a supervisor that keeps it does not accept.
     ///
     /// # Errors
     /// [`Error::Inherited`].
@@ -138,7 +137,7 @@ impl Listener {
             .map_err(|error| Error::Inherited(format!("cannot make a listener wait-free: {error}")))
     }
 
-    /// Whether accepting from it returns at once when nothing is there.
+    /// Whether accepting from it returns at once when no connection is there.
     pub fn is_nonblocking(&self) -> bool {
         fcntl_getfl(&self.fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
     }
@@ -180,8 +179,8 @@ impl Listener {
         }
     }
 
-    /// Waits until one of `listeners` has a connection, as far as one can know: another process
-    /// may take it. Comes back without one when a signal arrives.
+    /// Waits until one of `listeners` has a connection. Another process may still take it. Returns none when a signal
+    /// arrives.
     pub fn wait_any(listeners: &[Self]) -> Vec<&Self> {
         let mut fds: Vec<_> = listeners
             .iter()
@@ -209,31 +208,30 @@ fn local_address(fd: &OwnedFd) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(net::getsockname(fd)?).map_err(|_| Errno::AFNOSUPPORT)
 }
 
-/// What came of accepting.
+/// The result of accepting.
 #[derive(Debug)]
 pub enum Accepted {
     /// A connection.
     Connection(OwnedFd),
-    /// None is there now; go back to waiting.
+    /// No connection is there now; go back to waiting.
     Nothing,
     /// The listener cannot accept at the moment; waiting for it would return at once. Leave it
     /// alone for so long, then try again.
     Later(Duration),
 }
 
-/// Errors of accept, counted by kind. Nothing is swallowed: they are reported when the worker
-/// ends.
+/// Errors of accept, counted by kind. Nothing is swallowed: the worker reports them when it ends.
 #[derive(Clone, Debug, Default)]
 pub struct Faults(Arc<Mutex<BTreeMap<i32, u64>>>);
 
 impl Faults {
-    /// Counts one.
+    /// Counts an error.
     pub fn count(&self, error: Errno) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.entry(error.raw_os_error()).or_default() += 1;
     }
 
-    /// Writes what was counted to stderr, if anything was.
+    /// Writes the counts to stderr, if there are any.
     pub fn report(&self, worker: &str) {
         if self.0.lock().is_ok_and(|counts| !counts.is_empty()) {
             eprintln!("worker {worker}: accept failed: {self}");

@@ -1,5 +1,5 @@
-//! The process that makes the workers and waits for them. It starts none anew: which connections
-//! are lost when a worker dies is part of what an architecture is.
+//! The process that makes the workers and waits for them. It restarts none: the connections that
+//! are lost when a worker dies are part of an architecture's properties.
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -12,9 +12,9 @@ use wakeone_kernel::stop;
 use crate::Error;
 
 /// Forks `count` workers. In each, `work` gets all of `state` and its number, and when it is done
-/// the process ends. In the caller, `state` is dropped (only the workers keep the listeners: when
-/// the last one is gone the port is closed), `ready` is called, and then this waits until all have
-/// ended and passes a stop on to them.
+/// the process ends. In the caller, `state` is dropped: only the workers keep the listeners, so
+/// that the port is closed when the last one is gone. Then `ready` is called, and this waits until
+/// all have ended and passes a stop on to them.
 ///
 /// # Errors
 /// When a worker cannot be made, or workers end without having been told to.
@@ -47,7 +47,7 @@ pub fn run<S>(
 
 /// Does the work of a worker, and ends the process. Call it in the process just forked.
 pub fn become_worker(master: u32, work: impl FnOnce() -> Result<(), Error>) -> ! {
-    // Without its master nobody would ever end it.
+    // Without its master no process would ever end it.
     let _ = set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
     if getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != master as i32) {
         std::process::exit(1);

@@ -1,4 +1,4 @@
-//! What to serve and how.
+//! The options of a server: the architecture, and how it serves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ impl Model {
         Self::IoUring,
     ];
 
-    /// The name, as the command line has it.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Iterative => "iterative",
@@ -74,7 +74,7 @@ impl Model {
         }
     }
 
-    /// What it is, in a line.
+    /// Describes it in a line.
     pub fn about(self) -> &'static str {
         match self {
             Self::Iterative => "one process, one connection at a time",
@@ -100,8 +100,8 @@ impl Model {
         )
     }
 
-    /// Whether it wants listeners whose accept waits. io_uring does the waiting itself and gives
-    /// an error for a listener that does not block.
+    /// Whether it needs listeners whose accept waits. io_uring does the waiting itself and returns an error for a
+    /// listener that does not block.
     pub(crate) fn wants_blocking(self) -> bool {
         matches!(
             self,
@@ -115,23 +115,22 @@ impl Model {
     }
 }
 
-/// Whom a connection wakes where event loops share a listener; see
-/// [`crate::models::epoll_prefork`].
+/// Which event loops a connection wakes where they share a listener; see [`crate::models::epoll_prefork`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EpollMode {
-    /// Everyone who waits.
+    /// All that wait.
     WakeAll,
     /// One, always the first in the list.
     #[default]
     Exclusive,
-    /// One, who then goes to the end of the list.
+    /// One, which then goes to the end of the list.
     Rotate,
 }
 
 /// The lock around accept; see [`crate::accept_lock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AcceptLock {
-    /// None: the kernel wakes one.
+    /// No lock: the kernel wakes one.
     None,
     /// flock(2).
     Flock,
@@ -141,7 +140,7 @@ pub enum AcceptLock {
     Pthread,
 }
 
-/// What to serve and how.
+/// The options of a server.
 #[derive(Clone)]
 pub struct Options {
     /// The architecture.
@@ -156,7 +155,7 @@ pub struct Options {
     /// For [`Model::Preforked`], [`Model::EpollPrefork`] and [`Model::IoUring`]: each worker has
     /// a listener of its own, and the kernel chooses among them by hash.
     pub reuseport: bool,
-    /// For [`Model::EpollPrefork`]: whom a connection wakes.
+    /// For [`Model::EpollPrefork`]: which workers a connection wakes.
     pub epoll: EpollMode,
     /// For [`Model::Preforked`] (default: none) and [`Model::Prethreaded`] (default: a mutex).
     pub accept_lock: Option<AcceptLock>,
@@ -164,11 +163,11 @@ pub struct Options {
     pub keep_alive: bool,
     /// How long a client may take to send a request, and may be idle between two.
     pub header_timeout: Duration,
-    /// Where the guest book is kept. Opened when it is needed first.
+    /// Where the guest book is kept. Opened at its first use.
     pub place: Place,
     /// The files that are served.
     pub files: Option<Arc<Root>>,
-    /// Counts the answers of all workers, so that they can be held against what the clients got.
+    /// Counts the answers of all workers, so that they can be compared with the clients' counts.
     pub counter: Option<Arc<SharedCounter>>,
 }
 
@@ -197,7 +196,7 @@ impl Options {
         self.listen != Listen::Inherited && (self.reuseport || self.model == Model::Reuseport)
     }
 
-    /// Refuses what does not go together.
+    /// Refuses options that exclude each other.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let name = self.model.name();
         let refuse = |why: String| Err(Error::Options(why));

@@ -1,6 +1,6 @@
-//! What the epoll architectures have in common: an epoll instance with the connections, the store
-//! and the listeners of one worker in it. What they differ in, how a listener is registered and
-//! how much is accepted at a time, is in their files, each with its own loop.
+//! The common part of the epoll architectures: an epoll instance with the connections, the store
+//! and the listeners of one worker in it. They differ in how a listener is registered and how much
+//! is accepted at a time; this is in their files, each with its own loop.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -21,20 +21,21 @@ const LISTENERS: u64 = u64::MAX - 0xffff;
 const STORE: u64 = LISTENERS - 1;
 /// The token of something else that a loop watches.
 const OTHER: u64 = LISTENERS - 2;
-/// How often overdue connections are looked for; while stopping more often.
+/// How often overdue connections are looked for; while stopping, more often.
 const SWEEP: Duration = Duration::from_secs(1);
 const SWEEP_STOPPING: Duration = Duration::from_millis(10);
 
-/// What a loop has to do itself; connections and the store are done with when it hears of it.
+/// An event that a loop has to handle itself. Connections and the store were handled before it sees
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
     /// The listener with this number may have connections.
     Listener(usize),
-    /// What was given to [`Reactor::watch_other`].
+    /// The descriptor given to [`Reactor::watch_other`].
     Other,
 }
 
-/// The epoll instance of a worker and what is in it.
+/// The epoll instance of a worker, with its connections and listeners.
 pub struct Reactor<'a> {
     worker: &'a Worker,
     epoll: OwnedFd,
@@ -48,7 +49,7 @@ pub struct Reactor<'a> {
 }
 
 impl<'a> Reactor<'a> {
-    /// With all listeners of the worker registered with `flags`.
+    /// Makes one with all listeners of the worker registered with `flags`.
     ///
     /// # Errors
     /// When the kernel has no descriptors or memory for it.
@@ -83,7 +84,7 @@ impl<'a> Reactor<'a> {
     /// Watches one more descriptor: [`Ready::Other`] when it is readable.
     ///
     /// # Errors
-    /// What epoll says.
+    /// The error of epoll.
     pub fn watch_other(&self, fd: impl AsFd) -> Result<(), Errno> {
         epoll::add(&self.epoll, fd, EventData::new_u64(OTHER), EventFlags::IN)
     }
@@ -91,7 +92,7 @@ impl<'a> Reactor<'a> {
     /// Ends [`Self::watch_other`].
     ///
     /// # Errors
-    /// What epoll says.
+    /// The error of epoll.
     pub fn forget_other(&self, fd: impl AsFd) -> Result<(), Errno> {
         epoll::delete(&self.epoll, fd)
     }
@@ -104,7 +105,7 @@ impl<'a> Reactor<'a> {
     /// Registers a listener anew, which puts this worker at the end of its list.
     ///
     /// # Errors
-    /// What epoll says.
+    /// The error of epoll.
     pub fn register_anew(&self, index: usize) -> Result<(), Errno> {
         epoll::delete(&self.epoll, &self.worker.listeners[index])?;
         self.register(index)
@@ -113,17 +114,17 @@ impl<'a> Reactor<'a> {
     /// Takes the listeners out of the epoll instance.
     pub fn stop_listening(&mut self) {
         for listener in &self.worker.listeners {
-            // Not there if it is paused.
+            // A paused listener is not registered.
             let _ = epoll::delete(&self.epoll, listener);
         }
         self.paused.clear();
     }
 
-    /// Waits for events, goes on with the connections they are for, and gives what is left for
-    /// the loop to do.
+    /// Waits for events, goes on with the connections they are for, and returns the rest for the
+    /// loop to handle.
     ///
     /// # Errors
-    /// What epoll says.
+    /// The error of epoll.
     pub fn turn(&mut self) -> Result<Vec<Ready>, Errno> {
         let wait = self.time_to_wait();
         let mut events = std::mem::take(&mut self.events);
@@ -178,10 +179,10 @@ impl<'a> Reactor<'a> {
         }
     }
 
-    /// Accepts one connection from a listener, if it has one; says whether it had.
+    /// Accepts one connection from a listener, if it has one; returns whether it had.
     ///
     /// # Errors
-    /// What epoll says.
+    /// The error of epoll.
     pub fn accept(&mut self, index: usize) -> Result<bool, Errno> {
         let listener = &self.worker.listeners[index];
         match listener.accept(true, &self.worker.faults) {
@@ -231,7 +232,7 @@ impl<'a> Reactor<'a> {
         }
     }
 
-    /// Tells epoll when a connection waits for something else. A closed one is gone from it.
+    /// Updates epoll when a connection's interest has changed. A closed connection is gone from it.
     fn follow(&mut self, token: Token, before: Interest, after: Interest) {
         if before != after {
             self.control(token, after, |epoll, socket, data, flags| {
@@ -240,8 +241,8 @@ impl<'a> Reactor<'a> {
         }
     }
 
-    /// Registers what a connection waits for. One that epoll does not take is closed: nobody
-    /// would ever hear of it again.
+    /// Registers a connection's interest. A connection that epoll does not take is closed: it would
+    /// never be woken again.
     fn control(
         &mut self,
         token: Token,

@@ -1,4 +1,4 @@
-//! Sending what a session has to say.
+//! Sends the output of a session.
 
 use std::os::fd::AsFd;
 
@@ -7,14 +7,14 @@ use rustix::net::{SendFlags, send};
 
 use crate::session::Session;
 
-/// Sends what the socket takes of the session's bytes; says how many that were.
+/// Sends as many of the session's bytes as the socket takes; returns how many that were.
 ///
-/// The end of the last answer is held back (`MSG_MORE`) for the moment until the socket is closed, and so travels
-/// in one segment with the end of the connection: one packet and one wake-up of the client less for each connection.
-/// nginx has the same of its `tcp_nopush`.
+/// The end of the last answer is held back (`MSG_MORE`) for the moment until the socket is closed. So it travels in
+/// one segment with the end of the connection, which saves one packet and one wake-up of the client for each
+/// connection. nginx has the same of its `tcp_nopush`.
 ///
 /// # Errors
-/// What send(2) says.
+/// The error of send(2).
 pub fn send_unsent(socket: impl AsFd, session: &Session) -> Result<usize, Errno> {
     let mut flags = SendFlags::NOSIGNAL;
     flags.set(SendFlags::MORE, session.is_last());
@@ -29,7 +29,7 @@ mod tests {
     use std::io::{ErrorKind, Read as _};
     use std::net::{TcpListener, TcpStream};
 
-    /// Answers a request on one end of a connection without closing it; gives both ends.
+    /// Answers a request on one end of a connection without closing it; returns both ends.
     fn answered(request: &str) -> std::io::Result<(TcpStream, TcpStream)> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let client = TcpStream::connect(listener.local_addr()?)?;
@@ -48,7 +48,7 @@ mod tests {
     fn the_last_answer_comes_with_the_end_of_the_connection() -> std::io::Result<()> {
         let (mut client, server) = answered("GET /whoami HTTP/1.0\r\n\r\n")?;
         client.set_nonblocking(true)?;
-        // What is sent on loopback is there when send returns.
+        // On loopback, sent bytes have arrived when send returns.
         let before = client.read(&mut [0; 1024]).map_err(|error| error.kind());
         assert_eq!(before, Err(ErrorKind::WouldBlock));
         drop(server);

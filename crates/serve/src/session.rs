@@ -1,6 +1,6 @@
 //! One connection's conversation, without its I/O: bytes received go in, bytes to send come out,
-//! and [`Session::step`] says what the connection needs next. The blocking models and the event
-//! loops drive the same thing.
+//! and [`Session::step`] returns what the connection needs next. The blocking models and the event
+//! loops drive the same code.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -17,18 +17,18 @@ use crate::store::{Call, Failed, Reply};
 /// How much of a file is read at a time.
 const FILE_PIECE_BYTES: u64 = 64 * 1024;
 
-/// What a connection needs next.
+/// The next need of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// More bytes from the client.
     Read,
     /// [`Session::unsent`] sent to the client.
     Write,
-    /// The store asked, with what [`Session::question`] gives.
+    /// A call to the store, which [`Session::question`] returns.
     Ask,
     /// The store's reply, given to [`Session::reply`].
     Reply,
-    /// To be closed.
+    /// The end: close the connection.
     Close {
         /// The client may still be sending: end our side, then read and drop what comes for a
         /// moment. Closing at once would reset the connection and take the answer with it.
@@ -54,12 +54,12 @@ pub struct Session {
 /// A question to the store without its reply.
 #[derive(Debug)]
 struct Asked {
-    /// None once it has been taken.
+    /// `None` once it has been taken.
     call: Option<Call>,
     head_only: bool,
 }
 
-/// What is left to send of a file.
+/// The part of a file that is left to send.
 #[derive(Debug)]
 struct Piece {
     file: File,
@@ -78,7 +78,7 @@ impl Session {
         self.input.extend_from_slice(bytes);
     }
 
-    /// The client has ended its side. What it has asked for is still answered.
+    /// Records that the client has ended its side. Its requests so far are still answered.
     pub fn end_of_input(&mut self) {
         self.ended = true;
     }
@@ -98,7 +98,7 @@ impl Session {
         self.sent += count;
     }
 
-    /// What the store is to be asked; once after each [`Next::Ask`].
+    /// Returns the question to the store, once after each [`Next::Ask`].
     pub fn question(&mut self) -> Option<Call> {
         self.asked.as_mut()?.call.take()
     }
@@ -123,7 +123,7 @@ impl Session {
             && self.asked.is_none()
     }
 
-    /// The client took too long. One that has begun a request is told so.
+    /// The client took too long. A client that has begun a request gets an answer that tells it so.
     pub fn time_out(&mut self, app: &App) {
         let reading = self.unsent().is_empty() && self.file.is_none() && self.asked.is_none();
         if !self.closing && reading && !self.input.is_empty() {
@@ -162,7 +162,7 @@ impl Session {
         }
     }
 
-    /// Takes the next request and answers it; None when there is output now.
+    /// Takes the next request and answers it; returns `None` when there is output now.
     fn next_request(&mut self, app: &App) -> Option<Next> {
         let input = std::mem::take(&mut self.input);
         let consumed = match http::parse(&input) {
@@ -287,7 +287,7 @@ impl Session {
     }
 }
 
-/// The value of the `Date` header, made once a second and thread.
+/// Passes the value of the `Date` header, made once a second and thread, to `use_it`.
 fn with_date<R>(use_it: impl FnOnce(&str) -> R) -> R {
     thread_local! {
         static DATE: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
@@ -311,7 +311,7 @@ mod tests {
     use crate::app::tests::app;
     use proptest::prelude::*;
 
-    /// All that is answered when `input` arrives in pieces that end at `cuts`.
+    /// All answers when `input` arrives in pieces that end at `cuts`.
     fn answers(input: &[u8], cuts: &[usize]) -> (String, Option<Next>) {
         let (mut session, app) = (Session::new(), app());
         let (mut said, mut last, mut from) = (Vec::new(), None, 0);

@@ -1,4 +1,4 @@
-//! What the models with threads have in common.
+//! The common part of the models with threads.
 
 use std::os::unix::thread::JoinHandleExt;
 use std::thread::JoinHandle;

@@ -8,14 +8,14 @@ use rustix::time::{Timespec, clock_gettime};
 /// The longest work that a request may ask for.
 pub const WORK_US_MAX: u64 = 10_000_000;
 
-/// What the work consists of.
+/// The kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Burns CPU time of this thread; takes longer when the CPU is shared.
     Cpu,
-    /// Blocks this thread without using the CPU, as a handler does that waits for something.
-    /// It blocks it in the event loops as well, on purpose: it models the stuck handler, and
-    /// nothing else that the loop has to do is done meanwhile.
+    /// Blocks this thread without using the CPU, as a handler does that waits for something. In the
+    /// event loops it blocks the loop as well, on purpose: it models the stuck handler, and the
+    /// loop does nothing else meanwhile.
     Sleep,
 }
 

@@ -1,4 +1,4 @@
-//! One worker: what it listens on, the application with its name, and the errors it counted.
+//! One worker: its listeners, the application with its name, and the errors it counted.
 
 use std::os::fd::OwnedFd;
 
@@ -9,13 +9,13 @@ use crate::options::Options;
 /// One worker of the server, in whatever form the architecture gives it.
 #[derive(Debug)]
 pub struct Worker {
-    /// What it accepts from.
+    /// The listeners it accepts from.
     pub listeners: Vec<Listener>,
-    /// What it answers.
+    /// The application that it answers with.
     pub app: App,
-    /// What went wrong in accept.
+    /// The errors of accept.
     pub faults: Faults,
-    /// The only listener may give nothing without waiting.
+    /// Whether a listener is non-blocking; it matters where there is only one.
     nonblocking: bool,
     slot: Option<String>,
 }
@@ -24,7 +24,7 @@ impl Worker {
     /// The worker number `index` in this process, which is the last one of the fork. Under a
     /// supervisor that gives slots (`WAKEONE_SLOT`) the slot is its name, else the number.
     pub fn new(options: &Options, listeners: Vec<Listener>, index: usize) -> Self {
-        // It goes into a header as it is.
+        // The slot goes into a header unchanged.
         let plain = |slot: &String| {
             !slot.is_empty() && slot.bytes().all(|byte| byte.is_ascii_alphanumeric())
         };
@@ -67,8 +67,8 @@ impl Worker {
         }
     }
 
-    /// Waits for a connection and accepts it, for the blocking models. Gives none when a signal
-    /// came, when somebody else got the connection, or after waiting out an error: try again,
+    /// Waits for a connection and accepts it, for the blocking models. Returns none when a signal
+    /// came, when another worker got the connection, or after waiting out an error. Try again then,
     /// unless a stop has been requested.
     pub fn accept(&self) -> Option<OwnedFd> {
         match self.listeners.as_slice() {
@@ -79,8 +79,8 @@ impl Worker {
                 }
                 None
             }),
-            // Several, which do not block: wait for all, and take from the first that has one.
-            // Who comes next is served by the others, or here in the next round.
+            // Several, which do not block: wait for all, and take from the first that has a
+            // connection. Others serve the next one, or this worker does in the next round.
             several => Listener::wait_any(several)
                 .into_iter()
                 .find_map(|listener| self.accept_from(listener)),

@@ -1,7 +1,7 @@
 //! The search of docs/policies.md: `cargo run --release --package wakeone-sim --example policies [REQUESTS [WORKLOAD]]`.
 //!
-//! Prints for each workload and each combination of policy, tie-break, window and patience the mean, p90 and p99, each over
-//! that of one shared queue. All combinations of a workload see the same requests.
+//! Prints the mean, p90 and p99 for each workload and each combination of policy, tie-break, window and patience. Each
+//! is divided by that of one shared queue. All combinations of a workload see the same requests.
 
 use wakeone_sim::{
     Arrivals, Faults, Kind, Load, Outcome, Repeated, Setup, Variant, Wake, Way, run,
@@ -12,7 +12,7 @@ struct Workload {
     name: &'static str,
     arrivals: &'static str,
     service: &'static str,
-    /// Of the workers' time.
+    /// The busy part of the workers' time.
     busy: f64,
     setup: Setup,
 }

@@ -1,4 +1,4 @@
-//! The agent: it looks at the slots as often as the real one, and asks the same judge.
+//! The agent: it samples the slots as often as the real one, and uses the same judge.
 
 use wakeone_model::judge::{self, Limits, ProgressBaseline, SlotHistory, SlotSample, WorkerState};
 use wakeone_model::moves::{self, Arrivals, Budget};
@@ -17,10 +17,10 @@ const IDLE_TICK_S: f64 = 0.010;
 /// Room in an accept queue that has no limit.
 const ROOM: u32 = u32::MAX / 2048;
 
-/// What a move takes: shutdown() and listen(), as measured with few connections on the port.
+/// The time of a move: shutdown() and listen(), as measured with few connections on the port.
 const MOVE_S: f64 = 60e-6;
 
-/// What the agent remembers.
+/// The state of the agent.
 #[derive(Debug)]
 pub(crate) struct Agent {
     limits: Limits,
@@ -62,8 +62,8 @@ impl Agent {
         }
     }
 
-    /// One look: marks stuck slots. Returns the time of the next look, in s; [`Agent::next_move`] has the queues to be
-    /// moved now.
+    /// Takes one look: marks stuck slots. Returns the time of the next look, in s; [`Agent::next_move`] returns the
+    /// queues to be moved now.
     pub(crate) fn look(&mut self, now: f64, steering: &mut Steering, workers: &[Worker]) -> f64 {
         let now_ns = (now * NS) as u64 + 1;
         let mut looks = std::mem::take(&mut self.looks);
@@ -91,7 +91,7 @@ impl Agent {
         next
     }
 
-    /// A queue to be moved.
+    /// Returns a queue to be moved.
     pub(crate) fn next_move(&mut self) -> Option<usize> {
         self.moves.pop()
     }
@@ -128,7 +128,7 @@ impl Agent {
         self.arrivals[slot].quiet_ns(self.avoided_ns[slot], moves::wait_ns(Some(0)))
     }
 
-    /// Judges a slot; true where its queue is to be moved now.
+    /// Judges a slot; returns true where its queue is to be moved now.
     fn judge(
         &mut self,
         slot: usize,
@@ -182,7 +182,7 @@ impl Agent {
     fn doing(&self, worker: &Worker) -> WorkerState {
         let full = match self.kind {
             Kind::Threads(threads) => worker.busy >= threads,
-            // It computes for what it has in hand.
+            // It works on the requests in hand.
             Kind::EventLoop => worker.busy > 0,
         };
         if worker.halts > 0 {

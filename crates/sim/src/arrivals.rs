@@ -1,4 +1,4 @@
-//! When requests come.
+//! The times at which requests come.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use crate::load::{Error, exponential, stream};
 use crate::service::time_s;
 
-/// When requests come.
+/// The times at which requests come.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Arrivals {
     /// One after another at equal distances.
@@ -33,7 +33,7 @@ pub enum Arrivals {
         /// The part of the time that is bursts, above 0 and below 1 / peak.
         part: f64,
     },
-    /// As recorded: the gaps between requests, in s. Behind the last one the first comes again.
+    /// As recorded: the gaps between requests, in s. After the last one the first comes again.
     Recorded(Arc<[f64]>),
 }
 
@@ -56,7 +56,8 @@ impl Arrivals {
         Ok(Self::Recorded(gaps.into()))
     }
 
-    /// So many requests in each of some intervals of so many s, one after the other; within one at random moments.
+    /// Arrivals by count: each interval, given by its length in s and its number of requests, has them at random
+    /// moments.
     ///
     /// # Errors
     /// When there are fewer than two requests.

@@ -2,8 +2,8 @@
 
 /// A moment for each of a fixed number of places; infinity where nothing is due.
 ///
-/// A tournament tree: a change goes up from its leaf, and stops where it does not matter. Nothing is allocated, and the
-/// moments of 1,024 places with all inner nodes are 16 KiB.
+/// It is a tournament tree: a change goes up from its leaf, and stops where it changes nothing. Nothing is allocated,
+/// and the moments of 1,024 places with all inner nodes are 16 KiB.
 #[derive(Debug)]
 pub(crate) struct Calendar {
     /// The leaves begin here.
@@ -32,7 +32,7 @@ impl Calendar {
         self.tree[self.leaves + place]
     }
 
-    /// Which place is next; any where nothing is due.
+    /// The place of the next moment; any where nothing is due.
     #[inline]
     pub(crate) fn place(&self) -> usize {
         let mut node = 1;

@@ -1,4 +1,4 @@
-//! The events: a request comes, a request is finished, and everything rarer.
+//! The events: a request comes, a request is finished, and rarer ones.
 
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -19,7 +19,8 @@ use crate::syn;
 use crate::trace::{Span, Trace, What};
 use crate::workers::{Waiting, Worker};
 
-/// Simulates a load until its last request has ended. The first tenth of the requests is not measured: the queues fill.
+/// Simulates a load until its last request has ended. The first tenth of the requests is not measured, because the
+/// queues fill.
 ///
 /// # Errors
 /// When the load or the setup cannot be simulated.
@@ -27,7 +28,7 @@ pub fn run(setup: &Setup, load: &Load) -> Result<Outcome, Error> {
     Ok(Engine::new(setup, load, None)?.finish_all().0)
 }
 
-/// The same, and what happened within so long a part of it, from the first measured request on.
+/// Simulates the same and records the events of a part of length `length_s`, from the first measured request on.
 ///
 /// # Errors
 /// When the load or the setup cannot be simulated.
@@ -56,7 +57,7 @@ struct Engine<'a> {
     rare: BinaryHeap<Rare>,
     next_rare: f64,
     draws: Draws,
-    /// Which of the busy event loops looks for connections first.
+    /// Draws which of the busy event loops looks for connections first.
     chance: Xoshiro256PlusPlus,
     kept: Option<Kept>,
     unmeasured: u64,
@@ -107,7 +108,7 @@ impl<'a> Engine<'a> {
         Ok(engine)
     }
 
-    /// Plans the first of everything that is rare.
+    /// Plans the first of each rare event.
     fn plan(&mut self) {
         // The agent moves queues, and accepted connections are in none.
         if self.kept.is_none() && matches!(&self.front, Front::Steered { agent: Some(_), .. }) {
@@ -123,7 +124,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Plans the next pause of a worker that works from so long from now on, in s.
+    /// Plans the next pause of a worker that works again `from_s` from now, in s.
     fn plan_pause(&mut self, worker: usize, from_s: f64) {
         if let Some(pauses) = self.setup.faults.pauses {
             let at = self.servers.now() + from_s + self.draws.distance(pauses);
@@ -236,7 +237,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// The event loop that looks for connections first while all of them are busy: any.
+    /// Returns the event loop that looks for connections first while all of them are busy: a random one.
     fn busy_loop(&mut self) -> Option<usize> {
         if self.setup.kind != Kind::EventLoop {
             return None;
@@ -311,7 +312,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// A worker takes what waits for it while it can, and then waits for more.
+    /// Lets a worker take waiting connections while it can, and then wait for more.
     fn accept(&mut self, worker: usize) {
         while self.can_accept(worker) {
             let next = match &mut self.front {
@@ -388,7 +389,7 @@ fn is_full(backlog: Option<u32>, length: usize) -> bool {
     backlog.is_some_and(|backlog| length > backlog as usize)
 }
 
-/// What is rare.
+/// The rare events.
 impl Engine<'_> {
     fn happen(&mut self) {
         let Some(Rare { happening, .. }) = self.rare.pop() else {
@@ -490,7 +491,8 @@ impl Engine<'_> {
         }
     }
 
-    /// A worker loses what it has in hand. Its own queue goes to the others, as the kernel moves it when a listener closes.
+    /// A worker loses its requests in hand. Its own queue goes to the others, as the kernel moves it when a listener
+    /// closes.
     fn crash(&mut self, worker: usize) {
         let of = &mut self.workers[worker];
         let in_hand = std::mem::take(&mut of.busy);
@@ -526,7 +528,7 @@ impl Engine<'_> {
             if let Front::Steered { steering, .. } = &mut self.front {
                 steering.leave(worker);
             }
-            // Where nobody is up they wait for this worker to come back.
+            // Where no worker is up they wait for this one to come back.
             match self.front.open() {
                 Some(other) => *of = other,
                 None => self.reopen_at(worker),

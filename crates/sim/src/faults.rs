@@ -4,7 +4,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::load::{Error, exponential, stream};
 
-/// Something that happens to each worker by itself, again and again.
+/// A fault that each worker has independently, again and again.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Repeated {
     /// How long it is from the end of one to the next, in the mean, in s.
@@ -24,12 +24,12 @@ pub struct Stop {
     pub lasts_s: f64,
 }
 
-/// All that goes wrong.
+/// All faults of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Faults {
     /// Workers do nothing for a while, as when a garbage collector stops them.
     pub pauses: Option<Repeated>,
-    /// Workers crash with what they have in hand, and are back after a while.
+    /// Workers crash and lose their requests in hand, and are back after a while.
     pub crashes: Option<Repeated>,
     /// Workers that are stopped.
     pub stops: Vec<Stop>,

@@ -1,4 +1,4 @@
-//! Where what comes is put.
+//! The front: it gives connections to workers.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::setup::{Setup, Way};
 use crate::steering::Steering;
 use crate::workers::{Asleep, Waiting};
 
-/// Where what comes is put.
+/// The part of the simulator that gives connections to workers.
 // There is one, and it is used for each event: an indirection would cost more than its size.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Front {

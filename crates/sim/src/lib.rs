@@ -1,4 +1,4 @@
-//! Discrete events in virtual time: many workers, on a machine that need not be here.
+//! Discrete events in virtual time: many workers, on a machine that need not exist.
 //!
 //! Each choice is made by `bpf/policy.h` in its native build, and each look of the agent is judged by `wakeone-model`:
 //! the simulator has no second copy of either. It adds the workers, their CPUs, the queues and the load. The same seed

@@ -1,4 +1,4 @@
-//! A load: when requests come, how much work they are, and over which connections.
+//! A load: the arrivals of requests, their work, and their connections.
 
 use rand::{Rng, SeedableRng};
 use rand_distr::{Distribution, Exp1};
@@ -15,15 +15,16 @@ pub struct Error(pub String);
 /// A load on the workers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Load {
-    /// When.
+    /// The arrivals of its requests.
     pub arrivals: Arrivals,
-    /// How much work.
+    /// The work of a request.
     pub service: Service,
-    /// So many requests.
+    /// The number of requests.
     pub requests: u64,
-    /// Requests come over so many connections that are opened beforehand, one after another. None: over one each.
+    /// Requests come over this many connections, opened beforehand one after another. `None`: each has a connection of
+    /// its own.
     pub kept: Option<usize>,
-    /// Decides both.
+    /// The seed of arrivals and work.
     pub seed: u64,
 }
 
@@ -36,7 +37,7 @@ impl Load {
     /// Whether it can be simulated.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why it cannot.
     pub fn check(&self) -> Result<(), Error> {
         self.arrivals.check()?;
         self.service.check()?;

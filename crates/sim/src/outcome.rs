@@ -2,7 +2,7 @@
 
 use hdrhistogram::Histogram;
 
-/// Means of so many parts of the run tell how sure its mean is.
+/// The confidence interval of the mean is computed from the means of this many parts of the run.
 const BATCHES: usize = 20;
 /// Student's t for 95 % and 19 degrees of freedom.
 const T_95: f64 = 2.093;
@@ -18,7 +18,7 @@ pub struct Outcome {
     pub mean_error_s: f64,
     /// Requests that each worker served.
     pub served: Vec<u64>,
-    /// What was counted.
+    /// The counters.
     pub counts: Counts,
     /// Virtual time that passed, in s.
     pub elapsed_s: f64,
@@ -27,7 +27,7 @@ pub struct Outcome {
 /// Counters of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Events that were simulated: arrivals, ends, looks, and what is rarer.
+    /// Events that were simulated: arrivals, ends, looks, and rarer ones.
     pub events: u64,
     /// Queues that the agent moved.
     pub rescues: u64,
@@ -66,7 +66,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// For so many requests.
+    /// A sum for this many requests.
     pub(crate) fn new(requests: u64) -> Self {
         let mut latency = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
             .unwrap_or_else(|_| unreachable!("bounds that hdrhistogram takes"));

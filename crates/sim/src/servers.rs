@@ -10,7 +10,7 @@ use crate::calendar::Calendar;
 pub enum Kind {
     /// A request a thread; a worker without a free thread accepts no more.
     Threads(usize),
-    /// It accepts at once, and its requests share it: a CPU, or whatever else it has one of.
+    /// It accepts at once, and its requests share its CPU, or whatever single resource it has.
     EventLoop,
 }
 
@@ -39,7 +39,7 @@ struct Thread {
 /// A request of an event loop.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct InHand {
-    /// How much each request of the loop will have got when this one is finished, in s of work.
+    /// The work, in s, that each request of the loop will have got when this one is finished.
     finish: f64,
     arrived: f64,
     began: f64,
@@ -64,9 +64,9 @@ impl PartialOrd for InHand {
 #[derive(Debug, Default)]
 struct Loop {
     requests: BinaryHeap<InHand>,
-    /// How much each request in hand has got since the beginning, in s of work.
+    /// The work, in s, that each request in hand has got since the beginning.
     given: f64,
-    /// When that was so, as [`Servers::done`].
+    /// The time of that value, as [`Servers::done`].
     at: f64,
 }
 
@@ -74,14 +74,14 @@ const NONE: u32 = u32::MAX;
 
 /// All workers' requests in hand.
 ///
-/// Those that are busy share the CPUs evenly: each gets done as much as the others, at most a second of work in a second.
-/// So one number, what each has done since the beginning, tells when all of them finish. A thread is one to share with,
-/// and so is an event loop, which shares its part among its requests in turn.
+/// Busy servers share the CPUs evenly: each gets as much work done as the others, at most a second of work in a
+/// second. So one number, the work of each since the beginning, tells when all of them finish. A thread is a server
+/// here. So is an event loop, which shares its part among its requests in turn.
 #[derive(Debug)]
 pub(crate) struct Servers {
     kind: Kind,
     now: f64,
-    /// The work that a server did which was always busy, in s.
+    /// The work of a server that was always busy, in s.
     done: f64,
     cpus: f64,
     /// Threads, or loops, that are busy now.
@@ -96,7 +96,7 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
-    /// `cpus`: infinite where work is waiting for something else.
+    /// `cpus`: infinite where requests wait for something else than a CPU.
     pub(crate) fn new(kind: Kind, workers: usize, cpus: f64) -> Self {
         let (each, loops) = match kind {
             Kind::Threads(threads) => (threads, 0),
@@ -236,7 +236,7 @@ impl Servers {
         let Some(first) = of.requests.pop() else {
             unreachable!("a loop that is due has a request")
         };
-        // What rounding left.
+        // Removes the rounding error.
         of.given = first.finish;
         self.due(worker);
         Finished {
@@ -246,7 +246,7 @@ impl Servers {
         }
     }
 
-    /// Notes what a loop's requests have got until now. To be done before their number changes.
+    /// Notes the work that a loop's requests have got until now. Call it before their number changes.
     fn settle(&mut self, worker: usize) {
         let of = &mut self.loops[worker];
         let sharing = of.requests.len();
@@ -256,7 +256,7 @@ impl Servers {
         of.at = self.done;
     }
 
-    /// Notes when a loop is finished with its next request. To be done after a change.
+    /// Notes when a loop is finished with its next request. Call it after a change.
     fn due(&mut self, worker: usize) {
         let of = &self.loops[worker];
         let next = match of.requests.peek() {
@@ -304,7 +304,7 @@ impl Servers {
         }
     }
 
-    /// A worker loses what it has in hand.
+    /// A worker loses its requests in hand.
     pub(crate) fn lose(&mut self, worker: usize) {
         // A halted worker is none of the busy ones.
         if !self.halted[worker] {

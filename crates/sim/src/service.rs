@@ -1,4 +1,4 @@
-//! How much work requests are.
+//! The work of requests.
 
 use std::str::FromStr;
 
@@ -8,10 +8,10 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::load::{Error, exponential, stream};
 
-/// How long a worker works on a request.
+/// The distribution of a request's work.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Service {
-    /// Always as long.
+    /// The same for all requests.
     Constant(f64),
     /// Exponential with this mean.
     Exponential(f64),
@@ -122,7 +122,7 @@ pub fn time_s(text: &str) -> Option<f64> {
     Some(number.parse::<f64>().ok()? * scale)
 }
 
-/// Draws how much work requests are, in s.
+/// Draws the work of requests, in s.
 #[derive(Debug)]
 pub(crate) struct Works {
     shape: Shape,

@@ -1,4 +1,4 @@
-//! The workers, and how they get connections.
+//! The workers, and how connections are given to them.
 
 use wakeone_kernel::policy_group::{MOST_SLOTS, Variant};
 
@@ -7,45 +7,45 @@ use crate::load::Error;
 use crate::servers::Kind;
 use crate::workers::Wake;
 
-/// How connections are handed out.
+/// How connections are given to workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Way {
     /// One queue for all workers.
     Shared(Wake),
-    /// A queue for each worker, and a policy that chooses.
+    /// A queue for each worker, and a policy that chooses one.
     Steered {
         /// The policy's number in `enum wakeone_policy` (`bpf/contract.h`).
         policy: u32,
         /// How it is compiled. [`Variant::Kernel`] becomes [`Variant::Wide`] where there are more workers than it takes.
         variant: Variant,
-        /// The queue of a worker is moved that has not accepted for so long, in s. None: never.
+        /// The queue of a worker is moved when it has not accepted for this long, in s. `None`: never.
         stuck_after_s: Option<f64>,
     },
 }
 
-/// Who serves.
+/// The workers that serve a load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setup {
     /// Workers, 1 to 1,024.
     pub workers: usize,
     /// How each works.
     pub kind: Kind,
-    /// The CPUs that requests need for all of their time. None: they need none, they wait for something else.
+    /// The CPUs that requests need for all of their time. `None`: they need none and wait for something else.
     pub cpus: Option<usize>,
-    /// How connections are handed out.
+    /// How connections are given to workers.
     pub way: Way,
-    /// The backlog of each accept queue: it holds one more, as in the kernel. None: no limit.
+    /// The backlog of each accept queue: it holds one more, as in the kernel. `None`: no limit.
     pub backlog: Option<u32>,
     /// How the policy weighs each worker; empty: all alike.
     pub weights: Vec<u32>,
     /// How much work each worker does in a second, in s; empty: a second's.
     pub speeds: Vec<f64>,
-    /// What goes wrong.
+    /// The faults of workers.
     pub faults: Faults,
 }
 
 impl Setup {
-    /// Workers of one thread that wait for something else, queues without limits, and nothing that goes wrong.
+    /// Workers of one thread whose requests need no CPU, queues without limits, and no faults.
     pub fn new(workers: usize, way: Way) -> Self {
         Self {
             workers,

@@ -51,7 +51,7 @@ impl Steering {
         self.random.random()
     }
 
-    /// The slot for a connection, chosen at a moment, in s; none where no slot is up.
+    /// Returns the slot for a connection, chosen at a moment, in s; none where no slot is up.
     #[inline]
     pub(crate) fn pick(&mut self, hash: u32, now: f64) -> Option<usize> {
         self.tick += 1;
@@ -77,7 +77,7 @@ impl Steering {
         self.group.enter(slot);
     }
 
-    /// No more.
+    /// A connection is closed at a slot.
     #[inline]
     pub(crate) fn leave(&mut self, slot: usize) {
         self.group.leave(slot);

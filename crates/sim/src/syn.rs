@@ -5,8 +5,8 @@ const LINEAR: u32 = 4;
 /// Each further one takes twice as long (net.ipv4.tcp_syn_retries).
 const DOUBLING: u32 = 6;
 
-/// How long after the last SYN a client sends the next one, in s, when so many were dropped (at least one). None: it gives
-/// up. (include/net/tcp.h, net/ipv4/tcp_timer.c; the first timeout is a second.)
+/// Returns how long after the last SYN a client sends the next one, in s, when this many were dropped (at least one).
+/// `None`: it gives up. (include/net/tcp.h, net/ipv4/tcp_timer.c; the first timeout is a second.)
 pub(crate) fn again_s(dropped: u32) -> Option<f64> {
     (dropped <= LINEAR + DOUBLING).then(|| 2_f64.powi(dropped.saturating_sub(LINEAR + 1) as i32))
 }

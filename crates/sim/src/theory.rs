@@ -1,4 +1,4 @@
-//! Closed forms of queueing theory for the same servers. The simulator is held against them.
+//! Closed forms of queueing theory for the same servers. The simulator is checked against them.
 
 /// The probability that a request waits, with `servers` servers and Poisson arrivals that bring `offered` servers' work
 /// (Erlang, 1917). From Erlang's B by recursion, which loses no digits.
@@ -41,8 +41,8 @@ pub fn two_choices_mean_s(load: f64, service_s: f64) -> f64 {
     waiting / load * service_s
 }
 
-/// The time that the share `quantile` of requests to an M/M/c with exponential service of mean `service_s` stays within, in
-/// s. The wait is 0 or exponential, and the service comes on top.
+/// Returns the time in s within which the share `quantile` of requests to an M/M/c ends, with exponential service of
+/// mean `service_s`. The wait is 0 or exponential, and the service comes on top.
 pub fn mmc_quantile_s(servers: usize, per_s: f64, service_s: f64, quantile: f64) -> f64 {
     let waits = erlang_c(servers, per_s * service_s);
     let (end, work) = (servers as f64 / service_s - per_s, 1.0 / service_s);
@@ -85,16 +85,16 @@ pub fn mmc_highest_load(servers: usize, quantile: f64, times: f64) -> f64 {
 
 /// Lengths of a queue that are told apart by [`shortest_of_two_mean_s`].
 const LONGEST: usize = 160;
-/// By more than this the two never differ: the chance falls by a factor of three or more with each.
+/// The two never differ by more than this: the chance falls by a factor of three or more with each.
 const APART: usize = 25;
 
-/// Mean time where each request joins the shorter of two queues, exponential service with mean `service_s` and Poisson
-/// arrivals that bring `load` of both servers' time, below 0.95. There is no closed form: the equations of balance are
-/// iterated until they hold.
+/// Mean time where each request joins the shorter of two queues. Service is exponential with mean `service_s`, and
+/// Poisson arrivals bring `load` of both servers' time, below 0.95. There is no closed form: the equations of balance
+/// are iterated until they hold.
 pub fn shortest_of_two_mean_s(load: f64, service_s: f64) -> f64 {
     let arrive = 2.0 * load;
     let mut share = vec![[0.0; LONGEST]; LONGEST];
-    // Near what it will be: the number decreases like that of one queue, and the difference quickly.
+    // Starts near the result: the number decreases like that of one queue, and the difference quickly.
     for (long, row) in share.iter_mut().enumerate() {
         for (short, one) in row
             .iter_mut()

@@ -1,4 +1,4 @@
-//! The events of a part of a run, to be drawn.
+//! The events of a part of a run, for a drawing.
 
 /// A request, from its arrival to its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -13,12 +13,12 @@ pub struct Span {
     pub ended_s: f64,
 }
 
-/// Something that happened to a worker.
+/// An event of a worker.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mark {
-    /// What.
+    /// Its kind.
     pub what: What,
-    /// To which worker.
+    /// The worker.
     pub worker: usize,
     /// When, in s.
     pub at_s: f64,
@@ -55,7 +55,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Of so long a part, which begins when the first request is measured.
+    /// A trace of a part of this length, which begins when the first request is measured.
     pub(crate) fn of(length_s: f64) -> Self {
         Self {
             from_s: f64::INFINITY,

@@ -9,7 +9,7 @@ pub(crate) struct Waiting {
     pub arrived: f64,
     /// How much work it is, in s.
     pub work: f64,
-    /// Of its addresses and ports.
+    /// The hash of its addresses and ports.
     pub hash: u32,
     /// SYNs that were dropped.
     pub dropped: u32,
@@ -22,9 +22,9 @@ pub(crate) struct Worker {
     pub busy: usize,
     /// Connections it has accepted so far.
     pub accepted: u64,
-    /// Connections that wait for it alone.
+    /// Connections that wait for this worker alone.
     pub queue: VecDeque<Waiting>,
-    /// Why it does nothing now: pauses and stops that overlap.
+    /// The number of pauses and stops that overlap now; it works where there are none.
     pub halts: u32,
     /// It crashed, and is not started again yet.
     pub down: bool,
@@ -47,8 +47,8 @@ pub enum Wake {
     LongestAsleep,
     /// The one that went to sleep last: several threads in epoll_wait() on one epoll (fs/eventpoll.c, `ep_poll`).
     LastAsleep,
-    /// Always the same first one, if it sleeps: an epoll a worker with EPOLLEXCLUSIVE. The list of who waits for the socket
-    /// keeps the order of registration (fs/eventpoll.c, `ep_ptable_queue_proc`).
+    /// Always the same first one, if it sleeps: an epoll a worker with EPOLLEXCLUSIVE. The socket's wait queue keeps
+    /// the order of registration (fs/eventpoll.c, `ep_ptable_queue_proc`).
     FirstRegistered,
 }
 
@@ -56,7 +56,7 @@ pub enum Wake {
 #[derive(Debug)]
 pub(crate) struct Asleep {
     wake: Wake,
-    /// In the order in which they went to sleep; not of `FirstRegistered`.
+    /// The workers in the order in which they went to sleep; unused for `FirstRegistered`.
     order: VecDeque<u32>,
     /// A bit for each worker that sleeps.
     bits: Vec<u64>,

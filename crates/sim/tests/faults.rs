@@ -1,4 +1,4 @@
-//! Full queues, pauses, stops and crashes; and what else can be known of them without a machine.
+//! Full queues, pauses, stops and crashes, with the results that are known without a machine.
 
 use wakeone_sim::{
     Arrivals, Faults, Kind, Load, Outcome, Repeated, Service, Setup, Stop, Variant, Wake, Way, run,
@@ -127,7 +127,7 @@ fn who_is_stopped_does_not_keep_what_waits_where_queues_are_moved() {
         slowest(steered(HASH, None)),
         slowest(steered(HASH, Some(0.005))),
     );
-    // A quarter of what came for three seconds of ten waits for up to three.
+    // In three of ten seconds, a quarter of the requests waits for up to three seconds.
     assert!(hash > 1.0 && rescued < 0.1, "{hash} {rescued}");
 }
 

@@ -27,7 +27,7 @@ pub fn draw(frame: &mut Frame<'_>, state: &State) {
     }
 }
 
-/// The parts from top to bottom: what it is, how it fares, its rate, its workers, the keys.
+/// Draws the parts of a listener from top to bottom: title and totals, charts, workers, keys.
 fn listener(frame: &mut Frame<'_>, area: Rect, state: &State, show: &Show, table: &table::Table) {
     let small = area.height < 20;
     let top = head(area, state, show, table);
@@ -48,7 +48,7 @@ fn listener(frame: &mut Frame<'_>, area: Rect, state: &State, show: &Show, table
     frame.render_widget(bottom(state, below, keys.width), keys);
 }
 
-/// What stands above the table: on a small screen the most telling of it.
+/// Returns the lines above the table; on a small screen the most telling of them.
 fn head<'a>(area: Rect, state: &State, show: &Show, table: &table::Table) -> Vec<Line<'a>> {
     let room = usize::from(area.width);
     let (totals, others) = match area.height {
@@ -167,7 +167,7 @@ impl Charts {
         };
         let mut shown = vec![&RATE];
         let beside = if area.width >= 100 { 2 } else { 1 };
-        // Half of the screen is the workers'.
+        // The workers get half of the screen.
         if area.height >= 36 {
             shown.extend(OTHERS.iter().filter(|one| steered || one.title != "moved"));
         }
@@ -252,11 +252,11 @@ fn short(number: u64) -> String {
     }
 }
 
-/// The workers; how many there was no room for below.
+/// Draws the workers; returns how many had no room below.
 fn rows(frame: &mut Frame<'_>, area: Rect, state: &State, table: &table::Table) -> usize {
     let mut columns = table::fitting(area.width, state.steering().is_some());
     if table.share_of == ShareOf::Choices {
-        // It would be the share again.
+        // It would repeat the share.
         columns.retain(|(form, _)| form.column != Column::Chosen);
     }
     let title = |form: &Form| {
@@ -288,7 +288,7 @@ fn rows(frame: &mut Frame<'_>, area: Rect, state: &State, table: &table::Table) 
         .column_spacing(1)
         .row_highlight_style(Modifier::REVERSED);
     let at = |pid| table.lines.iter().position(|l| l.row.pid == pid);
-    // The place is a matter of the state alone: what is selected is on the screen.
+    // The scroll position depends on the state alone: the selected worker is on the screen.
     let mut place = TableState::new().with_selected(state.selected.and_then(at));
     frame.render_stateful_widget(widget, area, &mut place);
     let room = usize::from(area.height).saturating_sub(1);
@@ -332,7 +332,7 @@ pub(crate) fn bar(part: f64, width: usize) -> String {
     bar + &" ".repeat(width - filled)
 }
 
-/// How many workers are not seen, and what the last key led to, or the keys.
+/// Returns how many workers are not seen, and the last key's result or the keys.
 fn bottom<'a>(state: &State, below: usize, width: u16) -> Paragraph<'a> {
     let mut spans = Vec::new();
     if below > 0 {
@@ -385,7 +385,8 @@ fn bottom<'a>(state: &State, below: usize, width: u16) -> Paragraph<'a> {
     Paragraph::new(Line::from(spans))
 }
 
-/// The keys and the columns explained, and what cannot be seen, over the picture.
+/// Draws an explanation of keys and columns, and the notes on data that cannot be seen, over the
+/// picture.
 fn help(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let mut lines = vec![
         "q quit, p pause, tab next listener, up and down select a worker, esc none",

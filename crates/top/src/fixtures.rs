@@ -1,4 +1,4 @@
-//! Frames that the tests show.
+//! Frames for the tests.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ fn snapshot(at_ns: u64, sockets: Vec<Socket>) -> Snapshot {
     }
 }
 
-/// A worker that took so many connections in a second, each of which waited 100 µs.
+/// Adds a worker that took this many connections in a second, each of which waited 100 µs.
 fn took(watch: &mut Watch, pid: u32, taken: u64, look: WorkerLook) {
     watch.first.workers.insert(pid, WorkerLook::default());
     watch.last.workers.insert(pid, look);

@@ -1,4 +1,4 @@
-//! One refresh of one listener: what was watched, and how it is steered.
+//! One refresh of one listener: the watch of it, and how it is steered.
 
 use std::net::SocketAddr;
 
@@ -23,14 +23,14 @@ pub struct SlotLook {
     pub rescued: u64,
 }
 
-/// How a listener is steered by us.
+/// The steering of a listener by us.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Steering {
     /// Name of the group.
     pub group: String,
-    /// Its policy; None where the number in its table is of no policy known.
+    /// Its policy; `None` where the number in its table is of no policy known.
     pub policy: Option<String>,
-    /// Whether an agent looks after it: without one nothing is rescued.
+    /// Whether an agent is running for it: without one nothing is rescued.
     pub agent: bool,
     /// Connections so far that the kernel placed because the policy could not.
     pub fallbacks: u64,
@@ -48,18 +48,18 @@ impl Steering {
 /// One refresh of one listener; a line of a recording.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Frame {
-    /// What happened since the refresh before.
+    /// The period since the refresh before.
     pub watch: Watch,
     /// How it is steered, where it is.
     #[serde(default)]
     pub steering: Option<Steering>,
 }
 
-/// What makes a listener the same one in another refresh.
+/// The identity of a listener across refreshes.
 pub type Place = (Protocol, SocketAddr, u32);
 
 impl Frame {
-    /// Which listener it is of.
+    /// The listener that it is of.
     pub fn place(&self) -> Place {
         let listener = &self.watch.last.listener;
         (listener.protocol, listener.address, listener.interface)
@@ -71,7 +71,7 @@ impl Frame {
     }
 }
 
-/// Without what a terminal would act on.
+/// Returns the text without characters that a terminal would act on.
 pub fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })

@@ -1,7 +1,7 @@
-//! The live view of a watched server: what it holds, what its keys do, how it is drawn, and its recordings.
+//! The live view of a watched server: its state, its keys, its drawing, and its recordings.
 //!
-//! Nothing here asks a kernel or a terminal: a [`Frame`] comes in, from a watcher or from a file; [`State`] keeps what
-//! is shown; [`draw()`] and [`plain::text`] turn it into a picture, the same for the same state.
+//! Nothing here reads a kernel or a terminal. A [`Frame`] comes in, from a watcher or from a file; [`State`] holds the
+//! data to be shown. [`draw()`] and [`plain::text`] turn it into a picture, the same for the same state.
 
 pub mod draw;
 pub mod frame;

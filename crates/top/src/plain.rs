@@ -8,7 +8,7 @@ use wakeone_model::verdict::time;
 use crate::frame::{Frame, Steering, printable};
 use crate::table::{self, Column, FORMS, Form, Line, ShareOf, Table};
 
-/// Where it listens, who serves, by which accept model.
+/// Returns the address of a listener, its workers and its accept model.
 pub fn headline(watch: &Watch) -> String {
     let listener = &watch.last.listener;
     let names: std::collections::BTreeSet<&str> =
@@ -100,7 +100,7 @@ pub fn steering(steering: &Steering) -> Vec<String> {
     parts
 }
 
-/// A listener at one refresh. `before`: how it was steered at the one before.
+/// Formats a listener at one refresh. `before`: how it was steered at the refresh before.
 pub fn text(frame: &Frame, before: Option<&Steering>, style: Style) -> String {
     let table = table::table(frame, before);
     let head = headline(&frame.watch);
@@ -124,7 +124,7 @@ pub fn text(frame: &Frame, before: Option<&Steering>, style: Style) -> String {
 
 fn workers(table: &Table, steered: bool, style: Style) -> Vec<String> {
     let shown = |form: &&Form| {
-        // Where the shares are of choices, those are not told twice.
+        // Where the shares are of choices, the choices are not shown twice.
         let twice = form.column == Column::Chosen && table.share_of == ShareOf::Choices;
         (steered || !form.steered()) && !twice
     };
@@ -155,7 +155,7 @@ fn workers(table: &Table, steered: bool, style: Style) -> Vec<String> {
     layout::table(&columns, &rows, 0, style)
 }
 
-/// What cannot be seen, a sentence each.
+/// Returns the notes on data that cannot be seen, a sentence each.
 pub fn notes(watch: &Watch) -> impl Iterator<Item = String> + '_ {
     watch.view.missing.iter().map(|note| printable(note))
 }

@@ -1,7 +1,7 @@
 //! Recordings: a line of JSON for each listener at each refresh.
 //!
-//! A file that somebody sent is read with suspicion: a line has a longest length, only one refresh is held at a time,
-//! and what was written is shown without anything that a terminal would act on.
+//! A file from elsewhere is read with suspicion: a line has a longest length, and only one refresh is held at a time.
+//! Its text is shown without anything that a terminal would act on.
 
 use std::io::{self, BufRead, Write};
 
@@ -11,7 +11,7 @@ use crate::frame::{Frame, Place};
 
 /// The version of the lines.
 const SCHEMA: u32 = 1;
-/// The longest line that is read. 256 workers, as many as are told apart, with full histograms take 2 MB.
+/// The longest line that is read. 256 workers, the most that are told apart, with full histograms take 2 MB.
 pub const LONGEST_LINE: usize = 16 << 20;
 /// The most listeners of one refresh.
 const MOST_LISTENERS: usize = 1024;
@@ -55,7 +55,7 @@ pub enum BadRecording {
     Foreign {
         /// Which line.
         line: u64,
-        /// What the parser says.
+        /// The parser's message.
         why: String,
     },
     /// A line is of a later version.
@@ -84,7 +84,7 @@ impl<W: Write> Recorder<W> {
     /// Writes a refresh: all of it, or an error.
     ///
     /// # Errors
-    /// What writing says.
+    /// The error of writing.
     pub fn write(&mut self, frames: &[Frame]) -> io::Result<()> {
         for frame in frames {
             let line = LineOut {
@@ -129,12 +129,12 @@ impl<R: BufRead> Replay<R> {
         Ok(replay)
     }
 
-    /// Whether the recording ends in the middle of a line: who wrote it was ended.
+    /// Whether the recording ends in the middle of a line, because its writer was ended.
     pub fn is_cut(&self) -> bool {
         self.cut
     }
 
-    /// The frames of the next refresh; None at the end.
+    /// The frames of the next refresh; `None` at the end.
     ///
     /// # Errors
     /// [`BadRecording`].
@@ -193,7 +193,7 @@ impl<R: BufRead> Replay<R> {
 fn parse(text: &[u8], line: u64) -> Result<Frame, BadRecording> {
     let foreign = |why: String| BadRecording::Foreign { line, why };
     let read: LineIn = serde_json::from_slice(text).map_err(|error| {
-        // Of a later version the schema at least can be told.
+        // Even of a later version the schema can be read.
         #[derive(Deserialize)]
         struct Which {
             schema: u32,
@@ -203,7 +203,7 @@ fn parse(text: &[u8], line: u64) -> Result<Frame, BadRecording> {
                 line,
                 schema: which.schema,
             },
-            // What it quotes of the file may hold anything.
+            // The message quotes the file, which may hold anything.
             _ => foreign(crate::frame::printable(&error.to_string())),
         }
     })?;
@@ -264,8 +264,8 @@ mod tests {
         let file = recorded(&refreshes);
         assert_eq!(file.iter().filter(|b| **b == b'\n').count(), 5);
         let mut replay = Replay::new(&file[..]).expect("a recording");
-        // The second has one listener only: the other one's frame that comes next cannot be told to be of the third,
-        // and is of the second as far as the file says.
+        // The second has one listener only. The other one's frame that comes next cannot be known to be of the third.
+        // As far as the file shows, it is of the second.
         assert_eq!(replay.refresh().expect("read"), Some(refreshes[0].clone()));
         let mut rest = Vec::new();
         while let Some(frames) = replay.refresh().expect("read") {
@@ -335,7 +335,7 @@ mod tests {
         assert!(why(&recorded(&[vec![frame]])).contains("more than 4096"));
     }
 
-    /// Every number of a recording changed to one that no kernel says.
+    /// Changes every number of a recording to one that no kernel reports.
     fn with_numbers(file: &[u8], numbers: &[u64]) -> Vec<u8> {
         fn walk(value: &mut serde_json::Value, next: &mut impl Iterator<Item = u64>) {
             match value {
@@ -365,7 +365,7 @@ mod tests {
         out
     }
 
-    /// Shows all of a file; says nothing of what is wrong with it.
+    /// Shows all of a file, and ignores its errors.
     fn show(file: &[u8]) -> usize {
         let Ok(mut replay) = Replay::new(file) else {
             return 0;

@@ -1,4 +1,4 @@
-//! What is shown now, and what keys do to it.
+//! The state of the view, and how keys change it.
 
 use std::collections::VecDeque;
 
@@ -25,11 +25,11 @@ pub enum Key {
     Enter,
     /// Back.
     Escape,
-    /// What ends programs: Ctrl-C.
+    /// The key that ends programs: Ctrl-C.
     Interrupt,
 }
 
-/// What a key asks of the world outside of the view.
+/// A request of a key to the world outside of the view.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// To end.
@@ -45,7 +45,7 @@ pub enum Action {
         /// Whether they drain from now on.
         on: bool,
     },
-    /// To have what waits in the queues of slots moved to others now.
+    /// To move the queues of slots to others now.
     Rescue {
         /// The group.
         group: String,
@@ -65,7 +65,7 @@ pub struct Change {
     pub to: String,
 }
 
-/// Where frames come from.
+/// The source of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// From a kernel.
@@ -79,7 +79,7 @@ pub enum Source {
 pub struct Show {
     /// The refresh shown.
     pub frame: Frame,
-    /// How it was steered at the one before.
+    /// Its steering at the refresh before.
     pub before: Option<Steering>,
     /// One entry for each refresh, the newest first.
     pub history: VecDeque<Moment>,
@@ -92,7 +92,7 @@ pub struct Moment {
     pub rate: u64,
     /// Connections that wait; bytes of UDP.
     pub queued: u64,
-    /// For how long the oldest of them has waited, ms.
+    /// The wait so far of the oldest of them, ms.
     pub oldest_ms: u64,
     /// Connections dropped since the refresh before.
     pub dropped: u64,
@@ -141,37 +141,37 @@ impl Show {
     }
 }
 
-/// Everything that is shown.
+/// All that is shown.
 #[derive(Debug, Clone)]
 pub struct State {
-    /// From where.
+    /// The source of the frames.
     pub source: Source,
     /// The listeners.
     pub shows: Vec<Show>,
-    /// Which of them is looked at.
+    /// The listener shown, by its place in `shows`.
     pub tab: usize,
-    /// By what rows are sorted.
+    /// The column that rows are sorted by.
     pub sort: Column,
-    /// The other way round.
+    /// Whether the order is reversed.
     pub reversed: bool,
     /// The worker selected.
     pub selected: Option<u32>,
-    /// What comes in is not shown.
+    /// New refreshes are not shown.
     pub paused: bool,
     /// The keys are explained.
     pub help: bool,
-    /// What the last key led to.
+    /// The result of the last key.
     pub notice: Option<String>,
-    /// The policies that there are.
+    /// All policies.
     pub policies: Vec<String>,
-    /// A policy that was chosen and is not in force before it is confirmed.
+    /// A policy that was chosen and is not in force until it is confirmed.
     pub choice: Option<Change>,
     /// The change that takes the last change of a policy back.
     pub undo: Option<Change>,
 }
 
 impl State {
-    /// Nothing seen yet.
+    /// A state without any listener.
     pub fn new(source: Source) -> Self {
         Self {
             source,
@@ -224,7 +224,7 @@ impl State {
         Some(table)
     }
 
-    /// What a key does; what it asks of others.
+    /// Handles a key; returns the action that it requests of others.
     pub fn press(&mut self, key: Key) -> Option<Action> {
         self.notice = None;
         if let Some(choice) = self.choice.take() {
@@ -251,7 +251,8 @@ impl State {
         None
     }
 
-    /// A policy of a server in production is changed only by who says so twice.
+    /// Decides on a chosen policy: a policy of a server in production changes only after a
+    /// confirmation.
     fn decide(&mut self, choice: Change, key: Key) -> Option<Action> {
         match key {
             Key::Interrupt => return Some(Action::Quit),
@@ -347,7 +348,7 @@ impl State {
         Ok(Action::ChangePolicy(undo.clone()))
     }
 
-    /// What a key asks for, or why it asks for nothing.
+    /// Returns the action of a key; where there is none, the notice tells why.
     fn told(&mut self, key: fn(&Self) -> Result<Action, &'static str>) -> Option<Action> {
         match key(self) {
             Ok(action) => Some(action),

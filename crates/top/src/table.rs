@@ -1,4 +1,4 @@
-//! The rows and columns that both the picture and the plain text are made of.
+//! The rows and columns of both the picture and the plain text.
 
 use wakeone_model::listener::Protocol;
 use wakeone_model::snapshot::{Queue, Row};
@@ -6,7 +6,7 @@ use wakeone_model::verdict::time;
 
 use crate::frame::{Frame, Steering, printable};
 
-/// What can be told of a worker.
+/// A column of the table of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Column {
     /// Process id.
@@ -31,7 +31,7 @@ pub enum Column {
     Chosen,
     /// Times its queue was moved.
     Rescues,
-    /// What it does.
+    /// Its state.
     State,
 }
 
@@ -88,7 +88,7 @@ pub const FORMS: [Form; 12] = [
 /// A share wider than this shows nothing more.
 const WIDEST_SHARE: u16 = 45;
 
-/// The columns that have room in `width`, with the width of each; what is left over goes to the share.
+/// Returns the columns that have room in `width`, with the width of each; the share gets the spare width.
 pub fn fitting(width: u16, steered: bool) -> Vec<(&'static Form, u16)> {
     let mut forms: Vec<&Form> = FORMS.iter().filter(|f| steered || !f.steered).collect();
     let taken = |forms: &[&Form]| forms.iter().map(|f| f.width + 1).sum::<u16>() - 1;
@@ -104,14 +104,14 @@ pub fn fitting(width: u16, steered: bool) -> Vec<(&'static Form, u16)> {
     forms.into_iter().map(wide).collect()
 }
 
-/// What the shares are of.
+/// The quantity that the shares divide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShareOf {
     /// Connections taken.
     Connections,
     /// Choices of the policy: it takes no tracing to know them.
     Choices,
-    /// CPU: without tracing and steering it is what is left to go by.
+    /// CPU: without tracing and steering nothing else is known.
     Cpu,
 }
 
@@ -129,9 +129,9 @@ impl ShareOf {
 /// One worker, ready to be shown.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
-    /// What was watched of it.
+    /// The watched numbers of the worker.
     pub row: Row,
-    /// Its share, 0 to 1; None where nothing was to share.
+    /// Its share, 0 to 1; `None` where there is nothing to share.
     pub share: Option<f64>,
     /// That as a part of the largest.
     pub bar: f64,
@@ -145,11 +145,11 @@ pub struct Line {
     pub chosen: Option<f64>,
     /// Times its queues were moved.
     pub rescues: u64,
-    /// What it does; what its slot is where that is worse.
+    /// The worker's state, or its slot's where that is worse.
     pub state: String,
 }
 
-/// How much waits, of how much may.
+/// The length of a queue, and its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Queued {
     /// Connections; bytes of a UDP socket.
@@ -182,9 +182,9 @@ fn sum(queues: &[&Queue], bytes: bool) -> Option<Queued> {
 pub struct Table {
     /// The workers.
     pub lines: Vec<Line>,
-    /// What their shares are of.
+    /// The quantity that their shares divide.
     pub share_of: ShareOf,
-    /// The queues that are not one worker's: a sentence each.
+    /// The queues that do not belong to one worker: a sentence each.
     pub shared: Vec<String>,
 }
 
@@ -205,13 +205,13 @@ fn part(mine: f64, all: f64) -> Option<f64> {
     (all > 0.0).then(|| mine / all)
 }
 
-/// Whether the probes count what each worker takes.
+/// Whether the probes count each worker's connections.
 fn takes_known(frame: &Frame) -> bool {
     let trace = frame.watch.last.trace.as_ref();
     frame.watch.view.tracing && trace.is_none_or(|trace| !trace.gaps.accepts)
 }
 
-/// The rows of a frame; `before`: how it was steered at the refresh before.
+/// Makes the rows of a frame; `before`: how it was steered at the refresh before.
 pub fn table(frame: &Frame, before: Option<&Steering>) -> Table {
     let bytes = frame.watch.last.listener.protocol == Protocol::Udp;
     let (rows, queues) = (frame.watch.rows(), frame.watch.queues());
@@ -296,7 +296,7 @@ fn percent(share: f64) -> String {
 }
 
 impl Line {
-    /// What stands in a column; of the share only the number.
+    /// Returns the text of a cell; of the share only the number.
     pub fn cell(&self, column: Column) -> String {
         let dash = || "-".to_owned();
         let row = &self.row;
@@ -332,7 +332,8 @@ impl Line {
         }
     }
 
-    /// What a column is sorted by, where that is a number; the largest is of most interest, so it comes first.
+    /// Returns the number that a column is sorted by, if it is one. The largest is of most interest, so it comes
+    /// first.
     fn number(&self, column: Column) -> Option<f64> {
         let row = &self.row;
         match column {
@@ -349,8 +350,8 @@ impl Line {
     }
 }
 
-/// Sorts by a column, equal ones by process id. Numbers begin with the largest, unless it is reversed; what is not
-/// known comes last either way.
+/// Sorts by a column, equal ones by process id. Numbers begin with the largest, unless the order is reversed; unknown
+/// ones come last either way.
 pub fn sort(lines: &mut [Line], column: Column, reversed: bool) {
     lines.sort_by(|a, b| {
         let (x, y) = (a.number(column), b.number(column));

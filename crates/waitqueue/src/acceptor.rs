@@ -22,7 +22,7 @@ pub enum Refused<T> {
 #[error("no connection came in time")]
 pub struct TimedOut;
 
-/// What a select()-like waiter learns.
+/// The news for a select()-like waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Arrivals {
     /// Connections that have ever been queued.
@@ -63,7 +63,7 @@ impl<T> Acceptor<T> {
         }
     }
 
-    /// Queues a connection and wakes for it; gives how many threads were woken.
+    /// Queues a connection and wakes for it; returns how many threads were woken.
     ///
     /// # Errors
     /// When the queue is full or the acceptor closed.
@@ -81,13 +81,13 @@ impl<T> Acceptor<T> {
         Ok(self.queue.wake_one())
     }
 
-    /// The oldest connection, waited for; None once the acceptor is closed.
+    /// Waits for the oldest connection; returns `None` once the acceptor is closed.
     pub fn accept(&self, waiter: &mut Waiter) -> Option<T> {
         self.queue
             .wait_until(waiter, Kind::Exclusive, || self.try_accept())
     }
 
-    /// The same, waited for no longer than `timeout`.
+    /// Waits as [`Acceptor::accept`] does, but no longer than `timeout`.
     ///
     /// # Errors
     /// [`TimedOut`] when none came in time.
@@ -113,7 +113,7 @@ impl<T> Acceptor<T> {
         }
     }
 
-    /// What accept() returns now; None while there is reason to wait.
+    /// Returns the result of accept() now; `None` while there is reason to wait.
     fn try_accept(&self) -> Option<Option<T>> {
         let mut state = self.state.lock();
         let connection = state.connections.pop_front();
@@ -129,7 +129,7 @@ impl<T> Acceptor<T> {
         })
     }
 
-    /// What a select()-like waiter would learn now.
+    /// Returns the news for a select()-like waiter without waiting.
     #[must_use]
     pub fn arrivals(&self) -> Arrivals {
         let state = self.state.lock();
@@ -140,7 +140,7 @@ impl<T> Acceptor<T> {
         }
     }
 
-    /// The wait queue, for whoever waits in a way of its own.
+    /// The wait queue, for threads that wait in a way of their own.
     #[must_use]
     pub fn queue(&self) -> &WaitQueue {
         &self.queue
@@ -152,8 +152,8 @@ impl<T> Acceptor<T> {
         self.queue.len()
     }
 
-    /// Closes: drops the connections that nobody accepted, wakes everybody, exclusive waiters included, and gives how many
-    /// were woken.
+    /// Closes the acceptor: drops the connections that were not accepted, and wakes all waiters, exclusive ones
+    /// included. Returns how many were woken.
     pub fn close(&self) -> usize {
         let mut state = self.state.lock();
         state.closed = true;

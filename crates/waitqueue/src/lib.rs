@@ -1,8 +1,8 @@
-//! A wait queue in user space, used as the kernel's is, that decides by itself whom it wakes.
+//! A wait queue in user space with the kernel's interface, which chooses itself which waiters it wakes.
 //!
-//! After sections 3.1 to 3.3 of Steve Molloy and Chuck Lever, *Accept() scalability on Linux*, USENIX 2000: their two
-//! patches (`task exclusive`, `wake one`), what the kernel did before (`wake all`), and the hybrid (`always wake`) that
-//! they thought the soundest and nobody had implemented.
+//! It follows sections 3.1 to 3.3 of Steve Molloy and Chuck Lever, *Accept() scalability on Linux*, USENIX 2000. Its
+//! policies are their two patches (`task exclusive`, `wake one`) and the kernel's behaviour before (`wake all`). The
+//! fourth policy is the hybrid (`always wake`) that they thought the soundest and that had no implementation.
 //!
 //! Every waiter sleeps on a futex word of its own, so that the queue and not the order of a shared futex chooses.
 //!

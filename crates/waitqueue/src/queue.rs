@@ -1,4 +1,4 @@
-//! The queue: who waits, in which order, and whom an event wakes.
+//! The queue: its waiters, their order, and which of them an event wakes.
 
 use rustix::io::Errno;
 use rustix::thread::futex;
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use crate::spin::Spin;
 
-/// Who is woken when something happens. The sections are those of Molloy and Lever, 2000.
+/// Which waiters an event wakes. The sections are those of Molloy and Lever, 2000.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// Everybody, whatever the waker asks for: Linux 2.2.
+    /// All waiters, whatever the waker asks for: Linux 2.2.
     WakeAll,
-    /// The sleeper decides, with a flag at enqueuing (3.1): exclusive waiters stand at the tail, all others at the head, and
-    /// the waker walks from the head and stops behind the first exclusive one.
+    /// The sleeper decides, with a flag at enqueuing (3.1): exclusive waiters stand at the tail, all others at the
+    /// head. The waker walks from the head and stops behind the first exclusive one.
     TaskExclusive,
     /// The waker decides (3.2): one, or all. Waiters have no say.
     WakeOne,
@@ -23,7 +23,7 @@ pub enum Policy {
     AlwaysWake,
 }
 
-/// What a waiter says of itself when it enqueues; what the queue makes of it depends on its [`Policy`].
+/// The wish of a waiter when it enqueues; how the queue treats it depends on its [`Policy`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Wants the event for itself, as accept() does. `TaskExclusive`: exclusive. `AlwaysWake`: woken when its turn comes.
@@ -46,10 +46,10 @@ pub enum Slept {
 const WAITING: u32 = 0;
 /// Woken together with all others: there is nothing to pass on.
 const WOKEN: u32 = 1;
-/// Woken as the one for whom the event was meant.
+/// Woken as the one waiter that the event was meant for.
 const CHOSEN: u32 = 2;
 
-/// What a thread needs to wait: its futex word. One is enough for a thread's life.
+/// A thread's means to wait: its futex word. One is enough for a thread's life.
 #[derive(Debug, Default)]
 pub struct Waiter(Arc<AtomicU32>);
 
@@ -119,7 +119,7 @@ impl WaitQueue {
         self.line.lock().waiting.len()
     }
 
-    /// Whether nobody waits.
+    /// Whether no thread waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -137,8 +137,8 @@ impl WaitQueue {
         waiting
     }
 
-    /// Sleeps until `ready` gives something (the kernel's `wait_event`). It is asked before, and after each wake-up; it may
-    /// take what it finds.
+    /// Sleeps until `ready` returns something (the kernel's `wait_event`). It is called before, and after each
+    /// wake-up; it may take the thing it finds.
     pub fn wait_until<T>(
         &self,
         waiter: &mut Waiter,
@@ -154,7 +154,7 @@ impl WaitQueue {
                 return found;
             }
             waiting.sleep();
-            // A wake-up that was slept for is spent by this look.
+            // This look uses up the wake-up that was slept for.
             if let Some(found) = ready() {
                 return found;
             }
@@ -162,10 +162,10 @@ impl WaitQueue {
         }
     }
 
-    /// Wakes for an event that one waiter can use up, as a new connection; gives how many were woken.
+    /// Wakes for an event that one waiter can use up, as a new connection; returns how many were woken.
     ///
-    /// `WakeAll`: everybody. `TaskExclusive`: all that are not exclusive, and one that is. `WakeOne`: the first in line.
-    /// `AlwaysWake`: all that asked for it, and the first of the others.
+    /// `WakeAll`: all waiters. `TaskExclusive`: all that are not exclusive, and one that is. `WakeOne`: the first in
+    /// line. `AlwaysWake`: all that asked for it, and the first of the others.
     pub fn wake_one(&self) -> usize {
         self.wake(match self.policy {
             Policy::WakeAll => Walk::All,
@@ -174,7 +174,7 @@ impl WaitQueue {
         })
     }
 
-    /// Wakes for an event that all should hear of; gives how many were woken.
+    /// Wakes for an event that all should hear of; returns how many were woken.
     ///
     /// Under `TaskExclusive` the waker has no such choice: this is [`WaitQueue::wake_one`].
     pub fn wake_all(&self) -> usize {
@@ -184,23 +184,23 @@ impl WaitQueue {
         })
     }
 
-    /// Wakes everybody under every policy, exclusive waiters included: the special handling of abnormal situations, as a
-    /// listener that closes. Gives how many were woken.
+    /// Wakes all waiters under every policy, exclusive ones included: the special handling of abnormal situations, as
+    /// a listener that closes. Returns how many were woken.
     pub fn wake_abnormal(&self) -> usize {
         self.wake(Walk::All)
     }
 
     fn wake(&self, walk: Walk) -> usize {
         let woken = self.line.lock().take(walk);
-        // Outside the lock: whoever is woken takes it next.
+        // Outside the lock, because a woken waiter takes it next.
         for word in &woken {
             rouse(word);
         }
         woken.len()
     }
 
-    /// For a waiter that was chosen and goes away without a look: someone else must have it. Who is woken always has heard
-    /// of it already.
+    /// Passes the wake-up of a chosen waiter that goes away without a look to another one. A waiter that is always
+    /// woken has heard of the event already.
     fn pass_on(&self) {
         let mut line = self.line.lock();
         let next = match self.policy {
@@ -241,7 +241,7 @@ impl Line {
         place
     }
 
-    /// Takes from the line, head first, whom a walk wakes, and marks them.
+    /// Takes the waiters that a walk wakes from the line, head first, and marks them.
     fn take(&mut self, walk: Walk) -> Vec<Arc<AtomicU32>> {
         let mut woken = Vec::new();
         while let Some((_, entry)) = self.waiting.pop_first() {
@@ -250,7 +250,7 @@ impl Line {
                 Walk::First => true,
                 Walk::FirstExclusive => entry.kind == Kind::Exclusive,
             };
-            // Release: what the waker did before is seen by whom it wakes, who may not take the lock again.
+            // Release: the woken waiter sees all that the waker did before, and it may not take the lock again.
             let mark = if last { CHOSEN } else { WOKEN };
             entry.word.store(mark, Ordering::Release);
             woken.push(entry.word);
@@ -274,17 +274,18 @@ impl Line {
     }
 }
 
-/// A place in the queue. Letting it go leaves the queue (the kernel's `finish_wait`).
+/// A place in the queue. Dropping it leaves the queue (the kernel's `finish_wait`).
 ///
-/// Unlike the kernel's, a waiter that was chosen, has not slept since, and leaves, passes the wake-up on to the next: it may
-/// leave before or after it took what it waited for, or in a panic, and nobody sleeps beside a waiting event.
+/// Unlike in the kernel, a waiter that was chosen, has not slept since, and leaves, passes the wake-up on to the next.
+/// So it may leave before or after it took the thing it waited for, or in a panic. No thread sleeps beside a waiting
+/// event.
 #[derive(Debug)]
 #[must_use = "leaving the queue is all that letting it go does"]
 pub struct Waiting<'q> {
     queue: &'q WaitQueue,
     word: &'q Arc<AtomicU32>,
     kind: Kind,
-    /// Where it was enqueued, until the end of a sleep has told it that it is no longer.
+    /// Its place in the line; `None` once a sleep has ended with a wake-up.
     place: Option<i64>,
 }
 
@@ -309,8 +310,8 @@ impl Waiting<'_> {
         self.sleep_until(None);
     }
 
-    /// The same, for at most `timeout`. Who stops waiting then lets go of the place, which passes on a wake-up that came
-    /// just then.
+    /// Sleeps for at most `timeout`. A waiter that gives up then drops the [`Waiting`], which passes on a wake-up that
+    /// came just then.
     pub fn sleep_for(&mut self, timeout: Duration) -> Slept {
         self.sleep_until(Instant::now().checked_add(timeout))
     }
@@ -331,7 +332,7 @@ impl Waiting<'_> {
         Slept::Woken
     }
 
-    /// Leaves the queue; the same as letting go of it.
+    /// Leaves the queue; the same as dropping it.
     pub fn finish(self) {}
 }
 

@@ -1,4 +1,4 @@
-//! A lock whose owner is never waited for asleep.
+//! A lock whose waiters never sleep.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 

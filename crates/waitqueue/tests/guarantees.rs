@@ -1,4 +1,4 @@
-//! What each policy promises, with threads that really sleep.
+//! The guarantees of each policy, with threads that really sleep.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -30,7 +30,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Sleepers on one queue, that say who was woken and wait again.
+/// Sleepers on one queue, which report their wake-ups and wait again.
 struct Sleepers<'s> {
     queue: &'s WaitQueue,
     woken: mpsc::Receiver<usize>,
@@ -55,7 +55,7 @@ impl<'s> Sleepers<'s> {
                     if over.load(Ordering::SeqCst) {
                         return;
                     }
-                    // Back in line before it is told: who hears of it may rely on that.
+                    // Enqueues again before it tells, because the receiver may rely on that.
                     waiting.again();
                     let _ = tell.send(n);
                 }
@@ -65,7 +65,7 @@ impl<'s> Sleepers<'s> {
         Self { queue, woken }
     }
 
-    /// Who has been woken, sorted: `count` of them, and no more in the next moments.
+    /// Returns the woken threads, sorted: `count` of them, and no more in the next moments.
     fn woken(&self, count: usize) -> Vec<usize> {
         let mut woken: Vec<usize> = (0..count)
             .map(|_| self.woken.recv_timeout(SOON).expect("too few were woken"))
@@ -101,7 +101,7 @@ const S: Kind = Kind::Select;
 fn exactly_one_exclusive_waiter_is_woken_each_time_and_in_the_order_of_waiting() {
     for policy in [Policy::TaskExclusive, Policy::WakeOne, Policy::AlwaysWake] {
         with_sleepers(policy, &[E; 8], |sleepers| {
-            // Whoever was woken waits again at the tail: round and round.
+            // A woken waiter waits again at the tail: round and round.
             for turn in 0..24 {
                 assert_eq!(sleepers.queue.wake_one(), 1, "{policy:?}");
                 assert_eq!(
@@ -216,8 +216,8 @@ fn connections_are_accepted_in_order_and_the_backlog_holds() {
     assert_eq!(acceptor.arrivals().total, 2);
 }
 
-/// Connects `count` times, each after the last was accepted and all wait again; gives how many arrivals each select()-like
-/// thread was told of, and whether all connections were accepted.
+/// Connects `count` times, each after the last was accepted and all wait again. Returns how many arrivals each
+/// select()-like thread saw, and whether all connections were accepted.
 fn watched(policy: Policy, accepting: usize, selecting: usize, count: u64) -> (Vec<u64>, bool) {
     let acceptor = Acceptor::new(policy, 100);
     let told = Mutex::new(vec![0; selecting]);
@@ -244,7 +244,7 @@ fn watched(policy: Policy, accepting: usize, selecting: usize, count: u64) -> (V
         for _ in 0..accepting {
             scope.spawn(|| while acceptor.accept(&mut Waiter::new()).is_some() {});
         }
-        // Whoever is woken leaves the queue at once and comes back: all wait again only once it is over.
+        // A woken waiter leaves the queue at once and comes back: all wait again only once it is over.
         let all_wait = || until("all wait", || acceptor.waiting() == accepting + selecting);
         for connection in 0..count {
             all_wait();

@@ -1,4 +1,4 @@
-//! Whom an operation wakes, held against a model so simple that it can be checked by eye.
+//! Checks which waiters an operation wakes against a model so simple that it can be verified by eye.
 
 use proptest::prelude::*;
 use wakeone_waitqueue::{Kind, Policy, WaitQueue, Waiter, Waiting};
@@ -9,7 +9,7 @@ const WAITERS: usize = 6;
 enum Step {
     /// Waiter N enqueues; enqueues again where it was woken before; stays where it is else.
     Prepare(usize, Kind),
-    /// Waiter N leaves, and passes on what it was chosen for.
+    /// Waiter N leaves, and passes on a wake-up that it was chosen for.
     Leave(usize),
     /// Waiter N, if woken, takes note of it.
     Sleep(usize),
@@ -39,7 +39,7 @@ fn policy() -> impl Strategy<Value = Policy> {
     ]
 }
 
-/// What became of a waiter.
+/// The state of a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Away,
@@ -73,7 +73,7 @@ impl Model {
         std::mem::take(&mut self.line).len()
     }
 
-    /// The first of the line that `who` admits is chosen.
+    /// Chooses the first of the line that `who` admits.
     fn first(&mut self, who: impl Fn(Kind) -> bool) -> usize {
         let Some(place) = self.line.iter().position(|(_, kind)| who(*kind)) else {
             return 0;
@@ -151,7 +151,7 @@ fn both<'q>(
             }
         }
         Step::Sleep(n) => {
-            // Only who was woken may sleep here: there is no other thread that would wake it.
+            // Only a woken waiter may sleep here: there is no other thread that would wake it.
             if let Some(place) = waiting[n].as_mut().filter(|p| p.is_woken()) {
                 place.sleep();
                 // It goes away with nothing to pass on.

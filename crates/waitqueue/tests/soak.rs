@@ -9,9 +9,9 @@ use wakeone_waitqueue::{Acceptor, Kind, Policy, Refused, Slept, WaitQueue, Waite
 /// Nothing may stand still for longer than this.
 const STALL: Duration = Duration::from_secs(20);
 
-/// Threads that connect and wait for room, accept, accept for a while only and then go away, stand in line and leave
-/// without a look, watch. Few connections are under way at any time, so that threads sleep most of the time, and whoever
-/// goes away stays away until something moves: one lost wake-up stops everything.
+/// Threads that connect and wait for room; accept; accept for a while only and then go away; stand in line and leave
+/// without a look; watch. Few connections are under way at any time, so that threads sleep most of the time. A thread
+/// that goes away stays away until something moves. So one lost wake-up stops everything.
 struct Soak {
     acceptor: Acceptor<u64>,
     /// Where connecting threads wait for room.
@@ -54,7 +54,7 @@ impl Soak {
         }
     }
 
-    /// Accepts; who is not `steady` does so for a while only, and then goes away until another has accepted.
+    /// Accepts. A thread that is not `steady` does so for a while only, and then goes away until another has accepted.
     fn accept(&self, steady: bool, rng: &mut StdRng) {
         let waiter = &mut Waiter::new();
         loop {
@@ -101,7 +101,7 @@ impl Soak {
                 1 => std::thread::sleep(Duration::from_micros(rng.random_range(0..50))),
                 _ => {
                     let slept = waiting.sleep_for(Duration::from_micros(rng.random_range(0..50)));
-                    // Who was woken and does not want what it was woken for has to say so.
+                    // A woken waiter that does not want the event has to pass it on.
                     if slept == Slept::Woken {
                         queue.wake_one();
                     }
@@ -125,7 +125,7 @@ impl Soak {
         }
     }
 
-    /// Waits until all were accepted; closes everything when nothing moves any more, and says so.
+    /// Waits until all were accepted; closes everything when nothing moves any more, and reports that.
     fn guard(&self, connections: u64) -> bool {
         let (mut last, mut moved) = (0, Instant::now());
         loop {
@@ -144,7 +144,7 @@ impl Soak {
     }
 }
 
-/// Runs until at least `operations` were done; gives how many.
+/// Runs until at least `operations` were done; returns how many.
 fn soak(policy: Policy, seed: u64, operations: u64, watching: usize) -> u64 {
     const CONNECTING: u64 = 3;
     const ACCEPTING: u64 = 4;
@@ -208,7 +208,8 @@ fn no_wake_up_is_lost_in_a_million_random_operations() {
     for (policy, watching) in [
         (Policy::WakeAll, 2),
         (Policy::TaskExclusive, 2),
-        // None watch here: they would swallow wake-ups, which is the paper's own objection to it and has its own test.
+        // No thread watches here: they would swallow wake-ups, which is the paper's own objection and has its own
+        // test.
         (Policy::WakeOne, 0),
         (Policy::AlwaysWake, 2),
     ] {

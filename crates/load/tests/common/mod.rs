@@ -1,4 +1,4 @@
-//! A server of the tests' own: std::net, a thread a connection, told by a closure what to do with each request.
+//! A server of the tests' own: std::net, a thread a connection, and a closure that handles each request.
 #![allow(dead_code)] // not every test file uses all of it
 
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ pub struct Request<'a> {
     pub stream: &'a mut TcpStream,
 }
 
-/// What the server saw.
+/// The requests and connections that the server saw.
 #[derive(Default)]
 pub struct Seen {
     pub requests: AtomicU64,
@@ -117,7 +117,7 @@ pub fn answer(request: Request<'_>, worker: &str) -> bool {
     false
 }
 
-/// A closed loop of 10 clients and 1,000 requests; tests change what they are about.
+/// A closed loop of 10 clients and 1,000 requests; each test changes the part it is about.
 pub fn plan(target: SocketAddr) -> Plan {
     Plan {
         target,
@@ -143,7 +143,7 @@ pub fn open(rate_per_s: f64, spacing: Spacing) -> Arrivals {
     }
 }
 
-/// Runs the plan and checks what holds of every outcome.
+/// Runs the plan and checks the invariants of every outcome.
 pub fn run(plan: &Plan) -> Outcome {
     let mut last = wakeone_load::Progress::default();
     let outcome = wakeone_load::run(plan, &AtomicBool::new(false), &mut |p| last = *p).unwrap();

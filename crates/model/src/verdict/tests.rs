@@ -143,7 +143,7 @@ fn codes(watch: &Watch) -> Vec<String> {
     findings.into_iter().map(|f| f.code).collect()
 }
 
-/// What is found in `watch` with this done to it.
+/// Returns the findings in `watch` after this change.
 fn found(mut watch: Watch, change: impl FnOnce(&mut Watch)) -> Vec<String> {
     change(&mut watch);
     codes(&watch)
@@ -208,7 +208,7 @@ fn stopped_for_more_than_half_the_time() {
     };
     assert_eq!(found(own(), stop(LOOKS / 2)), NONE);
     assert_eq!(found(own(), stop(LOOKS / 2 + 1)), ["stopped-worker"]);
-    // One that is not among those who serve.
+    // A process that is not one of the workers.
     let other = |w: &mut Watch| w.sampled.stopped.extend([(99, LOOKS)]);
     assert_eq!(found(own(), other), NONE);
 }
@@ -446,7 +446,7 @@ fn a_queue_that_overflows_and_one_that_nearly_does() {
     // 80 % of the 129 that the kernel admits.
     assert_eq!(found(own(), fill(104, 0, 0)), ["backlog-too-small"]);
     assert_eq!(found(own(), fill(103, 0, 0)), NONE);
-    // Whose fault the limit is.
+    // The advice depends on who set the limit.
     let advice = |limit: u32, somaxconn: u32| {
         let mut watch = own();
         fill(limit, 0, 0)(&mut watch);
@@ -456,7 +456,7 @@ fn a_queue_that_overflows_and_one_that_nearly_does() {
     };
     assert!(advice(128, 4096).contains("`backlog` setting 4096"));
     assert!(advice(128, 128).contains("net.core.somaxconn=4096"));
-    // What a UDP socket drops is another story.
+    // A UDP socket's drops are another matter.
     let udp = |w: &mut Watch| {
         fill(129, 9, 9)(w);
         w.last.listener.protocol = Protocol::Udp;

@@ -1,9 +1,10 @@
-//! N event loops, each with a listener of its own, and a program in the kernel that puts each
-//! connection into the queue of the right one: ours. The worker is an ordinary one, which serves the
-//! listener that it was handed; `wakeone run` makes the listeners and attaches the program.
+//! N event loops, each with a listener of its own. A program in the kernel puts each connection
+//! into the queue of the right one: ours. The worker is an ordinary one, which serves the listener
+//! that it was handed; `wakeone run` makes the listeners and attaches the program.
 //!
-//! One connection is accepted at a time, between the events of the others: what waits in the
-//! queue is still seen as waiting, and can be moved to another worker when this one gets stuck.
+//! One connection is accepted at a time, between the events of the others. The connections left in
+//! the queue are still seen as waiting, and can be moved to another worker when this one gets
+//! stuck.
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;

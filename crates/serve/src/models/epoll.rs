@@ -1,7 +1,7 @@
-//! One process with an event loop: all connections in one epoll instance, which says which of
-//! them are ready however many there are. The `epoll` column of "Linux Applications Performance".
+//! One process with an event loop: all connections in one epoll instance, which reports the ready
+//! ones however many there are. The `epoll` column of "Linux Applications Performance".
 //!
-//! Nobody else accepts, so all that is in the queue is accepted at once.
+//! No other process accepts, so the whole queue is accepted at once.
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;

@@ -1,13 +1,13 @@
 //! Preforked event loops: N processes, each with an epoll instance of its own in which the same
-//! listener is registered. Who is woken for a connection depends on how it is registered:
+//! listener is registered. The way it is registered decides which of them a connection wakes:
 //!
-//! * `wake-all`: `EPOLLIN` alone. Everyone who waits is woken, one gets the connection: the
+//! * `wake-all`: `EPOLLIN` alone. All waiting workers are woken, one gets the connection: the
 //!   thundering herd.
-//! * `exclusive`: `EPOLLEXCLUSIVE`. One of those that wait is woken, always the first in the
-//!   listener's list that waits: the load sticks to a few.
-//! * `rotate`: `EPOLLEXCLUSIVE`, and who has accepted registers the listener anew and so goes to
-//!   the end of that list: the connections go round, without a patch to the kernel. nginx does it
-//!   every 16 connections since 1.21.
+//! * `exclusive`: `EPOLLEXCLUSIVE`. One waiting worker is woken, always the first in the listener's
+//!   list that waits: the load sticks to a few.
+//! * `rotate`: `EPOLLEXCLUSIVE`, and a worker that has accepted registers the listener anew and so
+//!   goes to the end of that list. The connections go round, without a patch to the kernel. nginx
+//!   does it every 16 connections since 1.21.
 //!
 //! One connection is accepted for each time the listener is ready, so that the others of a burst
 //! are left to workers that are idle. With a listener for each process (`--reuseport`) the

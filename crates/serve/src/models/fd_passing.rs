@@ -1,9 +1,9 @@
 //! One process accepts and hands each connection to the next of N workers over a Unix socket
-//! (`SCM_RIGHTS`): node's cluster module does it so, and Envoy with its exact balancing. The load
-//! is even by construction, at the price of one more process on the way of each connection.
+//! (`SCM_RIGHTS`). node's cluster module does so, and Envoy with its exact balancing. The load is
+//! even by construction, at the price of one more process on the way of each connection.
 //!
 //! A worker is an event loop that watches its end of the channel instead of a listener. On a stop
-//! the acceptor closes the channels, and a worker first takes what is still in them.
+//! the acceptor closes the channels, and a worker first takes the connections still in them.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -57,7 +57,7 @@ pub fn serve(acceptor: Worker, count: usize, ready: impl FnOnce()) -> Result<(),
             .and_then(|pair| Ok((pair, fork()?)));
         match forked {
             Ok(((ours, theirs), Fork::Child)) => {
-                // Who keeps another's channel or the listener open keeps it from ending.
+                // A copy of another worker's channel or of the listener would keep it open.
                 peers.clear();
                 drop(ours);
                 let worker = acceptor.without_listeners(index);
@@ -87,7 +87,7 @@ pub fn serve(acceptor: Worker, count: usize, ready: impl FnOnce()) -> Result<(),
     finish(peers, failed)
 }
 
-/// Accepts and hands over until a stop, or until no worker is left; gives how many died.
+/// Accepts and hands over until a stop, or until no worker is left; returns how many died.
 fn accept_for(acceptor: &Worker, peers: &mut Vec<Peer>) -> usize {
     let (mut next, mut failed) = (0, 0);
     while !stop::requested() && !peers.is_empty() {
@@ -105,7 +105,7 @@ fn accept_for(acceptor: &Worker, peers: &mut Vec<Peer>) -> usize {
     failed
 }
 
-/// Waits for a connection, but looks after the workers now and then.
+/// Waits for a connection, but checks the workers now and then.
 fn wait(listeners: &[Listener]) -> Vec<&Listener> {
     let mut fds: Vec<_> = listeners
         .iter()
@@ -126,7 +126,7 @@ fn wait(listeners: &[Listener]) -> Vec<&Listener> {
     }
 }
 
-/// Gives the connection to the next worker whose channel has room; waits when none has.
+/// Sends the connection to the next worker whose channel has room; waits when none has.
 fn hand_over(connection: &OwnedFd, peers: &[Peer], next: &mut usize, acceptor: &Worker) {
     loop {
         let mut alive = false;
@@ -138,7 +138,7 @@ fn hand_over(connection: &OwnedFd, peers: &[Peer], next: &mut usize, acceptor: &
                 Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::TOOMANYREFS) => {
                     alive = true;
                 }
-                // It is dead; the next look finds it. The others have the connection.
+                // It is dead, and the next check finds it. The others get the connection.
                 Err(error) => acceptor.faults.count(error),
             }
         }
@@ -158,7 +158,7 @@ fn send(channel: &OwnedFd, connection: &OwnedFd) -> Result<(), Errno> {
     sendmsg(channel, &data, &mut control, SendFlags::NOSIGNAL).map(|_| ())
 }
 
-/// Takes a connection out of the channel: None when the channel is at its end.
+/// Takes a connection out of the channel; returns `None` when the channel is at its end.
 fn receive(channel: &OwnedFd) -> Result<Option<Vec<OwnedFd>>, Errno> {
     let mut byte = [0];
     let mut data = [IoSliceMut::new(&mut byte)];
@@ -175,7 +175,8 @@ fn receive(channel: &OwnedFd) -> Result<Option<Vec<OwnedFd>>, Errno> {
     Ok(Some(rights.flatten().collect()))
 }
 
-/// A worker: serves what comes through the channel, until its end and the end of all connections.
+/// Runs a worker: serves the connections from the channel, until its end and the end of all
+/// connections.
 fn work(worker: &Worker, channel: &OwnedFd) -> Result<(), Errno> {
     let mut reactor = Reactor::new(worker, EventFlags::IN)?;
     reactor.watch_other(channel)?;
@@ -208,7 +209,7 @@ fn work(worker: &Worker, channel: &OwnedFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Takes the workers that have ended out of the list and reports them; gives how many.
+/// Removes the workers that have ended from the list and reports them; returns how many.
 fn take_dead(peers: &mut Vec<Peer>, flags: Option<WaitPidFlag>) -> usize {
     let mut failed = 0;
     while !peers.is_empty() {

@@ -1,5 +1,5 @@
-//! A process for each connection, forked when it is accepted: what inetd and the first web
-//! servers did. The `forking` column of "Linux Applications Performance".
+//! A process for each connection, forked when it is accepted, as in inetd and the first web
+//! servers. The `forking` column of "Linux Applications Performance".
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -83,7 +83,7 @@ fn child(connection: OwnedFd, app: App, mut store: Lazy) -> ! {
     std::process::exit(0)
 }
 
-/// Takes note of children that have ended; of all of them if `all`.
+/// Takes note of children that have ended; with `all`, waits for all of them.
 fn reap(children: &mut HashSet<Pid>, all: bool) {
     let flags = (!all).then_some(WaitPidFlag::WNOHANG);
     while !children.is_empty() {

@@ -1,9 +1,9 @@
-//! N event loops around io_uring: the kernel is told what to do, not asked what could be done.
-//! One multishot accept gives connection after connection, and what is to be received and sent is
-//! handed over in one system call a turn.
+//! N event loops around io_uring, where the program submits operations instead of waiting for
+//! readiness. One multishot accept returns connection after connection, and all receives and sends
+//! are submitted in one system call a turn.
 //!
-//! Connections are accepted as they come, whether the worker has time for them or not: with a
-//! shared listener whoever is in the kernel at that moment gets them all.
+//! Connections are accepted as they come, whether the worker has time for them or not. With a
+//! shared listener, the worker that is in the kernel at that moment gets them all.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -60,7 +60,7 @@ struct Loop<'a> {
     accepting: bool,
 }
 
-/// Whether the kernel lets us.
+/// Whether the kernel allows io_uring.
 ///
 /// # Errors
 /// As [`Ring::new`].
@@ -104,7 +104,7 @@ impl Loop<'_> {
                     self.accepting = false;
                     self.ring.cancel_accepts();
                 }
-                // The signal that told us comes again and again: often enough to look.
+                // The stop signal comes again and again: often enough to look.
                 self.sweep();
             }
         }
@@ -134,7 +134,7 @@ impl Loop<'_> {
                 self.store_ready();
                 self.sweep();
             }
-            // A pause is over, or a listener that does not wait has something.
+            // A pause is over, or a non-blocking listener has a connection.
             Event::Elapsed { token } | Event::Readable { token } => {
                 if self.accepting {
                     self.accept((token - PAUSES) as usize);
@@ -161,7 +161,8 @@ impl Loop<'_> {
                 }
             }
             Err(_) if !self.accepting => {}
-            // It was handed over as one that does not wait, and the ring does not either.
+            // The listener was handed over as non-blocking, and the ring does not wait for it
+            // either.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 let listener = &self.worker.listeners[index];
                 self.ring.poll_readable(listener.as_fd(), pause);
@@ -273,8 +274,9 @@ impl Loop<'_> {
         }
     }
 
-    /// Ends what has taken too long, and what is idle if the server stops. An operation in the
-    /// kernel keeps its socket: it is ended by shutting the socket down, and goes on from there.
+    /// Ends connections that took too long, and idle ones if the server stops. An operation in the
+    /// kernel keeps its socket. So the socket is shut down, which ends the operation, and the
+    /// connection goes on from there.
     fn sweep(&mut self) {
         let now = Instant::now();
         for connection in self.connections.values_mut() {

@@ -1,5 +1,5 @@
-//! One process that serves one connection after the other: while it does, all others wait. The
-//! `iterative` column of "Linux Applications Performance", and the measure for all that follows.
+//! One process that serves one connection after the other: meanwhile all others wait. The
+//! `iterative` column of "Linux Applications Performance", and the reference for all others.
 
 use wakeone_kernel::stop;
 

@@ -1,6 +1,6 @@
-//! One process with an event loop around poll(2): the kernel is told all connections at each
-//! turn, looks at each, and so does the loop afterwards, however few are ready. The `poll` column
-//! of "Linux Applications Performance".
+//! One process with an event loop around poll(2). Each turn passes all connections to the kernel,
+//! which checks each, and so does the loop afterwards, however few are ready. The `poll` column of
+//! "Linux Applications Performance".
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::worker::Worker;
 const SWEEP: Duration = Duration::from_secs(1);
 const SWEEP_STOPPING: Duration = Duration::from_millis(10);
 
-/// What a descriptor in the list belongs to.
+/// The owner of a descriptor in the list.
 #[derive(Clone, Copy)]
 enum Source {
     Listener(usize),
@@ -59,7 +59,7 @@ pub fn serve(worker: &Worker) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Waits until something is ready, a second at most, and gives what is.
+/// Waits until something is ready, a second at most, and returns it.
 fn wait(worker: &Worker, connections: &Connections, accepting: bool) -> Result<Vec<Source>, Errno> {
     let mut sources = vec![Source::Store];
     let mut fds = vec![PollFd::from_borrowed_fd(
@@ -105,8 +105,8 @@ fn wait(worker: &Worker, connections: &Connections, accepting: bool) -> Result<V
     }
 }
 
-/// Accepts all that a listener has; gives for how long to leave the listeners alone when it
-/// cannot be accepted from.
+/// Accepts all connections of a listener. When it cannot be accepted from, returns for how long to
+/// leave the listeners alone.
 fn accept_all(worker: &Worker, index: usize, connections: &mut Connections) -> Option<Duration> {
     while !stop::requested() {
         match worker.listeners[index].accept(true, &worker.faults) {

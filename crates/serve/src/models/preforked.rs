@@ -1,12 +1,12 @@
-//! Preforked: N processes made at the start, each in a blocking `accept` on the same listener,
-//! each serving one connection at a time. The kernel wakes one of those that wait, the one that
-//! has waited longest, so the connections go round.
+//! Preforked: N processes made at the start, each in a blocking `accept` on the same listener, each
+//! serving one connection at a time. The kernel wakes the waiting process that has waited longest,
+//! so the connections go round.
 //!
 //! Source: "Linux Applications Performance, part III: Preforked Servers", the `preforked` column.
-//! With `--accept-lock` only the one that has the lock is in accept, as in servers for kernels
-//! that woke everyone (Apache's accept mutex); what the lock costs today is what the lab measures.
-//! With a listener for each process (`--reuseport`) the kernel's hash chooses instead, and a
-//! connection waits for its process even while others are idle.
+//! With `--accept-lock` only the holder of the lock is in accept, as in servers for kernels that
+//! woke everyone (Apache's accept mutex). The lab measures the cost of the lock today. With a
+//! listener for each process (`--reuseport`) the kernel's hash chooses instead, and a connection
+//! waits for its process even while others are idle.
 
 use wakeone_kernel::stop;
 

@@ -1,6 +1,6 @@
-//! N threads made at the start, of which the one that has the mutex waits in accept and the
-//! others wait for the mutex: the `prethreaded` column of "Linux Applications Performance".
-//! With `--accept-lock none` all of them are in accept, and the kernel wakes one.
+//! N threads made at the start. The holder of the mutex waits in accept and the others wait for the
+//! mutex: the `prethreaded` column of "Linux Applications Performance". With `--accept-lock none`
+//! all of them are in accept, and the kernel wakes one.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -48,7 +48,7 @@ fn work(worker: &Worker, app: &App, mutex: Option<&Mutex<()>>) {
     let mut store = Lazy::default();
     while !stop::requested() {
         let turn = mutex.map(|mutex| mutex.lock().unwrap_or_else(PoisonError::into_inner));
-        // Who waited for the mutex may have got it because the one before has seen the stop.
+        // The thread before may have released the mutex because it has seen the stop.
         let accepted = if stop::requested() {
             None
         } else {

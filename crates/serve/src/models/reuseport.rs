@@ -1,8 +1,8 @@
-//! N event loops, each with a listener of its own on the same port (`SO_REUSEPORT`): nothing is
-//! shared and nobody is woken in vain, but the kernel's hash of addresses and ports chooses the
+//! N event loops, each with a listener of its own on the same port (`SO_REUSEPORT`). Nothing is
+//! shared and no worker is woken in vain. But the kernel's hash of addresses and ports chooses the
 //! queue, whether its worker is idle or stuck. nginx's `listen … reuseport` does the same.
 //!
-//! The queue is this worker's alone, so all that is in it is accepted at once.
+//! The queue is this worker's alone, so the whole queue is accepted at once.
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;

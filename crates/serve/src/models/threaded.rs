@@ -87,8 +87,8 @@ fn join(threads: &mut Threads, number: u64) {
     }
 }
 
-/// Waits for the threads; those that wait for an idle client are interrupted, so that they see
-/// the stop. First those that have ended are taken out: with thousands of them, interrupting all
+/// Waits for the threads. A thread that waits for an idle client is interrupted, so that it sees
+/// the stop. Threads that have ended are removed first: with thousands of them, interrupting all
 /// again for each that is joined would take seconds.
 fn finish(mut threads: Threads, ends: &Receiver<u64>) {
     loop {

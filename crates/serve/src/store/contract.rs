@@ -1,5 +1,5 @@
-//! What every store keeps, whatever it is made of: one suite, run against each, and through each
-//! of its two faces.
+//! The guarantees of every store, whatever it is made of: one suite, run against each, and through
+//! each of its two faces.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ fn holds(open: Open<'_>) {
     assert_eq!(page(&mut *one, true).0, 1, "a visit is counted");
     assert_eq!(page(&mut *one, false).0, 1, "a look is not");
 
-    // What one has been told is kept, the other sees, in the same order.
+    // Both clients see the entries of both, in the same order.
     let mut two = open();
     add(&mut *one, entry("first"));
     add(&mut *two, entry("second"));
@@ -162,7 +162,7 @@ struct Redis {
 }
 
 impl Redis {
-    /// None where no redis-server is installed.
+    /// `None` where no redis-server is installed.
     fn start(more: &[&str]) -> Option<Self> {
         let port = std::net::TcpListener::bind("127.0.0.1:0")
             .and_then(|socket| socket.local_addr())

@@ -10,15 +10,15 @@ use wakeone_kernel::stop;
 use super::embedded::Embedded;
 use super::{Call, Entry, Failed, Reply};
 
-/// A store that never makes its caller wait. What becomes readable when replies are there is its
-/// descriptor ([`AsFd`]), which stays the same.
+/// A store that never makes its caller wait. Its descriptor ([`AsFd`]) becomes readable when
+/// replies are there, and stays the same.
 pub trait Driver: AsFd {
-    /// Takes a call; gives the reply if it is known at once, else it comes out of
-    /// [`Self::ready`] under the same token.
+    /// Takes a call. Returns the reply if it is known at once; else it comes out of [`Self::ready`]
+    /// under the same token.
     fn submit(&mut self, token: u64, call: Call) -> Option<Result<Reply, Failed>>;
 
-    /// The replies that have come. To be called when the descriptor is readable, and once a
-    /// second to give up what takes too long.
+    /// Returns the replies that have come. Call it when the descriptor is readable, and once a
+    /// second to give up calls that take too long.
     fn ready(&mut self) -> Vec<(u64, Result<Reply, Failed>)>;
 }
 

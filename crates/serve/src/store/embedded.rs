@@ -1,10 +1,10 @@
 //! The store on disk: a log of entries that only grows, and a counter.
 //!
 //! Any number of processes may have it open. An entry is one `write` to a file opened with
-//! `O_APPEND`, which local file systems keep whole, and is acknowledged after `fdatasync`; nobody
-//! takes a lock, so nobody waits for a process that was stopped or killed. Readers go on from
-//! where they were. A record that was torn by a crash fails its checksum and is passed over;
-//! nothing is ever cut off, so that damage in the middle cannot take what follows with it.
+//! `O_APPEND`, which local file systems keep whole, and is acknowledged after `fdatasync`. No
+//! process takes a lock, so none waits for one that was stopped or killed. Readers go on from where
+//! they were. A record that was torn by a crash fails its checksum and is skipped. Nothing is ever
+//! cut off, so that damage in the middle cannot take the records after it with it.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -17,7 +17,7 @@ use wakeone_kernel::shared_counter::SharedCounter;
 
 use super::{Call, Entry, Failed, NAME_CHARS_MAX, Reply, SHOWN, Store, TEXT_CHARS_MAX};
 
-/// What a record begins with. The first byte occurs in no UTF-8 text.
+/// The first bytes of a record. The first byte occurs in no UTF-8 text.
 const MAGIC: [u8; 8] = *b"\xfewakeone";
 /// Magic, length, checksum.
 const HEADER_BYTES: usize = 16;
@@ -53,7 +53,7 @@ impl Embedded {
         let log = match how.open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let log = how.create(true).open(&path).map_err(failed)?;
-                // The name of a new file must be as durable as what is written to it.
+                // The name of a new file must be as durable as its content.
                 File::open(directory)
                     .and_then(|directory| directory.sync_all())
                     .map_err(failed)?;
@@ -75,7 +75,7 @@ impl Embedded {
         Ok(store)
     }
 
-    /// What the page shows; never waits for a disk that has the log's end in memory.
+    /// Returns the content of the page; never waits for a disk that has the log's end in memory.
     ///
     /// # Errors
     /// When the log cannot be read.
@@ -101,8 +101,8 @@ impl Embedded {
         let mut append = || -> io::Result<()> {
             for entry in entries {
                 let record = record(entry);
-                // One write, not write_all: what is left over of a short one could come after
-                // another process's record.
+                // One write, not write_all: the rest of a short write could come after another
+                // process's record.
                 if self.log.write(&record)? != record.len() {
                     return Err(io::ErrorKind::StorageFull.into());
                 }
@@ -112,7 +112,7 @@ impl Embedded {
         append().map_err(|error| fault("write to", &self.directory, &error))
     }
 
-    /// Reads what has been appended since the last time, by anyone.
+    /// Reads the records appended since the last time, by any process.
     fn read_on(&mut self) -> io::Result<()> {
         let end = self.log.metadata()?.len();
         let mut changed = false;
@@ -133,7 +133,7 @@ impl Embedded {
                 // A piece without any record: damage. A record may begin at its end.
                 (0, true) => self.offset += length - (HEADER_BYTES + PAYLOAD_BYTES_MAX) as u64,
                 (_, true) => {}
-                // What is left may still be being written.
+                // The rest may still be being written.
                 (_, false) => break,
             }
         }
@@ -170,8 +170,8 @@ fn record(entry: &Entry) -> Vec<u8> {
     record
 }
 
-/// All whole records in `bytes`, and how many bytes are done with. Bytes that are no record are
-/// passed over when a whole record follows, else they are left: the rest may still come.
+/// Returns all whole records in `bytes`, and how many bytes are done with. Bytes that are no record
+/// are skipped when a whole record follows, else they are left: the rest may still come.
 fn scan(bytes: &[u8]) -> (usize, Vec<Entry>) {
     let (mut done, mut entries) = (0, Vec::new());
     let mut at = 0;

@@ -1,7 +1,7 @@
 //! Where the guest book is kept: on disk by default, or in a Redis server.
 //!
 //! A blocking model calls a [`Store`] and waits. An event loop must not wait, and hands its calls
-//! to a [`Driver`], which has a descriptor to wait for and gives the replies later.
+//! to a [`Driver`], which has a descriptor to wait for and returns the replies later.
 
 mod driver;
 mod embedded;
@@ -29,9 +29,9 @@ pub const SHOWN: usize = 50;
 pub struct Entry {
     /// When it was made, in seconds since 1970.
     pub at_unix_s: u64,
-    /// Who made it.
+    /// The name of its author.
     pub name: String,
-    /// What they wrote.
+    /// The text.
     pub text: String,
 }
 
@@ -58,19 +58,19 @@ impl Entry {
     }
 }
 
-/// What is asked of the store.
+/// A call to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// What the page shows.
+    /// Reads the content of the page.
     Page {
         /// Whether this is a visit, to be counted.
         visit: bool,
     },
-    /// Keep an entry. Once it is acknowledged it is not lost, however the server ends.
+    /// Keeps an entry. Once it is acknowledged it is not lost, however the server ends.
     Add(Entry),
 }
 
-/// What the store answers.
+/// The store's reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// To [`Call::Page`].
@@ -86,21 +86,21 @@ pub enum Reply {
     Added,
 }
 
-/// The store could not do what was asked.
+/// The store could not do the call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Failed(pub String);
 
-/// A store that is called and waited for.
+/// A store whose caller waits.
 pub trait Store: Send {
-    /// Does what is asked.
+    /// Does a call.
     ///
     /// # Errors
-    /// When it could not be done. An entry that was to be added may have been or not.
+    /// When it could not be done. An entry to be added may have been added or not.
     fn call(&mut self, call: &Call) -> Result<Reply, Failed>;
 }
 
-/// Where the guest book is kept.
+/// The place of the guest book.
 #[derive(Clone, Debug)]
 pub enum Place {
     /// In files in this directory, which is made when it is needed.
@@ -110,7 +110,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// Reads what the user wrote: a `redis://` URL, else a directory.
+    /// Parses the user's text: a `redis://` URL, else a directory.
     ///
     /// # Errors
     /// A sentence for the user.
@@ -127,7 +127,7 @@ impl Place {
         }
     }
 
-    /// Where the guest book is kept when nothing is said: in the user's state directory.
+    /// Returns the default place of the guest book, in the user's state directory.
     pub fn default_directory() -> Self {
         let variable = |name| std::env::var_os(name).map(PathBuf::from);
         let state = variable("XDG_STATE_HOME")
@@ -136,7 +136,7 @@ impl Place {
         Self::Directory(state.join("wakeone/guestbook"))
     }
 
-    /// Opens the store for calls that are waited for.
+    /// Opens the store for a caller that waits.
     ///
     /// # Errors
     /// When it cannot be reached.
@@ -150,8 +150,8 @@ impl Place {
     /// Opens the store for an event loop.
     ///
     /// # Errors
-    /// When it cannot be set up. A Redis server that is not reached is no error here: each call
-    /// fails until it is.
+    /// When it cannot be set up. An unreachable Redis server is no error here: each call fails
+    /// until it is reached.
     pub fn drive(&self) -> Result<Box<dyn Driver>, Failed> {
         Ok(match self {
             Self::Directory(path) => Box::new(driver::Committing::new(path)?),
@@ -174,7 +174,7 @@ impl fmt::Display for Place {
 pub struct Lazy(Option<Box<dyn Store>>);
 
 impl Lazy {
-    /// Does what is asked of the store in `place`.
+    /// Does a call to the store in `place`.
     ///
     /// # Errors
     /// As [`Store::call`], and when the store cannot be opened.
@@ -190,18 +190,18 @@ impl Lazy {
 }
 
 impl Lazy {
-    /// Opens a store on disk, or reads what is new in it, so that a process forked from this one
-    /// finds it open. The files may be shared so: nothing depends on their position. A connection
-    /// to a server must not be.
+    /// Opens a store on disk, or reads its new records, so that a process forked from this one
+    /// finds it open. The files may be shared so, because nothing depends on their position. A
+    /// connection to a server must not be.
     pub fn warm(&mut self, place: &Place) {
         if matches!(place, Place::Directory(_)) {
-            // What fails here is reported to the client that needs it.
+            // A failure here is reported to the client that needs the store.
             let _ = self.call(place, &Call::Page { visit: false });
         }
     }
 }
 
-/// Open stores that nobody uses now, for models whose threads come and go.
+/// Open stores that are unused now, for models whose threads come and go.
 #[derive(Debug, Default)]
 pub struct Pool(Mutex<Vec<Lazy>>);
 
@@ -238,10 +238,10 @@ pub struct Deferred {
 }
 
 impl Deferred {
-    /// For the store in `place`.
+    /// Makes one for the store in `place`.
     ///
     /// # Errors
-    /// When there is no epoll instance to be had.
+    /// When no epoll instance can be made.
     pub fn new(place: &Place) -> Result<Self, Errno> {
         Ok(Self {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,

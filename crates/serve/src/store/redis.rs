@@ -65,7 +65,7 @@ impl Address {
         ))
     }
 
-    /// What a new connection says first.
+    /// Returns the first commands of a new connection.
     fn greeting(&self) -> Pipeline {
         let settings = self.client.get_connection_info().redis_settings();
         let mut pipe = redis::pipe();
@@ -204,7 +204,7 @@ struct Link {
 
 /// A call whose reply has not come.
 struct Waiting {
-    /// Who asked; None for what a new connection says first.
+    /// The caller's token and call; `None` for the first commands of a new connection.
     asked: Option<(u64, Call)>,
     commands: usize,
     values: Vec<Value>,
@@ -215,7 +215,7 @@ impl Pipelined {
     /// A client for the server at `address`; it connects at the first call.
     ///
     /// # Errors
-    /// When there is no epoll instance to be had.
+    /// When no epoll instance can be made.
     pub fn new(address: &Address) -> Result<Self, Failed> {
         Ok(Self {
             address: address.clone(),
@@ -253,7 +253,7 @@ impl Pipelined {
         Ok(link)
     }
 
-    /// Gives up the connection and all that waits for it.
+    /// Gives up the connection and all calls that wait for it.
     fn give_up(&mut self, why: &dyn fmt::Display) {
         let fault = self.address.fault(why);
         if let Some(link) = self.link.take() {
@@ -318,7 +318,7 @@ impl Link {
         });
     }
 
-    /// Sends what the socket takes.
+    /// Sends as much as the socket takes.
     fn flush(&mut self) -> Result<(), String> {
         let mut sent = 0;
         while sent < self.unsent.len() {
@@ -341,7 +341,7 @@ impl Link {
         Ok(())
     }
 
-    /// Reads what has come, and takes the replies that are complete out of it.
+    /// Reads the bytes that have come, and takes the complete replies out of them.
     fn receive(&mut self, replies: &mut Vec<(u64, Result<Reply, String>)>) -> Result<(), String> {
         let mut buffer = [0; 16 * 1024];
         loop {
@@ -402,7 +402,7 @@ impl Link {
     }
 }
 
-/// How many bytes the first value (RESP 2) in `bytes` takes; None if it is not complete.
+/// How many bytes the first value (RESP 2) in `bytes` takes; `None` if it is not complete.
 fn value_length(bytes: &[u8]) -> Result<Option<usize>, String> {
     let (mut at, mut values) = (0, 1_u64);
     while values > 0 {
