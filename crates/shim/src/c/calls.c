@@ -144,7 +144,7 @@ static int settle(int fd, enum how how)
 	return found;
 }
 
-/* After a signal: whether a call that waits, and had begun, ends. `ready`: what it would return at once, 0 for
+/* After a signal: whether a call that waits, and had begun, ends. `ready`: its result if it did not wait, 0 for
  * nothing. */
 static bool ends(int ready)
 {

@@ -65,8 +65,8 @@ bool split_interrupted(bool restarts);
 
 /* Reads the broker's name and token from the environment. */
 bool split_find_broker(void);
-/* Tells the broker that a socket listens. `own`: it is in a reuseport group because we put it there. False: it is
- * not to be split. */
+/* Tells the broker that a socket is about to listen, or that it listens. `own`: it is in a reuseport group because
+ * we put it there. False: it is not to be split. */
 bool split_tell_opens(int fd);
 bool split_tell_listen(int fd, bool own);
 /* Replaces the listener by a queue of this process's own, if the broker grants one. False: the broker could not be
