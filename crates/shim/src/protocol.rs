@@ -81,8 +81,7 @@ pub enum Request {
         fd: i32,
     },
     /// The attached socket is about to listen, and the library to put it into a reuseport group. The library says so
-    /// before it does, so that another process that sees the socket in a group can already have asked whose doing
-    /// that is.
+    /// first: another process may see the socket in a group at once, and by then the broker must know why.
     Opens {
         /// Its number in the process.
         fd: i32,

@@ -1,6 +1,6 @@
-/* fuzz SEED CALLS: random calls on random descriptors, against a model of what each descriptor is. It prints its
- * calls. It ends with 1 at the first descriptor that is not what the model says, or if one more is open at the end
- * than at the beginning. Run it under the library in a process that opened none of the listeners. */
+/* fuzz SEED CALLS: random calls on random descriptors, against a model of what each descriptor is. It prints how
+ * many calls it made. It ends with 1 at the first descriptor that differs from the model, or if one more is open
+ * at the end than at the beginning. Run it under the library in a process that opened none of the listeners. */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE
 #include <arpa/inet.h>

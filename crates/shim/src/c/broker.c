@@ -297,7 +297,7 @@ int split_ask_queue(int fd, int from)
 	int answer = send_request(connection, ASK_READER, fd, 0, true) ? receive_reply(connection, until, &queue) : -1;
 	bool again = answer < 0 && errno == EINTR;
 	queue = move_up(answer, queue, from);
-	/* The group chooses the queue once the broker knows its number. */
+	/* The queue is chosen once the broker knows its number. */
 	if (queue >= 0 && send_request(connection, ASK_TAKEN, queue, 0, false))
 		receive_reply(connection, until, &nothing);
 	if (nothing >= 0)
@@ -356,7 +356,7 @@ static bool take(int connection, int64_t until, int fd, int queue, const struct 
 {
 	int status = fcntl(fd, F_GETFL);
 	int flags = fcntl(fd, F_GETFD);
-	/* A process with O_ASYNC gets its signals for one socket only. */
+	/* With O_ASYNC, the process gets signals for this socket only, so it keeps it. */
 	if (status < 0 || flags < 0 || !same_file(fd, was) || status & O_ASYNC || fcntl(queue, F_SETFL, status) < 0)
 		return true;
 	int listener = syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);

@@ -11,9 +11,9 @@
  * for good.) If the thread was the primary reader, another one takes over. It is woken by shutting its queue down,
  * and that queue is given back as well.
  *
- * A process that was forked since the socket was bound asks for a queue when it first receives or waits, and puts
- * it in the socket's place. From then on its threads share that one in the same way. If a process ends, the broker
- * hands its unread queue to another process, which it wakes by an empty datagram.
+ * A process that was forked since the socket was bound asks for a queue when it first receives or waits. It puts
+ * the queue in the socket's place, and from then on its threads share that one in the same way. If a process ends,
+ * the broker hands its unread queue to another process, which it wakes by an empty datagram.
  */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE
@@ -39,7 +39,7 @@
 #ifndef SO_BINDTOIFINDEX
 #define SO_BINDTOIFINDEX 62
 #endif
-/* Other hosts may send empty datagrams too: after this many in a tenth of a second, the broker is not asked. */
+/* Clients may send empty datagrams too: after this many in a tenth of a second, the broker is not asked. */
 #define MOST_ASKED 20
 #define ASKED_NS 100000000
 /* By then, datagrams that the kernel was about to put into a queue when it was given back have arrived. */
@@ -67,7 +67,7 @@ static bool has_key;
 static __thread __attribute__((tls_model("initial-exec"))) struct {
 	unsigned generation;
 	int fd;
-	bool shares; /* it has no place of its own: it polls, or there is none */
+	bool shares; /* it has no place of its own: it polls, or none was free */
 	struct reader *place;
 } mine[MOST_SOCKETS_A_THREAD];
 
@@ -173,7 +173,7 @@ static struct reader *place_for(int fd, int queue, int role)
 	return NULL;
 }
 
-/* Places are taken under the lock: a free one stays free while it is held. */
+/* Places are taken under the lock: a free one stays free while the lock is held. */
 static bool has_place(void)
 {
 	for (int i = 0; i < MOST_READERS; i++)

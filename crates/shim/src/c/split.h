@@ -17,12 +17,12 @@
 
 /* The state of a descriptor. */
 enum state {
-	STATE_UNKNOWN = 0, /* not yet looked at, or a listener that is to be asked for */
+	STATE_UNKNOWN = 0, /* not yet looked at, or a listener about which the broker is still to be asked */
 	STATE_PLAIN,       /* not a listener */
 	STATE_CONNECTION,  /* returned by accept */
 	STATE_DATAGRAM,    /* a UDP socket that this process bound, or about which the broker was asked in it */
-	STATE_POLLED,      /* such a one that is polled: one thread may poll and another receive, so all threads share it */
-	STATE_INHERITED,   /* a UDP socket from before this process was forked: to be asked for */
+	STATE_POLLED,      /* such a socket that is polled: one thread may poll and another receive, so all threads share it */
+	STATE_INHERITED,   /* a UDP socket from before this process was forked: the broker is still to be asked */
 	STATE_FOREIGN,     /* a listener that is not ours to split: not TCP, or already in a reuseport group */
 	STATE_SETTLED,     /* the broker was asked in this process: own queue, or the shared one for good */
 	STATE_LATER,       /* the broker could not be asked when the listener was polled; asked again when it is polled again */

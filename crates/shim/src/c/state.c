@@ -15,8 +15,9 @@ static _Atomic unsigned char table[SPLIT_MOST_FDS];
 /* No descriptor above this one has ever had a state. */
 static _Atomic int highest = -1;
 
-/* A mark in a page that the kernel wipes in a child of fork or clone (MADV_WIPEONFORK), but not in one that shares
- * our memory (vfork, posix_spawn). It is 0 in a process that has not yet looked at the table that it inherited. */
+/* A mark in a page that the kernel wipes in a child of fork or clone (MADV_WIPEONFORK). It does not wipe the page
+ * of a child that shares our memory (vfork, posix_spawn). The mark is 0 in a process that has not yet looked at
+ * the table that it inherited. */
 enum { MARK_WIPED = 0, MARK_HERE = 1, MARK_CLEANING = 2 };
 static _Atomic int *mark;
 /* The process that the table describes. */

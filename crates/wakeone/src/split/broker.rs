@@ -101,7 +101,7 @@ impl<O> Broker<O> {
     /// Opens its socket, under a random name.
     ///
     /// # Errors
-    /// What socket, bind and listen say.
+    /// socket(2), bind(2) or listen(2) fails.
     pub fn open() -> io::Result<Self> {
         let name = format!("wakeone-split-{:032x}", rand::random::<u128>());
         let socket = rustix::net::socket_with(

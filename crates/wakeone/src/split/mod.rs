@@ -233,7 +233,7 @@ fn drop_capabilities() {
         Capability::CAP_SYS_ADMIN,
         Capability::CAP_DAC_OVERRIDE,
     ];
-    // Done only here because the server was started before.
+    // The server was started before, so this does not apply to it.
     if let Err(error) = capability::forbid_root() {
         tracing::debug!("root may run programs with all capabilities: {error}");
     }

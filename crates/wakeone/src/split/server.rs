@@ -36,7 +36,7 @@ impl Signals {
     /// Takes them from now on. Ignored signals (nohup) stay ignored, and the server starts with them ignored.
     ///
     /// # Errors
-    /// What sigaction says.
+    /// sigaction(2) fails.
     pub fn take() -> io::Result<Self> {
         let (wake, written) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
@@ -150,7 +150,7 @@ impl Server {
     /// Waits for processes that ended. Returns the exit code of the first process once none is left.
     ///
     /// # Errors
-    /// What waitpid says.
+    /// waitpid(2) fails.
     pub fn reap(&mut self) -> io::Result<Option<u8>> {
         loop {
             match wait(WaitOptions::NOHANG) {

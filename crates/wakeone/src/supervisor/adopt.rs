@@ -314,7 +314,7 @@ fn take_fd(
 /// The inode of a descriptor, which identifies a socket as long as it lives.
 ///
 /// # Errors
-/// What fstat(2) says.
+/// fstat(2) fails.
 pub fn inode_of(fd: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(fd)?.st_ino)
 }

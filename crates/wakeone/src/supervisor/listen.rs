@@ -115,9 +115,9 @@ pub fn bind_group(mut endpoint: Endpoint, slots: usize) -> Result<Bound, ListenE
     Ok((endpoint, listeners))
 }
 
-/// The sockets of a UDP group. `first` holds the address until they are bound. It cannot join the group, because a
-/// UDP socket joins one when it is bound or never, and this one was bound to be alone. Datagrams that it gets in that
-/// moment are lost, like those before it was bound.
+/// The sockets of a UDP group. `first` holds the address until they are bound. It cannot join the group: a UDP socket
+/// joins one when it is bound or never, and this one was bound alone. Datagrams that it gets in that moment are lost,
+/// like those before it was bound.
 fn bind_datagrams(
     mut endpoint: Endpoint,
     first: OwnedFd,
@@ -163,7 +163,7 @@ pub fn start(
         return Ok(());
     }
     if socket::listens(socket) {
-        let _ = socket::admit_syns(socket); // fails only where nothing is in the way
+        let _ = socket::admit_syns(socket); // fails only if there is no such filter
         return Ok(());
     }
     if company == Company::Refuse {

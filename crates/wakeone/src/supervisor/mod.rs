@@ -173,7 +173,7 @@ impl Supervisor {
         &self.endpoints
     }
 
-    /// The private ports of the TCP addresses whose listeners are on one.
+    /// The public address and private port of each TCP address; empty if no listeners are on private ports.
     pub fn places(&self) -> Vec<Place> {
         self.reserved
             .iter()
@@ -412,7 +412,7 @@ fn take_over(dir: &GroupDir, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Err
         Ok(Some(state)) => {
             let taken = adopt::adopt(&state, wanted)?;
             if taken.is_none() {
-                dir.forget(); // none of its workers runs: it says nothing about anybody
+                dir.forget(); // none of its workers runs, so it is of no use
             }
             Ok(taken)
         }

@@ -389,7 +389,7 @@ impl GroupDir {
         let mut unwritten = self.unwritten();
         if let Some(due) = unwritten.take_if(|one| one.again <= Instant::now()) {
             let bytes = due.bytes.clone();
-            *unwritten = Some(due); // it was told
+            *unwritten = Some(due); // the failure was logged then
             self.try_write(bytes, &mut unwritten);
         }
     }

@@ -46,7 +46,7 @@ impl Supervisor {
     /// The first workers cannot be started, or all end before they are ready: nothing is left then. A failure of the
     /// loop itself (poll, read) ends it and leaves the workers serving, for the next supervisor to take over.
     pub fn run(self, steer: &mut dyn Steer) -> Result<(), Error> {
-        self.listen(|_| {})?; // where nobody had it listen yet
+        self.listen(|_| {})?; // if no caller did before
         let mut watch = Watch {
             group: self,
             steer,
