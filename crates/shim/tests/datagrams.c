@@ -108,7 +108,7 @@ int main(int number, char **arguments)
 	int ended = 0, stuck = 0;
 	for (int sent = 0; sent < count;) {
 		if (sent - atomic_load(&received) > 60) {
-			/* A reader that waits for its next datagram is woken by one: clients ask again. */
+			/* Orphaned datagrams may wait until a reader's next datagram wakes it: clients ask again. */
 			usleep(100);
 			if (++stuck > 50000) {
 				printf("%d sent, %d received, %d ended\n", sent, atomic_load(&received), ended);
