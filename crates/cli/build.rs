@@ -1,4 +1,4 @@
-//! Notes the commit that is built: WAKEONE_COMMIT where it is set, else what git says, else nothing (a tarball).
+//! Records the commit that is built: WAKEONE_COMMIT if it is set, else the answer of git, else nothing (a tarball).
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ fn main() {
     let commit = std::env::var("WAKEONE_COMMIT")
         .ok()
         .or_else(|| git(&["rev-parse", "--short=12", "HEAD"]));
-    // The commit changes when HEAD moves, or the branch that it names. git keeps moves of both in this log.
+    // The commit changes when HEAD moves, or the branch that it names. git records both moves in this log.
     if let Some(log) =
         git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists())
     {
@@ -22,9 +22,9 @@ fn main() {
     );
 }
 
-/// The first line of what a git command prints, where these sources are a checkout of their own.
+/// Returns the first line of a git command's output, if these sources are a checkout of their own.
 fn git(arguments: &[&str]) -> Option<String> {
-    // A tarball that was unpacked below somebody else's checkout has not that one's commit.
+    // A tarball that was unpacked inside another checkout does not have that checkout's commit.
     if !Path::new("../../.git").exists() {
         return None;
     }

@@ -66,7 +66,7 @@ struct Config {
     metrics_tracing: bool,
 }
 
-/// What it says.
+/// The checked content of the configuration file.
 #[derive(Debug)]
 struct Settings {
     wanted: Vec<Wanted>,
@@ -74,7 +74,7 @@ struct Settings {
     metrics_tracing: bool,
 }
 
-/// One target of it.
+/// One target of the configuration file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -100,7 +100,7 @@ const MOST_BYTES: u64 = 1 << 20;
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let settings = match read(&args.config) {
         Ok(settings) => settings,
-        // As wrong as bad arguments, and as wrong the next time: a service manager need not try again.
+        // The same error would come next time, as with bad arguments: a service manager need not try again.
         Err(error) => {
             crate::complain(&format!("{error:#}"));
             return Ok(ExitCode::from(2));
@@ -155,7 +155,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                     keeper.attach().iter().for_each(log);
                     tracing::info!(event = "reloaded", "{} read again", args.config.display());
                 }
-                // What was wanted before is better than nothing.
+                // The earlier configuration is better than none.
                 Err(error) => tracing::warn!(
                     event = "refused",
                     "{} is not taken over, and all goes on as before: {error:#}",
@@ -187,7 +187,7 @@ fn read(path: &Path) -> anyhow::Result<Settings> {
     parse(&text).map_err(|why| anyhow::anyhow!("agent: {}: {why}", path.display()))
 }
 
-/// What a configuration says; an error in one line.
+/// Parses a configuration; an error is one line.
 fn parse(text: &str) -> Result<Settings, String> {
     let config: Config = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| {

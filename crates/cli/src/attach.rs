@@ -87,9 +87,9 @@ pub struct Args {
     agent: bool,
 }
 
-/// How often to look what became of the server; half as often while no connection comes.
+/// How often to check the state of the server; half as often while no connection comes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
-/// How often to look whether a server that went away is back.
+/// How often to look whether a server that ended is back.
 const RETURN_EVERY: Duration = Duration::from_millis(250);
 
 /// Attaches.
@@ -103,7 +103,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     args.log.start();
     wakeone::group::check_weights(&args.weight)
         .map_err(|why| anyhow::anyhow!("attach: --weight {why}"))?;
-    // In our network namespace, not in a container's.
+    // Bound in our network namespace, not in a container's.
     let http = match args.metrics.filter(|_| !args.dry_run) {
         Some(address) => Some(metrics::bind(address).map_err(anyhow::Error::msg)?),
         None => None,
@@ -111,7 +111,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     enter(None, None, &args.target).context("attach")?;
     let paths = Paths::of(&args.runtime_dir.clone().unwrap_or_else(default_runtime_dir));
     if !args.dry_run {
-        // A listener that an agent before us left closed is not found.
+        // A listener that an earlier agent left closed is not found.
         repair_all(&paths);
     }
     let found = target::listeners(&args.target, &paths).context("attach")?;
@@ -124,7 +124,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     );
     let found = meant(found, &args.target);
     if !args.dry_run {
-        // First of all, and all of it: nothing else that goes wrong is the reason then.
+        // This comes first and is complete, so that no later error hides it.
         let missing = lacking(&found);
         anyhow::ensure!(
             missing.is_empty(),
@@ -178,7 +178,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The capabilities that attaching takes and we lack; those to look at another user's processes where it is theirs.
+/// The capabilities that attaching needs and we lack, including those for other users' processes if the server is
+/// another user's.
 fn lacking(found: &[Found]) -> Vec<String> {
     let others = [Capability::CAP_SYS_PTRACE, Capability::CAP_DAC_READ_SEARCH];
     let hidden = found
@@ -198,7 +199,7 @@ fn wish(args: &Args) -> SteeringConfig {
     }
 }
 
-/// The target's listeners that can be steered. One that cannot is an error where it is the only one.
+/// The target's listeners that can be steered. If there is only one listener and it cannot be, that is an error.
 fn candidates(found: &[Found], owners: &[u32]) -> anyhow::Result<Vec<AttachCandidate>> {
     let (found, mut refused) = admitted(found.to_vec(), owners);
     let mut candidates = Vec::new();
@@ -258,7 +259,7 @@ fn plan(candidate: &AttachCandidate, args: &Args) -> String {
     text
 }
 
-/// The policy, and what else was asked for.
+/// Describes the policy, and the other options.
 fn how(protocol: Protocol, policy: Policy, args: &Args) -> String {
     if protocol == Protocol::Udp {
         return format!("{policy}, affinity {}", args.affinity);
@@ -285,7 +286,7 @@ fn said(attached: &Attached, args: &Args) -> String {
     )
 }
 
-/// Starts this program again as an agent, passes on what it says until it is ready, and leaves it behind.
+/// Starts this program again as an agent, prints its output until it is ready, and leaves it behind.
 fn leave_agent(args: &Args) -> anyhow::Result<ExitCode> {
     let own = std::env::current_exe().context("attach: cannot find the program itself")?;
     let mut agent = Command::new(own)
@@ -314,15 +315,15 @@ fn leave_agent(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whoever waits for our output has all of it.
+/// Redirects our output to /dev/null: a reader that waits for its end has all of it then.
 fn fall_silent() -> std::io::Result<()> {
     let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(&null)?;
     Ok(rustix::stdio::dup2_stderr(&null)?)
 }
 
-/// Follows the groups until told to stop; those whose server went away are attached again when it is back. `between` is
-/// called between two rounds.
+/// Follows the groups until told to stop. A group whose server ended is attached again when the server is back.
+/// `between` is called between two rounds.
 pub fn follow(
     keeper: &mut AttachManager,
     stop: &AtomicBool,

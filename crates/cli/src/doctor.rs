@@ -1,4 +1,4 @@
-//! `wakeone doctor`: what the kernel does with a running server, and what to do about it.
+//! `wakeone doctor`: explains how the kernel treats a running server, and how to improve that.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -76,9 +76,9 @@ struct Report<'a> {
 
 /// Exit code for findings.
 const FOUND: u8 = 3;
-/// Exit code where it could not be told.
+/// Exit code if the server could not be judged.
 const NOT_TOLD: u8 = 1;
-/// In less, nothing happens that could be judged.
+/// In a shorter time, nothing happens that could be judged.
 const SHORTEST: Duration = Duration::from_millis(100);
 
 fn watching_time(text: &str) -> Result<Duration, String> {
@@ -91,7 +91,7 @@ fn watching_time(text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
-/// Watches and tells.
+/// Watches and reports.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.itself {
         return crate::self_check::run(args.json);
@@ -115,7 +115,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     });
     progress.end();
     let watches = watches.context("doctor")?;
-    // Who may not read the state of root's groups is told as if nothing were known of them.
+    // If we may not read the state of root's groups, the report treats the steering as unknown.
     let groups = steering::groups(&paths);
     let judged: Vec<(Watch, Vec<Finding>)> = watches
         .into_iter()
@@ -141,13 +141,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Goes where the target is, if that is another network namespace: one named, that of a process, or the target's own.
+/// Enters the target's network namespace, if it is another one: one by name, that of a process, or the target's own.
 pub fn enter(netns: Option<&str>, pid: Option<u32>, target: &Target) -> anyhow::Result<()> {
     let place = match (netns, pid, target) {
         (Some(name), _, _) if name.contains('/') => PathBuf::from(name),
         (Some(name), _, _) => Path::new("/run/netns").join(name),
         (None, Some(pid), _) => format!("/proc/{pid}/ns/net").into(),
-        // A process that is elsewhere is looked at where it is.
+        // A process in another namespace is observed there.
         (None, None, Target::Pid(pid)) if !netns::is_ours(*pid) => {
             format!("/proc/{pid}/ns/net").into()
         }
@@ -161,7 +161,7 @@ pub fn enter(netns: Option<&str>, pid: Option<u32>, target: &Target) -> anyhow::
     })
 }
 
-/// How far the watching is, on a terminal's standard error.
+/// The progress of the watching, on a terminal's standard error.
 struct Progress {
     bar: ProgressBar,
     begun: Instant,
@@ -170,7 +170,7 @@ struct Progress {
 impl Progress {
     fn of(duration: Duration) -> Self {
         let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        // It hides itself where standard error is no terminal.
+        // It hides itself if standard error is no terminal.
         let bar = ProgressBar::new(millis);
         let seconds = duration.as_secs_f64();
         bar.set_style(
@@ -251,7 +251,7 @@ fn texts(
     if parts.is_empty() {
         parts.push(format!("nothing listens on {target}\n"));
     }
-    // What cannot be seen is said once, not for each listener.
+    // Anything that cannot be observed is noted once, not for each listener.
     let missing: BTreeSet<&String> = judged.iter().flat_map(|(w, _)| &w.view.missing).collect();
     let note = |text: &&String| wrap(text, "note: ", style).join("\n") + "\n";
     let notes: String = missing.iter().map(note).collect();

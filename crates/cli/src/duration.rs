@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// Longer than anything here can last; to be added to a clock without overflow.
+/// The longest time: longer than anything here can last, and yet it can be added to a clock without overflow.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// `5ms`, `1.5s`, `2m`.
+/// Parses a time: `5ms`, `1.5s`, `2m`.
 ///
 /// # Errors
 /// One sentence for a person, with an example.
@@ -30,7 +30,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         .ok_or_else(wrong)
 }
 
-/// The same where a bare number means seconds, as `-d 10` does for other load generators.
+/// The same, but a bare number is in seconds, as `-d 10` is for other load generators.
 ///
 /// # Errors
 /// One sentence for a person, with an example.

@@ -1,4 +1,5 @@
-//! `wakeone __exec-worker`: what `wakeone run` starts in place of a worker, and what becomes it.
+//! `wakeone __exec-worker`: the trampoline that `wakeone run` starts in place of a worker, and that becomes the
+//! worker.
 
 use std::process::ExitCode;
 use wakeone::supervisor::spawn::Order;

@@ -189,7 +189,7 @@ fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The experiments that the names mean, each once.
+/// The named experiments, each once.
 fn chosen(names: &[String]) -> Result<Vec<&'static dyn Experiment>, Error> {
     if names.iter().any(|n| n == "all") {
         return Ok(experiments::all().to_vec());
@@ -251,7 +251,7 @@ fn run_all(args: &RunArgs) -> anyhow::Result<ExitCode> {
     Ok(verdict(&outcomes, args.check))
 }
 
-/// The result as text on stdout; as JSON there instead where the user asked for `--json -`.
+/// Prints the result as text on stdout, or as JSON there if the user gave `--json -`.
 fn show(experiment: &dyn Experiment, outcome: &Outcome, args: &RunArgs) -> anyhow::Result<()> {
     let to_stdout = args.json.as_ref().is_some_and(|p| p.as_os_str() == "-");
     let mut out = std::io::stdout().lock();
@@ -272,7 +272,7 @@ fn show(experiment: &dyn Experiment, outcome: &Outcome, args: &RunArgs) -> anyho
     Ok(())
 }
 
-/// Red where a person looks at it and has not asked for none.
+/// Colour, if stdout is a terminal and the user has not disabled it.
 fn ink() -> text::Ink {
     let none = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
     if std::io::stdout().is_terminal() && !none {
@@ -282,7 +282,7 @@ fn ink() -> text::Ink {
     }
 }
 
-/// Where the rest is: the page, as a link that a terminal opens, and the data.
+/// Prints where the rest is: the page, as a link that a terminal opens, and the data.
 fn point_to(page: &Path, kept: &Path, args: &RunArgs) {
     let page = std::path::absolute(page).unwrap_or_else(|_| page.to_owned());
     eprintln!("Charts: file://{}", page.display());
@@ -365,7 +365,8 @@ fn in_reading_order(mut outcomes: Vec<Outcome>) -> Vec<Outcome> {
     outcomes
 }
 
-/// Set on the first SIGINT or SIGTERM, so that servers under test are stopped in order; the second one ends us at once.
+/// Sets a flag on the first SIGINT or SIGTERM, so that servers under test are stopped in order. The second signal
+/// ends us at once.
 fn cancel_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
     let cancel = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {

@@ -1,5 +1,5 @@
-//! The `wakeone` command: for each connection, wake one worker, the right one. A library, so that the manual pages and
-//! completions come from the same command line (`crates/manual`).
+//! The `wakeone` command: for each connection, wake one worker, the right one. It is a library, so that the manual
+//! pages and completions come from the same command line (`crates/manual`).
 
 #[cfg(test)]
 #[path = "../../../tests/support/foreign.rs"]
@@ -97,13 +97,14 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Says on standard error what went wrong.
+/// Prints an error on standard error.
 pub(crate) fn complain(sentence: &str) {
     let told = format!("wakeone: {sentence}");
     eprint!("{}", output::wrapped(&told, "", output::error_style()));
 }
 
-/// An error with its causes, as one sentence. Many of ours tell their cause themselves: it is not said twice.
+/// Formats an error with its causes, as one sentence. Many of our errors contain their cause already: it is not
+/// repeated.
 fn whole(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |told, cause| {
         let cause = cause.to_string();
@@ -127,7 +128,7 @@ fn is_asked_for(kind: ErrorKind) -> bool {
     )
 }
 
-/// The parser's message as one sentence: what is wrong and its tips, and where to read on instead of the usage.
+/// Turns the parser's message into one sentence: the error and its tips, and where to read on instead of the usage.
 fn sentence(message: &str) -> String {
     let told = message
         .lines()

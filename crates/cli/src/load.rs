@@ -1,4 +1,4 @@
-//! `wakeone load`: sends an honest load and says what came of it.
+//! `wakeone load`: sends an honest load and reports the result.
 
 use std::fs;
 use std::io::IsTerminal;
@@ -157,7 +157,7 @@ impl clap::FromArgMatches for Stages {
     }
 }
 
-/// `1000:10s` or `100:5000:30s`.
+/// Parses `1000:10s` or `100:5000:30s`.
 fn parse_stage(text: &str) -> Result<Stage, String> {
     let rate = |rate: &str| {
         rate.parse::<f64>()
@@ -182,15 +182,16 @@ enum SpacingArg {
     Constant,
 }
 
-/// How often notes are put together for the view, the log and the JSON.
+/// How often notes are summed up for the view, the log and the JSON.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Sends the load. Exit code 2 for arguments that make no load, 1 if it was interrupted or not one request was answered.
+/// Sends the load. The exit code is 2 for arguments that make no load, and 1 if it was interrupted or no request was
+/// answered.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some([a, b]) = args.compare.as_deref() {
         return compare(a, b, args.json.as_deref());
     }
-    // What the arguments cannot mean is said before anything starts, or a file is made.
+    // Contradictory arguments are reported before anything starts, or a file is made.
     let plan = match plan(&args).and_then(|plan| plan.check().map(|()| plan).map_err(Into::into)) {
         Ok(plan) => plan,
         Err(error) => {
@@ -243,7 +244,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// As text, as JSON, or as JSON in a file and text beside it.
+/// Prints the result as text, as JSON, or as JSON in a file and text beside it.
 fn give<T: serde::Serialize + std::fmt::Display>(
     result: &T,
     json: Option<&Path>,
@@ -260,7 +261,7 @@ fn give<T: serde::Serialize + std::fmt::Display>(
     Ok(print_wrapped(&result.to_string())?)
 }
 
-/// Before the load starts, so that a log that cannot be written costs no load.
+/// Creates the log before the load starts, so that a log that cannot be written costs no load.
 fn create(path: &Path) -> anyhow::Result<fs::File> {
     fs::File::create(path).with_context(|| format!("cannot write the log to {}", path.display()))
 }
@@ -383,7 +384,7 @@ fn arrivals(args: &Args) -> Arrivals {
             apart: args.apart.unwrap_or_default(),
         },
         (Some(rate_per_s), _, at_most) => {
-            // As long as the load, whatever ends it.
+            // It lasts as long as the load, whatever ends that.
             Arrivals::Profile {
                 stages: vec![Stage::step(rate_per_s, Duration::MAX)],
                 spacing,
@@ -479,11 +480,11 @@ fn resolve(url: &Url, allow_remote: bool) -> anyhow::Result<SocketAddr> {
     Ok(target)
 }
 
-/// Ctrl-C and SIGTERM while they are caught: they end the load, and what it came to so far is still shown.
+/// Catches Ctrl-C and SIGTERM while it lives: they end the load, and its result so far is still shown.
 struct Interrupts(SignalFd);
 
 impl Interrupts {
-    /// Called before any thread starts, so that none of them takes the signal.
+    /// Call it before any thread starts, so that none of them takes the signal.
     fn catch() -> anyhow::Result<Self> {
         let mut signals = SigSet::empty();
         signals.add(Signal::SIGINT);
@@ -504,7 +505,7 @@ impl Interrupts {
 struct Screen {
     bar: ProgressBar,
     view: View,
-    /// What the bar is the part of: the planned time, ms, or the number of requests.
+    /// Whether the bar shows a part of the planned time, in ms; else it shows a part of the number of requests.
     by_time: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The log of commands that stay: one line an event, for people or for programs.
+//! The log of commands that keep running: one line for each event, for people or for programs.
 
 use std::io::IsTerminal;
 use std::os::unix::fs::MetadataExt;
@@ -30,8 +30,8 @@ enum Form {
 }
 
 impl LogArgs {
-    /// Writes the log from now on. Text has no time and no colour: the journal, and `ts`, add the time themselves. Where
-    /// standard error is the journal's, each line has its priority; a terminal gets lines wrapped between words.
+    /// Writes the log from now on. Text has no time and no colour: the journal, and `ts`, add the time themselves. If
+    /// standard error is the journal's, each line has its priority. A terminal gets lines wrapped between words.
     pub fn start(self) {
         let builder = tracing_subscriber::fmt()
             .with_writer(std::io::stderr)
@@ -59,7 +59,7 @@ impl LogArgs {
     }
 }
 
-/// A line that is the event's sentence.
+/// Formats an event as a line with its sentence.
 struct Sentence {
     journal: bool,
 }
@@ -93,7 +93,7 @@ where
     }
 }
 
-/// The priority of syslog(3), as sd-daemon(3) has it at the beginning of a line.
+/// The priority of syslog(3), which sd-daemon(3) expects at the beginning of a line.
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -114,7 +114,7 @@ fn is_journal() -> bool {
     about.is_ok_and(|about| named == format!("{}:{}", about.dev(), about.ino()))
 }
 
-/// `trace` is no level of ours: nothing is written at it.
+/// Parses a level. `trace` is not accepted, because nothing is written at it.
 fn level(text: &str) -> Result<Level, String> {
     text.parse()
         .ok()

@@ -1,4 +1,4 @@
-//! `wakeone metrics`: the figures of steered groups for programs that keep them.
+//! `wakeone metrics`: the metrics of steered groups, for programs that store them.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -56,14 +56,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 mod tests {
     use wakeone_top::table::{Column, FORMS};
 
-    /// What `wakeone top` shows of a worker is a metric, or a label of one.
+    /// Each column that `wakeone top` shows of a worker is a metric, or a label of one.
     #[test]
     fn every_column_of_top_is_served() {
         let help = wakeone::metrics::help();
         for form in &FORMS {
             let names: &[&str] = match form.column {
                 Column::Pid => &["wakeone_slot_worker_pid"],
-                // The pid leads to it; as a label it would make a new series of each worker.
+                // The pid leads to it; as a label, it would start a new series for each worker.
                 Column::Name | Column::Slot => continue,
                 Column::Share => &[
                     "wakeone_worker_accepted_connections_total",

@@ -1,13 +1,13 @@
-//! Standard output that nobody may be reading any more, and what a reader there has.
+//! Standard output, whose reader may have ended, and the width and colours of that reader.
 
 use std::io::{self, IsTerminal, Write};
 
 use wakeone_model::layout::{Style, wrap};
 
-/// Prints a text as it is. A reader that has gone, such as `head`, has read enough: that is no failure.
+/// Prints a text as it is. A reader that has ended, such as `head`, has read enough: that is no failure.
 ///
 /// # Errors
-/// Any other that writing has.
+/// Writing fails for any other reason.
 pub fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -16,7 +16,7 @@ pub fn print(text: &str) -> io::Result<()> {
     }
 }
 
-/// Prints sentences, a line each; a terminal gets them wrapped between words.
+/// Prints sentences, one a line; for a terminal they are wrapped between words.
 ///
 /// # Errors
 /// Those of [`print`].
@@ -30,7 +30,7 @@ pub fn print_wrapped(text: &str) -> io::Result<()> {
     )
 }
 
-/// A sentence as a line that ends, or as several that a terminal does not break within words.
+/// Formats a sentence as one line, or as several that a terminal does not break within words.
 pub fn wrapped(sentence: &str, first: &str, style: Style) -> String {
     wrap(sentence, first, style).join("\n") + "\n"
 }
@@ -40,7 +40,8 @@ pub fn style() -> Style {
     style_at(&io::stdout())
 }
 
-/// The same for standard error, and only for a terminal: a log's line in a file stays one line, whatever COLUMNS says.
+/// The same for standard error, but only for a terminal: a log's line in a file stays one line, even if COLUMNS is
+/// set.
 pub fn error_style() -> Style {
     let error = io::stderr();
     if error.is_terminal() {
@@ -57,7 +58,7 @@ fn style_at<F: IsTerminal + rustix::fd::AsFd>(stream: &F) -> Style {
     style_of(stream.is_terminal(), columns, &variable)
 }
 
-/// Narrower than this no table is of use: lines are wrapped by the terminal then.
+/// No table is of use on a narrower terminal, which then wraps lines itself.
 const NARROWEST: usize = 40;
 
 fn style_of(
@@ -109,7 +110,7 @@ mod tests {
             style(true, Some(80), &[("TERM", "dumb")]),
             wide(Some(80), false)
         );
-        // A file is as wide as it takes, or as somebody says.
+        // A file has no limit of width, unless COLUMNS sets one.
         assert_eq!(style(false, None, &[xterm]), wide(None, false));
         assert_eq!(
             style(false, None, &[xterm, ("COLUMNS", "100")]),

@@ -1,4 +1,4 @@
-//! `wakeone policy`: how a running group chooses from now on.
+//! `wakeone policy`: changes how a running group chooses.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ pub struct Args {
     runtime_dir: Option<PathBuf>,
 }
 
-/// Changes it.
+/// Changes the policy.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
     for name in meant(&paths, &args.group) {
@@ -42,7 +42,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The groups that the argument means. An unknown one is taken for a name, so that the error names it.
+/// The groups of the argument. An unknown one is taken for a name, so that the error names it.
 fn meant(paths: &Paths, group: &str) -> Vec<String> {
     let found = named::groups(paths, group).unwrap_or_default();
     let names: Vec<String> = found.into_iter().map(|group| group.name).collect();

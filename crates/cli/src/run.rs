@@ -1,4 +1,4 @@
-//! `wakeone run`: start a server with one queue a worker, steered and supervised.
+//! `wakeone run`: starts a server with one queue for each worker, steered and supervised.
 
 use anyhow::Context;
 use std::net::SocketAddr;
@@ -159,7 +159,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     match supervise(&args) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
-            // Our own errors are whole sentences; their sources are in them already.
+            // Our own errors are whole sentences that include their sources.
             let (sentence, usage) = match error.downcast_ref::<group::Error>() {
                 Some(own) => (own.to_string(), own.is_usage()),
                 None => (format!("{error:#}"), false),
@@ -170,7 +170,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Runs a server of others' making with its listener split.
+/// Runs a server that opens its own listener, and splits that.
 fn split(args: &Args, how: Split) -> anyhow::Result<ExitCode> {
     let options = split::Options {
         command: args.command.clone(),
@@ -255,7 +255,7 @@ fn options(args: &Args) -> anyhow::Result<Options> {
     })
 }
 
-/// `SLOT=N`, both numbers.
+/// Parses `SLOT=N`, both numbers.
 pub fn weight(text: &str) -> Result<(usize, u32), String> {
     let parse = || {
         let (slot, weight) = text.split_once('=')?;

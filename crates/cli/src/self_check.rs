@@ -1,4 +1,4 @@
-//! `wakeone doctor --self`: what this kernel and these privileges allow Wakeone itself.
+//! `wakeone doctor --self`: reports the features that this kernel and these privileges allow Wakeone.
 
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ const COLUMNS: usize = 80;
 /// The longest `about`, and "yes  " before it.
 const INDENT: usize = 5;
 
-/// Tries each feature and tells. Exit code 1 where one is missing.
+/// Tries each feature and reports. The exit code is 1 if one is missing.
 pub fn run(as_json: bool) -> anyhow::Result<ExitCode> {
     let abilities = abilities::find();
     let uname = rustix::system::uname();
@@ -49,7 +49,7 @@ fn feature(ability: &Ability) -> serde_json::Value {
     })
 }
 
-/// A line a feature, and the reason below those that are missing.
+/// A line for each feature, and the reason below it if the feature is missing.
 fn text(abilities: &[Ability]) -> String {
     let mut text = String::new();
     let mut last = None;
@@ -78,7 +78,7 @@ fn text(abilities: &[Ability]) -> String {
     text
 }
 
-/// Lines of at most so many characters; a longer word has its own.
+/// Wraps a text to lines of at most this many characters; a longer word has a line of its own.
 fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

@@ -131,7 +131,7 @@ enum AcceptLockArg {
 /// Serves until told to stop.
 ///
 /// # Errors
-/// When it cannot serve.
+/// The server cannot start.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let listen = match args.listen {
         Some(address) => Listen::Address(address),
@@ -163,7 +163,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         None => None,
     };
     let place = match args.store {
-        // What was asked for is tried before the first visitor needs it.
+        // The requested store is tried before the first visitor needs it.
         Some(place) => {
             place.open()?;
             place
@@ -200,8 +200,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Becomes `wakeone run` with this very command as its workers, which are handed their listeners.
-/// Comes back only when that is not possible.
+/// Becomes `wakeone run` with this very command as its workers, which are handed their listeners. Returns only if
+/// that is not possible.
 fn supervised(address: SocketAddr, workers: u16, backlog: i32) -> anyhow::Error {
     let run = || -> std::io::Result<Infallible> {
         let program = std::env::current_exe()?;
@@ -222,7 +222,7 @@ fn supervised(address: SocketAddr, workers: u16, backlog: i32) -> anyhow::Error 
     }
 }
 
-/// The arguments without those that the supervisor takes: where to listen, how many, how long.
+/// The arguments without those of the supervisor: the address, the number of workers, the backlog.
 fn worker_arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut given = given;

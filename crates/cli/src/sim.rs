@@ -134,7 +134,7 @@ pub struct Args {
     json: bool,
 }
 
-/// How much virtual time a trace has, in s.
+/// The virtual time that a trace covers, in s.
 const TRACED_S: f64 = 1.0;
 
 /// A way of handing out connections, by name.
@@ -144,7 +144,7 @@ struct Named {
     way: Way,
 }
 
-/// Something simulated, by name, and the wall-clock time it took.
+/// Simulated outcomes, by name, and the wall-clock time that they took.
 struct Found {
     all: Vec<(String, Outcome)>,
     took: Duration,
@@ -174,7 +174,7 @@ fn policies(args: &Args) -> anyhow::Result<Vec<Policy>> {
     let asked: Vec<&str> = args.policy.iter().map(String::as_str).collect();
     let policies: Vec<Policy> = match asked.as_slice() {
         [] => vec![Policy::Hash, Policy::TwoChoices, Policy::LeastConnections],
-        // Which CPU gets a packet is not simulated.
+        // The simulation does not model which CPU gets a packet.
         ["all"] => Policy::ALL
             .into_iter()
             .filter(|one| *one != Policy::Cpu)
@@ -236,7 +236,7 @@ fn ways(args: &Args) -> anyhow::Result<Vec<Named>> {
     Ok(ways)
 }
 
-/// The rate that was asked for, or the recorded one.
+/// The requested rate, or the recorded one.
 fn rate(args: &Args) -> anyhow::Result<f64> {
     match (args.rate, &args.arrivals) {
         (Some(rate), _) => Ok(rate),
@@ -275,7 +275,7 @@ fn setup(args: &Args, workers: usize, way: Way) -> Setup {
     }
 }
 
-/// The part of the servers' time that the load asks for.
+/// The share of the workers' time that the load needs.
 fn utilisation(args: &Args, workers: usize, rate: f64) -> f64 {
     let setup = setup(args, workers, Way::Shared(Wake::LongestAsleep));
     rate * args.service.mean_s() / setup.capacity()

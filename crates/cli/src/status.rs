@@ -1,4 +1,4 @@
-//! `wakeone status`: what is steered now.
+//! `wakeone status`: shows the groups that are steered now.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -59,11 +59,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn text(group: &Group, all: bool, style: Style) -> String {
     let mut lines = headline(group, style);
-    // The slots of a server of others follow its sockets; those of `run` are workers that are to come back.
+    // The slots of an attached or split server follow its sockets. Those of `run` are workers that will come back.
     let is_dead =
         |slot: &&Slot| group.attached && !all && slot.pid.is_none() && slot.state == "down";
     let (dead, living): (Vec<&Slot>, Vec<&Slot>) = group.slots.iter().partition(is_dead);
-    // Shares of what is shown: those of slots that are gone would be missing from the sum.
+    // Shares of the slots that are shown: with those of removed slots, they would not add up to 100 %.
     let chosen = living.iter().map(|slot| slot.selected).sum();
     if group.protocol == "udp" && group.steered {
         let rows = living.iter().map(|slot| datagram_row(slot, chosen));
@@ -167,7 +167,7 @@ fn who(slot: &Slot) -> [Cell; 3] {
     ]
 }
 
-/// Its part of all choices that are shown.
+/// Its share of the choices of all slots that are shown.
 fn share(slot: &Slot, chosen: u64) -> Cell {
     let share = slot.selected as f64 / chosen.max(1) as f64;
     format!("{:.1}%", share * 100.0).into()

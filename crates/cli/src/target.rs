@@ -4,7 +4,7 @@ use wakeone::paths::Paths;
 use wakeone::status;
 use wakeone_observe::{Found, Target, find};
 
-/// The listeners that a target means; where it is the name of a group, those of the group.
+/// The listeners of a target; if it is the name of a group, those of the group.
 ///
 /// # Errors
 /// There is none.
@@ -19,7 +19,7 @@ pub fn listeners(target: &Target, paths: &Paths) -> Result<Vec<Found>, wakeone_o
     Ok(found)
 }
 
-/// Where the group of this name listens. Without the right to read the groups' state none is known.
+/// The addresses of the group with this name. Without the right to read the groups' state, no group is known.
 fn group(target: &Target, paths: &Paths) -> Option<Vec<Target>> {
     let (protocol, Target::Name(name)) = target.parts() else {
         return None;

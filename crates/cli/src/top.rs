@@ -1,4 +1,4 @@
-//! `wakeone top`: a running server live, a row a worker.
+//! `wakeone top`: shows a running server live, with a row for each worker.
 
 mod live;
 mod replay;
@@ -72,7 +72,7 @@ pub struct Args {
     runtime_dir: Option<PathBuf>,
 }
 
-/// A probe for each of more listeners would be a load of its own.
+/// With more listeners than this, a probe for each would be a load of its own.
 const MOST_TRACED: usize = 8;
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -85,10 +85,10 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Shows it.
+/// Shows the server or the recording.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let stop = doctor::stop_on_signals()?;
-    // A terminal that is closed ends us too.
+    // Closing the terminal ends us too.
     signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&stop))
         .context("top: cannot catch signals")?;
     let interactive = !args.once && io::stdout().is_terminal() && io::stdin().is_terminal();
@@ -112,7 +112,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The listeners that the arguments mean, being watched.
+/// Begins to watch the listeners of the arguments.
 fn watched(args: &Args) -> anyhow::Result<Live> {
     let target = args.target.clone().unwrap_or(Target::All);
     let runtime = args.runtime_dir.clone().unwrap_or_else(default_runtime_dir);
@@ -136,7 +136,7 @@ fn watched(args: &Args) -> anyhow::Result<Live> {
     Live::start(&found, tracing, paths, recorder)
 }
 
-/// A new file that only its owner may read: it tells what a server does.
+/// Creates a recording that only its owner may read: it shows the work of a server.
 fn record_to(path: &Path) -> anyhow::Result<Recorder<File>> {
     File::options()
         .write(true)
@@ -153,7 +153,7 @@ fn record_to(path: &Path) -> anyhow::Result<Recorder<File>> {
         })
 }
 
-/// Each refresh as text, until it is enough or nobody reads any more.
+/// Prints each refresh as text, until told to stop or the reader has ended.
 fn as_text(live: &mut Live, args: &Args, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut noted = false;
     loop {
@@ -164,7 +164,7 @@ fn as_text(live: &mut Live, args: &Args, stop: &AtomicBool) -> anyhow::Result<()
         let frames = live.lap()?;
         let mut text = texts(&frames, live.before(), args.json)?;
         if !noted && !args.json {
-            // What cannot be seen is said once.
+            // Anything that cannot be observed is noted once.
             text.push_str(&notes(&frames));
             noted = true;
         }
@@ -176,7 +176,7 @@ fn as_text(live: &mut Live, args: &Args, stop: &AtomicBool) -> anyhow::Result<()
     }
 }
 
-/// Frames as text or as JSON; `before`: those of the refresh before.
+/// Formats frames as text or as JSON; `before`: those of the refresh before.
 fn texts(frames: &[Frame], before: &[Frame], json: bool) -> anyhow::Result<String> {
     if json {
         let whole =
@@ -201,7 +201,7 @@ fn notes(frames: &[Frame]) -> String {
     notes.iter().map(|note| format!("note: {note}\n")).collect()
 }
 
-/// One listener's part of the JSON: what doctor tells of it, and how it is steered.
+/// One listener's part of the JSON: doctor's report, and how the listener is steered.
 fn report(frame: &Frame) -> serde_json::Value {
     let watch = &frame.watch;
     serde_json::json!({
@@ -216,7 +216,7 @@ fn report(frame: &Frame) -> serde_json::Value {
     })
 }
 
-/// Writes a text; false when its reader has gone, which is no failure.
+/// Writes a text; false if its reader has ended, which is no failure.
 fn wrote(text: &str) -> io::Result<bool> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

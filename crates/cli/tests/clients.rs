@@ -1,6 +1,6 @@
-//! The clients that people measure servers with, against every architecture: wrk, ab, httperf
-//! and curl must find nothing to complain about, and what they count must be what the server
-//! counts. Those that are not installed are left out, and said so.
+//! The clients with which people measure servers, against every architecture. wrk, ab, httperf and curl must find
+//! nothing to complain about, and must count the same as the server. The tests leave out clients that are not
+//! installed, and print that.
 //!
 //! `cargo test -p wakeone-cli --test clients -- --ignored`
 
@@ -11,7 +11,7 @@ use std::process::Command;
 use support::Server;
 use support::ways::ways;
 
-/// The output of a client, or None where it is not installed.
+/// The output of a client, or `None` if it is not installed.
 fn run(program: &str, arguments: &[&str]) -> Option<String> {
     let output = match Command::new(program).args(arguments).output() {
         Ok(output) => output,
@@ -36,7 +36,7 @@ fn number(report: &str, label: &str) -> u64 {
         .unwrap_or_else(|| panic!("no {label} in {report}"))
 }
 
-/// Visits that the guest book has counted, this one included.
+/// The visits that the guest book has counted, this one included.
 fn visits(server: &Server) -> u64 {
     number(&server.get("/").text(), "<div>")
 }
@@ -169,8 +169,8 @@ fn are_happy_with_all_models() {
         let name = arguments.join(" ");
         let store = directory.path().join(number.to_string());
         let count = if way.workers { "3" } else { "1" };
-        // ab keeps connections open on which it asks nothing more. A worker that serves one
-        // connection to its end waits for each of them until its client has been idle too long.
+        // ab keeps idle connections open. A worker that serves one connection to its end waits for each of them until
+        // its client has been idle too long.
         let idle = ["--header-timeout", "1"];
         let places = [
             ["--store", store.to_str().expect("UTF-8")],

@@ -30,7 +30,7 @@ fn sign(form: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Visits and entries as the page says.
+/// The visits and entries that the page shows.
 fn counts(server: &Server) -> (u64, u64, String) {
     let page = server.get("/").text();
     let line = page
@@ -46,7 +46,7 @@ fn counts(server: &Server) -> (u64, u64, String) {
     (numbers[0], numbers[1], page)
 }
 
-/// A page, a signature and many visits at once; in the order in which a user would do it.
+/// A page, a signature and many visits at once, in the order in which a user would make them.
 fn guest_book_works(way: &Way, store: &str) {
     let name = format!("{} with {store}", way.arguments.join(" "));
     let count = if way.workers { "3" } else { "1" };
@@ -73,7 +73,7 @@ fn guest_book_works(way: &Way, store: &str) {
     let mut client = server.connect();
     client.send(b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n");
     assert_eq!(client.response_to("HEAD").status, 200, "{name}");
-    drop(client); // who serves one at a time has to be free again
+    drop(client); // a worker that serves one at a time has to be free again
     assert_eq!(post(server.address, "name=x").status, 400, "{name}");
     let long = "x".repeat(1001);
     assert_eq!(
@@ -121,7 +121,7 @@ fn guest_book_on_disk() {
 #[test]
 fn guest_book_in_redis() {
     let Some(redis) = Redis::start() else { return };
-    // Sixteen databases are what a server has.
+    // A Redis server has sixteen databases.
     let ways = ways();
     let first_of_each_model: Vec<&Way> = ways
         .iter()
@@ -138,7 +138,7 @@ fn guest_book_in_redis() {
     }
 }
 
-/// While the store does not answer, an event loop does everything else.
+/// While the store does not answer, an event loop continues with everything else.
 #[test]
 fn a_store_that_hangs_does_not_hang_the_event_loops() {
     let Some(redis) = Redis::start() else { return };
@@ -169,7 +169,7 @@ fn a_store_that_hangs_does_not_hang_the_event_loops() {
         for _ in 0..5 {
             assert_eq!(server.get("/whoami").status, 200, "{model}");
         }
-        // One of them leaves before the answer.
+        // One of the clients leaves before the answer.
         drop(waiting.pop());
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(server.get("/whoami").status, 200, "{model}");
@@ -189,8 +189,8 @@ fn a_store_that_hangs_does_not_hang_the_event_loops() {
     }
 }
 
-/// All processes of the server are killed while clients sign: what was acknowledged is there when
-/// it is started again.
+/// All processes of the server are killed while clients sign. Every acknowledged entry is there when the server is
+/// started again.
 #[test]
 fn kill_9_loses_no_acknowledged_entry() {
     for model in ["preforked", "epoll-prefork", "prethreaded", "io-uring"] {
@@ -217,7 +217,7 @@ fn kill_9_loses_no_acknowledged_entry() {
     }
 }
 
-/// Gives how many entries were acknowledged, each of which is in the log afterwards.
+/// Returns how many entries were acknowledged; each of them is in the log afterwards.
 fn sign_until_killed(model: &str, store: &str, round: u32) -> u64 {
     let mut server = Server::start(&["--model", model, "-w", "2", "--store", store]);
     let kept = Mutex::new(Vec::new());
@@ -250,7 +250,7 @@ fn sign_until_killed(model: &str, store: &str, round: u32) -> u64 {
     kept.len() as u64
 }
 
-/// Whether the entry was acknowledged; None when the server went away.
+/// Whether the entry was acknowledged; `None` if the server was killed.
 fn try_sign(address: SocketAddr, text: &str) -> Option<bool> {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(address).ok()?;
@@ -276,7 +276,7 @@ fn files_are_served_whole_and_in_parts() {
     let root = directory.path().join("files");
     std::fs::create_dir(&root).expect("a directory");
     std::fs::write(directory.path().join("secret"), "secret").expect("a file");
-    // More than socket buffers take, so that sending has to wait for the client.
+    // More than socket buffers hold, so that sending has to wait for the client.
     let large: Vec<u8> = (0..20_000_000_u32)
         .map(|n| (n >> 8) as u8 ^ n as u8)
         .collect();

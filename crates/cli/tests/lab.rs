@@ -22,7 +22,7 @@ fn output(command: &mut Command) -> (i32, String, String) {
     )
 }
 
-/// One small round of the shared queue and the hash: what needs no privilege.
+/// One small round of the shared queue and the hash, which need no privilege.
 const SMALL: [&str; 8] = [
     "run",
     "tills",
@@ -155,7 +155,7 @@ fn the_list_and_the_end_of_a_run_fit_the_screen() {
     assert!(page.contains("Histograms") && page.contains("<svg"));
 }
 
-/// The values of a metric of a variant, from the JSON of a run.
+/// Returns the values of a variant's metric, from the JSON of a run.
 fn values(result: &serde_json::Value, variant: &str, metric: &str) -> Vec<f64> {
     let variants = result["variants"].as_array().unwrap();
     let of = variants.iter().find(|v| v["name"] == variant).unwrap();
@@ -184,7 +184,8 @@ fn measured(experiment: &str, variants: &[&str]) -> serde_json::Value {
 #[test]
 fn kept_connections_crowd_one_worker_of_an_exclusive_epoll() {
     let (crowd, turns) = ("kept/shared-epoll-exclusive", "kept/shared-epoll-rotate");
-    // A busy machine delays workers by more than connections lie apart, and so deals them out; one quiet moment is enough.
+    // A busy machine delays workers by more than the gap between connections, which spreads these. One quiet moment
+    // is enough.
     let mut seen = Vec::new();
     let shown = (0..4).any(|_| {
         let found = measured("tills", &[crowd, turns]);
@@ -264,7 +265,7 @@ fn what_is_not_installed_is_named() {
     assert!(text.contains("not measured"), "{text}");
 }
 
-/// Whether a server is here; a line where not.
+/// Whether a server is installed; prints a line if not.
 fn is_installed(name: &str) -> bool {
     let here = wakeone_lab::process::program(name).is_some();
     if !here {
@@ -276,7 +277,7 @@ fn is_installed(name: &str) -> bool {
 #[test]
 fn check_fails_when_an_expectation_does() {
     let directory = tempfile::tempdir().unwrap();
-    // The steered variants are left out, so that what is expected of them cannot hold.
+    // The steered variants are left out, so that the expectations about them cannot hold.
     let arguments = [
         "run",
         "tills",
@@ -371,7 +372,7 @@ fn an_interrupted_run_leaves_no_server_and_keeps_its_points() {
     assert!(again.status.success());
 }
 
-/// Whether this machine lets us steer; a line where not.
+/// Whether this machine lets us steer; prints a line if not.
 fn steers() -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
@@ -380,7 +381,7 @@ fn steers() -> bool {
     root
 }
 
-/// The parts of a live group are switched while it serves, and nothing is lost by it.
+/// The parts of a live group are switched while it serves, and no connection is lost.
 #[test]
 fn arms_take_turns_within_one_load() {
     if !steers() {
@@ -423,7 +424,7 @@ fn arms_take_turns_within_one_load() {
     let programs = &result["variants"][1]["metrics"];
     let ns = |name: &str| programs[name]["median"].as_f64().unwrap();
     assert!(ns("empty_ns") > 0.0 && ns("least_connections_ns") > ns("empty_ns"));
-    // Nine callbacks a connection at most, whatever the machine: no end of it but the server's is counted.
+    // Nine callbacks a connection at most, on any machine: only the server's end of it is counted.
     assert!(
         (1.0..=9.0).contains(&ns("sock_ops_runs_per_connection")),
         "{programs}"
@@ -431,7 +432,7 @@ fn arms_take_turns_within_one_load() {
     assert!(servers_of(directory.path()).is_empty(), "no server is left");
 }
 
-/// Also in the slices in which the supervisor is stopped.
+/// No server is left, even if the run is interrupted while the supervisor is stopped.
 #[test]
 fn slices_that_are_interrupted_leave_no_server() {
     use std::process::{Command, Stdio};
@@ -458,7 +459,7 @@ fn slices_that_are_interrupted_leave_no_server() {
     }
 }
 
-/// Processes that carry this test's environment: everything that the run started.
+/// Processes that have this test's environment: everything that the run started.
 fn servers_of(directory: &Path) -> Vec<String> {
     let mark = format!("XDG_STATE_HOME={}", directory.display());
     let carries = |entry: &std::fs::DirEntry| {
@@ -472,7 +473,7 @@ fn servers_of(directory: &Path) -> Vec<String> {
         .collect()
 }
 
-/// The pictures of a page are for eyes; what a machine can check of them, a real browser does here.
+/// The pictures of a page need eyes. This checks in a real browser the part that a machine can check.
 #[test]
 fn a_browser_shows_the_page_without_a_request_an_error_or_an_overflow() {
     let Some(browser) = chromium() else {
@@ -485,7 +486,7 @@ fn a_browser_shows_the_page_without_a_request_an_error_or_an_overflow() {
     command.arg("--html").arg(&html);
     let (code, _, errors) = output(&mut command);
     assert_eq!(code, 0, "{errors}");
-    // The page itself has no script; this one, added to a copy, says what the browser did with it.
+    // The page itself has no script. This one, added to a copy, reports the browser's result.
     let spy = "<script>addEventListener('load',()=>{document.title=JSON.stringify({\
         fetched:performance.getEntriesByType('resource').map(r=>r.name),\
         wider:document.documentElement.scrollWidth-document.documentElement.clientWidth,\
@@ -543,7 +544,7 @@ fn a_browser_shows_the_page_without_a_request_an_error_or_an_overflow() {
         );
         assert!(found["charts"].as_u64().unwrap() >= 3, "{found}");
         let no = serde_json::json!([]);
-        // The hint is for narrow screens; on wide ones a shadow at the edge says the same.
+        // The hint is for narrow screens; on wide ones, a shadow at the edge has the same meaning.
         if width == 390 {
             assert_eq!(found["mute"], no, "tables that scroll without a hint");
         }

@@ -22,7 +22,7 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("the output is text")
 }
 
-/// It failed with this code and said why in one sentence with these parts.
+/// Checks that the command failed with this code, and gave the reason in one sentence with these parts.
 fn refused(output: &Output, code: i32, parts: &[&str]) {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{said}");
@@ -152,7 +152,8 @@ fn an_interrupt_shows_what_there_is() {
     );
 }
 
-/// Few descriptors, a slow server: what cannot be opened is an error of its own kind, and nothing is lost.
+/// Few descriptors, a slow server: connections that cannot be opened are an error of their own kind, and no request
+/// is missing.
 #[test]
 fn running_out_of_descriptors_is_counted() {
     let server = Server::start(&["--model", "preforked", "-w", "1"]);
@@ -189,7 +190,7 @@ fn what_cannot_be_done_is_said_in_one_sentence() {
         1,
         &["not one of 5 requests", &unused],
     );
-    // A documentation address (RFC 5737): nobody's, and nothing is sent there.
+    // A documentation address (RFC 5737) belongs to nobody, and nothing is sent there.
     refused(
         &load(&["-n", "5", "192.0.2.1"]),
         2,

@@ -1,11 +1,11 @@
-//! `scripts/test`: its last line is the sum of what cargo says, and a skipped test is not one that passed. `scripts/image-check`:
-//! an image that is not as it should be is refused.
+//! `scripts/test`: its last line sums up cargo's output, and a skipped test does not count as passed.
+//! `scripts/image-check`: it rejects an image that is not as it should be.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// What cargo prints of a test program with these tests: name, whether it passed, and what it said.
+/// The output of cargo for a test program with these tests: name, whether it passed, and its output.
 fn printed(tests: &[(&str, bool, &str)]) -> String {
     let section = |passed: bool| -> String {
         let of = tests.iter().filter(|(_, ok, _)| *ok == passed);
@@ -23,7 +23,8 @@ fn printed(tests: &[(&str, bool, &str)]) -> String {
     )
 }
 
-/// Runs the script with a cargo that prints this and ends so: whether it is content, and its lines.
+/// Runs the script with a cargo that prints this and ends with this code. Returns whether the script succeeded, and
+/// its lines.
 fn summed(output: &str, code: u8, no_skips: bool) -> (bool, Vec<String>) {
     let folder = tempfile::tempdir().expect("folder");
     let (cargo, text) = (folder.path().join("cargo"), folder.path().join("text"));
@@ -94,7 +95,7 @@ fn failures_are_failures_and_so_is_a_program_that_dies() {
     );
 }
 
-/// An OCI archive of one layer with this configuration; `spoil` may change its files before they are put together.
+/// Makes an OCI archive of one layer with this configuration; `spoil` may change its files before they are packed.
 fn image(configuration: &str, spoil: impl Fn(&Path, &str)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("folder");
     let blobs = folder.path().join("blobs/sha256");
@@ -130,7 +131,7 @@ fn ran(command: &mut Command) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The complaint of `scripts/image-check` about an archive; None if it has none.
+/// The complaint of `scripts/image-check` about an archive; `None` if it has none.
 fn complaint(folder: &tempfile::TempDir) -> Option<String> {
     let mut check = Command::new(concat!(
         env!("CARGO_MANIFEST_DIR"),

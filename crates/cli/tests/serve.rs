@@ -202,8 +202,7 @@ fn a_slow_request_is_told_and_a_silent_client_is_not() {
     });
 }
 
-/// Connections open at the same time reach all the workers of a blocking model, which serve one
-/// each.
+/// Connections that are open at the same time reach all workers of a blocking model, which serve one each.
 #[test]
 fn all_preforked_workers_accept() {
     let server = Server::start(&["--model", "preforked", "-w", "4"]);
@@ -219,7 +218,7 @@ fn all_preforked_workers_accept() {
     }
     assert_eq!(workers, ["0", "1", "2", "3"].map(str::to_owned).into());
     assert_eq!(pids.len(), 4);
-    // A fifth waits until one of them is free.
+    // A fifth connection waits until one of the workers is free.
     let mut fifth = server.connect();
     fifth.send(&request("/whoami"));
     let mut first = open.remove(0);
@@ -230,8 +229,8 @@ fn all_preforked_workers_accept() {
     server.stop();
 }
 
-/// `--counter` counts each answer of each worker once, refusals and answers on one connection included, and goes on from
-/// what the file says.
+/// `--counter` counts each answer of each worker once, refusals and answers on one connection included. It continues
+/// from the number in the file.
 #[test]
 fn every_answer_is_counted_once() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -265,13 +264,13 @@ fn every_answer_is_counted_once() {
     }
 }
 
-/// With `rotate`, connections one after another go round among idle workers.
+/// With `rotate`, connections one after another go to the idle workers in turn.
 #[test]
 fn rotate_goes_round() {
     let server = Server::start(&["--model", "epoll-prefork", "--epoll", "rotate", "-w", "3"]);
     let answers: Vec<Response> = (0..12)
         .map(|_| {
-            // Time for the one before to wait again.
+            // Time for the last worker to wait again.
             std::thread::sleep(Duration::from_millis(20));
             server.get("/whoami")
         })
@@ -305,16 +304,16 @@ fn each_worker_has_a_queue_with_reuseport() {
     }
 }
 
-/// A request is being worked on and another connection is idle when the stop comes: the one is
-/// answered, the other closed, and all end well.
+/// The stop comes while one connection has a request in work and another is idle. The first is answered, the other
+/// closed, and all processes end well.
 #[test]
 fn a_stop_finishes_the_request_in_hand() {
     for way in ways() {
         let name = way.arguments.join(" ");
         let count = if way.workers { "2" } else { "1" };
         let mut server = Server::start(&[way.arguments, &["-w", count]].concat());
-        // Only where a second connection is served beside the first. With a listener each, the
-        // hash may put both into the queue of the same worker.
+        // Only if a second connection is served beside the first. If each worker has a listener, the hash may put
+        // both into the queue of the same worker.
         let beside = !way.one_at_a_time || (way.workers && !name.contains("--reuseport"));
         let idle = beside.then(|| {
             let mut idle = server.connect();
@@ -341,8 +340,8 @@ fn a_stop_finishes_the_request_in_hand() {
     }
 }
 
-/// A client has connected and sends its request only after the stop: it is still answered where
-/// the connection has been accepted.
+/// A client has connected, and sends its request only after the stop. It is still answered if the connection has been
+/// accepted.
 #[test]
 fn a_stop_waits_for_the_request_of_an_accepted_connection() {
     for way in ways() {
@@ -394,7 +393,7 @@ fn a_worker_that_dies_is_reported_and_the_others_go_on() {
         line.contains(&format!("(pid {pid}) ended by SIGKILL; 1 left")),
         "{line}"
     );
-    // Only now: a connection that it accepts while it dies goes with it.
+    // Only now, because a connection that it accepts while it dies is lost.
     let other = server.get("/whoami").pid().to_owned();
     assert_ne!(other, pid);
     server.signal(Signal::SIGTERM);
@@ -403,9 +402,9 @@ fn a_worker_that_dies_is_reported_and_the_others_go_on() {
     assert!(said.contains("1 of the workers ended before"), "{said}");
 }
 
-/// The server with these listeners, handed over as sd_listen_fds(3) says.
+/// Starts the server with these listeners, handed over as sd_listen_fds(3) says.
 fn start_with(listeners: &[TcpListener], arguments: &[&str]) -> Server {
-    // The shell puts its own pid where the protocol wants the server's, then becomes it.
+    // The shell puts its own pid where the protocol expects the server's, then becomes it.
     let mut command = Command::new("sh");
     command
         .args(["-c", "LISTEN_PID=$$ exec \"$0\" serve \"$@\""])
@@ -425,7 +424,7 @@ fn start_with(listeners: &[TcpListener], arguments: &[&str]) -> Server {
     Server::spawn(&mut command)
 }
 
-/// The models as a supervisor runs them, dispatched too.
+/// The models as a supervisor runs them, also the dispatched one.
 fn supervised() -> Vec<&'static str> {
     let mut models = vec!["dispatched"];
     models.extend(ways().iter().map(|way| way.arguments[1]));
@@ -450,14 +449,14 @@ fn inherited_listeners_are_all_served() {
                 }
             }
             server.stop();
-            // What is not accepted stays in the queue, which others hold.
+            // Connections that were not accepted stay in the queue, which other processes hold.
             let _waits = Client::connect(listeners[0].local_addr().expect("an address"));
             assert!(listeners[0].accept().is_ok(), "{model}");
         }
     }
 }
 
-/// A listener handed over may already be one that does not wait.
+/// An inherited listener may already be non-blocking.
 #[test]
 fn an_inherited_listener_that_does_not_wait() {
     for model in supervised() {
@@ -492,8 +491,8 @@ fn cpu_ticks(pid: u32) -> u64 {
         .sum()
 }
 
-/// The queue of a worker is taken away (shutdown) and it listens again, as a rescue does: the
-/// server neither ends nor spins, and serves again.
+/// A worker's queue is moved away (shutdown), and the listener listens again, as in a rescue. The server neither ends
+/// nor spins, and serves again.
 #[test]
 fn a_moved_queue_is_survived() {
     for model in supervised() {
@@ -632,13 +631,13 @@ fn forking_leaves_no_process_behind() {
     server.stop();
 }
 
-/// More connections than descriptors: the server neither ends nor spins, goes on when there is
-/// room again, and says at the end what happened.
+/// There are more connections than descriptors. The server neither ends nor spins. It continues when there is room
+/// again, and reports at the end.
 #[test]
 fn descriptors_run_out_and_come_back() {
     for way in ways() {
         let model = way.arguments[1];
-        // The others hold one connection at a time, or in processes of their own.
+        // The other models hold one connection at a time, or hold them in processes of their own.
         if ![
             "threaded",
             "poll",
@@ -670,7 +669,7 @@ fn descriptors_run_out_and_come_back() {
             used <= 15,
             "{model} used {used} ticks of CPU time while it could not accept"
         );
-        // Those that were accepted are served all the time, and the others once there is room.
+        // The accepted connections are served all the time, and the others once there is room.
         for mut client in clients.drain(..) {
             client.send(b"GET /whoami HTTP/1.0\r\n\r\n");
             assert_eq!(client.response().status, 200, "{model}");

@@ -36,7 +36,7 @@ fn rescue_brings_a_stuck_workers_queue_near_one_queue() {
     assert!(ok, "{err}");
     let mean = |name| variant(&out, name, "latency_ms_mean");
     let shared = mean("shared-accept");
-    // Measured: 3.71 ms of one queue, 29.3 of the hash.
+    // Measured: 3.71 ms with one queue, 29.3 ms with the hash.
     assert!((3.4..4.2).contains(&shared), "{shared}");
     assert!((25.0..35.0).contains(&mean("hash")), "{out}");
     assert!(mean("least-connections+rescue") < 1.15 * shared);
@@ -88,7 +88,7 @@ fn how_many_workers_a_wish_takes_is_found() {
     assert!(ok, "{err}");
     let found: serde_json::Value = serde_json::from_str(&out).expect("JSON");
     let workers = |name: &str| found["found"][name]["workers"].as_f64().expect(name);
-    // Three are busy all the time; one queue needs the fewest, a blind hash the most.
+    // Three workers are busy all the time; one queue needs the fewest, a blind hash the most.
     assert!(workers("shared-accept") > 3.0);
     assert!(workers("least-connections") >= workers("shared-accept"));
     assert!(workers("hash") > workers("least-connections"));
@@ -200,14 +200,14 @@ fn what_goes_wrong_shows_in_the_table_and_in_the_trace() {
             .map(|n| n.parse::<u64>().expect("a count"))
             .collect::<Vec<_>>()
     };
-    // Dropped, given up, lost: a fourth of what comes for three seconds finds a full queue.
+    // Dropped, given up, lost: for three seconds, a fourth of the requests finds a full queue.
     let (hash, rescued) = (row("hash "), row("hash+rescue "));
     assert!(hash[0] > 500 && hash[2] > 0, "{out}");
     assert!(rescued[0] < hash[0] / 2, "{out}");
     let text = std::fs::read_to_string(&path).expect("written");
     let trace: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let events = trace["traceEvents"].as_array().expect("events");
-    // Four ways, some thousand requests a second each.
+    // Four ways, with some thousand requests a second each.
     assert!(
         events
             .iter()
@@ -246,7 +246,7 @@ fn a_sweep_is_a_result_that_the_report_draws() {
     ];
     let (ok, out, err) = wakeone(&sweep);
     assert!(ok, "{err}");
-    // Two and three workers cannot serve it.
+    // Two and three workers cannot serve this rate.
     let of = |point: &str| {
         out.lines()
             .find(|line| line.starts_with(point))
@@ -309,7 +309,7 @@ fn what_was_measured_is_simulated() {
     let value: serde_json::Value = serde_json::from_str(&out).expect("JSON");
     let parameter = |name: &str| value["parameters"][name].as_f64().expect(name);
     assert!((parameter("service_mean_ms") - 2.0).abs() < 1e-9);
-    // Four gaps in 10 ms and the mean gap of 3.3 ms behind the last.
+    // Four gaps in 10 ms, and the mean gap of 3.3 ms after the last.
     assert!((parameter("rate_per_s") - 300.0).abs() < 1e-6, "{out}");
     assert!(variant(&out, "shared-accept", "latency_ms_mean") >= 2.0 - 0.1);
 }

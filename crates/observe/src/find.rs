@@ -9,21 +9,21 @@ use wakeone_model::listener::{Listener, Protocol, Socket};
 
 use crate::{Error, Target};
 
-/// A listener and the processes that hold it, or are children of those.
+/// A listener, the processes that hold it, and their children.
 #[derive(Debug, Clone)]
 pub struct Found {
     /// The listener.
     pub listener: Listener,
     /// The processes' ids.
     pub pids: Vec<u32>,
-    /// Processes of the machine whose descriptors may not be seen: one of them may hold it as well.
+    /// The number of processes whose descriptors we may not read: one of them may hold the listener as well.
     pub hidden: usize,
 }
 
 /// All listening sockets of this network namespace, grouped by address.
 ///
 /// # Errors
-/// What sock_diag says.
+/// The sock_diag query fails.
 pub fn listeners() -> Result<Vec<Listener>, Error> {
     let ask = |protocol| {
         diag::sockets(protocol, Which::Listening, 0).map_err(|source| Error::Kernel {
@@ -64,10 +64,10 @@ fn group(entries: Vec<Entry>) -> Vec<Listener> {
     groups.into_iter().map(listener).collect()
 }
 
-/// The listeners that a target means, with their processes.
+/// The listeners of a target, with their processes.
 ///
 /// # Errors
-/// [`Error::NotFound`], with what to try, where there is none.
+/// [`Error::NotFound`], with advice, if there is none.
 pub fn find(target: &Target) -> Result<Vec<Found>, Error> {
     let processes = Processes::read();
     let inner = target.parts().1;
@@ -109,7 +109,7 @@ fn holds(processes: &Processes, listener: &Listener, wanted: &HashSet<u32>) -> b
         .any(|held| wanted.contains(&held.pid) && listener.has(held.inode))
 }
 
-/// The processes that a pid or a name means; None for targets that name none.
+/// The processes of a pid or a name; `None` for other targets.
 fn processes_of(target: &Target, processes: &Processes) -> Result<Option<HashSet<u32>>, Error> {
     let mut wanted: HashSet<u32> = match target {
         Target::Pid(pid) => HashSet::from([*pid]),
@@ -132,7 +132,7 @@ fn processes_of(target: &Target, processes: &Processes) -> Result<Option<HashSet
             ),
         }));
     }
-    // What a master opened its workers hold; and the other way round.
+    // Workers hold the listeners that their master opened, and the reverse. So this adds all children.
     loop {
         let children: Vec<u32> = processes
             .identities
@@ -147,7 +147,7 @@ fn processes_of(target: &Target, processes: &Processes) -> Result<Option<HashSet
     }
 }
 
-/// Whether a process belongs to a systemd unit: the last part of its cgroup's path, with or without `.service`.
+/// Whether a process belongs to a systemd unit: the last component of its cgroup's path, with or without `.service`.
 fn unit_of(pid: u32, name: &str) -> bool {
     let cgroups = stat::text(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     cgroups

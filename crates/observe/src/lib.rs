@@ -1,6 +1,7 @@
-//! Looks at running servers without touching them: who listens, how they accept, what becomes of connections.
+//! Observes running servers without touching them: the processes that listen, how they accept, and the fate of
+//! connections.
 //!
-//! Everything is read from sock_diag and /proc, and from tracepoints where that is allowed; nothing is stopped, no
+//! Everything is read from sock_diag and /proc, and from tracepoints if they are allowed. Nothing is stopped, no
 //! descriptor's flags are changed, and a descriptor that must be duplicated is closed at once.
 
 pub mod find;
@@ -12,7 +13,7 @@ pub use find::{Found, find};
 pub use target::Target;
 pub use watcher::Watcher;
 
-/// What went wrong, in a sentence for the user.
+/// An error, as a sentence for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Nothing listens there.
@@ -21,9 +22,9 @@ pub enum Error {
     /// The kernel did not answer.
     #[error("{what} failed: {source}")]
     Kernel {
-        /// What was asked.
+        /// The question to the kernel.
         what: &'static str,
-        /// What it said.
+        /// Its error.
         source: std::io::Error,
     },
 }

@@ -1,11 +1,11 @@
-//! What a user points at: a port, an address, a process, a name.
+//! A target on the command line: a port, an address, a process, a name.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use wakeone_model::listener::Protocol;
 
-/// What to look at.
+/// The listeners to observe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// Every listener.
@@ -14,11 +14,11 @@ pub enum Target {
     Port(u16),
     /// One address: `127.0.0.1:8080`, `[::]:80`.
     Address(SocketAddr),
-    /// What a process, or a child of it, listens on: its id.
+    /// The listeners of a process, or of a child of it, by its id.
     Pid(u32),
-    /// What processes of this name, or of this systemd unit, listen on.
+    /// The listeners of processes with this name, or of this systemd unit.
     Name(String),
-    /// One of these, and of what it means only what this protocol has: `udp://:53`, `tcp://:53`.
+    /// One of the other targets, but only its listeners of this protocol: `udp://:53`, `tcp://:53`.
     By(Protocol, Box<Target>),
 }
 
@@ -31,7 +31,7 @@ impl Target {
         }
     }
 
-    /// Whether it means listeners of this protocol. MPTCP is TCP to who points at it.
+    /// Whether the target includes listeners of this protocol. A user who writes TCP means MPTCP too.
     pub fn is_of(&self, protocol: Protocol) -> bool {
         let udp = |protocol| protocol == Protocol::Udp;
         self.parts()

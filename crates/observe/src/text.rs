@@ -1,4 +1,4 @@
-//! What was watched, as text for a person. Pure: the same data and style give the same text.
+//! Observations as text for a person. Pure: the same data and style give the same text.
 
 use wakeone_model::layout::{
     self, Cell, Column, Style, Tone, connections, number, pack, paint, words, wrap,
@@ -27,7 +27,7 @@ pub fn report(watch: &Watch, findings: &[Finding], style: Style) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The meaning of those columns whose titles cannot say it: of those that the reports show.
+/// The meaning of the columns whose titles cannot say it, if the reports show them.
 pub fn legend(reports: &str, style: Style) -> String {
     const WORDS: [(&str, &str); 6] = [
         (
@@ -96,7 +96,7 @@ fn totals(watch: &Watch) -> Vec<String> {
         connections_per_s,
         ..
     } = totals;
-    // Nobody counts datagrams; what waits and what was dropped is in bytes and in the queues' rows.
+    // The kernel does not count datagrams. Waiting and dropped data is in bytes, in the rows of the queues.
     let mut parts = vec![if watch.last.listener.protocol == Protocol::Udp {
         format!("{seconds:.1} s")
     } else {
@@ -156,7 +156,7 @@ fn dash() -> Cell {
     "-".into()
 }
 
-/// A time for a table: nothing where it is none.
+/// Formats a time for a table: a dash for zero.
 fn seconds(seconds: f64) -> Cell {
     if seconds > 0.0 {
         time(seconds * 1e6).into()
@@ -199,7 +199,7 @@ fn workers(rows: &[Row], style: Style) -> Vec<String> {
     lines
 }
 
-/// `bytes`: what waits is counted in bytes, of UDP.
+/// `bytes`: the queues are those of UDP, whose waiting data is counted in bytes.
 fn queues(queues: &[Queue], bytes: bool, style: Style) -> Vec<String> {
     let columns = [
         number("socket", 3),
@@ -242,7 +242,7 @@ fn served_by(queue: &Queue) -> String {
     }
 }
 
-/// Whether enough is seen to call a server healthy: somebody who serves the listener.
+/// Whether enough was observed to call a server healthy: a worker that serves the listener.
 pub fn told(watch: &Watch) -> bool {
     !watch.last.workers.is_empty()
 }

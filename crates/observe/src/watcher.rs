@@ -1,4 +1,4 @@
-//! Watches one listener: quick looks at its queues and workers, and a full one at the beginning and the end.
+//! Watches one listener: quick looks at its queues and workers, and a full one at the beginning and at the end.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -20,29 +20,30 @@ use wakeone_model::waits::Waits;
 
 use crate::{Error, Found};
 
-/// How often to look at queues and workers: some 30 µs for the queues and 3 µs a thread.
+/// How often to look at queues and workers: this takes some 30 µs for the queues and 3 µs a thread.
 pub const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// How often to look at everything the accept model is told from.
+/// How often to sample the processes, from which the accept model is identified.
 const SIGHT_EVERY: Duration = Duration::from_millis(500);
-/// Sightings at the start, this far apart: mutexes change hands, and who works is not seen waiting.
+/// Samples at the start, this far apart: mutexes change hands, and a worker that is busy is not seen waiting.
 const FIRST_SIGHTINGS: u32 = 10;
 const FIRST_APART: Duration = Duration::from_millis(20);
-/// Sightings remembered.
+/// Samples remembered.
 const MOST_SIGHTINGS: usize = 60;
-/// Looking for the open connections is a walk through a table of all connections of the machine, those that have just
-/// ended included: it may take this part of the time.
+/// To find the open connections, the kernel walks a table of all connections of the machine, those that have just
+/// ended included. That may take one part in this many of the time.
 const CONNECTIONS_SHARE: u32 = 200;
-/// The same of looking for those that wait, which is done only while some do.
+/// The same for finding the connections that wait, which is done only while there are some.
 const WAITING_SHARE: u32 = 50;
-/// The last of them, by which it is told who serves what.
+/// The number of recent samples from which it is decided which worker serves which socket.
 const LATELY: usize = 4;
-/// How long a queue must wait behind a busy worker to count as blocked: less is the life of any queue.
+/// How long a queue must wait behind a busy worker to count as blocked: any queue does for a shorter time.
 const BLOCKED_AFTER: Duration = Duration::from_millis(20);
 
 /// A listener being watched.
 pub struct Watcher {
     listener: Listener,
-    /// Who holds the sockets, and their children. Reading all of /proc is left to when one of them ends.
+    /// The processes that hold the sockets, and their children. All of /proc is read again only when one of them
+    /// ends.
     pids: Vec<u32>,
     snapshots: VecDeque<ProcessSnapshot>,
     model: AcceptModel,
@@ -58,17 +59,17 @@ pub struct Watcher {
     /// Inodes of the open connections, and when to look for them again.
     connections: HashSet<u64>,
     connections_due: Instant,
-    /// How long those have waited that wait, and when to look for that again.
+    /// How long the waiting connections have waited, and when to look for that again.
     waiting: Waits,
     waiting_due: Instant,
     reuseport: Option<bool>,
-    /// The ends of those processes.
+    /// Reports the ends of those processes.
     exits: Exits,
-    /// One of them ended since the last sighting.
+    /// One of them ended since the last sample.
     stale: bool,
-    /// Sightings taken so far.
+    /// Samples taken so far.
     sights: u64,
-    /// Only who serves what is of interest, not the open connections.
+    /// Only the workers of each socket are of interest, not the open connections.
     follows: bool,
 }
 
@@ -77,7 +78,7 @@ fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// What a process does; of UDP a receive call on one of the sockets is waiting, too.
+/// The state of a process. For UDP, a receive call on one of the sockets counts as waiting, too.
 fn doing(listener: &Listener, pid: u32) -> WorkerState {
     if listener.protocol != Protocol::Udp {
         return process::doing(pid);
@@ -94,13 +95,13 @@ impl Watcher {
     /// Begins to watch. `tracing`: use the kernel's tracepoints where they may be used.
     ///
     /// # Errors
-    /// When the kernel does not show its sockets.
+    /// The kernel does not show its sockets.
     pub fn start(found: &Found, tracing: bool) -> Result<Self, Error> {
         let mut watchers = start_all(std::slice::from_ref(found), tracing)?;
         Ok(watchers.remove(0))
     }
 
-    /// Before the first sighting.
+    /// Makes one that has taken no sample yet.
     fn new(found: &Found, tracing: bool) -> Self {
         let mut view = View::default();
         if found.hidden > 0 {
@@ -145,19 +146,19 @@ impl Watcher {
     /// Forgets what was counted so far: the time watched begins now.
     ///
     /// # Errors
-    /// When the kernel does not show its sockets.
+    /// The kernel does not show its sockets.
     pub fn restart(&mut self) -> Result<(), Error> {
         self.first = self.snapshot()?;
         self.sampled = Sampled::default();
         Ok(())
     }
 
-    /// The accept model as far as it was seen.
+    /// The accept model as far as it was observed.
     pub fn model(&self) -> &AcceptModel {
         &self.model
     }
 
-    /// A sentence for each thing that cannot be seen: why, and which figures are unknown because of it.
+    /// A sentence for each thing that cannot be observed: why, and which metrics are unknown because of it.
     pub fn missing(&self) -> &[String] {
         &self.view.missing
     }
@@ -179,7 +180,7 @@ impl Watcher {
         &self.pids
     }
 
-    /// Looks at everything that the accept model is told from.
+    /// Samples everything that the accept model is identified from.
     fn sample_processes(&mut self) -> Result<(), Error> {
         let inodes: HashSet<u64> = self.listener.sockets.iter().map(|s| s.inode).collect();
         if !self.follows && self.connections_due <= Instant::now() {
@@ -196,7 +197,7 @@ impl Watcher {
             .into_iter()
             .filter_map(|pid| procfs::look(pid, &inodes, &self.connections))
             .collect();
-        // The children of those that hold the socket are looked at next time, whoever their parents were.
+        // The children of the holders are looked at again next time, even if they have another parent by then.
         self.pids = processes.iter().map(|p| p.pid).collect();
         if self.snapshots.len() == MOST_SIGHTINGS {
             self.snapshots.pop_front();
@@ -223,11 +224,11 @@ impl Watcher {
             .collect())
     }
 
-    /// The model, and who serves what, from all snapshots.
+    /// Concludes the model, and the workers of each socket, from all snapshots.
     fn conclude(&mut self) -> Result<(), Error> {
         let snapshots = self.snapshots.make_contiguous();
         self.model = accept::identify(self.listener.protocol, snapshots);
-        // Who waited lately; a worker that is busy for long, by what it did before.
+        // The recent waiters; for a worker that is busy for long, its earlier snapshots.
         let lately = snapshots.len().saturating_sub(LATELY);
         let (recent, waiters) = (
             accept::waiters(&snapshots[lately..]),
@@ -246,7 +247,7 @@ impl Watcher {
                 Vec::new()
             }
         };
-        // What waits in a socket makes it one that somebody should serve.
+        // A socket with waiting connections should have a worker, so it is not one that is only held.
         let holders = accept::fallback_holders(snapshots);
         let empty = self.listener.sockets.iter().filter(|s| s.queued == 0);
         self.keeps = empty
@@ -272,7 +273,7 @@ impl Watcher {
                 (socket.cookie, pids)
             })
             .collect();
-        // A worker that hangs since before we came is seen waiting for nothing: its socket knows it.
+        // A worker that has been stuck since before we came is not seen waiting, but its socket identifies it.
         let hung: BTreeSet<u32> = self.serves.values().flatten().copied().collect();
         for pid in hung {
             if !self.model.workers.contains(&pid) {
@@ -295,7 +296,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// The sockets as they are now; those that went away are noted.
+    /// Updates the sockets; notes those that were closed.
     fn refresh(&mut self) -> Result<(), Error> {
         let protocol = match self.listener.protocol {
             Protocol::Udp => Protocol::Udp,
@@ -332,10 +333,10 @@ impl Watcher {
         Ok(())
     }
 
-    /// One quick look. To be called every [`LOOK_EVERY`].
+    /// Takes one quick look. Call it every [`LOOK_EVERY`].
     ///
     /// # Errors
-    /// When the kernel does not show its sockets.
+    /// The kernel does not show its sockets.
     pub fn look(&mut self) -> Result<(), Error> {
         self.refresh()?;
         if self.sighted.elapsed() >= SIGHT_EVERY {
@@ -365,12 +366,12 @@ impl Watcher {
         Ok(())
     }
 
-    /// Follows the sockets, and who serves them: at once where sockets came or went or a process ended, else once in
-    /// `every`. Whether anything was looked at anew. It costs some 30 µs where not, and much less than [`Watcher::look`],
-    /// which also asks what each worker does.
+    /// Follows the sockets, and the workers of each: at once if a socket was opened or closed or a process ended,
+    /// else once in `every`. Returns whether it took a new sample. Without one it costs some 30 µs, much less than
+    /// [`Watcher::look`], which also asks for the state of each worker.
     ///
     /// # Errors
-    /// When the kernel does not show its sockets.
+    /// The kernel does not show its sockets.
     pub fn follow(&mut self, every: Duration) -> Result<bool, Error> {
         self.follows = true;
         let before = self.sights;
@@ -382,13 +383,13 @@ impl Watcher {
         Ok(self.sights != before)
     }
 
-    /// Whether one of its processes ended since it was last looked who serves what. It costs one system call.
+    /// Whether one of its processes ended since the last sample. It costs one system call.
     pub fn lost_a_process(&mut self) -> bool {
         self.stale |= self.exits.take();
         self.stale
     }
 
-    /// Queues behind workers that are all busy, and workers that wait beside them.
+    /// Counts queues behind workers that are all busy, and workers that wait beside them.
     fn beside_queues(&mut self, waiting: &BTreeSet<u32>) {
         let mut idle: BTreeSet<u32> = BTreeSet::new();
         for socket in &self.listener.sockets {
@@ -423,10 +424,10 @@ impl Watcher {
         }
     }
 
-    /// Everything, now.
+    /// Takes a snapshot of everything.
     ///
     /// # Errors
-    /// When the kernel does not show its sockets.
+    /// The kernel does not show its sockets.
     pub fn snapshot(&mut self) -> Result<Snapshot, Error> {
         self.refresh()?;
         let last = self.snapshots.back();
@@ -457,7 +458,7 @@ impl Watcher {
         })
     }
 
-    /// For how long those have waited that wait now.
+    /// How long the connections that wait now have waited.
     fn waiting(&mut self) -> Result<Option<Waits>, Error> {
         if self.listener.protocol != Protocol::Tcp {
             return Ok(None);
@@ -501,10 +502,10 @@ impl Watcher {
         }))
     }
 
-    /// What was seen since the start, or the last [`Watcher::restart`].
+    /// The observations since the start, or since the last [`Watcher::restart`].
     ///
     /// # Errors
-    /// When the kernel does not show its sockets.
+    /// The kernel does not show its sockets.
     pub fn watch(&mut self) -> Result<Watch, Error> {
         self.connections_due = Instant::now();
         self.waiting_due = Instant::now();
@@ -513,11 +514,11 @@ impl Watcher {
         Ok(self.sum(self.first.clone(), last, self.sampled.clone()))
     }
 
-    /// What was seen since the start or the last lap, as [`Watcher::watch`]; the next lap begins where this one ends, so
-    /// that no connection falls between two.
+    /// The observations since the start or the last lap, like [`Watcher::watch`]. The next lap begins where this one
+    /// ends, so that no connection falls between two.
     ///
     /// # Errors
-    /// When the kernel does not show its sockets.
+    /// The kernel does not show its sockets.
     pub fn lap(&mut self) -> Result<Watch, Error> {
         self.sample_processes()?;
         let last = self.snapshot()?;
@@ -572,7 +573,7 @@ fn attach(listener: &Listener, tracing: bool, view: &mut View) -> Option<Probe> 
     }
 }
 
-/// Whether SO_REUSEPORT is set, asked of a duplicate that is closed at once.
+/// Whether SO_REUSEPORT is set. Asks a duplicate of the descriptor, which is closed at once.
 fn reuseport(found: &Found) -> Option<bool> {
     let inodes: HashSet<u64> = found.listener.sockets.iter().map(|s| s.inode).collect();
     found.pids.iter().find_map(|pid| {
@@ -583,10 +584,10 @@ fn reuseport(found: &Found) -> Option<bool> {
     })
 }
 
-/// Begins to watch several listeners side by side: that takes no longer than one.
+/// Begins to watch several listeners side by side, which takes no longer than one.
 ///
 /// # Errors
-/// When the kernel does not show its sockets.
+/// The kernel does not show its sockets.
 pub fn start_all(found: &[Found], tracing: bool) -> Result<Vec<Watcher>, Error> {
     let mut watchers: Vec<Watcher> = found
         .iter()
@@ -610,7 +611,7 @@ pub fn start_all(found: &[Found], tracing: bool) -> Result<Vec<Watcher>, Error> 
 /// Watches several listeners side by side for a while; stops early once `cancelled` says so.
 ///
 /// # Errors
-/// When the kernel does not show its sockets.
+/// The kernel does not show its sockets.
 pub fn watch_all(
     found: &[Found],
     tracing: bool,
@@ -626,7 +627,7 @@ pub fn watch_all(
         }
         next += LOOK_EVERY;
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
-        // Who cannot keep up does not hurry after what was missed.
+        // If we cannot keep up, the missed looks are skipped.
         next = next.max(Instant::now());
     }
     watchers.iter_mut().map(Watcher::watch).collect()

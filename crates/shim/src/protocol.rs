@@ -12,17 +12,17 @@ pub const REQUEST_BYTES: usize = 32;
 /// Bytes of a reply.
 pub const REPLY_BYTES: usize = 8;
 
-/// What lets a process ask: 128 bits that only the broker and the processes that it started know.
+/// The secret that lets a process ask: 128 bits that only the broker and the processes that it started know.
 #[derive(Clone, Copy)]
 pub struct Token([u8; TOKEN_BYTES]);
 
 impl Token {
-    /// From random bytes.
+    /// Makes a token of random bytes.
     pub fn new(bytes: [u8; TOKEN_BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// Compares in a time that does not depend on where they differ.
+    /// Compares in a time that does not depend on where the two differ.
     fn is(&self, other: &[u8]) -> bool {
         let difference = self
             .0
@@ -32,7 +32,7 @@ impl Token {
         other.len() == TOKEN_BYTES && std::hint::black_box(difference) == 0
     }
 
-    /// The value of [`crate::VARIABLE`]: the broker's name and this token.
+    /// Returns the value of [`crate::VARIABLE`]: the broker's name and this token.
     pub fn variable(&self, name: &str) -> String {
         let hex: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
         format!("{name}:{hex}")
@@ -58,53 +58,52 @@ pub enum How {
     Receive,
 }
 
-/// What the library asks.
+/// A message of the library to the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// The socket that comes with it listens from now on; `own`: it had no SO_REUSEPORT before the library set it.
+    /// The attached socket listens from now on. `own`: it had no SO_REUSEPORT before the library set it.
     Listen {
         /// Its number in the process.
         fd: i32,
-        /// Whether it is the library that put it into a reuseport group.
+        /// Whether the library put it into a reuseport group.
         own: bool,
     },
-    /// The process is about to wait for connections, or datagrams, on the shared socket that comes with it.
+    /// The process is about to wait for connections, or datagrams, on the attached shared socket.
     Claim {
         /// Its number in the process.
         fd: i32,
-        /// In what.
+        /// The call with which it waits.
         how: How,
     },
-    /// Another thread of the process begins to receive from the UDP socket that comes with it.
+    /// Another thread of the process begins to receive from the attached UDP socket.
     Reader {
         /// Its number in the process.
         fd: i32,
     },
-    /// The socket that comes with it is about to listen, and the library to put it into a reuseport group. Told before it
-    /// does, so that whoever sees it in one can have asked whose doing that is.
+    /// The attached socket is about to listen, and the library to put it into a reuseport group. The library says so
+    /// first: another process may see the socket in a group at once, and by then the broker must know why.
     Opens {
         /// Its number in the process.
         fd: i32,
     },
-    /// A thread does not receive from its queue, which comes with it, any more: it is not to be chosen.
+    /// A thread has stopped receiving from its queue, which is attached. The queue is to be chosen no more.
     GivenBack {
         /// Its number in the process.
         fd: i32,
     },
-    /// An empty datagram came on the UDP socket that comes with it: was it the broker's, to have a queue read that somebody
-    /// left behind?
+    /// An empty datagram came on the attached UDP socket. Did the broker send it, to have an orphaned queue read?
     Left {
         /// Its number in the process.
         fd: i32,
     },
-    /// The queue that was given is in the socket's place, or, a thread's, at a number of its own.
+    /// The granted queue is in the socket's place, or, a thread's queue, at a number of its own.
     Taken {
         /// Its number in the process.
         fd: i32,
     },
 }
 
-/// Why a message is none of the library's.
+/// Why a message is not one of the library's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// It has another size, or does not begin as ours do.
@@ -113,7 +112,7 @@ pub enum Malformed {
     /// The token is another one.
     #[error("a wrong token")]
     Token,
-    /// It asks for something that there is not.
+    /// It asks for something that does not exist.
     #[error("an impossible request")]
     Request,
 }
@@ -122,7 +121,7 @@ impl Request {
     /// Reads a request.
     ///
     /// # Errors
-    /// It is not one, or not by somebody who knows the token.
+    /// It is no request, or its sender does not know the token.
     pub fn parse(bytes: &[u8], token: &Token) -> Result<Self, Malformed> {
         let bytes: &[u8; REQUEST_BYTES] = bytes.try_into().map_err(|_| Malformed::Foreign)?;
         let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
@@ -160,12 +159,12 @@ impl Request {
     }
 }
 
-/// What the broker says.
+/// The broker's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
     /// Leave the listener as it is.
     Leave,
-    /// Put the socket that comes with this in its place; read it as well, of one that was left behind.
+    /// Put the attached socket in the listener's place. For an orphaned queue: read it as well.
     Queue,
     /// Noted.
     Done,

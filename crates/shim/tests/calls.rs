@@ -64,7 +64,7 @@ fn without_a_broker_nothing_changes_and_that_is_said_once() {
     );
 }
 
-/// Threads that receive from one UDP socket come and go; every datagram is received once, by whatever call.
+/// Threads that receive from one UDP socket start and end; every datagram is received once, by whatever call.
 #[test]
 fn threads_of_one_socket_receive_every_datagram_once() {
     let bench = Bench::new("datagrams");

@@ -1,6 +1,7 @@
-/* datagrams CALL COUNT: four threads receive from one socket by CALL what several clients send, each datagram a number.
- * A client has a window, so that no queue overflows. Threads end and are replaced all the while, the first one too.
- * Every number must come once, answered from the socket's own address, and no descriptor may be left. */
+/* datagrams CALL COUNT: four threads receive from one socket by CALL. Several clients send datagrams with one
+ * number each. A client has a window, so that no queue overflows. Threads end and are replaced all the while, the
+ * first one too. Every number must come once, answered from the socket's own address, and no descriptor may be
+ * left. */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE
 #include <arpa/inet.h>
@@ -107,7 +108,7 @@ int main(int number, char **arguments)
 	int ended = 0, stuck = 0;
 	for (int sent = 0; sent < count;) {
 		if (sent - atomic_load(&received) > 60) {
-			/* What only waits for a reader's next datagram is woken by one: clients ask again. */
+			/* Orphaned datagrams may wait until a reader's next datagram wakes it: clients ask again. */
 			usleep(100);
 			if (++stuck > 50000) {
 				printf("%d sent, %d received, %d ended\n", sent, atomic_load(&received), ended);
@@ -138,7 +139,7 @@ int main(int number, char **arguments)
 		twice += seen[i] > 1;
 	}
 	printf("%d received, %d lost, %d twice, %d threads ended\n", atomic_load(&received), lost, twice, ended);
-	/* Everybody ends: each wakes for one, whosever queue it is put into. */
+	/* All threads end: each datagram wakes one, whichever queue it is put into. */
 	for (int i = 0; i < 5000 && atomic_load(&finished) < ended + THREADS; i++) {
 		sendto(clients[i % CLIENTS], &stop, sizeof(stop), 0, (struct sockaddr *)&address, sizeof(address));
 		usleep(1000);

@@ -1,6 +1,6 @@
-/* fuzz SEED CALLS: random calls on random descriptors, against a model of what each descriptor is. Says what it did;
- * ends with 1 at the first descriptor that is not what the model says, or if one more is open at the end than at the
- * beginning. Run under the library in a process that opened none of the listeners. */
+/* fuzz SEED CALLS: random calls on random descriptors, against a model of what each descriptor is. It prints how
+ * many calls it made. It ends with 1 at the first descriptor that differs from the model, or if one more is open
+ * at the end than at the beginning. Run it under the library in a process that opened none of the listeners. */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE
 #include <arpa/inet.h>
@@ -165,7 +165,7 @@ static void open_something(int fd)
 	ino_t inode = inode_of(got);
 	if (draw(2) ? dup2(got, fd) != fd : dup3(got, fd, O_CLOEXEC) != fd)
 		wrong(fd, "dup");
-	/* Behind the library's back, now and then. */
+	/* Now and then the library does not see the close. */
 	if (draw(8) == 0)
 		syscall(SYS_close, got);
 	else
@@ -186,7 +186,7 @@ static void connect_to(int port)
 
 static void step(void);
 
-/* A child goes on for a while with what it inherited, and must be right as well. */
+/* A child continues for a while with the descriptors that it inherited, and must be right as well. */
 static void fork_some(void)
 {
 	call = "fork";

@@ -1,5 +1,5 @@
-/* The same calls in the same order, their results on standard output: run with and without the library, the two must
- * be the same. Ports, which chance chooses, are not printed. */
+/* Makes the same calls in the same order and prints their results: the output must be the same with and without
+ * the library. Ports are not printed, because the kernel chooses them. */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE
 #include <arpa/inet.h>
@@ -155,7 +155,7 @@ static void listening(void)
 	TELL(close(pipes[1]));
 }
 
-/* What waits for connections, on a listener that somebody else opened, or this process. */
+/* The calls that wait for connections, on a listener that another process opened, or this one. */
 static void waiting(const char *name, int listener)
 {
 	part = name;
@@ -313,7 +313,7 @@ static void duplicating(int listener)
 	TELL(close(pipes[1]));
 }
 
-/* vfork shares our memory; what the child does to its descriptors is not ours. */
+/* A child of vfork shares our memory, but has descriptors of its own. */
 static void other_processes(int listener)
 {
 	part = "vfork";
@@ -369,7 +369,7 @@ int main(void)
 		TELL(bind(listener, v6 ? (struct sockaddr *)&any6 : (struct sockaddr *)&any, v6 ? sizeof(any6) : sizeof(any)));
 		TELL(listen(listener, 16));
 		fcntl(listener, F_SETFL, O_NONBLOCK);
-		/* A child gets a queue of its own; the one that opened it keeps it. */
+		/* A child gets a queue of its own; the process that opened the listener keeps it. */
 		fflush(stdout);
 		pid_t child = fork();
 		if (child == 0) {
@@ -379,7 +379,7 @@ int main(void)
 			other_processes(listener);
 			fcntl(listener, F_SETFL, 0);
 			threads(listener);
-			/* The two share them, without the library. */
+			/* Without the library, the two share them. */
 			fcntl(listener, F_SETFL, O_NONBLOCK);
 			exit(0);
 		}

@@ -1,6 +1,7 @@
-/* trouble SCENE: what goes wrong around a question to the broker must not show: each call ends as it would without the
- * library, no descriptor stays open, and the listener is the shared one or a queue of this process's own. Which broker
- * goes with a scene is in trouble.rs. Ends with 1, and a line, at the first thing that is wrong. */
+/* trouble SCENE: failures around a question to the broker must not show. Each call ends as it would without the
+ * library. No descriptor stays open, and the listener is the shared one or a queue of this process's own.
+ * trouble.rs chooses the broker for each scene. The program ends with 1, and a line, at the first thing that is
+ * wrong. */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE
 #include <arpa/inet.h>
@@ -140,7 +141,7 @@ static void full_accept(void)
 {
 	int before = open_fds();
 	leave_room_for(room);
-	/* The kernel takes the connection's descriptor before it looks for one. */
+	/* The kernel takes the connection's descriptor before it looks for a connection. */
 	EXPECT(accept(listener, NULL, NULL) == -1 && errno == (room == 0 ? EMFILE : EAGAIN));
 	EXPECT(has_own() == (room == 3));
 	leave_room_for(-1);
@@ -157,7 +158,7 @@ static void full_poll(void)
 	EXPECT(poll(&one, 1, 0) == 0);
 	EXPECT(has_own() == (room == 3));
 	leave_room_for(-1);
-	/* What was polled is what is accepted from. */
+	/* accept uses the socket that was polled. */
 	EXPECT(nothing_to_accept() && has_own() == (room == 3));
 	EXPECT(poll(&one, 1, 0) == 0 && has_own());
 	EXPECT(open_fds() == before);
@@ -235,7 +236,7 @@ static void on_signal(int number)
 	errno = before;
 }
 
-/* One signal, soon. */
+/* Sends one signal, soon. */
 static void soon(int flags)
 {
 	struct sigaction action = { .sa_handler = on_signal, .sa_flags = flags };
@@ -306,7 +307,7 @@ static void a_set_of_its_own(void)
 	sigaddset(&alarm_only, SIGALRM);
 	sigprocmask(SIG_BLOCK, &alarm_only, NULL);
 	soon(0);
-	/* It waits for ppoll, and comes in it. */
+	/* The signal is pending until ppoll, and arrives in it. */
 	EXPECT(ppoll(&one, 1, NULL, &none) == -1 && errno == EINTR && handled == 1);
 	sigset_t now;
 	sigprocmask(SIG_SETMASK, NULL, &now);
@@ -340,7 +341,7 @@ static void accept_for_ever(void)
 	accept(listener, NULL, NULL);
 }
 
-/* What ends the process ends it, whatever the broker does. */
+/* A fatal signal ends the process, whatever the broker does. */
 static void it_can_be_ended(void)
 {
 	struct timespec from, to;
@@ -355,7 +356,7 @@ static void it_can_be_ended(void)
 	int status;
 	EXPECT(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
 	clock_gettime(CLOCK_MONOTONIC, &to);
-	/* The broker would have said something after 400 ms. */
+	/* The broker would have answered after 400 ms. */
 	EXPECT((to.tv_sec - from.tv_sec) * 1000 + (to.tv_nsec - from.tv_nsec) / 1000000 < 400);
 }
 
@@ -364,7 +365,7 @@ static void signals(void)
 	void (*const all[])(void) = { accept_is_interrupted, accept_goes_on, accept_with_a_limit_does_not, poll_is_interrupted,
 				      what_is_ready_is_told, a_set_of_its_own, what_is_ignored_does_nothing, a_handler_forks, it_can_be_ended };
 	for (unsigned i = 0; i < sizeof(all) / sizeof(*all); i++) {
-		/* Connections of another scene would be found. */
+		/* A new listener for each, or connections of another scene would be found. */
 		open_listener();
 		in_worker(all[i]);
 		close(listener);
@@ -434,7 +435,7 @@ static void hangs_up_at_listen(void)
 	EXPECT(reuseport(listener) == 0);
 }
 
-/* -- servers that close all that is not theirs -- */
+/* -- servers that close every descriptor that they do not know -- */
 
 static void keeps_one(void)
 {
@@ -444,7 +445,7 @@ static void keeps_one(void)
 	EXPECT(nothing_to_accept() && has_own());
 	EXPECT(close_range(4, ~0u, 0) == 0);
 	EXPECT(open_fds() == 4 && has_own() && nothing_to_accept());
-	/* A child of its own again. */
+	/* Again with a child of its own. */
 	shared = inode_of(listener);
 	pid_t child = fork();
 	if (child == 0) {
@@ -524,7 +525,7 @@ static void listens_and_accepts(void)
 	EXPECT(listen(listener, 64) == 0);
 	EXPECT(reuseport(listener) == 1);
 	EXPECT(nothing_to_accept());
-	/* Who listened first is the owner for this broker, and keeps it. */
+	/* The process that listened first is the owner for this broker, and keeps the listener. */
 	printf("%s\n", has_own() ? "own" : "shared");
 	fflush(stdout);
 }

@@ -1,4 +1,4 @@
-//! What goes wrong around a question of the library: no descriptor is free, signals and forks in the middle, a broker that
+//! Failures around a question of the library: no descriptor is free, signals and forks in the middle, a broker that
 //! is slow or dies at any point. `trouble.c` has the scenes.
 
 mod support;
@@ -6,7 +6,7 @@ mod support;
 use std::time::Duration;
 use support::{Bench, Broker, Fault, Point};
 
-/// Plays a scene: what was printed, and said on standard error.
+/// Plays a scene. Returns its lines on standard output, and those on standard error.
 fn play(scene: &str, broker: &Broker) -> (String, Vec<String>) {
     let output = Bench::new("trouble").run(&[scene], Some(broker));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -48,7 +48,7 @@ fn a_child_of_a_process_whose_thread_asks_inherits_nothing_of_it() {
 fn a_broker_that_dies_at_any_point_leaves_the_shared_listener() {
     for point in [Point::Claim, Point::Queue, Point::Taken] {
         let (_, said) = play("hangs-up", &Broker::with(Fault::HangsUp(point)));
-        // Each worker that had no answer says so; one that had its queue already does not.
+        // Each worker that had no answer says so; one that already had its queue does not.
         assert!(
             said.len() <= 2 && said.iter().all(|l| l.contains("does not answer")),
             "{point:?}: {said:?}"
@@ -75,7 +75,7 @@ fn a_child_of_vfork_leaves_its_parents_queues_alone() {
     assert_eq!(broker.given(), 2);
 }
 
-/// Whatever message of the first one is still to come: the others get queues, and SO_REUSEPORT stays.
+/// The first worker's messages may come late: the others still get queues, and SO_REUSEPORT stays.
 #[test]
 fn workers_that_listen_while_another_begins_to_are_split() {
     for point in [Point::Opens, Point::Listen, Point::Claim] {
@@ -87,7 +87,7 @@ fn workers_that_listen_while_another_begins_to_are_split() {
     }
 }
 
-/// A name in /proc/net/unix is free when the broker was killed, and its token is in every process's environment.
+/// The name in /proc/net/unix is free once the broker was killed, and its token is in every process's environment.
 #[test]
 fn another_user_with_the_brokers_name_gets_nothing() {
     if !rustix::process::geteuid().is_root() {

@@ -29,9 +29,9 @@ pub enum Tie {
 /// A range that `--sweep` goes through.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Sweep {
-    /// So many workers.
+    /// A range of workers.
     Workers(RangeInclusive<usize>),
-    /// So many requests a second.
+    /// A range of requests a second.
     Rate(f64, f64),
 }
 
@@ -68,13 +68,13 @@ fn file<T>(
     Some(read.map_err(|error| format!("{error:#}")))
 }
 
-/// A pattern of arrivals.
+/// Parses a pattern of arrivals.
 pub fn arrivals(text: &str) -> Result<Arrivals, String> {
     let parsed = || text.parse().map_err(|error: wakeone_sim::Error| error.0);
     file(text, recorded::Recorded::arrivals).unwrap_or_else(parsed)
 }
 
-/// A service time.
+/// Parses a service time.
 pub fn service(text: &str) -> Result<Service, String> {
     let parsed = || text.parse().map_err(|error: wakeone_sim::Error| error.0);
     file(text, recorded::Recorded::service).unwrap_or_else(parsed)
@@ -86,7 +86,7 @@ fn seconds(text: &str) -> Option<f64> {
         .map(|time| time.as_secs_f64())
 }
 
-/// `10s:200ms`.
+/// Parses `10s:200ms`.
 pub fn repeated(text: &str) -> Result<Repeated, String> {
     let times = text.split_once(':');
     let found = times.and_then(|(every, lasts)| {
@@ -100,7 +100,7 @@ pub fn repeated(text: &str) -> Result<Repeated, String> {
     })
 }
 
-/// `0@5s:3s`.
+/// Parses `0@5s:3s`.
 pub fn stop(text: &str) -> Result<Stop, String> {
     let parts = text
         .split_once('@')

@@ -17,13 +17,13 @@ use wakeone_top::Replay;
 pub struct Recorded {
     /// Service times: weights, and times in s.
     parts: Vec<(f64, f64)>,
-    /// Requests in each interval of so many s.
+    /// Requests in each interval: its length in s, and their number.
     counts: Vec<(f64, u64)>,
-    /// The moments at which requests came, in s.
+    /// The times at which requests arrived, in s.
     times: Vec<f64>,
 }
 
-/// Reads any of the files.
+/// Reads a file of any of these kinds.
 pub fn read(path: &Path) -> anyhow::Result<Recorded> {
     let bytes =
         std::fs::read(path).with_context(|| format!("reading {} failed", path.display()))?;
@@ -58,7 +58,7 @@ fn parse(bytes: &[u8]) -> anyhow::Result<Recorded> {
     of_list(text)
 }
 
-/// From a load's result: service times as clients saw them, and the requests of each interval.
+/// Reads a load's result: service times as clients saw them, and the requests of each interval.
 fn of_load(summary: &wakeone_load::Summary) -> anyhow::Result<Recorded> {
     let intervals = summary.intervals.iter();
     Ok(Recorded {
@@ -85,7 +85,7 @@ fn parts(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// From a log of histograms in ns: those tagged `service` where there are any, else the untagged ones.
+/// Reads a log of histograms in ns: those tagged `service` if there are any, else the untagged ones.
 fn of_log(bytes: &[u8]) -> anyhow::Result<Recorded> {
     let mut all = Vec::new();
     for entry in IntervalLogIterator::new(bytes) {
@@ -108,7 +108,8 @@ fn of_log(bytes: &[u8]) -> anyhow::Result<Recorded> {
     Ok(recorded)
 }
 
-/// From a recording: how many connections came in each refresh, and how much CPU time its workers used for each of them.
+/// Reads a recording: how many connections arrived in each refresh, and how much CPU time its workers used for each
+/// of them.
 fn of_top(bytes: &[u8]) -> anyhow::Result<Recorded> {
     let mut replay = Replay::new(bytes)?;
     let mut recorded = Recorded::default();
@@ -120,7 +121,7 @@ fn of_top(bytes: &[u8]) -> anyhow::Result<Recorded> {
                 (Some(before), Some(after)) if !after.gaps.connections => {
                     after.connections.saturating_sub(before.connections)
                 }
-                // Without tracing: of all listeners of the namespace.
+                // Without tracing, only the number for all listeners of the namespace is known.
                 _ => last
                     .host
                     .passive_opens
@@ -142,7 +143,7 @@ fn of_top(bytes: &[u8]) -> anyhow::Result<Recorded> {
     Ok(recorded)
 }
 
-/// From a list: a time a line, in s or with a unit.
+/// Reads a list: a time a line, in s or with a unit.
 fn of_list(text: &str) -> anyhow::Result<Recorded> {
     let mut recorded = Recorded::default();
     for (place, line) in text.lines().enumerate() {
@@ -194,7 +195,7 @@ mod tests {
         let parts = vec![(1.0, 0.5), (1.0, 0.001), (1.0, 2.0)];
         let parsed = || parse(list.as_bytes()).unwrap();
         assert_eq!(parsed().service().unwrap(), Service::Mix(parts));
-        // Two gaps in 1.999 s, and their mean behind the last.
+        // Two gaps in 1.999 s, and their mean after the last.
         assert!((parsed().arrivals().unwrap().per_s() * 0.9995 - 1.0).abs() < 1e-9);
         for bad in ["x", "-1", "1\nNaN", "{}", "{\"watch\":1}"] {
             assert!(parse(bad.as_bytes()).is_err(), "{bad}");

@@ -1,4 +1,4 @@
-//! Many simulations: how many workers, what rate, and how things change with either.
+//! Many simulations: searches for a number of workers or a rate, and sweeps over either.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ fn most_workers(way: Way) -> usize {
     }
 }
 
-/// The fewest workers, or the highest rate, of each way.
+/// Finds the fewest workers, or the highest rate, of each way.
 pub fn found(args: &Args, ways: &[Named], find: Find, p99: Duration) -> anyhow::Result<String> {
     let rate = rate(args)?;
     let mut rows = Vec::new();
@@ -109,7 +109,7 @@ fn points(args: &Args, sweep: &Sweep) -> anyhow::Result<Vec<(usize, f64)>> {
     })
 }
 
-/// Everything for a range of workers or rates.
+/// Simulates every way for a range of workers or rates.
 pub fn swept(args: &Args, ways: &[Named], sweep: &Sweep) -> anyhow::Result<String> {
     let watch = args.json.then(Watch::start);
     let begun = Instant::now();
@@ -122,7 +122,7 @@ pub fn swept(args: &Args, ways: &[Named], sweep: &Sweep) -> anyhow::Result<Strin
         let serves = utilisation(args, workers, rate) < 1.0;
         let mut row = Vec::new();
         for named in ways {
-            // Where queues would grow without end nothing is simulated.
+            // Nothing is simulated where queues would grow without limit.
             row.push(if serves {
                 let outcome = run(&setup(args, workers, named.way), &load(args, rate))?;
                 let p99 = outcome.quantile_s(0.99);
@@ -172,7 +172,7 @@ fn sweep_table(ways: &[Named], rows: &[(String, Vec<Option<f64>>)], found: &Foun
     text
 }
 
-/// The smallest number of workers that `keeps` holds for; a larger one is taken to hold as well.
+/// The smallest number of workers for which `keeps` holds; it is assumed to hold for every larger one.
 fn fewest(
     most: usize,
     keeps: impl Fn(usize) -> anyhow::Result<bool>,
@@ -192,10 +192,10 @@ fn fewest(
     Ok(Some(enough))
 }
 
-/// How exactly a rate is looked for.
+/// The precision of a rate.
 const FINE: f64 = 1.01;
 
-/// The highest rate that `keeps` holds for, to one percent, from a first guess on.
+/// The highest rate for which `keeps` holds, to one percent, from a first guess on.
 fn highest(guess: f64, keeps: impl Fn(f64) -> anyhow::Result<bool>) -> anyhow::Result<Option<f64>> {
     let (mut low, mut high) = (guess, guess);
     while keeps(high)? {

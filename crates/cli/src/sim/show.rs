@@ -8,7 +8,7 @@ use wakeone_lab::experiments::simulated;
 
 use super::{Args, Found};
 
-/// A row a way.
+/// Formats a row for each way.
 pub fn table(args: &Args, rate: f64, busy: f64, found: &Found) -> String {
     let mut text = format!(
         "Simulated: {} workers, {} requests/s, {:.1} % busy. Times in ms.\n\n{:<24}{:>8}{:>8}{:>8}{:>8}{:>8}{:>7}{:>8}\n",
@@ -68,7 +68,7 @@ fn unserved(found: &Found) -> String {
     text
 }
 
-/// How fast it was simulated.
+/// Formats the speed of the simulation.
 pub fn speed(found: &Found) -> String {
     format!("{:.1} million events/s.", found.events_per_s() / 1e6)
 }
@@ -77,7 +77,7 @@ fn number_of(rate: f64) -> f64 {
     (rate * 10.0).round() / 10.0
 }
 
-/// Three digits that count.
+/// Formats a value with three significant digits.
 pub fn number(value: f64) -> String {
     let places = match value {
         v if v >= 100.0 => 0,
@@ -88,7 +88,7 @@ pub fn number(value: f64) -> String {
     format!("{value:.places$}")
 }
 
-/// As a result of the lab.
+/// Formats the outcomes as a result of the lab.
 pub fn json(
     args: &Args,
     rate: f64,

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 use wakeone_sim::{Mark, Span, Trace, What};
 
-/// All traces: a process a way, a thread a worker. Requests that overlap within a worker are drawn over one another.
+/// Converts all traces: a process for each way, a thread for each worker. Requests that overlap within a worker are
+/// drawn over one another.
 pub fn chrome(all: &[(&str, Trace)], overlapping: bool) -> Value {
     let mut events = Vec::new();
     for (pid, (name, trace)) in (1..).zip(all) {
@@ -28,7 +29,7 @@ pub fn chrome(all: &[(&str, Trace)], overlapping: bool) -> Value {
     json!({ "traceEvents": events, "displayTimeUnit": "ms" })
 }
 
-/// The time in a queue, where there was any.
+/// The time in a queue, if there was any.
 fn waited(pid: u32, span: &Span, id: &str) -> Vec<Value> {
     if span.began_s <= span.arrived_s {
         return Vec::new();

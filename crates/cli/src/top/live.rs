@@ -12,10 +12,10 @@ use super::steering;
 
 /// With more listeners than this, those not shown are looked at less often.
 const MANY: usize = 8;
-/// That much less often.
+/// How many times less often.
 const SELDOM: u64 = 10;
 
-/// The watchers, and where what they see is written to.
+/// The watchers, and the recording of their observations.
 pub struct Live {
     watchers: Vec<Watcher>,
     /// Where groups keep their state.
@@ -44,8 +44,8 @@ impl Live {
         })
     }
 
-    /// Looks again and again for a while; `between` gets the time until the next look and says whether to go on.
-    /// `shown`: the listener looked at most often where they are many; all where that is None.
+    /// Looks repeatedly for a while. `between` gets the time until the next look and returns whether to continue.
+    /// `shown`: if there are many listeners, this one is looked at most often; `None`: all alike.
     pub fn look_for(
         &mut self,
         duration: Duration,
@@ -62,7 +62,7 @@ impl Live {
                 }
             }
             self.ticks += 1;
-            // Who cannot keep up does not hurry after what was missed.
+            // If we cannot keep up, the missed looks are skipped.
             next = (next + watcher::LOOK_EVERY).max(Instant::now());
             if !between(next.min(end).saturating_duration_since(Instant::now()))? {
                 break;
@@ -71,7 +71,7 @@ impl Live {
         Ok(())
     }
 
-    /// Everything since the last refresh, written down where that was asked for.
+    /// Returns everything since the last refresh, and records it if that was requested.
     pub fn lap(&mut self) -> anyhow::Result<Vec<Frame>> {
         let groups = steering::groups(&self.paths);
         let mut frames = Vec::with_capacity(self.watchers.len());

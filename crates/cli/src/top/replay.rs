@@ -1,4 +1,4 @@
-//! A recording, shown again.
+//! Shows a recording.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -11,9 +11,9 @@ use wakeone_top::{Action, Frame, Replay, Source, State};
 use super::screen::{Pressed, Screen};
 use super::{texts, wrote};
 
-/// How often keys and the clock are looked at.
+/// How often to check the keys and the clock.
 const BEAT: Duration = Duration::from_millis(20);
-/// A recording is never waited for longer than this, whatever it says.
+/// The longest wait between two refreshes, even if the recording has a longer one.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 fn open(path: &Path) -> anyhow::Result<Replay<BufReader<File>>> {
@@ -22,15 +22,15 @@ fn open(path: &Path) -> anyhow::Result<Replay<BufReader<File>>> {
     Ok(Replay::new(BufReader::new(file))?)
 }
 
-/// The time from one refresh to the next, as it was.
+/// The time from one refresh to the next, as recorded.
 fn apart(earlier: &[Frame], later: &[Frame]) -> Duration {
     let at = |frames: &[Frame]| frames.first().map_or(0, Frame::at_ns);
-    // Two recordings one after the other may be of two machines: then the clock goes back.
+    // Two recordings in one file may be of two machines: then the clock goes back.
     let ns = at(later).saturating_sub(at(earlier));
     Duration::from_nanos(ns).min(LONGEST_WAIT)
 }
 
-/// In the terminal, at the pace at which it was recorded; the last refresh stays.
+/// Shows it in the terminal, at the pace at which it was recorded; the last refresh stays.
 pub fn on_screen(path: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut recording = open(path)?;
     let mut state = State::new(Source::Replay);
@@ -49,7 +49,7 @@ pub fn on_screen(path: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
         }
         let passed = clock.elapsed();
         clock = Instant::now();
-        // While it is paused its time stands still.
+        // While it is paused, its time does not pass.
         if !state.paused {
             left = left.saturating_sub(passed);
         }
@@ -83,7 +83,7 @@ fn end(recording: &Replay<BufReader<File>>) -> &'static str {
     }
 }
 
-/// All of it as text, without waiting; `once`: its last refresh only.
+/// Prints all of it as text, without waiting; `once`: its last refresh only.
 pub fn as_text(path: &Path, once: bool, json: bool, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut recording = open(path)?;
     let mut before: Vec<Frame> = Vec::new();

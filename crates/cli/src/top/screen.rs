@@ -1,4 +1,4 @@
-//! The terminal: set up, drawn on, and put back on every way out.
+//! The terminal: sets it up, draws on it, and restores it on every way out.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,20 +15,20 @@ use wakeone_top::{Action, Key, Source, State, draw};
 use super::live::Live;
 use super::steering;
 
-/// So soon after the start something is shown.
+/// How soon after the start the first refresh is shown.
 const FIRST: Duration = Duration::from_millis(250);
 
-/// The terminal in raw mode with a screen of its own; as it was, once this is dropped. A panic puts it back before it
-/// says why.
+/// The terminal in raw mode with a screen of its own. Dropping this restores it. A panic restores it before it prints
+/// its message.
 pub struct Screen(DefaultTerminal);
 
-/// What came from the terminal.
+/// The result of reading the terminal.
 pub enum Pressed {
     /// Nothing.
     Nothing,
-    /// Something to draw anew for.
+    /// A key or a new size that takes a redraw.
     Drawn,
-    /// Something that the view asks for.
+    /// A key that requests an action.
     Asked(Action),
 }
 
@@ -37,7 +37,7 @@ impl Screen {
     pub fn open() -> anyhow::Result<Self> {
         let terminal = ratatui::try_init();
         if terminal.is_err() {
-            // Half of it may have been done.
+            // The set-up may have failed halfway.
             ratatui::restore();
         }
         Ok(Self(terminal.context(
@@ -53,7 +53,7 @@ impl Screen {
         Ok(())
     }
 
-    /// Waits that long for keys, and gives all that came to the view.
+    /// Waits that long for keys, and passes all of them to the view.
     pub fn keys(&self, wait: Duration, state: &mut State) -> anyhow::Result<Pressed> {
         let mut pressed = Pressed::Nothing;
         if hung_up(wait) {
@@ -77,18 +77,18 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // A terminal that is gone cannot be put back, nor told so.
+        // A terminal that was closed cannot be restored, nor shown an error.
         let _ = ratatui::try_restore();
     }
 }
 
-/// Waits that long for keys, a new size or nothing; whether the terminal is gone. (crossterm reads a terminal that was
-/// closed again and again, without an end.)
+/// Waits that long for keys or a new size; returns whether the terminal was closed. (crossterm reads a closed
+/// terminal again and again, without end.)
 fn hung_up(wait: Duration) -> bool {
     let stdin = io::stdin();
     let mut keys = [PollFd::new(&stdin, PollFlags::IN)];
     let wait = Timespec::try_from(wait).ok();
-    // A signal ends it early: that of a new size, say.
+    // A signal ends the wait early, for example that of a new size.
     let ready = poll(&mut keys, wait.as_ref()).unwrap_or(0);
     ready > 0
         && keys[0]
@@ -112,7 +112,7 @@ fn key_of(key: KeyEvent) -> Option<Key> {
     }
 }
 
-/// Shows what is watched until it is quit.
+/// Shows the watched listeners until the user quits.
 pub fn live(live: &mut Live, interval: Duration, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut state = State::new(Source::Live);
     state.policies = Policy::ALL.map(|policy| policy.name().to_owned()).into();
@@ -140,7 +140,7 @@ pub fn live(live: &mut Live, interval: Duration, stop: &AtomicBool) -> anyhow::R
             Ok(!quit)
         })?;
         wait = interval;
-        // What was seen until now is written down as well.
+        // The last observations are recorded as well.
         state.refresh(live.lap()?);
         if !quit {
             screen.draw(&state)?;
@@ -155,7 +155,7 @@ mod tests {
     use std::path::Path;
     use std::process::{Command, Stdio};
 
-    /// Set where the test below starts this program again.
+    /// The test below sets this when it starts this program again.
     const TOLD: &str = "WAKEONE_TEST_PANICS";
 
     #[test]

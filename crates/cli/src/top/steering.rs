@@ -1,4 +1,4 @@
-//! How a listener that is looked at is steered, and changing that.
+//! Reads and changes how a watched listener is steered.
 
 use wakeone::dispatcher;
 use wakeone::metrics::socket;
@@ -10,13 +10,12 @@ use wakeone_model::listener::Protocol;
 use wakeone_model::snapshot::Watch;
 use wakeone_top::{Action, Change, SlotLook, Steering};
 
-/// The groups steered here; none where they may not be seen.
+/// The groups steered here; empty if we may not read them.
 pub fn groups(paths: &Paths) -> Vec<Group> {
     status::read(paths).map_or_else(|_| Vec::new(), |status| status.groups)
 }
 
-/// The group that a listener belongs to. Another network namespace may have a group on the same address: its workers
-/// are others.
+/// The group of a listener. Another network namespace may have a group on the same address, but its workers differ.
 pub fn of(groups: &[Group], watch: &Watch) -> Option<Steering> {
     let address = watch.last.listener.address;
     let here = |group: &&Group| {
@@ -53,7 +52,7 @@ fn told(group: &Group) -> Steering {
     }
 }
 
-/// A line for a report: the group, and what the program chose so far.
+/// Formats a line for a report: the group, and the program's choices so far.
 pub fn line(steering: &Steering) -> String {
     let all: u64 = steering.slots.iter().map(|slot| slot.selected).sum();
     let begin = format!(
@@ -72,7 +71,7 @@ pub fn line(steering: &Steering) -> String {
     format!("{begin}; of {all} choices so far {}", slots.join(", "))
 }
 
-/// Does what a key asked for. Returns a sentence that tells the result, or the reason for doing nothing.
+/// Carries out the action of a key. Returns a sentence with the result, or with the reason for doing nothing.
 pub fn act(paths: &Paths, action: &Action) -> Result<String, String> {
     match action {
         Action::Quit => Ok(String::new()),
@@ -91,7 +90,7 @@ fn change_policy(paths: &Paths, change: &Change) -> Result<String, String> {
     ))
 }
 
-/// The agent does it: it alone may.
+/// Asks the agent, which alone may move queues.
 fn rescue(paths: &Paths, group: &str, slots: &[u32]) -> Result<String, String> {
     let mut moved = 0;
     for slot in slots {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Longer than anything here takes; a test that waits so long has failed.
+/// Longer than anything here takes: a test that waits this long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running server; killed when dropped.
@@ -32,12 +32,12 @@ impl Server {
             .args(["serve", "-l", "127.0.0.1:0"])
             .args(arguments)
             .env_remove("WAKEONE_SLOT")
-            // The guest book of this test binary, not the user's.
+            // The guest book of this test binary, not that of the user.
             .env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
         Self::spawn(&mut command)
     }
 
-    /// Starts a command that says where it listens.
+    /// Starts a command that prints where it listens.
     pub fn spawn(command: &mut Command) -> Self {
         let mut child = command
             .stderr(Stdio::piped())
@@ -66,7 +66,7 @@ impl Server {
         Client::connect(self.address)
     }
 
-    /// Asks in a connection of its own.
+    /// Sends a request on a connection of its own.
     pub fn get(&self, path: &str) -> Response {
         let mut client = self.connect();
         client.send(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes());
@@ -79,7 +79,7 @@ impl Server {
         kill(Pid::from_raw(self.child.id() as i32), signal).expect("the server can be signalled");
     }
 
-    /// Waits for the next line that the server says.
+    /// Waits for the next line on the server's standard error.
     pub fn next_line(&mut self) -> String {
         let mut line = String::new();
         self.stderr
@@ -88,7 +88,7 @@ impl Server {
         line
     }
 
-    /// Waits for the end; gives how it ended and what else it said.
+    /// Waits for the end; returns the exit status and the rest of the output.
     pub fn wait(&mut self) -> (ExitStatus, String) {
         let status = wait_for(&mut self.child);
         let mut said = String::new();
@@ -125,7 +125,7 @@ pub fn wait_for(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// An answer as it came.
+/// An answer as it was received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
@@ -210,7 +210,7 @@ impl Client {
         }
     }
 
-    /// The server closes, and sends nothing more.
+    /// Checks that the server closes, and sends nothing more.
     pub fn expect_end(&mut self) {
         let mut rest = Vec::new();
         self.reader

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Ended when dropped.
+/// A running Redis server; killed when dropped.
 pub struct Redis {
     child: Child,
     pub url: String,
@@ -14,7 +14,7 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// On a port that was free. None where no redis-server is installed; said so.
+    /// Starts one on a port that was free. Returns `None`, and prints that, if no redis-server is installed.
     pub fn start() -> Option<Self> {
         let port = std::net::TcpListener::bind("127.0.0.1:0")
             .and_then(|socket| socket.local_addr())

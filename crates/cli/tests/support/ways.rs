@@ -36,7 +36,7 @@ impl Way {
     }
 }
 
-/// All of them that need no supervisor.
+/// All ways that need no supervisor.
 const WAYS: &[Way] = &[
     way(&["--model", "iterative"]).alone().one_at_a_time(),
     way(&["--model", "forking"]).alone(),
@@ -60,7 +60,7 @@ const WAYS: &[Way] = &[
     way(&["--model", "io-uring", "--reuseport"]),
 ];
 
-/// Whether io_uring may be used here; said once if not.
+/// Whether io_uring may be used here; prints a line if not.
 fn has_io_uring() -> bool {
     let has = wakeone_kernel::ring::Ring::new(4).is_ok();
     if !has {
@@ -76,8 +76,7 @@ pub fn ways() -> Vec<Way> {
     WAYS.iter().filter(offered).copied().collect()
 }
 
-/// Runs `check` against each way with this many workers, or one where it has no more; some ways
-/// at once.
+/// Runs `check` against each way with this many workers, or one if it has only one; some ways at the same time.
 pub fn with_each(workers: &str, more: &[&str], check: impl Fn(&Server, &str) + Sync) {
     let ways = ways();
     for ways in ways.chunks(7) {

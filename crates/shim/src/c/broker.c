@@ -1,5 +1,5 @@
-/* Asking the broker: a connection for each question, over an abstract UNIX socket, so that chroot, mount namespaces
- * and another user do not matter. The messages' other side is src/protocol.rs. */
+/* Asks the broker: one connection for each question, over an abstract UNIX socket, so that chroot, mount
+ * namespaces and another user do not matter. The other side of the protocol is src/protocol.rs. */
 #define _GNU_SOURCE
 #include "split.h"
 
@@ -21,9 +21,9 @@
 #define VERSION 1
 #define TOKEN_BYTES 16
 #define NAME_BYTES 64
-/* An answer that takes longer is none: the process goes on as without us. */
+/* An answer that takes longer counts as none: the process goes on as without us. */
 #define PATIENCE_MS 5000
-/* Signals are put off while an answer is waited for, but not for longer. */
+/* Signals are blocked while we wait for an answer, but a pending one ends the wait after this time. */
 #define SIGNAL_PATIENCE_MS 50
 
 enum { ASK_LISTEN = 1, ASK_CLAIM = 2, ASK_TAKEN = 3, ASK_READER = 4, ASK_OPENS = 5, ASK_GIVEN_BACK = 6, ASK_LEFT = 7 };
@@ -90,7 +90,7 @@ void split_say_once(const char *sentence)
 {
 	static atomic_flag said = ATOMIC_FLAG_INIT;
 	struct stat now;
-	/* A daemon may have put anything in its place, a client's connection too. */
+	/* A daemon may have put anything in its place, even a client's connection. */
 	if (!has_stderr || fstat(STDERR_FILENO, &now) != 0 || now.st_dev != first_stderr.st_dev || now.st_ino != first_stderr.st_ino)
 		return;
 	if (!atomic_flag_test_and_set(&said)) {
@@ -106,8 +106,9 @@ static int64_t now_ms(void)
 	return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
 
-/* Waits until a connection can be read. Everything here goes by syscall(): no call of ours is seen by ourselves, and
- * none is a point where a thread can be cancelled. Under the lock. False, and errno EINTR: a signal does not wait. */
+/* Waits until a connection can be read. Everything here uses syscall(): the library does not intercept its own
+ * calls, and none of them is a cancellation point. Under the lock. False, and errno EINTR: a signal is pending
+ * that must not wait. */
 static bool readable(int connection, int64_t until)
 {
 	for (;;) {
@@ -132,13 +133,14 @@ static bool readable(int connection, int64_t until)
 	}
 }
 
-/* Something may be free again later, and nobody waits for it now. */
+/* Whether the error may go away later: a resource may be free again, or the signal handled. */
 static bool passes(int error)
 {
 	return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS || error == EINTR;
 }
 
-/* Whoever has the name when the broker is gone gets no listener, unless it could have it anyway. */
+/* If the broker has ended, another process may take its name. Such a process gets no listener that it could not
+ * have anyway. */
 static bool is_trusted(int connection)
 {
 	struct ucred peer = { .uid = -1 };
@@ -201,7 +203,8 @@ static bool send_request(int connection, int what, int fd, unsigned how, bool wi
 	return sent == (long)sizeof(request);
 }
 
-/* What the broker says, -1 if nothing or nonsense; a descriptor that came with it is the caller's. */
+/* Returns the broker's answer, or -1 if there is none or it is malformed. The caller owns a descriptor that came
+ * with it. */
 static int receive_reply(int connection, int64_t until, int *given)
 {
 	struct reply reply;
@@ -224,7 +227,7 @@ static int receive_reply(int connection, int64_t until, int *given)
 		if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof(int)))
 			memcpy(given, CMSG_DATA(head), sizeof(int));
 	}
-	/* Whoever ends a conversation without a word is not there any more. */
+	/* A broker that hangs up without an answer has ended. */
 	if (got >= 0)
 		errno = EPIPE;
 	if (got != (long)sizeof(reply) || reply.magic != MAGIC || reply.version != VERSION) {
@@ -271,7 +274,8 @@ bool split_tell_listen(int fd, bool own)
 	return tell(ASK_LISTEN, fd, own);
 }
 
-/* A descriptor that came with an answer, at this number or above, where programs seldom look; -1 if none should have. */
+/* Moves a descriptor that came with an answer to this number or above, where programs seldom look. Returns -1, and
+ * closes it, if the answer grants none. */
 static int move_up(int answer, int given, int from)
 {
 	if (given < 0)
@@ -293,7 +297,7 @@ int split_ask_queue(int fd, int from)
 	int answer = send_request(connection, ASK_READER, fd, 0, true) ? receive_reply(connection, until, &queue) : -1;
 	bool again = answer < 0 && errno == EINTR;
 	queue = move_up(answer, queue, from);
-	/* Chosen from when the broker knows where it is. */
+	/* The queue is chosen once the broker knows its number. */
 	if (queue >= 0 && send_request(connection, ASK_TAKEN, queue, 0, false))
 		receive_reply(connection, until, &nothing);
 	if (nothing >= 0)
@@ -345,14 +349,14 @@ static bool put(int socket, int fd, int flags)
 	return done == fd;
 }
 
-/* Takes a queue of our own instead of the listener, with its flags, and tells the broker, who only then has it chosen and
- * closes its copy. One that is not heard of any more would never have the queue chosen: the listener is put back. False:
- * there is no descriptor to keep it with meanwhile. */
+/* Puts our own queue in the listener's place, with its flags, and tells the broker. Only then does the broker have
+ * it chosen, and closes its copy. If the broker does not answer, the queue would never be chosen, so the listener
+ * is put back. False: no descriptor is free to hold the listener meanwhile. */
 static bool take(int connection, int64_t until, int fd, int queue, const struct stat *was)
 {
 	int status = fcntl(fd, F_GETFL);
 	int flags = fcntl(fd, F_GETFD);
-	/* Whoever is told by a signal is told about one socket. */
+	/* With O_ASYNC, the process gets signals for this socket only, so it keeps it. */
 	if (status < 0 || flags < 0 || !same_file(fd, was) || status & O_ASYNC || fcntl(queue, F_SETFL, status) < 0)
 		return true;
 	int listener = syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);
@@ -387,7 +391,7 @@ bool split_claim(int fd, enum how how)
 	bool asked = answer >= 0 || !passes(errno);
 	if (answer < 0 && asked)
 		split_say_once(no_answer);
-	/* A queue that came without its descriptor: there was none free for it. */
+	/* The queue came without its descriptor: no number was free for it. */
 	if (answer == SAY_QUEUE)
 		asked = queue >= 0 && take(connection, until, fd, queue, &was);
 	if (queue >= 0)

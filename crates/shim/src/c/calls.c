@@ -1,4 +1,5 @@
-/* The calls that a server waits for connections with: each does what it always did, after the listener was settled. */
+/* The calls with which a server waits for connections. Each first settles the listener with the broker, and then
+ * does what it always did. */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE
 #include "split.h"
@@ -21,8 +22,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* The C library's own. Found before main; what is called earlier than that goes to the kernel directly: looking a
- * name up may allocate, and the allocator may be what calls us. */
+/* The C library's own functions, found before main. Earlier calls go to the kernel directly: looking a name up may
+ * allocate, and the allocator may be our caller. */
 static struct {
 	int (*bind)(int, const struct sockaddr *, socklen_t);
 	int (*listen)(int, int);
@@ -101,7 +102,7 @@ static bool is_udp(int fd)
 	       option(fd, SO_PROTOCOL) == IPPROTO_UDP && option(fd, SO_REUSEPORT) == 0;
 }
 
-/* What came of it: the call that follows. */
+/* How the call continues once the listener is settled. */
 enum { GOES_ON = 0, INTERRUPTED = 1, SHARES = 2 };
 
 /* Whether a call that waits on this descriptor is restarted after a handler with SA_RESTART. */
@@ -114,7 +115,7 @@ static bool restarts(int fd, enum how how)
 	return syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &size) == 0 && limit.tv_sec == 0 && limit.tv_usec == 0;
 }
 
-/* Looks what a descriptor is, and has a listener of ours settled. */
+/* Finds out what a descriptor is, and asks the broker about a listener of ours. */
 static int settle(int fd, enum how how)
 {
 	int before = errno, found = GOES_ON;
@@ -126,14 +127,14 @@ static int settle(int fd, enum how how)
 	if (listening != 1) {
 		split_set(fd, STATE_PLAIN);
 	} else if (!is_tcp(fd) || option(fd, SO_REUSEPORT) != 1) {
-		/* One of ours has had it set before it listened. */
+		/* For one of ours, the library set the option before it listened. */
 		split_set(fd, STATE_FOREIGN);
 	} else if (split_lock()) {
 		if (split_state(fd) != STATE_SETTLED) {
 			bool asked = atomic_load(&split_sharing) == 0 && split_claim(fd, how);
 			split_set(fd, asked ? STATE_SETTLED : how == HOW_ACCEPT ? STATE_UNKNOWN : STATE_LATER);
 			found = asked ? GOES_ON : SHARES;
-			/* Signals were put off, as if the call had not yet begun; it had. */
+			/* Signals were blocked, as if the call had not yet begun. But it had. */
 			if (how != HOW_EPOLL && split_interrupted(restarts(fd, how)))
 				found |= INTERRUPTED;
 		}
@@ -143,7 +144,8 @@ static int settle(int fd, enum how how)
 	return found;
 }
 
-/* After a signal, of a call that waits and had begun: whether it ends. `ready`: what it would give at once, nothing being 0. */
+/* After a signal: whether a call that waits, and had begun, ends. `ready`: its result if it did not wait, 0 for
+ * nothing. */
 static bool ends(int ready)
 {
 	if (ready == 0)
@@ -151,7 +153,7 @@ static bool ends(int ready)
 	return ready <= 0;
 }
 
-/* A thread that waits on the shared listener, from 1 to -1. */
+/* Counts a thread that waits on the shared listener: `by` is 1 before and -1 after. */
 static void shares(int found, int by)
 {
 	if (found & SHARES)
@@ -165,7 +167,8 @@ static int level_option(int fd, int level, int name)
 	return syscall(SYS_getsockopt, fd, level, name, &value, &size) == 0 ? value : -1;
 }
 
-/* Binds to a free port by its number: one that another socket was just given for port 0. -1: to be tried as asked. */
+/* Binds to a port by its number, after another socket was given that one for port 0. -1: the caller binds as
+ * asked. */
 static int bind_named(int fd, struct sockaddr *wish, socklen_t length, bool v6)
 {
 	if (level_option(fd, SOL_IP, 24 /* IP_BIND_ADDRESS_NO_PORT */) > 0)
@@ -206,8 +209,8 @@ static int bind_named(int fd, struct sockaddr *wish, socklen_t length, bool v6)
 	return -1;
 }
 
-/* A port that the kernel chooses is given up when a listener is shut down, as it is when its queue is moved: it is
- * bound as if it had been named. */
+/* The kernel gives up a port that it chose itself when the listener is shut down, as happens when its queue is
+ * moved. So the socket is bound as if the port had been named. */
 EXPORT int bind(int fd, const struct sockaddr *address, socklen_t length)
 {
 	if (!real.bind)
@@ -219,7 +222,7 @@ EXPORT int bind(int fd, const struct sockaddr *address, socklen_t length)
 		struct sockaddr_in6 v6;
 	} wish = { 0 };
 	if (split_active() && address && length >= sizeof(struct sockaddr_in) && length <= sizeof(wish)) {
-		/* Through the kernel: what cannot be read is an error, and its to tell. */
+		/* The kernel reads the address: if it is unreadable, the real call reports the error. */
 		struct iovec here = { &wish, length }, there = { (void *)address, length };
 		bool whole = syscall(SYS_process_vm_readv, getpid(), &here, 1, &there, 1, 0) == (long)length;
 		bool v4 = whole && wish.any.sa_family == AF_INET && wish.v4.sin_port == 0;
@@ -246,8 +249,8 @@ EXPORT int listen(int fd, int backlog)
 	int before = errno;
 	bool fresh = option(fd, SO_ACCEPTCONN) == 0 && is_tcp(fd);
 	bool ours = false;
-	/* The broker knows whose doing the option is before another process can see it: that may listen, or wait, on the
-	 * same socket at this moment. */
+	/* Tells the broker that the library sets the option, before another process can see it: one may listen, or
+	 * wait, on the same socket at this moment. */
 	if (fresh && option(fd, SO_REUSEPORT) == 0 && split_tell_opens(fd)) {
 		/* After bind() has found the address free, so that a second server still finds it taken. */
 		int on = 1;
@@ -269,7 +272,8 @@ EXPORT int listen(int fd, int backlog)
 
 static int before_accept(int fd)
 {
-	/* What was taken for something else and is accepted from now: its number was closed behind our back. */
+	/* A descriptor in another state is accepted from: it was closed, and its number reused, without our seeing
+	 * it. */
 	bool look = split_active() && split_state(fd) < STATE_DATAGRAM;
 	return look ? settle(fd, HOW_ACCEPT) : GOES_ON;
 }
@@ -311,10 +315,10 @@ EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *length, int flag
 	return got;
 }
 
-/* Whether it is a UDP socket that may have queues beside it. A process that was born with it asks for one first. */
+/* Whether this is a UDP socket that may have queues beside it. A process that inherited it asks for one first. */
 static bool datagrams(int fd, enum how how)
 {
-	/* A fork is noticed in between. */
+	/* split_active() detects a fork, which changes the state. */
 	if ((!split_is_datagram(fd) && split_state(fd) != STATE_INHERITED) || !split_active())
 		return false;
 	if (split_state(fd) == STATE_INHERITED)
@@ -324,7 +328,7 @@ static bool datagrams(int fd, enum how how)
 
 EXPORT int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event)
 {
-	/* Once for each descriptor's life in an epoll set: looked at again, whatever it was taken for. */
+	/* Happens once for each descriptor's life in an epoll set, so it is checked again, whatever it was before. */
 	if (operation == EPOLL_CTL_ADD && split_active()) {
 		enum state state = split_state(fd);
 		if (state == STATE_UNKNOWN || state == STATE_PLAIN || state == STATE_LATER)
@@ -345,10 +349,10 @@ static int before_wait(int fd)
 	return GOES_ON;
 }
 
-/* `mask`: the call has a set of signals of its own, and tells about them itself. */
+/* `mask`: the call has a signal set of its own, and reports signals itself. */
 static int before_poll(struct pollfd *wanted, nfds_t count, const sigset_t *mask)
 {
-	/* More than a process can have open is an error, and the kernel's to tell. */
+	/* More than a process can have open is an error that the kernel reports. */
 	if (!wanted || count > SPLIT_MOST_FDS || !split_active())
 		return GOES_ON;
 	int found = GOES_ON;
@@ -421,8 +425,8 @@ static int before_select(int count, const fd_set *readers, const sigset_t *mask)
 	if (!readers || !split_active())
 		return GOES_ON;
 	int found = GOES_ON;
-	/* Programs ask for as many descriptors as there may be, with a set that holds fewer: the kernel stops at those
-	 * that are open, and we where a set ends. */
+	/* Programs ask for as many descriptors as there may be, with a set that holds fewer. The kernel stops at
+	 * those that are open, and we stop where a set ends. */
 	const unsigned long *words = (const unsigned long *)readers;
 	const int bits = 8 * sizeof(unsigned long);
 	for (int fd = 0; fd < count && fd < FD_SETSIZE; fd++) {
@@ -440,7 +444,7 @@ EXPORT int select(int count, fd_set *readers, fd_set *writers, fd_set *others, s
 	struct timespec left = { 0 };
 	if (limit)
 		left = (struct timespec){ .tv_sec = limit->tv_sec, .tv_nsec = limit->tv_usec * 1000 };
-	/* Whether anything is ready cannot be asked without spoiling the sets. */
+	/* Asking whether anything is ready would overwrite the sets. */
 	int found = before_select(count, readers, NULL);
 	if (found & INTERRUPTED && ends(0))
 		return -1;
@@ -468,11 +472,11 @@ EXPORT int pselect(int count, fd_set *readers, fd_set *writers, fd_set *others, 
 	return got;
 }
 
-/* A number that is free again may be given to anything. Forgotten before the call: afterwards another thread may
- * have it already. */
+/* Forgets a descriptor that is closed: its number may be given to anything. This happens before the call, because
+ * afterwards another thread may have the number already. */
 static void forget(int fd)
 {
-	/* A child of vfork closes its own descriptors, and a UDP socket's queues are its parent's. */
+	/* A child of vfork closes its own descriptors; a UDP socket's queues belong to its parent. */
 	if ((split_is_datagram(fd) || split_state(fd) == STATE_INHERITED) && split_in_vfork_child())
 		return;
 	if (fd >= 0)
@@ -507,7 +511,7 @@ EXPORT int dup3(int from, int to, int flags)
 
 EXPORT int close_range(unsigned first, unsigned last, int flags)
 {
-	/* Those that are only marked for exec stay what they are. */
+	/* With CLOSE_RANGE_CLOEXEC they are only marked for exec, and stay open. */
 	if (!(flags & 4 /* CLOSE_RANGE_CLOEXEC */) && first <= last && !split_in_vfork_child()) {
 		split_closed(first, last);
 		split_forget(first, last);
@@ -527,9 +531,9 @@ EXPORT void closefrom(int first)
 		syscall(SYS_close_range, first < 0 ? 0 : first, ~0u, 0);
 }
 
-/* Receives: what threads and processes that ended left behind first, then from this thread's own queue. `from` is what `call` and
- * `at_once`, the same without waiting, receive from. A thread that was woken, to keep the socket itself or to read what
- * was left behind, got `nothing`; `again` undoes what the kernel wrote then. */
+/* Receives from orphaned queues first, then from this thread's own queue. `call` receives from `from`, and
+ * `at_once` does the same without waiting. A thread that was only woken, to become the primary reader or to read
+ * an orphaned queue, got `nothing`. Then `again` undoes what the kernel wrote. */
 #define RECEIVE(type, call, at_once, nothing, again)                              \
 	for (;;) {                                                                \
 		int before = errno;                                               \
@@ -558,7 +562,7 @@ EXPORT void closefrom(int first)
 		again;                                                            \
 	}
 
-/* A datagram, an empty one too, has an address; what a socket gives that was shut down has none. */
+/* A datagram, even an empty one, has an address. A read from a socket that was shut down returns none. */
 static bool is_empty(int fd)
 {
 	struct sockaddr_in6 from;
@@ -568,7 +572,7 @@ static bool is_empty(int fd)
 	return got < 0 || (got == 0 && length == 0);
 }
 
-/* One that was only to wake is not there to be looked at again. */
+/* Removes an empty datagram that was only sent to wake, so that MSG_PEEK does not see it again. */
 static void take_out(int from, int flags)
 {
 	if (flags & MSG_PEEK)
@@ -598,8 +602,8 @@ EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 		real.recvmsg(from, message, flags | MSG_DONTWAIT), got == 0, take_out(from, flags); *message = asked)
 }
 
-/* A queue that was shut down, to wake its thread, gives as many empty messages as are asked for. What came before
- * them is what was received. */
+/* A queue that was shut down, to wake its thread, returns as many empty messages as are asked for. Only the
+ * messages before them were received. */
 static int received(void *place, struct mmsghdr *messages, int count)
 {
 	int last = count;
@@ -616,7 +620,7 @@ static bool are_empty(const struct mmsghdr *messages, int count)
 	return count > 0;
 }
 
-/* Every message that was to be filled was given nobody's address. */
+/* The kernel set the length of every message's address to 0: restores it. */
 static void undo(struct mmsghdr *messages, int count, socklen_t room)
 {
 	for (int i = 0; i < count; i++)

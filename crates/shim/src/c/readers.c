@@ -1,19 +1,19 @@
 /* UDP: threads, and processes, that receive from one socket.
  *
- * The first to receive keeps the socket; each other one gets a queue of its own from the broker, and receives from that
- * whenever it receives by the socket's number. Sending, and everything else, goes by the socket itself. Where any thread
- * polls the socket none has a queue of its own (they give them back): what is ready must be what is then read, by
- * whichever thread.
+ * The first thread to receive is the socket's primary reader. Each other thread gets a queue of its own from the
+ * broker, and receives from that whenever it receives by the socket's number. Sending, and everything else, goes
+ * by the socket itself. If any thread polls the socket, no thread has a queue of its own: they give them back. A
+ * socket that is reported as ready must be the one that is then read, by any thread.
  *
- * A thread that ends gives its queue back: it is bound to a network device that there is not, by which it leaves the
- * group and takes no datagram any more, and what waits in it is read by the others before anything else. (It is not
- * connected to nobody, which would do the same: that puts the whole group on the kernel's slow path for good.) If it was
- * the one that kept the socket, another one takes that over: it is woken by shutting its queue down, and that queue is
- * given back as well.
+ * A thread that ends gives its queue back. The queue is bound to a network device that does not exist, so it
+ * leaves the group and takes no datagram any more. The other threads read what is left in it before anything else.
+ * (Connecting the queue to an unused address would do the same, but puts the whole group on the kernel's slow path
+ * for good.) If the thread was the primary reader, another one takes over. It is woken by shutting its queue down,
+ * and that queue is given back as well.
  *
- * A process that was forked since the socket was bound asks for a queue when it first receives or waits, and puts it in
- * the socket's place. From then on its threads share that one in the same way. What waits in the queue of a process that
- * ended the broker hands to another one, which it wakes by an empty datagram.
+ * A process that was forked since the socket was bound asks for a queue when it first receives or waits. It puts
+ * the queue in the socket's place, and from then on its threads share that one in the same way. If a process ends,
+ * the broker hands its unread queue to another process, which it wakes by an empty datagram.
  */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE
@@ -39,10 +39,10 @@
 #ifndef SO_BINDTOIFINDEX
 #define SO_BINDTOIFINDEX 62
 #endif
-/* Others may send empty datagrams too: after so many of those in a tenth of a second the broker is not asked. */
+/* Clients may send empty datagrams too: after this many in a tenth of a second, the broker is not asked. */
 #define MOST_ASKED 20
 #define ASKED_NS 100000000
-/* What the kernel was about to put into a queue when it was given back has arrived by then. */
+/* By then, datagrams that the kernel was about to put into a queue when it was given back have arrived. */
 #define SETTLED_NS 50000000
 
 enum role { FREE = 0, PRIMARY, OWN, KICKED, ADOPTED, ORPHAN };
@@ -50,7 +50,7 @@ enum role { FREE = 0, PRIMARY, OWN, KICKED, ADOPTED, ORPHAN };
 struct reader {
 	_Atomic int role;
 	int fd;    /* the socket's number */
-	int queue; /* what is received from; the same for who keeps it */
+	int queue; /* the descriptor to receive from; the primary reader's is the socket itself */
 	int thread;
 	int64_t since_ns; /* an orphan's beginning */
 	bool adopted;     /* it was another process's */
@@ -59,7 +59,7 @@ struct reader {
 static struct reader readers[MOST_READERS];
 static _Atomic int orphans;
 static _Atomic unsigned generation = 1; /* of this process: a fork begins another */
-/* Empty datagrams that we sent and nobody has received. */
+/* Empty datagrams that we sent and nobody has received yet. */
 static _Atomic int wakes;
 static pthread_key_t key;
 static bool has_key;
@@ -67,7 +67,7 @@ static bool has_key;
 static __thread __attribute__((tls_model("initial-exec"))) struct {
 	unsigned generation;
 	int fd;
-	bool shares; /* it has no place of its own: it polls, or there is none */
+	bool shares; /* it has no place of its own: it polls, or none was free */
 	struct reader *place;
 } mine[MOST_SOCKETS_A_THREAD];
 
@@ -89,7 +89,7 @@ union address {
 	struct sockaddr_in6 v6;
 };
 
-/* An address of this host by which a socket is reached; its length, 0: none. */
+/* Finds an address of this host by which a socket is reached. Returns its length, 0 if there is none. */
 static socklen_t reach(int socket, union address *address)
 {
 	socklen_t length = sizeof(*address);
@@ -102,13 +102,13 @@ static socklen_t reach(int socket, union address *address)
 	return length;
 }
 
-/* It is chosen no more, by whomever. What is in it stays. */
+/* Takes a queue out of the group, however a member is chosen. Its unread datagrams stay. */
 static void stop_choosing(int queue)
 {
 	int nowhere = NOWHERE;
 	if (syscall(SYS_setsockopt, queue, SOL_SOCKET, SO_BINDTOIFINDEX, &nowhere, sizeof(nowhere)) == 0)
 		return;
-	/* Before Linux 5.7 that took a privilege. A port that nobody sends from does it as well. */
+	/* Before Linux 5.7 that took a privilege. Connecting to a port that nobody sends from has the same effect. */
 	union address address;
 	socklen_t length = reach(queue, &address);
 	if (length == 0)
@@ -120,7 +120,7 @@ static void stop_choosing(int queue)
 	syscall(SYS_connect, queue, &address, length);
 }
 
-/* Whoever receives next has an empty datagram to receive, and then looks what was left behind. */
+/* Sends an empty datagram to the socket: the thread that receives it then looks for orphaned queues. */
 static void wake_one(int socket)
 {
 	union address address;
@@ -134,8 +134,8 @@ static void wake_one(int socket)
 	syscall(SYS_close, sender);
 }
 
-/* Nobody receives from a queue any more. True: the process's other threads are to read what is in it. Where other
- * processes have the socket too the broker sees to that: whom we would wake may be one of theirs. */
+/* Marks a queue that has no reader as orphaned. True: the process's other threads are to read it. If other
+ * processes have the socket too, the broker sees to that: an empty datagram of ours might wake one of theirs. */
 static bool orphan(struct reader *reader)
 {
 	if (split_tell_given_back(reader->queue)) {
@@ -173,7 +173,7 @@ static struct reader *place_for(int fd, int queue, int role)
 	return NULL;
 }
 
-/* Places are taken under the lock: one that is free stays so while it is held. */
+/* Places are taken under the lock: a free one stays free while the lock is held. */
 static bool has_place(void)
 {
 	for (int i = 0; i < MOST_READERS; i++)
@@ -182,18 +182,18 @@ static bool has_place(void)
 	return false;
 }
 
-/* Under the lock: a thread of a socket that nobody keeps is woken, and will. */
+/* Under the lock: if a socket has no primary reader, wakes one of its threads, which becomes it. */
 static void fill_vacancy(int fd)
 {
 	struct reader *next = find(fd, PRIMARY) || find(fd, KICKED) ? NULL : find(fd, OWN);
 	if (!next)
 		return;
 	atomic_store(&next->role, KICKED);
-	/* It says ENOTCONN, and wakes whoever receives from it. */
+	/* The queue then reports ENOTCONN, and wakes the thread that receives from it. */
 	syscall(SYS_shutdown, next->queue, SHUT_RD);
 }
 
-/* Whether queues of the process's own threads are left to read: of others' the broker knows. */
+/* Whether queues of the process's own threads are left to read. The broker knows about those of other processes. */
 static bool own_orphans(int fd)
 {
 	for (int i = 0; i < MOST_READERS; i++)
@@ -219,7 +219,7 @@ static void ended(void *unused)
 			else
 				leaves = orphan(reader);
 			fill_vacancy(fd);
-			/* What it was reading of another's it may not have finished. */
+			/* It may not have finished reading another thread's queue. */
 			if (leaves || own_orphans(fd))
 				wake_one(fd);
 		}
@@ -228,7 +228,7 @@ static void ended(void *unused)
 	errno = before;
 }
 
-/* In a child: the queues are those of the parent's threads. */
+/* In a child of fork: the queues are those of the parent's threads. */
 void split_forget_readers(void)
 {
 	atomic_fetch_add(&generation, 1);
@@ -242,7 +242,7 @@ void split_forget_readers(void)
 	}
 }
 
-/* A number is closed, or becomes something else: a socket with its queues, or a queue that the program thinks free. */
+/* A descriptor is closed, or replaced: a socket with its queues, or a queue whose number the program thinks free. */
 void split_closed(unsigned first, unsigned last)
 {
 	int before = errno;
@@ -297,13 +297,13 @@ static int slot_of(int fd)
 	return free;
 }
 
-/* The first receive of this thread by this number. */
+/* The first receive of this thread from this descriptor. */
 static void take_place(int slot, int fd, bool polls)
 {
 	struct reader *place = NULL;
 	bool again = false;
 	if (!polls && has_key && split_lock()) {
-		/* One that was asked to keep it will: two keepers would share one queue. */
+		/* A thread that was asked to become the primary reader will: two of them would share one queue. */
 		if (!find(fd, PRIMARY) && !find(fd, KICKED)) {
 			place = place_for(fd, fd, PRIMARY);
 		} else if (has_place()) {
@@ -323,14 +323,14 @@ static void take_place(int slot, int fd, bool polls)
 	mine[slot].generation = again ? 0 : atomic_load(&generation);
 }
 
-/* Under no lock: this thread was asked to keep the socket from now on. */
+/* Not under the lock: this thread was asked to be the primary reader from now on. */
 static bool keep(struct reader *place)
 {
 	if (!split_lock())
 		return false;
 	struct reader *before = place_for(place->fd, place->queue, KICKED);
 	if (before) {
-		/* Its place becomes the keeper's; the queue that it had is an orphan. */
+		/* Its place becomes the primary reader's, and its queue is orphaned. */
 		place->queue = place->fd;
 		atomic_store(&place->role, PRIMARY);
 		before->thread = 0;
@@ -340,7 +340,7 @@ static bool keep(struct reader *place)
 	return before;
 }
 
-/* Others read what is in its queue, and it shares the socket. */
+/* Gives a thread's queue to the others to read: from now on the thread shares the socket. */
 static void give_back(int slot, int fd)
 {
 	struct reader *place = mine[slot].place;
@@ -381,7 +381,8 @@ void split_inherit(int fd, enum how how)
 	int before = errno;
 	if (split_lock()) {
 		if (split_state(fd) == STATE_INHERITED) {
-			/* Where it could not be asked it is the next time; the socket is shared until then. */
+			/* If the broker could not be asked, it is asked the next time. The socket is shared until
+			 * then. */
 			if (split_claim(fd, how))
 				split_set(fd, STATE_DATAGRAM);
 		}
@@ -403,7 +404,7 @@ static bool may_ask(void)
 	return atomic_load(&foreign) < MOST_ASKED;
 }
 
-/* Whether the broker sent an empty datagram. Then it may have a queue that a process left behind. */
+/* Whether the broker sent an empty datagram. Then it may hand over an orphaned queue. */
 static bool broker_woke(int fd)
 {
 	int before = errno, queue = -1;

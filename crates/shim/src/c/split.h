@@ -1,8 +1,9 @@
-/* What the parts of the library share.
+/* The interfaces between the parts of the library.
  *
- * The library decides nothing: it sees when a process first waits for connections on a listener, asks the broker in
- * the `wakeone run --split` process, and puts the socket that it gets in the listener's place. It allocates nothing,
- * starts no thread, keeps no descriptor between two calls, and leaves errno as the real call left it.
+ * The library decides nothing. It notices when a process first waits for connections on a listener. It asks the
+ * broker in the `wakeone run --split` process, and puts the socket that it gets in the listener's place. It
+ * allocates nothing, starts no thread, keeps no descriptor between two calls, and leaves errno as the real call
+ * left it.
  */
 #ifndef WAKEONE_SPLIT_H
 #define WAKEONE_SPLIT_H
@@ -14,29 +15,29 @@
 /* Descriptors from here on are left alone: listeners are opened early. */
 #define SPLIT_MOST_FDS 65536
 
-/* What is known of a descriptor. */
+/* The state of a descriptor. */
 enum state {
-	STATE_UNKNOWN = 0, /* not yet looked at, or a listener that is to be asked for */
-	STATE_PLAIN,       /* no listener */
-	STATE_CONNECTION,  /* came out of accept */
+	STATE_UNKNOWN = 0, /* not yet looked at, or a listener about which the broker is still to be asked */
+	STATE_PLAIN,       /* not a listener */
+	STATE_CONNECTION,  /* returned by accept */
 	STATE_DATAGRAM,    /* a UDP socket that this process bound, or about which the broker was asked in it */
-	STATE_POLLED,      /* such a one that is polled: who polls and who then receives may be two, so that all share it */
-	STATE_INHERITED,   /* a UDP socket from before this process was forked: to be asked for */
-	STATE_FOREIGN,     /* a listener that is none of ours: not TCP, or already of a reuseport group */
+	STATE_POLLED,      /* such a socket that is polled: one thread may poll and another receive, so all threads share it */
+	STATE_INHERITED,   /* a UDP socket from before this process was forked: the broker is still to be asked */
+	STATE_FOREIGN,     /* a listener that is not ours to split: not TCP, or already in a reuseport group */
 	STATE_SETTLED,     /* the broker was asked in this process: own queue, or the shared one for good */
-	STATE_LATER,       /* it could not be asked when the listener was polled; not before it is polled again */
+	STATE_LATER,       /* the broker could not be asked when the listener was polled; asked again when it is polled again */
 };
 
 /* How a process came to wait for connections, or for datagrams. */
 enum how { HOW_ACCEPT = 1, HOW_EPOLL = 2, HOW_POLL = 3, HOW_RECEIVE = 4 };
 
-/* -- state.c: what is known of descriptors, and of this process -- */
+/* -- state.c: the states of descriptors, and of this process -- */
 
-/* Whether there is a broker to ask, and this process is the one that the table is about (a fork is noticed here). */
+/* Whether there is a broker to ask, and the table describes this process. Detects a fork. */
 bool split_active(void);
 enum state split_state(int fd);
 void split_set(int fd, enum state state);
-/* Whether it is a UDP socket that may have queues beside it. */
+/* Whether this is a UDP socket that may have queues beside it. */
 static inline bool split_is_datagram(int fd)
 {
 	enum state state = split_state(fd);
@@ -44,16 +45,19 @@ static inline bool split_is_datagram(int fd)
 }
 /* Forgets a range of descriptors, both ends included. */
 void split_forget(unsigned first, unsigned last);
-/* Whether this is a child of vfork: the memory is the parent's, the descriptors are not. */
+/* Whether this is a child of vfork: it shares the parent's memory, but has descriptors of its own. */
 bool split_in_vfork_child(void);
-/* One thread at a time asks the broker, with all signals blocked: their handlers may fork, or wait for connections.
- * False: this very thread is asking already (the handler of a fault), or another one takes too long. */
+/* One thread at a time asks the broker, with all signals blocked: their handlers may fork, or wait for
+ * connections. False: this very thread is asking already (in the handler of a fault), or another one takes too
+ * long. */
 bool split_lock(void);
 void split_unlock(void);
-/* Threads of this process that wait on a listener for which the broker could not be asked: it stays as long. */
+/* Threads of this process that wait on a listener for which the broker could not be asked. While there are any,
+ * the listener stays shared. */
 extern _Atomic int split_sharing;
-/* Under the lock: whether a signal waits for it to be given up that has an effect; and one that has a handler, by which
- * a call ends with EINTR. `restarts`: the call goes on after handlers that were set with SA_RESTART. */
+/* Called under the lock. The first: whether a pending signal would have an effect once the lock is released. The
+ * second: whether one has a handler that would end the call with EINTR. `restarts`: the call goes on after
+ * handlers that were set with SA_RESTART. */
 bool split_signal_waits(void);
 bool split_interrupted(bool restarts);
 
@@ -61,44 +65,46 @@ bool split_interrupted(bool restarts);
 
 /* Reads the broker's name and token from the environment. */
 bool split_find_broker(void);
-/* A socket listens; `own`: it is in a reuseport group because we put it there. False: it is not to be split. */
+/* Tells the broker that a socket is about to listen, or that it listens. `own`: it is in a reuseport group because
+ * we put it there. False: it is not to be split. */
 bool split_tell_opens(int fd);
 bool split_tell_listen(int fd, bool own);
-/* Has the listener replaced by a queue of this process's own, where the broker says so. False: it could not be asked
- * now, for want of descriptors or because of a signal. */
+/* Replaces the listener by a queue of this process's own, if the broker grants one. False: the broker could not be
+ * asked now, because no descriptor was free or a signal is pending. */
 bool split_claim(int fd, enum how how);
-/* A queue beside a UDP socket, for a thread, at this number or above; -1 where there is none, -2 if it could not be asked
- * for now, because of a signal. */
+/* Asks for a queue beside a UDP socket, for a thread. Returns its descriptor, numbered `from` or above; -1 if
+ * there is none; -2 if the broker could not be asked now, because of a signal. */
 int split_ask_queue(int fd, int from);
-/* A thread's queue is to be chosen no more. True: the broker has it read; false: that is up to us. */
+/* Tells the broker that a thread's queue is to be chosen no more. True: the broker has it read. False: this
+ * process has to read it. */
 bool split_tell_given_back(int queue);
-/* Whether an empty datagram was sent by the broker, to have us read a queue that was left behind: that, or -1. */
+/* Whether the broker sent an empty datagram, to have us read an orphaned queue. `queue` is that queue, or -1. */
 bool split_ask_left(int fd, int from, int *queue);
-/* Says something on standard error, once, if that is still what it was when the process started. */
+/* Prints a sentence on standard error, once, if that is still the file that it was when the process started. */
 void split_say_once(const char *sentence);
 void split_remember_stderr(void);
 
 /* -- readers.c: UDP sockets that several threads receive from -- */
 
-/* What to receive from instead of a descriptor; `place` is the thread's, if it has one. -1: something was just left
- * behind, look there first. */
+/* The descriptor to receive from instead of `fd`. `place` is the thread's place, if it has one. -1: a queue was
+ * just orphaned, look there first. */
 int split_source(int fd, void **place);
-/* Whether nothing was received because the thread was only to be woken: to keep the socket itself from now on, or to see
- * what another one left behind. */
+/* Whether nothing was received because the thread was only woken, to become the socket's primary reader or to read
+ * an orphaned queue. */
 bool split_kicked(int fd, void *place);
-/* Whether an empty datagram was one that only was to wake somebody. */
+/* Whether an empty datagram was sent only to wake a thread. */
 bool split_woken(int fd);
 /* Whether a thread's queue was shut down, to wake it. */
 bool split_is_shut(void *place);
-/* Has the broker asked about a UDP socket that this process was born with. */
+/* Asks the broker about a UDP socket that this process inherited. */
 void split_inherit(int fd, enum how how);
-/* The socket is polled: its process's threads share it from now on. */
+/* Notes that the socket is polled: the threads of its process share it from now on. */
 void split_polls(int fd);
-/* Queues of threads and processes that ended, one after the other: the next one's number after that one; -1: no more. */
+/* Iterates over the queues of threads and processes that ended: the number of the one after `after`, or -1. */
 int split_next_orphan(int fd, int after);
 int split_orphan(int number);
 void split_orphan_is_empty(int number);
-/* Numbers that are closed or replaced, both ends included. */
+/* Notes that descriptors are closed or replaced, both ends included. */
 void split_closed(unsigned first, unsigned last);
 void split_forget_readers(void);
 

@@ -1,4 +1,4 @@
-/* What is known of descriptors, and of this process. */
+/* The states of descriptors, and of this process. */
 #define _GNU_SOURCE
 #include "split.h"
 
@@ -15,11 +15,12 @@ static _Atomic unsigned char table[SPLIT_MOST_FDS];
 /* No descriptor above this one has ever had a state. */
 static _Atomic int highest = -1;
 
-/* In a page that the kernel wipes in a child of fork or clone, but not in one that shares our memory (vfork,
- * posix_spawn): 0 in a process that has not yet looked at the table that it inherited. */
+/* A mark in a page that the kernel wipes in a child of fork or clone (MADV_WIPEONFORK). It does not wipe the page
+ * of a child that shares our memory (vfork, posix_spawn). The mark is 0 in a process that has not yet looked at
+ * the table that it inherited. */
 enum { MARK_WIPED = 0, MARK_HERE = 1, MARK_CLEANING = 2 };
 static _Atomic int *mark;
-/* Whose the table is. */
+/* The process that the table describes. */
 static _Atomic int owner;
 
 static bool ready;
@@ -40,7 +41,7 @@ static void nap(void)
 	syscall(SYS_nanosleep, &time, NULL);
 }
 
-/* A new process: queues of its parent's own are not its own. */
+/* Resets the table in a new process: the queues of its parent are not its own. */
 static void look_anew(void)
 {
 	atomic_store(&asking, 0);
@@ -83,7 +84,7 @@ bool split_active(void)
 		atomic_store(mark, MARK_HERE);
 		return true;
 	}
-	/* Another thread is at it; a handler that interrupted it must not wait for it. */
+	/* Another thread is resetting the table. A handler that interrupted that thread must not wait for it. */
 	return atomic_load(mark) == MARK_HERE;
 }
 
@@ -118,11 +119,11 @@ void split_forget(unsigned first, unsigned last)
 }
 
 #define SIGNAL(number) (1ull << ((number) - 1))
-/* What a fault of the thread itself raises is not put off, nor what seccomp does. */
+/* Signals that a fault of the thread itself raises are not blocked, nor is the one of seccomp. */
 #define FAULTS (SIGNAL(SIGSEGV) | SIGNAL(SIGBUS) | SIGNAL(SIGFPE) | SIGNAL(SIGILL) | SIGNAL(SIGTRAP) | SIGNAL(SIGSYS))
 #define IGNORED_BY_DEFAULT (SIGNAL(SIGCHLD) | SIGNAL(SIGCONT) | SIGNAL(SIGURG) | SIGNAL(SIGWINCH))
 
-/* By the kernel's call, which knows the C library's own signals too. */
+/* Uses the system call, which covers the C library's own signals too. */
 static void set_mask(uint64_t set, uint64_t *before)
 {
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &set, before, sizeof(set));
@@ -154,7 +155,7 @@ void split_unlock(void)
 	set_mask(before, NULL);
 }
 
-/* As the kernel has it. */
+/* The layout of the system call. */
 struct action {
 	void (*handler)(int);
 	unsigned long flags;
@@ -169,7 +170,7 @@ static uint64_t waiting_signals(void)
 	return set & ~mask;
 }
 
-/* Signals of a set that have a handler; `restarts`: one that was set without SA_RESTART. */
+/* Signals of a set that have a handler; with `restarts`, only those whose handler was set without SA_RESTART. */
 static uint64_t handled(uint64_t set, bool restarts)
 {
 	uint64_t found = 0;
@@ -205,8 +206,8 @@ bool split_signal_waits(void)
 	return (ends & ~IGNORED_BY_DEFAULT) != 0 || handled(set, false) != 0;
 }
 
-/* A child is not to inherit a conversation that another thread is in the middle of: a connection to the broker, or its
- * parent's queue, under a number that nobody would ever close. */
+/* A fork waits for another thread's conversation with the broker. Otherwise the child would inherit a connection
+ * to the broker, or its parent's queue, under a number that nobody would ever close. */
 static __thread __attribute__((tls_model("initial-exec"))) bool forking;
 
 static void before_fork(void)

@@ -1,5 +1,5 @@
-//! What the tests of the library share: programs of this folder, compiled, and a broker that gives every process but a
-//! listener's owner a queue.
+//! The common part of the library's tests: compiled programs of this folder, and a broker that gives a queue to every
+//! process but a listener's owner.
 
 // Each test program uses its own part of this.
 #![allow(dead_code)]
@@ -51,7 +51,7 @@ impl Bench {
         Self { folder, program }
     }
 
-    /// Runs it; with the library before its C library, and a broker, where there is one.
+    /// Runs the program. With a broker, it preloads the library.
     pub fn run(&self, arguments: &[&str], broker: Option<&Broker>) -> Output {
         let mut command = Command::new("timeout");
         command.arg("100").arg(&self.program).args(arguments);
@@ -108,21 +108,21 @@ impl Broker {
             loop {
                 let connection = rustix::net::accept_with(&socket, SocketFlags::CLOEXEC);
                 let (connection, table) = (connection.expect("accept"), table.clone());
-                // One that is slow holds up no other.
+                // A slow process holds up no other.
                 std::thread::spawn(move || table.converse(&connection));
             }
         });
         Self { variable, given }
     }
 
-    /// Queues that were put in their listener's place.
+    /// The number of queues that were put in their listener's place.
     pub fn given(&self) -> u64 {
         self.given.load(Ordering::SeqCst)
     }
 }
 
-/// Where in a conversation a fault is: before the answer to the first three, after the queue was sent, and before the
-/// answer to its having been taken.
+/// The place of a fault in a conversation: before the answer to the first three, after the queue was sent, and before
+/// the answer to Taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Point {
     Opens,
@@ -132,7 +132,7 @@ pub enum Point {
     Taken,
 }
 
-/// What a broker does badly.
+/// A fault of a broker.
 #[derive(Debug, Clone, Copy)]
 pub enum Fault {
     /// It takes its time.
@@ -145,15 +145,15 @@ struct Table {
     alone: bool,
     fault: Option<Fault>,
     token: Token,
-    /// Who opened a listener, or was given a queue, by inode.
+    /// The process that opened a listener, or was given a queue, by inode.
     owners: Mutex<HashMap<u64, i32>>,
-    /// Listeners that the library said it opens, or listens on: any other is the program's own affair.
+    /// Listeners that the library announced: any other is the program's own affair.
     known: Mutex<HashSet<u64>>,
     given: Arc<AtomicU64>,
 }
 
 impl Table {
-    /// Whether the conversation goes on there.
+    /// Whether the conversation continues at this point.
     fn passes(&self, here: Point) -> bool {
         match self.fault {
             Some(Fault::HangsUp(point)) => point != here,
@@ -290,7 +290,7 @@ fn say(connection: &OwnedFd, what: Reply, with: Option<&OwnedFd>) {
 }
 
 impl Broker {
-    /// The name of one that is not there.
+    /// A broker's name that does not exist.
     pub fn nobody() -> Self {
         Self {
             variable: Token::new(rand::random())

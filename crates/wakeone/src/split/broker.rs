@@ -1,8 +1,8 @@
 //! The broker's socket, and the conversations on it: one for each question of the library in a process of the server.
 //!
-//! Nothing here waits for anybody: a process that is slow to answer, or hostile, holds up nobody else. The socket's name is
-//! there for all to read (/proc/net/unix), so the first thing looked at is who connects: only the server's processes are
-//! heard. Where they are too many, the user that has most conversations gives way.
+//! Nothing here waits for a peer: a process that is slow to answer, or hostile, holds up no other. Everybody can read
+//! the socket's name (/proc/net/unix), so the broker first checks who connects: it hears only the server's processes.
+//! If there are too many conversations, the user with the most of them gives way.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -22,28 +22,28 @@ use wakeone_shim::protocol::{REQUEST_BYTES, Reply, Request, Token};
 
 use super::left::WakeReply;
 
-/// More than this many conversations at a time are not begun: the kernel lets the others wait.
+/// No more than this many conversations are begun at a time: the kernel lets the others wait.
 const MOST: usize = 256;
-/// A conversation that takes longer is over.
+/// A conversation that takes longer is ended.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// So is one without any question after this time, as soon as half of the room is taken; and any of the user that has most
-/// of them, as soon as all of it is.
+/// A conversation without any question after this time is ended once half of the room is taken. Once all of it is, so
+/// is any conversation of the user that has the most.
 const SILENCE: Duration = Duration::from_millis(100);
-/// Connections that are accepted, or refused, before the conversations go on.
+/// Connections that are accepted, or refused, before the conversations continue.
 const AT_ONCE: usize = 256;
 
-/// Somebody's question, with the descriptor that came with it.
+/// A question of a process, with the descriptor that came with it.
 #[derive(Debug)]
 pub struct Question {
-    /// Who asks, as the kernel says.
+    /// The process that asks, by the kernel's credentials.
     pub pid: u32,
-    /// What.
+    /// The question.
     pub request: Request,
     /// The listener.
     pub socket: Option<OwnedFd>,
 }
 
-/// What a conversation led to so far.
+/// A conversation under way, and the queue that it has granted.
 #[derive(Debug)]
 struct Conversation<O> {
     connection: OwnedFd,
@@ -53,7 +53,7 @@ struct Conversation<O> {
     grant: Option<O>,
 }
 
-/// Who answers the questions. `O` is what it offers a process and has not yet been taken.
+/// The part that answers the questions. `O` is a grant that the process has not accepted yet.
 pub trait Answer<O> {
     /// The library is about to put a socket, which will listen, into a reuseport group.
     fn opens(&mut self, socket: &OwnedFd) -> Reply;
@@ -61,28 +61,28 @@ pub trait Answer<O> {
     fn listens(&mut self, pid: u32, fd: i32, own: bool, socket: OwnedFd) -> Reply;
     /// A thread wants a queue beside a UDP socket.
     fn reader(&mut self, pid: u32, fd: i32, socket: &OwnedFd) -> Option<O>;
-    /// A thread does not receive from its queue any more: whether others are seen to read it (`Done`).
+    /// A thread has stopped receiving from its queue. `Done`: the broker has others read the queue.
     fn given_back(&mut self, pid: u32, queue: OwnedFd) -> Reply;
-    /// A process got an empty datagram on a UDP socket: what that means.
+    /// A process got an empty datagram on a UDP socket: tells why it was sent.
     fn left(&mut self, pid: u32, socket: &OwnedFd) -> WakeReply;
-    /// A process wants a queue of its own: one, or why it had better stay with what it has.
+    /// A process asks for a queue of its own. `None`: it stays with the listener that it has.
     fn request(&mut self, question: &QueueRequest<'_>) -> Option<O>;
-    /// The socket that goes with an grant.
+    /// The socket of a grant.
     fn socket<'a>(&self, grant: &'a O) -> BorrowedFd<'a>;
-    /// It was put in the listener's place, or, a thread's, has this number.
+    /// The queue is in the listener's place, or, a thread's queue, has this number.
     fn accepted(&mut self, pid: u32, fd: i32, grant: O);
-    /// It was not: the process stays with the listener.
+    /// The queue was not accepted: the process stays with the listener.
     fn rejected(&mut self, pid: u32, grant: O);
 }
 
-/// A wish for a queue.
+/// A request for a queue.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueRequest<'a> {
-    /// Who.
+    /// The process.
     pub pid: u32,
-    /// The listener's number there.
+    /// The listener's number in that process.
     pub fd: i32,
-    /// In what it is about to wait.
+    /// The call with which it is about to wait.
     pub how: wakeone_shim::protocol::How,
     /// The listener.
     pub socket: BorrowedFd<'a>,
@@ -98,10 +98,10 @@ pub struct Broker<O> {
 }
 
 impl<O> Broker<O> {
-    /// Opens its socket, under a name of chance.
+    /// Opens its socket, under a random name.
     ///
     /// # Errors
-    /// What socket, bind and listen say.
+    /// socket(2), bind(2) or listen(2) fails.
     pub fn open() -> io::Result<Self> {
         let name = format!("wakeone-split-{:032x}", rand::random::<u128>());
         let socket = rustix::net::socket_with(
@@ -123,12 +123,12 @@ impl<O> Broker<O> {
         })
     }
 
-    /// What the library is told of it.
+    /// The value of the environment variable that names the broker to the library.
     pub fn variable(&self) -> String {
         self.token.variable(&self.name)
     }
 
-    /// What to wait for.
+    /// The descriptors to poll.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let room = self.conversations.len() < MOST;
         let own = room.then(|| self.socket.as_fd());
@@ -137,7 +137,7 @@ impl<O> Broker<O> {
             .chain(others.map(|one| one.connection.as_fd()))
     }
 
-    /// Goes on with every conversation as far as it goes without waiting.
+    /// Continues every conversation as far as it goes without waiting.
     pub fn attend(&mut self, to: &mut impl Answer<O>) {
         self.accept(to);
         let crowded = self.conversations.len() >= MOST / 2;
@@ -170,8 +170,8 @@ impl<O> Broker<O> {
         }
     }
 
-    /// Whether another conversation can begin. For that the oldest one of the user that has most of them ends, if it was not
-    /// just begun: many workers may ask at the same time.
+    /// Whether another conversation can begin. If there is no room, ends the oldest one of the user that has the
+    /// most, unless it was just begun: many workers may ask at the same time.
     fn has_room(&mut self, to: &mut impl Answer<O>) -> bool {
         if self.conversations.len() < MOST {
             return true;
@@ -197,7 +197,7 @@ impl<O> Broker<O> {
         true
     }
 
-    /// Whether somebody waits to begin a conversation.
+    /// Whether a process waits to begin a conversation.
     fn is_asked(&self) -> bool {
         let mut own = [PollFd::new(&self.socket, PollFlags::IN)];
         rustix::event::poll(&mut own, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
@@ -291,7 +291,7 @@ impl<O> Broker<O> {
                 None
             }
             (_, _, grant) => {
-                // Not in this order: nobody of ours.
+                // Not in this order: this is not the library.
                 if let Some(grant) = grant {
                     to.rejected(pid, grant);
                 }
@@ -301,7 +301,7 @@ impl<O> Broker<O> {
     }
 
     fn hear(&self, from: &Conversation<O>) -> Heard {
-        // A byte more than there should be, so that a longer message is seen to be one.
+        // One byte more than a message has, so that a longer message is recognised.
         let mut bytes = [0_u8; REQUEST_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -338,24 +338,24 @@ impl<O> Broker<O> {
     }
 }
 
-/// Who connected: process and user, where it is a process of the server, or one of our own user.
+/// The process and user that connected, if it is a process of the server, or one of our own user.
 fn peer(connection: &OwnedFd) -> Option<(u32, u32)> {
     let peer = getsockopt(connection, PeerCredentials).ok()?;
-    // 0: it is in a PID namespace that we do not see into.
+    // 0: it is in a PID namespace that we cannot see into.
     let pid = u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0)?;
     let own = rustix::process::geteuid().as_raw();
     let ours = peer.uid() == own || process::descends(pid, std::process::id());
     ours.then_some((pid, peer.uid()))
 }
 
-/// Whether a socket was made in another network namespace, where its maker may be privileged. Of one that does not listen
-/// yet nothing but its cookie is noted, and it need not be known anywhere.
+/// Whether a socket was made in another network namespace, where its maker may be privileged. A socket that does not
+/// listen yet need not be checked, because the broker notes nothing but its cookie.
 fn is_foreign(request: Request, socket: &OwnedFd) -> bool {
     let about_to_listen = matches!(request, Request::Opens { .. });
     !about_to_listen && !netns::has(socket).unwrap_or(false)
 }
 
-/// Sends a process what it is offered, if anything, and waits for it to say that it took it.
+/// Sends a process its grant, if there is one. The conversation then waits for the process to accept it.
 fn offered<O>(
     mut conversation: Conversation<O>,
     pid: u32,
@@ -398,7 +398,7 @@ fn say(to: &OwnedFd, what: Reply, with: Option<BorrowedFd<'_>>) -> io::Result<()
 mod tests {
     use super::*;
 
-    /// One that remembers which offers were declined, by their numbers.
+    /// An answerer that remembers which grants were rejected, by their numbers.
     #[derive(Default)]
     struct Declined(Vec<usize>);
 
@@ -433,8 +433,8 @@ mod tests {
     const FEW: u32 = 1;
     const MANY: u32 = 2;
 
-    /// A broker with as many conversations as there may be, each with its number as its grant and open for so long; the
-    /// other ends. The user `FEW` has the first five.
+    /// A broker with as many conversations as there may be, and their other ends. Each has its number as its grant,
+    /// and has been open for so long. The user `FEW` has the first five.
     fn full(open_for: Duration) -> (Broker<usize>, Vec<OwnedFd>) {
         let mut broker = Broker::open().expect("broker");
         let since = Instant::now().checked_sub(open_for).expect("a time");
@@ -485,7 +485,7 @@ mod tests {
     #[test]
     fn nobody_gives_way_to_others_at_once() {
         let (mut broker, others) = full(Duration::ZERO);
-        // As if it took long to come here.
+        // As if all conversations had only just begun.
         let soon = Instant::now() + Duration::from_secs(60);
         broker
             .conversations

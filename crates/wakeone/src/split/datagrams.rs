@@ -1,4 +1,4 @@
-//! What the broker decides about UDP sockets that several threads or processes receive from.
+//! The broker's decisions about UDP sockets that several threads or processes receive from.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -9,18 +9,18 @@ use super::{MOST_LISTENERS, Splitter, Steering, peek_name};
 use crate::supervisor::adopt::inode_of;
 
 impl Splitter {
-    /// The group that a UDP socket or queue is of.
+    /// The group to which a UDP socket or queue belongs.
     pub(super) fn readers_of(&self, socket: impl AsFd) -> Option<usize> {
         let inode = inode_of(socket).ok()?;
         self.readers.iter().position(|one| one.knows(inode))
     }
 
-    /// What its groups are made with; `None`: nothing steers.
+    /// The configuration of UDP groups; `None`: nothing steers.
     fn datagram_wish(&self) -> Option<super::SteeringConfig> {
         (self.steering != Steering::None).then(|| self.wish.clone())
     }
 
-    /// The group of a socket, or a new one of none yet.
+    /// The group of a socket, or a new one if it has none yet.
     fn group_of(&mut self, pid: u32, fd: i32, socket: impl AsFd) -> Option<(Readers, bool)> {
         if let Some(at) = self.readers_of(&socket) {
             return Some((self.readers.swap_remove(at), true));
@@ -54,7 +54,7 @@ impl Splitter {
             .and_then(|()| readers.for_thread(pid, socket, wish.as_ref(), &paths));
         let given = match grant {
             Ok((grant, unsteered)) => {
-                // Another thread of it receives already.
+                // Another thread of the process receives already.
                 if let Ok(inode) = inode_of(socket) {
                     readers.stays(pid, fd, inode);
                 }
@@ -77,7 +77,7 @@ impl Splitter {
         given
     }
 
-    /// A queue for a process in the place of the UDP socket that it was born with.
+    /// A queue for a process, in the place of the UDP socket that it inherited.
     pub(super) fn queue_for_process(&mut self, claim: &QueueRequest<'_>) -> Option<QueueGrant> {
         let inode = inode_of(claim.socket).ok()?;
         let (wish, paths) = (self.datagram_wish(), self.wish.paths.clone());
@@ -102,7 +102,7 @@ impl Splitter {
                         "{address}: a worker stays with the shared socket: {reason}"
                     ));
                 }
-                // Others may come, and are to know that somebody receives from it.
+                // Other processes may come, and need to know that this one receives from it.
                 if known || matches!(reason, Reason::First | Reason::Registered) {
                     self.readers.push(readers);
                 }
@@ -111,7 +111,7 @@ impl Splitter {
         }
     }
 
-    /// A queue is received from.
+    /// A process or thread receives from its queue.
     pub(super) fn reads_its_own(&mut self, pid: u32, fd: i32, grant: QueueGrant) {
         let inode = grant.original;
         let Some(at) = self.readers.iter().position(|one| one.inode() == inode) else {
@@ -138,7 +138,7 @@ impl Splitter {
         }
     }
 
-    /// Has what was left behind read by others; whether that is to be done again soon.
+    /// Has orphaned queues read by others. Returns whether to call it again soon.
     pub(super) fn drain_step(&mut self) -> bool {
         let drained = self.readers.iter_mut().map(Readers::drain_step);
         drained.fold(false, |any, one| any | one)

@@ -1,6 +1,6 @@
-//! UDP queues that somebody left behind: a process that ended, or closed its own, or a thread where several processes
-//! receive. What waits in them cannot be moved, so another process of the server is handed the queue, to read it empty.
-//! It learns of it by an empty datagram, which the library in it takes away.
+//! Orphaned UDP queues: of a process that ended, or closed its own, or of a thread where several processes receive.
+//! Their datagrams cannot be moved. So the broker hands the queue to another process of the server, which reads it
+//! empty. An empty datagram tells that process, and the library in it takes the datagram away.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -10,21 +10,22 @@ use std::time::{Duration, Instant};
 use rustix::net::RecvFlags;
 use wakeone_kernel::clone_listener;
 
-/// What the kernel was about to put into a queue when it was taken out of the group has arrived by then.
+/// By then, datagrams that the kernel was about to put into a queue when it left the group have arrived.
 const SETTLED: Duration = Duration::from_millis(200);
-/// How often to wake while something waits, and how many at a time at most: one reads it all, unless it polls, and reads
-/// one datagram for each.
+/// How often to wake while datagrams wait, and how many wakes at a time at most. One wake has a process read the
+/// whole queue, unless it polls: then it reads one datagram for each.
 const WAKE_EVERY: Duration = Duration::from_millis(2);
 const WAKES: u32 = 8;
-/// A process that was handed a queue is not handed it again for that long.
+/// How long a process that was handed a queue is not handed it again.
 const HAS_IT: Duration = Duration::from_millis(100);
-/// A wake that nobody asked about by then was lost, and the next empty datagram is a client's.
+/// A wake that nobody asked about by then was lost: the next empty datagram is a client's.
 const FORGOTTEN: Duration = Duration::from_secs(1);
-/// Nobody asked about the last one: it was lost, or its reader is busy, and another is sent.
+/// If nobody asked about the last wake by then, it was lost or its reader is busy, and another is sent.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// Whether something waits in a socket. (Its memory may still be charged for what was read; and one that was shut down
-/// polls as readable, and gives nothing, from nobody.)
+/// Whether a datagram waits in a socket. Its charged memory does not tell, as it may still include datagrams that
+/// were read. Polling does not tell either: a socket that was shut down polls as readable, but returns nothing,
+/// without an address.
 pub fn is_readable(socket: impl AsFd) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let mut byte = [0_u8; 1];
@@ -34,7 +35,7 @@ pub fn is_readable(socket: impl AsFd) -> bool {
     )
 }
 
-/// A queue that is read until it is empty.
+/// A queue that others read until it is empty.
 #[derive(Debug)]
 struct Left {
     queue: OwnedFd,
@@ -51,7 +52,7 @@ impl Left {
         self.since.elapsed() >= SETTLED && !is_readable(&self.queue)
     }
 
-    /// A duplicate for a process, unless it has one.
+    /// Duplicates the queue for a process, unless it has one.
     fn give(&mut self, pid: u32) -> Option<OwnedFd> {
         self.given.retain(|(_, when)| when.elapsed() < HAS_IT);
         if self.given.iter().any(|(to, _)| *to == pid) || !self.waits() {
@@ -63,31 +64,31 @@ impl Left {
     }
 }
 
-/// What the library is told when it asks about an empty datagram.
+/// The answer to the library's question about an empty datagram.
 #[derive(Debug)]
 pub enum WakeReply {
     /// It is a client's.
     Foreign,
-    /// It was to wake: there is nothing to read any more.
+    /// It was a wake, but there is nothing left to read.
     Nothing,
-    /// It was to wake: this is to be read.
+    /// It was a wake: the process is to read this queue.
     Read(OwnedFd),
 }
 
-/// The queues of one address that were left behind.
+/// The orphaned queues of one address.
 #[derive(Debug)]
 pub struct OrphanedQueues {
     address: SocketAddr,
     left: Vec<Left>,
-    /// Empty datagrams that were sent and nobody asked about.
+    /// Empty datagrams that were sent and that nobody asked about.
     wakes: u32,
     at_once: u32,
-    /// When the last one was.
+    /// The time of the last wake.
     woken: Option<Instant>,
 }
 
 impl OrphanedQueues {
-    /// None so far. `address`: where datagrams are to be sent to.
+    /// An empty set. `address`: where wakes are sent to.
     pub fn at(address: SocketAddr) -> Self {
         Self {
             address,
@@ -98,7 +99,7 @@ impl OrphanedQueues {
         }
     }
 
-    /// Takes a queue out of its group, and has it read.
+    /// Takes a queue out of its reuseport group, and has it read.
     pub fn add(&mut self, queue: OwnedFd) {
         if let Err(error) = clone_listener::leave_reuseport_group(&queue) {
             tracing::debug!("{}/udp: {error}", self.address);
@@ -110,8 +111,8 @@ impl OrphanedQueues {
         });
     }
 
-    /// Wakes somebody where something waits, and forgets what is empty. `also`: something waits elsewhere. Tells whether
-    /// it is to be called again soon.
+    /// Sends wakes if datagrams wait, and forgets empty queues. `also`: datagrams wait elsewhere. Returns whether to
+    /// call it again soon.
     pub fn drain_step(&mut self, also: bool) -> bool {
         self.left.retain(|left| !left.is_over());
         if !also && !self.left.iter().any(Left::waits) {
@@ -138,7 +139,7 @@ impl OrphanedQueues {
         true
     }
 
-    /// A process got an empty datagram. `also`: what waits elsewhere.
+    /// A process got an empty datagram. `also`: another socket with unread datagrams.
     pub fn ask(&mut self, pid: u32, also: Option<OwnedFd>) -> WakeReply {
         if self.woken.is_none_or(|when| when.elapsed() >= FORGOTTEN) {
             self.wakes = 0;
@@ -152,7 +153,8 @@ impl OrphanedQueues {
     }
 }
 
-/// Sends an empty datagram to an address of this host; from another port each time, so that it may meet another worker.
+/// Sends an empty datagram to an address of this host. Each comes from another port, so that it may reach another
+/// worker.
 fn wake(address: SocketAddr) -> io::Result<()> {
     let (any, here): (IpAddr, IpAddr) = match address {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into()),
@@ -183,7 +185,7 @@ mod tests {
         queues.add(one.into());
         assert!(queues.drain_step(false));
         assert_eq!(waker.recv(&mut [0; 8]).expect("an empty datagram"), 0);
-        // Nobody asks: more are sent.
+        // No process asks: more wakes are sent.
         while queues.wakes < WAKES {
             assert!(queues.drain_step(false));
             std::thread::sleep(WAKE_EVERY);

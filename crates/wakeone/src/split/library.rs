@@ -1,9 +1,9 @@
-//! The library's file: where every process of the server can read it, whoever it runs as, and nobody can write it, nor any
-//! folder above it. In /tmp another user could make the folder anew once it was cleaned away, and every program that
-//! the server starts later would load what they put there.
+//! The library's file. Every process of the server can read it, whatever user it runs as. Nobody can write to it, nor
+//! to any folder above it. In /tmp another user could make the folder anew once it was cleaned away. Every program
+//! that the server starts later would then load that user's file.
 //!
-//! It is locked as long as its `wakeone run` lives. What one that was killed left is taken away by the next, or by
-//! `wakeone detach`, once no process of the server is left that has it loaded: they start others, which load it, too.
+//! The file is locked as long as its `wakeone run` lives. If that was killed, the next one, or `wakeone detach`,
+//! removes its file once no process of the server has it loaded: such processes start others, which load it too.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{FlockOperation, StatVfsMountFlags, flock, statvfs};
 use wakeone_shim::LIBRARY;
 
-/// A folder of its own with the library in it; it goes with this.
+/// A folder of its own with the library in it. Dropping this removes it.
 #[derive(Debug)]
 pub struct Library {
     folder: PathBuf,
@@ -23,11 +23,11 @@ pub struct Library {
 }
 
 impl Library {
-    /// Writes it below the first folder that may hold programs. The runtime folder itself will not do: workers that
-    /// became another user start programs too, and may not enter it.
+    /// Writes the library below the first folder that may hold programs. The runtime folder itself is not suitable:
+    /// workers that became another user start programs too, and may not enter it.
     ///
     /// # Errors
-    /// No folder will do.
+    /// No folder is suitable.
     pub fn write() -> io::Result<Self> {
         sweep();
         let mut last = io::Error::from(io::ErrorKind::NotFound);
@@ -40,7 +40,7 @@ impl Library {
         Err(last)
     }
 
-    /// What `LD_PRELOAD` is to name.
+    /// The path for `LD_PRELOAD`.
     pub fn path(&self) -> PathBuf {
         self.folder.join(NAME)
     }
@@ -48,10 +48,10 @@ impl Library {
 
 const NAME: &str = "libwakeone-split.so";
 const FOLDER: &str = "wakeone-split-";
-/// One that is younger may be about to be locked.
+/// A younger folder may be about to be locked.
 const YOUNG: Duration = Duration::from_secs(10);
 
-/// Takes away what killed ones left and no process has loaded. What cannot be seen or removed stays.
+/// Removes the folders of killed processes that no process has loaded. Those that cannot be read or removed stay.
 pub fn sweep() {
     let own = rustix::process::geteuid().as_raw();
     let left: Vec<PathBuf> = places()
@@ -76,7 +76,8 @@ pub fn sweep() {
     }
 }
 
-/// Whether a folder is one of ours (links are not followed: others may write in some of the places), and nobody's now.
+/// Whether a folder is one of ours, and nobody uses it. Links are not followed: others may write in some of the
+/// places.
 fn is_left(folder: &Path, own: u32) -> bool {
     let Ok(is) = fs::symlink_metadata(folder) else {
         return false;
@@ -95,14 +96,14 @@ fn is_left(folder: &Path, own: u32) -> bool {
     }
 }
 
-/// The lines of all processes' maps that name such a library; None without /proc.
+/// The lines of all processes' maps that name such a library; `None` without /proc.
 fn loaded() -> Option<String> {
     let mut all = String::new();
     for process in fs::read_dir("/proc").ok()?.flatten() {
         if !process.file_name().as_encoded_bytes()[0].is_ascii_digit() {
             continue;
         }
-        // One that has just ended, or is none of ours to see.
+        // The process has just ended, or we may not read it.
         let Ok(maps) = fs::read(process.path().join("maps")) else {
             continue;
         };
@@ -116,12 +117,12 @@ fn loaded() -> Option<String> {
 impl Drop for Library {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
-        // Made by us, perhaps; another one's library may be in it.
+        // We may have made it; it stays if another library is in it.
         let _ = fs::remove_dir(SYSTEM_PLACE);
     }
 }
 
-/// Where root's library may be that cannot be in /run; made when it is needed.
+/// A folder for root's library if /run is not suitable. It is made when it is needed.
 const SYSTEM_PLACE: &str = "/var/lib/wakeone";
 
 /// Candidates for the library's place, the best one first. [`trusted`] refuses those that others can change.
@@ -142,8 +143,8 @@ fn places() -> Vec<PathBuf> {
     places
 }
 
-/// A place with all links resolved, if nobody but root and we ourselves can change what is at its path: then it is the
-/// same whenever a process of the server looks there.
+/// A place with all links resolved, if only root and we can change what is at its path. Then it is the same whenever
+/// a process of the server opens it.
 fn trusted(place: &Path) -> io::Result<PathBuf> {
     let own = rustix::process::geteuid();
     let place = fs::canonicalize(place)?;
@@ -182,7 +183,7 @@ fn write_below(place: &Path) -> io::Result<Library> {
         )));
     }
     let folder = place.join(format!("{FOLDER}{:016x}", rand::random::<u64>()));
-    // Enter, but neither list nor write. It fails where somebody made one of that name before us.
+    // Others may enter it, but neither list nor write. This fails if somebody made one of that name before us.
     DirBuilder::new().mode(0o711).create(&folder)?;
     let written = || {
         let mut file = OpenOptions::new()
@@ -269,7 +270,7 @@ mod tests {
         };
         age(&library.folder);
         assert!(!is_left(&library.folder, own), "locked");
-        // As after kill -9: the lock goes with its holder, the folder stays.
+        // As after kill -9: the lock is released with its holder, and the folder stays.
         let copy = library.folder.with_extension("left");
         fs::create_dir(&copy).expect("folder");
         fs::copy(library.path(), copy.join(NAME)).expect("copy");

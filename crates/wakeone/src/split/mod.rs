@@ -1,12 +1,12 @@
 //! `wakeone run --split`: a queue of its own for each worker of a server that shares one listening socket among them,
-//! and knows nothing of it.
+//! and knows nothing of Wakeone.
 //!
-//! The server is started as it is, with a library before its C library (`crates/shim`). When one of its processes first
-//! waits for connections on a listener, the library asks the broker here, over a socket of its own. The broker makes a
-//! second socket beside the shared one, in the same reuseport group, and the library puts it in the listener's place:
-//! under the same number, in that process only. So each queue is held by its worker alone, and closes with it; the
-//! kernel then moves what waits in it. The shared socket stays with the server's first process. Nobody accepts from it,
-//! and the program does not choose it while another can be had.
+//! The server is started as it is, with a preloaded library (`crates/shim`). When one of its processes first waits
+//! for connections on a listener, the library asks the broker here, over a UNIX socket. The broker makes a second
+//! socket beside the shared one, in the same reuseport group. The library puts it in the listener's place: under the
+//! same number, in that process only. So each queue is held by its worker alone, and closes with it; the kernel then
+//! moves its connections. The shared socket stays with the server's first process. Nobody accepts from it, and the
+//! program does not choose it while another socket is available.
 
 mod broker;
 mod datagrams;
@@ -46,15 +46,15 @@ use shared::{QueueGrant, Shared, in_words};
 use unsplit::Unsplit;
 use wakeone_model::layout::counted;
 
-/// How often to look what became of sockets and processes.
+/// How often to check the state of sockets and processes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
-/// The same while datagrams wait in a queue that nobody has.
+/// The same while datagrams wait in an orphaned queue.
 const DRAIN_EVERY: Duration = Duration::from_millis(2);
-/// A server does not listen at more addresses than this, or something is wrong.
+/// A server that listens at more addresses than this has a fault.
 const MOST_LISTENERS: usize = 64;
-/// Sockets about to listen that are remembered; each of these is answered for in a moment.
+/// How many sockets about to listen are remembered. The library reports each of them again in a moment.
 const MOST_OPENED: usize = 1024;
-/// `--split=check`: how long nothing new must happen, and how long to wait at most.
+/// `--split=check`: it ends when nothing new has happened for this long, and after this long at the latest.
 const QUIET: Duration = Duration::from_secs(1);
 const LONGEST_CHECK: Duration = Duration::from_secs(15);
 
@@ -85,26 +85,26 @@ pub enum Error {
     /// Metrics cannot be served there.
     #[error("{0}")]
     Metrics(String),
-    /// What was asked for takes privileges that we have not.
+    /// The chosen policy takes privileges that we do not have.
     #[error(
         "cannot steer by {policy}: it needs {missing}: start as root or with these capabilities, or leave --policy away"
     )]
     NotAllowed {
-        /// What was asked for.
+        /// The chosen policy.
         policy: Policy,
-        /// What is missing.
+        /// The missing privileges.
         missing: String,
     },
 }
 
-/// What the user wants.
+/// The options of `run --split`.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The server.
     pub command: Vec<String>,
-    /// How a worker is chosen; `None`: the best that we may.
+    /// How a worker is chosen; `None`: the best policy that our privileges allow.
     pub policy: Option<Policy>,
-    /// Of UDP: what keeps datagrams of one flow together.
+    /// For UDP: keeps datagrams of one flow together, or not.
     pub affinity: Affinity,
     /// Move the queues of stuck workers.
     pub rescue: bool,
@@ -112,32 +112,32 @@ pub struct Options {
     pub stuck_after: Duration,
     /// Where groups keep their state.
     pub runtime_dir: PathBuf,
-    /// Change nothing, tell what would be done, and end the server.
+    /// Change nothing, print what would be done, and end the server.
     pub check: bool,
     /// Where to serve metrics.
     pub metrics: Option<SocketAddr>,
-    /// Waits and wake-ups are among them.
+    /// Include waits and wake-ups in the metrics.
     pub metrics_tracing: bool,
 }
 
-/// What groups are made with.
+/// The options with which groups are made.
 #[derive(Debug, Clone)]
 struct SteeringConfig {
     paths: Paths,
     rescue: bool,
     stuck_after: Duration,
-    /// What chooses among UDP queues.
+    /// The policy that chooses among UDP queues.
     datagrams: Policy,
     affinity: Affinity,
 }
 
-/// What was made for a process or a thread, and is not yet in its place.
+/// A queue that was made for a process or a thread, and is not yet in its place.
 enum Granted {
     Listener(QueueGrant),
     Reader(readers::QueueGrant),
 }
 
-/// Who chooses among the queues.
+/// The chooser among the queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Steering {
     /// Our program.
@@ -149,7 +149,7 @@ enum Steering {
 /// Starts a server with its listeners split, and returns its exit code when it is over.
 ///
 /// # Errors
-/// See [`Error`]. What fails later leaves the server's processes with the listener that they share.
+/// See [`Error`]. A later failure leaves the server's processes with the listener that they share.
 pub fn run(options: &Options) -> Result<u8, Error> {
     let own = |what| move |source| Error::Own { what, source };
     let steering = steering(options)?;
@@ -170,7 +170,7 @@ pub fn run(options: &Options) -> Result<u8, Error> {
         .map_err(|source| Error::Start { command, source })?;
     drop_capabilities();
     let mut splitter = Splitter::new(options, steering, server.pid());
-    // The server runs: without figures it is as good.
+    // The server runs already: it works as well without metrics.
     match Monitor::start(http) {
         Ok(monitor) => splitter.monitor = Some(monitor),
         Err(error) => tracing::warn!("no figures are served: {error}"),
@@ -193,7 +193,7 @@ pub fn run(options: &Options) -> Result<u8, Error> {
     code.map_err(own("waiting for the server"))
 }
 
-/// What we may steer with.
+/// The steering that our privileges allow.
 fn steering(options: &Options) -> Result<Steering, Error> {
     let missing = capability::missing();
     match (options.policy, missing.is_empty()) {
@@ -213,7 +213,8 @@ fn steering(options: &Options) -> Result<Steering, Error> {
     }
 }
 
-/// What making sockets like another's, watching its processes and passing on signals takes. Loading stays within reach.
+/// Drops the capabilities that are not needed for making sockets like another's, watching the server's processes and
+/// passing on signals. Those for loading programs stay permitted.
 fn drop_capabilities() {
     let keep = [
         Capability::CAP_NET_BIND_SERVICE,
@@ -232,7 +233,7 @@ fn drop_capabilities() {
         Capability::CAP_SYS_ADMIN,
         Capability::CAP_DAC_OVERRIDE,
     ];
-    // Done here because the server was started before.
+    // The server was started before, so this does not apply to it.
     if let Err(error) = capability::forbid_root() {
         tracing::debug!("root may run programs with all capabilities: {error}");
     }
@@ -241,7 +242,7 @@ fn drop_capabilities() {
     }
 }
 
-/// Until the last of the server's processes has ended.
+/// Runs until the last of the server's processes has ended.
 fn serve(
     broker: &mut Broker<Granted>,
     splitter: &mut Splitter,
@@ -287,7 +288,7 @@ fn wait(broker: &Broker<Granted>, signals: &Signals, at_most: Duration) {
 
 fn tell(line: &str) {
     use io::Write;
-    // Whoever read it may be gone; the server's end is waited for all the same.
+    // The reader may be gone; we wait for the server's end all the same.
     let _ = writeln!(io::stdout(), "{line}");
 }
 
@@ -297,9 +298,9 @@ struct Splitter {
     steering: Steering,
     shared: Vec<Shared>,
     check: bool,
-    /// What was said already, and is not said again.
+    /// Sentences that were logged, to log each only once.
     said: HashSet<String>,
-    /// `--split=check`: what would be done.
+    /// The results of `--split=check`.
     findings: Vec<String>,
     news: Instant,
     started: Instant,
@@ -307,17 +308,18 @@ struct Splitter {
     server: u32,
     monitor: Option<Monitor>,
     traced: bool,
-    /// Sockets (cookies, which are never used again) that the library puts into a reuseport group; the last ones.
+    /// Sockets that the library puts into a reuseport group, the last ones: their cookies, which are never used
+    /// again.
     opened: VecDeque<u64>,
     /// UDP sockets beside which there are queues.
     readers: Vec<Readers>,
-    /// Why another policy than was asked for chooses among those.
+    /// Why those are not steered by the policy that was asked for.
     unfit: Option<String>,
-    /// Tells of the addresses that are left alone.
+    /// Reports the addresses that are left alone.
     unsplit: Unsplit,
-    /// The server's own groups of sockets (cookies): they were told of with SO_REUSEPORT set.
+    /// The server's own groups of sockets, by cookie: they had SO_REUSEPORT set when they were reported.
     foreign: VecDeque<u64>,
-    /// Queues that were given out.
+    /// How many queues were granted.
     given: u64,
 }
 
@@ -360,12 +362,12 @@ impl Splitter {
         self.shared.iter().position(|shared| shared.knows(inode))
     }
 
-    /// Whether it is the library that put a socket into a reuseport group.
+    /// Whether the library put a socket into a reuseport group.
     fn has_opened(&self, socket: &OwnedFd) -> bool {
         socket::cookie(socket).is_ok_and(|cookie| self.opened.contains(&cookie))
     }
 
-    /// Takes a listener that may be split; where it is among the others.
+    /// Admits a listener that may be split. Returns its index in `shared`.
     fn admit(&mut self, pid: u32, fd: i32, socket: &OwnedFd) -> Option<usize> {
         if !clone_listener::is_tcp_listener(socket) || self.shared.len() >= MOST_LISTENERS {
             return None;
@@ -416,7 +418,7 @@ impl Splitter {
         self.look_unsplit();
     }
 
-    /// Tells of listeners that stay as they are.
+    /// Reports listeners that stay as they are.
     fn look_unsplit(&mut self) {
         let shared = &self.shared;
         let known = |inode| shared.iter().any(|one| one.knows(inode));
@@ -441,8 +443,8 @@ impl Splitter {
         }
     }
 
-    /// Whether a socket with SO_REUSEPORT is one that the server's processes share all the same: the process that listens
-    /// got it from the one above, and the address has no other. (hypercorn)
+    /// Whether a socket with SO_REUSEPORT is shared by the server's processes all the same, as with hypercorn. Then
+    /// the process that listens got it from its parent, and the address has no other socket.
     fn is_shared(&self, pid: u32, socket: &OwnedFd) -> bool {
         let cookie = socket::cookie(socket).unwrap_or_default();
         let inherited = inode_of(socket).is_ok_and(|inode| shared::first_holder(pid, inode) != pid);
@@ -451,7 +453,7 @@ impl Splitter {
             && clone_listener::address(socket).is_some_and(|at| unsplit::sockets_at(at) == 1)
     }
 
-    /// Notes a socket that is of a group of the server's own making.
+    /// Notes a socket that belongs to a group of the server's own making.
     fn is_foreign(&mut self, socket: &OwnedFd) {
         if let Ok(cookie) = socket::cookie(socket) {
             if self.foreign.len() >= MOST_OPENED {
@@ -461,7 +463,7 @@ impl Splitter {
         }
     }
 
-    /// Logs how the server ended, and how many queues it got.
+    /// Logs how the server ended, and how many queues it was given.
     fn tell_end(&self, code: Option<&u8>) {
         let how = code.map_or(String::new(), |code| format!(" with status {code}"));
         tracing::info!(
@@ -479,7 +481,7 @@ impl Splitter {
         shared.end();
     }
 
-    /// Whether all was seen that a check waits for; true once.
+    /// Whether a check has seen all that it waits for. Returns true only once.
     fn check_is_over(&mut self) -> bool {
         let quiet = !self.findings.is_empty() && self.news.elapsed() >= QUIET;
         let over = self.check && !self.ending && (quiet || self.started.elapsed() >= LONGEST_CHECK);
@@ -513,7 +515,7 @@ impl Splitter {
         }
     }
 
-    /// What `--split=check` says of a process, and the log of one that stays as it is.
+    /// Reports a decision about a process for `--split=check`, and logs why a process stays as it is.
     fn judged(
         &mut self,
         address: &dyn std::fmt::Display,
@@ -538,7 +540,7 @@ impl Splitter {
                 | shared::Reason::First,
             )
             | Ok(()) => {}
-            // A worker's successor has the same reason: that is said once.
+            // A worker's successor has the same reason, which is logged once.
             Err(reason) => self.once(format!(
                 "{address}: {} stays with the shared socket: {reason}",
                 peek_name(claim.pid).trim_matches([' ', '(', ')'])
@@ -547,7 +549,7 @@ impl Splitter {
     }
 }
 
-/// ` (name)` of a process, nothing where it has none any more.
+/// Formats ` (name)` of a process; nothing if it has ended.
 fn peek_name(pid: u32) -> String {
     procfs::identity(pid).map_or_else(String::new, |identity| format!(" ({})", identity.name))
 }
@@ -574,8 +576,8 @@ impl Answer<Granted> for Splitter {
             self.shared[at].listens_again(&socket);
             return Reply::Done;
         }
-        // One that had SO_REUSEPORT before is of a group of the server's own making, unless another process has just
-        // begun to listen on it too, whose message is still to come.
+        // A socket that had SO_REUSEPORT before belongs to a group of the server's own making. The exception: another
+        // process has just begun to listen on it too, and its message is still to come.
         let shared = own || self.has_opened(&socket) || self.is_shared(pid, &socket);
         if shared && self.admit(pid, fd, &socket).is_some() {
             Reply::Done
@@ -649,7 +651,7 @@ impl Splitter {
         let inode = rustix::fs::fstat(claim.socket).ok()?.st_ino;
         let at = match self.of_inode(inode) {
             Some(at) => at,
-            // It listens already, by another process whose message is still to come.
+            // It listens already: by another process, whose message is still to come.
             None => {
                 let socket = claim.socket.try_clone_to_owned().ok()?;
                 let opened = self.has_opened(&socket) || self.is_shared(claim.pid, &socket);

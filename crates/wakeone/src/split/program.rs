@@ -1,20 +1,20 @@
-//! Whether a program takes part in LD_PRELOAD at all, told from its file.
+//! Whether LD_PRELOAD has an effect in a program at all, judged by its file.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// More than this many scripts that name each other as interpreter are a circle.
+/// More scripts than this that name each other as interpreter are a loop.
 const MOST_SCRIPTS: usize = 4;
 
-/// Why the library has no effect in a program; `None` where it has, or where it cannot be told.
+/// Why the library has no effect in a program; `None` if it has, or if that is unknown.
 pub fn obstacle(command: &str) -> Option<String> {
     let path = find(command)?;
     inspect(&path, MOST_SCRIPTS).ok().flatten()
 }
 
-/// The file that a command names, by PATH.
+/// The file that a command names, found by PATH.
 fn find(command: &str) -> Option<PathBuf> {
     if command.contains('/') {
         return Some(command.into());
@@ -76,7 +76,7 @@ enum Elf {
     Dynamic,
 }
 
-/// A 64-bit little-endian ELF file: has it an interpreter, and Go's build information?
+/// Parses a 64-bit little-endian ELF file: does it have an interpreter, and Go's build information?
 fn elf(file: &mut File, head: &[u8]) -> io::Result<Elf> {
     let short = || io::Error::from(io::ErrorKind::InvalidData);
     let half = |bytes: &[u8], at: usize| {

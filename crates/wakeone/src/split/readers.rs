@@ -1,10 +1,10 @@
-//! One UDP socket that threads or processes of a server receive from: the queues that were made beside it, who reads
-//! which, and how datagrams are steered to them.
+//! One UDP socket that threads or processes of a server receive from: the queues that were made beside it, the
+//! readers of each, and how datagrams are steered to them.
 //!
-//! The threads of one process have a queue each, and one of them keeps the socket that the process has. A process that
-//! was forked since the socket was bound has a queue in its place. What waits in a queue cannot be moved: a duplicate of
-//! a forked process's queues is kept here, so that another process can read what it left behind. Of the queues of the
-//! process that bound the socket none is kept: they end with it, as the socket would.
+//! The threads of one process have a queue each, and one of them keeps the socket that the process has. A process
+//! that was forked since the socket was bound has a queue in its place. Unread datagrams cannot be moved to another
+//! queue. So a duplicate of a forked process's queue is kept here, and another process can read it if its owner ends.
+//! The queues of the process that bound the socket are not kept: they end with it, as the socket would.
 
 use std::collections::HashSet;
 use std::io;
@@ -34,27 +34,27 @@ use crate::supervisor::state::{self, MOST_SLOTS};
 /// How often to look for processes that receive from the shared socket and never asked.
 const LOOK_ROUND: Duration = Duration::from_secs(1);
 
-/// Whose a queue is.
+/// The owner of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// A thread's, beside what its process has.
+    /// A thread, beside the socket that its process has.
     Thread,
-    /// A process's, in the place of what it was born with.
+    /// A process, in the place of the socket that it inherited.
     Process,
 }
 
-/// A queue, and who receives from it.
+/// A queue, and the process that receives from it.
 #[derive(Debug)]
 struct Queue {
     kind: Kind,
     remote: RemoteFd,
     cookie: u64,
-    /// A duplicate, where others are to read what its process leaves behind.
+    /// A duplicate, if other processes are to read the queue when its own ends.
     kept: Option<OwnedFd>,
 }
 
 impl Queue {
-    /// Whether its process has it still, under whatever number; and whether that is another one now.
+    /// Whether its process still has it, under whatever number; and whether that number has changed.
     fn look(&mut self) -> (bool, bool) {
         if self.remote.borrow().is_ok() {
             return (true, false);
@@ -68,7 +68,7 @@ impl Queue {
     }
 }
 
-/// A queue that was made and is not yet received from.
+/// A queue that was made, and from which nobody receives yet.
 #[derive(Debug)]
 pub struct QueueGrant {
     /// The group's socket.
@@ -86,14 +86,14 @@ impl QueueGrant {
     }
 }
 
-/// The socket that the server made.
+/// The socket that the server opened.
 #[derive(Debug)]
 struct Original {
     remote: RemoteFd,
     cookie: u64,
-    /// Who receives from it.
+    /// The processes that receive from it.
     readers: Vec<Worker>,
-    /// A duplicate, once there are queues of other processes: what is in it is read by those where nobody else does.
+    /// A duplicate, once other processes have queues: they read it if nobody receives from it.
     kept: Option<OwnedFd>,
     /// No process has it any more.
     closed: bool,
@@ -105,18 +105,18 @@ pub struct Readers {
     dual_stack: bool,
     original: Original,
     queues: Vec<Queue>,
-    /// Inodes of all its sockets there ever were.
+    /// The inodes of all sockets that it has ever had.
     known: HashSet<u64>,
     left: OrphanedQueues,
     /// None until there is a queue.
     group: Option<SteeredGroup>,
-    /// The kernel's hash chooses, whatever was wished for.
+    /// The kernel's hash chooses, whatever was configured.
     hash: bool,
     looked: Instant,
 }
 
 impl Readers {
-    /// A socket that a process has.
+    /// Makes the group of a socket that a process has.
     ///
     /// # Errors
     /// It has no address, or is gone.
@@ -142,12 +142,12 @@ impl Readers {
         })
     }
 
-    /// Where it receives.
+    /// The address at which it receives.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What its group is called.
+    /// The name of its group.
     pub fn name(&self) -> String {
         name_of(Protocol::Udp, self.address)
     }
@@ -164,7 +164,7 @@ impl Readers {
         self.queues.len()
     }
 
-    /// What its figures are read from.
+    /// The source of its metrics.
     pub fn source(&self, paths: &Paths) -> Option<Source> {
         let group = self.group.as_ref()?;
         Some(capability::with(&FOR_LOADING, || {
@@ -182,15 +182,15 @@ impl Readers {
         self.known.contains(&inode)
     }
 
-    /// Whether nobody has any socket of it any more.
+    /// Whether no process has a socket of it any more.
     pub fn is_over(&self) -> bool {
         self.original.closed && self.queues.is_empty()
     }
 
-    /// Whether a process can have a queue in the place of the socket that it was born with. `hash`: nothing will steer.
+    /// Whether a process can have a queue in the place of the socket that it inherited. `hash`: nothing will steer.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason if it cannot.
     pub fn decide(&self, pid: u32, inode: u64, hash: bool) -> Result<(), Reason> {
         let own = |queue: &&Queue| queue.kind == Kind::Process && queue.remote.pid == pid;
         if self.queues.iter().any(|queue| own(&queue)) {
@@ -215,13 +215,13 @@ impl Readers {
         Ok(())
     }
 
-    /// Whether a thread can have a queue of its own beside what its process has.
+    /// Whether a thread can have a queue of its own beside the socket of its process.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason if it cannot.
     pub fn admits_thread(&self, pid: u32, socket: &OwnedFd) -> Result<(), Reason> {
-        // Which thread receives is then another one's to say. The library sees most of these itself, but not those that
-        // were registered before the socket was bound.
+        // In an epoll set, another thread may decide which one receives. The library sees most of these itself, but
+        // not sockets that were registered before they were bound.
         match inode_of(socket).and_then(|inode| polls(pid, inode)) {
             Ok(false) => self.has_room(),
             Ok(true) => Err(Reason::Polled),
@@ -238,7 +238,7 @@ impl Readers {
         }
     }
 
-    /// A process that receives from one of its sockets, and stays with it.
+    /// Notes a process that receives from one of its sockets, and stays with it.
     pub fn stays(&mut self, pid: u32, fd: i32, inode: u64) {
         if inode != self.inode() {
             return;
@@ -251,11 +251,11 @@ impl Readers {
         self.store();
     }
 
-    /// A queue for a thread beside what its process has (`like`), and why nothing steers, if that is new. `wish`: none
-    /// where nothing may.
+    /// Makes a queue for a thread beside the socket of its process (`like`). Also returns why nothing steers, if that
+    /// is new. `wish`: `None` if nothing may steer.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why no queue can be made.
     pub fn for_thread(
         &mut self,
         pid: u32,
@@ -268,10 +268,10 @@ impl Readers {
         Ok((grant, begun.err()))
     }
 
-    /// A queue for a process in the place of what it was born with (`like`).
+    /// Makes a queue for a process in the place of the socket that it inherited (`like`).
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why no queue can be made.
     pub fn for_process(
         &mut self,
         pid: u32,
@@ -308,8 +308,8 @@ impl Readers {
         Ok(grant)
     }
 
-    /// With the first queue: takes the group's folder, and loads the program where there is a wish for that. What fails
-    /// leaves the kernel's hash to choose.
+    /// With the first queue: takes the group's folder, and loads the program if `wish` is given. After a failure the
+    /// kernel's hash chooses.
     fn begin(
         &mut self,
         grant: &QueueGrant,
@@ -358,7 +358,7 @@ impl Readers {
         Ok(())
     }
 
-    /// A queue is received from: it is chosen from now on.
+    /// A process or thread receives from its queue: it is chosen from now on.
     pub fn accepted(&mut self, pid: u32, fd: i32, grant: QueueGrant) {
         let remote = RemoteFd {
             pid,
@@ -371,7 +371,7 @@ impl Readers {
         let forked = |queue: &Queue| queue.kind == Kind::Process && queue.remote.pid == pid;
         let keeps = grant.kind == Kind::Process || self.queues.iter().any(forked);
         if grant.kind == Kind::Process {
-            // It could not have its queue at first.
+            // It could not have its queue at first, and received from the socket.
             self.original.readers.retain(|reader| reader.pid != pid);
         }
         self.seat(grant.cookie, remote, pid);
@@ -394,7 +394,7 @@ impl Readers {
         }
     }
 
-    /// A queue was not wanted after all. Something may be in it.
+    /// A queue was not accepted. It may have unread datagrams.
     pub fn rejected(&mut self, grant: QueueGrant) {
         self.leave(grant.cookie);
         self.left.add(grant.queue);
@@ -404,13 +404,13 @@ impl Readers {
         if let Some(group) = &mut self.group
             && group.leave(cookie)
         {
-            // Threads may come and go for ever.
+            // Threads may come and go without limit.
             group.forget(cookie);
         }
     }
 
-    /// A thread does not receive from its queue any more: it is not chosen from now on. Tells whether what is in it is
-    /// read by whichever process; otherwise its own is to do that, being the only one.
+    /// A thread has stopped receiving from its queue, which is chosen no more from now on. Returns whether other
+    /// processes can read it. Otherwise its own process has to, being the only one.
     pub fn given_back(&mut self, pid: u32, queue: OwnedFd) -> bool {
         let inode = inode_of(&queue).unwrap_or(0);
         let its = |one: &Queue| one.remote.inode == inode && one.remote.pid == pid;
@@ -429,26 +429,26 @@ impl Readers {
         shared
     }
 
-    /// A process got an empty datagram.
+    /// A process got an empty datagram: tells it why.
     pub fn ask_left(&mut self, pid: u32) -> WakeReply {
         let also = self.unread().and_then(|one| one.try_clone().ok());
         self.left.ask(pid, also)
     }
 
-    /// The socket itself, where something waits in it that nobody receives.
+    /// Returns the shared socket if it has unread datagrams and no reader.
     fn unread(&self) -> Option<&OwnedFd> {
         let kept = self.original.kept.as_ref()?;
         (self.original.readers.is_empty() && is_readable(kept)).then_some(kept)
     }
 
-    /// Has what was left behind read by others. Tells whether it is to be called again soon.
+    /// Has orphaned queues read by others. Returns whether to call it again soon.
     pub fn drain_step(&mut self) -> bool {
         let somebody = !self.queues.is_empty() || !self.original.readers.is_empty();
         let unread = self.unread().is_some();
         somebody && self.left.drain_step(unread)
     }
 
-    /// Somebody receives from the socket itself: it gets its part.
+    /// A process receives from the socket itself: gives that socket a slot.
     fn seat_original(&mut self) {
         if let Some(reader) = self.original.readers.first() {
             let (cookie, remote, pid) = (self.original.cookie, self.original.remote, reader.pid);
@@ -456,7 +456,7 @@ impl Readers {
         }
     }
 
-    /// Looks what became of its sockets and processes. To be called some twenty times a second.
+    /// Checks what became of its sockets and processes. Call it some twenty times a second.
     pub fn follow(&mut self) {
         let mut changed = self.follow_queues();
         changed |= self.follow_original();
@@ -503,7 +503,7 @@ impl Readers {
         if self.original.remote.borrow().is_err() && !self.find_holder() {
             self.original.closed = true;
             self.original.readers.clear();
-            // What is in it is read by those that are still there.
+            // The remaining processes read it.
             if let Some(kept) = self.original.kept.take() {
                 self.left.add(kept);
             }
@@ -517,7 +517,7 @@ impl Readers {
         changed
     }
 
-    /// Whoever had the socket is gone or has it under another number: somebody has, perhaps.
+    /// The known holder of the socket is gone, or has it under another number: looks for a holder.
     fn find_holder(&mut self) -> bool {
         let (inode, ours) = (self.inode(), std::process::id());
         let all = Processes::read();
@@ -545,8 +545,8 @@ impl Readers {
         true
     }
 
-    /// Processes that wait on the shared socket and never asked: the one that bound it, or who makes system calls of its
-    /// own.
+    /// Finds processes that wait on the shared socket and never asked: the one that bound it, or one that makes
+    /// system calls of its own.
     fn look_round(&mut self) -> bool {
         self.looked = Instant::now();
         let (inode, ours) = (self.inode(), std::process::id());
@@ -569,14 +569,14 @@ impl Readers {
         !found.is_empty()
     }
 
-    /// Writes down who receives what.
+    /// Writes down which process receives from which socket.
     fn store(&self) {
         if let Some(group) = &self.group {
             group.keep();
         }
     }
 
-    /// What its agent saw.
+    /// The events that its agent saw.
     pub fn events(&mut self) -> Vec<SteerEvent> {
         self.group
             .as_mut()
@@ -584,7 +584,7 @@ impl Readers {
             .unwrap_or_default()
     }
 
-    /// Nobody has the socket any more: takes program, pins and state away.
+    /// No process has the socket any more: removes program, pins and state.
     pub fn end(self) {
         if let Some(group) = self.group {
             group.end();
@@ -592,7 +592,7 @@ impl Readers {
     }
 }
 
-/// The program for the first queue, which is ours as yet.
+/// Loads the program for the first queue, which only we hold as yet.
 fn load(
     name: &str,
     wish: &SteeringConfig,

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, wait};
 use wakeone_kernel::process::children;
 
-/// Signals that are the server's business.
+/// Signals that are passed on to the server.
 const PASSED: [(i32, Signal); 7] = [
     (nix::libc::SIGTERM, Signal::TERM),
     (nix::libc::SIGINT, Signal::INT),
@@ -24,7 +24,7 @@ const PASSED: [(i32, Signal); 7] = [
     (nix::libc::SIGWINCH, Signal::WINCH),
 ];
 
-/// Signals that came, and something to wait for the next one with.
+/// The signals that arrived, and a socket to wait for the next one.
 #[derive(Debug)]
 pub struct Signals {
     came: Vec<(Signal, Arc<AtomicBool>)>,
@@ -33,10 +33,10 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Takes them from now on. Those that are ignored (nohup) stay so, and the server starts with them ignored.
+    /// Takes them from now on. Ignored signals (nohup) stay ignored, and the server starts with them ignored.
     ///
     /// # Errors
-    /// What sigaction says.
+    /// sigaction(2) fails.
     pub fn take() -> io::Result<Self> {
         let (wake, written) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
@@ -61,7 +61,7 @@ impl Signals {
         })
     }
 
-    /// Those that came since last asked.
+    /// The signals that arrived since the last call.
     pub fn pending(&self) -> Vec<Signal> {
         let mut sink = [0_u8; 64];
         while matches!(io::Read::read(&mut &self.wake, &mut sink), Ok(read) if read > 0) {}
@@ -96,12 +96,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it as it is, with two variables more: the library, and whom it asks.
+    /// Starts it as it is, with two more environment variables: the library to load, and the broker to ask.
     ///
     /// # Errors
     /// It cannot be started.
     pub fn start(command: &[String], library: &Path, variable: &str) -> io::Result<Self> {
-        // Daemons and workers whose master died become our children: the server is over when the last one is.
+        // Daemons, and workers whose master died, become our children: the server has ended when the last of them
+        // has.
         set_child_subreaper(Some(rustix::process::getpid()))?;
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut start = Command::new(program);
@@ -109,10 +110,10 @@ impl Server {
             .args(arguments)
             .env("LD_PRELOAD", with_ours(library))
             .env(wakeone_shim::VARIABLE, variable)
-            // A terminal's ^C comes to us, and from us to it: not twice.
+            // A terminal's ^C reaches only us, and we pass it on: so the server gets it once.
             .process_group(0);
         if io::stdin().is_terminal() {
-            // It is not the terminal's process group any more, and would be stopped for reading.
+            // It is not in the terminal's foreground process group any more, and would be stopped for reading.
             start.stdin(Stdio::null());
         }
         let child = start.spawn()?;
@@ -128,8 +129,8 @@ impl Server {
         self.pid.as_raw_nonzero().get() as u32
     }
 
-    /// Passes a signal on: to its first process, or to those that outlived it (a daemon). What a terminal's keys send,
-    /// it would have sent to all of them.
+    /// Passes a signal on to its first process, or to those that outlived it (a daemon). A signal of the terminal's
+    /// keys goes to all processes, as the terminal would have sent it.
     pub fn signal(&self, signal: Signal) {
         let by_key = matches!(signal, Signal::INT | Signal::QUIT) && io::stdin().is_terminal();
         if by_key && rustix::process::kill_process_group(self.pid, signal).is_ok() {
@@ -146,10 +147,10 @@ impl Server {
         }
     }
 
-    /// Waits for those that ended; the exit code of the first process once nobody is left.
+    /// Waits for processes that ended. Returns the exit code of the first process once none is left.
     ///
     /// # Errors
-    /// What waitpid says.
+    /// waitpid(2) fails.
     pub fn reap(&mut self) -> io::Result<Option<u8>> {
         loop {
             match wait(WaitOptions::NOHANG) {
@@ -168,7 +169,7 @@ impl Server {
     }
 }
 
-/// Our library, and those that are put before the C library anyway.
+/// The value of LD_PRELOAD: our library, and those that are named there already.
 fn with_ours(library: &Path) -> OsString {
     let mut all = OsString::from(library);
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {

@@ -1,5 +1,5 @@
-//! One listener that a server's processes share: the queues that were made beside it, who serves which, and how
-//! connections are steered to them.
+//! One listener that a server's processes share: the queues that were made beside it, the process that serves each,
+//! and how connections are steered to them.
 
 use std::collections::HashSet;
 use std::io;
@@ -27,7 +27,7 @@ use crate::supervisor::adopt::inode_of;
 use crate::supervisor::listen::Endpoint;
 use crate::supervisor::state::{self, MOST_SLOTS};
 
-/// What loading takes; it is within reach all the time, since servers may listen at any time.
+/// The capabilities for loading programs. They stay permitted all the time, since servers may listen at any time.
 pub const FOR_LOADING: [Capability; 5] = [
     Capability::CAP_BPF,
     Capability::CAP_PERFMON,
@@ -35,7 +35,7 @@ pub const FOR_LOADING: [Capability; 5] = [
     Capability::CAP_SYS_ADMIN,
     Capability::CAP_DAC_OVERRIDE,
 ];
-/// How often to look for processes that wait on the shared socket without the library's knowing.
+/// How often to look for processes that wait on the shared socket unknown to the library.
 const LOOK_ROUND: Duration = Duration::from_secs(1);
 
 /// Why a process stays with the listener that it has.
@@ -50,15 +50,15 @@ pub enum Reason {
     /// It has a queue already.
     #[error("it has a queue of its own already")]
     Has,
-    /// An epoll set of its, from before the fork, has the shared socket.
+    /// One of its epoll sets has the shared socket, from before the fork.
     #[error(
         "one of its epoll sets has the shared socket already (registered before the fork, or by io_uring)"
     )]
     Registered,
-    /// The same where threads would have queues.
+    /// The same for a UDP socket, where threads would have queues.
     #[error("it is in an epoll set")]
     Polled,
-    /// Its descriptors may not be seen.
+    /// We may not read its descriptors.
     #[error("its descriptors may not be seen: {0}")]
     Hidden(String),
     /// There is nowhere to put another queue.
@@ -67,7 +67,7 @@ pub enum Reason {
     /// The kernel cannot make one.
     #[error("no second socket like it can be made: {0}")]
     Sibling(String),
-    /// Without steering somebody must serve the shared socket itself.
+    /// Without steering, one process must serve the shared socket itself.
     #[error(
         "it serves the shared socket itself: nothing keeps connections, or datagrams, from that"
     )]
@@ -77,16 +77,16 @@ pub enum Reason {
     Steering(String),
 }
 
-/// Somebody who accepts from a queue.
+/// A process that accepts from a queue.
 #[derive(Debug)]
 pub struct Worker {
-    /// Its number.
+    /// Its process id.
     pub pid: u32,
     pidfd: OwnedFd,
 }
 
 impl Worker {
-    /// A process that is there.
+    /// Makes one of a process that runs.
     pub fn of(pid: u32) -> Option<Self> {
         let raw = i32::try_from(pid)
             .ok()
@@ -102,7 +102,7 @@ impl Worker {
     }
 }
 
-/// A listening socket of the group, and who accepts from it.
+/// A listening socket of the group, and the processes that accept from it.
 #[derive(Debug)]
 struct Queue {
     remote: RemoteFd,
@@ -122,7 +122,7 @@ impl Queue {
         self.workers.first().map(|worker| worker.pid)
     }
 
-    /// Forgets those that are gone; tells whether another one comes first now.
+    /// Forgets workers that ended; returns whether another one comes first now.
     fn reap(&mut self) -> bool {
         let before = self.first();
         self.workers.retain(Worker::lives);
@@ -143,7 +143,7 @@ pub struct QueueGrant {
     queue: OwnedFd,
     inode: u64,
     cookie: u64,
-    /// The process has it under another number already.
+    /// The process has the queue under another number already.
     again: bool,
 }
 
@@ -162,7 +162,7 @@ pub struct Shared {
     owner: Option<Worker>,
     original: Queue,
     siblings: Vec<Queue>,
-    /// Inodes of all queues there ever were: a descendant may still hold one.
+    /// Inodes of all queues that there ever were: a descendant may still hold one.
     known: HashSet<u64>,
     /// None until there is a queue.
     group: Option<SteeredGroup>,
@@ -177,7 +177,7 @@ impl Shared {
     /// A listener that a process has just opened.
     ///
     /// # Errors
-    /// It is none that could be split, or it is gone.
+    /// It is no listener that could be split, or it is gone.
     pub fn new(pid: u32, fd: i32, listener: &OwnedFd) -> io::Result<Self> {
         let address = clone_listener::address(listener).ok_or(io::ErrorKind::Unsupported)?;
         let inode = inode_of(listener)?;
@@ -201,17 +201,17 @@ impl Shared {
         })
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What its group is called.
+    /// The name of its group.
     pub fn name(&self) -> String {
         name_of(Protocol::Tcp, self.address)
     }
 
-    /// What its figures are read from.
+    /// The source of its metrics.
     pub fn source(&self, paths: &Paths, traced: bool) -> Option<Source> {
         let group = self.group.as_ref()?;
         Some(capability::with(&FOR_LOADING, || {
@@ -219,7 +219,7 @@ impl Shared {
         }))
     }
 
-    /// The shared socket's inode, by which the listener is named.
+    /// The shared socket's inode, which identifies the listener.
     pub fn inode(&self) -> u64 {
         self.original.remote.inode
     }
@@ -229,7 +229,7 @@ impl Shared {
         self.known.contains(&inode)
     }
 
-    /// Whether nobody has any socket of it any more.
+    /// Whether no process has a socket of it any more.
     pub fn is_over(&self) -> bool {
         self.closed && self.siblings.is_empty()
     }
@@ -245,10 +245,10 @@ impl Shared {
         self.closed = false;
     }
 
-    /// Whether a process can have a queue of its own in the place of what it is about to wait on.
+    /// Whether a process can have a queue of its own in the place of the socket on which it is about to wait.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason if it cannot.
     pub fn decide(&self, pid: u32, inode: u64, steering: &Steering) -> Result<(), Reason> {
         if self
             .owner
@@ -281,7 +281,7 @@ impl Shared {
         Ok(())
     }
 
-    /// A process that waits on one of its sockets, and stays with it.
+    /// Notes a process that waits on one of its sockets, and stays with it.
     pub fn stays(&mut self, pid: u32, inode: u64) {
         let queues = self.siblings.iter_mut().chain([&mut self.original]);
         let Some(queue) = queues.into_iter().find(|q| q.remote.inode == inode) else {
@@ -294,10 +294,10 @@ impl Shared {
         self.store();
     }
 
-    /// A queue for a process. The first one brings steering with it.
+    /// Makes a queue for a process. The first one starts steering.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why no queue can be made.
     pub fn grant(
         &mut self,
         pid: u32,
@@ -339,7 +339,7 @@ impl Shared {
         })
     }
 
-    /// The first queue: takes the group's folder, and has the group steered where that may be.
+    /// With the first queue: takes the group's folder, and has the group steered if that is allowed.
     fn begin(
         &mut self,
         grant: &QueueGrant,
@@ -365,7 +365,7 @@ impl Shared {
                 fd: grant.queue.as_raw_fd(),
                 inode: grant.inode,
             };
-            // The shared socket was made anywhere: only the root sees all of its connections.
+            // The shared socket was made in any cgroup: only the root one sees all of its connections.
             let root = cgroup::mount_point().ok();
             let plan = Plan {
                 cgroup: root.as_deref(),
@@ -375,7 +375,7 @@ impl Shared {
                 Dispatcher::start_beside(&plan, vec![(grant.cookie, ours)])
             });
             let dispatcher = loaded.map_err(|error| {
-                // The next ones are told so before anything is made for them.
+                // The next processes are told so before any queue is made for them.
                 *steering = Steering::None;
                 Reason::Steering(error.to_string())
             })?;
@@ -425,7 +425,7 @@ impl Shared {
         self.store();
     }
 
-    /// A queue was not wanted after all: it closes, and what waits in it is moved.
+    /// A queue was not accepted: it closes, and the kernel moves its connections.
     pub fn rejected(&mut self, pid: u32, grant: QueueGrant) {
         if let (Some(group), false) = (&mut self.group, grant.again) {
             group.hand_over(grant.cookie);
@@ -435,14 +435,14 @@ impl Shared {
         self.stays(pid, inode);
     }
 
-    /// Somebody accepts from the shared socket itself: it gets its part of the connections.
+    /// A process accepts from the shared socket itself: gives that socket a slot.
     fn seat_original(&mut self) {
         if let (Some(group), Some(worker)) = (&mut self.group, self.original.first()) {
             group.seat_or_tell(self.original.cookie, self.original.remote, worker);
         }
     }
 
-    /// A process that could not have its queue at first accepts from the shared socket no more.
+    /// A process that could not have its queue at first has stopped accepting from the shared socket.
     fn leaves_original(&mut self, pid: u32) {
         self.original.workers.retain(|worker| worker.pid != pid);
         if let (None, Some(group)) = (self.original.first(), &mut self.group) {
@@ -450,7 +450,7 @@ impl Shared {
         }
     }
 
-    /// Looks what became of its sockets and processes. To be called some twenty times a second.
+    /// Checks what became of its sockets and processes. Call it some twenty times a second.
     pub fn follow(&mut self) {
         let there = match self.listening() {
             Ok(there) => there,
@@ -477,8 +477,8 @@ impl Shared {
         }
     }
 
-    /// Cookies of its sockets that listen. One whose queue is being moved does not for a moment: only what is missing
-    /// between two looks of the agent is gone.
+    /// Cookies of its sockets that listen. A socket does not listen for a moment while its queue is being moved. So
+    /// if one is missing, this looks again between two looks of the agent.
     fn listening(&self) -> io::Result<HashSet<u64>> {
         let look = || -> io::Result<HashSet<u64>> {
             let which = diag::Which::Listening;
@@ -523,8 +523,8 @@ impl Shared {
         }
     }
 
-    /// A queue outlives its worker, in a process that does not accept from it (a child that the worker left behind): it
-    /// is closed, and what waits in it goes to others.
+    /// Closes a queue that outlives its worker, in a process that does not accept from it (a child that the worker
+    /// left behind). Its connections go to others.
     fn orphaned(&mut self, mut queue: Queue) {
         let all = Processes::read();
         let holder = all
@@ -564,15 +564,15 @@ impl Shared {
         replaced
     }
 
-    /// What waits on the shared socket while nobody accepts from it goes to those that have queues of their own: it came
-    /// before the first of them was there, or its handshake began before that.
+    /// Moves connections that wait on the shared socket, if nobody accepts from it, to the processes with queues of
+    /// their own. They arrived before the first such queue was there, or their handshake began before that.
     fn sweep(&mut self) {
         let wait = self.group.as_ref().and_then(|group| self.sweep_wait(group));
         let Some(wait) = wait.filter(|_| !self.closed) else {
             self.unchosen = None;
             return;
         };
-        // A handshake that ends while the socket is shut down is reset: those under way end first.
+        // A handshake that ends while the socket is shut down is reset: so those under way end first.
         let unchosen = self.unchosen.get_or_insert_with(Instant::now).elapsed();
         if unchosen < wait {
             return;
@@ -585,7 +585,7 @@ impl Shared {
             return;
         }
         let backlog = i32::try_from(waiting.limit).unwrap_or(self.backlog);
-        // Never two queues at once.
+        // Never moves two queues at once.
         let group = self.group.as_ref();
         let moved = group.map(|one| one.between_looks(|| socket::move_queue(&listener, backlog)));
         if let Some(Err(error)) = moved {
@@ -598,15 +598,15 @@ impl Shared {
         }
     }
 
-    /// Where our program chooses, others have queues, and nobody accepts from the shared socket: how long after its last
-    /// SYN a handshake may still end there.
+    /// Returns how long after its last SYN a handshake may still end on the shared socket. `None` unless our program
+    /// chooses, others have queues, and nobody accepts from the shared socket.
     fn sweep_wait(&self, group: &SteeredGroup) -> Option<Duration> {
         let chosen = |queue: &Queue| group.slot_of(queue.cookie).is_some();
         let wanted = !chosen(&self.original) && self.siblings.iter().any(chosen);
         group.agent().filter(|_| wanted).map(Agent::handshake_wait)
     }
 
-    /// Whoever had the shared socket is gone or has closed it: somebody else may have it.
+    /// The known holder of the shared socket is gone or has closed it: looks for another one.
     fn find_holder(&mut self) -> Option<OwnedFd> {
         let inode = self.inode();
         let all = Processes::read();
@@ -619,7 +619,8 @@ impl Shared {
         self.original.borrow()
     }
 
-    /// Processes that wait on the shared socket and never asked (io_uring, system calls of their own): it is served.
+    /// Finds processes that wait on the shared socket and never asked (io_uring, system calls of their own): they
+    /// serve it.
     fn look_round(&mut self) -> bool {
         if self.siblings.is_empty() || self.closed {
             return false;
@@ -651,14 +652,14 @@ impl Shared {
         changed
     }
 
-    /// Writes down who serves what.
+    /// Writes down which process serves which socket.
     fn store(&self) {
         if let Some(group) = &self.group {
             group.keep();
         }
     }
 
-    /// What its agent saw.
+    /// The events that its agent saw.
     pub fn events(&mut self) -> Vec<SteerEvent> {
         self.group
             .as_mut()
@@ -666,7 +667,7 @@ impl Shared {
             .unwrap_or_default()
     }
 
-    /// The server closed it, or is gone: takes program, pins and state away.
+    /// The server closed it, or has ended: removes program, pins and state.
     pub fn end(self) {
         if let Some(group) = self.group {
             group.end();
@@ -674,8 +675,8 @@ impl Shared {
     }
 }
 
-/// Who opened a listener that a process has begun to listen on: that process, or the one above it that holds it too. (Some
-/// servers bind in the first process and listen in the workers.)
+/// The process that opened a listener: the one that has begun to listen on it, or an ancestor that holds it too.
+/// (Some servers bind in the first process and listen in the workers.)
 pub fn first_holder(pid: u32, inode: u64) -> u32 {
     let mut first = pid;
     let own = std::process::id();

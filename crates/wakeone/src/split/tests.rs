@@ -1,5 +1,5 @@
-//! What the broker makes of messages in the orders in which processes can send them. Of a socket that one process binds
-//! and several listen on, the first one's word that it listens may come after the others see that it does.
+//! The broker's answers to messages in every order in which processes can send them. If one process binds a socket
+//! and several listen on it, the first one's message may come after the others see that it listens.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -47,7 +47,7 @@ fn asks(splitter: &mut Splitter, socket: &OwnedFd) {
         how: How::Accept,
         socket: socket.as_fd(),
     };
-    // Nothing steers, so the first one that asks has the shared socket.
+    // Nothing steers, so the first process that asks serves the shared socket.
     assert!(splitter.request(&claim).is_none());
 }
 

@@ -1,4 +1,5 @@
-//! Addresses on which the server listens and whose queue stays as it is: each with the reason, and what to do instead.
+//! Addresses on which the server listens, but whose queue stays as it is: the reason for each, and what to do
+//! instead.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -8,11 +9,12 @@ use wakeone_kernel::diag::{self, Which};
 use wakeone_kernel::process::{children, sockets_of};
 use wakeone_model::listener::Protocol;
 
-/// How often to look: the first address is told of within a second.
+/// How often to look: the first address is reported within a second.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// An address is told of when it was there for so long: a server that opens a socket for each worker opens them one by one.
+/// An address is reported once it was there for this long: a server that opens a socket for each worker opens them
+/// one by one.
 const THERE_FOR: Duration = Duration::from_millis(500);
-/// A server is a tree of at most so many processes, or only a part of it is looked at.
+/// A server is a tree of at most this many processes; of a larger one, only a part is looked at.
 const MOST_PROCESSES: usize = 1024;
 
 /// Why a queue is left alone.
@@ -24,18 +26,18 @@ pub enum Why {
     Alone(u32),
     /// It may still be split.
     Waits,
-    /// Several processes share the socket; the library did not see how it came to be.
+    /// Several processes share the socket, and the library did not see how it was opened.
     Unknown,
 }
 
-/// The sockets of an address, and who holds them.
+/// The sockets of an address, and the processes that hold them.
 #[derive(Debug, Default)]
 struct Seen {
     inodes: HashSet<u64>,
     holders: HashSet<u32>,
 }
 
-/// Looks at the server's listeners, and tells of each address once.
+/// Looks at the server's listeners, and reports each address once.
 #[derive(Debug)]
 pub struct Unsplit {
     looked: Instant,
@@ -44,7 +46,7 @@ pub struct Unsplit {
 }
 
 impl Unsplit {
-    /// Nothing was seen yet.
+    /// Makes one that has seen nothing yet.
     pub fn new() -> Self {
         Self {
             looked: Instant::now(),
@@ -53,7 +55,8 @@ impl Unsplit {
         }
     }
 
-    /// The addresses to be told of now. `known`: the library reported this socket and it may be split. `split`: it is.
+    /// The addresses to report now. `known`: the library reported this socket and it may be split. `split`: it is
+    /// split.
     pub fn look(
         &mut self,
         server: u32,
@@ -68,7 +71,7 @@ impl Unsplit {
         for (address, seen) in listening(server) {
             let since = *self.since.entry(address).or_insert_with(Instant::now);
             if split(address) {
-                // Its queues close one by one when the server ends: no news.
+                // Its queues close one by one when the server ends, which is no news.
                 self.told.insert((address, true));
                 continue;
             }

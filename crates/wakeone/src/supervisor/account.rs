@@ -1,10 +1,10 @@
-//! Who the workers run as.
+//! The account that workers run as.
 
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use serde::{Deserialize, Serialize};
 use std::ffi::CString;
 
-/// A user and groups, by number, and what a login would set in the environment.
+/// A user and groups, by number, and the environment that a login would set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Account {
@@ -27,7 +27,7 @@ pub enum AccountError {
     /// No such group.
     #[error("there is no group `{0}`; `getent group` lists those that there are")]
     Group(String),
-    /// A user by number, of whom nothing else is known.
+    /// A user by number, unknown to the user database.
     #[error(
         "user {0} has no entry in the user database, which would tell its group; give one with --group"
     )]
@@ -40,10 +40,10 @@ pub enum AccountError {
 }
 
 impl Account {
-    /// The account of `--user` and `--group`: names or numbers; a user alone brings its own groups.
+    /// Finds the account of `--user` and `--group`: names or numbers. A user alone brings its own groups.
     ///
     /// # Errors
-    /// There is none such, or we may not become it.
+    /// There is no such account, or we may not become it.
     pub fn find(user: Option<&str>, group: Option<&str>) -> Result<Option<Self>, AccountError> {
         if user.is_none() && group.is_none() {
             return Ok(None);
@@ -63,7 +63,7 @@ impl Account {
                     environment: environment(&user),
                 }
             }
-            // A group of the same number may be anybody's: 27 is `sudo` on many machines.
+            // The group of the same number may belong to anybody: 27 is `sudo` on many machines.
             (Some((uid, None)), None) => return Err(AccountError::NoGroup(uid)),
             (Some((uid, None)), Some(group)) => Self::bare(uid, group.as_raw()),
             (None, group) => Self::bare(
@@ -84,7 +84,7 @@ impl Account {
     }
 }
 
-/// The user of a name or number; a number needs no entry in the user database.
+/// Finds a user by name or number; a number needs no entry in the user database.
 fn find_user(text: &str) -> Result<(u32, Option<User>), AccountError> {
     let unknown = || AccountError::User(text.to_owned());
     match text.parse::<u32>() {

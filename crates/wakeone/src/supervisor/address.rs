@@ -6,8 +6,8 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
-/// An address to listen on, as written: `:8080`, `127.0.0.1:8080`, `[::1]:8080` or `localhost:8080`; with `udp://`
-/// before it, or `tcp://`, which need not be said.
+/// An address to listen on, as written: `:8080`, `127.0.0.1:8080`, `[::1]:8080` or `localhost:8080`. `udp://` may
+/// stand before it, or `tcp://`, which is the default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     udp: bool,
@@ -23,7 +23,7 @@ enum Host {
     Name(String),
 }
 
-/// Why a text is no address.
+/// Why a text is not an address.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "`{text}` is no address to listen on: {reason}; write `:8080`, `127.0.0.1:8080`, `[::1]:8080` or `localhost:8080`, and before it `udp://` for UDP"
@@ -102,7 +102,7 @@ impl Address {
         self.port
     }
 
-    /// Whether datagrams come here, not connections.
+    /// Whether this is a UDP address.
     pub fn is_udp(&self) -> bool {
         self.udp
     }
@@ -118,7 +118,7 @@ impl Address {
         format!("{protocol}{host}{}", self.port).replace(['.', ':'], "_")
     }
 
-    /// Where this address is: a name's first address, IPv4 before IPv6 as most servers bind.
+    /// Resolves the address. Of a name's addresses it takes the first, IPv4 before IPv6, as most servers bind.
     ///
     /// # Errors
     /// The name cannot be resolved.
@@ -152,8 +152,8 @@ impl Address {
     }
 }
 
-/// Whether this machine (or this network namespace) has IPv6 at all: booted with it off, socket() says so;
-/// switched off by sysctl, only bind() does.
+/// Whether this machine (or this network namespace) has IPv6 at all. If it was booted with IPv6 off, socket() fails;
+/// if a sysctl switched it off, only bind() does.
 fn ipv6_works() -> bool {
     let bind = || {
         let socket = rustix::net::socket_with(

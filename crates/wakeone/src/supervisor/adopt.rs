@@ -38,7 +38,7 @@ pub enum AdoptError {
         /// Their pids.
         pids: String,
     },
-    /// Their listeners are not where they were asked for.
+    /// Their listeners are on private ports and were not asked for there, or the reverse.
     #[error(
         "workers of an earlier `{name}` still run {how} --lookup (pids {pids}): start {how} it to take them over, or end them with `kill {pids}`"
     )]
@@ -50,7 +50,7 @@ pub enum AdoptError {
         /// Their pids.
         pids: String,
     },
-    /// The kernel does not let us look into one.
+    /// The kernel does not let us look into a worker.
     #[error(
         "cannot take the listeners of worker process {pid}: {source}; that needs root, or the same user and kernel.yama.ptrace_scope=0"
     )]
@@ -65,24 +65,24 @@ pub enum AdoptError {
     Listen(#[from] ListenError),
 }
 
-/// A group's sockets, and who serves them.
+/// A group's sockets, and the workers that serve them.
 #[derive(Debug)]
 pub struct Sockets {
-    /// Where it listens: the ports that were chosen where 0 was asked for.
+    /// The addresses where it listens, with the ports that were chosen for port 0.
     pub endpoints: Vec<Endpoint>,
     /// The reserving socket of each address whose listeners are on a private port.
     pub reserved: Vec<Option<Reserved>>,
-    /// Its slots; those whose worker died meanwhile have a new socket, which does not listen yet, and no worker.
+    /// Its slots. A slot whose worker died meanwhile has no worker, and a new socket, which does not listen yet.
     pub slots: Vec<Slot>,
 }
 
-/// What the new supervisor was asked for.
+/// The request of the new supervisor.
 pub struct Wanted<'a> {
-    /// Where to listen.
+    /// The addresses to listen on.
     pub endpoints: &'a [Endpoint],
-    /// How many slots.
+    /// The number of slots.
     pub slots: usize,
-    /// What workers run.
+    /// The command of the workers, and its account.
     pub task: &'a Task,
     /// The listeners' backlog.
     pub backlog: i32,
@@ -90,14 +90,14 @@ pub struct Wanted<'a> {
     pub spare: bool,
     /// How long a worker that was being replaced has to end.
     pub grace: Duration,
-    /// TCP listeners are to be on private ports.
+    /// Whether TCP listeners are to be on private ports.
     pub lookup: bool,
 }
 
-/// Takes over what still runs of `state`; `None` when nothing does.
+/// Takes over the workers of `state` that still run; `None` if none does.
 ///
 /// # Errors
-/// Something runs, and is not what was asked for, or cannot be taken. Nothing was changed then.
+/// A worker runs, and differs from what is wanted, or cannot be taken over. Nothing was changed then.
 pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, AdoptError> {
     let mut living = living(state)?;
     if living.iter().all(Option::is_none) {
@@ -146,7 +146,8 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Adop
     }))
 }
 
-/// A slot with whom was found in it. A second worker, of a rolling restart that nobody goes on with, is to end.
+/// Makes a slot of the workers that were found for it. A second worker, of a rolling restart that nobody continues,
+/// is to end.
 fn adopt_slot(
     found: Option<Living>,
     current: bool,
@@ -180,7 +181,7 @@ fn adopt_slot(
     Ok(slot)
 }
 
-/// A worker that lives, and where its listeners are.
+/// A worker that still runs, and its listeners.
 struct Living {
     process: Process,
     inodes: Vec<u64>,
@@ -204,7 +205,7 @@ fn living(state: &State) -> Result<Vec<Option<Living>>, AdoptError> {
         let beside = slot.beside.as_ref();
         let second = beside.map(|beside| find(beside.worker)).transpose()?;
         let second = second.flatten().zip(beside.map(|one| one.inodes.clone()));
-        // Whoever is left alone serves.
+        // If the first worker has ended, the second one serves.
         let (first, beside) = match first {
             Some(first) => (Some(first), second),
             None => (second, None),
@@ -218,7 +219,7 @@ fn living(state: &State) -> Result<Vec<Option<Living>>, AdoptError> {
     state.slots.iter().map(find_both).collect()
 }
 
-/// Whether the places wanted are those that were; port 0 is content with any.
+/// Whether the wanted addresses are those of the state; port 0 matches any port.
 fn same_places(wanted: &[Endpoint], were: &[Endpoint]) -> bool {
     let same = |(wanted, was): (&Endpoint, &Endpoint)| {
         let mut wanted = *wanted;
@@ -230,7 +231,7 @@ fn same_places(wanted: &[Endpoint], were: &[Endpoint]) -> bool {
     wanted.len() == were.len() && wanted.iter().zip(were).all(same)
 }
 
-/// Each address, and where its listeners are bound.
+/// Each address, and the address where its listeners are bound.
 fn places(state: &State) -> Vec<(Endpoint, Endpoint)> {
     let reserved = |at: usize| state.reserved.get(at).and_then(Option::as_ref);
     let place =
@@ -259,7 +260,7 @@ fn take_reserved(
     Ok(taken)
 }
 
-/// The worker's listeners, one an address. One that it has closed is made anew.
+/// Takes the worker's listeners, one for each address. A listener that it has closed is made anew.
 fn take_listeners(
     process: &Process,
     inodes: &[u64],
@@ -292,7 +293,7 @@ fn take_listeners(
     Ok(listeners)
 }
 
-/// A duplicate of a process's descriptor, if it is the listener that we look for.
+/// Duplicates a process's descriptor, if it is the wanted listener.
 fn take_fd(
     pidfd: BorrowedFd<'_>,
     number: i32,
@@ -304,16 +305,16 @@ fn take_fd(
         Err(rustix::io::Errno::BADF) => return Ok(None), // closed since we looked
         Err(errno) => return Err(errno.into()),
     };
-    // One on a private port shows its public address, as long as the program for that is there.
+    // A listener on a private port shows its public address, as long as the program for that is loaded.
     let at = listen::address_of(&fd);
     let is_there = at == Ok(public.address) || at == Ok(bound.address);
     Ok((is_there && inode_of(&fd)? == inode).then_some(fd))
 }
 
-/// The inode of a descriptor, which names a socket as long as it lives.
+/// The inode of a descriptor, which identifies a socket as long as it lives.
 ///
 /// # Errors
-/// What fstat(2) says.
+/// fstat(2) fails.
 pub fn inode_of(fd: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(fd)?.st_ino)
 }

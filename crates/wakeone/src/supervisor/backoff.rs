@@ -6,14 +6,14 @@ use std::time::Duration;
 pub const FIRST: Duration = Duration::from_millis(100);
 /// No delay is longer than this (before jitter).
 pub const CAP: Duration = Duration::from_secs(30);
-/// A worker that ran this long is no crash loop: its restart is immediate and its past forgotten.
+/// A worker that ran this long is not in a crash loop: it is restarted at once, and its failures are forgotten.
 pub const STABLE: Duration = Duration::from_secs(10);
-/// Delays are spread by this share to both sides, so that slots that fail together do not return together.
+/// Delays are spread by this share in both directions, so that slots that fail together do not return together.
 pub const JITTER: f64 = 0.2;
 
-/// The failures of one slot that count.
+/// The recent failures of one slot.
 ///
-/// Each second that a worker runs forgives one earlier failure: a worker killed now and then returns fast,
+/// Each second that a worker runs forgives one earlier failure. A worker that is killed now and then returns fast;
 /// one that dies as soon as it starts is tried less and less often.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Backoff {
@@ -34,7 +34,7 @@ impl Backoff {
         delay.mul_f64(1.0 + JITTER * jitter.clamp(-1.0, 1.0))
     }
 
-    /// Failures in a row, as far as they count.
+    /// Failures in a row that are not forgiven.
     pub fn failures(&self) -> u32 {
         self.failures
     }

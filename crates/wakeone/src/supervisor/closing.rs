@@ -3,14 +3,14 @@
 use super::settle::Settling;
 use std::time::{Duration, Instant};
 
-/// What to do next on the way to the end.
+/// The next step of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Ask all workers to end (SIGTERM).
     Terminate,
     /// The grace is over: make them end.
     Kill,
-    /// Nobody is left.
+    /// No worker is left.
     Finished,
 }
 
@@ -21,7 +21,8 @@ enum Step {
     Killed,
 }
 
-/// A shutdown under way. Queues have half the grace to empty, so that the other half is left for requests in hand.
+/// A shutdown under way. Queues have half the grace to empty, so that the other half is left for requests that are
+/// being served.
 #[derive(Debug)]
 pub struct Closing {
     step: Step,
@@ -39,13 +40,13 @@ impl Closing {
         }
     }
 
-    /// Be done with it: kill at the next step.
+    /// Ends the grace: the next step kills.
     pub fn hurry(&mut self, now: Instant) {
         self.kill_at = now;
     }
 
-    /// The next thing to do, with `alive` workers, `queued` connections in their queues and `active` ones open;
-    /// `None`: wait.
+    /// Returns the next thing to do; `None`: wait. There are `alive` workers, with `queued` connections in their
+    /// queues and `active` ones open.
     pub fn step(&mut self, now: Instant, alive: usize, queued: u32, active: u64) -> Option<Action> {
         let (next, action) = match self.step {
             _ if alive == 0 => return Some(Action::Finished),

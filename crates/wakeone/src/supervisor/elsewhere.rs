@@ -1,4 +1,4 @@
-//! Where a worker listens that does not accept on the listeners that it was given.
+//! Finds where a worker listens that does not accept on the listeners that it was given.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -6,13 +6,13 @@ use wakeone_kernel::diag::{self, Which};
 use wakeone_kernel::process::{children, sockets_of};
 use wakeone_model::listener::Protocol;
 
-/// A worker is a tree of at most so many processes, or only a part of it is looked at.
+/// A worker is a tree of at most this many processes; of a larger one, only a part is looked at.
 const MOST_PROCESSES: usize = 256;
 
-/// What was found among the descriptors of a worker and the processes below it.
+/// The listeners among the descriptors of a worker and the processes below it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Whereabouts {
-    /// Somebody has a listener that the worker was given.
+    /// One of these processes has a listener that the worker was given.
     pub holds: bool,
     /// A TCP address of its own that it listens on.
     pub elsewhere: Option<SocketAddr>,
@@ -32,7 +32,7 @@ pub fn look(pid: u32, given: &[u64]) -> Whereabouts {
     }
 }
 
-/// An address as people write it: every address is `*`.
+/// Formats an address as people write it: the unspecified address is `*`.
 pub fn shown(address: SocketAddr) -> String {
     if address.ip().is_unspecified() {
         format!("*:{}", address.port())

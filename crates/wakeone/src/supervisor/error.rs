@@ -1,4 +1,4 @@
-//! What can go wrong, each as one sentence for the user.
+//! The errors of the supervisor, each as one sentence for the user.
 
 use super::account::AccountError;
 use super::adopt::AdoptError;
@@ -8,19 +8,19 @@ use super::spawn::SpawnError;
 use super::state::StateError;
 use std::io;
 
-/// Why there is no supervisor, or no longer one.
+/// Why the supervisor cannot start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The options cannot be.
+    /// The options contradict one another.
     #[error("{0}")]
     Usage(String),
-    /// The account cannot be.
+    /// The account does not exist, or may not be used.
     #[error(transparent)]
     Account(#[from] AccountError),
-    /// The addresses cannot be had.
+    /// The addresses cannot be bound.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The group's folder cannot be had.
+    /// The group's folder cannot be used.
     #[error(transparent)]
     State(#[from] StateError),
     /// Workers of an earlier supervisor cannot be taken over.
@@ -36,20 +36,20 @@ pub enum Error {
     EndsAtOnce {
         /// The command line.
         command: String,
-        /// What the last of them did.
+        /// How the last of them ended.
         ending: Ending,
     },
-    /// New workers cannot start beside the old ones, which was asked for.
+    /// New workers cannot start beside the old ones, although that was requested.
     #[error(
         "--restart start-first takes {needed} descriptors here, and the limit is {limit}; raise it with `ulimit -Hn {needed}`, or leave --restart away"
     )]
     FewDescriptors {
-        /// How many it takes.
+        /// How many are needed.
         needed: u64,
-        /// How many there can be.
+        /// The limit.
         limit: u64,
     },
-    /// A system call failed that does not fail.
+    /// A system call failed that normally does not.
     #[error("the supervisor cannot {what}: {source}")]
     System {
         /// What was tried.
@@ -60,7 +60,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the arguments were wrong (exit code 2), not the world (1).
+    /// Whether the arguments were wrong (exit code 2), rather than the environment (1).
     pub fn is_usage(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! The listeners of an address: one a slot, in one `SO_REUSEPORT` group.
+//! The listeners of an address: one for each slot, in one `SO_REUSEPORT` group.
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
@@ -45,10 +45,10 @@ pub enum ListenError {
     Unresolved {
         /// The name.
         host: String,
-        /// What the resolver said.
+        /// The resolver's error.
         source: std::io::Error,
     },
-    /// Somebody else listens there.
+    /// Another process listens there.
     #[error("cannot listen on {0}: the address is in use; see by whom with `ss -{kind}np 'sport = :{port}'`, or choose another with -l", kind = if .0.udp { "lu" } else { "lt" }, port = .0.address.port())]
     InUse(Endpoint),
     /// The port is reserved.
@@ -61,14 +61,14 @@ pub enum ListenError {
         "cannot listen on {0}: this machine has no such address; `ip address` lists those it has"
     )]
     NotOurs(Endpoint),
-    /// Anything else.
+    /// Any other error.
     #[error("cannot listen on {endpoint}: {what} failed: {source}")]
     Call {
         /// Where.
         endpoint: Endpoint,
         /// The system call.
         what: &'static str,
-        /// What it said.
+        /// Its error.
         source: std::io::Error,
     },
 }
@@ -88,13 +88,14 @@ impl ListenError {
     }
 }
 
-/// The listeners of one address: where they are (the port chosen when 0 was asked for), and one for each slot.
+/// The listeners of one address: the address, with the port that the kernel chose for port 0, and one listener for
+/// each slot.
 pub type Bound = (Endpoint, Vec<OwnedFd>);
 
 /// Binds `slots` sockets to one address. Those of TCP do not listen yet: see [`start`].
 ///
 /// # Errors
-/// The address is in use by anybody (also by a group that would let us in), or cannot be had.
+/// Another process has the address (also with SO_REUSEPORT, which would let us in), or it cannot be bound.
 pub fn bind_group(mut endpoint: Endpoint, slots: usize) -> Result<Bound, ListenError> {
     let mut first = bind_first(endpoint)?;
     if endpoint.udp {
@@ -114,8 +115,9 @@ pub fn bind_group(mut endpoint: Endpoint, slots: usize) -> Result<Bound, ListenE
     Ok((endpoint, listeners))
 }
 
-/// The sockets of a UDP group. `first` holds the address until they are bound: a UDP socket joins a group when it is
-/// bound or never, and this one was bound to be alone. What it gets in that moment is lost, as before it was there.
+/// The sockets of a UDP group. `first` holds the address until they are bound. It cannot join the group: a UDP socket
+/// joins one when it is bound or never, and this one was bound alone. Datagrams that it gets in that moment are lost,
+/// like those before it was bound.
 fn bind_datagrams(
     mut endpoint: Endpoint,
     first: OwnedFd,
@@ -126,7 +128,8 @@ fn bind_datagrams(
     Ok((endpoint, sockets.collect::<Result<_, _>>()?))
 }
 
-/// Binds one more listener next to those that live: a slot whose listener died with its worker. It does not listen yet.
+/// Binds one more listener beside the living ones, for a slot whose listener died with its worker. It does not listen
+/// yet.
 ///
 /// # Errors
 /// As for a group; `InUse` when the living ones belong to another user.
@@ -134,22 +137,22 @@ pub fn bind_beside(endpoint: Endpoint) -> Result<OwnedFd, ListenError> {
     bind_member(endpoint)
 }
 
-/// Whether others may listen at the address of a socket that begins to.
+/// Whether others may listen at the address of a socket that begins to listen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Company {
-    /// Nobody may: bind lets several in that do not listen, and the first that listens has the address.
+    /// Nobody may. Bind lets in several sockets that do not listen, and the first one that listens has the address.
     Refuse,
-    /// The members of its group do.
+    /// The members of its group may.
     Join,
 }
 
-/// Has a bound socket listen. A UDP socket is left alone, and so is one that listens already, but for the filter of a
-/// group that was closing when its supervisor was killed.
+/// Makes a bound socket listen. A UDP socket is left alone. A socket that listens already only loses its filter, if
+/// its group was closing when the supervisor was killed.
 ///
 /// With [`Company::Refuse`] the kernel neither asks the group's program nor lets others join until [`share`].
 ///
 /// # Errors
-/// The address is in use, or what listen(2) says.
+/// The address is in use, or listen(2) fails.
 pub fn start(
     endpoint: Endpoint,
     socket: &OwnedFd,
@@ -160,7 +163,7 @@ pub fn start(
         return Ok(());
     }
     if socket::listens(socket) {
-        let _ = socket::admit_syns(socket); // fails only where nothing is in the way
+        let _ = socket::admit_syns(socket); // fails only if there is no such filter
         return Ok(());
     }
     if company == Company::Refuse {
@@ -172,7 +175,7 @@ pub fn start(
 /// Lets the other members of its group listen beside the first.
 ///
 /// # Errors
-/// What setsockopt says.
+/// setsockopt(2) fails.
 pub fn share(endpoint: Endpoint, socket: &OwnedFd) -> Result<(), ListenError> {
     reuse_port(endpoint, socket, true)
 }
@@ -185,7 +188,7 @@ fn reuse_port(endpoint: Endpoint, socket: &OwnedFd, on: bool) -> Result<(), List
 /// (Re)starts listening. On a living listener it only sets the backlog, on a UDP socket nothing.
 ///
 /// # Errors
-/// What listen(2) says.
+/// listen(2) fails.
 pub fn listen(endpoint: Endpoint, socket: &OwnedFd, backlog: i32) -> Result<(), ListenError> {
     if endpoint.udp {
         return Ok(());
@@ -193,11 +196,11 @@ pub fn listen(endpoint: Endpoint, socket: &OwnedFd, backlog: i32) -> Result<(), 
     rustix::net::listen(socket, backlog).map_err(|errno| ListenError::of(endpoint, "listen", errno))
 }
 
-/// Makes a listener fit for a new worker: blocking (the last one may have changed that, it is shared), and
-/// listening, should the last worker have shut it down.
+/// Makes a listener fit for a new worker. It is set to blocking, since the last worker may have changed that shared
+/// flag. It listens again if the last worker shut it down.
 ///
 /// # Errors
-/// What the calls say.
+/// A system call fails.
 pub fn refresh(endpoint: Endpoint, socket: &OwnedFd, backlog: i32) -> Result<(), ListenError> {
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
     let call = |what| move |errno| ListenError::of(endpoint, what, errno);
@@ -218,16 +221,16 @@ pub fn somaxconn() -> i32 {
     text.trim().parse().unwrap_or(4096)
 }
 
-/// The first listener joins no group: it is bound without `SO_REUSEPORT`, which fails if anybody listens there,
-/// and gets it afterwards, for its siblings. So there is no moment between a probe and the real bind. [`Company::Refuse`]
-/// is for a group that is bound there and does not listen yet.
+/// Binds the first listener. It is bound without `SO_REUSEPORT`, which fails if another process listens there, and
+/// gets the option afterwards, for the other members. So there is no moment between a probe and the real bind.
+/// [`Company::Refuse`] is for a group that is bound there and does not listen yet.
 fn bind_first(endpoint: Endpoint) -> Result<OwnedFd, ListenError> {
     let socket = bind(endpoint, false)?;
     reuse_port(endpoint, &socket, true)?;
     Ok(socket)
 }
 
-/// Binds a socket that is to have the address for itself. It does not listen yet.
+/// Binds a socket that is to be the only one at its address. It does not listen yet.
 ///
 /// # Errors
 /// As for a group.
@@ -254,9 +257,9 @@ fn bind(endpoint: Endpoint, reuse_port: bool) -> Result<OwnedFd, ListenError> {
     let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)
         .map_err(call("socket"))?;
     if !endpoint.udp {
-        // Past what earlier connections left behind. Without it the member that the program is attached to could not
-        // listen while others are bound (net/ipv4/inet_connection_sock.c, inet_bind_conflict). For UDP it would let
-        // others bind the same address, and take what comes.
+        // Ignores connections in TIME_WAIT. Without it, the member that the program is attached to could not listen
+        // while others are bound (net/ipv4/inet_connection_sock.c, inet_bind_conflict). For UDP it would let other
+        // processes bind the same address, and take its datagrams.
         sockopt::set_socket_reuseaddr(&socket, true).map_err(call("SO_REUSEADDR"))?;
     }
     if reuse_port {
@@ -278,7 +281,7 @@ fn port_of(endpoint: Endpoint, socket: impl AsFd) -> Result<u16, ListenError> {
 /// The address that a socket is bound to.
 ///
 /// # Errors
-/// The call fails, or it is no IP socket (`EAFNOSUPPORT`).
+/// The call fails, or it is not an IP socket (`EAFNOSUPPORT`).
 pub fn address_of(socket: impl AsFd) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(rustix::net::getsockname(socket)?)
 }
@@ -342,7 +345,7 @@ mod tests {
     fn of_two_groups_that_are_bound_the_first_to_listen_has_the_address() {
         for classic in [false, true] {
             let (endpoint, first) = bind_group(loopback(0), 3).expect("bind");
-            // Bind alone does not tell: SO_REUSEADDR lets both in until one listens.
+            // bind() alone does not fail: SO_REUSEADDR lets both in until one listens.
             let (_, second) = bind_group(endpoint, 3).expect("bind beside");
             if classic {
                 for group in [&first, &second] {
@@ -374,7 +377,7 @@ mod tests {
             .collect();
         assert_eq!(queues, [16, 0, 0, 0], "one program for all");
         drop(clients);
-        // Any member stands for the group.
+        // Any member represents the group.
         socket::detach_reuseport(&listeners[3]).expect("the one program");
         assert!(socket::detach_reuseport(&listeners[0]).is_err());
     }
@@ -396,7 +399,7 @@ mod tests {
                 bind_group(endpoint, 2),
                 Err(ListenError::InUse(_))
             ));
-            // Of one group: a program can be attached to any of them.
+            // They are in one group: a program can be attached to any of them.
             socket::attach_classic(&sockets[0], socket::ClassicChoice::Random, slots as u32)
                 .expect("attach");
             bind_beside(endpoint).expect("but a slot of the group may come back");

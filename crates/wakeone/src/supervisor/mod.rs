@@ -1,8 +1,8 @@
-//! The supervisor: holds the listeners, keeps a worker in each slot, and tells whatever steers who is there.
+//! The supervisor: it holds the listeners, keeps a worker in each slot, and tells the steering which workers run.
 //!
-//! One thread waits for signals, for the workers' pidfds and for the next thing due. What it decides is in modules
-//! that know no process: [`backoff`], [`roll`]. What it must not forget is in [`state`], so that the next supervisor
-//! takes over workers that outlive this one.
+//! One thread waits for signals, for the workers' pidfds and for the next deadline. Its decisions are in modules that
+//! know no process: [`backoff`], [`roll`]. Its persistent data is in [`state`], so that the next supervisor takes
+//! over workers that outlive this one.
 
 pub mod account;
 pub mod address;
@@ -46,7 +46,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use wakeone_kernel::lookup::Place;
 
-/// What to supervise.
+/// The options of a supervisor.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The group's name; `None` takes it from the first address.
@@ -67,9 +67,9 @@ pub struct Options {
     pub keep_caps: Vec<String>,
     /// How long a worker may take to end after SIGTERM.
     pub grace: Duration,
-    /// How a rolling restart replaces a worker; `None`: the new one starts first where that can be.
+    /// How a rolling restart replaces a worker; `None`: the new one starts first if that is possible.
     pub restart: Option<Restart>,
-    /// Refuse new connections from SIGTERM on, instead of leaving them to a successor.
+    /// Refuse new connections from SIGTERM on, instead of leaving them to the next supervisor.
     pub refuse: bool,
     /// Have TCP listeners on a private port, where a program finds them; see [`reserve`].
     pub lookup: bool,
@@ -86,7 +86,7 @@ pub enum Restart {
     StopFirst,
 }
 
-/// A group with its listeners, and workers if some outlived an earlier supervisor.
+/// A group with its listeners, and with workers if some outlived an earlier supervisor.
 #[derive(Debug)]
 pub struct Supervisor {
     dir: GroupDir,
@@ -99,16 +99,17 @@ pub struct Supervisor {
     backlog: i32,
     grace: Duration,
     refuse: bool,
-    /// The soft limit of descriptors that workers get back.
+    /// The soft limit of descriptors, which workers get back.
     descriptors: Option<u64>,
     adopted: bool,
 }
 
 impl Supervisor {
-    /// Checks the options, locks the group, and binds its listeners or takes over those of workers that still run. New
-    /// ones listen from [`Supervisor::listen`] on.
+    /// Checks the options, locks the group, and binds its listeners or takes over those of workers that still run.
+    /// New ones listen from [`Supervisor::listen`] on.
     ///
-    /// From here on SIGTERM, SIGINT, SIGHUP and SIGCHLD wait for [`Supervisor::run`]: call this before any thread is made.
+    /// From here on SIGTERM, SIGINT, SIGHUP and SIGCHLD wait for [`Supervisor::run`]: call this before starting any
+    /// thread.
     ///
     /// # Errors
     /// See [`Error`]. Nothing is left behind then, and workers that still ran were not touched.
@@ -172,7 +173,7 @@ impl Supervisor {
         &self.endpoints
     }
 
-    /// Where the connections of each TCP address come to, if its listeners are on private ports; else nothing.
+    /// The public address and private port of each TCP address; empty if no listeners are on private ports.
     pub fn places(&self) -> Vec<Place> {
         self.reserved
             .iter()
@@ -194,11 +195,11 @@ impl Supervisor {
         self.slots.iter().map(|slot| slot.listeners.as_slice())
     }
 
-    /// Has the listeners listen, slot by slot, and tells of each slot at once: `listens` has the connections steered to it.
-    /// Those that listen already are told of too.
+    /// Makes the listeners listen, slot by slot. After each slot it calls `listens`, which has connections steered
+    /// there. Listeners that listen already are included.
     ///
     /// # Errors
-    /// Somebody else began to listen at an address.
+    /// Another process began to listen at an address.
     pub fn listen(&self, mut listens: impl FnMut(usize)) -> Result<(), ListenError> {
         for (slot, listeners) in self.listeners().enumerate() {
             let sockets = || {
@@ -207,7 +208,7 @@ impl Supervisor {
                     .zip(listeners)
                     .filter(|(at, _)| !at.udp)
             };
-            // Workers of an earlier supervisor listen beside.
+            // Workers of an earlier supervisor listen already.
             let company = if slot == 0 && !self.adopted {
                 Company::Refuse
             } else {
@@ -272,7 +273,7 @@ impl Supervisor {
     }
 }
 
-/// Refuses what cannot be, before anything is touched.
+/// Rejects impossible options before anything is changed.
 fn check(options: &Options) -> Result<Task, Error> {
     let addresses = &options.listen;
     if !(1..=MOST_SLOTS).contains(&options.workers) {
@@ -316,7 +317,8 @@ fn check(options: &Options) -> Result<Task, Error> {
     })
 }
 
-/// A command that names some listeners is told of no others: those would be served by nobody.
+/// Checks that a command that names some listeners names all: it is not told about the others, so nobody would serve
+/// them.
 fn check_all_named(options: &Options) -> Result<(), Error> {
     let unnamed = |nth: &usize| !spawn::names(&options.command, *nth);
     let count = options.listen.len();
@@ -329,7 +331,8 @@ fn check_all_named(options: &Options) -> Result<(), Error> {
     }
 }
 
-/// What waits in a UDP socket is read by whoever has that socket next: its worker's successor.
+/// Checks the order of restarts. Unread datagrams of a UDP socket are read by the process that has the socket next:
+/// the worker's successor.
 fn check_restart(options: &Options) -> Result<(), Error> {
     let datagrams = options.listen.iter().find(|address| address.is_udp());
     match (options.restart, datagrams) {
@@ -340,15 +343,15 @@ fn check_restart(options: &Options) -> Result<(), Error> {
     }
 }
 
-/// Whether new workers are to start beside the old ones. Where the limit of descriptors is too low, they do so only if
-/// that was asked for, and then it is an error.
+/// Whether new workers are to start beside the old ones. If the limit of descriptors is too low for that, they do
+/// not; it is an error only if the user asked for it.
 fn starts_first(options: &Options, limit: Option<u64>) -> Result<bool, Error> {
-    /// Programs and maps, the log, metrics, and what is opened for a moment.
+    /// Programs and maps, the log, metrics, and descriptors that are opened for a moment.
     const BESIDES: usize = 96;
     if options.restart == Some(Restart::StopFirst) || options.listen.iter().any(Address::is_udp) {
         return Ok(false);
     }
-    // For each slot two listeners an address, the dispatcher's copy of one, and two workers' pidfds.
+    // For each slot: two listeners an address, the dispatcher's copy of one, and two workers' pidfds.
     let needed = (options.workers * (3 * options.listen.len() + 2) + BESIDES) as u64;
     match limit.filter(|limit| *limit < needed) {
         None => Ok(true),
@@ -360,10 +363,10 @@ fn starts_first(options: &Options, limit: Option<u64>) -> Result<bool, Error> {
     }
 }
 
-/// The name that a group with these options has.
+/// The name of a group with these options.
 ///
 /// # Errors
-/// It was given and cannot be a name, or the address makes none.
+/// The given name is not valid, or the address makes none.
 pub fn group_name(options: &Options) -> Result<String, Error> {
     match (&options.name, options.listen.first()) {
         (Some(name), _) if state::is_name(name) => Ok(name.clone()),
@@ -402,14 +405,14 @@ fn effective_backlog(asked: Option<i32>) -> i32 {
     }
 }
 
-/// Takes over living workers. A state that cannot be believed is said and set aside: if workers still run, the
-/// address is in use, and that is said next.
+/// Takes over living workers. An invalid state is logged and set aside: if workers still run, the address is in use,
+/// which is the next error.
 fn take_over(dir: &GroupDir, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Error> {
     match dir.load() {
         Ok(Some(state)) => {
             let taken = adopt::adopt(&state, wanted)?;
             if taken.is_none() {
-                dir.forget(); // none of its workers runs: it says nothing about anybody
+                dir.forget(); // none of its workers runs, so it is of no use
             }
             Ok(taken)
         }
@@ -460,12 +463,13 @@ fn bind_all(wanted: &Wanted<'_>) -> Result<Sockets, Error> {
     })
 }
 
-/// How many descriptors we may have; `None`: as many as we like.
+/// How many descriptors we may have; `None`: no limit.
 fn descriptor_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current
 }
 
-/// Lets us hold a few descriptors for each of many workers. Returns what workers are to have: the limit as it was.
+/// Raises our limit of descriptors, as we hold a few for each of many workers. Returns the limit that workers get:
+/// the one before.
 fn raise_descriptor_limit() -> Option<u64> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let was = getrlimit(Resource::Nofile);

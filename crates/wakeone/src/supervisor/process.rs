@@ -11,7 +11,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
 use wakeone_kernel::stat::Stat;
 
-/// What names a process for good: a pid comes again, a pid with its start time does not (until the next boot).
+/// A process's permanent identity: a pid is used again, but a pid with its start time is not (until the next boot).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
@@ -31,8 +31,8 @@ impl Identity {
         Ok(Self { pid, started })
     }
 
-    /// Whether this very process still runs (in this boot). One that has ended and that nobody has waited for does not:
-    /// where process 1 waits for nobody, orphans stay so for ever.
+    /// Whether this very process still runs (in this boot). A zombie does not. If process 1 never waits for children,
+    /// orphans stay zombies for ever.
     pub fn lives(&self) -> bool {
         Self::of(self.pid).is_ok_and(|now| now == *self)
             && !matches!(wakeone_kernel::process::state(self.pid), Some('Z' | 'X'))
@@ -63,7 +63,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// A process that is watched by its pidfd, so that a signal never reaches another one that got its pid.
+/// A process that is watched by its pidfd, so that a signal never reaches another process with the same pid.
 #[derive(Debug)]
 pub struct Process {
     identity: Identity,
@@ -75,7 +75,7 @@ impl Process {
     /// Watches a child of ours.
     ///
     /// # Errors
-    /// No pidfd can be had (the limit of descriptors).
+    /// No pidfd can be opened (the limit of descriptors).
     pub fn child(mut child: Child) -> io::Result<Self> {
         let open = |pid| Ok((open_pidfd(pid)?, Identity::of(pid)?));
         // Until it is waited for, the pid of a child is not given to another process.
@@ -93,17 +93,17 @@ impl Process {
         }
     }
 
-    /// Watches a process that somebody else started; `None` when it no longer runs.
+    /// Watches a process that somebody else started; `None` if it no longer runs.
     ///
     /// # Errors
-    /// The pidfd or /proc cannot be had, for another reason than that the process is gone.
+    /// The pidfd or /proc cannot be opened, although the process exists.
     pub fn adopt(identity: Identity) -> io::Result<Option<Self>> {
         let pidfd = match open_pidfd(identity.pid) {
             Ok(pidfd) => pidfd,
             Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => return Ok(None),
             Err(error) => return Err(error),
         };
-        // The order matters: once the pidfd is held, what /proc says is about this process or about none.
+        // The order matters: while we hold the pidfd, /proc shows either this process or none with its pid.
         let now = Identity::of(identity.pid);
         let process = Self {
             identity,
@@ -132,7 +132,7 @@ impl Process {
         self.pidfd.as_fd()
     }
 
-    /// Sends a signal; to one that has ended this is nothing.
+    /// Sends a signal; ignored if the process has ended.
     fn signal(&self, signal: Signal) {
         if let Err(error) = pidfd_send_signal(&self.pidfd, signal)
             && error != rustix::io::Errno::SRCH
@@ -146,13 +146,13 @@ impl Process {
         }
     }
 
-    /// Asks the process to end. One that is stopped is continued, or it would never hear of it.
+    /// Asks the process to end. A stopped process is continued, or it would never receive the signal.
     pub fn terminate(&self) {
         self.signal(Signal::TERM);
         self.signal(Signal::CONT);
     }
 
-    /// Kills the process and whatever it left in its process group.
+    /// Kills the process and the rest of its process group.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
         self.sweep();
@@ -161,7 +161,7 @@ impl Process {
     /// How the process ended, if it has. Its remaining process group is killed before its pid is given back.
     ///
     /// # Errors
-    /// What poll(2) says.
+    /// poll(2) fails.
     pub fn ended(&mut self) -> io::Result<Option<Ending>> {
         if !self.ended_now()? {
             return Ok(None);
@@ -187,8 +187,8 @@ impl Process {
         Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
     }
 
-    /// Kills the process group of a child, which leads it. Until the child is waited for, the number of its group
-    /// cannot be another's; of an adopted process nobody holds that promise, so its group is left alone.
+    /// Kills the process group of a child, which leads it. Until the child is waited for, no other group can have
+    /// that number. An adopted process is not our child, which gives no such guarantee, so its group is left alone.
     fn sweep(&self) {
         if self.child.is_some()
             && let Some(group) = raw_pid(self.identity.pid)
@@ -207,7 +207,7 @@ fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
-/// Waits for children that are not ours: as process 1 of a container we inherit every orphan.
+/// Waits for children that we did not start: as process 1 of a container we inherit every orphan.
 pub fn reap_orphans() {
     use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
     if NixPid::this().as_raw() == 1 {

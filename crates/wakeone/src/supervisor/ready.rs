@@ -8,44 +8,46 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use wakeone_kernel::process::{WorkerState, doing_below};
 
-/// A worker of which nobody can say whether it accepts is taken to after this long.
+/// A worker whose accepting cannot be observed is taken to be ready after this long.
 const ALIVE_IS_READY: Duration = Duration::from_millis(500);
-/// A worker that can be seen and is not seen to accept is taken to after this long: it may wait in a way unknown to us.
+/// A worker that is observed, but was not seen to accept, is taken to be ready after this long: it may wait in a way
+/// unknown to us.
 const UNSEEN_IS_READY: Duration = Duration::from_secs(10);
-/// One that has not been seen to accept after this long may listen somewhere else.
+/// A worker that was not seen to accept within this time may listen somewhere else.
 const LOOK_ELSEWHERE: Duration = Duration::from_secs(2);
-/// How often to look there: that reads all of its descriptors.
+/// How often to look for that: it reads all of the worker's descriptors.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// What is known of a worker that was not ready until now.
+/// The judgement on a worker that was not ready until now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     NotYet,
-    /// It accepts, or cannot be seen.
+    /// It accepts, or cannot be observed.
     Ready,
     /// It was not seen to accept for long: it is given connections all the same.
     Unseen,
-    /// It listens there, and nobody accepts on what it was given.
+    /// It listens at this address, and no process accepts on the listeners that it was given.
     Elsewhere(SocketAddr),
-    /// It has closed what it was given, and listens nowhere.
+    /// It has closed the listeners that it was given, and listens nowhere.
     Nowhere,
-    /// It has what it was given, and was not seen to accept yet: it may take long to start, or not know of it.
+    /// It holds the listeners that it was given, and was not seen to accept yet. It may take long to start, or not
+    /// know of them.
     Silent,
 }
 
-/// What is seen of a worker from outside.
+/// An observation of a worker from outside.
 struct Sight<'a> {
     /// The inodes of its listeners.
     given: &'a [u64],
-    /// Whether it waits in accept, epoll or poll; `None`: that cannot be seen.
+    /// Whether it waits in accept, epoll or poll; `None`: unknown.
     accepting: Option<bool>,
-    /// Workers before it were seen to accept.
+    /// Earlier workers of the slot were seen to accept.
     seen: bool,
-    /// They were, and the rolling restart can wait for that.
+    /// They were, and the rolling restart can wait until this one is too.
     patient: bool,
 }
 
-/// Whether a worker waits in accept, epoll or poll for its listeners; `None`: that cannot be seen.
+/// Whether a worker waits in accept, epoll or poll for its listeners; `None`: unknown.
 fn sees_accept(pid: u32, given: &[u64]) -> Option<bool> {
     match doing_below(pid, given) {
         WorkerState::Waiting => Some(true),
@@ -55,7 +57,7 @@ fn sees_accept(pid: u32, given: &[u64]) -> Option<bool> {
 }
 
 impl Watch<'_> {
-    /// Lets the worker of a slot that has become ready have connections.
+    /// Gives connections to the worker of a slot once it is ready.
     pub(super) fn greet_worker(&mut self, slot: usize) {
         let accepting = self.steer.accepting(slot);
         let place = &mut self.group.slots[slot];
@@ -64,7 +66,7 @@ impl Watch<'_> {
         let Some(worker) = place.worker_mut() else {
             return;
         };
-        // Where nothing steers nobody has looked.
+        // If nothing steers, no agent has looked.
         let accepting = accepting.or_else(|| sees_accept(worker.process.pid(), &given));
         let sight = Sight {
             given: &given,
@@ -79,7 +81,7 @@ impl Watch<'_> {
         }
     }
 
-    /// The same for one that starts beside another: the rolling restart has it get connections.
+    /// The same for a worker that starts beside another. The rolling restart gives it connections.
     pub(super) fn greet_successor(&mut self, slot: usize) {
         let place = &mut self.group.slots[slot];
         let Some(worker) = &mut place.successor else {
@@ -101,7 +103,7 @@ impl Watch<'_> {
 }
 
 impl Worker {
-    /// Whether it is ready now; what keeps it from that, or makes it doubtful, is logged.
+    /// Whether the worker is ready now. Logs the reason if it is not, or if that is doubtful.
     fn becomes_ready(&mut self, slot: usize, sight: &Sight<'_>, command: &[String]) -> bool {
         let pid = self.process.pid();
         match self.judge(sight) {
@@ -172,8 +174,8 @@ impl Worker {
     }
 }
 
-/// A worker without the listeners that it was given: it waits for something else. A process that has just begun may be
-/// about to pass them on.
+/// The judgement on a worker that does not hold the listeners that it was given: it waits for something else. A
+/// process that has just begun may be about to pass them on.
 fn nobody_accepts(elsewhere: Option<SocketAddr>, ran: Duration) -> Verdict {
     match elsewhere {
         Some(at) => Verdict::Elsewhere(at),

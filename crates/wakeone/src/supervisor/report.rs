@@ -1,4 +1,4 @@
-//! What the supervisor says: a sentence for people, with fields for programs, one line an event.
+//! The supervisor's log: a sentence for people, with fields for programs, one line for each event.
 
 use super::process::Ending;
 use super::roll::Roll;
@@ -18,7 +18,7 @@ pub fn adopted(slot: usize, pid: u32) {
     );
 }
 
-/// Says that all are ready; the sentence, for others to be told too.
+/// Logs that all workers are ready. Returns the sentence, which is also sent elsewhere.
 pub fn ready<'a>(workers: impl Iterator<Item = &'a Worker>, places: &str) -> String {
     let pids: Vec<String> = workers
         .map(|worker| worker.process.pid().to_string())
@@ -55,12 +55,12 @@ pub fn on_its_way(slot: usize, pid: u32, command: &[String]) {
     );
 }
 
-/// Whether a command is given the number of a listener.
+/// Whether a command contains the number of a listener.
 pub fn names_listener(command: &[String]) -> bool {
     command.iter().any(|word| word.contains("{fd"))
 }
 
-/// A worker has let go of its listeners.
+/// Logs that a worker has closed its listeners.
 pub fn nowhere(slot: usize, pid: u32, command: &[String]) {
     let hint = if names_listener(command) {
         "its command names {fd}, but it has closed that descriptor: give it the option by which this server takes one"
@@ -75,7 +75,7 @@ pub fn nowhere(slot: usize, pid: u32, command: &[String]) {
     );
 }
 
-/// A worker does not accept, and may not know of its listeners.
+/// Logs that a worker does not accept, and may not know of its listeners.
 pub fn silent(slot: usize, pid: u32) {
     tracing::warn!(
         event = "silent",
@@ -85,7 +85,7 @@ pub fn silent(slot: usize, pid: u32) {
     );
 }
 
-/// A worker listens, but not where connections come.
+/// Logs that a worker listens, but not where connections arrive.
 pub fn elsewhere(slot: usize, pid: u32, at: &str, command: &[String]) {
     let hint = if names_listener(command) {
         "its command names {fd}, but it does not accept from that descriptor: give it the option by which this server takes one"
@@ -115,12 +115,12 @@ pub fn not_switched(slot: usize, why: &str) -> String {
     format!("connections cannot be given to the new worker {slot}: {why}")
 }
 
-/// The same.
+/// The reason if the new worker ended too soon, for [`roll_failed`].
 pub fn ended_soon(slot: usize) -> String {
     format!("the new worker {slot} ended before the old one did")
 }
 
-/// The same.
+/// The reason if no new worker could be started, for [`roll_failed`].
 pub fn no_room(slot: usize, error: &SpawnError) -> String {
     format!("no new worker {slot} could be started if the old one ended: {error}")
 }
@@ -146,7 +146,7 @@ pub fn few_descriptors(needed: u64, limit: u64) {
     );
 }
 
-/// A worker that ended soon after it had taken over.
+/// Logs that a worker ended soon after it had taken over.
 pub fn switched_back(slot: usize, story: &str) {
     tracing::warn!(
         event = "death",
@@ -164,7 +164,7 @@ pub fn restart(slot: usize, pid: u32) {
     );
 }
 
-/// How a worker ended, for [`end`] or [`retry`].
+/// Describes how a worker ended, for [`end`] or [`retry`].
 pub fn story(slot: usize, worker: &Worker, ending: Ending, queued: u32) -> String {
     if worker.ended_well(ending) {
         return format!("worker {slot} (pid {}) ended", worker.process.pid());
@@ -184,12 +184,12 @@ pub fn no_start(slot: usize, error: &SpawnError) -> String {
     format!("worker {slot} cannot be started: {error}")
 }
 
-/// The end of a worker that was asked to.
+/// Logs the end of a worker that was asked to end.
 pub fn end(slot: usize, story: &str) {
     tracing::info!(event = "end", slot, "{story}");
 }
 
-/// A worker that is not there, and when it will be tried again.
+/// Logs that a slot has no worker, and when the next one is tried.
 pub fn retry(slot: usize, story: &str, delay: Duration, failures: u32) {
     let restart_ms = delay.as_millis() as u64;
     let often = if failures > 2 {
@@ -237,7 +237,7 @@ pub fn roll_follows() {
     );
 }
 
-/// `kept`: the slot's old worker serves on.
+/// `kept`: the slot's old worker still serves.
 pub fn roll_failed(slot: usize, roll: &Roll, kept: bool) {
     let (replaced, untouched) = roll.progress();
     let left = untouched + usize::from(kept);
@@ -289,7 +289,7 @@ pub fn stopped() {
     tracing::info!(event = "stopped", "stopped");
 }
 
-/// What happened beside us.
+/// Logs an event of the steering.
 pub fn steering(event: SteerEvent) {
     match event {
         SteerEvent::Stuck { slot, queued, unit } => {
@@ -328,7 +328,7 @@ pub fn steering(event: SteerEvent) {
     }
 }
 
-/// A command line as a person would type it, cut where it gets long.
+/// Formats a command line as a person would type it, cut if it is long.
 pub fn shown(command: &[String]) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+{}".contains(&byte);
     let quote = |word: &String| {

@@ -1,4 +1,4 @@
-//! An address that connections come to, while the listeners that take them are on a private port (`--lookup`).
+//! An address that clients connect to, while its listeners are on a private port (`--lookup`).
 //!
 //! A socket that nobody serves listens there. `ss` shows the address, and a second server finds it in use. If the lookup
 //! program finds no listener for a SYN, the socket's filter drops it, and the client tries again. Workers hold the socket
@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use wakeone_kernel::lookup::{Place, private_ip};
 use wakeone_kernel::{process, socket};
 
-/// A reserved address, and where its listeners are.
+/// A reserved address, and the private port of its listeners.
 #[derive(Debug)]
 pub struct Reserved {
     /// Public address and private port.
@@ -21,7 +21,7 @@ pub struct Reserved {
     pub socket: OwnedFd,
 }
 
-/// Nothing waits in the queue of a socket that answers no SYN.
+/// A socket that answers no SYN has nothing in its queue.
 const BACKLOG: i32 = 1;
 
 /// Binds the listeners of an address to a private port, and reserves the address.
@@ -57,7 +57,7 @@ fn reserve(mut endpoint: Endpoint) -> Result<(Endpoint, OwnedFd), ListenError> {
     Ok((endpoint, socket))
 }
 
-/// Where the listeners of a public address are bound.
+/// The private address for a public one, at this port.
 fn at_port(public: Endpoint, port: u16) -> Endpoint {
     Endpoint {
         address: (private_ip(public.address, public.dual_stack), port).into(),
@@ -66,10 +66,11 @@ fn at_port(public: Endpoint, port: u16) -> Endpoint {
 }
 
 impl Reserved {
-    /// Takes what an earlier supervisor reserved from a worker that holds it; reserves it anew where none does.
+    /// Takes the socket that an earlier supervisor reserved from a worker that holds it. If none does, reserves the
+    /// address anew.
     ///
     /// # Errors
-    /// Nobody holds it, and somebody else has the address.
+    /// No worker holds it, and another process has the address.
     pub fn take_over(
         endpoint: Endpoint,
         known: &state::Reserved,
@@ -90,7 +91,8 @@ impl Reserved {
         Ok(Self { place, socket })
     }
 
-    /// Has it listen, which fails if anybody else listens there. To be done before the first listener can be found.
+    /// Makes it listen, which fails if another process listens there. Call this before the first listener can be
+    /// found.
     ///
     /// # Errors
     /// The address is in use.
@@ -101,7 +103,7 @@ impl Reserved {
         listen::listen(endpoint, &self.socket, BACKLOG)
     }
 
-    /// As it is written down.
+    /// Its entry in the state file.
     pub fn state(&self) -> state::Reserved {
         state::Reserved {
             private_port: self.place.private_port,
@@ -110,7 +112,7 @@ impl Reserved {
     }
 }
 
-/// Where the listeners of an address are to be bound.
+/// The address where the listeners of an endpoint are bound.
 pub fn bound_at(endpoint: Endpoint, reserved: Option<&state::Reserved>) -> Endpoint {
     reserved.map_or(endpoint, |known| at_port(endpoint, known.private_port))
 }

@@ -3,15 +3,16 @@
 use super::settle::Settling;
 use std::time::{Duration, Instant};
 
-/// Longest wait for a worker's queue to empty before it is asked to end; what is left then is moved to others.
+/// The longest wait for a worker's queue to empty before it is asked to end. The rest of the queue is then moved to
+/// others.
 pub const DRAIN: Duration = Duration::from_secs(5);
 
-/// What to do next about a worker that is to end.
+/// The next step in the end of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Ask it to end (SIGTERM).
     Terminate,
-    /// It did not within the grace: make it end.
+    /// It did not end within the grace: kill it.
     Kill,
 }
 
@@ -37,7 +38,7 @@ impl Retirement {
         }
     }
 
-    /// The next thing to do with a living worker that has so many connections queued and open; `None`: wait.
+    /// Returns the next thing to do about a living worker with so many connections queued and open; `None`: wait.
     pub fn step(&mut self, now: Instant, queued: u32, active: u64) -> Option<Action> {
         let due = match &mut self.step {
             Step::Draining(settling) => settling.is_over(now, queued, active),

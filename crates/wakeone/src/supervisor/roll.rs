@@ -1,14 +1,15 @@
-//! A rolling restart as a pure state machine: what to do next, given what is seen. It touches no process itself.
+//! A rolling restart as a pure state machine: it returns the next action for the observed state, and touches no
+//! process itself.
 //!
 //! A slot with a spare listener starts its new worker first, beside the old one. Another slot stops its old worker
-//! first, and the new one takes the same listener. Where there is no room for one worker more, all slots do that from
-//! then on.
+//! first, and the new one takes the same listener. If there is no room for one worker more, all slots do the latter
+//! from then on.
 
 use super::retirement::{self, Retirement};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// What is seen of a slot.
+/// The observed state of a slot.
 #[derive(Debug, Clone, Copy)]
 pub struct View {
     /// Its worker runs.
@@ -27,14 +28,14 @@ pub struct View {
     pub retiring: bool,
 }
 
-/// What to do now.
+/// The next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// No new connections for this slot.
     Drain(usize),
     /// Ask its worker to end (SIGTERM).
     Terminate(usize),
-    /// It did not within the grace: make it end.
+    /// It did not end within the grace: kill it.
     Kill(usize),
     /// Start its new worker.
     Start(usize),
@@ -42,10 +43,10 @@ pub enum Action {
     StartBeside(usize),
     /// The new worker beside the old one is ready: it gets the connections, and the old one is to end.
     Switch(usize),
-    /// The old worker is gone and the new one ready; on to the next.
+    /// The old worker has ended and the new one is ready: on to the next slot.
     Replaced(usize),
-    /// The new worker ended or did not get ready, or none can be started: the restart stops here, the workers not yet
-    /// replaced stay.
+    /// The new worker ended or did not get ready, or none can be started. The restart stops here; the workers that
+    /// are not yet replaced stay.
     Failed(usize),
     /// All are replaced.
     Finished,
@@ -68,9 +69,9 @@ pub struct Roll {
     grace: Duration,
     start_limit: Duration,
     replaced: usize,
-    /// There is room for one worker more, as far as is known.
+    /// There is room for one worker more, as far as we know.
     beside: bool,
-    /// Why it stops, where it is not that a new worker did not get ready.
+    /// Why it stops, unless a new worker did not get ready.
     reason: Option<String>,
     over: bool,
 }
@@ -94,8 +95,8 @@ impl Roll {
         }
     }
 
-    /// The new worker of the slot at hand cannot be started beside the old one: from now on old workers end first. The
-    /// caller has that slot drain.
+    /// Records that the new worker of the current slot cannot be started beside the old one: from now on old workers
+    /// end first. The caller lets that slot drain.
     pub fn stop_first(&mut self, now: Instant) {
         self.beside = false;
         if let Some((_, step)) = &mut self.at {
@@ -103,7 +104,7 @@ impl Roll {
         }
     }
 
-    /// Stops at the slot at hand, for a reason.
+    /// Stops at the current slot, for a reason.
     pub fn give_up(&mut self, reason: String) {
         self.reason = Some(reason);
         if let Some((_, step)) = &mut self.at {
@@ -111,7 +112,7 @@ impl Roll {
         }
     }
 
-    /// Why it stops, where that is no new worker that did not get ready.
+    /// Why it stops; `None` if a new worker did not get ready.
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_deref()
     }
@@ -121,7 +122,7 @@ impl Roll {
         matches!(self.at, Some((at, Step::Switched)) if at == slot)
     }
 
-    /// Whether the end of this slot's worker is expected, and its start is the roll's to ask for.
+    /// Whether the end of this slot's worker is expected. Then the roll decides when the next one starts.
     pub fn ends(&self, slot: usize) -> bool {
         let expected = |step| !matches!(step, Step::Switched | Step::Stopping);
         matches!(self.at, Some((at, step)) if at == slot && expected(step))
@@ -132,7 +133,8 @@ impl Roll {
         (self.replaced, self.todo.len())
     }
 
-    /// The next thing to do, `None` if there is only to wait. Ask again after doing it; after `Failed` and `Finished` it is over.
+    /// Returns the next thing to do, `None` to wait. Call it again after doing that; after `Failed` and `Finished` it
+    /// is over.
     pub fn step(&mut self, now: Instant, view: impl Fn(usize) -> View) -> Option<Action> {
         if self.over {
             return None;
@@ -231,7 +233,8 @@ mod tests {
         retiring: false,
     };
 
-    /// Plays (tenths of a second since the start, what is seen, what must follow) through a roll of two slots.
+    /// Plays (tenths of a second since the start, the observed state, the expected action) through a roll of two
+    /// slots.
     fn play(script: &[(u64, View, Option<Action>)]) -> Roll {
         let start = Instant::now();
         let mut roll = Roll::new([0, 1], Duration::from_secs(30), Duration::from_secs(20));
@@ -317,7 +320,7 @@ mod tests {
         );
     }
 
-    /// A slot with a spare listener, and what is seen of its second worker.
+    /// A slot with a spare listener; `successor` and `retiring` as in [`View`].
     const fn beside(successor: Option<bool>, retiring: bool) -> View {
         View {
             spare: !retiring,

@@ -1,4 +1,4 @@
-//! WorkerState what a rolling restart asks for.
+//! Carries out the actions of a rolling restart.
 
 use super::report;
 use super::roll::{Action, Roll, View};
@@ -10,7 +10,7 @@ use sd_notify::NotifyState;
 use std::time::{Duration, Instant};
 
 impl Watch<'_> {
-    /// SIGHUP: all workers, now or after the roll that is under way.
+    /// SIGHUP: restarts all workers, now or after the roll that is under way.
     pub(super) fn begin_rolling(&mut self) {
         if self.roll.is_some() {
             self.roll_again = true;
@@ -23,7 +23,7 @@ impl Watch<'_> {
         self.roll("SIGHUP", all);
     }
 
-    /// After a takeover: workers that run another command than the one asked for now.
+    /// After a takeover: replaces workers whose command differs from the present one.
     pub(super) fn replace_outdated(&mut self) {
         let outdated = |slot: &usize| self.worker(*slot).is_some_and(|worker| !worker.current);
         let slots: Vec<usize> = (0..self.group.slots.len()).filter(outdated).collect();
@@ -68,7 +68,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Does what a roll asks for; says whether it is over.
+    /// Does what a roll asks for; returns whether it is over.
     fn act(&mut self, action: Action, roll: &mut Roll) -> bool {
         match action {
             Action::Drain(slot) => self.drain_for(slot, roll),
@@ -92,7 +92,8 @@ impl Watch<'_> {
         matches!(action, Action::Failed(_) | Action::Finished)
     }
 
-    /// Has a slot drain whose old worker is to end before the new one starts. Where no other could be started, it stays.
+    /// Lets a slot drain whose old worker is to end before the new one starts. If no other could be started, the old
+    /// one stays.
     fn drain_for(&mut self, slot: usize, roll: &mut Roll) {
         match spawn::has_room(&self.group.order(slot)) {
             Ok(()) => self.steer.drain(slot, true),
@@ -109,8 +110,8 @@ impl Watch<'_> {
         }
     }
 
-    /// There is no room for one worker more: the old ones end first, in this rolling restart. Where descriptors are short,
-    /// the spare listeners are given up for good, so that there are some for the next worker.
+    /// There is no room for one worker more: in this rolling restart, the old ones end first. If descriptors are
+    /// short, the spare listeners are closed for good, which leaves some for the next worker.
     pub(super) fn stop_first(&mut self, slot: usize, why: &SpawnError, roll: &mut Roll) {
         if why.lacks_descriptors() {
             for place in &mut self.group.slots {

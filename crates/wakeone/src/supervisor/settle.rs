@@ -1,17 +1,18 @@
-//! Waiting until connections no longer arrive: the queues are empty, and stay so for a moment.
+//! Waits until connections no longer arrive: the queues are empty, and stay so for a moment.
 
 use std::time::{Duration, Instant};
 
-/// How long queues must have been empty before a worker without open connections is asked to end: a handshake under
+/// How long queues must be empty before a worker without open connections is asked to end. A handshake that was under
 /// way when the slot began to drain still ends in its queue, a round trip later.
 pub const SETTLE: Duration = Duration::from_millis(100);
 
-/// How long before one with open connections is. Some servers drop what they have accepted and not yet read when they
-/// are told to end: asyncio in the very turn of its loop in which its listener is closed (`Server._attach` asserts
-/// that it is open), gunicorn's gthread whatever has sent nothing yet. Connections kept alive would stay for ever.
+/// The same for a worker with open connections. Some servers drop connections that they have accepted and not yet
+/// read when they are told to end. asyncio does so in the turn of its loop in which its listener is closed
+/// (`Server._attach` asserts that it is open). gunicorn's gthread drops every connection that has sent nothing yet.
+/// Waiting for longer is of no use: connections kept alive would stay for ever.
 pub const LINGER: Duration = Duration::from_secs(1);
 
-/// A wait for queues to settle, not for ever.
+/// A wait for queues to settle, with a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settling {
     until: Instant,
@@ -19,7 +20,7 @@ pub struct Settling {
 }
 
 impl Settling {
-    /// Waits until then at the latest.
+    /// Waits until this time at the latest.
     pub fn until(until: Instant) -> Self {
         Self {
             until,
@@ -27,7 +28,7 @@ impl Settling {
         }
     }
 
-    /// Whether the wait is over, with so many connections queued and open now.
+    /// Whether the wait is over, with this many connections queued and open now.
     pub fn is_over(&mut self, now: Instant, queued: u32, active: u64) -> bool {
         let since = if queued == 0 {
             self.empty_since.unwrap_or(now)

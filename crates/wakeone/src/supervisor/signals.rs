@@ -1,4 +1,4 @@
-//! Signals as something to read, in the order in which they came, beside everything else that is waited for.
+//! Signals read from a descriptor, in the order in which they arrived, so that the loop can poll for them.
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -15,7 +15,7 @@ impl Signals {
     /// Takes the signals from this thread and from those that it starts later: make it before any other thread.
     ///
     /// # Errors
-    /// What sigprocmask(2) and signalfd(2) say.
+    /// sigprocmask(2) or signalfd(2) fails.
     pub fn take() -> io::Result<Self> {
         let set: SigSet = [
             Signal::SIGTERM,
@@ -31,10 +31,10 @@ impl Signals {
         })
     }
 
-    /// The next signal, if one came.
+    /// The next signal, if one has arrived.
     ///
     /// # Errors
-    /// What read(2) says.
+    /// read(2) fails.
     pub fn next(&self) -> io::Result<Option<Signal>> {
         let info = self.fd.read_signal()?;
         Ok(info.and_then(|info| Signal::try_from(info.ssi_signo as i32).ok()))

@@ -19,21 +19,21 @@ pub struct Worker {
     pub process: Process,
     /// When it was started, or taken over.
     pub since: Instant,
-    /// It was seen to accept, or is taken to.
+    /// It was seen to accept, or is taken to accept.
     pub ready: bool,
     /// It runs the group's task, not an earlier one.
     pub current: bool,
-    /// It has not begun its command yet.
+    /// The pipe that tells when it begins its command; `None` once it has.
     pub way: Option<Way>,
     /// It was asked to end.
     pub asked: bool,
-    /// Where it was seen to listen instead of accepting on what it was given.
+    /// The address where it was seen to listen, instead of accepting on the listeners that it was given.
     pub elsewhere: Option<SocketAddr>,
-    /// When that was looked for last, and what was seen.
+    /// The last look for that: when, and the result.
     pub looked: Option<(Instant, Whereabouts)>,
-    /// The log says that it listens nowhere.
+    /// The log already says that it listens nowhere.
     pub told_nowhere: bool,
-    /// The log says what it may lack, since it does not accept.
+    /// The log already says why it may not accept.
     pub told_silent: bool,
 }
 
@@ -88,7 +88,7 @@ impl Worker {
         self.process.terminate();
     }
 
-    /// Whether an end like this is the one that it was asked for.
+    /// Whether an ending like this was requested.
     pub fn ended_well(&self, ending: Ending) -> bool {
         let by_request = ending == Ending::Signal(nix::libc::SIGTERM) || ending == Ending::Gone;
         self.asked && (by_request || ending == Ending::Status(0))
@@ -100,12 +100,12 @@ impl Worker {
     }
 }
 
-/// Who is in the slot.
+/// The worker of a slot.
 #[derive(Debug)]
 pub enum Phase {
-    /// Nobody, until told otherwise.
+    /// No worker, until a caller starts one.
     Empty,
-    /// Nobody until then.
+    /// No worker until that time.
     Waiting {
         /// When to start a worker.
         until: Instant,
@@ -114,19 +114,19 @@ pub enum Phase {
     Running(Worker),
 }
 
-/// A worker that was replaced, on its way to its end. Its listeners are the slot's spare ones.
+/// A worker that was replaced and is to end. Its listeners are the slot's spare ones.
 #[derive(Debug)]
 pub struct Retiring {
     /// The worker; `None`: it has ended.
     pub worker: Option<Worker>,
-    /// How it is brought to its end.
+    /// The steps of its end.
     pub retirement: Retirement,
-    /// Since when its listeners are chosen no more.
+    /// Since when its listeners are not chosen any more.
     pub since: Instant,
 }
 
 impl Retiring {
-    /// One that gets no connections from now on.
+    /// A worker that gets no connections from now on.
     pub fn new(worker: Option<Worker>, grace: Duration) -> Self {
         let since = Instant::now();
         Self {
@@ -136,7 +136,7 @@ impl Retiring {
         }
     }
 
-    /// Whether its listeners can be closed: nobody serves them, and no handshake is under way there.
+    /// Whether its listeners can be closed: no worker serves them, and no handshake is under way there.
     pub fn is_over(&self) -> bool {
         self.worker.is_none() && self.since.elapsed() >= SETTLE
     }
@@ -153,13 +153,13 @@ pub struct Slot {
     pub successor: Option<Worker>,
     /// The worker that had the spare listeners until it was replaced.
     pub retiring: Option<Retiring>,
-    /// Who serves them.
+    /// The worker that serves them, if any.
     pub phase: Phase,
-    /// How its workers failed lately.
+    /// The recent failures of its workers.
     pub backoff: Backoff,
-    /// A worker of it ended before it was ready, and none has got ready since.
+    /// A worker of the slot ended before it was ready, and none has got ready since.
     pub failed: bool,
-    /// A worker of it was seen to accept.
+    /// A worker of the slot was seen to accept.
     pub seen: bool,
 }
 
@@ -201,7 +201,7 @@ impl Slot {
         }
     }
 
-    /// Takes the worker out; nobody is in the slot then.
+    /// Takes the worker out, which leaves the slot empty.
     pub fn vacate(&mut self) -> Option<Worker> {
         match std::mem::replace(&mut self.phase, Phase::Empty) {
             Phase::Running(worker) => Some(worker),
@@ -209,7 +209,7 @@ impl Slot {
         }
     }
 
-    /// The same with listeners for a second worker.
+    /// The slot with listeners for a second worker.
     pub fn with_spare(mut self, spare: Vec<OwnedFd>) -> Self {
         self.spare = spare;
         self
@@ -237,7 +237,7 @@ impl Slot {
             .chain(retiring)
     }
 
-    /// The successor takes over: the worker before it retires, on what are the spare listeners then.
+    /// The successor takes over. The worker before it retires, on the listeners that are the spare ones then.
     pub fn switch(&mut self, grace: Duration) {
         let Some(successor) = self.successor.take() else {
             return;
@@ -247,12 +247,12 @@ impl Slot {
         self.adopt(successor);
     }
 
-    /// Takes [`Slot::switch`] back: the worker that retires serves again. Gives the one that had taken over, if the old one
-    /// is there and was not asked to end.
+    /// Undoes [`Slot::switch`]: the worker that retires serves again. It must run, and must not have been asked to
+    /// end. Returns the worker that had taken over.
     pub fn switch_back(&mut self, grace: Duration) -> Option<Worker> {
         let old = self.retiring.as_mut()?.worker.take_if(|old| !old.asked)?;
         std::mem::swap(&mut self.listeners, &mut self.spare);
-        // The other listeners are closed when no handshake is under way there: the kernel moves their queues then.
+        // The other listeners are closed once no handshake is under way there: the kernel then moves their queues.
         self.retiring = Some(Retiring::new(None, grace));
         let ended = self.vacate();
         self.adopt(old);
@@ -266,7 +266,7 @@ impl Slot {
         }
     }
 
-    /// Its worker accepts.
+    /// Notes that its worker accepts.
     pub fn set_ready(&mut self) {
         self.failed = false;
         if let Some(worker) = self.worker_mut() {
@@ -274,7 +274,7 @@ impl Slot {
         }
     }
 
-    /// As it is written down.
+    /// Its entry in the state file.
     pub fn state(&self) -> state::Slot {
         state::Slot {
             worker: self.worker().map(|worker| worker.process.identity()),
@@ -294,7 +294,7 @@ impl Slot {
     }
 }
 
-/// By which listeners are found among a process's descriptors.
+/// The inodes of listeners, by which they are found among a process's descriptors.
 pub fn inodes(listeners: &[OwnedFd]) -> Vec<u64> {
     let inode = |fd| inode_of(fd).unwrap_or(0);
     listeners.iter().map(inode).collect()

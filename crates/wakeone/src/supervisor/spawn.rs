@@ -1,5 +1,5 @@
-//! Starting a worker: through a trampoline, a short-lived exec of this program that makes the process what a worker
-//! expects to be (systemd's protocol names the worker's own pid) and then becomes the command.
+//! Starts a worker through a trampoline, a short-lived exec of this program. The trampoline sets the process up as a
+//! worker expects it (systemd's protocol names the worker's own pid), and then becomes the command.
 
 use super::account::Account;
 use super::process::Process;
@@ -18,7 +18,7 @@ use std::time::Instant;
 pub const FIRST_FD: u32 = 3;
 /// The argument that makes this program a trampoline; the next one is an [`Order`] in JSON.
 pub const TRAMPOLINE: &str = "__exec-worker";
-/// Variables that speak to this process, not to its workers.
+/// Environment variables for this process, not for its workers.
 const OURS: [&str; 7] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
@@ -29,28 +29,28 @@ const OURS: [&str; 7] = [
     "MAINPID",
 ];
 
-/// What the trampoline is to do.
+/// The trampoline's orders.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Order {
     /// The worker's slot, its `WAKEONE_SLOT`.
     pub slot: usize,
-    /// Tell of the listeners by systemd's protocol. A command that is given their numbers is not told twice: gunicorn
-    /// would take each descriptor twice, and fail.
+    /// Announce the listeners by systemd's protocol. A command that contains their numbers does not get both:
+    /// gunicorn would take each descriptor twice, and fail.
     pub protocol: bool,
     /// A name for each listener (`LISTEN_FDNAMES`); the listeners are descriptors 3, 4, …
     pub names: Vec<String>,
-    /// Number of reserving sockets behind the listeners. The worker is not told of them, and keeps the addresses reserved
-    /// by holding them.
+    /// Number of reserving sockets behind the listeners. The worker does not know of them, and keeps the addresses
+    /// reserved by holding them.
     #[serde(default)]
     pub reserved: usize,
-    /// Who to become; `None` stays who we are.
+    /// The account to change to; `None`: stay as we are.
     pub account: Option<Account>,
     /// Capabilities that the worker keeps, as `CAP_NET_RAW`.
     pub keep_caps: Vec<String>,
-    /// The soft limit of descriptors to give back (ours is raised).
+    /// The soft limit of descriptors to restore (ours is raised).
     pub descriptors: Option<u64>,
-    /// The command and its arguments, placeholders filled in.
+    /// The command and its arguments, with placeholders filled in.
     pub command: Vec<String>,
 }
 
@@ -70,13 +70,13 @@ pub enum SpawnError {
     /// The trampoline could not be started.
     #[error("cannot start a process: {0}")]
     Process(#[from] io::Error),
-    /// The trampoline could not become the command, and says why.
+    /// The trampoline could not become the command: its reason.
     #[error("{0}")]
     Exec(String),
 }
 
 impl SpawnError {
-    /// Whether it would have worked with one process, or a few descriptors, less.
+    /// Whether the start would have worked with one process, or a few descriptors, less.
     pub fn is_shortage(&self) -> bool {
         self.lacks_descriptors() || self.is_one_of(&[Errno::AGAIN, Errno::NOMEM])
     }
@@ -94,11 +94,11 @@ impl SpawnError {
     }
 }
 
-/// Whether there are descriptors to start a worker with now: the pipe and the sockets of [`begin`], and what the standard
-/// library takes for its child.
+/// Checks that there are descriptors to start a worker now: for the pipe and the sockets of [`begin`], and for the
+/// standard library's child.
 ///
 /// # Errors
-/// There are none.
+/// There are not enough.
 pub fn has_room(order: &Order) -> Result<(), SpawnError> {
     const OF_THE_CHILD: usize = 4;
     let (one, other) = io::pipe()?;
@@ -110,29 +110,31 @@ pub fn has_room(order: &Order) -> Result<(), SpawnError> {
     Ok(())
 }
 
-/// A worker on its way to its command. Dropped before it is taken, it is killed.
+/// A worker that is about to run its command. Dropping this kills it.
 #[derive(Debug)]
 pub struct Starting {
     process: Option<Process>,
     way: Way,
 }
 
-/// What tells whether a worker has begun its command: a pipe that closes on exec. If that fails, the reason is in it.
+/// Tells whether a worker has begun its command, by a pipe that closes on exec. If exec fails, the pipe has the
+/// reason.
 #[derive(Debug)]
 pub struct Way(PipeReader);
 
 impl Way {
-    /// Whether the pipe has closed, without a reason in it: the command runs, or its process has ended.
+    /// Whether the pipe has closed without a reason: the command runs, or its process has ended.
     pub fn is_over(&self) -> bool {
         let mut pipe = [PollFd::new(&self.0, PollFlags::IN)];
         let ready = rustix::event::poll(&mut pipe, Some(&Timespec::default()));
         ready.is_ok() && pipe[0].revents() == PollFlags::HUP
     }
 
-    /// The reason why the command cannot be run, if there is one. Only once the process has ended or told one.
+    /// The reason why the command cannot be run, if there is one. Call it only once the process has ended or reported
+    /// one.
     ///
     /// # Errors
-    /// What read(2) says.
+    /// read(2) fails.
     pub fn reason(&mut self) -> io::Result<Option<SpawnError>> {
         let mut reason = String::new();
         self.0.read_to_string(&mut reason)?;
@@ -140,7 +142,7 @@ impl Way {
     }
 }
 
-/// Starts a worker. Its way to its command is two execs long, in which many can be under way side by side.
+/// Starts a worker. It takes two execs to its command, and many workers can start at the same time.
 ///
 /// The worker leads a process group of its own, so that a ^C of the terminal reaches only the supervisor, which then
 /// drains first. Its standard input is empty.
@@ -183,11 +185,11 @@ pub fn begin<'a>(
 }
 
 impl Starting {
-    /// Waits until it runs its command, until a time, or until a signal waits to be read. The kernel may take for ever to
-    /// open a command on a file system that does not answer; such a worker comes with its [`Way`].
+    /// Waits until the worker runs its command, until a time, or until a signal waits to be read. The kernel may take
+    /// for ever to open a command on a file system that does not answer. Such a worker is returned with its [`Way`].
     ///
     /// # Errors
-    /// It cannot become the command: the reason is a sentence.
+    /// It cannot become the command; the reason is a sentence.
     pub fn arrived(
         mut self,
         until: Instant,
@@ -198,13 +200,13 @@ impl Starting {
             PollFd::new(&signals, PollFlags::IN),
         ];
         let left = until.saturating_duration_since(Instant::now());
-        // An interrupted wait ends as one for a signal does: the rest of the way is watched.
+        // An interrupted wait is over, as after a signal: the caller watches the rest of the way.
         let _ = rustix::event::poll(&mut fds, Timespec::try_from(left).ok().as_ref());
         let told = !fds[0].revents().is_empty();
         if told && let Some(error) = self.way.reason()? {
             return Err(error);
         }
-        // First: if that fails, the process is still ours to end.
+        // This comes first: if it fails, we can still end the process.
         let way = if told {
             None
         } else {
@@ -236,7 +238,7 @@ pub fn report_fd(order: &Order) -> u32 {
 /// Fills `{fd}` (the first listener's number), `{fd1}`, `{fd2}`, … (the first's, the second's, …) and `{slot}`.
 ///
 /// # Errors
-/// A listener is named that there is not.
+/// The text names a listener that does not exist.
 pub fn fill(argument: &str, slot: usize, listeners: usize) -> Result<String, String> {
     let mut filled = String::with_capacity(argument.len());
     let mut rest = argument;
@@ -286,7 +288,7 @@ fn value(placeholder: &str, slot: usize, listeners: usize) -> Result<Option<Stri
     }
 }
 
-/// Whether the command names any of so many listeners.
+/// Whether the command names any of this many listeners.
 pub fn names_any(command: &[String], listeners: usize) -> bool {
     (1..=listeners).any(|nth| names(command, nth))
 }

@@ -1,7 +1,8 @@
-//! What a supervisor writes down, so that the next one can take over workers that outlived it.
+//! The state file of a supervisor, so that the next one can take over workers that outlived it.
 //!
-//! A group has a folder `RUNTIME_DIR/NAME` (mode 0700) with `state.json` and `lock`; the lock is held as long as a
-//! supervisor lives, and tells a living one from a dead one's remains. The file is read as if an enemy had written it.
+//! A group has a folder `RUNTIME_DIR/NAME` (mode 0700) with `state.json` and `lock`. A supervisor holds the lock as
+//! long as it lives, which tells a living one from a dead one's files. The file is read as if an attacker had written
+//! it.
 
 use super::account::Account;
 use super::listen::Endpoint;
@@ -17,11 +18,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use wakeone_kernel::{folder, process};
 
-/// The version of the file's form.
+/// The version of the file's format.
 pub const SCHEMA: u32 = 1;
 /// No file that we wrote is larger.
 const MOST_BYTES: u64 = 4 << 20;
-/// In the place of the command of an attached server: its queues were made by `wakeone run --split`.
+/// Stands for the command of an attached server whose queues were made by `wakeone run --split`.
 pub const SPLIT: &str = "--split";
 /// Most slots of a group.
 pub const MOST_SLOTS: usize = 256;
@@ -38,20 +39,20 @@ pub struct State {
     pub name: String,
     /// The kernel's boot id: pids of another boot mean nothing.
     pub boot: String,
-    /// Who wrote it.
+    /// The process that wrote it.
     pub supervisor: Identity,
-    /// Where it listens, in the order of the workers' descriptors.
+    /// The addresses where it listens, in the order of the workers' descriptors.
     pub listen: Vec<Endpoint>,
     /// The listeners' backlog.
     pub backlog: i32,
-    /// What its workers run.
+    /// The command of its workers, and its account.
     pub task: Task,
     /// Its slots.
     pub slots: Vec<Slot>,
-    /// Another's server, steered from outside: `supervisor` is the agent, and nothing of it is ours to start or end.
+    /// The server is not ours and is steered from outside: `supervisor` is the agent, and starts and ends no worker.
     #[serde(default)]
     pub attached: bool,
-    /// Where the listeners of each address are, if they are on private ports: one for each of `listen`, or none at all.
+    /// The private ports of the listeners, if they are on such: one entry for each of `listen`, or none at all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<Option<Reserved>>,
 }
@@ -66,13 +67,13 @@ pub struct Reserved {
     pub inode: u64,
 }
 
-/// What workers run and as whom: two that differ here are different servers.
+/// The command of workers and its account: two tasks that differ are different servers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Task {
     /// The command, placeholders not yet filled in.
     pub command: Vec<String>,
-    /// Who runs it.
+    /// The account that runs it.
     pub account: Option<Account>,
     /// Capabilities that it keeps.
     pub keep_caps: Vec<String>,
@@ -84,9 +85,9 @@ pub struct Task {
 pub struct Slot {
     /// Its worker, if one ran.
     pub worker: Option<Identity>,
-    /// Whether that worker runs the task above, not one before it.
+    /// Whether that worker runs the task above, not an earlier one.
     pub current: bool,
-    /// The inode of its listener at each address: by that it is found among the worker's descriptors.
+    /// The inode of its listener at each address, by which it is found among the worker's descriptors.
     pub inodes: Vec<u64>,
     /// In a rolling restart: the second worker of the slot, which starts or ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -113,7 +114,7 @@ pub enum StateError {
     Taken {
         /// The group.
         name: String,
-        /// Its supervisor, `?` if it cannot be told.
+        /// Its supervisor, `?` if unknown.
         pid: String,
     },
     /// Another supervisor lives, and is stopped.
@@ -126,22 +127,22 @@ pub enum StateError {
         /// Its supervisor.
         pid: String,
     },
-    /// A file or folder cannot be had.
+    /// A file or folder cannot be used.
     #[error("cannot {what} {path}: {source}; another folder can be given with --runtime-dir")]
     File {
         /// What was tried.
         what: &'static str,
-        /// On what.
+        /// Its path.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
     },
-    /// The folder is not ours alone.
+    /// Other users can change the folder.
     #[error(
         "{0}; groups need a folder that nobody else can replace: give another with --runtime-dir"
     )]
     Unsafe(folder::Error),
-    /// The file says what no supervisor of ours would write.
+    /// The content is not what our supervisor would write.
     #[error("{path} is not a state file of ours: {reason}")]
     Invalid {
         /// The file.
@@ -152,7 +153,8 @@ pub enum StateError {
 }
 
 impl State {
-    /// Whether its queues were made beside a shared socket that nobody serves: the kernel's hash must not choose.
+    /// Whether its queues were made beside a shared socket that nobody serves. Then the kernel's hash must not
+    /// choose.
     pub fn is_split(&self) -> bool {
         self.attached
             && self
@@ -162,15 +164,15 @@ impl State {
                 .is_some_and(|first| first == SPLIT)
     }
 
-    /// As bytes of JSON.
+    /// Encodes the state as JSON.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).unwrap_or_default()
     }
 
-    /// From bytes, everything checked that can be checked without looking at processes.
+    /// Decodes the state, and checks all that can be checked without looking at processes.
     ///
     /// # Errors
-    /// What is wrong, as part of a sentence.
+    /// The flaw, as part of a sentence.
     pub fn decode(bytes: &[u8], name: &str) -> Result<Self, String> {
         let state: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let wrong = state.flaw(name);
@@ -257,8 +259,8 @@ pub fn is_name(text: &str) -> bool {
     (1..=64).contains(&text.len()) && !text.starts_with('-') && text.bytes().all(fits)
 }
 
-/// Where groups have their folders unless told otherwise: `$WAKEONE_RUNTIME_DIR`; `/run/wakeone` for root;
-/// `$XDG_RUNTIME_DIR/wakeone` or a folder of their own in the temporary one for others.
+/// The default folder for groups: `$WAKEONE_RUNTIME_DIR`, else `/run/wakeone` for root. For others it is
+/// `$XDG_RUNTIME_DIR/wakeone`, or a folder of their own in the temporary one.
 pub fn default_runtime_dir() -> PathBuf {
     let variable = |name| {
         std::env::var_os(name)
@@ -285,12 +287,12 @@ pub fn boot_id() -> String {
         .to_owned()
 }
 
-/// The folder of one group, locked: while this lives, no other supervisor can have it.
+/// The folder of one group, locked: while this lives, no other supervisor can take it.
 #[derive(Debug)]
 pub struct GroupDir {
     path: PathBuf,
     name: String,
-    /// The newest state, where the file is older.
+    /// The newest state, if the file is older.
     unwritten: Mutex<Option<Unwritten>>,
     _lock: File,
 }
@@ -303,7 +305,7 @@ struct Unwritten {
     again: Instant,
 }
 
-/// A disk that was full may have room again after this long.
+/// How long to wait before writing again: a full disk may have room by then.
 const WRITE_AGAIN: Duration = Duration::from_secs(1);
 
 impl GroupDir {
@@ -338,7 +340,7 @@ impl GroupDir {
                     StateError::Taken { name, pid }
                 });
             }
-            // A lock on a file that was removed meanwhile keeps nobody out.
+            // A lock on a file that was removed meanwhile excludes nobody.
             if same_file(&lock, &lock_path) {
                 let write = |mut file: &File| {
                     file.set_len(0)
@@ -363,12 +365,12 @@ impl GroupDir {
     /// The state that the last supervisor left behind.
     ///
     /// # Errors
-    /// There is one and it is not to be believed, or not to be read.
+    /// The state exists, but is invalid or cannot be read.
     pub fn load(&self) -> Result<Option<State>, StateError> {
         read(&self.file(), &self.name)
     }
 
-    /// Replaces the state: whenever we are killed, the file is the old one or the new one, whole.
+    /// Replaces the state atomically: whenever we are killed, the file is the old one or the new one.
     ///
     /// # Errors
     /// It cannot be written.
@@ -376,18 +378,18 @@ impl GroupDir {
         self.write(&state.encode())
     }
 
-    /// As [`GroupDir::store`], but a state that cannot be written now is written by a later [`GroupDir::catch_up`]. The
-    /// log says so once.
+    /// Like [`GroupDir::store`], but a state that cannot be written now is written by a later [`GroupDir::catch_up`].
+    /// The failure is logged once.
     pub fn keep(&self, state: &State) {
         self.try_write(state.encode(), &mut self.unwritten());
     }
 
-    /// Writes the newest state if that failed before. Call it every second or so.
+    /// Writes the newest state if that failed before. Call it about every second.
     pub fn catch_up(&self) {
         let mut unwritten = self.unwritten();
         if let Some(due) = unwritten.take_if(|one| one.again <= Instant::now()) {
             let bytes = due.bytes.clone();
-            *unwritten = Some(due); // it was told
+            *unwritten = Some(due); // the failure was logged then
             self.try_write(bytes, &mut unwritten);
         }
     }
@@ -429,13 +431,13 @@ impl GroupDir {
         let write = || {
             let mut file = File::from(rustix::fs::open(&draft, flags, Mode::RUSR | Mode::WUSR)?);
             file.write_all(bytes)?;
-            // Not synced: after a crash of the machine it would tell of processes of an earlier boot.
+            // Not synced: after a crash of the machine the file would describe processes of an earlier boot.
             std::fs::rename(&draft, self.file())
         };
         write().map_err(file_error("write", &self.file()))
     }
 
-    /// Forgets the state: the group is over.
+    /// Removes the state: the group has ended.
     pub fn forget(&self) {
         self.unwritten().take();
         let _ = std::fs::remove_file(self.file());
@@ -447,7 +449,7 @@ impl GroupDir {
 }
 
 impl Drop for GroupDir {
-    /// A folder without a state is of use to nobody.
+    /// Removes a folder without a state, which is of no use.
     fn drop(&mut self) {
         if !self.file().exists() {
             let _ = std::fs::remove_file(self.path.join("state.json.new"));
@@ -464,7 +466,7 @@ impl Drop for GroupDir {
 /// The names of the groups that have a folder.
 ///
 /// # Errors
-/// The runtime folder cannot be read; that there is none means no groups.
+/// The runtime folder cannot be read. If it does not exist, there are no groups.
 pub fn names(runtime_dir: &Path) -> Result<Vec<String>, StateError> {
     let entries = match std::fs::read_dir(runtime_dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -476,7 +478,7 @@ pub fn names(runtime_dir: &Path) -> Result<Vec<String>, StateError> {
     Ok(names)
 }
 
-/// The state of a group, for those who only look. Its supervisor may have died: see [`Identity::lives`].
+/// Reads the state of a group, without its lock. Its supervisor may have died: see [`Identity::lives`].
 ///
 /// # Errors
 /// As [`GroupDir::load`].

@@ -1,4 +1,4 @@
-//! WorkerState what a shutdown asks for.
+//! Carries out the actions of a shutdown.
 
 use super::closing::{Action, Closing};
 use super::report;
@@ -9,7 +9,7 @@ use sd_notify::NotifyState;
 use std::time::{Duration, Instant};
 
 impl Watch<'_> {
-    /// SIGTERM or SIGINT: close; SIGINT while closing: no more patience.
+    /// SIGTERM or SIGINT: closes the group. SIGINT while closing: ends the grace.
     pub(super) fn begin_stopping(&mut self, signal: Signal) {
         let now = Instant::now();
         match &mut self.closing {
@@ -30,7 +30,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Goes on with the shutdown, if one is under way; says whether it is done.
+    /// Continues the shutdown, if one is under way; returns whether it is done.
     pub(super) fn go_on_stopping(&mut self) -> bool {
         let Some(closing) = &mut self.closing else {
             return false;
@@ -53,7 +53,7 @@ impl Watch<'_> {
         false
     }
 
-    /// Undoes a start that failed: nothing was served yet.
+    /// Undoes a start that failed: no connection was served yet.
     pub(super) fn abandon(&mut self) {
         for worker in self.group.everyone_mut() {
             worker.process.kill();

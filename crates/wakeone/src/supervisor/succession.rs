@@ -1,7 +1,8 @@
-//! A new worker beside the old one: started, switched to, and the old one brought to its end.
+//! A new worker beside the old one: starts it, switches to it, and ends the old one.
 //!
-//! Each slot has a second listener for that, with the same number in the program's tables. Which of the two the program
-//! chooses is changed in one step. What waits in the other is accepted by the old worker, and moved if any is left.
+//! Each slot has a second listener for that, with the same number in the program's tables. One step changes which of
+//! the two the program chooses. The old worker accepts the connections that wait in the other; if any are left, the
+//! kernel moves them.
 
 use super::listen;
 use super::report;
@@ -22,8 +23,8 @@ impl Watch<'_> {
         !place.spare.is_empty() && place.retiring.is_none() && self.steer.can_replace()
     }
 
-    /// Starts a worker on a slot's spare listeners; it gets connections from [`Watch::switch`] on. Where there is no room
-    /// for it, the old one ends first.
+    /// Starts a worker on a slot's spare listeners; it gets connections from [`Watch::switch`] on. If there is no
+    /// room for it, the old one ends first.
     pub(super) fn start_beside(&mut self, slot: usize, roll: &mut Roll) {
         match self.try_start_beside(slot) {
             Ok(worker) => {
@@ -64,8 +65,8 @@ impl Watch<'_> {
         report::restart(slot, pid);
     }
 
-    /// The worker that had taken over has ended. The old one serves on, if it was not asked to end yet; gives the one that
-    /// ended.
+    /// Handles the end of the worker that had taken over: the old one serves on, if it was not asked to end yet.
+    /// Returns the worker that ended.
     pub(super) fn switch_back(&mut self, slot: usize) -> Option<Worker> {
         let place = &self.group.slots[slot];
         let old = place.retiring.as_ref()?.worker.as_ref()?;
@@ -87,7 +88,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Deals with second workers that have ended.
+    /// Handles second workers that have ended.
     pub(super) fn reap_beside(&mut self, slot: usize) -> std::io::Result<()> {
         let place = &mut self.group.slots[slot];
         let ending = place.successor.as_mut().map(|one| one.process.ended());
@@ -115,7 +116,7 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// Goes on with the ends of workers that were replaced.
+    /// Continues to end workers that were replaced.
     pub(super) fn go_on_retiring(&mut self) {
         let now = Instant::now();
         for slot in 0..self.group.slots.len() {
@@ -136,7 +137,7 @@ impl Watch<'_> {
                 continue;
             };
             match action {
-                // While all workers drain, all are asked together.
+                // While all workers drain, they are asked together.
                 Some(Action::Terminate) => worker.terminate(),
                 Some(Action::Kill) => {
                     report::kill_one(slot);
@@ -147,8 +148,8 @@ impl Watch<'_> {
         }
     }
 
-    /// Closes a slot's spare listeners until the next rolling restart: the kernel moves what waits in them. The sockets
-    /// stay bound.
+    /// Closes a slot's spare listeners until the next rolling restart: the kernel moves the connections that wait
+    /// there. The sockets stay bound.
     fn close_spare(&self, slot: usize) {
         for listener in &self.group.slots[slot].spare {
             if socket::listens(listener) {
@@ -157,7 +158,7 @@ impl Watch<'_> {
         }
     }
 
-    /// All workers are to end: those that get no connections yet end now, and nobody's spare listener takes any.
+    /// Prepares the end of all workers: those that get no connections yet end now, and spare listeners take none.
     pub(super) fn stop_succession(&mut self) {
         for slot in 0..self.group.slots.len() {
             let place = &mut self.group.slots[slot];

@@ -1,4 +1,4 @@
-//! What runs between fork and the worker's command: gives up what is the supervisor's, and becomes the command.
+//! The code between fork and the worker's command: it gives up the supervisor's resources, and becomes the command.
 
 use super::account::Account;
 use super::spawn::{Order, report_fd};
@@ -11,9 +11,9 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use wakeone_kernel::inherit;
 
-/// Carries out an order; returns only if that failed. The reason has then been told to the supervisor.
+/// Carries out an order; returns only if that failed. The supervisor has then been sent the reason.
 pub fn exec(order: &Order) {
-    // Opened by its name, so that no descriptor need be taken over by number; it closes itself on exec.
+    // Opened by its name, so that no number of a descriptor need be reused. It closes itself on exec.
     let report = File::options()
         .write(true)
         .open(format!("/proc/self/fd/{}", report_fd(order)));
@@ -23,7 +23,7 @@ pub fn exec(order: &Order) {
     }
 }
 
-/// Carries out the order, step by step; the steps that need privileges come before those that give them up.
+/// Carries out the order, step by step; the steps that need privileges come before those that drop them.
 fn become_worker(order: &Order) -> Result<std::convert::Infallible, String> {
     let keep = kept_capabilities(&order.keep_caps)?;
     inherit::default_signals().map_err(|error| format!("cannot reset signals: {error}"))?;
@@ -81,7 +81,7 @@ fn exec_failure(program: &str, error: &std::io::Error) -> String {
                 "there is no file `{program}` to run (or the interpreter that its first line names is missing)"
             )
         }
-        // A folder of PATH that the worker may not search is reported as if the command might not be executed.
+        // If the worker may not search a folder of PATH, the error is as if it might not execute the command.
         NotFound | PermissionDenied if !is_path && !is_in_path(program) => {
             format!("there is no command `{program}` in PATH; give its path, or correct the name")
         }
@@ -115,9 +115,10 @@ pub fn kept_capabilities(names: &[String]) -> Result<CapsHashSet, String> {
     names.iter().map(parse).collect()
 }
 
-/// Takes from the bounding set what the worker shall not have, so that exec gives it to nobody, root included.
+/// Takes all capabilities that the worker shall not have from the bounding set, so that exec gives them to nobody,
+/// not even root.
 ///
-/// Without CAP_SETPCAP that is refused; then a worker that is not root still gets nothing at exec, but root would.
+/// Without CAP_SETPCAP that fails. Then a worker that is not root still gets no capability at exec, but root would.
 fn drop_bounding(keep: &CapsHashSet, uid: Uid) -> Result<(), String> {
     let bounding = caps::read(None, CapSet::Bounding)
         .map_err(|error| format!("cannot read the capabilities: {error}"))?;

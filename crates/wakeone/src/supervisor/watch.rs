@@ -1,4 +1,5 @@
-//! The supervisor's loop: wait, then look at signals, deaths, restarts due, new workers, and what is under way.
+//! The supervisor's loop: it waits, then handles signals, deaths, due restarts, new workers, and the operations under
+//! way.
 
 use super::Supervisor;
 use super::closing::Closing;
@@ -17,17 +18,17 @@ use rustix::time::Timespec;
 use sd_notify::NotifyState;
 use std::time::{Duration, Instant};
 
-/// How often to look while something is under way that no descriptor tells of.
+/// How often to look while something is under way that no descriptor reports.
 const LOOK: Duration = Duration::from_millis(10);
 /// How often to ask for events otherwise.
 const IDLE: Duration = Duration::from_millis(200);
 
-/// A run: the supervisor, and what is under way. Its parts are in `workers`, `rolling` and `stopping`.
+/// A run: the supervisor, and the operations under way. Its parts are in `workers`, `rolling` and `stopping`.
 pub(super) struct Watch<'a> {
     pub(super) group: Supervisor,
     pub(super) steer: &'a mut dyn Steer,
     pub(super) roll: Option<Roll>,
-    /// SIGHUP came during a roll: once more, from the start.
+    /// SIGHUP arrived during a roll: another one follows, from the start.
     pub(super) roll_again: bool,
     pub(super) closing: Option<Closing>,
     /// All workers were ready once.
@@ -42,10 +43,10 @@ impl Supervisor {
     /// Starts the workers that are missing and keeps them running until SIGTERM or SIGINT, then ends them.
     ///
     /// # Errors
-    /// The first workers cannot be started, or all end before they are ready: nothing is left then. What the loop
-    /// itself cannot do (poll, read) ends it and leaves the workers serving, for the next supervisor to take over.
+    /// The first workers cannot be started, or all end before they are ready: nothing is left then. A failure of the
+    /// loop itself (poll, read) ends it and leaves the workers serving, for the next supervisor to take over.
     pub fn run(self, steer: &mut dyn Steer) -> Result<(), Error> {
-        self.listen(|_| {})?; // where nobody had it listen yet
+        self.listen(|_| {})?; // if no caller did before
         let mut watch = Watch {
             group: self,
             steer,
@@ -68,7 +69,7 @@ impl Supervisor {
         self.slots.iter().filter_map(|slot| slot.worker())
     }
 
-    /// Those, and the second workers of a rolling restart.
+    /// The workers in the slots, and the second workers of a rolling restart.
     pub(super) fn everyone(&self) -> impl Iterator<Item = &Worker> {
         self.slots.iter().flat_map(|slot| slot.everyone())
     }
@@ -180,7 +181,7 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// Writes the state down. Failing that, we go on and try again: only a takeover would miss it.
+    /// Writes the state down. If that fails, we continue and try again later: only a takeover would miss it.
     fn persist(&mut self) {
         self.changed = false;
         match Identity::of(std::process::id()) {
@@ -213,7 +214,7 @@ impl Supervisor {
     }
 }
 
-/// Tells the service manager, if there is one.
+/// Notifies the service manager, if there is one.
 pub(super) fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::debug!("cannot notify the service manager: {error}");

@@ -1,4 +1,4 @@
-//! A worker's life: started, ready, dead, started again.
+//! A worker's life: start, ready, death, restart.
 
 use super::error::Error;
 use super::listen;
@@ -10,12 +10,12 @@ use super::watch::{Watch, notify};
 use sd_notify::NotifyState;
 use std::time::{Duration, Instant};
 
-/// A successor in a slot whose workers are seen to accept has this long to do so, or the roll stops.
+/// A successor, in a slot whose workers are seen to accept, has this long to do so, or the roll stops.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// The first workers begin their commands within this time, or the supervisor goes on without waiting for them.
+/// The first workers begin their commands within this time, or the supervisor continues without them.
 const STARTED_AT_ONCE: Duration = Duration::from_secs(10);
-/// The same for one that is started while others serve.
+/// The same for a worker that is started while others serve.
 pub(super) const RESTARTED_AT_ONCE: Duration = Duration::from_millis(200);
 
 impl Watch<'_> {
@@ -25,7 +25,7 @@ impl Watch<'_> {
         self.arrived(slot, starting, Instant::now() + RESTARTED_AT_ONCE)
     }
 
-    /// Starts the workers of slots, side by side; gives those that could not be.
+    /// Starts the workers of slots, side by side; returns those that could not be started.
     pub(super) fn spawn_all(&mut self, slots: &[usize]) -> Vec<(usize, SpawnError)> {
         let begun: Vec<_> = slots
             .iter()
@@ -69,7 +69,7 @@ impl Watch<'_> {
         Ok(pid)
     }
 
-    /// Starts a successor, now or, failing that, later.
+    /// Starts a successor, now or, if that fails, later.
     pub(super) fn restart(&mut self, slot: usize) {
         match self.spawn(slot) {
             Ok(pid) => report::restart(slot, pid),
@@ -88,7 +88,7 @@ impl Watch<'_> {
         report::retry(slot, story, delay, slot_state.backoff.failures());
     }
 
-    /// Deals with workers that have ended.
+    /// Handles workers that have ended.
     pub(super) fn reap(&mut self) -> Result<(), Error> {
         let failed = |source| Error::System {
             what: "look at a worker",
@@ -108,7 +108,7 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// A worker has ended: its queue is moved first, all else can wait.
+    /// Handles the end of a worker. Its queue is moved first; everything else can wait.
     fn on_exit(&mut self, slot: usize, ending: Ending) -> Result<(), Error> {
         let queued = self.steer.queued(slot);
         if let Some(roll) = self.roll.as_mut().filter(|roll| roll.has_switched(slot)) {
@@ -151,7 +151,7 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// Starts workers whose time has come.
+    /// Starts workers whose restart is due.
     pub(super) fn restart_due(&mut self) {
         let now = Instant::now();
         for slot in 0..self.group.slots.len() {
@@ -163,7 +163,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Lets workers that have become ready have connections.
+    /// Gives connections to workers that have become ready.
     pub(super) fn mark_ready(&mut self) {
         for slot in 0..self.group.slots.len() {
             for worker in self.group.slots[slot].everyone_mut() {
