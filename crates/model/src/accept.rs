@@ -138,7 +138,7 @@ impl AcceptModel {
                 "workers have one socket in edge-triggered epoll sets; a connection may wake several"
             }
             (Shape::Shared | Shape::SharedByThreads, Means::EpollExclusive) => {
-                "workers have one socket in their epoll sets with EPOLLEXCLUSIVE; the last that went to sleep is woken"
+                "workers have one socket in their epoll sets with EPOLLEXCLUSIVE; the kernel wakes the first that waits, always in one order"
             }
             (Shape::Shared | Shape::SharedByThreads, _) => "workers share one socket",
             (Shape::Mutex, _) => {

@@ -536,7 +536,7 @@ fn lifo(case: &Case<'_>) -> Option<Finding> {
         finding(
             "lifo-imbalance",
             "One worker gets most of the load",
-            "epoll wakes who went to sleep last: the busiest worker is the next one again",
+            "epoll wakes waiting workers always in one order: the same worker is the next one again and again",
         )
         .shown(evidence)
         .then(advice::own_sockets(&case.name, &case.address))

@@ -112,7 +112,7 @@ impl<'a> Engine<'a> {
     fn plan(&mut self) {
         // The agent moves queues, and accepted connections are in none.
         if self.kept.is_none() && matches!(&self.front, Front::Steered { agent: Some(_), .. }) {
-            self.happens(0.0, Happening::SlotSample);
+            self.happens(0.0, Happening::AgentLooks);
         }
         for worker in 0..self.setup.workers {
             self.plan_pause(worker, 0.0);
@@ -396,7 +396,7 @@ impl Engine<'_> {
             return;
         };
         match happening {
-            Happening::SlotSample => self.look(),
+            Happening::AgentLooks => self.look(),
             Happening::Syn(one) => self.connect(one),
             Happening::Stop { worker, lasts_s } => self.halt(worker, lasts_s),
             Happening::Pause { worker } => self.pause(worker),
@@ -416,7 +416,7 @@ impl Engine<'_> {
             return;
         };
         let next = agent.look(self.servers.now(), steering, &self.workers);
-        self.happens(next, Happening::SlotSample);
+        self.happens(next, Happening::AgentLooks);
         while let Some(slot) = self.next_move() {
             self.counts.rescues += 1;
             self.counts.moved += self.workers[slot].queue.len() as u64;

@@ -8,7 +8,7 @@ use crate::workers::Waiting;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Happening {
     /// The agent looks.
-    SlotSample,
+    AgentLooks,
     /// A worker is stopped, for so long.
     Stop { worker: usize, lasts_s: f64 },
     /// A worker pauses.
