@@ -71,12 +71,12 @@ impl Answers {
         })
     }
 
-    /// What makes `wakeone serve` count here.
+    /// Arguments that make `wakeone serve` count its answers in this file.
     pub fn arguments(&self) -> [PathBuf; 2] {
         ["--counter".into(), self.directory.path().join("count")]
     }
 
-    /// Adds what a load saw.
+    /// Adds the counts of a load's client.
     pub fn client_saw(&mut self, load: &Outcome) {
         let seen = seen(load);
         self.seen.whole += seen.whole;
@@ -89,7 +89,7 @@ impl Answers {
         self.seen.open += open;
     }
 
-    /// Adds all that is in the books of another server that the same load was sent to.
+    /// Adds the client's counts from another server that the same load was sent to.
     pub fn merge(&mut self, other: &Self) {
         self.client_counted(other.seen.whole, other.seen.open);
     }
@@ -99,7 +99,7 @@ impl Answers {
         self.counter.get()
     }
 
-    /// Closes the books once the servers have ended, which say that they `made` so many answers: both counts go into the sample.
+    /// Puts both counts into the sample, once the servers have ended: the client's, and the `made` answers of the servers.
     ///
     /// # Errors
     /// When the counts contradict each other.
@@ -129,7 +129,7 @@ impl Seen {
     }
 }
 
-/// What the client of a load knows.
+/// Returns the counts that the client of a load has: whole answers, and requests sent without one.
 fn seen(load: &Outcome) -> Seen {
     let sent = |kind: &ErrorKind| {
         !matches!(

@@ -39,7 +39,7 @@ pub struct Environment {
     pub load_after: f64,
     /// Share of CPU time that the hypervisor gave to others meanwhile, 0 to 1.
     pub steal_share: f64,
-    /// What a reader must know about the machine before trusting the numbers.
+    /// Facts about the machine that a reader must know before trusting the numbers.
     pub warnings: Vec<String>,
 }
 
@@ -122,7 +122,7 @@ pub fn build() -> &'static str {
     }
 }
 
-/// What the machine itself says against the numbers.
+/// Returns a warning for each state of the machine that makes the numbers doubtful.
 fn noise(environment: &Environment) -> Vec<String> {
     let mut warnings = Vec::new();
     if environment.steal_share > NOISY_STEAL {

@@ -1,4 +1,4 @@
-//! What an experiment is: a question, a source, a way of measuring one point, and a way of judging the whole.
+//! An experiment: a question, a source, a way of measuring one point, and a way of judging the whole.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use crate::present::Block;
 use crate::result::{Derived, Expectation, Outcome};
 use crate::slices::Slices;
 
-/// What the user asked for.
+/// The settings that the user chose on the command line.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// Everything smaller, to see it work; expectations allow for the smaller sample where they say so.
+    /// Makes everything smaller, to see it work. Expectations allow for the smaller sample where they say so.
     pub quick: bool,
     /// How many rounds; None: the experiment's own number.
     pub rounds: Option<usize>,
@@ -48,7 +48,7 @@ pub struct Pairing {
     pub metric: String,
 }
 
-/// What will be measured.
+/// The plan of a measurement: variants, rounds and comparisons.
 #[derive(Debug, Clone, Default)]
 pub struct Design {
     /// How often each variant is measured.
@@ -121,9 +121,9 @@ impl Sample {
     }
 }
 
-/// What a measurement may use.
+/// The inputs of one measurement.
 pub struct Context<'a> {
-    /// What the user asked for.
+    /// The user's settings.
     pub settings: &'a Settings,
     /// Round, from 0.
     pub round: usize,
@@ -131,7 +131,7 @@ pub struct Context<'a> {
     pub seed: u64,
     /// Set by Ctrl-C.
     pub cancel: &'a AtomicBool,
-    /// To be called with the share done, 0 to 1.
+    /// The measurement calls this with the share done, 0 to 1.
     pub progress: &'a mut dyn FnMut(f64),
 }
 
@@ -150,7 +150,7 @@ impl Context<'_> {
 pub trait Experiment: Sync {
     /// Name, question, source, published data.
     fn card(&self) -> &'static Card;
-    /// What will be measured under these settings.
+    /// Returns the plan of the measurement under these settings.
     fn design(&self, settings: &Settings) -> Design;
     /// Measures one variant once. Leaves nothing behind, whatever happens.
     ///
@@ -165,7 +165,7 @@ pub trait Experiment: Sync {
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation>;
     /// Tables, charts and words for a reader, computed from the result.
     fn present(&self, outcome: &Outcome) -> Vec<Block>;
-    /// What of it fits one screen: by default the first table and the first sentences.
+    /// Returns the part of it that fits one screen: by default the first table and the first sentences.
     fn brief(&self, outcome: &Outcome) -> Vec<Block> {
         crate::present::brief(self.present(outcome))
     }

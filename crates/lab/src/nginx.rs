@@ -1,9 +1,9 @@
 //! nginx as a server under test: whether it is here, and how many requests it has counted.
 //!
-//! The count is that of its `ngx_http_stub_status_module`: where that is built in, nginx counts each request over all
-//! workers, in shared memory that outlives a reload, when it has the request's first bytes and whether anybody asks or
-//! not. So it is the same kind of count as that of `wakeone serve --counter`, and reading it once costs nothing that is
-//! measured.
+//! The count is that of its `ngx_http_stub_status_module`. Where that is built in, nginx counts each request over all
+//! workers when it has the request's first bytes, whether anybody asks or not. The count lies in shared memory that
+//! outlives a reload. So it is the same kind of count as that of `wakeone serve --counter`, and one read of it costs
+//! nothing that is measured.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -36,12 +36,12 @@ fn find() -> Result<PathBuf, String> {
     }
 }
 
-/// What differs between the servers under test. None writes a log of accesses, all listen with the same backlog.
+/// The differences between the servers under test. None writes a log of accesses, and all listen with the same backlog.
 #[derive(Debug, Clone, Default)]
 pub struct Setup {
     /// Worker processes.
     pub workers: usize,
-    /// What follows the address in `listen`: `reuseport`.
+    /// The options after the address in `listen`: `reuseport`.
     pub listen: &'static str,
     /// Directives outside of all blocks.
     pub main: String,

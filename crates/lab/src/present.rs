@@ -1,4 +1,4 @@
-//! What a reader is shown, before it is decided how: text and HTML render the same blocks.
+//! The content of a presentation, independent of its form: text and HTML render the same blocks.
 
 use crate::distribution::Distribution;
 
@@ -42,7 +42,7 @@ pub struct Row {
 /// A distribution with its summary line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Histogram {
-    /// What it is of.
+    /// The name of the measured series.
     pub title: String,
     /// Published rather than measured here.
     pub published: bool,
@@ -57,7 +57,7 @@ pub struct Histogram {
 /// A chart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
-    /// What it shows, as a headline.
+    /// The chart's content, as a headline.
     pub title: String,
     /// How to read it, one or two sentences.
     pub note: String,
@@ -256,7 +256,7 @@ impl Style {
     }
 }
 
-/// What of a presentation fits one screen: its first two sentences and its first table.
+/// The part of a presentation that fits one screen: its first two sentences and its first table.
 pub fn brief(blocks: Vec<Block>) -> Vec<Block> {
     let (mut words, mut shown) = (None, None);
     for block in blocks {

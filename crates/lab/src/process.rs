@@ -109,7 +109,7 @@ fn uncharged_share() -> Option<f64> {
     Some(1.0 - spent.as_secs_f64() / all.as_secs_f64())
 }
 
-/// What processes have used of the CPUs.
+/// CPU time and context switches of processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// CPU time in ns, the kernel's part included.
@@ -121,7 +121,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What the [`leaves`] below `root` have used so far.
+    /// The usage of the [`leaves`] below `root` so far.
     pub fn of_leaves(root: u32) -> Self {
         leaves(root)
             .into_iter()
@@ -133,7 +133,7 @@ impl Usage {
             })
     }
 
-    /// What a process has used so far; nothing once it is gone.
+    /// The usage of a process so far; zero once it is gone.
     pub fn of(pid: u32) -> Self {
         let threads = fs::read_dir(format!("/proc/{pid}/task"));
         let statuses: Vec<String> = threads
@@ -155,7 +155,7 @@ impl Usage {
         }
     }
 
-    /// What has been used since `before`.
+    /// The usage since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let less = |now: u64, then: u64| now.saturating_sub(then);
         Self {

@@ -5,7 +5,7 @@ use serde::Deserialize;
 /// One published figure.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Figure {
-    /// What it was measured on, in the source's words: `single queue`, `Taskex`, `epoll`.
+    /// The variant that was measured, in the source's words: `single queue`, `Taskex`, `epoll`.
     pub series: String,
     /// Where on the horizontal axis: threads, concurrency, lower border of a bucket; empty where there is none.
     pub x: Option<f64>,

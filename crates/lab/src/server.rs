@@ -184,7 +184,7 @@ impl Server {
     }
 }
 
-/// What a server says is read to its end by a thread, so that a talkative one never blocks on a full pipe.
+/// Starts a thread that reads a server's output to its end, so that a talkative server never blocks on a full pipe.
 fn listen(words: PipeReader) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! What `wakeone status --json` says about a steered group, asked as a user would ask.
+//! Reads the status of a steered group from `wakeone status --json`, as a user would.
 
 use serde_json::Value;
 use std::net::SocketAddr;

@@ -162,7 +162,7 @@ pub fn write(path: &Path, text: &str) -> Result<(), Error> {
     if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
         fs::create_dir_all(parent).map_err(failed)?;
     }
-    // What is no plain file (a pipe, /dev/stdout) cannot be replaced by rename.
+    // A rename can only replace a plain file, not a pipe or /dev/stdout.
     if fs::metadata(path).is_ok_and(|m| !m.is_file()) {
         return fs::write(path, text).map_err(failed);
     }

@@ -33,7 +33,8 @@ pub fn render(experiment: &dyn Experiment, outcome: &Outcome, width: usize) -> S
     text
 }
 
-/// What of a result fits a screen of 80 columns and 24 lines: the table, two sentences, what holds. `ink` draws bad cells.
+/// The part of a result that fits a screen of 80 columns and 24 lines: the table, two sentences and the verdict. `ink` draws
+/// bad cells.
 pub fn render_brief(
     experiment: &dyn Experiment,
     outcome: &Outcome,
@@ -141,7 +142,7 @@ fn shortened(words: &str, most: usize) -> String {
         .collect()
 }
 
-/// What every result ends with: comparisons, expectations, machine, source.
+/// The end of every result: comparisons, expectations, machine, source.
 fn closing(text: &mut String, card: &Card, outcome: &Outcome, width: usize) {
     if !outcome.contrasts.is_empty() {
         heading(text, "Ratios of neighbouring slices", '-');
@@ -233,7 +234,7 @@ pub fn listed(experiment: &dyn Experiment, width: usize) -> String {
             quick,
             ..Settings::default()
         });
-        // What it needs is not here; running it says what.
+        // The experiment lacks something on this machine; running it names that.
         if design.arms.is_empty() {
             return "–".into();
         }

@@ -12,7 +12,7 @@ use crate::error::Error;
 /// Where tracefs is on most machines.
 const USUAL: &str = "/sys/kernel/tracing";
 
-/// What happened to a thread.
+/// The change of a thread's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// It was woken.
@@ -115,7 +115,7 @@ impl Trace {
             })
     }
 
-    /// What was recorded since the last [`Trace::clear`], in order of time.
+    /// The events recorded since the last [`Trace::clear`], in order of time.
     ///
     /// # Errors
     /// When it cannot be read.

@@ -15,7 +15,7 @@ pub enum Way {
     SharedEpollExclusive,
     /// One shared socket; every worker waits in its own epoll, and all are woken for each connection.
     SharedEpollWakeAll,
-    /// One shared socket with EPOLLEXCLUSIVE; who has accepted goes to the end of the line.
+    /// One shared socket with EPOLLEXCLUSIVE. A worker that has accepted goes to the end of the wait queue.
     SharedEpollRotate,
     /// One shared socket; every worker has a multishot accept of io_uring under way.
     SharedIoUring,
@@ -160,7 +160,7 @@ pub fn arm_name(of: &str, way: Way) -> String {
     format!("{of}/{}", way.name())
 }
 
-/// The way back: what is measured, and the way, one of `ways`.
+/// Splits the name of a variant into what is measured and the way, one of `ways`. The inverse of [`arm_name`].
 ///
 /// # Errors
 /// When no variant has this name.

@@ -58,7 +58,7 @@ pub struct Driven {
     late_ns: u64,
     /// Steps done again because our own client was late.
     repeated: u64,
-    /// What the workers had used before the first request.
+    /// CPU time and switches of the workers before the first request.
     before: Usage,
 }
 
@@ -159,7 +159,8 @@ impl Driven {
         }
     }
 
-    /// Our own client; what has no answer at the end of the time is given up. Gives also how late the slowest percent was sent.
+    /// Drives one rate with our own client. It abandons the requests that have no answer at the end of the time. It also
+    /// returns how late the slowest percent was sent.
     fn open_loop(
         &mut self,
         rate: f64,
@@ -207,8 +208,8 @@ impl Driven {
         Ok(counted.step(rate))
     }
 
-    /// Waits until the server has come to the end of its queue: connections are accepted in the order in which they came, so
-    /// that whoever comes last is answered last.
+    /// Waits until the server has come to the end of its queue. It accepts connections in the order in which they came, so the
+    /// last one is answered last.
     fn work_off(&mut self) -> Result<(), Error> {
         std::thread::sleep(ROOM);
         probe::who_answers(self.trial.address, PATH)?;

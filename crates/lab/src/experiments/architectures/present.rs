@@ -17,7 +17,7 @@ const METRIC: &str = "throughput_per_s";
 pub struct Claim {
     /// How code refers to it.
     pub name: &'static str,
-    /// What it says, for a reader.
+    /// The claim as a sentence.
     says: &'static str,
     /// The ratio that says so, and its limit.
     ratio: &'static str,
@@ -27,7 +27,7 @@ pub struct Claim {
     holds: fn(f64) -> bool,
 }
 
-/// What the source found, in the order in which it tells it.
+/// The source's findings, in its own order.
 pub const CLAIMS: [Claim; 7] = [
     Claim {
         name: "iterative",
@@ -154,7 +154,7 @@ fn clients(outcome: &Outcome, kind: Kind) -> Vec<usize> {
     all
 }
 
-/// What of the source's findings is still seen, and who is ahead today.
+/// Tells which of the source's findings still hold, and which architecture is ahead today.
 fn meaning(outcome: &Outcome, kinds: &[Kind]) -> Option<String> {
     let kind = *kinds.first()?;
     let checked: Vec<(&Claim, bool)> = CLAIMS
@@ -200,7 +200,8 @@ fn conditions(outcome: &Outcome) -> String {
     )
 }
 
-/// Narrow enough for a telephone: what is compared, the limit and the source's ratio, ours and the verdict share cells.
+/// The table of the claims, narrow enough for a telephone: the compared cells share a column with the limit, and our ratio
+/// shares one with the verdict.
 fn claims(outcome: &Outcome, kinds: &[Kind]) -> Table {
     let mut head = vec!["ratio, clients: limit".into(), "source".into()];
     head.extend(kinds.iter().map(|kind| kind.name().to_owned()));

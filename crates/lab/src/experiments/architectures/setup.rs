@@ -137,7 +137,7 @@ pub fn grid(quick: bool) -> Vec<Cell> {
     cells
 }
 
-/// What this machine lacks, found out once for a whole grid.
+/// The things that this machine lacks, looked up once for a whole grid.
 pub struct Lacks {
     dispatched: Option<String>,
     io_uring: Option<String>,

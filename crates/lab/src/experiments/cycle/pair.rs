@@ -18,7 +18,7 @@ use crate::error::Error;
 
 use crate::cpus;
 
-/// What one run is made of.
+/// The parameters of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setup {
     /// sched_yield() after each connect.
@@ -29,7 +29,7 @@ pub struct Setup {
     pub backlog: i32,
 }
 
-/// What came of it.
+/// The result of one run.
 #[derive(Debug, Default)]
 pub struct Found {
     /// Connections made.
@@ -47,7 +47,7 @@ pub struct Found {
 /// Makes `count` connections, as many as fit into `limit`.
 ///
 /// # Errors
-/// When there is no network namespace to be had, or a socket fails.
+/// When no network namespace can be created, or a socket fails.
 pub fn run(
     setup: Setup,
     count: usize,

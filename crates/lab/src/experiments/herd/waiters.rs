@@ -111,7 +111,7 @@ impl Waiting {
     }
 }
 
-/// What a thread does.
+/// The body of a thread.
 type Life = Box<dyn FnOnce() + Send>;
 
 /// Where the herd waits.
@@ -185,7 +185,7 @@ impl Herd {
         enqueued && asleep() >= self.threads.len()
     }
 
-    /// Connects; what is returned is to be kept until the connection is accepted.
+    /// Connects. The caller keeps the returned stream until the connection is accepted.
     fn connect(&self) -> Result<Option<TcpStream>, String> {
         match &self.place {
             Place::Socket(_, address) => {
@@ -218,7 +218,7 @@ impl Herd {
             std::thread::sleep(Duration::from_millis(1));
         }
         drop(stream);
-        // On a busy machine a large herd needs longer; who does not wait yet would not be woken by the next tap.
+        // On a busy machine a large herd needs longer. The next tap would not wake a thread that does not wait yet.
         while !self.all_wait() {
             if Instant::now() > deadline {
                 return Err(failed("not all of them came to rest again".into()));
@@ -357,7 +357,7 @@ mod tests {
                 "{waiting:?}"
             );
             drop(herd);
-            // Who joins a thread is told before the kernel has taken it off its list.
+            // A join returns before the kernel has taken the thread off its list.
             let since = std::time::Instant::now();
             while !threads(|_| ()).is_empty() {
                 assert!(

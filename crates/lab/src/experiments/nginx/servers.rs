@@ -9,7 +9,7 @@ use crate::nginx::Setup;
 pub enum Kind {
     /// As it is: one listener in the epoll instances of all workers, with EPOLLEXCLUSIVE.
     Default,
-    /// One listener; who holds the mutex has it in its epoll instance.
+    /// One listener. The worker that holds the mutex has it in its epoll instance.
     AcceptMutex,
     /// A listener a worker; the kernel's hash chooses.
     Reuseport,

@@ -1,4 +1,4 @@
-//! What is asked of nginx.
+//! The workloads that nginx is measured under.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -226,12 +226,12 @@ pub fn resize(kind: Kind, context: &mut Context<'_>) -> Result<Sample, Error> {
         RESIZED_PAUSE,
         context,
     )?;
-    // What is lost here is what is measured, and no failure of the measurement.
+    // The lost requests are the result here, not a failure of the measurement.
     sample.metrics.retain(|name, _| !name.starts_with("errors"));
     Ok(sample)
 }
 
-/// Takes one worker away for a while; how many requests that took.
+/// Takes one worker away for a while. Returns how many requests that took.
 fn lose_one(workload: Workload, address: SocketAddr, worker: u32) -> Result<u64, Error> {
     std::thread::sleep(GONE_AFTER);
     if workload == Workload::Busy {

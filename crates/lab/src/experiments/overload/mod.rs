@@ -33,7 +33,7 @@ const WAYS: [Way; 4] = [
     Way::LeastConnections,
     Way::LeastConnectionsRescue,
 ];
-/// What rescue is compared with.
+/// The ways that rescue is compared with.
 const AGAINST: [Way; 3] = [Way::ReuseportHash, Way::LeastConnections, Way::SharedAccept];
 
 fn seconds(quick: bool) -> f64 {

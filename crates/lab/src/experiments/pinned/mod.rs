@@ -94,7 +94,7 @@ impl Experiment for Pinned {
         server.answers.client_saw(&found);
         server.answers.client_counted(1, 0);
         let mut sample = measure::sample(&found, 0);
-        // Whose processes have which numbers says nothing here.
+        // The shares are left out: worker numbers mean nothing here.
         sample.metrics.retain(|name, _| !name.starts_with("share_"));
         sample.put("total_s", "s", found.elapsed.as_secs_f64());
         let late = found.latency.count_between(LATE_NS, u64::MAX);

@@ -60,7 +60,7 @@ impl Kind {
         }
     }
 
-    /// What the load asks for: 200 µs of sleep where the server can, a fixed answer of the others.
+    /// The path that the load requests: 200 µs of sleep from our server, a fixed answer from the others.
     pub fn path(self) -> &'static str {
         match self {
             Kind::Ours(_) => "/work?us=200&kind=sleep",

@@ -43,7 +43,7 @@ fn load_seconds(load: &str, quick: bool) -> f64 {
     }
 }
 
-/// Requests a second of the stuck workload: what the machine serves easily.
+/// Requests a second of the stuck workload. The machine serves this rate easily.
 fn rate_per_s(kind: Other) -> f64 {
     match kind {
         GUNICORN => 300.0,

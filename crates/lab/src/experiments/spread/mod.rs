@@ -1,4 +1,4 @@
-//! Who gets which connection, one by one and under a sustained load.
+//! Measures which worker gets each connection, one by one and under a sustained load.
 
 mod present;
 

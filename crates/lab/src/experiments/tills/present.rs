@@ -286,7 +286,7 @@ fn published_histogram(published: &Published, series: &str) -> Histogram {
     }
 }
 
-/// What the numbers say; every sentence follows them, whichever way they fell.
+/// The conclusions. Each sentence follows from the numbers, whichever way they fell.
 fn meaning(outcome: &Outcome, published: &Published) -> Vec<String> {
     [
         kept_meaning(outcome),

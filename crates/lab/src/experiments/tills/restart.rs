@@ -1,4 +1,5 @@
-//! The short form of the experiment `restart`, for every way: what is lost when the server is restarted under load.
+//! The short form of the experiment `restart`, for every way. It counts the requests lost when the server is restarted
+//! under load.
 
 use std::time::Duration;
 use wakeone_load::{Mix, Plan};
@@ -44,7 +45,7 @@ pub fn measure(way: Way, context: &mut Context<'_>) -> Result<Sample, Error> {
     let pause = pause(context.settings.quick);
     let mut sample =
         restart::measure_restarts(Kind::Ours(way), WORKERS, plan, RESTARTS, pause, context)?;
-    // What is lost here is what is measured, and no failure of the measurement.
+    // The lost requests are the result here, not a failure of the measurement.
     sample.metrics.retain(|name, _| !name.starts_with("errors"));
     Ok(sample)
 }

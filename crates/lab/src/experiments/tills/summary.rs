@@ -44,7 +44,7 @@ const COLUMNS: [Column; 4] = [
 const LOST: &str = "lost";
 
 impl Column {
-    /// What a way came to: all that it lost, or the median of the rounds.
+    /// The value of a way in this column: its losses over all rounds, or the median of the rounds.
     fn value(&self, outcome: &Outcome, way: Way) -> Option<f64> {
         let name = format!("{}/{}", self.workload, way.name());
         if self.metric == LOST {
@@ -159,7 +159,7 @@ fn restarts(outcome: &Outcome) -> u64 {
     each * outcome.parameter_u64("rounds").unwrap_or(1)
 }
 
-/// Two sentences: what the kernel's ways come to, and what Wakeone does. They follow the numbers.
+/// Two sentences that follow from the numbers: one on the kernel's ways, one on Wakeone.
 pub fn sentences(outcome: &Outcome) -> String {
     let failing = kernels()
         .filter(|way| worst(outcome, *way).is_some_and(|times| times >= BAD))
@@ -188,7 +188,7 @@ pub fn sentences(outcome: &Outcome) -> String {
     theirs + &ours
 }
 
-/// What of the result fits one screen.
+/// The part of the result that fits one screen.
 pub fn brief(outcome: &Outcome) -> Vec<Block> {
     if kernels().all(|way| worst(outcome, way).is_none()) {
         return crate::present::brief(super::Tills.present(outcome));

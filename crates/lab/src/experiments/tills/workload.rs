@@ -1,4 +1,4 @@
-//! The workloads: what is asked of the server, how often, by whom.
+//! The workloads: the requests, their rate, and the clients that send them.
 
 use std::time::Duration;
 use wakeone_load::{Arrivals, Mix, Plan, Spacing, Stop};
@@ -18,7 +18,7 @@ pub struct Workload {
     pub requests: u64,
     /// When they are due.
     pub arrivals: Arrivals,
-    /// What they ask for.
+    /// The requests that they send.
     pub mix: Mix,
     /// How the workers serve.
     pub serving: Serving,

@@ -219,11 +219,11 @@ impl Experiment for UdpLocks {
     }
 }
 
-/// What one measurement came to.
+/// The result of one measurement.
 struct Found {
     sent: Sent,
     used: Usage,
-    /// Who waited, where that can be seen, and how many sockets have those locks.
+    /// The waits, where they can be seen, and how many sockets have those locks.
     waited: Option<(Counts, u32)>,
 }
 

@@ -35,7 +35,7 @@ const WAITING_BYTES: usize = 1 << 25;
 /// Holds several batches for each reader.
 const BATCHES_BYTES: usize = 1 << 22;
 
-/// What is read, and who chooses the socket.
+/// The kind of socket that is read, and who chooses among several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// A named pipe.
@@ -118,16 +118,17 @@ impl Way {
     }
 }
 
-/// How fast is sent.
+/// How fast the sender sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// As fast as is read: nothing is lost.
     Constant,
-    /// The same, many datagrams by a system call: what a sender costs that shares the CPUs with the readers is as little as can be.
+    /// The same, with many datagrams by a system call. The sender shares the CPUs with the readers, so it is made to cost as
+    /// little as possible.
     Batches,
     /// As fast as possible.
     Flood,
-    /// Portions of it before the first of each is read: only reading takes time.
+    /// A whole portion before its first datagram is read: only the reading takes time.
     Waiting,
 }
 
@@ -155,7 +156,7 @@ impl Mode {
         }
     }
 
-    /// What each socket must be able to hold, where that is more than usual.
+    /// The bytes that each socket must be able to hold, where that is more than usual.
     fn buffer_bytes(self) -> Option<usize> {
         match self {
             Mode::Constant | Mode::Flood => None,
@@ -168,7 +169,7 @@ impl Mode {
 /// A variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variant {
-    /// How fast is sent.
+    /// How fast the sender sends.
     pub mode: Mode,
     /// Whether the threads stay on their CPUs.
     pub pinned: bool,

@@ -38,7 +38,7 @@ pub enum From {
     Udp(SocketAddr, usize),
 }
 
-/// What to read, and how.
+/// The plan of a reading program: its source, its threads and its buffers.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Where from.
@@ -49,13 +49,13 @@ pub struct Plan {
     pub pin: bool,
     /// Read what waits when the board says so, and then nothing until it says so again; otherwise what comes, as it comes.
     pub portions: bool,
-    /// What each socket may hold, where that is to be more than usual.
+    /// The bytes that each socket may hold, where that is more than usual.
     pub buffer_bytes: Option<usize>,
     /// The file of the [`Board`].
     pub board: PathBuf,
 }
 
-/// What reader and sender tell each other: three counters a thread, and three signs.
+/// The memory that reader and sender share: three counters a thread, and three signs.
 #[derive(Debug)]
 pub struct Board {
     counters: SharedCounters,
@@ -63,7 +63,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// Opens the one in a file.
+    /// Opens the board in a file.
     ///
     /// # Errors
     /// When the file cannot be opened or mapped.
@@ -96,12 +96,12 @@ impl Board {
         self.open_portion(1);
     }
 
-    /// The threads may read this portion, counted from 1.
+    /// Lets the threads read this portion, counted from 1.
     pub fn open_portion(&self, portion: u64) {
         self.sign(1).store(portion, Release);
     }
 
-    /// When the last thread was done with a portion, by [`now_ns`]; None before.
+    /// The time at which the last thread was done with a portion, by [`now_ns`]; None before.
     pub fn portion_read_ns(&self, portion: u64) -> Option<u64> {
         let at = |thread| {
             let is_done = self.of(thread, 1).load(Acquire) == portion;
@@ -112,7 +112,7 @@ impl Board {
             .try_fold(0, |last, at| Some(last.max(at?)))
     }
 
-    /// Sleeps until another portion may be read than the one before.
+    /// Sleeps until a portion other than `before` may be read.
     fn next_portion(&self, before: u64) -> u64 {
         loop {
             let portion = self.sign(1).load(Acquire);
@@ -127,19 +127,19 @@ impl Board {
         self.sign(2).load(Acquire) != 0
     }
 
-    /// The threads are to end.
+    /// Tells the threads to end.
     pub fn stop(&self) {
         self.sign(2).store(1, Release);
         self.open_portion(u64::MAX);
     }
 
-    /// What each thread has read.
+    /// The units that each thread has read.
     pub fn read(&self) -> Vec<u64> {
         let count = |thread| self.of(thread, 0).load(Relaxed);
         (0..self.threads).map(count).collect()
     }
 
-    /// What all have read.
+    /// The units that all threads together have read.
     pub fn all(&self) -> u64 {
         self.read().iter().sum()
     }

@@ -13,10 +13,10 @@ use super::reader::{BYTES, Board, now_ns};
 use crate::error::Error;
 use crate::experiment::Context;
 
-/// So many may be on their way with flow control: 150 small datagrams, at 768 bytes of kernel memory each, fit the usual
-/// receive buffer of one socket, of which a quarter may still be charged for what was read.
+/// The most datagrams on their way with flow control. A small datagram takes 768 bytes of kernel memory, so 150 fit the usual
+/// receive buffer of one socket. A quarter of that buffer may still be charged for datagrams already read.
 const WINDOW: u64 = 150;
-/// So often the sender looks what was read.
+/// The sender looks how many were read after so many datagrams.
 const LOOK_EVERY: u64 = 16;
 /// Datagrams of a batch: as many as every kernel makes of one buffer (`UDP_MAX_SEGMENTS`).
 const BATCH: usize = 64;
@@ -24,15 +24,15 @@ const BATCH: usize = 64;
 const BATCHES_WINDOW: u64 = 2048;
 /// How long the sender sleeps where it waits for the readers: a part of the time in which what may be on its way is read.
 const BREATH: Duration = Duration::from_micros(50);
-/// So many wait before they are read, where all wait first: few enough to be in a processor's cache still, as what waits in a
-/// socket usually is, and enough that threads read for much longer than it takes to wake them.
+/// Datagrams of a portion, where all wait before the first is read. They are few enough to stay in a processor's cache, as
+/// the data in a socket usually does. They are enough that threads read for much longer than it takes to wake them.
 pub const PORTION: u64 = 20_000;
 /// When nothing more is read for so long, nothing more will be.
 const QUIET: Duration = Duration::from_millis(200);
 /// The longest that a measurement may take.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What was sent and read.
+/// The counts and times of a sender's run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sent {
     /// How long the reading took, in seconds.
@@ -46,7 +46,7 @@ pub struct Sent {
     pub cpu_ns: u64,
 }
 
-/// What a batch carries.
+/// The payload of a batch.
 const BYTES_OF_BATCH: [u8; BATCH * BYTES] = [b'.'; BATCH * BYTES];
 
 /// The sockets to send from, in turn.
@@ -191,7 +191,7 @@ fn keep_back(
     Ok(())
 }
 
-/// What this thread has used of the CPUs.
+/// The CPU time of this thread.
 fn cpu_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
