@@ -53,7 +53,7 @@ fn conclusions(outcome: &Outcome) -> String {
     )
 }
 
-/// The source's table: each time and count as printed, and the same for a million datagrams.
+/// The source's tables: times and counts as printed, the contentions for a million datagrams, and waits over hold times.
 fn published() -> Table {
     let published = Published::parse(CARD.published);
     let columns = ["acquisitions", "hold_us_avg", "contentions", "wait_us_avg"];

@@ -16,7 +16,7 @@ use crate::experiment::Context;
 /// The most datagrams on their way with flow control. A small datagram takes 768 bytes of kernel memory, so 150 fit the usual
 /// receive buffer of one socket. A quarter of that buffer may still be charged for datagrams already read.
 const WINDOW: u64 = 150;
-/// The sender looks how many were read after so many datagrams.
+/// After each so many datagrams, the sender looks how many were read.
 const LOOK_EVERY: u64 = 16;
 /// Datagrams of a batch: as many as every kernel makes of one buffer (`UDP_MAX_SEGMENTS`).
 const BATCH: usize = 64;
