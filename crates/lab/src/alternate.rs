@@ -19,7 +19,7 @@ pub struct Arms<'a> {
     pub names: &'a [&'a str],
     /// Which of them are compared.
     pub pairs: &'a [Pair],
-    /// Makes an arm be the one that is measured from now on; not called where it is already. May take its time.
+    /// Switches to an arm. It is not called for the arm that is measured already, and it may be slow.
     pub switch: &'a mut dyn FnMut(usize, &Live) -> Result<(), Error>,
     /// The processes of the server; the load's own is counted as well.
     pub processes: &'a [u32],

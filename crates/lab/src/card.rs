@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::result::{Expectation, Outcome};
 use crate::template;
 
-/// Who published it.
+/// The publication behind an experiment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Source {
     /// Short, as cited beside a number: `Molloy and Lever, 2000`.
@@ -28,7 +28,7 @@ pub struct Card {
     pub title: String,
     /// The question, in one sentence.
     pub question: String,
-    /// Who asked first.
+    /// The source of the question.
     pub source: Source,
     /// The expectations, by name: a bound, a claim, and its source. Without a source it is [`OWN_GOAL`].
     #[serde(default)]

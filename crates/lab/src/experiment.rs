@@ -57,7 +57,7 @@ pub struct Design {
     pub arms: Vec<Arm>,
     /// The comparisons.
     pub pairings: Vec<Pairing>,
-    /// The metric that ought to be the same in each round of a variant; a spread of it is reported as noise.
+    /// The metric that should be the same in each round of a variant; a spread of it is reported as noise.
     pub steady: &'static str,
     /// Everything a reader needs to do it again.
     pub parameters: serde_json::Map<String, serde_json::Value>,
@@ -161,7 +161,7 @@ pub trait Experiment: Sync {
     fn derive(&self, _outcome: &Outcome) -> Vec<Derived> {
         Vec::new()
     }
-    /// Holds the result against what ought to be seen.
+    /// Compares the result with the expectations.
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation>;
     /// Tables, charts and words for a reader, computed from the result.
     fn present(&self, outcome: &Outcome) -> Vec<Block>;

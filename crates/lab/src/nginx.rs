@@ -143,10 +143,10 @@ pub fn perl_module() -> Result<PathBuf, String> {
         })
 }
 
-/// How many requests it has counted so far, without the one that asks.
+/// The number of requests that nginx has counted so far, without the one that asks.
 ///
 /// # Errors
-/// When it does not say so.
+/// When nginx does not give the number.
 pub fn requests(address: SocketAddr) -> Result<u64, Error> {
     let text = probe::body(address, PATH)?;
     let all = parse(&text).ok_or_else(|| {

@@ -123,7 +123,7 @@ pub const NODE: Other = Other {
 };
 
 impl Other {
-    /// Why it cannot be measured here, whoever has which listener.
+    /// The reason why it cannot be measured here in any way.
     pub fn is_missing(&self) -> Option<String> {
         if *self == NGINX {
             return crate::nginx::perl_module().err();
@@ -131,13 +131,13 @@ impl Other {
         launch::lacks(self.needs)
     }
 
-    /// Why it cannot be measured here in this way.
+    /// The reason why it cannot be measured here in this way.
     pub fn lacks(&self, way: Way) -> Option<String> {
         let steered = || (way == Way::Split).then(steered::lacks).flatten();
         self.is_missing().or_else(steered)
     }
 
-    /// The server, to be started this way.
+    /// The launch of the server in this way.
     ///
     /// # Errors
     /// When nginx has no module whose handlers block.

@@ -35,7 +35,7 @@ pub struct Row {
     pub published: bool,
     /// The cells.
     pub cells: Vec<String>,
-    /// Columns whose cells are to be marked as bad.
+    /// Columns whose cells are marked as bad.
     pub bad: Vec<usize>,
 }
 
@@ -95,7 +95,7 @@ pub enum Kind {
     Times {
         /// Heads of the columns.
         heads: Vec<String>,
-        /// From so many times the best on a cell is bad; a line marks it.
+        /// A cell is bad from this many times the best on; a line marks it.
         bad: f64,
         /// A label and its cells; None where nothing was measured.
         rows: Vec<(String, Vec<Option<Times>>)>,

@@ -71,8 +71,8 @@ pub fn cpu_ns(pid: u32) -> u64 {
         .sum()
 }
 
-/// Whether the CPU time of a process has in it what the kernel does for its packets in softirq, as most of a connection over
-/// loopback is: not where the kernel keeps books of interrupts (CONFIG_IRQ_TIME_ACCOUNTING). Found out by sending, once.
+/// Whether the CPU time of a process includes the softirq for its packets, which is most of a connection over loopback. It does
+/// not where the kernel accounts for interrupts by themselves (CONFIG_IRQ_TIME_ACCOUNTING). Measured once, by sending.
 pub fn softirq_is_charged() -> bool {
     static CHARGED: OnceLock<bool> = OnceLock::new();
     *CHARGED.get_or_init(|| {
@@ -86,7 +86,7 @@ pub fn softirq_is_charged() -> bool {
 /// Of sending datagrams over loopback, about half is softirq.
 const MOST_UNCHARGED: f64 = 0.15;
 
-/// The share of its time that a thread that never sleeps neither used nor waited for a CPU: somebody else's books have it.
+/// The share of a never sleeping thread's time in which it neither used nor waited for a CPU. The kernel charges it elsewhere.
 fn uncharged_share() -> Option<f64> {
     let receiver = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
     let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;

@@ -112,7 +112,7 @@ pub struct Expectation {
     pub name: String,
     /// The claim, with its limit.
     pub claim: String,
-    /// Who says so.
+    /// The source of the claim.
     pub source: String,
     /// The number that was held against the claim; absent where it could not be measured.
     pub measured: Option<f64>,

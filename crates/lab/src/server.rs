@@ -27,10 +27,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a command and waits for a line of what it says, on stdout or stderr, that begins with `ready`.
+    /// Starts a command and waits for a line of its output, on stdout or stderr, that begins with `ready`.
     ///
     /// # Errors
-    /// When it cannot be started, ends, or is not ready in time; with the last words it said.
+    /// When it cannot be started, ends, or is not ready in time. The error has its last lines.
     pub fn start(what: &str, command: &mut Command, ready: &str) -> Result<Self, Error> {
         let failed = |e: std::io::Error| Error::Server(format!("starting {what} failed: {e}"));
         let (words, mouth) = std::io::pipe().map_err(failed)?;
@@ -93,7 +93,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Everything it has said so far.
+    /// All lines that it has printed so far.
     pub fn said(&mut self) -> &[String] {
         self.seen.extend(self.lines.try_iter());
         &self.seen
@@ -108,10 +108,10 @@ impl Server {
             .map_err(|e| Error::Server(format!("sending {signal} to {} failed: {e}", self.what)))
     }
 
-    /// Waits until it has said a line with `part` in it for the `count`th time.
+    /// Waits until it has printed a line with `part` in it for the `count`th time.
     ///
     /// # Errors
-    /// When it does not say so in time.
+    /// When it does not print it in time.
     pub fn wait_said(&mut self, part: &str, count: usize, within: Duration) -> Result<(), Error> {
         let deadline = Instant::now() + within;
         while self.said().iter().filter(|l| l.contains(part)).count() < count {

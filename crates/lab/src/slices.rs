@@ -1,13 +1,14 @@
-//! Telling small differences apart on a noisy machine: one load on one running server, whose setup is switched every
-//! 100 to 250 ms.
+//! Measures small differences on a noisy machine: one load on one running server, whose setup is switched every 100 to
+//! 250 ms.
 //!
 //! A whole load of each setup, one after the other, compares two moments of the machine as much as two setups. They differ
-//! in the work of others, in the heat of the CPUs, in where the processes lie in memory. Slices of one load have most of that
-//! in common, and neighbouring ones nearly all. So only neighbours are compared. In a *block* every arm has two slices, in a
-//! random order and then in its mirror image: a drift along the block adds the same to each arm. A block gives one ratio of each pair of arms, and the interval comes from drawing the blocks anew ([`stats::bootstrap`]).
+//! in other work on the machine, in the heat of the CPUs, in where the processes lie in memory. Slices of one load have most
+//! of that in common, and neighbouring ones nearly all. So only neighbours are compared. In a *block* every arm has two
+//! slices, in a random order and then in its mirror image: a drift along the block adds the same to each arm. A block gives
+//! one ratio of each pair of arms, and the interval comes from drawing the blocks anew ([`stats::bootstrap`]).
 //!
-//! Completed connections are counted a second, and for a second of the CPU time that client and server had. Others who work
-//! on the same machine take whole CPUs from the former, and only caches from the latter.
+//! Completed connections are counted a second, and for a second of the CPU time that client and server had. Other work on
+//! the same machine takes whole CPUs from the former, and only caches from the latter.
 
 use std::time::Duration;
 
@@ -238,7 +239,7 @@ impl Count {
     }
 }
 
-/// Takes the slices in their order; `take` gives one slice of an arm. The result has the counts of each block, an arm each.
+/// Takes the slices in their order; `take` returns one slice of an arm. The result has the counts of each block, an arm each.
 pub(crate) fn take_all<E>(
     arms: usize,
     blocks: usize,
@@ -363,7 +364,7 @@ mod tests {
             widest = widest.max(found[0].half_width());
             assert!(!found[0].covers(1.0), "3 % are told apart: {found:?}");
         }
-        // 95 of 100 ought to; of 40, fewer than 34 come once in a hundred series.
+        // 95 of 100 should hold it. Of 40, fewer than 34 come once in a hundred series.
         assert!(of_97 >= 34 && of_1 >= 34, "{of_97} and {of_1} of 40");
         assert!(widest < 0.012, "{widest}");
     }

@@ -246,7 +246,7 @@ pub fn listed(experiment: &dyn Experiment, width: usize) -> String {
     format!("{head}{}\n", shortened(&card.title, room))
 }
 
-/// About so long: `40 s`, `12 min`.
+/// A rounded duration: `40 s`, `12 min`.
 fn short_time(seconds: f64) -> String {
     match seconds {
         s if s < 90.0 => format!("{:.0} s", s.max(1.0)),

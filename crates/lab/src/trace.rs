@@ -1,7 +1,7 @@
 //! Wake-ups and sleeps of chosen threads, as the scheduler itself reports them through tracefs.
 //!
-//! The source of `herd` had printk() at the wait queue; its tracepoints are what has become of that. Everything is done in a
-//! tracing instance of our own, which other tracers on the machine do not notice, and undone when the guard goes.
+//! The source of `herd` had printk() at the wait queue; these tracepoints stand in for it. All tracing happens in an instance
+//! of our own, which other tracers on the machine do not notice. It is undone when the guard is dropped.
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::fs;

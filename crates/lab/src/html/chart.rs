@@ -155,7 +155,7 @@ fn percentiles(
     let drawn: Vec<Line<'_>> = series
         .iter()
         .map(|(style, distribution)| {
-            // Beyond the last nine there is too little to tell.
+            // Beyond the last nine there is too little data.
             let nines = |share: f64| -(1.0 - share).max(1e-9).log10();
             let points = distribution.quantiles().into_iter();
             let points = points

@@ -16,18 +16,18 @@ use crate::under_test::ServerUnderTest;
 use crate::{answers, probe};
 
 const PATH: &str = "/whoami";
-/// Longer than anything waits before it is given up.
+/// The timeout of a request: longer than any of them waits before it is abandoned.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// After a rate that was too much: time for the server to take some of what is queued, so that there is room for one more.
+/// The pause after a rate that was too high. The server takes some connections from its queue, so that there is room for one.
 const ROOM: Duration = Duration::from_millis(30);
 
-/// A client whose slowest percent of requests was sent later than this share of the step did not offer the rate that it should
-/// have: such a step says nothing of the server.
+/// The lateness of the slowest percent of requests, as a share of the step, above which the client did not offer its rate.
+/// Such a step says nothing about the server.
 const LATE: f64 = 0.02;
 /// How often such a step is done again; the one with the least delay counts.
 const AGAIN: usize = 2;
 
-/// Who asks.
+/// The client that sends the requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Client {
     /// Our own load generator.

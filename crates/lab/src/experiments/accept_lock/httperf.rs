@@ -30,8 +30,8 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// As a step of a sweep. Its replies are counted over the whole time, the one after the last request included: it does not
-    /// say how many came before.
+    /// Converts it to a step of a sweep. httperf counts replies over the whole time, that after the last request included. It does
+    /// not say how many came before.
     pub fn step(&self, offered: f64) -> Step {
         Step {
             offered,

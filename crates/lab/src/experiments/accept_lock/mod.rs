@@ -40,7 +40,7 @@ const LOST_CPU: &str = "involuntary_switches_per_request";
 /// How much is measured.
 #[derive(Debug, Clone, Copy)]
 struct Size {
-    /// The offered rates, in percent of what the closed loop did; rising.
+    /// The offered rates, in percent of the closed loop's rate; rising.
     percents: &'static [u32],
     /// How long each lasts.
     step_s: f64,

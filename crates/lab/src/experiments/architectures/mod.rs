@@ -66,7 +66,7 @@ impl Experiment for Architectures {
             arms.push(Arm {
                 name: cell.name(),
                 group,
-                // Those who wait at the end are answered as well.
+                // The clients that wait at the end are answered as well.
                 seconds: end.as_secs_f64() + 0.4 + cell.clients as f64 / USUAL_RATE,
             });
         }
@@ -191,7 +191,7 @@ fn plan(target: std::net::SocketAddr, clients: usize, context: &Context<'_>) -> 
     }
 }
 
-/// Sends the load, and gives beside what came of it the rate of each whole piece of the measured time, in answers a second.
+/// Sends the load. Returns its outcome, and the rate of each whole piece of the measured time in answers a second.
 fn load(
     plan: &Plan,
     clients: usize,

@@ -192,7 +192,7 @@ fn meaning(outcome: &Outcome, kinds: &[Kind]) -> Option<String> {
     ))
 }
 
-/// Why the figures are not to be compared one to one.
+/// The reason why a reader cannot compare the figures one to one.
 fn conditions(outcome: &Outcome) -> String {
     let cpus = outcome.environment.cpus;
     format!(

@@ -45,7 +45,7 @@ pub const LATER: [Model; 5] = [
 ];
 /// Workers that each serve one connection at a time: as many as the source's server forks (its `PREFORK_CHILDREN`).
 pub const BLOCKING_WORKERS: usize = 100;
-/// Asked for; the kernel gives at most `net.core.somaxconn`.
+/// The requested backlog. The kernel grants at most `net.core.somaxconn`.
 pub const BACKLOG: usize = 16_384;
 /// Descriptors of a process that are not connections.
 const OTHER_DESCRIPTORS: u64 = 64;

@@ -118,7 +118,7 @@ impl Load {
         }
     }
 
-    /// Sends it for about so many seconds.
+    /// Sends the load for about `seconds`.
     ///
     /// # Errors
     /// When it cannot be measured.
@@ -262,7 +262,7 @@ fn word(arm: &str) -> String {
     arm.replace(|c: char| !c.is_ascii_alphanumeric(), "_")
 }
 
-/// Connect, ask, read, close, and again, until it is told to end.
+/// A load that connects, asks, reads and closes again and again, until it is cancelled.
 fn endless(target: std::net::SocketAddr, path: &str, context: &Context<'_>) -> Plan {
     let clients = Arrivals::Closed {
         concurrency: CLIENTS,

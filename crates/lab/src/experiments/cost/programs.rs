@@ -212,7 +212,7 @@ impl Group {
         Ok(sample)
     }
 
-    /// One turn: that many connections; the runs of the program that chose, and of the one that counts.
+    /// Makes the connections of one turn. Returns the runs of the program that chose, and of the one that counts.
     fn run(&mut self, whose: Turn, connections: usize) -> Result<(Runs, Runs), Error> {
         self.choose_by(whose)?;
         let (chose, counted) = self.runs(whose)?;

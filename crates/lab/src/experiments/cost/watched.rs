@@ -93,7 +93,7 @@ impl Doctor {
                 view.missing.join("; ")
             )))
         });
-        // An error here is its end, which tells why.
+        // An error here means that the thread has ended; its result has the reason.
         let began = is_ready.recv().is_ok();
         self.watching = Some(Watching { over, thread });
         if began { Ok(()) } else { self.set(None) }

@@ -127,7 +127,7 @@ fn connect_all(
     })
 }
 
-/// std's listener has a backlog of its own choice; this one asks for what it is told.
+/// Opens a listener with this backlog; std's listener chooses its own.
 fn listener(backlog: i32) -> std::io::Result<TcpListener> {
     let fd = socket(
         AddressFamily::Inet,
@@ -189,7 +189,7 @@ fn cpu_time() -> std::io::Result<(Duration, Duration)> {
     Ok((of(usage.user_time()), of(usage.system_time())))
 }
 
-/// The counters of this thread's network namespace that tell why.
+/// The counters of this thread's network namespace that explain slow connects.
 fn counters() -> BTreeMap<String, u64> {
     let all = Counters::read(None);
     [

@@ -154,7 +154,7 @@ impl Variant {
             .ok_or_else(|| Error::Unknown(name.into()))
     }
 
-    /// Sends the load, and has the worker go away meanwhile where it is to.
+    /// Sends the load. Meanwhile it takes one worker away, where the workload says so.
     ///
     /// # Errors
     /// When the load cannot be sent, or the worker does not go.

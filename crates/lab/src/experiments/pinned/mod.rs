@@ -25,7 +25,7 @@ pub struct Pinned;
 const REQUESTS: u64 = 80;
 const CLIENTS: usize = 4;
 const USUAL_US: u64 = 10_000;
-/// So long after the request that pins a worker the others come: it is under way then.
+/// The delay from the request that pins a worker to the others, so that it is under way then.
 const HEAD_START: Duration = Duration::from_millis(300);
 /// A request that takes longer than this waited for the pinned worker.
 const LATE_NS: u64 = 1_000_000_000;

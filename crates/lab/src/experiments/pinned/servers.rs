@@ -7,7 +7,7 @@ use crate::steered;
 /// Workers of each.
 pub const WORKERS: usize = 2;
 
-/// A server, and who hands out its connections.
+/// A server, and the party that hands out its connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
     /// Name of the variant.

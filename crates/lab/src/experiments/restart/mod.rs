@@ -211,7 +211,7 @@ fn load_until(
     Ok(outcome)
 }
 
-/// All restarts, `pause` apart, and a pause behind the last one; gives the time that they took together.
+/// Restarts `restarts` times, with a pause before each and one after the last. Returns the time without the pauses.
 fn restart_all(
     mut restart: impl FnMut(usize) -> Result<(), Error>,
     restarts: usize,

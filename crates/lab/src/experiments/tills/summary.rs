@@ -8,10 +8,10 @@ use crate::result::{Expectation, Outcome};
 use crate::stats;
 use crate::ways::{WITH_ROTATE, Way};
 
-/// So many times worse than the best of its column makes a cell bad.
+/// A cell is bad if it is this many times worse than the best of its column.
 const BAD: f64 = 3.0;
 
-/// A column: a workload, and the number that tells how it went.
+/// A column: a workload, and the metric that judges it.
 struct Column {
     workload: &'static str,
     head: &'static str,

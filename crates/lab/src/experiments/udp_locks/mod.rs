@@ -114,7 +114,7 @@ fn parse(name: &str) -> Result<Variant, Error> {
         .ok_or_else(|| Error::Unknown(name.into()))
 }
 
-/// As the source's counts of acquisitions say: so many for each thread, not for all together.
+/// Datagrams for each thread, not for all together, as the source's counts of acquisitions show.
 fn datagrams_each(quick: bool) -> u64 {
     if quick { 100_000 } else { 500_000 }
 }

@@ -1,4 +1,4 @@
-//! Who gains by reading one UDP socket with many threads?
+//! Measures whether many threads read UDP faster than one, from one socket or from a socket each.
 
 mod present;
 pub mod reader;
@@ -96,7 +96,7 @@ impl Way {
         if self == Way::HashMany { MANY_FLOWS } else { 1 }
     }
 
-    /// How many sockets the program opens for so many threads.
+    /// How many sockets the program opens for `threads` threads.
     fn sockets(self, threads: usize) -> usize {
         match self {
             Way::Fifo => 0,
@@ -187,7 +187,7 @@ impl fmt::Display for Variant {
     }
 }
 
-/// What can be: a pipe loses nothing, so it is neither flooded nor filled beforehand.
+/// All possible variants. A pipe loses nothing, so it is neither flooded nor filled beforehand.
 fn variants(quick: bool) -> Vec<Variant> {
     let threads: &[usize] = if quick { &[1, COMPARED] } else { &THREADS };
     let mut all = Vec::new();

@@ -1,5 +1,5 @@
-//! The program that reads: some threads, one source or a socket each. It knows nothing of who places the datagrams, and
-//! makes its calls by the C library, as any server does.
+//! The program that reads: some threads, one source or a socket each. It does not know how the datagrams are placed, and
+//! calls the C library, as any server does.
 
 use nix::sys::socket::{self, MsgFlags, SockFlag, SockType, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
@@ -17,9 +17,9 @@ use crate::cpus;
 
 /// Bytes of a datagram.
 pub const BYTES: usize = 10;
-/// So often a thread that gets nothing looks whether it is to end.
+/// The interval at which a thread that gets nothing checks whether it must end.
 const LOOK_UP: Duration = Duration::from_millis(50);
-/// So often a thread that may not read looks whether it may.
+/// The interval at which a thread that may not read checks whether it may.
 const GATE_EVERY: Duration = Duration::from_micros(200);
 const SIGNS: usize = 3;
 
@@ -29,19 +29,19 @@ pub fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Where from.
+/// The source of the data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum From {
     /// A named pipe.
     Fifo(PathBuf),
-    /// So many UDP sockets on an address; several have SO_REUSEPORT.
+    /// This number of UDP sockets on an address; several have SO_REUSEPORT.
     Udp(SocketAddr, usize),
 }
 
 /// The plan of a reading program: its source, its threads and its buffers.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Where from.
+    /// The source of the data.
     pub from: From,
     /// How many threads read.
     pub threads: usize,

@@ -1,4 +1,4 @@
-//! Who sends: as many datagrams as are to be read, from one flow or many, as fast as they are read or faster.
+//! The sender: it sends a given number of datagrams, from one flow or many, as fast as they are read or faster.
 
 use nix::sys::socket::{setsockopt, sockopt};
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::experiment::Context;
 /// The most datagrams on their way with flow control. A small datagram takes 768 bytes of kernel memory, so 150 fit the usual
 /// receive buffer of one socket. A quarter of that buffer may still be charged for datagrams already read.
 const WINDOW: u64 = 150;
-/// After each so many datagrams, the sender looks how many were read.
+/// The number of datagrams after which the sender looks how many were read.
 const LOOK_EVERY: u64 = 16;
 /// Datagrams of a batch: as many as every kernel makes of one buffer (`UDP_MAX_SEGMENTS`).
 const BATCH: usize = 64;
@@ -27,7 +27,7 @@ const BREATH: Duration = Duration::from_micros(50);
 /// Datagrams of a portion, where all wait before the first is read. They are few enough to stay in a processor's cache, as
 /// the data in a socket usually does. They are enough that threads read for much longer than it takes to wake them.
 pub const PORTION: u64 = 20_000;
-/// When nothing more is read for so long, nothing more will be.
+/// When nothing is read for this long, nothing more will be.
 const QUIET: Duration = Duration::from_millis(200);
 /// The longest that a measurement may take.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -76,7 +76,7 @@ impl Flows {
         })
     }
 
-    /// Sends by one call what may be, at most so many datagrams. Returns how many those were.
+    /// Sends as many datagrams as one call can, at most `most`. Returns how many it sent.
     fn send(&mut self, most: u64) -> Result<u64, Error> {
         let now = most.min(self.by_call as u64);
         let flow = &self.sockets[self.next];
