@@ -8,9 +8,9 @@
 //!   closed early or not understood, or were under way when the load was cancelled. Each of them may have been answered,
 //!   once, or not.
 //!
-//! Without such requests the two counts are equal, or the measurement fails. A request was then lost after it was answered,
-//! or counted twice, and no number of that run can be trusted. A request that never left (connection refused or not set up
-//! in time, no port, no client free) cannot have been answered.
+//! Without such requests the two counts are equal, or the measurement fails. A request was then lost after it was
+//! answered, or counted twice, and no number of that run can be trusted. A request that never left (connection refused
+//! or not set up in time, no port, no client free) cannot have been answered.
 //!
 //! nginx counts by itself ([`crate::nginx`]), when a request begins; the same must hold for its count.
 
@@ -100,7 +100,8 @@ impl Answers {
         self.counter.get()
     }
 
-    /// Puts both counts into the sample, once the servers have ended: the client's, and the `made` answers of the servers.
+    /// Puts both counts into the sample, once the servers have ended: the client's, and the `made` answers of the
+    /// servers.
     ///
     /// # Errors
     /// When the counts contradict each other.
@@ -153,9 +154,9 @@ fn seen(load: &Outcome) -> Seen {
     }
 }
 
-/// The expectation of every experiment whose servers count: the two counts explain every answer of all variants and rounds.
-/// A run with an unexplained answer fails, so a stored result has none. The report shows the expectation so that a reader
-/// knows that it was checked. It does not hold where it was not checked.
+/// The expectation of every experiment whose servers count: the two counts explain every answer of all variants and
+/// rounds. A run with an unexplained answer fails, so a stored result has none. The report shows the expectation so
+/// that a reader knows that it was checked. It does not hold where it was not checked.
 pub fn agree(outcome: &result::Outcome) -> Expectation {
     let rounds = outcome.variants.iter().flat_map(|variant| {
         let of = |metric| outcome.values(&variant.name, metric).iter().copied();

@@ -40,8 +40,8 @@ pub fn pin(cpu: usize) -> Result<(), Error> {
         .map_err(|e| Error::Missing(format!("pinning a thread to CPU {cpu} failed: {e}")))
 }
 
-/// A CPU for a server and one for its clients. This imitates two machines of one processor each. On a machine with one CPU
-/// they share it. Dropping this gives the thread its CPUs back.
+/// A CPU for a server and one for its clients. This imitates two machines of one processor each. On a machine with one
+/// CPU they share it. Dropping this gives the thread its CPUs back.
 #[derive(Debug)]
 pub struct Apart {
     before: CpuSet,
@@ -91,7 +91,7 @@ impl Apart {
 
 impl Drop for Apart {
     fn drop(&mut self) {
-        // It was allowed before.
+        // The kernel allowed this set before.
         let _ = sched_setaffinity(SELF, &self.before);
     }
 }

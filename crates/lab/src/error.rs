@@ -9,7 +9,7 @@ pub enum Error {
     /// The load could not be sent.
     #[error("the load on {target} failed: {source}")]
     Load {
-        /// Where the load went.
+        /// The address that the load went to.
         target: std::net::SocketAddr,
         /// The load generator's error.
         source: wakeone_load::Error,

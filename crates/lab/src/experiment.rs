@@ -29,7 +29,7 @@ pub struct Settings {
 pub struct Arm {
     /// Name of the variant.
     pub name: String,
-    /// Variants of one group are shuffled among themselves in each round, so that what is compared is near in time.
+    /// Variants of one group are shuffled among themselves in each round, so that compared variants are near in time.
     pub group: usize,
     /// About how long one measurement takes, in seconds; for the time left.
     pub seconds: f64,
@@ -86,7 +86,7 @@ impl Design {
         self.pairings.extend(pairings.into_iter().filter(measured));
     }
 
-    /// About how long all of it takes, in seconds.
+    /// The estimated time of the whole measurement, in seconds.
     pub fn seconds(&self) -> f64 {
         self.arms.iter().map(|arm| arm.seconds).sum::<f64>() * self.rounds as f64
     }

@@ -56,7 +56,7 @@ pub enum Counted {
     ByNginx,
     /// The experiment.
     Elsewhere,
-    /// Nobody can.
+    /// No party can.
     Nowhere,
 }
 
@@ -88,7 +88,7 @@ impl Launch {
         }
     }
 
-    /// A text with what the names in it stand for.
+    /// Replaces the names in braces in a text by their values.
     pub fn fill(&self, text: &str, place: &[(&str, String)]) -> String {
         let own = self.values.iter().map(|(name, value)| (*name, value));
         let all = place.iter().map(|(name, value)| (*name, value)).chain(own);
@@ -124,7 +124,7 @@ fn installed(name: &str) -> Result<std::path::PathBuf, Error> {
     process::program(name).ok_or_else(|| Error::Missing(format!("{name} is not installed")))
 }
 
-/// Why a server that needs these programs cannot be started here.
+/// The reason why a server that needs these programs cannot be started here.
 pub fn lacks(programs: &[&str]) -> Option<String> {
     let missing = programs
         .iter()

@@ -1,4 +1,4 @@
-//! From what the load generator saw to the metrics of a sample; the names are the same in all experiments.
+//! Converts the load generator's outcome to the metrics of a sample; the names are the same in all experiments.
 
 use hdrhistogram::Histogram;
 use std::net::SocketAddr;

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::launch::{Counted, Launch, Ready};
 use crate::{apps, probe, process};
 
-/// Where the count is asked for.
+/// The path at which nginx reports the count.
 const PATH: &str = "/.requests";
 
 /// The executable, or why nginx cannot be measured here.
@@ -84,7 +84,7 @@ impl Setup {
             line: format!("nginx -p {{dir}} -c {{dir}}/{FILE} -e stderr"),
             files,
             ready: Ready {
-                // At the level `notice` the master says when it starts its workers.
+                // At the level `notice` the master logs when it starts its workers.
                 said: Some(("start worker process ", self.workers)),
                 workers: self.workers,
                 ..Ready::default()
@@ -124,7 +124,7 @@ http {{
     }
 }
 
-/// Where the perl module is, or why no handler can block a worker here.
+/// The path of the perl module, or the reason why no handler can block a worker here.
 pub fn perl_module() -> Result<PathBuf, String> {
     let program = program()?;
     let told = Command::new(program)

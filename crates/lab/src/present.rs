@@ -20,7 +20,7 @@ pub enum Block {
 /// A table; the first column names the row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
-    /// What it shows.
+    /// The content of the table, as a sentence.
     pub caption: String,
     /// Heads of the columns.
     pub head: Vec<String>,
@@ -61,7 +61,7 @@ pub struct Chart {
     pub title: String,
     /// How to read it, one or two sentences.
     pub note: String,
-    /// What is drawn.
+    /// The kind of drawing, with its data.
     pub kind: Kind,
 }
 
@@ -241,7 +241,7 @@ impl Style {
         }
     }
 
-    /// A line to hold the others against, drawn as the published ones are: it was not measured here.
+    /// A line to compare the others with. It is drawn as the published ones are, for it was not measured here.
     pub fn guide(label: impl Into<String>) -> Self {
         Self::published(label, 0)
     }

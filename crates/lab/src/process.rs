@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::Error;
 
-/// Where a program is that is started by its name; also looked for where system services are kept.
+/// The path of a program that is started by its name. It is also looked for in the directory of system services.
 pub fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
@@ -71,8 +71,9 @@ pub fn cpu_ns(pid: u32) -> u64 {
         .sum()
 }
 
-/// Whether the CPU time of a process includes the softirq for its packets, which is most of a connection over loopback. It does
-/// not where the kernel accounts for interrupts by themselves (CONFIG_IRQ_TIME_ACCOUNTING). Measured once, by sending.
+/// Whether the CPU time of a process includes the softirq for its packets, which is most of a connection over
+/// loopback. It does not where the kernel accounts for interrupts by themselves (CONFIG_IRQ_TIME_ACCOUNTING). Measured
+/// once, by sending.
 pub fn softirq_is_charged() -> bool {
     static CHARGED: OnceLock<bool> = OnceLock::new();
     *CHARGED.get_or_init(|| {
@@ -83,10 +84,12 @@ pub fn softirq_is_charged() -> bool {
     })
 }
 
-/// Of sending datagrams over loopback, about half is softirq.
+/// The largest uncharged share at which softirq counts as charged. About half of sending datagrams over loopback is
+/// softirq.
 const MOST_UNCHARGED: f64 = 0.15;
 
-/// The share of a never sleeping thread's time in which it neither used nor waited for a CPU. The kernel charges it elsewhere.
+/// The share of a never sleeping thread's time in which it neither used nor waited for a CPU. The kernel charges it
+/// elsewhere.
 fn uncharged_share() -> Option<f64> {
     let receiver = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
     let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;

@@ -95,7 +95,7 @@ pub struct Comparison {
 pub struct Derived {
     /// Name of the number.
     pub name: String,
-    /// What it says.
+    /// The meaning of the number, as a sentence.
     pub meaning: String,
     /// Published rather than measured here.
     pub published: bool,
@@ -183,8 +183,8 @@ impl Outcome {
             .map_or(&[], |m| &m.values)
     }
 
-    /// Names the variants that could not be measured, and why, as a sentence. It reads the parameter `left_out`, and gives each
-    /// reason once.
+    /// Names the variants that could not be measured, and why, as a sentence. It reads the parameter `left_out`, and
+    /// gives each reason once.
     pub fn left_out(&self) -> Option<String> {
         let all = self.parameters.get("left_out")?.as_object()?;
         let mut by_reason: BTreeMap<&str, Vec<&str>> = BTreeMap::new();

@@ -327,7 +327,7 @@ mod tests {
     use std::sync::atomic::Ordering;
     use std::sync::{LazyLock, Mutex};
 
-    /// Measures nothing: writes down what it is asked for, and fails where it is told to.
+    /// An experiment that measures nothing: it records the calls, and fails where a test says so.
     struct Recorder {
         asked: Mutex<Vec<(usize, String, u64)>>,
         fail_at: Option<usize>,

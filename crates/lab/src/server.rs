@@ -164,7 +164,7 @@ impl Server {
         }
     }
 
-    /// Ends it one way or the other; None when it had to be killed.
+    /// Ends it by SIGTERM, and by SIGKILL if it must; None when it had to be killed.
     fn terminate(&mut self) -> Option<ExitStatus> {
         self.stopped = true;
         let pid = Pid::from_raw(self.child.id() as i32);
@@ -189,7 +189,7 @@ fn listen(words: PipeReader) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         for line in BufReader::new(words).lines().map_while(Result::ok) {
-            // Nobody listens any more once the server is dropped; the pipe is drained all the same.
+            // The receiver is gone once the server is dropped; the pipe is drained all the same.
             let _ = sender.send(line);
         }
     });

@@ -10,8 +10,8 @@ use crate::error::Error;
 /// The longest time until closing connections no longer count as open.
 const REST: Duration = Duration::from_secs(3);
 
-/// Sum of the active counts of all slots of the group on `address` once it has come to rest. It is 0 as soon as the sum is 0,
-/// and otherwise the sum after three seconds.
+/// Sum of the active counts of all slots of the group on `address` once it has come to rest. It is 0 as soon as the
+/// sum is 0, and otherwise the sum after three seconds.
 ///
 /// # Errors
 /// When the status cannot be read or shows no such group.

@@ -1,4 +1,4 @@
-//! Where results are kept: one file an experiment, and beside it the finished points of a run that was interrupted.
+//! The store of results: one file an experiment, and beside it the finished points of a run that was interrupted.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -26,7 +26,7 @@ struct Partial {
 }
 
 impl Store {
-    /// Results in this directory; it is made when something is kept.
+    /// A store in this directory, which is made with the first file.
     pub fn at(directory: impl Into<PathBuf>) -> Self {
         Self {
             directory: directory.into(),
@@ -149,7 +149,7 @@ pub fn read(path: &Path) -> Result<Outcome, Error> {
     })
 }
 
-/// Writes a file beside its place and renames it, so that nobody reads half of it.
+/// Writes a file beside its place and renames it, so that no reader sees half of it.
 ///
 /// # Errors
 /// When it cannot be written.

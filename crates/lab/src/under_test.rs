@@ -23,7 +23,7 @@ const TAKES_OVER: Duration = Duration::from_millis(150);
 /// A running server, and both counts of its answers. Dropping it detaches, ends the server and removes its files.
 #[derive(Debug)]
 pub struct ServerUnderTest {
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
     /// Both counts. The caller enters each request that [`ServerUnderTest::load`] does not send.
     pub answers: Answers,
@@ -134,7 +134,7 @@ impl ServerUnderTest {
         self.server.pid()
     }
 
-    /// Sends a load, and enters what the clients saw; see [`measure::load`].
+    /// Sends a load, and enters the clients' counts; see [`measure::load`].
     ///
     /// # Errors
     /// Those of [`measure::load`].

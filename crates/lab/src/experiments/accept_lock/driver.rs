@@ -18,11 +18,12 @@ use crate::{answers, probe};
 const PATH: &str = "/whoami";
 /// The timeout of a request: longer than any of them waits before it is abandoned.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The pause after a rate that was too high. The server takes some connections from its queue, so that there is room for one.
+/// The pause after a rate that was too high. The server takes some connections from its queue, so that there is room
+/// for one.
 const ROOM: Duration = Duration::from_millis(30);
 
-/// The lateness of the slowest percent of requests, as a share of the step, above which the client did not offer its rate.
-/// Such a step says nothing about the server.
+/// The lateness of the slowest percent of requests, as a share of the step, above which the client did not offer its
+/// rate. Such a step says nothing about the server.
 const LATE: f64 = 0.02;
 /// How often such a step is done again; the one with the least delay counts.
 const AGAIN: usize = 2;
@@ -37,7 +38,7 @@ pub enum Client {
 }
 
 impl Client {
-    /// Both.
+    /// Both clients.
     pub const ALL: [Self; 2] = [Self::Load, Self::Httperf];
 
     /// First part of the variants' names.
@@ -208,8 +209,8 @@ impl Driven {
         Ok(counted.step(rate))
     }
 
-    /// Waits until the server has come to the end of its queue. It accepts connections in the order in which they came, so the
-    /// last one is answered last.
+    /// Waits until the server has come to the end of its queue. It accepts connections in the order in which they
+    /// came, so the last one is answered last.
     fn work_off(&mut self) -> Result<(), Error> {
         std::thread::sleep(ROOM);
         probe::who_answers(self.trial.address, PATH)?;

@@ -1,4 +1,4 @@
-//! The source's table and ours, one above the other, and what of its findings is still seen.
+//! The source's table and ours, one above the other, and which of its findings still hold.
 
 use wakeone_serve::Model;
 
@@ -13,7 +13,7 @@ use crate::views;
 const WIDE: f64 = 0.5;
 const METRIC: &str = "throughput_per_s";
 
-/// Something that the source's table says: the ratio of two of its cells.
+/// A claim of the source's table: the ratio of two of its cells.
 pub struct Claim {
     /// How code refers to it.
     pub name: &'static str,
@@ -92,7 +92,7 @@ impl Claim {
         self.ratio(|model, clients| at(&published.curve(model.name(), METRIC), clients))
     }
 
-    /// Ours.
+    /// The same ratio in our measurement.
     pub fn measured(&self, outcome: &Outcome, kind: Kind) -> Option<f64> {
         self.ratio(|model, clients| at(&curve(outcome, kind, model), clients))
     }
@@ -200,8 +200,8 @@ fn conditions(outcome: &Outcome) -> String {
     )
 }
 
-/// The table of the claims, narrow enough for a telephone: the compared cells share a column with the limit, and our ratio
-/// shares one with the verdict.
+/// The table of the claims, narrow enough for a telephone: the compared cells share a column with the limit, and our
+/// ratio shares one with the verdict.
 fn claims(outcome: &Outcome, kinds: &[Kind]) -> Table {
     let mut head = vec!["ratio, clients: limit".into(), "source".into()];
     head.extend(kinds.iter().map(|kind| kind.name().to_owned()));

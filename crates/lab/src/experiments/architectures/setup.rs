@@ -1,4 +1,4 @@
-//! What is measured: an architecture, a store and a number of clients; and how each is started.
+//! The points of the experiment: an architecture, a store and a number of clients; and how each is started.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -55,7 +55,7 @@ const REDIS: &str = "redis-server";
 /// How long Redis may take to start.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where the guest book is kept.
+/// The store of the guest book.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// The server's own files.
@@ -161,7 +161,7 @@ impl Lacks {
         }
     }
 
-    /// Why a point cannot be measured here, and what of it that is: `(what, why)`.
+    /// The reason why a point cannot be measured here, and the part of it that is concerned: `(what, why)`.
     pub fn of(&self, cell: &Cell) -> Option<(String, String)> {
         let because = |what: &str, why: &Option<String>| Some((what.to_owned(), why.clone()?));
         let of_store = match cell.kind {
@@ -235,7 +235,7 @@ impl Book {
         Ok(book)
     }
 
-    /// As `--store` has it.
+    /// The argument of `--store`.
     pub fn argument(&self) -> &str {
         &self.text
     }
@@ -292,7 +292,7 @@ pub fn start(model: Model, workers: Option<usize>, book: &Book) -> Result<Server
     );
     ServerUnderTest::start(Launch {
         values: vec![("store", book.argument().to_owned())],
-        // By the visits in the book.
+        // The visits in the guest book are the count.
         counted: Counted::Elsewhere,
         ..Launch::ours(format!("the {name} server"), line)
     })

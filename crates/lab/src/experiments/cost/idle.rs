@@ -53,8 +53,8 @@ impl Idle {
         }
     }
 
-    /// Starts a server of `workers` workers and the process that steers it. Leaves both alone for a while, and then measures the
-    /// CPU time over `seconds`.
+    /// Starts a server of `workers` workers and the process that steers it. Leaves both alone for a while, and then
+    /// measures the CPU time over `seconds`.
     ///
     /// # Errors
     /// When they do not start, or nothing steers.

@@ -43,8 +43,8 @@ const BARS: [Bar; 5] = [
     ("split-nginx", Load::Split(NGINX), ("split", "shared")),
 ];
 
-/// Returns connections a second where the machine was quiet enough for them. Otherwise it returns those for a second of CPU
-/// time, which other work on the machine changes less. The interval's width decides, never the ratio.
+/// Returns connections a second where the machine was quiet enough for them. Otherwise it returns those for a second
+/// of CPU time, which other work on the machine changes less. The interval's width decides, never the ratio.
 pub fn surest<'a>(outcome: &'a Outcome, load: Load, arms: (&str, &str)) -> Option<&'a Contrast> {
     let of = |per| outcome.contrast(&load.variant(), arms, per);
     let (plain, cpu) = (of(Per::Second)?, of(Per::CpuSecond));

@@ -126,7 +126,7 @@ fn watch(watcher: &mut Watcher, over: &AtomicBool) -> Result<Spent, Error> {
     })
 }
 
-/// Of this thread.
+/// The CPU time of this thread.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

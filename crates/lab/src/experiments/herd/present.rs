@@ -84,7 +84,7 @@ fn settle_chart(
 fn wakeups_chart(outcome: &Outcome) -> Chart {
     let drawn = waiters::ALL.into_iter().map(|w| {
         let points = curve(outcome, w, "wakeups_per_tap");
-        // Ours as the dashed twin of the kernel's: where both wake the same, one line would hide the other.
+        // Our queue is the dashed twin of the kernel's: where both wake the same, one line would hide the other.
         let style = Style {
             published: matches!(w, Waiting::Queue(_)),
             ..Style::ours(w.name(), colour(w))
@@ -124,7 +124,7 @@ fn settle_table(
     }
 }
 
-/// The name under a caption that says whose queue it is.
+/// The name under a caption that already names the queue.
 fn short(waiting: Waiting) -> String {
     waiting.name().trim_start_matches("queue-").to_owned()
 }

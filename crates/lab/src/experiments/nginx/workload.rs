@@ -20,7 +20,7 @@ pub const RATE_PER_S: f64 = 500.0;
 pub const LOAD_S: f64 = 4.0;
 /// When the worker goes away.
 const GONE_AFTER: Duration = Duration::from_millis(500);
-/// For how long.
+/// The time for which it is taken away.
 pub const GONE: Duration = Duration::from_millis(2500);
 
 /// Requests a second while nginx is resized.
@@ -62,11 +62,11 @@ pub const HEALTHY: &str = "healthy";
 /// A variant: a workload, a way, and whether a worker goes away where the workload has that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variant {
-    /// What is asked.
+    /// The requests that are sent.
     pub workload: Workload,
-    /// Of whom.
+    /// The server that gets them.
     pub kind: Kind,
-    /// Nobody goes away.
+    /// No worker is taken away.
     pub healthy: bool,
 }
 
@@ -132,7 +132,7 @@ impl Variant {
         format!("{}/{way}", self.workload.name())
     }
 
-    /// Why it cannot be measured here.
+    /// The reason why it cannot be measured here.
     pub fn lacks(self) -> Option<String> {
         let no_nginx = match self.workload {
             // It serves a fixed answer, and needs no handler that blocks.

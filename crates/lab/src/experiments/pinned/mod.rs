@@ -30,7 +30,7 @@ const HEAD_START: Duration = Duration::from_millis(300);
 /// A request that takes longer than this waited for the pinned worker.
 const LATE_NS: u64 = 1_000_000_000;
 
-/// Before and after.
+/// The pairs of variants: before and after.
 const PAIRS: [(Kind, Kind); 2] = [(PUMA_HASH, PUMA_RUN), (GUNICORN_HASH, GUNICORN_ATTACH)];
 
 fn pinned_s(quick: bool) -> u64 {

@@ -168,7 +168,7 @@ impl Experiment for Reference {
         for setting in measured(outcome) {
             for ours in OURS {
                 let theirs = Kind::Nginx;
-                // Left out where either is not there; the result says so.
+                // The comparison is left out where either server is missing; the result says so.
                 let there = |kind: Kind| outcome.variant(&setting.arm(kind)).is_some();
                 if !there(ours) || !there(theirs) {
                     continue;

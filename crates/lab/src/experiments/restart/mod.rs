@@ -188,8 +188,8 @@ fn plan(target: SocketAddr, kind: Kind, load: &str, context: &Context<'_>) -> Pl
     }
 }
 
-/// Runs the load until the restarts are `over`, or the user stops it. Requests under way then count as neither answered nor
-/// lost.
+/// Runs the load until the restarts are `over`, or the user stops it. Requests under way then count as neither
+/// answered nor lost.
 fn load_until(
     plan: &Plan,
     over: &AtomicBool,

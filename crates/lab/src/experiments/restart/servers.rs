@@ -26,9 +26,9 @@ pub enum Kind {
     HaproxyAttached,
 }
 
-/// Ours as a plain server with a listener a worker.
+/// Our own server, as a plain server with a listener a worker.
 pub const REUSEPORT: Kind = Kind::Ours(Way::ReuseportHash);
-/// Ours under `wakeone run`.
+/// Our own server under `wakeone run`.
 pub const WAKEONE: Kind = Kind::Ours(Way::LeastConnectionsRescue);
 
 /// All kinds that the experiment compares under its loads.
@@ -49,7 +49,7 @@ impl Kind {
         }
     }
 
-    /// Why it cannot be measured here.
+    /// The reason why it cannot be measured here.
     pub fn lacks(self) -> Option<String> {
         match self {
             Kind::Nginx | Kind::NginxToOne => nginx::program().err(),

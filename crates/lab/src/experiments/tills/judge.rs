@@ -25,7 +25,7 @@ pub const CPU_DEVIATION_OURS: &str =
 pub const CPU_MEAN_OURS: &str =
     "cpu: mean of least-connections+rescue / mean of shared-epoll-exclusive";
 
-/// All that is compared.
+/// All comparisons of the experiment.
 pub const COMPARED: [&str; 10] = [
     KEPT_EXCLUSIVE_TO_OURS,
     KEPT_OURS_TO_HASH,

@@ -15,7 +15,7 @@ use crate::ways::Way;
 pub const NAME: &str = "restart";
 /// Restarts of each measurement.
 pub const RESTARTS: usize = 2;
-/// Requests a second: five eighths of what the workers can do, so that queues are seldom empty for long.
+/// Requests a second: five eighths of the workers' capacity, so that queues are seldom empty for long.
 pub const RATE_PER_S: f64 = 2500.0;
 /// A request, in µs of sleep.
 pub const WORK_US: u64 = 1_000;

@@ -81,7 +81,8 @@ fn kernels() -> impl Iterator<Item = Way> {
     WITH_ROTATE.into_iter().filter(|way| !way.steered())
 }
 
-/// Each of the kernel's ways fails somewhere, and ours nowhere.
+/// The expectations that each of the kernel's ways fails somewhere, that Wakeone fails nowhere, and that a restart
+/// under it loses no connection.
 pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
     let each: Option<Vec<f64>> = kernels().map(|way| worst(outcome, way)).collect();
     let worst_of_best = each.and_then(|all| stats::least(&all));

@@ -7,7 +7,7 @@ use crate::published::Published;
 use crate::result::Outcome;
 use crate::views::{self, Of};
 
-/// The source's series, the lock of ours that each is of, and its table.
+/// The source's series, our name of its lock, and its table.
 pub const PUBLISHED: [(&str, &str, &str); 3] = [
     ("receive queue, accounting", "receive_queue", "I"),
     ("socket, accounting", "socket", "II"),

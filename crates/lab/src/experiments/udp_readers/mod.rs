@@ -26,7 +26,7 @@ pub struct UdpReaders;
 
 /// How many threads read: the source's numbers.
 const THREADS: [usize; 4] = [1, 2, 4, 8];
-/// Where ways are compared.
+/// The number of reading threads at which ways are compared.
 const COMPARED: usize = 4;
 /// Flows of the variant with many.
 const MANY_FLOWS: usize = 64;
@@ -46,11 +46,12 @@ pub enum Way {
     HashOne,
     /// The same with many flows.
     HashMany,
-    /// A socket each, one flow; ours, in turn.
+    /// A socket each, one flow; Wakeone chooses in turn.
     RoundRobin,
-    /// The same; ours, by the CPU that got it.
+    /// The same; Wakeone chooses by the CPU that got the datagram.
     Cpu,
-    /// The program that reads one socket, split by `wakeone run --split`: a socket each, one flow; ours, in turn.
+    /// The program that reads one socket, split by `wakeone run --split`: a socket each, one flow; Wakeone chooses in
+    /// turn.
     Split,
 }
 
@@ -121,10 +122,10 @@ impl Way {
 /// How fast the sender sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// As fast as is read: nothing is lost.
+    /// As fast as the readers read: nothing is lost.
     Constant,
-    /// The same, with many datagrams by a system call. The sender shares the CPUs with the readers, so it is made to cost as
-    /// little as possible.
+    /// The same, with many datagrams by a system call. The sender shares the CPUs with the readers, so it is made to
+    /// cost as little as possible.
     Batches,
     /// As fast as possible.
     Flood,
@@ -173,9 +174,9 @@ pub struct Variant {
     pub mode: Mode,
     /// Whether the threads stay on their CPUs.
     pub pinned: bool,
-    /// What is read.
+    /// The kind of socket that is read.
     pub way: Way,
-    /// By how many.
+    /// How many threads read.
     pub threads: usize,
 }
 

@@ -81,7 +81,7 @@ impl Board {
         self.counters.at(3 * self.threads + which)
     }
 
-    /// A thread's counters: 0 what it has read, 1 the last portion that it is done with, 2 when that was, in ns.
+    /// A thread's counters: 0 the units it has read, 1 the last portion that it is done with, 2 the time of that, in ns.
     fn of(&self, thread: usize, which: usize) -> &std::sync::atomic::AtomicU64 {
         self.counters.at(3 * thread + which)
     }
@@ -252,7 +252,7 @@ fn read(board: &Board, thread: usize, source: &OwnedFd, is_pipe: bool) {
         match read {
             Ok(0) => return,
             Ok(_) => {
-                // Nobody else writes it.
+                // No other thread writes it.
                 count.store(count.load(Relaxed) + 1, Relaxed);
             }
             Err(nix::Error::EAGAIN) if board.is_over() => return,

@@ -124,12 +124,12 @@ impl Readers {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        // It is bound a moment before it is chosen.
+        // A socket is bound a moment before the program can choose it.
         std::thread::sleep(SEATED);
         Ok(())
     }
 
-    /// Where reader and sender count.
+    /// The board on which reader and sender count.
     pub fn board(&self) -> &Board {
         &self.board
     }

@@ -13,8 +13,8 @@ use super::reader::{BYTES, Board, now_ns};
 use crate::error::Error;
 use crate::experiment::Context;
 
-/// The most datagrams on their way with flow control. A small datagram takes 768 bytes of kernel memory, so 150 fit the usual
-/// receive buffer of one socket. A quarter of that buffer may still be charged for datagrams already read.
+/// The most datagrams on their way with flow control. A small datagram takes 768 bytes of kernel memory, so 150 fit
+/// the usual receive buffer of one socket. A quarter of that buffer may still be charged for datagrams already read.
 const WINDOW: u64 = 150;
 /// The number of datagrams after which the sender looks how many were read.
 const LOOK_EVERY: u64 = 16;
@@ -24,8 +24,9 @@ const BATCH: usize = 64;
 const BATCHES_WINDOW: u64 = 2048;
 /// How long the sender sleeps where it waits for the readers: a part of the time in which what may be on its way is read.
 const BREATH: Duration = Duration::from_micros(50);
-/// Datagrams of a portion, where all wait before the first is read. They are few enough to stay in a processor's cache, as
-/// the data in a socket usually does. They are enough that threads read for much longer than it takes to wake them.
+/// Datagrams of a portion, where all wait before the first is read. They are few enough to stay in a processor's
+/// cache, as the data in a socket usually does. They are enough that threads read for much longer than it takes to
+/// wake them.
 pub const PORTION: u64 = 20_000;
 /// When nothing is read for this long, nothing more will be.
 const QUIET: Duration = Duration::from_millis(200);
@@ -41,8 +42,8 @@ pub struct Sent {
     pub sent: u64,
     /// Datagrams that the kernel dropped in this network namespace meanwhile, for a full receive buffer.
     pub dropped: u64,
-    /// CPU time of the sender. On loopback that is also what the kernel does for each datagram until it is in a socket and
-    /// its reader woken.
+    /// CPU time of the sender. On loopback it includes the kernel's work for each datagram, until it is in a socket
+    /// and its reader woken.
     pub cpu_ns: u64,
 }
 
@@ -141,7 +142,8 @@ fn as_it_is_read(
     Ok((end - start).as_secs_f64())
 }
 
-/// Has one portion after the other wait, and then be read; the time of the reading alone, in seconds.
+/// Fills the sockets with one portion after the other, and lets each be read. Returns the time of the reading alone, in
+/// seconds.
 fn by_portions(
     flows: &mut Flows,
     count: u64,
