@@ -26,8 +26,8 @@ pub struct Point {
 /// Two kinds it does explain:
 ///
 /// * Timeouts, where the architecture could not answer so many clients in time even at the rate that it has with few
-///   of them: `clients / unhurried rate > patience`. This does not excuse a server that hangs, for its unhurried rate was measured at
-///   another point.
+///   of them: `clients / unhurried rate > patience`. This does not excuse a server that hangs, for its unhurried rate was
+///   measured at another point.
 /// * Resets, where more clients come at once than the accept queues have room for, and the kernel counted at least as many
 ///   overflows. With a full queue the kernel forgets the handshake of a client that takes itself for connected. It answers
 ///   that client's data with a reset.
