@@ -32,8 +32,8 @@ pub struct Point {
 ///   overflows. With a full queue the kernel forgets the handshake of a client that takes itself for connected. It answers
 ///   that client's data with a reset.
 ///
-/// A refused connection, an answer cut short, a wrong one or one of the wrong status, and a lack of descriptors are faults
-/// whatever the architecture.
+/// Other failures are faults under every architecture: a refused connection, an answer cut short, a wrong answer or status,
+/// and a lack of descriptors.
 pub fn unexplained(point: &Point) -> f64 {
     let too_many = point.clients / point.unhurried_per_s > point.patience_s;
     let crowded = point.clients > point.places && point.overflows >= point.resets;
