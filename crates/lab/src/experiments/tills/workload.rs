@@ -44,7 +44,7 @@ pub const STUCK_SLOW_US: u64 = 100_000;
 /// One request in this many is a slow one.
 pub const STUCK_ONE_IN: u64 = 100;
 /// CPU time of a request of `cpu`, in µs. It is several times the cost of connection, accept, parsing and answer
-/// together, so that the server's work is the limit, as it was in the source.
+/// together. So the server's work is the limit, as it was in the source.
 pub const CPU_US: u64 = 300;
 /// Simultaneous clients of `cpu`: the source's.
 pub const CPU_CLIENTS: usize = 200;
