@@ -10,7 +10,7 @@ use crate::experiment::Context;
 use crate::process;
 use crate::slices::{Count, Pair, Slices, Timing, of_each, sleeps, take_all};
 
-/// Before the first slice: connections come and go, and the CPUs are awake.
+/// The load before the first slice, so that connections come and go and the CPUs are awake.
 const WARM_UP: Duration = Duration::from_millis(500);
 
 /// The setups that take turns under one load.
@@ -19,7 +19,7 @@ pub struct Arms<'a> {
     pub names: &'a [&'a str],
     /// Which of them are compared.
     pub pairs: &'a [Pair],
-    /// Makes an arm be the one that is measured from now on; not called where it is already. May take its time.
+    /// Switches to an arm. It is not called for the arm that is measured already, and it may be slow.
     pub switch: &'a mut dyn FnMut(usize, &Live) -> Result<(), Error>,
     /// The processes of the server; the load's own is counted as well.
     pub processes: &'a [u32],
@@ -31,7 +31,7 @@ pub struct Alternated {
     pub outcome: wakeone_load::Outcome,
     /// The counts.
     pub slices: Slices,
-    /// Of each arm, how often a process of the server went to sleep for a connection.
+    /// For each arm, how often a process of the server went to sleep for a connection.
     pub sleeps: Vec<f64>,
 }
 
@@ -54,14 +54,14 @@ pub fn alternate(
     std::thread::scope(|scope| {
         let load = scope.spawn(|| wakeone_load::observe_live(plan, &over, None, live, &mut |_| {}));
         let counted = {
-            // On every way out, or the load would never end.
+            // This runs on every way out, or the load would never end.
             let _end = EndOnDrop(&over);
             count(live, timing, arms, context, &|| load.is_finished())
         };
         let outcome = load
             .join()
             .unwrap_or_else(|_| Err(wakeone_load::Error::Plan("its thread panicked".to_owned())));
-        // Why a load ended says more than that it did.
+        // The reason why a load ended says more than the fact that it ended.
         let outcome = outcome.map_err(failed)?;
         let (slices, sleeps) = counted?;
         Ok(Alternated {

@@ -1,15 +1,16 @@
-//! Two sets of books: the server's own count of its answers, held against what the clients got.
+//! Reconciles requests: the server's own count of its answers, held against the clients' count.
 //!
 //! `wakeone serve --counter` counts an answer when it is made, before its first byte is sent, over all workers and across
 //! restarts. When the server has ended, the count must lie between
 //!
 //! - the answers that the client got whole, whatever their status: each of them was made once; and
-//! - these and the requests that were sent, as a whole or in part, and have no whole answer: timed out, reset, closed early,
-//!   not understood, or under way when the load was cancelled. Each of them may have been answered, once, or not.
+//! - these and the requests that were sent, as a whole or in part, and have no whole answer. They timed out, were reset,
+//!   closed early or not understood, or were under way when the load was cancelled. Each of them may have been answered,
+//!   once, or not.
 //!
-//! Without such requests the two counts are equal, or the measurement fails: a request was lost after it was answered, or
-//! counted twice, and no number of that run can be trusted. A request that never left (connection refused or not set up in
-//! time, no port, no client free) cannot have been answered.
+//! Without such requests the two counts are equal, or the measurement fails. A request was then lost after it was
+//! answered, or counted twice, and no number of that run can be trusted. A request that never left (connection refused
+//! or not set up in time, no port, no client free) cannot have been answered.
 //!
 //! nginx counts by itself ([`crate::nginx`]), when a request begins; the same must hold for its count.
 
@@ -31,7 +32,7 @@ const BY_CLIENT: &str = "client_answers";
 /// The metric of the requests that may have been answered without the client's having the answer.
 const OPEN: &str = "client_unanswered";
 
-/// What clients know.
+/// The clients' counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Seen {
     /// Answers received whole.
@@ -40,7 +41,7 @@ struct Seen {
     open: u64,
 }
 
-/// Both sets of books of the servers of one measurement.
+/// Both counts of the answers of one measurement's servers: the servers' and the clients'.
 #[derive(Debug)]
 pub struct Answers {
     directory: TempDir,
@@ -49,7 +50,7 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// New books, with nothing in them.
+    /// New counts, all at zero.
     ///
     /// # Errors
     /// When no file can be made in the directory for temporary files.
@@ -71,12 +72,12 @@ impl Answers {
         })
     }
 
-    /// What makes `wakeone serve` count here.
+    /// Arguments that make `wakeone serve` count its answers in this file.
     pub fn arguments(&self) -> [PathBuf; 2] {
         ["--counter".into(), self.directory.path().join("count")]
     }
 
-    /// Adds what a load saw.
+    /// Adds the counts of a load's client.
     pub fn client_saw(&mut self, load: &Outcome) {
         let seen = seen(load);
         self.seen.whole += seen.whole;
@@ -89,7 +90,7 @@ impl Answers {
         self.seen.open += open;
     }
 
-    /// Adds all that is in the books of another server that the same load was sent to.
+    /// Adds the client's counts from another server that the same load was sent to.
     pub fn merge(&mut self, other: &Self) {
         self.client_counted(other.seen.whole, other.seen.open);
     }
@@ -99,7 +100,8 @@ impl Answers {
         self.counter.get()
     }
 
-    /// Closes the books once the servers have ended, which say that they `made` so many answers: both counts go into the sample.
+    /// Puts both counts into the sample, once the servers have ended: the client's, and the `made` answers of the
+    /// servers.
     ///
     /// # Errors
     /// When the counts contradict each other.
@@ -129,7 +131,7 @@ impl Seen {
     }
 }
 
-/// What the client of a load knows.
+/// Returns the counts that the client of a load has: whole answers, and requests sent without one.
 fn seen(load: &Outcome) -> Seen {
     let sent = |kind: &ErrorKind| {
         !matches!(
@@ -152,9 +154,9 @@ fn seen(load: &Outcome) -> Seen {
     }
 }
 
-/// The expectation of every experiment whose servers count: how many answers of all variants and rounds the two sets of
-/// books do not explain. A run in which there is one fails, so that what is kept has none; it stands in the report so that a
-/// reader knows that it was looked at, and does not hold where it was not.
+/// The expectation of every experiment whose servers count: the two counts explain every answer of all variants and
+/// rounds. A run with an unexplained answer fails, so a stored result has none. The report shows the expectation so
+/// that a reader knows that it was checked. It does not hold where it was not checked.
 pub fn agree(outcome: &result::Outcome) -> Expectation {
     let rounds = outcome.variants.iter().flat_map(|variant| {
         let of = |metric| outcome.values(&variant.name, metric).iter().copied();

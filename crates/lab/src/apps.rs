@@ -1,5 +1,5 @@
-//! Small programs for servers of others: each does what a request says (sleep for some µs), names its worker in `X-Worker` by the
-//! process id, and counts its answers.
+//! Small programs for other projects' servers. Each does what a request says (sleep for some µs), names its worker in
+//! `X-Worker` by the process id, and counts its answers.
 
 use std::fs;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ impl Count {
         scratch.write("count", "").map(Self)
     }
 
-    /// Has a command's processes count here.
+    /// Makes a command's processes count in this file.
     pub fn tell(&self, command: &mut Command) {
         command.env("WAKEONE_COUNT", &self.0);
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::result::{Expectation, Outcome};
 use crate::template;
 
-/// Who published it.
+/// The publication behind an experiment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Source {
     /// Short, as cited beside a number: `Molloy and Lever, 2000`.
@@ -28,7 +28,7 @@ pub struct Card {
     pub title: String,
     /// The question, in one sentence.
     pub question: String,
-    /// Who asked first.
+    /// The source of the question.
     pub source: Source,
     /// The expectations, by name: a bound, a claim, and its source. Without a source it is [`OWN_GOAL`].
     #[serde(default)]
@@ -119,10 +119,10 @@ impl Card {
         self.expect_of(name, &[], measured)
     }
 
-    /// The same of one in whose name, bound, claim or source names are in braces.
+    /// The same for an expectation whose name, bound, claim or source has names in braces.
     ///
     /// # Panics
-    /// When the card has none of this name, or it has no bound: the tests of each experiment judge.
+    /// When the card has none of this name, or it has no bound. The tests of each experiment judge, and so find that.
     pub fn expect_of(&self, name: &str, names: &Names<'_>, measured: Option<f64>) -> Expectation {
         let [claim, source] = [1, 2].map(|at| self.part(name, at, names));
         Expectation::new(

@@ -40,8 +40,8 @@ pub fn pin(cpu: usize) -> Result<(), Error> {
         .map_err(|e| Error::Missing(format!("pinning a thread to CPU {cpu} failed: {e}")))
 }
 
-/// A CPU for a server and one for its clients: two machines of one processor each, as far as one machine can be that. On a
-/// machine with one CPU they share it. Dropping this gives the thread its CPUs back.
+/// A CPU for a server and one for its clients. This imitates two machines of one processor each. On a machine with one
+/// CPU they share it. Dropping this gives the thread its CPUs back.
 #[derive(Debug)]
 pub struct Apart {
     before: CpuSet,
@@ -49,7 +49,7 @@ pub struct Apart {
 }
 
 impl Apart {
-    /// Nothing is pinned yet.
+    /// Reads which CPUs there are. It pins nothing yet.
     ///
     /// # Errors
     /// When the kernel does not say which CPUs there are.
@@ -65,7 +65,7 @@ impl Apart {
         self.cpus.len() > 1
     }
 
-    /// What this thread does and starts from now on is the server's.
+    /// Pins this thread, and all that it starts from now on, to the server's CPU.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -73,7 +73,7 @@ impl Apart {
         self.pin(0)
     }
 
-    /// What this thread does and starts from now on is the client's.
+    /// Pins this thread, and all that it starts from now on, to the clients' CPU.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -91,7 +91,7 @@ impl Apart {
 
 impl Drop for Apart {
     fn drop(&mut self) {
-        // It was allowed before.
+        // The kernel allowed this set before.
         let _ = sched_setaffinity(SELF, &self.before);
     }
 }

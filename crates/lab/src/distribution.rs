@@ -1,7 +1,7 @@
 //! A distribution small enough for a result file and fine enough to draw: eight buckets to each doubling.
 //!
-//! Bucket borders lie on powers of two of the unit, so that the histograms in powers of two, as the sources print them,
-//! are exact sums of buckets and not estimates.
+//! Bucket borders lie on powers of two of the unit. The sources print histograms in powers of two, which are therefore
+//! exact sums of buckets and not estimates.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};

@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Stolen CPU time from which on absolute numbers are worth little.
+/// Share of stolen CPU time from which on absolute numbers are worth little.
 const NOISY_STEAL: f64 = 0.02;
-/// CPU time in use before the first point from which on others are in the way.
+/// Share of CPU time in use before the first point, from which on other work disturbs the measurement.
 const NOISY_BUSY: f64 = 0.1;
 /// How long to look whether the machine is quiet.
 const LOOK: Duration = Duration::from_millis(300);
@@ -37,9 +37,9 @@ pub struct Environment {
     pub busy_before: f64,
     /// Load average over one minute after the last point.
     pub load_after: f64,
-    /// Share of CPU time that the hypervisor gave to others meanwhile, 0 to 1.
+    /// Share of CPU time that the hypervisor gave to other guests meanwhile, 0 to 1.
     pub steal_share: f64,
-    /// What a reader must know about the machine before trusting the numbers.
+    /// Facts about the machine that a reader must know before trusting the numbers.
     pub warnings: Vec<String>,
 }
 
@@ -122,7 +122,7 @@ pub fn build() -> &'static str {
     }
 }
 
-/// What the machine itself says against the numbers.
+/// Returns a warning for each state of the machine that makes the numbers doubtful.
 fn noise(environment: &Environment) -> Vec<String> {
     let mut warnings = Vec::new();
     if environment.steal_share > NOISY_STEAL {

@@ -1,6 +1,6 @@
-//! What can go wrong in an experiment.
+//! The error of an experiment.
 
-/// What went wrong in an experiment: one sentence for the user, with what to do next where that is known.
+/// The reason why an experiment failed: one sentence for the user, with the next step where that is known.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A server under test did not start, did not become ready, or did not stop.
@@ -9,9 +9,9 @@ pub enum Error {
     /// The load could not be sent.
     #[error("the load on {target} failed: {source}")]
     Load {
-        /// Where the load went.
+        /// The address that the load went to.
         target: std::net::SocketAddr,
-        /// What the load generator said.
+        /// The load generator's error.
         source: wakeone_load::Error,
     },
     /// The server's own count of its answers and the client's contradict each other; see [`answers`].
@@ -36,7 +36,7 @@ pub enum Error {
         action: &'static str,
         /// The file.
         path: std::path::PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A result file is not one, or of another version.
@@ -44,7 +44,7 @@ pub enum Error {
     Format {
         /// The file.
         path: std::path::PathBuf,
-        /// What the parser said.
+        /// The parser's error.
         source: serde_json::Error,
     },
     /// No experiment has this name.
@@ -53,7 +53,7 @@ pub enum Error {
     /// A chart could not be drawn.
     #[error("drawing a chart failed: {0}")]
     Chart(String),
-    /// What an experiment needs of this machine is not there.
+    /// This machine lacks something that the experiment needs.
     #[error("{0}")]
     Missing(String),
     /// Ctrl-C or SIGTERM; finished points are kept.

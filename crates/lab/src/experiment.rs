@@ -1,4 +1,4 @@
-//! What an experiment is: a question, a source, a way of measuring one point, and a way of judging the whole.
+//! An experiment: a question, a source, a way of measuring one point, and a way of judging the whole.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use crate::present::Block;
 use crate::result::{Derived, Expectation, Outcome};
 use crate::slices::Slices;
 
-/// What the user asked for.
+/// The settings that the user chose on the command line.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// Everything smaller, to see it work; expectations allow for the smaller sample where they say so.
+    /// Makes everything smaller, to see it work. Expectations allow for the smaller sample where they say so.
     pub quick: bool,
     /// How many rounds; None: the experiment's own number.
     pub rounds: Option<usize>,
@@ -29,7 +29,7 @@ pub struct Settings {
 pub struct Arm {
     /// Name of the variant.
     pub name: String,
-    /// Variants of one group are shuffled among themselves in each round, so that what is compared is near in time.
+    /// Variants of one group are shuffled among themselves in each round, so that compared variants are near in time.
     pub group: usize,
     /// About how long one measurement takes, in seconds; for the time left.
     pub seconds: f64,
@@ -48,7 +48,7 @@ pub struct Pairing {
     pub metric: String,
 }
 
-/// What will be measured.
+/// The plan of a measurement: variants, rounds and comparisons.
 #[derive(Debug, Clone, Default)]
 pub struct Design {
     /// How often each variant is measured.
@@ -57,7 +57,7 @@ pub struct Design {
     pub arms: Vec<Arm>,
     /// The comparisons.
     pub pairings: Vec<Pairing>,
-    /// The metric that ought to be the same in each round of a variant; a spread of it is reported as noise.
+    /// The metric that should be the same in each round of a variant; a spread of it is reported as noise.
     pub steady: &'static str,
     /// Everything a reader needs to do it again.
     pub parameters: serde_json::Map<String, serde_json::Value>,
@@ -86,7 +86,7 @@ impl Design {
         self.pairings.extend(pairings.into_iter().filter(measured));
     }
 
-    /// About how long all of it takes, in seconds.
+    /// The estimated time of the whole measurement, in seconds.
     pub fn seconds(&self) -> f64 {
         self.arms.iter().map(|arm| arm.seconds).sum::<f64>() * self.rounds as f64
     }
@@ -121,9 +121,9 @@ impl Sample {
     }
 }
 
-/// What a measurement may use.
+/// The inputs of one measurement.
 pub struct Context<'a> {
-    /// What the user asked for.
+    /// The user's settings.
     pub settings: &'a Settings,
     /// Round, from 0.
     pub round: usize,
@@ -131,7 +131,7 @@ pub struct Context<'a> {
     pub seed: u64,
     /// Set by Ctrl-C.
     pub cancel: &'a AtomicBool,
-    /// To be called with the share done, 0 to 1.
+    /// The measurement calls this with the share done, 0 to 1.
     pub progress: &'a mut dyn FnMut(f64),
 }
 
@@ -150,7 +150,7 @@ impl Context<'_> {
 pub trait Experiment: Sync {
     /// Name, question, source, published data.
     fn card(&self) -> &'static Card;
-    /// What will be measured under these settings.
+    /// Returns the plan of the measurement under these settings.
     fn design(&self, settings: &Settings) -> Design;
     /// Measures one variant once. Leaves nothing behind, whatever happens.
     ///
@@ -161,11 +161,11 @@ pub trait Experiment: Sync {
     fn derive(&self, _outcome: &Outcome) -> Vec<Derived> {
         Vec::new()
     }
-    /// Holds the result against what ought to be seen.
+    /// Compares the result with the expectations.
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation>;
     /// Tables, charts and words for a reader, computed from the result.
     fn present(&self, outcome: &Outcome) -> Vec<Block>;
-    /// What of it fits one screen: by default the first table and the first sentences.
+    /// Returns the part of it that fits one screen: by default the first table and the first sentences.
     fn brief(&self, outcome: &Outcome) -> Vec<Block> {
         crate::present::brief(self.present(outcome))
     }

@@ -1,4 +1,4 @@
-//! A server as its user would start it: a command line, the files that it needs, and how one sees that it is ready.
+//! A server as its user would start it: a command line, the files that it needs, and the sign that it is ready.
 
 use std::process::Command;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub struct Launch {
     pub values: Vec<(&'static str, String)>,
     /// Files in its directory, by name.
     pub files: Vec<(&'static str, String)>,
-    /// How one sees that it is ready.
+    /// The conditions under which it is ready.
     pub ready: Ready,
     /// The party that counts its answers.
     pub counted: Counted,
@@ -29,18 +29,18 @@ pub struct Launch {
     pub attached: Option<bool>,
 }
 
-/// All that must be so until a server is ready.
+/// The conditions under which a server is ready. All of them must hold.
 #[derive(Debug, Clone, Default)]
 pub struct Ready {
-    /// It has said a line that begins so; any line where this is empty.
+    /// It has printed a line that begins with this; any line where this is empty.
     pub line: &'static str,
-    /// It has said so many lines with this in them.
+    /// It has printed this number of lines with this text in them.
     pub said: Option<(&'static str, usize)>,
-    /// So many processes without children are below it.
+    /// This number of processes without children are below it.
     pub workers: usize,
     /// It answers this path.
     pub answers: Option<&'static str>,
-    /// It was left alone for so long after that: the other workers come to wait as well.
+    /// It was left alone for this long after that, so that the other workers come to wait as well.
     pub settles: Duration,
 }
 
@@ -52,15 +52,15 @@ pub enum Counted {
     Ours,
     /// A program of [`crate::apps`], in a file.
     InFile,
-    /// nginx, over all that it served, whoever asked.
+    /// nginx, over all requests that it served, from any client.
     ByNginx,
     /// The experiment.
     Elsewhere,
-    /// Nobody can.
+    /// No party can.
     Nowhere,
 }
 
-/// Has a server that shares a listener get a queue for each worker.
+/// Gives each worker of a server that shares a listener a queue of its own.
 const SPLIT: &str = "wakeone run --split --";
 
 impl Launch {
@@ -88,7 +88,7 @@ impl Launch {
         }
     }
 
-    /// A text with what the names in it stand for.
+    /// Replaces the names in braces in a text by their values.
     pub fn fill(&self, text: &str, place: &[(&str, String)]) -> String {
         let own = self.values.iter().map(|(name, value)| (*name, value));
         let all = place.iter().map(|(name, value)| (*name, value)).chain(own);
@@ -124,7 +124,7 @@ fn installed(name: &str) -> Result<std::path::PathBuf, Error> {
     process::program(name).ok_or_else(|| Error::Missing(format!("{name} is not installed")))
 }
 
-/// Why a server that needs these programs cannot be started here.
+/// The reason why a server that needs these programs cannot be started here.
 pub fn lacks(programs: &[&str]) -> Option<String> {
     let missing = programs
         .iter()

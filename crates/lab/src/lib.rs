@@ -1,9 +1,9 @@
 //! The published experiments of this field, measured here beside their numbers.
 //!
-//! An [`Experiment`] says what was asked, what was published and how one point is measured; the [`runner`] does what
-//! all of them need: interleaved rounds, progress, medians, ratios paired by round, the machine's own noise. What comes
-//! out is a [`result::Outcome`], plain data after `docs/schema/lab-result.schema.json`; text and HTML are exporters of
-//! it and can be made again from the file at any time.
+//! An [`Experiment`] has a question, published numbers and a way to measure one point. The [`runner`] does what all of
+//! them need: interleaved rounds, progress, medians, ratios paired by round, the machine's own noise. The result is a
+//! [`result::Outcome`], plain data after `docs/schema/lab-result.schema.json`. Text and HTML are exporters of it and can
+//! be made again from the file at any time.
 
 pub mod alternate;
 pub mod answers;

@@ -1,4 +1,4 @@
-//! From what the load generator saw to the metrics of a sample; the names are the same in all experiments.
+//! Converts the load generator's outcome to the metrics of a sample; the names are the same in all experiments.
 
 use hdrhistogram::Histogram;
 use std::net::SocketAddr;
@@ -60,8 +60,8 @@ pub fn sound(outcome: &result::Outcome) -> [Expectation; 2] {
     [no_errors, answers::agree(outcome)]
 }
 
-/// The expectation of experiments with steered variants: what `wakeone status` still counts as open when all clients have
-/// gone, `active_at_end`.
+/// The expectation of experiments with steered variants that `active_at_end` is 0. `active_at_end` is the number of
+/// connections that `wakeone status` still counts as open when all clients have gone.
 pub fn counted_out(outcome: &result::Outcome) -> Expectation {
     Expectation::new(
         "active-returns-to-0",
@@ -105,10 +105,10 @@ pub fn load(plan: &Plan, context: &mut Context<'_>) -> Result<wakeone_load::Outc
     Ok(outcome)
 }
 
-/// What one load found, in the metrics that every load has.
+/// The result of one load, in the metrics that every load has.
 ///
-/// `latency_ms_*` counts from the planned time of each request (from sending it in a closed loop), `share_worker_N` is
-/// each worker's share of the answers, `share_max_over_mean` 1 where all workers got the same.
+/// `latency_ms_*` counts from the planned time of each request (from sending it in a closed loop). `share_worker_N` is
+/// each worker's share of the answers. `share_max_over_mean` is 1 where all workers got the same.
 pub fn sample(outcome: &wakeone_load::Outcome, workers: usize) -> Sample {
     let mut sample = Sample::default();
     latency(&mut sample, &outcome.latency);

@@ -1,9 +1,9 @@
 //! nginx as a server under test: whether it is here, and how many requests it has counted.
 //!
-//! The count is that of its `ngx_http_stub_status_module`: where that is built in, nginx counts each request over all
-//! workers, in shared memory that outlives a reload, when it has the request's first bytes and whether anybody asks or
-//! not. So it is the same kind of count as that of `wakeone serve --counter`, and reading it once costs nothing that is
-//! measured.
+//! The count is that of its `ngx_http_stub_status_module`. Where that is built in, nginx counts each request over all
+//! workers when it has the request's first bytes, whether anybody asks or not. The count lies in shared memory that
+//! outlives a reload. So it is the same kind of count as that of `wakeone serve --counter`, and one read of it costs
+//! nothing that is measured.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::launch::{Counted, Launch, Ready};
 use crate::{apps, probe, process};
 
-/// Where the count is asked for.
+/// The path at which nginx reports the count.
 const PATH: &str = "/.requests";
 
 /// The executable, or why nginx cannot be measured here.
@@ -36,12 +36,12 @@ fn find() -> Result<PathBuf, String> {
     }
 }
 
-/// What differs between the servers under test. None writes a log of accesses, all listen with the same backlog.
+/// The differences between the servers under test. None writes a log of accesses, and all listen with the same backlog.
 #[derive(Debug, Clone, Default)]
 pub struct Setup {
     /// Worker processes.
     pub workers: usize,
-    /// What follows the address in `listen`: `reuseport`.
+    /// The options after the address in `listen`: `reuseport`.
     pub listen: &'static str,
     /// Directives outside of all blocks.
     pub main: String,
@@ -84,7 +84,7 @@ impl Setup {
             line: format!("nginx -p {{dir}} -c {{dir}}/{FILE} -e stderr"),
             files,
             ready: Ready {
-                // At the level `notice` the master says when it starts its workers.
+                // At the level `notice` the master logs when it starts its workers.
                 said: Some(("start worker process ", self.workers)),
                 workers: self.workers,
                 ..Ready::default()
@@ -124,7 +124,7 @@ http {{
     }
 }
 
-/// Where the perl module is, or why no handler can block a worker here.
+/// The path of the perl module, or the reason why no handler can block a worker here.
 pub fn perl_module() -> Result<PathBuf, String> {
     let program = program()?;
     let told = Command::new(program)
@@ -143,10 +143,10 @@ pub fn perl_module() -> Result<PathBuf, String> {
         })
 }
 
-/// How many requests it has counted so far, without the one that asks.
+/// The number of requests that nginx has counted so far, without the one that asks.
 ///
 /// # Errors
-/// When it does not say so.
+/// When nginx does not give the number.
 pub fn requests(address: SocketAddr) -> Result<u64, Error> {
     let text = probe::body(address, PATH)?;
     let all = parse(&text).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! The servers of others that share one listener among their workers, and the ways of having them: data for [`Launch`].
+//! Other projects' servers that share one listener among their workers, and the ways to start them: data for [`Launch`].
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ pub const WORKERS: usize = 4;
 /// The way in which workers share listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// As it is: one for all workers.
+    /// The server unchanged: one listener for all workers.
     Shared,
     /// One a worker by the server's own setting; the kernel's hash.
     Hash,
-    /// As it is, under `wakeone run --split`.
+    /// The server unchanged, under `wakeone run --split`.
     Split,
 }
 
@@ -48,7 +48,7 @@ pub struct Other {
     pub name: &'static str,
     /// The programs that it needs; nginx with its module is looked for by itself.
     needs: &'static [&'static str],
-    /// Its command line, as [`Launch`] has it; `{hash}` is where the option for a listener each stands.
+    /// Its command line, as in [`Launch`]. `{hash}` stands for the option for a listener each.
     line: &'static str,
     /// The option for a listener each.
     hash: &'static str,
@@ -56,7 +56,7 @@ pub struct Other {
     file: (&'static str, &'static str),
     /// Processes without children beside the workers.
     beside: usize,
-    /// How long the others take to come and wait, once one answers.
+    /// How long the other workers take to come and wait, once one answers.
     settles_ms: u64,
 }
 
@@ -123,7 +123,7 @@ pub const NODE: Other = Other {
 };
 
 impl Other {
-    /// Why it cannot be measured here, whoever has which listener.
+    /// The reason why it cannot be measured here in any way.
     pub fn is_missing(&self) -> Option<String> {
         if *self == NGINX {
             return crate::nginx::perl_module().err();
@@ -131,13 +131,13 @@ impl Other {
         launch::lacks(self.needs)
     }
 
-    /// Why it cannot be measured here in this way.
+    /// The reason why it cannot be measured here in this way.
     pub fn lacks(&self, way: Way) -> Option<String> {
         let steered = || (way == Way::Split).then(steered::lacks).flatten();
         self.is_missing().or_else(steered)
     }
 
-    /// The server, to be started this way.
+    /// The launch of the server in this way.
     ///
     /// # Errors
     /// When nginx has no module whose handlers block.

@@ -1,4 +1,4 @@
-//! What a reader is shown, before it is decided how: text and HTML render the same blocks.
+//! The content of a presentation, independent of its form: text and HTML render the same blocks.
 
 use crate::distribution::Distribution;
 
@@ -20,7 +20,7 @@ pub enum Block {
 /// A table; the first column names the row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
-    /// What it shows.
+    /// The content of the table, as a sentence.
     pub caption: String,
     /// Heads of the columns.
     pub head: Vec<String>,
@@ -35,14 +35,14 @@ pub struct Row {
     pub published: bool,
     /// The cells.
     pub cells: Vec<String>,
-    /// Columns whose cells are to be marked as bad.
+    /// Columns whose cells are marked as bad.
     pub bad: Vec<usize>,
 }
 
 /// A distribution with its summary line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Histogram {
-    /// What it is of.
+    /// The name of the measured series.
     pub title: String,
     /// Published rather than measured here.
     pub published: bool,
@@ -57,11 +57,11 @@ pub struct Histogram {
 /// A chart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
-    /// What it shows, as a headline.
+    /// The chart's content, as a headline.
     pub title: String,
     /// How to read it, one or two sentences.
     pub note: String,
-    /// What is drawn.
+    /// The kind of drawing, with its data.
     pub kind: Kind,
 }
 
@@ -95,7 +95,7 @@ pub enum Kind {
     Times {
         /// Heads of the columns.
         heads: Vec<String>,
-        /// From so many times the best on a cell is bad; a line marks it.
+        /// A cell is bad from this many times the best on; a line marks it.
         bad: f64,
         /// A label and its cells; None where nothing was measured.
         rows: Vec<(String, Vec<Option<Times>>)>,
@@ -241,7 +241,7 @@ impl Style {
         }
     }
 
-    /// A line to hold the others against, drawn as the published ones are: it was not measured here.
+    /// A line to compare the others with. It is drawn as the published ones are, for it was not measured here.
     pub fn guide(label: impl Into<String>) -> Self {
         Self::published(label, 0)
     }
@@ -256,7 +256,7 @@ impl Style {
     }
 }
 
-/// What of a presentation fits one screen: its first two sentences and its first table.
+/// The part of a presentation that fits one screen: its first two sentences and its first table.
 pub fn brief(blocks: Vec<Block>) -> Vec<Block> {
     let (mut words, mut shown) = (None, None);
     for block in blocks {

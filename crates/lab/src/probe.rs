@@ -1,4 +1,4 @@
-//! One request over one connection, and who answered it.
+//! One request over one connection, and the worker that answered it.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,7 +9,7 @@ use crate::error::Error;
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connects, asks for `path`, reads the answer to its end, and gives the worker that its `X-Worker` header names.
+/// Connects, asks for `path` and reads the answer to its end. Returns the worker that its `X-Worker` header names.
 ///
 /// # Errors
 /// When there is no whole answer, or it names no worker.
@@ -28,7 +28,7 @@ pub fn who_answers(address: SocketAddr, path: &str) -> Result<u64, Error> {
         .map_err(|_| failed(format!("the worker {worker:?} is no number")))
 }
 
-/// Connects, asks for `path`, reads the answer to its end, and gives what follows its head.
+/// Connects, asks for `path` and reads the answer to its end. Returns its body.
 ///
 /// # Errors
 /// When there is no whole answer, or not the status 200.

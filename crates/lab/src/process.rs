@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::Error;
 
-/// Where a program is that is started by its name; also looked for where system services are kept.
+/// The path of a program that is started by its name. It is also looked for in the directory of system services.
 pub fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
@@ -71,8 +71,9 @@ pub fn cpu_ns(pid: u32) -> u64 {
         .sum()
 }
 
-/// Whether the CPU time of a process has in it what the kernel does for its packets in softirq, as most of a connection over
-/// loopback is: not where the kernel keeps books of interrupts (CONFIG_IRQ_TIME_ACCOUNTING). Found out by sending, once.
+/// Whether the CPU time of a process includes the softirq for its packets, which is most of a connection over
+/// loopback. It does not where the kernel accounts for interrupts by themselves (CONFIG_IRQ_TIME_ACCOUNTING). Measured
+/// once, by sending.
 pub fn softirq_is_charged() -> bool {
     static CHARGED: OnceLock<bool> = OnceLock::new();
     *CHARGED.get_or_init(|| {
@@ -83,10 +84,12 @@ pub fn softirq_is_charged() -> bool {
     })
 }
 
-/// Of sending datagrams over loopback, about half is softirq.
+/// The largest uncharged share at which softirq counts as charged. About half of sending datagrams over loopback is
+/// softirq.
 const MOST_UNCHARGED: f64 = 0.15;
 
-/// The share of its time that a thread that never sleeps neither used nor waited for a CPU: somebody else's books have it.
+/// The share of a never sleeping thread's time in which it neither used nor waited for a CPU. The kernel charges it
+/// elsewhere.
 fn uncharged_share() -> Option<f64> {
     let receiver = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
     let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
@@ -109,7 +112,7 @@ fn uncharged_share() -> Option<f64> {
     Some(1.0 - spent.as_secs_f64() / all.as_secs_f64())
 }
 
-/// What processes have used of the CPUs.
+/// CPU time and context switches of processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// CPU time in ns, the kernel's part included.
@@ -121,7 +124,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What the [`leaves`] below `root` have used so far.
+    /// The usage of the [`leaves`] below `root` so far.
     pub fn of_leaves(root: u32) -> Self {
         leaves(root)
             .into_iter()
@@ -133,7 +136,7 @@ impl Usage {
             })
     }
 
-    /// What a process has used so far; nothing once it is gone.
+    /// The usage of a process so far; zero once it is gone.
     pub fn of(pid: u32) -> Self {
         let threads = fs::read_dir(format!("/proc/{pid}/task"));
         let statuses: Vec<String> = threads
@@ -155,7 +158,7 @@ impl Usage {
         }
     }
 
-    /// What has been used since `before`.
+    /// The usage since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let less = |now: u64, then: u64| now.saturating_sub(then);
         Self {

@@ -5,11 +5,11 @@ use serde::Deserialize;
 /// One published figure.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Figure {
-    /// What it was measured on, in the source's words: `single queue`, `Taskex`, `epoll`.
+    /// The variant that was measured, in the source's words: `single queue`, `Taskex`, `epoll`.
     pub series: String,
-    /// Where on the horizontal axis: threads, concurrency, lower border of a bucket; empty where there is none.
+    /// The place on the horizontal axis: threads, concurrency, lower border of a bucket; empty where there is none.
     pub x: Option<f64>,
-    /// The metric, named as ours.
+    /// The metric, by the name that it has in our results.
     pub metric: String,
     /// Unit of the value.
     pub unit: String,

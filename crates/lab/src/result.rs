@@ -27,9 +27,9 @@ pub struct Outcome {
     pub commit: String,
     /// The machine and how quiet it was.
     pub environment: Environment,
-    /// What was asked for: seed, rounds, sizes, rates.
+    /// The parameters of the run: seed, rounds, sizes, rates.
     pub parameters: serde_json::Map<String, serde_json::Value>,
-    /// What was measured, a variant each.
+    /// The measured numbers of each variant.
     pub variants: Vec<Variant>,
     /// Ratios of two variants, paired by round.
     pub comparisons: Vec<Comparison>,
@@ -39,7 +39,7 @@ pub struct Outcome {
     /// Numbers computed over several variants, as the growth of a series.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub derived: Vec<Derived>,
-    /// What ought to be seen, and whether it was.
+    /// The expectations, and whether each of them holds.
     pub expectations: Vec<Expectation>,
 }
 
@@ -73,7 +73,7 @@ pub struct Metric {
     pub max: f64,
 }
 
-/// `a / b` in one metric, round by round: what both had in common in a round (the machine's mood) cancels out.
+/// `a / b` in one metric, round by round. A disturbance of the machine that both share in a round cancels out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     /// Name of the comparison.
@@ -95,7 +95,7 @@ pub struct Comparison {
 pub struct Derived {
     /// Name of the number.
     pub name: String,
-    /// What it says.
+    /// The meaning of the number, as a sentence.
     pub meaning: String,
     /// Published rather than measured here.
     pub published: bool,
@@ -110,13 +110,13 @@ pub struct Derived {
 pub struct Expectation {
     /// Name of the expectation.
     pub name: String,
-    /// What ought to hold, with its limit.
+    /// The claim, with its limit.
     pub claim: String,
-    /// Who says so.
+    /// The source of the claim.
     pub source: String,
     /// The number that was held against the claim; absent where it could not be measured.
     pub measured: Option<f64>,
-    /// Whether it holds. What could not be measured does not hold.
+    /// Whether it holds. A claim that could not be measured does not hold.
     pub holds: bool,
 }
 
@@ -183,7 +183,8 @@ impl Outcome {
             .map_or(&[], |m| &m.values)
     }
 
-    /// What could not be measured, and why, as a sentence; from the parameter `left_out`. Each reason is said once.
+    /// Names the variants that could not be measured, and why, as a sentence. It reads the parameter `left_out`, and
+    /// gives each reason once.
     pub fn left_out(&self) -> Option<String> {
         let all = self.parameters.get("left_out")?.as_object()?;
         let mut by_reason: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -250,7 +251,7 @@ pub(crate) mod tests {
     /// A metric's name and its values, one a round.
     pub type Values<'a> = (&'a str, &'a [f64]);
 
-    /// What a run says whose two sets of books agree.
+    /// The counts of a run in which server and client agree.
     pub const SOUND: [Values<'static>; 4] = [
         ("errors", &[0.0]),
         ("server_requests", &[9.0]),

@@ -17,8 +17,8 @@ use crate::store::{Points, Store};
 
 /// Runs an experiment to its end.
 ///
-/// Each round measures every variant once; within its group the order is shuffled anew in each round, so that neither a
-/// drift of the machine nor a neighbour's after-effects favour one of them. All variants of a round get the same seed.
+/// Each round measures every variant once. Within a group the order is shuffled anew in each round. So neither a drift of
+/// the machine nor a neighbour's after-effects favour one of them. All variants of a round get the same seed.
 ///
 /// # Errors
 /// When a point cannot be measured, or on `cancel`; points that were finished are kept in `store`.
@@ -327,7 +327,7 @@ mod tests {
     use std::sync::atomic::Ordering;
     use std::sync::{LazyLock, Mutex};
 
-    /// Measures nothing: writes down what it is asked for, and fails where it is told to.
+    /// An experiment that measures nothing: it records the calls, and fails where a test says so.
     struct Recorder {
         asked: Mutex<Vec<(usize, String, u64)>>,
         fail_at: Option<usize>,

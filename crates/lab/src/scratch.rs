@@ -26,7 +26,7 @@ impl Scratch {
         }
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }

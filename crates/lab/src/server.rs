@@ -27,10 +27,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a command and waits for a line of what it says, on stdout or stderr, that begins with `ready`.
+    /// Starts a command and waits for a line of its output, on stdout or stderr, that begins with `ready`.
     ///
     /// # Errors
-    /// When it cannot be started, ends, or is not ready in time; with the last words it said.
+    /// When it cannot be started, ends, or is not ready in time. The error has its last lines.
     pub fn start(what: &str, command: &mut Command, ready: &str) -> Result<Self, Error> {
         let failed = |e: std::io::Error| Error::Server(format!("starting {what} failed: {e}"));
         let (words, mouth) = std::io::pipe().map_err(failed)?;
@@ -93,7 +93,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Everything it has said so far.
+    /// All lines that it has printed so far.
     pub fn said(&mut self) -> &[String] {
         self.seen.extend(self.lines.try_iter());
         &self.seen
@@ -108,10 +108,10 @@ impl Server {
             .map_err(|e| Error::Server(format!("sending {signal} to {} failed: {e}", self.what)))
     }
 
-    /// Waits until it has said a line with `part` in it for the `count`th time.
+    /// Waits until it has printed a line with `part` in it for the `count`th time.
     ///
     /// # Errors
-    /// When it does not say so in time.
+    /// When it does not print it in time.
     pub fn wait_said(&mut self, part: &str, count: usize, within: Duration) -> Result<(), Error> {
         let deadline = Instant::now() + within;
         while self.said().iter().filter(|l| l.contains(part)).count() < count {
@@ -164,7 +164,7 @@ impl Server {
         }
     }
 
-    /// Ends it one way or the other; None when it had to be killed.
+    /// Ends it by SIGTERM, and by SIGKILL if it must; None when it had to be killed.
     fn terminate(&mut self) -> Option<ExitStatus> {
         self.stopped = true;
         let pid = Pid::from_raw(self.child.id() as i32);
@@ -184,12 +184,12 @@ impl Server {
     }
 }
 
-/// What a server says is read to its end by a thread, so that a talkative one never blocks on a full pipe.
+/// Starts a thread that reads a server's output to its end, so that a talkative server never blocks on a full pipe.
 fn listen(words: PipeReader) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         for line in BufReader::new(words).lines().map_while(Result::ok) {
-            // Nobody listens any more once the server is dropped; the pipe is drained all the same.
+            // The receiver is gone once the server is dropped; the pipe is drained all the same.
             let _ = sender.send(line);
         }
     });

@@ -1,13 +1,15 @@
-//! Telling small differences apart on a noisy machine: one load on one running server, whose setup is switched every
-//! 100 to 250 ms.
+//! Measures small differences on a noisy machine: one load on one running server, whose setup is switched every 100 to
+//! 250 ms.
 //!
 //! A whole load of each setup, one after the other, compares two moments of the machine as much as two setups. They differ
-//! in the work of others, in the heat of the CPUs, in where the processes lie in memory. Slices of one load have most of that
-//! in common, and neighbouring ones nearly all. So only neighbours are compared. In a *block* every arm has two slices, in a
-//! random order and then in its mirror image: a drift along the block adds the same to each arm. A block gives one ratio of each pair of arms, and the interval comes from drawing the blocks anew ([`stats::bootstrap`]).
+//! in other work on the machine, in the heat of the CPUs, in where the processes lie in memory. Slices of one load
+//! have most of that in common, and neighbouring ones nearly all. So only neighbours are compared. In a *block* every
+//! arm has two slices, in a random order and then in its mirror image: a drift along the block adds the same to each
+//! arm. A block gives one ratio of each pair of arms, and the interval comes from drawing the blocks anew
+//! ([`stats::bootstrap`]).
 //!
-//! Completed connections are counted a second, and for a second of the CPU time that client and server had. Others who work
-//! on the same machine take whole CPUs from the former, and only caches from the latter.
+//! Completed connections are counted a second, and for a second of the CPU time that client and server had. Other work on
+//! the same machine takes whole CPUs from the former, and only caches from the latter.
 
 use std::time::Duration;
 
@@ -59,9 +61,9 @@ pub struct Slices {
     pub counted_ms: f64,
     /// The part after each switch that was not counted, in ms.
     pub settling_ms: f64,
-    /// Of each round, of each block, the completed connections a second of every arm, in the order of `arms`.
+    /// For each round and each block, the completed connections a second of every arm, in the order of `arms`.
     pub rounds: Vec<Vec<Vec<f64>>>,
-    /// The same for a second of CPU time of all that took part, client and server; nothing where the kernel does not charge
+    /// The same for a second of CPU time of client and server together. It is empty where the kernel does not charge
     /// them with all of it ([`crate::process::softirq_is_charged`]).
     pub cpu_rounds: Vec<Vec<Vec<f64>>>,
 }
@@ -72,12 +74,12 @@ pub struct Slices {
 pub enum Per {
     /// Completed connections a second.
     Second,
-    /// Completed connections for a second of CPU time of client and server. The CPU time of others is not in it.
+    /// Completed connections for a second of CPU time of client and server. Other processes' CPU time is not in it.
     CpuSecond,
 }
 
 impl Per {
-    /// In words.
+    /// The unit in words.
     pub fn name(self) -> &'static str {
         match self {
             Per::Second => "a second",
@@ -95,7 +97,7 @@ pub struct Contrast {
     pub a: String,
     /// The arm below the line.
     pub b: String,
-    /// What is compared.
+    /// The unit of the compared numbers.
     pub per: Per,
     /// Mean of the middle half of the blocks' ratios.
     pub ratio: f64,
@@ -105,7 +107,7 @@ pub struct Contrast {
     pub high: f64,
     /// How sure the interval is.
     pub confidence: f64,
-    /// Mean of all blocks' ratios: far from `ratio`, something happened now and then.
+    /// Mean of all blocks' ratios. A mean far from `ratio` shows that some blocks were disturbed.
     pub mean: f64,
     /// Blocks, all rounds together.
     pub blocks: usize,
@@ -139,7 +141,7 @@ impl Slices {
         self.cpu_rounds.extend(other.cpu_rounds.iter().cloned());
     }
 
-    /// The ratios that were asked for; none where nothing was counted. `seed` decides what is drawn.
+    /// The ratios of the requested pairs; none where nothing was counted. `seed` decides which blocks are drawn.
     pub fn contrasts(&self, variant: &str, seed: u64) -> Vec<Contrast> {
         let both = [
             (Per::Second, &self.rounds),
@@ -227,7 +229,7 @@ impl Count {
         self.switches += other.switches;
     }
 
-    /// To a tenth. Nothing where no time was spent.
+    /// The rate, rounded to a tenth; 0 where no time was spent.
     pub(crate) fn per(&self, seconds: f64) -> f64 {
         let rate = self.completed / seconds;
         if rate.is_finite() {
@@ -238,7 +240,8 @@ impl Count {
     }
 }
 
-/// Takes the slices in their order; `take` gives one slice of an arm. The result has the counts of each block, an arm each.
+/// Takes the slices in their order; `take` returns one slice of an arm. The result has the counts of each block, an
+/// arm each.
 pub(crate) fn take_all<E>(
     arms: usize,
     blocks: usize,
@@ -363,7 +366,7 @@ mod tests {
             widest = widest.max(found[0].half_width());
             assert!(!found[0].covers(1.0), "3 % are told apart: {found:?}");
         }
-        // 95 of 100 ought to; of 40, fewer than 34 come once in a hundred series.
+        // 95 of 100 should hold it. Of 40, fewer than 34 come once in a hundred series.
         assert!(of_97 >= 34 && of_1 >= 34, "{of_97} and {of_1} of 40");
         assert!(widest < 0.012, "{widest}");
     }

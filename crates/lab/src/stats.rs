@@ -106,8 +106,8 @@ pub fn growth_exponent(points: &[(f64, f64)]) -> Option<f64> {
     (logs.len() > 1 && variance > 0.0).then(|| covariance / variance)
 }
 
-/// Mean of the middle half: of what is left when a quarter at each end is left out. As hard to upset as the median, and
-/// surer than it where nothing upsets. NaN for none.
+/// Mean of the middle half: a quarter of the values at each end is left out. It resists outliers as the median does,
+/// and is surer than the median where there are none. NaN for no values.
 pub fn midmean(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! What `wakeone status --json` says about a steered group, asked as a user would ask.
+//! Reads the status of a steered group from `wakeone status --json`, as a user would.
 
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::error::Error;
 
-/// How long closing connections may take to be counted out.
+/// The longest time until closing connections no longer count as open.
 const REST: Duration = Duration::from_secs(3);
 
-/// Sum of the active counts of all slots of the group on `address` once it has come to rest: 0 as soon as it is 0, else what
-/// is left after three seconds.
+/// Sum of the active counts of all slots of the group on `address` once it has come to rest. It is 0 as soon as the
+/// sum is 0, and otherwise the sum after three seconds.
 ///
 /// # Errors
 /// When the status cannot be read or shows no such group.

@@ -49,7 +49,7 @@ impl Drop for Attached {
     }
 }
 
-/// Why nothing can be attached to here.
+/// The reason why Wakeone cannot attach to a server here.
 pub fn lacks() -> Option<String> {
     let missing = wakeone_kernel::capability::missing();
     (!missing.is_empty()).then(|| format!("it needs {}", missing.join(", ")))

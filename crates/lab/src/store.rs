@@ -1,4 +1,4 @@
-//! Where results are kept: one file an experiment, and beside it the finished points of a run that was interrupted.
+//! The store of results: one file an experiment, and beside it the finished points of a run that was interrupted.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -26,7 +26,7 @@ struct Partial {
 }
 
 impl Store {
-    /// Results in this directory; it is made when something is kept.
+    /// A store in this directory, which is made with the first file.
     pub fn at(directory: impl Into<PathBuf>) -> Self {
         Self {
             directory: directory.into(),
@@ -149,7 +149,7 @@ pub fn read(path: &Path) -> Result<Outcome, Error> {
     })
 }
 
-/// Writes a file beside its place and renames it, so that nobody reads half of it.
+/// Writes a file beside its place and renames it, so that no reader sees half of it.
 ///
 /// # Errors
 /// When it cannot be written.
@@ -162,7 +162,7 @@ pub fn write(path: &Path, text: &str) -> Result<(), Error> {
     if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
         fs::create_dir_all(parent).map_err(failed)?;
     }
-    // What is no plain file (a pipe, /dev/stdout) cannot be replaced by rename.
+    // A rename can only replace a plain file, not a pipe or /dev/stdout.
     if fs::metadata(path).is_ok_and(|m| !m.is_file()) {
         return fs::write(path, text).map_err(failed);
     }

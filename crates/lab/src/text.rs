@@ -25,7 +25,7 @@ pub fn render(experiment: &dyn Experiment, outcome: &Outcome, width: usize) -> S
             Block::Paragraph(words) => paragraph(&mut text, &words, width),
             Block::Table(shown) => table(&mut text, &shown),
             Block::Histograms(all) => histograms(&mut text, &all, width),
-            // A chart needs a page: --html has it.
+            // Only a page can show a chart: `--html` draws it.
             Block::Chart(_) => {}
         }
     }
@@ -33,7 +33,8 @@ pub fn render(experiment: &dyn Experiment, outcome: &Outcome, width: usize) -> S
     text
 }
 
-/// What of a result fits a screen of 80 columns and 24 lines: the table, two sentences, what holds. `ink` draws bad cells.
+/// The part of a result that fits a screen of 80 columns and 24 lines: the table, two sentences and the verdict. `ink`
+/// draws bad cells.
 pub fn render_brief(
     experiment: &dyn Experiment,
     outcome: &Outcome,
@@ -45,7 +46,7 @@ pub fn render_brief(
     let left_out = outcome.left_out();
     for block in experiment.brief(outcome) {
         match block {
-            // It has a place of its own.
+            // This sentence has a place of its own.
             Block::Paragraph(words) if left_out.as_ref() == Some(&words) => {}
             Block::Table(shown) if shown.rows.is_empty() => {}
             Block::Table(shown) => brief_table(&mut text, &shown, width, ink),
@@ -141,7 +142,7 @@ fn shortened(words: &str, most: usize) -> String {
         .collect()
 }
 
-/// What every result ends with: comparisons, expectations, machine, source.
+/// The end of every result: comparisons, expectations, machine, source.
 fn closing(text: &mut String, card: &Card, outcome: &Outcome, width: usize) {
     if !outcome.contrasts.is_empty() {
         heading(text, "Ratios of neighbouring slices", '-');
@@ -233,7 +234,7 @@ pub fn listed(experiment: &dyn Experiment, width: usize) -> String {
             quick,
             ..Settings::default()
         });
-        // What it needs is not here; running it says what.
+        // The experiment lacks something on this machine; running it names that.
         if design.arms.is_empty() {
             return "–".into();
         }
@@ -245,7 +246,7 @@ pub fn listed(experiment: &dyn Experiment, width: usize) -> String {
     format!("{head}{}\n", shortened(&card.title, room))
 }
 
-/// About so long: `40 s`, `12 min`.
+/// A rounded duration: `40 s`, `12 min`.
 fn short_time(seconds: f64) -> String {
     match seconds {
         s if s < 90.0 => format!("{:.0} s", s.max(1.0)),
@@ -314,7 +315,7 @@ impl Layout {
         }
     }
 
-    /// Leaves out the columns on the right for which `width` has no room; says how many.
+    /// Leaves out the columns on the right for which `width` has no room. Returns how many.
     fn fit(&mut self, width: usize) -> usize {
         let all = self.widths.len();
         while self.widths.len() > 1

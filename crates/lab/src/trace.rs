@@ -1,7 +1,7 @@
 //! Wake-ups and sleeps of chosen threads, as the scheduler itself reports them through tracefs.
 //!
-//! The source of `herd` had printk() at the wait queue; its tracepoints are what has become of that. Everything is done in a
-//! tracing instance of our own, which other tracers on the machine do not notice, and undone when the guard goes.
+//! The source of `herd` had printk() at the wait queue; these tracepoints stand in for it. All tracing happens in an
+//! instance of our own, which other tracers on the machine do not notice. It is undone when the guard is dropped.
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::fs;
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
-/// Where tracefs is on most machines.
+/// The place of tracefs on most machines.
 const USUAL: &str = "/sys/kernel/tracing";
 
-/// What happened to a thread.
+/// The change of a thread's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// It was woken.
@@ -28,7 +28,7 @@ pub struct Event {
     pub at_us: f64,
     /// What happened.
     pub kind: Kind,
-    /// To which thread.
+    /// The thread that it happened to.
     pub thread: u32,
 }
 
@@ -43,7 +43,7 @@ impl Trace {
     /// Starts to record the threads whose name is `comm` (at most 15 characters).
     ///
     /// # Errors
-    /// When there is no tracefs for us; the sentence says what it needs.
+    /// When recording cannot start. The message says that it needs root and CONFIG_FTRACE.
     pub fn start(comm: &str) -> Result<Self, Error> {
         let mut trace = Self {
             instance: PathBuf::new(),
@@ -115,7 +115,7 @@ impl Trace {
             })
     }
 
-    /// What was recorded since the last [`Trace::clear`], in order of time.
+    /// The events recorded since the last [`Trace::clear`], in order of time.
     ///
     /// # Errors
     /// When it cannot be read.

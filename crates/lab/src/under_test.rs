@@ -1,4 +1,4 @@
-//! A server that is measured, from its start until the books on its answers are closed.
+//! A server that is measured, from its start until its answers are reconciled with the client's.
 
 use nix::sys::signal::Signal;
 use std::net::SocketAddr;
@@ -17,15 +17,15 @@ use crate::{measure, nginx, probe, process};
 
 /// How long a server may take to become ready, or to restart.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a process that follows another takes to bind and to tell the old one, at most: nothing outside shows when.
+/// The longest time that a successor takes to bind and to signal the old process. Nothing outside shows when it is done.
 const TAKES_OVER: Duration = Duration::from_millis(150);
 
-/// A running server, and both sets of books on what it answers. Dropping it detaches, ends it and removes its files.
+/// A running server, and both counts of its answers. Dropping it detaches, ends the server and removes its files.
 #[derive(Debug)]
 pub struct ServerUnderTest {
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
-    /// The books. A request that [`ServerUnderTest::load`] does not send has to be entered.
+    /// Both counts. The caller enters each request that [`ServerUnderTest::load`] does not send.
     pub answers: Answers,
     /// Its workers when it became ready, by process id, rising.
     pub workers: Vec<u32>,
@@ -34,7 +34,7 @@ pub struct ServerUnderTest {
     // Fields are dropped in this order.
     attached: Option<Attached>,
     server: Server,
-    /// Those that were told to end by those that followed them.
+    /// The servers whose successors told them to end.
     retired: Vec<Server>,
     scratch: Scratch,
 }
@@ -44,16 +44,16 @@ pub struct ServerUnderTest {
 pub enum Restart {
     /// The next one starts when this one has ended.
     EndFirst,
-    /// The next one is there before this one is told to end.
+    /// The next one is ready before this one is told to end.
     StartFirst,
     /// The next one has this option to name the one that it tells to end.
     TakeOver(&'static str),
-    /// SIGHUP. It is over when a line with this in it was said so often.
+    /// SIGHUP. It is over when the server has printed this number of lines with this text.
     HangUp(&'static str, usize),
 }
 
 impl ServerUnderTest {
-    /// Starts a server on a free address, and returns when it is ready and attached to where that is to be.
+    /// Starts a server on a free address. Returns when it is ready, and attached where the launch says so.
     ///
     /// # Errors
     /// When it does not become ready, or cannot be attached to.
@@ -134,7 +134,7 @@ impl ServerUnderTest {
         self.server.pid()
     }
 
-    /// Sends a load, and enters what the clients saw; see [`measure::load`].
+    /// Sends a load, and enters the clients' counts; see [`measure::load`].
     ///
     /// # Errors
     /// Those of [`measure::load`].
@@ -157,7 +157,7 @@ impl ServerUnderTest {
         self.scratch.write(name, text).map(drop)
     }
 
-    /// Restarts it once, and returns when that is over. The books go on.
+    /// Restarts it once, and returns when that is over. Both counts continue.
     ///
     /// # Errors
     /// When it does not end well, or the next one does not become ready.
@@ -190,7 +190,7 @@ impl ServerUnderTest {
         start_one(launch, self.address, scratch, count, answers, more)
     }
 
-    /// Detaches, stops it and closes the books; both counts go into the sample, where there are two.
+    /// Detaches, stops the server and checks that the counts agree. Both go into the sample, where there are two.
     ///
     /// # Errors
     /// When it does not end well, or the counts contradict each other.
@@ -202,7 +202,7 @@ impl ServerUnderTest {
         }
     }
 
-    /// [`ServerUnderTest::stop`] of two that one load was sent to by turns.
+    /// [`ServerUnderTest::stop`] of two servers that one load was sent to in turns.
     ///
     /// # Errors
     /// When one does not end well, or the counts contradict each other.
@@ -213,19 +213,19 @@ impl ServerUnderTest {
         self.answers.close_with(made, &what, sample)
     }
 
-    /// Ends it, and gives how many answers it has made.
+    /// Ends the server, and returns how many answers it has made.
     fn end(&mut self) -> Result<u64, Error> {
         if let Some(attached) = self.attached.take() {
             attached.end()?;
         }
-        // nginx has to be asked while it is there.
+        // nginx only answers while it runs.
         let told = match self.launch.counted {
             Counted::ByNginx => Some(self.made()?),
             _ => None,
         };
         let ended = self.server.end();
         match self.launch.counted {
-            // How servers of others end at SIGTERM is theirs.
+            // Other projects' servers may end at SIGTERM in any way.
             Counted::InFile | Counted::Nowhere => {}
             _ => ended?,
         }

@@ -67,7 +67,7 @@ pub fn bars<'a>(
         .collect()
 }
 
-/// The latency at each percentile of several variants; `of` is what they have in common.
+/// The latency at each percentile of several variants; `of` names their common part.
 pub fn percentiles<'a>(
     of: &str,
     variants: impl IntoIterator<Item = (Style, &'a Variant)>,

@@ -15,13 +15,13 @@ pub enum Way {
     SharedEpollExclusive,
     /// One shared socket; every worker waits in its own epoll, and all are woken for each connection.
     SharedEpollWakeAll,
-    /// One shared socket with EPOLLEXCLUSIVE; who has accepted goes to the end of the line.
+    /// One shared socket with EPOLLEXCLUSIVE. A worker that has accepted goes to the end of the wait queue.
     SharedEpollRotate,
     /// One shared socket; every worker has a multishot accept of io_uring under way.
     SharedIoUring,
     /// A socket a worker; the kernel's hash chooses.
     ReuseportHash,
-    /// A socket a worker; ours: the one with the fewest open connections.
+    /// A socket a worker; Wakeone chooses the one with the fewest open connections.
     LeastConnections,
     /// The same, and the queue of a stuck worker is moved to the others.
     LeastConnectionsRescue,
@@ -36,7 +36,7 @@ pub const ALL: [Way; 5] = [
     Way::LeastConnectionsRescue,
 ];
 
-/// The same, and the shared socket whose waiters take turns: those that are compared where connections are kept.
+/// The same, and the shared socket whose waiters take turns. These ways are compared where connections are kept.
 pub const WITH_ROTATE: [Way; 6] = [
     Way::SharedAccept,
     Way::SharedEpollExclusive,
@@ -94,7 +94,7 @@ impl Way {
         matches!(self, Way::LeastConnections | Way::LeastConnectionsRescue)
     }
 
-    /// In words.
+    /// The way in words.
     pub fn title(self) -> &'static str {
         match self {
             Way::SharedAccept => "one shared socket, accept()",
@@ -140,7 +140,7 @@ impl Way {
         }
     }
 
-    /// The server, whose workers serve in this way.
+    /// The launch of a server whose workers serve in this way.
     pub fn launch(self, serving: Serving, workers: usize) -> Launch {
         let what = format!("the server {}", self.name());
         Launch::ours(what, self.line(serving, workers))
@@ -160,7 +160,7 @@ pub fn arm_name(of: &str, way: Way) -> String {
     format!("{of}/{}", way.name())
 }
 
-/// The way back: what is measured, and the way, one of `ways`.
+/// Splits the name of a variant into what is measured and the way, one of `ways`. The inverse of [`arm_name`].
 ///
 /// # Errors
 /// When no variant has this name.

@@ -1,4 +1,4 @@
-//! A folder an experiment: what was published, how it is measured here, how it is judged.
+//! The experiments, a folder each: the published numbers, the measurement and the judgement.
 
 mod accept_lock;
 mod architectures;
@@ -24,7 +24,7 @@ pub mod udp_readers;
 use crate::error::Error;
 use crate::experiment::Experiment;
 
-/// All experiments, in the order in which they are best read.
+/// All experiments, in the best order to read them.
 pub fn all() -> &'static [&'static dyn Experiment] {
     &[
         &herd::Herd,

@@ -22,7 +22,7 @@ const INK: RGBColor = RGBColor(0x1f, 0x23, 0x28);
 const MUTED: RGBColor = RGBColor(0x5b, 0x63, 0x6d);
 const GRID: RGBColor = RGBColor(0xd8, 0xdc, 0xe1);
 const PAPER: RGBColor = RGBColor(0xff, 0xff, 0xff);
-/// Of what is bad.
+/// The colour of bad values.
 const BAD: RGBColor = RGBColor(0xb3, 0x26, 0x1e);
 const PALETTE: [RGBColor; 8] = [
     RGBColor(0x6b, 0x72, 0x80),
@@ -155,7 +155,7 @@ fn percentiles(
     let drawn: Vec<Line<'_>> = series
         .iter()
         .map(|(style, distribution)| {
-            // Beyond the last nine there is too little to tell.
+            // Beyond the last nine there is too little data.
             let nines = |share: f64| -(1.0 - share).max(1e-9).log10();
             let points = distribution.quantiles().into_iter();
             let points = points
@@ -240,7 +240,7 @@ fn lines(
         let room = (high - low).max(1e-9) * 0.05;
         (if log { low - room } else { low })..high + room
     };
-    // The way through logarithms leaves a hair: 29.999999.
+    // The conversion through logarithms leaves a small error: 29.999999.
     let label = move |v: f64| number((unscale(v) * 1e6).round() / 1e6);
     let (xs, ys) = (
         range(all().map(|p| p.0).collect()),
@@ -267,11 +267,11 @@ fn lines(
     axes.draw(area, &drawn, width)
 }
 
-/// Axes and what is written on them.
+/// Axes and their labels.
 struct Axes<'a> {
     x: std::ops::Range<f64>,
     y: std::ops::Range<f64>,
-    /// Where the axes are labelled.
+    /// The values at which the axes are labelled.
     x_ticks: Vec<f64>,
     y_ticks: Vec<f64>,
     x_label: &'a dyn Fn(f64) -> String,
@@ -680,7 +680,7 @@ fn draw_bars(
 /// Rows with their labels, as [`times`] places them.
 type TimesRows = [(String, Vec<Option<Times>>)];
 
-/// Where the cells of [`times`] are.
+/// The places of the cells of [`times`].
 struct Grid {
     /// Height of a row.
     row: i32,

@@ -16,18 +16,19 @@ use crate::under_test::ServerUnderTest;
 use crate::{answers, probe};
 
 const PATH: &str = "/whoami";
-/// Longer than anything waits before it is given up.
+/// The timeout of a request: longer than any of them waits before it is abandoned.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// After a rate that was too much: time for the server to take some of what is queued, so that there is room for one more.
+/// The pause after a rate that was too high. The server takes some connections from its queue, so that there is room
+/// for one.
 const ROOM: Duration = Duration::from_millis(30);
 
-/// A client whose slowest percent of requests was sent later than this share of the step did not offer the rate that it should
-/// have: such a step says nothing of the server.
+/// The lateness of the slowest percent of requests, as a share of the step, above which the client did not offer its
+/// rate. Such a step says nothing about the server.
 const LATE: f64 = 0.02;
 /// How often such a step is done again; the one with the least delay counts.
 const AGAIN: usize = 2;
 
-/// Who asks.
+/// The client that sends the requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Client {
     /// Our own load generator.
@@ -37,7 +38,7 @@ pub enum Client {
 }
 
 impl Client {
-    /// Both.
+    /// Both clients.
     pub const ALL: [Self; 2] = [Self::Load, Self::Httperf];
 
     /// First part of the variants' names.
@@ -58,7 +59,7 @@ pub struct Driven {
     late_ns: u64,
     /// Steps done again because our own client was late.
     repeated: u64,
-    /// What the workers had used before the first request.
+    /// CPU time and switches of the workers before the first request.
     before: Usage,
 }
 
@@ -159,7 +160,8 @@ impl Driven {
         }
     }
 
-    /// Our own client; what has no answer at the end of the time is given up. Gives also how late the slowest percent was sent.
+    /// Drives one rate with our own client. It abandons the requests that have no answer at the end of the time. It also
+    /// returns how late the slowest percent was sent.
     fn open_loop(
         &mut self,
         rate: f64,
@@ -207,8 +209,8 @@ impl Driven {
         Ok(counted.step(rate))
     }
 
-    /// Waits until the server has come to the end of its queue: connections are accepted in the order in which they came, so
-    /// that whoever comes last is answered last.
+    /// Waits until the server has come to the end of its queue. It accepts connections in the order in which they
+    /// came, so the last one is answered last.
     fn work_off(&mut self) -> Result<(), Error> {
         std::thread::sleep(ROOM);
         probe::who_answers(self.trial.address, PATH)?;

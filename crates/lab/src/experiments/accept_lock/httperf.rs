@@ -10,7 +10,7 @@ use crate::error::Error;
 /// How long it waits for a reply, in s.
 const PATIENCE: &str = "5";
 
-/// Where it is.
+/// Finds its executable.
 pub fn find() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
@@ -18,7 +18,7 @@ pub fn find() -> Option<PathBuf> {
         .find(|p| p.is_file())
 }
 
-/// What it counted.
+/// The counts that httperf printed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Counted {
     /// Requests sent.
@@ -30,8 +30,8 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// As a step of a sweep. Its replies are counted over the whole time, the one after the last request included: it does not
-    /// say how many came before.
+    /// Converts it to a step of a sweep. httperf counts replies over the whole time, that after the last request
+    /// included. It does not say how many came before.
     pub fn step(&self, offered: f64) -> Step {
         Step {
             offered,
@@ -43,7 +43,7 @@ impl Counted {
 /// Asks for `path` at a constant rate for a time, a connection a request.
 ///
 /// # Errors
-/// When it cannot be run, or does not say what it counted.
+/// When it cannot be run, or does not print its counts.
 pub fn drive(
     target: SocketAddr,
     path: &str,

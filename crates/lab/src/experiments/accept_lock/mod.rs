@@ -27,7 +27,7 @@ const WORKERS: usize = 20;
 /// The kinds of `--accept-lock`, the source's patched server first.
 const LOCKS: [&str; 4] = [UNLOCKED, "pthread", "flock", "fcntl"];
 const UNLOCKED: &str = "none";
-/// What Apache 1.3 had.
+/// The locks that Apache 1.3 had.
 const APACHES: [&str; 2] = ["fcntl", "flock"];
 /// Clients of the closed loop that finds out about how much the server can do.
 const CLIENTS: usize = 64;
@@ -40,7 +40,7 @@ const LOST_CPU: &str = "involuntary_switches_per_request";
 /// How much is measured.
 #[derive(Debug, Clone, Copy)]
 struct Size {
-    /// The offered rates, in percent of what the closed loop did; rising.
+    /// The offered rates, in percent of the closed loop's rate; rising.
     percents: &'static [u32],
     /// How long each lasts.
     step_s: f64,

@@ -56,7 +56,7 @@ fn meaning(outcome: &Outcome) -> Option<String> {
     ))
 }
 
-/// What the knees without a lock, over those with Apache's locks, say of the source's finding.
+/// Tells whether the source's finding holds. `gains` are the knees without a lock over those with Apache's locks.
 fn verdict(gains: &[f64]) -> &'static str {
     let (least, most) = (stats::min(gains), stats::max(gains));
     if gains.is_empty() {
@@ -70,7 +70,7 @@ fn verdict(gains: &[f64]) -> &'static str {
     }
 }
 
-/// What is known of httperf and of the source's own curves.
+/// Compares httperf's knee with ours, and gives the reason why none of the source's curves are drawn.
 fn beside(outcome: &Outcome) -> String {
     let (ours, theirs) = (
         outcome.median(&ours(UNLOCKED), KNEE),

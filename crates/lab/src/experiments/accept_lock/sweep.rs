@@ -1,10 +1,11 @@
-//! Looking for the knee: up to which offered rate a server replies to all that is asked. Pure: who asks is the caller's matter.
+//! The search for the knee: the highest offered rate at which a server replies to all requests. It is pure: the caller
+//! sends the requests.
 
-/// A server keeps up where it replies to at least this share of what is asked.
+/// A server keeps up where it replies to at least this share of the requests.
 pub const KEPT: f64 = 0.97;
 /// How often a sweep goes on upwards where the server keeps up at its end.
 const HIGHER: usize = 4;
-/// By what.
+/// The factor of each such step.
 const STEP_UP: f64 = 1.15;
 
 /// One step: a time of one rate.
@@ -26,7 +27,7 @@ impl Step {
     }
 }
 
-/// What a sweep found.
+/// The result of a sweep.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sweep {
     /// A step for each rate of the grid, in its order.
@@ -35,8 +36,9 @@ pub struct Sweep {
     pub knee: f64,
 }
 
-/// Drives each rate of the rising `grid`, and then `halvings` times the middle between the highest rate at which the server
-/// kept up and the next one at which it did not. The knee is where the straight line between these two crosses [`KEPT`].
+/// Drives each rate of the rising `grid`, and then bisects `halvings` times. The two ends are the highest rate at
+/// which the server kept up and the next one at which it did not. The knee is where the line between these two crosses
+/// [`KEPT`].
 ///
 /// A rate below the highest one that went well does not count if it went badly: a server that keeps up at 1,000 a second does
 /// so at 900, and was disturbed.
@@ -50,7 +52,7 @@ pub fn sweep<E>(
         steps.push(drive(*rate)?);
     }
     let kept = steps.iter().rposition(Step::keeps_up);
-    // Nothing is asked at 0, and all of it answered.
+    // At rate 0 there are no requests, and all of them are answered.
     let mut good = kept.map_or((0.0, 1.0), |at| (steps[at].offered, steps[at].share()));
     let next = steps.get(kept.map_or(0, |at| at + 1));
     let mut bad = next.map(|step| (step.offered, step.share()));

@@ -1,6 +1,6 @@
 //! Which failed requests are the architecture's own nature, and which are a fault.
 
-/// What is known of one point.
+/// The counts of one point, from which its failures are explained.
 #[derive(Debug, Clone, Copy)]
 pub struct Point {
     /// Simultaneous clients.
@@ -25,15 +25,15 @@ pub struct Point {
 ///
 /// Two kinds it does explain:
 ///
-/// * Timeouts, where so many clients cannot all be answered in time even at the rate that the architecture has with few of
-///   them: `clients / unhurried rate > patience`. A server that hangs is not excused so, for its unhurried rate was measured
-///   elsewhere.
+/// * Timeouts, where the architecture could not answer so many clients in time even at the rate that it has with few
+///   of them: `clients / unhurried rate > patience`. This does not excuse a server that hangs, for its unhurried rate was
+///   measured at another point.
 /// * Resets, where more clients come at once than the accept queues have room for, and the kernel counted at least as many
-///   overflows. With a full queue it forgets the handshake of a client that takes itself for connected, and answers what that
-///   client sends with a reset.
+///   overflows. With a full queue the kernel forgets the handshake of a client that takes itself for connected. It answers
+///   that client's data with a reset.
 ///
-/// A refused connection, an answer cut short, a wrong one or one of the wrong status, and a lack of descriptors are faults
-/// whatever the architecture.
+/// Other failures are faults under every architecture: a refused connection, an answer cut short, a wrong answer or status,
+/// and a lack of descriptors.
 pub fn unexplained(point: &Point) -> f64 {
     let too_many = point.clients / point.unhurried_per_s > point.patience_s;
     let crowded = point.clients > point.places && point.overflows >= point.resets;
@@ -42,8 +42,8 @@ pub fn unexplained(point: &Point) -> f64 {
     timeouts + resets + point.others
 }
 
-/// By how many requests the server's count and the client's lie apart, beyond those of which only one of them can know: a
-/// request that failed for the client, or was under way at the end, may have been counted by the server or not.
+/// Returns the difference between the server's count and the client's, beyond the `uncertain` requests. Those failed for
+/// the client, or were under way at the end, so the server may or may not have counted them.
 pub fn counted_apart(server: f64, answered: f64, uncertain: f64) -> f64 {
     let lost = (answered - server).max(0.0);
     let made_up = (server - answered - uncertain).max(0.0);

@@ -27,15 +27,15 @@ pub struct Architectures;
 
 /// A load's beginning, which is not measured, lasts at least this long.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// Of a rate of this, in requests/s, all clients have had their turn in the warm-up, and two in the measured time. In less
-/// time than a turn of all, what is seen is the crowd at the door.
+/// A usual rate, in requests/s. At this rate all clients have had their turn in the warm-up, and two in the measured
+/// time. A measurement shorter than one turn of all would only see the first connections.
 const USUAL_RATE: f64 = 10_000.0;
 /// The measured time is cut into pieces to see how steady the rate is.
 const PIECE: Duration = Duration::from_millis(250);
 /// How long a client waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Until when a load is not measured, and when it ends; both in whole pieces.
+/// The time at which the measured part of a load begins, and the time at which it ends; both in whole pieces.
 fn times(clients: usize, quick: bool) -> (Duration, Duration) {
     let turn = clients as f64 / USUAL_RATE;
     let least: f64 = if quick { 1.0 } else { 1.5 };
@@ -66,7 +66,7 @@ impl Experiment for Architectures {
             arms.push(Arm {
                 name: cell.name(),
                 group,
-                // Those who wait at the end are answered as well.
+                // The clients that wait at the end are answered as well.
                 seconds: end.as_secs_f64() + 0.4 + cell.clients as f64 / USUAL_RATE,
             });
         }
@@ -191,7 +191,7 @@ fn plan(target: std::net::SocketAddr, clients: usize, context: &Context<'_>) -> 
     }
 }
 
-/// Sends the load, and gives beside what came of it the rate of each whole piece of the measured time, in answers a second.
+/// Sends the load. Returns its outcome, and the rate of each whole piece of the measured time in answers a second.
 fn load(
     plan: &Plan,
     clients: usize,

@@ -1,4 +1,4 @@
-//! The source's table and ours, one above the other, and what of its findings is still seen.
+//! The source's table and ours, one above the other, and which of its findings still hold.
 
 use wakeone_serve::Model;
 
@@ -13,11 +13,11 @@ use crate::views;
 const WIDE: f64 = 0.5;
 const METRIC: &str = "throughput_per_s";
 
-/// Something that the source's table says: the ratio of two of its cells.
+/// A claim of the source's table: the ratio of two of its cells.
 pub struct Claim {
     /// How code refers to it.
     pub name: &'static str,
-    /// What it says, for a reader.
+    /// The claim as a sentence.
     says: &'static str,
     /// The ratio that says so, and its limit.
     ratio: &'static str,
@@ -27,7 +27,7 @@ pub struct Claim {
     holds: fn(f64) -> bool,
 }
 
-/// What the source found, in the order in which it tells it.
+/// The source's findings, in its own order.
 pub const CLAIMS: [Claim; 7] = [
     Claim {
         name: "iterative",
@@ -92,7 +92,7 @@ impl Claim {
         self.ratio(|model, clients| at(&published.curve(model.name(), METRIC), clients))
     }
 
-    /// Ours.
+    /// The same ratio in our measurement.
     pub fn measured(&self, outcome: &Outcome, kind: Kind) -> Option<f64> {
         self.ratio(|model, clients| at(&curve(outcome, kind, model), clients))
     }
@@ -154,7 +154,7 @@ fn clients(outcome: &Outcome, kind: Kind) -> Vec<usize> {
     all
 }
 
-/// What of the source's findings is still seen, and who is ahead today.
+/// Tells which of the source's findings still hold, and which architecture is ahead today.
 fn meaning(outcome: &Outcome, kinds: &[Kind]) -> Option<String> {
     let kind = *kinds.first()?;
     let checked: Vec<(&Claim, bool)> = CLAIMS
@@ -192,7 +192,7 @@ fn meaning(outcome: &Outcome, kinds: &[Kind]) -> Option<String> {
     ))
 }
 
-/// Why the figures are not to be compared one to one.
+/// The reason why a reader cannot compare the figures one to one.
 fn conditions(outcome: &Outcome) -> String {
     let cpus = outcome.environment.cpus;
     format!(
@@ -200,7 +200,8 @@ fn conditions(outcome: &Outcome) -> String {
     )
 }
 
-/// Narrow enough for a telephone: what is compared, the limit and the source's ratio, ours and the verdict share cells.
+/// The table of the claims, narrow enough for a telephone: the compared cells share a column with the limit, and our
+/// ratio shares one with the verdict.
 fn claims(outcome: &Outcome, kinds: &[Kind]) -> Table {
     let mut head = vec!["ratio, clients: limit".into(), "source".into()];
     head.extend(kinds.iter().map(|kind| kind.name().to_owned()));

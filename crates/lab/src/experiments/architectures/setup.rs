@@ -1,4 +1,4 @@
-//! What is measured: an architecture, a store and a number of clients; and how each is started.
+//! The points of the experiment: an architecture, a store and a number of clients; and how each is started.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -45,7 +45,7 @@ pub const LATER: [Model; 5] = [
 ];
 /// Workers that each serve one connection at a time: as many as the source's server forks (its `PREFORK_CHILDREN`).
 pub const BLOCKING_WORKERS: usize = 100;
-/// Asked for; the kernel gives at most `net.core.somaxconn`.
+/// The requested backlog. The kernel grants at most `net.core.somaxconn`.
 pub const BACKLOG: usize = 16_384;
 /// Descriptors of a process that are not connections.
 const OTHER_DESCRIPTORS: u64 = 64;
@@ -55,7 +55,7 @@ const REDIS: &str = "redis-server";
 /// How long Redis may take to start.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where the guest book is kept.
+/// The store of the guest book.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// The server's own files.
@@ -137,7 +137,7 @@ pub fn grid(quick: bool) -> Vec<Cell> {
     cells
 }
 
-/// What this machine lacks, found out once for a whole grid.
+/// The things that this machine lacks, looked up once for a whole grid.
 pub struct Lacks {
     dispatched: Option<String>,
     io_uring: Option<String>,
@@ -161,7 +161,7 @@ impl Lacks {
         }
     }
 
-    /// Why a point cannot be measured here, and what of it that is: `(what, why)`.
+    /// The reason why a point cannot be measured here, and the part of it that is concerned: `(what, why)`.
     pub fn of(&self, cell: &Cell) -> Option<(String, String)> {
         let because = |what: &str, why: &Option<String>| Some((what.to_owned(), why.clone()?));
         let of_store = match cell.kind {
@@ -235,7 +235,7 @@ impl Book {
         Ok(book)
     }
 
-    /// As `--store` has it.
+    /// The argument of `--store`.
     pub fn argument(&self) -> &str {
         &self.text
     }
@@ -292,7 +292,7 @@ pub fn start(model: Model, workers: Option<usize>, book: &Book) -> Result<Server
     );
     ServerUnderTest::start(Launch {
         values: vec![("store", book.argument().to_owned())],
-        // By the visits in the book.
+        // The visits in the guest book are the count.
         counted: Counted::Elsewhere,
         ..Launch::ours(format!("the {name} server"), line)
     })

@@ -28,7 +28,7 @@ pub const ALL: [Idle; 3] = [Idle::Run, Idle::Attach, Idle::Agent];
 /// The metric: a share of one CPU.
 pub const METRIC: &str = "idle_cpu_percent";
 
-/// After so long the start is over.
+/// The time after which the start is over.
 const SETTLE: Duration = Duration::from_secs(3);
 
 impl Idle {
@@ -41,7 +41,7 @@ impl Idle {
         }
     }
 
-    /// The one of this name.
+    /// Finds the variant of this name.
     pub fn of(name: &str) -> Option<Self> {
         ALL.into_iter().find(|idle| idle.variant() == name)
     }
@@ -53,7 +53,8 @@ impl Idle {
         }
     }
 
-    /// Starts a server of so many workers and what steers it, leaves both alone for a while, and takes the time.
+    /// Starts a server of `workers` workers and the process that steers it. Leaves both alone for a while, and then
+    /// measures the CPU time over `seconds`.
     ///
     /// # Errors
     /// When they do not start, or nothing steers.

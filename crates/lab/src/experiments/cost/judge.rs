@@ -10,15 +10,15 @@ use crate::others::{NGINX, PREFORK};
 use crate::result::{Expectation, Outcome};
 use crate::slices::{Contrast, Per};
 
-/// Half of an interval's width, at most: differences of 2 % are to be told apart.
+/// The most that half of an interval's width may be, so that differences of 2 % can be told apart.
 const HALF_WIDTH: f64 = 0.01;
-/// The same of the thinned size, which tells that it works.
+/// The same for the thinned size, which only shows that the method works.
 const HALF_WIDTH_QUICK: f64 = 0.05;
-/// How far from 1 the same arm twice may be. A 95 % interval misses the truth once in twenty: a miss by less than this
-/// would not be seen beside what is asked of the others.
+/// How far from 1 the same arm twice may be. A 95 % interval misses the truth once in twenty. A miss by less than this
+/// is small beside the limits of the others.
 const SAME: f64 = 0.005;
 
-/// Holds the result against what ought to be seen.
+/// Compares the result with the expectations.
 pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
     let mut expected = slices(outcome);
     expected.extend(by_slots(outcome));
@@ -43,8 +43,8 @@ const BARS: [Bar; 5] = [
     ("split-nginx", Load::Split(NGINX), ("split", "shared")),
 ];
 
-/// Connections a second where the machine was quiet enough to tell; otherwise those for a second of CPU time, which others on
-/// the machine change less. The choice goes by the interval's width, never by the ratio.
+/// Returns connections a second where the machine was quiet enough for them. Otherwise it returns those for a second
+/// of CPU time, which other work on the machine changes less. The interval's width decides, never the ratio.
 pub fn surest<'a>(outcome: &'a Outcome, load: Load, arms: (&str, &str)) -> Option<&'a Contrast> {
     let of = |per| outcome.contrast(&load.variant(), arms, per);
     let (plain, cpu) = (of(Per::Second)?, of(Per::CpuSecond));
@@ -178,7 +178,7 @@ mod tests {
         found.contrasts = bars
             .zip(ratios)
             .flat_map(|(bar, ratio)| {
-                // A second, the machine was too noisy to tell.
+                // By connections a second, the machine was too noisy.
                 [
                     contrast(bar, Per::Second, ratio - 0.02, 0.1),
                     contrast(bar, Per::CpuSecond, ratio, half),
@@ -235,7 +235,7 @@ mod tests {
         found.contrasts[0] = contrast(&BARS[0], Per::Second, 0.97, 0.009);
         assert_eq!(per(&found), Some(Per::Second));
         assert_eq!(failing(judge(&found)), ["steering"]);
-        // And alone where the kernel's books do not tell the CPU time.
+        // And alone where the kernel's accounting does not have the CPU time.
         found.contrasts[0] = contrast(&BARS[0], Per::Second, 0.99, 0.1);
         found.contrasts.retain(|c| c.per == Per::Second);
         assert_eq!(per(&found), Some(Per::Second));

@@ -23,7 +23,7 @@ pub const WORKERS: usize = 4;
 pub const CLIENTS: usize = 64;
 /// The counted part of a slice.
 const COUNTED: Duration = Duration::from_millis(125);
-/// The rest of it: several times the life of a connection.
+/// The rest of a slice: several times the life of a connection.
 const SETTLING: Duration = Duration::from_millis(25);
 /// About how long a doctor takes to look around, over all switches of a block.
 const LOOKING_AROUND: Duration = Duration::from_millis(150);
@@ -55,12 +55,12 @@ const CHOOSING: Parts = Parts {
     choosing: Some(Policy::Hash),
     ..HASH
 };
-/// And with its counts, by which it does not go.
+/// The same with counts, by which the program does not choose.
 const COUNTING: Parts = Parts {
     counting: true,
     ..CHOOSING
 };
-/// And goes by them.
+/// The same, and the program chooses by the counts.
 const EVEN: Parts = Parts {
     choosing: Some(Policy::LeastConnections),
     ..COUNTING
@@ -110,7 +110,7 @@ impl Load {
         }
     }
 
-    /// Why it cannot be measured here.
+    /// The reason why it cannot be measured here.
     pub fn lacks(self) -> Option<String> {
         match self {
             Load::Split(other) => other.is_missing(),
@@ -118,7 +118,7 @@ impl Load {
         }
     }
 
-    /// Sends it for about so many seconds.
+    /// Sends the load for about `seconds`.
     ///
     /// # Errors
     /// When it cannot be measured.
@@ -172,7 +172,7 @@ impl Load {
         self.on_one(trial, doctor, switch, its_cpu, seconds, context)
     }
 
-    /// One server; something beside it takes turns.
+    /// Measures one server, beside which the arms take turns.
     fn on_one<T>(
         self,
         mut trial: ServerUnderTest,
@@ -199,7 +199,7 @@ impl Load {
         let split = ServerUnderTest::start(other.launch(Shared::Split)?)?;
         let plan = endless(shared.address, "/work?us=0&kind=sleep", context);
         let live = Live::among(&plan, vec![shared.address, split.address]);
-        // It would take CPU time from the server that is asked. Dropped before the servers are.
+        // The supervisor would take CPU time from the server under load. This is dropped before the servers are.
         let rest = Rest(split.pid());
         let mut switch = |arm: usize, live: &Live| {
             live.aim(arm);
@@ -262,7 +262,7 @@ fn word(arm: &str) -> String {
     arm.replace(|c: char| !c.is_ascii_alphanumeric(), "_")
 }
 
-/// Connect, ask, read, close, and again, until it is told to end.
+/// A load that connects, asks, reads and closes again and again, until it is cancelled.
 fn endless(target: std::net::SocketAddr, path: &str, context: &Context<'_>) -> Plan {
     let clients = Arrivals::Closed {
         concurrency: CLIENTS,

@@ -2,7 +2,7 @@
 //!
 //! One thread holds the listeners of all the workers, in a network namespace of its own. With a process each, 256 processes
 //! would be measured as well. The kernel's statistics count runs and time. The policies take turns on one live group, and
-//! the median of the turns is taken: a burst of somebody else's work spoils one turn, and no policy.
+//! the median of the turns is taken: a burst of other work spoils one turn, and no policy.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -35,8 +35,8 @@ pub struct Cell {
     pub connections: usize,
 }
 
-/// Connections that stay open: a policy that goes by counts sees some. The same whatever the slots, or the caches would hold
-/// the more sockets the more slots there are.
+/// Connections that stay open, so that a policy that chooses by counts sees some. Their number does not depend on the
+/// slots: otherwise the caches would hold more sockets with more slots.
 const OPEN: usize = 64;
 const ADDRESS: &str = "127.0.0.1:8080";
 const BACKLOG: i32 = 1024;
@@ -98,7 +98,7 @@ fn missing(why: impl std::fmt::Display) -> Error {
     Error::Missing(format!("measuring the programs failed: {why}"))
 }
 
-/// A steered group whose listeners are all ours.
+/// A steered group whose listeners all belong to this process.
 struct Group {
     dispatcher: Option<Dispatcher>,
     empty: PlainProgram,
@@ -107,7 +107,7 @@ struct Group {
     poll: OwnedFd,
     paths: Paths,
     cgroup: PathBuf,
-    /// Both ends of each, the oldest first.
+    /// Both ends of each open connection, the oldest first.
     open: VecDeque<(TcpStream, TcpStream)>,
     _statistics: RunStats,
     _folder: tempfile::TempDir,
@@ -212,7 +212,7 @@ impl Group {
         Ok(sample)
     }
 
-    /// One turn: that many connections; the runs of the program that chose, and of the one that counts.
+    /// Makes the connections of one turn. Returns the runs of the program that chooses, and of the one that counts.
     fn run(&mut self, whose: Turn, connections: usize) -> Result<(Runs, Runs), Error> {
         self.choose_by(whose)?;
         let (chose, counted) = self.runs(whose)?;

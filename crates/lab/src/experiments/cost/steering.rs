@@ -23,7 +23,7 @@ use crate::error::Error;
 /// Which parts run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parts {
-    /// The program that chooses is attached, and goes by this policy.
+    /// The program that chooses is attached, and has this policy.
     pub choosing: Option<Policy>,
     /// Connections are counted.
     pub counting: bool,
@@ -31,20 +31,20 @@ pub struct Parts {
     pub agent: bool,
 }
 
-/// Nothing of ours.
+/// No part of Wakeone: the kernel's hash.
 pub const HASH: Parts = Parts {
     choosing: None,
     counting: false,
     agent: false,
 };
-/// All of it.
+/// All parts.
 pub const STEERED: Parts = Parts {
     choosing: Some(Policy::LeastConnections),
     counting: true,
     agent: true,
 };
 
-/// How long the agent may be in the middle of something.
+/// How long the agent may be in the middle of an action.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The group. Dropping it switches everything on again.
@@ -95,12 +95,12 @@ impl Group {
         })
     }
 
-    /// Has these parts run, and no others.
+    /// Lets these parts run, and no others.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's.
     pub fn set(&mut self, parts: Parts) -> Result<(), Error> {
-        // First to stop, last to go on: it looks at what the others do.
+        // The agent stops first and continues last, because it watches the other parts.
         if self.now.agent && !parts.agent {
             self.stop_agent()?;
         }
@@ -112,7 +112,7 @@ impl Group {
             .set(parts.counting)
             .map_err(failed("switching the counting"))?;
         if parts.counting != self.now.counting {
-            // They still hold connections that closed while nobody counted. The program must not choose by those.
+            // The counts still hold connections that closed while nobody counted. The program must not choose by those.
             for slot in 0..self.slots() {
                 self.pinned.table().slot(slot).active().store(0, Relaxed);
             }
@@ -142,8 +142,8 @@ impl Group {
         (0..self.slots()).map(of).sum()
     }
 
-    /// Stops the whole supervisor, whose thread the agent is; not while it moves a queue or keeps a worker marked, or that
-    /// worker would get nothing until it goes on.
+    /// Stops the whole supervisor, whose thread the agent is. It does not stop it while it moves a queue or keeps a
+    /// worker marked: that worker would get nothing until it continues.
     fn stop_agent(&self) -> Result<(), Error> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -164,7 +164,7 @@ impl Group {
         }
     }
 
-    /// All listeners listen, and no worker is marked.
+    /// Whether all listeners listen, and no worker is marked.
     fn is_whole(&self) -> bool {
         let listens = |one: &OwnedFd| sockopt::socket_acceptconn(one).unwrap_or(false);
         let marked = |slot| self.pinned.table().slot(slot).has(flag::STUCK);
@@ -185,11 +185,11 @@ impl Drop for Group {
     }
 }
 
-/// A supervisor that is stopped while its server is not asked. Dropping it has it go on.
+/// A supervisor that is stopped while its server gets no load. Dropping this continues it.
 pub struct Rest(pub u32);
 
 impl Rest {
-    /// Has it rest, or go on.
+    /// Stops or continues the supervisor.
     ///
     /// # Errors
     /// When it is gone.

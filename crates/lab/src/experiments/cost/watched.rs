@@ -93,7 +93,7 @@ impl Doctor {
                 view.missing.join("; ")
             )))
         });
-        // An error here is its end, which tells why.
+        // An error here means that the thread has ended; its result has the reason.
         let began = is_ready.recv().is_ok();
         self.watching = Some(Watching { over, thread });
         if began { Ok(()) } else { self.set(None) }
@@ -126,7 +126,7 @@ fn watch(watcher: &mut Watcher, over: &AtomicBool) -> Result<Spent, Error> {
     })
 }
 
-/// Of this thread.
+/// The CPU time of this thread.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

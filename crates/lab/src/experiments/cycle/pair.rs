@@ -18,7 +18,7 @@ use crate::error::Error;
 
 use crate::cpus;
 
-/// What one run is made of.
+/// The parameters of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setup {
     /// sched_yield() after each connect.
@@ -29,7 +29,7 @@ pub struct Setup {
     pub backlog: i32,
 }
 
-/// What came of it.
+/// The result of one run.
 #[derive(Debug, Default)]
 pub struct Found {
     /// Connections made.
@@ -47,7 +47,7 @@ pub struct Found {
 /// Makes `count` connections, as many as fit into `limit`.
 ///
 /// # Errors
-/// When there is no network namespace to be had, or a socket fails.
+/// When no network namespace can be created, or a socket fails.
 pub fn run(
     setup: Setup,
     count: usize,
@@ -127,7 +127,7 @@ fn connect_all(
     })
 }
 
-/// std's listener has a backlog of its own choice; this one asks for what it is told.
+/// Opens a listener with this backlog; std's listener chooses its own.
 fn listener(backlog: i32) -> std::io::Result<TcpListener> {
     let fd = socket(
         AddressFamily::Inet,
@@ -189,7 +189,7 @@ fn cpu_time() -> std::io::Result<(Duration, Duration)> {
     Ok((of(usage.user_time()), of(usage.system_time())))
 }
 
-/// The counters of this thread's network namespace that tell why.
+/// The counters of this thread's network namespace that explain slow connects.
 fn counters() -> BTreeMap<String, u64> {
     let all = Counters::read(None);
     [

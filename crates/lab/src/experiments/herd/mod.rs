@@ -1,4 +1,4 @@
-//! The thundering herd: how long a wait queue needs to settle after one connection, and whom it wakes.
+//! The thundering herd: how long a wait queue needs to settle after one connection, and which threads it wakes.
 
 mod present;
 mod waiters;

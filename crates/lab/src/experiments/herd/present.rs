@@ -9,7 +9,7 @@ use crate::published::Published;
 use crate::result::Outcome;
 use crate::{stats, views};
 
-/// What the kernel does, and what a queue of ours does.
+/// The ways of waiting in the kernel, and those in our own queue.
 const KERNEL: std::ops::Range<usize> = 0..3;
 const OURS: std::ops::Range<usize> = 3..7;
 
@@ -84,7 +84,7 @@ fn settle_chart(
 fn wakeups_chart(outcome: &Outcome) -> Chart {
     let drawn = waiters::ALL.into_iter().map(|w| {
         let points = curve(outcome, w, "wakeups_per_tap");
-        // Ours as the dashed twin of the kernel's: where both wake the same, one line would hide the other.
+        // Our queue is the dashed twin of the kernel's: where both wake the same, one line would hide the other.
         let style = Style {
             published: matches!(w, Waiting::Queue(_)),
             ..Style::ours(w.name(), colour(w))
@@ -124,7 +124,7 @@ fn settle_table(
     }
 }
 
-/// The name under a caption that says whose queue it is.
+/// The name under a caption that already names the queue.
 fn short(waiting: Waiting) -> String {
     waiting.name().trim_start_matches("queue-").to_owned()
 }
@@ -207,7 +207,7 @@ fn woken(outcome: &Outcome, waiting: Waiting) -> f64 {
         .map_or(f64::NAN, |p| p.1)
 }
 
-/// What holds of today's kernel.
+/// Tells which of the paper's findings hold for today's kernel.
 fn kernel_today(outcome: &Outcome, published: &Published) -> String {
     let theirs =
         stats::growth_exponent(&published.curve("Kernel", "settle_us")).unwrap_or(f64::NAN);
@@ -240,7 +240,7 @@ fn kernel_today(outcome: &Outcome, published: &Published) -> String {
     )
 }
 
-/// What holds of the paper's policies, built as it describes them.
+/// Tells how the paper's policies, built as it describes them, behave today.
 fn policies_today(outcome: &Outcome) -> String {
     let of = |policy: Policy| {
         let grows = exponent(growth_of(outcome, Waiting::Queue(policy))?);

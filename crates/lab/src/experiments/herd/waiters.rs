@@ -1,4 +1,4 @@
-//! Threads that wait for a connection on one listening socket or one wait queue of ours, and a client that taps it.
+//! Threads that wait for a connection on one listening socket or in one of our wait queues, and a client that taps it.
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{Shutdown, shutdown};
@@ -18,9 +18,9 @@ pub const NAME: &str = "herd";
 /// How long all threads may take to begin to wait, and to wait again after a tap.
 const READY: Duration = Duration::from_secs(20);
 
-/// Threads of `queue-always-wake` that wait select()-like; all others of it accept.
+/// Threads of `queue-always-wake` that wait select()-like; all its other threads accept.
 pub const SELECTING: usize = 4;
-/// Connections that a queue of ours holds; one at a time comes.
+/// Connections that our queue holds; they come one at a time.
 const BACKLOG: usize = 16;
 
 /// How threads wait.
@@ -32,11 +32,11 @@ pub enum Waiting {
     Exclusive,
     /// In accept().
     Accept,
-    /// In a wait queue of ours.
+    /// In our own wait queue.
     Queue(Policy),
 }
 
-/// All ways of waiting: the kernel's, then the paper's policies in a queue of ours.
+/// All ways of waiting: the kernel's, then the paper's policies in our own queue.
 pub const ALL: [Waiting; 7] = [
     Waiting::WakeAll,
     Waiting::Exclusive,
@@ -111,7 +111,7 @@ impl Waiting {
     }
 }
 
-/// What a thread does.
+/// The body of a thread.
 type Life = Box<dyn FnOnce() + Send>;
 
 /// Where the herd waits.
@@ -185,7 +185,7 @@ impl Herd {
         enqueued && asleep() >= self.threads.len()
     }
 
-    /// Connects; what is returned is to be kept until the connection is accepted.
+    /// Connects. The caller keeps the returned stream until the connection is accepted.
     fn connect(&self) -> Result<Option<TcpStream>, String> {
         match &self.place {
             Place::Socket(_, address) => {
@@ -218,7 +218,7 @@ impl Herd {
             std::thread::sleep(Duration::from_millis(1));
         }
         drop(stream);
-        // On a busy machine a large herd needs longer; who does not wait yet would not be woken by the next tap.
+        // On a busy machine a large herd needs longer. The next tap would not wake a thread that does not wait yet.
         while !self.all_wait() {
             if Instant::now() > deadline {
                 return Err(failed("not all of them came to rest again".into()));
@@ -265,7 +265,7 @@ fn register(listener: &TcpListener, waiting: Waiting) -> nix::Result<Epoll> {
     Ok(epoll)
 }
 
-/// The life of a thread that accepts from a queue of ours.
+/// The body of a thread that accepts from our queue.
 fn accept(queue: &Acceptor<()>, accepted: &AtomicUsize) {
     let waiter = &mut Waiter::new();
     while queue.accept(waiter).is_some() {
@@ -296,7 +296,7 @@ fn wait(listener: &TcpListener, epoll: Option<&Epoll>, over: &AtomicBool, accept
     }
 }
 
-/// The /proc status of every thread of ours that is called [`NAME`], through `f`.
+/// The /proc status of every thread of this process that is called [`NAME`], through `f`.
 fn threads<T>(f: impl Fn(&str) -> T) -> Vec<T> {
     let Ok(tasks) = fs::read_dir("/proc/self/task") else {
         return Vec::new();
@@ -357,7 +357,7 @@ mod tests {
                 "{waiting:?}"
             );
             drop(herd);
-            // Who joins a thread is told before the kernel has taken it off its list.
+            // A join returns before the kernel has taken the thread off its list.
             let since = std::time::Instant::now();
             while !threads(|_| ()).is_empty() {
                 assert!(

@@ -65,7 +65,7 @@ impl Experiment for Kept {
         let seconds = load_seconds(settings.quick);
         let mut design = Design {
             rounds: if settings.quick { 2 } else { 5 },
-            // As it is, a server's rounds differ: who gets the connections is a matter of luck.
+            // The rounds of an unchanged server differ: it is a matter of luck which worker gets the connections.
             steady: "",
             parameters: parameters([
                 ("workers", json!(WORKERS)),

@@ -137,7 +137,7 @@ fn shares_chart(workload: Workload, found: &[(Variant, &Measured)]) -> Chart {
     }
 }
 
-/// What the numbers say, whichever way they fell.
+/// The conclusions. Each sentence follows from the numbers, whichever way they fell.
 fn meaning(outcome: &Outcome) -> impl Iterator<Item = String> {
     let lost = [Workload::Stuck, Workload::Stopped, Workload::Busy];
     let told = lost.map(|workload| CARD.say(workload.name(), outcome, &[]));

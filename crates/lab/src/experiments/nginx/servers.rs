@@ -4,12 +4,12 @@ use crate::error::Error;
 use crate::launch::Launch;
 use crate::nginx::Setup;
 
-/// A way of having nginx hand out connections.
+/// A way in which nginx hands out connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// As it is: one listener in the epoll instances of all workers, with EPOLLEXCLUSIVE.
+    /// nginx's default: one listener in the epoll instances of all workers, with EPOLLEXCLUSIVE.
     Default,
-    /// One listener; who holds the mutex has it in its epoll instance.
+    /// One listener. The worker that holds the mutex has it in its epoll instance.
     AcceptMutex,
     /// A listener a worker; the kernel's hash chooses.
     Reuseport,

@@ -1,4 +1,4 @@
-//! What is asked of nginx.
+//! The workloads that nginx is measured under.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -20,7 +20,7 @@ pub const RATE_PER_S: f64 = 500.0;
 pub const LOAD_S: f64 = 4.0;
 /// When the worker goes away.
 const GONE_AFTER: Duration = Duration::from_millis(500);
-/// For how long.
+/// The time for which it is taken away.
 pub const GONE: Duration = Duration::from_millis(2500);
 
 /// Requests a second while nginx is resized.
@@ -62,11 +62,11 @@ pub const HEALTHY: &str = "healthy";
 /// A variant: a workload, a way, and whether a worker goes away where the workload has that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variant {
-    /// What is asked.
+    /// The requests that are sent.
     pub workload: Workload,
-    /// Of whom.
+    /// The server that gets them.
     pub kind: Kind,
-    /// Nobody goes away.
+    /// No worker is taken away.
     pub healthy: bool,
 }
 
@@ -132,7 +132,7 @@ impl Variant {
         format!("{}/{way}", self.workload.name())
     }
 
-    /// Why it cannot be measured here.
+    /// The reason why it cannot be measured here.
     pub fn lacks(self) -> Option<String> {
         let no_nginx = match self.workload {
             // It serves a fixed answer, and needs no handler that blocks.
@@ -154,7 +154,7 @@ impl Variant {
             .ok_or_else(|| Error::Unknown(name.into()))
     }
 
-    /// Sends the load, and has the worker go away meanwhile where it is to.
+    /// Sends the load. Meanwhile it takes one worker away, where the workload says so.
     ///
     /// # Errors
     /// When the load cannot be sent, or the worker does not go.
@@ -226,12 +226,12 @@ pub fn resize(kind: Kind, context: &mut Context<'_>) -> Result<Sample, Error> {
         RESIZED_PAUSE,
         context,
     )?;
-    // What is lost here is what is measured, and no failure of the measurement.
+    // The lost requests are the result here, not a failure of the measurement.
     sample.metrics.retain(|name, _| !name.starts_with("errors"));
     Ok(sample)
 }
 
-/// Takes one worker away for a while; how many requests that took.
+/// Takes one worker away for a while. Returns how many requests that took.
 fn lose_one(workload: Workload, address: SocketAddr, worker: u32) -> Result<u64, Error> {
     std::thread::sleep(GONE_AFTER);
     if workload == Workload::Busy {

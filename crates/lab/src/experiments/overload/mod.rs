@@ -1,4 +1,4 @@
-//! Does moving queues do harm where the machine is what is slow?
+//! Does moving queues do harm where the machine itself is slow?
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -25,7 +25,7 @@ const LONG_US: u64 = 3_000;
 const CLIENTS: usize = 32;
 /// How long a client waits before it gives up.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The rates, as parts of what the machine serves.
+/// The rates, as multiples of the machine's capacity.
 const FACTORS: [&str; 2] = ["1.0", "1.2"];
 const WAYS: [Way; 4] = [
     Way::SharedAccept,
@@ -33,7 +33,7 @@ const WAYS: [Way; 4] = [
     Way::LeastConnections,
     Way::LeastConnectionsRescue,
 ];
-/// What rescue is compared with.
+/// The ways that rescue is compared with.
 const AGAINST: [Way; 3] = [Way::ReuseportHash, Way::LeastConnections, Way::SharedAccept];
 
 fn seconds(quick: bool) -> f64 {

@@ -25,12 +25,12 @@ pub struct Pinned;
 const REQUESTS: u64 = 80;
 const CLIENTS: usize = 4;
 const USUAL_US: u64 = 10_000;
-/// So long after the request that pins a worker the others come: it is under way then.
+/// The delay from the request that pins a worker to the others, so that it is under way then.
 const HEAD_START: Duration = Duration::from_millis(300);
 /// A request that takes longer than this waited for the pinned worker.
 const LATE_NS: u64 = 1_000_000_000;
 
-/// Before and after.
+/// The pairs of variants: before and after.
 const PAIRS: [(Kind, Kind); 2] = [(PUMA_HASH, PUMA_RUN), (GUNICORN_HASH, GUNICORN_ATTACH)];
 
 fn pinned_s(quick: bool) -> u64 {
@@ -94,7 +94,7 @@ impl Experiment for Pinned {
         server.answers.client_saw(&found);
         server.answers.client_counted(1, 0);
         let mut sample = measure::sample(&found, 0);
-        // Whose processes have which numbers says nothing here.
+        // The shares are left out: worker numbers mean nothing here.
         sample.metrics.retain(|name, _| !name.starts_with("share_"));
         sample.put("total_s", "s", found.elapsed.as_secs_f64());
         let late = found.latency.count_between(LATE_NS, u64::MAX);

@@ -7,7 +7,7 @@ use crate::steered;
 /// Workers of each.
 pub const WORKERS: usize = 2;
 
-/// A server, and who hands out its connections.
+/// A server, and the party that hands out its connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
     /// Name of the variant.
@@ -22,7 +22,7 @@ pub struct Kind {
     said: Option<(&'static str, usize)>,
     /// Wakeone chooses.
     steered: bool,
-    /// It is attached to.
+    /// Whether `wakeone attach` steers it.
     attached: bool,
 }
 
@@ -82,7 +82,7 @@ pub const ALL: [Kind; 5] = [
 ];
 
 impl Kind {
-    /// Why it cannot be measured here.
+    /// The reason why it cannot be measured here.
     pub fn lacks(&self) -> Option<String> {
         let steered = || self.steered.then(steered::lacks).flatten();
         launch::lacks(&[self.program]).or_else(steered)

@@ -26,10 +26,10 @@ const CLIENTS: usize = 64;
 const WARM_UP_S: f64 = 0.3;
 const RATE: &str = "throughput_per_s";
 const CPU: &str = "server_cpu_us";
-/// What ours must reach of nginx's rate.
+/// The share of nginx's rate that our server must reach.
 const SHARE: f64 = 0.9;
 
-/// Connections and workers: what is the same for all servers that are compared.
+/// Connections and workers. All compared servers share one setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Setting {
     keep_alive: bool,
@@ -168,7 +168,7 @@ impl Experiment for Reference {
         for setting in measured(outcome) {
             for ours in OURS {
                 let theirs = Kind::Nginx;
-                // Left out where either is not there; the result says so.
+                // The comparison is left out where either server is missing; the result says so.
                 let there = |kind: Kind| outcome.variant(&setting.arm(kind)).is_some();
                 if !there(ours) || !there(theirs) {
                     continue;

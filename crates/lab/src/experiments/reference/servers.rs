@@ -1,4 +1,4 @@
-//! nginx and ours, serving the same directory with the same number of workers.
+//! nginx and our own server, which serve the same directory with the same number of workers.
 
 use crate::error::Error;
 use crate::launch::Launch;
@@ -17,9 +17,9 @@ pub enum Kind {
     Nginx,
     /// nginx with a listener for each worker.
     NginxReuseport,
-    /// Ours; its workers share a listener likewise.
+    /// Our server; its workers share a listener likewise.
     EpollPrefork,
-    /// Ours, with a listener for each worker, and the program that chooses.
+    /// Our server, with a listener for each worker, and the program that chooses.
     Dispatched,
 }
 
@@ -30,9 +30,9 @@ pub const ALL: [Kind; 4] = [
     Kind::EpollPrefork,
     Kind::Dispatched,
 ];
-/// Ours.
+/// Our own servers.
 pub const OURS: [Kind; 2] = [Kind::EpollPrefork, Kind::Dispatched];
-/// Those that ours are compared with.
+/// The servers that ours are compared with.
 pub const THEIRS: [Kind; 2] = [Kind::Nginx, Kind::NginxReuseport];
 
 impl Kind {
@@ -46,7 +46,7 @@ impl Kind {
         }
     }
 
-    /// Why it cannot be measured here.
+    /// The reason why it cannot be measured here.
     pub fn lacks(self) -> Option<String> {
         match self {
             Kind::Nginx | Kind::NginxReuseport => nginx::program().err(),

@@ -128,7 +128,8 @@ impl Experiment for Restart {
     }
 }
 
-/// Restarts a server under a load so often, `pause` apart; what was lost, and how long the restarts took, are in the sample.
+/// Restarts a server under a load `restarts` times, `pause` apart. The sample has the lost requests and the durations of
+/// the restarts.
 ///
 /// # Errors
 /// When the server or the load fails.
@@ -187,7 +188,8 @@ fn plan(target: SocketAddr, kind: Kind, load: &str, context: &Context<'_>) -> Pl
     }
 }
 
-/// The load until the restarts are `over` (or the user stops it); what is under way then counts as neither answered nor lost.
+/// Runs the load until the restarts are `over`, or the user stops it. Requests under way then count as neither
+/// answered nor lost.
 fn load_until(
     plan: &Plan,
     over: &AtomicBool,
@@ -209,7 +211,7 @@ fn load_until(
     Ok(outcome)
 }
 
-/// All restarts, `pause` apart, and a pause behind the last one; gives the time that they took together.
+/// Restarts `restarts` times, with a pause before each and one after the last. Returns the time without the pauses.
 fn restart_all(
     mut restart: impl FnMut(usize) -> Result<(), Error>,
     restarts: usize,
@@ -328,7 +330,7 @@ fn meaning(outcome: &Outcome) -> String {
     )
 }
 
-/// What restarts of HAProxy lose, where both sides were measured.
+/// Tells how many requests restarts of HAProxy lose, where both sides were measured.
 fn haproxy_meaning(outcome: &Outcome) -> String {
     let lost = |kind: Kind| {
         let values = outcome.values(&arm_name(MANY, kind), "lost");

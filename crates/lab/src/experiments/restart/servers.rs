@@ -26,9 +26,9 @@ pub enum Kind {
     HaproxyAttached,
 }
 
-/// Ours as a plain server with a listener a worker.
+/// Our own server, as a plain server with a listener a worker.
 pub const REUSEPORT: Kind = Kind::Ours(Way::ReuseportHash);
-/// Ours under `wakeone run`.
+/// Our own server under `wakeone run`.
 pub const WAKEONE: Kind = Kind::Ours(Way::LeastConnectionsRescue);
 
 /// All kinds that the experiment compares under its loads.
@@ -49,7 +49,7 @@ impl Kind {
         }
     }
 
-    /// Why it cannot be measured here.
+    /// The reason why it cannot be measured here.
     pub fn lacks(self) -> Option<String> {
         match self {
             Kind::Nginx | Kind::NginxToOne => nginx::program().err(),
@@ -60,7 +60,7 @@ impl Kind {
         }
     }
 
-    /// What the load asks for: 200 µs of sleep where the server can, a fixed answer of the others.
+    /// The path that the load requests: 200 µs of sleep from our server, a fixed answer from the others.
     pub fn path(self) -> &'static str {
         match self {
             Kind::Ours(_) => "/work?us=200&kind=sleep",

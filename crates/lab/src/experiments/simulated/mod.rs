@@ -171,7 +171,7 @@ pub fn outcome(
         comparisons: Vec::new(),
         contrasts: Vec::new(),
         derived: Vec::new(),
-        // They are about another load.
+        // The expectations are about another load.
         expectations: Vec::new(),
     }
 }

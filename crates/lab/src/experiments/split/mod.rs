@@ -20,7 +20,7 @@ card!();
 pub struct Split;
 
 const USUAL_US: u64 = 1_000;
-/// One request in so many is slow.
+/// One request in this many is slow.
 const SLOW_ONE_IN: u64 = 100;
 /// Share of its time that each worker is stuck.
 const STUCK: f64 = 0.25;
@@ -43,7 +43,7 @@ fn load_seconds(load: &str, quick: bool) -> f64 {
     }
 }
 
-/// Requests a second of the stuck workload: what the machine serves easily.
+/// Requests a second of the stuck workload. The machine serves this rate easily.
 fn rate_per_s(kind: Other) -> f64 {
     match kind {
         GUNICORN => 300.0,

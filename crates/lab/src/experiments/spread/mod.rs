@@ -1,4 +1,4 @@
-//! Who gets which connection, one by one and under a sustained load.
+//! Measures which worker gets each connection, one by one and under a sustained load.
 
 mod present;
 
@@ -29,7 +29,7 @@ const REQUEST_US: u64 = 100;
 /// Long enough for a worker to have gone back to sleep.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What is compared.
+/// The ways that are compared.
 const WAYS: [Way; 7] = [
     Way::SharedAccept,
     Way::SharedEpollWakeAll,

@@ -1,4 +1,4 @@
-//! For how long may a worker be stuck before others notice?
+//! Measures how long a worker may be stuck before its clients notice.
 
 use serde_json::json;
 use wakeone_load::{Mix, Plan};
@@ -84,7 +84,7 @@ impl Experiment for Stuck {
             rounds: if settings.quick { 2 } else { 3 },
             arms,
             pairings,
-            // With few slow requests a round, where they fall decides; the ratios see the same ones.
+            // A round has few slow requests, so their places decide; the ratios see the same ones.
             steady: "",
             parameters: parameters([
                 ("workers", json!(WORKERS)),

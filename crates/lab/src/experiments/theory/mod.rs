@@ -22,7 +22,7 @@ const EXACT: f64 = 0.01;
 /// Within this of an approximation.
 const NEAR: f64 = 0.03;
 
-/// What is simulated.
+/// The number that a simulation looks for.
 enum Sought {
     /// The mean at this load, of 1, with this service; the formula gives the theory's mean in s.
     Mean(f64, &'static str, fn(f64, &Service) -> f64),
@@ -183,7 +183,7 @@ fn requests(settings: &Settings) -> u64 {
     }
 }
 
-/// As often a highest load is halved: to a thousandth.
+/// How often the interval of a highest load is halved: to a thousandth.
 const HALVINGS: i32 = 10;
 
 impl Point {
@@ -231,7 +231,7 @@ impl Point {
                 sample.put("found_load", "ratio", found);
                 sample.put("theory_load", "ratio", expected());
                 sample.put("off", "ratio", found / expected() - 1.0);
-                // As exactly as it was looked for.
+                // The uncertainty is the width at which the search ends.
                 sample.put("unsure", "ratio", 0.5_f64.powi(HALVINGS));
             }
         }
@@ -296,7 +296,7 @@ impl Experiment for Theory {
     }
 }
 
-/// The deviation from theory, less what the simulated number is unsure of.
+/// The deviation from theory, less the simulated number's own uncertainty.
 fn judge(point: &Point, outcome: &Outcome) -> Expectation {
     let off = outcome.median(point.name, "off").map(f64::abs);
     let unsure = outcome.median(point.name, "unsure").unwrap_or(0.0);

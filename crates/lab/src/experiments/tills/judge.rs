@@ -1,4 +1,4 @@
-//! What ought to be seen, held against what was measured. Pure: works on a result read from a file.
+//! Compares the expectations with the measured numbers. It is pure: it works on a result read from a file.
 
 use super::workload::{WORKERS, chance_of_uneven};
 use super::{CARD, restart, summary};
@@ -25,7 +25,7 @@ pub const CPU_DEVIATION_OURS: &str =
 pub const CPU_MEAN_OURS: &str =
     "cpu: mean of least-connections+rescue / mean of shared-epoll-exclusive";
 
-/// All that is compared.
+/// All comparisons of the experiment.
 pub const COMPARED: [&str; 10] = [
     KEPT_EXCLUSIVE_TO_OURS,
     KEPT_OURS_TO_HASH,
@@ -61,7 +61,7 @@ pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
     expectations
 }
 
-/// What is expected where connections are kept.
+/// The expectations where connections are kept.
 fn kept(outcome: &Outcome) -> [Expectation; 3] {
     let ours = outcome.values("kept/least-connections+rescue", "share_max_over_mean");
     [
@@ -138,7 +138,7 @@ fn missing(outcome: &Outcome) -> Option<f64> {
     for variant in &outcome.variants {
         let workload = variant.name.split('/').next()?;
         if workload == restart::NAME {
-            // What a restart loses is another column; see [`summary`].
+            // The losses of a restart have a column of their own; see [`summary`].
             continue;
         }
         let planned = outcome.parameter_u64(&format!("{workload}_requests"))? as f64;
@@ -206,7 +206,7 @@ mod tests {
         }
     }
 
-    /// What fails of all that concerns stuck and cpu.
+    /// The names of the expectations of stuck and cpu that fail.
     fn failing(outcome: &Outcome) -> Vec<String> {
         let others = kept(outcome).into_iter().chain(summary::judge(outcome));
         let others: Vec<String> = others.map(|e| e.name).collect();

@@ -11,7 +11,7 @@ use crate::stats;
 use crate::views::{self, Of};
 use crate::ways::{self, Way};
 
-/// The published series, and the way of ours that stands for it: NGINX's single queue was epoll on a shared socket.
+/// The published series, and our way that stands for it: NGINX's single queue was epoll on a shared socket.
 const PUBLISHED: [(&str, Way); 2] = [
     ("single queue", Way::SharedEpollExclusive),
     ("multiple queues", Way::ReuseportHash),
@@ -286,7 +286,7 @@ fn published_histogram(published: &Published, series: &str) -> Histogram {
     }
 }
 
-/// What the numbers say; every sentence follows them, whichever way they fell.
+/// The conclusions. Each sentence follows from the numbers, whichever way they fell.
 fn meaning(outcome: &Outcome, published: &Published) -> Vec<String> {
     [
         kept_meaning(outcome),

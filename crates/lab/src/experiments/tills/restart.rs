@@ -1,4 +1,5 @@
-//! The short form of the experiment `restart`, for every way: what is lost when the server is restarted under load.
+//! The short form of the experiment `restart`, for every way. It counts the requests lost when the server is restarted
+//! under load.
 
 use std::time::Duration;
 use wakeone_load::{Mix, Plan};
@@ -14,7 +15,7 @@ use crate::ways::Way;
 pub const NAME: &str = "restart";
 /// Restarts of each measurement.
 pub const RESTARTS: usize = 2;
-/// Requests a second: five eighths of what the workers can do, so that queues are seldom empty for long.
+/// Requests a second: five eighths of the workers' capacity, so that queues are seldom empty for long.
 pub const RATE_PER_S: f64 = 2500.0;
 /// A request, in µs of sleep.
 pub const WORK_US: u64 = 1_000;
@@ -44,7 +45,7 @@ pub fn measure(way: Way, context: &mut Context<'_>) -> Result<Sample, Error> {
     let pause = pause(context.settings.quick);
     let mut sample =
         restart::measure_restarts(Kind::Ours(way), WORKERS, plan, RESTARTS, pause, context)?;
-    // What is lost here is what is measured, and no failure of the measurement.
+    // The lost requests are the result here, not a failure of the measurement.
     sample.metrics.retain(|name, _| !name.starts_with("errors"));
     Ok(sample)
 }

@@ -8,10 +8,10 @@ use crate::result::{Expectation, Outcome};
 use crate::stats;
 use crate::ways::{WITH_ROTATE, Way};
 
-/// So many times worse than the best of its column makes a cell bad.
+/// A cell is bad if it is this many times worse than the best of its column.
 const BAD: f64 = 3.0;
 
-/// A column: a workload, and the number that tells how it went.
+/// A column: a workload, and the metric that judges it.
 struct Column {
     workload: &'static str,
     head: &'static str,
@@ -44,7 +44,7 @@ const COLUMNS: [Column; 4] = [
 const LOST: &str = "lost";
 
 impl Column {
-    /// What a way came to: all that it lost, or the median of the rounds.
+    /// The value of a way in this column: its losses over all rounds, or the median of the rounds.
     fn value(&self, outcome: &Outcome, way: Way) -> Option<f64> {
         let name = format!("{}/{}", self.workload, way.name());
         if self.metric == LOST {
@@ -81,7 +81,8 @@ fn kernels() -> impl Iterator<Item = Way> {
     WITH_ROTATE.into_iter().filter(|way| !way.steered())
 }
 
-/// Each of the kernel's ways fails somewhere, and ours nowhere.
+/// The expectations that each of the kernel's ways fails somewhere, that Wakeone fails nowhere, and that a restart
+/// under it loses no connection.
 pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
     let each: Option<Vec<f64>> = kernels().map(|way| worst(outcome, way)).collect();
     let worst_of_best = each.and_then(|all| stats::least(&all));
@@ -159,7 +160,7 @@ fn restarts(outcome: &Outcome) -> u64 {
     each * outcome.parameter_u64("rounds").unwrap_or(1)
 }
 
-/// Two sentences: what the kernel's ways come to, and what Wakeone does. They follow the numbers.
+/// Two sentences that follow from the numbers: one on the kernel's ways, one on Wakeone.
 pub fn sentences(outcome: &Outcome) -> String {
     let failing = kernels()
         .filter(|way| worst(outcome, *way).is_some_and(|times| times >= BAD))
@@ -188,7 +189,7 @@ pub fn sentences(outcome: &Outcome) -> String {
     theirs + &ours
 }
 
-/// What of the result fits one screen.
+/// The part of the result that fits one screen.
 pub fn brief(outcome: &Outcome) -> Vec<Block> {
     if kernels().all(|way| worst(outcome, way).is_none()) {
         return crate::present::brief(super::Tills.present(outcome));

@@ -1,4 +1,4 @@
-//! The workloads: what is asked of the server, how often, by whom.
+//! The workloads: the requests, their rate, and the clients that send them.
 
 use std::time::Duration;
 use wakeone_load::{Arrivals, Mix, Plan, Spacing, Stop};
@@ -18,7 +18,7 @@ pub struct Workload {
     pub requests: u64,
     /// When they are due.
     pub arrivals: Arrivals,
-    /// What they ask for.
+    /// The requests that they send.
     pub mix: Mix,
     /// How the workers serve.
     pub serving: Serving,
@@ -41,10 +41,10 @@ pub const STUCK_RATE: f64 = 1000.0;
 pub const STUCK_US: u64 = 1_000;
 /// A slow request of `stuck`, in µs of sleep.
 pub const STUCK_SLOW_US: u64 = 100_000;
-/// One request in so many is a slow one.
+/// One request in this many is a slow one.
 pub const STUCK_ONE_IN: u64 = 100;
-/// CPU time of a request of `cpu`, in µs: several times what connection, accept, parsing and answer cost together, so
-/// that the whole is bound by the server's work as it was in the source.
+/// CPU time of a request of `cpu`, in µs. It is several times the cost of connection, accept, parsing and answer
+/// together. So the server's work is the limit, as it was in the source.
 pub const CPU_US: u64 = 300;
 /// Simultaneous clients of `cpu`: the source's.
 pub const CPU_CLIENTS: usize = 200;
@@ -113,10 +113,11 @@ impl Workload {
 /// How far from even (0.1 is ten percent) the share of a worker in `stuck` may be by chance alone: three standard
 /// deviations for `n` requests.
 ///
-/// Two things are drawn. Which worker gets a request: binomial with chance 1/k, so relative deviation √((k−1)/n). And which
-/// worker gets one of the m = n/100 slow requests, during which it takes nothing else: relative deviation √((k−1)/m) of its
-/// stuck time, which is the share f of all its time, and so f/(1−f) as large in what it takes. At 1,000 requests/s,
-/// 1 % of 100 ms over 4 workers, f is 0.25.
+/// Two things are drawn. The first is the worker that gets a request: binomial with chance 1/k, so the relative
+/// deviation is √((k−1)/n). The second is the worker that gets one of the m = n/100 slow requests, during which it
+/// takes nothing else. Its stuck time has the relative deviation √((k−1)/m). This time is the share f of all its time,
+/// so the deviation is f/(1−f) as large in the requests that it takes. At 1,000 requests/s, 1 % of 100 ms over 4
+/// workers, f is 0.25.
 pub fn chance_of_uneven(n: f64) -> f64 {
     let k = WORKERS as f64;
     let slow = n / STUCK_ONE_IN as f64;

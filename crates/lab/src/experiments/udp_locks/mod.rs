@@ -29,9 +29,9 @@ pub struct UdpLocks;
 
 /// How many threads read: the source's numbers.
 const THREADS: [usize; 4] = [1, 2, 4, 8];
-/// Where ways are compared.
+/// The number of reading threads at which ways are compared.
 const COMPARED: usize = 4;
-/// The locks that belong to a socket, and the readers' others, as metrics name them.
+/// The locks that belong to a socket, and all other locks of the readers, as metrics name them.
 const LOCKS: [&str; 5] = [
     "receive_queue",
     "reader_queue",
@@ -39,17 +39,17 @@ const LOCKS: [&str; 5] = [
     "wait_queue",
     "other",
 ];
-/// Those of them that the queue of datagrams has.
+/// The locks of the queue of datagrams.
 const QUEUE_LOCKS: [&str; 2] = [LOCKS[0], LOCKS[1]];
-/// Those that the socket has.
+/// The locks of the socket.
 const SOCKET_LOCKS: [&str; 4] = [LOCKS[0], LOCKS[1], LOCKS[2], LOCKS[3]];
 
-/// What is read.
+/// The sockets that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// One socket for all threads.
     Socket,
-    /// A socket each; ours, in turn.
+    /// A socket each; Wakeone chooses in turn.
     Each,
 }
 
@@ -114,12 +114,12 @@ fn parse(name: &str) -> Result<Variant, Error> {
         .ok_or_else(|| Error::Unknown(name.into()))
 }
 
-/// As the source's counts of acquisitions say: so many for each thread, not for all together.
+/// Datagrams for each thread, not for all together, as the source's counts of acquisitions show.
 fn datagrams_each(quick: bool) -> u64 {
     if quick { 100_000 } else { 500_000 }
 }
 
-/// Why nobody can be seen waiting for a lock; None where it can.
+/// The reason why waits for a lock cannot be seen; None where they can.
 fn why_not() -> Option<&'static str> {
     static WHY: OnceLock<Option<String>> = OnceLock::new();
     let why = WHY.get_or_init(|| {
@@ -219,11 +219,11 @@ impl Experiment for UdpLocks {
     }
 }
 
-/// What one measurement came to.
+/// The result of one measurement.
 struct Found {
     sent: Sent,
     used: Usage,
-    /// Who waited, where that can be seen, and how many sockets have those locks.
+    /// The waits, where they can be seen, and how many sockets have those locks.
     waited: Option<(Counts, u32)>,
 }
 

@@ -7,7 +7,7 @@ use crate::published::Published;
 use crate::result::Outcome;
 use crate::views::{self, Of};
 
-/// The source's series, the lock of ours that each is of, and its table.
+/// The source's series, our name of its lock, and its table.
 pub const PUBLISHED: [(&str, &str, &str); 3] = [
     ("receive queue, accounting", "receive_queue", "I"),
     ("socket, accounting", "socket", "II"),
@@ -40,7 +40,7 @@ fn measured(outcome: &Outcome, mode: Mode) -> impl Iterator<Item = Variant> {
         .filter(move |v| v.mode == mode && outcome.variant(&v.to_string()).is_some())
 }
 
-/// What this machine can tell.
+/// The conclusions that this machine allows.
 fn conclusions(outcome: &Outcome) -> String {
     let cpus = outcome.environment.cpus as usize;
     let waiters = cpus.saturating_sub(1);
@@ -53,7 +53,7 @@ fn conclusions(outcome: &Outcome) -> String {
     )
 }
 
-/// What the source printed, each time and count, and what that is a million datagrams.
+/// The source's tables: times and counts as printed, the contentions for a million datagrams, and waits over hold times.
 fn published() -> Table {
     let published = Published::parse(CARD.published);
     let columns = ["acquisitions", "hold_us_avg", "contentions", "wait_us_avg"];

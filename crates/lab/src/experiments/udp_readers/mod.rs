@@ -1,4 +1,4 @@
-//! Who gains by reading one UDP socket with many threads?
+//! Measures whether many threads read UDP faster than one, from one socket or from a socket each.
 
 mod present;
 pub mod reader;
@@ -26,7 +26,7 @@ pub struct UdpReaders;
 
 /// How many threads read: the source's numbers.
 const THREADS: [usize; 4] = [1, 2, 4, 8];
-/// Where ways are compared.
+/// The number of reading threads at which ways are compared.
 const COMPARED: usize = 4;
 /// Flows of the variant with many.
 const MANY_FLOWS: usize = 64;
@@ -35,7 +35,7 @@ const WAITING_BYTES: usize = 1 << 25;
 /// Holds several batches for each reader.
 const BATCHES_BYTES: usize = 1 << 22;
 
-/// What is read, and who chooses the socket.
+/// The kind of socket that is read, and who chooses among several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// A named pipe.
@@ -46,11 +46,12 @@ pub enum Way {
     HashOne,
     /// The same with many flows.
     HashMany,
-    /// A socket each, one flow; ours, in turn.
+    /// A socket each, one flow; Wakeone chooses in turn.
     RoundRobin,
-    /// The same; ours, by the CPU that got it.
+    /// The same; Wakeone chooses by the CPU that got the datagram.
     Cpu,
-    /// The program that reads one socket, split by `wakeone run --split`: a socket each, one flow; ours, in turn.
+    /// The program that reads one socket, split by `wakeone run --split`: a socket each, one flow; Wakeone chooses in
+    /// turn.
     Split,
 }
 
@@ -96,7 +97,7 @@ impl Way {
         if self == Way::HashMany { MANY_FLOWS } else { 1 }
     }
 
-    /// How many sockets the program opens for so many threads.
+    /// How many sockets the program opens for `threads` threads.
     fn sockets(self, threads: usize) -> usize {
         match self {
             Way::Fifo => 0,
@@ -118,16 +119,17 @@ impl Way {
     }
 }
 
-/// How fast is sent.
+/// How fast the sender sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// As fast as is read: nothing is lost.
+    /// As fast as the readers read: nothing is lost.
     Constant,
-    /// The same, many datagrams by a system call: what a sender costs that shares the CPUs with the readers is as little as can be.
+    /// The same, with many datagrams by a system call. The sender shares the CPUs with the readers, so it is made to
+    /// cost as little as possible.
     Batches,
     /// As fast as possible.
     Flood,
-    /// Portions of it before the first of each is read: only reading takes time.
+    /// A whole portion before its first datagram is read: only the reading takes time.
     Waiting,
 }
 
@@ -155,7 +157,7 @@ impl Mode {
         }
     }
 
-    /// What each socket must be able to hold, where that is more than usual.
+    /// The bytes that each socket must be able to hold, where that is more than usual.
     fn buffer_bytes(self) -> Option<usize> {
         match self {
             Mode::Constant | Mode::Flood => None,
@@ -168,13 +170,13 @@ impl Mode {
 /// A variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variant {
-    /// How fast is sent.
+    /// How fast the sender sends.
     pub mode: Mode,
     /// Whether the threads stay on their CPUs.
     pub pinned: bool,
-    /// What is read.
+    /// The kind of socket that is read.
     pub way: Way,
-    /// By how many.
+    /// How many threads read.
     pub threads: usize,
 }
 
@@ -186,7 +188,7 @@ impl fmt::Display for Variant {
     }
 }
 
-/// What can be: a pipe loses nothing, so it is neither flooded nor filled beforehand.
+/// All possible variants. A pipe loses nothing, so it is neither flooded nor filled beforehand.
 fn variants(quick: bool) -> Vec<Variant> {
     let threads: &[usize] = if quick { &[1, COMPARED] } else { &THREADS };
     let mut all = Vec::new();

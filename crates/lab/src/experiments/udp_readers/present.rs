@@ -29,7 +29,7 @@ fn title(mode: Mode, pinned: bool) -> String {
     )
 }
 
-/// What this machine can tell.
+/// The conclusions that this machine allows.
 fn conclusions(outcome: &Outcome) -> String {
     let cpus = outcome.environment.cpus as usize;
     let more: Vec<String> = THREADS
@@ -91,7 +91,7 @@ fn meaning(outcome: &Outcome, mode: Mode, pinned: bool) -> Option<String> {
     Some(said)
 }
 
-/// For what part of the time the sender is busy where one thread gets all, if it is much.
+/// The share of the time in which the sender is busy where one thread gets all; None if it is at most half.
 fn sender_busy(outcome: &Outcome, mode: Mode, pinned: bool) -> Option<f64> {
     let hash = Variant {
         mode,
@@ -101,7 +101,7 @@ fn sender_busy(outcome: &Outcome, mode: Mode, pinned: bool) -> Option<f64> {
     };
     let of = |metric| outcome.median(&hash.to_string(), metric);
     let busy = (of("sender_cpu_us")? * 1e-6 * of("rate_per_s")?).min(1.0);
-    // Who never stops is busy whatever is read.
+    // A sender that never stops is busy however much is read.
     (matches!(mode, Mode::Constant | Mode::Batches) && busy > 0.5).then_some(busy)
 }
 

@@ -1,5 +1,5 @@
-//! The program that reads: some threads, one source or a socket each. It knows nothing of who places the datagrams, and
-//! makes its calls by the C library, as any server does.
+//! The program that reads: some threads, one source or a socket each. It does not know how the datagrams are placed, and
+//! calls the C library, as any server does.
 
 use nix::sys::socket::{self, MsgFlags, SockFlag, SockType, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
@@ -17,9 +17,9 @@ use crate::cpus;
 
 /// Bytes of a datagram.
 pub const BYTES: usize = 10;
-/// So often a thread that gets nothing looks whether it is to end.
+/// The interval at which a thread that gets nothing checks whether it must end.
 const LOOK_UP: Duration = Duration::from_millis(50);
-/// So often a thread that may not read looks whether it may.
+/// The interval at which a thread that may not read checks whether it may.
 const GATE_EVERY: Duration = Duration::from_micros(200);
 const SIGNS: usize = 3;
 
@@ -29,19 +29,19 @@ pub fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Where from.
+/// The source of the data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum From {
     /// A named pipe.
     Fifo(PathBuf),
-    /// So many UDP sockets on an address; several have SO_REUSEPORT.
+    /// This number of UDP sockets on an address; several have SO_REUSEPORT.
     Udp(SocketAddr, usize),
 }
 
-/// What to read, and how.
+/// The plan of a reading program: its source, its threads and its buffers.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Where from.
+    /// The source of the data.
     pub from: From,
     /// How many threads read.
     pub threads: usize,
@@ -49,13 +49,13 @@ pub struct Plan {
     pub pin: bool,
     /// Read what waits when the board says so, and then nothing until it says so again; otherwise what comes, as it comes.
     pub portions: bool,
-    /// What each socket may hold, where that is to be more than usual.
+    /// The bytes that each socket may hold, where that is more than usual.
     pub buffer_bytes: Option<usize>,
     /// The file of the [`Board`].
     pub board: PathBuf,
 }
 
-/// What reader and sender tell each other: three counters a thread, and three signs.
+/// The memory that reader and sender share: three counters a thread, and three signs.
 #[derive(Debug)]
 pub struct Board {
     counters: SharedCounters,
@@ -63,7 +63,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// Opens the one in a file.
+    /// Opens the board in a file.
     ///
     /// # Errors
     /// When the file cannot be opened or mapped.
@@ -81,7 +81,7 @@ impl Board {
         self.counters.at(3 * self.threads + which)
     }
 
-    /// A thread's counters: 0 what it has read, 1 the last portion that it is done with, 2 when that was, in ns.
+    /// A thread's counters: 0 the units it has read, 1 the last portion that it is done with, 2 the time of that, in ns.
     fn of(&self, thread: usize, which: usize) -> &std::sync::atomic::AtomicU64 {
         self.counters.at(3 * thread + which)
     }
@@ -96,12 +96,12 @@ impl Board {
         self.open_portion(1);
     }
 
-    /// The threads may read this portion, counted from 1.
+    /// Lets the threads read this portion, counted from 1.
     pub fn open_portion(&self, portion: u64) {
         self.sign(1).store(portion, Release);
     }
 
-    /// When the last thread was done with a portion, by [`now_ns`]; None before.
+    /// The time at which the last thread was done with a portion, by [`now_ns`]; None before.
     pub fn portion_read_ns(&self, portion: u64) -> Option<u64> {
         let at = |thread| {
             let is_done = self.of(thread, 1).load(Acquire) == portion;
@@ -112,7 +112,7 @@ impl Board {
             .try_fold(0, |last, at| Some(last.max(at?)))
     }
 
-    /// Sleeps until another portion may be read than the one before.
+    /// Sleeps until a portion other than `before` may be read.
     fn next_portion(&self, before: u64) -> u64 {
         loop {
             let portion = self.sign(1).load(Acquire);
@@ -127,19 +127,19 @@ impl Board {
         self.sign(2).load(Acquire) != 0
     }
 
-    /// The threads are to end.
+    /// Tells the threads to end.
     pub fn stop(&self) {
         self.sign(2).store(1, Release);
         self.open_portion(u64::MAX);
     }
 
-    /// What each thread has read.
+    /// The units that each thread has read.
     pub fn read(&self) -> Vec<u64> {
         let count = |thread| self.of(thread, 0).load(Relaxed);
         (0..self.threads).map(count).collect()
     }
 
-    /// What all have read.
+    /// The units that all threads together have read.
     pub fn all(&self) -> u64 {
         self.read().iter().sum()
     }
@@ -252,7 +252,7 @@ fn read(board: &Board, thread: usize, source: &OwnedFd, is_pipe: bool) {
         match read {
             Ok(0) => return,
             Ok(_) => {
-                // Nobody else writes it.
+                // No other thread writes it.
                 count.store(count.load(Relaxed) + 1, Relaxed);
             }
             Err(nix::Error::EAGAIN) if board.is_over() => return,

@@ -1,4 +1,4 @@
-//! The reading program, started: what `udp-readers` and `udp-locks` have in common.
+//! Starts the reading program, for `udp-readers` and `udp-locks`.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,18 +19,18 @@ use crate::server::Server;
 const PATIENCE: Duration = Duration::from_secs(10);
 const SEATED: Duration = Duration::from_millis(50);
 
-/// What is read, and by how many.
+/// The parameters of the reading program.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Setup<'a> {
-    /// So many UDP sockets on a free port; 0: a named pipe.
+    /// How many UDP sockets it reads on a free port; 0: a named pipe.
     pub sockets: usize,
     /// How many threads read.
     pub threads: usize,
     /// Thread N stays on CPU N, modulo their number.
     pub pinned: bool,
-    /// What each socket may hold, where that is to be more than usual.
+    /// The bytes that each socket may hold, where that is more than usual.
     pub buffer_bytes: Option<usize>,
-    /// Read what waits when told so, instead of what comes.
+    /// Reads a portion of waiting datagrams at a signal, instead of datagrams as they come.
     pub portions: bool,
     /// Arguments of `wakeone` that run the program, where it does not run by itself.
     pub wrapped: &'a [&'a str],
@@ -124,12 +124,12 @@ impl Readers {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        // It is bound a moment before it is chosen.
+        // A socket is bound a moment before the program can choose it.
         std::thread::sleep(SEATED);
         Ok(())
     }
 
-    /// Where reader and sender count.
+    /// The board on which reader and sender count.
     pub fn board(&self) -> &Board {
         &self.board
     }
@@ -149,12 +149,12 @@ impl Readers {
         self.pid
     }
 
-    /// What the readers have used of the CPUs so far.
+    /// The CPU time and switches of the readers so far.
     pub fn usage(&self) -> Usage {
         Usage::of_leaves(self.pid)
     }
 
-    /// Ends the program, and gives what each thread has read.
+    /// Ends the program, and returns how many units each thread has read.
     pub fn end(mut self) -> Vec<u64> {
         self.board.stop();
         self.server = None;
@@ -168,7 +168,7 @@ impl Drop for Readers {
     }
 }
 
-/// What both experiments tell of a measurement.
+/// The metrics of a measurement that both experiments report.
 pub fn sample(read: &[u64], sent: &Sent, used: &Usage) -> Sample {
     let all: u64 = read.iter().sum();
     let each = |total: f64| total / all.max(1) as f64;

@@ -1,4 +1,4 @@
-//! Who sends: as many datagrams as are to be read, from one flow or many, as fast as they are read or faster.
+//! The sender: it sends a given number of datagrams, from one flow or many, as fast as they are read or faster.
 
 use nix::sys::socket::{setsockopt, sockopt};
 use std::fs::File;
@@ -13,10 +13,10 @@ use super::reader::{BYTES, Board, now_ns};
 use crate::error::Error;
 use crate::experiment::Context;
 
-/// So many may be on their way with flow control: 150 small datagrams, at 768 bytes of kernel memory each, fit the usual
-/// receive buffer of one socket, of which a quarter may still be charged for what was read.
+/// The most datagrams on their way with flow control. A small datagram takes 768 bytes of kernel memory, so 150 fit
+/// the usual receive buffer of one socket. A quarter of that buffer may still be charged for datagrams already read.
 const WINDOW: u64 = 150;
-/// So often the sender looks what was read.
+/// The number of datagrams after which the sender looks how many were read.
 const LOOK_EVERY: u64 = 16;
 /// Datagrams of a batch: as many as every kernel makes of one buffer (`UDP_MAX_SEGMENTS`).
 const BATCH: usize = 64;
@@ -24,15 +24,16 @@ const BATCH: usize = 64;
 const BATCHES_WINDOW: u64 = 2048;
 /// How long the sender sleeps where it waits for the readers: a part of the time in which what may be on its way is read.
 const BREATH: Duration = Duration::from_micros(50);
-/// So many wait before they are read, where all wait first: few enough to be in a processor's cache still, as what waits in a
-/// socket usually is, and enough that threads read for much longer than it takes to wake them.
+/// Datagrams of a portion, where all wait before the first is read. They are few enough to stay in a processor's
+/// cache, as the data in a socket usually does. They are enough that threads read for much longer than it takes to
+/// wake them.
 pub const PORTION: u64 = 20_000;
-/// When nothing more is read for so long, nothing more will be.
+/// When nothing is read for this long, nothing more will be.
 const QUIET: Duration = Duration::from_millis(200);
 /// The longest that a measurement may take.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What was sent and read.
+/// The counts and times of a sender's run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sent {
     /// How long the reading took, in seconds.
@@ -41,12 +42,12 @@ pub struct Sent {
     pub sent: u64,
     /// Datagrams that the kernel dropped in this network namespace meanwhile, for a full receive buffer.
     pub dropped: u64,
-    /// CPU time of the sender. On loopback that is also what the kernel does for each datagram until it is in a socket and
-    /// its reader woken.
+    /// CPU time of the sender. On loopback it includes the kernel's work for each datagram, until it is in a socket
+    /// and its reader woken.
     pub cpu_ns: u64,
 }
 
-/// What a batch carries.
+/// The payload of a batch.
 const BYTES_OF_BATCH: [u8; BATCH * BYTES] = [b'.'; BATCH * BYTES];
 
 /// The sockets to send from, in turn.
@@ -76,7 +77,7 @@ impl Flows {
         })
     }
 
-    /// Sends by one call what may be, at most so many datagrams. Returns how many those were.
+    /// Sends as many datagrams as one call can, at most `most`. Returns how many it sent.
     fn send(&mut self, most: u64) -> Result<u64, Error> {
         let now = most.min(self.by_call as u64);
         let flow = &self.sockets[self.next];
@@ -141,7 +142,8 @@ fn as_it_is_read(
     Ok((end - start).as_secs_f64())
 }
 
-/// Has one portion after the other wait, and then be read; the time of the reading alone, in seconds.
+/// Fills the sockets with one portion after the other, and lets each be read. Returns the time of the reading alone, in
+/// seconds.
 fn by_portions(
     flows: &mut Flows,
     count: u64,
@@ -191,7 +193,7 @@ fn keep_back(
     Ok(())
 }
 
-/// What this thread has used of the CPUs.
+/// The CPU time of this thread.
 fn cpu_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
