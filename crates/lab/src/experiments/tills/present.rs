@@ -424,7 +424,7 @@ fn shares_meaning(outcome: &Outcome) -> Option<String> {
     let ours = shares("stuck/least-connections+rescue")?;
     let (most, least) = (stats::max(&epoll) * 100.0, stats::min(&epoll) * 100.0);
     let lifo = if stats::max(&epoll) > 1.5 / WORKERS as f64 {
-        "the kernel wakes the worker that went to sleep last, which is the busiest one"
+        "the kernel wakes the first worker that waits, always in one order, so one is the busiest"
     } else {
         "no worker was favoured much in this run"
     };
