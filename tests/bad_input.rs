@@ -213,7 +213,7 @@ fn without_the_capabilities_the_best_that_can_be_had_is_and_they_are_named() {
         let words = [&format!("Going on with {policy}")[..]];
         degraded(&ground, &UNPRIVILEGED, &["--policy", policy], &words);
     }
-    // A root without any capability does not either.
+    // The same holds for a root without any capability.
     let nobody = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"];
     degraded(&ground, &nobody, &[], &words);
 }

@@ -26,7 +26,7 @@ fn named<'a>(command: &[&'a str], into: &'a mut Vec<String>) -> Vec<&'a str> {
     into.iter().map(String::as_str).collect()
 }
 
-/// The kernel has cut its name, which is not valid UTF-8.
+/// Checks that the kernel cut its name to 15 bytes, which are not valid UTF-8.
 fn assert_named(pid: u32) {
     let comm = std::fs::read(format!("/proc/{pid}/comm")).expect("its name");
     assert_eq!(comm.strip_suffix(b"\n"), Some(&NAME.as_bytes()[..15]));
