@@ -1,5 +1,5 @@
-//! `run`, `attach` and `agent` serve the same figures as `status`, over HTTP and by the socket beside the state, even to
-//! slow and hostile clients. A real Prometheus answers each query of the dashboard.
+//! `run`, `attach` and `agent` serve the same figures as `status`, over HTTP and by the socket beside the state, even
+//! to slow and hostile clients. A real Prometheus answers each query of the dashboard.
 //!
 //! These tests need root, and some need nginx or Prometheus. Otherwise they are skipped, with a message.
 

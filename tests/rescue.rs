@@ -56,7 +56,7 @@ fn plan(target: SocketAddr, rate_per_s: f64, sources: Sources) -> Plan {
     }
 }
 
-/// Loads a group until it has made that many rescues, or until the limit. Returns the outcome and the number of rescues.
+/// Loads a group until it has made that many rescues, or until the limit. Returns the outcome, and how many it made.
 fn load_until(ground: &Ground, plan: Plan, rescues: i64, limit: Duration) -> (Outcome, i64) {
     let cancel = Arc::new(AtomicBool::new(false));
     let thread = {
