@@ -330,7 +330,8 @@ fn who_looks_at_the_address_is_told_where_the_queues_are() {
     assert_nothing_left(&ground);
 }
 
-/// Programs of others that look at each connection of this network namespace and let it pass; they last as long as these.
+/// Programs of others that look at each connection of this network namespace and let it pass; they last as long as
+/// these.
 fn programs_of_others(count: usize) -> Vec<OwnedFd> {
     use libbpf_rs::libbpf_sys::{self, bpf_insn, bpf_prog_load_opts};
     const MOVE_NUMBER: u8 = 0xb7;

@@ -418,7 +418,8 @@ impl Drop for Ended {
     }
 }
 
-/// The exposition as the text format that `promtool check metrics` reads, in which a family has the name of its samples.
+/// The exposition as the text format that `promtool check metrics` reads, in which a family has the name of its
+/// samples.
 fn classic(text: &str) -> String {
     let mut kinds: BTreeMap<&str, &str> = BTreeMap::new();
     for line in text.lines() {

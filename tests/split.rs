@@ -1,5 +1,5 @@
-//! `wakeone run --split` on unchanged real servers whose workers share one listening socket. Each worker gets a queue of
-//! its own, shares are even, and a worker that dies loses only the connections that it had accepted.
+//! `wakeone run --split` on unchanged real servers whose workers share one listening socket. Each worker gets a queue
+//! of its own, shares are even, and a worker that dies loses only the connections that it had accepted.
 //!
 //! These tests need root, and skip servers that are not installed. A message tells of both.
 
@@ -122,8 +122,8 @@ impl Split {
         assert_eq!(self.status()["fallbacks"], 0);
     }
 
-    /// Kills workers under a mixed load, in a soak for as long as `soak_for`. A killed worker loses the connections that it
-    /// had accepted, with any server; nothing else may fail.
+    /// Kills workers under a mixed load, in a soak for as long as `soak_for`. A killed worker loses the connections
+    /// that it had accepted, with any server; nothing else may fail.
     fn survives_kills(&self, workers: usize, speech: &Speech, soak_for: Duration) {
         self.settled(workers);
         let mut load = Mixed::start(address(), speech);
@@ -743,8 +743,8 @@ fn hostile_clients_of_the_broker_are_survived() {
     split.ends();
 }
 
-/// Makes a folder with `wakeone` and a script that another user may run, and that user's folder for state and for the
-/// library, which nobody else can write to. Enters a new network namespace; returns `None` where that takes root.
+/// Makes a folder with `wakeone` and a script that another user may run. It has that user's folder for state and for
+/// the library, which nobody else can write to. Enters a new network namespace; returns `None` where that takes root.
 fn for_another_user(
     name: &str,
 ) -> Option<(tempfile::TempDir, std::path::PathBuf, std::path::PathBuf)> {
@@ -799,7 +799,8 @@ fn without_privileges_workers_get_queues_all_the_same() {
     assert!(lines[0].contains("nothing steers"), "{lines:?}");
 }
 
-/// Threads that receive from one UDP socket get a queue each. If a thread ends, others answer the datagrams in its queue.
+/// Threads that receive from one UDP socket get a queue each. If a thread ends, others answer the datagrams in its
+/// queue.
 #[test]
 fn python_threads_of_one_udp_socket() {
     let port = PORT.to_string();

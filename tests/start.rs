@@ -94,8 +94,9 @@ fn unanswered() -> [u64; 3] {
     ["TCPSynRetrans", "ListenDrops", "ListenOverflows"].map(|name| counters.get("TcpExt", name))
 }
 
-/// Runs callers from before the start until it is ready. They see refusals, then answers, and nothing in between. Returns
-/// how many were answered. The network namespace must be new: a SYN that meets TIME_WAIT and no listener is repeated too.
+/// Runs callers from before the start until it is ready. They see refusals, then answers, and nothing in between.
+/// Returns how many were answered. The network namespace must be new: a SYN that meets TIME_WAIT and no listener is
+/// repeated too.
 fn call_while_it_starts(start: impl FnOnce() -> Run) -> (Run, usize) {
     let stop = Arc::new(AtomicBool::new(false));
     let callers = [Caller::start(&stop), Caller::start(&stop)];

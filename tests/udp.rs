@@ -1,5 +1,5 @@
-//! UDP: `wakeone run -l udp://` with the examples as workers, and `attach` on real DNS servers, under load by dnsperf. The
-//! program's own counters tell how datagrams were distributed; the client tells how many were lost.
+//! UDP: `wakeone run -l udp://` with the examples as workers, and `attach` on real DNS servers, under load by dnsperf.
+//! The program's own counters tell how datagrams were distributed; the client tells how many were lost.
 //!
 //! These tests need root, dnsperf, and for attach knot and unbound. Otherwise they are skipped, with a message.
 
@@ -18,8 +18,8 @@ use support::{Ground, eventually};
 const PORT: u16 = 5353;
 const ADDRESS: &str = "udp://127.0.0.1:5353";
 const WORKERS: usize = 4;
-/// A worker that waits for a CPU on a busy machine must not count as stuck: its flows would go elsewhere, even under the
-/// hash.
+/// A worker that waits for a CPU on a busy machine must not count as stuck: its flows would go elsewhere, even under
+/// the hash.
 const PATIENT: &str = "60s";
 
 /// A ground with dnsperf.
@@ -111,8 +111,8 @@ fn assert_all_placed(asked: &Asked, group: &Value) {
     assert_eq!(group["fallbacks"], 0, "{group}");
 }
 
-/// How uneven an even spread may be by shortest-queue: on a busy machine a worker that waits for a CPU has a queue, and gets
-/// less.
+/// How uneven an even spread may be by shortest-queue: on a busy machine a worker that waits for a CPU has a queue, and
+/// gets less.
 const QUEUES_DIFFER: f64 = 1.6;
 
 #[test]

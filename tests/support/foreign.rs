@@ -1,8 +1,8 @@
 //! Parsers of foreign bytes: with any input they end soon, and take bounded memory.
 //!
-//! Each parser has a folder of inputs in `tests/corpus`. All of them are tried first, then mutations of them, for a second
-//! or for `WAKEONE_FUZZ_SECONDS`. An input that makes a parser fail is shortened as far as possible, and written to that
-//! folder. From then on it is tried each time.
+//! Each parser has a folder of inputs in `tests/corpus`. All of them are tried first, then mutations of them, for a
+//! second or for `WAKEONE_FUZZ_SECONDS`. An input that makes a parser fail is shortened as far as possible, and written
+//! to that folder. From then on it is tried each time.
 
 use std::cell::Cell;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -72,8 +72,8 @@ pub struct Outcome {
     pub kills: usize,
     /// Questions that killed workers had accepted.
     pub lost: usize,
-    /// Connections that were reset while they were made: the handshake's last packet arrived while the queue ended or was
-    /// moved. The kernel resets a connection that it has just made for a listener that stopped listening meanwhile
+    /// Connections that were reset while they were made: the handshake's last packet arrived while the queue ended or
+    /// was moved. The kernel resets a connection that it has just made for a listener that stopped listening meanwhile
     /// (`inet_csk_reqsk_queue_add`).
     pub cut: usize,
     /// All other failures.
@@ -87,8 +87,8 @@ pub struct Mixed {
     answers: Arc<AtomicU64>,
     threads: Vec<std::thread::JoinHandle<Vec<Unanswered>>>,
     kills: Vec<Kill>,
-    /// A php-fpm worker is not killed while it may hold the spin lock in the shared memory: its master and all others would
-    /// spin for ever, with Wakeone and without.
+    /// A php-fpm worker is not killed while it may hold the spin lock in the shared memory: its master and all others
+    /// would spin for ever, with Wakeone and without.
     spares_locks: bool,
 }
 

@@ -374,7 +374,8 @@ pub fn pid_of(worker: &Value) -> u32 {
     worker["pid"].as_u64().expect("pid") as u32
 }
 
-/// Clients that send one request after the other until told to stop. They count answers, and failures with their reason.
+/// Clients that send one request after the other until told to stop. They count answers, and failures with their
+/// reason.
 pub struct Clients {
     stop: Arc<AtomicBool>,
     answers: Arc<AtomicU64>,

@@ -1,5 +1,5 @@
-//! Code that the tests of steered groups share: network namespaces, the output of `status`, and the check that nothing is
-//! left.
+//! Code that the tests of steered groups share: network namespaces, the output of `status`, and the check that nothing
+//! is left.
 
 use super::{Ground, WAKEONE, eventually, get, has_stopped, is_root, patience, runs};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -12,7 +12,8 @@ use std::time::Duration;
 use wakeone::paths::Paths;
 use wakeone_kernel::{cgroup, netns};
 
-/// A ground in a new network namespace of this thread. Returns `None`, with a message, if the test does not run as root.
+/// A ground in a new network namespace of this thread. Returns `None`, with a message, if the test does not run as
+/// root.
 pub fn isolated() -> Option<Ground> {
     if !is_root() {
         eprintln!("skipped: only root can make a network namespace and steer in it");
