@@ -366,7 +366,7 @@ fn weights_of_a_file_are_in_force_and_change() {
 #[test]
 fn who_may_not_attach_is_told_all_that_is_missing_first() {
     let Some(nginx) = Nginx::start(2) else { return };
-    // `nobody` may not be let into the folder that the program is in; here it may read, and not write.
+    // `nobody` may have no access to the program's folder. This folder it can read, but not write to.
     let folder = tempfile::tempdir().expect("folder");
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), mode).expect("mode");

@@ -75,7 +75,7 @@ fn workers_whose_name_is_no_text_are_rescued_taken_over_and_detached() {
     assert_nothing_left(&ground);
 }
 
-/// A server that is nobody's child but the test's.
+/// A server that the test itself started, without Wakeone.
 struct Prefork(Child);
 
 impl Prefork {
@@ -144,13 +144,13 @@ fn ask(address: &str) {
     assert!(answer.ends_with("\r\n\r\nok"), "{answer:?}");
 }
 
-/// A command of ours that knows no groups.
+/// Runs a `wakeone` command that takes no runtime folder.
 fn wakeone_alone(arguments: &[&str]) -> std::process::Output {
     let mut command = Command::new(support::WAKEONE);
     command.args(arguments).output().expect("wakeone starts")
 }
 
-/// A user who owns nothing of ours.
+/// A user who owns none of Wakeone's files.
 const NOBODY: u32 = 65534;
 
 /// Returns the error of a command for such a runtime folder: it must fail with one sentence.

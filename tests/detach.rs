@@ -65,7 +65,7 @@ fn who_reads_only_the_first_lines_of_a_status_gets_them() {
     );
 }
 
-/// Ends workers that nobody supervises.
+/// Ends workers that have no supervisor.
 fn end(workers: &[u32]) {
     for pid in workers {
         signal_all(*pid, Signal::KILL);

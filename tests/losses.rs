@@ -23,7 +23,7 @@ use wakeone_load::{Arrivals, ErrorKind, Mix, Outcome, Plan, Sources, Spacing, St
 const WORKERS: usize = 4;
 const OPTIONS: [&str; 6] = ["-w", "4", "-l", "127.0.0.1:8080", "--name", "web"];
 
-/// An open-loop load that goes on for the wanted time at least, and until it is told to end.
+/// An open-loop load that goes on until it is ended, but at least for the wanted time.
 struct Load {
     begun: Instant,
     enough: Duration,

@@ -215,7 +215,7 @@ fn python(options: &[&str], mode: &str, workers: &str) -> Option<Split> {
     Split::start(options, &["python3", &script, mode, &port, workers])
 }
 
-/// Each minute of a soak is for one kind of server.
+/// How long a soak kills workers of one kind of server.
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Checks shares, and then kills workers of a server that runs with the default options.

@@ -18,7 +18,7 @@ pub fn address() -> SocketAddr {
 /// An nginx with `reuseport`, in a network namespace of this test's thread.
 pub struct Nginx {
     pub folder: tempfile::TempDir,
-    /// What was started; the master itself unless it is a daemon.
+    /// The started process: the master itself unless it is a daemon.
     child: Child,
     /// Its master.
     pub master: u32,

@@ -31,7 +31,7 @@ pub fn soak() -> bool {
 /// The reference server, a blocking worker, under `wakeone run`.
 pub const PREFORKED: [&str; 4] = [WAKEONE, "serve", "--model", "preforked"];
 
-/// Another command of ours on the groups of this ground.
+/// Runs another `wakeone` command on the groups of this ground.
 pub fn wakeone(ground: &Ground, arguments: &[&str]) -> Output {
     let mut command = Command::new(WAKEONE);
     command
