@@ -144,7 +144,7 @@ fn ask(address: &str) {
     assert!(answer.ends_with("\r\n\r\nok"), "{answer:?}");
 }
 
-/// Runs a `wakeone` command that takes no runtime folder.
+/// Runs a `wakeone` command without a runtime folder.
 fn wakeone_alone(arguments: &[&str]) -> std::process::Output {
     let mut command = Command::new(support::WAKEONE);
     command.args(arguments).output().expect("wakeone starts")
