@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Connections a second per client core, connection-per-request work: wakeone load beside wrk and httperf.
+# Measures connections a second per client core, one connection per request: wakeone load beside wrk and httperf.
 #
 #   benches/load-vs-wrk.sh [ROUNDS] [SECONDS]        (default 5 rounds of 4 s a tool)
 #
-# The server is nginx, one worker, on CPU 0; the client has CPU 1 to itself. Rounds are interleaved and every second one runs
-# backwards, so that what changes slowly on the machine changes all tools alike. Each tool has a port of its own, so that no
-# tool's TIME_WAITs are another's. Two numbers a run: answers per second of wall time, and answers per second of the client's
-# CPU time (user + system), which a busy machine distorts less. httperf is given the rate at which it is best.
+# The server is nginx with one worker on CPU 0; the client has CPU 1 to itself. Rounds are interleaved and every second one
+# runs backwards, so that slow changes of the machine affect all tools alike. Each tool has a port of its own, so that its
+# connections in TIME_WAIT do not slow another tool down. Each run gives two numbers: answers per second of wall time, and
+# answers per second of the client's CPU time (user + system), which a busy machine distorts less. httperf gets the rate at
+# which it is best.
 #
 # Needs: nginx wrk httperf (apt-get install nginx-light wrk httperf), two CPUs, a release build of wakeone.
 set -euo pipefail

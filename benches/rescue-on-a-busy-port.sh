@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# How long a rescue takes with so many connections in TIME_WAIT on the port, without and with `wakeone run --lookup`.
-# In a network namespace of its own; needs root, python3 and iproute2.
+# Measures how long a rescue takes with many connections in TIME_WAIT on the port, without and with
+# `wakeone run --lookup`. It runs in a network namespace of its own, and needs root, python3 and iproute2.
 #
 #   benches/rescue-on-a-busy-port.sh [CONNECTIONS] [WAKEONE]
 set -euo pipefail

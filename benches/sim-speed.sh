@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Events a second of the simulator, and the same M/M/4 in SimPy and ciw beside it.
+# Measures events a second of the simulator, and of the same M/M/4 in SimPy and ciw.
 #
 #   benches/sim-speed.sh [ROUNDS] [REQUESTS]        (default 5 rounds of 2,000,000 requests)
 #
-# All numbers are for a second of CPU time, which a busy machine distorts less than the time on the wall. Each round runs
+# All numbers are for a second of CPU time, which a busy machine distorts less than wall time. Each round runs
 # every simulator once, and every second round runs them backwards. SimPy and ciw simulate a hundredth of the requests, so
 # their means are rough. An event is an arrival or the end of a request, so a request is two of them in each simulator.
 #

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Whether rescue stays as good as it begins: the mean wait of *stuck* (lab run tills) in the first seconds of a server and
-# after minutes of 1,000 new connections a second, when the port has many connections in TIME_WAIT. Without and with
-# `wakeone run --lookup`, in turn; each turn has a network namespace of its own. Needs root and iproute2.
+# Measures whether rescue stays as good as it begins. It compares the mean wait of *stuck* (lab run tills) in the first
+# seconds of a server with that after minutes of 1,000 new connections a second, when the port has many connections in
+# TIME_WAIT. Runs without and with `wakeone run --lookup` alternate, each in a network namespace of its own. It needs root
+# and iproute2.
 #
 #   benches/stuck-after-minutes.sh [MINUTES] [ROUNDS] [WAKEONE]
 set -euo pipefail

@@ -85,7 +85,7 @@ int main(void)
 		while (sent < answered) {
 			int done = sendmmsg(SOCKET, out + sent, answered - sent, 0);
 
-			/* Who asked and is gone already is no reason to stop. */
+			/* A client that is gone already is no reason to stop. */
 			sent += done > 0 ? done : 1;
 		}
 	}

@@ -1,6 +1,6 @@
-//! Answers every DNS question for an address with 192.0.2.1: what a UDP server on Wakeone looks like.
+//! An example of a UDP server on Wakeone: it answers every DNS question for an address with 192.0.2.1.
 //!
-//! Alone it opens a socket for each thread and has them steered as well as it may:
+//! Alone it opens a socket for each thread, and has them steered as well as its privileges allow:
 //! `cargo run --example dns_responder -- 127.0.0.1:5353 4`. Under Wakeone it reads the socket that it is given, and
 //! needs no privilege: `wakeone run -w 4 -l udp://:5353 --affinity none -- dns_responder`.
 
@@ -53,7 +53,7 @@ fn serve(socket: &GroupSocket) -> std::io::Result<()> {
             .iter()
             .map(|(bytes, to)| (bytes.as_slice(), *to))
             .collect();
-        // Who asked and is gone already is no reason to stop.
+        // A client that is gone already is no reason to stop.
         if let Err(error) = socket.send(&answers) {
             eprintln!("dns_responder: an answer was not sent: {error}");
         }

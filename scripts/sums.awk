@@ -6,14 +6,14 @@ BEGIN {
         if (line !~ /^(#|$)/) { sub(/\t.*/, "", line); may[line] }
 }
 
-# A test binary that dies, or code that does not compile, is a failure that no test reports.
+# If a test binary dies, or code does not compile, no test reports that failure.
 /^cargo ended: / { ended = $3 == 0; next }
 /^successes:$/ { hidden = 1 }
 /^failures:$/ || /^test result:/ { hidden = 0; failing = /^failures/ }
 /^test result:/ { passed += $4; failed += $6 }
 /^---- .* stdout ----$/ { fresh = !failing }
 
-# A test is skipped once, however often it says so. One that leaves out a part of itself has passed.
+# A test counts as skipped once, however often it says so. A test that leaves out a part of itself has passed.
 /^(skipped|not run|left out): / && fresh {
     if (/^skipped/) { fresh = 0; skipped++ }
     allowed = !strict

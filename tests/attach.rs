@@ -1,7 +1,8 @@
-//! `wakeone attach` and `detach` on a real nginx with a socket for each worker: under load, reloads and kills nothing
-//! fails that would not have failed without, the counts are exact, and what is left is what was before.
+//! `wakeone attach` and `detach` on a real nginx with a socket for each worker.
+//! Under load, reloads and kills no request fails that would not have failed without Wakeone. The counts are exact, and
+//! `detach` restores the state from before.
 //!
-//! Needs root and nginx; otherwise skipped, and said.
+//! These tests need root and nginx. Otherwise they are skipped, with a message.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -19,7 +20,7 @@ use support::{Clients, WAKEONE, eventually, signal};
 fn open_connections_are_counted_in_and_out_exactly() {
     let Some(nginx) = Nginx::start(4) else { return };
     let mut before: Vec<TcpStream> = (0..30).map(|_| held()).collect();
-    // And some that no worker has accepted: one is stopped, and its queue fills.
+    // Some connections are not accepted yet: one worker is stopped, and its queue fills.
     let stopped = nginx.workers()[0];
     support::halt(stopped);
     let waiting: Vec<TcpStream> = (0..20)
@@ -32,7 +33,7 @@ fn open_connections_are_counted_in_and_out_exactly() {
     );
     assert!(!nginx.runtime().exists(), "--dry-run leaves nothing");
     let (code, text) = nginx.wakeone(&["attach", &format!(":{PORT}")]);
-    // An older kernel says so, and counts those that come.
+    // On an older kernel `attach` says so, and counts only new connections.
     let counts_in = kernel() >= (6, 12);
     let (said, open) = if counts_in {
         ("50 open connections counted in", 50)
@@ -45,7 +46,7 @@ fn open_connections_are_counted_in_and_out_exactly() {
     assert!(code == 0 && text.contains(said), "{text}");
     assert_eq!(text.contains("before 6.12"), !counts_in, "{text}");
     assert_eq!(nginx.active().iter().sum::<i64>(), open);
-    // One that is chosen for a stopped worker would wait for it: without --rescue nobody moves it.
+    // A connection for a stopped worker would wait for that worker: without --rescue nobody moves it.
     signal(stopped, Signal::CONT);
     let after: Vec<TcpStream> = (0..10).map(|_| held()).collect();
     assert_eq!(nginx.active().iter().sum::<i64>(), open + 10);
@@ -112,7 +113,7 @@ fn a_group_is_followed_through_reloads_and_kills() {
         failures.len()
     );
 
-    // A worker killed takes what it had in hand, nothing else; its successor has the same socket.
+    // A killed worker loses the connections that it had accepted, and no others. Its successor has the same socket.
     let killed = nginx.workers()[0];
     signal(killed, Signal::KILL);
     eventually("another worker serves its slot", || {
@@ -123,7 +124,7 @@ fn a_group_is_followed_through_reloads_and_kills() {
         nginx.workers().len() == 4 && slots.iter().all(|slot| slot["pid"] != killed)
     });
 
-    // The agent killed: steering goes on, and the next one takes over with the counts.
+    // After the agent is killed steering goes on, and the next agent takes over with the counts.
     let clients = Clients::start(address(), "/", 4);
     let open = held();
     signal(nginx.agent(), Signal::KILL);
@@ -209,7 +210,7 @@ fn what_cannot_be_steered_is_told_with_the_way_out() {
     );
     assert_eq!(text.trim().lines().count(), 1, "{text}");
 
-    // Steered already: by us, under another runtime folder.
+    // The group is steered already, by a Wakeone with another runtime folder.
     nginx.attach();
     let other = tempfile::tempdir().expect("folder");
     let output = Command::new(WAKEONE)
@@ -254,7 +255,7 @@ fn a_service_keeps_a_server_steered_across_its_restart() {
         steered(&nginx, "least-connections")
     });
 
-    // A file that is no configuration changes nothing.
+    // An invalid configuration file changes nothing.
     std::fs::write(&config, "rubbish").expect("configuration");
     signal(agent.id(), Signal::HUP);
     std::thread::sleep(Duration::from_millis(200));
@@ -282,7 +283,7 @@ fn a_binary_upgrade_loses_nothing_and_stays_steered() {
     nginx.attach();
     let old = nginx.workers();
     let clients = Clients::start(address(), "/", 4);
-    // A second master with workers of its own beside the first's: as nginx's manual has it.
+    // A second master starts workers beside the first's, as nginx's manual describes.
     signal(nginx.master, Signal::USR2);
     let folder = nginx.folder.path().to_owned();
     eventually("the old master gives its pid file away", || {
@@ -365,7 +366,7 @@ fn weights_of_a_file_are_in_force_and_change() {
 #[test]
 fn who_may_not_attach_is_told_all_that_is_missing_first() {
     let Some(nginx) = Nginx::start(2) else { return };
-    // `nobody` may not be let into the folder that the program is in; here it may read, and not write.
+    // `nobody` may have no access to the program's folder. This folder it can read, but not write to.
     let folder = tempfile::tempdir().expect("folder");
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), mode).expect("mode");

@@ -1,4 +1,4 @@
-//! What cannot be: each time one clear sentence, exit code 1 or 2, and nothing left.
+//! Invalid input: each case ends with one clear sentence and exit code 1 or 2, and leaves nothing behind.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -11,7 +11,7 @@ use support::{Ground, Run, WAKEONE, everyone, server};
 
 const AT: &str = "127.0.0.1:8080";
 
-/// What `wakeone run` said before it failed, told apart from what it told of its progress.
+/// Returns the exit code of `wakeone run` and its error message, without the lines about its progress.
 fn refused(run: Run) -> (i32, String) {
     let (status, lines) = run.wait();
     let news = ["listening on ", "worker "];
@@ -145,7 +145,7 @@ fn without_a_bpffs_only_what_needs_none_is_had() {
     assert!(std::fs::read_dir(nowhere).expect("folder").next().is_none());
 }
 
-/// It serves all the same, by a lesser policy, and says so.
+/// The server runs with a simpler policy, and the log says so.
 fn degraded(ground: &Ground, under: &[&str], wish: &[&str], words: &[&str]) {
     let options = [&["-w", "2", "-l", AT, "--name", "web"], wish].concat();
     let mut run = run_under(ground, under, &options, &["python3", &server("whoami.py")]);
@@ -213,7 +213,7 @@ fn without_the_capabilities_the_best_that_can_be_had_is_and_they_are_named() {
         let words = [&format!("Going on with {policy}")[..]];
         degraded(&ground, &UNPRIVILEGED, &["--policy", policy], &words);
     }
-    // Nor does a root that may do nothing at all.
+    // The same holds for a root without any capability.
     let nobody = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"];
     degraded(&ground, &nobody, &[], &words);
 }

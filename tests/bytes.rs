@@ -1,4 +1,4 @@
-//! Names and folders that others made: process names that are no text, and paths that somebody else could change.
+//! Names and folders that others made: process names that are not UTF-8, and paths that another user could change.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -26,7 +26,7 @@ fn named<'a>(command: &[&'a str], into: &'a mut Vec<String>) -> Vec<&'a str> {
     into.iter().map(String::as_str).collect()
 }
 
-/// Its name is what the kernel left of it, and no text.
+/// Checks that the kernel cut its name to 15 bytes, which are not valid UTF-8.
 fn assert_named(pid: u32) {
     let comm = std::fs::read(format!("/proc/{pid}/comm")).expect("its name");
     assert_eq!(comm.strip_suffix(b"\n"), Some(&NAME.as_bytes()[..15]));
@@ -75,7 +75,7 @@ fn workers_whose_name_is_no_text_are_rescued_taken_over_and_detached() {
     assert_nothing_left(&ground);
 }
 
-/// A server that is nobody's child but the test's.
+/// A server that the test itself started, without Wakeone.
 struct Prefork(Child);
 
 impl Prefork {
@@ -134,7 +134,7 @@ fn a_server_whose_name_is_no_text_is_found_attached_rescued_and_detached() {
     assert_nothing_left(&ground);
 }
 
-/// Asks, and has the whole answer of some worker.
+/// Sends a request, and checks that some worker answers it whole.
 fn ask(address: &str) {
     let mut stream = TcpStream::connect(address).expect("connects");
     stream.set_read_timeout(Some(patience())).expect("timeout");
@@ -144,16 +144,16 @@ fn ask(address: &str) {
     assert!(answer.ends_with("\r\n\r\nok"), "{answer:?}");
 }
 
-/// A command of ours that knows no groups.
+/// Runs a `wakeone` command without a runtime folder.
 fn wakeone_alone(arguments: &[&str]) -> std::process::Output {
     let mut command = Command::new(support::WAKEONE);
     command.args(arguments).output().expect("wakeone starts")
 }
 
-/// A user who owns nothing of ours.
+/// A user who owns none of Wakeone's files.
 const NOBODY: u32 = 65534;
 
-/// What a command says of such a runtime folder: it must fail with one sentence.
+/// Returns the error of a command for such a runtime folder: it must fail with one sentence.
 fn refused(runtime: &Path, arguments: &[&str]) -> String {
     let output = Command::new(support::WAKEONE)
         .arg(arguments[0])
@@ -181,7 +181,7 @@ fn a_folder_that_others_can_exchange_is_neither_used_nor_emptied() {
     let link = open.join("wakeone");
     symlink(&victim, &link).expect("link");
     std::os::unix::fs::lchown(&link, Some(NOBODY), None).expect("chown");
-    // And a folder of theirs with a folder of ours in it, which they can exchange at any time.
+    // A folder of another user with a folder of ours in it: that user can replace it at any time.
     let theirs = ground.path().join("theirs");
     std::fs::create_dir_all(theirs.join("run/web")).expect("folder");
     std::os::unix::fs::chown(&theirs, Some(NOBODY), None).expect("chown");

@@ -1,4 +1,4 @@
-//! `wakeone detach`: what a killed supervisor leaves is taken away, whole or half-made, and its workers go on serving.
+//! `wakeone detach` removes the remains of a killed supervisor, complete or half made. Its workers go on serving.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -21,7 +21,7 @@ fn a_group_without_a_supervisor_is_taken_away_and_its_workers_serve_on() {
     let group = status(&ground, "web");
     assert!(group["steered"] == true && group["supervisor_pid"].is_null());
     assert_eq!(cgroups(&paths).len(), 1);
-    // Half-made by a process that is gone: its number is above the kernel's highest.
+    // A half-made folder of a process that is gone: its number is above the kernel's highest.
     let half = paths.pins.join("tmp-4194305-0");
     std::fs::create_dir(&half).expect("folder on bpffs");
 
@@ -36,7 +36,7 @@ fn a_group_without_a_supervisor_is_taken_away_and_its_workers_serve_on() {
 
     assert!(!paths.group_pins("web").exists() && cgroups(&paths).is_empty());
     assert!(ground.groups().iter().all(|path| !path.ends_with("web")));
-    // By the kernel's own choice, all of them.
+    // All workers answer, by the kernel's own choice.
     let after: Vec<u32> = everyone(address, 3).iter().map(pid_of).collect();
     assert_eq!(before, after);
 
@@ -65,7 +65,7 @@ fn who_reads_only_the_first_lines_of_a_status_gets_them() {
     );
 }
 
-/// Ends workers that nobody supervises.
+/// Ends workers that have no supervisor.
 fn end(workers: &[u32]) {
     for pid in workers {
         signal_all(*pid, Signal::KILL);
@@ -124,7 +124,7 @@ fn a_group_with_a_living_supervisor_is_refused() {
         lines.len() == 1 && lines[0].contains(&format!("(pid {})", run.pid())),
         "{lines:?}"
     );
-    // All groups that nobody holds: not this one.
+    // `detach` takes all groups without a supervisor: not this one.
     let output = wakeone(&ground, &["detach", "--all"]);
     assert!(output.status.success(), "{:?}", said(&output));
     let group = status(&ground, "web");

@@ -1,7 +1,7 @@
-//! `wakeone doctor` finds each of its verdicts in a server that has it, and nothing in a healthy one. Every server is
-//! real, small, and in a network namespace of its own.
+//! `wakeone doctor` reports each of its findings for a server that has the fault, and none for a healthy one. Every
+//! server is real, small, and in a network namespace of its own.
 //!
-//! With `WAKEONE_SOAK=1` each is staged 20 times, and must be told 20 times.
+//! With `WAKEONE_SOAK=1` each fault is staged 20 times, and must be found 20 times.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -18,7 +18,7 @@ use support::{Ground, WAKEONE, server, signal, slowness};
 const PORT: u16 = 8080;
 const AT: &str = "127.0.0.1:8080";
 
-/// A server and the load on it; both end with it.
+/// A server and the load on it. Both end when this is dropped.
 struct Stage {
     server: Started,
     _load: Option<Started>,
@@ -75,7 +75,7 @@ impl Stage {
     }
 }
 
-/// What doctor says: its exit code, and what its JSON says of the port.
+/// The result of doctor: its exit code, and its JSON for the port.
 struct Told {
     code: Option<i32>,
     report: Value,
@@ -112,7 +112,7 @@ impl Told {
             .collect()
     }
 
-    /// This was found, with numbers and a way out.
+    /// Checks that this was found, with numbers and a next step.
     fn has(&self, code: &str) {
         let findings = self.report["findings"].as_array().expect("findings");
         let found = findings.iter().find(|f| f["code"] == code);
@@ -136,7 +136,7 @@ impl Told {
     }
 }
 
-/// Stages something once, or as often as was asked for, each time in a network of its own.
+/// Stages a server once, or as often as was asked for, each time in a network namespace of its own.
 fn staged(mut act: impl FnMut(&Ground)) {
     let times = if soak() { 20 } else { 1 };
     for _ in 0..times {
@@ -145,7 +145,7 @@ fn staged(mut act: impl FnMut(&Ground)) {
     }
 }
 
-/// A stage under a load has this, and only what else is said to come with it.
+/// Checks that doctor reports `code` for a stage under load, and besides it only findings in `beside`.
 fn finds(code: &str, beside: &[&str], stage: impl Fn() -> Stage) {
     staged(|_| {
         let stage = stage();
@@ -189,7 +189,7 @@ fn a_stuck_worker() {
     });
 }
 
-/// The longest waits are those of connections that nobody accepted yet.
+/// The longest waits are those of connections that no worker has accepted yet.
 #[test]
 fn those_that_wait_still_are_in_the_figures() {
     staged(|_| {
@@ -230,7 +230,7 @@ fn fits_the_screen() {
     }
 }
 
-/// 1 ms, and now and then 300 ms.
+/// Most requests take 1 ms, some 300 ms.
 const MIXED: [&str; 6] = [
     "--rate",
     "120",
@@ -358,13 +358,13 @@ fn a_worker_near_its_limit_of_descriptors() {
 
 #[test]
 fn workers_that_are_all_busy() {
-    // Four workers for forty clients that ask again at once.
+    // Four workers serve forty clients that send the next request at once.
     finds("workers-busy", &[], || {
         Stage::of(prefork("accept", "4", "100")).under(&["-c", "40", "--timeout", "60s"])
     });
 }
 
-/// A server, with its load or without, in which nothing may be found, whichever view there is.
+/// Checks that doctor finds nothing in a server, with or without load, with tracing and without.
 fn healthy(stage: impl Fn() -> Stage) {
     staged(|_| {
         let stage = stage();
@@ -451,7 +451,7 @@ impl Nobody {
     fn serve(&self) -> Command {
         let options = ["--model", "preforked", "--reuseport", "-w", "2"];
         let mut serve = self.command(&["serve", "-l", AT]);
-        // A guest book in a place where it may write.
+        // A guest book in a folder that this user may write to.
         let store = self.0.with_file_name("guests");
         serve.args(options).arg("--store").arg(store);
         serve
@@ -478,7 +478,7 @@ fn without_privileges_ones_own_server_is_told_by_what_may_be_seen() {
             text.contains("socket-per-worker") && text.contains("healthy"),
             "{text}"
         );
-        // What is missing, and what that costs: once.
+        // Each missing privilege, and its effect, is named once.
         let notes: Vec<&str> = text.lines().filter(|l| l.starts_with("note: ")).collect();
         let of = |word: &str| notes.iter().filter(|note| note.contains(word)).count();
         let tracing = "it needs CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN): connections taken";
@@ -518,7 +518,7 @@ fn without_privileges_attach_names_those_it_needs() {
         let nobody = Nobody::of(ground);
         let serve = nobody.serve();
         let _stage = Stage::of(serve);
-        // Where it may write, so that only capabilities are missing.
+        // The user may write there, so only capabilities are missing.
         let runtime = ground.path().join("guests/run");
         let runtime = runtime.to_str().expect("path");
         let (code, text, told) = nobody.run(&["attach", ":8080", "--runtime-dir", runtime]);

@@ -1,6 +1,6 @@
-//! Each feature of `wakeone` is there on this kernel, unless the kernel is known to lack it. Without the programs
-//! `wakeone run` serves all the same. `scripts/kernels` runs it in each kernel, and collects the lines `feature …`
-//! for docs/kernels.md. Needs root.
+//! Each feature of `wakeone` works on this kernel, unless the kernel is known to lack it. Without the programs
+//! `wakeone run` still serves. `scripts/kernels` runs this test in each kernel, and collects the lines `feature …`
+//! for docs/kernels.md. It needs root.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -27,7 +27,7 @@ type Lacking = &'static [(&'static str, &'static str)];
 
 const NO_PROGRAMS: &str =
     "the kernel moves no connections from a closing listener: that came with Linux 5.14";
-/// Before 5.17: the classic programs and what /proc and sock_diag tell.
+/// Before 5.17 there are only the classic programs, and the figures of /proc and sock_diag.
 const BEFORE_5_17: Lacking = &[
     ("steering", NO_PROGRAMS),
     ("counting", NO_PROGRAMS),
@@ -63,7 +63,7 @@ fn release() -> (u32, u32) {
     (next(), next())
 }
 
-/// Says what was found of a feature, and holds it against what is known.
+/// Prints whether a feature works, and compares that with what is known of the kernel.
 fn feature(name: &str, there: bool) {
     let known = lacking().iter().find(|(missing, _)| *missing == name);
     let why = known.map_or("", |(_, why)| why);
@@ -96,7 +96,7 @@ impl Steered {
         Pinned::open(&pins).is_ok_and(|pinned| pinned.walks())
     }
 
-    /// Warnings so far of features that are not there.
+    /// The warnings so far about missing features.
     fn warnings(&self) -> Vec<String> {
         let lines = self.run.lines();
         lines
@@ -169,7 +169,7 @@ fn a_stuck_workers_queue_is_moved() {
         feature("rescue", false);
         return drop(server.run.stop());
     }
-    // In turn: the stopped worker gets some, too, until it is seen to be stuck.
+    // Connections go round, so the stopped worker gets some too, until it is seen to be stuck.
     let paths = Paths::of(&server.ground.runtime());
     change_policy(&paths, NAME, Policy::RoundRobin).expect("another policy");
     let stuck = worker(&group, 0).expect("a worker");
@@ -179,7 +179,7 @@ fn a_stuck_workers_queue_is_moved() {
             .map(|slot| number(&server.status(), slot, what))
             .sum::<i64>()
     };
-    // All are answered, those in its queue by others.
+    // All are answered; other workers answer those in its queue.
     eventually("some that waited for it are moved", || {
         get(address(), "/").expect("an answer");
         sum("migrated_in") > 0
@@ -239,7 +239,7 @@ fn doctor_tells_what_this_kernel_allows() {
     assert_eq!(output.status.code(), Some(i32::from(!lacking().is_empty())));
 }
 
-/// A server that is not ours to start: a listener for each worker.
+/// A server that Wakeone does not start, with a listener for each worker.
 fn other() -> Started {
     let mut command = program(&[WAKEONE, "serve", "-l", AT, "-w", "3"]);
     command.args(["--model", "preforked", "--reuseport"]);

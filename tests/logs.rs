@@ -1,4 +1,4 @@
-//! Commands that stay log their start, what they do to servers, mistakes, and their end.
+//! Commands that keep running log their start, their actions on servers, mistakes, and their end.
 
 #[path = "support/mod.rs"]
 mod support;

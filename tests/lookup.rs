@@ -1,4 +1,4 @@
-//! `wakeone run --lookup`: the listeners are on a private port, and nobody sees that but who looks for it.
+//! `wakeone run --lookup`: the listeners are on a private port, which clients and servers do not notice.
 
 #![allow(unsafe_code)] // programs of others are loaded by hand
 
@@ -39,7 +39,7 @@ fn refused(at: SocketAddr) {
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{at}");
 }
 
-/// As a server does that knows nothing of us.
+/// Binds as a server does that knows nothing of Wakeone.
 fn a_second_server_finds_it_in_use(at: SocketAddr) {
     let error = std::net::TcpListener::bind(at).expect_err("it is in use");
     assert_eq!(error.kind(), ErrorKind::AddrInUse, "{at}");
@@ -233,7 +233,7 @@ fn workers_of_a_killed_supervisor_serve_on_and_are_taken_over() {
 #[test]
 fn a_queue_that_was_being_moved_when_its_supervisor_died_is_opened_by_the_next() {
     let Some(ground) = isolated() else { return };
-    // Busy workers get connections too.
+    // The policy also chooses busy workers.
     let options = [&OPTIONS[..], &["--policy", "round-robin"]].concat();
     let mut command = ground.command(&options, &PREFORKED);
     command.env("WAKEONE_TEST_DIE", "moving");
@@ -271,7 +271,7 @@ fn what_a_dead_group_left_is_taken_away() {
         support::signal(pid, rustix::process::Signal::KILL);
         eventually("it ends", || !support::runs(pid));
     }
-    // Its address is free for everybody: the program that is left finds no listener.
+    // Any server can bind its address: the remaining program finds no listener.
     drop(std::net::TcpListener::bind(at).expect("free"));
     let output = wakeone(&ground, &["detach", "web"]);
     assert!(output.status.success(), "{:?}", said(&output));
@@ -330,7 +330,8 @@ fn who_looks_at_the_address_is_told_where_the_queues_are() {
     assert_nothing_left(&ground);
 }
 
-/// Programs of others that look at each connection of this network namespace and let it pass; they last as long as these.
+/// Programs of others that look at each connection of this network namespace and let it pass; they last as long as
+/// these.
 fn programs_of_others(count: usize) -> Vec<OwnedFd> {
     use libbpf_rs::libbpf_sys::{self, bpf_insn, bpf_prog_load_opts};
     const MOVE_NUMBER: u8 = 0xb7;
@@ -378,7 +379,7 @@ fn programs_of_others_that_were_there_first_are_named_and_what_they_let_pass_com
     run.line("sk_lookup programs of others (of_others) were in this network namespace first");
     run.line("ready: ");
     everyone(address(AT), 3);
-    // Another group's are no news.
+    // Programs of other groups are not logged.
     let options = [
         "-w",
         "1",

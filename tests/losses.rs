@@ -1,7 +1,7 @@
-//! What a load loses while workers are killed, replaced, and left without a supervisor: what a killed worker had in hand,
-//! and nothing else.
+//! The losses of a load while workers are killed, replaced, and left without a supervisor: only the connections that a
+//! killed worker had accepted.
 //!
-//! 300 connections/s for 6 s; with `WAKEONE_SOAK=1`, on a machine that has nothing else to do, 2,000/s for 20 s.
+//! The load is 300 connections/s for 6 s; with `WAKEONE_SOAK=1`, on an idle machine, 2,000/s for 20 s.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -23,7 +23,7 @@ use wakeone_load::{Arrivals, ErrorKind, Mix, Outcome, Plan, Sources, Spacing, St
 const WORKERS: usize = 4;
 const OPTIONS: [&str; 6] = ["-w", "4", "-l", "127.0.0.1:8080", "--name", "web"];
 
-/// An open-loop load that goes on for the wanted time at least, and until it is told to end.
+/// An open-loop load that goes on until it is ended, but at least for the wanted time.
 struct Load {
     begun: Instant,
     enough: Duration,
@@ -45,7 +45,7 @@ impl Load {
                 rate_per_s,
                 spacing: Spacing::Poisson,
             },
-            // A machine that is slow to replace workers gets more load, not less to lose; up to this.
+            // On a machine that is slow to replace workers the load lasts longer, up to this limit.
             stop: Stop {
                 requests: None,
                 duration: Some(enough + support::long_patience()),
@@ -76,7 +76,7 @@ impl Load {
         self.begun.elapsed() >= self.enough
     }
 
-    /// What came of it. Requests under way at its end are neither answered nor lost, and few.
+    /// Ends the load and returns its outcome. The few requests under way at the end are neither answered nor lost.
     fn end(self) -> Outcome {
         std::thread::sleep(self.enough.saturating_sub(self.begun.elapsed()));
         self.cancel.store(true, Ordering::Relaxed);
@@ -102,7 +102,7 @@ fn anyone() -> usize {
     (RandomState::new().hash_one(0) % WORKERS as u64) as usize
 }
 
-/// Kills a worker that runs, all of it, as the kernel's out-of-memory killer would.
+/// Kills all processes of a running worker, as the kernel's out-of-memory killer would.
 fn kill_someone(ground: &Ground) -> bool {
     let group = status(ground, "web");
     let first = anyone();
@@ -191,7 +191,7 @@ fn a_killed_supervisor_and_agent_lose_nothing_and_the_counts_stay_exact() {
     second.ready();
     let outcome = load.end();
     assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);
-    // One program from the first connection to the last: it counted what the dead supervisor's workers served too.
+    // One program counted from the first connection to the last, also those served while the supervisor was dead.
     let group = assert_counts_are_exact(&ground, "web", outcome.connections);
     for (slot, before) in before.into_iter().enumerate() {
         assert_eq!(worker(&group, slot), before, "nobody was restarted");

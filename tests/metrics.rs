@@ -1,7 +1,7 @@
-//! What `run`, `attach` and `agent` serve: the same figures as `status`, over HTTP and by the socket beside the state,
-//! whoever asks and however; and the dashboard, each of whose queries a real Prometheus answers.
+//! `run`, `attach` and `agent` serve the same figures as `status`, over HTTP and by the socket beside the state, even
+//! to slow and hostile clients. A real Prometheus answers each query of the dashboard.
 //!
-//! Needs root, and nginx and Prometheus for what is about them; otherwise skipped, and said.
+//! These tests need root, and some need nginx or Prometheus. Otherwise they are skipped, with a message.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -23,7 +23,7 @@ use support::{Clients, Ground, Run, WAKEONE, eventually, patience, signal, whoam
 
 const METRICS: &str = "127.0.0.1:9464";
 
-/// What a server answers to these bytes: head and body.
+/// Sends these bytes to a server. Returns the head and the body of its answer.
 fn asked(to: &str, request: &[u8]) -> std::io::Result<(String, String)> {
     let address: SocketAddr = to.parse().expect("address");
     let mut stream = TcpStream::connect_timeout(&address, patience())?;
@@ -60,7 +60,7 @@ fn value(text: &str, sample: &str) -> f64 {
     value.unwrap_or_else(|| panic!("no {sample} in {text}"))
 }
 
-/// What the socket of a group answers; `request`: None says nothing and waits.
+/// Returns the answer of a group's socket. With `None` as `request` it sends nothing and waits.
 fn told(ground: &Ground, group: &str, request: Option<&str>) -> Value {
     let path = ground.runtime().join(group).join("agent.sock");
     let mut stream = UnixStream::connect(path).expect("connect");
@@ -106,7 +106,7 @@ fn what_is_served_is_what_status_says() {
             .sum::<i64>()
             == 0
     });
-    // Nothing happens meanwhile.
+    // No connection is open, so these figures do not change meanwhile.
     let (served, group) = (scraped(), status(&ground, "web"));
     let printed = wakeone(&ground, &["metrics"]);
     let printed = String::from_utf8(printed.stdout).expect("text");
@@ -144,9 +144,9 @@ fn what_is_served_is_what_status_says() {
         );
         assert_eq!(snapshot["groups"][0]["slots"][slot], group["slots"][slot]);
     }
-    // A worker that waits for a CPU may be taken for stuck; what is moved is chosen for again.
+    // A worker that waits for a CPU may be taken for stuck. A moved connection is chosen for again.
     assert_eq!(chosen, 30.0 + moved);
-    // Without --metrics-tracing nothing is said of what only tracepoints know.
+    // Without --metrics-tracing the figures that only tracepoints know are absent.
     assert!(!served.contains("wakeone_worker_accepted_connections_total{"));
     run.stop();
     assert_nothing_left(&ground);
@@ -177,7 +177,7 @@ fn whoever_asks_holds_up_nobody_else() {
         assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}");
         assert!(body.is_empty(), "{body}");
     }
-    // In single bytes, with pauses.
+    // The request arrives in single bytes, with pauses.
     let mut slow = TcpStream::connect(METRICS).expect("connect");
     for byte in b"GET /metrics HTTP/1.1\r\n\r\n" {
         slow.write_all(&[*byte]).expect("a byte");
@@ -187,7 +187,7 @@ fn whoever_asks_holds_up_nobody_else() {
     slow.read_to_string(&mut answer).expect("answer");
     assert!(answer.ends_with("# EOF\n"), "{answer}");
 
-    // More than are served at a time say nothing: they are thrown out, and the agent goes its rounds meanwhile.
+    // More clients than are served at a time send nothing. They are disconnected, and the agent continues its rounds.
     let silent: Vec<TcpStream> = (0..40)
         .map(|_| TcpStream::connect(METRICS).expect("connect"))
         .collect();
@@ -209,7 +209,7 @@ fn idle_clients_keep_neither_a_scrape_nor_the_socket_waiting() {
     let idle: Vec<TcpStream> = (0..80)
         .map(|_| TcpStream::connect(METRICS).expect("connect"))
         .collect();
-    // Each of them may stay for 5 s, and 32 at a time: one that has to wait for them waits 10 s.
+    // Each may stay for 5 s, 32 at a time. A client that had to wait for all of them would wait 10 s.
     let most = Duration::from_secs(3) * support::slowness();
     let begun = Instant::now();
     scraped();
@@ -252,7 +252,7 @@ fn the_socket_is_ours_alone_and_outlives_nobody() {
             "{refused}"
         );
     }
-    // Another user is not answered, even where the file would let it in.
+    // Another user gets no answer, even if the file's mode lets that user connect.
     let open = |path: &Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("mode");
     };
@@ -275,7 +275,7 @@ fn the_socket_is_ours_alone_and_outlives_nobody() {
     assert_eq!(answered(65534), "0");
     assert_eq!(answered(0), "9");
 
-    // kill -9 leaves it; the successor replaces it.
+    // kill -9 leaves the socket's file, and the successor replaces it.
     run.murder();
     assert!(path.exists());
     let run = web(&ground);
@@ -377,7 +377,7 @@ fn the_dashboard_is_one() {
     }
 }
 
-/// A Prometheus that scrapes what is served.
+/// A Prometheus that scrapes the metrics.
 fn prometheus(folder: &Path) -> Started {
     let config = folder.join("prometheus.yml");
     let text = format!(
@@ -392,7 +392,7 @@ fn prometheus(folder: &Path) -> Started {
     ]))
 }
 
-/// What it answers to a query; None while it does not answer.
+/// Returns the answer of Prometheus to a query; None while it does not answer.
 fn queried(expr: &str) -> Option<Value> {
     let query: String = form_urlencoded::Serializer::new(String::new())
         .append_pair("query", expr)
@@ -418,7 +418,8 @@ impl Drop for Ended {
     }
 }
 
-/// The exposition as the text format that `promtool check metrics` reads, in which a family has the name of its samples.
+/// The exposition as the text format that `promtool check metrics` reads, in which a family has the name of its
+/// samples.
 fn classic(text: &str) -> String {
     let mut kinds: BTreeMap<&str, &str> = BTreeMap::new();
     for line in text.lines() {
@@ -522,7 +523,7 @@ fn a_prometheus_answers_every_query_of_the_dashboard() {
             }
         }
     }
-    // None is expected to be empty: what did not happen is 0, and tracing is on.
+    // No answer may be empty: counters of events that did not happen are 0, and tracing is on.
     assert!(empty.is_empty(), "no data: {empty:#?}");
     let variable = filled_in("count by (group) (wakeone_group_steered)");
     let answer = queried(&variable).expect("an answer");

@@ -1,7 +1,7 @@
-//! `wakeone doctor` tells the accept model of real servers: each is started for real, in one network namespace, with
-//! some load on all of them, and the whole is looked at once.
+//! `wakeone doctor` reports the accept model of real servers. All of them run in one network namespace, with some load,
+//! and doctor looks at all of them at once.
 //!
-//! A server that is not installed is skipped, and said.
+//! A server that is not installed is skipped, with a message.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -17,7 +17,7 @@ use std::time::Duration;
 use support::real::{Started, installed, program};
 use support::{WAKEONE, eventually, is_root, server};
 
-/// A server to start, and what it must be found to be.
+/// A server to start, and the accept models that doctor must report.
 struct Case {
     name: &'static str,
     port: u16,
@@ -28,7 +28,7 @@ struct Case {
     command: fn(&Path, u16) -> Command,
 }
 
-/// Writes a configuration for one server; its path.
+/// Writes a configuration for one server, and returns its path.
 fn file(folder: &Path, name: &str, text: &str) -> String {
     let path = folder.join(name);
     std::fs::write(&path, text).expect("configuration");
@@ -98,7 +98,7 @@ fn apache(folder: &Path, port: u16, mpm: &str, listens: &[u16]) -> Command {
          LoadModule authz_core_module /usr/lib/apache2/modules/mod_authz_core.so\n\
          StartServers 3\nMinSpareServers 3\nMaxSpareServers 6\nMinSpareThreads 5\nMaxSpareThreads 500\n{listens}"
     );
-    // `MinSpareServers` is a word of prefork's, `MinSpareThreads` of event's.
+    // `MinSpareServers` is a directive of the prefork module, `MinSpareThreads` of the event module.
     let foreign = if mpm == "prefork" {
         "SpareThreads"
     } else {
@@ -151,7 +151,7 @@ fn go(folder: &Path, port: u16) -> Command {
         .status();
     assert!(built.expect("go").success());
     let mut command = Command::new(binary);
-    // What Go does by itself from 1.24 on.
+    // This is Go's default from 1.24 on.
     command
         .arg(format!("127.0.0.1:{port}"))
         .env("GODEBUG", "multipathtcp=1");
@@ -382,7 +382,7 @@ fn start(case: &Case, folder: &Path) -> Option<Started> {
     Some(Started::spawn((case.command)(folder, case.port)))
 }
 
-/// One request, whatever the server makes of it.
+/// Sends one request, and ignores the answer.
 fn knock(port: u16) {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200)) else {
@@ -432,7 +432,7 @@ fn real_servers_are_told_by_their_accept_model() {
     assert!(started.len() > 4, "hardly any server is installed");
 }
 
-/// What doctor says of each port and protocol, with a little load on all of them.
+/// Returns doctor's report for each port and protocol, with a little load on all of them.
 fn watched_under_load(ports: &[u16]) -> BTreeMap<(u16, String), Value> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
-//! What others on the machine, and a server's own code, try: none of it gets them more than they had, nor stops us.
+//! Attacks of other users of the machine, and of a server's own code: none of them gains anything, or stops Wakeone.
 //!
-//! Needs root; that is said.
+//! These tests need root. Otherwise they are skipped, with a message.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -22,13 +22,13 @@ use wakeone_model::listener::Protocol;
 const PORT: u16 = 8085;
 const NOBODY: u32 = 65534;
 
-/// A process of `hostile.py`, until the test is over.
+/// A process of `hostile.py`, which ends with the test.
 struct Hostile(Child);
 
 impl Hostile {
-    /// Starts it as this user, and waits until it says that it is at work.
+    /// Starts it as this user, and waits for the line that tells that it is ready.
     fn start(user: u32, arguments: &[&str]) -> Self {
-        // `nobody` may not be let into the folder of the sources: the script goes in as text.
+        // `nobody` may have no access to the folder of the sources, so the script is passed as text.
         let text = std::fs::read_to_string(server("hostile.py")).expect("script");
         let mut child = Command::new("python3")
             .args(["-c", &text])
@@ -53,7 +53,7 @@ impl Drop for Hostile {
     }
 }
 
-/// One that must end by itself: after a long time it is killed, and the code is 124.
+/// Runs a command that must end by itself. After a long time it is killed, and the exit code is 124.
 fn bounded(arguments: &[&str]) -> Output {
     let seconds = (20 * support::patience::slowness()).to_string();
     let mut command = Command::new("timeout");
@@ -95,7 +95,8 @@ fn a_socket_of_another_network_gets_no_queue_in_ours() {
     }
 }
 
-/// A `run --split` in a mount namespace where nothing can be run from /run; what its server was told to load.
+/// Starts `run --split` in a mount namespace where /run is mounted with the options `run_is`. Its server prints the
+/// library that it was told to load.
 fn library_where(ground: &Ground, run_is: &str, user: u32, environment: &[(&str, &str)]) -> Run {
     let script = format!(
         "mount -t tmpfs -o {run_is} none /run && exec setpriv --reuid {user} --regid {user} --clear-groups \"$0\" \"$@\""
@@ -130,7 +131,7 @@ fn library_in(line: &str) -> PathBuf {
     PathBuf::from(after.trim_end_matches(':'))
 }
 
-/// Everything above the library, by which another user could put a library of their own there.
+/// Checks the library and every folder above it: another user must not be able to replace the library.
 fn assert_only_theirs(library: &Path, user: u32) {
     for step in library.ancestors() {
         let Ok(is) = std::fs::symlink_metadata(step) else {
@@ -269,7 +270,7 @@ fn listeners_of_other_users_are_steered_only_where_they_are_named() {
     assert_nothing_left(&ground);
 }
 
-/// A cgroup of another user that is frozen, with one of our name in it; thawed and gone at the end.
+/// A frozen cgroup of another user, with one of our name in it. It is thawed and removed at the end.
 struct Trap(PathBuf, PathBuf);
 
 impl Trap {

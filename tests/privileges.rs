@@ -1,4 +1,4 @@
-//! Who may do what: workers inherit nothing of ours, and the supervisor keeps only what it still needs.
+//! Privileges: workers inherit nothing from Wakeone, and the supervisor keeps only the capabilities that it needs.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -17,7 +17,7 @@ fn capabilities(pid: u32, set: &str) -> u64 {
     u64::from_str_radix(bits.trim(), 16).expect("bits")
 }
 
-/// Each open descriptor, and what it is.
+/// Each open descriptor, and the file that it refers to.
 fn descriptors(pid: u32) -> Vec<(u32, PathBuf)> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd"))
         .expect("fd")
@@ -42,7 +42,7 @@ const DAC_OVERRIDE: u64 = 1 << 1;
 fn workers_have_no_capability_and_no_descriptor_but_their_own() {
     let Some(ground) = isolated() else { return };
     let as_users: [&[&str]; 2] = [&[], &["--user", "nobody"]];
-    // `nobody` may not be let into the folder of the sources: the script goes in as text.
+    // `nobody` may have no access to the folder of the sources, so the script is passed as text.
     let script = std::fs::read_to_string(server("whoami.py")).expect("server");
     for as_user in as_users {
         let options = [
@@ -71,7 +71,7 @@ fn workers_have_no_capability_and_no_descriptor_but_their_own() {
                     "{set} of worker {slot} {as_user:?}"
                 );
             }
-            // 5 and 6 are the socket pair by which the server wakes itself up; we hold none of its ends.
+            // 5 and 6 are the socket pair by which the server wakes itself up. Wakeone holds neither end.
             let open = descriptors(pid);
             let numbers: Vec<u32> = open.iter().map(|(number, _)| *number).collect();
             assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6], "{open:?}");

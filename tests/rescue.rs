@@ -1,7 +1,7 @@
-//! Rescues under load: none of the connections is reset, near or far; and an agent that is killed in the middle of one
-//! leaves nothing broken for who comes next.
+//! Rescues under load: no connection is reset, near or far. If an agent is killed in the middle of a rescue, the next
+//! command repairs the group.
 //!
-//! Some hundred rescues; with `WAKEONE_SOAK=1`, on a machine that has nothing else to do, 20,000 near and 5,000 far.
+//! There are some hundred rescues; with `WAKEONE_SOAK=1`, on an idle machine, 20,000 near and 5,000 far.
 
 #[path = "support/distance.rs"]
 mod distance;
@@ -25,12 +25,13 @@ use wakeone_kernel::diag;
 use wakeone_load::{Arrivals, Mix, Outcome, Plan, Sources, Spacing, Stop};
 use wakeone_model::listener::Protocol;
 
-/// Moves walk over connections in TIME_WAIT, and have a bounded share of the time: with few there are many moves.
+/// A move walks over connections in TIME_WAIT, and moves have a bounded share of the time. With few such connections
+/// there are many moves.
 fn few_in_time_wait() {
     std::fs::write("/proc/sys/net/ipv4/tcp_max_tw_buckets", "1000").expect("sysctl");
 }
 
-/// A load of which some requests keep a blocking worker for long.
+/// A load in which some requests keep a blocking worker for long.
 fn plan(target: SocketAddr, rate_per_s: f64, sources: Sources) -> Plan {
     Plan {
         target,
@@ -55,7 +56,7 @@ fn plan(target: SocketAddr, rate_per_s: f64, sources: Sources) -> Plan {
     }
 }
 
-/// Loads a group until that many rescues were made in it, or for as long as is allowed; what came of it, and how many.
+/// Loads a group until it has made that many rescues, or until the limit. Returns the outcome, and how many it made.
 fn load_until(ground: &Ground, plan: Plan, rescues: i64, limit: Duration) -> (Outcome, i64) {
     let cancel = Arc::new(AtomicBool::new(false));
     let thread = {
@@ -102,7 +103,7 @@ fn no_connection_is_reset_by_a_rescue() {
 #[test]
 fn no_connection_is_reset_by_a_rescue_of_listeners_on_a_private_port() {
     let Some(ground) = isolated() else { return };
-    // However many are in TIME_WAIT, there are as many moves.
+    // The number of moves does not depend on the number of connections in TIME_WAIT.
     let options = [&six("127.0.0.1:8080")[..], &["--lookup"]].concat();
     none_is_reset_near(&ground, &options);
 }
@@ -137,7 +138,7 @@ fn no_connection_from_far_away_is_reset_by_a_rescue() {
     } else {
         (100, Duration::from_secs(100) * slowness())
     };
-    // A relay in user space carries each packet: fewer than near.
+    // A relay in user space carries each packet, so there are fewer rescues than near.
     let (outcome, made) = load_until(
         &ground,
         plan(target, 500.0, Sources::System),
@@ -166,7 +167,7 @@ impl Server {
             .stderr(Stdio::null());
         let server = Self(command.spawn().expect("serve"));
         eventually("it listens", || listening(SERVER) == 3);
-        // The first process opens all sockets, and only then makes those that `attach` looks for.
+        // The first process opens all sockets, and only then starts the workers that `attach` looks for.
         eventually("its workers run", || server.workers().len() == 3);
         server
     }
@@ -193,12 +194,12 @@ fn listening(address: &str) -> usize {
     found.expect("sock_diag").len()
 }
 
-/// An agent's fate in the middle of a move: its name in the environment, and how to have it happen.
+/// An agent's fate in the middle of a move: its name in the environment, and the function that brings it about.
 type Fate = (&'static str, fn(u32, SocketAddr));
 const DIES: Fate = ("moving", die_while_moving);
 const STOPS: Fate = ("stopped", stop_while_moving);
 
-/// Stops a worker and has connections come until its agent moves a queue, and that befalls it. A listener is closed then.
+/// Stops a worker and makes connections until its agent moves a queue and meets this fate. A listener is then closed.
 fn stop_and_wait(agent: u32, victim: &[u32], at: &str, fate: Fate) {
     for pid in victim {
         halt(*pid);
@@ -207,7 +208,7 @@ fn stop_and_wait(agent: u32, victim: &[u32], at: &str, fate: Fate) {
     assert_eq!(listening(at), 2, "one of three is closed");
 }
 
-/// Nobody waits in vain, and the one that was stopped serves again.
+/// Checks that every request is answered, and that the stopped worker serves again.
 fn all_is_well(victim: &[u32], at: &str, listeners: usize) {
     eventually("all of them listen", || listening(at) == listeners);
     for pid in victim {
@@ -222,12 +223,12 @@ fn all_is_well(victim: &[u32], at: &str, listeners: usize) {
     assert_eq!(listening(at), listeners);
 }
 
-/// Attaches with an agent that dies in its first rescue, and has it do so; which worker was stopped.
+/// Attaches with an agent that dies in its first rescue, and causes that rescue. Returns the stopped worker.
 fn attach_and_die(ground: &Ground, server: &Server) -> [u32; 1] {
     attach_and(ground, server, DIES).1
 }
 
-/// The same for any fate; the agent, and which worker was stopped.
+/// Does the same for any fate. Returns the agent and the stopped worker.
 fn attach_and(ground: &Ground, server: &Server, fate: Fate) -> (u32, [u32; 1]) {
     let output = Command::new(WAKEONE)
         .args(["attach", SERVER, "--rescue", "--runtime-dir"])
@@ -295,7 +296,7 @@ fn the_agent_of_a_file_repairs_what_one_before_it_left() {
 }
 
 const WEB: &str = "127.0.0.1:8080";
-/// Busy workers get connections too, while others are idle.
+/// The policy gives connections to busy workers too, while others are idle.
 const RUN: [&str; 8] = ["-w", "3", "--name", "web", "-l", WEB, "--policy", "random"];
 
 /// Starts a supervisor that is to meet its fate in its first move.
@@ -368,7 +369,7 @@ fn run_repairs_what_its_predecessor_left_and_what_agents_left() {
     let first = start_web(&ground, DIES);
     // It repaired the other group when it began.
     all_is_well(&attached, SERVER, 3);
-    // Nobody is stopped here: a worker that is when its supervisor ends gets SIGHUP from the kernel.
+    // No worker is stopped here: one that is stopped when its supervisor ends gets SIGHUP from the kernel.
     stop_and_wait(first.pid(), &[], WEB, DIES);
     let mut second = ground.run(&RUN, &PREFORKED);
     second.ready();

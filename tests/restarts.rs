@@ -1,4 +1,4 @@
-//! Supervisors that start, are killed and start again, where something is in their way.
+//! Supervisors that start, are killed and start again under difficult conditions: a full disk, a file that hangs.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -133,8 +133,8 @@ fn of_two_supervisors_that_start_at_once_one_has_the_address() {
     assert_nothing_left(&ground);
 }
 
-/// Holds a file so that whoever opens or executes it waits: a lease, which the kernel takes away after 45 s
-/// (fs.lease-break-time).
+/// Holds a lease on a file, so that any process that opens or executes it waits. The kernel takes the lease away after
+/// 45 s (fs.lease-break-time).
 struct Held(Child);
 
 impl Held {
@@ -175,7 +175,7 @@ fn command(ground: &Ground) -> PathBuf {
     path
 }
 
-/// Much less than the kernel leaves a lease.
+/// Much less than the time that the kernel leaves a lease.
 fn soon() -> Duration {
     Duration::from_secs(20) * slowness()
 }

@@ -169,7 +169,7 @@ fn a_roll_whose_new_worker_fails_stops_and_the_others_serve_on() {
     run.stop();
 }
 
-/// A server that knows nothing of the listener that it was given.
+/// A server that ignores the listener that it was given.
 const ITS_OWN: &str = "import http.server as h; h.ThreadingHTTPServer(('127.0.0.1', 0), h.BaseHTTPRequestHandler).serve_forever()";
 
 #[test]
@@ -251,7 +251,7 @@ fn a_killed_worker_is_replaced_in_its_slot() {
         "{line}"
     );
     run.line("worker 1 restarted");
-    // Until the new one runs, connections of its queue wait; they are answered, none is refused.
+    // Until the new worker runs, connections wait in its queue. All are answered, none is refused.
     let after = everyone(address, 2);
     assert_eq!(pid_of(&after[0]), pid_of(&before[0]));
     assert_ne!(pid_of(&after[1]), pid_of(&before[1]));
@@ -288,7 +288,7 @@ fn a_crash_loop_backs_off_and_is_told() {
             line["restart_ms"].as_u64().expect("delay")
         })
         .collect();
-    // Doubled each time; 20 % of jitter on both leaves a third more at least.
+    // The delay doubles each time. With 20 % of jitter on both, it grows by a third at least.
     assert!(
         delays.windows(2).all(|pair| pair[1] * 3 >= pair[0] * 4),
         "{delays:?}"
@@ -549,7 +549,7 @@ fn workers_outlive_a_killed_supervisor_and_the_next_one_takes_them_over() {
     let (answers, failures) = clients.stop();
     assert!(failures.is_empty() && answers > 0, "{failures:?}");
 
-    // What was taken over is supervised: seen to die, replaced in its slot, rolled, and ended.
+    // Workers that were taken over are supervised: they are seen to die, replaced in their slots, rolled, and ended.
     signal(before[2], Signal::KILL);
     second.line(&format!("worker 2 (pid {}) is gone", before[2]));
     second.line("worker 2 restarted");
@@ -613,7 +613,7 @@ fn a_takeover_that_asks_for_something_else_is_refused_and_touches_nobody() {
     let before: Vec<u32> = everyone(address, 2).iter().map(pid_of).collect();
     first.murder();
     let pids = format!("{} {}", before[0], before[1]);
-    // Workers hold the murdered supervisor's standard error, not that of these.
+    // The workers hold the killed supervisor's standard error, not that of these supervisors.
     let (code, line) = ground.refused(
         &["-w", "2", "-l", "127.0.0.2:0", "--name", "web"],
         &["sleep", "60"],
@@ -649,7 +649,7 @@ fn a_state_that_is_not_ours_is_set_aside() {
     assert!(ground.groups().is_empty());
 }
 
-/// What a service manager is told, up to and including a message that contains `last`.
+/// Returns the messages to a service manager, up to and including one that contains `last`.
 fn told(socket: &UnixDatagram, last: &str) -> Vec<String> {
     let mut messages = Vec::new();
     let mut buffer = [0; 4096];
@@ -740,7 +740,7 @@ fn workers_become_another_user_and_keep_only_what_they_are_left() {
         return eprintln!("skipped: only root can start workers as another user");
     }
     let ground = Ground::new();
-    // `nobody` may not be let into the folder of the sources: the script goes in as text.
+    // `nobody` may have no access to the folder of the sources, so the script is passed as text.
     let script = std::fs::read_to_string(server("whoami.py")).expect("server");
     let mut run = ground.run(
         &["-w", "1", "-l", ANY, "--user", "nobody"],

@@ -1,6 +1,6 @@
 //! Real servers under `wakeone run`, unchanged: each starts, is rolled under load, and loses no request.
 //!
-//! A server that is not installed is skipped, and said.
+//! A server that is not installed is skipped, with a message.
 
 #[path = "support/mod.rs"]
 mod support;

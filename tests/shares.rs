@@ -1,6 +1,6 @@
 //! Real servers under `wakeone run`, unchanged, share 400 held connections evenly.
 //!
-//! A server that is not installed is skipped, and said.
+//! A server that is not installed is skipped, with a message.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -14,7 +14,7 @@ use support::{Run, patience, server};
 const WORKERS: usize = 4;
 const HELD: usize = 400;
 
-/// Whether a server is installed; said if not.
+/// Whether a server is installed. Prints a message if it is not.
 fn installed(server: &str) -> bool {
     let run = Command::new(server).arg("--version").output();
     let works = run.is_ok_and(|output| output.status.success());
@@ -57,7 +57,7 @@ fn slot_that_answers(stream: &mut TcpStream) -> usize {
 fn shares_evenly(command: &[&str]) {
     let Some(ground) = isolated() else { return };
     // Where many processes want the CPU, a worker that waits for it looks stuck after 5 ms, and its queue is moved to
-    // those that have it. That is as it should be, but it is not what is looked at here.
+    // workers that have a CPU. That is right, but this test is about something else.
     let stuck_after = if soak() { "5ms" } else { "10s" };
     let options = [
         "-w",
@@ -85,7 +85,8 @@ fn shares_evenly(command: &[&str]) {
     }
     let mut answers = [0; WORKERS];
     for mut stream in held {
-        // And closes: a server that closes its end first may wait for that before it turns to the next.
+        // The client closes as well: a server that closes its end first may wait for that before it takes the next
+        // connection.
         answers[slot_that_answers(&mut stream)] += 1;
     }
     eprintln!("{}: held {active:?}, answered {answers:?}", command[0]);

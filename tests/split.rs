@@ -1,7 +1,7 @@
-//! `wakeone run --split` on real servers that share one listening socket among their workers, unchanged: each worker gets
-//! a queue of its own, shares are even, and what dies takes nothing with it.
+//! `wakeone run --split` on unchanged real servers whose workers share one listening socket. Each worker gets a queue
+//! of its own, shares are even, and a worker that dies loses only the connections that it had accepted.
 //!
-//! Needs root; a server that is not installed is skipped. Both are said.
+//! These tests need root, and skip servers that are not installed. A message tells of both.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -36,20 +36,20 @@ impl Split {
     fn start(options: &[&str], command: &[&str]) -> Option<Self> {
         let ground = isolated()?;
         let mut run = ground.command(&[&["--split"], options].concat(), command);
-        // What the applications of this folder want to know.
+        // The applications of this folder expect this variable.
         run.env("WAKEONE_SLOT", "0");
         let run = Run::start(run);
         Some(Self { ground, run })
     }
 
-    /// Waits until as many workers as that have a queue of their own, and returns their pids.
+    /// Waits until that many workers have a queue of their own, and returns their pids.
     fn settled(&self, workers: usize) -> BTreeSet<u32> {
         let mut pids = BTreeSet::new();
         eventually("every worker has a queue", || {
             pids = self.up();
             pids.len() == workers && pids.iter().all(|pid| support::runs(*pid))
         });
-        // A process that was just started may hold what its parent holds, until it closes that.
+        // A process that was just started may still hold descriptors of its parent.
         eventually("each queue is held by one", || self.own_queues(&pids));
         pids
     }
@@ -70,7 +70,7 @@ impl Split {
         status["groups"][0].clone()
     }
 
-    /// Each of these processes holds a listening socket that nobody else holds.
+    /// Checks that each of these processes holds a listening socket that no other process holds.
     fn own_queues(&self, pids: &BTreeSet<u32>) -> bool {
         let listening = sockets(Protocol::Tcp, Which::Listening, PORT).expect("sock_diag");
         let all = Processes::read();
@@ -91,7 +91,7 @@ impl Split {
         alone.is_superset(pids)
     }
 
-    /// Times each slot was chosen.
+    /// How often each slot was chosen.
     fn chosen(&self) -> Vec<i64> {
         let group = status(&self.ground, GROUP);
         let slots = group["slots"].as_array().expect("slots").len();
@@ -122,8 +122,8 @@ impl Split {
         assert_eq!(self.status()["fallbacks"], 0);
     }
 
-    /// Kills workers under a mixed load, for as long as that in a soak. What a worker had accepted dies with it, by
-    /// whatever server; nothing else may fail.
+    /// Kills workers under a mixed load, in a soak for as long as `soak_for`. A killed worker loses the connections
+    /// that it had accepted, with any server; nothing else may fail.
     fn survives_kills(&self, workers: usize, speech: &Speech, soak_for: Duration) {
         self.settled(workers);
         let mut load = Mixed::start(address(), speech);
@@ -158,11 +158,11 @@ impl Split {
             "{:#?}",
             self.run.lines()
         );
-        // A moment of a microsecond at each kill and each rescue.
+        // A connection can be cut in one microsecond of each kill and each rescue.
         assert!(outcome.cut <= 1 + outcome.kills / 20, "{outcome:?}");
     }
 
-    /// Answers as if nothing were there, and no group is.
+    /// Checks that the server answers as without Wakeone, and that there is no group.
     fn serves_unsplit(&self, requests: usize) {
         let up = || std::net::TcpStream::connect(address()).is_ok();
         support::slowly("it listens", up);
@@ -172,7 +172,7 @@ impl Split {
         assert_eq!(self.status(), Value::Null);
     }
 
-    /// SIGTERM, and nothing left.
+    /// Ends it by SIGTERM, and checks that nothing is left.
     fn ends(self) -> Vec<String> {
         let Self { ground, run } = self;
         let lines = run.stop();
@@ -180,7 +180,7 @@ impl Split {
         lines
     }
 
-    /// The same by another signal, of which a server may die.
+    /// Does the same with another signal, by which a server may die.
     fn ends_by(self, which: Signal) -> Vec<String> {
         let Self { ground, run } = self;
         run.signal(which);
@@ -190,7 +190,7 @@ impl Split {
     }
 }
 
-/// Runs `--split=check`: its lines.
+/// Runs `--split=check`. Returns its exit code and its output.
 fn check(command: &[&str]) -> Option<(Option<i32>, String)> {
     let ground = isolated()?;
     let mut command = ground.command(&["--split=check"], command);
@@ -200,7 +200,7 @@ fn check(command: &[&str]) -> Option<(Option<i32>, String)> {
     Some((output.status.code(), text))
 }
 
-/// Even, whatever the machine is busy with: nobody is stuck.
+/// Shares are even with these options on a busy machine too: no worker counts as stuck.
 const EVEN: [&str; 5] = [
     "--policy",
     "round-robin",
@@ -215,10 +215,10 @@ fn python(options: &[&str], mode: &str, workers: &str) -> Option<Split> {
     Split::start(options, &["python3", &script, mode, &port, workers])
 }
 
-/// Each minute of a soak is for one kind of server.
+/// How long a soak kills workers of one kind of server.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Shares, and then, as it is without options, kills.
+/// Checks shares, and then kills workers of a server that runs with the default options.
 fn whole(start: impl Fn(&[&str]) -> Option<Split>, workers: usize, soak_for: Duration) {
     let Some(split) = start(&EVEN) else {
         return;
@@ -364,7 +364,7 @@ fn nginx_without_reuseport() {
     };
     let first = split.settled(3);
     split.serves_evenly();
-    // A reload replaces the workers; connections that wait in the old ones' queues go to the new ones'.
+    // A reload replaces the workers; connections that wait in the old workers' queues go to the new ones.
     let clients = Clients::start(address(), "/", 4);
     configure(folder.path(), 4);
     split.run.signal(Signal::HUP);
@@ -378,7 +378,7 @@ fn nginx_without_reuseport() {
     split.ends();
 }
 
-/// Waits until as many workers as that, none of the former, have queues.
+/// Waits until that many workers, none of them in `former`, have queues.
 fn eventually_other(split: &Split, former: &BTreeSet<u32>, workers: usize) -> BTreeSet<u32> {
     let mut now = BTreeSet::new();
     support::slowly("new workers have queues", || {
@@ -464,7 +464,7 @@ fn node_cluster() {
     let split = Split::start(&[], &command).expect("root");
     split.survives_kills(3, &Speech::Http, MINUTE);
     split.ends_by(Signal::INT);
-    // The primary accepts itself: nothing to split, and no harm.
+    // The primary accepts itself, so there is nothing to split, and the server works as before.
     let Some(mut split) = Split::start(&EVEN, &["node", &script, &port, "rr", "3"]) else {
         return;
     };
@@ -522,7 +522,7 @@ fn php_fpm() {
     split.ends();
 }
 
-/// What php-fpm answers to its ping, by FastCGI.
+/// Returns the answer of php-fpm to its ping, by FastCGI.
 fn pong() -> std::io::Result<String> {
     let mut stream = std::net::TcpStream::connect(address())?;
     stream.set_read_timeout(Some(support::patience()))?;
@@ -639,7 +639,7 @@ fn after_kill_9_the_server_goes_on_and_detach_takes_the_pins() {
     assert_nothing_left(&ground);
 }
 
-/// `wakeone run` is killed while workers ask it: each of them has a queue that is chosen, or the shared socket.
+/// `wakeone run` is killed while workers ask it. Each worker then has a queue that is chosen, or the shared socket.
 #[test]
 fn killed_while_workers_ask_it_leaves_a_server_that_answers() {
     for wait_ms in [0, 3, 10, 20, 40, 80] {
@@ -666,7 +666,7 @@ fn killed_while_workers_ask_it_leaves_a_server_that_answers() {
     }
 }
 
-/// The first process holds the shared socket, and is no worker.
+/// The first process holds the shared socket, and does not count as a worker.
 #[test]
 fn the_first_process_is_told_apart_from_the_workers() {
     let Some(split) = python(&EVEN, "accept", "3") else {
@@ -705,7 +705,7 @@ fn the_first_process_is_told_apart_from_the_workers() {
     split.ends();
 }
 
-/// Bytes that are none of ours, wrong tokens, and connections that say nothing: the broker goes on for the others.
+/// The broker gets foreign bytes, wrong tokens and silent connections, and still serves the others.
 #[test]
 fn hostile_clients_of_the_broker_are_survived() {
     let Some(split) = python(&EVEN, "accept", "2") else {
@@ -736,21 +736,21 @@ fn hostile_clients_of_the_broker_are_survived() {
         }
         open.push(client);
     }
-    // Those that say nothing hold up nobody for longer than a conversation may take; their number is bounded.
+    // Silent connections delay others for as long as a conversation may take at most; their number is bounded.
     drop(open.split_off(200));
     split.survives_kills(2, &Speech::Http, Duration::ZERO);
     drop(open);
     split.ends();
 }
 
-/// A folder with `wakeone` and a script that another user may run, and that user's folder for state and for the library,
-/// where nobody else can write. In a network of its own; `None` where that takes root.
+/// Makes a folder with `wakeone` and a script that another user may run. It has that user's folder for state and for
+/// the library, which nobody else can write to. Enters a new network namespace; returns `None` where that takes root.
 fn for_another_user(
     name: &str,
 ) -> Option<(tempfile::TempDir, std::path::PathBuf, std::path::PathBuf)> {
     isolated()?;
     let folder = tempfile::tempdir_in("/var/lib").expect("folder");
-    // The sources' folder may be closed to others.
+    // Other users may have no access to the folder of the sources.
     let binary = folder.path().join("wakeone");
     std::fs::copy(support::WAKEONE, &binary).expect("copy");
     std::fs::copy(server(name), folder.path().join(name)).expect("copy");
@@ -763,7 +763,7 @@ fn for_another_user(
     Some((folder, binary, runtime))
 }
 
-/// Another user, without any privilege: each worker has a socket of its own, and the kernel's hash chooses.
+/// For another user, without any privilege, each worker has a socket of its own, and the kernel's hash chooses.
 #[test]
 fn without_privileges_workers_get_queues_all_the_same() {
     let Some((folder, binary, runtime)) = for_another_user("shared.py") else {
@@ -799,7 +799,8 @@ fn without_privileges_workers_get_queues_all_the_same() {
     assert!(lines[0].contains("nothing steers"), "{lines:?}");
 }
 
-/// UDP: threads that receive from one socket get a queue each; what a thread that ends leaves behind is answered.
+/// Threads that receive from one UDP socket get a queue each. If a thread ends, others answer the datagrams in its
+/// queue.
 #[test]
 fn python_threads_of_one_udp_socket() {
     let port = PORT.to_string();
@@ -842,7 +843,7 @@ fn python_threads_of_one_udp_socket() {
         clients[round % 32].send(b"end").expect("send");
         for (number, client) in clients.iter().enumerate() {
             let wish = format!("{round}-{number}");
-            // A client asks again; what it asked before may be answered late.
+            // A client asks again if it gets no answer. The answer to an earlier question may come late.
             let answered = (0..50).any(|_| {
                 ask(client, &wish).is_ok_and(|answer| answer.ends_with(&format!(" {wish}")))
             });
@@ -868,10 +869,10 @@ const EACH: [&str; 7] = [
     "none",
 ];
 
-/// How many answers came from whom.
+/// How many answers came from each reader.
 type Shares = BTreeMap<String, u32>;
 
-/// One flow, of numbers, by a client that has a few on their way: each must be answered, once.
+/// One flow of numbers, from a client that has a few under way. Each must be answered exactly once.
 struct Flow {
     socket: UdpSocket,
     next: u32,
@@ -891,7 +892,7 @@ impl Flow {
         }
     }
 
-    /// One that has been answered.
+    /// Returns a flow that has had its first answer.
     fn served() -> Self {
         let mut flow = Self::start();
         eventually("it answers", || {
@@ -907,7 +908,7 @@ impl Flow {
         self.sent += 1;
     }
 
-    /// Asks as many times, ten at a time.
+    /// Asks `count` times, ten at a time.
     fn ask(&mut self, count: u32) -> Shares {
         let mut shares = Shares::new();
         for _ in 0..count / 10 {
@@ -965,8 +966,9 @@ fn readers_up(split: &Split) -> Vec<u32> {
         .collect()
 }
 
-/// One client, each datagram placed anew: every thread reads its part. Threads come and go, and nothing goes by the
-/// program: it placed as many as were sent, and one for each thread that ended, which only wakes another one.
+/// One client sends, and each datagram is placed anew, so every thread reads its part. Threads come and go, and no
+/// datagram bypasses the program: it placed as many as were sent, and one more for each thread that ended. (That empty
+/// one only wakes another thread.)
 #[test]
 fn threads_of_one_udp_socket_are_steered() {
     let port = PORT.to_string();
@@ -1016,7 +1018,7 @@ fn by_hash_one_flow_has_one_reader() {
         return;
     };
     let mut flow = Flow::served();
-    // Threads get their queues when they first receive: the others are on their way.
+    // Threads get their queues when they first receive. The others follow soon.
     eventually("four threads have a slot each", || {
         readers_up(&split).len() == 4
     });
@@ -1025,7 +1027,7 @@ fn by_hash_one_flow_has_one_reader() {
     split.ends_by(Signal::TERM);
 }
 
-/// The same server in C: every way to receive, threads that come and go, and no descriptor left.
+/// The same server in C, with every way to receive. Threads come and go, and leave no descriptor.
 #[test]
 fn threads_in_c_receive_every_datagram_once_by_whatever_call() {
     let folder = tempfile::tempdir().expect("folder");
@@ -1049,8 +1051,8 @@ fn threads_in_c_receive_every_datagram_once_by_whatever_call() {
     }
 }
 
-/// Processes that share one UDP socket, however they wait for it, have a queue each; what one leaves behind when it is
-/// killed is answered by the others.
+/// Processes that share one UDP socket have a queue each, however they wait for it. If one is killed, the others answer
+/// the datagrams in its queue.
 #[test]
 fn processes_of_one_udp_socket_are_steered_and_killed() {
     for (wait, each) in [
@@ -1073,12 +1075,12 @@ fn processes_of_one_udp_socket_are_steered_and_killed() {
         assert_even(&flow.ask(400), 4);
         for _ in 0..5 {
             if each > 1 {
-                // The broker has what it leaves read, by whichever process.
+                // The broker lets some process read the queue that the thread leaves.
                 flow.say("end thread");
                 flow.ask(100);
             }
             let victim = readers_up(&split)[0];
-            // What waits in its queue is not yet read when it dies. (No more than our own buffer takes answers to.)
+            // Datagrams wait unread in its queue when it dies: no more than our own buffer has room for answers.
             halt(victim);
             let mut wanted: BTreeSet<String> = (flow.next..flow.next + 200)
                 .map(|number| number.to_string())
@@ -1100,7 +1102,7 @@ fn processes_of_one_udp_socket_are_steered_and_killed() {
     }
 }
 
-/// An epoll set from before the fork has the shared socket: everything stays as it is, which is said once.
+/// An epoll set from before the fork has the shared socket. Nothing is split, and the log says so once.
 #[test]
 fn a_udp_socket_that_was_polled_before_the_fork_is_left_alone() {
     let port = PORT.to_string();
@@ -1115,7 +1117,7 @@ fn a_udp_socket_that_was_polled_before_the_fork_is_left_alone() {
     assert_eq!(lines.iter().filter(said).count(), 1, "{lines:?}");
 }
 
-/// Without privileges the kernel's hash chooses, which is said; nothing is lost then either.
+/// Without privileges the kernel's hash chooses, and the log says so. No datagram is lost then either.
 #[test]
 fn without_privileges_udp_readers_get_queues_all_the_same() {
     let Some((folder, binary, runtime)) = for_another_user("datagrams_prefork.py") else {
@@ -1155,7 +1157,7 @@ fn without_privileges_udp_readers_get_queues_all_the_same() {
     assert!(lines[0].contains("nothing steers"), "{lines:?}");
 }
 
-/// Threads that wait on one epoll set: whichever is woken must find what woke it, so that all share the socket.
+/// Threads wait on one epoll set. Any of them may be woken, and must find the datagram, so all share the socket.
 #[test]
 fn threads_that_poll_one_udp_socket_share_it() {
     for wait in ["epoll", "unbound"] {

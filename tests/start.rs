@@ -1,5 +1,5 @@
-//! How `wakeone run` starts: everything is in place before the first listen, and what cannot be loaded costs one attempt
-//! and no more than its own feature.
+//! How `wakeone run` starts: everything is in place before the first listen. A program that cannot be loaded costs one
+//! attempt and its own feature, and nothing else.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -74,7 +74,7 @@ impl Calls {
         }
     }
 
-    /// Every connection was answered; how many there were.
+    /// Checks that every connection was answered. Returns how many there were.
     fn answered(&mut self) -> usize {
         for stream in &mut self.connected {
             stream
@@ -88,14 +88,15 @@ impl Calls {
     }
 }
 
-/// SYNs that nobody answered, in this network namespace: dropped ones, or sent again.
+/// SYNs without an answer in this network namespace: dropped ones, and repeated ones.
 fn unanswered() -> [u64; 3] {
     let counters = Counters::read(None);
     ["TCPSynRetrans", "ListenDrops", "ListenOverflows"].map(|name| counters.get("TcpExt", name))
 }
 
-/// Callers from before the start until it is ready: refusals, then answers, and nothing in between. Returns how many were
-/// answered. The network namespace must be new: a SYN that meets TIME_WAIT and no listener is sent again too.
+/// Runs callers from before the start until it is ready. They see refusals, then answers, and nothing in between.
+/// Returns how many were answered. The network namespace must be new: a SYN that meets TIME_WAIT and no listener is
+/// repeated too.
 fn call_while_it_starts(start: impl FnOnce() -> Run) -> (Run, usize) {
     let stop = Arc::new(AtomicBool::new(false));
     let callers = [Caller::start(&stop), Caller::start(&stop)];
@@ -160,7 +161,7 @@ fn the_slot_of_a_worker_that_died_with_its_supervisor_is_filled_without_a_droppe
     let before = everyone(address, 3);
     let dead = support::pid_of(&before[1]);
     let supervisor = first.pid();
-    // Both at once: nobody moves the dead worker's queue or fills its slot.
+    // Both die at once, so nothing moves the dead worker's queue or fills its slot.
     support::signal(supervisor, rustix::process::Signal::STOP);
     support::signal(dead, rustix::process::Signal::KILL);
     first.murder();
@@ -189,8 +190,8 @@ fn run_under(ground: &Ground, under: &[&str], options: &[&str], command: &[&str]
     Run::start(command)
 }
 
-/// A start with programs that the verifier refuses, and all lines of its log until it is ready. Debug builds alone can
-/// have such.
+/// Starts with programs that the verifier refuses, which only debug builds can have. Returns all lines of the log until
+/// it is ready.
 fn broken(ground: &Ground, programs: &str, options: &[&str]) -> Option<(Run, Vec<String>)> {
     if !cfg!(debug_assertions) {
         println!("skipped: a release build has no bad programs");
@@ -240,7 +241,7 @@ fn a_program_that_does_not_load_costs_one_attempt() {
     everyone(AT.parse().expect("address"), 2);
     run.stop();
     assert_nothing_left(&ground);
-    // Without that level only the sentence.
+    // Without that level there is only the sentence.
     let (run, lines) = broken(&ground, ALL, &debug[..6]).expect("a run");
     assert_eq!(count(&lines, &sentence), 1, "{lines:#?}");
     assert_eq!(begins(&lines, "wakeone_dispatch: "), 0, "{lines:#?}");

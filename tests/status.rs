@@ -1,4 +1,4 @@
-//! `wakeone status`: the limits that queues have, slots that mean something, groups by any of their names, in 80 columns.
+//! `wakeone status`: the queues' limits, the slots in use, groups by any of their names, in 80 columns.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -115,7 +115,7 @@ fn slots_that_a_reload_left_behind_are_shown_on_request() {
     let address = format!(":{PORT}");
     assert_eq!(rows(&["status", &address]), 2);
     assert_eq!(rows(&["status", &address, "--all"]), 4);
-    // The master's id means its group, too.
+    // The master's process id selects its group, too.
     assert_eq!(rows(&["status", &nginx.master.to_string()]), 2);
     let (code, text) = nginx.wakeone(&["detach", &nginx.workers()[0].to_string()]);
     assert_eq!(code, 0, "{text}");

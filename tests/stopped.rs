@@ -1,4 +1,4 @@
-//! A worker that stops (SIGSTOP) with connections in its queue: others answer them all, and it serves again afterwards.
+//! A worker is stopped (SIGSTOP) with connections in its queue. Others answer them all, and it serves again afterwards.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -16,7 +16,7 @@ use wakeone_kernel::process::state;
 
 const CLIENTS: usize = 50;
 
-/// Connects and asks; the answer is not waited for.
+/// Connects and asks, without waiting for the answer.
 fn knock(address: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect_timeout(&address, patience()).expect("connects");
     stream.set_read_timeout(Some(patience())).expect("timeout");
@@ -28,7 +28,7 @@ fn knock(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Which worker answered.
+/// Returns the slot of the worker that answered.
 fn answer(mut stream: TcpStream) -> std::io::Result<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -45,10 +45,10 @@ fn answer(mut stream: TcpStream) -> std::io::Result<String> {
         .ok_or_else(|| std::io::Error::other(format!("no whole answer: {answer:?}")))
 }
 
-/// Stops worker 0, lets 50 clients queue at it, and has them answered; then lets it go on. Returns how many of them
+/// Stops worker 0, lets 50 clients queue at it, waits for their answers, and continues it. Returns how many of them
 /// were put into its queue, and how long it took until the last was answered.
 ///
-/// Its weight is such that it is chosen for all of them, as long as it does not count as stuck.
+/// Its weight is so large that it is chosen for all of them, as long as it does not count as stuck.
 fn stop_with_a_queue(ground: &Ground, stuck_after: &str, quiet: Duration) -> (i64, Duration) {
     let options = [
         "-w",
@@ -67,7 +67,7 @@ fn stop_with_a_queue(ground: &Ground, stuck_after: &str, quiet: Duration) -> (i6
     let stopped = worker(&status(ground, "web"), 0).expect("worker 0");
     std::thread::sleep(quiet);
     signal_all(stopped, Signal::STOP);
-    // Until it has stopped it may still accept one, which is then its own to answer.
+    // Until it has stopped it may still accept a connection, which no other worker could answer.
     eventually("it has stopped", || state(stopped) == Some('T'));
     let begun = Instant::now();
     let clients: Vec<TcpStream> = (0..CLIENTS).map(|_| knock(address)).collect();
@@ -78,7 +78,7 @@ fn stop_with_a_queue(ground: &Ground, stuck_after: &str, quiet: Duration) -> (i6
     let took = begun.elapsed();
     let group = status(ground, "web");
     let queued = number(&group, 0, "selected");
-    // All of them left again, and those that a busy other worker's queue gave it too: it answered none.
+    // All of them left its queue again, and also those moved there from a busy worker's queue: it answered none.
     let came = queued + number(&group, 0, "migrated_in");
     assert_eq!(number(&group, 0, "migrated_out"), came, "{group}");
     assert!(number(&group, 0, "rescues") > 0, "{group}");
@@ -98,7 +98,7 @@ fn stop_with_a_queue(ground: &Ground, stuck_after: &str, quiet: Duration) -> (i6
 #[test]
 fn all_that_wait_for_a_stopped_worker_are_answered_by_others() {
     let Some(ground) = isolated() else { return };
-    // Long enough for all 50 to be in its queue when it is judged, however busy the machine is.
+    // Even on a busy machine all 50 are in its queue when it is judged.
     let (queued, took) = stop_with_a_queue(&ground, "2s", Duration::ZERO);
     eprintln!(
         "stuck after 2 s: {queued} queued at the stopped worker, all answered after {took:?}"
@@ -140,7 +140,7 @@ fn sleeps(thread: &std::path::Path) -> u64 {
     line.expect("switches").trim().parse().expect("a number")
 }
 
-/// It sleeps until a connection comes, and not a moment longer.
+/// The agent sleeps until a connection comes, and wakes up at once.
 #[test]
 fn an_agent_of_a_quiet_group_sleeps_and_is_there_at_once() {
     let Some(ground) = isolated() else { return };
@@ -166,7 +166,7 @@ fn an_agent_of_a_quiet_group_sleeps_and_is_there_at_once() {
     assert!(sleeps(&agent) - before > 20);
     drop(held);
     run.stop();
-    // And rescues as it does in a group that is never quiet.
+    // It rescues as it does in a group that is never quiet.
     let (queued, took) = stop_with_a_queue(&ground, "5ms", Duration::from_secs(3));
     eprintln!("after 3 s of nothing: {queued} queued, all answered after {took:?}");
     assert!(queued > 0);

@@ -1,5 +1,5 @@
-//! Rolling restarts that start each new worker before they end the old one: nobody waits for a worker that starts slowly,
-//! held connections are even afterwards, and whatever goes wrong on the way leaves the old worker in its place.
+//! Rolling restarts that start each new worker before they end the old one. No request waits for a worker that starts
+//! slowly, and held connections are even afterwards. If anything fails on the way, the old worker keeps its place.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -32,7 +32,7 @@ fn words(command: &[String]) -> Vec<&str> {
     command.iter().map(String::as_str).collect()
 }
 
-/// The longest of the requests that a client made, one after the other, until told to stop.
+/// The longest request of a client that sends one after the other until told to stop.
 fn longest_wait(address: SocketAddr, over: impl FnOnce()) -> Duration {
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -111,7 +111,7 @@ fn a_new_worker_that_fails_leaves_the_old_one_in_its_place() {
     assert!(failures.is_empty() && answers > 0, "{failures:?}");
     let after: Vec<u32> = everyone(address, 4).iter().map(pid_of).collect();
     assert_eq!(before, after);
-    // The next one finds the spare listener as good as new.
+    // The next rolling restart finds the spare listener in its first state.
     std::fs::remove_file(&flag).expect("flag");
     run.signal(Signal::HUP);
     run.line("rolling restart done: 4 workers replaced");
@@ -129,7 +129,7 @@ fn an_old_worker_that_dies_meanwhile_is_replaced_by_the_one_that_starts() {
     eventually("a second worker starts", || beside(&ground).is_some());
     let next = beside(&ground).expect("a second worker");
     signal(before, Signal::KILL);
-    // What comes now waits for the new one.
+    // A connection that comes now waits for the new worker.
     assert_eq!(pid_of(&whoami(address)), next);
     run.line("rolling restart done: 1 worker replaced");
     run.stop();
@@ -154,7 +154,7 @@ fn a_supervisor_killed_on_the_way_loses_nothing_and_the_next_one_ends_the_second
     let (answers, failures) = clients.stop();
     assert!(failures.is_empty() && answers > 0, "{failures:?}");
     assert_eq!(pid_of(&whoami(address)), before);
-    // And it goes on as if nothing had happened.
+    // The next rolling restart works as usual.
     second.signal(Signal::HUP);
     second.line("rolling restart done: 1 worker replaced");
     assert_ne!(pid_of(&whoami(address)), before);
@@ -173,7 +173,7 @@ fn a_new_worker_that_dies_while_the_old_one_drains_gives_its_place_back() {
     let mut run = ground.whoami(&ONE);
     let address = run.ready();
     let old = first_worker(&ground);
-    // Something waits for it: it drains for long.
+    // A connection waits for it, so it drains for long.
     signal(old, Signal::STOP);
     let mut waiting = TcpStream::connect(address).expect("queued");
     waiting
@@ -209,7 +209,7 @@ fn a_new_worker_that_dies_while_the_old_one_drains_gives_its_place_back() {
 fn one_that_dies_when_the_old_one_is_asked_to_end_is_started_again() {
     let Some(ground) = isolated() else { return };
     let asked = ground.path().join("asked");
-    // The old one is told to end, and does not until it is killed.
+    // The old worker gets SIGTERM, and does not end until it is killed.
     let script = format!(
         "trap 'touch {}' TERM; python3 {} --deaf & wait; wait",
         asked.display(),
@@ -228,7 +228,7 @@ fn one_that_dies_when_the_old_one_is_asked_to_end_is_started_again() {
     let line = run.line("the rolling restart stops");
     assert!(line.contains("ended before the old one did"), "{line}");
     run.line("worker 0 restarted as pid");
-    // It waits for the one that starts.
+    // The request waits for the worker that starts.
     whoami(address);
     slowly("the old one is killed", || !runs(old));
     assert_counts_are_exact(&ground, "web", 1);
@@ -273,7 +273,7 @@ fn a_supervisor_killed_while_an_old_worker_retires_leaves_that_to_the_next() {
     assert_nothing_left(&ground);
 }
 
-/// A supervisor with so many descriptors at the most.
+/// A supervisor with this many descriptors at most.
 fn run_with_descriptors(ground: &Ground, limit: u32, options: &[&str]) -> Run {
     let plain = ground.command(options, &["python3", &server("whoami.py")]);
     let mut command = Command::new("sh");
@@ -305,7 +305,7 @@ fn where_descriptors_do_not_suffice_old_workers_end_first_and_it_is_said_once() 
     assert_eq!(said_of_room(&run), 1);
     run.stop();
     assert_nothing_left(&ground);
-    // An order that was asked for is not replaced by another.
+    // An order that was asked for explicitly is not replaced by the other one.
     let asked = [&options[..], &["--restart", "start-first"]].concat();
     let (code, lines) = run_with_descriptors(&ground, 100, &asked).wait();
     let line = lines.last().expect("a line");
@@ -316,7 +316,7 @@ fn where_descriptors_do_not_suffice_old_workers_end_first_and_it_is_said_once() 
     assert_nothing_left(&ground);
 }
 
-/// How often it was said that old workers end first.
+/// How often the log says that old workers end first.
 fn said_of_room(run: &Run) -> usize {
     let about = |line: &&String| {
         line.contains("old worker ends first") || line.contains("end each old worker first")
@@ -324,7 +324,7 @@ fn said_of_room(run: &Run) -> usize {
     run.lines().iter().filter(about).count()
 }
 
-/// Leaves a process as many descriptors beside those that it has.
+/// Limits a process to `room` more descriptors than it has.
 fn leave_descriptors(pid: u32, room: usize) {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors");
     let numbers = entries.flatten().map(|entry| entry.file_name());
@@ -348,7 +348,7 @@ fn limit_descriptors(pid: u32, limit: u64) {
 fn one_that_runs_out_of_descriptors_replaces_its_workers_all_the_same() {
     let Some(ground) = isolated() else { return };
     let mut options = FOUR.to_vec();
-    // Each is a listener more that a slot's second worker would have.
+    // Each address is one more listener for a slot's second worker.
     for more in ["127.0.0.1:8081", "127.0.0.1:8082", "127.0.0.1:8083"] {
         options.extend(["-l", more]);
     }
@@ -425,7 +425,7 @@ fn many_rolls_use_no_more_sockets_than_one() {
     let Some(ground) = isolated() else { return };
     let mut run = ground.whoami(&ONE);
     let address = run.ready();
-    // A file of /proc is open now and then: the least of some looks counts.
+    // A file of /proc is open now and then, so the smallest of several counts is right.
     let descriptors = |pid: u32| {
         let look = |_| {
             std::thread::sleep(Duration::from_millis(10));
@@ -447,7 +447,7 @@ fn many_rolls_use_no_more_sockets_than_one() {
     assert_nothing_left(&ground);
 }
 
-/// Clients that hold a connection each, and come back at once when it ends.
+/// Clients that hold a connection each, and reconnect at once when it ends.
 struct Held {
     address: SocketAddr,
     connections: Vec<(TcpStream, u8)>,
@@ -463,7 +463,7 @@ impl Held {
         }
     }
 
-    /// Has those that were closed come back, until `over` and nobody is closed any more.
+    /// Reconnects closed ones, until `over` is true and no connection is closed.
     fn come_back_until(&mut self, mut over: impl FnMut() -> bool) {
         let start = Instant::now();
         loop {
@@ -527,7 +527,7 @@ fn held_connections_are_even_after_a_roll() {
     let most = *shares.iter().max().expect("slots");
     assert!(most * 4 * 10 <= 500 * 11, "max/mean above 1.1: {shares:?}");
     assert!(held.returned >= 500, "every worker was replaced");
-    // Where the old worker ends first, those of the first go to the others, and come back a second time.
+    // If old workers ended first, the first worker's connections would go to the others, and return a second time.
     assert!(held.returned < 625, "a quarter came back twice");
     for pid in pids {
         assert!(!runs(pid));

@@ -1,5 +1,5 @@
-//! `wakeone top`: a server of one's own as text and as JSON, recorded and replayed; the terminal as it was, however it
-//! ends; and a steered group, where that is allowed.
+//! `wakeone top` shows a server of its own user as text and as JSON, records and replays it. It restores the terminal,
+//! however it ends. It also shows and changes a steered group, where that is allowed.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use support::steered::{PREFORKED, isolated, said, status};
 use support::{WAKEONE, eventually, server, signal};
 
-/// A prefork server with three workers, and somebody who asks it all the time.
+/// A prefork server with three workers, and a client that sends requests all the time.
 struct Prefork {
     child: Child,
     port: u16,
@@ -35,7 +35,7 @@ fn ask(port: u16) -> std::io::Result<String> {
 
 impl Prefork {
     fn start(mode: &str) -> Self {
-        // The port is free again once this listener is dropped, and nobody else was told of it.
+        // The port is free again once this listener is dropped, and no other process knows it.
         let port = TcpListener::bind("127.0.0.1:0")
             .and_then(|l| l.local_addr())
             .expect("a port")
@@ -90,7 +90,7 @@ fn out(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
-/// The one sentence with which it refuses.
+/// Returns the one sentence of its error.
 fn refused(arguments: &[&str], code: i32) -> String {
     let output = top(arguments);
     let lines = said(&output);
@@ -154,7 +154,7 @@ fn recorded_and_replayed() {
     assert_eq!(mode & 0o777, 0o600);
 
     let replayed = out(&top(&["--replay", &name]));
-    // It shows what was shown, but for what cannot be seen, which live is said once.
+    // A replay shows the same text, except the notes on missing privileges, which appear once when it runs live.
     let of_server = |text: &str| -> Vec<String> {
         let kept = text
             .lines()
@@ -170,7 +170,7 @@ fn recorded_and_replayed() {
     let json: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["listeners"][0]["address"], target.as_str());
 
-    // A reader that has gone has read enough.
+    // It ends well when the reader of its output is gone.
     let shell = format!("'{WAKEONE}' top --replay '{name}' | head -n 1");
     let short = Command::new("sh")
         .args(["-c", &shell])
@@ -191,7 +191,7 @@ trait WithText {
 }
 
 impl WithText for Child {
-    /// What it wrote until it ended well.
+    /// Returns its output, and checks that it ended well.
     fn wait_with_text(&mut self) -> String {
         let mut text = String::new();
         let mut out = self.stdout.take().expect("stdout");
@@ -201,7 +201,7 @@ impl WithText for Child {
     }
 }
 
-/// A recording that ends in the middle of a line is shown as far as it goes; one that is none is refused.
+/// A recording that ends in the middle of a line is shown up to there. A file that is no recording is refused.
 fn cut_and_spoiled(folder: &Path, recording: &[u8]) {
     let cut = folder.join("cut.jsonl");
     std::fs::write(&cut, &recording[..recording.len() - 100]).expect("written");
@@ -245,7 +245,7 @@ fn what_cannot_be_is_said_in_a_sentence() {
     assert!(refused(&["--replay", &empty, "--record", &none], 2).contains("cannot be used with"));
 }
 
-/// A child that does not outlive a test that fails; what runs in its terminal is hung up on.
+/// A child that does not outlive a failing test. The command in its terminal then gets SIGHUP.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -255,18 +255,18 @@ impl Drop for Ended {
     }
 }
 
-/// A command in a terminal of `script`'s, which writes down all that is shown in it.
+/// A command in a terminal of `script`, which records everything shown in it.
 struct Terminal {
     script: Ended,
     log: PathBuf,
 }
 
 impl Terminal {
-    /// Starts it, and waits until that is shown.
+    /// Starts it, and waits until the terminal shows this text.
     fn showing(until: &str, command: &str, folder: &Path) -> Self {
         let log = folder.join("typescript");
         let _ = std::fs::remove_file(&log);
-        // Without a terminal of its own `script` makes one of no size.
+        // Without a terminal of its own `script` makes one without a size.
         let command = format!("stty rows 24 cols 100; {command}");
         let script = Command::new("script")
             .args(["-qefc", &command, &log.display().to_string()])
@@ -301,7 +301,7 @@ impl Terminal {
     }
 }
 
-/// Runs a command in a terminal, does something a while later, and gives all that it wrote.
+/// Runs a command in a terminal, does something a while later, and returns all its output.
 fn in_terminal(command: &str, folder: &Path, until: &str, then: impl FnOnce(&mut Child)) -> String {
     let mut terminal = Terminal::showing(until, command, folder);
     then(&mut terminal.script.0);
@@ -402,7 +402,7 @@ fn a_steered_group_is_told_and_changed_by_keys() {
     let command = format!("{WAKEONE} top {}", arguments.join(" "));
     in_terminal(&command, ground.path(), "policy", |script| {
         let policy_is = |name: &str| status(&ground, "web")["policy"] == name;
-        // It asks first: another key than yes, and all stays as it is.
+        // It asks first: with any key but yes nothing changes.
         type_in(script, b"cn");
         type_in(script, b"c");
         std::thread::sleep(std::time::Duration::from_millis(500));
@@ -418,7 +418,7 @@ fn a_steered_group_is_told_and_changed_by_keys() {
             states.iter().filter(|s| s["state"] == "draining").count()
         };
         eventually("a slot drains", || states() == 1);
-        // Once the next refresh tells that it drains, the same key ends it.
+        // Once the next refresh shows that the slot drains, the same key ends the drain.
         eventually("it takes connections again", || {
             type_in(script, b"d");
             std::thread::sleep(std::time::Duration::from_millis(1200));
@@ -448,7 +448,7 @@ fn a_queue_is_moved_by_a_key() {
     };
     let runtime = ground.runtime().display().to_string();
     let command = format!("{WAKEONE} top :8080 --no-tracing --runtime-dir {runtime}");
-    // So patient an agent moves nothing by itself; and where it must not, it says so.
+    // An agent this patient moves nothing by itself. Where rescue is off, it says so.
     for (rescue, says) in [
         ("--rescue", "connections moved from slot"),
         ("--no-rescue", "rescue is off"),
@@ -464,7 +464,7 @@ fn a_queue_is_moved_by_a_key() {
         let queued = |slot| support::steered::number(&status(&ground, "web"), slot, "queued");
         eventually("some wait behind the stopped worker", || queued(0) > 0);
         let text = in_terminal(&command, ground.path(), "group web", |script| {
-            // Row by row: the stopped worker's is one of them, and maybe the supervisor's.
+            // The keys go to each row: one is the stopped worker's, another may be the supervisor's.
             for _ in 0..3 {
                 type_in(script, b"jm");
                 std::thread::sleep(std::time::Duration::from_millis(400));

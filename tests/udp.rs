@@ -1,7 +1,7 @@
-//! UDP: `wakeone run -l udp://` with the examples as workers, and `attach` on real DNS servers, asked by dnsperf. Who
-//! got what is told by the program's own counters, what was lost by the client.
+//! UDP: `wakeone run -l udp://` with the examples as workers, and `attach` on real DNS servers, under load by dnsperf.
+//! The program's own counters tell how datagrams were distributed; the client tells how many were lost.
 //!
-//! Needs root, dnsperf, and for attach knot and unbound; otherwise skipped, and said.
+//! These tests need root, dnsperf, and for attach knot and unbound. Otherwise they are skipped, with a message.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -18,7 +18,8 @@ use support::{Ground, eventually};
 const PORT: u16 = 5353;
 const ADDRESS: &str = "udp://127.0.0.1:5353";
 const WORKERS: usize = 4;
-/// A worker that a busy machine keeps waiting is not to be found stuck: its flows would go elsewhere, by the hash too.
+/// A worker that waits for a CPU on a busy machine must not count as stuck: its flows would go elsewhere, even under
+/// the hash.
 const PATIENT: &str = "60s";
 
 /// A ground with dnsperf.
@@ -45,7 +46,7 @@ fn responder(folder: &Path) -> String {
     binary.display().to_string()
 }
 
-/// What a client saw.
+/// The result of a client.
 #[derive(Debug, PartialEq, Eq)]
 struct Asked {
     sent: u64,
@@ -53,7 +54,7 @@ struct Asked {
     lost: u64,
 }
 
-/// A dnsperf of a few sockets that asks so many times a second for so long.
+/// Runs a dnsperf with a few sockets, at this rate and for this time.
 struct Asking(std::process::Child);
 
 fn ask(ground: &Ground, sockets: u32, rate: u32, seconds: u32) -> Asking {
@@ -97,7 +98,7 @@ fn skew(group: &Value) -> f64 {
     most as f64 * slots as f64 / shares.iter().sum::<i64>() as f64
 }
 
-/// Every question was answered, every datagram was placed by the program, and none was dropped.
+/// Checks that every question was answered, that the program placed every datagram, and that none was dropped.
 fn assert_all_placed(asked: &Asked, group: &Value) {
     assert_eq!((asked.lost, asked.completed), (0, asked.sent), "{group}");
     assert_eq!(sum(group, "selected") as u64, asked.sent, "{group}");
@@ -110,8 +111,8 @@ fn assert_all_placed(asked: &Asked, group: &Value) {
     assert_eq!(group["fallbacks"], 0, "{group}");
 }
 
-/// How uneven an even spread may be by shortest-queue: on a busy machine a worker that waits for a CPU has a queue, and gets
-/// less.
+/// How uneven an even spread may be by shortest-queue: on a busy machine a worker that waits for a CPU has a queue, and
+/// gets less.
 const QUEUES_DIFFER: f64 = 1.6;
 
 #[test]
@@ -205,7 +206,7 @@ fn what_waits_for_a_worker_that_dies_is_read_by_its_successor() {
     let mut run = ground.run(&options, &["python3", &example("dns_responder.py")]);
     run.line("ready: ");
     let worker = support::steered::worker(&status(&ground, "dns"), 0).expect("a worker");
-    // Stopped, it reads nothing; killed, it never did.
+    // A stopped worker reads nothing, and a killed one never will.
     support::halt(worker);
     let asking = ask(&ground, 1, 50, 2);
     eventually("queries wait", || {
@@ -339,7 +340,7 @@ fn servers_of_others_are_steered_and_left_as_they_were() {
         }
         let started = Started::spawn(server(ground.path(), WORKERS));
         support::slowly("it has its sockets", || sockets() == WORKERS);
-        // It reads its zone, and then answers.
+        // It reads its zone before it answers.
         std::thread::sleep(Duration::from_millis(500));
         let mut skews = Vec::new();
         for policy in ["hash", "shortest-queue"] {
@@ -370,7 +371,7 @@ fn servers_of_others_are_steered_and_left_as_they_were() {
             skews[0] >= 2.0 && skews[1] <= QUEUES_DIFFER,
             "{name}: {skews:?}"
         );
-        // Attached and detached under load; who is there first is not replaced.
+        // It is attached and detached under load. A program that is attached already is not replaced.
         let asking = ask(&ground, 4, 2000, 4);
         for _ in 0..3 {
             let (code, text) = attach(&ground, &[]);

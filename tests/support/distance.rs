@@ -15,13 +15,13 @@ use wakeone_kernel::netns;
 
 /// Where servers listen.
 pub const NEAR: &str = "10.9.0.1";
-/// What clients connect to.
+/// Where clients connect to.
 pub const FAR: &str = "10.9.0.2";
 
-/// The longest time between two looks whether it is over.
+/// The longest time between two checks whether it is over.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A network with a delay, in this thread's network namespace. It is gone when this is dropped.
+/// A network with a delay, in this thread's network namespace. It ends when this is dropped.
 pub struct Distance {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,

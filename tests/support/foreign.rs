@@ -1,8 +1,8 @@
-//! Parsers of bytes that others wrote: whatever comes, they end, soon, and take no more memory than they may.
+//! Parsers of foreign bytes: with any input they end soon, and take bounded memory.
 //!
-//! Each parser has a folder of inputs in `tests/corpus`. All of them are tried first, then changes of them, for a second,
-//! or for as many as `WAKEONE_FUZZ_SECONDS` says. An input that a parser does not survive is made as short as it can be and
-//! written to that folder, so that it is tried for ever after.
+//! Each parser has a folder of inputs in `tests/corpus`. All of them are tried first, then mutations of them, for a
+//! second or for `WAKEONE_FUZZ_SECONDS`. An input that makes a parser fail is shortened as far as possible, and written
+//! to that folder. From then on it is tried each time.
 
 use std::cell::Cell;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,14 +17,14 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::{Config, TestError, TestRunner};
 
-/// A parser that takes so long for one input does not end.
+/// A parser that takes this long for one input counts as endless.
 const ENDLESS: Duration = Duration::from_secs(20);
-/// What a parser of inputs of some kB may add to the memory of the whole test program.
+/// The most memory that a parser of inputs of some kB may add to the whole test program.
 const MOST_MEMORY_KB: u64 = 512 << 10;
-/// No changed input is longer.
+/// The longest mutated input.
 const MOST_BYTES: usize = 64 << 10;
 
-/// Tries a parser with what is in `tests/corpus/NAME`, with these `seeds`, and with changes of both.
+/// Tries a parser with the inputs in `tests/corpus/NAME`, with these `seeds`, and with mutations of both.
 pub fn survives(name: &str, seeds: &[Vec<u8>], parse: impl Fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/corpus");
     let folder = folder.join(name);
@@ -42,7 +42,7 @@ pub fn survives(name: &str, seeds: &[Vec<u8>], parse: impl Fn(&[u8])) {
     let inputs = changed(seeds);
     let count = Cell::new(0u64);
     while Instant::now() < until {
-        // A new one each time: a runner that has had its cases tries no more.
+        // A new runner each time: one that has run its cases tries no more.
         let mut runner = TestRunner::new(Config {
             cases: 50,
             failure_persistence: None,
@@ -57,7 +57,7 @@ pub fn survives(name: &str, seeds: &[Vec<u8>], parse: impl Fn(&[u8])) {
             panic!("{why}: kept as {}", keep(&folder, &input).display());
         }
     }
-    // Not by a macro of std, whose words the harness keeps to itself.
+    // No macro of std is used, because the test harness captures its output.
     let _ = writeln!(std::io::stderr(), "{name}: {} inputs", count.get());
     let grown = resident_kb().saturating_sub(before);
     assert!(grown < MOST_MEMORY_KB, "{name} took {grown} kB");
@@ -86,7 +86,7 @@ fn keep(folder: &Path, input: &[u8]) -> PathBuf {
     path
 }
 
-/// The largest that this process has been.
+/// The largest resident memory of this process so far.
 fn resident_kb() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -173,7 +173,7 @@ impl Change {
     }
 }
 
-/// What parsers stumble over.
+/// Byte strings that often break parsers.
 const WORDS: [&[u8]; 16] = [
     b"0",
     b"-1",

@@ -13,7 +13,7 @@ use wakeone_kernel::diag::{Which, sockets};
 use wakeone_kernel::process::sockets_of;
 use wakeone_model::listener::Protocol;
 
-/// What a server is asked in.
+/// The protocol of the requests.
 #[derive(Debug, Clone)]
 pub enum Speech {
     /// `GET /echo?word=…`, and `/slow?word=…&ms=…`: the answer is the word, and any number of `x` after it.
@@ -27,7 +27,7 @@ pub enum Speech {
 struct Habit {
     /// Questions on one connection.
     kept_for: usize,
-    /// How long the worker takes at least, for the answer's sake.
+    /// Whether the worker takes some time for each answer.
     slow: bool,
 }
 
@@ -63,7 +63,7 @@ struct Kill {
     at: Instant,
 }
 
-/// What came of it.
+/// The result of a load.
 #[derive(Debug)]
 pub struct Outcome {
     /// Right answers.
@@ -72,8 +72,9 @@ pub struct Outcome {
     pub kills: usize,
     /// Questions that killed workers had accepted.
     pub lost: usize,
-    /// Reset while they were being made: the handshake's last packet met the end of the queue, or its being moved. The
-    /// kernel resets what it has just made for a listener that stopped listening meanwhile (`inet_csk_reqsk_queue_add`).
+    /// Connections that were reset while they were made: the handshake's last packet arrived while the queue ended or
+    /// was moved. The kernel resets a connection that it has just made for a listener that stopped listening meanwhile
+    /// (`inet_csk_reqsk_queue_add`).
     pub cut: usize,
     /// All other failures.
     pub wrong: Vec<String>,
@@ -86,8 +87,8 @@ pub struct Mixed {
     answers: Arc<AtomicU64>,
     threads: Vec<std::thread::JoinHandle<Vec<Unanswered>>>,
     kills: Vec<Kill>,
-    /// Of php-fpm none is killed that may hold the spin lock in the memory that all share: its master and all others would
-    /// spin for ever, with us and without.
+    /// A php-fpm worker is not killed while it may hold the spin lock in the shared memory: its master and all others
+    /// would spin for ever, with Wakeone and without.
     spares_locks: bool,
 }
 
@@ -122,7 +123,7 @@ impl Mixed {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// kill -9 of a worker. It is stopped for a moment before, so that it is known what it had accepted.
+    /// Kills a worker by kill -9. It is stopped for a moment before, to find out which connections it has accepted.
     pub fn kill(&mut self, worker: u32) {
         loop {
             halt(worker);
@@ -211,7 +212,7 @@ impl Client {
                         begun.elapsed()
                     ),
                 });
-                // Not thousands of them while nobody listens.
+                // This avoids thousands of attempts while no socket listens.
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
@@ -260,7 +261,7 @@ fn http(stream: &mut TcpStream, word: &str, ms: Option<u64>, last: bool) -> Resu
     let close = if last { "Connection: close\r\n" } else { "" };
     let question = format!("GET {path} HTTP/1.1\r\nHost: test\r\n{close}\r\n");
     stream.write_all(question.as_bytes())?;
-    // Nothing is asked before the last answer is there: there is nothing more to be read than this one.
+    // No request is sent before the last answer is there, so nothing follows this one.
     let mut stream = BufReader::new(stream);
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -283,7 +284,7 @@ fn http(stream: &mut TcpStream, word: &str, ms: Option<u64>, last: bool) -> Resu
     Ok((String::from_utf8_lossy(&body).into_owned(), kept))
 }
 
-/// What a FastCGI server answers: the body.
+/// Sends a request to a FastCGI server. Returns the body of its answer.
 pub fn fastcgi(stream: &mut TcpStream, script: &str, query: &str, keep: bool) -> Result<String> {
     let record = |kind: u8, content: &[u8]| {
         let length = (content.len() as u16).to_be_bytes();

@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: a `wakeone run` whose lines can be waited for, requests, and no remains.
+//! Code that the end-to-end tests share: a `wakeone run` whose log lines can be waited for, requests, and cleaning up.
 
 // Each test program uses its own part of this.
 #![allow(dead_code, unused_imports)]
@@ -35,12 +35,12 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Asks until the answer is yes.
+/// Repeats a check until it is true.
 pub fn eventually(what: &str, holds: impl FnMut() -> bool) {
     within(patience(), what, holds);
 }
 
-/// The same where the answer may take seconds: a server starts, or drains.
+/// Does the same where that may take seconds: a server starts, or drains.
 pub fn slowly(what: &str, holds: impl FnMut() -> bool) {
     within(long_patience(), what, holds);
 }
@@ -76,14 +76,14 @@ pub fn signal(pid: u32, signal: Signal) {
     kill_process(pid, signal).expect("kill");
 }
 
-/// Stops a process, and returns when all of its threads stand: one that still runs might accept one more, which nobody
-/// could answer then.
+/// Stops a process, and returns when all of its threads are stopped: a running thread might accept another connection,
+/// which would get no answer.
 pub fn halt(pid: u32) {
     signal(pid, Signal::STOP);
     eventually("it has stopped", || has_stopped(pid));
 }
 
-/// A folder for groups' state, and the end of every worker written down in it.
+/// A folder for groups' state. When it is dropped, it ends every worker that the state names.
 pub struct Ground {
     dir: tempfile::TempDir,
 }
@@ -127,7 +127,7 @@ impl Ground {
         self.run(options, &["python3", &server("whoami.py")])
     }
 
-    /// Runs one that must fail: its exit code and its last line.
+    /// Runs one that must fail. Returns its exit code and its last line.
     pub fn refused(&self, options: &[&str], command: &[&str]) -> (i32, String) {
         let run = self.run(options, command);
         let (status, lines) = run.wait();
@@ -186,7 +186,7 @@ impl Run {
         Self::start_heard_until(command, None)
     }
 
-    /// Starts one whose standard error nobody reads any more after a line that contains `last`.
+    /// Starts one whose standard error is no longer read after a line that contains `last`.
     pub fn start_heard_until(mut command: Command, last: Option<&'static str>) -> Self {
         let mut child = command
             .stderr(Stdio::piped())
@@ -251,7 +251,7 @@ impl Run {
         }
     }
 
-    /// Waits for `ready:`; where it listens.
+    /// Waits for `ready:`, and returns the address.
     pub fn ready(&mut self) -> SocketAddr {
         let line = self.line("ready: ");
         let address = line
@@ -263,7 +263,7 @@ impl Run {
             .unwrap_or_else(|_| panic!("no address in {line}"))
     }
 
-    /// Waits for its end: how, and all that it said. The pipe stays open as long as workers do.
+    /// Waits for its end. Returns its status and all its lines. The pipe stays open as long as workers live.
     pub fn wait(mut self) -> (ExitStatus, Vec<String>) {
         let mut status = None;
         slowly("the supervisor ends", || {
@@ -352,12 +352,12 @@ impl Asked {
     }
 }
 
-/// What the worker that gets the next connection says of itself.
+/// Returns the description that the worker of the next connection gives of itself.
 pub fn whoami(address: SocketAddr) -> Value {
     serde_json::from_str(&get(address, "/").expect("an answer")).expect("JSON")
 }
 
-/// What each of `count` workers says of itself, by slot; asks until all have answered.
+/// Returns the description of each of `count` workers, by slot. Asks until all have answered.
 pub fn everyone(address: SocketAddr, count: usize) -> Vec<Value> {
     let mut seen = vec![Value::Null; count];
     slowly("every worker answers", || {
@@ -369,12 +369,13 @@ pub fn everyone(address: SocketAddr, count: usize) -> Vec<Value> {
     seen
 }
 
-/// The pid that a worker said it has.
+/// Returns the pid in a worker's description.
 pub fn pid_of(worker: &Value) -> u32 {
     worker["pid"].as_u64().expect("pid") as u32
 }
 
-/// Clients that ask one after the other until told to stop: answers, and failures with their reason.
+/// Clients that send one request after the other until told to stop. They count answers, and failures with their
+/// reason.
 pub struct Clients {
     stop: Arc<AtomicBool>,
     answers: Arc<AtomicU64>,

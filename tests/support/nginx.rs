@@ -18,14 +18,14 @@ pub fn address() -> SocketAddr {
 /// An nginx with `reuseport`, in a network namespace of this test's thread.
 pub struct Nginx {
     pub folder: tempfile::TempDir,
-    /// What was started; the master itself unless it is a daemon.
+    /// The started process: the master itself unless it is a daemon.
     child: Child,
     /// Its master.
     pub master: u32,
 }
 
 impl Nginx {
-    /// None where the test cannot be made here.
+    /// Returns None if the test cannot run here.
     pub fn start(workers: usize) -> Option<Self> {
         Self::start_as(workers, "daemon off;")
     }
@@ -86,7 +86,7 @@ impl Nginx {
         self.master = pid_in(&self.folder.path().join("pid"));
     }
 
-    /// Waits until as many workers as that run, and none that is shutting down.
+    /// Waits until exactly that many workers run, and none of them is shutting down.
     pub fn settled(&self, workers: usize) {
         super::slowly("nginx has its workers", || self.workers().len() == workers);
     }
@@ -98,8 +98,8 @@ impl Nginx {
             .collect()
     }
 
-    /// Who holds which listener under which number: what must be the same before and after. (nginx's own channels
-    /// between its workers arrive when they arrive.)
+    /// Which process holds which listener, under which number: this must be the same before and after. (The channels
+    /// between nginx's workers appear at any time.)
     pub fn listeners(&self) -> Vec<(u32, Vec<(i32, u64)>)> {
         use wakeone_kernel::diag::{Which, sockets};
         let listening = sockets(
@@ -193,7 +193,7 @@ pub fn pid_in(file: &std::path::Path) -> u32 {
 
 /// Starts nginx in a folder, and waits until it listens.
 fn launch(folder: &std::path::Path) -> Child {
-    // It starts itself again by the name that it was started by, and looks nowhere for it.
+    // It starts itself again by the name that it was started with, without a search in PATH.
     let path = std::env::var_os("PATH").unwrap_or_default();
     let program = std::env::split_paths(&path)
         .map(|folder| folder.join("nginx"))

@@ -1,33 +1,34 @@
-//! How long tests wait for what must happen.
+//! How long tests wait for an event that must happen.
 
 #![allow(dead_code)] // not every test program waits for all of it
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// How many times slower than a machine of today this one is: an emulated one says so in `WAKEONE_TIME_SCALE`.
+/// How many times slower than a current machine this one is. On an emulated one `WAKEONE_TIME_SCALE` says so.
 pub fn slowness() -> u32 {
     let scale = std::env::var("WAKEONE_TIME_SCALE").ok();
     scale.map_or(1, |scale| scale.parse().expect("WAKEONE_TIME_SCALE"))
 }
 
-/// How long to wait for what takes milliseconds: a hundred times as long, so that a test that waits in vain fails soon.
+/// How long to wait for something that takes milliseconds: a hundred times as long, so a test that waits in vain fails
+/// soon.
 pub fn patience() -> Duration {
-    // Once a wait was in vain the program has failed: the others need not take minutes to say the same.
+    // After one wait in vain the test program has failed, and the others need not take minutes to fail too.
     let seconds = if IN_VAIN.load(Relaxed) { 1 } else { 20 };
     Duration::from_secs(seconds) * slowness()
 }
 
 static IN_VAIN: AtomicBool = AtomicBool::new(false);
 
-/// Fails the test: it waited for [`patience`] and what must happen did not.
+/// Fails the test: it waited for [`patience`], and the event did not happen.
 #[track_caller]
 pub fn in_vain(what: &str) -> ! {
     IN_VAIN.store(true, Relaxed);
     panic!("never happened: {what}");
 }
 
-/// How long to wait for what takes seconds on a busy machine: servers that start or drain, long loads.
+/// How long to wait for something that takes seconds on a busy machine: servers that start or drain, long loads.
 pub fn long_patience() -> Duration {
     Duration::from_secs(60) * slowness()
 }

@@ -1,4 +1,4 @@
-//! What the tests of servers that know nothing of Wakeone share: starting them, and ending them with all their processes.
+//! Starts servers that know nothing of Wakeone, and ends them with all their processes.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -52,7 +52,7 @@ pub fn installed(program: &str) -> bool {
     found.is_ok_and(|output| output.status.success())
 }
 
-/// Debian keeps servers where only root looks.
+/// Debian installs servers in folders that only root has in PATH.
 fn path() -> String {
     format!(
         "{}:/usr/sbin:/sbin",

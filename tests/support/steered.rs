@@ -1,4 +1,5 @@
-//! What the tests of steered groups share: a network of their own, what `status` says, and that nothing is left.
+//! Code that the tests of steered groups share: network namespaces, the output of `status`, and the check that nothing
+//! is left.
 
 use super::{Ground, WAKEONE, eventually, get, has_stopped, is_root, patience, runs};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -11,7 +12,8 @@ use std::time::Duration;
 use wakeone::paths::Paths;
 use wakeone_kernel::{cgroup, netns};
 
-/// A ground in a network namespace of this thread's own; `None`, and said, where that takes root and we are not.
+/// A ground in a new network namespace of this thread. Returns `None`, with a message, if the test does not run as
+/// root.
 pub fn isolated() -> Option<Ground> {
     if !is_root() {
         eprintln!("skipped: only root can make a network namespace and steer in it");
@@ -21,7 +23,7 @@ pub fn isolated() -> Option<Ground> {
     Some(Ground::new())
 }
 
-/// Whether long, heavy loads and times are wanted: `WAKEONE_SOAK=1`, on a machine that has nothing else to do.
+/// Whether long, heavy loads are wanted: `WAKEONE_SOAK=1`, on an idle machine.
 pub fn soak() -> bool {
     std::env::var_os("WAKEONE_SOAK").is_some_and(|value| value == "1")
 }
@@ -29,7 +31,7 @@ pub fn soak() -> bool {
 /// The reference server, a blocking worker, under `wakeone run`.
 pub const PREFORKED: [&str; 4] = [WAKEONE, "serve", "--model", "preforked"];
 
-/// Another command of ours on the groups of this ground.
+/// Runs another `wakeone` command on the groups of this ground.
 pub fn wakeone(ground: &Ground, arguments: &[&str]) -> Output {
     let mut command = Command::new(WAKEONE);
     command
@@ -39,13 +41,13 @@ pub fn wakeone(ground: &Ground, arguments: &[&str]) -> Output {
     command.output().expect("wakeone starts")
 }
 
-/// Lines of what was said on standard error.
+/// Returns the lines on standard error.
 pub fn said(output: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stderr);
     text.lines().map(str::to_owned).collect()
 }
 
-/// What `status --json` says of a group.
+/// Returns the entry of a group in `status --json`.
 pub fn status(ground: &Ground, name: &str) -> Value {
     let output = wakeone(ground, &["status", name, "--json"]);
     assert!(output.status.success(), "{:?}", said(&output));
@@ -53,17 +55,17 @@ pub fn status(ground: &Ground, name: &str) -> Value {
     status["groups"][0].clone()
 }
 
-/// Has connections come until an agent has died of moving a queue (`WAKEONE_TEST_DIE=moving`).
+/// Makes connections until an agent dies in a move (`WAKEONE_TEST_DIE=moving`).
 pub fn die_while_moving(agent: u32, address: SocketAddr) {
     have_moved(address, "the agent dies of moving a queue", || !runs(agent));
 }
 
-/// The same until it is stopped there (`WAKEONE_TEST_DIE=stopped`).
+/// Makes connections until an agent is stopped in a move (`WAKEONE_TEST_DIE=stopped`).
 pub fn stop_while_moving(agent: u32, address: SocketAddr) {
     have_moved(address, "the agent stops in a move", || has_stopped(agent));
 }
 
-/// One request after the other keeps a worker for long, and what comes to its queue meanwhile waits while others are idle.
+/// One request after the other keeps a worker for long. Connections in its queue wait meanwhile, and others are idle.
 fn have_moved(address: SocketAddr, what: &str, over: impl Fn() -> bool) {
     eventually(what, || {
         std::thread::spawn(move || get(address, "/work?us=200000&kind=sleep"));
@@ -99,7 +101,7 @@ pub fn signal_all(worker: u32, signal: Signal) {
     kill_process_group(leader, signal).expect("kill");
 }
 
-/// Stops all processes of a worker, and returns when all of them stand: one that still runs might accept one more.
+/// Stops all processes of a worker, and returns when all are stopped: a running one might accept another connection.
 pub fn stop_all(worker: u32) {
     signal_all(worker, Signal::STOP);
     eventually("all of the worker stand", || {
@@ -119,8 +121,8 @@ fn group_of(leader: u32) -> Vec<u32> {
     .collect()
 }
 
-/// Waits until no connection is open, then checks that every one that was counted in was counted out, that their number
-/// is `connections`, and that the program always chose itself. Returns the status.
+/// Waits until no connection is open. Then checks that every counted connection was counted out, that their number is
+/// `connections`, and that the program made every choice. Returns the status.
 pub fn assert_counts_are_exact(ground: &Ground, name: &str, connections: u64) -> Value {
     eventually("every connection is counted out", || {
         let group = status(ground, name);
@@ -136,9 +138,9 @@ pub fn assert_counts_are_exact(ground: &Ground, name: &str, connections: u64) ->
     group
 }
 
-/// Nothing is left of any group of this ground: pins, cgroups, mounts, files, processes.
+/// Checks that no group of this ground left anything: pins, cgroups, mounts, files, processes.
 ///
-/// Processes are known by their network namespace, which is that of the calling thread, and nobody else's.
+/// It finds processes by their network namespace, which is that of the calling thread alone.
 pub fn assert_nothing_left(ground: &Ground) {
     let paths = Paths::of(&ground.runtime());
     assert!(!paths.pins.exists(), "pins: {}", tree(&paths.pins));
@@ -168,7 +170,7 @@ fn tree(path: &Path) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Cgroups of this runtime folder's groups, wherever they are.
+/// Returns the cgroups of this runtime folder's groups, wherever they are.
 pub fn cgroups(paths: &Paths) -> Vec<PathBuf> {
     let prefix = paths.cgroup_name("");
     let mut found = Vec::new();
