@@ -247,14 +247,14 @@ fn a_queue_that_was_being_moved_when_its_supervisor_died_is_opened_by_the_next()
         [0, 1, 2].map(|slot| number(&group, slot, "established"))
     };
     let before = established();
-    for _ in 0..30 {
-        get(at, "/").expect("an answer");
-    }
-    let after = established();
-    assert!(
-        (0..3).all(|slot| after[slot] >= before[slot] + 5),
-        "{before:?}, {after:?}"
-    );
+    // Requests from before may keep a worker for a moment: then it is stuck, and passed over.
+    eventually("each worker gets connections", || {
+        for _ in 0..30 {
+            get(at, "/").expect("an answer");
+        }
+        let after = established();
+        (0..3).all(|slot| after[slot] >= before[slot] + 5)
+    });
     second.stop();
     drop(first);
     assert_nothing_left(&ground);

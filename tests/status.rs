@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use support::nginx::{Nginx, PORT};
-use support::steered::{PREFORKED, isolated, number, said, status, wakeone, worker};
+use support::steered::{PREFORKED, WEB_BY_HASH, isolated, number, said, status, wakeone, worker};
 use support::{Ground, WAKEONE, eventually};
 
 /// A worker that calls listen() itself on the listener that it was given, with a backlog of its own.
@@ -51,17 +51,7 @@ fn the_limit_of_a_queue_is_the_one_that_it_has() {
 #[test]
 fn a_group_has_many_names_and_fits_the_screen() {
     let Some(ground) = isolated() else { return };
-    let options = [
-        "-w",
-        "2",
-        "-l",
-        "127.0.0.1:8080",
-        "--name",
-        "web",
-        "--policy",
-        "hash",
-    ];
-    let mut run = ground.run(&options, &PREFORKED);
+    let mut run = ground.run(&WEB_BY_HASH, &PREFORKED);
     let address: SocketAddr = run.ready();
     drop(TcpStream::connect(address).expect("connects"));
     let pid = worker(&status(&ground, "web"), 0)

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use support::steered::{PREFORKED, isolated, said, status};
+use support::steered::{PREFORKED, WEB_BY_HASH, isolated, said, status};
 use support::{WAKEONE, eventually, server, signal};
 
 /// A prefork server with three workers, and a client that sends requests all the time.
@@ -370,19 +370,7 @@ fn type_in(script: &mut Child, keys: &[u8]) {
 #[test]
 fn a_steered_group_is_told_and_changed_by_keys() {
     let Some(ground) = isolated() else { return };
-    let mut run = ground.run(
-        &[
-            "-w",
-            "2",
-            "-l",
-            "127.0.0.1:8080",
-            "--name",
-            "web",
-            "--policy",
-            "hash",
-        ],
-        &PREFORKED,
-    );
+    let mut run = ground.run(&WEB_BY_HASH, &PREFORKED);
     run.ready();
     let runtime = ground.runtime().display().to_string();
     let arguments = [":8080", "--no-tracing", "--runtime-dir", &runtime];

@@ -31,6 +31,18 @@ pub fn soak() -> bool {
 /// The reference server, a blocking worker, under `wakeone run`.
 pub const PREFORKED: [&str; 4] = [WAKEONE, "serve", "--model", "preforked"];
 
+/// Options of `wakeone run` for a group of two workers whose policy a test shows or changes.
+pub const WEB_BY_HASH: [&str; 8] = [
+    "-w",
+    "2",
+    "-l",
+    "127.0.0.1:8080",
+    "--name",
+    "web",
+    "--policy",
+    "hash",
+];
+
 /// Runs another `wakeone` command on the groups of this ground.
 pub fn wakeone(ground: &Ground, arguments: &[&str]) -> Output {
     let mut command = Command::new(WAKEONE);

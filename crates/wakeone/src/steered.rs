@@ -27,7 +27,7 @@ use crate::supervisor::state::{self, GroupDir, State, StateError, Task};
 pub struct Origin {
     /// The address of its sockets.
     pub listen: Endpoint,
-    /// Length of each accept queue; 0 if the server decides it.
+    /// Length of each accept queue, see [`SteeredGroup::set_backlog`]; 0 if the server decides it.
     pub backlog: i32,
     /// The command that made it: see [`Task::command`].
     pub command: Vec<String>,
@@ -237,6 +237,11 @@ impl SteeredGroup {
             Some(agent) => agent.between_looks(act),
             None => act(),
         }
+    }
+
+    /// Notes that its server listens with another backlog now.
+    pub fn set_backlog(&mut self, backlog: i32) {
+        self.origin.backlog = backlog;
     }
 
     /// Writes the state.

@@ -242,6 +242,9 @@ impl Shared {
     /// It listens again, perhaps with another backlog.
     pub fn listens_again(&mut self, listener: &OwnedFd) {
         self.backlog = backlog(listener.as_fd());
+        if let Some(group) = &mut self.group {
+            group.set_backlog(self.backlog);
+        }
         self.closed = false;
     }
 
