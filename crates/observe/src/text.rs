@@ -233,7 +233,7 @@ fn queues(queues: &[Queue], bytes: bool, style: Style) -> Vec<String> {
 fn served_by(queue: &Queue) -> String {
     let pids: Vec<String> = queue.pids.iter().take(8).map(u32::to_string).collect();
     match (queue.kept_by, pids.is_empty()) {
-        (Some(keeper), _) => format!("nobody: {keeper} keeps it as a last resort"),
+        (Some(keeper), _) => format!("nobody ({keeper} keeps it)"),
         (None, true) => "nobody seen".into(),
         (None, false) => {
             let more = if queue.pids.len() > 8 { ", …" } else { "" };

@@ -466,11 +466,14 @@ impl Splitter {
     /// Logs how the server ended, and how many queues it was given.
     fn tell_end(&self, code: Option<&u8>) {
         let how = code.map_or(String::new(), |code| format!(" with status {code}"));
+        let queues = match self.given {
+            0 => "no queue".to_owned(),
+            given => counted(given, "queues"),
+        };
         tracing::info!(
             event = "end",
             queues = self.given,
-            "the server ended{how}; {} of its own were given out",
-            counted(self.given, "queues")
+            "the server ended{how}; its workers had been given {queues} of their own",
         );
     }
 
