@@ -62,7 +62,7 @@ fn ab(server: &Server, name: &str) {
         let counted = visits(server) - before - 1;
         assert!(
             (300..=310).contains(&counted),
-            "{name}: {counted} were counted of 300"
+            "{name}: {counted} were counted of 300: {report}"
         );
     }
 }
