@@ -217,8 +217,11 @@ fn a_server_that_has_closed_its_listener_and_listens_nowhere_is_never_ready() {
     const WAITS: &str = "import os, select; os.close(3); select.select([os.pipe()[0]], [], [])";
     const SLEEPS: &str = "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(600)";
     let servers: [(&[&str], &str); 2] = [
-        (&["python3", "-c", WAITS], "give it the listener by {fd}"),
-        (&["python3", "-c", SLEEPS, "{fd}"], "its command names {fd}"),
+        (&["python3", "-ISc", WAITS], "give it the listener by {fd}"),
+        (
+            &["python3", "-ISc", SLEEPS, "{fd}"],
+            "its command names {fd}",
+        ),
     ];
     for (server, hint) in servers {
         let ground = Ground::new();

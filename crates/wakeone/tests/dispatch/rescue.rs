@@ -605,8 +605,13 @@ fn leave_in_time_wait(ground: &Ground, count: usize) {
         let from = std::net::SocketAddr::from((from, 10_000 + (number % 10_000) as u16));
         rustix::net::bind(&client, &from).expect("bind");
         rustix::net::connect(&client, &to).expect("connect");
-        let slot = (0..ground.listeners.len()).find(|slot| ground.queues()[*slot] > 0);
-        let listener = &ground.listeners[slot.expect("it waits somewhere")];
+        let mut slot = None;
+        // connect() may return before the listener has got the last segment of the handshake.
+        wait("it is in a queue", || {
+            slot = ground.queues().iter().position(|queue| *queue > 0);
+            slot.is_some()
+        });
+        let listener = &ground.listeners[slot.expect("a slot")];
         // The side that closes first keeps the port.
         drop(listener.accept().expect("accept"));
         drop(client);
