@@ -296,6 +296,22 @@ fn a_rolling_restart_loses_nothing() {
 }
 
 #[test]
+fn the_socket_that_reserves_the_address_is_not_taken_for_a_listener_of_the_server() {
+    let Some(ground) = isolated() else { return };
+    let options = ["-w", "1", "-l", AT, "--name", "web", "--lookup"];
+    let mut run = ground.run(&options, &["sleep", "600"]);
+    run.line("does not accept yet");
+    run.line("was never seen to accept");
+    run.ready();
+    let lines = run.stop();
+    assert!(
+        !lines.iter().any(|line| line.contains("is not ready")),
+        "{lines:?}"
+    );
+    assert_nothing_left(&ground);
+}
+
+#[test]
 fn who_looks_at_the_address_is_told_where_the_queues_are() {
     let Some(ground) = isolated() else { return };
     let mut run = ground.run(&OPTIONS, &PREFORKED);

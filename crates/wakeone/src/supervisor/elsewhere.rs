@@ -18,14 +18,15 @@ pub struct Whereabouts {
     pub elsewhere: Option<SocketAddr>,
 }
 
-/// Looks at a worker that was given the listeners with these inodes.
-pub fn look(pid: u32, given: &[u64]) -> Whereabouts {
+/// Looks at a worker that was given the listeners with these inodes. It also has the sockets that reserve public addresses,
+/// which listen but get no connections.
+pub fn look(pid: u32, given: &[u64], reserved: &[u64]) -> Whereabouts {
     let held = held_by_tree(pid);
     let holds = given.iter().any(|inode| held.contains(inode));
     let listening = diag::sockets(Protocol::Tcp, Which::Listening, 0).unwrap_or_default();
-    let own = listening
-        .iter()
-        .find(|entry| held.contains(&entry.socket.inode) && !given.contains(&entry.socket.inode));
+    let is_own =
+        |inode| held.contains(inode) && !given.contains(inode) && !reserved.contains(inode);
+    let own = listening.iter().find(|entry| is_own(&entry.socket.inode));
     Whereabouts {
         holds,
         elsewhere: own.map(|entry| entry.local),
@@ -64,14 +65,14 @@ mod tests {
     fn a_listener_that_was_not_given_is_found() {
         let given = TcpListener::bind("127.0.0.1:0").expect("bind");
         let inode = inode_of(&given).expect("inode");
-        let seen = look(std::process::id(), &[inode]);
+        let seen = look(std::process::id(), &[inode], &[]);
         assert!(seen.holds);
         // Other tests of this program listen as well.
         let other = TcpListener::bind("127.0.0.1:0").expect("bind");
-        let seen = look(std::process::id(), &[inode]);
+        let seen = look(std::process::id(), &[inode], &[]);
         assert!(seen.elsewhere.is_some());
         drop((given, other));
-        assert!(!look(std::process::id(), &[inode]).holds);
+        assert!(!look(std::process::id(), &[inode], &[]).holds);
     }
 
     #[test]

@@ -39,6 +39,8 @@ enum Verdict {
 struct Sight<'a> {
     /// The inodes of its listeners.
     given: &'a [u64],
+    /// The inodes of the sockets that reserve public addresses, which every worker has as well.
+    reserved: &'a [u64],
     /// Whether it waits in accept, epoll or poll; `None`: unknown.
     accepting: Option<bool>,
     /// Earlier workers of the slot were seen to accept.
@@ -60,6 +62,7 @@ impl Watch<'_> {
     /// Gives connections to the worker of a slot once it is ready.
     pub(super) fn greet_worker(&mut self, slot: usize) {
         let accepting = self.steer.accepting(slot);
+        let reserved = self.reserving();
         let place = &mut self.group.slots[slot];
         let given = slot::inodes(&place.listeners);
         let seen = place.seen;
@@ -70,6 +73,7 @@ impl Watch<'_> {
         let accepting = accepting.or_else(|| sees_accept(worker.process.pid(), &given));
         let sight = Sight {
             given: &given,
+            reserved: &reserved,
             accepting,
             seen,
             patient: seen && self.roll.is_some(),
@@ -83,6 +87,7 @@ impl Watch<'_> {
 
     /// The same for a worker that starts beside another. The rolling restart gives it connections.
     pub(super) fn greet_successor(&mut self, slot: usize) {
+        let reserved = self.reserving();
         let place = &mut self.group.slots[slot];
         let Some(worker) = &mut place.successor else {
             return;
@@ -91,6 +96,7 @@ impl Watch<'_> {
         let accepting = sees_accept(worker.process.pid(), &given);
         let sight = Sight {
             given: &given,
+            reserved: &reserved,
             accepting,
             seen: place.seen,
             patient: place.seen,
@@ -99,6 +105,12 @@ impl Watch<'_> {
             worker.ready = true;
             place.seen |= accepting == Some(true);
         }
+    }
+
+    /// The inodes of the sockets that reserve public addresses.
+    fn reserving(&self) -> Vec<u64> {
+        let reserved = self.group.reserved.iter().flatten();
+        slot::inodes(reserved.map(|one| &one.socket))
     }
 }
 
@@ -143,12 +155,12 @@ impl Worker {
         match sight.accepting {
             None if ran < ALIVE_IS_READY => Verdict::NotYet,
             None => Verdict::Ready,
-            Some(true) => match self.whereabouts(sight.given) {
+            Some(true) => match self.whereabouts(sight) {
                 Whereabouts { holds: true, .. } => Verdict::Ready,
                 Whereabouts { elsewhere, .. } => nobody_accepts(elsewhere, ran),
             },
             Some(false) if ran < LOOK_ELSEWHERE => Verdict::NotYet,
-            Some(false) => match self.whereabouts(sight.given) {
+            Some(false) => match self.whereabouts(sight) {
                 Whereabouts {
                     holds: true,
                     elsewhere: None,
@@ -162,11 +174,11 @@ impl Worker {
         }
     }
 
-    fn whereabouts(&mut self, given: &[u64]) -> Whereabouts {
+    fn whereabouts(&mut self, sight: &Sight<'_>) -> Whereabouts {
         match self.looked {
             Some((when, seen)) if when.elapsed() < LOOK_AGAIN => seen,
             _ => {
-                let seen = elsewhere::look(self.process.pid(), given);
+                let seen = elsewhere::look(self.process.pid(), sight.given, sight.reserved);
                 self.looked = Some((Instant::now(), seen));
                 seen
             }

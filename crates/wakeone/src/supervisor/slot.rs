@@ -294,8 +294,8 @@ impl Slot {
     }
 }
 
-/// The inodes of listeners, by which they are found among a process's descriptors.
-pub fn inodes(listeners: &[OwnedFd]) -> Vec<u64> {
+/// The inodes of sockets, by which they are found among a process's descriptors.
+pub fn inodes<'a>(sockets: impl IntoIterator<Item = &'a OwnedFd>) -> Vec<u64> {
     let inode = |fd| inode_of(fd).unwrap_or(0);
-    listeners.iter().map(inode).collect()
+    sockets.into_iter().map(inode).collect()
 }
