@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::capability::Capability;
 use wakeone_kernel::recount::{self, Callbacks, Uncounted};
 use wakeone_kernel::{capability, cgroup, diag, process};
 use wakeone_model::accept::Shape;
@@ -21,6 +20,7 @@ use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::metrics::Source;
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
+use crate::privileges::{self, FOR_LOADING};
 use crate::slot_sockets::RemoteFd;
 use crate::steer::SteerEvent;
 use crate::steered::{Origin, SteeredGroup};
@@ -428,11 +428,11 @@ impl Attached {
         let mut group = SteeredGroup::take(&paths.runtime, &candidate.name, origin)?;
         let kept = group.was_attached()?;
         let (dispatcher, recounted) =
-            capability::with(&FOR_ATTACHING, || load(&candidate, wish, paths, kept))?;
+            capability::with(&FOR_LOADING, || load(&candidate, wish, paths, kept))?;
         // Before the agent's thread starts: it has what we have now.
-        drop_capabilities();
+        privileges::keep_for_attaching();
         let policy = dispatcher.policy();
-        let uncounted = capability::with(&FOR_ATTACHING, || uncounted(&dispatcher));
+        let uncounted = capability::with(&FOR_LOADING, || uncounted(&dispatcher));
         let config = AgentConfig {
             rescue: wish.rescue,
             stuck_after: wish.stuck_after,
@@ -584,7 +584,7 @@ impl Attached {
 
     /// Returns the source of its metrics.
     pub fn source(&self, paths: &Paths, tracing: bool) -> Source {
-        capability::with(&FOR_ATTACHING, || self.group.source(paths, tracing))
+        capability::with(&FOR_LOADING, || self.group.source(paths, tracing))
     }
 
     /// Returns the events since the last call, with moves summed up for the log.
@@ -697,31 +697,6 @@ fn held(slots: &BTreeMap<u32, Vec<usize>>) -> Vec<(u64, usize)> {
         held.extend(sockets.into_iter().zip(slots.iter().copied().cycle()));
     }
     held
-}
-
-/// The capabilities for attaching. They stay permitted, without effect, for a server that comes back.
-pub(crate) const FOR_ATTACHING: [Capability; 5] = [
-    Capability::CAP_BPF,
-    Capability::CAP_PERFMON,
-    Capability::CAP_NET_ADMIN,
-    Capability::CAP_SYS_ADMIN,
-    Capability::CAP_DAC_OVERRIDE,
-];
-
-/// Keeps the capabilities for looking at other users' servers and borrowing their listeners; drops the rest.
-fn drop_capabilities() {
-    let keep = [
-        Capability::CAP_SYS_PTRACE,
-        Capability::CAP_DAC_READ_SEARCH,
-        Capability::CAP_SYS_NICE,
-    ];
-    // Possible here because nothing is executed from here on.
-    if let Err(error) = capability::forbid_root() {
-        tracing::debug!("root may run programs with all capabilities: {error}");
-    }
-    if let Err(error) = capability::keep_only(&keep, &FOR_ATTACHING) {
-        tracing::debug!("keeping all capabilities: {error}");
-    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use wakeone_observe::{Found, Target, find};
 use crate::attach::{self, Attached, Presence, SteeringConfig};
 use crate::metrics::Monitor;
 use crate::paths::Paths;
+use crate::privileges::FOR_LOADING;
 use crate::repair::repair_all;
 use crate::steer::SteerEvent;
 
@@ -334,7 +335,7 @@ impl AttachManager {
             return events;
         }
         // The search does not find a listener that an earlier agent left closed.
-        capability::with(&attach::FOR_ATTACHING, || repair_all(&self.paths));
+        capability::with(&FOR_LOADING, || repair_all(&self.paths));
         for (found, wish) in self.there(&mut events) {
             let address = place(found.listener.protocol, found.listener.address);
             if self.groups.contains_key(&address) || self.given_up.contains(&address) {

@@ -8,14 +8,17 @@ use std::time::Duration;
 use wakeone_kernel::capability::{self, Capability};
 use wakeone_kernel::cgroup;
 use wakeone_kernel::socket::{self, ClassicChoice};
+use wakeone_model::listener::Protocol;
 
-use crate::agent::{Agent, AgentConfig, duplicate};
-use crate::agent_set::AgentSet;
+use crate::agent::set::AgentSet;
+use crate::agent::{Agent, AgentConfig};
 use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::metrics::{self, Monitor, Source};
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
+use crate::privileges::{self, FOR_THE_END};
 use crate::repair::repair_all;
+use crate::slot_sockets::duplicate;
 use crate::steer::{Steer, Unsteered};
 use crate::supervisor::listen::Endpoint;
 use crate::supervisor::state::MOST_SLOTS;
@@ -139,7 +142,8 @@ impl Group {
         if wish.metrics_tracing {
             source = source.traced(supervisor.endpoints().iter().map(|at| at.address));
         }
-        drop_capabilities(options);
+        // The names were checked when the supervisor was made.
+        privileges::keep_for_supervising(kept_capabilities(&options.keep_caps).unwrap_or_default());
         let mut cgroup = ground.cgroup.map(|cgroup| cgroup.path);
         let mut agents = Vec::new();
         for dispatcher in dispatchers {
@@ -147,7 +151,7 @@ impl Group {
                 rescue: wish.rescue != Some(false),
                 stuck_after: wish.stuck_after,
             };
-            let connections = !dispatcher.datagrams();
+            let connections = dispatcher.protocol() == Protocol::Tcp;
             let agent = Agent::start(dispatcher, config, paths.clone(), cgroup.take());
             // Datagrams in UDP sockets cannot be moved, so there is no rescue.
             if connections {
@@ -616,32 +620,5 @@ impl Datagrams<'_> {
             "{error}. Going on with {policy}: {kept}, and a stuck worker goes on getting its share"
         );
         Ok((None, policy))
-    }
-}
-
-/// Further capabilities that removing a group needs: for a cgroup below a folder without write permission, for a mount,
-/// and before that for filters that keep new connections from its listeners.
-pub(crate) const FOR_THE_END: [Capability; 3] = [
-    Capability::CAP_DAC_OVERRIDE,
-    Capability::CAP_SYS_ADMIN,
-    Capability::CAP_NET_ADMIN,
-];
-
-/// Keeps the capabilities for starting, watching and ending workers, and drops the rest: nothing is loaded from here
-/// on.
-fn drop_capabilities(options: &Options) {
-    let mut keep = vec![
-        Capability::CAP_SETUID,
-        Capability::CAP_SETGID,
-        Capability::CAP_SETPCAP,
-        Capability::CAP_KILL,
-        Capability::CAP_SYS_NICE,
-        Capability::CAP_SYS_PTRACE,
-        Capability::CAP_DAC_READ_SEARCH,
-    ];
-    // The names were checked when the supervisor was made.
-    keep.extend(kept_capabilities(&options.keep_caps).unwrap_or_default());
-    if let Err(error) = capability::keep_only(&keep, &FOR_THE_END) {
-        tracing::debug!("keeping all capabilities: {error}");
     }
 }

@@ -107,3 +107,15 @@ impl SlotSockets {
         }
     }
 }
+
+/// Duplicates listeners, by slot, then by address, as descriptors of our own.
+///
+/// # Errors
+/// Out of descriptors.
+pub fn duplicate<'a>(
+    listeners: impl Iterator<Item = Vec<&'a OwnedFd>>,
+) -> std::io::Result<Vec<Vec<OwnedFd>>> {
+    listeners
+        .map(|slot| slot.into_iter().map(OwnedFd::try_clone).collect())
+        .collect()
+}

@@ -12,10 +12,10 @@ use wakeone_kernel::{bpf, capability};
 
 use crate::agent::{Agent, AgentConfig};
 use crate::dispatcher::Dispatcher;
-use crate::group::FOR_THE_END;
 use crate::metrics::Source;
 use crate::move_log::MoveLog;
 use crate::paths::Paths;
+use crate::privileges::FOR_THE_END;
 use crate::slot_sockets::RemoteFd;
 use crate::steer::{Steer, SteerEvent};
 use crate::supervisor::listen::Endpoint;
@@ -153,11 +153,7 @@ impl SteeredGroup {
                     agent.with_dispatcher(|d| d.lend(slot, remote));
                 }
                 Some(_) => {}
-                None => {
-                    slot = agent
-                        .with_dispatcher(|d| d.join(cookie, remote))
-                        .transpose()?
-                }
+                None => slot = Some(agent.with_dispatcher(|d| d.join(cookie, remote))?),
             }
             if let Some((slot, worker)) = slot.zip(worker) {
                 agent.worker_up(slot, worker);
@@ -195,7 +191,10 @@ impl SteeredGroup {
     pub fn leave(&mut self, cookie: u64) -> bool {
         let left = self.seats.remove(&cookie).and_then(|seated| seated.slot);
         match (left, &self.agent) {
-            (Some(slot), Some(agent)) => agent.with_dispatcher(|d| d.leave(slot)).is_some(),
+            (Some(slot), Some(agent)) => {
+                agent.with_dispatcher(|d| d.leave(slot));
+                true
+            }
             _ => false,
         }
     }
@@ -299,7 +298,7 @@ impl SteeredGroup {
     /// Returns the slots. Where the kernel's hash chooses, sockets are numbered instead.
     fn slots(&self) -> Vec<state::Slot> {
         let count = match &self.agent {
-            Some(agent) => agent.with_dispatcher(|d| d.slots()).unwrap_or(0),
+            Some(agent) => agent.with_dispatcher(|d| d.slots()),
             None => self.seats.len(),
         };
         let empty = || state::Slot {

@@ -28,13 +28,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use wakeone_kernel::capability::{self, Capability};
+use wakeone_kernel::capability;
 use wakeone_kernel::{clone_listener, procfs, socket};
 use wakeone_shim::protocol::Reply;
 
 use crate::metrics::{self, Monitor};
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
+use crate::privileges;
 use crate::supervisor::adopt::inode_of;
 use broker::{Answer, Broker, QueueRequest};
 use left::WakeReply;
@@ -168,7 +169,7 @@ pub fn run(options: &Options) -> Result<u8, Error> {
     let mut broker = Broker::open().map_err(own("opening the broker's socket"))?;
     let mut server = Server::start(&options.command, &library.path(), &broker.variable())
         .map_err(|source| Error::Start { command, source })?;
-    drop_capabilities();
+    privileges::keep_for_splitting();
     let mut splitter = Splitter::new(options, steering, server.pid());
     // The server runs already: it works as well without metrics.
     match Monitor::start(http) {
@@ -210,35 +211,6 @@ fn steering(options: &Options) -> Result<Steering, Error> {
             policy,
             missing: missing.join(" and "),
         }),
-    }
-}
-
-/// Drops the capabilities that are not needed for making sockets like another's, watching the server's processes and
-/// passing on signals. Those for loading programs stay permitted.
-fn drop_capabilities() {
-    let keep = [
-        Capability::CAP_NET_BIND_SERVICE,
-        Capability::CAP_NET_RAW,
-        Capability::CAP_NET_ADMIN,
-        Capability::CAP_CHOWN,
-        Capability::CAP_FOWNER,
-        Capability::CAP_KILL,
-        Capability::CAP_SYS_PTRACE,
-        Capability::CAP_DAC_READ_SEARCH,
-        Capability::CAP_SYS_NICE,
-    ];
-    let reserve = [
-        Capability::CAP_BPF,
-        Capability::CAP_PERFMON,
-        Capability::CAP_SYS_ADMIN,
-        Capability::CAP_DAC_OVERRIDE,
-    ];
-    // The server was started before, so this does not apply to it.
-    if let Err(error) = capability::forbid_root() {
-        tracing::debug!("root may run programs with all capabilities: {error}");
-    }
-    if let Err(error) = capability::keep_only(&keep, &reserve) {
-        tracing::debug!("keeping all capabilities: {error}");
     }
 }
 

@@ -18,12 +18,13 @@ use wakeone_model::listener::Protocol;
 
 use super::SteeringConfig;
 use super::left::{OrphanedQueues, WakeReply, is_readable};
-use super::shared::{FOR_LOADING, Reason, Worker, polls, waits};
+use super::shared::{Reason, Worker, polls, waits};
 use crate::agent::AgentConfig;
 use crate::attach::name_of;
 use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::metrics::Source;
 use crate::paths::Paths;
+use crate::privileges::FOR_LOADING;
 use crate::slot_sockets::RemoteFd;
 use crate::steer::SteerEvent;
 use crate::steered::{Origin, SteeredGroup};

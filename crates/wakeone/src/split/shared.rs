@@ -8,9 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use wakeone_kernel::capability::{self, Capability};
 use wakeone_kernel::procfs::Processes;
-use wakeone_kernel::{cgroup, clone_listener, diag, process, procfs, socket};
+use wakeone_kernel::{capability, cgroup, clone_listener, diag, process, procfs, socket};
 use wakeone_model::listener::{Protocol, Wait};
 use wakeone_shim::protocol::How;
 
@@ -20,6 +19,7 @@ use crate::attach::name_of;
 use crate::dispatcher::{Dispatcher, Plan};
 use crate::metrics::Source;
 use crate::paths::Paths;
+use crate::privileges::FOR_LOADING;
 use crate::slot_sockets::RemoteFd;
 use crate::steer::SteerEvent;
 use crate::steered::{Origin, SteeredGroup};
@@ -27,14 +27,6 @@ use crate::supervisor::adopt::inode_of;
 use crate::supervisor::listen::Endpoint;
 use crate::supervisor::state::{self, MOST_SLOTS};
 
-/// The capabilities for loading programs. They stay permitted all the time, since servers may listen at any time.
-pub const FOR_LOADING: [Capability; 5] = [
-    Capability::CAP_BPF,
-    Capability::CAP_PERFMON,
-    Capability::CAP_NET_ADMIN,
-    Capability::CAP_SYS_ADMIN,
-    Capability::CAP_DAC_OVERRIDE,
-];
 /// How often to look for processes that wait on the shared socket unknown to the library.
 const LOOK_ROUND: Duration = Duration::from_secs(1);
 
