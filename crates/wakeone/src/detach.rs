@@ -10,9 +10,8 @@ use wakeone_kernel::{bpf, cgroup, process, socket};
 
 use crate::control;
 use crate::dispatcher::sweep_halves;
-use crate::group::DATAGRAM_SUFFIX;
 use crate::named;
-use crate::paths::Paths;
+use crate::paths::{DATAGRAM_SUFFIX, Paths};
 use crate::policy::Policy;
 use crate::repair::repair;
 use crate::split;

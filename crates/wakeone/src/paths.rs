@@ -16,6 +16,9 @@ const OWN_BPFFS: &str = ".bpf";
 /// The runtime folder of root.
 const SYSTEM_RUNTIME: &str = "/run/wakeone";
 
+/// The end of the name of a group's UDP part, if the group has another part.
+pub const DATAGRAM_SUFFIX: &str = "-udp";
+
 /// The paths of all groups of one runtime folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {

@@ -5,8 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use wakeone_kernel::process;
 
-use crate::supervisor::adopt::inode_of;
-
 /// A listener that another process holds. It is borrowed for a moment at a time. A descriptor that is kept would keep
 /// the listener in its group after the server has closed it, and swallow connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,4 +116,12 @@ pub fn duplicate<'a>(
     listeners
         .map(|slot| slot.into_iter().map(OwnedFd::try_clone).collect())
         .collect()
+}
+
+/// The inode of a descriptor, which identifies a socket as long as it lives.
+///
+/// # Errors
+/// fstat(2) fails.
+pub fn inode_of(fd: impl AsFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(fd)?.st_ino)
 }

@@ -45,8 +45,8 @@ use crate::dispatcher::{self, Dispatcher, Plan};
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
 use crate::slot_sockets::RemoteFd;
+use crate::slot_sockets::inode_of;
 use crate::steered::{Origin, SteeredGroup};
-use crate::supervisor::adopt::inode_of;
 use crate::supervisor::listen::{self, Endpoint, ListenError};
 use crate::supervisor::state::{self, StateError};
 

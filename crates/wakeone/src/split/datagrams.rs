@@ -6,7 +6,7 @@ use super::broker::QueueRequest;
 use super::readers::{QueueGrant, Readers};
 use super::shared::Reason;
 use super::{MOST_LISTENERS, Splitter, Steering, peek_name};
-use crate::supervisor::adopt::inode_of;
+use crate::slot_sockets::inode_of;
 
 impl Splitter {
     /// The group to which a UDP socket or queue belongs.

@@ -36,7 +36,7 @@ use crate::metrics::{self, Monitor};
 use crate::paths::Paths;
 use crate::policy::{Affinity, Policy};
 use crate::privileges;
-use crate::supervisor::adopt::inode_of;
+use crate::slot_sockets::inode_of;
 use broker::{Answer, Broker, QueueRequest};
 use left::WakeReply;
 use library::Library;

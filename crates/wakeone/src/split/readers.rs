@@ -26,9 +26,9 @@ use crate::metrics::Source;
 use crate::paths::Paths;
 use crate::privileges::FOR_LOADING;
 use crate::slot_sockets::RemoteFd;
+use crate::slot_sockets::inode_of;
 use crate::steer::SteerEvent;
 use crate::steered::{Origin, SteeredGroup};
-use crate::supervisor::adopt::inode_of;
 use crate::supervisor::listen::Endpoint;
 use crate::supervisor::state::{self, MOST_SLOTS};
 
