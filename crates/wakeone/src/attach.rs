@@ -521,7 +521,7 @@ impl Attached {
 
     /// Gives a socket its slot, or notes who serves it now. Returns whether anything changed.
     fn settle(&mut self, member: &Member) -> bool {
-        let before = self.group.seat_of(member.cookie);
+        let before = self.group.place_of(member.cookie);
         // If no worker was seen waiting for a while, the previous one is as likely as any.
         let worker = member.worker.or(before.and_then(|before| before.worker));
         if before.is_some_and(|before| (before.remote, before.worker) == (member.remote, worker)) {
@@ -531,7 +531,7 @@ impl Attached {
             self.group.lend(member.cookie, member.remote);
             return true;
         }
-        if let Err(error) = self.group.seat(member.cookie, member.remote, worker) {
+        if let Err(error) = self.group.assign(member.cookie, member.remote, worker) {
             tracing::debug!("a new socket is not steered yet: {error}");
             self.unsettled = true;
             return false;

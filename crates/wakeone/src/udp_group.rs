@@ -302,7 +302,7 @@ impl Steered {
             stuck_after: options.stuck_after,
         };
         let own = std::process::id();
-        let seats = sockets.iter().filter_map(|socket| {
+        let places = sockets.iter().filter_map(|socket| {
             let remote = RemoteFd {
                 pid: own,
                 fd: socket.as_raw_fd(),
@@ -310,7 +310,7 @@ impl Steered {
             };
             Some((cookie(socket).ok()?, remote, Some(own)))
         });
-        group.steer(dispatcher, config, &paths, seats);
+        group.steer(dispatcher, config, &paths, places);
         if let Err(error) = group.store() {
             group.end();
             return Err(error.into());
