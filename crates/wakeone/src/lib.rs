@@ -2,7 +2,6 @@
 
 pub mod agent;
 pub mod attach;
-pub mod attach_manager;
 pub mod control;
 pub mod detach;
 pub mod dispatcher;

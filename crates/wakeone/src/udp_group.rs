@@ -42,7 +42,7 @@ use wakeone_kernel::socket::{self, ClassicChoice, cookie};
 
 use crate::agent::AgentConfig;
 use crate::dispatcher::{self, Dispatcher, Plan};
-use crate::paths::Paths;
+use crate::paths::{Paths, plain_name};
 use crate::policy::{Affinity, Policy};
 use crate::slot_sockets::RemoteFd;
 use crate::slot_sockets::inode_of;
@@ -338,9 +338,7 @@ impl Drop for Steered {
 
 /// Returns the group's name. Several programs may have groups, one after the other, on one address.
 fn name_of(endpoint: Endpoint) -> String {
-    let address = endpoint.address.to_string();
-    let plain = address.trim_start_matches('[').replace("]:", "-");
-    format!("udp-{}", plain.replace(['.', ':', '%'], "-"))
+    format!("udp-{}", plain_name(endpoint.address))
 }
 
 /// A socket of a group.

@@ -32,7 +32,7 @@ pub struct Options {
 
 /// The options with which groups are made.
 #[derive(Debug, Clone)]
-pub struct SteeringConfig {
+pub struct SplitConfig {
     /// Where groups have their folders and pins.
     pub paths: Paths,
     /// Move the queues of stuck workers.
@@ -54,7 +54,7 @@ pub enum Steering {
     None,
 }
 
-impl SteeringConfig {
+impl SplitConfig {
     /// The part of the options that groups are made with.
     pub fn of(options: &Options) -> Self {
         let fits = |policy: &Policy| policy.fits_datagrams().is_ok();

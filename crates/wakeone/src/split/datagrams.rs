@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::broker::QueueRequest;
-use super::config::{Steering, SteeringConfig};
+use super::config::{SplitConfig, Steering};
 use super::queue_group::SharedSocket;
 use super::readers::{QueueGrant, Readers};
 use super::reason::Reason;
@@ -19,7 +19,7 @@ impl Splitter {
     }
 
     /// The configuration of UDP groups; `None`: nothing steers.
-    fn datagram_config(&self) -> Option<SteeringConfig> {
+    fn datagram_config(&self) -> Option<SplitConfig> {
         (self.steering != Steering::None).then(|| self.config.clone())
     }
 

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use wakeone_kernel::{capability, clone_listener, socket};
 use wakeone_model::listener::Protocol;
 
-use super::config::SteeringConfig;
+use super::config::SplitConfig;
 use super::reason::Reason;
 use crate::agent::AgentConfig;
 use crate::attach::name_of;
@@ -209,7 +209,7 @@ pub fn steer(
     group: &mut SteeredGroup,
     plan: &Plan<'_>,
     queue: &NewQueue,
-    config: &SteeringConfig,
+    config: &SplitConfig,
 ) -> Result<(), Reason> {
     let ours = queue.ours();
     let start = || Dispatcher::start_beside(plan, vec![(queue.cookie, ours)]);

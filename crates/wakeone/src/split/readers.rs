@@ -15,7 +15,7 @@ use wakeone_kernel::procfs::Processes;
 use wakeone_kernel::{clone_listener, process, procfs, socket};
 use wakeone_model::listener::Protocol;
 
-use super::config::SteeringConfig;
+use super::config::SplitConfig;
 use super::left::{OrphanedQueues, WakeReply, is_readable};
 use super::queue_group::{self, NewQueue, QueueGroup, SharedSocket};
 use super::reason::Reason;
@@ -201,7 +201,7 @@ impl Readers {
         &mut self,
         pid: u32,
         like: &OwnedFd,
-        config: Option<&SteeringConfig>,
+        config: Option<&SplitConfig>,
         paths: &Paths,
     ) -> Result<(QueueGrant, Option<Reason>), Reason> {
         let grant = self.grant(pid, like.as_fd(), Kind::Thread)?;
@@ -217,7 +217,7 @@ impl Readers {
         &mut self,
         pid: u32,
         like: BorrowedFd<'_>,
-        config: Option<&SteeringConfig>,
+        config: Option<&SplitConfig>,
         paths: &Paths,
     ) -> Result<QueueGrant, Reason> {
         if self.original.kept.is_none() && inode_of(like).ok() == Some(self.inode()) {
@@ -247,7 +247,7 @@ impl Readers {
     fn begin(
         &mut self,
         queue: &NewQueue,
-        config: Option<&SteeringConfig>,
+        config: Option<&SplitConfig>,
         paths: &Paths,
     ) -> Result<(), Reason> {
         if self.group.steered.is_some() || self.hash {

@@ -10,7 +10,7 @@ use wakeone_kernel::procfs::Processes;
 use wakeone_kernel::{cgroup, clone_listener, diag, process, procfs, socket};
 use wakeone_model::listener::Protocol;
 
-use super::config::{Steering, SteeringConfig};
+use super::config::{SplitConfig, Steering};
 use super::queue_group::{self, NewQueue, QueueGroup, SharedSocket};
 use super::reason::Reason;
 use super::worker::{Worker, first_holder, polls, waits};
@@ -180,7 +180,7 @@ impl Shared {
         &mut self,
         pid: u32,
         like: BorrowedFd<'_>,
-        config: &SteeringConfig,
+        config: &SplitConfig,
         steering: &mut Steering,
     ) -> Result<QueueGrant, Reason> {
         if let Some(again) = self.again(pid) {
@@ -215,7 +215,7 @@ impl Shared {
     fn begin(
         &mut self,
         queue: &NewQueue,
-        config: &SteeringConfig,
+        config: &SplitConfig,
         steering: &mut Steering,
     ) -> Result<(), Reason> {
         let mut group = self.group.take(&config.paths, self.backlog)?;

@@ -9,7 +9,7 @@ use wakeone_model::layout::counted;
 use wakeone_shim::protocol::Reply;
 
 use super::broker::{Answer, QueueRequest};
-use super::config::{Options, Steering, SteeringConfig};
+use super::config::{Options, SplitConfig, Steering};
 use super::left::WakeReply;
 use super::queue_group::SharedSocket;
 use super::readers::{self, Readers};
@@ -31,7 +31,7 @@ pub(super) enum Granted {
 
 /// Decides about the server's listeners.
 pub(super) struct Splitter {
-    pub config: SteeringConfig,
+    pub config: SplitConfig,
     pub steering: Steering,
     pub shared: Vec<Shared>,
     pub check: bool,
@@ -63,7 +63,7 @@ pub(super) struct Splitter {
 impl Splitter {
     pub fn new(options: &Options, steering: Steering, server: u32) -> Self {
         Self {
-            config: SteeringConfig::of(options),
+            config: SplitConfig::of(options),
             steering,
             shared: Vec::new(),
             check: options.check,
