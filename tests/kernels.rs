@@ -14,7 +14,7 @@ use support::steered::{
     PREFORKED, isolated, number, said, signal_all, status, stop_all, wakeone, worker,
 };
 use support::{Clients, Ground, Run, WAKEONE, eventually, get};
-use wakeone::dispatcher::change_policy;
+use wakeone::control::change_policy;
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
 use wakeone_kernel::bpf::Pinned;

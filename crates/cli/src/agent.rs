@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde::Deserialize;
-use wakeone::attach::{self, SteeringConfig};
-use wakeone::attach_manager::{AttachManager, Wanted};
+use wakeone::attach::{self, AttachConfig, AttachManager, Wanted};
 use wakeone::group::check_weights;
 use wakeone::metrics::{self, Monitor};
 use wakeone::paths::Paths;
@@ -125,22 +124,22 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         .map(metrics::bind)
         .transpose()
         .map_err(anyhow::Error::msg)?;
-    let mut keeper = AttachManager::new(paths);
+    let mut manager = AttachManager::new(paths);
     let monitor = Monitor::start(http).context("agent: cannot serve figures")?;
-    keeper.serve(monitor, settings.metrics_tracing || args.metrics_tracing);
+    manager.serve(monitor, settings.metrics_tracing || args.metrics_tracing);
     tracing::info!(
         event = "started",
         "{}: {} to be kept steered",
         args.config.display(),
         counted(settings.wanted.len() as u64, "targets")
     );
-    keeper.want(settings.wanted);
-    keeper.attach().iter().for_each(log);
+    manager.want(settings.wanted);
+    manager.attach().iter().for_each(log);
     if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
         tracing::debug!("the service manager was not told: {error}");
     }
     let mut watchdog = Watchdog::from_env();
-    follow(&mut keeper, &stop, &mut |keeper| {
+    follow(&mut manager, &stop, &mut |manager| {
         watchdog.feed();
         if reload.swap(false, Ordering::Relaxed) {
             match read(&args.config) {
@@ -151,8 +150,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                             "metrics are served as before until the next start"
                         );
                     }
-                    keeper.want(new.wanted);
-                    keeper.attach().iter().for_each(log);
+                    manager.want(new.wanted);
+                    manager.attach().iter().for_each(log);
                     tracing::info!(event = "reloaded", "{} read again", args.config.display());
                 }
                 // The earlier configuration is better than none.
@@ -165,7 +164,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         Ok(())
     })?;
-    keeper.end();
+    manager.end();
     tracing::info!(event = "stopped", "stopped");
     Ok(ExitCode::SUCCESS)
 }
@@ -246,7 +245,7 @@ fn wanted(entry: &Entry) -> Result<Wanted, String> {
         .map_err(|why| format!("target {target}: owners: {why}"))?;
     Ok(Wanted {
         target,
-        wish: SteeringConfig {
+        config: AttachConfig {
             policy,
             affinity,
             rescue: entry.rescue,
@@ -277,14 +276,14 @@ mod tests {
         assert_eq!(settings.metrics, Some(([127, 0, 0, 1], 9464).into()));
         assert!(!settings.metrics_tracing);
         let wanted = settings.wanted;
-        assert_eq!(wanted[0].wish.weights, [(0, 2), (3, 1)]);
+        assert_eq!(wanted[0].config.weights, [(0, 2), (3, 1)]);
         assert_eq!(wanted.len(), 2);
         assert!(wanted[0].owners.is_empty());
         assert_eq!(wanted[1].owners, [65534, 33]);
         assert_eq!(wanted[0].target, Target::Port(80));
-        assert!(wanted[1].wish.rescue);
-        assert_eq!(wanted[1].wish.policy, Some(Policy::TwoChoices));
-        assert_eq!(wanted[1].wish.stuck_after, Duration::from_millis(20));
+        assert!(wanted[1].config.rescue);
+        assert_eq!(wanted[1].config.policy, Some(Policy::TwoChoices));
+        assert_eq!(wanted[1].config.stuck_after, Duration::from_millis(20));
         assert!(parse("").expect("an empty file").wanted.is_empty());
         for (bad, told) in [
             ("[[target]]\n", "missing field `listen`"),

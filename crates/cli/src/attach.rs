@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use wakeone::attach::{self, AttachCandidate, Attached, SteeringConfig};
-use wakeone::attach_manager::{AttachManager, Event, admitted, meant};
+use wakeone::attach::{
+    self, AttachCandidate, AttachConfig, AttachManager, Attached, Event, admitted, meant,
+};
 use wakeone::metrics::{self, Monitor};
 use wakeone::paths::Paths;
 use wakeone::policy::{Affinity, Policy};
@@ -150,15 +151,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let stop = stop_on_signals()?;
-    let wish = wish(&args);
-    let mut keeper = AttachManager::new(paths.clone());
+    let config = config(&args);
+    let mut manager = AttachManager::new(paths);
     for candidate in candidates {
-        let attached = Attached::start(candidate, &wish, &paths)?;
-        print_wrapped(&said(&attached, &args))?;
-        keeper.keep(wish.clone(), args.owner.clone(), attached);
+        let attached = manager.keep(candidate, config.clone(), args.owner.clone())?;
+        print_wrapped(&said(attached, &args))?;
     }
     let monitor = Monitor::start(http).context("attach: cannot serve figures")?;
-    keeper.serve(monitor, args.metrics_tracing);
+    manager.serve(monitor, args.metrics_tracing);
     if args.agent {
         fall_silent().context("attach: cannot let go of standard output")?;
     } else {
@@ -172,8 +172,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             tracing::debug!("the service manager was not told: {error}");
         }
     }
-    follow(&mut keeper, &stop, &mut |_| Ok(()))?;
-    keeper.end();
+    follow(&mut manager, &stop, &mut |_| Ok(()))?;
+    manager.end();
     tracing::info!(event = "stopped", "stopped");
     Ok(ExitCode::SUCCESS)
 }
@@ -189,8 +189,8 @@ fn lacking(found: &[Found]) -> Vec<String> {
     capability::missing_of(needed.chain(others.into_iter().filter(|_| hidden)))
 }
 
-fn wish(args: &Args) -> SteeringConfig {
-    SteeringConfig {
+fn config(args: &Args) -> AttachConfig {
+    AttachConfig {
         policy: args.policy,
         affinity: args.affinity,
         rescue: args.rescue,
@@ -229,7 +229,7 @@ fn plan(candidate: &AttachCandidate, args: &Args) -> String {
         candidate.address(),
         how(
             candidate.protocol(),
-            wish(args).policy_of(candidate.protocol()),
+            config(args).policy_of(candidate.protocol()),
             args
         ),
         candidate.name,
@@ -325,21 +325,21 @@ fn fall_silent() -> std::io::Result<()> {
 /// Follows the groups until told to stop. A group whose server ended is attached again when the server is back.
 /// `between` is called between two rounds.
 pub fn follow(
-    keeper: &mut AttachManager,
+    manager: &mut AttachManager,
     stop: &AtomicBool,
     between: &mut dyn FnMut(&mut AttachManager) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut looked = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        std::thread::sleep(if keeper.is_quiet() {
+        std::thread::sleep(if manager.is_quiet() {
             2 * FOLLOW_EVERY
         } else {
             FOLLOW_EVERY
         });
-        between(keeper)?;
-        keeper.follow().iter().for_each(log);
+        between(manager)?;
+        manager.follow().iter().for_each(log);
         if looked.elapsed() >= RETURN_EVERY {
-            keeper.attach().iter().for_each(log);
+            manager.attach().iter().for_each(log);
             looked = Instant::now();
         }
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use wakeone::dispatcher;
+use wakeone::control;
 use wakeone::named;
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
@@ -32,7 +32,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
     for name in meant(&paths, &args.group) {
-        let before = dispatcher::change_policy(&paths, &name, args.policy)?;
+        let before = control::change_policy(&paths, &name, args.policy)?;
         let before = before.map_or("an unknown policy".to_owned(), |policy| policy.to_string());
         crate::output::print(&format!(
             "{name}: {} instead of {before}, from the next connection on\n",

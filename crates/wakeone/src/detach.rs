@@ -8,10 +8,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use wakeone_kernel::{bpf, cgroup, process, socket};
 
-use crate::dispatcher::{self, sweep_halves};
-use crate::group::DATAGRAM_SUFFIX;
+use crate::control;
+use crate::dispatcher::sweep_halves;
 use crate::named;
-use crate::paths::Paths;
+use crate::paths::{DATAGRAM_SUFFIX, Paths};
 use crate::policy::Policy;
 use crate::repair::repair;
 use crate::split;
@@ -179,7 +179,7 @@ const AGENT_ENDS: Duration = Duration::from_secs(10);
 /// socket of its group has no reader, and the kernel's own hash would choose it too. So the program stays on the
 /// sockets, without pins, and goes with them.
 fn leave_to_hash(paths: &Paths, name: &str) {
-    let _ = dispatcher::change_policy(paths, name, Policy::Hash);
+    let _ = control::change_policy(paths, name, Policy::Hash);
 }
 
 /// Refuses while workers live whose listeners are on a private port.

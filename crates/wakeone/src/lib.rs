@@ -1,10 +1,8 @@
 //! One queue for each worker and each connection into the right one: Group, Policy, Dispatcher, Rescue, Supervisor.
 
 pub mod agent;
-pub mod agent_set;
 pub mod attach;
-pub mod attach_manager;
-mod datagrams;
+pub mod control;
 pub mod detach;
 pub mod dispatcher;
 pub mod group;
@@ -13,10 +11,9 @@ pub mod move_log;
 pub mod named;
 pub mod paths;
 pub mod policy;
-mod probe_budget;
+mod privileges;
 pub mod repair;
 pub mod reserved;
-mod rest;
 pub mod slot_sockets;
 pub mod split;
 pub mod status;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
@@ -15,6 +16,16 @@ const OWN_BPFFS: &str = ".bpf";
 
 /// The runtime folder of root.
 const SYSTEM_RUNTIME: &str = "/run/wakeone";
+
+/// The end of the name of a group's UDP part, if the group has another part.
+pub const DATAGRAM_SUFFIX: &str = "-udp";
+
+/// Returns an address as a part of a group's name: letters, digits and dashes only.
+pub fn plain_name(address: SocketAddr) -> String {
+    let text = address.to_string();
+    let plain = text.trim_start_matches('[').replace("]:", "-");
+    plain.replace(['.', ':', '%'], "-")
+}
 
 /// The paths of all groups of one runtime folder.
 #[derive(Debug, Clone, PartialEq, Eq)]

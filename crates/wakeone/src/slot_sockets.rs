@@ -5,8 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use wakeone_kernel::process;
 
-use crate::supervisor::adopt::inode_of;
-
 /// A listener that another process holds. It is borrowed for a moment at a time. A descriptor that is kept would keep
 /// the listener in its group after the server has closed it, and swallow connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,4 +104,24 @@ impl SlotSockets {
             SlotSockets::Empty => Vec::new(),
         }
     }
+}
+
+/// Duplicates listeners, by slot, then by address, as descriptors of our own.
+///
+/// # Errors
+/// Out of descriptors.
+pub fn duplicate<'a>(
+    listeners: impl Iterator<Item = Vec<&'a OwnedFd>>,
+) -> std::io::Result<Vec<Vec<OwnedFd>>> {
+    listeners
+        .map(|slot| slot.into_iter().map(OwnedFd::try_clone).collect())
+        .collect()
+}
+
+/// The inode of a descriptor, which identifies a socket as long as it lives.
+///
+/// # Errors
+/// fstat(2) fails.
+pub fn inode_of(fd: impl AsFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(fd)?.st_ino)
 }

@@ -10,8 +10,7 @@ use wakeone_kernel::bpf::{Pinned, RunStatistics};
 use wakeone_kernel::schedule;
 use wakeone_kernel::table::{self, AFFINITY, CLOSING, DATAGRAMS, EXITS, Table, flag};
 
-use crate::group::DATAGRAM_SUFFIX;
-use crate::paths::Paths;
+use crate::paths::{DATAGRAM_SUFFIX, Paths};
 use crate::policy::{Affinity, Policy};
 use crate::supervisor::listen::Endpoint;
 use crate::supervisor::state::{self, State};

@@ -12,10 +12,10 @@ use wakeone_kernel::{bpf, capability};
 
 use crate::agent::{Agent, AgentConfig};
 use crate::dispatcher::Dispatcher;
-use crate::group::FOR_THE_END;
 use crate::metrics::Source;
 use crate::move_log::MoveLog;
 use crate::paths::Paths;
+use crate::privileges::FOR_THE_END;
 use crate::slot_sockets::RemoteFd;
 use crate::steer::{Steer, SteerEvent};
 use crate::supervisor::listen::Endpoint;
@@ -37,7 +37,7 @@ pub struct Origin {
 
 /// The place of a socket, and its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seated {
+pub struct SocketPlace {
     /// Its slot; `None` if the kernel's hash chooses, or if there was no room.
     pub slot: Option<usize>,
     /// The process to borrow it from.
@@ -54,7 +54,7 @@ pub struct SteeredGroup {
     agent: Option<Agent>,
     moves: MoveLog,
     /// By the socket's cookie.
-    seats: BTreeMap<u64, Seated>,
+    places: BTreeMap<u64, SocketPlace>,
 }
 
 impl SteeredGroup {
@@ -68,7 +68,7 @@ impl SteeredGroup {
             dir: GroupDir::take(runtime_dir, name)?,
             agent: None,
             moves: MoveLog::default(),
-            seats: BTreeMap::new(),
+            places: BTreeMap::new(),
         })
     }
 
@@ -94,12 +94,12 @@ impl SteeredGroup {
             let Some(slot) = dispatcher.pinned().slot_of(cookie) else {
                 continue;
             };
-            let seated = Seated {
+            let place = SocketPlace {
                 slot: Some(slot),
                 remote,
                 worker,
             };
-            self.seats.insert(cookie, seated);
+            self.places.insert(cookie, place);
             up.extend(worker.map(|worker| (slot, worker)));
         }
         let mut agent = Agent::start(dispatcher, config, paths.clone(), None);
@@ -120,18 +120,18 @@ impl SteeredGroup {
     }
 
     /// Returns the place of a socket.
-    pub fn seat_of(&self, cookie: u64) -> Option<Seated> {
-        self.seats.get(&cookie).copied()
+    pub fn place_of(&self, cookie: u64) -> Option<SocketPlace> {
+        self.places.get(&cookie).copied()
     }
 
     /// Returns the slot of a socket.
     pub fn slot_of(&self, cookie: u64) -> Option<usize> {
-        self.seat_of(cookie)?.slot
+        self.place_of(cookie)?.slot
     }
 
     /// Returns the cookies of its sockets.
     pub fn cookies(&self) -> impl Iterator<Item = u64> {
-        self.seats.keys().copied()
+        self.places.keys().copied()
     }
 
     /// Assigns a socket a slot; for one that has a slot, notes its current holder and worker. If the group is steered,
@@ -139,13 +139,13 @@ impl SteeredGroup {
     ///
     /// # Errors
     /// There is no slot for it: it gets only what the kernel's hash chooses for it.
-    pub fn seat(
+    pub fn assign(
         &mut self,
         cookie: u64,
         remote: RemoteFd,
         worker: Option<u32>,
     ) -> Result<(), bpf::Error> {
-        let before = self.seat_of(cookie);
+        let before = self.place_of(cookie);
         let mut slot = before.and_then(|before| before.slot);
         if let Some(agent) = &mut self.agent {
             match slot {
@@ -153,19 +153,15 @@ impl SteeredGroup {
                     agent.with_dispatcher(|d| d.lend(slot, remote));
                 }
                 Some(_) => {}
-                None => {
-                    slot = agent
-                        .with_dispatcher(|d| d.join(cookie, remote))
-                        .transpose()?
-                }
+                None => slot = Some(agent.with_dispatcher(|d| d.join(cookie, remote))?),
             }
             if let Some((slot, worker)) = slot.zip(worker) {
                 agent.worker_up(slot, worker);
             }
         }
-        self.seats.insert(
+        self.places.insert(
             cookie,
-            Seated {
+            SocketPlace {
                 slot,
                 remote,
                 worker,
@@ -175,14 +171,14 @@ impl SteeredGroup {
     }
 
     /// The same, and logs if the socket gets no slot.
-    pub fn seat_or_tell(&mut self, cookie: u64, remote: RemoteFd, worker: u32) {
-        if let Err(error) = self.seat(cookie, remote, Some(worker)) {
+    pub fn assign_or_warn(&mut self, cookie: u64, remote: RemoteFd, worker: u32) {
+        if let Err(error) = self.assign(cookie, remote, Some(worker)) {
             tracing::warn!("{}: process {}: {error}", self.origin.listen, remote.pid);
             let slot = None;
             let worker = Some(worker);
-            self.seats.insert(
+            self.places.insert(
                 cookie,
-                Seated {
+                SocketPlace {
                     slot,
                     remote,
                     worker,
@@ -193,9 +189,12 @@ impl SteeredGroup {
 
     /// Stops choosing a socket, and frees its slot. Returns whether it had one.
     pub fn leave(&mut self, cookie: u64) -> bool {
-        let left = self.seats.remove(&cookie).and_then(|seated| seated.slot);
+        let left = self.places.remove(&cookie).and_then(|place| place.slot);
         match (left, &self.agent) {
-            (Some(slot), Some(agent)) => agent.with_dispatcher(|d| d.leave(slot)).is_some(),
+            (Some(slot), Some(agent)) => {
+                agent.with_dispatcher(|d| d.leave(slot));
+                true
+            }
             _ => false,
         }
     }
@@ -222,11 +221,11 @@ impl SteeredGroup {
 
     /// Notes that another process holds a socket now.
     pub fn lend(&mut self, cookie: u64, remote: RemoteFd) {
-        let Some(seated) = self.seats.get_mut(&cookie) else {
+        let Some(place) = self.places.get_mut(&cookie) else {
             return;
         };
-        seated.remote = remote;
-        if let (Some(slot), Some(agent)) = (seated.slot, &self.agent) {
+        place.remote = remote;
+        if let (Some(slot), Some(agent)) = (place.slot, &self.agent) {
             agent.with_dispatcher(|d| d.lend(slot, remote));
         }
     }
@@ -299,8 +298,8 @@ impl SteeredGroup {
     /// Returns the slots. Where the kernel's hash chooses, sockets are numbered instead.
     fn slots(&self) -> Vec<state::Slot> {
         let count = match &self.agent {
-            Some(agent) => agent.with_dispatcher(|d| d.slots()).unwrap_or(0),
-            None => self.seats.len(),
+            Some(agent) => agent.with_dispatcher(|d| d.slots()),
+            None => self.places.len(),
         };
         let empty = || state::Slot {
             worker: None,
@@ -310,18 +309,18 @@ impl SteeredGroup {
         };
         let mut slots: Vec<_> = std::iter::repeat_with(empty).take(count.max(1)).collect();
         let mut told = BTreeSet::new();
-        for (number, seated) in self.seats.values().enumerate() {
+        for (number, place) in self.places.values().enumerate() {
             let slot = match self.agent {
-                Some(_) => seated.slot,
+                Some(_) => place.slot,
                 None => Some(number),
             };
             if let Some(slot) = slot.and_then(|slot| slots.get_mut(slot)) {
-                let who = seated.worker.unwrap_or(seated.remote.pid);
+                let who = place.worker.unwrap_or(place.remote.pid);
                 // One process may serve many sockets. A worker of a group that is not attached has one slot (see
                 // `State::decode`), so such a process is told once.
                 let tell = self.origin.attached || told.insert(who);
                 slot.worker = Identity::of(who).ok().filter(|_| tell);
-                slot.inodes = vec![seated.remote.inode];
+                slot.inodes = vec![place.remote.inode];
             }
         }
         slots

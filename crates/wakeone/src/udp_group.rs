@@ -42,11 +42,11 @@ use wakeone_kernel::socket::{self, ClassicChoice, cookie};
 
 use crate::agent::AgentConfig;
 use crate::dispatcher::{self, Dispatcher, Plan};
-use crate::paths::Paths;
+use crate::paths::{Paths, plain_name};
 use crate::policy::{Affinity, Policy};
 use crate::slot_sockets::RemoteFd;
+use crate::slot_sockets::inode_of;
 use crate::steered::{Origin, SteeredGroup};
-use crate::supervisor::adopt::inode_of;
 use crate::supervisor::listen::{self, Endpoint, ListenError};
 use crate::supervisor::state::{self, StateError};
 
@@ -302,7 +302,7 @@ impl Steered {
             stuck_after: options.stuck_after,
         };
         let own = std::process::id();
-        let seats = sockets.iter().filter_map(|socket| {
+        let places = sockets.iter().filter_map(|socket| {
             let remote = RemoteFd {
                 pid: own,
                 fd: socket.as_raw_fd(),
@@ -310,7 +310,7 @@ impl Steered {
             };
             Some((cookie(socket).ok()?, remote, Some(own)))
         });
-        group.steer(dispatcher, config, &paths, seats);
+        group.steer(dispatcher, config, &paths, places);
         if let Err(error) = group.store() {
             group.end();
             return Err(error.into());
@@ -338,9 +338,7 @@ impl Drop for Steered {
 
 /// Returns the group's name. Several programs may have groups, one after the other, on one address.
 fn name_of(endpoint: Endpoint) -> String {
-    let address = endpoint.address.to_string();
-    let plain = address.trim_start_matches('[').replace("]:", "-");
-    format!("udp-{}", plain.replace(['.', ':', '%'], "-"))
+    format!("udp-{}", plain_name(endpoint.address))
 }
 
 /// A socket of a group.

@@ -1,6 +1,6 @@
 //! Reads and changes how a watched listener is steered.
 
-use wakeone::dispatcher;
+use wakeone::control;
 use wakeone::metrics::socket;
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
@@ -83,7 +83,7 @@ pub fn act(paths: &Paths, action: &Action) -> Result<String, String> {
 
 fn change_policy(paths: &Paths, change: &Change) -> Result<String, String> {
     let policy: Policy = change.to.parse()?;
-    dispatcher::change_policy(paths, &change.group, policy).map_err(|error| error.to_string())?;
+    control::change_policy(paths, &change.group, policy).map_err(|error| error.to_string())?;
     Ok(format!(
         "{}: {policy} from the next connection on",
         change.group
@@ -106,7 +106,7 @@ fn rescue(paths: &Paths, group: &str, slots: &[u32]) -> Result<String, String> {
 
 fn drain(paths: &Paths, group: &str, slots: &[u32], on: bool) -> Result<String, String> {
     for slot in slots {
-        dispatcher::change_drain(paths, group, *slot as usize, on)
+        control::change_drain(paths, group, *slot as usize, on)
             .map_err(|error| error.to_string())?;
     }
     let names: Vec<String> = slots.iter().map(u32::to_string).collect();

@@ -16,9 +16,8 @@ use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::paths::Paths;
+use crate::supervisor::state::SOCKET;
 
-/// The socket's name in the group's folder.
-pub const NAME: &str = "agent.sock";
 /// The longest request.
 pub const MOST_BYTES: usize = 4 << 10;
 /// The longest answer: 256 slots with all their metrics take some 200 kB.
@@ -71,7 +70,7 @@ pub fn parse(bytes: &[u8], over: bool) -> Option<Result<Request, String>> {
 }
 
 fn path_of(paths: &Paths, group: &str) -> PathBuf {
-    paths.runtime.join(group).join(NAME)
+    paths.runtime.join(group).join(SOCKET)
 }
 
 /// Returns a short name for a path that may be longer than a socket's address can hold. It goes through the descriptor
@@ -80,7 +79,7 @@ fn short(path: &Path) -> io::Result<(File, PathBuf)> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = File::from(rustix::fs::open(folder, flags, Mode::empty())?);
-    let short = PathBuf::from(format!("/proc/self/fd/{}/{NAME}", folder.as_raw_fd()));
+    let short = PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", folder.as_raw_fd()));
     Ok((folder, short))
 }
 

@@ -3,21 +3,24 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::broker::QueueRequest;
+use super::config::{SplitConfig, Steering};
+use super::queue_group::SharedSocket;
 use super::readers::{QueueGrant, Readers};
-use super::shared::Reason;
-use super::{MOST_LISTENERS, Splitter, Steering, peek_name};
-use crate::supervisor::adopt::inode_of;
+use super::reason::Reason;
+use super::splitter::{MOST_LISTENERS, Splitter};
+use super::worker::name_in_brackets;
+use crate::slot_sockets::inode_of;
 
 impl Splitter {
     /// The group to which a UDP socket or queue belongs.
     pub(super) fn readers_of(&self, socket: impl AsFd) -> Option<usize> {
         let inode = inode_of(socket).ok()?;
-        self.readers.iter().position(|one| one.knows(inode))
+        self.readers.iter().position(|one| one.group().knows(inode))
     }
 
     /// The configuration of UDP groups; `None`: nothing steers.
-    fn datagram_wish(&self) -> Option<super::SteeringConfig> {
-        (self.steering != Steering::None).then(|| self.wish.clone())
+    fn datagram_config(&self) -> Option<SplitConfig> {
+        (self.steering != Steering::None).then(|| self.config.clone())
     }
 
     /// The group of a socket, or a new one if it has none yet.
@@ -39,11 +42,11 @@ impl Splitter {
         fd: i32,
         socket: &OwnedFd,
     ) -> Option<QueueGrant> {
-        let (wish, paths) = (self.datagram_wish(), self.wish.paths.clone());
+        let (config, paths) = (self.datagram_config(), self.config.paths.clone());
         let (mut readers, known) = self.group_of(pid, fd, socket)?;
-        let address = readers.address();
+        let address = readers.group().address;
         if self.check {
-            let name = peek_name(pid);
+            let name = name_in_brackets(pid);
             self.note(format!(
                 "{address}/udp: threads of process {pid}{name} would get queues of their own"
             ));
@@ -51,7 +54,7 @@ impl Splitter {
         }
         let grant = readers
             .admits_thread(pid, socket)
-            .and_then(|()| readers.for_thread(pid, socket, wish.as_ref(), &paths));
+            .and_then(|()| readers.for_thread(pid, socket, config.as_ref(), &paths));
         let given = match grant {
             Ok((grant, unsteered)) => {
                 // Another thread of the process receives already.
@@ -64,7 +67,7 @@ impl Splitter {
                 Some(grant)
             }
             Err(reason) => {
-                let name = peek_name(pid);
+                let name = name_in_brackets(pid);
                 self.once(format!(
                     "{address}/udp: threads of{name} share one socket: {reason}"
                 ));
@@ -80,16 +83,16 @@ impl Splitter {
     /// A queue for a process, in the place of the UDP socket that it inherited.
     pub(super) fn queue_for_process(&mut self, claim: &QueueRequest<'_>) -> Option<QueueGrant> {
         let inode = inode_of(claim.socket).ok()?;
-        let (wish, paths) = (self.datagram_wish(), self.wish.paths.clone());
+        let (config, paths) = (self.datagram_config(), self.config.paths.clone());
         let (mut readers, known) = self.group_of(claim.pid, claim.fd, claim.socket)?;
-        let address = format!("{}/udp", readers.address());
-        let decision = readers.decide(claim.pid, inode, wish.is_none());
+        let address = format!("{}/udp", readers.group().address);
+        let decision = readers.decide(claim.pid, inode, config.is_none());
         self.judged(&address, claim, &decision);
         if self.check {
             return None;
         }
         let grant = decision
-            .and_then(|()| readers.for_process(claim.pid, claim.socket, wish.as_ref(), &paths));
+            .and_then(|()| readers.for_process(claim.pid, claim.socket, config.as_ref(), &paths));
         match grant {
             Ok(grant) => {
                 self.readers.push(readers);
@@ -97,7 +100,7 @@ impl Splitter {
             }
             Err(reason) => {
                 readers.stays(claim.pid, claim.fd, inode);
-                if matches!(reason, Reason::Sibling(_) | Reason::Steering(_)) {
+                if reason.is_late() {
                     self.once(format!(
                         "{address}: a worker stays with the shared socket: {reason}"
                     ));
@@ -113,25 +116,25 @@ impl Splitter {
 
     /// A process or thread receives from its queue.
     pub(super) fn reads_its_own(&mut self, pid: u32, fd: i32, grant: QueueGrant) {
-        let inode = grant.original;
+        let inode = grant.new.original;
         let Some(at) = self.readers.iter().position(|one| one.inode() == inode) else {
             return;
         };
         self.readers[at].accepted(pid, fd, grant);
         let readers = &self.readers[at];
-        let (address, name) = (readers.address(), readers.name());
+        let (address, name) = (readers.group().address, readers.group().name());
         tracing::debug!("{address}/udp: process {pid} has a queue of its own at {fd}");
         if readers.queues() == 0 || !self.said.insert(format!("{address}/udp is split")) {
             return;
         }
-        let source = readers.source(&self.wish.paths);
+        let source = readers.group().source(&self.config.paths, self.traced);
         if let (Some(monitor), Some(source)) = (&self.monitor, source) {
             monitor.add(source);
         }
-        if !readers.is_steered() {
+        if !readers.group().is_steered() {
             return tracing::info!(event = "split", %address, "{address}/udp is split: each thread or process that receives gets a queue of its own, the kernel's hash chooses");
         }
-        let policy = self.wish.datagrams;
+        let policy = self.config.datagrams;
         tracing::info!(event = "split", %address, %policy, "{address}/udp is split: each thread or process that receives gets a queue of its own, policy {policy}, group `{name}`");
         if let Some(why) = self.unfit.clone() {
             self.once(format!("{address}/udp is steered by {policy}: {why}"));
@@ -142,29 +145,5 @@ impl Splitter {
     pub(super) fn drain_step(&mut self) -> bool {
         let drained = self.readers.iter_mut().map(Readers::drain_step);
         drained.fold(false, |any, one| any | one)
-    }
-
-    pub(super) fn follow_readers(&mut self) {
-        for readers in &mut self.readers {
-            readers.follow();
-            let address = format!("{}/udp", readers.address());
-            for event in readers.events() {
-                event.log(&address);
-            }
-        }
-        let (over, there): (Vec<_>, Vec<_>) = std::mem::take(&mut self.readers)
-            .into_iter()
-            .partition(Readers::is_over);
-        self.readers = there;
-        for readers in over {
-            self.end_of_readers(readers);
-        }
-    }
-
-    pub(super) fn end_of_readers(&self, readers: Readers) {
-        if let Some(monitor) = &self.monitor {
-            monitor.remove(&readers.name());
-        }
-        readers.end();
     }
 }

@@ -9,54 +9,47 @@
 //! program does not choose it while another socket is available.
 
 mod broker;
+mod check;
+mod config;
 mod datagrams;
 mod left;
 mod library;
+mod listeners;
 mod program;
+mod queue_group;
 mod readers;
+mod reason;
 mod server;
 mod shared;
+mod splitter;
 #[cfg(test)]
 mod tests;
 mod unsplit;
+mod worker;
 
-use std::collections::{HashSet, VecDeque};
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use wakeone_kernel::capability::{self, Capability};
-use wakeone_kernel::{clone_listener, procfs, socket};
-use wakeone_shim::protocol::Reply;
+use wakeone_kernel::capability;
 
+use self::broker::Broker;
+use self::check::{LONGEST_CHECK, tell};
+pub use self::config::Options;
+use self::config::Steering;
+use self::library::Library;
+pub use self::library::sweep;
+use self::server::{Server, Signals};
+use self::splitter::{Granted, Splitter};
 use crate::metrics::{self, Monitor};
-use crate::paths::Paths;
-use crate::policy::{Affinity, Policy};
-use crate::supervisor::adopt::inode_of;
-use broker::{Answer, Broker, QueueRequest};
-use left::WakeReply;
-use library::Library;
-pub use library::sweep;
-use readers::Readers;
-use server::{Server, Signals};
-use shared::{QueueGrant, Shared, in_words};
-use unsplit::Unsplit;
-use wakeone_model::layout::counted;
+use crate::policy::Policy;
+use crate::privileges;
 
 /// How often to check the state of sockets and processes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
 /// The same while datagrams wait in an orphaned queue.
 const DRAIN_EVERY: Duration = Duration::from_millis(2);
-/// A server that listens at more addresses than this has a fault.
-const MOST_LISTENERS: usize = 64;
-/// How many sockets about to listen are remembered. The library reports each of them again in a moment.
-const MOST_OPENED: usize = 1024;
-/// `--split=check`: it ends when nothing new has happened for this long, and after this long at the latest.
-const QUIET: Duration = Duration::from_secs(1);
-const LONGEST_CHECK: Duration = Duration::from_secs(15);
 
 /// Why a server is not started.
 #[derive(Debug, thiserror::Error)]
@@ -97,55 +90,6 @@ pub enum Error {
     },
 }
 
-/// The options of `run --split`.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// The server.
-    pub command: Vec<String>,
-    /// How a worker is chosen; `None`: the best policy that our privileges allow.
-    pub policy: Option<Policy>,
-    /// For UDP: keeps datagrams of one flow together, or not.
-    pub affinity: Affinity,
-    /// Move the queues of stuck workers.
-    pub rescue: bool,
-    /// How long connections may wait without one being accepted.
-    pub stuck_after: Duration,
-    /// Where groups keep their state.
-    pub runtime_dir: PathBuf,
-    /// Change nothing, print what would be done, and end the server.
-    pub check: bool,
-    /// Where to serve metrics.
-    pub metrics: Option<SocketAddr>,
-    /// Include waits and wake-ups in the metrics.
-    pub metrics_tracing: bool,
-}
-
-/// The options with which groups are made.
-#[derive(Debug, Clone)]
-struct SteeringConfig {
-    paths: Paths,
-    rescue: bool,
-    stuck_after: Duration,
-    /// The policy that chooses among UDP queues.
-    datagrams: Policy,
-    affinity: Affinity,
-}
-
-/// A queue that was made for a process or a thread, and is not yet in its place.
-enum Granted {
-    Listener(QueueGrant),
-    Reader(readers::QueueGrant),
-}
-
-/// The chooser among the queues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Steering {
-    /// Our program.
-    Full(Policy),
-    /// The kernel's hash.
-    None,
-}
-
 /// Starts a server with its listeners split, and returns its exit code when it is over.
 ///
 /// # Errors
@@ -168,7 +112,7 @@ pub fn run(options: &Options) -> Result<u8, Error> {
     let mut broker = Broker::open().map_err(own("opening the broker's socket"))?;
     let mut server = Server::start(&options.command, &library.path(), &broker.variable())
         .map_err(|source| Error::Start { command, source })?;
-    drop_capabilities();
+    privileges::keep_for_splitting();
     let mut splitter = Splitter::new(options, steering, server.pid());
     // The server runs already: it works as well without metrics.
     match Monitor::start(http) {
@@ -210,35 +154,6 @@ fn steering(options: &Options) -> Result<Steering, Error> {
             policy,
             missing: missing.join(" and "),
         }),
-    }
-}
-
-/// Drops the capabilities that are not needed for making sockets like another's, watching the server's processes and
-/// passing on signals. Those for loading programs stay permitted.
-fn drop_capabilities() {
-    let keep = [
-        Capability::CAP_NET_BIND_SERVICE,
-        Capability::CAP_NET_RAW,
-        Capability::CAP_NET_ADMIN,
-        Capability::CAP_CHOWN,
-        Capability::CAP_FOWNER,
-        Capability::CAP_KILL,
-        Capability::CAP_SYS_PTRACE,
-        Capability::CAP_DAC_READ_SEARCH,
-        Capability::CAP_SYS_NICE,
-    ];
-    let reserve = [
-        Capability::CAP_BPF,
-        Capability::CAP_PERFMON,
-        Capability::CAP_SYS_ADMIN,
-        Capability::CAP_DAC_OVERRIDE,
-    ];
-    // The server was started before, so this does not apply to it.
-    if let Err(error) = capability::forbid_root() {
-        tracing::debug!("root may run programs with all capabilities: {error}");
-    }
-    if let Err(error) = capability::keep_only(&keep, &reserve) {
-        tracing::debug!("keeping all capabilities: {error}");
     }
 }
 
@@ -284,440 +199,4 @@ fn wait(broker: &Broker<Granted>, signals: &Signals, at_most: Duration) {
         tv_nsec: at_most.subsec_nanos().into(),
     };
     let _ = poll(&mut wanted, Some(&limit));
-}
-
-fn tell(line: &str) {
-    use io::Write;
-    // The reader may be gone; we wait for the server's end all the same.
-    let _ = writeln!(io::stdout(), "{line}");
-}
-
-/// Decides about the server's listeners.
-struct Splitter {
-    wish: SteeringConfig,
-    steering: Steering,
-    shared: Vec<Shared>,
-    check: bool,
-    /// Sentences that were logged, to log each only once.
-    said: HashSet<String>,
-    /// The results of `--split=check`.
-    findings: Vec<String>,
-    news: Instant,
-    started: Instant,
-    ending: bool,
-    server: u32,
-    monitor: Option<Monitor>,
-    traced: bool,
-    /// Sockets that the library puts into a reuseport group, the last ones: their cookies, which are never used
-    /// again.
-    opened: VecDeque<u64>,
-    /// UDP sockets beside which there are queues.
-    readers: Vec<Readers>,
-    /// Why those are not steered by the policy that was asked for.
-    unfit: Option<String>,
-    /// Reports the addresses that are left alone.
-    unsplit: Unsplit,
-    /// The server's own groups of sockets, by cookie: they had SO_REUSEPORT set when they were reported.
-    foreign: VecDeque<u64>,
-    /// How many queues were granted.
-    given: u64,
-}
-
-impl Splitter {
-    fn new(options: &Options, steering: Steering, server: u32) -> Self {
-        Self {
-            wish: SteeringConfig {
-                paths: Paths::of(&options.runtime_dir),
-                rescue: options.rescue,
-                stuck_after: options.stuck_after,
-                datagrams: options
-                    .policy
-                    .filter(|policy| policy.fits_datagrams().is_ok())
-                    .unwrap_or(Policy::FOR_DATAGRAMS),
-                affinity: options.affinity,
-            },
-            steering,
-            shared: Vec::new(),
-            check: options.check,
-            said: HashSet::new(),
-            findings: Vec::new(),
-            news: Instant::now(),
-            started: Instant::now(),
-            ending: false,
-            server,
-            monitor: None,
-            traced: options.metrics_tracing,
-            opened: VecDeque::new(),
-            readers: Vec::new(),
-            unfit: options
-                .policy
-                .and_then(|policy| policy.fits_datagrams().err()),
-            unsplit: Unsplit::new(),
-            foreign: VecDeque::new(),
-            given: 0,
-        }
-    }
-
-    fn of_inode(&mut self, inode: u64) -> Option<usize> {
-        self.shared.iter().position(|shared| shared.knows(inode))
-    }
-
-    /// Whether the library put a socket into a reuseport group.
-    fn has_opened(&self, socket: &OwnedFd) -> bool {
-        socket::cookie(socket).is_ok_and(|cookie| self.opened.contains(&cookie))
-    }
-
-    /// Admits a listener that may be split. Returns its index in `shared`.
-    fn admit(&mut self, pid: u32, fd: i32, socket: &OwnedFd) -> Option<usize> {
-        if !clone_listener::is_tcp_listener(socket) || self.shared.len() >= MOST_LISTENERS {
-            return None;
-        }
-        match Shared::new(pid, fd, socket) {
-            Ok(shared) => {
-                self.news = Instant::now();
-                tracing::debug!("{} is listened on by process {pid}", shared.address());
-                self.shared.push(shared);
-                Some(self.shared.len() - 1)
-            }
-            Err(error) => {
-                tracing::debug!("a listener of process {pid} is left alone: {error}");
-                None
-            }
-        }
-    }
-
-    fn once(&mut self, sentence: String) {
-        if self.said.insert(sentence.clone()) {
-            tracing::warn!(event = "shared", "{sentence}");
-        }
-    }
-
-    fn note(&mut self, finding: String) {
-        if !self.findings.contains(&finding) {
-            self.findings.push(finding);
-            self.news = Instant::now();
-        }
-    }
-
-    fn follow(&mut self) {
-        for shared in &mut self.shared {
-            shared.follow();
-            let address = shared.address();
-            for event in shared.events() {
-                event.log(&address);
-            }
-        }
-        let (over, there): (Vec<_>, Vec<_>) = std::mem::take(&mut self.shared)
-            .into_iter()
-            .partition(Shared::is_over);
-        self.shared = there;
-        for shared in over {
-            self.end_of(shared);
-        }
-        self.follow_readers();
-        self.look_unsplit();
-    }
-
-    /// Reports listeners that stay as they are.
-    fn look_unsplit(&mut self) {
-        let shared = &self.shared;
-        let known = |inode| shared.iter().any(|one| one.knows(inode));
-        let split = |address| {
-            let mut at = shared.iter().filter(|one| one.address() == address);
-            at.any(|one| one.queues() > 0)
-        };
-        for (address, why) in self.unsplit.look(self.server, known, split) {
-            let sentence = why.told(address);
-            match (self.check, why) {
-                // Its processes are judged one by one.
-                (true, unsplit::Why::Waits) => {
-                    tracing::info!(
-                        event = "check",
-                        "{address} listens; waiting for its workers"
-                    );
-                }
-                (true, _) => self.note(sentence),
-                (false, unsplit::Why::Waits) => tracing::info!(event = "unsplit", "{sentence}"),
-                (false, _) => tracing::warn!(event = "unsplit", "{sentence}"),
-            }
-        }
-    }
-
-    /// Whether a socket with SO_REUSEPORT is shared by the server's processes all the same, as with hypercorn. Then
-    /// the process that listens got it from its parent, and the address has no other socket.
-    fn is_shared(&self, pid: u32, socket: &OwnedFd) -> bool {
-        let cookie = socket::cookie(socket).unwrap_or_default();
-        let inherited = inode_of(socket).is_ok_and(|inode| shared::first_holder(pid, inode) != pid);
-        !self.foreign.contains(&cookie)
-            && inherited
-            && clone_listener::address(socket).is_some_and(|at| unsplit::sockets_at(at) == 1)
-    }
-
-    /// Notes a socket that belongs to a group of the server's own making.
-    fn is_foreign(&mut self, socket: &OwnedFd) {
-        if let Ok(cookie) = socket::cookie(socket) {
-            if self.foreign.len() >= MOST_OPENED {
-                self.foreign.pop_front();
-            }
-            self.foreign.push_back(cookie);
-        }
-    }
-
-    /// Logs how the server ended, and how many queues it was given.
-    fn tell_end(&self, code: Option<&u8>) {
-        let how = code.map_or(String::new(), |code| format!(" with status {code}"));
-        let queues = match self.given {
-            0 => "no queue".to_owned(),
-            given => counted(given, "queues"),
-        };
-        tracing::info!(
-            event = "end",
-            queues = self.given,
-            "the server ended{how}; its workers had been given {queues} of their own",
-        );
-    }
-
-    fn end_of(&self, shared: Shared) {
-        if let Some(monitor) = &self.monitor {
-            monitor.remove(&shared.name());
-        }
-        shared.end();
-    }
-
-    /// Whether a check has seen all that it waits for. Returns true only once.
-    fn check_is_over(&mut self) -> bool {
-        let quiet = !self.findings.is_empty() && self.news.elapsed() >= QUIET;
-        let over = self.check && !self.ending && (quiet || self.started.elapsed() >= LONGEST_CHECK);
-        self.ending |= over;
-        over
-    }
-
-    fn report(&self) {
-        if self.findings.is_empty() {
-            let seen = if self.unsplit.has_seen_any() {
-                "it listens, but no process was seen to begin to wait for connections"
-            } else {
-                "no process of the server was seen to listen by TCP"
-            };
-            tell(&format!(
-                "nothing to split: {seen} in {} s; if it starts more slowly, look at the log of `wakeone run --split`",
-                LONGEST_CHECK.as_secs()
-            ));
-        }
-        for finding in &self.findings {
-            tell(finding);
-        }
-    }
-
-    fn end(mut self) {
-        for shared in std::mem::take(&mut self.shared) {
-            self.end_of(shared);
-        }
-        for readers in std::mem::take(&mut self.readers) {
-            self.end_of_readers(readers);
-        }
-    }
-
-    /// Reports a decision about a process for `--split=check`, and logs why a process stays as it is.
-    fn judged(
-        &mut self,
-        address: &dyn std::fmt::Display,
-        claim: &QueueRequest<'_>,
-        decision: &Result<(), shared::Reason>,
-    ) {
-        let who = format!("process {}{}", claim.pid, peek_name(claim.pid));
-        match decision {
-            Ok(()) if self.check => self.note(format!(
-                "{address}: {who} would get a queue of its own (it waits in {})",
-                in_words(claim.how)
-            )),
-            Err(reason) if self.check => {
-                self.note(format!(
-                    "{address}: {who} stays with the shared socket: {reason}"
-                ));
-            }
-            Err(
-                shared::Reason::Owner
-                | shared::Reason::Alone
-                | shared::Reason::Has
-                | shared::Reason::First,
-            )
-            | Ok(()) => {}
-            // A worker's successor has the same reason, which is logged once.
-            Err(reason) => self.once(format!(
-                "{address}: {} stays with the shared socket: {reason}",
-                peek_name(claim.pid).trim_matches([' ', '(', ')'])
-            )),
-        }
-    }
-}
-
-/// Formats ` (name)` of a process; nothing if it has ended.
-fn peek_name(pid: u32) -> String {
-    procfs::identity(pid).map_or_else(String::new, |identity| format!(" ({})", identity.name))
-}
-
-impl Answer<Granted> for Splitter {
-    fn opens(&mut self, socket: &OwnedFd) -> Reply {
-        let Ok(cookie) = socket::cookie(socket) else {
-            return Reply::Leave;
-        };
-        if !self.opened.contains(&cookie) {
-            if self.opened.len() >= MOST_OPENED {
-                self.opened.pop_front();
-            }
-            self.opened.push_back(cookie);
-        }
-        Reply::Done
-    }
-
-    fn listens(&mut self, pid: u32, fd: i32, own: bool, socket: OwnedFd) -> Reply {
-        let Ok(inode) = inode_of(&socket) else {
-            return Reply::Leave;
-        };
-        if let Some(at) = self.of_inode(inode) {
-            self.shared[at].listens_again(&socket);
-            return Reply::Done;
-        }
-        // A socket that had SO_REUSEPORT before belongs to a group of the server's own making. The exception: another
-        // process has just begun to listen on it too, and its message is still to come.
-        let shared = own || self.has_opened(&socket) || self.is_shared(pid, &socket);
-        if shared && self.admit(pid, fd, &socket).is_some() {
-            Reply::Done
-        } else {
-            self.is_foreign(&socket);
-            Reply::Leave
-        }
-    }
-
-    fn reader(&mut self, pid: u32, fd: i32, socket: &OwnedFd) -> Option<Granted> {
-        self.queue_for_thread(pid, fd, socket).map(Granted::Reader)
-    }
-
-    fn given_back(&mut self, pid: u32, queue: OwnedFd) -> Reply {
-        let at = self.readers_of(&queue);
-        if at.is_some_and(|at| self.readers[at].given_back(pid, queue)) {
-            Reply::Done
-        } else {
-            Reply::Leave
-        }
-    }
-
-    fn left(&mut self, pid: u32, socket: &OwnedFd) -> WakeReply {
-        match self.readers_of(socket) {
-            Some(at) => self.readers[at].ask_left(pid),
-            None => WakeReply::Foreign,
-        }
-    }
-
-    fn request(&mut self, claim: &QueueRequest<'_>) -> Option<Granted> {
-        if clone_listener::is_udp(claim.socket) {
-            return self.queue_for_process(claim).map(Granted::Reader);
-        }
-        self.queue_for_worker(claim).map(Granted::Listener)
-    }
-
-    fn socket<'a>(&self, grant: &'a Granted) -> BorrowedFd<'a> {
-        match grant {
-            Granted::Listener(grant) => grant.socket(),
-            Granted::Reader(grant) => grant.socket(),
-        }
-    }
-
-    fn accepted(&mut self, pid: u32, fd: i32, grant: Granted) {
-        match grant {
-            Granted::Listener(grant) => self.listens_on_its_own(pid, fd, grant),
-            Granted::Reader(grant) => self.reads_its_own(pid, fd, grant),
-        }
-    }
-
-    fn rejected(&mut self, pid: u32, grant: Granted) {
-        match grant {
-            Granted::Listener(grant) => {
-                if let Some(at) = self.of_inode(grant.original) {
-                    self.shared[at].rejected(pid, grant);
-                }
-            }
-            Granted::Reader(grant) => {
-                let inode = grant.original;
-                if let Some(at) = self.readers.iter().position(|one| one.inode() == inode) {
-                    self.readers[at].rejected(grant);
-                }
-            }
-        }
-    }
-}
-
-impl Splitter {
-    /// A queue for a process that is about to wait for connections.
-    fn queue_for_worker(&mut self, claim: &QueueRequest<'_>) -> Option<QueueGrant> {
-        let inode = rustix::fs::fstat(claim.socket).ok()?.st_ino;
-        let at = match self.of_inode(inode) {
-            Some(at) => at,
-            // It listens already: by another process, whose message is still to come.
-            None => {
-                let socket = claim.socket.try_clone_to_owned().ok()?;
-                let opened = self.has_opened(&socket) || self.is_shared(claim.pid, &socket);
-                opened.then(|| self.admit(claim.pid, claim.fd, &socket))??
-            }
-        };
-        let decision = self.shared[at].decide(claim.pid, inode, &self.steering);
-        let address = self.shared[at].address();
-        self.judged(&address, claim, &decision);
-        let grant = match decision {
-            Ok(()) if self.check => return None,
-            Ok(()) => {
-                let wish = self.wish.clone();
-                self.shared[at].grant(claim.pid, claim.socket, &wish, &mut self.steering)
-            }
-            Err(reason) => Err(reason),
-        };
-        match grant {
-            Ok(grant) => Some(grant),
-            Err(reason) => {
-                if !self.check {
-                    self.shared[at].stays(claim.pid, inode);
-                }
-                if fails_late(&reason) {
-                    let address = self.shared[at].address();
-                    self.once(format!(
-                        "{address}: a worker stays with the shared socket: {reason}"
-                    ));
-                }
-                None
-            }
-        }
-    }
-
-    fn listens_on_its_own(&mut self, pid: u32, fd: i32, grant: QueueGrant) {
-        let Some(at) = self.of_inode(grant.original) else {
-            return;
-        };
-        self.shared[at].accepted(pid, fd, grant);
-        self.given += 1;
-        let shared = &self.shared[at];
-        let address = shared.address();
-        let first = format!("{address} is split");
-        if shared.queues() > 0 && self.said.insert(first) {
-            let source = shared.source(&self.wish.paths, self.traced);
-            if let (Some(monitor), Some(source)) = (&self.monitor, source) {
-                monitor.add(source);
-            }
-            match self.steering {
-                Steering::Full(policy) => {
-                    tracing::info!(event = "split", %address, %policy, "ready: {address} is split: each worker gets a queue of its own, policy {policy}, group `{}`", shared.name())
-                }
-                Steering::None => {
-                    tracing::info!(event = "split", %address, "ready: {address} is split: each worker gets a queue of its own, the kernel's hash chooses")
-                }
-            }
-        }
-        tracing::debug!("{address}: process {pid} has a queue of its own");
-    }
-}
-
-/// Reasons that come up only when a queue is made.
-fn fails_late(reason: &shared::Reason) -> bool {
-    use shared::Reason::{Sibling, Steering};
-    matches!(reason, Sibling(_) | Steering(_))
 }

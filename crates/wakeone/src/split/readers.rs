@@ -8,28 +8,22 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::procfs::Processes;
-use wakeone_kernel::{capability, clone_listener, process, procfs, socket};
+use wakeone_kernel::{clone_listener, process, procfs, socket};
 use wakeone_model::listener::Protocol;
 
-use super::SteeringConfig;
+use super::config::SplitConfig;
 use super::left::{OrphanedQueues, WakeReply, is_readable};
-use super::shared::{FOR_LOADING, Reason, Worker, polls, waits};
-use crate::agent::AgentConfig;
-use crate::attach::name_of;
-use crate::dispatcher::{self, Dispatcher, Plan};
-use crate::metrics::Source;
+use super::queue_group::{self, NewQueue, QueueGroup, SharedSocket};
+use super::reason::Reason;
+use super::worker::{Worker, polls, waits};
+use crate::dispatcher::Plan;
 use crate::paths::Paths;
-use crate::slot_sockets::RemoteFd;
-use crate::steer::SteerEvent;
-use crate::steered::{Origin, SteeredGroup};
-use crate::supervisor::adopt::inode_of;
-use crate::supervisor::listen::Endpoint;
-use crate::supervisor::state::{self, MOST_SLOTS};
+use crate::slot_sockets::{RemoteFd, inode_of};
+use crate::supervisor::state::MOST_SLOTS;
 
 /// How often to look for processes that receive from the shared socket and never asked.
 const LOOK_ROUND: Duration = Duration::from_secs(1);
@@ -71,19 +65,9 @@ impl Queue {
 /// A queue that was made, and from which nobody receives yet.
 #[derive(Debug)]
 pub struct QueueGrant {
-    /// The group's socket.
-    pub original: u64,
-    queue: OwnedFd,
-    inode: u64,
-    cookie: u64,
+    /// The queue.
+    pub new: NewQueue,
     kind: Kind,
-}
-
-impl QueueGrant {
-    /// The socket.
-    pub fn socket(&self) -> BorrowedFd<'_> {
-        self.queue.as_fd()
-    }
 }
 
 /// The socket that the server opened.
@@ -101,15 +85,10 @@ struct Original {
 
 /// A UDP socket with queues beside it.
 pub struct Readers {
-    address: SocketAddr,
-    dual_stack: bool,
+    group: QueueGroup,
     original: Original,
     queues: Vec<Queue>,
-    /// The inodes of all sockets that it has ever had.
-    known: HashSet<u64>,
     left: OrphanedQueues,
-    /// None until there is a queue.
-    group: Option<SteeredGroup>,
     /// The kernel's hash chooses, whatever was configured.
     hash: bool,
     looked: Instant,
@@ -121,11 +100,11 @@ impl Readers {
     /// # Errors
     /// It has no address, or is gone.
     pub fn new(pid: u32, fd: i32, socket: BorrowedFd<'_>) -> io::Result<Self> {
-        let address = clone_listener::address(socket).ok_or(io::ErrorKind::Unsupported)?;
+        let group = QueueGroup::of(socket, Protocol::Udp)?;
         let inode = inode_of(socket)?;
         Ok(Self {
-            address,
-            dual_stack: clone_listener::is_dual_stack(socket),
+            left: OrphanedQueues::at(group.address),
+            group,
             original: Original {
                 remote: RemoteFd { pid, fd, inode },
                 cookie: socket::cookie(socket)?,
@@ -134,29 +113,9 @@ impl Readers {
                 closed: false,
             },
             queues: Vec::new(),
-            known: HashSet::from([inode]),
-            left: OrphanedQueues::at(address),
-            group: None,
             hash: false,
             looked: Instant::now(),
         })
-    }
-
-    /// The address at which it receives.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// The name of its group.
-    pub fn name(&self) -> String {
-        name_of(Protocol::Udp, self.address)
-    }
-
-    /// Whether our program chooses among its queues.
-    pub fn is_steered(&self) -> bool {
-        self.group
-            .as_ref()
-            .is_some_and(|group| group.agent().is_some())
     }
 
     /// How many queues there are beside the socket.
@@ -164,27 +123,9 @@ impl Readers {
         self.queues.len()
     }
 
-    /// The source of its metrics.
-    pub fn source(&self, paths: &Paths) -> Option<Source> {
-        let group = self.group.as_ref()?;
-        Some(capability::with(&FOR_LOADING, || {
-            group.source(paths, false)
-        }))
-    }
-
     /// The socket's inode.
     pub fn inode(&self) -> u64 {
         self.original.remote.inode
-    }
-
-    /// Whether this is its socket, or one of its queues.
-    pub fn knows(&self, inode: u64) -> bool {
-        self.known.contains(&inode)
-    }
-
-    /// Whether no process has a socket of it any more.
-    pub fn is_over(&self) -> bool {
-        self.original.closed && self.queues.is_empty()
     }
 
     /// Whether a process can have a queue in the place of the socket that it inherited. `hash`: nothing will steer.
@@ -247,12 +188,12 @@ impl Readers {
             self.original.readers.extend(Worker::of(pid));
             self.original.remote = RemoteFd { pid, fd, inode };
         }
-        self.seat_original();
-        self.store();
+        self.assign_original();
+        self.group.store();
     }
 
     /// Makes a queue for a thread beside the socket of its process (`like`). Also returns why nothing steers, if that
-    /// is new. `wish`: `None` if nothing may steer.
+    /// is new. `config`: `None` if nothing may steer.
     ///
     /// # Errors
     /// Why no queue can be made.
@@ -260,11 +201,11 @@ impl Readers {
         &mut self,
         pid: u32,
         like: &OwnedFd,
-        wish: Option<&SteeringConfig>,
+        config: Option<&SplitConfig>,
         paths: &Paths,
     ) -> Result<(QueueGrant, Option<Reason>), Reason> {
         let grant = self.grant(pid, like.as_fd(), Kind::Thread)?;
-        let begun = self.begin(&grant, wish, paths);
+        let begun = self.begin(&grant.new, config, paths);
         Ok((grant, begun.err()))
     }
 
@@ -276,14 +217,14 @@ impl Readers {
         &mut self,
         pid: u32,
         like: BorrowedFd<'_>,
-        wish: Option<&SteeringConfig>,
+        config: Option<&SplitConfig>,
         paths: &Paths,
     ) -> Result<QueueGrant, Reason> {
         if self.original.kept.is_none() && inode_of(like).ok() == Some(self.inode()) {
             self.original.kept = like.try_clone_to_owned().ok();
         }
         let grant = self.grant(pid, like, Kind::Process)?;
-        match self.begin(&grant, wish, paths) {
+        match self.begin(&grant.new, config, paths) {
             Ok(()) => Ok(grant),
             Err(reason) => {
                 self.rejected(grant);
@@ -293,68 +234,38 @@ impl Readers {
     }
 
     fn grant(&mut self, pid: u32, like: BorrowedFd<'_>, kind: Kind) -> Result<QueueGrant, Reason> {
-        let refused = |error: io::Error| Reason::Sibling(error.to_string());
-        let known = self.known.len() > 1;
+        let known = self.group.known.len() > 1;
         let queue = clone_listener::reader(like, known, pid)
             .map_err(|error| Reason::Sibling(error.to_string()))?;
-        let grant = QueueGrant {
-            original: self.inode(),
-            inode: inode_of(&queue).map_err(refused)?,
-            cookie: socket::cookie(&queue).map_err(refused)?,
-            queue,
-            kind,
-        };
-        self.known.insert(grant.inode);
-        Ok(grant)
+        let new = NewQueue::of(self.inode(), queue)?;
+        self.group.known.insert(new.inode);
+        Ok(QueueGrant { new, kind })
     }
 
-    /// With the first queue: takes the group's folder, and loads the program if `wish` is given. After a failure the
+    /// With the first queue: takes the group's folder, and loads the program if `config` is given. After a failure the
     /// kernel's hash chooses.
     fn begin(
         &mut self,
-        grant: &QueueGrant,
-        wish: Option<&SteeringConfig>,
+        queue: &NewQueue,
+        config: Option<&SplitConfig>,
         paths: &Paths,
     ) -> Result<(), Reason> {
-        if self.group.is_some() || self.hash {
+        if self.group.steered.is_some() || self.hash {
             return Ok(());
         }
         self.hash = true;
-        let failed = |error: &dyn std::fmt::Display| Reason::Steering(error.to_string());
-        let origin = Origin {
-            listen: Endpoint {
-                address: self.address,
-                dual_stack: self.dual_stack,
-                udp: true,
-            },
-            backlog: 0,
-            command: vec![state::SPLIT.into()],
-            attached: true,
-        };
-        let group = SteeredGroup::take(&paths.runtime, &self.name(), origin)
-            .map_err(|error| failed(&error))?;
-        let group = self.group.insert(group);
-        if let Some(wish) = wish {
-            let ours = RemoteFd {
-                pid: std::process::id(),
-                fd: grant.queue.as_raw_fd(),
-                inode: grant.inode,
+        let group = self.group.take(paths, 0)?;
+        let name = self.group.name();
+        let group = self.group.steered.insert(group);
+        if let Some(config) = config {
+            let plan = Plan {
+                datagrams: Some(config.affinity),
+                ..Plan::new(&name, &config.paths, config.datagrams)
             };
-            let dispatcher =
-                load(group.name(), wish, grant.cookie, ours).map_err(|error| failed(&error))?;
-            let config = AgentConfig {
-                rescue: false,
-                stuck_after: wish.stuck_after,
-            };
-            group.steer(
-                dispatcher,
-                config,
-                &wish.paths,
-                [(grant.cookie, ours, None)],
-            );
+            queue_group::steer(group, &plan, queue, config)?;
             self.hash = false;
         }
-        self.seat_original();
+        self.assign_original();
         Ok(())
     }
 
@@ -363,7 +274,7 @@ impl Readers {
         let remote = RemoteFd {
             pid,
             fd,
-            inode: grant.inode,
+            inode: grant.new.inode,
         };
         if remote.borrow().is_err() {
             return self.rejected(grant);
@@ -374,35 +285,29 @@ impl Readers {
             // It could not have its queue at first, and received from the socket.
             self.original.readers.retain(|reader| reader.pid != pid);
         }
-        self.seat(grant.cookie, remote, pid);
+        self.group.assign(grant.new.cookie, remote, pid);
         self.queues.push(Queue {
             kind: grant.kind,
             remote,
-            cookie: grant.cookie,
-            kept: keeps.then_some(grant.queue),
+            cookie: grant.new.cookie,
+            kept: keeps.then_some(grant.new.queue),
         });
         if self.queues.len() == 1 && keeps {
             self.look_round();
         }
         self.drain_step();
-        self.store();
-    }
-
-    fn seat(&mut self, cookie: u64, remote: RemoteFd, pid: u32) {
-        if let Some(group) = &mut self.group {
-            group.seat_or_tell(cookie, remote, pid);
-        }
+        self.group.store();
     }
 
     /// A queue was not accepted. It may have unread datagrams.
     pub fn rejected(&mut self, grant: QueueGrant) {
-        self.leave(grant.cookie);
-        self.left.add(grant.queue);
+        self.leave(grant.new.cookie);
+        self.left.add(grant.new.queue);
     }
 
     fn leave(&mut self, cookie: u64) {
-        if let Some(group) = &mut self.group
-            && group.leave(cookie)
+        if self.group.leave(cookie)
+            && let Some(group) = &self.group.steered
         {
             // Threads may come and go without limit.
             group.forget(cookie);
@@ -423,9 +328,9 @@ impl Readers {
             self.left.add(queue);
             self.drain_step();
         } else if let Err(error) = clone_listener::leave_reuseport_group(&queue) {
-            tracing::debug!("{}/udp: {error}", self.address);
+            tracing::debug!("{}: {error}", self.group);
         }
-        self.store();
+        self.group.store();
         shared
     }
 
@@ -449,27 +354,10 @@ impl Readers {
     }
 
     /// A process receives from the socket itself: gives that socket a slot.
-    fn seat_original(&mut self) {
+    fn assign_original(&mut self) {
         if let Some(reader) = self.original.readers.first() {
             let (cookie, remote, pid) = (self.original.cookie, self.original.remote, reader.pid);
-            self.seat(cookie, remote, pid);
-        }
-    }
-
-    /// Checks what became of its sockets and processes. Call it some twenty times a second.
-    pub fn follow(&mut self) {
-        let mut changed = self.follow_queues();
-        changed |= self.follow_original();
-        let forked = self.queues.iter().any(|queue| queue.kept.is_some());
-        if forked && self.looked.elapsed() >= LOOK_ROUND {
-            changed |= self.look_round();
-        }
-        self.drain_step();
-        if changed {
-            self.store();
-        }
-        if let Some(group) = &self.group {
-            group.catch_up();
+            self.group.assign(cookie, remote, pid);
         }
     }
 
@@ -478,7 +366,7 @@ impl Readers {
         for mut queue in std::mem::take(&mut self.queues) {
             let (there, moved) = queue.look();
             if there {
-                if let (true, Some(group)) = (moved, &mut self.group) {
+                if let (true, Some(group)) = (moved, &mut self.group.steered) {
                     group.lend(queue.cookie, queue.remote);
                 }
                 self.queues.push(queue);
@@ -512,7 +400,7 @@ impl Readers {
         if self.original.readers.is_empty() {
             self.leave(self.original.cookie);
         } else if changed {
-            self.seat_original();
+            self.assign_original();
         }
         changed
     }
@@ -539,7 +427,7 @@ impl Readers {
             inode,
         };
         self.original.remote = remote;
-        if let Some(group) = &mut self.group {
+        if let Some(group) = &mut self.group.steered {
             group.lend(self.original.cookie, remote);
         }
         true
@@ -568,42 +456,36 @@ impl Readers {
         }
         !found.is_empty()
     }
-
-    /// Writes down which process receives from which socket.
-    fn store(&self) {
-        if let Some(group) = &self.group {
-            group.keep();
-        }
-    }
-
-    /// The events that its agent saw.
-    pub fn events(&mut self) -> Vec<SteerEvent> {
-        self.group
-            .as_mut()
-            .map(SteeredGroup::events)
-            .unwrap_or_default()
-    }
-
-    /// No process has the socket any more: removes program, pins and state.
-    pub fn end(self) {
-        if let Some(group) = self.group {
-            group.end();
-        }
-    }
 }
 
-/// Loads the program for the first queue, which only we hold as yet.
-fn load(
-    name: &str,
-    wish: &SteeringConfig,
-    cookie: u64,
-    ours: RemoteFd,
-) -> Result<Dispatcher, dispatcher::Error> {
-    let plan = Plan {
-        datagrams: Some(wish.affinity),
-        ..Plan::new(name, &wish.paths, wish.datagrams)
-    };
-    capability::with(&FOR_LOADING, || {
-        Dispatcher::start_beside(&plan, vec![(cookie, ours)])
-    })
+impl SharedSocket for Readers {
+    fn follow(&mut self) {
+        let mut changed = self.follow_queues();
+        changed |= self.follow_original();
+        let forked = self.queues.iter().any(|queue| queue.kept.is_some());
+        if forked && self.looked.elapsed() >= LOOK_ROUND {
+            changed |= self.look_round();
+        }
+        self.drain_step();
+        if changed {
+            self.group.store();
+        }
+        self.group.catch_up();
+    }
+
+    fn is_over(&self) -> bool {
+        self.original.closed && self.queues.is_empty()
+    }
+
+    fn group(&self) -> &QueueGroup {
+        &self.group
+    }
+
+    fn group_mut(&mut self) -> &mut QueueGroup {
+        &mut self.group
+    }
+
+    fn end(self) {
+        self.group.end();
+    }
 }

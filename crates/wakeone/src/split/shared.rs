@@ -3,104 +3,25 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use wakeone_kernel::capability::{self, Capability};
 use wakeone_kernel::procfs::Processes;
 use wakeone_kernel::{cgroup, clone_listener, diag, process, procfs, socket};
-use wakeone_model::listener::{Protocol, Wait};
-use wakeone_shim::protocol::How;
+use wakeone_model::listener::Protocol;
 
-use super::{Steering, SteeringConfig};
-use crate::agent::{Agent, AgentConfig};
-use crate::attach::name_of;
-use crate::dispatcher::{Dispatcher, Plan};
-use crate::metrics::Source;
-use crate::paths::Paths;
-use crate::slot_sockets::RemoteFd;
-use crate::steer::SteerEvent;
-use crate::steered::{Origin, SteeredGroup};
-use crate::supervisor::adopt::inode_of;
-use crate::supervisor::listen::Endpoint;
-use crate::supervisor::state::{self, MOST_SLOTS};
+use super::config::{SplitConfig, Steering};
+use super::queue_group::{self, NewQueue, QueueGroup, SharedSocket};
+use super::reason::Reason;
+use super::worker::{Worker, first_holder, polls, waits};
+use crate::agent::Agent;
+use crate::dispatcher::Plan;
+use crate::slot_sockets::{RemoteFd, inode_of};
+use crate::steered::SteeredGroup;
+use crate::supervisor::state::MOST_SLOTS;
 
-/// The capabilities for loading programs. They stay permitted all the time, since servers may listen at any time.
-pub const FOR_LOADING: [Capability; 5] = [
-    Capability::CAP_BPF,
-    Capability::CAP_PERFMON,
-    Capability::CAP_NET_ADMIN,
-    Capability::CAP_SYS_ADMIN,
-    Capability::CAP_DAC_OVERRIDE,
-];
 /// How often to look for processes that wait on the shared socket unknown to the library.
 const LOOK_ROUND: Duration = Duration::from_secs(1);
-
-/// Why a process stays with the listener that it has.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
-    /// It opened the listener itself.
-    #[error("it opened the listener and accepts from it itself")]
-    Owner,
-    /// Nobody else has the socket.
-    #[error("no other process has the socket")]
-    Alone,
-    /// It has a queue already.
-    #[error("it has a queue of its own already")]
-    Has,
-    /// One of its epoll sets has the shared socket, from before the fork.
-    #[error(
-        "one of its epoll sets has the shared socket already (registered before the fork, or by io_uring)"
-    )]
-    Registered,
-    /// The same for a UDP socket, where threads would have queues.
-    #[error("it is in an epoll set")]
-    Polled,
-    /// We may not read its descriptors.
-    #[error("its descriptors may not be seen: {0}")]
-    Hidden(String),
-    /// There is nowhere to put another queue.
-    #[error("there are {MOST_SLOTS} queues already")]
-    Full,
-    /// The kernel cannot make one.
-    #[error("no second socket like it can be made: {0}")]
-    Sibling(String),
-    /// Without steering, one process must serve the shared socket itself.
-    #[error(
-        "it serves the shared socket itself: nothing keeps connections, or datagrams, from that"
-    )]
-    First,
-    /// The group's folder cannot be had, or steering failed.
-    #[error("{0}")]
-    Steering(String),
-}
-
-/// A process that accepts from a queue.
-#[derive(Debug)]
-pub struct Worker {
-    /// Its process id.
-    pub pid: u32,
-    pidfd: OwnedFd,
-}
-
-impl Worker {
-    /// Makes one of a process that runs.
-    pub fn of(pid: u32) -> Option<Self> {
-        let raw = i32::try_from(pid)
-            .ok()
-            .and_then(rustix::process::Pid::from_raw)?;
-        let pidfd = rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty()).ok()?;
-        Some(Self { pid, pidfd })
-    }
-
-    /// Whether it has not ended.
-    pub fn lives(&self) -> bool {
-        let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        poll(&mut ended, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
-    }
-}
 
 /// A listening socket of the group, and the processes that accept from it.
 #[derive(Debug)]
@@ -138,34 +59,19 @@ impl Queue {
 /// A queue that was made for a process and is not yet in its listener's place.
 #[derive(Debug)]
 pub struct QueueGrant {
-    /// The listener that it is for.
-    pub original: u64,
-    queue: OwnedFd,
-    inode: u64,
-    cookie: u64,
+    /// The queue.
+    pub new: NewQueue,
     /// The process has the queue under another number already.
     again: bool,
 }
 
-impl QueueGrant {
-    /// The socket.
-    pub fn socket(&self) -> BorrowedFd<'_> {
-        self.queue.as_fd()
-    }
-}
-
 /// A shared listener.
 pub struct Shared {
-    address: SocketAddr,
-    dual_stack: bool,
+    group: QueueGroup,
     backlog: i32,
     owner: Option<Worker>,
     original: Queue,
     siblings: Vec<Queue>,
-    /// Inodes of all queues that there ever were: a descendant may still hold one.
-    known: HashSet<u64>,
-    /// None until there is a queue.
-    group: Option<SteeredGroup>,
     looked: Instant,
     /// Since when the shared socket is given no connections.
     unchosen: Option<Instant>,
@@ -179,12 +85,11 @@ impl Shared {
     /// # Errors
     /// It is no listener that could be split, or it is gone.
     pub fn new(pid: u32, fd: i32, listener: &OwnedFd) -> io::Result<Self> {
-        let address = clone_listener::address(listener).ok_or(io::ErrorKind::Unsupported)?;
+        let group = QueueGroup::of(listener.as_fd(), Protocol::Tcp)?;
         let inode = inode_of(listener)?;
         let remote = RemoteFd { pid, fd, inode };
         Ok(Self {
-            address,
-            dual_stack: clone_listener::is_dual_stack(listener),
+            group,
             backlog: backlog(listener.as_fd()),
             owner: Worker::of(first_holder(pid, inode)),
             original: Queue {
@@ -193,45 +98,15 @@ impl Shared {
                 workers: Vec::new(),
             },
             siblings: Vec::new(),
-            known: HashSet::from([inode]),
-            group: None,
             looked: Instant::now(),
             unchosen: None,
             closed: false,
         })
     }
 
-    /// The address at which it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// The name of its group.
-    pub fn name(&self) -> String {
-        name_of(Protocol::Tcp, self.address)
-    }
-
-    /// The source of its metrics.
-    pub fn source(&self, paths: &Paths, traced: bool) -> Option<Source> {
-        let group = self.group.as_ref()?;
-        Some(capability::with(&FOR_LOADING, || {
-            group.source(paths, traced)
-        }))
-    }
-
     /// The shared socket's inode, which identifies the listener.
     pub fn inode(&self) -> u64 {
         self.original.remote.inode
-    }
-
-    /// Whether this is its socket, or one of its queues.
-    pub fn knows(&self, inode: u64) -> bool {
-        self.known.contains(&inode)
-    }
-
-    /// Whether no process has a socket of it any more.
-    pub fn is_over(&self) -> bool {
-        self.closed && self.siblings.is_empty()
     }
 
     /// How many queues there are beside the shared socket.
@@ -242,7 +117,7 @@ impl Shared {
     /// It listens again, perhaps with another backlog.
     pub fn listens_again(&mut self, listener: &OwnedFd) {
         self.backlog = backlog(listener.as_fd());
-        if let Some(group) = &mut self.group {
+        if let Some(group) = &mut self.group.steered {
             group.set_backlog(self.backlog);
         }
         self.closed = false;
@@ -292,9 +167,9 @@ impl Shared {
         };
         queue.serve(pid);
         if inode == self.original.remote.inode {
-            self.seat_original();
+            self.assign_original();
         }
-        self.store();
+        self.group.store();
     }
 
     /// Makes a queue for a process. The first one starts steering.
@@ -305,7 +180,7 @@ impl Shared {
         &mut self,
         pid: u32,
         like: BorrowedFd<'_>,
-        wish: &SteeringConfig,
+        config: &SplitConfig,
         steering: &mut Steering,
     ) -> Result<QueueGrant, Reason> {
         if let Some(again) = self.again(pid) {
@@ -313,88 +188,52 @@ impl Shared {
         }
         let queue = clone_listener::clone_listener(like, pid)
             .map_err(|error| Reason::Sibling(error.to_string()))?;
-        let refused = |error: io::Error| Reason::Sibling(error.to_string());
-        rustix::net::listen(&queue, self.backlog).map_err(|errno| refused(errno.into()))?;
-        let grant = QueueGrant {
-            original: self.inode(),
-            inode: inode_of(&queue).map_err(refused)?,
-            cookie: socket::cookie(&queue).map_err(refused)?,
-            queue,
-            again: false,
-        };
-        if self.group.is_none() {
-            self.begin(&grant, wish, steering)?;
+        rustix::net::listen(&queue, self.backlog)
+            .map_err(|errno| Reason::Sibling(io::Error::from(errno).to_string()))?;
+        let new = NewQueue::of(self.inode(), queue)?;
+        if self.group.steered.is_none() {
+            self.begin(&new, config, steering)?;
         }
-        self.known.insert(grant.inode);
-        Ok(grant)
+        self.group.known.insert(new.inode);
+        Ok(QueueGrant { new, again: false })
     }
 
     /// The queue that a process has, for another number of the same listener.
     fn again(&self, pid: u32) -> Option<QueueGrant> {
         let own = |queue: &&Queue| queue.workers.iter().any(|worker| worker.pid == pid);
         let has = self.siblings.iter().find(own)?;
-        Some(QueueGrant {
+        let new = NewQueue {
             original: self.inode(),
             queue: has.borrow()?,
             inode: has.remote.inode,
             cookie: has.cookie,
-            again: true,
-        })
+        };
+        Some(QueueGrant { new, again: true })
     }
 
     /// With the first queue: takes the group's folder, and has the group steered if that is allowed.
     fn begin(
         &mut self,
-        grant: &QueueGrant,
-        wish: &SteeringConfig,
+        queue: &NewQueue,
+        config: &SplitConfig,
         steering: &mut Steering,
     ) -> Result<(), Reason> {
-        let name = self.name();
-        let origin = Origin {
-            listen: Endpoint {
-                address: self.address,
-                dual_stack: self.dual_stack,
-                udp: false,
-            },
-            backlog: self.backlog,
-            command: vec![state::SPLIT.into()],
-            attached: true,
-        };
-        let mut group = SteeredGroup::take(&wish.paths.runtime, &name, origin)
-            .map_err(|error| Reason::Steering(error.to_string()))?;
+        let mut group = self.group.take(&config.paths, self.backlog)?;
         if let Steering::Full(policy) = *steering {
-            let ours = RemoteFd {
-                pid: std::process::id(),
-                fd: grant.queue.as_raw_fd(),
-                inode: grant.inode,
-            };
             // The shared socket was made in any cgroup: only the root one sees all of its connections.
             let root = cgroup::mount_point().ok();
+            let name = self.group.name();
             let plan = Plan {
                 cgroup: root.as_deref(),
-                ..Plan::new(&name, &wish.paths, policy)
+                ..Plan::new(&name, &config.paths, policy)
             };
-            let loaded = capability::with(&FOR_LOADING, || {
-                Dispatcher::start_beside(&plan, vec![(grant.cookie, ours)])
-            });
-            let dispatcher = loaded.map_err(|error| {
+            queue_group::steer(&mut group, &plan, queue, config).inspect_err(|_| {
                 // The next processes are told so before any queue is made for them.
                 *steering = Steering::None;
-                Reason::Steering(error.to_string())
             })?;
-            let config = AgentConfig {
-                rescue: wish.rescue,
-                stuck_after: wish.stuck_after,
-            };
-            group.steer(
-                dispatcher,
-                config,
-                &wish.paths,
-                [(grant.cookie, ours, None)],
-            );
         }
-        self.group = Some(group);
-        self.seat_original();
+        self.group.steered = Some(group);
+        self.assign_original();
         Ok(())
     }
 
@@ -406,11 +245,11 @@ impl Shared {
         let remote = RemoteFd {
             pid,
             fd,
-            inode: grant.inode,
+            inode: grant.new.inode,
         };
         let mut queue = Queue {
             remote,
-            cookie: grant.cookie,
+            cookie: grant.new.cookie,
             workers: Vec::new(),
         };
         queue.serve(pid);
@@ -419,19 +258,17 @@ impl Shared {
             return self.rejected(pid, grant);
         }
         self.leaves_original(pid);
-        if let Some(group) = &mut self.group {
-            group.seat_or_tell(grant.cookie, remote, pid);
-        }
+        self.group.assign(grant.new.cookie, remote, pid);
         self.siblings.push(queue);
         drop(grant);
         self.sweep();
-        self.store();
+        self.group.store();
     }
 
     /// A queue was not accepted: it closes, and the kernel moves its connections.
     pub fn rejected(&mut self, pid: u32, grant: QueueGrant) {
-        if let (Some(group), false) = (&mut self.group, grant.again) {
-            group.hand_over(grant.cookie);
+        if let (Some(group), false) = (&mut self.group.steered, grant.again) {
+            group.hand_over(grant.new.cookie);
         }
         drop(grant);
         let inode = self.inode();
@@ -439,44 +276,18 @@ impl Shared {
     }
 
     /// A process accepts from the shared socket itself: gives that socket a slot.
-    fn seat_original(&mut self) {
-        if let (Some(group), Some(worker)) = (&mut self.group, self.original.first()) {
-            group.seat_or_tell(self.original.cookie, self.original.remote, worker);
+    fn assign_original(&mut self) {
+        if let Some(worker) = self.original.first() {
+            let (cookie, remote) = (self.original.cookie, self.original.remote);
+            self.group.assign(cookie, remote, worker);
         }
     }
 
     /// A process that could not have its queue at first has stopped accepting from the shared socket.
     fn leaves_original(&mut self, pid: u32) {
         self.original.workers.retain(|worker| worker.pid != pid);
-        if let (None, Some(group)) = (self.original.first(), &mut self.group) {
+        if let (None, Some(group)) = (self.original.first(), &mut self.group.steered) {
             group.hand_over(self.original.cookie);
-        }
-    }
-
-    /// Checks what became of its sockets and processes. Call it some twenty times a second.
-    pub fn follow(&mut self) {
-        let there = match self.listening() {
-            Ok(there) => there,
-            Err(error) => {
-                tracing::debug!("{}: {error}", self.address);
-                return;
-            }
-        };
-        if self.owner.as_ref().is_some_and(|owner| !owner.lives()) {
-            self.owner = None;
-        }
-        let mut changed = self.follow_siblings(&there);
-        changed |= self.follow_original(&there);
-        self.sweep();
-        if self.looked.elapsed() >= LOOK_ROUND {
-            self.looked = Instant::now();
-            changed |= self.look_round();
-        }
-        if changed {
-            self.store();
-        }
-        if let Some(group) = &self.group {
-            group.catch_up();
         }
     }
 
@@ -485,12 +296,12 @@ impl Shared {
     fn listening(&self) -> io::Result<HashSet<u64>> {
         let look = || -> io::Result<HashSet<u64>> {
             let which = diag::Which::Listening;
-            let entries = diag::sockets_at(Protocol::Tcp, which, self.address)?;
+            let entries = diag::sockets_at(Protocol::Tcp, which, self.group.address)?;
             Ok(entries.iter().map(|entry| entry.socket.cookie).collect())
         };
         let there = look()?;
         let mut all = self.siblings.iter().chain([&self.original]);
-        match &self.group {
+        match &self.group.steered {
             Some(group) if !all.all(|queue| there.contains(&queue.cookie)) => {
                 group.between_looks(look)
             }
@@ -505,25 +316,19 @@ impl Shared {
             changed |= replaced;
             if !there.contains(&queue.cookie) {
                 changed = true;
-                self.leave(queue.cookie);
+                self.group.leave(queue.cookie);
                 continue;
             }
             let Some(worker) = queue.first() else {
                 self.orphaned(queue);
                 continue;
             };
-            if let (true, Some(group)) = (replaced, &mut self.group) {
-                group.seat_or_tell(queue.cookie, queue.remote, worker);
+            if replaced {
+                self.group.assign(queue.cookie, queue.remote, worker);
             }
             self.siblings.push(queue);
         }
         changed
-    }
-
-    fn leave(&mut self, cookie: u64) {
-        if let Some(group) = &mut self.group {
-            group.leave(cookie);
-        }
     }
 
     /// Closes a queue that outlives its worker, in a process that does not accept from it (a child that the worker
@@ -541,26 +346,26 @@ impl Shared {
                 inode: holder.inode,
             };
         }
-        if let Some(group) = &mut self.group {
+        if let Some(group) = &mut self.group.steered {
             group.lend(queue.cookie, queue.remote);
             group.worker_gone(queue.cookie);
         }
         if let Some(listener) = queue.borrow() {
             let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Read);
         }
-        self.leave(queue.cookie);
+        self.group.leave(queue.cookie);
     }
 
     fn follow_original(&mut self, there: &HashSet<u64>) -> bool {
         let replaced = self.original.reap();
         self.closed = !there.contains(&self.original.cookie);
-        let Some(group) = &mut self.group else {
+        let Some(group) = &mut self.group.steered else {
             return replaced;
         };
         match self.original.first() {
             None => group.hand_over(self.original.cookie),
-            Some(worker) if replaced && group.seat_of(self.original.cookie).is_some() => {
-                group.seat_or_tell(self.original.cookie, self.original.remote, worker);
+            Some(worker) if replaced && group.place_of(self.original.cookie).is_some() => {
+                group.assign_or_warn(self.original.cookie, self.original.remote, worker);
             }
             Some(_) => {}
         }
@@ -570,7 +375,11 @@ impl Shared {
     /// Moves connections that wait on the shared socket, if nobody accepts from it, to the processes with queues of
     /// their own. They arrived before the first such queue was there, or their handshake began before that.
     fn sweep(&mut self) {
-        let wait = self.group.as_ref().and_then(|group| self.sweep_wait(group));
+        let wait = self
+            .group
+            .steered
+            .as_ref()
+            .and_then(|group| self.sweep_wait(group));
         let Some(wait) = wait.filter(|_| !self.closed) else {
             self.unchosen = None;
             return;
@@ -589,10 +398,10 @@ impl Shared {
         }
         let backlog = i32::try_from(waiting.limit).unwrap_or(self.backlog);
         // Never moves two queues at once.
-        let group = self.group.as_ref();
+        let group = self.group.steered.as_ref();
         let moved = group.map(|one| one.between_looks(|| socket::move_queue(&listener, backlog)));
         if let Some(Err(error)) = moved {
-            tracing::warn!("{}: the shared socket's queue stays: {error}", self.address);
+            tracing::warn!("{}: the shared socket's queue stays: {error}", self.group);
         }
         for queue in &self.siblings {
             if let Some(listener) = queue.borrow() {
@@ -645,104 +454,60 @@ impl Shared {
             if !known && look().is_some_and(|process| waits(&process, inode)) {
                 tracing::info!(
                     "{}: process {pid} waits on the shared socket itself; it gets its part of the connections there",
-                    self.address
+                    self.group
                 );
                 self.original.serve(pid);
-                self.seat_original();
+                self.assign_original();
                 changed = true;
             }
         }
         changed
     }
-
-    /// Writes down which process serves which socket.
-    fn store(&self) {
-        if let Some(group) = &self.group {
-            group.keep();
-        }
-    }
-
-    /// The events that its agent saw.
-    pub fn events(&mut self) -> Vec<SteerEvent> {
-        self.group
-            .as_mut()
-            .map(SteeredGroup::events)
-            .unwrap_or_default()
-    }
-
-    /// The server closed it, or has ended: removes program, pins and state.
-    pub fn end(self) {
-        if let Some(group) = self.group {
-            group.end();
-        }
-    }
 }
 
-/// The process that opened a listener: the one that has begun to listen on it, or an ancestor that holds it too.
-/// (Some servers bind in the first process and listen in the workers.)
-pub fn first_holder(pid: u32, inode: u64) -> u32 {
-    let mut first = pid;
-    let own = std::process::id();
-    let above = |pid| procfs::identity(pid).map(|identity| identity.parent);
-    while let Some(parent) = above(first).filter(|parent| *parent > 1 && *parent != own) {
-        let held = process::sockets_of(parent).unwrap_or_default();
-        if !held.iter().any(|(_, at)| *at == inode) {
-            break;
+impl SharedSocket for Shared {
+    fn follow(&mut self) {
+        let there = match self.listening() {
+            Ok(there) => there,
+            Err(error) => {
+                tracing::debug!("{}: {error}", self.group);
+                return;
+            }
+        };
+        if self.owner.as_ref().is_some_and(|owner| !owner.lives()) {
+            self.owner = None;
         }
-        first = parent;
+        let mut changed = self.follow_siblings(&there);
+        changed |= self.follow_original(&there);
+        self.sweep();
+        if self.looked.elapsed() >= LOOK_ROUND {
+            self.looked = Instant::now();
+            changed |= self.look_round();
+        }
+        if changed {
+            self.group.store();
+        }
+        self.group.catch_up();
     }
-    first
+
+    fn is_over(&self) -> bool {
+        self.closed && self.siblings.is_empty()
+    }
+
+    fn group(&self) -> &QueueGroup {
+        &self.group
+    }
+
+    fn group_mut(&mut self) -> &mut QueueGroup {
+        &mut self.group
+    }
+
+    fn end(self) {
+        self.group.end();
+    }
 }
 
 fn backlog(listener: BorrowedFd<'_>) -> i32 {
     let limit = socket::accept_queue(listener).unwrap_or_default().limit;
     i32::try_from(limit).unwrap_or(i32::MAX)
-}
-
-/// Whether an epoll set of a process has this socket, under whatever number.
-pub fn polls(pid: u32, inode: u64) -> io::Result<bool> {
-    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
-        let entry = entry?;
-        let Ok(target) = std::fs::read_link(entry.path()) else {
-            continue; // closed meanwhile
-        };
-        if target.as_os_str() != "anon_inode:[eventpoll]" {
-            continue;
-        }
-        let number = entry.file_name();
-        let about = std::path::Path::new("/proc")
-            .join(pid.to_string())
-            .join("fdinfo")
-            .join(number);
-        let text = wakeone_kernel::stat::text(about).unwrap_or_default();
-        if text
-            .lines()
-            .filter_map(procfs::parse_tfd)
-            .any(|(at, _)| at == inode)
-        {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-/// Whether a process, as it was just seen, waits for connections, or datagrams, on this socket.
-pub fn waits(process: &wakeone_model::listener::Process, inode: u64) -> bool {
-    process.polls.iter().any(|polled| polled.inode == inode)
-        || process.threads.iter().any(|thread| match &thread.wait {
-            Wait::Accept(at) | Wait::Receive(at) => *at == inode,
-            Wait::Poll(set) => set.contains(&inode),
-            Wait::IoUring => true,
-            _ => false,
-        })
-}
-
-/// How a process came to wait, in words.
-pub fn in_words(how: How) -> &'static str {
-    match how {
-        How::Accept => "accept",
-        How::Epoll => "epoll",
-        How::Poll => "poll",
-        How::Receive => "a receive call",
-    }
 }

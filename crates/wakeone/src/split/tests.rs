@@ -3,9 +3,14 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use super::*;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::broker::{Answer, QueueRequest};
+use super::config::{Options, Steering};
+use super::splitter::Splitter;
 use rustix::net::{AddressFamily, Ipv4Addr, SocketAddrV4, SocketType};
-use wakeone_shim::protocol::How;
+use wakeone_shim::protocol::{How, Reply};
 
 fn splitter() -> Splitter {
     let options = Options {

@@ -5,9 +5,10 @@ use super::process::{Identity, Process};
 use super::reserve::{self, Reserved};
 use super::slot::{Retiring, Slot, Worker};
 use super::state::{self, State, Task};
+use crate::slot_sockets::inode_of;
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 use wakeone_kernel::process::sockets_of;
 
@@ -309,14 +310,6 @@ fn take_fd(
     let at = listen::address_of(&fd);
     let is_there = at == Ok(public.address) || at == Ok(bound.address);
     Ok((is_there && inode_of(&fd)? == inode).then_some(fd))
-}
-
-/// The inode of a descriptor, which identifies a socket as long as it lives.
-///
-/// # Errors
-/// fstat(2) fails.
-pub fn inode_of(fd: impl AsFd) -> io::Result<u64> {
-    Ok(rustix::fs::fstat(fd)?.st_ino)
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ fn held_by_tree(pid: u32) -> HashSet<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervisor::adopt::inode_of;
+    use crate::slot_sockets::inode_of;
     use std::net::TcpListener;
 
     #[test]

@@ -7,6 +7,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use wakeone_kernel::socket;
+use wakeone_model::listener::Protocol;
 
 /// Where listeners are bound: an address, and whether an IPv6 wildcard takes IPv4 too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -19,6 +20,17 @@ pub struct Endpoint {
     /// UDP sockets, which are bound and do not listen; else TCP.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub udp: bool,
+}
+
+impl Endpoint {
+    /// Returns the protocol of its sockets.
+    pub fn protocol(&self) -> Protocol {
+        if self.udp {
+            Protocol::Udp
+        } else {
+            Protocol::Tcp
+        }
+    }
 }
 
 impl fmt::Display for Endpoint {

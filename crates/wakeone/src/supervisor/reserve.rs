@@ -4,10 +4,10 @@
 //! program finds no listener for a SYN, the socket's filter drops it, and the client tries again. Workers hold the socket
 //! too: like the listeners it outlives a supervisor that is killed.
 
-use super::adopt::inode_of;
 use super::listen::{self, Endpoint, ListenError};
 use super::process::Process;
 use super::state;
+use crate::slot_sockets::inode_of;
 use std::os::fd::OwnedFd;
 use wakeone_kernel::lookup::{Place, private_ip};
 use wakeone_kernel::{process, socket};

@@ -1,6 +1,5 @@
 //! A slot: listeners that live as long as the group, and the worker that serves them now.
 
-use super::adopt::inode_of;
 use super::backoff::Backoff;
 use super::elsewhere::Whereabouts;
 use super::process::{Ending, Process};
@@ -8,6 +7,7 @@ use super::retirement::Retirement;
 use super::settle::SETTLE;
 use super::spawn::{SpawnError, Way};
 use super::state;
+use crate::slot_sockets::inode_of;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};

@@ -12,7 +12,7 @@ use super::slot::Worker;
 use super::spawn::{self, SpawnError};
 use super::watch::Watch;
 use super::workers::RESTARTED_AT_ONCE;
-use crate::group::FOR_THE_END;
+use crate::privileges::FOR_THE_END;
 use std::time::Instant;
 use wakeone_kernel::{capability, socket};
 

@@ -5,7 +5,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
-use wakeone::dispatcher::{Dispatcher, Plan, change_policy};
+use wakeone::control::change_policy;
+use wakeone::dispatcher::{Dispatcher, Plan};
 use wakeone::policy::{Affinity, Policy};
 use wakeone::slot_sockets::RemoteFd;
 use wakeone_kernel::bpf::BUILD;
@@ -13,6 +14,7 @@ use wakeone_kernel::receive_queue::receive_queue;
 use wakeone_kernel::run_stats::RunStats;
 use wakeone_kernel::socket::cookie;
 use wakeone_kernel::table::flag;
+use wakeone_model::listener::Protocol;
 
 use crate::ground::*;
 
@@ -411,7 +413,7 @@ fn a_program_for_connections_is_not_taken_for_datagrams() {
         listeners,
     );
     let tcp = tcp.expect("a new one");
-    assert!(!tcp.kept() && !tcp.datagrams());
+    assert!(!tcp.kept() && tcp.protocol() == Protocol::Tcp);
     scene.end(tcp);
 }
 

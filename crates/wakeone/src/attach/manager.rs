@@ -2,18 +2,22 @@
 //! back. This is the process that `wakeone attach` leaves behind, and that `wakeone agent` runs as.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use wakeone_kernel::capability;
-use wakeone_kernel::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
 
-use crate::attach::{self, Attached, Presence, SteeringConfig};
+use super::attached::{Attached, Presence};
+use super::candidate::{AttachCandidate, examine};
+use super::config::AttachConfig;
+use super::error::Error;
+use super::search::{Search, sockets};
+use super::selection::{admitted, meant};
 use crate::metrics::Monitor;
 use crate::paths::Paths;
+use crate::privileges::FOR_LOADING;
 use crate::repair::repair_all;
 use crate::steer::SteerEvent;
 
@@ -23,7 +27,7 @@ pub struct Wanted {
     /// The servers to steer.
     pub target: Target,
     /// How to steer them.
-    pub wish: SteeringConfig,
+    pub config: AttachConfig,
     /// Users whose servers it may mean, beside root and ourselves.
     pub owners: Vec<u32>,
 }
@@ -48,121 +52,15 @@ fn place(protocol: Protocol, address: SocketAddr) -> Place {
     (protocol == Protocol::Udp, address)
 }
 
-fn place_of(attached: &Attached) -> Place {
-    place(attached.protocol(), attached.address())
-}
-
 fn told((udp, address): Place) -> String {
     format!("{}{address}", if udp { "udp://" } else { "" })
-}
-
-/// Returns those of the found listeners that a target means. It means UDP if it names UDP, or if nothing else was
-/// found. The datagrams beside a web server's listener are QUIC's, and QUIC knows better where each belongs.
-pub fn meant(found: Vec<Found>, target: &Target) -> Vec<Found> {
-    let udp = |f: &Found| f.listener.protocol == Protocol::Udp;
-    let named = target.parts().0.is_some();
-    let only = found.iter().all(udp);
-    let fits = |f: &Found| named || only || !udp(f);
-    found.into_iter().filter(fits).collect()
-}
-
-/// Splits a target's listeners into those to steer and the reasons against others. The reasons are that users were not
-/// named, or that there are too many. Strangers' listeners are left out unexamined and do not count; each of these
-/// users is reported once.
-pub fn admitted(found: Vec<Found>, owners: &[u32]) -> (Vec<Found>, Vec<attach::Error>) {
-    let (mut all, mut refused) = (Vec::new(), BTreeMap::new());
-    for one in found {
-        match attach::admit(&one, owners) {
-            Ok(()) => all.push(one),
-            Err((user, error)) => drop(refused.entry(user).or_insert(error)),
-        }
-    }
-    let mut refused: Vec<_> = refused.into_values().collect();
-    let others = all.split_off(all.len().min(attach::MOST_GROUPS));
-    if let Some(first) = others.first() {
-        refused.push(attach::Error::Many {
-            address: first.listener.address,
-            others: others.len() - 1,
-        });
-    }
-    (all, refused)
-}
-
-/// How long after a change of the machine's listening sockets all processes are searched again, by a walk over /proc.
-/// Each further search without another change comes three times as late, up to the longest interval.
-const SEARCH_AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(60));
-/// The longest interval while something is refused: the obstacle may not show in the sockets.
-const REFUSED_AGAIN: Duration = Duration::from_secs(8);
-/// How often to check whether the sockets changed; the second value if they did not change for long.
-const SOCKETS_EVERY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
-
-/// When to search for servers: soon after sockets came or went, and ever more seldom while none do.
-#[derive(Debug)]
-struct Search {
-    /// A hash of the machine's listening sockets at the last look.
-    sockets: u64,
-    looked: Option<Instant>,
-    searched: Option<Instant>,
-    wait: Duration,
-}
-
-impl Search {
-    fn new() -> Self {
-        Self {
-            sockets: 0,
-            looked: None,
-            searched: None,
-            wait: SEARCH_AGAIN.0,
-        }
-    }
-
-    /// Whether to search now; `sockets` returns the hash of what listens.
-    fn is_due(&mut self, now: Instant, refused: bool, sockets: impl FnOnce() -> u64) -> bool {
-        let passed = |since: Option<Instant>, time: Duration| {
-            since.is_none_or(|since| now.duration_since(since) >= time)
-        };
-        if !passed(
-            self.looked,
-            self.wait.clamp(SOCKETS_EVERY.0, SOCKETS_EVERY.1),
-        ) {
-            return false;
-        }
-        self.looked = Some(now);
-        let changed = std::mem::replace(&mut self.sockets, sockets()) != self.sockets;
-        if changed {
-            self.wait = SEARCH_AGAIN.0;
-        } else if !passed(self.searched, self.wait) {
-            return false;
-        } else {
-            let longest = if refused {
-                REFUSED_AGAIN
-            } else {
-                SEARCH_AGAIN.1
-            };
-            self.wait = (self.wait * 3).min(longest);
-        }
-        self.searched = Some(now);
-        true
-    }
-}
-
-/// Returns a hash of the listening sockets, which changes when one comes or goes. `udp`: include those of UDP.
-fn sockets(udp: bool) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    let protocols = [(Protocol::Tcp, true), (Protocol::Udp, udp)];
-    for (protocol, _) in protocols.into_iter().filter(|(_, asked)| *asked) {
-        for entry in diag::sockets(protocol, Which::Listening, 0).unwrap_or_default() {
-            (entry.local, entry.socket.cookie).hash(&mut hasher);
-        }
-    }
-    hasher.finish()
 }
 
 /// The groups that are kept steered.
 pub struct AttachManager {
     paths: Paths,
     wanted: Vec<Wanted>,
-    groups: BTreeMap<Place, (SteeringConfig, Attached)>,
+    groups: BTreeMap<Place, (AttachConfig, Attached)>,
     /// Why a target was not steered at the last attempt.
     refused: BTreeMap<String, String>,
     /// Places whose program does not load: no other attempt before the configuration changes.
@@ -218,19 +116,34 @@ impl AttachManager {
         );
     }
 
-    /// Keeps one group steered that was just attached.
-    pub fn keep(&mut self, wish: SteeringConfig, owners: Vec<u32>, attached: Attached) {
-        let target = Target::By(
-            attached.protocol(),
-            Box::new(Target::Address(attached.address())),
-        );
-        self.wanted.push(Wanted {
-            target,
-            wish: wish.clone(),
+    /// Attaches to a server, and keeps it steered.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing is left attached or pinned then.
+    pub fn keep(
+        &mut self,
+        candidate: AttachCandidate,
+        config: AttachConfig,
+        owners: Vec<u32>,
+    ) -> Result<&Attached, Error> {
+        let address = Box::new(Target::Address(candidate.address()));
+        let wanted = Wanted {
+            target: Target::By(candidate.protocol(), address),
+            config: config.clone(),
             owners,
-        });
+        };
+        let at = self.start(candidate, config)?;
+        self.wanted.push(wanted);
+        Ok(&self.groups[&at].1)
+    }
+
+    /// Attaches to a server. Returns its place.
+    fn start(&mut self, candidate: AttachCandidate, config: AttachConfig) -> Result<Place, Error> {
+        let attached = Attached::start(candidate, &config, &self.paths)?;
+        let at = place(attached.protocol(), attached.address());
         self.show(&attached);
-        self.groups.insert(place_of(&attached), (wish, attached));
+        self.groups.insert(at, (config, attached));
+        Ok(at)
     }
 
     /// Steers these targets from now on, and no others. A change of policy or weights takes effect without detaching.
@@ -243,15 +156,15 @@ impl AttachManager {
         // Nothing was reported yet: the next attempt does.
         self.refused.clear();
         let groups = std::mem::take(&mut self.groups);
-        for (address, (wish, mut attached)) in groups {
+        for (address, (config, mut attached)) in groups {
             let new = there.iter().find(|(found, _)| {
                 place(found.listener.protocol, found.listener.address) == address
             });
             match new {
                 Some((_, new))
-                    if new.rescue == wish.rescue
-                        && new.stuck_after == wish.stuck_after
-                        && new.affinity == wish.affinity =>
+                    if new.rescue == config.rescue
+                        && new.stuck_after == config.stuck_after
+                        && new.affinity == config.affinity =>
                 {
                     attached.set_policy(new.policy_of(attached.protocol()));
                     attached.set_weights(new.weights.clone());
@@ -263,8 +176,8 @@ impl AttachManager {
     }
 
     /// Returns the wanted listeners that are there now, each with its steering.
-    fn there(&mut self, events: &mut Vec<Event>) -> Vec<(Found, SteeringConfig)> {
-        let mut there: Vec<(Found, SteeringConfig)> = Vec::new();
+    fn there(&mut self, events: &mut Vec<Event>) -> Vec<(Found, AttachConfig)> {
+        let mut there: Vec<(Found, AttachConfig)> = Vec::new();
         for wanted in self.wanted.clone() {
             match find(&wanted.target) {
                 Ok(found) => {
@@ -277,7 +190,7 @@ impl AttachManager {
                     for found in meant {
                         let at = |f: &Found| place(f.listener.protocol, f.listener.address);
                         if !there.iter().any(|(f, _)| at(f) == at(&found)) {
-                            there.push((found, wanted.wish.clone()));
+                            there.push((found, wanted.config.clone()));
                         }
                     }
                 }
@@ -296,9 +209,9 @@ impl AttachManager {
 
     /// The same for listeners that anybody can open and close. Reports each of their users once until the next
     /// configuration, wherever they listen.
-    fn refuse_once(&mut self, target: &Target, error: &attach::Error, events: &mut Vec<Event>) {
+    fn refuse_once(&mut self, target: &Target, error: &Error, events: &mut Vec<Event>) {
         let what = match error {
-            attach::Error::Owner { user, .. } => format!("{target} of user {user}"),
+            Error::Owner { user, .. } => format!("{target} of user {user}"),
             _ => format!("more of {target}"),
         };
         if !self.refused.contains_key(&what) {
@@ -334,26 +247,24 @@ impl AttachManager {
             return events;
         }
         // The search does not find a listener that an earlier agent left closed.
-        capability::with(&attach::FOR_ATTACHING, || repair_all(&self.paths));
-        for (found, wish) in self.there(&mut events) {
+        capability::with(&FOR_LOADING, || repair_all(&self.paths));
+        for (found, config) in self.there(&mut events) {
             let address = place(found.listener.protocol, found.listener.address);
             if self.groups.contains_key(&address) || self.given_up.contains(&address) {
                 continue;
             }
-            let attached = attach::examine(&found)
-                .and_then(|candidate| Attached::start(candidate, &wish, &self.paths));
-            match attached {
-                Ok(attached) => {
+            let started = examine(&found).and_then(|candidate| self.start(candidate, config));
+            match started {
+                Ok(at) => {
                     self.refused.remove(&told(address));
+                    let attached = &self.groups[&at].1;
                     events.push(Event::Attached(
                         attached.name().to_owned(),
                         attached.recounted.counted,
                     ));
-                    self.show(&attached);
-                    self.groups.insert(address, (wish, attached));
                 }
                 Err(error) => {
-                    if matches!(&error, attach::Error::Dispatcher(error) if error.is_load()) {
+                    if matches!(&error, Error::Dispatcher(error) if error.is_load()) {
                         self.given_up.insert(address);
                     }
                     self.refuse(told(address), error.to_string(), &mut events);
@@ -372,7 +283,7 @@ impl AttachManager {
     pub fn follow(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         let groups = std::mem::take(&mut self.groups);
-        for (address, (wish, mut attached)) in groups {
+        for (address, (config, mut attached)) in groups {
             let name = attached.name().to_owned();
             let presence = attached.follow();
             let seen = attached.events().into_iter();
@@ -384,11 +295,11 @@ impl AttachManager {
                     events.push(Event::Gone(name));
                 }
                 Ok(Presence::Here) => {
-                    self.groups.insert(address, (wish, attached));
+                    self.groups.insert(address, (config, attached));
                 }
                 Err(error) => {
                     self.refuse(told(address), error.to_string(), &mut events);
-                    self.groups.insert(address, (wish, attached));
+                    self.groups.insert(address, (config, attached));
                 }
             }
         }
@@ -400,28 +311,5 @@ impl AttachManager {
         for (_, (_, attached)) in std::mem::take(&mut self.groups) {
             self.detach(attached);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn processes_are_searched_seldom_while_no_socket_comes_or_goes() {
-        let mut search = Search::new();
-        let start = Instant::now();
-        let mut due = |ms: u64, sockets: u64| {
-            search.is_due(start + Duration::from_millis(ms), false, || sockets)
-        };
-        assert!(due(0, 7), "the first time");
-        assert!(!due(100, 7));
-        // Searches in a minute of four looks a second: after 0.25 s, 0.75 s, 2.25 s and so on.
-        let searches = (1..240).filter(|n| due(n * 250, 7)).count();
-        assert_eq!(searches, 5);
-        assert!(due(61_000, 8), "a socket came");
-        // A refused server may be ready soon, with the same socket as at its start.
-        assert!(due(61_250, 8));
-        assert!(!due(61_500, 8));
     }
 }

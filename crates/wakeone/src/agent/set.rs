@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use crate::agent::Agent;
+use super::Agent;
 use crate::steer::{Steer, SteerEvent};
 
 /// The agents of one group.

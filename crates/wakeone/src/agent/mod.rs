@@ -1,0 +1,217 @@
+//! The agent of a steered group: observe, judge, act, publish, a few hundred times a second.
+//!
+//! It stands beside the path of connections, never in it. If it dies, steering goes on. The program notices its old
+//! heartbeat and ignores the marks that nobody would take back.
+
+mod moves;
+mod probe_budget;
+mod rest;
+pub mod set;
+mod slot;
+mod state;
+mod steer;
+mod stuck;
+mod transport;
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use wakeone_kernel::schedule;
+
+use self::rest::Waker;
+pub use self::state::{AgentConfig, Rescued};
+use self::state::{Core, lock};
+use crate::dispatcher::Dispatcher;
+use crate::paths::Paths;
+use crate::steer::Steer;
+
+/// How long the end of a worker may take: the longest wait for handshakes plus a move.
+const LONGEST_END: Duration = Duration::from_millis(100);
+
+/// A running agent.
+#[derive(Debug)]
+pub struct Agent {
+    core: Arc<Mutex<Core>>,
+    /// `None` if it could not be started.
+    thread: Option<AgentThread>,
+    paths: Paths,
+    cgroup: Option<PathBuf>,
+}
+
+impl Agent {
+    /// Starts the agent of a group. `cgroup` is the cgroup to remove when the group ends.
+    pub fn start(
+        dispatcher: Dispatcher,
+        config: AgentConfig,
+        paths: Paths,
+        cgroup: Option<PathBuf>,
+    ) -> Self {
+        let core = Arc::new(Mutex::new(Core::new(dispatcher, config)));
+        let thread = AgentThread::start(&core).map_err(|error| {
+            lock(&core).note(format!("no agent, so no rescue: {error}"));
+        });
+        Self {
+            core,
+            thread: thread.ok(),
+            paths,
+            cgroup,
+        }
+    }
+
+    /// Ends the agent and takes the program away; the listeners stay.
+    pub fn end(self) {
+        drop(self.thread);
+        if let Some(core) = Arc::into_inner(self.core) {
+            let core = core.into_inner().unwrap_or_else(PoisonError::into_inner);
+            core.dispatcher.end(&self.paths, self.cgroup.as_deref());
+        }
+    }
+
+    /// Returns a handle by which others may ask for a slot's queue to be moved.
+    pub fn rescuer(&self) -> Rescuer {
+        Rescuer {
+            core: Arc::downgrade(&self.core),
+            waker: self.thread.as_ref().map(|one| Arc::clone(&one.waker)),
+        }
+    }
+
+    /// Returns the bytes of datagrams that wait in UDP sockets now; 0 if the sockets are of TCP.
+    pub fn unread_bytes(&self) -> u64 {
+        let core = lock(&self.core);
+        core.transport.unread_bytes(&core.dispatcher)
+    }
+
+    /// Does something to the dispatcher between two looks. It may have more slots afterwards.
+    pub fn with_dispatcher<R>(&self, act: impl FnOnce(&mut Dispatcher) -> R) -> R {
+        let mut core = lock(&self.core);
+        let done = act(&mut core.dispatcher);
+        core.fit_slots();
+        drop(core);
+        self.stir();
+        done
+    }
+
+    /// Runs `act` between two looks, when no queue is being moved.
+    pub fn between_looks<R>(&self, act: impl FnOnce() -> R) -> R {
+        let _core = lock(&self.core);
+        act()
+    }
+
+    /// Notes that the worker is gone and its listener soon will be. Returns when its queue was moved and no handshake
+    /// is under way, or after [`LONGEST_END`].
+    pub fn worker_gone(&mut self, slot: usize) {
+        self.worker_down(slot);
+        let begun = Instant::now();
+        while self.thread.is_some()
+            && begun.elapsed() < LONGEST_END
+            && lock(&self.core).is_emptying(slot)
+        {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Connections or datagrams placed so far.
+    pub fn placed(&self) -> u64 {
+        lock(&self.core).placed()
+    }
+
+    /// Returns how long after its last SYN a socket of this group may still get a connection.
+    pub fn handshake_wait(&self) -> Duration {
+        Duration::from_nanos(lock(&self.core).wait_ns())
+    }
+
+    fn wake(&self) {
+        if let Some(thread) = &self.thread {
+            thread.waker.wake();
+        }
+    }
+
+    /// Wakes the agent after a change of listeners or workers, so that it waits for the new ones.
+    fn stir(&self) {
+        lock(&self.core).stir();
+        self.wake();
+    }
+}
+
+/// The thread of an agent. Dropping this ends it.
+#[derive(Debug)]
+struct AgentThread {
+    stop: Arc<AtomicBool>,
+    waker: Arc<Waker>,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl AgentThread {
+    /// # Errors
+    /// Out of descriptors or threads.
+    fn start(core: &Arc<Mutex<Core>>) -> std::io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let waker = Arc::new(Waker::new()?);
+        let (core, its_stop, its_waker) = (Arc::clone(core), Arc::clone(&stop), Arc::clone(&waker));
+        let thread = std::thread::Builder::new().name("agent".into());
+        let handle = Some(thread.spawn(move || watch(&core, &its_stop, &its_waker))?);
+        Ok(Self {
+            stop,
+            waker,
+            handle,
+        })
+    }
+}
+
+impl Drop for AgentThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Release);
+        self.waker.wake();
+        if let Some(handle) = self.handle.take() {
+            let _ = handle.join();
+        }
+    }
+}
+
+fn watch(core: &Mutex<Core>, stop: &AtomicBool, waker: &Waker) {
+    if let Err(error) = schedule::real_time() {
+        // Without it a woken worker could run before us, between a rescue's shutdown and listen. It would then see a
+        // socket that does not listen. That is rare enough to go on.
+        tracing::debug!("the agent runs without real-time priority: {error}");
+    }
+    while !stop.load(Acquire) {
+        let (time, arrivals) = {
+            let mut core = lock(core);
+            let pause = core.tick();
+            core.rest(pause)
+        };
+        if waker.sleep(time, arrivals.as_deref()) {
+            lock(core).came();
+        }
+    }
+}
+
+/// Asks an agent for a rescue. Do not use it after [`Agent::end`].
+#[derive(Debug, Clone)]
+pub struct Rescuer {
+    core: Weak<Mutex<Core>>,
+    waker: Option<Arc<Waker>>,
+}
+
+impl Rescuer {
+    /// Has the agent's own thread move a slot's queue, as nobody interrupts that thread during a move. Returns where
+    /// the result arrives.
+    pub fn ask(&self, slot: usize) -> Receiver<Rescued> {
+        let (answer, answered) = sync_channel(1);
+        match (self.core.upgrade(), &self.waker) {
+            (Some(core), Some(waker)) => {
+                lock(&core).requests.push((slot, answer));
+                waker.wake();
+            }
+            _ => {
+                let _ = answer.try_send(Err("its agent has ended".to_owned()));
+            }
+        }
+        answered
+    }
+}

@@ -1,0 +1,69 @@
+//! What the agent remembers of a slot between two looks.
+
+use std::time::{Duration, Instant};
+
+use wakeone_model::judge::{ProgressBaseline, SlotHistory};
+use wakeone_model::moves::Arrivals;
+use wakeone_model::reads::Reads;
+
+/// How long a slot whose move failed is left alone.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// A slot that the program does not choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Avoided {
+    pub since_ns: u64,
+    /// Its worker is gone, and others serve its queue.
+    pub down: bool,
+}
+
+/// One slot, as the agent knows it.
+#[derive(Debug, Default)]
+pub(super) struct SlotState {
+    pub history: SlotHistory,
+    /// While it is suspect: how much each slot had accepted when it became suspect.
+    pub baseline: Option<ProgressBaseline>,
+    /// Of UDP sockets: the reads seen so far.
+    pub reads: Reads,
+    /// When it was last given something.
+    pub arrivals: Arrivals,
+    /// Set while the program does not choose it, so that its queue can be moved.
+    pub avoided: Option<Avoided>,
+    /// When it may be tried again, so that a failing move is not repeated all the time.
+    retry_at: Option<Instant>,
+}
+
+impl SlotState {
+    /// Forgets the worker that it had.
+    pub fn forget_worker(&mut self) {
+        self.history = SlotHistory::default();
+        self.avoided = None;
+    }
+
+    /// Whether its worker is marked stuck.
+    pub fn is_stuck(&self) -> bool {
+        self.history.stuck_since_ns.is_some()
+    }
+
+    /// Notes that the program does not choose it from now on.
+    pub fn avoid(&mut self, since_ns: u64, down: bool) {
+        self.avoided.get_or_insert(Avoided { since_ns, down }).down = down;
+    }
+
+    /// Whether its last move did not fail just now.
+    pub fn may_try(&self) -> bool {
+        self.retry_at.is_none_or(|until| Instant::now() >= until)
+    }
+
+    /// Notes that a move failed.
+    pub fn retry_later(&mut self) {
+        self.retry_at = Some(Instant::now() + RETRY_AFTER);
+    }
+
+    /// Returns when no handshake will be under way there any more; `None`: new ones begin. `wait_ns`: how long one may
+    /// take.
+    pub fn quiet_ns(&self, wait_ns: u64) -> Option<u64> {
+        let avoided = self.avoided?;
+        Some(self.arrivals.quiet_ns(avoided.since_ns, wait_ns))
+    }
+}

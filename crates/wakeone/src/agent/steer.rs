@@ -1,0 +1,125 @@
+//! What the supervisor tells the agent and asks it.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::Relaxed;
+
+use wakeone_kernel::capability;
+use wakeone_kernel::table::flag;
+use wakeone_model::judge::WorkerState;
+
+use super::Agent;
+use super::state::lock;
+use crate::privileges::FOR_THE_END;
+use crate::slot_sockets::duplicate;
+use crate::steer::{Steer, SteerEvent};
+
+impl Steer for Agent {
+    fn worker_up(&mut self, slot: usize, pid: u32) {
+        let mut core = lock(&self.core);
+        core.slots[slot].forget_worker();
+        let place = core.dispatcher.table().slot(slot);
+        place.mark(flag::STUCK, false);
+        place.pid().store(pid, Relaxed);
+        // A worker that was told to end may have shut its listener down. Put it back into the array in any case.
+        match core.dispatcher.restore(slot) {
+            // Marked last: a slot that is up and has no socket would be chosen in vain.
+            Ok(()) => place.mark(flag::UP, true),
+            Err(error) => core.note(format!(
+                "slot {slot} gets connections only from the kernel's choice: {error}"
+            )),
+        }
+        drop(core);
+        self.stir();
+    }
+
+    fn worker_down(&mut self, slot: usize) {
+        let mut core = lock(&self.core);
+        core.slots[slot].forget_worker();
+        let another = core.another_serves(slot);
+        let place = core.dispatcher.table().slot(slot);
+        place.pid().store(0, Relaxed);
+        place.mark(flag::STUCK, false);
+        place.restarts().fetch_add(1, Relaxed);
+        if another {
+            // Others serve and this slot has no worker: have them chosen, and give them its queue.
+            place.mark(flag::UP, false);
+            let now = core.now_ns();
+            core.slots[slot].avoid(now, true);
+            if self.thread.is_none() {
+                core.move_queue(slot);
+            }
+            drop(core);
+            self.wake();
+        }
+        // If this was the last worker, its queue waits for its successor, and so do new connections.
+    }
+
+    fn drain(&mut self, slot: usize, on: bool) {
+        lock(&self.core).mark(slot, flag::DRAINING, on);
+    }
+
+    fn refuse(&mut self) {
+        lock(&self.core).dispatcher.refuse();
+    }
+
+    fn can_replace(&self) -> bool {
+        lock(&self.core).transport.can_move().is_ok()
+    }
+
+    fn replace(&mut self, slot: usize, pid: u32, listeners: &[OwnedFd]) -> Result<(), String> {
+        let copies = duplicate(std::iter::once(listeners.iter().collect()));
+        let copies = copies.map_err(|error| error.to_string())?;
+        let mut core = lock(&self.core);
+        core.dispatcher
+            .replace(slot, copies.into_iter().flatten().collect())
+            .map_err(|error| error.to_string())?;
+        let place = core.dispatcher.table().slot(slot);
+        place.pid().store(pid, Relaxed);
+        place.restarts().fetch_add(1, Relaxed);
+        for (flag, on) in [
+            (flag::STUCK, false),
+            (flag::DRAINING, false),
+            (flag::UP, true),
+        ] {
+            place.mark(flag, on);
+        }
+        core.slots[slot].forget_worker();
+        core.slots[slot].baseline = None;
+        drop(core);
+        // A group at rest waits on its old listeners.
+        self.stir();
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        let mut core = lock(&self.core);
+        let closed = capability::with(&FOR_THE_END, || core.dispatcher.close());
+        if let Err(error) = closed {
+            core.note(format!(
+                "new connections still come while the group closes: {error}"
+            ));
+        }
+    }
+
+    fn queued(&self, slot: usize) -> u32 {
+        lock(&self.core).dispatcher.queue(slot).length
+    }
+
+    fn active(&self, slot: usize) -> u64 {
+        let core = lock(&self.core);
+        let open = core.dispatcher.table().slot(slot).active().load(Relaxed);
+        u64::try_from(open).unwrap_or(0)
+    }
+
+    fn accepting(&self, slot: usize) -> Option<bool> {
+        match lock(&self.core).worker_state(slot) {
+            WorkerState::Waiting => Some(true),
+            WorkerState::Busy | WorkerState::Stopped => Some(false),
+            WorkerState::Unknown | WorkerState::Gone => None,
+        }
+    }
+
+    fn events(&mut self) -> Vec<SteerEvent> {
+        std::mem::take(&mut lock(&self.core).events)
+    }
+}

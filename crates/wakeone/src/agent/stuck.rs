@@ -1,0 +1,123 @@
+//! The part of a round that finds stuck workers, and looks after them until they are well again.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use wakeone_kernel::table::flag;
+use wakeone_model::judge::{self, Limits, ProgressBaseline, SlotSample, WorkerState};
+
+use super::state::Core;
+use crate::steer::SteerEvent;
+
+/// How long a worker must have been stuck for its return to be an event.
+const NEWSWORTHY: Duration = Duration::from_secs(1);
+
+impl Core {
+    pub(super) fn judge(&mut self, samples: &[SlotSample]) {
+        let now = self.now_ns();
+        let limits = Limits {
+            stuck_after_ns: self.config.stuck_after.as_nanos() as u64,
+        };
+        for slot in 0..samples.len() {
+            self.see_read(slot, &samples[slot], now);
+            let history = &mut self.slots[slot].history;
+            let suspect = judge::suspect(now, &samples[slot], history, limits);
+            if !suspect {
+                self.slots[slot].baseline = None;
+            }
+            if let Some(since) = self.slots[slot].history.stuck_since_ns {
+                self.look_after(slot, samples, now, since);
+            } else if suspect
+                && judge::stuck(self.another_sooner(slot, samples, now, limits), || {
+                    self.probe(slot)
+                })
+            {
+                self.slots[slot].history.stuck_since_ns = Some(now);
+                self.mark(slot, flag::STUCK, true);
+                let since = self.now_ns();
+                self.slots[slot].avoid(since, false);
+                self.event(SteerEvent::Stuck {
+                    slot,
+                    queued: samples[slot].queued,
+                    unit: self.transport.unit(),
+                });
+            }
+        }
+    }
+
+    /// Takes the stuck mark off a UDP socket that is read now and then: a read is a sign of life by itself.
+    fn see_read(&mut self, slot: usize, sample: &SlotSample, now: u64) {
+        let history = &self.slots[slot].history;
+        let Some(since) = history.stuck_since_ns else {
+            return;
+        };
+        if self.transport.read_is_recovery()
+            && judge::recovered(sample, history, WorkerState::Unknown)
+        {
+            self.resume(slot, now, since);
+        }
+    }
+
+    /// Takes a slot's mark away.
+    fn resume(&mut self, slot: usize, now: u64, since: u64) {
+        let state = &mut self.slots[slot];
+        state.history.stuck_since_ns = None;
+        state.avoided = None;
+        self.mark(slot, flag::STUCK, false);
+        let stuck_ns = now.saturating_sub(since);
+        let place = self.dispatcher.table().slot(slot);
+        place.stuck_ns().fetch_add(stuck_ns, Relaxed);
+        // The end of a long request is no news. The return of a worker is, if it was away long enough for a person to
+        // notice.
+        if stuck_ns >= NEWSWORTHY.as_nanos() as u64 {
+            let after_ms = stuck_ns / 1_000_000;
+            self.event(SteerEvent::Resumed { slot, after_ms });
+        }
+    }
+
+    /// Looks after a slot that is marked stuck: it is well again, or it is time to move its queue. That time comes when
+    /// the handshakes under way have ended, and again if one came late.
+    fn look_after(&mut self, slot: usize, samples: &[SlotSample], now: u64, since: u64) {
+        let may_move = self.may_move(slot, samples);
+        let worker = if may_move {
+            // It is about to be acted on, so the budget for reads does not count.
+            self.probes.insist(slot, || self.worker_state(slot))
+        } else {
+            self.probe(slot)
+        };
+        if judge::recovered(&samples[slot], &self.slots[slot].history, worker) {
+            self.resume(slot, now, since);
+        } else if may_move && matches!(worker, WorkerState::Busy | WorkerState::Stopped) {
+            self.move_queue(slot);
+        }
+    }
+
+    /// Returns the state of a worker, if this round's budget allows to look.
+    fn probe(&self, slot: usize) -> WorkerState {
+        self.probes.ask(slot, || self.worker_state(slot))
+    }
+
+    /// Whether another worker would serve this slot's queue sooner.
+    fn another_sooner(
+        &mut self,
+        slot: usize,
+        samples: &[SlotSample],
+        now: u64,
+        limits: Limits,
+    ) -> bool {
+        let others = || {
+            let all = samples.iter().enumerate();
+            all.filter(|(other, _)| *other != slot && !self.slots[*other].is_stuck())
+        };
+        let baseline = &self.slots[slot].baseline;
+        let sooner = others().any(|(other, one)| judge::idle(one, || self.probe(other)))
+            || baseline
+                .as_ref()
+                .is_some_and(|baseline| baseline.overtaken(now, others(), limits));
+        if !sooner {
+            let start = || ProgressBaseline::start(now, samples);
+            self.slots[slot].baseline.get_or_insert_with(start);
+        }
+        sooner
+    }
+}

@@ -1,0 +1,223 @@
+//! Listeners that can be steered: their sockets, and the workers of those.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+
+use wakeone_kernel::{capability, diag, process, recount};
+use wakeone_model::accept::Shape;
+use wakeone_model::advice;
+use wakeone_model::listener::{Protocol, Socket};
+use wakeone_observe::{Found, Watcher};
+
+use super::error::Error;
+use crate::paths::plain_name;
+use crate::slot_sockets::RemoteFd;
+
+/// A socket of the group, and its worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// The socket's cookie.
+    pub cookie: u64,
+    /// The process to borrow it from.
+    pub remote: RemoteFd,
+    /// The worker that waits for it, if one was seen.
+    pub worker: Option<u32>,
+}
+
+/// A listener that can be steered.
+pub struct AttachCandidate {
+    /// The name that its group will have.
+    pub name: String,
+    /// Its sockets.
+    pub members: Vec<Member>,
+    /// Connections open now.
+    pub open: usize,
+    pub(super) watcher: Watcher,
+}
+
+impl AttachCandidate {
+    /// The address that it listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.watcher.listener().address
+    }
+
+    /// Its protocol.
+    pub fn protocol(&self) -> Protocol {
+        self.watcher.listener().protocol
+    }
+}
+
+/// The group's name for an address: letters, digits and dashes only.
+pub fn name_of(protocol: Protocol, address: SocketAddr) -> String {
+    let protocol = match protocol {
+        Protocol::Udp => "udp-",
+        _ => "",
+    };
+    format!("at-{protocol}{}", plain_name(address))
+}
+
+/// Checks whether a listener can be steered, and finds its workers.
+///
+/// # Errors
+/// [`Error::Unfit`] with the reason and the way out.
+pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
+    let address = found.listener.address;
+    let unfit = |why: String| Error::Unfit { address, why };
+    match found.listener.protocol {
+        Protocol::Tcp | Protocol::Udp => {}
+        Protocol::Mptcp => {
+            return Err(unfit(
+                "it listens by Multipath TCP, for which the kernel lets no program choose; listen by plain TCP (Go: GODEBUG=multipathtcp=0)".into(),
+            ));
+        }
+    }
+    let mut watcher = Watcher::start(found, false)?;
+    watcher.look()?;
+    let model = watcher.model();
+    let name = worker_name(found);
+    if found.listener.sockets.len() == 1 && model.shape != Shape::Unknown {
+        return Err(unfit(format!(
+            "it is one socket ({}: {}), and there is nothing to choose between; start the server by `wakeone run --split`, or give each worker its own: {}",
+            model.name(),
+            model.describe(),
+            advice::own_sockets(&name, &address.to_string())
+        )));
+    }
+    let members = members(&watcher);
+    if members.len() < found.listener.sockets.len() {
+        return Err(unfit(format!(
+            "of its {} sockets {} are held by processes that may not be seen; it takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or root",
+            found.listener.sockets.len(),
+            found.listener.sockets.len() - members.len()
+        )));
+    }
+    if members.is_empty() {
+        return Err(unfit("nobody was seen to hold its socket".into()));
+    }
+    let open = if found.listener.protocol == Protocol::Udp {
+        0
+    } else {
+        open_at(address)
+    };
+    Ok(AttachCandidate {
+        name: name_of(found.listener.protocol, address),
+        members,
+        open,
+        watcher,
+    })
+}
+
+/// Connections open at a listener's address.
+fn open_at(address: SocketAddr) -> usize {
+    diag::sockets(Protocol::Tcp, diag::Which::Open, address.port()).map_or(0, |open| {
+        open.iter().filter(|e| belongs(e, address)).count()
+    })
+}
+
+/// Whether a connection came in by this listener's address.
+fn belongs(entry: &diag::Entry, address: SocketAddr) -> bool {
+    entry.local.port() == address.port()
+        && (address.ip().is_unspecified() || entry.local.ip() == address.ip())
+}
+
+fn worker_name(found: &Found) -> String {
+    let name = found
+        .pids
+        .iter()
+        .find_map(|pid| wakeone_kernel::procfs::identity(*pid));
+    name.map_or_else(String::new, |identity| identity.name)
+}
+
+/// Refuses a group that another program steers: a QUIC or other server's own program must not be replaced.
+pub(super) fn refuse_foreign(candidate: &AttachCandidate) -> Result<(), Error> {
+    let (address, members) = (candidate.address(), &candidate.members);
+    let udp = candidate.protocol() == Protocol::Udp;
+    let cookies = members.iter().map(|m| m.cookie);
+    match recount::has_program(address.port(), udp, cookies) {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(Error::Unfit {
+            address,
+            why: "another program chooses for its group already (a QUIC server's own, say), and is not replaced; where it is a leftover of ours, `wakeone detach --all` takes it away".into(),
+        }),
+        Err(error) => Err(Error::Unfit {
+            address,
+            why: format!(
+                "whether another program chooses for it cannot be told: {error}{}",
+                needed()
+            ),
+        }),
+    }
+}
+
+fn needed() -> String {
+    match capability::missing().as_slice() {
+        // We have every capability, so it is the kernel that lacks something.
+        [] => {
+            let kernel = rustix::system::uname();
+            let release = kernel.release().to_string_lossy();
+            format!("; attach needs Linux 5.17 or later, and this is {release}")
+        }
+        missing => format!(
+            "; it needs {}: start as root or with these capabilities",
+            missing.join(" and ")
+        ),
+    }
+}
+
+/// Every socket of the group.
+pub(super) fn cookies(watcher: &Watcher) -> HashSet<u64> {
+    let sockets = watcher.listener().sockets.iter();
+    sockets.map(|socket| socket.cookie).collect()
+}
+
+/// Returns every socket of the group with a process to borrow it from, and its worker.
+pub(super) fn members(watcher: &Watcher) -> Vec<Member> {
+    let held: Vec<RemoteFd> = watcher
+        .pids()
+        .iter()
+        .flat_map(|pid| {
+            let sockets = process::sockets_of(*pid).unwrap_or_default();
+            let remote = |(fd, inode)| RemoteFd {
+                pid: *pid,
+                fd,
+                inode,
+            };
+            sockets.into_iter().map(remote)
+        })
+        .collect();
+    let member = |socket: &Socket| {
+        let worker = watcher.serving(socket.cookie).next();
+        let mut holders = held.iter().filter(|remote| remote.inode == socket.inode);
+        let first = holders.clone().next();
+        // Prefers the worker itself, so that it need not change when the master ends.
+        let own = holders.find(|remote| Some(remote.pid) == worker);
+        Some(Member {
+            cookie: socket.cookie,
+            remote: *own.or(first)?,
+            worker,
+        })
+    };
+    let sockets = &watcher.listener().sockets;
+    sockets.iter().filter_map(member).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervisor::state;
+
+    #[test]
+    fn names_can_be_those_of_groups() {
+        for (address, name) in [
+            ("127.0.0.1:80", "at-127-0-0-1-80"),
+            ("[::]:443", "at----443"),
+            ("[::1]:80", "at---1-80"),
+        ] {
+            let of = name_of(Protocol::Tcp, address.parse().expect("address"));
+            assert_eq!(of, name);
+            assert!(state::is_name(&of));
+        }
+        let udp = name_of(Protocol::Udp, "[::]:53".parse().expect("address"));
+        assert_eq!(udp, "at-udp----53");
+    }
+}

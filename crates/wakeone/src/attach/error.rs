@@ -1,0 +1,50 @@
+//! Why a listener is not steered from outside.
+
+use std::net::SocketAddr;
+
+use crate::dispatcher;
+use crate::supervisor::state::StateError;
+
+/// Why a listener is not steered from outside, as one sentence with the way out.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The listener does not allow it.
+    #[error("cannot steer {address}: {why}")]
+    Unfit {
+        /// The listener.
+        address: SocketAddr,
+        /// The reason, and what to do.
+        why: String,
+    },
+    /// It belongs to a user who was not named.
+    #[error(
+        "{address} is not steered: its socket belongs to user {user}, and without being told only root's servers are steered and your own; if it is to be: attach --owner {user}, or owners = [\"{user}\"] for the target in agent.toml"
+    )]
+    Owner {
+        /// The listener.
+        address: SocketAddr,
+        /// Name or number of the user who made one of its sockets.
+        user: String,
+    },
+    /// The target means too many listeners.
+    #[error(
+        "{address} is not steered, nor are {others} others: a target means {most} listeners at most; name ADDRESS:PORT"
+    )]
+    Many {
+        /// The first one that is left out.
+        address: SocketAddr,
+        /// How many more there are.
+        others: usize,
+        /// How many a target may mean.
+        most: usize,
+    },
+    /// Looking at it failed.
+    #[error(transparent)]
+    Observe(#[from] wakeone_observe::Error),
+    /// The kernel refused.
+    #[error(transparent)]
+    Dispatcher(#[from] dispatcher::Error),
+    /// The group's folder is not available, or somebody steers the group already.
+    #[error(transparent)]
+    State(#[from] StateError),
+}

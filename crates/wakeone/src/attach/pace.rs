@@ -1,0 +1,72 @@
+//! How often a group is looked at.
+
+use std::time::{Duration, Instant};
+
+/// A group counts as quiet after so long without a connection.
+const QUIET_AFTER: Duration = Duration::from_secs(1);
+/// How often to look at the sockets of a quiet group, and at its workers. The end of a process is noticed at once.
+const QUIET_FOLLOW: Duration = Duration::from_millis(250);
+pub(super) const QUIET_SIGHT: Duration = Duration::from_secs(10);
+
+/// How often a group is looked at: seldom while it gets no connections.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// Connections placed in it so far.
+    placed: u64,
+    changed: Instant,
+    followed: Instant,
+}
+
+impl Pace {
+    pub fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            placed: 0,
+            changed: now,
+            followed: now,
+        }
+    }
+
+    /// Whether no connection came for a while; `placed` is the number so far.
+    pub fn is_quiet(&mut self, placed: u64, now: Instant) -> bool {
+        if std::mem::replace(&mut self.placed, placed) != placed {
+            self.changed = now;
+        }
+        now.duration_since(self.changed) >= QUIET_AFTER
+    }
+
+    /// Whether no connection had come for a while at the last look.
+    pub fn was_quiet(&self) -> bool {
+        self.changed.elapsed() >= QUIET_AFTER
+    }
+
+    /// Whether it is time to look at the sockets; notes the look as taken.
+    pub fn is_due(&mut self, quiet: bool, now: Instant) -> bool {
+        let due = !quiet || now.duration_since(self.followed) >= QUIET_FOLLOW;
+        if due {
+            self.followed = now;
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_looked_at_seldom_while_nothing_comes_to_it() {
+        let mut pace = Pace::new();
+        let start = pace.changed;
+        let at = |ms| start + Duration::from_millis(ms);
+        // Until it counts as quiet, each look is due.
+        assert!(!pace.is_quiet(0, at(50)) && pace.is_due(false, at(50)));
+        assert!(!pace.is_quiet(0, at(100)) && pace.is_due(false, at(100)));
+        assert!(pace.is_quiet(0, at(1_050)) && pace.is_due(true, at(1_050)));
+        let due = (1..20).filter(|n| pace.is_due(true, at(1_050 + n * 50)));
+        assert_eq!(due.count(), 3);
+        // The first connection ends that.
+        assert!(!pace.is_quiet(1, at(2_050)) && pace.is_due(false, at(2_050)));
+        assert!(!pace.is_quiet(1, at(2_100)) && pace.is_due(false, at(2_100)));
+    }
+}

@@ -1,0 +1,100 @@
+//! When to search for servers that are wanted and not there.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant};
+
+use wakeone_kernel::diag::{self, Which};
+use wakeone_model::listener::Protocol;
+
+/// How long after a change of the machine's listening sockets all processes are searched again, by a walk over /proc.
+/// Each further search without another change comes three times as late, up to the longest interval.
+const SEARCH_AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(60));
+/// The longest interval while something is refused: the obstacle may not show in the sockets.
+const REFUSED_AGAIN: Duration = Duration::from_secs(8);
+/// How often to check whether the sockets changed; the second value if they did not change for long.
+const SOCKETS_EVERY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
+
+/// When to search for servers: soon after sockets came or went, and ever more seldom while none do.
+#[derive(Debug)]
+pub(super) struct Search {
+    /// A hash of the machine's listening sockets at the last look.
+    sockets: u64,
+    looked: Option<Instant>,
+    searched: Option<Instant>,
+    wait: Duration,
+}
+
+impl Search {
+    pub fn new() -> Self {
+        Self {
+            sockets: 0,
+            looked: None,
+            searched: None,
+            wait: SEARCH_AGAIN.0,
+        }
+    }
+
+    /// Whether to search now; `sockets` returns the hash of what listens.
+    pub fn is_due(&mut self, now: Instant, refused: bool, sockets: impl FnOnce() -> u64) -> bool {
+        let passed = |since: Option<Instant>, time: Duration| {
+            since.is_none_or(|since| now.duration_since(since) >= time)
+        };
+        if !passed(
+            self.looked,
+            self.wait.clamp(SOCKETS_EVERY.0, SOCKETS_EVERY.1),
+        ) {
+            return false;
+        }
+        self.looked = Some(now);
+        let changed = std::mem::replace(&mut self.sockets, sockets()) != self.sockets;
+        if changed {
+            self.wait = SEARCH_AGAIN.0;
+        } else if !passed(self.searched, self.wait) {
+            return false;
+        } else {
+            let longest = if refused {
+                REFUSED_AGAIN
+            } else {
+                SEARCH_AGAIN.1
+            };
+            self.wait = (self.wait * 3).min(longest);
+        }
+        self.searched = Some(now);
+        true
+    }
+}
+
+/// Returns a hash of the listening sockets, which changes when one comes or goes. `udp`: include those of UDP.
+pub(super) fn sockets(udp: bool) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let protocols = [(Protocol::Tcp, true), (Protocol::Udp, udp)];
+    for (protocol, _) in protocols.into_iter().filter(|(_, asked)| *asked) {
+        for entry in diag::sockets(protocol, Which::Listening, 0).unwrap_or_default() {
+            (entry.local, entry.socket.cookie).hash(&mut hasher);
+        }
+    }
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_searched_seldom_while_no_socket_comes_or_goes() {
+        let mut search = Search::new();
+        let start = Instant::now();
+        let mut due = |ms: u64, sockets: u64| {
+            search.is_due(start + Duration::from_millis(ms), false, || sockets)
+        };
+        assert!(due(0, 7), "the first time");
+        assert!(!due(100, 7));
+        // Searches in a minute of four looks a second: after 0.25 s, 0.75 s, 2.25 s and so on.
+        let searches = (1..240).filter(|n| due(n * 250, 7)).count();
+        assert_eq!(searches, 5);
+        assert!(due(61_000, 8), "a socket came");
+        // A refused server may be ready soon, with the same socket as at its start.
+        assert!(due(61_250, 8));
+        assert!(!due(61_500, 8));
+    }
+}

@@ -1,0 +1,269 @@
+//! Setting up the best steering that this machine and our privileges allow, for each protocol of a group.
+
+use std::os::fd::OwnedFd;
+
+use wakeone_kernel::socket::{self, ClassicChoice};
+use wakeone_model::listener::Protocol;
+
+use super::cgroup::CountingCgroup;
+use super::config::{Error, Protocols, SteeringConfig, datagram_name};
+use crate::dispatcher::{self, Dispatcher, Plan};
+use crate::paths::Paths;
+use crate::policy::Policy;
+use crate::slot_sockets::duplicate;
+use crate::supervisor::{self, Supervisor};
+
+/// The policies for choosing workers, by protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Policies {
+    pub tcp: Policy,
+    pub udp: Policy,
+}
+
+/// The parts from which steering is set up.
+pub(super) struct SteeringSetup<'a> {
+    pub name: String,
+    pub paths: &'a Paths,
+    pub supervisor: &'a Supervisor,
+    pub cgroup: Option<CountingCgroup>,
+}
+
+impl SteeringSetup<'_> {
+    /// Sets up the best steering for each protocol.
+    pub fn steer_all(
+        &self,
+        protocols: Protocols,
+        config: &SteeringConfig,
+    ) -> Result<(Vec<Dispatcher>, Policies), Error> {
+        let mut dispatchers = Vec::new();
+        let mut policies = Policies {
+            tcp: Policy::default(),
+            udp: Policy::FOR_DATAGRAMS,
+        };
+        if protocols.tcp {
+            let (dispatcher, policy) = self.steer(config)?;
+            policies.tcp = policy;
+            dispatchers.extend(dispatcher);
+        }
+        if protocols.udp {
+            let datagrams = Datagrams {
+                setup: self,
+                name: datagram_name(&self.name, protocols),
+            };
+            match datagrams.steer(config) {
+                Ok((dispatcher, policy)) => {
+                    policies.udp = policy;
+                    dispatchers.extend(dispatcher);
+                }
+                Err(error) => {
+                    self.end(dispatchers);
+                    return Err(error);
+                }
+            }
+        }
+        Ok((dispatchers, policies))
+    }
+
+    /// Makes the listeners listen once everything is in place. Each connection is steered and counted from the first
+    /// on.
+    pub fn listen(&self, dispatchers: Vec<Dispatcher>) -> Result<Vec<Dispatcher>, Error> {
+        let raise = |slot| {
+            for dispatcher in &dispatchers {
+                if let Err(error) = dispatcher.raise(slot) {
+                    tracing::warn!(
+                        event = "degraded",
+                        slot,
+                        "slot {slot} gets connections only from the kernel's choice: {error}"
+                    );
+                }
+            }
+        };
+        match self.supervisor.listen(raise) {
+            Ok(()) => Ok(dispatchers),
+            Err(error) => {
+                self.end(dispatchers);
+                Err(supervisor::Error::from(error).into())
+            }
+        }
+    }
+
+    /// Removes everything again.
+    fn end(&self, dispatchers: Vec<Dispatcher>) {
+        let cgroup = self.cgroup.as_ref().map(|cgroup| cgroup.path.as_path());
+        for dispatcher in dispatchers {
+            dispatcher.end(self.paths, cgroup);
+        }
+        self.abandon();
+    }
+
+    /// Sets up the best steering of connections that the configuration allows; `None`: the kernel's own, or a classic program's.
+    fn steer(&self, config: &SteeringConfig) -> Result<(Option<Dispatcher>, Policy), Error> {
+        let result = match self.load(config) {
+            Ok(dispatcher) => {
+                let policy = dispatcher.policy();
+                Ok((Some(dispatcher), policy))
+            }
+            Err(error) => self.fallback(config, error.into()),
+        };
+        if result.is_err() {
+            self.abandon();
+        }
+        result
+    }
+
+    fn load(&self, config: &SteeringConfig) -> Result<Dispatcher, dispatcher::Error> {
+        let listeners = self.copies(&self.name, Protocol::Tcp)?;
+        let places = self.supervisor.places();
+        let plan = Plan {
+            by_name: config.policy.is_some(),
+            weights: &config.weights,
+            cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path.as_path()),
+            backlog: self.supervisor.backlog(),
+            adopt: self.supervisor.adopted() > 0,
+            lookup: &places,
+            ..Plan::new(&self.name, self.paths, config.policy.unwrap_or_default())
+        };
+        Dispatcher::start(&plan, listeners)
+    }
+
+    /// Returns copies of the sockets of one protocol, by slot, then by address.
+    fn copies(
+        &self,
+        name: &str,
+        protocol: Protocol,
+    ) -> Result<Vec<Vec<OwnedFd>>, dispatcher::Error> {
+        duplicate(self.sockets(protocol)).map_err(|source| dispatcher::Error::Kernel {
+            name: name.to_owned(),
+            source: wakeone_kernel::bpf::Error {
+                step: "duplicating the listeners".into(),
+                source,
+            },
+        })
+    }
+
+    /// Returns the sockets of one protocol, by slot, then by address.
+    fn sockets(&self, protocol: Protocol) -> impl Iterator<Item = Vec<&OwnedFd>> {
+        let endpoints = self.supervisor.endpoints();
+        self.supervisor.listeners().map(move |listeners| {
+            let all = endpoints.iter().zip(listeners);
+            all.filter(|(endpoint, _)| endpoint.protocol() == protocol)
+                .map(|(_, listener)| listener)
+                .collect()
+        })
+    }
+
+    /// Returns the best choice without our program; `error` says why there is none.
+    fn fallback(
+        &self,
+        config: &SteeringConfig,
+        error: Error,
+    ) -> Result<(Option<Dispatcher>, Policy), Error> {
+        if config.rescue == Some(true) || !self.supervisor.places().is_empty() {
+            return Err(error);
+        }
+        let policy = match config.policy {
+            None => Policy::Random,
+            Some(policy @ (Policy::Hash | Policy::Random | Policy::Cpu)) => policy,
+            Some(_) => return Err(error),
+        };
+        if !config.weights.is_empty() {
+            return Err(error);
+        }
+        self.attach_classic(policy, Protocol::Tcp)?;
+        self.abandon();
+        tracing::warn!(
+            event = "degraded",
+            "{error}. Going on with {policy}, and without rescue: the queue of a stuck worker waits for it"
+        );
+        Ok((None, policy))
+    }
+
+    fn attach_classic(&self, policy: Policy, protocol: Protocol) -> Result<(), Error> {
+        let choice = match policy {
+            Policy::Random => ClassicChoice::Random,
+            Policy::Cpu => ClassicChoice::Cpu,
+            _ => return Ok(()),
+        };
+        let members = self.supervisor.listeners().len() as u32;
+        let slots: Vec<Vec<&OwnedFd>> = self.sockets(protocol).collect();
+        for (address, first) in slots.first().into_iter().flatten().enumerate() {
+            // If workers of an earlier supervisor listen, the others join their group.
+            let mut sockets = slots.iter().filter_map(|slot| slot.get(address));
+            let member = sockets.find(|one| socket::listens(one)).unwrap_or(first);
+            socket::attach_classic(member, choice, members).map_err(|error| {
+                Error::Refused(format!(
+                    "cannot have `{}` steered by {policy}: {error}",
+                    self.name
+                ))
+            })?;
+        }
+        Ok(())
+    }
+
+    fn abandon(&self) {
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.abandon();
+        }
+    }
+}
+
+/// The UDP sockets of a group.
+struct Datagrams<'a> {
+    setup: &'a SteeringSetup<'a>,
+    name: String,
+}
+
+impl Datagrams<'_> {
+    /// Sets up the best steering that the configuration allows; `None`: the kernel's own, or a classic program's.
+    fn steer(&self, config: &SteeringConfig) -> Result<(Option<Dispatcher>, Policy), Error> {
+        // A policy that goes by connections was meant for the group's listeners.
+        let wanted = config
+            .policy
+            .filter(|policy| policy.fits_datagrams().is_ok());
+        let policy = wanted.unwrap_or(Policy::FOR_DATAGRAMS);
+        match self.load(config, policy) {
+            Ok(dispatcher) => Ok((Some(dispatcher), policy)),
+            Err(error) => self.fallback(config, wanted, error.into()),
+        }
+    }
+
+    fn load(
+        &self,
+        config: &SteeringConfig,
+        policy: Policy,
+    ) -> Result<Dispatcher, dispatcher::Error> {
+        let plan = Plan {
+            by_name: true,
+            weights: &config.weights,
+            adopt: self.setup.supervisor.adopted() > 0,
+            datagrams: Some(config.affinity.unwrap_or_default()),
+            ..Plan::new(&self.name, self.setup.paths, policy)
+        };
+        Dispatcher::start(&plan, self.setup.copies(&self.name, Protocol::Udp)?)
+    }
+
+    /// Returns the best choice without our program. The kernel's hash keeps flows together; a classic program cannot.
+    fn fallback(
+        &self,
+        config: &SteeringConfig,
+        wanted: Option<Policy>,
+        error: Error,
+    ) -> Result<(Option<Dispatcher>, Policy), Error> {
+        let Some(policy) = Policy::without_program(wanted, config.affinity) else {
+            return Err(error);
+        };
+        if !config.weights.is_empty() {
+            return Err(error);
+        }
+        self.setup.attach_classic(policy, Protocol::Udp)?;
+        let kept = match policy {
+            Policy::Hash => "flows stay where the kernel's hash puts them",
+            _ => "flows are not kept together",
+        };
+        tracing::warn!(
+            event = "degraded",
+            "{error}. Going on with {policy}: {kept}, and a stuck worker goes on getting its share"
+        );
+        Ok((None, policy))
+    }
+}

@@ -1,0 +1,81 @@
+//! What `--split=check` reports, and what the log says of processes that stay with the shared socket.
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use super::broker::QueueRequest;
+use super::reason::Reason;
+use super::splitter::Splitter;
+use super::worker::{in_words, name_in_brackets};
+
+/// `--split=check`: it ends when nothing new has happened for this long, and after this long at the latest.
+const QUIET: Duration = Duration::from_secs(1);
+/// See [`QUIET`].
+pub const LONGEST_CHECK: Duration = Duration::from_secs(15);
+
+/// Prints a line on standard output.
+pub fn tell(line: &str) {
+    // The reader may be gone; we wait for the server's end all the same.
+    let _ = writeln!(io::stdout(), "{line}");
+}
+
+impl Splitter {
+    pub(super) fn note(&mut self, finding: String) {
+        if !self.findings.contains(&finding) {
+            self.findings.push(finding);
+            self.news = Instant::now();
+        }
+    }
+
+    /// Whether a check has seen all that it waits for. Returns true only once.
+    pub(super) fn check_is_over(&mut self) -> bool {
+        let quiet = !self.findings.is_empty() && self.news.elapsed() >= QUIET;
+        let over = self.check && !self.ending && (quiet || self.started.elapsed() >= LONGEST_CHECK);
+        self.ending |= over;
+        over
+    }
+
+    pub(super) fn report(&self) {
+        if self.findings.is_empty() {
+            let seen = if self.unsplit.has_seen_any() {
+                "it listens, but no process was seen to begin to wait for connections"
+            } else {
+                "no process of the server was seen to listen by TCP"
+            };
+            tell(&format!(
+                "nothing to split: {seen} in {} s; if it starts more slowly, look at the log of `wakeone run --split`",
+                LONGEST_CHECK.as_secs()
+            ));
+        }
+        for finding in &self.findings {
+            tell(finding);
+        }
+    }
+
+    /// Reports a decision about a process for `--split=check`, and logs why a process stays as it is.
+    pub(super) fn judged(
+        &mut self,
+        address: &dyn std::fmt::Display,
+        claim: &QueueRequest<'_>,
+        decision: &Result<(), Reason>,
+    ) {
+        let who = format!("process {}{}", claim.pid, name_in_brackets(claim.pid));
+        match decision {
+            Ok(()) if self.check => self.note(format!(
+                "{address}: {who} would get a queue of its own (it waits in {})",
+                in_words(claim.how)
+            )),
+            Err(reason) if self.check => {
+                self.note(format!(
+                    "{address}: {who} stays with the shared socket: {reason}"
+                ));
+            }
+            Err(Reason::Owner | Reason::Alone | Reason::Has | Reason::First) | Ok(()) => {}
+            // A worker's successor has the same reason, which is logged once.
+            Err(reason) => self.once(format!(
+                "{address}: {} stays with the shared socket: {reason}",
+                name_in_brackets(claim.pid).trim_matches([' ', '(', ')'])
+            )),
+        }
+    }
+}

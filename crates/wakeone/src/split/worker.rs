@@ -1,0 +1,103 @@
+//! The server's processes: which lives, which opened a socket, and which waits on it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use wakeone_kernel::{process, procfs};
+use wakeone_model::listener::{Process, Wait};
+use wakeone_shim::protocol::How;
+
+/// A process that accepts from a queue.
+#[derive(Debug)]
+pub struct Worker {
+    /// Its process id.
+    pub pid: u32,
+    pidfd: OwnedFd,
+}
+
+impl Worker {
+    /// Makes one of a process that runs.
+    pub fn of(pid: u32) -> Option<Self> {
+        let raw = i32::try_from(pid)
+            .ok()
+            .and_then(rustix::process::Pid::from_raw)?;
+        let pidfd = rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty()).ok()?;
+        Some(Self { pid, pidfd })
+    }
+
+    /// Whether it has not ended.
+    pub fn lives(&self) -> bool {
+        let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        poll(&mut ended, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
+    }
+}
+
+/// The process that opened a listener: the one that has begun to listen on it, or an ancestor that holds it too.
+/// (Some servers bind in the first process and listen in the workers.)
+pub fn first_holder(pid: u32, inode: u64) -> u32 {
+    let mut first = pid;
+    let own = std::process::id();
+    let above = |pid| procfs::identity(pid).map(|identity| identity.parent);
+    while let Some(parent) = above(first).filter(|parent| *parent > 1 && *parent != own) {
+        let held = process::sockets_of(parent).unwrap_or_default();
+        if !held.iter().any(|(_, at)| *at == inode) {
+            break;
+        }
+        first = parent;
+    }
+    first
+}
+
+/// Whether an epoll set of a process has this socket, under whatever number.
+pub fn polls(pid: u32, inode: u64) -> io::Result<bool> {
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let entry = entry?;
+        let Ok(target) = std::fs::read_link(entry.path()) else {
+            continue; // closed meanwhile
+        };
+        if target.as_os_str() != "anon_inode:[eventpoll]" {
+            continue;
+        }
+        let number = entry.file_name();
+        let about = std::path::Path::new("/proc")
+            .join(pid.to_string())
+            .join("fdinfo")
+            .join(number);
+        let text = wakeone_kernel::stat::text(about).unwrap_or_default();
+        if text
+            .lines()
+            .filter_map(procfs::parse_tfd)
+            .any(|(at, _)| at == inode)
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether a process, as it was just seen, waits for connections, or datagrams, on this socket.
+pub fn waits(process: &Process, inode: u64) -> bool {
+    process.polls.iter().any(|polled| polled.inode == inode)
+        || process.threads.iter().any(|thread| match &thread.wait {
+            Wait::Accept(at) | Wait::Receive(at) => *at == inode,
+            Wait::Poll(set) => set.contains(&inode),
+            Wait::IoUring => true,
+            _ => false,
+        })
+}
+
+/// How a process came to wait, in words.
+pub fn in_words(how: How) -> &'static str {
+    match how {
+        How::Accept => "accept",
+        How::Epoll => "epoll",
+        How::Poll => "poll",
+        How::Receive => "a receive call",
+    }
+}
+
+/// Formats ` (name)` of a process; nothing if it has ended.
+pub fn name_in_brackets(pid: u32) -> String {
+    procfs::identity(pid).map_or_else(String::new, |identity| format!(" ({})", identity.name))
+}
