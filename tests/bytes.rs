@@ -99,7 +99,7 @@ impl Drop for Prefork {
 fn a_server_whose_name_is_no_text_is_found_attached_rescued_and_detached() {
     let Some(ground) = isolated() else { return };
     let server = Prefork::start("7300");
-    let workers = || wakeone_kernel::process::children(server.0.id());
+    let workers = || wakeone_kernel::proc::process::children(server.0.id());
     let sockets = || {
         let found = wakeone_observe::find(&wakeone_observe::Target::Port(7300));
         found.map_or(0, |found| found[0].listener.sockets.len())

@@ -71,7 +71,7 @@ impl Stage {
 
     /// The workers of the server.
     fn workers(&self) -> Vec<u32> {
-        wakeone_kernel::process::children(self.server.pid())
+        wakeone_kernel::proc::process::children(self.server.pid())
     }
 }
 

@@ -15,7 +15,7 @@ use support::steered::{
     worker,
 };
 use support::{Clients, Ground, WAKEONE, eventually, everyone, get, patience, pid_of, server};
-use wakeone_kernel::diag::{self, Which};
+use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 
 const AT: &str = "127.0.0.1:8080";

@@ -16,7 +16,7 @@ use support::steered::{assert_nothing_left, isolated, said, wakeone};
 use support::{Ground, Run, WAKEONE, eventually, server};
 use wakeone::paths::Paths;
 use wakeone_kernel::cgroup;
-use wakeone_kernel::diag::{Which, sockets};
+use wakeone_kernel::socket::diag::{Which, sockets};
 use wakeone_model::listener::Protocol;
 
 const PORT: u16 = 8085;

@@ -21,7 +21,7 @@ use support::steered::{
     soak, status, stop_while_moving, sum, wakeone,
 };
 use support::{Ground, WAKEONE, eventually, get, halt, patience, runs, signal, slowness};
-use wakeone_kernel::diag;
+use wakeone_kernel::socket::diag;
 use wakeone_load::{Arrivals, Mix, Outcome, Plan, Sources, Spacing, Stop};
 use wakeone_model::listener::Protocol;
 
@@ -173,7 +173,7 @@ impl Server {
     }
 
     fn workers(&self) -> Vec<u32> {
-        wakeone_kernel::process::children(self.0.id())
+        wakeone_kernel::proc::process::children(self.0.id())
     }
 }
 

@@ -15,8 +15,8 @@ use support::mixed::{Mixed, Speech};
 use support::real::installed;
 use support::steered::{assert_nothing_left, isolated, number, soak, status, sum, wakeone};
 use support::{Clients, Ground, Run, eventually, get, halt, server, signal};
-use wakeone_kernel::diag::{Which, sockets};
-use wakeone_kernel::procfs::Processes;
+use wakeone_kernel::proc::waits::Processes;
+use wakeone_kernel::socket::diag::{Which, sockets};
 use wakeone_model::listener::Protocol;
 
 const PORT: u16 = 7400;
@@ -631,7 +631,7 @@ fn after_kill_9_the_server_goes_on_and_detach_takes_the_pins() {
     assert!(answers > 100, "{answers}");
     assert!(failures.len() <= 2, "{failures:?}");
     let survivors: Vec<u32> = workers.into_iter().filter(|pid| *pid != victim).collect();
-    let parent = wakeone_kernel::procfs::identity(survivors[0])
+    let parent = wakeone_kernel::proc::waits::identity(survivors[0])
         .expect("a worker")
         .parent;
     signal(parent, Signal::TERM);
@@ -649,7 +649,7 @@ fn killed_while_workers_ask_it_leaves_a_server_that_answers() {
         let up = || std::net::TcpStream::connect(address()).is_ok();
         support::slowly("it listens", up);
         std::thread::sleep(Duration::from_millis(wait_ms));
-        let server = wakeone_kernel::process::children(run.pid())[0];
+        let server = wakeone_kernel::proc::process::children(run.pid())[0];
         let library = library_of(server);
         run.murder();
         let clients = Clients::start(address(), "/", 4);
@@ -673,7 +673,7 @@ fn the_first_process_is_told_apart_from_the_workers() {
         return;
     };
     let workers = split.settled(3);
-    let first = wakeone_kernel::process::children(split.run.pid())[0];
+    let first = wakeone_kernel::proc::process::children(split.run.pid())[0];
     let clients = Clients::start(address(), "/", 2);
     let doctor = ["doctor", ":7400", "--for", "1s", "--json", "--no-tracing"];
     let output = std::process::Command::new(support::WAKEONE)

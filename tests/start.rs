@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use support::steered::{PREFORKED, assert_counts_are_exact, assert_nothing_left, isolated, status};
 use support::{Ground, Run, everyone, get, server};
-use wakeone_kernel::netstat::Counters;
+use wakeone_kernel::proc::netstat::Counters;
 
 const AT: &str = "127.0.0.1:8080";
 

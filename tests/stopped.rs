@@ -12,7 +12,7 @@ use support::steered::{
     status, worker,
 };
 use support::{Ground, eventually, patience};
-use wakeone_kernel::process::state;
+use wakeone_kernel::proc::process::state;
 
 const CLIENTS: usize = 50;
 

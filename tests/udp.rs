@@ -302,7 +302,7 @@ fn configured(folder: &Path, server: &str, name: &str, text: &str) -> Command {
 
 /// UDP sockets that are bound to the port.
 fn sockets() -> usize {
-    use wakeone_kernel::diag::{Which, sockets};
+    use wakeone_kernel::socket::diag::{Which, sockets};
     let all = sockets(
         wakeone_model::listener::Protocol::Udp,
         Which::Listening,

@@ -30,7 +30,7 @@ fn main() {
     ] {
         println!("cargo:rerun-if-changed={}", bpf.join(file).display());
     }
-    println!("cargo:rerun-if-changed=src/policy_native.c");
+    println!("cargo:rerun-if-changed=src/bpf/policy_native.c");
 
     for object in [
         "dispatch", "datagram", "lookup", "observe", "recount", "locks",
@@ -41,7 +41,7 @@ fn main() {
     println!("cargo:rustc-env=WAKEONE_PROGRAMS={:x}", identity(&out));
 
     cc::Build::new()
-        .file("src/policy_native.c")
+        .file("src/bpf/policy_native.c")
         .include(&bpf)
         .warnings(true)
         .warnings_into_errors(true)
@@ -49,7 +49,7 @@ fn main() {
     compile_groups(&bpf);
 }
 
-/// The groups of the simulator (src/policy_group.rs): name, bits of a slot's number, window, tie-break.
+/// The groups of the simulator (src/bpf/policy_group.rs): name, bits of a slot's number, window, tie-break.
 const GROUPS: [(&str, u32, u32, bool); 6] = [
     ("wakeone_group", 8, 32, false),
     ("wakeone_group_freshest", 8, 32, true),
@@ -59,13 +59,13 @@ const GROUPS: [(&str, u32, u32, bool); 6] = [
     ("wakeone_group_wide_4", 10, 4, false),
 ];
 
-/// Compiles src/policy_group.c once for each of [`GROUPS`].
+/// Compiles src/bpf/policy_group.c once for each of [`GROUPS`].
 fn compile_groups(bpf: &Path) {
-    println!("cargo:rerun-if-changed=src/policy_group.c");
+    println!("cargo:rerun-if-changed=src/bpf/policy_group.c");
     for (name, bits, window, freshest) in GROUPS {
         let mut build = cc::Build::new();
         build
-            .file("src/policy_group.c")
+            .file("src/bpf/policy_group.c")
             .include(bpf)
             .define("WAKEONE_GROUP", name)
             .define("WAKEONE_SLOT_BITS", bits.to_string().as_str())

@@ -9,8 +9,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use wakeone_kernel::diag::{Which, sockets};
-use wakeone_kernel::process::sockets_of;
+use wakeone_kernel::proc::process::sockets_of;
+use wakeone_kernel::socket::diag::{Which, sockets};
 use wakeone_model::listener::Protocol;
 
 /// The protocol of the requests.

@@ -55,7 +55,7 @@ fn within(most: Duration, what: &str, mut holds: impl FnMut() -> bool) {
 
 /// Whether a process runs; one that has ended and is not yet waited for does not.
 pub fn runs(pid: u32) -> bool {
-    let stat = wakeone_kernel::stat::text(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = wakeone_kernel::proc::stat::text(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")
         .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
@@ -64,7 +64,7 @@ pub fn runs(pid: u32) -> bool {
 pub fn has_stopped(pid: u32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
     tasks.into_iter().flatten().flatten().all(|task| {
-        let stat = wakeone_kernel::stat::text(task.path().join("stat")).unwrap_or_default();
+        let stat = wakeone_kernel::proc::stat::text(task.path().join("stat")).unwrap_or_default();
         stat.rsplit_once(") ")
             .is_none_or(|(_, rest)| rest.starts_with('T'))
     })

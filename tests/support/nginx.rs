@@ -57,7 +57,7 @@ impl Nginx {
         nginx.settled(workers);
         // The connections of the questions above are closed as well.
         eventually("nothing is open", || {
-            use wakeone_kernel::diag::{Which, sockets};
+            use wakeone_kernel::socket::diag::{Which, sockets};
             let open = sockets(wakeone_model::listener::Protocol::Tcp, Which::Open, PORT);
             open.expect("sock_diag").is_empty()
         });
@@ -92,7 +92,7 @@ impl Nginx {
     }
 
     pub fn workers(&self) -> Vec<u32> {
-        wakeone_kernel::process::children(self.master)
+        wakeone_kernel::proc::process::children(self.master)
             .into_iter()
             .filter(|pid| runs(*pid))
             .collect()
@@ -101,7 +101,7 @@ impl Nginx {
     /// Which process holds which listener, under which number: this must be the same before and after. (The channels
     /// between nginx's workers appear at any time.)
     pub fn listeners(&self) -> Vec<(u32, Vec<(i32, u64)>)> {
-        use wakeone_kernel::diag::{Which, sockets};
+        use wakeone_kernel::socket::diag::{Which, sockets};
         let listening = sockets(
             wakeone_model::listener::Protocol::Tcp,
             Which::Listening,
@@ -113,7 +113,7 @@ impl Nginx {
             .map(|entry| entry.socket.inode)
             .collect();
         let held = |pid| {
-            let mut held = wakeone_kernel::process::sockets_of(pid).expect("sockets");
+            let mut held = wakeone_kernel::proc::process::sockets_of(pid).expect("sockets");
             held.retain(|(_, inode)| inodes.contains(inode));
             held.sort_unstable();
             (pid, held)

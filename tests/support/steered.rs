@@ -126,7 +126,8 @@ fn group_of(leader: u32) -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter(|pid: &u32| {
-        let stat = wakeone_kernel::stat::text(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let stat =
+            wakeone_kernel::proc::stat::text(format!("/proc/{pid}/stat")).unwrap_or_default();
         let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
         fields.split(' ').nth(2) == Some(leader.to_string().as_str())
     })

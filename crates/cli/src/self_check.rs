@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use serde_json::json;
-use wakeone_kernel::abilities::{self, Ability};
+use wakeone_kernel::bpf::abilities::{self, Ability};
 
 use crate::output::print;
 use crate::version;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
-use wakeone_kernel::shared_counter::SharedCounter;
+use wakeone_serve::system::shared_counter::SharedCounter;
 use wakeone_serve::{
     AcceptLock, EpollMode, Listen, Model, Options, Place, Root, parse_address, serve,
 };
@@ -135,7 +135,7 @@ enum AcceptLockArg {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let listen = match args.listen {
         Some(address) => Listen::Address(address),
-        None if wakeone_kernel::inherited::count()? > 0 => Listen::Inherited,
+        None if wakeone_kernel::socket::inherited::count()? > 0 => Listen::Inherited,
         None => Listen::Address(SocketAddr::from(([127, 0, 0, 1], 8080))),
     };
     let files = match &args.files {

@@ -8,7 +8,7 @@ pub const COMMIT: &str = env!("WAKEONE_COMMIT");
 /// Version, commit and libbpf in a line.
 pub fn text() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
-        let libbpf = wakeone_kernel::abilities::libbpf_version();
+        let libbpf = wakeone_kernel::bpf::abilities::libbpf_version();
         format!(
             "{} (commit {COMMIT}, libbpf {libbpf})",
             env!("CARGO_PKG_VERSION")

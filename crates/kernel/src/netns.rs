@@ -11,8 +11,9 @@ use nix::sched::{CloneFlags, setns, unshare};
 use rustix::net::{AddressFamily, SocketType};
 use wakeone_model::listener::Protocol;
 
-use crate::diag::{self, Which};
-use crate::{clone_listener, socket};
+use crate::socket;
+use crate::socket::clone_listener;
+use crate::socket::diag::{self, Which};
 
 /// include/uapi/asm-generic/socket.h, since Linux 5.14.
 const SO_NETNS_COOKIE: i32 = 71;

@@ -12,10 +12,13 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::libbpf_sys::{self, bpf_insn};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+use wakeone_kernel::bpf::bpffs;
+use wakeone_kernel::bpf::run_stats::instruction;
+use wakeone_kernel::bpf::table::COUNTED;
 use wakeone_kernel::bpf::{self, LoadPlan, Pinned};
-use wakeone_kernel::run_stats::instruction;
-use wakeone_kernel::table::COUNTED;
-use wakeone_kernel::{bpffs, capability, cgroup, netns};
+use wakeone_kernel::capability;
+use wakeone_kernel::cgroup;
+use wakeone_kernel::netns;
 
 const TCP_CLOSE: i32 = 7;
 

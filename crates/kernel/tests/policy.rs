@@ -9,12 +9,14 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use wakeone_kernel::contract::{wakeone_draw, wakeone_slot, wakeone_table};
-use wakeone_kernel::policy::{TIER_GOOD, enter, leave, pick, pick_in_place, publish, tier, two};
-use wakeone_kernel::table::flag::{DRAINING, STUCK, UP};
-use wakeone_kernel::table::{
+use wakeone_kernel::bpf::policy::{
+    TIER_GOOD, enter, leave, pick, pick_in_place, publish, tier, two,
+};
+use wakeone_kernel::bpf::table::flag::{DRAINING, STUCK, UP};
+use wakeone_kernel::bpf::table::{
     AFFINITY, CLOSING, COUNTED, DATAGRAMS, MARKED, MAX_SLOTS, REFUSING, WINDOW,
 };
+use wakeone_kernel::contract::{wakeone_draw, wakeone_slot, wakeone_table};
 
 /// The policies' numbers, `enum wakeone_policy`.
 const HASH: u32 = 0;

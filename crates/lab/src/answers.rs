@@ -16,8 +16,8 @@
 
 use std::path::PathBuf;
 use tempfile::TempDir;
-use wakeone_kernel::shared_counter::SharedCounter;
 use wakeone_load::{ErrorKind, Outcome};
+use wakeone_serve::system::shared_counter::SharedCounter;
 
 use crate::card::OWN_GOAL;
 use crate::error::Error;

@@ -86,7 +86,7 @@ impl Way {
 
     /// Whether this kernel lets us.
     pub fn is_here(self) -> bool {
-        self != Way::SharedIoUring || wakeone_kernel::ring::Ring::new(8).is_ok()
+        self != Way::SharedIoUring || wakeone_serve::system::ring::Ring::new(8).is_ok()
     }
 
     /// Whether Wakeone chooses.

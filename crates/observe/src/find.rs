@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use wakeone_kernel::diag::{self, Entry, Which};
-use wakeone_kernel::procfs::Processes;
-use wakeone_kernel::stat;
+use wakeone_kernel::proc::stat;
+use wakeone_kernel::proc::waits::Processes;
+use wakeone_kernel::socket::diag::{self, Entry, Which};
 use wakeone_model::listener::{Listener, Protocol, Socket};
 
 use crate::{Error, Target};

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
+use wakeone_kernel::bpf::probe::Probe;
 use wakeone_kernel::capability;
-use wakeone_kernel::diag::{self, Which};
-use wakeone_kernel::exits::Exits;
-use wakeone_kernel::probe::Probe;
-use wakeone_kernel::proc_stats;
-use wakeone_kernel::process::{self, WorkerState};
-use wakeone_kernel::procfs::{self, Processes};
+use wakeone_kernel::proc::counters;
+use wakeone_kernel::proc::exits::Exits;
+use wakeone_kernel::proc::process::{self, WorkerState};
+use wakeone_kernel::proc::waits::{self, Processes};
+use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::accept::{self, AcceptModel};
 use wakeone_model::listener::{Listener, Process, ProcessSnapshot, Protocol, Socket};
 use wakeone_model::snapshot::{
@@ -124,7 +124,7 @@ impl Watcher {
                 listener: found.listener.clone(),
                 workers: BTreeMap::new(),
                 trace: None,
-                host: proc_stats::host(None),
+                host: counters::host(None),
                 waiting: None,
             },
             waiting: Waits::default(),
@@ -171,7 +171,7 @@ impl Watcher {
     /// The living processes that serve a socket, by its cookie.
     pub fn serving(&self, cookie: u64) -> impl Iterator<Item = u32> + '_ {
         let pids = self.serves.get(&cookie).map_or(&[][..], Vec::as_slice);
-        let lives = |pid: &u32| procfs::identity(*pid).is_some();
+        let lives = |pid: &u32| waits::identity(*pid).is_some();
         pids.iter().copied().filter(lives)
     }
 
@@ -188,14 +188,14 @@ impl Watcher {
             self.connections = self.connections()?;
             self.connections_due = Instant::now() + began.elapsed() * CONNECTIONS_SHARE;
         }
-        if !self.pids.iter().all(|pid| procfs::identity(*pid).is_some()) {
+        if !self.pids.iter().all(|pid| waits::identity(*pid).is_some()) {
             self.pids = Processes::read().around(&inodes);
         }
         let mut pids: BTreeSet<u32> = self.pids.iter().copied().collect();
         pids.extend(self.pids.iter().flat_map(|pid| process::children(*pid)));
         let processes: Vec<Process> = pids
             .into_iter()
-            .filter_map(|pid| procfs::look(pid, &inodes, &self.connections))
+            .filter_map(|pid| waits::look(pid, &inodes, &self.connections))
             .collect();
         // The children of the holders are looked at again next time, even if they have another parent by then.
         self.pids = processes.iter().map(|p| p.pid).collect();
@@ -287,7 +287,7 @@ impl Watcher {
         }
         self.model
             .workers
-            .retain(|pid| procfs::identity(*pid).is_some());
+            .retain(|pid| waits::identity(*pid).is_some());
         if let Some(probe) = &mut self.probe {
             probe
                 .follow(self.model.workers.iter().copied())
@@ -436,7 +436,7 @@ impl Watcher {
             process.map_or(0, |p| p.connections)
         };
         let worker = |pid: &u32| {
-            let look = proc_stats::worker(*pid)?;
+            let look = counters::worker(*pid)?;
             let waiting = doing(&self.listener, *pid) == WorkerState::Waiting;
             let active = active(*pid);
             Some((
@@ -452,7 +452,7 @@ impl Watcher {
             at_ns: now_ns(),
             workers: self.model.workers.iter().filter_map(worker).collect(),
             trace: self.trace()?,
-            host: proc_stats::host(None),
+            host: counters::host(None),
             waiting: self.waiting()?,
             listener: self.listener.clone(),
         })
@@ -485,7 +485,7 @@ impl Watcher {
             return Ok(None);
         };
         let counts = probe.read().map_err(kernel("reading the probes"))?;
-        let worker = |(pid, seen): (&u32, &wakeone_kernel::probe::Worker)| {
+        let worker = |(pid, seen): (&u32, &wakeone_kernel::bpf::probe::Worker)| {
             let trace = WorkerTrace {
                 accepted: seen.accepted,
                 accepted_empty: seen.accepted_empty,

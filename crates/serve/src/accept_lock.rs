@@ -3,11 +3,11 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use crate::system::process_mutex::{Held, ProcessMutex};
 use rustix::fs::{
     CWD, FlockOperation, MemfdFlags, Mode, OFlags, fcntl_lock, flock, memfd_create, openat,
 };
 use rustix::io::Errno;
-use wakeone_kernel::process_mutex::{Held, ProcessMutex};
 
 use crate::Error;
 use crate::listener::Faults;

@@ -5,9 +5,9 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use crate::system::stop;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
-use wakeone_kernel::stop;
 
 use crate::app::App;
 use crate::sending::send_unsent;

@@ -8,8 +8,8 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
+use crate::system::stop;
 use rustix::io::Errno;
-use wakeone_kernel::stop;
 
 use crate::app::App;
 use crate::blocking::LINGER;

@@ -18,6 +18,7 @@ pub mod reactor;
 pub mod sending;
 pub mod session;
 pub mod store;
+pub mod system;
 mod threads;
 pub mod work;
 pub mod worker;
@@ -25,9 +26,9 @@ pub mod worker;
 use std::io;
 use std::net::SocketAddr;
 
+use crate::system::stop;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use wakeone_kernel::stop;
 
 pub use crate::files::Root;
 pub use crate::listener::{Listen, Listener, parse_address};

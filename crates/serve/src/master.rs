@@ -1,13 +1,13 @@
 //! The process that makes the workers and waits for them. It restarts none: the connections that
 //! are lost when a worker dies are part of an architecture's properties.
 
+use crate::system::fork::{Fork, fork};
+use crate::system::stop;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use rustix::process::{getppid, set_parent_process_death_signal};
-use wakeone_kernel::fork::{Fork, fork};
-use wakeone_kernel::stop;
 
 use crate::Error;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use wakeone_kernel::shared_counter::SharedCounter;
+use crate::system::shared_counter::SharedCounter;
 
 use crate::Error;
 use crate::files::Root;

@@ -5,11 +5,11 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use crate::system::stop;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::time::Timespec;
-use wakeone_kernel::stop;
 
 use crate::connections::{Change, Connections, Interest, Token};
 use crate::listener::Accepted;

@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use wakeone_kernel::stop;
+use crate::system::stop;
 
 use crate::app::{App, Outcome};
 use crate::http::{self, Answer, Content, Parsed, Status};

@@ -4,7 +4,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
-use wakeone_kernel::table::flag;
+use wakeone_kernel::bpf::table::flag;
 
 use crate::arrivals::Gaps;
 use crate::faults::Draws;

@@ -31,5 +31,5 @@ pub use servers::Kind;
 pub use service::{Service, time_s};
 pub use setup::{Setup, Way};
 pub use trace::{Mark, Span, Trace, What};
-pub use wakeone_kernel::policy_group::{MOST_SLOTS, Variant};
+pub use wakeone_kernel::bpf::policy_group::{MOST_SLOTS, Variant};
 pub use workers::Wake;

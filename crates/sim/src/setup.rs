@@ -1,6 +1,6 @@
 //! The workers, and how connections are given to them.
 
-use wakeone_kernel::policy_group::{MOST_SLOTS, Variant};
+use wakeone_kernel::bpf::policy_group::{MOST_SLOTS, Variant};
 
 use crate::faults::Faults;
 use crate::load::Error;

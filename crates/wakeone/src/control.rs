@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use wakeone_kernel::bpf::table::{self, DATAGRAMS, flag};
 use wakeone_kernel::bpf::{self, Pinned};
-use wakeone_kernel::table::{self, DATAGRAMS, flag};
 
 use crate::paths::Paths;
 use crate::policy::Policy;

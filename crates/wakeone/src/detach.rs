@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use serde::Serialize;
-use wakeone_kernel::{bpf, cgroup, process, socket};
+use wakeone_kernel::bpf;
+use wakeone_kernel::cgroup;
+use wakeone_kernel::proc::process;
+use wakeone_kernel::socket;
 
 use crate::control;
 use crate::dispatcher::sweep_halves;

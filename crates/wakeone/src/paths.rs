@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
-use wakeone_kernel::{bpffs, cgroup, folder};
+use wakeone_kernel::bpf::bpffs;
+use wakeone_kernel::cgroup;
+use wakeone_kernel::folder;
 
 /// Where bpffs is mounted on every systemd machine.
 const SYSTEM_BPFFS: &str = "/sys/fs/bpf";

@@ -10,8 +10,9 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf::Pinned;
-use wakeone_kernel::table::{self, flag};
-use wakeone_kernel::{process, socket};
+use wakeone_kernel::bpf::table::{self, flag};
+use wakeone_kernel::proc::process;
+use wakeone_kernel::socket;
 
 use crate::paths::Paths;
 use crate::status;

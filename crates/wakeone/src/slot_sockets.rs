@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use wakeone_kernel::process;
+use wakeone_kernel::proc::process;
 
 /// A listener that another process holds. It is borrowed for a moment at a time. A descriptor that is kept would keep
 /// the listener in its group after the server has closed it, and swallow connections.

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
+use wakeone_kernel::bpf::table::{self, AFFINITY, CLOSING, DATAGRAMS, EXITS, Table, flag};
 use wakeone_kernel::bpf::{Pinned, RunStatistics};
 use wakeone_kernel::schedule;
-use wakeone_kernel::table::{self, AFFINITY, CLOSING, DATAGRAMS, EXITS, Table, flag};
 
 use crate::paths::{DATAGRAM_SUFFIX, Paths};
 use crate::policy::{Affinity, Policy};

@@ -35,9 +35,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::net::{SocketType, sockopt};
-use wakeone_kernel::batch;
-pub use wakeone_kernel::batch::{Batch, Datagram};
-use wakeone_kernel::inherited;
+use wakeone_kernel::socket::batch;
+pub use wakeone_kernel::socket::batch::{Batch, Datagram};
+use wakeone_kernel::socket::inherited;
 use wakeone_kernel::socket::{self, ClassicChoice, cookie};
 
 use crate::agent::AgentConfig;

@@ -62,7 +62,7 @@ const WAYS: &[Way] = &[
 
 /// Whether io_uring may be used here; prints a line if not.
 fn has_io_uring() -> bool {
-    let has = wakeone_kernel::ring::Ring::new(4).is_ok();
+    let has = wakeone_serve::system::ring::Ring::new(4).is_ok();
     if !has {
         eprintln!("not run: io_uring is not to be had here");
     }

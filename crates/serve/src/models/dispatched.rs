@@ -6,9 +6,9 @@
 //! the queue are still seen as waiting, and can be moved to another worker when this one gets
 //! stuck.
 
+use crate::system::stop;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use wakeone_kernel::stop;
 
 use crate::reactor::{Reactor, Ready};
 use crate::worker::Worker;

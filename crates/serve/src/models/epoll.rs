@@ -3,9 +3,9 @@
 //!
 //! No other process accepts, so the whole queue is accepted at once.
 
+use crate::system::stop;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use wakeone_kernel::stop;
 
 use crate::reactor::{Reactor, Ready};
 use crate::worker::Worker;

@@ -13,9 +13,9 @@
 //! are left to workers that are idle. With a listener for each process (`--reuseport`) the
 //! kernel's hash chooses and the mode makes no difference.
 
+use crate::system::stop;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use wakeone_kernel::stop;
 
 use crate::options::EpollMode;
 use crate::reactor::{Reactor, Ready};

@@ -10,6 +10,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use crate::system::fork::{Fork, fork};
+use crate::system::stop;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -21,8 +23,6 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use rustix::time::Timespec;
-use wakeone_kernel::fork::{Fork, fork};
-use wakeone_kernel::stop;
 
 use crate::Error;
 use crate::listener::{Accepted, Listener};

@@ -8,10 +8,10 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use crate::system::fork::{Fork, fork};
+use crate::system::stop;
 use rustix::io::Errno;
 use rustix::process::set_parent_process_death_signal;
-use wakeone_kernel::fork::{Fork, fork};
-use wakeone_kernel::stop;
 
 use crate::app::App;
 use crate::blocking::converse;

@@ -10,10 +10,10 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use crate::system::ring::{Event, Ring};
+use crate::system::stop;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
-use wakeone_kernel::ring::{Event, Ring};
-use wakeone_kernel::stop;
 
 use crate::blocking::LINGER;
 use crate::session::{Next, Session};

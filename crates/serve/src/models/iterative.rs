@@ -1,7 +1,7 @@
 //! One process that serves one connection after the other: meanwhile all others wait. The
 //! `iterative` column of "Linux Applications Performance", and the reference for all others.
 
-use wakeone_kernel::stop;
+use crate::system::stop;
 
 use crate::blocking::converse;
 use crate::store::Lazy;

@@ -5,10 +5,10 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use crate::system::stop;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
-use wakeone_kernel::stop;
 
 use crate::connections::{Connections, Interest, Token};
 use crate::listener::Accepted;

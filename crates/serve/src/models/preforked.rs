@@ -8,7 +8,7 @@
 //! listener for each process (`--reuseport`) the kernel's hash chooses instead, and a connection
 //! waits for its process even while others are idle.
 
-use wakeone_kernel::stop;
+use crate::system::stop;
 
 use crate::accept_lock::Lock;
 use crate::blocking::converse;

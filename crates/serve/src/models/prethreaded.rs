@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use wakeone_kernel::stop;
+use crate::system::stop;
 
 use crate::app::App;
 use crate::blocking::converse;

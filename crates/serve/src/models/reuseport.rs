@@ -4,9 +4,9 @@
 //!
 //! The queue is this worker's alone, so the whole queue is accepted at once.
 
+use crate::system::stop;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use wakeone_kernel::stop;
 
 use crate::reactor::{Reactor, Ready};
 use crate::worker::Worker;

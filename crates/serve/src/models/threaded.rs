@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::system::stop;
 use rustix::io::Errno;
-use wakeone_kernel::stop;
 
 use crate::app::App;
 use crate::blocking::converse;

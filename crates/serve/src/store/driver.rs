@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use crate::system::stop;
 use rustix::event::{EventfdFlags, eventfd};
-use wakeone_kernel::stop;
 
 use super::embedded::Embedded;
 use super::{Call, Entry, Failed, Reply};

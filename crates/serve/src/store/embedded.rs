@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use wakeone_kernel::shared_counter::SharedCounter;
+use crate::system::shared_counter::SharedCounter;
 
 use super::{Call, Entry, Failed, NAME_CHARS_MAX, Reply, SHOWN, Store, TEXT_CHARS_MAX};
 

@@ -205,7 +205,11 @@ impl Table {
             Request::Claim { .. } => self.claim(connection, &listener, pid),
             Request::Reader { .. } => {
                 let known = self.own(inode, pid).is_some();
-                match wakeone_kernel::clone_listener::reader(&listener, known, std::process::id()) {
+                match wakeone_kernel::socket::clone_listener::reader(
+                    &listener,
+                    known,
+                    std::process::id(),
+                ) {
                     Ok(queue) => {
                         self.given.fetch_add(1, Ordering::SeqCst);
                         say(connection, Reply::Queue, Some(&queue));
@@ -224,11 +228,13 @@ impl Table {
         let inode_here = inode(listener);
         let known = self.known.lock().expect("known").contains(&inode_here);
         let owner = self.owners.lock().expect("owners").get(&inode_here) == Some(&pid);
-        let queue =
-            match wakeone_kernel::clone_listener::clone_listener(listener, std::process::id()) {
-                Ok(queue) if known && !owner => queue,
-                _ => return say(connection, Reply::Leave, None),
-            };
+        let queue = match wakeone_kernel::socket::clone_listener::clone_listener(
+            listener,
+            std::process::id(),
+        ) {
+            Ok(queue) if known && !owner => queue,
+            _ => return say(connection, Reply::Leave, None),
+        };
         rustix::net::listen(&queue, 16).expect("listen");
         say(connection, Reply::Queue, Some(&queue));
         if !self.passes(Point::Queue) {

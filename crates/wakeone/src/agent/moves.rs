@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::bpf;
-use wakeone_kernel::table::flag;
+use wakeone_kernel::bpf::table::flag;
 use wakeone_model::judge::{self, SlotSample, WorkerState};
 use wakeone_model::reads::Reads;
 

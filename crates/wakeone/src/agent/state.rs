@@ -5,8 +5,8 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use wakeone_kernel::bpf::table::flag;
 use wakeone_kernel::schedule;
-use wakeone_kernel::table::flag;
 use wakeone_model::judge::{SlotSample, WorkerState};
 use wakeone_model::moves::{self, Budget};
 

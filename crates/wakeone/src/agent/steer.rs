@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 
+use wakeone_kernel::bpf::table::flag;
 use wakeone_kernel::capability;
-use wakeone_kernel::table::flag;
 use wakeone_model::judge::WorkerState;
 
 use super::Agent;

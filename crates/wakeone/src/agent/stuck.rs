@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use wakeone_kernel::table::flag;
+use wakeone_kernel::bpf::table::flag;
 use wakeone_model::judge::{self, Limits, ProgressBaseline, SlotSample, WorkerState};
 
 use super::state::Core;

@@ -5,9 +5,9 @@ use std::fmt::Debug;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use wakeone_kernel::process;
+use wakeone_kernel::bpf::table::flag;
+use wakeone_kernel::proc::process;
 use wakeone_kernel::socket::AcceptQueue;
-use wakeone_kernel::table::flag;
 use wakeone_model::judge::{SlotSample, WorkerState};
 use wakeone_model::listener::Protocol;
 use wakeone_model::reads::Reads;

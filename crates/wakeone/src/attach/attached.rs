@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::recount::{Recounted, Uncounted};
+use wakeone_kernel::bpf::recount::{Recounted, Uncounted};
 use wakeone_kernel::{capability, cgroup};
 use wakeone_model::listener::Protocol;
 use wakeone_observe::Watcher;

@@ -3,7 +3,10 @@
 use std::collections::HashSet;
 use std::net::SocketAddr;
 
-use wakeone_kernel::{capability, diag, process, recount};
+use wakeone_kernel::bpf::recount;
+use wakeone_kernel::capability;
+use wakeone_kernel::proc::process;
+use wakeone_kernel::socket::diag;
 use wakeone_model::accept::Shape;
 use wakeone_model::advice;
 use wakeone_model::listener::{Protocol, Socket};
@@ -124,7 +127,7 @@ fn worker_name(found: &Found) -> String {
     let name = found
         .pids
         .iter()
-        .find_map(|pid| wakeone_kernel::procfs::identity(*pid));
+        .find_map(|pid| wakeone_kernel::proc::waits::identity(*pid));
     name.map_or_else(String::new, |identity| identity.name)
 }
 

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use wakeone_kernel::process;
-use wakeone_kernel::recount::{self, Callbacks, Uncounted};
+use wakeone_kernel::bpf::recount::{self, Callbacks, Uncounted};
+use wakeone_kernel::proc::process;
 
 use super::candidate::Member;
 use crate::dispatcher::Dispatcher;

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::diag::{self, Which};
+use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 
 /// How long after a change of the machine's listening sockets all processes are searched again, by a walk over /proc.

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
+use wakeone_kernel::bpf::table;
 use wakeone_kernel::bpf::{self, LoadPlan, Loaded, Missing, Pinned};
-use wakeone_kernel::table;
 use wakeone_model::listener::Protocol;
 
 use super::error::Error;

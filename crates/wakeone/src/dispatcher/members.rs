@@ -4,8 +4,10 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 
-use wakeone_kernel::diag::{self, Which};
-use wakeone_kernel::{bpf, socket, table};
+use wakeone_kernel::bpf;
+use wakeone_kernel::bpf::table;
+use wakeone_kernel::socket;
+use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 
 use super::Dispatcher;

@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
+use wakeone_kernel::bpf::table::{self, CLOSING, COUNTED, DATAGRAMS, REFUSING, Table, flag};
 use wakeone_kernel::bpf::{self, Feature, Missing, Pinned};
-use wakeone_kernel::table::{self, CLOSING, COUNTED, DATAGRAMS, REFUSING, Table, flag};
 use wakeone_kernel::{cgroup, socket};
 use wakeone_model::listener::Protocol;
 

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use wakeone_kernel::lookup::Place;
-use wakeone_kernel::table::{AFFINITY, DATAGRAMS};
+use wakeone_kernel::bpf::lookup::Place;
+use wakeone_kernel::bpf::table::{AFFINITY, DATAGRAMS};
 use wakeone_model::listener::Protocol;
 
 use super::error::Error;

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf;
-use wakeone_kernel::receive_queue::{ReceiveQueue, receive_queue};
+use wakeone_kernel::socket::receive_queue::{ReceiveQueue, receive_queue};
 use wakeone_kernel::socket::{self, AcceptQueue};
 use wakeone_model::listener::Protocol;
 

@@ -1,7 +1,8 @@
 //! A snapshot of all that is known of steered groups.
 
 use serde::Serialize;
-use wakeone_kernel::{proc_stats, process};
+use wakeone_kernel::proc::counters;
+use wakeone_kernel::proc::process;
 use wakeone_model::judge::WorkerState;
 use wakeone_model::snapshot::{HostLook, Snapshot, TraceGaps, TraceLook};
 use wakeone_model::waits::Waits;
@@ -104,7 +105,7 @@ impl Group {
 
 fn worker(slot: &status::Slot) -> Option<Worker> {
     let pid = slot.pid?;
-    let look = proc_stats::worker(pid)?;
+    let look = counters::worker(pid)?;
     Some(Worker {
         slot: slot.slot,
         doing: match process::doing(pid) {

@@ -17,7 +17,8 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::time::Timespec;
-use wakeone_kernel::{netns, process};
+use wakeone_kernel::netns;
+use wakeone_kernel::proc::process;
 use wakeone_shim::protocol::{REQUEST_BYTES, Reply, Request, Token};
 
 use super::left::WakeReply;

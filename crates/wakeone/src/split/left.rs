@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::net::RecvFlags;
-use wakeone_kernel::clone_listener;
+use wakeone_kernel::socket::clone_listener;
 
 /// By then, datagrams that the kernel was about to put into a queue when it left the group have arrived.
 const SETTLED: Duration = Duration::from_millis(200);

@@ -3,7 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use wakeone_kernel::{clone_listener, socket};
+use wakeone_kernel::socket;
+use wakeone_kernel::socket::clone_listener;
 
 use super::broker::QueueRequest;
 use super::config::Steering;

@@ -6,7 +6,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use wakeone_kernel::{capability, clone_listener, socket};
+use wakeone_kernel::capability;
+use wakeone_kernel::socket;
+use wakeone_kernel::socket::clone_listener;
 use wakeone_model::listener::Protocol;
 
 use super::config::SplitConfig;

@@ -11,8 +11,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::procfs::Processes;
-use wakeone_kernel::{clone_listener, process, procfs, socket};
+use wakeone_kernel::proc::process;
+use wakeone_kernel::proc::waits;
+use wakeone_kernel::proc::waits::Processes;
+use wakeone_kernel::socket;
+use wakeone_kernel::socket::clone_listener;
 use wakeone_model::listener::Protocol;
 
 use super::config::SplitConfig;
@@ -144,7 +147,7 @@ impl Readers {
         }
         let ours = std::process::id();
         let another =
-            |held: &procfs::Held| held.inode == inode && held.pid != pid && held.pid != ours;
+            |held: &waits::Held| held.inode == inode && held.pid != pid && held.pid != ours;
         if !Processes::read().held.iter().any(another) {
             return Err(Reason::Alone);
         }
@@ -442,7 +445,7 @@ impl Readers {
         let mut found = Vec::new();
         for held in Processes::read().held {
             let known = self.original.readers.iter().any(|one| one.pid == held.pid);
-            let look = || procfs::look(held.pid, &inodes, &HashSet::new());
+            let look = || waits::look(held.pid, &inodes, &HashSet::new());
             if held.inode == inode
                 && held.pid != ours
                 && !known

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, wait};
-use wakeone_kernel::process::children;
+use wakeone_kernel::proc::process::children;
 
 /// Signals that are passed on to the server.
 const PASSED: [(i32, Signal); 7] = [
@@ -81,7 +81,7 @@ impl AsFd for Signals {
 
 /// The mask of ignored signals: bit n-1 for signal n.
 fn ignored() -> u64 {
-    let status = wakeone_kernel::stat::text("/proc/self/status").unwrap_or_default();
+    let status = wakeone_kernel::proc::stat::text("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .unwrap_or(0)

@@ -6,8 +6,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::procfs::Processes;
-use wakeone_kernel::{cgroup, clone_listener, diag, process, procfs, socket};
+use wakeone_kernel::cgroup;
+use wakeone_kernel::proc::process;
+use wakeone_kernel::proc::waits;
+use wakeone_kernel::proc::waits::Processes;
+use wakeone_kernel::socket;
+use wakeone_kernel::socket::clone_listener;
+use wakeone_kernel::socket::diag;
 use wakeone_model::listener::Protocol;
 
 use super::config::{SplitConfig, Steering};
@@ -450,7 +455,7 @@ impl Shared {
         let mut changed = false;
         for pid in holders.into_iter().filter(|pid| *pid != own) {
             let known = self.original.workers.iter().any(|w| w.pid == pid);
-            let look = || procfs::look(pid, &inodes, &HashSet::new());
+            let look = || waits::look(pid, &inodes, &HashSet::new());
             if !known && look().is_some_and(|process| waits(&process, inode)) {
                 tracing::info!(
                     "{}: process {pid} waits on the shared socket itself; it gets its part of the connections there",

@@ -4,7 +4,8 @@ use std::collections::{HashSet, VecDeque};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use wakeone_kernel::{clone_listener, socket};
+use wakeone_kernel::socket;
+use wakeone_kernel::socket::clone_listener;
 use wakeone_model::layout::counted;
 use wakeone_shim::protocol::Reply;
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::diag::{self, Which};
-use wakeone_kernel::process::{children, sockets_of};
+use wakeone_kernel::proc::process::{children, sockets_of};
+use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 
 /// How often to look: the first address is reported within a second.

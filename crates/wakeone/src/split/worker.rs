@@ -4,7 +4,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use wakeone_kernel::{process, procfs};
+use wakeone_kernel::proc::process;
+use wakeone_kernel::proc::waits;
 use wakeone_model::listener::{Process, Wait};
 use wakeone_shim::protocol::How;
 
@@ -38,7 +39,7 @@ impl Worker {
 pub fn first_holder(pid: u32, inode: u64) -> u32 {
     let mut first = pid;
     let own = std::process::id();
-    let above = |pid| procfs::identity(pid).map(|identity| identity.parent);
+    let above = |pid| waits::identity(pid).map(|identity| identity.parent);
     while let Some(parent) = above(first).filter(|parent| *parent > 1 && *parent != own) {
         let held = process::sockets_of(parent).unwrap_or_default();
         if !held.iter().any(|(_, at)| *at == inode) {
@@ -64,10 +65,10 @@ pub fn polls(pid: u32, inode: u64) -> io::Result<bool> {
             .join(pid.to_string())
             .join("fdinfo")
             .join(number);
-        let text = wakeone_kernel::stat::text(about).unwrap_or_default();
+        let text = wakeone_kernel::proc::stat::text(about).unwrap_or_default();
         if text
             .lines()
-            .filter_map(procfs::parse_tfd)
+            .filter_map(waits::parse_tfd)
             .any(|(at, _)| at == inode)
         {
             return Ok(true);
@@ -99,5 +100,5 @@ pub fn in_words(how: How) -> &'static str {
 
 /// Formats ` (name)` of a process; nothing if it has ended.
 pub fn name_in_brackets(pid: u32) -> String {
-    procfs::identity(pid).map_or_else(String::new, |identity| format!(" ({})", identity.name))
+    waits::identity(pid).map_or_else(String::new, |identity| format!(" ({})", identity.name))
 }

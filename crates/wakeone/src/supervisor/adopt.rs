@@ -10,7 +10,7 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
-use wakeone_kernel::process::sockets_of;
+use wakeone_kernel::proc::process::sockets_of;
 
 /// Why workers that still run cannot be taken over.
 #[derive(Debug, thiserror::Error)]

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use wakeone_kernel::diag::{self, Which};
-use wakeone_kernel::process::{children, sockets_of};
+use wakeone_kernel::proc::process::{children, sockets_of};
+use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 
 /// A worker is a tree of at most this many processes; of a larger one, only a part is looked at.

@@ -44,7 +44,7 @@ use state::{GroupDir, MOST_ADDRESSES, MOST_SLOTS, StateError, Task};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
-use wakeone_kernel::lookup::Place;
+use wakeone_kernel::bpf::lookup::Place;
 
 /// The options of a supervisor.
 #[derive(Debug, Clone)]

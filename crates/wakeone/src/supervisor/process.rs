@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
-use wakeone_kernel::stat::Stat;
+use wakeone_kernel::proc::stat::Stat;
 
 /// A process's permanent identity: a pid is used again, but a pid with its start time is not (until the next boot).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -35,7 +35,10 @@ impl Identity {
     /// orphans stay zombies for ever.
     pub fn lives(&self) -> bool {
         Self::of(self.pid).is_ok_and(|now| now == *self)
-            && !matches!(wakeone_kernel::process::state(self.pid), Some('Z' | 'X'))
+            && !matches!(
+                wakeone_kernel::proc::process::state(self.pid),
+                Some('Z' | 'X')
+            )
     }
 }
 

@@ -9,8 +9,9 @@ use super::process::Process;
 use super::state;
 use crate::slot_sockets::inode_of;
 use std::os::fd::OwnedFd;
-use wakeone_kernel::lookup::{Place, private_ip};
-use wakeone_kernel::{process, socket};
+use wakeone_kernel::bpf::lookup::{Place, private_ip};
+use wakeone_kernel::proc::process;
+use wakeone_kernel::socket;
 
 /// A reserved address, and the private port of its listeners.
 #[derive(Debug)]

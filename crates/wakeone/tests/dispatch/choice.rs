@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use wakeone::dispatcher::Dispatcher;
 use wakeone::dispatcher::Plan;
 use wakeone::policy::Policy;
+use wakeone_kernel::bpf::table::{Table, flag};
 use wakeone_kernel::schedule;
-use wakeone_kernel::table::{Table, flag};
 
 use crate::ground::*;
 

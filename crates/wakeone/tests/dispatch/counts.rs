@@ -6,8 +6,8 @@ use std::process::Command;
 
 use wakeone::dispatcher::{Dispatcher, Plan};
 use wakeone::policy::Policy;
-use wakeone_kernel::recount::{Callbacks, Recounted, Uncounted, recount};
-use wakeone_kernel::table::flag;
+use wakeone_kernel::bpf::recount::{Callbacks, Recounted, Uncounted, recount};
+use wakeone_kernel::bpf::table::flag;
 
 use crate::ground::*;
 

@@ -10,10 +10,10 @@ use wakeone::dispatcher::{Dispatcher, Plan};
 use wakeone::policy::{Affinity, Policy};
 use wakeone::slot_sockets::RemoteFd;
 use wakeone_kernel::bpf::BUILD;
-use wakeone_kernel::receive_queue::receive_queue;
-use wakeone_kernel::run_stats::RunStats;
+use wakeone_kernel::bpf::run_stats::RunStats;
+use wakeone_kernel::bpf::table::flag;
 use wakeone_kernel::socket::cookie;
-use wakeone_kernel::table::flag;
+use wakeone_kernel::socket::receive_queue::receive_queue;
 use wakeone_model::listener::Protocol;
 
 use crate::ground::*;

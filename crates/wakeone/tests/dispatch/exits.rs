@@ -7,7 +7,7 @@ use std::time::Duration;
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use rustix::net::Shutdown;
 use wakeone::policy::Policy;
-use wakeone_kernel::table::flag;
+use wakeone_kernel::bpf::table::flag;
 
 use crate::ground::*;
 

@@ -12,10 +12,13 @@ use tempfile::TempDir;
 use wakeone::dispatcher::{Dispatcher, Error, Plan};
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
+use wakeone_kernel::bpf::bpffs;
+use wakeone_kernel::bpf::table::{EXITS, Table};
 use wakeone_kernel::bpf::{self, Pinned};
+use wakeone_kernel::capability;
+use wakeone_kernel::cgroup;
+use wakeone_kernel::netns;
 use wakeone_kernel::socket::accept_queue;
-use wakeone_kernel::table::{EXITS, Table};
-use wakeone_kernel::{bpffs, capability, cgroup, netns};
 
 use crate::patience::{in_vain, patience};
 
@@ -140,7 +143,7 @@ impl Ground {
                 && pinned.table().moved_live() == 0
         });
         assert_eq!(pinned.moved(), 0, "remembered moves");
-        let total = |field: fn(&wakeone_kernel::table::Slot<'_>) -> u64| -> u64 {
+        let total = |field: fn(&wakeone_kernel::bpf::table::Slot<'_>) -> u64| -> u64 {
             (0..slots(pinned.table()))
                 .map(|slot| field(&pinned.table().slot(slot)))
                 .sum()

@@ -9,8 +9,8 @@ use rustix::net::{AddressFamily, SocketType};
 use wakeone::dispatcher::{Dispatcher, Plan};
 use wakeone::policy::Policy;
 use wakeone_kernel::bpf::BUILD;
-use wakeone_kernel::lookup::Place;
-use wakeone_kernel::table::flag;
+use wakeone_kernel::bpf::lookup::Place;
+use wakeone_kernel::bpf::table::flag;
 
 use crate::ground::*;
 use crate::patience::slowness;

@@ -12,8 +12,8 @@ use wakeone::agent::{Agent, AgentConfig};
 use wakeone::policy::Policy;
 use wakeone::steer::{Steer, SteerEvent};
 use wakeone_kernel::bpf::Pinned;
-use wakeone_kernel::process::{WorkerState, doing_below};
-use wakeone_kernel::table::flag;
+use wakeone_kernel::bpf::table::flag;
+use wakeone_kernel::proc::process::{WorkerState, doing_below};
 
 use crate::distance::{Distance, FAR};
 use crate::ground::*;

@@ -8,9 +8,9 @@ use wakeone::dispatcher::{Dispatcher, Plan};
 use wakeone::policy::Policy;
 use wakeone::slot_sockets::RemoteFd;
 use wakeone_kernel::bpf;
-use wakeone_kernel::run_stats::RunStats;
+use wakeone_kernel::bpf::run_stats::RunStats;
+use wakeone_kernel::bpf::table;
 use wakeone_kernel::socket::cookie;
-use wakeone_kernel::table;
 
 use crate::ground::*;
 

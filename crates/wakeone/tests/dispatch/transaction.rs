@@ -9,8 +9,8 @@ use std::time::Duration;
 use wakeone::agent::{Agent, AgentConfig};
 use wakeone::dispatcher::{Plan, sweep_halves};
 use wakeone::policy::Policy;
+use wakeone_kernel::bpf::table;
 use wakeone_kernel::bpf::{self, Feature, LoadPlan, Pinned};
-use wakeone_kernel::table;
 
 use crate::ground::*;
 
@@ -370,7 +370,7 @@ fn after_the_end_the_kernel_chooses() {
     dispatcher
         .table()
         .slot(0)
-        .mark(wakeone_kernel::table::flag::DRAINING, true);
+        .mark(wakeone_kernel::bpf::table::flag::DRAINING, true);
     let clients = connect_many(V4, 10);
     wait_for_actives(dispatcher.table(), &[0, 10]);
     dispatcher.end(&ground.paths, Some(&ground.cgroup));

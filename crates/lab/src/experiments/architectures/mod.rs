@@ -7,7 +7,7 @@ mod setup;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use wakeone_kernel::netstat::Counters;
+use wakeone_kernel::proc::netstat::Counters;
 use wakeone_load::{Arrivals, ErrorKind, Event, Mix, Plan};
 use wakeone_serve::Model;
 

@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use wakeone::dispatcher::{Dispatcher, Plan};
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
-use wakeone_kernel::run_stats::{PlainProgram, RunStats, Runs};
+use wakeone_kernel::bpf::run_stats::{PlainProgram, RunStats, Runs};
 use wakeone_kernel::{bpf, cgroup, netns, socket};
 
 use crate::error::Error;

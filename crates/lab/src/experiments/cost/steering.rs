@@ -14,9 +14,10 @@ use wakeone::policy::Policy;
 use wakeone::status;
 use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_kernel::bpf::Pinned;
-use wakeone_kernel::count_switch::CountSwitch;
-use wakeone_kernel::table::flag;
-use wakeone_kernel::{process, socket};
+use wakeone_kernel::bpf::count_switch::CountSwitch;
+use wakeone_kernel::bpf::table::flag;
+use wakeone_kernel::proc::process;
+use wakeone_kernel::socket;
 
 use crate::error::Error;
 

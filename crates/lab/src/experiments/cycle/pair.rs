@@ -12,7 +12,7 @@ use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use wakeone_kernel::netstat::Counters;
+use wakeone_kernel::proc::netstat::Counters;
 
 use crate::error::Error;
 

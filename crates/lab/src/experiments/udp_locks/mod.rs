@@ -6,8 +6,8 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::OnceLock;
+use wakeone_kernel::bpf::locks::{Counts, Locks};
 use wakeone_kernel::capability::{self, Capability};
-use wakeone_kernel::locks::{Counts, Locks};
 
 use super::udp_readers::Mode;
 use super::udp_readers::reader::BYTES;
@@ -310,7 +310,7 @@ fn together(outcome: &Outcome, variant: Variant, locks: &[&str], metric: &str) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wakeone_kernel::locks::Contended;
+    use wakeone_kernel::bpf::locks::Contended;
 
     #[test]
     fn names_of_variants_go_both_ways() {

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
-use wakeone_kernel::shared_counter::SharedCounters;
+use wakeone_serve::system::shared_counter::SharedCounters;
 
 use crate::error::Error;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::diag;
+use wakeone_kernel::socket::diag;
 use wakeone_model::listener::Protocol;
 
 use super::reader::Board;

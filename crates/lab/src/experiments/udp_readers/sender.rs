@@ -6,7 +6,7 @@ use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use wakeone_kernel::netstat::Counters;
+use wakeone_kernel::proc::netstat::Counters;
 
 use super::Mode;
 use super::reader::{BYTES, Board, now_ns};

@@ -8,7 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
-use wakeone_kernel::{folder, process};
+use wakeone_kernel::folder;
+use wakeone_kernel::proc::process;
 
 use super::format::{State, is_name};
 

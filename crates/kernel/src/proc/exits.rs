@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
-use crate::process;
+use crate::proc::process;
 
 /// The processes watched, each by a pidfd.
 #[derive(Debug, Default)]

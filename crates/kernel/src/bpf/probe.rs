@@ -20,8 +20,8 @@ use wakeone_model::snapshot::TraceGaps;
 use wakeone_model::waits::Waits;
 
 use crate::bpf::failed as step;
-use crate::procfs;
-use crate::skeletons::observe::{ObserveSkel, ObserveSkelBuilder, types};
+use crate::bpf::skeletons::observe::{ObserveSkel, ObserveSkelBuilder, types};
+use crate::proc::waits;
 
 /// The probes' counters of one process since they were attached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -242,10 +242,7 @@ impl Probe {
             return Ok(Some((place, Worker::default())));
         }
         let gone = self.known.keys().copied();
-        let Some(gone) = gone
-            .into_iter()
-            .find(|pid| procfs::identity(*pid).is_none())
-        else {
+        let Some(gone) = gone.into_iter().find(|pid| waits::identity(*pid).is_none()) else {
             return Ok(None);
         };
         let data = self.data()?;

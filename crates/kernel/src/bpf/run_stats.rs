@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use libbpf_rs::libbpf_sys;
 
-use crate::skeletons::dispatch::types::sk_reuseport_md;
+use crate::bpf::skeletons::dispatch::types::sk_reuseport_md;
 
 /// Has the kernel count runs and run time of every BPF program, for as long as it lives. Each run then costs two
 /// readings of the clock, so measure no throughput meanwhile. Others may request the same at the same time; the kernel

@@ -1,6 +1,6 @@
 //! The kernel's protocol counters of a network namespace: `/proc/PID/net/netstat` and `/proc/PID/net/snmp`.
 
-use crate::stat;
+use crate::proc::stat;
 
 /// All counters of a network namespace at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

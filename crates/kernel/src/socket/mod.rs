@@ -1,5 +1,11 @@
 //! Queries and settings of listening sockets, for the agent.
 
+pub mod batch;
+pub mod clone_listener;
+pub mod diag;
+pub mod inherited;
+pub mod receive_queue;
+
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

@@ -9,8 +9,9 @@ use std::path::Path;
 use nix::libc;
 use wakeone_model::listener::{Polled, Process, Thread, Wait};
 
-use crate::stat::{self, Stat};
-use crate::{process, remote_memory};
+use crate::proc::process;
+use crate::proc::remote_memory;
+use crate::proc::stat::{self, Stat};
 
 /// A descriptor that is a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,8 +15,8 @@ use libbpf_rs::{Iter, MapCore, MapFlags, MapHandle, ProgramMut};
 use wakeone_model::listener::Protocol;
 
 use crate::bpf::failed;
-use crate::diag::{self, Which};
-use crate::skeletons::recount::RecountSkelBuilder;
+use crate::bpf::skeletons::recount::RecountSkelBuilder;
+use crate::socket::diag::{self, Which};
 
 /// The result of a recount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 pub use wakeone_model::judge::WorkerState;
 use wakeone_model::listener::Wait;
 
-use crate::procfs;
-use crate::stat::{self, Stat};
+use crate::proc::stat::{self, Stat};
+use crate::proc::waits;
 
 /// Returns the state of a process from all of its threads; the first one that waits for connections settles it. A
 /// thread in epoll or poll may wait for anything: it is not checked for which connections.
@@ -28,15 +28,13 @@ fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> Worke
         let tid = task
             .file_name()
             .and_then(|name| name.to_str()?.parse().ok());
-        match tid.map(|tid| procfs::wait_of(pid, tid, sockets, listeners)) {
+        match tid.map(|tid| waits::wait_of(pid, tid, sockets, listeners)) {
             None => WorkerState::Gone,
             Some(Wait::Unseen) => WorkerState::Unknown,
             Some(Wait::Accept(inode) | Wait::Receive(inode)) if listeners.contains(&inode) => {
                 WorkerState::Waiting
             }
-            Some(Wait::Epoll(epoll)) if procfs::is_in(pid, epoll, listeners) => {
-                WorkerState::Waiting
-            }
+            Some(Wait::Epoll(epoll)) if waits::is_in(pid, epoll, listeners) => WorkerState::Waiting,
             Some(Wait::Poll(set)) if !set.is_empty() => WorkerState::Waiting,
             // The polled descriptors cannot be read here, and a ring may hold an accept.
             Some(Wait::PollUnseen | Wait::IoUring) => WorkerState::Waiting,
@@ -104,7 +102,7 @@ const MOST_ANCESTORS: usize = 128;
 
 /// Whether a process is below another one, at whatever distance.
 pub fn descends(pid: u32, from: u32) -> bool {
-    let above = |pid: &u32| procfs::identity(*pid).map(|identity| identity.parent);
+    let above = |pid: &u32| waits::identity(*pid).map(|identity| identity.parent);
     std::iter::successors(above(&pid), above)
         .take(MOST_ANCESTORS)
         .take_while(|parent| *parent != 0)
@@ -130,7 +128,7 @@ pub fn children(pid: u32) -> Vec<u32> {
 
 fn thread_doing(task: &std::path::Path) -> WorkerState {
     match stat::text(task.join("syscall")) {
-        Ok(line) if procfs::is_wait(&line) => WorkerState::Waiting,
+        Ok(line) if waits::is_wait(&line) => WorkerState::Waiting,
         Ok(_) => WorkerState::Busy,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => WorkerState::Unknown,
         Err(_) => WorkerState::Gone,

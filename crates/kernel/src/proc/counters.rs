@@ -6,12 +6,14 @@ use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 use wakeone_model::snapshot::{HostLook, WorkerLook};
 
-use crate::netstat::Counters;
-use crate::{process, procfs, stat};
+use crate::proc::netstat::Counters;
+use crate::proc::process;
+use crate::proc::stat;
+use crate::proc::waits;
 
 /// The counters of a process; `None` where it is gone. `waiting` and `active` are not known here.
 pub fn worker(pid: u32) -> Option<WorkerLook> {
-    let name = procfs::identity(pid)?.name;
+    let name = waits::identity(pid)?.name;
     let (mut cpu_ns, mut run_delay_ns) = (0, 0);
     let (mut switches_voluntary, mut switches_forced) = (0, 0);
     for task in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {

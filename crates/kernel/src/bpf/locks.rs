@@ -13,7 +13,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle};
 
 use crate::bpf::failed;
-use crate::skeletons::locks::{LocksSkelBuilder, types};
+use crate::bpf::skeletons::locks::{LocksSkelBuilder, types};
 
 /// Contention on one kind of lock, over all sockets watched.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

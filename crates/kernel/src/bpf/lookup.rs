@@ -11,9 +11,9 @@ use std::path::Path;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, Program, ProgramMut, libbpf_sys};
 
+use crate::bpf::load::{attempt, prepare, share};
+use crate::bpf::skeletons::lookup::{LookupSkelBuilder, types};
 use crate::bpf::{Error, bpf_step, info_of};
-use crate::load::{attempt, prepare, share};
-use crate::skeletons::lookup::{LookupSkelBuilder, types};
 
 /// A public address, and the private port of the listeners that take its connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

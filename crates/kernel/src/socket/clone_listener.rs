@@ -516,7 +516,7 @@ mod tests {
             .spawn()
             .expect("setpriv");
         let pid = asker.id();
-        let name = || crate::procfs::identity(pid).map(|identity| identity.name);
+        let name = || crate::proc::waits::identity(pid).map(|identity| identity.name);
         let since = std::time::Instant::now();
         while name().as_deref() != Some("sleep") && since.elapsed().as_secs() < 10 {
             std::thread::sleep(std::time::Duration::from_millis(1));

@@ -124,7 +124,7 @@ impl Group {
         slot as u32
     }
 
-    /// Sets a slot's flags (see [`crate::table::flag`]) and weight. They count from [`Group::publish`] on.
+    /// Sets a slot's flags (see [`crate::bpf::table::flag`]) and weight. They count from [`Group::publish`] on.
     ///
     /// # Panics
     /// Like every function here, for a slot that the group does not have.

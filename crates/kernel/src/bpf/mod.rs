@@ -1,7 +1,23 @@
-//! The programs and maps of a group: loaded (see [`crate::load`]), and found again by their pins.
+//! The programs and maps of a group: loaded (see [`crate::bpf::load`]), and found again by their pins.
 //!
 //! A group is a folder on bpffs. Loading fills a temporary folder and renames it as its last step, so a folder with
 //! the final name is always complete. After that, and after a restart, everything is reached through the pins alone.
+
+pub mod abilities;
+pub mod bpffs;
+pub mod count_switch;
+pub mod datagram;
+pub mod load;
+pub mod locks;
+pub mod lookup;
+pub mod policy;
+pub mod policy_group;
+pub mod probe;
+pub mod recount;
+pub mod replace;
+pub mod run_stats;
+pub(crate) mod skeletons;
+pub mod table;
 
 use std::fs;
 use std::io;
@@ -11,13 +27,12 @@ use std::path::{Path, PathBuf};
 use libbpf_rs::libbpf_sys::bpf_prog_info;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Program};
 
-use crate::lookup;
+use crate::bpf::table::Table;
 use crate::socket;
-use crate::table::Table;
 
-pub use crate::load::{Feature, LoadPlan, Loaded, Missing, TEMPORARY, load};
-pub use crate::replace::replace;
-pub use crate::skeletons::dispatch::types;
+pub use crate::bpf::load::{Feature, LoadPlan, Loaded, Missing, TEMPORARY, load};
+pub use crate::bpf::replace::replace;
+pub use crate::bpf::skeletons::dispatch::types;
 
 /// Names this build of the programs, in a group's table: their object files, hashed.
 pub const BUILD: u64 = match u64::from_str_radix(env!("WAKEONE_PROGRAMS"), 16) {
@@ -215,7 +230,7 @@ impl Pinned {
     pub fn slot_of(&self, cookie: u64) -> Option<usize> {
         let found = self.listeners.lookup(&cookie.to_ne_bytes(), MapFlags::ANY);
         let bytes: [u8; 4] = found.ok()??.try_into().ok()?;
-        Some(u32::from_ne_bytes(bytes) as usize).filter(|slot| *slot < crate::table::MAX_SLOTS)
+        Some(u32::from_ne_bytes(bytes) as usize).filter(|slot| *slot < crate::bpf::table::MAX_SLOTS)
     }
 
     /// Registers a listener: its connections are counted for the slot.

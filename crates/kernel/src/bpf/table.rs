@@ -210,7 +210,7 @@ impl Table {
     /// ([`Slot::mark`] does). Any process may do so at any time.
     pub fn publish(&self) {
         // SAFETY: the mapping is a whole table. It is writable, since the caller has just changed a slot.
-        unsafe { crate::policy::publish_shared(self.at()) }
+        unsafe { crate::bpf::policy::publish_shared(self.at()) }
     }
 
     /// One slot.

@@ -17,12 +17,13 @@ use libbpf_rs::btf::{Btf, types::Func};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapMut, MapType, OpenMapMut, OpenProgramMut, ProgramMut};
 
-use crate::bpf::{BUILD, Error, Pinned, bpf_step, from_bpf, program_name, remove_pins};
-use crate::lookup::{self, Place};
-use crate::skeletons::dispatch::{
+use crate::bpf::datagram;
+use crate::bpf::lookup::{self, Place};
+use crate::bpf::skeletons::dispatch::{
     DispatchSkel, DispatchSkelBuilder, OpenDispatchMaps, OpenDispatchSkel,
 };
-use crate::{capability, datagram};
+use crate::bpf::{BUILD, Error, Pinned, bpf_step, from_bpf, program_name, remove_pins};
+use crate::capability;
 
 /// The plan of a load.
 #[derive(Debug, Clone, Copy)]

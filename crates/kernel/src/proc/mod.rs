@@ -1,0 +1,9 @@
+//! Other processes, seen from outside: by /proc, by their descriptors and by their memory.
+
+pub mod counters;
+pub mod exits;
+pub mod netstat;
+pub mod process;
+pub(crate) mod remote_memory;
+pub mod stat;
+pub mod waits;
