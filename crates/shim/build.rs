@@ -25,7 +25,7 @@ fn main() {
         .args(["-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,noexecstack", "-s"])
         .arg("-o")
         .arg(&library);
-    for file in ["state.c", "broker.c", "calls.c", "readers.c"] {
+    for file in ["start.c", "state.c", "broker.c", "calls.c", "readers.c"] {
         compiler.arg(root.join("src/c").join(file));
     }
     let status = compiler.arg("-ldl").status();

@@ -12,7 +12,6 @@ use rustix::net::{AddressFamily, SocketType};
 use wakeone_model::listener::Protocol;
 
 use crate::socket;
-use crate::socket::clone_listener;
 use crate::socket::diag::{self, Which};
 
 /// include/uapi/asm-generic/socket.h, since Linux 5.14.
@@ -101,10 +100,10 @@ fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
 /// The same where a socket does not tell its namespace: sock_diag shows those of ours, and the cookies of sockets are
 /// unique on the machine (since Linux 5.4).
 fn is_listed(socket: BorrowedFd<'_>) -> io::Result<bool> {
-    let Some(address) = clone_listener::address(socket) else {
+    let Some(address) = socket::address(socket) else {
         return Ok(false);
     };
-    let protocol = if clone_listener::is_udp(socket) {
+    let protocol = if socket::is_udp(socket) {
         Protocol::Udp
     } else {
         Protocol::Tcp

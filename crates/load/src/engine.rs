@@ -14,9 +14,9 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use crate::deadlines::Deadlines;
 use crate::live::Live;
+use crate::progress::{Message, Progress};
 use crate::recorder::{Moments, Recorder, Subject};
 use crate::response::{ResponseReader, Step};
-use crate::run::{Message, Progress};
 use crate::socket::{connect, error_kind, source_address};
 use crate::tls::{Client, Received, Session};
 use crate::{Arrivals, Due, Error, ErrorKind, Plan, Schedule};

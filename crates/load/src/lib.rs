@@ -20,6 +20,7 @@ mod hdrlog;
 mod live;
 mod outcome;
 mod plan;
+mod progress;
 mod recorder;
 mod response;
 mod run;
@@ -37,8 +38,9 @@ pub use hdrlog::write_hdr_log;
 pub use live::Live;
 pub use outcome::{ErrorKind, Interval, Outcome, PathOutcome, Phases, StageOutcome};
 pub use plan::{Arrivals, Mix, MixEntry, Plan, Sources, Spacing, Stage, Stop};
+pub use progress::{Event, Progress};
 pub use response::{BadResponse, ResponseReader, Step};
-pub use run::{Event, Progress, observe, observe_live, raise_descriptor_limit, run};
+pub use run::{observe, observe_live, raise_descriptor_limit, run};
 pub use schedule::{Due, Schedule};
 pub use summary::{
     IntervalSummary, Parameters, PathSummary, Quantiles, SCHEMA, StageSummary, Summary,

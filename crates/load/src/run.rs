@@ -13,6 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::engine::{Engine, Task};
 use crate::live::Live;
+use crate::progress::{Event, Message, Progress};
 use crate::recorder::Recorder;
 use crate::socket::{connect, source_address};
 use crate::{Arrivals, Error, Interval, Outcome, Plan, Sources};
@@ -21,47 +22,6 @@ use crate::{Arrivals, Error, Interval, Outcome, Plan, Sources};
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 /// Descriptors that are not connections: standard streams, epoll instances, what the caller has open.
 const OTHER_DESCRIPTORS: u64 = 64;
-
-/// The progress of a load.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Progress {
-    /// Since the start.
-    pub elapsed: Duration,
-    /// Requests that have become due.
-    pub planned: u64,
-    /// Requests begun.
-    pub started: u64,
-    /// 2xx answers.
-    pub completed: u64,
-    /// Failures of all kinds.
-    pub errors: u64,
-    /// Requests under way.
-    pub in_flight: u64,
-}
-
-/// A report to the caller while a load runs.
-#[derive(Debug)]
-pub enum Event<'a> {
-    /// About ten times a second, and once at the end.
-    Progress(&'a Progress),
-    /// Once for each interval, in order, soon after its end.
-    Interval(&'a Interval),
-}
-
-/// A message from a thread to the one that merges the notes.
-pub(crate) enum Message {
-    /// The notes of an interval that is over for this thread.
-    Notes {
-        thread: usize,
-        interval: u64,
-        notes: Box<Recorder>,
-    },
-    /// The notes since then; the thread is done.
-    Done {
-        thread: usize,
-        result: Result<Box<Recorder>, Error>,
-    },
-}
 
 /// Sends `plan` and returns its outcome. `progress` is called about ten times a second and once at the end. Setting
 /// `cancel` ends the load within about 100 ms; requests under way then are counted as cancelled.

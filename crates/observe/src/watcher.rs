@@ -7,8 +7,9 @@ use rustix::time::{ClockId, clock_gettime};
 use wakeone_kernel::bpf::probe::Probe;
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::counters;
+use wakeone_kernel::proc::doing::{self, WorkerState};
 use wakeone_kernel::proc::exits::Exits;
-use wakeone_kernel::proc::process::{self, WorkerState};
+use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::waits::{self, Processes};
 use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::accept::{self, AcceptModel};
@@ -81,10 +82,10 @@ fn now_ns() -> u64 {
 /// The state of a process. For UDP, a receive call on one of the sockets counts as waiting, too.
 fn doing(listener: &Listener, pid: u32) -> WorkerState {
     if listener.protocol != Protocol::Udp {
-        return process::doing(pid);
+        return doing::doing(pid);
     }
     let inodes: Vec<u64> = listener.sockets.iter().map(|s| s.inode).collect();
-    process::doing_below(pid, &inodes)
+    doing::doing_below(pid, &inodes)
 }
 
 fn kernel(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::load::{Error, exponential, stream};
+use crate::error::Error;
+use crate::random::{exponential, stream};
 use crate::service::time_s;
 
 /// The times at which requests come.

@@ -7,11 +7,13 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use wakeone_kernel::bpf::table::flag;
 
 use crate::arrivals::Gaps;
+use crate::error::Error;
 use crate::faults::Draws;
 use crate::front::Front;
 use crate::happening::{Happening, Rare};
-use crate::load::{Error, Load, stream};
+use crate::load::Load;
 use crate::outcome::{Counts, Outcome, Tally};
+use crate::random::stream;
 use crate::servers::{Kind, Servers};
 use crate::service::Works;
 use crate::setup::Setup;

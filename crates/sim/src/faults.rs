@@ -2,7 +2,8 @@
 
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::load::{Error, exponential, stream};
+use crate::error::Error;
+use crate::random::{exponential, stream};
 
 /// A fault that each worker has independently, again and again.
 #[derive(Debug, Clone, Copy, PartialEq)]

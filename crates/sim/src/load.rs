@@ -1,16 +1,8 @@
 //! A load: the arrivals of requests, their work, and their connections.
 
-use rand::{Rng, SeedableRng};
-use rand_distr::{Distribution, Exp1};
-use rand_xoshiro::Xoshiro256PlusPlus;
-
 use crate::arrivals::Arrivals;
+use crate::error::Error;
 use crate::service::Service;
-
-/// A load or a setup that cannot be simulated, in one sentence.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0}")]
-pub struct Error(pub String);
 
 /// A load on the workers.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,14 +41,4 @@ impl Load {
         }
         Ok(())
     }
-}
-
-#[inline]
-pub(crate) fn exponential(random: &mut impl Rng) -> f64 {
-    Exp1.sample(random)
-}
-
-/// A stream of random numbers of its own for each use: two ways of handing out the same load then see the same load.
-pub(crate) fn stream(seed: u64, of: u64) -> Xoshiro256PlusPlus {
-    Xoshiro256PlusPlus::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ of)
 }

@@ -6,7 +6,8 @@ use rand_distr::weighted::WeightedAliasIndex;
 use rand_distr::{Distribution, LogNormal, Pareto};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::load::{Error, exponential, stream};
+use crate::error::Error;
+use crate::random::{exponential, stream};
 
 /// The distribution of a request's work.
 #[derive(Debug, Clone, PartialEq)]

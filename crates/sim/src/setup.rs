@@ -2,8 +2,8 @@
 
 use wakeone_kernel::bpf::policy_group::{MOST_SLOTS, Variant};
 
+use crate::error::Error;
 use crate::faults::Faults;
-use crate::load::Error;
 use crate::servers::Kind;
 use crate::workers::Wake;
 

@@ -6,7 +6,7 @@ use wakeone_kernel::bpf::policy_group::{Group, Variant};
 use wakeone_kernel::bpf::table::flag;
 use wakeone_kernel::contract::wakeone_draw;
 
-use crate::load::stream;
+use crate::random::stream;
 
 /// A steered group, as the kernel sees it.
 pub(crate) struct Steering {

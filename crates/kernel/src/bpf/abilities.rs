@@ -7,12 +7,13 @@ use std::mem::MaybeUninit;
 use caps::Capability;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
-use crate::bpf::load::{attempt, open_dispatch, prepare};
+use crate::bpf::dispatch::open_dispatch;
+use crate::bpf::error::{Error, bpf_step};
+use crate::bpf::object::{attempt, prepare};
 use crate::bpf::probe::Probe;
 use crate::bpf::skeletons::datagram::DatagramSkelBuilder;
 use crate::bpf::skeletons::lookup::LookupSkelBuilder;
 use crate::bpf::skeletons::recount::RecountSkelBuilder;
-use crate::bpf::{Error, bpf_step};
 use crate::{capability, cgroup};
 
 /// A feature, with the reason where it is missing.

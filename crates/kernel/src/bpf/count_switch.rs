@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use libbpf_rs::{Program, libbpf_sys};
 
-use crate::bpf::failed;
+use crate::bpf::error::failed;
 
 /// Switches the counting program of one group. Dropping it leaves counting on.
 #[derive(Debug)]

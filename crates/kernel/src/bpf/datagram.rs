@@ -6,9 +6,9 @@ use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
-use crate::bpf::load::{attempt, pin_map, pin_program, prepare, share};
+use crate::bpf::error::{Error, bpf_step};
+use crate::bpf::object::{attempt, pin_map, pin_program, prepare, share};
 use crate::bpf::skeletons::datagram::DatagramSkelBuilder;
-use crate::bpf::{Error, bpf_step};
 
 /// Loads one variant of the program for one address; only then pins it and its maps.
 pub(crate) fn load_program(

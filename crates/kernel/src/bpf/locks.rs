@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle};
 
-use crate::bpf::failed;
+use crate::bpf::error::failed;
 use crate::bpf::skeletons::locks::{LocksSkelBuilder, types};
 
 /// Contention on one kind of lock, over all sockets watched.

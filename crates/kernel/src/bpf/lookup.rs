@@ -11,9 +11,9 @@ use std::path::Path;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, Program, ProgramMut, libbpf_sys};
 
-use crate::bpf::load::{attempt, prepare, share};
+use crate::bpf::error::{Error, bpf_step, from_bpf};
+use crate::bpf::object::{attempt, info_of, prepare, share};
 use crate::bpf::skeletons::lookup::{LookupSkelBuilder, types};
-use crate::bpf::{Error, bpf_step, info_of};
 
 /// A public address, and the private port of the listeners that take its connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,7 +175,7 @@ fn not_attached(error: &libbpf_rs::Error) -> Error {
             "this network namespace has {MOST} such programs, and can have no more: see them with `bpftool link`, or leave --lookup away"
         ))
     } else {
-        crate::bpf::from_bpf(error)
+        from_bpf(error)
     };
     Error {
         step: "attaching the lookup program".into(),

@@ -19,7 +19,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsmount, fsopen};
 use wakeone_model::snapshot::TraceGaps;
 use wakeone_model::waits::Waits;
 
-use crate::bpf::failed as step;
+use crate::bpf::error::failed as step;
 use crate::bpf::skeletons::observe::{ObserveSkel, ObserveSkelBuilder, types};
 use crate::proc::waits;
 

@@ -14,7 +14,7 @@ use libbpf_rs::{Iter, MapCore, MapFlags, MapHandle, ProgramMut};
 
 use wakeone_model::listener::Protocol;
 
-use crate::bpf::failed;
+use crate::bpf::error::failed;
 use crate::bpf::skeletons::recount::RecountSkelBuilder;
 use crate::socket::diag::{self, Which};
 

@@ -6,9 +6,13 @@ use std::sync::atomic::Ordering;
 
 use libbpf_rs::{Link, MapHandle};
 
-use crate::bpf::load::{COUNT, COUNT_LINK, Temporary, load_selection, with_counting};
+use crate::bpf::dispatch::{COUNT, COUNT_LINK, with_counting};
+use crate::bpf::error::{Error, bpf_step};
+use crate::bpf::load::{Temporary, load_selection};
 use crate::bpf::lookup;
-use crate::bpf::{BUILD, Error, LoadPlan, Loaded, Pinned, bpf_step, program_name};
+use crate::bpf::object::program_name;
+use crate::bpf::pinned::{BUILD, Pinned};
+use crate::bpf::{LoadPlan, Loaded};
 
 /// Loads the programs of a pinned group anew, on its maps, and pins them in place of the old ones. The counting program is
 /// replaced within its link, so no connection goes uncounted. The caller attaches the selection programs: until then the

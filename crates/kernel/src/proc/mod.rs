@@ -1,6 +1,7 @@
 //! Other processes, seen from outside: by /proc, by their descriptors and by their memory.
 
 pub mod counters;
+pub mod doing;
 pub mod exits;
 pub mod netstat;
 pub mod process;

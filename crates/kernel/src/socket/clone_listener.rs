@@ -2,14 +2,14 @@
 //! so that the kernel puts both into one reuseport group.
 
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::libc;
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::capability::{self, Capability};
 use crate::netns;
+use crate::socket::{address, is_udp};
 
 /// Options that a new socket of the same address must have before it is bound, and those of its connections.
 const OPTIONS: [(i32, i32, &str); 55] = [
@@ -361,12 +361,6 @@ pub fn leave_reuseport_group(socket: impl AsFd) -> Result<(), Error> {
         .map_err(|source| Error::Step("binding it to no device", source))
 }
 
-/// Whether it is a UDP socket.
-pub fn is_udp(socket: impl AsFd) -> bool {
-    let of = |name| number(socket.as_fd(), libc::SOL_SOCKET, name).unwrap_or(-1);
-    of(libc::SO_TYPE) == libc::SOCK_DGRAM && of(libc::SO_PROTOCOL) == libc::IPPROTO_UDP
-}
-
 /// A classic filter that takes only packets addressed to this host.
 fn only_to_this_host() -> [libc::sock_filter; 4] {
     // include/uapi/linux/filter.h: SKF_AD_OFF + SKF_AD_PKTTYPE; include/uapi/linux/if_packet.h: PACKET_HOST is 0.
@@ -407,42 +401,11 @@ fn attach_filter(to: BorrowedFd<'_>, filter: &mut [libc::sock_filter]) -> Result
     }
 }
 
-/// Where a socket is bound; `None` where that is no IP address.
-pub fn address(socket: impl AsFd) -> Option<SocketAddr> {
-    SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok()
-}
-
-/// Whether it is a TCP socket that listens and is in a reuseport group of its own making or another's.
-pub fn is_tcp_listener(socket: impl AsFd) -> bool {
-    let socket = socket.as_fd();
-    let of = |name| number(socket, libc::SOL_SOCKET, name).unwrap_or(-1);
-    matches!(of(libc::SO_DOMAIN), libc::AF_INET | libc::AF_INET6)
-        && of(libc::SO_TYPE) == libc::SOCK_STREAM
-        && of(libc::SO_PROTOCOL) == libc::IPPROTO_TCP
-        && of(libc::SO_ACCEPTCONN) == 1
-        && of(libc::SO_REUSEPORT) == 1
-}
-
-/// Whether an IPv6 socket takes IPv4 connections too.
-pub fn is_dual_stack(socket: impl AsFd) -> bool {
-    let socket = socket.as_fd();
-    number(socket, libc::SOL_SOCKET, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_INET6)
-        && number(socket, libc::SOL_IPV6, libc::IPV6_V6ONLY).is_ok_and(|only| only == 0)
-}
-
-/// Whether anything is to be read, or the other end is gone: for a connection between two polls.
-pub fn is_over(connection: impl AsFd) -> bool {
-    let mut byte = [0_u8; 1];
-    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    matches!(
-        rustix::net::recv(connection, &mut byte[..], flags),
-        Ok((0, _))
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::socket::{is_dual_stack, is_tcp_listener};
+    use std::net::SocketAddr;
     use std::net::{TcpListener, TcpStream};
 
     fn shared(address: &str) -> OwnedFd {

@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use nix::libc;
+use rustix::net::RecvFlags;
 
 /// An accept queue, from the listener's `TCP_INFO` (net/ipv4/tcp.c, `tcp_get_info` for `TCP_LISTEN`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -287,6 +288,46 @@ fn die_if_told() {}
 /// queue that a migrated connection joins. `SHUT_WR` on a listener only calls `sk_state_change`.
 pub fn wake_waiters(listener: impl AsFd) {
     let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Write);
+}
+
+/// Whether it is a UDP socket.
+pub fn is_udp(socket: impl AsFd) -> bool {
+    let of = |name| get::<i32>(socket.as_fd(), libc::SOL_SOCKET, name).unwrap_or(-1);
+    of(libc::SO_TYPE) == libc::SOCK_DGRAM && of(libc::SO_PROTOCOL) == libc::IPPROTO_UDP
+}
+
+/// Where a socket is bound; `None` where that is no IP address.
+pub fn address(socket: impl AsFd) -> Option<SocketAddr> {
+    SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok()
+}
+
+/// Whether it is a TCP socket that listens and is in a reuseport group of its own making or another's.
+pub fn is_tcp_listener(socket: impl AsFd) -> bool {
+    let socket = socket.as_fd();
+    let of = |name| get::<i32>(socket, libc::SOL_SOCKET, name).unwrap_or(-1);
+    matches!(of(libc::SO_DOMAIN), libc::AF_INET | libc::AF_INET6)
+        && of(libc::SO_TYPE) == libc::SOCK_STREAM
+        && of(libc::SO_PROTOCOL) == libc::IPPROTO_TCP
+        && of(libc::SO_ACCEPTCONN) == 1
+        && of(libc::SO_REUSEPORT) == 1
+}
+
+/// Whether an IPv6 socket takes IPv4 connections too.
+pub fn is_dual_stack(socket: impl AsFd) -> bool {
+    let socket = socket.as_fd();
+    get::<i32>(socket, libc::SOL_SOCKET, libc::SO_DOMAIN)
+        .is_ok_and(|domain| domain == libc::AF_INET6)
+        && get::<i32>(socket, libc::SOL_IPV6, libc::IPV6_V6ONLY).is_ok_and(|only| only == 0)
+}
+
+/// Whether anything is to be read, or the other end is gone: for a connection between two polls.
+pub fn is_over(connection: impl AsFd) -> bool {
+    let mut byte = [0_u8; 1];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    matches!(
+        rustix::net::recv(connection, &mut byte[..], flags),
+        Ok((0, _))
+    )
 }
 
 #[cfg(test)]

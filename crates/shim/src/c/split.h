@@ -33,16 +33,14 @@ enum how { HOW_ACCEPT = 1, HOW_EPOLL = 2, HOW_POLL = 3, HOW_RECEIVE = 4 };
 
 /* -- state.c: the states of descriptors, and of this process -- */
 
+/* There is a broker to ask. `forget` is called in each new process, before anything else. */
+void split_begin(void (*forget)(void));
 /* Whether there is a broker to ask, and the table describes this process. Detects a fork. */
 bool split_active(void);
 enum state split_state(int fd);
 void split_set(int fd, enum state state);
 /* Whether this is a UDP socket that may have queues beside it. */
-static inline bool split_is_datagram(int fd)
-{
-	enum state state = split_state(fd);
-	return state == STATE_DATAGRAM || state == STATE_POLLED;
-}
+bool split_is_datagram(int fd);
 /* Forgets a range of descriptors, both ends included. */
 void split_forget(unsigned first, unsigned last);
 /* Whether this is a child of vfork: it shares the parent's memory, but has descriptors of its own. */
@@ -106,6 +104,7 @@ int split_orphan(int number);
 void split_orphan_is_empty(int number);
 /* Notes that descriptors are closed or replaced, both ends included. */
 void split_closed(unsigned first, unsigned last);
+/* Forgets the queues of the parent's threads. */
 void split_forget_readers(void);
 
 #endif

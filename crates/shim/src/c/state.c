@@ -3,7 +3,6 @@
 #include "split.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -24,6 +23,7 @@ static _Atomic int *mark;
 static _Atomic int owner;
 
 static bool ready;
+static void (*forget_parent)(void);
 static _Atomic int asking; /* the thread that holds the lock */
 static uint64_t mask;      /* its signal mask, as the kernel has it; under the lock */
 _Atomic int split_sharing;
@@ -46,7 +46,7 @@ static void look_anew(void)
 {
 	atomic_store(&asking, 0);
 	atomic_store(&split_sharing, 0);
-	split_forget_readers();
+	forget_parent();
 	int last = atomic_load(&highest);
 	for (int fd = 0; fd <= last; fd++)
 		switch (atomic_load_explicit(&table[fd], memory_order_relaxed)) {
@@ -59,6 +59,19 @@ static void look_anew(void)
 			atomic_store_explicit(&table[fd], STATE_INHERITED, memory_order_relaxed);
 		}
 	atomic_store(&owner, syscall(SYS_getpid));
+}
+
+void split_begin(void (*forget)(void))
+{
+	long page = sysconf(_SC_PAGESIZE);
+	void *memory = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (memory != MAP_FAILED && madvise(memory, page, MADV_WIPEONFORK) == 0) {
+		mark = memory;
+		atomic_store(mark, MARK_HERE);
+	}
+	atomic_store(&owner, syscall(SYS_getpid));
+	forget_parent = forget;
+	ready = true;
 }
 
 bool split_in_vfork_child(void)
@@ -93,6 +106,12 @@ enum state split_state(int fd)
 	if (fd < 0 || fd >= SPLIT_MOST_FDS)
 		return STATE_FOREIGN;
 	return atomic_load_explicit(&table[fd], memory_order_relaxed);
+}
+
+bool split_is_datagram(int fd)
+{
+	enum state state = split_state(fd);
+	return state == STATE_DATAGRAM || state == STATE_POLLED;
 }
 
 void split_set(int fd, enum state state)
@@ -204,41 +223,4 @@ bool split_signal_waits(void)
 			ends |= SIGNAL(number);
 	}
 	return (ends & ~IGNORED_BY_DEFAULT) != 0 || handled(set, false) != 0;
-}
-
-/* A fork waits for another thread's conversation with the broker. Otherwise the child would inherit a connection
- * to the broker, or its parent's queue, under a number that nobody would ever close. */
-static __thread __attribute__((tls_model("initial-exec"))) bool forking;
-
-static void before_fork(void)
-{
-	int before = errno;
-	forking = ready && split_lock();
-	errno = before;
-}
-
-static void after_fork(void)
-{
-	if (!forking)
-		return;
-	forking = false;
-	split_unlock();
-}
-
-__attribute__((constructor)) static void start(void)
-{
-	int before = errno;
-	if (split_find_broker()) {
-		long page = sysconf(_SC_PAGESIZE);
-		void *memory = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		if (memory != MAP_FAILED && madvise(memory, page, MADV_WIPEONFORK) == 0) {
-			mark = memory;
-			atomic_store(mark, MARK_HERE);
-		}
-		atomic_store(&owner, syscall(SYS_getpid));
-		split_remember_stderr();
-		pthread_atfork(before_fork, after_fork, after_fork);
-		ready = true;
-	}
-	errno = before;
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf::table::flag;
-use wakeone_kernel::proc::process;
+use wakeone_kernel::proc::doing;
 use wakeone_kernel::socket::AcceptQueue;
 use wakeone_model::judge::{SlotSample, WorkerState};
 use wakeone_model::listener::Protocol;
@@ -107,7 +107,7 @@ impl Transport for Tcp {
     fn worker_state(&self, dispatcher: &Dispatcher, slot: usize) -> WorkerState {
         match dispatcher.table().slot(slot).pid().load(Relaxed) {
             0 => WorkerState::Unknown,
-            pid => process::doing_below(pid, &dispatcher.inodes(slot)),
+            pid => doing::doing_below(pid, &dispatcher.inodes(slot)),
         }
     }
 
@@ -178,7 +178,7 @@ impl Transport for Udp {
         if pid == 0 {
             return WorkerState::Busy;
         }
-        match process::doing_below(pid, &dispatcher.inodes(slot)) {
+        match doing::doing_below(pid, &dispatcher.inodes(slot)) {
             WorkerState::Gone => WorkerState::Busy,
             state => state,
         }

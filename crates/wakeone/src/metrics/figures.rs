@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use wakeone_kernel::proc::counters;
-use wakeone_kernel::proc::process;
+use wakeone_kernel::proc::doing;
 use wakeone_model::judge::WorkerState;
 use wakeone_model::snapshot::{HostLook, Snapshot, TraceGaps, TraceLook};
 use wakeone_model::waits::Waits;
@@ -108,7 +108,7 @@ fn worker(slot: &status::Slot) -> Option<Worker> {
     let look = counters::worker(pid)?;
     Some(Worker {
         slot: slot.slot,
-        doing: match process::doing(pid) {
+        doing: match doing::doing(pid) {
             WorkerState::Waiting => "waiting",
             WorkerState::Stopped => "stopped",
             _ => "busy",

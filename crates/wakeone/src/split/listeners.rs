@@ -4,7 +4,6 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use wakeone_kernel::socket;
-use wakeone_kernel::socket::clone_listener;
 
 use super::broker::QueueRequest;
 use super::config::Steering;
@@ -29,7 +28,7 @@ impl Splitter {
 
     /// Admits a listener that may be split. Returns its index in `shared`.
     pub(super) fn admit(&mut self, pid: u32, fd: i32, socket: &OwnedFd) -> Option<usize> {
-        if !clone_listener::is_tcp_listener(socket) || self.shared.len() >= MOST_LISTENERS {
+        if !socket::is_tcp_listener(socket) || self.shared.len() >= MOST_LISTENERS {
             return None;
         }
         match Shared::new(pid, fd, socket) {
@@ -53,7 +52,7 @@ impl Splitter {
         let inherited = inode_of(socket).is_ok_and(|inode| first_holder(pid, inode) != pid);
         !self.foreign.contains(&cookie)
             && inherited
-            && clone_listener::address(socket).is_some_and(|at| unsplit::sockets_at(at) == 1)
+            && socket::address(socket).is_some_and(|at| unsplit::sockets_at(at) == 1)
     }
 
     /// Notes a socket that belongs to a group of the server's own making.

@@ -8,7 +8,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use wakeone_kernel::capability;
 use wakeone_kernel::socket;
-use wakeone_kernel::socket::clone_listener;
 use wakeone_model::listener::Protocol;
 
 use super::config::SplitConfig;
@@ -111,8 +110,8 @@ impl QueueGroup {
     /// The socket has no address, or is gone.
     pub fn of(socket: BorrowedFd<'_>, protocol: Protocol) -> io::Result<Self> {
         Ok(Self {
-            address: clone_listener::address(socket).ok_or(io::ErrorKind::Unsupported)?,
-            dual_stack: clone_listener::is_dual_stack(socket),
+            address: socket::address(socket).ok_or(io::ErrorKind::Unsupported)?,
+            dual_stack: socket::is_dual_stack(socket),
             protocol,
             known: HashSet::from([inode_of(socket)?]),
             steered: None,

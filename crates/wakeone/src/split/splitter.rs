@@ -5,7 +5,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use wakeone_kernel::socket;
-use wakeone_kernel::socket::clone_listener;
 use wakeone_model::layout::counted;
 use wakeone_shim::protocol::Reply;
 
@@ -222,7 +221,7 @@ impl Answer<Granted> for Splitter {
     }
 
     fn request(&mut self, claim: &QueueRequest<'_>) -> Option<Granted> {
-        if clone_listener::is_udp(claim.socket) {
+        if socket::is_udp(claim.socket) {
             return self.queue_for_process(claim).map(Granted::Reader);
         }
         self.queue_for_worker(claim).map(Granted::Listener)

@@ -6,7 +6,7 @@ use super::slot::{self, Worker};
 use super::watch::Watch;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use wakeone_kernel::proc::process::{WorkerState, doing_below};
+use wakeone_kernel::proc::doing::{WorkerState, doing_below};
 
 /// A worker whose accepting cannot be observed is taken to be ready after this long.
 const ALIVE_IS_READY: Duration = Duration::from_millis(500);

@@ -13,7 +13,7 @@ use wakeone::policy::Policy;
 use wakeone::steer::{Steer, SteerEvent};
 use wakeone_kernel::bpf::Pinned;
 use wakeone_kernel::bpf::table::flag;
-use wakeone_kernel::proc::process::{WorkerState, doing_below};
+use wakeone_kernel::proc::doing::{WorkerState, doing_below};
 
 use crate::distance::{Distance, FAR};
 use crate::ground::*;

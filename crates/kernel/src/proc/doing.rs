@@ -1,0 +1,197 @@
+//! Whether a worker waits for connections: the state of a process, or of a tree of them.
+
+use std::collections::HashSet;
+use std::io;
+
+pub use wakeone_model::judge::WorkerState;
+use wakeone_model::listener::Wait;
+
+use crate::proc::process::{children, is_stopped, sockets_of};
+use crate::proc::{stat, waits};
+
+/// Returns the state of a process from all of its threads; the first one that waits for connections settles it. A
+/// thread in epoll or poll may wait for anything: it is not checked for which connections.
+///
+/// A thread in the middle of its computation shows as `running`, and so does one that is about to return from accept.
+/// The state is a sample, not a proof.
+pub fn doing(pid: u32) -> WorkerState {
+    threads_doing(pid, thread_doing)
+}
+
+/// Returns the same of a process that has these `sockets`, for some listeners. A thread in accept, epoll, poll or
+/// select counts as waiting only if it waits for one of the `listeners` (by inode). A server's threads may wait in
+/// epoll for their open connections while nobody accepts new ones.
+fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> WorkerState {
+    threads_doing(pid, |task| {
+        let tid = task
+            .file_name()
+            .and_then(|name| name.to_str()?.parse().ok());
+        match tid.map(|tid| waits::wait_of(pid, tid, sockets, listeners)) {
+            None => WorkerState::Gone,
+            Some(Wait::Unseen) => WorkerState::Unknown,
+            Some(Wait::Accept(inode) | Wait::Receive(inode)) if listeners.contains(&inode) => {
+                WorkerState::Waiting
+            }
+            Some(Wait::Epoll(epoll)) if waits::is_in(pid, epoll, listeners) => WorkerState::Waiting,
+            Some(Wait::Poll(set)) if !set.is_empty() => WorkerState::Waiting,
+            // The polled descriptors cannot be read here, and a ring may hold an accept.
+            Some(Wait::PollUnseen | Wait::IoUring) => WorkerState::Waiting,
+            Some(_) => WorkerState::Busy,
+        }
+    })
+}
+
+fn threads_doing(pid: u32, of: impl Fn(&std::path::Path) -> WorkerState) -> WorkerState {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return WorkerState::Gone;
+    };
+    let mut verdict = WorkerState::Gone;
+    for task in tasks.flatten() {
+        match of(&task.path()) {
+            WorkerState::Gone => {}
+            WorkerState::Waiting => return if_running(pid, WorkerState::Waiting),
+            other => verdict = other,
+        }
+    }
+    match verdict {
+        WorkerState::Busy => if_running(pid, WorkerState::Busy),
+        other => other,
+    }
+}
+
+/// A stopped process keeps the system call it was in.
+fn if_running(pid: u32, doing: WorkerState) -> WorkerState {
+    if is_stopped(pid) {
+        WorkerState::Stopped
+    } else {
+        doing
+    }
+}
+
+/// Returns the same for a worker that may be a tree of processes: a server's own master, say, with the process that
+/// accepts below it. The accepting processes hold one of the listeners (by their `inodes`) and have none below them
+/// that does.
+pub fn doing_below(pid: u32, inodes: &[u64]) -> WorkerState {
+    holders_doing(pid, inodes).unwrap_or_else(|| doing(pid))
+}
+
+fn holders_doing(pid: u32, inodes: &[u64]) -> Option<WorkerState> {
+    let children = children(pid);
+    let below = children
+        .iter()
+        .filter_map(|child| holders_doing(*child, inodes))
+        .reduce(|one, other| {
+            if one == WorkerState::Waiting {
+                one
+            } else {
+                other
+            }
+        });
+    below.or_else(|| {
+        let held = sockets_of(pid).unwrap_or_default();
+        held.iter()
+            .any(|(_, inode)| inodes.contains(inode))
+            .then(|| doing_at(pid, &held, &inodes.iter().copied().collect()))
+    })
+}
+
+fn thread_doing(task: &std::path::Path) -> WorkerState {
+    match stat::text(task.join("syscall")) {
+        Ok(line) if waits::is_wait(&line) => WorkerState::Waiting,
+        Ok(_) => WorkerState::Busy,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => WorkerState::Unknown,
+        Err(_) => WorkerState::Gone,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_thread_in_accept_makes_its_process_waiting() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let address = listener.local_addr().expect("address");
+        let thread = std::thread::spawn(move || listener.accept().map(drop));
+        let since = Instant::now();
+        while doing(std::process::id()) != WorkerState::Waiting {
+            assert!(
+                since.elapsed() < Duration::from_secs(10),
+                "accept was never seen"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(std::net::TcpStream::connect(address).expect("connect"));
+        thread.join().expect("thread").expect("accept");
+    }
+
+    #[test]
+    fn who_waits_for_something_else_does_not_wait_for_connections() {
+        use rustix::event::epoll;
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let inode = rustix::fs::fstat(&listener).expect("stat").st_ino;
+        let (own, listeners) = (std::process::id(), HashSet::from([inode]));
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
+        let (other, wake) = std::io::pipe().expect("pipe");
+        epoll::add(
+            &set,
+            &other,
+            epoll::EventData::new_u64(1),
+            epoll::EventFlags::IN,
+        )
+        .expect("add");
+        let doing = || doing_at(own, &sockets_of(own).expect("own sockets"), &listeners);
+        let until = |wanted: WorkerState| {
+            let since = Instant::now();
+            while doing() != wanted {
+                assert!(
+                    since.elapsed() < Duration::from_secs(10),
+                    "{wanted:?} never seen"
+                );
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut events = Vec::with_capacity(4);
+                epoll::wait(&set, rustix::buffer::spare_capacity(&mut events), None)
+            });
+            // Other tests' threads come and go, and none of them waits for this listener.
+            for _ in 0..20 {
+                assert_eq!(doing(), WorkerState::Busy);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let data = epoll::EventData::new_u64(2);
+            epoll::add(&set, &listener, data, epoll::EventFlags::IN).expect("add");
+            until(WorkerState::Waiting);
+            drop(wake);
+        });
+        until(WorkerState::Busy);
+    }
+
+    #[test]
+    fn a_helper_that_holds_no_listener_does_not_speak_for_its_worker() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let inode = rustix::fs::fstat(&listener).expect("stat").st_ino;
+        let mut helper = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("sleep");
+        let own = std::process::id();
+        assert_eq!(holders_doing(helper.id(), &[inode]), None);
+        assert!(
+            holders_doing(own, &[inode]).is_some(),
+            "this process holds the listener, whoever is below it"
+        );
+        assert_eq!(holders_doing(own, &[u64::MAX]), None);
+        helper.kill().expect("kill");
+        helper.wait().expect("wait");
+    }
+
+    #[test]
+    fn nobody_does_nothing() {
+        assert_eq!(doing(u32::MAX), WorkerState::Gone);
+    }
+}
