@@ -36,7 +36,7 @@ enum Verdict {
 }
 
 /// An observation of a worker from outside.
-struct Sight<'a> {
+struct Observation<'a> {
     /// The inodes of its listeners.
     given: &'a [u64],
     /// Whether it waits in accept, epoll or poll; `None`: unknown.
@@ -68,13 +68,13 @@ impl Watch<'_> {
         };
         // If nothing steers, no agent has looked.
         let accepting = accepting.or_else(|| sees_accept(worker.process.pid(), &given));
-        let sight = Sight {
+        let observed = Observation {
             given: &given,
             accepting,
             seen,
             patient: seen && self.roll.is_some(),
         };
-        if worker.becomes_ready(slot, &sight, &self.group.task.command) {
+        if worker.becomes_ready(slot, &observed, &self.group.task.command) {
             place.set_ready();
             place.seen |= accepting == Some(true);
             self.steer.drain(slot, false);
@@ -89,13 +89,13 @@ impl Watch<'_> {
         };
         let given = slot::inodes(&place.spare);
         let accepting = sees_accept(worker.process.pid(), &given);
-        let sight = Sight {
+        let observed = Observation {
             given: &given,
             accepting,
             seen: place.seen,
             patient: place.seen,
         };
-        if worker.becomes_ready(slot, &sight, &self.group.task.command) {
+        if worker.becomes_ready(slot, &observed, &self.group.task.command) {
             worker.ready = true;
             place.seen |= accepting == Some(true);
         }
@@ -104,9 +104,14 @@ impl Watch<'_> {
 
 impl Worker {
     /// Whether the worker is ready now. Logs the reason if it is not, or if that is doubtful.
-    fn becomes_ready(&mut self, slot: usize, sight: &Sight<'_>, command: &[String]) -> bool {
+    fn becomes_ready(
+        &mut self,
+        slot: usize,
+        observed: &Observation<'_>,
+        command: &[String],
+    ) -> bool {
         let pid = self.process.pid();
-        match self.judge(sight) {
+        match self.judge(observed) {
             Verdict::NotYet => false,
             Verdict::Ready => true,
             Verdict::Unseen => {
@@ -127,7 +132,7 @@ impl Worker {
             }
             Verdict::Silent => {
                 let named = report::names_listener(command);
-                if !named && !sight.seen && !std::mem::replace(&mut self.told_silent, true) {
+                if !named && !observed.seen && !std::mem::replace(&mut self.told_silent, true) {
                     report::silent(slot, pid);
                 }
                 false
@@ -135,24 +140,24 @@ impl Worker {
         }
     }
 
-    fn judge(&mut self, sight: &Sight<'_>) -> Verdict {
-        if self.way.is_some() {
+    fn judge(&mut self, observed: &Observation<'_>) -> Verdict {
+        if self.exec_pipe.is_some() {
             return Verdict::NotYet;
         }
         let ran = self.ran();
-        match sight.accepting {
+        match observed.accepting {
             None if ran < ALIVE_IS_READY => Verdict::NotYet,
             None => Verdict::Ready,
-            Some(true) => match self.whereabouts(sight.given) {
+            Some(true) => match self.whereabouts(observed.given) {
                 Whereabouts { holds: true, .. } => Verdict::Ready,
                 Whereabouts { elsewhere, .. } => nobody_accepts(elsewhere, ran),
             },
             Some(false) if ran < LOOK_ELSEWHERE => Verdict::NotYet,
-            Some(false) => match self.whereabouts(sight.given) {
+            Some(false) => match self.whereabouts(observed.given) {
                 Whereabouts {
                     holds: true,
                     elsewhere: None,
-                } if ran < UNSEEN_IS_READY || sight.patient => Verdict::Silent,
+                } if ran < UNSEEN_IS_READY || observed.patient => Verdict::Silent,
                 Whereabouts {
                     holds: true,
                     elsewhere: None,
