@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use wakeone::metrics::{self, Figures};
+use wakeone::metrics::{self, Metrics};
 use wakeone::named;
 use wakeone::paths::Paths;
 use wakeone::supervisor::state::default_runtime_dir;
@@ -43,11 +43,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(group) = &args.group {
         status.groups = named::groups(&paths, group).context("metrics")?;
     }
-    let figures = Figures::from(status);
+    let metrics = Metrics::from(status);
     if args.json {
-        print(&format!("{}\n", serde_json::to_string_pretty(&figures)?))?;
+        print(&format!("{}\n", serde_json::to_string_pretty(&metrics)?))?;
     } else {
-        print(&metrics::exposition(figures))?;
+        print(&metrics::exposition(metrics))?;
     }
     Ok(ExitCode::SUCCESS)
 }

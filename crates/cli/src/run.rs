@@ -176,7 +176,7 @@ fn split(args: &Args, how: Split) -> anyhow::Result<ExitCode> {
         command: args.command.clone(),
         policy: args.policy,
         affinity: args.affinity.unwrap_or_default(),
-        rescue: wish(args).rescue != Some(false),
+        rescue: steering_config(args).rescue != Some(false),
         stuck_after: args.stuck_after,
         runtime_dir: runtime_dir(args),
         check: how == Split::Check,
@@ -198,7 +198,7 @@ fn runtime_dir(args: &Args) -> PathBuf {
 }
 
 fn supervise(args: &Args) -> anyhow::Result<()> {
-    let group = Group::new(&options(args)?, &wish(args))?;
+    let group = Group::new(&options(args)?, &steering_config(args))?;
     let supervisor = group.supervisor();
     for endpoint in supervisor.endpoints() {
         let policy = group.policy(endpoint);
@@ -213,7 +213,7 @@ fn supervise(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn wish(args: &Args) -> SteeringConfig {
+fn steering_config(args: &Args) -> SteeringConfig {
     SteeringConfig {
         policy: args.policy,
         affinity: args.affinity,

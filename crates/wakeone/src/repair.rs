@@ -108,7 +108,7 @@ fn reopen(pinned: &Pinned, state: &State, slot: usize) -> Result<(), String> {
     Ok(())
 }
 
-fn borrow(slot: &state::Slot, inode: u64) -> Option<OwnedFd> {
+fn borrow(slot: &state::SlotRecord, inode: u64) -> Option<OwnedFd> {
     let worker = slot.worker.filter(|worker| worker.lives());
     worker
         .and_then(|worker| process::socket_of(worker.pid, inode))

@@ -80,7 +80,7 @@ impl SlotSockets {
                 let listener = listeners.get(address).ok_or(io::ErrorKind::NotFound)?;
                 Ok(act(listener.as_fd()))
             }
-            SlotSockets::Remote(lender) => Ok(act(lender.borrow()?.as_fd())),
+            SlotSockets::Remote(remote) => Ok(act(remote.borrow()?.as_fd())),
             SlotSockets::Empty => Err(io::ErrorKind::NotFound.into()),
         }
     }
@@ -100,7 +100,7 @@ impl SlotSockets {
                 .iter()
                 .map(|one| inode_of(one).unwrap_or(0))
                 .collect(),
-            SlotSockets::Remote(lender) => vec![lender.remote.inode],
+            SlotSockets::Remote(remote) => vec![remote.remote.inode],
             SlotSockets::Empty => Vec::new(),
         }
     }

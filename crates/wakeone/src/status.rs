@@ -277,7 +277,7 @@ fn one_slot(table: &Table, number: usize, selected_in_all: u64) -> Slot {
 /// Returns the slots of a group without a program, with their workers.
 fn unsteered_slots(state: &State) -> Vec<Slot> {
     let slots = state.slots.iter().enumerate();
-    let slot = |(number, slot): (usize, &state::Slot)| Slot {
+    let slot = |(number, slot): (usize, &state::SlotRecord)| Slot {
         slot: number,
         pid: slot
             .worker

@@ -296,12 +296,12 @@ impl SteeredGroup {
     }
 
     /// Returns the slots. Where the kernel's hash chooses, sockets are numbered instead.
-    fn slots(&self) -> Vec<state::Slot> {
+    fn slots(&self) -> Vec<state::SlotRecord> {
         let count = match &self.agent {
             Some(agent) => agent.with_dispatcher(|d| d.slots()),
             None => self.places.len(),
         };
-        let empty = || state::Slot {
+        let empty = || state::SlotRecord {
             worker: None,
             current: true,
             inodes: Vec::new(),

@@ -1,4 +1,4 @@
-//! What the agent remembers of a slot between two looks.
+//! The state of a slot that the agent keeps between two looks.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What the supervisor tells the agent and asks it.
+//! The agent's answers to the supervisor.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;

@@ -11,7 +11,7 @@ use wakeone_observe::Watcher;
 use super::candidate::{AttachCandidate, Member, cookies, members, refuse_foreign};
 use super::config::AttachConfig;
 use super::error::Error;
-use super::pace::{Pace, QUIET_SIGHT};
+use super::pace::{Pace, QUIET_WORKERS};
 use super::recount::{count_in, slots_of_workers, uncounted};
 use crate::agent::{Agent, AgentConfig};
 use crate::dispatcher::{Dispatcher, Plan};
@@ -41,7 +41,7 @@ pub struct Attached {
 }
 
 /// How often to look which processes serve a group that gets connections.
-const SIGHT_EVERY: Duration = Duration::from_millis(500);
+const WORKERS_EVERY: Duration = Duration::from_millis(500);
 /// The result of following a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
@@ -125,14 +125,14 @@ impl Attached {
         if !self.watcher.lost_a_process() && !self.pace.is_due(quiet, now) {
             return Ok(Presence::Here);
         }
-        let sight_every = if quiet { QUIET_SIGHT } else { SIGHT_EVERY };
-        let mut seen_anew = self.watcher.follow(sight_every)?;
+        let workers_every = if quiet { QUIET_WORKERS } else { WORKERS_EVERY };
+        let mut seen_anew = self.watcher.follow(workers_every)?;
         let mut there = cookies(&self.watcher);
         if self.group.cookies().any(|cookie| !there.contains(&cookie)) {
             // A socket whose queue is being moved does not listen for a moment. So a socket is gone only if it is
             // missing between two looks of the agent.
             let watcher = &mut self.watcher;
-            seen_anew |= self.group.between_looks(|| watcher.follow(sight_every))?;
+            seen_anew |= self.group.between_looks(|| watcher.follow(workers_every))?;
             there = cookies(&self.watcher);
         }
         let gone = |cookie: &u64| !there.contains(cookie);

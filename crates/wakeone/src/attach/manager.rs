@@ -46,14 +46,19 @@ pub enum Event {
 }
 
 /// Where a group is: TCP and UDP have separate ports.
-type Place = (bool, SocketAddr);
+type Place = (Protocol, SocketAddr);
 
-fn place(protocol: Protocol, address: SocketAddr) -> Place {
-    (protocol == Protocol::Udp, address)
+/// Returns the place of a listener. One of Multipath TCP is refused whatever is there.
+fn place_of(found: &Found) -> Place {
+    (found.listener.protocol, found.listener.address)
 }
 
-fn told((udp, address): Place) -> String {
-    format!("{}{address}", if udp { "udp://" } else { "" })
+fn told((protocol, address): Place) -> String {
+    let scheme = match protocol {
+        Protocol::Udp => "udp://",
+        Protocol::Tcp | Protocol::Mptcp => "",
+    };
+    format!("{scheme}{address}")
 }
 
 /// The groups that are kept steered.
@@ -140,7 +145,7 @@ impl AttachManager {
     /// Attaches to a server. Returns its place.
     fn start(&mut self, candidate: AttachCandidate, config: AttachConfig) -> Result<Place, Error> {
         let attached = Attached::start(candidate, &config, &self.paths)?;
-        let at = place(attached.protocol(), attached.address());
+        let at = (attached.protocol(), attached.address());
         self.show(&attached);
         self.groups.insert(at, (config, attached));
         Ok(at)
@@ -157,9 +162,7 @@ impl AttachManager {
         self.refused.clear();
         let groups = std::mem::take(&mut self.groups);
         for (address, (config, mut attached)) in groups {
-            let new = there.iter().find(|(found, _)| {
-                place(found.listener.protocol, found.listener.address) == address
-            });
+            let new = there.iter().find(|(found, _)| place_of(found) == address);
             match new {
                 Some((_, new))
                     if new.rescue == config.rescue
@@ -188,8 +191,7 @@ impl AttachManager {
                         self.refuse_once(&wanted.target, &error, events);
                     }
                     for found in meant {
-                        let at = |f: &Found| place(f.listener.protocol, f.listener.address);
-                        if !there.iter().any(|(f, _)| at(f) == at(&found)) {
+                        if !there.iter().any(|(f, _)| place_of(f) == place_of(&found)) {
                             there.push((found, wanted.config.clone()));
                         }
                     }
@@ -223,10 +225,10 @@ impl AttachManager {
     fn has(&self, target: &Target) -> bool {
         match target.parts() {
             (Some(protocol), Target::Address(address)) => {
-                self.groups.contains_key(&place(protocol, *address))
+                self.groups.contains_key(&(protocol, *address))
             }
             (None, Target::Address(address)) => {
-                self.groups.contains_key(&place(Protocol::Tcp, *address))
+                self.groups.contains_key(&(Protocol::Tcp, *address))
             }
             _ => false,
         }
@@ -249,7 +251,7 @@ impl AttachManager {
         // The search does not find a listener that an earlier agent left closed.
         capability::with(&FOR_LOADING, || repair_all(&self.paths));
         for (found, config) in self.there(&mut events) {
-            let address = place(found.listener.protocol, found.listener.address);
+            let address = place_of(&found);
             if self.groups.contains_key(&address) || self.given_up.contains(&address) {
                 continue;
             }

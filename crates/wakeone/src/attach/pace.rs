@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// How often to look at the sockets of a quiet group, and at its workers. The end of a process is noticed at once.
 const QUIET_FOLLOW: Duration = Duration::from_millis(250);
-pub(super) const QUIET_SIGHT: Duration = Duration::from_secs(10);
+pub(super) const QUIET_WORKERS: Duration = Duration::from_secs(10);
 
 /// How often a group is looked at: seldom while it gets no connections.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! What the steering of a group is to be.
+//! The steering of a group, as asked for.
 
 use std::path::Path;
 

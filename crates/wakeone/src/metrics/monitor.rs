@@ -19,8 +19,8 @@ use wakeone_kernel::capability::{self, Capability};
 use wakeone_model::snapshot::Snapshot;
 use wakeone_observe::{Target, Watcher, find};
 
-use super::figures::{Figures, Group};
 use super::socket::Socket;
+use super::values::{GroupMetrics, Metrics};
 use super::{http, socket, table};
 use crate::agent::{Rescued, Rescuer};
 use crate::paths::Paths;
@@ -120,10 +120,10 @@ impl Source {
         self.seen = self.watchers.iter_mut().filter_map(look).collect();
     }
 
-    fn figures(&self) -> Group {
+    fn metrics(&self) -> GroupMetrics {
         let state = state::load(&self.paths.runtime, &self.name).ok().flatten();
         let status = status::group(self.name.clone(), state.as_ref(), self.pinned.as_ref());
-        Group::of(status, &self.seen)
+        GroupMetrics::of(status, &self.seen)
     }
 }
 
@@ -380,9 +380,9 @@ fn http_answer(bytes: &[u8], over: bool, sources: &Mutex<Sources>) -> Option<Sta
     Some(Stage::Answered(answer, 0))
 }
 
-fn all(sources: &Mutex<Sources>) -> Figures {
-    Figures {
-        groups: lock(sources).values().map(Source::figures).collect(),
+fn all(sources: &Mutex<Sources>) -> Metrics {
+    Metrics {
+        groups: lock(sources).values().map(Source::metrics).collect(),
     }
 }
 
@@ -390,10 +390,10 @@ fn unix_answer(group: &str, bytes: &[u8], over: bool, sources: &Mutex<Sources>) 
     let refused = |why: String| json(&socket::Answer::Refused(why));
     let answer = match socket::parse(bytes, over)? {
         Err(why) => refused(why),
-        Ok(socket::Request::Snapshot) => json(&Figures {
+        Ok(socket::Request::Snapshot) => json(&Metrics {
             groups: lock(sources)
                 .get(group)
-                .map(Source::figures)
+                .map(Source::metrics)
                 .into_iter()
                 .collect(),
         }),

@@ -8,7 +8,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use wakeone_model::waits;
 
-use super::figures::{DOING, Figures, Group, Traced, TracedWorker, Worker};
+use super::values::{DOING, GroupMetrics, Metrics, Traced, TracedWorker, WorkerMetrics};
 use crate::status::Slot;
 
 /// One metric.
@@ -50,15 +50,15 @@ type Labelled = Vec<(Option<(&'static str, String)>, Number)>;
 /// Where a metric is read from.
 enum From {
     /// A group: one number, or one for each value of a label.
-    Group(fn(&Group) -> Labelled),
+    Group(fn(&GroupMetrics) -> Labelled),
     /// Each slot: one number.
     Slot(fn(&Slot) -> Number),
     /// Each slot: a few numbers, told apart by a label.
     SlotLabelled(fn(&Slot) -> Labelled),
     /// Each living worker: one number.
-    Worker(fn(&Worker) -> Number),
+    Worker(fn(&WorkerMetrics) -> Number),
     /// Each living worker: a few numbers.
-    WorkerLabelled(fn(&Worker) -> Labelled),
+    WorkerLabelled(fn(&WorkerMetrics) -> Labelled),
     /// Each traced worker: one number, if the kernel has a probe for it.
     Traced(fn(&TracedWorker) -> Option<Number>),
     /// The program itself.
@@ -258,12 +258,12 @@ pub const LABELS: [&str; 4] = [
     "traced.workers[].slot",
 ];
 
-fn traced(group: &Group, of: fn(&Traced) -> Option<u64>) -> Labelled {
+fn traced(group: &GroupMetrics, of: fn(&Traced) -> Option<u64>) -> Labelled {
     let counted = group.traced.iter().filter_map(of);
     counted.map(|count| (None, Whole(count))).collect()
 }
 
-fn host(group: &Group, of: fn(&wakeone_model::snapshot::HostLook) -> u64) -> Labelled {
+fn host(group: &GroupMetrics, of: fn(&wakeone_model::snapshot::HostLook) -> u64) -> Labelled {
     group
         .host
         .iter()
@@ -301,14 +301,14 @@ impl Metric {
         }
     }
 
-    fn encode(&self, figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn encode(&self, metrics: &Metrics, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let unit = (!self.unit.is_empty()).then(|| Unit::Other(self.unit.to_owned()));
         let mut metric =
             encoder.encode_descriptor(self.stem, self.help, unit.as_ref(), self.kind())?;
         if let From::Own(read) = self.from {
             return self.samples(&mut metric, &[], read());
         }
-        for group in &figures.groups {
+        for group in &metrics.groups {
             let mut labels = vec![("group", group.status.name.clone())];
             if let From::Group(read) = self.from {
                 self.samples(&mut metric, &labels, read(group))?;
@@ -323,7 +323,7 @@ impl Metric {
         Ok(())
     }
 
-    fn by_slot(&self, group: &Group) -> Vec<(usize, Labelled)> {
+    fn by_slot(&self, group: &GroupMetrics) -> Vec<(usize, Labelled)> {
         let slots = group.status.slots.iter();
         let traced = group.traced.iter().flat_map(|t| &t.workers);
         match self.from {
@@ -392,7 +392,7 @@ fn histogram(metric: &mut MetricEncoder<'_>, waits: &waits::Waits) -> fmt::Resul
 
 /// One metric of the figures, for the library that writes them.
 #[derive(Debug)]
-struct Served(Figures);
+struct Served(Metrics);
 
 impl Collector for Served {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
@@ -403,9 +403,9 @@ impl Collector for Served {
 }
 
 /// Returns the metrics as OpenMetrics 1.0 text.
-pub fn exposition(figures: Figures) -> String {
+pub fn exposition(metrics: Metrics) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Served(figures)));
+    registry.register_collector(Box::new(Served(metrics)));
     let mut text = String::new();
     match prometheus_client::encoding::text::encode(&mut text, &registry) {
         Ok(()) => text,
@@ -478,8 +478,8 @@ mod tests {
     }
 
     /// Returns a group of which everything is known.
-    fn group() -> Group {
-        let worker = Worker {
+    fn group() -> GroupMetrics {
+        let worker = WorkerMetrics {
             slot: 0,
             doing: "busy",
             cpu_ns: 2_500_000_000,
@@ -504,7 +504,7 @@ mod tests {
                 buckets,
             }),
         };
-        Group {
+        GroupMetrics {
             status: status::Group {
                 name: "web".into(),
                 protocol: "udp",
@@ -537,8 +537,8 @@ mod tests {
         }
     }
 
-    fn figures() -> Figures {
-        Figures {
+    fn sample() -> Metrics {
+        Metrics {
             groups: vec![group()],
         }
     }
@@ -592,7 +592,7 @@ mod tests {
 
     #[test]
     fn what_is_served_is_openmetrics() {
-        let text = exposition(figures());
+        let text = exposition(sample());
         assert!(text.ends_with("# EOF\n"));
         for (of, is) in [
             (
@@ -684,7 +684,7 @@ mod tests {
 
     #[test]
     fn names_cannot_break_out_of_their_labels() {
-        let mut odd = figures();
+        let mut odd = sample();
         odd.groups[0].status.listen = vec!["a\"} 1\nb\\".into()];
         let text = exposition(odd);
         assert!(
@@ -695,7 +695,7 @@ mod tests {
 
     #[test]
     fn nothing_steered_is_an_exposition_too() {
-        let text = exposition(Figures { groups: Vec::new() });
+        let text = exposition(Metrics { groups: Vec::new() });
         assert!(text.contains("wakeone_build_info{version="));
         assert!(text.ends_with("# EOF\n"));
     }

@@ -1,4 +1,4 @@
-//! What `--split=check` reports, and what the log says of processes that stay with the shared socket.
+//! The report of `--split=check`, and log lines about processes that stay with the shared socket.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What a shared listener and a shared UDP socket have in common: the queues beside it are a steered group.
+//! The group of a shared socket: the queues beside a listener, or beside a UDP socket, are steered together.
 
 use std::collections::HashSet;
 use std::fmt;

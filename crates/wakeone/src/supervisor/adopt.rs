@@ -200,7 +200,7 @@ fn living(state: &State) -> Result<Vec<Option<Living>>, AdoptError> {
             source,
         })
     };
-    let find_both = |slot: &state::Slot| {
+    let find_both = |slot: &state::SlotRecord| {
         let first = slot.worker.map(find).transpose()?.flatten();
         let first = first.map(|process| (process, slot.inodes.clone()));
         let beside = slot.beside.as_ref();

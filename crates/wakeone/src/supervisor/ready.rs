@@ -36,7 +36,7 @@ enum Verdict {
 }
 
 /// An observation of a worker from outside.
-struct Sight<'a> {
+struct Observation<'a> {
     /// The inodes of its listeners.
     given: &'a [u64],
     /// The inodes of the sockets that reserve public addresses, which every worker has as well.
@@ -71,14 +71,14 @@ impl Watch<'_> {
         };
         // If nothing steers, no agent has looked.
         let accepting = accepting.or_else(|| sees_accept(worker.process.pid(), &given));
-        let sight = Sight {
+        let observed = Observation {
             given: &given,
             reserved: &reserved,
             accepting,
             seen,
             patient: seen && self.roll.is_some(),
         };
-        if worker.becomes_ready(slot, &sight, &self.group.task.command) {
+        if worker.becomes_ready(slot, &observed, &self.group.task.command) {
             place.set_ready();
             place.seen |= accepting == Some(true);
             self.steer.drain(slot, false);
@@ -94,14 +94,14 @@ impl Watch<'_> {
         };
         let given = slot::inodes(&place.spare);
         let accepting = sees_accept(worker.process.pid(), &given);
-        let sight = Sight {
+        let observed = Observation {
             given: &given,
             reserved: &reserved,
             accepting,
             seen: place.seen,
             patient: place.seen,
         };
-        if worker.becomes_ready(slot, &sight, &self.group.task.command) {
+        if worker.becomes_ready(slot, &observed, &self.group.task.command) {
             worker.ready = true;
             place.seen |= accepting == Some(true);
         }
@@ -116,9 +116,14 @@ impl Watch<'_> {
 
 impl Worker {
     /// Whether the worker is ready now. Logs the reason if it is not, or if that is doubtful.
-    fn becomes_ready(&mut self, slot: usize, sight: &Sight<'_>, command: &[String]) -> bool {
+    fn becomes_ready(
+        &mut self,
+        slot: usize,
+        observed: &Observation<'_>,
+        command: &[String],
+    ) -> bool {
         let pid = self.process.pid();
-        match self.judge(sight) {
+        match self.judge(observed) {
             Verdict::NotYet => false,
             Verdict::Ready => true,
             Verdict::Unseen => {
@@ -139,7 +144,7 @@ impl Worker {
             }
             Verdict::Silent => {
                 let named = report::names_listener(command);
-                if !named && !sight.seen && !std::mem::replace(&mut self.told_silent, true) {
+                if !named && !observed.seen && !std::mem::replace(&mut self.told_silent, true) {
                     report::silent(slot, pid);
                 }
                 false
@@ -147,24 +152,24 @@ impl Worker {
         }
     }
 
-    fn judge(&mut self, sight: &Sight<'_>) -> Verdict {
-        if self.way.is_some() {
+    fn judge(&mut self, observed: &Observation<'_>) -> Verdict {
+        if self.exec_pipe.is_some() {
             return Verdict::NotYet;
         }
         let ran = self.ran();
-        match sight.accepting {
+        match observed.accepting {
             None if ran < ALIVE_IS_READY => Verdict::NotYet,
             None => Verdict::Ready,
-            Some(true) => match self.whereabouts(sight) {
+            Some(true) => match self.whereabouts(observed) {
                 Whereabouts { holds: true, .. } => Verdict::Ready,
                 Whereabouts { elsewhere, .. } => nobody_accepts(elsewhere, ran),
             },
             Some(false) if ran < LOOK_ELSEWHERE => Verdict::NotYet,
-            Some(false) => match self.whereabouts(sight) {
+            Some(false) => match self.whereabouts(observed) {
                 Whereabouts {
                     holds: true,
                     elsewhere: None,
-                } if ran < UNSEEN_IS_READY || sight.patient => Verdict::Silent,
+                } if ran < UNSEEN_IS_READY || observed.patient => Verdict::Silent,
                 Whereabouts {
                     holds: true,
                     elsewhere: None,
@@ -174,11 +179,11 @@ impl Worker {
         }
     }
 
-    fn whereabouts(&mut self, sight: &Sight<'_>) -> Whereabouts {
+    fn whereabouts(&mut self, observed: &Observation<'_>) -> Whereabouts {
         match self.looked {
             Some((when, seen)) if when.elapsed() < LOOK_AGAIN => seen,
             _ => {
-                let seen = elsewhere::look(self.process.pid(), sight.given, sight.reserved);
+                let seen = elsewhere::look(self.process.pid(), observed.given, observed.reserved);
                 self.looked = Some((Instant::now(), seen));
                 seen
             }

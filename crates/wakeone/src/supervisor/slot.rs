@@ -5,7 +5,7 @@ use super::elsewhere::Whereabouts;
 use super::process::{Ending, Process};
 use super::retirement::Retirement;
 use super::settle::SETTLE;
-use super::spawn::{SpawnError, Way};
+use super::spawn::{ExecPipe, SpawnError};
 use super::state;
 use crate::slot_sockets::inode_of;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ pub struct Worker {
     /// It runs the group's task, not an earlier one.
     pub current: bool,
     /// The pipe that tells when it begins its command; `None` once it has.
-    pub way: Option<Way>,
+    pub exec_pipe: Option<ExecPipe>,
     /// It was asked to end.
     pub asked: bool,
     /// The address where it was seen to listen, instead of accepting on the listeners that it was given.
@@ -39,13 +39,13 @@ pub struct Worker {
 
 impl Worker {
     /// A worker just started.
-    pub fn started(process: Process, way: Option<Way>) -> Self {
+    pub fn started(process: Process, exec_pipe: Option<ExecPipe>) -> Self {
         Self {
             process,
             since: Instant::now(),
             ready: false,
             current: true,
-            way,
+            exec_pipe,
             asked: false,
             elsewhere: None,
             looked: None,
@@ -55,15 +55,15 @@ impl Worker {
     }
 
     /// Notes whether it has begun its command meanwhile.
-    pub fn look_on_its_way(&mut self) {
-        if self.way.take_if(|way| way.is_over()).is_some() {
+    pub fn look_whether_begun(&mut self) {
+        if self.exec_pipe.take_if(|pipe| pipe.is_over()).is_some() {
             self.since = Instant::now();
         }
     }
 
     /// Why its process, which has ended, never became the command.
     pub fn never_began(&mut self) -> Option<SpawnError> {
-        self.way.take()?.reason().ok()?
+        self.exec_pipe.take()?.reason().ok()?
     }
 
     /// A worker taken over: it served all along.
@@ -73,7 +73,7 @@ impl Worker {
             since: Instant::now(),
             ready: true,
             current,
-            way: None,
+            exec_pipe: None,
             asked: false,
             elsewhere: None,
             looked: None,
@@ -275,8 +275,8 @@ impl Slot {
     }
 
     /// Its entry in the state file.
-    pub fn state(&self) -> state::Slot {
-        state::Slot {
+    pub fn state(&self) -> state::SlotRecord {
+        state::SlotRecord {
             worker: self.worker().map(|worker| worker.process.identity()),
             current: self.worker().is_some_and(|worker| worker.current),
             inodes: inodes(&self.listeners),

@@ -114,15 +114,15 @@ pub fn has_room(order: &Order) -> Result<(), SpawnError> {
 #[derive(Debug)]
 pub struct Starting {
     process: Option<Process>,
-    way: Way,
+    exec_pipe: ExecPipe,
 }
 
 /// Tells whether a worker has begun its command, by a pipe that closes on exec. If exec fails, the pipe has the
 /// reason.
 #[derive(Debug)]
-pub struct Way(PipeReader);
+pub struct ExecPipe(PipeReader);
 
-impl Way {
+impl ExecPipe {
     /// Whether the pipe has closed without a reason: the command runs, or its process has ended.
     pub fn is_over(&self) -> bool {
         let mut pipe = [PollFd::new(&self.0, PollFlags::IN)];
@@ -180,13 +180,13 @@ pub fn begin<'a>(
     drop(command); // our copy of the report pipe's end
     Ok(Starting {
         process: Some(Process::child(child)?),
-        way: Way(reasons),
+        exec_pipe: ExecPipe(reasons),
     })
 }
 
 impl Starting {
     /// Waits until the worker runs its command, until a time, or until a signal waits to be read. The kernel may take
-    /// for ever to open a command on a file system that does not answer. Such a worker is returned with its [`Way`].
+    /// for ever to open a command on a file system that does not answer. Such a worker is returned with its [`ExecPipe`].
     ///
     /// # Errors
     /// It cannot become the command; the reason is a sentence.
@@ -194,28 +194,28 @@ impl Starting {
         mut self,
         until: Instant,
         signals: impl AsFd,
-    ) -> Result<(Process, Option<Way>), SpawnError> {
+    ) -> Result<(Process, Option<ExecPipe>), SpawnError> {
         let mut fds = [
-            PollFd::new(&self.way.0, PollFlags::IN),
+            PollFd::new(&self.exec_pipe.0, PollFlags::IN),
             PollFd::new(&signals, PollFlags::IN),
         ];
         let left = until.saturating_duration_since(Instant::now());
-        // An interrupted wait is over, as after a signal: the caller watches the rest of the way.
+        // An interrupted wait is over, as after a signal: the caller watches the pipe from then on.
         let _ = rustix::event::poll(&mut fds, Timespec::try_from(left).ok().as_ref());
         let told = !fds[0].revents().is_empty();
-        if told && let Some(error) = self.way.reason()? {
+        if told && let Some(error) = self.exec_pipe.reason()? {
             return Err(error);
         }
         // This comes first: if it fails, we can still end the process.
-        let way = if told {
+        let pipe = if told {
             None
         } else {
-            Some(Way(self.way.0.try_clone()?))
+            Some(ExecPipe(self.exec_pipe.0.try_clone()?))
         };
         let Some(process) = self.process.take() else {
             return Err(io::Error::from(io::ErrorKind::NotFound).into());
         };
-        Ok((process, way))
+        Ok((process, pipe))
     }
 }
 

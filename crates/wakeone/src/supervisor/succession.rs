@@ -45,8 +45,8 @@ impl Watch<'_> {
         }
         let starting = spawn::begin(&self.group.order(slot), spare)?;
         let until = Instant::now() + RESTARTED_AT_ONCE;
-        let (process, way) = starting.arrived(until, &self.group.signals)?;
-        Ok(Worker::started(process, way))
+        let (process, exec_pipe) = starting.arrived(until, &self.group.signals)?;
+        Ok(Worker::started(process, exec_pipe))
     }
 
     /// The worker beside the old one is ready: connections go to it, and the old one retires.

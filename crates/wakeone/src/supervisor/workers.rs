@@ -58,12 +58,12 @@ impl Watch<'_> {
         starting: Starting,
         until: Instant,
     ) -> Result<u32, SpawnError> {
-        let (process, way) = starting.arrived(until, &self.group.signals)?;
+        let (process, exec_pipe) = starting.arrived(until, &self.group.signals)?;
         let pid = process.pid();
-        if way.is_some() && Instant::now() >= until {
+        if exec_pipe.is_some() && Instant::now() >= until {
             report::on_its_way(slot, pid, &self.group.task.command);
         }
-        self.group.slots[slot].adopt(Worker::started(process, way));
+        self.group.slots[slot].adopt(Worker::started(process, exec_pipe));
         self.steer.worker_up(slot, pid);
         self.changed = true;
         Ok(pid)
@@ -167,7 +167,7 @@ impl Watch<'_> {
     pub(super) fn mark_ready(&mut self) {
         for slot in 0..self.group.slots.len() {
             for worker in self.group.slots[slot].everyone_mut() {
-                worker.look_on_its_way();
+                worker.look_whether_begun();
             }
             if self.worker(slot).is_some_and(|worker| !worker.ready) {
                 self.greet_worker(slot);

@@ -1,4 +1,4 @@
-//! The folder of a group: who has it, and the state file in it.
+//! The folder of a group, with its lock and its state file.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -36,7 +36,7 @@ pub struct State {
     /// The command of its workers, and its account.
     pub task: Task,
     /// Its slots.
-    pub slots: Vec<Slot>,
+    pub slots: Vec<SlotRecord>,
     /// The server is not ours and is steered from outside: `supervisor` is the agent, and starts and ends no worker.
     #[serde(default)]
     pub attached: bool,
@@ -70,7 +70,7 @@ pub struct Task {
 /// A slot as written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Slot {
+pub struct SlotRecord {
     /// Its worker, if one ran.
     pub worker: Option<Identity>,
     /// Whether that worker runs the task above, not an earlier one.

@@ -5,7 +5,7 @@ use crate::supervisor::listen::Endpoint;
 use crate::supervisor::process::Identity;
 
 fn sample() -> State {
-    let slot = |pid: u32, inode| Slot {
+    let slot = |pid: u32, inode| SlotRecord {
         worker: Some(Identity { pid, started: 9 }),
         current: true,
         inodes: vec![inode],
@@ -32,7 +32,7 @@ fn sample() -> State {
         slots: vec![
             slot(6, 100),
             slot(7, 101),
-            Slot {
+            SlotRecord {
                 worker: None,
                 current: false,
                 inodes: vec![102],
@@ -69,7 +69,7 @@ fn each_flaw_is_seen() {
         ("slots is impossible", |state| state.slots.clear()),
         ("slots is impossible", |state| {
             state.slots = (0..257)
-                .map(|n| Slot {
+                .map(|n| SlotRecord {
                     worker: None,
                     current: false,
                     inodes: vec![n],

@@ -11,19 +11,19 @@ use crate::status::{self, Status};
 
 /// All groups, or those of one agent.
 #[derive(Debug, Clone, Serialize)]
-pub struct Figures {
+pub struct Metrics {
     /// By name.
-    pub groups: Vec<Group>,
+    pub groups: Vec<GroupMetrics>,
 }
 
 /// The status of a group, as `wakeone status` shows it, and the state of its workers.
 #[derive(Debug, Clone, Serialize)]
-pub struct Group {
+pub struct GroupMetrics {
     /// As `wakeone status --json` has it.
     #[serde(flatten)]
     pub status: status::Group,
     /// The living workers, by slot.
-    pub workers: Vec<Worker>,
+    pub workers: Vec<WorkerMetrics>,
     /// Counts from the tracepoints; absent if nobody asked for them or they may not be used.
     pub traced: Option<Traced>,
     /// Counters of the network namespace; absent if the group is not watched.
@@ -32,7 +32,7 @@ pub struct Group {
 
 /// The process in a slot.
 #[derive(Debug, Clone, Serialize)]
-pub struct Worker {
+pub struct WorkerMetrics {
     /// Its slot.
     pub slot: usize,
     /// Whether one of its threads waits for connections, it is stopped, or it does something else.
@@ -51,7 +51,7 @@ pub struct Worker {
     pub descriptors_limit: u64,
 }
 
-/// The values of [`Worker::doing`].
+/// The values of [`WorkerMetrics::doing`].
 pub const DOING: [&str; 3] = ["waiting", "busy", "stopped"];
 
 /// Counts from tracepoints since the group is watched.
@@ -80,16 +80,16 @@ pub struct TracedWorker {
     pub waits: Option<Waits>,
 }
 
-impl From<Status> for Figures {
+impl From<Status> for Metrics {
     fn from(status: Status) -> Self {
         let groups = status.groups.into_iter();
         Self {
-            groups: groups.map(|group| Group::of(group, &[])).collect(),
+            groups: groups.map(|group| GroupMetrics::of(group, &[])).collect(),
         }
     }
 }
 
-impl Group {
+impl GroupMetrics {
     /// Takes a group's status and looks at its workers too. `watched` holds the latest snapshot of each of its
     /// listeners.
     pub fn of(status: status::Group, watched: &[Snapshot]) -> Self {
@@ -103,10 +103,10 @@ impl Group {
     }
 }
 
-fn worker(slot: &status::Slot) -> Option<Worker> {
+fn worker(slot: &status::Slot) -> Option<WorkerMetrics> {
     let pid = slot.pid?;
     let look = counters::worker(pid)?;
-    Some(Worker {
+    Some(WorkerMetrics {
         slot: slot.slot,
         doing: match doing::doing(pid) {
             WorkerState::Waiting => "waiting",
