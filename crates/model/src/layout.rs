@@ -342,6 +342,11 @@ mod tests {
             assert_eq!(head(others + needed), "pid  share  address");
             assert_eq!(head(others + needed - 1), "pid  address");
         }
+        let columns = [words("name", 0), number("share", 1), number("pid", 0)];
+        let row = vec!["x".repeat(40).into(), "75%".into(), 1.into()];
+        let lines = |width| table(&columns, std::slice::from_ref(&row), 0, style(width));
+        assert_eq!(lines(52)[1].split_whitespace().nth(1), Some("75%"));
+        assert_eq!(lines(51)[1].split_whitespace().nth(1), Some("1"));
     }
 
     #[test]

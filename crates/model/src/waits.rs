@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn each_time_lies_in_its_bucket() {
-        for us in (0..5000).chain([1 << 20, (1 << 33) + 12345]) {
+        for us in (0..5000).chain([1 << 20, (1 << 33) + 12345, 1 << 62]) {
             let bucket = bucket_of(us);
             assert!(
                 floor_us(bucket) <= us && us < floor_us(bucket + 1),
