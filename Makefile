@@ -67,7 +67,7 @@ soak-deps: kernels-deps ## Install what the long tests need beyond that: wrk, ab
 soak: soak-deps ## Run the long tests, built for release
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test --workspace --locked --release --no-fail-fast -- --ignored --test-threads 1
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" WAKEONE_SOAK=1 scripts/test --package wakeone-cli --locked --release --no-fail-fast --test losses --test rescue --test stopped --test shares --test doctor --test attach --test split -- --test-threads 1
-	@WAKEONE_FUZZ_SECONDS=600 scripts/test --workspace --locked --release --no-fail-fast -- survive_foreign_bytes
+	@WAKEONE_FUZZ_SECONDS=600 scripts/fuzz
 	@WAKEONE_SOAK=1 scripts/test --package wakeone-waitqueue --package wakeone-shim --locked --release --no-fail-fast
 	@scripts/kernels --soak
 	@$(MAKE) mutants

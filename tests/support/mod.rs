@@ -293,17 +293,24 @@ impl Run {
 }
 
 impl Drop for Run {
+    /// Interrupts it until it has ended. The second signal does not wait for workers. With `--split`, later ones reach
+    /// the processes that outlived the server's first one.
     fn drop(&mut self) {
-        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
-            // Twice: the second one does not wait for the workers. Between them the first must have been read.
+        let runs = |child: &mut Child| child.try_wait().is_ok_and(|status| status.is_none());
+        let start = Instant::now();
+        while runs(&mut self.child) {
+            if start.elapsed() > patience() {
+                let _ = self.child.kill();
+                break;
+            }
             self.signal(Signal::INT);
-            std::thread::sleep(Duration::from_millis(200));
-            let _ = self.child.try_wait().is_ok_and(|status| status.is_none()) && {
-                self.signal(Signal::INT);
-                true
-            };
-            let _ = self.child.wait();
+            // Each must have been read before the next comes.
+            let next = Instant::now() + Duration::from_millis(200);
+            while runs(&mut self.child) && Instant::now() < next {
+                std::thread::sleep(Duration::from_millis(5));
+            }
         }
+        let _ = self.child.wait();
     }
 }
 

@@ -427,6 +427,101 @@ mod tests {
     }
 
     #[test]
+    fn answers_without_a_body() {
+        let mut reader = ResponseReader::of("HEAD");
+        let head = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n";
+        let used = head.len();
+        assert_eq!(reader.feed(head), Ok(Step::Done { used }));
+        assert_eq!(reader.feed(b"next"), Ok(Step::Done { used: 0 }));
+        let none = |status, keep| Ok((status, Vec::new(), keep, 0, true));
+        assert_eq!(
+            whole("HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n"),
+            none(304, true)
+        );
+        // The connection speaks another protocol from then on.
+        assert_eq!(
+            whole("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\n\r\n"),
+            none(101, false)
+        );
+    }
+
+    #[test]
+    fn a_reader_is_as_new_for_the_next_answer() {
+        let mut reader = ResponseReader::default();
+        let answer = b"HTTP/1.1 404 Not Found\r\nX-Worker: a\r\nContent-Length: 2\r\n\r\nok";
+        for _ in 0..2 {
+            assert_eq!(reader.status(), 0);
+            assert!(!reader.keep_alive() && reader.worker().is_empty());
+            assert_eq!(reader.body_bytes(), 0);
+            // In two pieces, of which the first is not a whole head.
+            assert_eq!(reader.feed(&answer[..20]), Ok(Step::More));
+            let used = answer.len() - 20;
+            assert_eq!(reader.feed(&answer[20..]), Ok(Step::Done { used }));
+            assert_eq!((reader.status(), reader.worker()), (404, &b"a"[..]));
+            assert!(reader.keep_alive());
+            assert_eq!(reader.body_bytes(), 2);
+            reader.reset();
+        }
+        assert_eq!(reader.feed(&answer[..20]), Ok(Step::More));
+        reader.reset();
+        let used = answer.len();
+        assert_eq!(
+            reader.feed(answer),
+            Ok(Step::Done { used }),
+            "from its beginning"
+        );
+    }
+
+    #[test]
+    fn heads_and_chunk_sizes_are_limited_as_documented() {
+        let head = |bytes: usize| {
+            let rest = "HTTP/1.1 200 OK\r\nX: ".len();
+            format!("HTTP/1.1 200 OK\r\nX: {}", "a".repeat(bytes - rest))
+        };
+        let in_pieces = |bytes: usize| {
+            let text = head(bytes);
+            read([&text.as_bytes()[..100], &text.as_bytes()[100..]])
+        };
+        assert!(in_pieces(64 * 1024).is_ok());
+        assert!(in_pieces(64 * 1024 + 1).is_err());
+        let headers = |count: usize| {
+            let headers = "h: x\r\n".repeat(count - 1);
+            whole(&format!(
+                "HTTP/1.1 200 OK\r\n{headers}Content-Length: 1\r\n\r\nx"
+            ))
+        };
+        assert!(headers(512).is_ok_and(|read| read.4));
+        assert!(headers(513).is_err());
+        let size = |digits: &str| {
+            whole(&format!(
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{digits}\r\na"
+            ))
+        };
+        assert!(size("fffffffffffffff").is_ok());
+        assert!(size("0fffffffffffffff").is_err());
+    }
+
+    #[test]
+    fn chunks_as_other_servers_write_them() {
+        let chunked = |body: &str| {
+            whole(&format!(
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{body}"
+            ))
+        };
+        let ok = |body| Ok((200, Vec::new(), true, body, true));
+        for body in [
+            "1f\r\n0123456789012345678901234567890\r\n0\r\n\r\n",
+            "1f\n0123456789012345678901234567890\n0\n\n",
+            "1f \r\n0123456789012345678901234567890\r\n0\t\r\nA: b\r\nC: d\r\n\r\n",
+        ] {
+            assert_eq!(chunked(body), ok(31), "{body:?}");
+        }
+        for body in ["\r\n", "\n", ";x\r\n", "1x\r\na"] {
+            assert!(chunked(body).is_err(), "{body:?}");
+        }
+    }
+
+    #[test]
     fn what_is_not_an_answer_is_refused() {
         let cut = whole("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc").unwrap();
         assert!(!cut.4, "a body cut short is not whole");
@@ -435,6 +530,7 @@ mod tests {
             "SSH-2.0-OpenSSH\r\n",
             "HTTP/2.0 200 OK\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: \r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: +1\r\n\r\nx",
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx",
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nxx",

@@ -70,8 +70,41 @@ mod tests {
 
     #[test]
     fn known_servers_get_their_own_setting() {
-        assert!(own_sockets("nginx", "0.0.0.0:80").contains("listen 80 reuseport"));
-        assert!(own_sockets("php-fpm8.2", "127.0.0.1:9000").contains("cannot"));
+        for (name, setting) in [
+            ("nginx", "listen 80 reuseport"),
+            ("haproxy", "bind :80 shards by-thread"),
+            ("gunicorn", "--reuse-port"),
+            ("gunicorn: worker", "--reuse-port"),
+            ("apache2", "ListenCoresBucketsRatio 1"),
+            ("httpd", "ListenCoresBucketsRatio 1"),
+            ("envoy", "enable_reuse_port: true"),
+            ("unbound", "so-reuseport: yes"),
+            ("knotd", "udp-workers: N"),
+            ("named", "reuseport yes;"),
+            ("dnsdist", "setLocal(\"0.0.0.0:80\", { reusePort=true })"),
+            ("pdns_recursor", "reuseport=yes"),
+            ("pdns_server", "receiver-threads=N"),
+            ("node", "reusePort: true"),
+            ("php-fpm8.2", "php-fpm8.2 cannot"),
+            ("memcached", "memcached cannot"),
+            ("redis-server", "redis-server cannot"),
+        ] {
+            let told = own_sockets(name, "0.0.0.0:80");
+            assert!(told.contains(setting), "{name}: {told}");
+        }
         assert!(own_sockets("mine", "[::1]:80").contains("wakeone run -w N -l [::1]:80"));
+    }
+
+    #[test]
+    fn known_servers_have_a_setting_that_wakes_one_worker() {
+        for (name, setting) in [
+            ("nginx", "accept_mutex on"),
+            ("apache2", "Mutex sysvsem default"),
+            ("gunicorn: worker", "--reuse-port"),
+            ("mine", "add EPOLLEXCLUSIVE"),
+        ] {
+            let told = wake_one(name);
+            assert!(told.contains(setting), "{name}: {told}");
+        }
     }
 }

@@ -123,13 +123,10 @@ pub fn table(columns: &[Column], rows: &[Vec<Cell>], indent: usize, style: Style
     let shown = fitting(columns, &widths, indent, style);
     let line = |cells: &dyn Fn(usize) -> Option<Cell>| {
         let mut line = " ".repeat(indent);
-        for (nth, at) in shown.iter().enumerate() {
+        for at in &shown {
             let cell = cells(*at).unwrap_or_default();
-            let last = nth + 1 == shown.len();
-            line.push_str(&set(&cell, columns[*at], widths[*at], last, style));
-            if !last {
-                line.push_str(&" ".repeat(GAP));
-            }
+            line.push_str(&set(&cell, columns[*at], widths[*at], style));
+            line.push_str(&" ".repeat(GAP));
         }
         cut(line.trim_end(), style)
     };
@@ -171,13 +168,13 @@ fn fitting(columns: &[Column], widths: &[usize], indent: usize, style: Style) ->
     shown
 }
 
-fn set(cell: &Cell, column: Column, width: usize, last: bool, style: Style) -> String {
+fn set(cell: &Cell, column: Column, width: usize, style: Style) -> String {
     let blanks = " ".repeat(width.saturating_sub(cell.text.width()));
     let text = paint(&cell.text, cell.tone, style);
-    match (column.words, last) {
-        (true, true) => text,
-        (true, false) => text + &blanks,
-        (false, _) => blanks + &text,
+    if column.words {
+        text + &blanks
+    } else {
+        blanks + &text
     }
 }
 
@@ -335,9 +332,56 @@ mod tests {
     }
 
     #[test]
+    fn a_long_last_column_of_words_is_cut_to_half_before_others_are_left_out() {
+        let columns = [number("pid", 0), number("share", 1), words("address", 0)];
+        for (longest, needed) in [(40, 20), (16, 12), (8, 8)] {
+            let row = vec![1.into(), "75%".into(), "x".repeat(longest).into()];
+            let head =
+                |width| table(&columns, std::slice::from_ref(&row), 0, style(width)).remove(0);
+            let others = "pid  share  ".len();
+            assert_eq!(head(others + needed), "pid  share  address");
+            assert_eq!(head(others + needed - 1), "pid  address");
+        }
+        let columns = [words("name", 0), number("share", 1), number("pid", 0)];
+        let row = vec!["x".repeat(40).into(), "75%".into(), 1.into()];
+        let lines = |width| table(&columns, std::slice::from_ref(&row), 0, style(width));
+        assert_eq!(lines(52)[1].split_whitespace().nth(1), Some("75%"));
+        assert_eq!(lines(51)[1].split_whitespace().nth(1), Some("1"));
+    }
+
+    #[test]
+    fn states_and_tones_have_their_colours() {
+        for (state, tone) in [
+            ("stuck", Tone::Bad),
+            ("gone", Tone::Bad),
+            ("draining", Tone::Warning),
+            ("up", Tone::Good),
+            ("waiting", Tone::Plain),
+        ] {
+            assert_eq!(Tone::of_state(state), tone, "{state}");
+        }
+        let coloured = Style {
+            width: None,
+            colour: true,
+        };
+        for (tone, code) in [
+            (Tone::Good, 32),
+            (Tone::Warning, 33),
+            (Tone::Bad, 31),
+            (Tone::Dim, 2),
+            (Tone::Bold, 1),
+        ] {
+            assert_eq!(paint("x", tone, coloured), format!("\x1b[{code}mx\x1b[0m"));
+            assert_eq!(paint("", tone, coloured), "");
+            assert_eq!(paint("x", tone, Style::default()), "x");
+        }
+        assert_eq!(paint("x", Tone::Plain, coloured), "x");
+    }
+
+    #[test]
     fn colours_take_no_room() {
         let coloured = Style {
-            width: Some(80),
+            width: Some(26),
             colour: true,
         };
         let lines = table(&COLUMNS, &rows(), 0, coloured);
@@ -359,8 +403,23 @@ mod tests {
             wrap("one two three", "  why  ", style(15)),
             ["  why  one two", "       three"]
         );
+        assert_eq!(
+            wrap("one two three", "  why  ", style(14)),
+            ["  why  one two", "       three"]
+        );
+        assert_eq!(
+            wrap("one two three", "  why  ", style(13)),
+            ["  why  one", "       two", "       three"]
+        );
         let parts = ["aa bb".to_owned(), "cc".into(), "dd ee ff".into()];
         assert_eq!(pack(&parts, ", ", "", style(9)), ["aa bb, cc", "dd ee ff"]);
+        assert_eq!(
+            pack(&parts, ", ", "", style(8)),
+            ["aa bb", "cc", "dd ee ff"]
+        );
+        let short = ["a".to_owned(), "b".into()];
+        assert_eq!(pack(&short, ", ", "", style(4)), ["a, b"]);
+        assert_eq!(pack(&short, ", ", "", style(3)), ["a", "b"]);
         assert_eq!(pack(&parts, ", ", "", Style::default()).len(), 1);
         assert_eq!(connections(1), "1 connection");
         assert_eq!(connections(2), "2 connections");

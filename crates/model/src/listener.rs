@@ -149,3 +149,41 @@ pub struct ProcessSnapshot {
     /// The processes, by pid.
     pub processes: Vec<Process>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_has_its_own_sockets() {
+        let socket = Socket {
+            inode: 7,
+            cookie: 1,
+            protocol: Protocol::Tcp,
+            uid: 0,
+            queued: 0,
+            queue_limit: 128,
+            drops: 0,
+            receive_buffer_bytes: 0,
+        };
+        let listener = Listener {
+            address: "[::1]:80".parse().expect("an address"),
+            interface: 0,
+            protocol: Protocol::Tcp,
+            sockets: vec![socket],
+        };
+        assert!(listener.has(7) && !listener.has(8));
+    }
+
+    #[test]
+    fn protocols_are_named_as_targets_name_them() {
+        let names = [Protocol::Tcp, Protocol::Mptcp, Protocol::Udp].map(|one| one.to_string());
+        assert_eq!(names, ["tcp", "mptcp", "udp"]);
+    }
+
+    /// /proc/PID/fdinfo shows the events of an epoll set as a number.
+    #[test]
+    fn flags_are_those_of_the_kernel() {
+        assert_eq!((EXCLUSIVE, EDGE), (0x1000_0000, 0x8000_0000));
+    }
+}

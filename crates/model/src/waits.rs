@@ -93,9 +93,8 @@ impl Waits {
         self.count = self.count.saturating_add(other.count);
         self.sum_us = self.sum_us.saturating_add(other.sum_us);
         self.max_us = self.max_us.max(other.max_us);
-        if self.buckets.len() < other.buckets.len() {
-            self.buckets.resize(other.buckets.len(), 0);
-        }
+        let longer = self.buckets.len().max(other.buckets.len());
+        self.buckets.resize(longer, 0);
         for (mine, more) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine = mine.wrapping_add(*more);
         }
@@ -138,7 +137,7 @@ mod tests {
 
     #[test]
     fn each_time_lies_in_its_bucket() {
-        for us in (0..5000).chain([1 << 20, (1 << 33) + 12345]) {
+        for us in (0..5000).chain([1 << 20, (1 << 33) + 12345, 1 << 62]) {
             let bucket = bucket_of(us);
             assert!(
                 floor_us(bucket) <= us && us < floor_us(bucket + 1),
@@ -158,6 +157,35 @@ mod tests {
         assert_eq!(of(&[3]).quantile_us(0.99), Some(3.0));
         assert_eq!(of(&[]).quantile_us(0.5), None);
         assert_eq!(waits.mean_us(), Some(5000.5));
+    }
+
+    #[test]
+    fn nothing_has_no_mean_and_no_longest() {
+        assert_eq!(of(&[]).mean_us(), None);
+        let waits = of(&[5, 9000]);
+        let none = waits.since(&waits);
+        assert_eq!((none.count, none.max_us, none.mean_us()), (0, 0, None));
+    }
+
+    #[test]
+    fn a_quantile_is_the_middle_of_its_bucket() {
+        // 64 to 67 µs share a bucket. A second one keeps the longest wait from being the answer.
+        assert_eq!((floor_us(48), floor_us(49)), (64, 68));
+        assert_eq!(of(&[64, 5000]).quantile_us(0.5), Some(65.5));
+        assert_eq!(of(&[64]).quantile_us(0.5), Some(64.0), "none was longer");
+    }
+
+    #[test]
+    fn the_longest_since_then_is_known_where_it_is_the_longest_ever() {
+        let (before, after) = (of(&[5]), of(&[5, 9001]));
+        assert_eq!(after.since(&before).max_us, 9001);
+        // The probes write the longest before its bucket (bpf/observe.bpf.c), and may be read between the two.
+        let mut between = of(&[5]);
+        between.max_us = 9001;
+        assert_eq!(between.since(&before).max_us, 9001);
+        // Otherwise its bucket is: 64 to 67 µs.
+        let (before, after) = (of(&[9001]), of(&[9001, 65]));
+        assert_eq!(after.since(&before).max_us, 67);
     }
 
     #[test]

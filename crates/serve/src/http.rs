@@ -467,11 +467,11 @@ mod tests {
     fn bodies() {
         let (request, length) = good("POST / HTTP/1.0\r\nContent-Length: 3\r\n\r\nabcd");
         assert_eq!((&*request.body, length), (&b"abc"[..], 41));
-        let (request, _) = good(
-            "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\
-             3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nTrailer: z\r\n\r\n",
-        );
-        assert_eq!(&*request.body, b"abcde");
+        let chunked = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\
+             3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nTrailer: z\r\n\r\n";
+        let more = format!("{chunked}GET / ");
+        let (request, length) = good(&more);
+        assert_eq!((&*request.body, length), (&b"abcde"[..], chunked.len()));
         let waits =
             b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n";
         assert_eq!(
@@ -488,6 +488,7 @@ mod tests {
         assert_eq!(bad(b"GET / HTTP/1.1\r\n\r\n"), 400); // no Host
         assert_eq!(bad(b"GET / HTTP/2.0\r\n\r\n"), 505);
         assert_eq!(bad(b"GET / HTTP/1.0\r\nContent-Length: -1\r\n\r\n"), 400);
+        assert_eq!(bad(b"GET / HTTP/1.0\r\nContent-Length: \r\n\r\n"), 400);
         assert_eq!(
             bad(b"GET / HTTP/1.0\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"),
             400
@@ -525,6 +526,123 @@ mod tests {
             "b".repeat(HEAD_BYTES_MAX)
         );
         assert_eq!(bad(large.as_bytes()), 431);
+    }
+
+    #[test]
+    fn heads_are_limited_as_documented() {
+        let target = |bytes: usize| format!("GET /{} HTTP/1.0\r\n\r\n", "x".repeat(bytes - 1));
+        assert_eq!(good(&target(8192)).0.path.len(), 8192);
+        assert_eq!(bad(target(8193).as_bytes()), 414);
+        // A line that has not ended yet has room for method and version beside its target.
+        assert_eq!(parse("x".repeat(8192 + 32).as_bytes()), MORE);
+        assert_eq!(bad("x".repeat(8192 + 33).as_bytes()), 414);
+        let after_newlines = "\n".repeat(100) + &"x".repeat(8192);
+        assert_eq!(parse(after_newlines.as_bytes()), MORE);
+        let head = |bytes: usize| {
+            let rest = "GET / HTTP/1.0\r\nA: \r\n\r\n".len();
+            format!("GET / HTTP/1.0\r\nA: {}\r\n\r\n", "b".repeat(bytes - rest))
+        };
+        assert_eq!(good(&head(16_384)).1, 16_384);
+        assert_eq!(bad(head(16_385).as_bytes()), 431);
+    }
+
+    #[test]
+    fn bodies_are_limited_as_documented() {
+        let body = |bytes: usize| {
+            let body = "b".repeat(bytes);
+            format!("POST / HTTP/1.0\r\nContent-Length: {bytes}\r\n\r\n{body}")
+        };
+        assert_eq!(good(&body(16_384)).0.body.len(), 16_384);
+        assert_eq!(bad(body(16_385).as_bytes()), 413);
+        let chunks = |sizes: &[usize]| {
+            let mut text = "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned();
+            for size in sizes {
+                let _ = write!(text, "{size:x}\r\n{}\r\n", "b".repeat(*size));
+            }
+            text + "0\r\n\r\n"
+        };
+        assert_eq!(good(&chunks(&[16_000, 384])).0.body.len(), 16_384);
+        assert_eq!(bad(chunks(&[16_000, 385]).as_bytes()), 413);
+        // The framing is limited to 64 kB too.
+        assert_eq!(good(&chunks(&[1; 10_000])).0.body.len(), 10_000);
+        assert_eq!(bad(chunks(&[1; 11_000]).as_bytes()), 413);
+    }
+
+    #[test]
+    fn a_body_that_has_not_come_is_waited_for() {
+        let waits = |head: &str, rest: &str| {
+            let text = format!("POST / HTTP/{head}\r\n\r\n{rest}");
+            match parse(text.as_bytes()) {
+                Parsed::Incomplete { expects_continue } => expects_continue,
+                other => panic!("{text:?}: {other:?}"),
+            }
+        };
+        let length = "Content-Length: 3\r\nExpect: 100-continue";
+        assert!(waits(&format!("1.1\r\nHost: a\r\n{length}"), ""));
+        assert!(!waits(&format!("1.1\r\nHost: a\r\n{length}"), "ab"));
+        assert!(!waits(&format!("1.0\r\n{length}"), ""));
+        let chunked = "1.0\r\nTransfer-Encoding: chunked";
+        for rest in ["", "3", "3\r\nab", "3\r\nabc\r", "3\r\nabc\r\n0\r\n"] {
+            assert!(!waits(chunked, rest), "{rest:?}");
+        }
+        let wrong = format!("POST / HTTP/{chunked}\r\n\r\n3\r\nabcXY");
+        assert_eq!(bad(wrong.as_bytes()), 400);
+    }
+
+    #[test]
+    fn what_the_application_learns_of_a_request() {
+        let method = |method: &str| good(&format!("{method} / HTTP/1.0\r\n\r\n")).0.method;
+        assert_eq!(method("GET"), Method::Get);
+        assert_eq!(method("HEAD"), Method::Head);
+        assert_eq!(method("POST"), Method::Post);
+        assert_eq!(method("PUT"), Method::Other);
+        let text = "\r\n\nGET / HTTP/1.0\r\nRange: a\r\nIf-Modified-Since: b\r\nIf-Range: c\r\nContent-Type: d\r\n\r\n";
+        let (request, length) = good(text);
+        assert_eq!(length, text.len(), "with the empty lines before it");
+        assert_eq!(request.range, Some("a"));
+        assert_eq!(request.if_modified_since, Some("b"));
+        assert_eq!(request.if_range, Some("c"));
+        assert_eq!(request.content_type, Some("d"));
+    }
+
+    #[test]
+    fn statuses_have_the_phrases_of_the_standard() {
+        for (code, phrase) in [
+            (200, "OK"),
+            (206, "Partial Content"),
+            (303, "See Other"),
+            (304, "Not Modified"),
+            (400, "Bad Request"),
+            (404, "Not Found"),
+            (405, "Method Not Allowed"),
+            (408, "Request Timeout"),
+            (413, "Content Too Large"),
+            (414, "URI Too Long"),
+            (415, "Unsupported Media Type"),
+            (416, "Range Not Satisfiable"),
+            (431, "Request Header Fields Too Large"),
+            (500, "Internal Server Error"),
+            (501, "Not Implemented"),
+            (503, "Service Unavailable"),
+            (505, "HTTP Version Not Supported"),
+        ] {
+            assert_eq!(Status(code).reason(), phrase);
+        }
+    }
+
+    #[test]
+    fn answers_tell_their_length() {
+        let answer = Answer::status(Status(404)).with_header("Allow", "GET");
+        assert_eq!(answer.status, Status(404));
+        assert_eq!(answer.headers, "Allow: GET\r\n");
+        assert_eq!(answer.content.length(), "404 Not Found\n".len() as u64);
+        assert_eq!(Content::Static(b"abc").length(), 3);
+        let file = Content::File {
+            file: File::open("/dev/null").expect("/dev/null"),
+            offset: 5,
+            length: 7,
+        };
+        assert_eq!(file.length(), 7);
     }
 
     #[test]

@@ -206,16 +206,22 @@ mod tests {
     #[test]
     fn requests_are_understood() {
         let parse = |what, fd, how| Request::parse(&message(what, fd, how, KEY), &Token::new(KEY));
-        assert_eq!(parse(1, 3, 1), Ok(Request::Listen { fd: 3, own: true }));
-        assert_eq!(
-            parse(2, 0, 2),
-            Ok(Request::Claim {
-                fd: 0,
-                how: How::Epoll
-            })
-        );
-        assert_eq!(parse(3, 9, 0), Ok(Request::Taken { fd: 9 }));
-        assert_eq!(parse(5, 9, 0), Ok(Request::Opens { fd: 9 }));
+        let claim = |how| Request::Claim { fd: 0, how };
+        for (what, fd, how, request) in [
+            (1, 3, 1, Request::Listen { fd: 3, own: true }),
+            (1, 3, 0, Request::Listen { fd: 3, own: false }),
+            (2, 0, 1, claim(How::Accept)),
+            (2, 0, 2, claim(How::Epoll)),
+            (2, 0, 3, claim(How::Poll)),
+            (2, 0, 4, claim(How::Receive)),
+            (3, 9, 0, Request::Taken { fd: 9 }),
+            (4, 9, 0, Request::Reader { fd: 9 }),
+            (5, 9, 0, Request::Opens { fd: 9 }),
+            (6, 9, 0, Request::GivenBack { fd: 9 }),
+            (7, 9, 0, Request::Left { fd: 9 }),
+        ] {
+            assert_eq!(parse(what, fd, how), Ok(request));
+        }
         for (what, fd, how) in [
             (0, 1, 1),
             (2, 1, 0),
@@ -229,12 +235,41 @@ mod tests {
         ] {
             assert_eq!(parse(what, fd, how), Err(Malformed::Request));
         }
-        let mut other = KEY;
-        other[15] ^= 1;
+        // The differences of two bytes must not cancel each other.
+        for differ in [&[15][..], &[0, 15]] {
+            let mut other = KEY;
+            differ.iter().for_each(|at| other[*at] ^= 1);
+            let parsed = Request::parse(&message(1, 3, 0, other), &Token::new(KEY));
+            assert_eq!(parsed, Err(Malformed::Token));
+        }
+        for (at, size) in [(0, 32), (4, 32), (31, 31), (31, 33)] {
+            let mut foreign = message(1, 3, 0, KEY);
+            foreign[at] ^= 1;
+            foreign.resize(size, 0);
+            let parsed = Request::parse(&foreign, &Token::new(KEY));
+            assert_eq!(parsed, Err(Malformed::Foreign), "{at} {size}");
+        }
+    }
+
+    /// `src/c/broker.c` reads them.
+    #[test]
+    fn the_library_understands_the_replies() {
+        let kind = |reply: Reply| {
+            let bytes = reply.encode();
+            assert_eq!(bytes[..6], message(0, 0, 0, KEY)[..6], "as requests begin");
+            u16::from_ne_bytes([bytes[6], bytes[7]])
+        };
         assert_eq!(
-            Request::parse(&message(1, 3, 0, other), &Token::new(KEY)),
-            Err(Malformed::Token)
+            [Reply::Leave, Reply::Queue, Reply::Done].map(kind),
+            [0, 1, 2]
         );
+        let variable = Token::new([0xf0; TOKEN_BYTES]).variable("name");
+        assert_eq!(variable, format!("name:{}", "f0".repeat(16)));
+    }
+
+    #[test]
+    fn no_log_shows_a_token() {
+        assert_eq!(format!("{:?}", Token::new(KEY)), "Token(…)");
     }
 
     #[test]

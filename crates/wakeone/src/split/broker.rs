@@ -4,7 +4,7 @@
 //! the socket's name (/proc/net/unix), so the broker first checks who connects: it hears only the server's processes.
 //! If there are too many conversations, the user with the most of them gives way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -150,6 +150,9 @@ impl<O> Broker<O> {
     }
 
     fn accept(&mut self, to: &mut impl Answer<O>) {
+        // To look up the ancestors of a process takes several files of /proc. A process that floods the socket must
+        // not have that done for each of its connections.
+        let mut strangers = HashSet::new();
         for _ in 0..AT_ONCE {
             if !self.has_room(to) {
                 return;
@@ -158,9 +161,14 @@ impl<O> Broker<O> {
             let Ok(connection) = rustix::net::accept_with(&self.socket, flags) else {
                 return;
             };
-            let Some((pid, user)) = peer(&connection) else {
+            let Some((pid, user)) = peer(&connection).filter(|(pid, _)| !strangers.contains(pid))
+            else {
                 continue;
             };
+            if !is_heard(pid, user) {
+                strangers.insert(pid);
+                continue;
+            }
             self.conversations.push(Conversation {
                 connection,
                 pid,
@@ -339,14 +347,18 @@ impl<O> Broker<O> {
     }
 }
 
-/// The process and user that connected, if it is a process of the server, or one of our own user.
+/// The process and user that connected.
 fn peer(connection: &OwnedFd) -> Option<(u32, u32)> {
     let peer = getsockopt(connection, PeerCredentials).ok()?;
     // 0: it is in a PID namespace that we cannot see into.
     let pid = u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0)?;
+    Some((pid, peer.uid()))
+}
+
+/// Whether a process belongs to the server, or to our own user.
+fn is_heard(pid: u32, user: u32) -> bool {
     let own = rustix::process::geteuid().as_raw();
-    let ours = peer.uid() == own || process::descends(pid, std::process::id());
-    ours.then_some((pid, peer.uid()))
+    user == own || process::descends(pid, std::process::id())
 }
 
 /// Whether a socket was made in another network namespace, where its maker may be privileged. A socket that does not
