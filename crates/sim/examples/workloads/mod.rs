@@ -1,0 +1,92 @@
+//! The ten workloads of docs/policies.md.
+
+use wakeone_sim::{
+    Arrivals, Error, Faults, Kind, Load, Outcome, Repeated, Service, Setup, Wake, Way, run,
+};
+
+pub type Failure = Box<dyn std::error::Error>;
+
+/// A load and its workers.
+pub struct Workload {
+    pub name: &'static str,
+    pub arrivals: &'static str,
+    pub service: Service,
+    /// The busy part of the workers' time.
+    pub busy: f64,
+    pub setup: Setup,
+}
+
+impl Workload {
+    /// Its workers, given connections in this way.
+    pub fn setup(&self, way: Way) -> Setup {
+        Setup {
+            way,
+            ..self.setup.clone()
+        }
+    }
+
+    /// Simulates its requests at these workers.
+    pub fn simulate(&self, setup: Setup, requests: u64, seed: u64) -> Result<Outcome, Failure> {
+        let per_s = self.busy * setup.capacity() / self.service.mean_s();
+        let load = Load {
+            arrivals: self.arrivals.parse::<Arrivals>()?.at(per_s),
+            service: self.service.clone(),
+            requests,
+            kept: None,
+            seed,
+        };
+        Ok(run(&setup, &load)?)
+    }
+}
+
+fn workload(
+    name: &'static str,
+    arrivals: &'static str,
+    service: &'static str,
+    busy: f64,
+    workers: usize,
+    change: impl FnOnce(&mut Setup),
+) -> Result<Workload, Error> {
+    let mut setup = Setup::new(workers, Way::Shared(Wake::LongestAsleep));
+    change(&mut setup);
+    Ok(Workload {
+        name,
+        arrivals,
+        service: service.parse()?,
+        busy,
+        setup,
+    })
+}
+
+/// All ten.
+pub fn workloads() -> Result<Vec<Workload>, Error> {
+    const STUCK: &str = "99:1.15ms,1:100ms";
+    [
+        workload("steady", "poisson", "exp:1ms", 0.8, 4, |_| {}),
+        workload("stuck", "poisson", STUCK, 0.535, 4, |_| {}),
+        workload("stuck-64", "poisson", STUCK, 0.8, 64, |_| {}),
+        workload("lognormal", "poisson", "lognormal:2ms:1.5", 0.7, 4, |_| {}),
+        workload("pareto", "poisson", "pareto:2ms:2.2", 0.7, 4, |_| {}),
+        workload("bursts", "bursts:2:100ms:0.2", "exp:1ms", 0.6, 4, |_| {}),
+        workload("pauses", "poisson", "exp:1ms", 0.6, 4, |setup| {
+            setup.faults = Faults {
+                pauses: Some(Repeated {
+                    every_s: 1.0,
+                    lasts_s: 0.05,
+                }),
+                ..Faults::default()
+            };
+        }),
+        workload("cpu", "poisson", "300us", 0.8, 4, |setup| {
+            setup.cpus = Some(2)
+        }),
+        workload("loops", "poisson", "exp:2ms", 0.7, 4, |setup| {
+            setup.kind = Kind::EventLoop;
+        }),
+        workload("unequal", "poisson", "exp:1ms", 0.7, 4, |setup| {
+            setup.speeds = vec![2.0, 1.0, 1.0, 1.0];
+        }),
+    ]
+    .into_iter()
+    .collect()
+}
