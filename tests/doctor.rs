@@ -138,7 +138,7 @@ impl Told {
 
 /// Stages a server once, or as often as was asked for, each time in a network namespace of its own.
 fn staged(mut act: impl FnMut(&Ground)) {
-    let times = if soak() { 20 } else { 1 };
+    let times = if soak() { 5 } else { 1 };
     for _ in 0..times {
         let Some(ground) = isolated() else { return };
         act(&ground);

@@ -161,7 +161,7 @@ impl Ground {
 }
 
 impl Drop for Ground {
-    /// Workers outlive a supervisor that was killed; they do not outlive the test.
+    /// Workers outlive a supervisor that was killed, and an agent outlives its command; they do not outlive the test.
     fn drop(&mut self) {
         for pid in self.workers() {
             if let Some(pid) =
@@ -169,6 +169,11 @@ impl Drop for Ground {
             {
                 let _ = kill_process(pid, Signal::KILL);
             }
+        }
+        for group in self.groups() {
+            let mut detach = Command::new(WAKEONE);
+            detach.arg("detach").args(group.file_name());
+            let _ = detach.arg("--runtime-dir").arg(self.runtime()).output();
         }
     }
 }
