@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Counts how evenly bursts of held connections are shared by event loops (node) under `wakeone run`.
 
-    benches/held-bursts.py [WORKERS] [CONNECTIONS] [TRIES] [ROUNDS] [WAKEONE]     (default 3 17 50 2)
+    benches/held-bursts.py [WORKERS] [CONNECTIONS] [TRIES] [ROUNDS] [BUSY] [WAKEONE]     (default 3 17 50 2 0)
 
 Each try opens all connections at once, counts those of each slot, and closes them. Servers with the default patience, with
-a longer one and without rescue alternate. It runs in a network namespace of its own, as root, and needs node and iproute2.
+a longer one and without rescue alternate. BUSY processes compute meanwhile, so that workers wait for a CPU. It runs in a network namespace of its own, as root, and needs node and iproute2.
 One process opens the connections over loopback, so each handshake ends before the next SYN.
 """
 
@@ -69,13 +69,23 @@ def burst(wakeone, folder, connections):
 
 
 def main():
-    numbers = [int(text) for text in sys.argv[1:5]]
-    workers, connections, tries, rounds = numbers + [3, 17, 50, 2][len(numbers) :]
-    wakeone = os.path.realpath(sys.argv[5] if len(sys.argv) > 5 else "target/release/wakeone")
+    numbers = [int(text) for text in sys.argv[1:6]]
+    workers, connections, tries, rounds, busy = numbers + [3, 17, 50, 2, 0][len(numbers) :]
+    wakeone = os.path.realpath(sys.argv[6] if len(sys.argv) > 6 else "target/release/wakeone")
     if "HELD_BURSTS_ISOLATED" not in os.environ:
         os.environ["HELD_BURSTS_ISOLATED"] = "1"
         os.execvp("unshare", ["unshare", "-n", sys.executable, os.path.abspath(__file__), *sys.argv[1:]])
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    computing = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    try:
+        compare(wakeone, workers, connections, tries, rounds)
+    finally:
+        for one in computing:
+            one.kill()
+            one.wait()
+
+
+def compare(wakeone, workers, connections, tries, rounds):
     found = [collections.Counter() for _ in WAYS]
     for _ in range(rounds):
         for way, counter in zip(WAYS, found):

@@ -26,8 +26,13 @@ pub struct SlotSample {
 pub enum WorkerState {
     /// Some thread waits for connections: accept, epoll, poll or select.
     Waiting,
-    /// No thread does: it computes, or sleeps in something else.
+    /// No thread does: all of them sleep in something else.
     Busy,
+    /// No thread does, and one of them is on a CPU or waits for one. /proc does not tell which.
+    Running {
+        /// The CPU time of the worker so far, in ns. It may lag by a scheduler's tick.
+        cpu_ns: u64,
+    },
     /// It is stopped (SIGSTOP, a debugger, a frozen cgroup).
     Stopped,
     /// It is gone, or a zombie.
@@ -36,12 +41,18 @@ pub enum WorkerState {
     Unknown,
 }
 
+/// A suspect that runs counts as stuck when it has had this part of the patience as CPU time. A worker that is woken
+/// needs less of it to come to its accept.
+const SUSPECT_CPU_PART: u64 = 5;
+
 /// The history of a slot from one sample to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SlotHistory {
     accepted: u64,
     /// When it last accepted, or had nothing to accept, in ns.
     progress_ns: u64,
+    /// The CPU time that its worker had when it was first seen running as a suspect, in ns.
+    suspect_cpu_ns: Option<u64>,
     /// Since when it is marked stuck, in ns.
     pub stuck_since_ns: Option<u64>,
 }
@@ -51,6 +62,13 @@ pub struct SlotHistory {
 pub struct Limits {
     /// How long connections may wait without one being accepted, in ns.
     pub stuck_after_ns: u64,
+}
+
+impl Limits {
+    /// How much CPU time a suspect that runs has without an accept before it counts as stuck, in ns.
+    fn suspect_cpu_ns(self) -> u64 {
+        self.stuck_after_ns / SUSPECT_CPU_PART
+    }
 }
 
 impl Default for Limits {
@@ -68,6 +86,7 @@ pub fn suspect(now_ns: u64, look: &SlotSample, memory: &mut SlotHistory, limits:
     if look.queued == 0 || look.accepted > memory.accepted || !look.serving {
         memory.accepted = memory.accepted.max(look.accepted);
         memory.progress_ns = now_ns;
+        memory.suspect_cpu_ns = None;
         return false;
     }
     memory.stuck_since_ns.is_none()
@@ -90,11 +109,32 @@ impl SlotHistory {
 /// has [`overtaken`] it).
 ///
 /// A worker that waits for connections is never stuck, however long its queue: it was woken and has not run yet.
+/// Nor is one that waits for a CPU: a running suspect must first have had [`Limits::suspect_cpu_ns`] without an accept.
 /// And where all are as busy, no worker would serve the queue sooner: that is overload, not a stuck worker.
 ///
 /// The state is read last, because reading it costs something.
-pub fn stuck(another_sooner: bool, doing: impl FnOnce() -> WorkerState) -> bool {
-    another_sooner && matches!(doing(), WorkerState::Busy | WorkerState::Stopped)
+pub fn stuck(
+    another_sooner: bool,
+    memory: &mut SlotHistory,
+    limits: Limits,
+    doing: impl FnOnce() -> WorkerState,
+) -> bool {
+    another_sooner
+        && match doing() {
+            WorkerState::Busy | WorkerState::Stopped => true,
+            WorkerState::Running { cpu_ns } => {
+                let before = *memory.suspect_cpu_ns.get_or_insert(cpu_ns);
+                cpu_ns.saturating_sub(before) >= limits.suspect_cpu_ns()
+            }
+            WorkerState::Waiting | WorkerState::Gone | WorkerState::Unknown => false,
+        }
+}
+
+impl WorkerState {
+    /// Whether it is seen outside accept, so that what waits for it waits for something else first.
+    pub fn is_elsewhere(self) -> bool {
+        matches!(self, Self::Busy | Self::Running { .. } | Self::Stopped)
+    }
 }
 
 /// Another worker must serve this many times its own queue before a suspect counts as overtaken. Chance and uneven
@@ -274,14 +314,49 @@ mod tests {
             (WorkerState::Stopped, true, true),
             (WorkerState::Waiting, true, false),
             (WorkerState::Unknown, true, false),
+            (WorkerState::Gone, true, false),
             (WorkerState::Busy, false, false),
             (WorkerState::Stopped, false, false),
         ] {
+            let (mut memory, limits) = (SlotHistory::default(), Limits::default());
             assert_eq!(
-                stuck(another_idle, || doing),
+                stuck(another_idle, &mut memory, limits, || doing),
                 expected,
                 "{doing:?} {another_idle}"
             );
+        }
+    }
+
+    #[test]
+    fn who_waits_for_a_cpu_is_not_stuck_until_it_has_had_one() {
+        let (mut memory, limits) = (SlotHistory::default(), Limits::default());
+        let stuck_at = |memory: &mut SlotHistory, cpu_ns| {
+            stuck(true, memory, limits, || WorkerState::Running { cpu_ns })
+        };
+        assert!(!suspect(0, &look(0, 0), &mut memory, limits));
+        assert!(suspect(5 * MS, &look(1, 0), &mut memory, limits));
+        assert!(!stuck_at(&mut memory, 70 * MS));
+        assert!(!stuck_at(&mut memory, 70 * MS), "it had no CPU meanwhile");
+        assert!(!stuck_at(&mut memory, 71 * MS - 1));
+        assert!(stuck_at(&mut memory, 71 * MS), "a fifth of the patience");
+        // It accepted, and is suspect anew.
+        assert!(!suspect(6 * MS, &look(1, 1), &mut memory, limits));
+        assert!(suspect(11 * MS, &look(1, 1), &mut memory, limits));
+        assert!(!stuck_at(&mut memory, 90 * MS));
+        assert!(stuck_at(&mut memory, 91 * MS));
+    }
+
+    #[test]
+    fn who_computes_sleeps_or_is_stopped_is_elsewhere() {
+        for (state, expected) in [
+            (WorkerState::Busy, true),
+            (WorkerState::Running { cpu_ns: 0 }, true),
+            (WorkerState::Stopped, true),
+            (WorkerState::Waiting, false),
+            (WorkerState::Gone, false),
+            (WorkerState::Unknown, false),
+        ] {
+            assert_eq!(state.is_elsewhere(), expected, "{state:?}");
         }
     }
 

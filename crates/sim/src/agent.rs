@@ -36,6 +36,8 @@ pub(crate) struct Agent {
     arrivals: Vec<Arrivals>,
     avoided_ns: Vec<u64>,
     budget: Budget,
+    /// The CPU time of a worker that was always busy, in ns; `None` where requests wait for something else than a CPU.
+    cpu_ns: Option<u64>,
 }
 
 impl Agent {
@@ -59,13 +61,22 @@ impl Agent {
             arrivals: vec![Arrivals::default(); workers],
             avoided_ns: vec![0; workers],
             budget: Budget::default(),
+            cpu_ns: None,
         }
     }
 
     /// Takes one look: marks stuck slots. Returns the time of the next look, in s; [`Agent::next_move`] returns the
-    /// queues to be moved now.
-    pub(crate) fn look(&mut self, now: f64, steering: &mut Steering, workers: &[Worker]) -> f64 {
+    /// queues to be moved now. `cpu_s`: the CPU time so far of a worker that was always busy; `None` where requests wait
+    /// for something else.
+    pub(crate) fn look(
+        &mut self,
+        now: f64,
+        cpu_s: Option<f64>,
+        steering: &mut Steering,
+        workers: &[Worker],
+    ) -> f64 {
         let now_ns = (now * NS) as u64 + 1;
+        self.cpu_ns = cpu_s.map(|cpu_s| (cpu_s * NS) as u64);
         let mut looks = std::mem::take(&mut self.looks);
         looks.clear();
         looks.extend((0..workers.len()).map(|slot| self.see(steering, workers, slot)));
@@ -144,16 +155,25 @@ impl Agent {
         if self.history[slot].stuck_since_ns.is_some() {
             return self.look_after(slot, now_ns, looks, steering, workers);
         }
-        if suspect
-            && judge::stuck(self.another_sooner(slot, now_ns, looks, workers), || {
-                self.doing(&workers[slot])
-            })
-        {
+        if suspect && self.is_stuck(slot, now_ns, looks, workers) {
             self.history[slot].stuck_since_ns = Some(now_ns);
             self.avoided_ns[slot] = now_ns;
             steering.mark(slot, flag::STUCK, true);
         }
         false
+    }
+
+    /// Whether a suspect is stuck.
+    fn is_stuck(
+        &mut self,
+        slot: usize,
+        now_ns: u64,
+        looks: &[SlotSample],
+        workers: &[Worker],
+    ) -> bool {
+        let sooner = self.another_sooner(slot, now_ns, looks, workers);
+        let doing = self.doing(&workers[slot]);
+        judge::stuck(sooner, &mut self.history[slot], self.limits, || doing)
     }
 
     fn look_after(
@@ -187,8 +207,11 @@ impl Agent {
         };
         if worker.halts > 0 {
             WorkerState::Stopped
-        } else if full || worker.down {
+        } else if worker.down {
             WorkerState::Busy
+        } else if full {
+            let running = |cpu_ns| WorkerState::Running { cpu_ns };
+            self.cpu_ns.map_or(WorkerState::Busy, running)
         } else {
             WorkerState::Waiting
         }

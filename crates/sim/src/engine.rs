@@ -417,7 +417,12 @@ impl Engine<'_> {
         else {
             return;
         };
-        let next = agent.look(self.servers.now(), steering, &self.workers);
+        let next = agent.look(
+            self.servers.now(),
+            self.servers.cpu_s(),
+            steering,
+            &self.workers,
+        );
         self.happens(next, Happening::AgentLooks);
         while let Some(slot) = self.next_move() {
             self.counts.rescues += 1;

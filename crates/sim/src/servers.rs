@@ -127,6 +127,12 @@ impl Servers {
         self.now
     }
 
+    /// The CPU time of a server that was always busy, in s; `None` where requests wait for something else.
+    #[inline]
+    pub(crate) fn cpu_s(&self) -> Option<f64> {
+        self.cpus.is_finite().then_some(self.done)
+    }
+
     /// Work that gets done for each in a second.
     #[inline]
     fn speed(&self) -> f64 {

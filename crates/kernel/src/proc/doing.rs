@@ -2,7 +2,10 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::time::Duration;
 
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use nix::unistd::Pid;
 pub use wakeone_model::judge::WorkerState;
 use wakeone_model::listener::Wait;
 
@@ -15,7 +18,7 @@ use crate::proc::{stat, waits};
 /// A thread in the middle of its computation shows as `running`, and so does one that is about to return from accept.
 /// The state is a sample, not a proof.
 pub fn doing(pid: u32) -> WorkerState {
-    threads_doing(pid, thread_doing)
+    threads_doing(pid, |task| thread_doing(pid, task))
 }
 
 /// Returns the same of a process that has these `sockets`, for some listeners. A thread in accept, epoll, poll or
@@ -36,6 +39,7 @@ fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> Worke
             Some(Wait::Poll(set)) if !set.is_empty() => WorkerState::Waiting,
             // The polled descriptors cannot be read here, and a ring may hold an accept.
             Some(Wait::PollUnseen | Wait::IoUring) => WorkerState::Waiting,
+            Some(Wait::Running) => thread_doing(pid, task),
             Some(_) => WorkerState::Busy,
         }
     })
@@ -50,13 +54,50 @@ fn threads_doing(pid: u32, of: impl Fn(&std::path::Path) -> WorkerState) -> Work
         match of(&task.path()) {
             WorkerState::Gone => {}
             WorkerState::Waiting => return if_running(pid, WorkerState::Waiting),
-            other => verdict = other,
+            other => verdict = busier(verdict, other),
         }
     }
     match verdict {
-        WorkerState::Busy => if_running(pid, WorkerState::Busy),
+        WorkerState::Busy | WorkerState::Running { .. } => if_running(pid, verdict),
         other => other,
     }
+}
+
+/// Returns the state of two that do not wait together: one that runs settles it.
+fn busier(one: WorkerState, other: WorkerState) -> WorkerState {
+    match one {
+        WorkerState::Running { .. } => one,
+        _ => other,
+    }
+}
+
+/// Returns the state of two processes of a worker.
+fn together(one: WorkerState, other: WorkerState) -> WorkerState {
+    match (one, other) {
+        (WorkerState::Waiting, _) => one,
+        (_, WorkerState::Waiting) => other,
+        (WorkerState::Running { cpu_ns: one }, WorkerState::Running { cpu_ns: other }) => {
+            WorkerState::Running {
+                cpu_ns: one.saturating_add(other),
+            }
+        }
+        _ => busier(one, other),
+    }
+}
+
+/// Returns the state of a process that runs.
+fn running(pid: u32) -> WorkerState {
+    WorkerState::Running {
+        cpu_ns: cpu_ns(pid).unwrap_or(0),
+    }
+}
+
+/// Returns the CPU time of a process. One call gives that of all its threads (kernel/time/posix-cpu-timers.c), and lags
+/// by a tick for those that run now.
+fn cpu_ns(pid: u32) -> Option<u64> {
+    let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
+    let time = Duration::from(clock_gettime(clock).ok()?);
+    u64::try_from(time.as_nanos()).ok()
 }
 
 /// A stopped process keeps the system call it was in.
@@ -80,13 +121,7 @@ fn holders_doing(pid: u32, inodes: &[u64]) -> Option<WorkerState> {
     let below = children
         .iter()
         .filter_map(|child| holders_doing(*child, inodes))
-        .reduce(|one, other| {
-            if one == WorkerState::Waiting {
-                one
-            } else {
-                other
-            }
-        });
+        .reduce(together);
     below.or_else(|| {
         let held = sockets_of(pid).unwrap_or_default();
         held.iter()
@@ -95,9 +130,10 @@ fn holders_doing(pid: u32, inodes: &[u64]) -> Option<WorkerState> {
     })
 }
 
-fn thread_doing(task: &std::path::Path) -> WorkerState {
+fn thread_doing(pid: u32, task: &std::path::Path) -> WorkerState {
     match stat::text(task.join("syscall")) {
         Ok(line) if waits::is_wait(&line) => WorkerState::Waiting,
+        Ok(line) if waits::is_running(&line) => running(pid),
         Ok(_) => WorkerState::Busy,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => WorkerState::Unknown,
         Err(_) => WorkerState::Gone,
@@ -128,6 +164,38 @@ mod tests {
     }
 
     #[test]
+    fn who_computes_runs_and_its_cpu_time_grows() {
+        let mut computes = std::process::Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+            .expect("sh");
+        let since = Instant::now();
+        let mut first = None;
+        loop {
+            assert!(since.elapsed() < Duration::from_secs(10), "{first:?}");
+            if let WorkerState::Running { cpu_ns } = doing(computes.id())
+                && *first.get_or_insert(cpu_ns) + 5_000_000 < cpu_ns
+            {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        computes.kill().expect("kill");
+        computes.wait().expect("wait");
+    }
+
+    #[test]
+    fn processes_of_one_worker_are_told_together() {
+        use WorkerState::{Busy, Running, Stopped, Waiting};
+        let (one, other) = (Running { cpu_ns: 5 }, Running { cpu_ns: 7 });
+        assert_eq!(together(one, other), Running { cpu_ns: 12 });
+        assert_eq!(together(Busy, one), one);
+        assert_eq!(together(one, Stopped), one);
+        assert_eq!(together(Waiting, one), Waiting);
+        assert_eq!(together(one, Waiting), Waiting);
+    }
+
+    #[test]
     fn who_waits_for_something_else_does_not_wait_for_connections() {
         use rustix::event::epoll;
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
@@ -143,13 +211,10 @@ mod tests {
         )
         .expect("add");
         let doing = || doing_at(own, &sockets_of(own).expect("own sockets"), &listeners);
-        let until = |wanted: WorkerState| {
+        let until = |waiting: bool| {
             let since = Instant::now();
-            while doing() != wanted {
-                assert!(
-                    since.elapsed() < Duration::from_secs(10),
-                    "{wanted:?} never seen"
-                );
+            while (doing() == WorkerState::Waiting) != waiting {
+                assert!(since.elapsed() < Duration::from_secs(10), "{waiting}");
                 std::thread::sleep(Duration::from_millis(1));
             }
         };
@@ -160,15 +225,15 @@ mod tests {
             });
             // Other tests' threads come and go, and none of them waits for this listener.
             for _ in 0..20 {
-                assert_eq!(doing(), WorkerState::Busy);
+                assert!(doing().is_elsewhere(), "{:?}", doing());
                 std::thread::sleep(Duration::from_millis(1));
             }
             let data = epoll::EventData::new_u64(2);
             epoll::add(&set, &listener, data, epoll::EventFlags::IN).expect("add");
-            until(WorkerState::Waiting);
+            until(true);
             drop(wake);
         });
-        until(WorkerState::Busy);
+        until(false);
     }
 
     #[test]

@@ -246,6 +246,12 @@ pub(crate) fn is_wait(line: &str) -> bool {
     })
 }
 
+/// Whether a line of /proc/PID/task/TID/syscall is of a thread on a CPU, or one that waits for a CPU. A thread that
+/// sleeps outside a system call, in a page fault say, is neither.
+pub(crate) fn is_running(line: &str) -> bool {
+    line.trim_end() == "running"
+}
+
 /// Whether one of these sockets is in an epoll instance.
 pub(crate) fn is_in(pid: u32, epoll: i32, inodes: &HashSet<u64>) -> bool {
     polled(pid, epoll)

@@ -190,16 +190,14 @@ impl Core {
         let nobody = self.dispatcher.table().slot(slot).pid().load(Relaxed) == 0;
         match self.worker_state(slot) {
             _ if sample.queued == 0 => Ok(()),
-            WorkerState::Busy | WorkerState::Stopped => Ok(()),
+            state if state.is_elsewhere() => Ok(()),
             WorkerState::Waiting => {
                 Err("its worker waits for connections there, and serves it itself")
             }
             WorkerState::Unknown | WorkerState::Gone if nobody && self.dispatcher.holds(slot) => {
                 Ok(())
             }
-            WorkerState::Unknown | WorkerState::Gone => {
-                Err("what its worker does cannot be seen, and it must not be waiting there")
-            }
+            _ => Err("what its worker does cannot be seen, and it must not be waiting there"),
         }
     }
 }

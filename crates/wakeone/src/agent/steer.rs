@@ -114,8 +114,8 @@ impl Steer for Agent {
     fn accepting(&self, slot: usize) -> Option<bool> {
         match lock(&self.core).worker_state(slot) {
             WorkerState::Waiting => Some(true),
-            WorkerState::Busy | WorkerState::Stopped => Some(false),
-            WorkerState::Unknown | WorkerState::Gone => None,
+            state if state.is_elsewhere() => Some(false),
+            _ => None,
         }
     }
 

@@ -27,11 +27,7 @@ impl Core {
             }
             if let Some(since) = self.slots[slot].history.stuck_since_ns {
                 self.look_after(slot, samples, now, since);
-            } else if suspect
-                && judge::stuck(self.another_sooner(slot, samples, now, limits), || {
-                    self.probe(slot)
-                })
-            {
+            } else if suspect && self.is_stuck(slot, samples, now, limits) {
                 self.slots[slot].history.stuck_since_ns = Some(now);
                 self.mark(slot, flag::STUCK, true);
                 let since = self.now_ns();
@@ -43,6 +39,15 @@ impl Core {
                 });
             }
         }
+    }
+
+    /// Whether a suspect is stuck.
+    fn is_stuck(&mut self, slot: usize, samples: &[SlotSample], now: u64, limits: Limits) -> bool {
+        let sooner = self.another_sooner(slot, samples, now, limits);
+        let mut history = self.slots[slot].history;
+        let stuck = judge::stuck(sooner, &mut history, limits, || self.probe(slot));
+        self.slots[slot].history = history;
+        stuck
     }
 
     /// Takes the stuck mark off a UDP socket that is read now and then: a read is a sign of life by itself.
@@ -87,7 +92,7 @@ impl Core {
         };
         if judge::recovered(&samples[slot], &self.slots[slot].history, worker) {
             self.resume(slot, now, since);
-        } else if may_move && matches!(worker, WorkerState::Busy | WorkerState::Stopped) {
+        } else if may_move && worker.is_elsewhere() {
             self.move_queue(slot);
         }
     }

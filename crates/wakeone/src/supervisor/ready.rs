@@ -53,8 +53,8 @@ struct Observation<'a> {
 fn sees_accept(pid: u32, given: &[u64]) -> Option<bool> {
     match doing_below(pid, given) {
         WorkerState::Waiting => Some(true),
-        WorkerState::Busy | WorkerState::Stopped => Some(false),
-        WorkerState::Unknown | WorkerState::Gone => None,
+        state if state.is_elsewhere() => Some(false),
+        _ => None,
     }
 }
 
