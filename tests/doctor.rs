@@ -284,6 +284,40 @@ fn a_worker_that_ends_with_connections_in_its_queue() {
     });
 }
 
+/// From the times that connections took, doctor simulates what other policies would bring, and says why where it cannot.
+#[test]
+fn what_a_policy_would_bring_is_simulated() {
+    staged(|_| {
+        let stage = Stage::of(serve(&["--model", "preforked", "--reuseport", "-w", "4"]));
+        let slow = ["--mix", "1:/work?us=60000&kind=sleep"];
+        let quick = ["--mix", "9:/work?us=5000&kind=sleep"];
+        let _stage = stage.under(&[&["--rate", "200"][..], &quick, &slow].concat());
+        let told = doctor(&[]);
+        let prediction = &told.report["prediction"];
+        let of = |field: &str| prediction[field].as_f64().unwrap_or(f64::NAN);
+        assert_eq!(prediction["simulated"], true, "{:#}", told.report);
+        assert_eq!(prediction["workers"], 4, "{prediction:#}");
+        // 10.5 ms, and what the server needs beside the sleep.
+        let most = 16.0 * f64::from(slowness());
+        assert!(
+            (8.0..most).contains(&of("service_ms_mean")),
+            "{prediction:#}"
+        );
+        let mean = |name: &str| {
+            let ways = prediction["ways"].as_array().expect("ways");
+            let way = ways.iter().find(|way| way["name"] == name);
+            way.and_then(|way| way["latency_ms_mean"].as_f64())
+        };
+        let (now, then) = (mean("now"), mean("least-connections+rescue"));
+        assert!(now > then && then > Some(8.0), "{prediction:#}");
+
+        let untraced = doctor(&["--no-tracing"]).report;
+        assert_eq!(untraced["prediction"], Value::Null);
+        let reason = untraced["not_predicted"].as_str().expect("a reason");
+        assert!(reason.contains("tracing"), "{reason}");
+    });
+}
+
 #[test]
 fn a_herd_around_poll() {
     finds("thundering-herd", &[], || {

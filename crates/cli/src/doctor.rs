@@ -1,5 +1,8 @@
 //! `wakeone doctor`: explains how the kernel treats a running server, and how to improve that.
 
+mod lifetimes;
+mod prediction;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,13 +19,16 @@ use wakeone::status::Group;
 use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_kernel::netns;
 use wakeone_model::layout::{Style, wrap};
+use wakeone_model::listener::Listener;
 use wakeone_model::snapshot::{Queue, Row, Totals, View, Watch};
 use wakeone_model::verdict::{self, Finding};
-use wakeone_observe::{Target, text, watcher};
+use wakeone_observe::{Found, Target, text, watcher};
 
 use crate::output::{print, style};
 use crate::target;
 use crate::top::steering;
+use lifetimes::Lifetimes;
+use prediction::Prediction;
 
 /// Say how a running server takes connections, what is wrong with it, and what to do
 #[derive(Debug, clap::Args)]
@@ -72,6 +78,17 @@ struct Report<'a> {
     workers: Vec<Row>,
     queues: Vec<Queue>,
     view: &'a View,
+    /// What other policies would bring, simulated; `None` where that cannot be told.
+    prediction: Option<&'a Prediction>,
+    /// Why it cannot.
+    not_predicted: Option<&'a str>,
+}
+
+/// A listener as it was watched, and what follows from that.
+struct Judged {
+    watch: Watch,
+    findings: Vec<Finding>,
+    prediction: Result<Prediction, String>,
 }
 
 /// Exit code for findings.
@@ -109,20 +126,26 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     // A probe for each of many listeners would be a load of its own.
     let tracing = !args.no_tracing && found.len() <= 8;
     let progress = Progress::of(args.duration);
-    let watches = watcher::watch_all(&found, tracing, args.duration, &mut || {
-        progress.show();
-        cancelled()
+    let (watches, lifetimes) = with_lifetimes(&found, tracing, || {
+        watcher::watch_all(&found, tracing, args.duration, &mut || {
+            progress.show();
+            cancelled()
+        })
     });
     progress.end();
     let watches = watches.context("doctor")?;
     // If we may not read the state of root's groups, the report treats the steering as unknown.
     let groups = steering::groups(&paths);
-    let judged: Vec<(Watch, Vec<Finding>)> = watches
+    let judged: Vec<Judged> = watches
         .into_iter()
-        .map(|mut watch| {
+        .enumerate()
+        .map(|(at, mut watch)| {
             watch.steered = steering::of(&groups, &watch).map(|_| true);
-            let findings = verdict::judge(&watch);
-            (watch, findings)
+            Judged {
+                findings: verdict::judge(&watch),
+                prediction: prediction::predict(&watch, lifetimes.get(at)),
+                watch,
+            }
         })
         .collect();
     if args.json {
@@ -130,14 +153,34 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     } else {
         print(&texts(&judged, &groups, &apart, &target, style()))?;
     }
-    let ill = judged.iter().any(|(_, findings)| !findings.is_empty());
-    let unseen = target != Target::All && !judged.iter().any(|(watch, _)| text::told(watch));
+    let ill = judged.iter().any(|one| !one.findings.is_empty());
+    let unseen = target != Target::All && !judged.iter().any(|one| text::told(&one.watch));
     Ok(if ill {
         ExitCode::from(FOUND)
     } else if unseen {
         ExitCode::from(NOT_TOLD)
     } else {
         ExitCode::SUCCESS
+    })
+}
+
+/// Watches, and meanwhile observes in another thread how long connections stay accepted, where tracing counts them.
+fn with_lifetimes<T>(
+    found: &[Found],
+    tracing: bool,
+    watch: impl FnOnce() -> T,
+) -> (T, Vec<Lifetimes>) {
+    let listeners: Vec<&Listener> = found.iter().map(|one| &one.listener).collect();
+    if !tracing || listeners.is_empty() {
+        return (watch(), Vec::new());
+    }
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // A new thread is in the network namespace of the one that starts it.
+        let looking = scope.spawn(|| lifetimes::watch(&listeners, &ended));
+        let watched = watch();
+        ended.store(true, Ordering::Relaxed);
+        (watched, looking.join().unwrap_or_default())
     })
 }
 
@@ -203,28 +246,36 @@ pub fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-fn json(judged: &[(Watch, Vec<Finding>)]) -> anyhow::Result<String> {
+fn json(judged: &[Judged]) -> anyhow::Result<String> {
     let reports: Vec<Report<'_>> = judged
         .iter()
-        .map(|(watch, findings)| Report {
-            address: watch.last.listener.address.to_string(),
-            protocol: watch.last.listener.protocol.to_string(),
-            accept_model: watch.model.name(),
-            model: &watch.model,
-            healthy: findings.is_empty() && text::told(watch),
-            findings,
-            totals: watch.totals(),
-            workers: watch.rows(),
-            queues: watch.queues(),
-            view: &watch.view,
-        })
+        .map(
+            |Judged {
+                 watch,
+                 findings,
+                 prediction,
+             }| Report {
+                address: watch.last.listener.address.to_string(),
+                protocol: watch.last.listener.protocol.to_string(),
+                accept_model: watch.model.name(),
+                model: &watch.model,
+                healthy: findings.is_empty() && text::told(watch),
+                findings,
+                totals: watch.totals(),
+                workers: watch.rows(),
+                queues: watch.queues(),
+                view: &watch.view,
+                prediction: prediction.as_ref().ok(),
+                not_predicted: prediction.as_ref().err().map(String::as_str),
+            },
+        )
         .collect();
     let whole = serde_json::json!({ "listeners": reports });
     Ok(format!("{}\n", serde_json::to_string_pretty(&whole)?))
 }
 
 fn texts(
-    judged: &[(Watch, Vec<Finding>)],
+    judged: &[Judged],
     groups: &[Group],
     apart: &[String],
     target: &Target,
@@ -232,15 +283,24 @@ fn texts(
 ) -> String {
     let mut parts: Vec<String> = judged
         .iter()
-        .map(|(watch, findings)| {
-            let steered = steering::of(groups, watch).map(|steering| {
-                let lines = wrap(&steering::line(&steering), "  ", style);
-                lines.join("\n") + "\n"
-            });
-            text::report(watch, findings, style) + &steered.unwrap_or_default()
-        })
+        .map(
+            |Judged {
+                 watch,
+                 findings,
+                 prediction,
+             }| {
+                let steered = steering::of(groups, watch).map(|steering| {
+                    let lines = wrap(&steering::line(&steering), "  ", style);
+                    lines.join("\n") + "\n"
+                });
+                let predicted = prediction.as_ref().map(|one| prediction::lines(one, style));
+                text::report(watch, findings, style)
+                    + &steered.unwrap_or_default()
+                    + &predicted.unwrap_or_default()
+            },
+        )
         .collect();
-    if judged.iter().any(|(watch, _)| text::told(watch)) {
+    if judged.iter().any(|one| text::told(&one.watch)) {
         parts.push(text::legend(&parts.concat(), style));
     }
     parts.extend(
@@ -252,7 +312,10 @@ fn texts(
         parts.push(format!("nothing listens on {target}\n"));
     }
     // Anything that cannot be observed is noted once, not for each listener.
-    let missing: BTreeSet<&String> = judged.iter().flat_map(|(w, _)| &w.view.missing).collect();
+    let missing: BTreeSet<&String> = judged
+        .iter()
+        .flat_map(|one| &one.watch.view.missing)
+        .collect();
     let note = |text: &&String| wrap(text, "note: ", style).join("\n") + "\n";
     let notes: String = missing.iter().map(note).collect();
     if !notes.is_empty() {
