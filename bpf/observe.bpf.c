@@ -22,7 +22,13 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define AGAIN 11
 #define PROTOCOL_TCP 6
 /* include/net/tcp_states.h */
-enum { STATE_ESTABLISHED = 1, STATE_SYN_RECV = 3, STATE_LISTEN = 10 };
+enum {
+	STATE_ESTABLISHED = 1,
+	STATE_SYN_RECV = 3,
+	STATE_FIN_WAIT1 = 4,
+	STATE_LAST_ACK = 9,
+	STATE_LISTEN = 10,
+};
 
 /* The few fields that are read. The kernel's BTF tells where they are. */
 struct ns_common {
@@ -151,22 +157,6 @@ static __always_inline void announce(const struct sock *child)
 	mark->child = (__u64)child;
 }
 
-SEC("tp_btf/inet_sock_set_state")
-int BPF_PROG(wakeone_state, const struct sock *sk, int from, int to)
-{
-	/* Most states of most sockets are neither. */
-	if (!(from == STATE_LISTEN && to == STATE_SYN_RECV) &&
-	    !(from == STATE_SYN_RECV && to == STATE_ESTABLISHED))
-		return 0;
-	if (!is_ours(sk))
-		return 0;
-	if (to == STATE_SYN_RECV)
-		announce(sk);
-	else
-		ADD(watched.connections, 1);
-	return 0;
-}
-
 /* Whether the child is locked, and not accepted yet. */
 static __always_inline bool is_announced(const struct sock *child)
 {
@@ -217,25 +207,28 @@ static __always_inline __u32 bucket_of(__u64 us)
 	       ((us >> (octave - 4)) & (WAKEONE_WAIT_STEPS - 1));
 }
 
-static __always_inline void count_wait(struct wakeone_watched_worker *worker, struct sock *child)
+static __always_inline void count_time(struct wakeone_times *times, __u64 since, __u64 now)
 {
-	__u64 since = BPF_CORE_READ((struct tcp_sock *)child, rcvq_space.time);
-	__u64 now = bpf_ktime_get_ns() / 1000, us;
-	__u32 bucket;
+	/* Another CPU may have read the clock, so the difference may be negative. */
+	__u64 us = now > since ? now - since : 0;
+	__u32 bucket = bucket_of(us);
 
-	/* With Multipath TCP the application gets another kind of socket. */
-	if (BPF_CORE_READ(child, sk_protocol) != PROTOCOL_TCP)
-		return;
-	/* Another CPU read the kernel's clock, so the difference may be negative. */
-	us = now > since ? now - since : 0;
-	ADD(worker->waits, 1);
-	ADD(worker->wait_us_sum, us);
-	if (us > worker->wait_us_max)
-		worker->wait_us_max = us;
-	bucket = bucket_of(us);
+	ADD(times->count, 1);
+	ADD(times->us_sum, us);
+	if (us > times->us_max)
+		times->us_max = us;
 	/* Without it the compiler folds the mask into what it knows of the octave. */
 	barrier_var(bucket);
-	ADD(worker->wait[bucket & (WAKEONE_WAIT_BUCKETS - 1)], 1);
+	ADD(times->bucket[bucket & (WAKEONE_WAIT_BUCKETS - 1)], 1);
+}
+
+static __always_inline void count_wait(struct wakeone_watched_worker *worker, struct sock *child,
+				       __u64 now)
+{
+	/* With Multipath TCP the application gets another kind of socket. */
+	if (BPF_CORE_READ(child, sk_protocol) == PROTOCOL_TCP)
+		count_time(&worker->wait, BPF_CORE_READ((struct tcp_sock *)child, rcvq_space.time),
+			   now);
 }
 
 static __always_inline struct wakeone_watched_worker *current_worker(void)
@@ -243,12 +236,55 @@ static __always_inline struct wakeone_watched_worker *current_worker(void)
 	return worker_of(bpf_get_current_pid_tgid() >> 32);
 }
 
+/*
+ * The worker closes a connection. If it serves one at a time, this is the one
+ * that it accepted last, and the time between is the service time. A connection
+ * that was reset ends without this; the next accept() then counts as overlapping.
+ */
+static __always_inline void count_end(void)
+{
+	struct wakeone_watched_worker *worker = current_worker();
+	__u64 since;
+
+	if (!worker)
+		return;
+	since = worker->accepted_us;
+	worker->accepted_us = 0;
+	if (since)
+		count_time(&worker->held, since, bpf_ktime_get_ns() / 1000);
+}
+
+SEC("tp_btf/inet_sock_set_state")
+int BPF_PROG(wakeone_state, const struct sock *sk, int from, int to)
+{
+	bool ends = to == STATE_FIN_WAIT1 || to == STATE_LAST_ACK;
+
+	/* Most states of most sockets are none of these. */
+	if (!ends && !(from == STATE_LISTEN && to == STATE_SYN_RECV) &&
+	    !(from == STATE_SYN_RECV && to == STATE_ESTABLISHED))
+		return 0;
+	if (!is_ours(sk))
+		return 0;
+	if (ends)
+		count_end();
+	else if (to == STATE_SYN_RECV)
+		announce(sk);
+	else
+		ADD(watched.connections, 1);
+	return 0;
+}
+
 static __always_inline void count_accept(struct wakeone_watched_worker *worker,
 					 struct sock *child, int error)
 {
 	if (child) {
+		__u64 now = bpf_ktime_get_ns() / 1000;
+
 		ADD(worker->accepted, 1);
-		count_wait(worker, child);
+		if (worker->accepted_us)
+			ADD(worker->overlapping, 1);
+		worker->accepted_us = now;
+		count_wait(worker, child, now);
 	} else if (error == -AGAIN) {
 		ADD(worker->accepted_empty, 1);
 	}

@@ -15,14 +15,23 @@
 #define WAKEONE_WAIT_STEPS 16
 #define WAKEONE_WAIT_BUCKETS (WAKEONE_WAIT_STEPS * 32)
 
+struct wakeone_times {
+	__u64 count;
+	__u64 us_sum;
+	__u64 us_max;
+	__u32 bucket[WAKEONE_WAIT_BUCKETS];
+};
+
 struct wakeone_watched_worker {
 	__u64 accepted;       /* connections that accept() returned */
 	__u64 accepted_empty; /* accept() calls that found nothing (EAGAIN) */
 	__u64 woken;          /* threads woken for a connection */
-	__u64 wait_us_max;
-	__u64 wait_us_sum;
-	__u64 waits;          /* connections whose wait was measured */
-	__u32 wait[WAKEONE_WAIT_BUCKETS];
+	/* When it accepted the connection that is open, in us of CLOCK_MONOTONIC;
+	 * 0: none is. */
+	__u64 accepted_us;
+	__u64 overlapping;    /* connections accepted while another was open */
+	struct wakeone_times wait; /* in the accept queue */
+	struct wakeone_times held; /* from accept() to close(), of one at a time */
 };
 
 struct wakeone_watched {

@@ -1,6 +1,5 @@
 //! `wakeone doctor`: explains how the kernel treats a running server, and how to improve that.
 
-mod lifetimes;
 mod prediction;
 
 use std::collections::BTreeSet;
@@ -19,15 +18,13 @@ use wakeone::status::Group;
 use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_kernel::netns;
 use wakeone_model::layout::{Style, wrap};
-use wakeone_model::listener::Listener;
 use wakeone_model::snapshot::{Queue, Row, Totals, View, Watch};
 use wakeone_model::verdict::{self, Finding};
-use wakeone_observe::{Found, Target, text, watcher};
+use wakeone_observe::{Target, text, watcher};
 
 use crate::output::{print, style};
 use crate::target;
 use crate::top::steering;
-use lifetimes::Lifetimes;
 use prediction::Prediction;
 
 /// Say how a running server takes connections, what is wrong with it, and what to do
@@ -126,11 +123,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     // A probe for each of many listeners would be a load of its own.
     let tracing = !args.no_tracing && found.len() <= 8;
     let progress = Progress::of(args.duration);
-    let (watches, lifetimes) = with_lifetimes(&found, tracing, || {
-        watcher::watch_all(&found, tracing, args.duration, &mut || {
-            progress.show();
-            cancelled()
-        })
+    let watches = watcher::watch_all(&found, tracing, args.duration, &mut || {
+        progress.show();
+        cancelled()
     });
     progress.end();
     let watches = watches.context("doctor")?;
@@ -138,12 +133,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let groups = steering::groups(&paths);
     let judged: Vec<Judged> = watches
         .into_iter()
-        .enumerate()
-        .map(|(at, mut watch)| {
+        .map(|mut watch| {
             watch.steered = steering::of(&groups, &watch).map(|_| true);
             Judged {
                 findings: verdict::judge(&watch),
-                prediction: prediction::predict(&watch, lifetimes.get(at)),
+                prediction: prediction::predict(&watch),
                 watch,
             }
         })
@@ -161,26 +155,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         ExitCode::from(NOT_TOLD)
     } else {
         ExitCode::SUCCESS
-    })
-}
-
-/// Watches, and meanwhile observes in another thread how long connections stay accepted, where tracing counts them.
-fn with_lifetimes<T>(
-    found: &[Found],
-    tracing: bool,
-    watch: impl FnOnce() -> T,
-) -> (T, Vec<Lifetimes>) {
-    let listeners: Vec<&Listener> = found.iter().map(|one| &one.listener).collect();
-    if !tracing || listeners.is_empty() {
-        return (watch(), Vec::new());
-    }
-    let ended = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        // A new thread is in the network namespace of the one that starts it.
-        let looking = scope.spawn(|| lifetimes::watch(&listeners, &ended));
-        let watched = watch();
-        ended.store(true, Ordering::Relaxed);
-        (watched, looking.join().unwrap_or_default())
     })
 }
 

@@ -51,6 +51,12 @@ pub struct WorkerTrace {
     pub woken: u64,
     /// Waits in the accept queue.
     pub waits: Waits,
+    /// Connections accepted while another was open.
+    #[serde(default)]
+    pub overlapping: u64,
+    /// Times from accept() to close(), of connections that a worker served one at a time.
+    #[serde(default)]
+    pub held: Waits,
 }
 
 /// Counts that are unknown, because the kernel has no probe for them.
@@ -295,7 +301,20 @@ impl Watch {
             accepted_empty: last.accepted_empty.saturating_sub(first.accepted_empty),
             woken: last.woken.saturating_sub(first.woken),
             waits: last.waits.since(&first.waits),
+            overlapping: last.overlapping.saturating_sub(first.overlapping),
+            held: last.held.since(&first.held),
         })
+    }
+
+    /// How long the workers had the connections that they served one at a time, and how many they accepted while they
+    /// had another.
+    pub fn held(&self) -> (Waits, u64) {
+        let mut held = (Waits::default(), 0);
+        for traced in self.last.workers.keys().filter_map(|pid| self.traced(*pid)) {
+            held.0.add(&traced.held);
+            held.1 += traced.overlapping;
+        }
+        held
     }
 
     /// Connections of the listener that the probes saw, where they can.

@@ -1,4 +1,4 @@
-//! Histograms of waiting times, with the buckets that `bpf/observe.h` counts in.
+//! Histograms of waiting and of service times, with the buckets that `bpf/observe.h` counts in.
 
 use serde::{Deserialize, Serialize};
 
@@ -48,14 +48,25 @@ impl Waits {
             seen += u64::from(*n);
             seen >= rank
         })?;
-        let (low, high) = (floor_us(bucket) as f64, floor_us(bucket + 1) as f64);
-        let middle = (low + high - 1.0) / 2.0;
-        Some(middle.min(self.max_us as f64))
+        Some(self.middle_us(bucket))
     }
 
     /// The mean, µs; `None` where there is none.
     pub fn mean_us(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum_us as f64 / self.count as f64)
+    }
+
+    /// The times that were found, each with how many there were: the middle of its bucket, in µs.
+    pub fn times_us(&self) -> impl Iterator<Item = (f64, u32)> {
+        let filled = self.buckets.iter().enumerate().filter(|(_, n)| **n > 0);
+        filled.map(|(bucket, n)| (self.middle_us(bucket), *n))
+    }
+
+    /// The middle of a bucket, µs, if it is not above the longest.
+    fn middle_us(&self, bucket: usize) -> f64 {
+        let (low, high) = (floor_us(bucket) as f64, floor_us(bucket + 1) as f64);
+        let middle = (low + high - 1.0) / 2.0;
+        middle.min(self.max_us as f64)
     }
 
     /// Returns the waits since `earlier`.

@@ -492,6 +492,8 @@ impl Watcher {
                 accepted_empty: seen.accepted_empty,
                 woken: seen.woken,
                 waits: seen.waits.clone().trimmed(),
+                overlapping: seen.overlapping,
+                held: seen.held.clone().trimmed(),
             };
             (*pid, trace)
         };

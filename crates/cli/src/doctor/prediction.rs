@@ -5,12 +5,13 @@ use wakeone::policy::Policy;
 use wakeone_model::accept::Shape;
 use wakeone_model::layout::{Cell, Column, Style, number, table, words, wrap};
 use wakeone_model::snapshot::Watch;
+use wakeone_model::waits::Waits;
 use wakeone_sim::{Arrivals, Load, Service, Setup, Variant, Wake, Way};
-
-use super::lifetimes::Lifetimes;
 
 /// Fewer connections say too little about the slowest one percent.
 const FEWEST: u64 = 200;
+/// The part of the connections that may be accepted while another is open: after a reset, which is no close().
+const OVERLAPPING: f64 = 0.02;
 /// Where workers are busier than this, a small error of the measurement is a large one of the result.
 const MOST_BUSY: f64 = 0.95;
 /// Simulated requests of each way.
@@ -52,8 +53,7 @@ pub struct Prediction {
 }
 
 /// Simulates a listener's load, or tells why that would say nothing.
-pub fn predict(watch: &Watch, lifetimes: Option<&Lifetimes>) -> Result<Prediction, String> {
-    let lifetimes = lifetimes.ok_or("it takes tracing, of 8 listeners at most")?;
+pub fn predict(watch: &Watch) -> Result<Prediction, String> {
     let workers = workers(watch)?;
     let connections = watch
         .traced_connections()
@@ -63,17 +63,14 @@ pub fn predict(watch: &Watch, lifetimes: Option<&Lifetimes>) -> Result<Predictio
             "{connections} connections are too few: it takes {FEWEST}, so watch for longer"
         ));
     }
-    let open = lifetimes.most_open();
-    if open > workers {
+    let (held, overlapping) = watch.held();
+    if held.count < FEWEST || overlapping as f64 > OVERLAPPING * connections as f64 {
         return Err(format!(
-            "{open} connections were open in {workers} workers: only workers that serve one at a time can be simulated"
+            "{overlapping} of {connections} connections were accepted while another was open: only workers that serve one \
+             at a time can be simulated"
         ));
     }
-    let parts = lifetimes.service(connections);
-    if parts.is_empty() {
-        return Err("requests are too short for their times to be seen".into());
-    }
-    let service = Service::Mix(parts);
+    let service = Service::Mix(parts(&held));
     let requests_per_s = connections as f64 / watch.seconds().max(1e-9);
     let busy = requests_per_s * service.mean_s() / workers as f64;
     if busy > MOST_BUSY {
@@ -103,6 +100,15 @@ pub fn predict(watch: &Watch, lifetimes: Option<&Lifetimes>) -> Result<Predictio
         busy,
         ways: simulated?,
     })
+}
+
+/// Service times: weights, and times in s. A bucket is 6 % wide, so the sum that was counted mends the mean.
+fn parts(held: &Waits) -> Vec<(f64, f64)> {
+    let found: Vec<(f64, f64)> = held.times_us().map(|(us, n)| (f64::from(n), us)).collect();
+    let sum_us: f64 = found.iter().map(|(n, us)| n * us).sum();
+    let mend = held.sum_us as f64 / sum_us.max(1.0);
+    let seconds = |us: f64| us * mend * 1e-6;
+    found.into_iter().map(|(n, us)| (n, seconds(us))).collect()
 }
 
 /// The number of workers, if each serves a connection at a time as far as its accept model tells.

@@ -34,6 +34,10 @@ pub struct Worker {
     pub woken: u64,
     /// From the end of the handshake to accept()'s return.
     pub waits: Waits,
+    /// Connections accepted while another was open.
+    pub overlapping: u64,
+    /// From accept()'s return to the worker's close(), where no other was accepted between.
+    pub held: Waits,
 }
 
 /// The probes' counters since they were attached.
@@ -260,15 +264,15 @@ impl Probe {
         if bytes.len() < size_of::<types::data_watched>() {
             return Err(io::Error::other("the probes' map has another size"));
         }
+        // Never on the stack, which has no room for a megabyte.
+        let mut data = Box::<types::data_watched>::new_uninit();
         // SAFETY: the map's value is a `data_watched`, whose fields are integers of which any bits are valid; there
-        // are enough bytes, and they need not be aligned.
-        let data = unsafe {
-            bytes
-                .as_ptr()
-                .cast::<types::data_watched>()
-                .read_unaligned()
-        };
-        Ok(Box::new(data))
+        // are enough bytes, and they are copied one by one.
+        unsafe {
+            let to = data.as_mut_ptr().cast::<u8>();
+            to.copy_from_nonoverlapping(bytes.as_ptr(), size_of::<types::data_watched>());
+            Ok(data.assume_init())
+        }
     }
 
     /// Reads the counters.
@@ -294,12 +298,18 @@ fn counted(seen: &types::wakeone_watched_worker) -> Worker {
         accepted: seen.accepted,
         accepted_empty: seen.accepted_empty,
         woken: seen.woken,
-        waits: Waits {
-            count: seen.waits,
-            sum_us: seen.wait_us_sum,
-            max_us: seen.wait_us_max,
-            buckets: seen.wait.to_vec(),
-        },
+        waits: times(&seen.wait),
+        overlapping: seen.overlapping,
+        held: times(&seen.held),
+    }
+}
+
+fn times(seen: &types::wakeone_times) -> Waits {
+    Waits {
+        count: seen.count,
+        sum_us: seen.us_sum,
+        max_us: seen.us_max,
+        buckets: seen.bucket.to_vec(),
     }
 }
 
@@ -311,6 +321,8 @@ impl Worker {
             accepted_empty: self.accepted_empty.saturating_sub(earlier.accepted_empty),
             woken: self.woken.saturating_sub(earlier.woken),
             waits: self.waits.since(&earlier.waits),
+            overlapping: self.overlapping.saturating_sub(earlier.overlapping),
+            held: self.held.since(&earlier.held),
         }
     }
 }
@@ -564,6 +576,7 @@ mod tests {
         assert!(shortest > 25_000.0, "{shortest}");
         assert_eq!(worker.woken, 0, "nobody slept in accept");
         drop(stranger);
+        how_long_it_had_each(&listener, &probe);
 
         // Two sleep in accept, one connection: one is woken.
         listener.set_nonblocking(false).expect("blocking");
@@ -584,6 +597,32 @@ mod tests {
                 sleeper.join().expect("thread").expect("accept");
             }
         });
+    }
+
+    /// One has a connection for 30 ms and closes it first, and one closes it after its client.
+    fn how_long_it_had_each(listener: &TcpListener, probe: &Probe) {
+        let address = listener.local_addr().expect("address");
+        let own = std::process::id();
+        let before = probe.read().expect("read").workers[&own].clone();
+        listener.set_nonblocking(false).expect("blocking");
+        for client_first in [false, true] {
+            let client = TcpStream::connect(address).expect("connect");
+            let (accepted, _) = listener.accept().expect("accept");
+            std::thread::sleep(Duration::from_millis(30));
+            let client = (!client_first).then_some(client);
+            drop(accepted);
+            drop(client);
+        }
+        let two: Vec<_> = (0..2)
+            .map(|_| TcpStream::connect(address).expect("connect"))
+            .map(|client| (listener.accept().expect("accept"), client))
+            .collect();
+        drop(two);
+        let held = probe.read().expect("read").workers[&own].since(&before);
+        assert_eq!((held.accepted, held.overlapping), (4, 1), "{held:?}");
+        assert_eq!(held.held.count, 3, "{held:?}");
+        let longer = held.held.quantile_us(0.5).expect("three");
+        assert!(longer > 25_000.0, "{longer}");
     }
 
     /// Two handshakes and one accept, seen by probes of which some are missing.
