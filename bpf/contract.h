@@ -16,7 +16,7 @@
 #include <asm/types.h>
 #endif
 
-#define WAKEONE_CONTRACT 4
+#define WAKEONE_CONTRACT 5
 /* The simulator compiles the policies once more, with room for more slots. */
 #ifndef WAKEONE_SLOT_BITS
 #define WAKEONE_SLOT_BITS 8
@@ -33,6 +33,8 @@
 /* Load comparisons multiply active counts with weights. The bound lets the
  * product of two such numbers fit 64 bits with room to spare. */
 #define WAKEONE_MAX_WEIGHT 65535
+/* 4 us: far less than a request that others should not wait behind. */
+#define WAKEONE_PROGRESS_SHIFT 12
 
 enum wakeone_policy {
 	WAKEONE_HASH = 0,
@@ -110,20 +112,23 @@ struct wakeone_slot {
 	__u64 established;  /* connections that completed the handshake here */
 	__u64 closed;       /* connections counted out */
 	__u64 migrated_in;  /* queued connections that came from another slot */
-	__u64 migrated_out; /* queued connections that went to another slot */
+	/* When its worker last closed a connection, or got one while it had none:
+	 * CLOCK_MONOTONIC >> WAKEONE_PROGRESS_SHIFT. */
+	__u32 progress;
+	__u32 reserved;
 	/* Published by the agent: length of the accept queue, and its backlog. Of
 	 * UDP: bytes that wait to be read, and size of the receive buffer. */
 	__u32 queued;
 	__u32 queue_limit;
+	__u64 migrated_out; /* queued connections that went to another slot */
 	/* Written by the agent only. */
 	__u64 rescues;      /* times this slot's queue was moved away */
 	__u64 rescued;      /* connections moved by that */
 	__u64 stuck_ns;     /* time spent marked stuck, in all */
 	__u64 restarts;     /* workers started again in this slot */
 	__u32 pid;          /* the worker; 0: none */
-	__u32 reserved;
+	__u32 reserved2;
 	__u64 dropped;      /* datagrams that its sockets had no room for */
-	__u32 reserved2[2];
 } __attribute__((aligned(128)));
 
 /*

@@ -190,6 +190,9 @@ static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *
 	if (tag->counted)
 		return;
 	tag->counted = 1;
+	/* An idle worker accepts at once. */
+	if (!wakeone_load(slot_at(tag->slot), WAKEONE_BY_ACTIVE))
+		wakeone_note_progress(&table, tag->slot, bpf_ktime_get_ns());
 	wakeone_enter(&table, tag->slot);
 	ADD(slot_at(tag->slot)->established, 1);
 	if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_STATE_CB_FLAG))
@@ -238,6 +241,7 @@ static __always_inline void count_out(struct bpf_sock_ops *ops, struct bpf_sock 
 	if (slot < WAKEONE_MAX_SLOTS) {
 		wakeone_leave(&table, slot);
 		ADD(slot_at(slot)->closed, 1);
+		wakeone_note_progress(&table, slot, bpf_ktime_get_ns());
 	}
 }
 

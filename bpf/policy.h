@@ -104,11 +104,8 @@ WAKEONE_INLINE __u32 wakeone_tie(__u32 random, __u32 slot)
 	return (x ^ (x >> 15)) * 0x846ca68bu;
 }
 
-/* Breaks ties: the lowest number wins. It has 31 bits less those of a slot. */
-#ifndef WAKEONE_TIE
-#define WAKEONE_TIE(table, slot, load, random) \
-	(wakeone_tie(random, slot) >> (1 + WAKEONE_SLOT_BITS))
-#endif
+/* Bits of a number that breaks ties between slots of one load. */
+#define WAKEONE_TIE_BITS (31 - WAKEONE_SLOT_BITS)
 
 /* ---- the table ---------------------------------------------------------- */
 
@@ -158,6 +155,28 @@ WAKEONE_INLINE __u32 wakeone_is_listed(const struct wakeone_eligible *e, __u32 s
 	WAKEONE_HIDE(slot);
 	slot &= WAKEONE_MAX_SLOTS - 1;
 	return (WAKEONE_READ(e->mask[slot / 64]) >> (slot % 64)) & 1;
+}
+
+/*
+ * Breaks ties, the lowest number wins. Of busy slots that is the one whose
+ * worker made progress last: a worker that has had its request for long will
+ * probably have it for longer. Idle slots are all equal, and so are those of
+ * which no progress is known.
+ *
+ * No clock is read here. So each time that the number of progress overflows (34 s
+ * with 23 bits), a slot without progress since then is preferred once.
+ */
+WAKEONE_INLINE __u64 wakeone_tie_of(const struct wakeone_slot *s, __u32 slot, __u64 load,
+				    __u32 random)
+{
+	__u32 progress = WAKEONE_READ(s->progress);
+	__u64 known = wakeone_below(0, load) & wakeone_below(0, progress);
+
+#ifdef WAKEONE_TIES_BY_CHANCE
+	known = 0; /* for the simulator's comparison */
+#endif
+	return wakeone_either(known, ~progress, wakeone_tie(random, slot)) &
+	       ((1u << WAKEONE_TIE_BITS) - 1);
 }
 
 /* ---- choosing by weight -------------------------------------------------- */
@@ -267,7 +286,7 @@ WAKEONE_INLINE int wakeone_least_equal(const struct wakeone_table *t,
 		for (__u32 i = base; i < base + 4; i++) {
 			__u32 slot = WAKEONE_READ(e->slot[start + i]);
 			__u64 load = wakeone_load(&t->slot[slot], by);
-			__u64 tie = WAKEONE_TIE(t, slot, load, random);
+			__u64 tie = wakeone_tie_of(&t->slot[slot], slot, load, random);
 			__s64 mine = load << 31 | tie << WAKEONE_SLOT_BITS | slot;
 
 			best = wakeone_either(wakeone_below(mine, best), mine, best);
@@ -394,6 +413,14 @@ WAKEONE_GLOBAL int wakeone_idle(const struct wakeone_table *t, __u32 list, __u32
 		return wakeone_load(wakeone_slot_at(t, slot), WAKEONE_BY_ACTIVE) ? WAKEONE_NONE : (int)slot;
 	}
 	return WAKEONE_NONE;
+}
+
+/* Notes that a slot's worker has accepted or closed something now. */
+WAKEONE_INLINE void wakeone_note_progress(struct wakeone_table *t, __u32 slot, __u64 now_ns)
+{
+	struct wakeone_slot *s = (struct wakeone_slot *)wakeone_slot_at(t, slot);
+
+	WAKEONE_WRITE(s->progress, now_ns >> WAKEONE_PROGRESS_SHIFT);
 }
 
 /* Counts one more connection at a slot. */

@@ -49,10 +49,11 @@ fn main() {
     compile_groups(&bpf);
 }
 
-/// The groups of the simulator (src/bpf/policy_group.rs): name, bits of a slot's number, window, tie-break.
+/// The groups of the simulator (src/bpf/policy_group.rs): name, bits of a slot's number, window, whether chance
+/// breaks all ties.
 const GROUPS: [(&str, u32, u32, bool); 6] = [
     ("wakeone_group", 8, 32, false),
-    ("wakeone_group_freshest", 8, 32, true),
+    ("wakeone_group_chance", 8, 32, true),
     ("wakeone_group_wide", 10, 32, false),
     ("wakeone_group_wide_16", 10, 16, false),
     ("wakeone_group_wide_8", 10, 8, false),
@@ -62,7 +63,7 @@ const GROUPS: [(&str, u32, u32, bool); 6] = [
 /// Compiles src/bpf/policy_group.c once for each of [`GROUPS`].
 fn compile_groups(bpf: &Path) {
     println!("cargo:rerun-if-changed=src/bpf/policy_group.c");
-    for (name, bits, window, freshest) in GROUPS {
+    for (name, bits, window, chance) in GROUPS {
         let mut build = cc::Build::new();
         build
             .file("src/bpf/policy_group.c")
@@ -73,8 +74,8 @@ fn compile_groups(bpf: &Path) {
             .define("WAKEONE_WINDOW", window.to_string().as_str())
             .warnings(true)
             .warnings_into_errors(true);
-        if freshest {
-            build.define("WAKEONE_FRESHEST", None);
+        if chance {
+            build.define("WAKEONE_TIES_BY_CHANCE", None);
         }
         build.compile(name);
     }

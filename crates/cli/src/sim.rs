@@ -69,8 +69,8 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = crate::duration::parse)]
     stuck_after: Duration,
 
-    /// Break ties between equally loaded workers by chance, as the kernel, or for the one that made progress last
-    #[arg(long, value_name = "RULE", default_value = "chance")]
+    /// Break ties between equally loaded workers for the one that made progress last, as the programs, or by chance
+    #[arg(long, value_name = "RULE", default_value = "freshest")]
     tie: Tie,
 
     /// How many workers least-connections looks at for one choice: 4, 8, 16 or 32
@@ -193,13 +193,13 @@ fn policies(args: &Args) -> anyhow::Result<Vec<Policy>> {
 
 fn variant(args: &Args) -> anyhow::Result<Variant> {
     Ok(match (args.tie, args.window) {
-        (Tie::Chance, 32) => Variant::Kernel,
-        (Tie::Freshest, 32) => Variant::Freshest,
-        (Tie::Chance, 16) => Variant::Window16,
-        (Tie::Chance, 8) => Variant::Window8,
-        (Tie::Chance, 4) => Variant::Window4,
+        (Tie::Freshest, 32) => Variant::Kernel,
+        (Tie::Chance, 32) => Variant::Chance,
+        (Tie::Freshest, 16) => Variant::Window16,
+        (Tie::Freshest, 8) => Variant::Window8,
+        (Tie::Freshest, 4) => Variant::Window4,
         (_, window) => bail!(
-            "--window {window} cannot be simulated: give 4, 8, 16 or 32, and another than 32 only with --tie chance"
+            "--window {window} cannot be simulated: give 4, 8, 16 or 32, and another than 32 only with --tie freshest"
         ),
     })
 }

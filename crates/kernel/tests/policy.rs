@@ -515,6 +515,50 @@ proptest! {
     }
 }
 
+/// Busy slots that weigh the same, all with one load, and the times of their progress since some moment.
+fn busy_group() -> impl Strategy<Value = Given> {
+    let slot = (1..100_u32).prop_map(|progress| wakeone_slot {
+        progress,
+        ..up(1, 2)
+    });
+    prop::collection::vec(slot, 2..=WINDOW).prop_map(Given::new)
+}
+
+proptest! {
+    #[test]
+    fn of_equally_busy_slots_the_one_with_the_last_progress_is_chosen(
+        mut given in busy_group(),
+        since in any::<u32>(),
+        draw in any_draw(),
+    ) {
+        // The number of progress may have overflowed, but not meanwhile: it is compared by its lowest 23 bits.
+        let base = (since % (1 << 23)).min((1 << 23) - 100);
+        given.slots.iter_mut().for_each(|slot| slot.progress += base);
+        let last = given.slots.iter().map(|slot| slot.progress).max();
+        let slot = pick(&given.table(LEAST_CONNECTIONS), &draw).expect("all are up");
+        prop_assert_eq!(Some(given.slots[slot].progress), last);
+        // An idle one is better than any of them.
+        given.slots.push(up(1, 0));
+        let idle = given.slots.len() - 1;
+        prop_assume!(given.slots.len() <= WINDOW);
+        prop_assert_eq!(pick(&given.table(LEAST_CONNECTIONS), &draw), Some(idle));
+    }
+}
+
+#[test]
+fn the_last_progress_does_not_matter_among_idle_slots() {
+    let slots = (0..8).map(|progress| wakeone_slot {
+        progress,
+        ..up(1, 0)
+    });
+    let table = Given::new(slots.collect()).table(LEAST_CONNECTIONS);
+    let (mut counts, mut chance) = ([0; 8], StdRng::seed_from_u64(8));
+    for _ in 0..400 * 8 {
+        counts[pick(&table, &random_draw(&mut chance)).expect("all are up")] += 1;
+    }
+    assert_even(&counts);
+}
+
 #[test]
 fn all_256_idle_slots_get_the_same() {
     for policy in [LEAST_CONNECTIONS, SHORTEST_QUEUE, TWO_CHOICES, RANDOM] {

@@ -29,7 +29,7 @@ struct Seen {
 type Rule = (&'static str, fn(&Seen) -> f64, Variant);
 
 const RULES: [Rule; 11] = [
-    ("freshest", |_| DEFAULT_S, Variant::Freshest),
+    ("chance", |_| DEFAULT_S, Variant::Chance),
     ("1 ms", |_| 0.001, Variant::Kernel),
     ("2 ms", |_| 0.002, Variant::Kernel),
     ("20 ms", |_| 0.020, Variant::Kernel),

@@ -212,13 +212,13 @@ impl<'a> Engine<'a> {
         match &mut self.front {
             Front::Shared { .. } => self.connect_shared(one),
             Front::Steered { steering, .. } => {
-                let Some(slot) = steering.pick(one.hash, self.servers.now()) else {
+                let Some(slot) = steering.pick(one.hash) else {
                     return self.lose(1);
                 };
                 if is_full(self.setup.backlog, self.workers[slot].queue.len()) {
                     return self.drop_syn(slot, one);
                 }
-                steering.enter(slot);
+                steering.enter(slot, self.servers.now());
                 self.put(slot, one);
             }
         }
@@ -304,14 +304,6 @@ impl<'a> Engine<'a> {
         of.accepted += 1;
         let speed = self.setup.speeds.get(worker).copied().unwrap_or(1.0);
         self.servers.begin(worker, one.arrived, one.work / speed);
-        self.progress(worker);
-    }
-
-    #[inline]
-    fn progress(&mut self, worker: usize) {
-        if let Front::Steered { steering, .. } = &mut self.front {
-            steering.note_progress(worker, self.servers.now());
-        }
     }
 
     /// Lets a worker take waiting connections while it can, and then wait for more.
@@ -348,11 +340,10 @@ impl<'a> Engine<'a> {
     fn finish(&mut self, at: f64) {
         let done = self.servers.finish(at);
         self.workers[done.worker].busy -= 1;
-        if let Front::Steered { steering, .. } = &mut self.front {
-            if self.kept.is_none() {
-                steering.leave(done.worker);
-            }
-            steering.note_progress(done.worker, at);
+        if let Front::Steered { steering, .. } = &mut self.front
+            && self.kept.is_none()
+        {
+            steering.leave(done.worker, at);
         }
         self.ended += 1;
         if self.ended > self.unmeasured {
@@ -448,10 +439,10 @@ impl Engine<'_> {
             let Front::Steered { steering, .. } = &mut self.front else {
                 continue;
             };
-            steering.leave(from);
-            match steering.pick(one.hash, self.servers.now()) {
+            steering.move_away(from);
+            match steering.pick(one.hash) {
                 Some(slot) => {
-                    steering.enter(slot);
+                    steering.enter(slot, self.servers.now());
                     self.put(slot, one);
                 }
                 None => self.lose(1),
@@ -506,12 +497,13 @@ impl Engine<'_> {
         (of.halts, of.down) = (0, true);
         self.servers.lose(worker);
         self.note(What::Crashed, worker);
+        let now = self.servers.now();
         match &mut self.front {
             Front::Shared { asleep, .. } => asleep.remove(worker),
             Front::Steered { steering, .. } => {
                 steering.mark(worker, flag::UP, false);
                 if self.kept.is_none() {
-                    (0..in_hand).for_each(|_| steering.leave(worker));
+                    (0..in_hand).for_each(|_| steering.leave(worker, now));
                 }
             }
         }
@@ -533,7 +525,7 @@ impl Engine<'_> {
         self.lose(waiting as u64);
         for of in kept.workers.iter_mut().filter(|of| **of == worker) {
             if let Front::Steered { steering, .. } = &mut self.front {
-                steering.leave(worker);
+                steering.leave(worker, self.servers.now());
             }
             // Where no worker is up they wait for this one to come back.
             match self.front.open() {
@@ -546,7 +538,7 @@ impl Engine<'_> {
 
     fn reopen_at(&mut self, worker: usize) {
         if let Front::Steered { steering, .. } = &mut self.front {
-            steering.enter(worker);
+            steering.enter(worker, self.servers.now());
         }
     }
 

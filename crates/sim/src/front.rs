@@ -58,8 +58,8 @@ impl Front {
             }
             Self::Steered { steering, .. } => {
                 let hash = steering.hash();
-                let slot = steering.pick(hash, 0.0)?;
-                steering.enter(slot);
+                let slot = steering.pick(hash)?;
+                steering.enter(slot, 0.0);
                 Some(slot)
             }
         }

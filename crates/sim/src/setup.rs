@@ -62,9 +62,9 @@ impl Setup {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let most = match self.way {
             Way::Steered {
-                variant: Variant::Freshest,
+                variant: Variant::Chance,
                 ..
-            } => Variant::Freshest.slots(),
+            } => Variant::Chance.slots(),
             _ => MOST_SLOTS,
         };
         if !(1..=most).contains(&self.workers) {

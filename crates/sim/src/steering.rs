@@ -8,6 +8,8 @@ use wakeone_kernel::contract::wakeone_draw;
 
 use crate::random::stream;
 
+const NS: f64 = 1e9;
+
 /// A steered group, as the kernel sees it.
 pub(crate) struct Steering {
     group: Group,
@@ -15,8 +17,6 @@ pub(crate) struct Steering {
     weights: Vec<u32>,
     random: Xoshiro256PlusPlus,
     tick: u64,
-    /// Ties are broken by progress.
-    by_progress: bool,
 }
 
 impl Steering {
@@ -34,7 +34,6 @@ impl Steering {
             weights: weights.to_vec(),
             random: stream(seed, 3),
             tick: 0,
-            by_progress: variant == Variant::Freshest,
         };
         steering.weights.resize(workers, 1);
         for slot in 0..workers {
@@ -51,50 +50,52 @@ impl Steering {
         self.random.random()
     }
 
-    /// Returns the slot for a connection, chosen at a moment, in s; none where no slot is up.
+    /// Returns the slot for a connection; none where no slot is up.
     #[inline]
-    pub(crate) fn pick(&mut self, hash: u32, now: f64) -> Option<usize> {
+    pub(crate) fn pick(&mut self, hash: u32) -> Option<usize> {
         self.tick += 1;
-        let tick = if self.by_progress {
-            (now * 1e6) as u64
-        } else {
-            self.tick
-        };
         self.group.pick(&wakeone_draw {
             random: self.random.random(),
             hash,
             cpu: 0,
-            tick,
+            tick: self.tick,
             agent_gone: 0,
             queues_fresh: 1,
             ..Default::default()
         })
     }
 
-    /// A connection is open at a slot from now on.
+    /// A connection is open at a slot from now on. As in the kernel, it is progress where none was open.
     #[inline]
-    pub(crate) fn enter(&mut self, slot: usize) {
+    pub(crate) fn enter(&mut self, slot: usize, now: f64) {
+        if self.group.active(slot) == 0 {
+            self.note_progress(slot, now);
+        }
         self.group.enter(slot);
     }
 
     /// A connection is closed at a slot.
     #[inline]
-    pub(crate) fn leave(&mut self, slot: usize) {
+    pub(crate) fn leave(&mut self, slot: usize, now: f64) {
         self.group.leave(slot);
+        self.note_progress(slot, now);
+    }
+
+    /// A connection leaves a slot for another.
+    #[inline]
+    pub(crate) fn move_away(&mut self, slot: usize) {
+        self.group.leave(slot);
+    }
+
+    #[inline]
+    fn note_progress(&mut self, slot: usize, now: f64) {
+        self.group.note_progress(slot, (now * NS) as u64);
     }
 
     /// So many connections wait at a slot.
     #[inline]
     pub(crate) fn set_queue(&mut self, slot: usize, length: usize) {
         self.group.set_queued(slot, length as u32);
-    }
-
-    /// A slot's worker accepted or finished something.
-    #[inline]
-    pub(crate) fn note_progress(&mut self, slot: usize, now: f64) {
-        if self.by_progress {
-            self.group.note_progress(slot, (now * 1e6) as u32);
-        }
     }
 
     /// A slot gets a mark or loses it.

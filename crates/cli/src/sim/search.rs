@@ -15,9 +15,9 @@ use super::{Args, Found, Named, load, rate, setup, show, utilisation};
 fn most_workers(way: Way) -> usize {
     match way {
         Way::Steered {
-            variant: Variant::Freshest,
+            variant: Variant::Chance,
             ..
-        } => Variant::Freshest.slots(),
+        } => Variant::Chance.slots(),
         _ => MOST_SLOTS,
     }
 }

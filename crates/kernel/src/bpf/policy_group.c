@@ -5,21 +5,6 @@
  */
 #include "contract.h"
 
-#ifdef WAKEONE_FRESHEST
-/* Of busy slots that are tied the one that made progress last: the age of its
- * progress in us, as far as it fits. Of idle ones any, so that shares stay even. */
-#define WAKEONE_TIE(table, slot, load, random) \
-	((load) ? wakeone_age(table, slot) : wakeone_tie(random, slot) >> (1 + WAKEONE_SLOT_BITS))
-
-static inline __u32 wakeone_age(const struct wakeone_table *t, __u32 slot)
-{
-	__u32 age = (__u32)t->tick - t->slot[slot].reserved;
-	__u32 most = (1u << (31 - WAKEONE_SLOT_BITS)) - 1;
-
-	return age < most ? age : most;
-}
-#endif
-
 #include "eligible.h"
 
 /* Everything that the simulator does with a group; a mirror is in policy_group.rs. */
@@ -33,7 +18,7 @@ struct wakeone_group_functions {
 	void (*enter)(struct wakeone_table *t, __u32 slot);
 	void (*leave)(struct wakeone_table *t, __u32 slot);
 	void (*queued)(struct wakeone_table *t, __u32 slot, __u32 length);
-	void (*progress)(struct wakeone_table *t, __u32 slot, __u32 now_us);
+	void (*progress)(struct wakeone_table *t, __u32 slot, __u64 now_ns);
 	__s64 (*active)(const struct wakeone_table *t, __u32 slot);
 	__u64 (*selected)(const struct wakeone_table *t, __u32 slot);
 };
@@ -53,12 +38,8 @@ static void set(struct wakeone_table *t, __u32 slot, __u32 flags, __u32 weight)
 
 static int pick(struct wakeone_table *t, const struct wakeone_draw *d)
 {
-	int slot;
+	int slot = wakeone_pick_in_place(t, d, t->policy);
 
-#ifdef WAKEONE_FRESHEST
-	t->tick = d->tick;
-#endif
-	slot = wakeone_pick_in_place(t, d, t->policy);
 	if (slot != WAKEONE_NONE)
 		t->slot[slot].selected++;
 	return slot;
@@ -79,9 +60,9 @@ static void queued(struct wakeone_table *t, __u32 slot, __u32 length)
 	t->slot[slot].queued = length;
 }
 
-static void progress(struct wakeone_table *t, __u32 slot, __u32 now_us)
+static void progress(struct wakeone_table *t, __u32 slot, __u64 now_ns)
 {
-	t->slot[slot].reserved = now_us;
+	wakeone_note_progress(t, slot, now_ns);
 }
 
 static __s64 active(const struct wakeone_table *t, __u32 slot)

@@ -19,14 +19,14 @@ struct Functions {
     enter: unsafe extern "C" fn(*mut c_void, u32),
     leave: unsafe extern "C" fn(*mut c_void, u32),
     queued: unsafe extern "C" fn(*mut c_void, u32, u32),
-    progress: unsafe extern "C" fn(*mut c_void, u32, u32),
+    progress: unsafe extern "C" fn(*mut c_void, u32, u64),
     active: unsafe extern "C" fn(*const c_void, u32) -> i64,
     selected: unsafe extern "C" fn(*const c_void, u32) -> u64,
 }
 
 unsafe extern "C" {
     static wakeone_group: Functions;
-    static wakeone_group_freshest: Functions;
+    static wakeone_group_chance: Functions;
     static wakeone_group_wide: Functions;
     static wakeone_group_wide_16: Functions;
     static wakeone_group_wide_8: Functions;
@@ -39,8 +39,8 @@ pub enum Variant {
     /// As in the kernel: at most 256 slots.
     #[default]
     Kernel,
-    /// As in the kernel, but of busy slots that are tied the one that made progress last is chosen.
-    Freshest,
+    /// As in the kernel, but chance breaks the ties of busy slots too.
+    Chance,
     /// At most 1,024 slots.
     Wide,
     /// At most 1,024 slots, of which least-connections looks at 16 for one choice.
@@ -57,7 +57,7 @@ impl Variant {
         unsafe {
             match self {
                 Self::Kernel => &wakeone_group,
-                Self::Freshest => &wakeone_group_freshest,
+                Self::Chance => &wakeone_group_chance,
                 Self::Wide => &wakeone_group_wide,
                 Self::Window16 => &wakeone_group_wide_16,
                 Self::Window8 => &wakeone_group_wide_8,
@@ -168,11 +168,11 @@ impl Group {
         unsafe { (self.functions.queued)(self.table.as_ptr(), slot, length) }
     }
 
-    /// A slot's worker accepted or finished something at this moment, in µs; [`Variant::Freshest`] goes by it.
-    pub fn note_progress(&mut self, slot: usize, now_us: u32) {
+    /// A slot's worker accepted or finished something at this moment.
+    pub fn note_progress(&mut self, slot: usize, now_ns: u64) {
         let slot = self.checked(slot);
         // SAFETY: as in `set`.
-        unsafe { (self.functions.progress)(self.table.as_ptr(), slot, now_us) }
+        unsafe { (self.functions.progress)(self.table.as_ptr(), slot, now_ns) }
     }
 
     /// Open connections of a slot.

@@ -50,7 +50,7 @@ pub const REFUSING: u32 = 64;
 pub const WINDOW: usize = 32;
 
 /// Version of the layout, `WAKEONE_CONTRACT`.
-pub const CONTRACT: u32 = 4;
+pub const CONTRACT: u32 = 5;
 
 /// Ways out of the programs, in the order of `enum wakeone_exit`, with their names.
 pub const EXITS: [&str; 10] = [
