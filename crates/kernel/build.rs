@@ -39,6 +39,8 @@ fn main() {
     }
 
     println!("cargo:rustc-env=WAKEONE_PROGRAMS={:x}", identity(&out));
+    let headers = ["contract.h", "observe.h"].map(|file| bpf.join(file));
+    fs::write(out.join("contract.rs"), constants(&headers)).expect("OUT_DIR is writable");
 
     cc::Build::new()
         .file("src/bpf/policy_native.c")
@@ -79,6 +81,31 @@ fn compile_groups(bpf: &Path) {
         }
         build.compile(name);
     }
+}
+
+/// Returns the numbers of these headers as constants of Rust: each `#define WAKEONE_NAME 1` and `WAKEONE_NAME = 1,` of an
+/// enum. BTF has no defines, and the skeleton no enums.
+fn constants(headers: &[PathBuf]) -> String {
+    let mut rust = String::new();
+    for header in headers {
+        let text = fs::read_to_string(header)
+            .unwrap_or_else(|error| panic!("{}: {error}", header.display()));
+        for line in text.lines() {
+            let defined = line
+                .strip_prefix("#define WAKEONE_")
+                .and_then(|rest| rest.split_once(' '));
+            let counted = line.trim().strip_prefix("WAKEONE_");
+            let Some((name, rest)) = defined.or(counted.and_then(|rest| rest.split_once(" = ")))
+            else {
+                continue;
+            };
+            let value = rest.split([',', ' ']).next().unwrap_or_default();
+            if let Ok(value) = value.parse::<u32>() {
+                rust += &format!("/// `WAKEONE_{name}`.\npub const {name}: u32 = {value};\n");
+            }
+        }
+    }
+    rust
 }
 
 /// Tells the pinned programs of one build from those of another.

@@ -16,18 +16,11 @@ use wakeone_kernel::bpf::table::flag::{DRAINING, STUCK, UP};
 use wakeone_kernel::bpf::table::{
     AFFINITY, CLOSING, COUNTED, DATAGRAMS, MARKED, MAX_SLOTS, REFUSING, WINDOW,
 };
+use wakeone_kernel::contract::number::{
+    CONSISTENT, CPU, HASH, LEAST_CONNECTIONS, POLICIES, RANDOM, ROUND_ROBIN, SHORTEST_QUEUE,
+    TWO_CHOICES,
+};
 use wakeone_kernel::contract::{wakeone_draw, wakeone_slot, wakeone_table};
-
-/// The policies' numbers, `enum wakeone_policy`.
-const HASH: u32 = 0;
-const ROUND_ROBIN: u32 = 1;
-const RANDOM: u32 = 2;
-const LEAST_CONNECTIONS: u32 = 3;
-const TWO_CHOICES: u32 = 4;
-const SHORTEST_QUEUE: u32 = 5;
-const CPU: u32 = 6;
-const CONSISTENT: u32 = 7;
-const POLICIES: u32 = 8;
 
 /// Picks over which weights are measured.
 const PICKS: u64 = 100_000;

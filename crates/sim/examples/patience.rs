@@ -8,10 +8,10 @@
 #[path = "workloads/mod.rs"]
 mod workloads;
 
+use wakeone_kernel::contract::number::LEAST_CONNECTIONS as LEAST;
 use wakeone_sim::{Outcome, Service, Variant, Wake, Way};
 use workloads::{Failure, Workload, workloads};
 
-const LEAST: u32 = 3;
 const SCALES: [f64; 3] = [0.1, 1.0, 10.0];
 /// The simulated agent looks four times within its patience, and at most every half millisecond.
 const SHORTEST_S: f64 = 0.001;

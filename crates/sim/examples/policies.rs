@@ -6,14 +6,11 @@
 #[path = "workloads/mod.rs"]
 mod workloads;
 
+use wakeone_kernel::contract::number::{
+    HASH, LEAST_CONNECTIONS as LEAST, ROUND_ROBIN, SHORTEST_QUEUE as SHORTEST, TWO_CHOICES as TWO,
+};
 use wakeone_sim::{Outcome, Variant, Way};
 use workloads::{Failure, workloads};
-
-const HASH: u32 = 0;
-const ROUND_ROBIN: u32 = 1;
-const LEAST: u32 = 3;
-const TWO: u32 = 4;
-const SHORTEST: u32 = 5;
 
 /// Name, policy, how it is compiled, patience in s, whether workers are weighed by their speed.
 type Combination = (&'static str, u32, Variant, Option<f64>, bool);

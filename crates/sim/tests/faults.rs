@@ -1,12 +1,10 @@
 //! Full queues, pauses, stops and crashes, with the results that are known without a machine.
 
+use wakeone_kernel::contract::number::{HASH, LEAST_CONNECTIONS};
 use wakeone_sim::{
     Arrivals, Faults, Kind, Load, Outcome, Repeated, Service, Setup, Stop, Variant, Wake, Way, run,
     run_traced,
 };
-
-const HASH: u32 = 0;
-const LEAST_CONNECTIONS: u32 = 3;
 
 fn steered(policy: u32, stuck_after_s: Option<f64>) -> Way {
     Way::Steered {

@@ -1,10 +1,7 @@
 //! Simulated means beside those of queueing theory: each within one percent, or within its own interval.
 
+use wakeone_kernel::contract::number::{HASH, LEAST_CONNECTIONS, TWO_CHOICES};
 use wakeone_sim::{Arrivals, Kind, Load, Outcome, Service, Setup, Variant, Wake, Way, run, theory};
-
-const HASH: u32 = 0;
-const LEAST_CONNECTIONS: u32 = 3;
-const TWO_CHOICES: u32 = 4;
 
 fn simulate(workers: usize, way: Way, load: f64, service: &str, requests: u64) -> Outcome {
     let service: Service = service.parse().expect("service");

@@ -4,34 +4,35 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use wakeone_kernel::contract::number;
 
-/// How a worker is chosen for a connection. The numbers are those of `enum wakeone_policy` in `bpf/contract.h`.
+/// How a worker is chosen for a connection. The numbers are those of `enum wakeone_policy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
 pub enum Policy {
     /// By the connection's addresses and ports: the kernel's own policy.
-    Hash = 0,
+    Hash = number::HASH,
     /// In turn.
-    RoundRobin = 1,
+    RoundRobin = number::ROUND_ROBIN,
     /// By chance.
-    Random = 2,
+    Random = number::RANDOM,
     /// The one with the fewest open connections for its weight.
     #[default]
-    LeastConnections = 3,
+    LeastConnections = number::LEAST_CONNECTIONS,
     /// The less loaded of two drawn by chance (Mitzenmacher's power of two choices).
-    TwoChoices = 4,
+    TwoChoices = number::TWO_CHOICES,
     /// The one with the shortest accept queue.
-    ShortestQueue = 5,
+    ShortestQueue = number::SHORTEST_QUEUE,
     /// By the CPU that got the packet.
-    Cpu = 6,
+    Cpu = number::CPU,
     /// By addresses and ports, so that a slot that comes or goes moves the fewest (rendezvous hashing).
-    Consistent = 7,
+    Consistent = number::CONSISTENT,
 }
 
 impl Policy {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; number::POLICIES as usize] = [
         Self::Hash,
         Self::RoundRobin,
         Self::Random,

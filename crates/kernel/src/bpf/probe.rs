@@ -134,7 +134,7 @@ impl Accepts<'_> {
 }
 
 /// As many processes as can be told apart.
-const MOST_WORKERS: usize = 256;
+const MOST_WORKERS: usize = crate::contract::number::WATCHED_WORKERS as usize;
 
 impl Probe {
     /// Attaches the probes for a port of this thread's network namespace. A probe that the kernel has no attach point

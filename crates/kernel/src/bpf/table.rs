@@ -8,63 +8,44 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::contract::{wakeone_slot, wakeone_table};
+use crate::contract::{number, wakeone_slot, wakeone_table};
 
 /// Slots that a table has room for.
-pub const MAX_SLOTS: usize = 256;
+pub const MAX_SLOTS: usize = 1 << number::SLOT_BITS;
 
-/// Addresses that a group can have, `WAKEONE_MAX_ADDRESSES`.
-pub const MAX_ADDRESSES: usize = 16;
+/// Addresses that a group can have.
+pub const MAX_ADDRESSES: usize = number::MAX_ADDRESSES as usize;
 
-/// A slot's flags, as in `enum wakeone_slot_flag`.
+/// A slot's flags.
 pub mod flag {
-    /// A listener stands in the array.
-    pub const UP: u32 = 1;
-    /// Its worker is being replaced.
-    pub const DRAINING: u32 = 2;
-    /// Its worker does not accept.
-    pub const STUCK: u32 = 4;
-    /// Its listener is closed for the moment in which its queue is moved.
-    pub const MOVING: u32 = 8;
+    pub use crate::contract::number::{
+        SLOT_DRAINING as DRAINING, SLOT_MOVING as MOVING, SLOT_STUCK as STUCK, SLOT_UP as UP,
+    };
 }
 
-/// The table's flag for a group that shuts down.
-pub const CLOSING: u32 = 1;
+pub use crate::contract::number::{
+    CONTRACT, TABLE_AFFINITY as AFFINITY, TABLE_CLOSING as CLOSING, TABLE_COUNTED as COUNTED,
+    TABLE_DATAGRAMS as DATAGRAMS, TABLE_MARKED as MARKED, TABLE_REFUSING as REFUSING,
+};
 
-/// The table's flag for a group whose connections are counted.
-pub const COUNTED: u32 = 2;
+/// As many slots as `least-connections` looks at for one choice.
+pub const WINDOW: usize = number::WINDOW as usize;
 
-/// The table's flag for a group in which some slot is marked stuck; kept by [`Slot::mark`].
-pub const MARKED: u32 = 4;
-
-/// The table's flag for a group of UDP sockets: `queued` and `queue_limit` are bytes.
-pub const DATAGRAMS: u32 = 8;
-
-/// The table's flag for a group of UDP sockets whose flows stay with their slot.
-pub const AFFINITY: u32 = 16;
-
-/// The table's flag for a group that shuts down and refuses new connections with a reset.
-pub const REFUSING: u32 = 64;
-
-/// As many slots as `least-connections` looks at for one choice, `WAKEONE_WINDOW`.
-pub const WINDOW: usize = 32;
-
-/// Version of the layout, `WAKEONE_CONTRACT`.
-pub const CONTRACT: u32 = 5;
-
-/// Ways out of the programs, in the order of `enum wakeone_exit`, with their names.
-pub const EXITS: [&str; 10] = [
-    "selected",
-    "migrated",
-    "retried",
-    "no_slot",
-    "select_failed",
-    "bad_policy",
-    "closing",
-    "unknown_listener",
-    "moved_full",
-    "bad_tag",
-];
+/// Ways out of the programs, in the order of their numbers, with their names.
+pub const EXITS: [&str; number::EXITS as usize] = {
+    let mut names = [""; number::EXITS as usize];
+    names[number::EXIT_SELECTED as usize] = "selected";
+    names[number::EXIT_MIGRATED as usize] = "migrated";
+    names[number::EXIT_RETRIED as usize] = "retried";
+    names[number::EXIT_NO_SLOT as usize] = "no_slot";
+    names[number::EXIT_SELECT_FAILED as usize] = "select_failed";
+    names[number::EXIT_BAD_POLICY as usize] = "bad_policy";
+    names[number::EXIT_CLOSING as usize] = "closing";
+    names[number::EXIT_UNKNOWN_LISTENER as usize] = "unknown_listener";
+    names[number::EXIT_MOVED_FULL as usize] = "moved_full";
+    names[number::EXIT_BAD_TAG as usize] = "bad_tag";
+    names
+};
 
 /// A mapped table. All access is atomic: the kernel writes it at the same time.
 #[derive(Debug)]
