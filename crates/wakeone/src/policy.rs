@@ -189,7 +189,7 @@ mod tests {
             assert_eq!(policy.name().parse(), Ok(policy));
             assert_eq!(Policy::of_number(policy.number()), Some(policy));
         }
-        assert_eq!(Policy::of_number(8), None);
+        assert_eq!(Policy::of_number(number::POLICIES), None);
         assert!(
             "least"
                 .parse::<Policy>()
