@@ -1,0 +1,395 @@
+//! `wakeone run --split` on unchanged servers whose threads or processes read one UDP socket. Each gets a queue of its
+//! own, and no datagram is lost or read twice.
+//!
+//! These tests need root. A message tells of it.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::UdpSocket;
+use std::time::Duration;
+use support::split::{PORT, Split, address, for_another_user};
+use support::steered::{assert_nothing_left, soak, status, sum};
+use support::{Run, eventually, halt, server, signal};
+use wakeone_kernel::socket::diag::{Which, sockets};
+use wakeone_model::listener::Protocol;
+
+/// Threads that receive from one UDP socket get a queue each. If a thread ends, others answer the datagrams in its
+/// queue.
+#[test]
+fn python_threads_of_one_udp_socket() {
+    let port = PORT.to_string();
+    let script = server("datagrams.py");
+    let Some(split) = Split::start(&[], &["python3", &script, &port, "4"]) else {
+        return;
+    };
+    let client = || {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
+        socket.connect(address()).expect("connect");
+        socket
+            .set_read_timeout(Some(Duration::from_millis(200)))
+            .expect("timeout");
+        socket
+    };
+    let ask = |socket: &std::net::UdpSocket, what: &str| {
+        let mut answer = [0_u8; 100];
+        socket.send(what.as_bytes())?;
+        let length = socket.recv(&mut answer)?;
+        let text = String::from_utf8_lossy(&answer[..length]).into_owned();
+        Ok::<_, std::io::Error>(text)
+    };
+    eventually("it answers", || ask(&client(), "x").is_ok());
+    let clients: Vec<_> = (0..32).map(|_| client()).collect();
+    let mut threads = BTreeSet::new();
+    eventually("all four threads answer", || {
+        for client in &clients {
+            if let Ok(answer) = ask(client, "x") {
+                threads.extend(answer.split(' ').next().map(str::to_owned));
+            }
+        }
+        threads.len() >= 4
+    });
+    let queues = || {
+        let sockets = sockets(Protocol::Udp, Which::Listening, PORT).expect("sock_diag");
+        sockets.iter().filter(|e| e.peer.port() == 0).count()
+    };
+    assert_eq!(queues(), 4);
+    for round in 0..40 {
+        clients[round % 32].send(b"end").expect("send");
+        for (number, client) in clients.iter().enumerate() {
+            let wish = format!("{round}-{number}");
+            // A client asks again if it gets no answer. The answer to an earlier question may come late.
+            let answered = (0..50).any(|_| {
+                ask(client, &wish).is_ok_and(|answer| answer.ends_with(&format!(" {wish}")))
+            });
+            assert!(answered, "no answer to {wish}");
+        }
+    }
+    let lines = split.ends_by(Signal::TERM);
+    assert!(
+        lines.iter().any(|line| line.contains("/udp is split")),
+        "{lines:?}"
+    );
+}
+
+const DATAGRAMS: &str = "at-udp-127-0-0-1-7400";
+/// Each datagram is placed anew.
+const EACH: [&str; 7] = [
+    "--policy",
+    "round-robin",
+    "--no-rescue",
+    "--stuck-after",
+    "60s",
+    "--affinity",
+    "none",
+];
+
+/// How many answers came from each reader.
+type Shares = BTreeMap<String, u32>;
+
+/// One flow of numbers, from a client that has a few under way. Each must be answered exactly once.
+struct Flow {
+    socket: UdpSocket,
+    next: u32,
+    sent: u32,
+}
+
+impl Flow {
+    fn start() -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        socket.connect(address()).expect("connect");
+        let patience = Duration::from_secs(5);
+        socket.set_read_timeout(Some(patience)).expect("timeout");
+        Self {
+            socket,
+            next: 0,
+            sent: 0,
+        }
+    }
+
+    /// Returns a flow that has had its first answer.
+    fn served() -> Self {
+        let mut flow = Self::start();
+        eventually("it answers", || {
+            flow.sent += 1;
+            let _ = flow.socket.send(b"x");
+            flow.socket.recv(&mut [0; 100]).is_ok()
+        });
+        flow
+    }
+
+    fn say(&mut self, what: &str) {
+        self.socket.send(what.as_bytes()).expect("send");
+        self.sent += 1;
+    }
+
+    /// Asks `count` times, ten at a time.
+    fn ask(&mut self, count: u32) -> Shares {
+        let mut shares = Shares::new();
+        for _ in 0..count / 10 {
+            self.ask_at_once(10, &mut shares);
+        }
+        shares
+    }
+
+    fn ask_at_once(&mut self, count: u32, shares: &mut Shares) {
+        let mut wanted: BTreeSet<String> = (self.next..self.next + count)
+            .map(|number| number.to_string())
+            .collect();
+        self.next += count;
+        for number in &wanted {
+            self.say(number);
+        }
+        self.answers(&mut wanted, shares);
+    }
+
+    fn answers(&self, wanted: &mut BTreeSet<String>, shares: &mut Shares) {
+        while !wanted.is_empty() {
+            let mut answer = [0_u8; 100];
+            let length = match self.socket.recv(&mut answer) {
+                Ok(length) => length,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => panic!("{wanted:?} of {} lost: {error}", self.next),
+            };
+            let text = String::from_utf8_lossy(&answer[..length]);
+            let (who, number) = text.split_once(' ').expect("an answer");
+            if number == "x" {
+                continue; // of when it was looked whether anybody is there
+            }
+            assert!(wanted.remove(number), "{number} twice");
+            *shares.entry(who.to_owned()).or_default() += 1;
+        }
+    }
+}
+
+fn assert_even(shares: &Shares, readers: usize) {
+    let most = shares.values().max().copied().unwrap_or(0);
+    let mean = f64::from(shares.values().sum::<u32>()) / readers as f64;
+    assert!(
+        shares.len() == readers && f64::from(most) <= 1.1 * mean,
+        "{shares:?}"
+    );
+}
+
+/// The readers that `status` shows.
+fn readers_up(split: &Split) -> Vec<u32> {
+    let group = split.status();
+    let slots = group["slots"].as_array().cloned().unwrap_or_default();
+    let up = slots.iter().filter(|slot| slot["state"] == "up");
+    up.filter_map(|slot| slot["pid"].as_u64())
+        .map(|pid| pid as u32)
+        .collect()
+}
+
+/// One client sends, and each datagram is placed anew, so every thread reads its part. Threads come and go, and no
+/// datagram bypasses the program: it placed as many as were sent, and one more for each thread that ended. (That empty
+/// one only wakes another thread.)
+#[test]
+fn threads_of_one_udp_socket_are_steered() {
+    let port = PORT.to_string();
+    let script = server("datagrams.py");
+    let Some(split) = Split::start(&EACH, &["python3", &script, &port, "4"]) else {
+        return;
+    };
+    let mut flow = Flow::served();
+    eventually("four threads have a slot each", || {
+        flow.ask(10);
+        readers_up(&split).len() == 4
+    });
+    let group = status(&split.ground, DATAGRAMS);
+    assert_eq!(group["protocol"], "udp", "{group}");
+    assert_eq!(group["policy"], "round-robin", "{group}");
+    assert_even(&flow.ask(400), 4);
+    let placed = || sum(&status(&split.ground, DATAGRAMS), "selected");
+    let (before, sent) = (placed(), flow.sent);
+    let ends = if soak() { 500 } else { 40 };
+    for _ in 0..ends {
+        flow.say("end");
+        flow.ask(40);
+    }
+    eventually("four threads have a slot each again", || {
+        flow.ask(10);
+        readers_up(&split).len() == 4
+    });
+    assert_even(&flow.ask(400), 4);
+    let (placed, sent) = (placed() - before, i64::from(flow.sent - sent));
+    assert!(
+        (sent..=sent + ends).contains(&placed),
+        "{placed} placed, {sent} sent, {ends} woken"
+    );
+    assert_eq!(status(&split.ground, DATAGRAMS)["fallbacks"], 0);
+    let lines = split.ends_by(Signal::TERM);
+    let split = |line: &String| line.contains("/udp is split") && line.contains("round-robin");
+    assert!(lines.iter().any(split), "{lines:?}");
+}
+
+/// The kernel's hash knows one flow, and gives all of it to one reader, as it does without us.
+#[test]
+fn by_hash_one_flow_has_one_reader() {
+    let port = PORT.to_string();
+    let script = server("datagrams.py");
+    let options = ["--policy", "hash"];
+    let Some(split) = Split::start(&options, &["python3", &script, &port, "4"]) else {
+        return;
+    };
+    let mut flow = Flow::served();
+    // Threads get their queues when they first receive. The others follow soon.
+    eventually("four threads have a slot each", || {
+        readers_up(&split).len() == 4
+    });
+    let shares = flow.ask(200);
+    assert_eq!(shares.len(), 1, "{shares:?}");
+    split.ends_by(Signal::TERM);
+}
+
+/// The same server in C, with every way to receive. Threads come and go, and leave no descriptor.
+#[test]
+fn threads_in_c_receive_every_datagram_once_by_whatever_call() {
+    let folder = tempfile::tempdir().expect("folder");
+    let program = folder.path().join("datagrams");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../shim/tests/datagrams.c");
+    let program = program.display().to_string();
+    let compiled = std::process::Command::new("cc")
+        .args(["-O1", "-pthread", "-o", &program, source])
+        .status();
+    if !compiled.is_ok_and(|status| status.success()) {
+        panic!("{source} is not compiled");
+    }
+    for call in ["recv", "recvfrom", "recvmsg", "recvmmsg", "read"] {
+        let Some(split) = Split::start(&EACH, &[&program, call, "5000"]) else {
+            return;
+        };
+        let Split { ground, run } = split;
+        let (code, lines) = run.wait();
+        assert!(code.success(), "{call}: {lines:?}");
+        assert_nothing_left(&ground);
+    }
+}
+
+/// Processes that share one UDP socket have a queue each, however they wait for it. If one is killed, the others answer
+/// the datagrams in its queue.
+#[test]
+fn processes_of_one_udp_socket_are_steered_and_killed() {
+    for (wait, each) in [
+        ("recv", 1),
+        ("poll", 1),
+        ("epoll", 1),
+        ("asyncio", 1),
+        ("threads", 2),
+    ] {
+        let port = PORT.to_string();
+        let script = server("datagrams_prefork.py");
+        let Some(split) = Split::start(&EACH, &["python3", &script, &port, "4", wait]) else {
+            return;
+        };
+        let mut flow = Flow::served();
+        eventually("four processes have their slots", || {
+            flow.ask(10);
+            readers_up(&split).len() == 4 * each
+        });
+        assert_even(&flow.ask(400), 4);
+        for _ in 0..5 {
+            if each > 1 {
+                // The broker lets some process read the queue that the thread leaves.
+                flow.say("end thread");
+                flow.ask(100);
+            }
+            let victim = readers_up(&split)[0];
+            // Datagrams wait unread in its queue when it dies: no more than our own buffer has room for answers.
+            halt(victim);
+            let mut wanted: BTreeSet<String> = (flow.next..flow.next + 200)
+                .map(|number| number.to_string())
+                .collect();
+            flow.next += 200;
+            for number in &wanted {
+                flow.say(number);
+            }
+            signal(victim, Signal::KILL);
+            flow.answers(&mut wanted, &mut Shares::new());
+            eventually("it has a successor", || {
+                let up = readers_up(&split);
+                up.len() == 4 * each && !up.contains(&victim)
+            });
+        }
+        assert_even(&flow.ask(400), 4);
+        assert_eq!(status(&split.ground, DATAGRAMS)["fallbacks"], 0, "{wait}");
+        split.ends();
+    }
+}
+
+/// An epoll set from before the fork has the shared socket. Nothing is split, and the log says so once.
+#[test]
+fn a_udp_socket_that_was_polled_before_the_fork_is_left_alone() {
+    let port = PORT.to_string();
+    let script = server("datagrams_prefork.py");
+    let Some(split) = Split::start(&EACH, &["python3", &script, &port, "3", "before"]) else {
+        return;
+    };
+    Flow::served().ask(200);
+    assert_eq!(split.status(), Value::Null);
+    let lines = split.ends();
+    let said = |line: &&String| line.contains("registered before the fork");
+    assert_eq!(lines.iter().filter(said).count(), 1, "{lines:?}");
+}
+
+/// Without privileges the kernel's hash chooses, and the log says so. No datagram is lost then either.
+#[test]
+fn without_privileges_udp_readers_get_queues_all_the_same() {
+    let Some((folder, binary, runtime)) = for_another_user("datagrams_prefork.py") else {
+        return;
+    };
+    let mut command = std::process::Command::new("setpriv");
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+        .arg(&binary)
+        .args(["run", "--split", "--affinity", "none", "--runtime-dir"])
+        .arg(&runtime)
+        .env("XDG_RUNTIME_DIR", &runtime)
+        .args(["--", "/usr/bin/env", "python3"])
+        .arg(folder.path().join("datagrams_prefork.py"))
+        .args([&PORT.to_string(), "3", "recv"]);
+    let run = Run::start(command);
+    let mut flow = Flow::served();
+    let queues = || {
+        let sockets = sockets(Protocol::Udp, Which::Listening, PORT).expect("sock_diag");
+        sockets.iter().filter(|e| e.peer.port() == 0).count()
+    };
+    eventually("two have queues, and one the shared socket", || {
+        queues() == 3
+    });
+    let mut seen = BTreeSet::new();
+    eventually("all three processes answer", || {
+        let mut other = Flow::start();
+        seen.extend(other.ask(10).into_keys());
+        seen.len() == 3
+    });
+    for _ in 0..10 {
+        flow.say("end");
+        let mut other = Flow::start();
+        other.ask(40);
+    }
+    let lines = run.stop();
+    assert!(lines[0].contains("nothing steers"), "{lines:?}");
+}
+
+/// Threads wait on one epoll set. Any of them may be woken, and must find the datagram, so all share the socket.
+#[test]
+fn threads_that_poll_one_udp_socket_share_it() {
+    for wait in ["epoll", "unbound"] {
+        let port = PORT.to_string();
+        let script = server("datagrams.py");
+        let Some(split) = Split::start(&EACH, &["python3", &script, &port, "4", wait]) else {
+            return;
+        };
+        let mut flow = Flow::served();
+        for _ in 0..20 {
+            flow.say("end");
+            flow.ask(40);
+        }
+        assert_eq!(split.status(), Value::Null, "{wait}");
+        split.ends_by(Signal::TERM);
+    }
+}
