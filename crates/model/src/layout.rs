@@ -1,6 +1,9 @@
 //! Text for a person, the same for every command: tables that leave columns out where a terminal is narrow, sentences
 //! that are wrapped, colours where they are wanted. Pure: the same data and style give the same text.
 
+use std::borrow::Cow;
+
+use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// The properties of the reader's terminal.
@@ -213,25 +216,17 @@ fn cut(line: &str, style: Style) -> String {
 
 /// Sentences on as many lines as they take: `first` before the first line, and as many blanks before the others.
 pub fn wrap(text: &str, first: &str, style: Style) -> Vec<String> {
-    let room = style.width.unwrap_or(usize::MAX);
-    let indent = first.width();
-    let mut lines = Vec::new();
-    let mut line = first.to_owned();
-    let mut empty = true;
-    for word in text.split(' ') {
-        if !empty && line.width() + 1 + word.width() > room {
-            let next = " ".repeat(indent);
-            lines.push(std::mem::replace(&mut line, next));
-            empty = true;
-        }
-        if !empty {
-            line.push(' ');
-        }
-        line.push_str(word);
-        empty = false;
-    }
-    lines.push(line);
-    lines
+    let blanks = " ".repeat(first.width());
+    let options = Options::new(style.width.unwrap_or(usize::MAX))
+        .initial_indent(first)
+        .subsequent_indent(&blanks)
+        .wrap_algorithm(WrapAlgorithm::FirstFit)
+        .word_separator(WordSeparator::AsciiSpace)
+        // Addresses, names and commands stay whole.
+        .word_splitter(WordSplitter::NoHyphenation)
+        .break_words(false);
+    let lines = textwrap::wrap(text, options).into_iter();
+    lines.map(Cow::into_owned).collect()
 }
 
 /// Parts with a separator between, on as many lines as they take; no part is broken where it has room in a line.
