@@ -539,6 +539,21 @@ proptest! {
 }
 
 #[test]
+fn one_connection_is_busy_and_the_first_progress_counts() {
+    let with = |progress| wakeone_slot {
+        progress,
+        ..up(1, 1)
+    };
+    let (table, mut chance) = (
+        Given::new(vec![with(1), with(2)]).table(LEAST_CONNECTIONS),
+        StdRng::seed_from_u64(2),
+    );
+    for _ in 0..100 {
+        assert_eq!(pick(&table, &random_draw(&mut chance)), Some(1));
+    }
+}
+
+#[test]
 fn the_last_progress_does_not_matter_among_idle_slots() {
     let slots = (0..8).map(|progress| wakeone_slot {
         progress,
