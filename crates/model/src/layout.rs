@@ -211,27 +211,19 @@ fn cut(line: &str, style: Style) -> String {
     kept
 }
 
-/// Sentences on as many lines as they take: `first` before the first line, and as many blanks before the others.
+/// Sentences on as many lines as they take: `first` before the first line, and as many blanks before the others. No word
+/// is broken.
 pub fn wrap(text: &str, first: &str, style: Style) -> Vec<String> {
-    let room = style.width.unwrap_or(usize::MAX);
-    let indent = first.width();
-    let mut lines = Vec::new();
-    let mut line = first.to_owned();
-    let mut empty = true;
-    for word in text.split(' ') {
-        if !empty && line.width() + 1 + word.width() > room {
-            let next = " ".repeat(indent);
-            lines.push(std::mem::replace(&mut line, next));
-            empty = true;
-        }
-        if !empty {
-            line.push(' ');
-        }
-        line.push_str(word);
-        empty = false;
-    }
-    lines.push(line);
-    lines
+    let blanks = " ".repeat(first.width());
+    let options = textwrap::Options::new(style.width.unwrap_or(usize::MAX))
+        .initial_indent(first)
+        .subsequent_indent(&blanks)
+        .break_words(false)
+        .word_separator(textwrap::WordSeparator::AsciiSpace)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation)
+        .wrap_algorithm(textwrap::WrapAlgorithm::FirstFit);
+    let lines = textwrap::wrap(text, options);
+    lines.into_iter().map(String::from).collect()
 }
 
 /// Parts with a separator between, on as many lines as they take; no part is broken where it has room in a line.
