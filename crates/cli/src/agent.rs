@@ -13,15 +13,14 @@ use serde::Deserialize;
 use wakeone::attach::{self, AttachConfig, AttachManager, Wanted};
 use wakeone::group::check_weights;
 use wakeone::metrics::{self, Monitor};
-use wakeone::paths::Paths;
 use wakeone::policy::{Affinity, Policy};
-use wakeone::supervisor::state::default_runtime_dir;
 use wakeone::watchdog::Watchdog;
 use wakeone_model::layout::counted;
 use wakeone_observe::Target;
 
 use crate::attach::{follow, log};
 use crate::doctor::stop_on_signals;
+use crate::runtime_dir::RuntimeDir;
 
 /// Keep the servers of a configuration file steered, across their restarts and the machine's
 #[derive(Debug, clap::Args)]
@@ -48,9 +47,8 @@ pub struct Args {
     #[arg(long)]
     check: bool,
 
-    /// Where groups keep their state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
-    #[arg(long, value_name = "DIR")]
-    runtime_dir: Option<PathBuf>,
+    #[command(flatten)]
+    runtime: RuntimeDir,
 }
 
 /// The configuration file.
@@ -118,7 +116,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let reload = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&reload))
         .context("agent: cannot catch signals")?;
-    let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
+    let paths = args.runtime.paths();
     let address = args.metrics.or(settings.metrics);
     let http = address
         .map(metrics::bind)

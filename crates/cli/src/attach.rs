@@ -2,7 +2,6 @@
 
 use std::io::Read;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,11 +11,9 @@ use wakeone::attach::{
     self, AttachCandidate, AttachConfig, AttachManager, Attached, Event, admitted, meant,
 };
 use wakeone::metrics::{self, Monitor};
-use wakeone::paths::Paths;
 use wakeone::policy::{Affinity, Policy};
 use wakeone::repair::repair_all;
 use wakeone::reserved::set_apart;
-use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_kernel::capability::{self, Capability};
 use wakeone_model::layout;
 use wakeone_model::listener::Protocol;
@@ -24,6 +21,7 @@ use wakeone_observe::{Found, Target};
 
 use crate::doctor::{enter, stop_on_signals};
 use crate::output::{print, print_wrapped};
+use crate::runtime_dir::RuntimeDir;
 use crate::target;
 
 /// Steer a server that runs already and has a listening socket for each worker (SO_REUSEPORT)
@@ -79,9 +77,8 @@ pub struct Args {
     #[arg(long)]
     foreground: bool,
 
-    /// Where groups keep their state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
-    #[arg(long, value_name = "DIR")]
-    runtime_dir: Option<PathBuf>,
+    #[command(flatten)]
+    runtime: RuntimeDir,
 
     /// The agent that `attach` leaves behind: says on standard output what it did, then nothing any more.
     #[arg(long, hide = true)]
@@ -110,7 +107,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         None => None,
     };
     enter(None, None, &args.target).context("attach")?;
-    let paths = Paths::of(&args.runtime_dir.clone().unwrap_or_else(default_runtime_dir));
+    let paths = args.runtime.paths();
     if !args.dry_run {
         // A listener that an earlier agent left closed is not found.
         repair_all(&paths);

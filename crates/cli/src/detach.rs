@@ -1,12 +1,10 @@
 //! `wakeone detach`: take away what a group left behind.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::output::{print, print_wrapped};
+use crate::output::{print, print_json, print_wrapped};
+use crate::runtime_dir::RuntimeDir;
 use wakeone::detach::{self, Report};
-use wakeone::paths::Paths;
-use wakeone::supervisor::state::default_runtime_dir;
 
 /// Stop steering a server that was attached, or take away what a group without a supervisor left behind
 #[derive(Debug, clap::Args)]
@@ -24,14 +22,13 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Where groups keep their state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
-    #[arg(long, value_name = "DIR")]
-    runtime_dir: Option<PathBuf>,
+    #[command(flatten)]
+    runtime: RuntimeDir,
 }
 
 /// Detaches.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
+    let paths = args.runtime.paths();
     let reports = match &args.name {
         Some(name) => detach::meant(&paths, name)
             .iter()
@@ -40,7 +37,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         None => detach::detach_all(&paths)?,
     };
     if args.json {
-        print(&format!("{}\n", serde_json::to_string_pretty(&reports)?))?;
+        print_json(&reports)?;
     } else if reports.is_empty() {
         print("nothing was left behind\n")?;
     } else {

@@ -22,7 +22,7 @@ use wakeone_model::snapshot::{Queue, Row, Totals, View, Watch};
 use wakeone_model::verdict::{self, Finding};
 use wakeone_observe::{Target, text, watcher};
 
-use crate::output::{print, style};
+use crate::output::{print, style, to_json};
 use crate::target;
 use crate::top::steering;
 use prediction::Prediction;
@@ -245,7 +245,7 @@ fn json(judged: &[Judged]) -> anyhow::Result<String> {
         )
         .collect();
     let whole = serde_json::json!({ "listeners": reports });
-    Ok(format!("{}\n", serde_json::to_string_pretty(&whole)?))
+    Ok(to_json(&whole)?)
 }
 
 fn texts(

@@ -18,6 +18,7 @@ mod metrics;
 mod output;
 mod policy;
 mod run;
+mod runtime_dir;
 mod self_check;
 mod serve;
 mod sim;

@@ -1,15 +1,13 @@
 //! `wakeone metrics`: the metrics of steered groups, for programs that store them.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use wakeone::metrics::{self, Metrics};
 use wakeone::named;
-use wakeone::paths::Paths;
-use wakeone::supervisor::state::default_runtime_dir;
 
-use crate::output::print;
+use crate::output::{print, print_json};
+use crate::runtime_dir::RuntimeDir;
 
 /// Print the figures of all steered groups once, as OpenMetrics; --metrics of run, attach and agent serves them
 #[derive(Debug, clap::Args)]
@@ -27,9 +25,8 @@ pub struct Args {
     #[arg(long, conflicts_with = "help_all")]
     json: bool,
 
-    /// Where groups keep their state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
-    #[arg(long, value_name = "DIR")]
-    runtime_dir: Option<PathBuf>,
+    #[command(flatten)]
+    runtime: RuntimeDir,
 }
 
 /// Prints them.
@@ -38,14 +35,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(&metrics::help())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
+    let paths = args.runtime.paths();
     let mut status = named::all(&paths).context("metrics")?;
     if let Some(group) = &args.group {
         status.groups = named::groups(&paths, group).context("metrics")?;
     }
     let metrics = Metrics::from(status);
     if args.json {
-        print(&format!("{}\n", serde_json::to_string_pretty(&metrics)?))?;
+        print_json(&metrics)?;
     } else {
         print(&metrics::exposition(metrics))?;
     }

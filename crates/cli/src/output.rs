@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
+use serde::Serialize;
 use wakeone_model::layout::{Style, wrap};
 
 /// Prints a text as it is. A reader that has ended, such as `head`, has read enough: that is no failure.
@@ -14,6 +15,22 @@ pub fn print(text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         done => done,
     }
+}
+
+/// A value as a report of `--json`.
+///
+/// # Errors
+/// The value cannot be written as JSON.
+pub fn to_json(value: &impl Serialize) -> serde_json::Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+/// Prints a value as [`to_json`].
+///
+/// # Errors
+/// Those of [`print`] and [`to_json`].
+pub fn print_json(value: &impl Serialize) -> io::Result<()> {
+    print(&to_json(value)?)
 }
 
 /// Prints sentences, one a line; for a terminal they are wrapped between words.

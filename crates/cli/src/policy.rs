@@ -1,13 +1,12 @@
 //! `wakeone policy`: changes how a running group chooses.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::runtime_dir::RuntimeDir;
 use wakeone::control;
 use wakeone::named;
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
-use wakeone::supervisor::state::default_runtime_dir;
 
 /// Change how a running group chooses workers; open connections stay where they are
 #[derive(Debug, clap::Args)]
@@ -23,14 +22,13 @@ pub struct Args {
     #[arg(value_name = "POLICY")]
     policy: Policy,
 
-    /// Where groups keep their state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
-    #[arg(long, value_name = "DIR")]
-    runtime_dir: Option<PathBuf>,
+    #[command(flatten)]
+    runtime: RuntimeDir,
 }
 
 /// Changes the policy.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
+    let paths = args.runtime.paths();
     for name in meant(&paths, &args.group) {
         let before = control::change_policy(&paths, &name, args.policy)?;
         let before = before.map_or("an unknown policy".to_owned(), |policy| policy.to_string());

@@ -2,7 +2,6 @@
 
 use anyhow::Context;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use wakeone::group::{self, Group, SteeringConfig};
@@ -12,6 +11,7 @@ use wakeone::supervisor::address::Address;
 use wakeone::supervisor::{self, Options, state};
 
 use crate::duration;
+use crate::runtime_dir::RuntimeDir;
 
 /// Start a server with one queue a worker: steered, supervised, restarted without a lost connection
 ///
@@ -125,9 +125,8 @@ pub struct Args {
     #[command(flatten)]
     log: crate::log::LogArgs,
 
-    /// Where the group keeps its state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
-    #[arg(long, value_name = "DIR")]
-    runtime_dir: Option<PathBuf>,
+    #[command(flatten)]
+    runtime: RuntimeDir,
 
     /// The server, and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
@@ -178,7 +177,7 @@ fn split(args: &Args, how: Split) -> anyhow::Result<ExitCode> {
         affinity: args.affinity.unwrap_or_default(),
         rescue: steering_config(args).rescue != Some(false),
         stuck_after: args.stuck_after,
-        runtime_dir: runtime_dir(args),
+        runtime_dir: args.runtime.dir(),
         check: how == Split::Check,
         metrics: args.metrics,
         metrics_tracing: args.metrics_tracing,
@@ -190,11 +189,6 @@ fn split(args: &Args, how: Split) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::FAILURE)
         }
     }
-}
-
-fn runtime_dir(args: &Args) -> PathBuf {
-    let given = args.runtime_dir.clone();
-    given.unwrap_or_else(state::default_runtime_dir)
 }
 
 fn supervise(args: &Args) -> anyhow::Result<()> {
@@ -251,7 +245,7 @@ fn options(args: &Args) -> anyhow::Result<Options> {
         }),
         refuse: args.refuse,
         lookup: args.lookup,
-        runtime_dir: runtime_dir(args),
+        runtime_dir: args.runtime.dir(),
     })
 }
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use serde_json::json;
 use wakeone_kernel::bpf::abilities::{self, Ability};
 
-use crate::output::print;
+use crate::output::{print, print_json};
 use crate::version;
 
 /// Columns of a terminal that is not known to be wider.
@@ -29,7 +29,7 @@ pub fn run(as_json: bool) -> anyhow::Result<ExitCode> {
             "complete": whole,
             "features": features,
         });
-        print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?;
+        print_json(&report)?;
     } else {
         let head = format!("wakeone {} on Linux {release}\n\n", version::text());
         print(&(head + &text(&abilities)))?;

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use wakeone::policy::Policy;
 use wakeone_sim::{
-    Arrivals, Faults, Kind, Load, Outcome, Repeated, Service, Setup, Stop, Trace, Variant, Wake,
-    Way, run, run_traced,
+    Arrivals, Dispatch, Faults, Kind, Load, Outcome, Repeated, Service, Setup, Stop, Trace,
+    Variant, Wake, run, run_traced,
 };
 
 use arguments::{Find, Sweep, Tie};
@@ -141,7 +141,7 @@ const TRACED_S: f64 = 1.0;
 #[derive(Debug, Clone)]
 struct Named {
     name: String,
-    way: Way,
+    way: Dispatch,
 }
 
 /// Simulated outcomes, by name, and the wall-clock time that they took.
@@ -211,12 +211,12 @@ fn ways(args: &Args) -> anyhow::Result<Vec<Named>> {
     ]
     .map(|(name, wake)| Named {
         name: name.into(),
-        way: Way::Shared(wake),
+        way: Dispatch::Shared(wake),
     })
     .into();
     let variant = variant(args)?;
     for policy in policies(args)? {
-        let steered = |stuck_after_s| Way::Steered {
+        let steered = |stuck_after_s| Dispatch::Steered {
             policy: policy.number(),
             variant,
             stuck_after_s,
@@ -255,7 +255,7 @@ fn load(args: &Args, rate: f64) -> Load {
     }
 }
 
-fn setup(args: &Args, workers: usize, way: Way) -> Setup {
+fn setup(args: &Args, workers: usize, way: Dispatch) -> Setup {
     Setup {
         kind: if args.event_loop {
             Kind::EventLoop
@@ -277,7 +277,7 @@ fn setup(args: &Args, workers: usize, way: Way) -> Setup {
 
 /// The share of the workers' time that the load needs.
 fn utilisation(args: &Args, workers: usize, rate: f64) -> f64 {
-    let setup = setup(args, workers, Way::Shared(Wake::LongestAsleep));
+    let setup = setup(args, workers, Dispatch::Shared(Wake::LongestAsleep));
     rate * args.service.mean_s() / setup.capacity()
 }
 

@@ -1,14 +1,12 @@
 //! `wakeone status`: shows the groups that are steered now.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::output::{print, print_wrapped, style};
+use crate::output::{print, print_json, print_wrapped, style};
+use crate::runtime_dir::RuntimeDir;
 use anyhow::Context;
 use wakeone::named;
-use wakeone::paths::Paths;
 use wakeone::status::{Group, Slot};
-use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_model::layout::{
     self, Cell, Column, Style, Tone, connections, count, number, pack, paint, words, wrap,
 };
@@ -31,20 +29,19 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Where groups keep their state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
-    #[arg(long, value_name = "DIR")]
-    runtime_dir: Option<PathBuf>,
+    #[command(flatten)]
+    runtime: RuntimeDir,
 }
 
 /// Prints the snapshot.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let paths = Paths::of(&args.runtime_dir.unwrap_or_else(default_runtime_dir));
+    let paths = args.runtime.paths();
     let mut status = named::all(&paths).context("status")?;
     if let Some(group) = &args.group {
         status.groups = named::groups(&paths, group).context("status")?;
     }
     if args.json {
-        print(&format!("{}\n", serde_json::to_string_pretty(&status)?))?;
+        print_json(&status)?;
     } else if status.groups.is_empty() {
         print_wrapped(
             "nothing is steered; start a server with `wakeone run`, or steer one that runs with `wakeone attach`",

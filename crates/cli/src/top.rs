@@ -17,11 +17,11 @@ use std::time::Duration;
 use anyhow::Context;
 use wakeone::paths::Paths;
 use wakeone::reserved::set_apart;
-use wakeone::supervisor::state::default_runtime_dir;
 use wakeone_observe::Target;
 use wakeone_top::{Frame, Recorder, plain};
 
-use crate::output::style;
+use crate::output::{style, to_json};
+use crate::runtime_dir::RuntimeDir;
 use crate::{doctor, target};
 use live::Live;
 
@@ -67,9 +67,8 @@ pub struct Args {
     #[arg(long)]
     no_tracing: bool,
 
-    /// Where groups keep their state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
-    #[arg(long, value_name = "DIR")]
-    runtime_dir: Option<PathBuf>,
+    #[command(flatten)]
+    runtime: RuntimeDir,
 }
 
 /// With more listeners than this, a probe for each would be a load of its own.
@@ -115,7 +114,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// Begins to watch the listeners of the arguments.
 fn watched(args: &Args) -> anyhow::Result<Live> {
     let target = args.target.clone().unwrap_or(Target::All);
-    let runtime = args.runtime_dir.clone().unwrap_or_else(default_runtime_dir);
+    let runtime = args.runtime.dir();
     doctor::enter(args.netns.as_deref(), args.pid, &target)?;
     let paths = Paths::of(&runtime);
     let (mut found, apart) = set_apart(&paths, target::listeners(&target, &paths)?);
@@ -181,7 +180,7 @@ fn texts(frames: &[Frame], before: &[Frame], json: bool) -> anyhow::Result<Strin
     if json {
         let whole =
             serde_json::json!({ "listeners": frames.iter().map(report).collect::<Vec<_>>() });
-        return Ok(format!("{}\n", serde_json::to_string_pretty(&whole)?));
+        return Ok(to_json(&whole)?);
     }
     let earlier = |frame: &Frame| {
         let same = before.iter().find(|b| b.place() == frame.place());

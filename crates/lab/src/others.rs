@@ -12,7 +12,7 @@ pub const WORKERS: usize = 4;
 
 /// The way in which workers share listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Sharing {
     /// The server unchanged: one listener for all workers.
     Shared,
     /// One a worker by the server's own setting; the kernel's hash.
@@ -21,22 +21,22 @@ pub enum Way {
     Split,
 }
 
-impl Way {
+impl Sharing {
     /// Last part of the variants' names.
     pub fn name(self) -> &'static str {
         match self {
-            Way::Shared => "shared",
-            Way::Hash => "hash",
-            Way::Split => "split",
+            Sharing::Shared => "shared",
+            Sharing::Hash => "hash",
+            Sharing::Split => "split",
         }
     }
 
     /// Its place in the palette.
     pub fn colour(self) -> usize {
         match self {
-            Way::Shared => 1,
-            Way::Hash => 2,
-            Way::Split => 4,
+            Sharing::Shared => 1,
+            Sharing::Hash => 2,
+            Sharing::Split => 4,
         }
     }
 }
@@ -132,8 +132,8 @@ impl Other {
     }
 
     /// The reason why it cannot be measured here in this way.
-    pub fn lacks(&self, way: Way) -> Option<String> {
-        let steered = || (way == Way::Split).then(steered::lacks).flatten();
+    pub fn lacks(&self, way: Sharing) -> Option<String> {
+        let steered = || (way == Sharing::Split).then(steered::lacks).flatten();
         self.is_missing().or_else(steered)
     }
 
@@ -141,8 +141,8 @@ impl Other {
     ///
     /// # Errors
     /// When nginx has no module whose handlers block.
-    pub fn launch(&self, way: Way) -> Result<Launch, crate::error::Error> {
-        let hash = if way == Way::Hash { self.hash } else { "" };
+    pub fn launch(&self, way: Sharing) -> Result<Launch, crate::error::Error> {
+        let hash = if way == Sharing::Hash { self.hash } else { "" };
         let what = format!("{}/{}", self.name, way.name());
         let mut launch = if *self == NGINX {
             Setup {
@@ -166,7 +166,7 @@ impl Other {
             settles: Duration::from_millis(self.settles_ms),
             ..launch.ready
         };
-        Ok(if way == Way::Split {
+        Ok(if way == Sharing::Split {
             launch.split()
         } else {
             launch

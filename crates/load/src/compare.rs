@@ -239,25 +239,15 @@ impl MetricComparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Arrivals, Mix, Plan, Sources, Stop};
-    use std::time::Duration;
+    use crate::plan::tests::plan;
+    use crate::{Plan, Sources};
 
     /// A result whose intervals complete about `per_s` requests.
     fn result(per_s: u64, intervals: usize, seed: u64) -> Summary {
         let plan = Plan {
-            target: "127.0.0.1:80".parse().unwrap(),
-            host: "localhost".into(),
-            arrivals: Arrivals::Closed { concurrency: 1 },
-            stop: Stop {
-                requests: Some(1),
-                duration: None,
-            },
-            mix: Mix::one("/"),
             sources: Sources::System,
-            timeout: Duration::from_secs(1),
             seed,
-            threads: 1,
-            keep_alive: false,
+            ..plan()
         };
         let outcome = crate::recorder::Recorder::new(&plan).outcome(&plan);
         let mut summary = Summary::new(&plan, &outcome, &[]);

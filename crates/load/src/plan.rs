@@ -342,10 +342,11 @@ impl Plan {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn plan() -> Plan {
+    /// One request, then another: a plan to be changed where a test needs it.
+    pub(crate) fn plan() -> Plan {
         Plan {
             target: "127.0.0.1:80".parse().unwrap(),
             host: "localhost".into(),

@@ -1,9 +1,6 @@
 //! Text for a person, the same for every command: tables that leave columns out where a terminal is narrow, sentences
 //! that are wrapped, colours where they are wanted. Pure: the same data and style give the same text.
 
-use std::borrow::Cow;
-
-use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// The properties of the reader's terminal.
@@ -214,19 +211,19 @@ fn cut(line: &str, style: Style) -> String {
     kept
 }
 
-/// Sentences on as many lines as they take: `first` before the first line, and as many blanks before the others.
+/// Sentences on as many lines as they take: `first` before the first line, and as many blanks before the others. No word
+/// is broken.
 pub fn wrap(text: &str, first: &str, style: Style) -> Vec<String> {
     let blanks = " ".repeat(first.width());
-    let options = Options::new(style.width.unwrap_or(usize::MAX))
+    let options = textwrap::Options::new(style.width.unwrap_or(usize::MAX))
         .initial_indent(first)
         .subsequent_indent(&blanks)
-        .wrap_algorithm(WrapAlgorithm::FirstFit)
-        .word_separator(WordSeparator::AsciiSpace)
-        // Addresses, names and commands stay whole.
-        .word_splitter(WordSplitter::NoHyphenation)
-        .break_words(false);
-    let lines = textwrap::wrap(text, options).into_iter();
-    lines.map(Cow::into_owned).collect()
+        .break_words(false)
+        .word_separator(textwrap::WordSeparator::AsciiSpace)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation)
+        .wrap_algorithm(textwrap::WrapAlgorithm::FirstFit);
+    let lines = textwrap::wrap(text, options);
+    lines.into_iter().map(String::from).collect()
 }
 
 /// Parts with a separator between, on as many lines as they take; no part is broken where it has room in a line.

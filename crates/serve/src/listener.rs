@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::time::Timespec;
 use wakeone_kernel::socket::inherited;
 
 use crate::Error;
@@ -179,14 +180,14 @@ impl Listener {
         }
     }
 
-    /// Waits until one of `listeners` has a connection. Another process may still take it. Returns none when a signal
-    /// arrives.
-    pub fn wait_any(listeners: &[Self]) -> Vec<&Self> {
+    /// Waits until one of `listeners` has a connection, or for as long as `longest`. Another process may still take the
+    /// connection. Returns none when a signal arrives.
+    pub fn wait_any<'a>(listeners: &'a [Self], longest: Option<&Timespec>) -> Vec<&'a Self> {
         let mut fds: Vec<_> = listeners
             .iter()
             .map(|listener| PollFd::new(listener, PollFlags::IN))
             .collect();
-        match poll(&mut fds, None) {
+        match poll(&mut fds, longest) {
             Ok(_) => listeners
                 .iter()
                 .zip(&fds)

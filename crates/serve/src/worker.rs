@@ -75,13 +75,13 @@ impl Worker {
             // One listener: simply wait in accept. Ours blocks; one that was handed over may not.
             [listener] => self.accept_from(listener).or_else(|| {
                 if self.nonblocking {
-                    Listener::wait_any(&self.listeners);
+                    Listener::wait_any(&self.listeners, None);
                 }
                 None
             }),
             // Several, which do not block: wait for all, and take from the first that has a
             // connection. Others serve the next one, or this worker does in the next round.
-            several => Listener::wait_any(several)
+            several => Listener::wait_any(several, None)
                 .into_iter()
                 .find_map(|listener| self.accept_from(listener)),
         }

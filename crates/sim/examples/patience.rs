@@ -9,7 +9,7 @@
 mod workloads;
 
 use wakeone_kernel::contract::number::LEAST_CONNECTIONS as LEAST;
-use wakeone_sim::{Outcome, Service, Variant, Wake, Way};
+use wakeone_sim::{Dispatch, Outcome, Service, Variant, Wake};
 use workloads::{Failure, Workload, workloads};
 
 const SCALES: [f64; 3] = [0.1, 1.0, 10.0];
@@ -63,7 +63,7 @@ fn seen(workload: &Workload, requests: u64) -> Result<Seen, Failure> {
     let quiet = Workload {
         busy: 0.02,
         service: workload.service.clone(),
-        setup: workload.setup(Way::Shared(Wake::LongestAsleep)),
+        setup: workload.setup(Dispatch::Shared(Wake::LongestAsleep)),
         ..*workload
     };
     let found = quiet.simulate(quiet.setup.clone(), requests, 99)?;
@@ -83,7 +83,7 @@ fn under(
     requests: u64,
     seeds: u64,
 ) -> Result<Vec<[f64; 2]>, Failure> {
-    let way = Way::Steered {
+    let way = Dispatch::Steered {
         policy: LEAST,
         variant,
         stuck_after_s: Some(patience_s.max(SHORTEST_S)),

@@ -9,7 +9,7 @@ mod workloads;
 use wakeone_kernel::contract::number::{
     HASH, LEAST_CONNECTIONS as LEAST, ROUND_ROBIN, SHORTEST_QUEUE as SHORTEST, TWO_CHOICES as TWO,
 };
-use wakeone_sim::{Outcome, Variant, Way};
+use wakeone_sim::{Dispatch, Outcome, Variant};
 use workloads::{Failure, workloads};
 
 /// Name, policy, how it is compiled, patience in s, whether workers are weighed by their speed.
@@ -102,7 +102,7 @@ fn main() -> Result<(), Failure> {
             if weighed && workload.setup.speeds.is_empty() {
                 continue;
             }
-            let way = Way::Steered {
+            let way = Dispatch::Steered {
                 policy,
                 variant,
                 stuck_after_s,

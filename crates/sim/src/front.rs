@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use wakeone_kernel::bpf::policy_group::Variant;
 
 use crate::agent::Agent;
-use crate::setup::{Setup, Way};
+use crate::setup::{Dispatch, Setup};
 use crate::steering::Steering;
 use crate::workers::{Asleep, Waiting};
 
@@ -26,11 +26,11 @@ pub(crate) enum Front {
 impl Front {
     pub(crate) fn new(setup: &Setup, seed: u64) -> Self {
         match setup.way {
-            Way::Shared(wake) => Self::Shared {
+            Dispatch::Shared(wake) => Self::Shared {
                 queue: VecDeque::new(),
                 asleep: Asleep::new(wake, setup.workers),
             },
-            Way::Steered {
+            Dispatch::Steered {
                 policy,
                 variant,
                 stuck_after_s,

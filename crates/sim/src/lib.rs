@@ -32,7 +32,7 @@ pub use load::Load;
 pub use outcome::{Counts, Outcome};
 pub use servers::Kind;
 pub use service::{Service, time_s};
-pub use setup::{Setup, Way};
+pub use setup::{Dispatch, Setup};
 pub use trace::{Mark, Span, Trace, What};
 pub use wakeone_kernel::bpf::policy_group::{MOST_SLOTS, Variant};
 pub use workers::Wake;

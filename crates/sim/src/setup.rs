@@ -9,7 +9,7 @@ use crate::workers::Wake;
 
 /// How connections are given to workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Way {
+pub enum Dispatch {
     /// One queue for all workers.
     Shared(Wake),
     /// A queue for each worker, and a policy that chooses one.
@@ -33,7 +33,7 @@ pub struct Setup {
     /// The CPUs that requests need for all of their time. `None`: they need none and wait for something else.
     pub cpus: Option<usize>,
     /// How connections are given to workers.
-    pub way: Way,
+    pub way: Dispatch,
     /// The backlog of each accept queue: it holds one more, as in the kernel. `None`: no limit.
     pub backlog: Option<u32>,
     /// How the policy weighs each worker; empty: all alike.
@@ -46,7 +46,7 @@ pub struct Setup {
 
 impl Setup {
     /// Workers of one thread whose requests need no CPU, queues without limits, and no faults.
-    pub fn new(workers: usize, way: Way) -> Self {
+    pub fn new(workers: usize, way: Dispatch) -> Self {
         Self {
             workers,
             kind: Kind::Threads(1),
@@ -61,7 +61,7 @@ impl Setup {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         let most = match self.way {
-            Way::Steered {
+            Dispatch::Steered {
                 variant: Variant::Chance,
                 ..
             } => Variant::Chance.slots(),

@@ -4,7 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use wakeone_sim::{Arrivals, Kind, Load, Service, Setup, Variant, Wake, Way, run};
+use wakeone_sim::{Arrivals, Dispatch, Kind, Load, Service, Setup, Variant, Wake, run};
 
 struct Counting;
 
@@ -45,7 +45,7 @@ fn allocations(setup: &Setup, requests: u64) -> u64 {
 /// One test alone in its program: nobody else allocates meanwhile.
 #[test]
 fn a_run_of_many_requests_allocates_as_often_as_one_of_few() {
-    let steered = |policy, stuck_after_s| Way::Steered {
+    let steered = |policy, stuck_after_s| Dispatch::Steered {
         policy,
         variant: Variant::Kernel,
         stuck_after_s,
@@ -53,7 +53,7 @@ fn a_run_of_many_requests_allocates_as_often_as_one_of_few() {
     // A queue that once gets longer than ever before grows, ever more rarely. The agent's judge notes what all had accepted
     // when one becomes suspect: once in some hundred requests.
     for (way, more) in [
-        (Way::Shared(Wake::LongestAsleep), 50),
+        (Dispatch::Shared(Wake::LongestAsleep), 50),
         (steered(0, None), 50),
         (steered(3, None), 50),
         (steered(3, Some(0.005)), 3_500),

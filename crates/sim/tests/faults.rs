@@ -2,27 +2,27 @@
 
 use wakeone_kernel::contract::number::{HASH, LEAST_CONNECTIONS};
 use wakeone_sim::{
-    Arrivals, Faults, Kind, Load, Outcome, Repeated, Service, Setup, Stop, Variant, Wake, Way, run,
-    run_traced,
+    Arrivals, Dispatch, Faults, Kind, Load, Outcome, Repeated, Service, Setup, Stop, Variant, Wake,
+    run, run_traced,
 };
 
-fn steered(policy: u32, stuck_after_s: Option<f64>) -> Way {
-    Way::Steered {
+fn steered(policy: u32, stuck_after_s: Option<f64>) -> Dispatch {
+    Dispatch::Steered {
         policy,
         variant: Variant::Kernel,
         stuck_after_s,
     }
 }
 
-const WAYS: [Way; 4] = [
-    Way::Shared(Wake::LongestAsleep),
-    Way::Shared(Wake::FirstRegistered),
-    Way::Steered {
+const WAYS: [Dispatch; 4] = [
+    Dispatch::Shared(Wake::LongestAsleep),
+    Dispatch::Shared(Wake::FirstRegistered),
+    Dispatch::Steered {
         policy: HASH,
         variant: Variant::Kernel,
         stuck_after_s: None,
     },
-    Way::Steered {
+    Dispatch::Steered {
         policy: LEAST_CONNECTIONS,
         variant: Variant::Kernel,
         stuck_after_s: Some(0.005),
@@ -257,7 +257,7 @@ fn a_trace_has_one_part_of_the_run() {
 #[test]
 fn the_freshest_of_tied_slots_is_better_than_any() {
     let with = |variant| {
-        let way = Way::Steered {
+        let way = Dispatch::Steered {
             policy: LEAST_CONNECTIONS,
             variant,
             stuck_after_s: None,

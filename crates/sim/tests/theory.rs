@@ -1,9 +1,11 @@
 //! Simulated means beside those of queueing theory: each within one percent, or within its own interval.
 
 use wakeone_kernel::contract::number::{HASH, LEAST_CONNECTIONS, TWO_CHOICES};
-use wakeone_sim::{Arrivals, Kind, Load, Outcome, Service, Setup, Variant, Wake, Way, run, theory};
+use wakeone_sim::{
+    Arrivals, Dispatch, Kind, Load, Outcome, Service, Setup, Variant, Wake, run, theory,
+};
 
-fn simulate(workers: usize, way: Way, load: f64, service: &str, requests: u64) -> Outcome {
+fn simulate(workers: usize, way: Dispatch, load: f64, service: &str, requests: u64) -> Outcome {
     let service: Service = service.parse().expect("service");
     let per_s = load * workers as f64 / service.mean_s();
     let setup = Setup::new(workers, way);
@@ -20,12 +22,12 @@ fn poisson(per_s: f64, service: Service, requests: u64) -> Load {
     }
 }
 
-fn policy(policy: u32) -> Way {
+fn policy(policy: u32) -> Dispatch {
     steered(policy, None)
 }
 
-fn steered(policy: u32, stuck_after_s: Option<f64>) -> Way {
-    Way::Steered {
+fn steered(policy: u32, stuck_after_s: Option<f64>) -> Dispatch {
+    Dispatch::Steered {
         policy,
         variant: Variant::Kernel,
         stuck_after_s,
@@ -56,7 +58,7 @@ fn one_queue_is_as_erlang_has_it() {
     for (workers, load) in [(1, 0.5), (4, 0.8), (16, 0.9), (64, 0.9)] {
         let expected = theory::mmc_mean_s(workers, load * workers as f64 * 1e3, 1e-3);
         for wake in [Wake::LongestAsleep, Wake::LastAsleep, Wake::FirstRegistered] {
-            let found = simulate(workers, Way::Shared(wake), load, "exp:1ms", 1_000_000);
+            let found = simulate(workers, Dispatch::Shared(wake), load, "exp:1ms", 1_000_000);
             agrees(&format!("M/M/{workers} at {load}"), &found, expected);
         }
     }
@@ -80,7 +82,13 @@ fn one_queue_of_other_services_is_near_lee_and_longton() {
         let of: Service = service.parse().unwrap();
         let per_s = 0.8 * 4.0 / of.mean_s();
         let expected = theory::mgc_mean_s(4, per_s, of.mean_s(), of.mean_square_s2());
-        let found = simulate(4, Way::Shared(Wake::LongestAsleep), 0.8, service, 1_000_000);
+        let found = simulate(
+            4,
+            Dispatch::Shared(Wake::LongestAsleep),
+            0.8,
+            service,
+            1_000_000,
+        );
         assert!((found.mean_s / expected - 1.0).abs() < 0.05, "{service}");
     }
 }
@@ -124,7 +132,7 @@ fn threads_of_one_worker_are_servers_of_one_queue() {
 #[test]
 fn the_least_loaded_lies_between_one_queue_and_two_choices() {
     let way = |way| simulate(16, way, 0.9, "exp:1ms", 1_000_000).mean_s;
-    let shared = way(Way::Shared(Wake::LongestAsleep));
+    let shared = way(Dispatch::Shared(Wake::LongestAsleep));
     let least = way(policy(LEAST_CONNECTIONS));
     let two = way(policy(TWO_CHOICES));
     assert!(shared < least && least < two, "{shared} {least} {two}");
@@ -132,7 +140,7 @@ fn the_least_loaded_lies_between_one_queue_and_two_choices() {
 
 #[test]
 fn who_is_always_first_has_most_of_the_work_and_the_longest_asleep_no_more_than_the_others() {
-    let share = |wake| simulate(4, Way::Shared(wake), 0.3, "exp:1ms", 200_000).served;
+    let share = |wake| simulate(4, Dispatch::Shared(wake), 0.3, "exp:1ms", 200_000).served;
     let even = share(Wake::LongestAsleep);
     assert!(
         even.iter().all(|n| (49_000..51_000).contains(n)),
@@ -176,7 +184,7 @@ fn who_shares_cpus_is_as_slow_as_they_are_few() {
     // first. With few workers some wait in line instead: the mean of exponential work is the same.
     let setup = Setup {
         cpus: Some(1),
-        ..Setup::new(4, Way::Shared(Wake::LongestAsleep))
+        ..Setup::new(4, Dispatch::Shared(Wake::LongestAsleep))
     };
     let load = poisson(700.0, Service::Exponential(1e-3), 2_000_000);
     let found = run(&setup, &load).expect("it can be simulated");
@@ -188,7 +196,7 @@ fn who_shares_cpus_is_as_slow_as_they_are_few() {
 }
 
 /// 64 connections kept open, opened one after another to four workers; 2,400 requests/s of 1 ms over them.
-fn kept(way: Way) -> Outcome {
+fn kept(way: Dispatch) -> Outcome {
     let load = Load {
         kept: Some(64),
         ..poisson(2_400.0, Service::Constant(1e-3), 100_000)
@@ -198,7 +206,7 @@ fn kept(way: Way) -> Outcome {
 
 #[test]
 fn connections_that_are_kept_stay_with_the_worker_that_accepted_them() {
-    let shared = kept(Way::Shared(Wake::FirstRegistered));
+    let shared = kept(Dispatch::Shared(Wake::FirstRegistered));
     assert_eq!(shared.served, [100_000, 0, 0, 0]);
     // One worker serves 1,000 a second of 2,400: it gets later and later.
     assert!(shared.mean_s > 10.0);

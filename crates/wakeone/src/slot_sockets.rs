@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use wakeone_kernel::proc::process;
+use wakeone_kernel::proc::waits::Held;
 
 /// A listener that another process holds. It is borrowed for a moment at a time. A descriptor that is kept would keep
 /// the listener in its group after the server has closed it, and swallow connections.
@@ -15,6 +16,16 @@ pub struct RemoteFd {
     pub fd: i32,
     /// Its inode, which shows that it is the same socket.
     pub inode: u64,
+}
+
+impl From<&Held> for RemoteFd {
+    fn from(held: &Held) -> Self {
+        Self {
+            pid: held.pid,
+            fd: held.fd,
+            inode: held.inode,
+        }
+    }
 }
 
 impl RemoteFd {

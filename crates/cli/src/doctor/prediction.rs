@@ -6,7 +6,7 @@ use wakeone_model::accept::Shape;
 use wakeone_model::layout::{Cell, Column, Style, number, table, words, wrap};
 use wakeone_model::snapshot::Watch;
 use wakeone_model::waits::Waits;
-use wakeone_sim::{Arrivals, Load, Service, Setup, Variant, Wake, Way};
+use wakeone_sim::{Arrivals, Dispatch, Load, Service, Setup, Variant, Wake};
 
 /// Fewer connections say too little about the slowest one percent.
 const FEWEST: u64 = 200;
@@ -127,15 +127,15 @@ fn workers(watch: &Watch) -> Result<usize, String> {
 }
 
 /// The present way, where it is known, and those that `wakeone run` would bring.
-fn ways(watch: &Watch) -> Vec<(&'static str, Way)> {
+fn ways(watch: &Watch) -> Vec<(&'static str, Dispatch)> {
     let now = match watch.model.shape {
         Shape::SocketPerWorker => {
             (watch.steered != Some(true)).then(|| steered(Policy::Hash, None))
         }
         // Which worker is woken changes the shares, and not the times of workers that serve one at a time.
-        _ => Some(Way::Shared(Wake::LongestAsleep)),
+        _ => Some(Dispatch::Shared(Wake::LongestAsleep)),
     };
-    let mut ways: Vec<(&str, Way)> = now.into_iter().map(|way| ("now", way)).collect();
+    let mut ways: Vec<(&str, Dispatch)> = now.into_iter().map(|way| ("now", way)).collect();
     let rescue = Some(STUCK_AFTER_S);
     ways.extend([
         (
@@ -148,8 +148,8 @@ fn ways(watch: &Watch) -> Vec<(&'static str, Way)> {
     ways
 }
 
-fn steered(policy: Policy, stuck_after_s: Option<f64>) -> Way {
-    Way::Steered {
+fn steered(policy: Policy, stuck_after_s: Option<f64>) -> Dispatch {
+    Dispatch::Steered {
         policy: policy.number(),
         variant: Variant::Kernel,
         stuck_after_s,

@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use wakeone_lab::environment::Watch;
-use wakeone_sim::{MOST_SLOTS, Variant, Way, run};
+use wakeone_sim::{Dispatch, MOST_SLOTS, Variant, run};
 
 use super::arguments::{Find, Sweep};
 use super::show::number;
 use super::{Args, Found, Named, load, rate, setup, show, utilisation};
 
 /// The most workers that a way is simulated with.
-fn most_workers(way: Way) -> usize {
+fn most_workers(way: Dispatch) -> usize {
     match way {
-        Way::Steered {
+        Dispatch::Steered {
             variant: Variant::Chance,
             ..
         } => Variant::Chance.slots(),

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::output;
 use serde_json::{Map, json};
 use wakeone_lab::environment::Environment;
 use wakeone_lab::experiments::simulated;
@@ -113,5 +114,5 @@ pub fn json(
     let all = found.all.iter();
     let samples = all.map(|(name, outcome)| (name.clone(), simulated::sample(outcome)));
     let outcome = simulated::outcome(parameters, samples, environment);
-    Ok(format!("{}\n", serde_json::to_string_pretty(&outcome)?))
+    Ok(output::to_json(&outcome)?)
 }

@@ -16,7 +16,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use rustix::event::epoll::EventFlags;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -87,12 +86,18 @@ pub fn serve(acceptor: Worker, count: usize, ready: impl FnOnce()) -> Result<(),
     finish(peers, failed)
 }
 
+/// How long to wait for a connection before the workers are checked again.
+const CHECK_WORKERS: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
 /// Accepts and hands over until a stop, or until no worker is left; returns how many died.
 fn accept_for(acceptor: &Worker, peers: &mut Vec<Peer>) -> usize {
     let (mut next, mut failed) = (0, 0);
     while !stop::requested() && !peers.is_empty() {
         failed += take_dead(peers, Some(WaitPidFlag::WNOHANG));
-        for listener in wait(&acceptor.listeners) {
+        for listener in Listener::wait_any(&acceptor.listeners, Some(&CHECK_WORKERS)) {
             match listener.accept(true, &acceptor.faults) {
                 Accepted::Connection(connection) => {
                     hand_over(&connection, peers, &mut next, acceptor);
@@ -103,27 +108,6 @@ fn accept_for(acceptor: &Worker, peers: &mut Vec<Peer>) -> usize {
         }
     }
     failed
-}
-
-/// Waits for a connection, but checks the workers now and then.
-fn wait(listeners: &[Listener]) -> Vec<&Listener> {
-    let mut fds: Vec<_> = listeners
-        .iter()
-        .map(|listener| PollFd::new(listener, PollFlags::IN))
-        .collect();
-    let second = Timespec {
-        tv_sec: 1,
-        tv_nsec: 0,
-    };
-    match poll(&mut fds, Some(&second)) {
-        Ok(_) => listeners
-            .iter()
-            .zip(&fds)
-            .filter(|(_, fd)| !fd.revents().is_empty())
-            .map(|(listener, _)| listener)
-            .collect(),
-        Err(_) => Vec::new(),
-    }
 }
 
 /// Sends the connection to the next worker whose channel has room; waits when none has.

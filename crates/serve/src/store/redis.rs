@@ -325,15 +325,7 @@ impl Link {
             match self.stream.write(&self.unsent[sent..]) {
                 Ok(count) => sent += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // NotConnected: the connection is still being made.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        ErrorKind::WouldBlock | ErrorKind::NotConnected
-                    ) =>
-                {
-                    break;
-                }
+                Err(error) if is_not_ready(&error) => break,
                 Err(error) => return Err(error.to_string()),
             }
         }
@@ -349,14 +341,7 @@ impl Link {
                 Ok(0) => return Err("the server closed the connection".to_owned()),
                 Ok(count) => self.received.extend_from_slice(&buffer[..count]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        ErrorKind::WouldBlock | ErrorKind::NotConnected
-                    ) =>
-                {
-                    break;
-                }
+                Err(error) if is_not_ready(&error) => break,
                 Err(error) => return Err(error.to_string()),
             }
         }
@@ -400,6 +385,14 @@ impl Link {
         self.received.drain(..done);
         Ok(())
     }
+}
+
+/// Whether the socket takes or has no bytes now, also because the connection is still being made.
+fn is_not_ready(error: &std::io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::WouldBlock | ErrorKind::NotConnected
+    )
 }
 
 /// How many bytes the first value (RESP 2) in `bytes` takes; `None` if it is not complete.

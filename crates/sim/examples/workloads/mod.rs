@@ -1,7 +1,7 @@
 //! The ten workloads of docs/policies.md.
 
 use wakeone_sim::{
-    Arrivals, Error, Faults, Kind, Load, Outcome, Repeated, Service, Setup, Wake, Way, run,
+    Arrivals, Dispatch, Error, Faults, Kind, Load, Outcome, Repeated, Service, Setup, Wake, run,
 };
 
 pub type Failure = Box<dyn std::error::Error>;
@@ -18,7 +18,7 @@ pub struct Workload {
 
 impl Workload {
     /// Its workers, given connections in this way.
-    pub fn setup(&self, way: Way) -> Setup {
+    pub fn setup(&self, way: Dispatch) -> Setup {
         Setup {
             way,
             ..self.setup.clone()
@@ -47,7 +47,7 @@ fn workload(
     workers: usize,
     change: impl FnOnce(&mut Setup),
 ) -> Result<Workload, Error> {
-    let mut setup = Setup::new(workers, Way::Shared(Wake::LongestAsleep));
+    let mut setup = Setup::new(workers, Dispatch::Shared(Wake::LongestAsleep));
     change(&mut setup);
     Ok(Workload {
         name,

@@ -6,10 +6,9 @@
 //! queue. So a duplicate of a forked process's queue is kept here, and another process can read it if its owner ends.
 //! The queues of the process that bound the socket are not kept: they end with it, as the socket would.
 
-use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::waits;
@@ -22,14 +21,11 @@ use super::config::SplitConfig;
 use super::left::{OrphanedQueues, WakeReply, is_readable};
 use super::queue_group::{self, NewQueue, QueueGroup, SharedSocket};
 use super::reason::Reason;
-use super::worker::{Worker, polls, waits};
+use super::worker::{LOOK_ROUND, Worker, unasked, unpolled};
 use crate::dispatcher::Plan;
 use crate::paths::Paths;
 use crate::slot_sockets::{RemoteFd, inode_of};
 use crate::supervisor::state::MOST_SLOTS;
-
-/// How often to look for processes that receive from the shared socket and never asked.
-const LOOK_ROUND: Duration = Duration::from_secs(1);
 
 /// The owner of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,11 +136,7 @@ impl Readers {
         if self.queues.iter().any(|queue| own(&queue)) {
             return Err(Reason::Has);
         }
-        match polls(pid, inode) {
-            Ok(false) => {}
-            Ok(true) => return Err(Reason::Registered),
-            Err(error) => return Err(Reason::Hidden(error.to_string())),
-        }
+        unpolled(pid, inode, Reason::Registered)?;
         let ours = std::process::id();
         let another =
             |held: &waits::Held| held.inode == inode && held.pid != pid && held.pid != ours;
@@ -166,11 +158,9 @@ impl Readers {
     pub fn admits_thread(&self, pid: u32, socket: &OwnedFd) -> Result<(), Reason> {
         // In an epoll set, another thread may decide which one receives. The library sees most of these itself, but
         // not sockets that were registered before they were bound.
-        match inode_of(socket).and_then(|inode| polls(pid, inode)) {
-            Ok(false) => self.has_room(),
-            Ok(true) => Err(Reason::Polled),
-            Err(error) => Err(Reason::Hidden(error.to_string())),
-        }
+        let inode = inode_of(socket).map_err(|error| Reason::Hidden(error.to_string()))?;
+        unpolled(pid, inode, Reason::Polled)?;
+        self.has_room()
     }
 
     /// Whether another queue can be chosen. One that could not would leave its thread without work.
@@ -424,11 +414,7 @@ impl Readers {
         else {
             return false;
         };
-        let remote = RemoteFd {
-            pid: holder.pid,
-            fd: holder.fd,
-            inode,
-        };
+        let remote = RemoteFd::from(holder);
         self.original.remote = remote;
         if let Some(group) = &mut self.group.steered {
             group.lend(self.original.cookie, remote);
@@ -440,22 +426,10 @@ impl Readers {
     /// system calls of its own.
     fn look_round(&mut self) -> bool {
         self.looked = Instant::now();
-        let (inode, ours) = (self.inode(), std::process::id());
-        let inodes = HashSet::from([inode]);
-        let mut found = Vec::new();
-        for held in Processes::read().held {
-            let known = self.original.readers.iter().any(|one| one.pid == held.pid);
-            let look = || waits::look(held.pid, &inodes, &HashSet::new());
-            if held.inode == inode
-                && held.pid != ours
-                && !known
-                && look().is_some_and(|process| waits(&process, inode))
-            {
-                found.push((held.pid, held.fd));
-            }
-        }
-        for (pid, fd) in &found {
-            self.stays(*pid, *fd, inode);
+        let readers = &self.original.readers;
+        let found = unasked(self.inode(), |pid| readers.iter().any(|one| one.pid == pid));
+        for RemoteFd { pid, fd, inode } in &found {
+            self.stays(*pid, *fd, *inode);
         }
         !found.is_empty()
     }

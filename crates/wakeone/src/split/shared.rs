@@ -7,8 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::cgroup;
-use wakeone_kernel::proc::process;
-use wakeone_kernel::proc::waits;
 use wakeone_kernel::proc::waits::Processes;
 use wakeone_kernel::socket;
 use wakeone_kernel::socket::clone_listener;
@@ -18,15 +16,12 @@ use wakeone_model::listener::Protocol;
 use super::config::{SplitConfig, Steering};
 use super::queue_group::{self, NewQueue, QueueGroup, SharedSocket};
 use super::reason::Reason;
-use super::worker::{Worker, first_holder, polls, waits};
+use super::worker::{LOOK_ROUND, Worker, first_holder, unasked, unpolled};
 use crate::agent::Agent;
 use crate::dispatcher::Plan;
 use crate::slot_sockets::{RemoteFd, inode_of};
 use crate::steered::SteeredGroup;
 use crate::supervisor::state::MOST_SLOTS;
-
-/// How often to look for processes that wait on the shared socket unknown to the library.
-const LOOK_ROUND: Duration = Duration::from_secs(1);
 
 /// A listening socket of the group, and the processes that accept from it.
 #[derive(Debug)]
@@ -56,8 +51,7 @@ impl Queue {
     }
 
     fn borrow(&self) -> Option<OwnedFd> {
-        let listener = process::descriptor_of(self.remote.pid, self.remote.fd).ok()?;
-        (inode_of(&listener).ok()? == self.remote.inode).then_some(listener)
+        self.remote.borrow().ok()
     }
 }
 
@@ -149,11 +143,7 @@ impl Shared {
         {
             return Err(Reason::Has);
         }
-        match polls(pid, inode) {
-            Ok(false) => {}
-            Ok(true) => return Err(Reason::Registered),
-            Err(error) => return Err(Reason::Hidden(error.to_string())),
-        }
+        unpolled(pid, inode, Reason::Registered)?;
         if self.siblings.len() + 1 >= MOST_SLOTS {
             return Err(Reason::Full);
         }
@@ -345,11 +335,7 @@ impl Shared {
             .iter()
             .find(|held| held.inode == queue.remote.inode);
         if let Some(holder) = holder {
-            queue.remote = RemoteFd {
-                pid: holder.pid,
-                fd: holder.fd,
-                inode: holder.inode,
-            };
+            queue.remote = RemoteFd::from(holder);
         }
         if let Some(group) = &mut self.group.steered {
             group.lend(queue.cookie, queue.remote);
@@ -428,11 +414,7 @@ impl Shared {
         let inode = self.inode();
         let all = Processes::read();
         let holder = all.held.iter().find(|held| held.inode == inode)?;
-        self.original.remote = RemoteFd {
-            pid: holder.pid,
-            fd: holder.fd,
-            inode,
-        };
+        self.original.remote = RemoteFd::from(holder);
         self.original.borrow()
     }
 
@@ -442,31 +424,17 @@ impl Shared {
         if self.siblings.is_empty() || self.closed {
             return false;
         }
-        let inode = self.inode();
-        let inodes = HashSet::from([inode]);
-        let all = Processes::read();
-        let holders: HashSet<u32> = all
-            .held
-            .iter()
-            .filter(|held| held.inode == inode)
-            .map(|held| held.pid)
-            .collect();
-        let own = std::process::id();
-        let mut changed = false;
-        for pid in holders.into_iter().filter(|pid| *pid != own) {
-            let known = self.original.workers.iter().any(|w| w.pid == pid);
-            let look = || waits::look(pid, &inodes, &HashSet::new());
-            if !known && look().is_some_and(|process| waits(&process, inode)) {
-                tracing::info!(
-                    "{}: process {pid} waits on the shared socket itself; it gets its part of the connections there",
-                    self.group
-                );
-                self.original.serve(pid);
-                self.assign_original();
-                changed = true;
-            }
+        let workers = &self.original.workers;
+        let found = unasked(self.inode(), |pid| workers.iter().any(|one| one.pid == pid));
+        for RemoteFd { pid, .. } in &found {
+            tracing::info!(
+                "{}: process {pid} waits on the shared socket itself; it gets its part of the connections there",
+                self.group
+            );
+            self.original.serve(*pid);
+            self.assign_original();
         }
-        changed
+        !found.is_empty()
     }
 }
 

@@ -1,13 +1,19 @@
 //! The server's processes: which lives, which opened a socket, and which waits on it.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::waits;
+use wakeone_kernel::proc::waits::Processes;
 use wakeone_model::listener::{Process, Wait};
 use wakeone_shim::protocol::How;
+
+use super::reason::Reason;
+use crate::slot_sockets::RemoteFd;
 
 /// A process that accepts from a queue.
 #[derive(Debug)]
@@ -50,8 +56,20 @@ pub fn first_holder(pid: u32, inode: u64) -> u32 {
     first
 }
 
+/// Checks that no epoll set of a process has this socket; `polled` is the reason if one has.
+///
+/// # Errors
+/// That reason, or that the process cannot be seen.
+pub fn unpolled(pid: u32, inode: u64, polled: Reason) -> Result<(), Reason> {
+    match polls(pid, inode) {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(polled),
+        Err(error) => Err(Reason::Hidden(error.to_string())),
+    }
+}
+
 /// Whether an epoll set of a process has this socket, under whatever number.
-pub fn polls(pid: u32, inode: u64) -> io::Result<bool> {
+fn polls(pid: u32, inode: u64) -> io::Result<bool> {
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let entry = entry?;
         let Ok(target) = std::fs::read_link(entry.path()) else {
@@ -77,8 +95,25 @@ pub fn polls(pid: u32, inode: u64) -> io::Result<bool> {
     Ok(false)
 }
 
+/// How often to look for processes that wait on a shared socket and never asked.
+pub const LOOK_ROUND: Duration = Duration::from_secs(1);
+
+/// Finds processes, `known` ones left out, that wait on this socket and never asked: they use io_uring, or make system
+/// calls of their own.
+pub fn unasked(inode: u64, known: impl Fn(u32) -> bool) -> Vec<RemoteFd> {
+    let (inodes, ours) = (HashSet::from([inode]), std::process::id());
+    let mut seen = HashSet::new();
+    let mut held = Processes::read().held;
+    held.retain(|held| {
+        held.inode == inode && held.pid != ours && !known(held.pid) && seen.insert(held.pid)
+    });
+    let look = |pid| waits::look(pid, &inodes, &HashSet::new());
+    held.retain(|held| look(held.pid).is_some_and(|process| waits_on(&process, inode)));
+    held.iter().map(RemoteFd::from).collect()
+}
+
 /// Whether a process, as it was just seen, waits for connections, or datagrams, on this socket.
-pub fn waits(process: &Process, inode: u64) -> bool {
+fn waits_on(process: &Process, inode: u64) -> bool {
     process.polls.iter().any(|polled| polled.inode == inode)
         || process.threads.iter().any(|thread| match &thread.wait {
             Wait::Accept(at) | Wait::Receive(at) => *at == inode,

@@ -10,7 +10,7 @@ use crate::alternate::{self, Arms};
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
 use crate::measure;
-use crate::others::{NGINX, Other, PREFORK, Way as Shared};
+use crate::others::{NGINX, Other, PREFORK, Sharing as Shared};
 use crate::slices::{Pair, Timing};
 use crate::under_test::ServerUnderTest;
 use crate::ways::Way;

@@ -8,7 +8,7 @@ use wakeone_load::{Arrivals, Mix, Plan, Spacing};
 use crate::card::{Card, card};
 use crate::error::Error;
 use crate::experiment::{Arm, Context, Design, Experiment, Pairing, Sample, Settings, parameters};
-use crate::others::{GUNICORN_THREADS, GUNICORN_UVICORN, NODE, Other, UVICORN, WORKERS, Way};
+use crate::others::{GUNICORN_THREADS, GUNICORN_UVICORN, NODE, Other, Sharing, UVICORN, WORKERS};
 use crate::present::{Block, Chart, Row, Style, Table, number};
 use crate::result::{Expectation, Outcome};
 use crate::under_test::ServerUnderTest;
@@ -30,7 +30,7 @@ const COMMANDS: [&str; 4] = [
     "node cluster, SCHED_NONE",
 ];
 /// As it is, and split.
-const WAYS: [Way; 2] = [Way::Shared, Way::Split];
+const WAYS: [Sharing; 2] = [Sharing::Shared, Sharing::Split];
 const CONNECTIONS: usize = 64;
 const APART: Duration = Duration::from_millis(4);
 const RATE_PER_S: f64 = 900.0;
@@ -42,15 +42,15 @@ fn load_seconds(quick: bool) -> f64 {
     if quick { 4.0 } else { 10.0 }
 }
 
-fn arm_name(kind: Other, way: Way) -> String {
+fn arm_name(kind: Other, way: Sharing) -> String {
     format!("{}/{}", kind.name, way.name())
 }
 
-fn variants() -> impl Iterator<Item = (Other, Way)> {
+fn variants() -> impl Iterator<Item = (Other, Sharing)> {
     ALL.into_iter().flat_map(|kind| WAYS.map(|way| (kind, way)))
 }
 
-fn parse(name: &str) -> Result<(Other, Way), Error> {
+fn parse(name: &str) -> Result<(Other, Sharing), Error> {
     variants()
         .find(|(kind, way)| arm_name(*kind, *way) == name)
         .ok_or_else(|| Error::Unknown(name.into()))
@@ -90,8 +90,8 @@ impl Experiment for Kept {
         }
         design.compare(ALL.map(|kind| Pairing {
             name: format!("{}: mean as it is / mean split", kind.name),
-            a: arm_name(kind, Way::Shared),
-            b: arm_name(kind, Way::Split),
+            a: arm_name(kind, Sharing::Shared),
+            b: arm_name(kind, Sharing::Split),
             metric: "latency_ms_mean".into(),
         }));
         design
@@ -112,8 +112,8 @@ impl Experiment for Kept {
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
         let mut all = Vec::new();
         for kind in ALL {
-            let of = |metric: &str| outcome.values(&arm_name(kind, Way::Split), metric);
-            if of("requests").is_empty() && kind.lacks(Way::Split).is_some() {
+            let of = |metric: &str| outcome.values(&arm_name(kind, Sharing::Split), metric);
+            if of("requests").is_empty() && kind.lacks(Sharing::Split).is_some() {
                 continue;
             }
             let (keeps_up, rate) = (KEEPS_UP.to_string(), RATE_PER_S.to_string());
@@ -176,8 +176,8 @@ fn by_rank(answers: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
 }
 
 fn meaning(outcome: &Outcome, kind: Other, command: &str) -> Option<String> {
-    let of = |way: Way, metric: &str| outcome.values(&arm_name(kind, way), metric);
-    let told = |way: Way| {
+    let of = |way: Sharing, metric: &str| outcome.values(&arm_name(kind, way), metric);
+    let told = |way: Sharing| {
         let [mean, share] = ["latency_ms_mean", "share_max_over_mean"].map(|m| of(way, m));
         (!mean.is_empty()).then(|| {
             format!(
@@ -189,14 +189,14 @@ fn meaning(outcome: &Outcome, kind: Other, command: &str) -> Option<String> {
     };
     Some(format!(
         "{command}: {}. Under wakeone run --split: {}.",
-        told(Way::Shared)?,
-        told(Way::Split)?
+        told(Sharing::Shared)?,
+        told(Sharing::Split)?
     ))
 }
 
 fn table(outcome: &Outcome) -> Table {
     let columns = ["throughput_per_s", "latency_ms_mean", "latency_ms_p99"].map(Of::Ends);
-    let row = |(kind, way): (Other, Way)| {
+    let row = |(kind, way): (Other, Sharing)| {
         let name = arm_name(kind, way);
         let found = outcome.variant(&name)?;
         let busiest = stats::most(outcome.values(&name, "share_max_over_mean"))?;
@@ -218,7 +218,7 @@ fn table(outcome: &Outcome) -> Table {
 }
 
 fn chart(outcome: &Outcome, title: &str, metric: &str, unit: &str) -> Chart {
-    let named = |(kind, way): (Other, Way)| {
+    let named = |(kind, way): (Other, Sharing)| {
         let name = arm_name(kind, way);
         let found = outcome.variant(&name)?;
         Some((Style::ours(name, way.colour()), found))
@@ -258,7 +258,7 @@ mod tests {
                 ("share_max_over_mean", &busiest[..]),
                 ("throughput_per_s", &rate[..]),
             ]);
-            let names: Vec<String> = ALL.map(|kind| arm_name(kind, Way::Split)).into();
+            let names: Vec<String> = ALL.map(|kind| arm_name(kind, Sharing::Split)).into();
             let variants: Vec<_> = names
                 .iter()
                 .map(|n| (n.as_str(), metrics.as_slice()))

@@ -1,7 +1,7 @@
 //! Simulated loads: the result of `wakeone sim`, and a run of its own.
 
 use serde_json::{Map, Value, json};
-use wakeone_sim::{Arrivals, Load, Service, Setup, Wake, Way, run};
+use wakeone_sim::{Arrivals, Dispatch, Load, Service, Setup, Wake, run};
 
 use crate::card::{Card, card};
 use crate::distribution::Distribution;
@@ -21,8 +21,8 @@ const RATE_PER_S: f64 = 1000.0;
 const SERVICE: &str = "99:1.15ms,1:100ms";
 const PATIENCE_S: f64 = 0.005;
 
-fn ways() -> [(&'static str, Way); 5] {
-    let steered = |policy, stuck_after_s| Way::Steered {
+fn ways() -> [(&'static str, Dispatch); 5] {
+    let steered = |policy, stuck_after_s| Dispatch::Steered {
         policy,
         variant: wakeone_sim::Variant::Kernel,
         stuck_after_s,
@@ -30,7 +30,7 @@ fn ways() -> [(&'static str, Way); 5] {
     let number = |policy: wakeone::policy::Policy| policy.number();
     let least = number(wakeone::policy::Policy::LeastConnections);
     [
-        ("shared-accept", Way::Shared(Wake::LongestAsleep)),
+        ("shared-accept", Dispatch::Shared(Wake::LongestAsleep)),
         ("hash", steered(number(wakeone::policy::Policy::Hash), None)),
         (
             "two-choices",
@@ -51,7 +51,7 @@ impl Experiment for Simulated {
     }
 
     fn design(&self, settings: &Settings) -> Design {
-        let arm = |(name, _): (&str, Way)| Arm {
+        let arm = |(name, _): (&str, Dispatch)| Arm {
             name: name.into(),
             group: 0,
             seconds: requests(settings) as f64 / 2e6,

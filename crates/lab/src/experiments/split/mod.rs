@@ -7,7 +7,7 @@ use wakeone_load::{Arrivals, Mix, Plan};
 use crate::card::{Card, card};
 use crate::error::Error;
 use crate::experiment::{Arm, Context, Design, Experiment, Pairing, Sample, Settings, parameters};
-use crate::others::{GUNICORN, NGINX, Other, PREFORK, WORKERS, Way};
+use crate::others::{GUNICORN, NGINX, Other, PREFORK, Sharing, WORKERS};
 use crate::present::{Block, Chart, Style, Table};
 use crate::result::{Expectation, Outcome, Variant};
 use crate::under_test::ServerUnderTest;
@@ -26,7 +26,7 @@ const SLOW_ONE_IN: u64 = 100;
 const STUCK: f64 = 0.25;
 /// The servers.
 const ALL: [Other; 3] = [GUNICORN, PREFORK, NGINX];
-const WAYS: [Way; 3] = [Way::Shared, Way::Hash, Way::Split];
+const WAYS: [Sharing; 3] = [Sharing::Shared, Sharing::Hash, Sharing::Split];
 /// Clients of the closed loop.
 const CLIENTS: usize = 32;
 const STUCK_LOAD: &str = "stuck";
@@ -58,45 +58,45 @@ fn slow_us(kind: Other) -> u64 {
     (STUCK * WORKERS as f64 / slow_per_s * 1e6) as u64
 }
 
-fn arm_name(load: &str, kind: Other, way: Way) -> String {
+fn arm_name(load: &str, kind: Other, way: Sharing) -> String {
     format!("{load}/{}/{}", kind.name, way.name())
 }
 
-fn variants() -> impl Iterator<Item = (&'static str, Other, Way)> {
+fn variants() -> impl Iterator<Item = (&'static str, Other, Sharing)> {
     [STUCK_LOAD, FULL_LOAD].into_iter().flat_map(|load| {
         ALL.into_iter()
             .flat_map(move |kind| WAYS.map(move |way| (load, kind, way)))
     })
 }
 
-fn parse(name: &str) -> Result<(&'static str, Other, Way), Error> {
+fn parse(name: &str) -> Result<(&'static str, Other, Sharing), Error> {
     variants()
         .find(|(load, kind, way)| arm_name(load, *kind, *way) == name)
         .ok_or_else(|| Error::Unknown(name.into()))
 }
 
 /// The comparisons of each server: the expectation, the load, the metric, and the ways above and below the line.
-const COMPARISONS: [(&str, &str, &str, Way, Way); 3] = [
+const COMPARISONS: [(&str, &str, &str, Sharing, Sharing); 3] = [
     (
         "{server}-stuck-p90-hash",
         STUCK_LOAD,
         "latency_ms_p90",
-        Way::Split,
-        Way::Hash,
+        Sharing::Split,
+        Sharing::Hash,
     ),
     (
         "{server}-stuck-mean-shared",
         STUCK_LOAD,
         "latency_ms_mean",
-        Way::Split,
-        Way::Shared,
+        Sharing::Split,
+        Sharing::Shared,
     ),
     (
         "{server}-full-throughput_per_s-shared",
         FULL_LOAD,
         "throughput_per_s",
-        Way::Split,
-        Way::Shared,
+        Sharing::Split,
+        Sharing::Shared,
     ),
 ];
 
@@ -178,7 +178,7 @@ impl Experiment for Split {
             let compared = comparisons(kind)
                 .map(|(name, pairing)| CARD.expect_of(name, &server, outcome.ratio(&pairing.name)));
             all.extend(compared);
-            let split = outcome.variant(&arm_name(STUCK_LOAD, kind, Way::Split));
+            let split = outcome.variant(&arm_name(STUCK_LOAD, kind, Sharing::Split));
             let requests = split.and_then(|v| v.median("requests")).unwrap_or(0.0);
             let chance = by_chance(requests.max(1.0));
             let limit = EVEN.max(chance);
@@ -232,7 +232,7 @@ fn plan(load: &str, kind: Other, running: &ServerUnderTest, context: &Context<'_
 fn measured(outcome: &Outcome) -> Vec<Other> {
     let has = |kind: &Other| {
         outcome
-            .variant(&arm_name(STUCK_LOAD, *kind, Way::Shared))
+            .variant(&arm_name(STUCK_LOAD, *kind, Sharing::Shared))
             .is_some()
     };
     ALL.into_iter().filter(has).collect()
@@ -297,7 +297,7 @@ fn percentiles(outcome: &Outcome, kind: Other) -> Chart {
 fn throughput(outcome: &Outcome) -> Chart {
     let colour = |name: &str| WAYS.into_iter().find(|way| name.ends_with(way.name()));
     let styled = measured_in(outcome, FULL_LOAD).map(|(name, found)| {
-        let colour = colour(&name).map_or(0, Way::colour);
+        let colour = colour(&name).map_or(0, Sharing::colour);
         (Style::ours(name, colour), found)
     });
     let note = "Higher is better. Median and range of the rounds.";

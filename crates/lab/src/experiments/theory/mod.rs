@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use wakeone::policy::Policy;
-use wakeone_sim::{Arrivals, Kind, Load, Service, Setup, Wake, Way, run, theory};
+use wakeone_sim::{Arrivals, Dispatch, Kind, Load, Service, Setup, Wake, run, theory};
 
 use super::simulated::simulates;
 use crate::card::{Card, card};
@@ -35,28 +35,28 @@ struct Point {
     name: &'static str,
     workers: usize,
     kind: Kind,
-    way: Way,
+    way: Dispatch,
     sought: Sought,
     within: f64,
 }
 
 const ONE: Kind = Kind::Threads(1);
-const SHARED: Way = Way::Shared(Wake::LongestAsleep);
+const SHARED: Dispatch = Dispatch::Shared(Wake::LongestAsleep);
 
-const fn steered(policy: Policy) -> Way {
-    Way::Steered {
+const fn steered(policy: Policy) -> Dispatch {
+    Dispatch::Steered {
         policy: policy as u32,
         variant: wakeone_sim::Variant::Kernel,
         stuck_after_s: None,
     }
 }
 
-const HASH: Way = steered(Policy::Hash);
+const HASH: Dispatch = steered(Policy::Hash);
 
 const fn mean(
     name: &'static str,
     workers: usize,
-    way: Way,
+    way: Dispatch,
     load: f64,
     service: &'static str,
     expected: fn(f64, &Service) -> f64,
@@ -93,7 +93,12 @@ fn sharing(load: f64, service: &Service) -> f64 {
 const EXP: &str = "exp:1ms";
 
 /// A name, workers, a way, and the highest load by theory.
-const fn highest(name: &'static str, workers: usize, way: Way, expected: fn() -> f64) -> Point {
+const fn highest(
+    name: &'static str,
+    workers: usize,
+    way: Dispatch,
+    expected: fn() -> f64,
+) -> Point {
     Point {
         name,
         workers,

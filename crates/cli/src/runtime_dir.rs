@@ -1,0 +1,26 @@
+//! The option that tells commands where groups keep their state.
+
+use std::path::PathBuf;
+
+use wakeone::paths::Paths;
+use wakeone::supervisor::state::default_runtime_dir;
+
+/// Where groups keep their state.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RuntimeDir {
+    /// Where groups keep their state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+}
+
+impl RuntimeDir {
+    /// The folder itself.
+    pub fn dir(&self) -> PathBuf {
+        self.runtime_dir.clone().unwrap_or_else(default_runtime_dir)
+    }
+
+    /// The folders of all groups.
+    pub fn paths(&self) -> Paths {
+        Paths::of(&self.dir())
+    }
+}
