@@ -157,13 +157,14 @@ static __always_inline void announce(const struct sock *child)
 	mark->child = (__u64)child;
 }
 
-/* Whether the child is locked, and not accepted yet. */
+/* Whether the child is locked, and not accepted yet. Its memory may be another
+ * socket's by now, of another port. */
 static __always_inline bool is_announced(const struct sock *child)
 {
 	int lock = 0;
 
 	return !bpf_probe_read_kernel(&lock, sizeof(lock), &child->sk_lock.slock.rlock.raw_lock) &&
-	       lock && !BPF_CORE_READ(child, sk_socket);
+	       lock && !BPF_CORE_READ(child, sk_socket) && found_is_ours(child);
 }
 
 SEC("tp_btf/sched_waking")

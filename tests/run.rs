@@ -215,9 +215,15 @@ fn a_server_that_listens_nowhere_is_told_what_it_may_lack_before_it_gets_connect
 #[test]
 fn a_server_that_has_closed_its_listener_and_listens_nowhere_is_never_ready() {
     const WAITS: &str = "import os, select; os.close(3); select.select([os.pipe()[0]], [], [])";
+    const WAITS_LATER: &str = "import os, select, time; time.sleep(3); os.close(3); \
+                               select.select([os.pipe()[0]], [], [])";
     const SLEEPS: &str = "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(600)";
-    let servers: [(&[&str], &str); 2] = [
+    let servers: [(&[&str], &str); 3] = [
         (&["python3", "-ISc", WAITS], "give it the listener by {fd}"),
+        (
+            &["python3", "-ISc", WAITS_LATER],
+            "give it the listener by {fd}",
+        ),
         (
             &["python3", "-ISc", SLEEPS, "{fd}"],
             "its command names {fd}",

@@ -160,7 +160,7 @@ impl Worker {
         match observed.accepting {
             None if ran < ALIVE_IS_READY => Verdict::NotYet,
             None => Verdict::Ready,
-            Some(true) => match self.whereabouts(observed) {
+            Some(true) => match self.whereabouts_now(observed) {
                 Whereabouts { holds: true, .. } => Verdict::Ready,
                 Whereabouts { elsewhere, .. } => nobody_accepts(elsewhere, ran),
             },
@@ -177,6 +177,12 @@ impl Worker {
                 Whereabouts { elsewhere, .. } => nobody_accepts(elsewhere, ran),
             },
         }
+    }
+
+    /// Looks again if the last look saw the listeners: it may have closed them since, and now wait for something else.
+    fn whereabouts_now(&mut self, observed: &Observation<'_>) -> Whereabouts {
+        self.looked = self.looked.filter(|(_, seen)| !seen.holds);
+        self.whereabouts(observed)
     }
 
     fn whereabouts(&mut self, observed: &Observation<'_>) -> Whereabouts {
