@@ -147,6 +147,15 @@ mod tests {
     }
 
     #[test]
+    fn each_time_is_told_with_how_many_there_were() {
+        let waits = Waits::of([3, 3, 7, 40]);
+        // Two of 40 and 41 share a bucket, and none is longer than the longest.
+        let told: Vec<_> = waits.times_us().collect();
+        assert_eq!(told, [(3.0, 2), (7.0, 1), (40.0, 1)]);
+        assert_eq!(Waits::default().times_us().count(), 0);
+    }
+
+    #[test]
     fn each_time_lies_in_its_bucket() {
         for us in (0..5000).chain([1 << 20, (1 << 33) + 12345, 1 << 62]) {
             let bucket = bucket_of(us);
