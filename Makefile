@@ -45,7 +45,7 @@ demo: build ## One server under six ways of handing out connections, side by sid
 .PHONY: test
 test: test-deps ## Check format and lints, run all tests
 	@cargo fmt --all --check
-	@cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+	@cargo clippy --workspace --all-targets --features wakeone-lab/papers --locked --quiet -- -D warnings
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test --workspace --locked --no-fail-fast
 
 .PHONY: kernels-deps
@@ -59,6 +59,11 @@ KERNELS :=
 kernels: kernels-deps ## Run what depends on the kernel in Debian's kernels from 5.10 to the newest
 	@scripts/kernels $(KERNELS)
 
+.PHONY: kernel
+kernel: ## Build the kernel of the papers, which `wakeone lab kernel` boots: Linux 6.1 with kernel/*.patch (10 minutes, 3 GB)
+	@scripts/deps build kernels kernel
+	@scripts/vm/papers
+
 .PHONY: soak-deps
 soak-deps: kernels-deps ## Install what the long tests need beyond that: wrk, ab, httperf, curl, Puma, nginx's Perl
 	@scripts/deps build test kernels soak
@@ -70,6 +75,8 @@ soak: soak-deps ## Run the long tests, some hours
 	@WAKEONE_FUZZ_SECONDS=600 scripts/fuzz
 	@WAKEONE_SOAK=1 scripts/test --package wakeone-waitqueue --package wakeone-shim --locked --no-fail-fast
 	@scripts/kernels --soak
+	@$(MAKE) kernel
+	@scripts/kernels papers
 	@$(MAKE) mutants
 	@$(MAKE) chroots
 

@@ -48,6 +48,17 @@ struct sock {
 struct udp_sock {
 	struct sk_buff_head reader_queue;
 } __attribute__((preserve_access_index));
+/* Of kernel/0003-udp-several-receive-queues.patch; no other kernel has them. */
+struct udp_queue___papers {
+	struct sk_buff_head list;
+} __attribute__((preserve_access_index));
+struct udp_queues___papers {
+	unsigned int count;
+	struct udp_queue___papers queue[];
+} __attribute__((preserve_access_index));
+struct udp_sock___papers {
+	struct udp_queues___papers *queues;
+} __attribute__((preserve_access_index));
 struct bpf_iter_meta {
 	void *seq;
 } __attribute__((preserve_access_index));
@@ -100,6 +111,25 @@ static __always_inline void note(__u64 lock, __u32 kind)
 		ADD(locks.locks, 1);
 }
 
+/* As many as any experiment makes. */
+#define QUEUES 64
+
+static __always_inline void note_queues(const struct udp_sock___papers *udp)
+{
+	struct udp_queues___papers *queues = BPF_CORE_READ(udp, queues);
+	__u64 first = bpf_core_field_offset(queues->queue) +
+		      bpf_core_field_offset(((struct udp_queue___papers *)0)->list) +
+		      bpf_core_field_offset(((struct sk_buff_head *)0)->lock);
+	__u32 count, i;
+
+	if (!queues)
+		return;
+	count = BPF_CORE_READ(queues, count);
+	for (i = 0; i < QUEUES && i < count; i++)
+		note((__u64)queues + first + i * bpf_core_type_size(struct udp_queue___papers),
+		     WAKEONE_LOCK_RECEIVE_QUEUE);
+}
+
 /* Walks the sockets of the reader's network namespace. */
 SEC("iter/udp")
 int wakeone_udp_locks(struct bpf_iter__udp *ctx)
@@ -117,6 +147,8 @@ int wakeone_udp_locks(struct bpf_iter__udp *ctx)
 	if (bpf_core_field_exists(udp->reader_queue))
 		note((__u64)__builtin_preserve_access_index(&udp->reader_queue.lock),
 		     WAKEONE_LOCK_READER_QUEUE);
+	if (bpf_core_field_exists(((struct udp_sock___papers *)udp)->queues))
+		note_queues((struct udp_sock___papers *)udp);
 	note((__u64)__builtin_preserve_access_index(&sk->sk_lock.slock), WAKEONE_LOCK_SOCKET);
 	wq = BPF_CORE_READ(sk, sk_wq);
 	if (wq)

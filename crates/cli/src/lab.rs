@@ -1,5 +1,7 @@
 //! `wakeone lab`: run the published experiments here, and make pages of the results.
 
+mod kernel;
+
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 use std::io::{IsTerminal, Write};
@@ -37,6 +39,8 @@ enum Verb {
     Run(RunArgs),
     /// Turn kept results into one self-contained HTML page
     Report(ReportArgs),
+    /// Run experiments in the kernel of the papers, which an emulated machine boots
+    Kernel(kernel::Args),
     /// The program that reads datagrams in `udp-readers`.
     #[command(hide = true)]
     Reader(ReaderArgs),
@@ -65,6 +69,9 @@ struct ReaderArgs {
     /// Bytes that each socket may hold
     #[arg(long, value_name = "BYTES")]
     buffer: Option<usize>,
+    /// Receive queues of the socket, on the kernel of the papers
+    #[arg(long, value_name = "N")]
+    queues: Option<i32>,
     /// File in which reader and sender count
     #[arg(long, value_name = "FILE")]
     board: PathBuf,
@@ -146,6 +153,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Verb::List(args) => list(&args),
         Verb::Run(args) => run_all(&args),
         Verb::Report(args) => report(&args),
+        Verb::Kernel(args) => kernel::run(args),
         Verb::Reader(args) => read(args),
     }
 }
@@ -163,6 +171,7 @@ fn read(args: ReaderArgs) -> anyhow::Result<ExitCode> {
         pin: args.pin,
         portions: args.portions,
         buffer_bytes: args.buffer,
+        queues: args.queues,
         board: args.board,
     })?;
     Ok(ExitCode::SUCCESS)
@@ -254,21 +263,26 @@ fn run_all(args: &RunArgs) -> anyhow::Result<ExitCode> {
 /// Prints the result as text on stdout, or as JSON there if the user gave `--json -`.
 fn show(experiment: &dyn Experiment, outcome: &Outcome, args: &RunArgs) -> anyhow::Result<()> {
     let to_stdout = args.json.as_ref().is_some_and(|p| p.as_os_str() == "-");
-    let mut out = std::io::stdout().lock();
     if to_stdout {
+        let mut out = std::io::stdout().lock();
         writeln!(out, "{}", serde_json::to_string_pretty(outcome)?)?;
         return Ok(());
     }
     if let Some(path) = &args.json {
         store::write_json(path, outcome)?;
     }
+    render(experiment, outcome, args.full)
+}
+
+/// Prints the result as text on stdout: what fits a screen, or everything.
+fn render(experiment: &dyn Experiment, outcome: &Outcome, full: bool) -> anyhow::Result<()> {
     let width = terminal_width();
-    let text = if args.full {
+    let text = if full {
         text::render(experiment, outcome, width)
     } else {
         text::render_brief(experiment, outcome, width, ink())
     };
-    out.write_all(text.as_bytes())?;
+    std::io::stdout().lock().write_all(text.as_bytes())?;
     Ok(())
 }
 

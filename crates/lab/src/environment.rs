@@ -1,5 +1,6 @@
 //! The machine that measured, and how quiet it was: a number without them is hearsay.
 
+use crate::papers;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -104,6 +105,11 @@ impl Watch {
             warnings: Vec::new(),
         };
         environment.warnings = noise(&environment);
+        if environment.kernel.contains(papers::RELEASE) {
+            environment.warnings.push(
+                "This ran on the kernel of the papers in an emulated machine, which is many times slower: compare counts, shares, ratios and growth, not times.".into(),
+            );
+        }
         if build() == "debug" {
             environment.warnings.push(
                 "This was a debug build, which serves several times slower: build with --release to measure.".into(),

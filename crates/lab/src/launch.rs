@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::papers::Switch;
 use crate::process;
 
 /// Accept queue of every listener: long enough that no experiment here measures a full one by accident.
@@ -27,6 +28,8 @@ pub struct Launch {
     pub counted: Counted,
     /// Whether it is attached to once it is ready, and if so, with rescue or without.
     pub attached: Option<bool>,
+    /// How the kernel of the papers is set while it runs.
+    pub switch: Option<Switch>,
 }
 
 /// The conditions under which a server is ready. All of them must hold.

@@ -4,6 +4,7 @@
 //! instance of our own, which other tracers on the machine do not notice. It is undone when the guard is dropped.
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -30,6 +31,17 @@ pub struct Event {
     pub kind: Kind,
     /// The thread that it happened to.
     pub thread: u32,
+    /// The thread that ran then: of a wake-up, the waker, or the one that an interrupt's work interrupted.
+    pub by: u32,
+}
+
+/// The threads that were woken by others than themselves. Threads that a connection woke wake each other as well: in
+/// accept() of the kernel all of them want the socket's lock.
+pub fn woken_by_others(events: &[Event]) -> BTreeSet<u32> {
+    let own: BTreeSet<u32> = events.iter().map(|e| e.thread).collect();
+    let wakings = events.iter().filter(|e| e.kind == Kind::Waking);
+    let by_others = wakings.filter(|e| !own.contains(&e.by));
+    by_others.map(|e| e.thread).collect()
 }
 
 /// A tracing instance that records the wake-ups and sleeps of all threads of one name.
@@ -148,6 +160,8 @@ impl Drop for Trace {
 /// A line of the trace: `herd-123 [001] d..2. 12.345678: sched_switch: prev_comm=herd prev_pid=123 … prev_state=S ==> …`.
 fn parse(line: &str) -> Option<Event> {
     let (head, rest) = line.split_once(": sched_")?;
+    let (task, _) = head.split_once(" [")?;
+    let by = task.trim_end().rsplit('-').next()?.parse().ok()?;
     let seconds: f64 = head.rsplit(' ').next()?.parse().ok()?;
     let field = |name: &str| rest.split_whitespace().find_map(|w| w.strip_prefix(name));
     let (kind, thread) = if rest.starts_with("waking:") {
@@ -165,6 +179,7 @@ fn parse(line: &str) -> Option<Event> {
         at_us: seconds * 1e6,
         kind,
         thread: thread.parse().ok()?,
+        by,
     })
 }
 
@@ -180,7 +195,8 @@ mod tests {
             Some(Event {
                 at_us: 812_000_123.0,
                 kind: Kind::Waking,
-                thread: 42
+                thread: 42,
+                by: 77
             })
         );
         let asleep = " herd-42 [000] d..2. 812.5: sched_switch: prev_comm=herd prev_pid=42 prev_prio=120 prev_state=S ==> next_comm=a next_pid=1 next_prio=120";

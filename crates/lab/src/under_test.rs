@@ -10,6 +10,7 @@ use crate::apps::Count;
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
 use crate::launch::{Counted, Launch};
+use crate::papers::{self, Switch};
 use crate::scratch::Scratch;
 use crate::server::{Server, free_address};
 use crate::steered::Attached;
@@ -37,6 +38,7 @@ pub struct ServerUnderTest {
     /// The servers whose successors told them to end.
     retired: Vec<Server>,
     scratch: Scratch,
+    _switched: Option<papers::Set>,
 }
 
 /// How a server is restarted.
@@ -61,6 +63,7 @@ impl ServerUnderTest {
         let (scratch, address, answers) =
             (Scratch::new("server")?, free_address()?, Answers::new()?);
         let count = Count::new(&scratch)?;
+        let switched = launch.switch.map(Switch::set).transpose()?;
         for (name, text) in &launch.files {
             scratch.write(name, launch.fill(text, &place(address, &scratch)))?;
         }
@@ -75,6 +78,7 @@ impl ServerUnderTest {
             server,
             retired: Vec::new(),
             scratch,
+            _switched: switched,
         };
         this.await_ready()?;
         if let Some(rescue) = this.launch.attached {

@@ -1,9 +1,12 @@
 //! The ways of handing out connections that are compared, each started as its user would start it: this executable again,
 //! as `wakeone serve` or under `wakeone run`.
 
+use wakeone_waitqueue::Policy;
+
 use crate::error::Error;
 use crate::experiment::{Arm, Pairing};
 use crate::launch::Launch;
+use crate::papers::{self, Switch};
 use crate::under_test::ServerUnderTest;
 
 /// A way of handing out connections to workers.
@@ -25,7 +28,19 @@ pub enum Way {
     LeastConnections,
     /// The same, and the queue of a stuck worker is moved to the others.
     LeastConnectionsRescue,
+    /// [`Way::SharedEpollExclusive`] on the kernel of the papers, whose exclusive waiters take turns.
+    PatchedEpollRotate,
+    /// [`Way::SharedAccept`] on the kernel of the papers, with whom a connection wakes there.
+    Patched(Policy),
 }
+
+/// What the kernel of the papers does to an accept queue that all share.
+pub const PATCHED_ACCEPT: [Way; 4] = [
+    Way::Patched(Policy::WakeAll),
+    Way::Patched(Policy::TaskExclusive),
+    Way::Patched(Policy::WakeOne),
+    Way::Patched(Policy::AlwaysWake),
+];
 
 /// The five ways that `tills` compares, in the order of history.
 pub const ALL: [Way; 5] = [
@@ -67,6 +82,11 @@ impl Way {
             Way::ReuseportHash => "reuseport-hash",
             Way::LeastConnections => "least-connections",
             Way::LeastConnectionsRescue => "least-connections+rescue",
+            Way::PatchedEpollRotate => "patched-epoll-rotate",
+            Way::Patched(Policy::WakeAll) => "patched-wake-all",
+            Way::Patched(Policy::TaskExclusive) => "patched-task-exclusive",
+            Way::Patched(Policy::WakeOne) => "patched-wake-one",
+            Way::Patched(Policy::AlwaysWake) => "patched-always-wake",
         }
     }
 
@@ -80,13 +100,29 @@ impl Way {
             Way::LeastConnectionsRescue => 4,
             Way::SharedEpollWakeAll => 5,
             Way::SharedEpollRotate => 6,
-            Way::SharedIoUring => 7,
+            Way::SharedIoUring | Way::Patched(Policy::WakeAll) => 7,
+            Way::PatchedEpollRotate | Way::Patched(Policy::AlwaysWake) => 4,
+            Way::Patched(Policy::TaskExclusive) => 6,
+            Way::Patched(Policy::WakeOne) => 2,
         }
     }
 
     /// Whether this kernel lets us.
     pub fn is_here(self) -> bool {
-        self != Way::SharedIoUring || wakeone_serve::system::ring::Ring::new(8).is_ok()
+        match self {
+            Way::SharedIoUring => wakeone_serve::system::ring::Ring::new(8).is_ok(),
+            Way::PatchedEpollRotate | Way::Patched(_) => papers::is_here(),
+            _ => true,
+        }
+    }
+
+    /// What the kernel of the papers is set to for it.
+    fn switch(self) -> Option<Switch> {
+        match self {
+            Way::PatchedEpollRotate => Some(Switch::EpollRotate),
+            Way::Patched(policy) => Some(Switch::AcceptWake(policy)),
+            _ => None,
+        }
     }
 
     /// Whether Wakeone chooses.
@@ -105,6 +141,11 @@ impl Way {
             Way::ReuseportHash => "a socket each, the kernel's hash",
             Way::LeastConnections => "Wakeone, least connections",
             Way::LeastConnectionsRescue => "Wakeone, least connections + rescue",
+            Way::PatchedEpollRotate => "one shared socket, epoll in turn by the kernel",
+            Way::Patched(Policy::WakeAll) => "one shared socket, accept() wakes all",
+            Way::Patched(Policy::TaskExclusive) => "one shared socket, accept() task exclusive",
+            Way::Patched(Policy::WakeOne) => "one shared socket, accept() wakes one",
+            Way::Patched(Policy::AlwaysWake) => "one shared socket, accept() always wakes",
         }
     }
 
@@ -128,8 +169,10 @@ impl Way {
             Way::SharedAccept if serving == Serving::Loops => {
                 serve("epoll-prefork --epoll wake-all")
             }
-            Way::SharedAccept => serve("preforked"),
-            Way::SharedEpollExclusive => serve("epoll-prefork --epoll exclusive"),
+            Way::SharedAccept | Way::Patched(_) => serve("preforked"),
+            Way::SharedEpollExclusive | Way::PatchedEpollRotate => {
+                serve("epoll-prefork --epoll exclusive")
+            }
             Way::SharedEpollWakeAll => serve("epoll-prefork --epoll wake-all"),
             Way::SharedEpollRotate => serve("epoll-prefork --epoll rotate"),
             Way::SharedIoUring => serve("io-uring"),
@@ -143,7 +186,10 @@ impl Way {
     /// The launch of a server whose workers serve in this way.
     pub fn launch(self, serving: Serving, workers: usize) -> Launch {
         let what = format!("the server {}", self.name());
-        Launch::ours(what, self.line(serving, workers))
+        Launch {
+            switch: self.switch(),
+            ..Launch::ours(what, self.line(serving, workers))
+        }
     }
 
     /// Starts the server, whose workers serve one connection at a time.

@@ -61,6 +61,16 @@ fn set<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> io::Result<()
     }
 }
 
+/// Gives a UDP socket several receive queues: how many, and flags. Only the kernel of the papers has this
+/// (`kernel/0003-udp-several-receive-queues.patch`).
+///
+/// # Errors
+/// `ENOPROTOOPT` on any other kernel; `EBUSY` for a socket that has a port.
+pub fn set_udp_queues(socket: impl AsFd, queues: i32) -> io::Result<()> {
+    const UDP_QUEUES: i32 = 120;
+    set(socket.as_fd(), libc::SOL_UDP, UDP_QUEUES, &queues)
+}
+
 /// The head of `struct tcp_info`: a listener answers no more than this holds.
 #[derive(Default)]
 #[repr(C)]

@@ -14,7 +14,7 @@ use crate::present::Block;
 use crate::published::Published;
 use crate::result::{Derived, Expectation, Outcome};
 use crate::stats;
-use crate::trace::{Event, Kind, Trace};
+use crate::trace::{self, Event, Kind, Trace};
 use waiters::{Herd as Waiters, Waiting};
 
 card!(published);
@@ -63,7 +63,7 @@ impl Experiment for Herd {
     fn design(&self, settings: &Settings) -> Design {
         let mut arms = Vec::new();
         for (group, threads) in sizes(settings.quick).into_iter().enumerate() {
-            arms.extend(waiters::ALL.map(|waiting| Arm {
+            arms.extend(waiters::here().map(|waiting| Arm {
                 name: arm_name(waiting, threads),
                 group,
                 seconds: 0.1
@@ -74,7 +74,7 @@ impl Experiment for Herd {
         Design {
             rounds: ROUNDS,
             arms,
-            pairings: waiters::ALL.into_iter().map(growth).collect(),
+            pairings: waiters::here().map(growth).collect(),
             steady: "settle_us",
             parameters: parameters([
                 ("threads", json!(sizes(settings.quick))),
@@ -95,7 +95,7 @@ impl Experiment for Herd {
             context.check()?;
             trace.clear()?;
             herd.tap(REST)?;
-            taps.push(settled(&trace.events()?).ok_or_else(|| {
+            taps.push(Tap::of(&trace.events()?).ok_or_else(|| {
                 Error::Missing(format!(
                     "the trace of a tap on {threads} threads shows no wake-up"
                 ))
@@ -103,11 +103,16 @@ impl Experiment for Herd {
             (context.progress)((tap + 1) as f64 / TAPS as f64);
         }
         let switches = herd.voluntary_switches() - before;
-        let settle: Vec<f64> = taps.iter().map(|t| t.0).collect();
-        let wakeups: Vec<f64> = taps.iter().map(|t| t.1).collect();
+        let of = |value: fn(&Tap) -> f64| taps.iter().map(value).collect::<Vec<f64>>();
         let mut sample = Sample::default();
-        sample.put("settle_us", "us", stats::median(&settle));
-        sample.put("wakeups_per_tap", "count", stats::mean(&wakeups));
+        sample.put("settle_us", "us", stats::median(&of(|tap| tap.settle_us)));
+        sample.put(
+            "wakeups_per_tap",
+            "count",
+            stats::mean(&of(|tap| tap.wakeups)),
+        );
+        let by_the_connection = stats::median(&of(|tap| tap.by_the_connection));
+        sample.put("woken_by_connection", "count", by_the_connection);
         sample.put(
             "voluntary_switches_per_tap",
             "count",
@@ -122,7 +127,7 @@ impl Experiment for Herd {
 
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
         let mut expectations = Vec::new();
-        for waiting in waiters::ALL {
+        for waiting in measured(outcome) {
             expectations.push(settles(outcome, waiting));
             expectations.push(wakes(outcome, waiting));
         }
@@ -150,19 +155,40 @@ fn growth_name(waiting: Waiting) -> String {
     )
 }
 
-/// `(time in µs from the first wake-up to the last sleep, number of wake-ups)`; None for a trace without wake-ups.
-fn settled(events: &[Event]) -> Option<(f64, f64)> {
-    let first = events.iter().find(|e| e.kind == Kind::Waking)?;
-    let last = events.iter().rev().find(|e| e.kind == Kind::Asleep)?;
-    let wakeups = events.iter().filter(|e| e.kind == Kind::Waking).count();
-    Some((last.at_us - first.at_us, wakeups as f64))
+/// What the trace of one tap shows.
+#[derive(Debug, PartialEq)]
+struct Tap {
+    /// From the first wake-up to the last sleep.
+    settle_us: f64,
+    /// All wake-ups.
+    wakeups: f64,
+    /// The threads that no other woken thread woke.
+    by_the_connection: f64,
+}
+
+impl Tap {
+    /// None for a trace without wake-ups.
+    fn of(events: &[Event]) -> Option<Self> {
+        let wakeups = || events.iter().filter(|e| e.kind == Kind::Waking);
+        let first = wakeups().next()?;
+        let last = events.iter().rev().find(|e| e.kind == Kind::Asleep)?;
+        Some(Self {
+            settle_us: last.at_us - first.at_us,
+            wakeups: wakeups().count() as f64,
+            by_the_connection: trace::woken_by_others(events).len() as f64,
+        })
+    }
 }
 
 /// Whether the settle time grows, or does not, as the paper says.
 fn settles(outcome: &Outcome, waiting: Waiting) -> Expectation {
     let published = match waiting {
-        Waiting::Accept | Waiting::Queue(Policy::TaskExclusive) => "2.73 times (Taskex)",
-        Waiting::Queue(Policy::AlwaysWake) => "not implemented then",
+        Waiting::Accept
+        | Waiting::Queue(Policy::TaskExclusive)
+        | Waiting::Patched(Policy::TaskExclusive) => "2.73 times (Taskex)",
+        Waiting::Queue(Policy::AlwaysWake) | Waiting::Patched(Policy::AlwaysWake) => {
+            "not implemented then"
+        }
         _ => "0.89 times (Wake1)",
     };
     let name = if waiting.wakes_all() {
@@ -187,8 +213,23 @@ fn wakes(outcome: &Outcome, waiting: Waiting) -> Expectation {
         ("selecting", &*selecting.to_string()),
         ("all", &*(1 + selecting).to_string()),
     ];
-    let woken = outcome.median(&arm_name(waiting, 1000), "wakeups_per_tap");
+    // In a result of before it was measured, all of them.
+    let woken = |metric| outcome.median(&arm_name(waiting, 1000), metric);
+    let woken = match waiting {
+        Waiting::Patched(_) => woken("woken_by_connection"),
+        _ => woken("wakeups_per_tap"),
+    };
     CARD.expect_of(name, &names, woken)
+}
+
+/// The ways of waiting that a result has; those of the kernel of the papers only if it was measured there.
+fn measured(outcome: &Outcome) -> impl Iterator<Item = Waiting> {
+    let patched = outcome
+        .variants
+        .iter()
+        .any(|v| v.name.starts_with("patched-"));
+    let all = waiters::ALL.into_iter();
+    all.filter(move |waiting| patched || !matches!(waiting, Waiting::Patched(_)))
 }
 
 /// The measured `(threads, value)` of a way of waiting, rising.
@@ -218,7 +259,7 @@ fn derive(outcome: &Outcome) -> Vec<Derived> {
         let name = format!("growth/published-{}", series.to_lowercase());
         (name, true, stats::growth_exponent(&curve))
     });
-    let ours = waiters::ALL.into_iter().map(|w| {
+    let ours = measured(outcome).map(|w| {
         let name = format!("growth/{}", w.name());
         (name, false, growth_of(outcome, w))
     });
@@ -242,19 +283,26 @@ mod tests {
 
     #[test]
     fn settling_is_from_the_first_wake_up_to_the_last_sleep() {
-        let event = |at_us, kind| Event {
+        let event = |at_us, kind, thread, by| Event {
             at_us,
             kind,
-            thread: 1,
+            thread,
+            by,
         };
         let events = [
-            event(5.0, Kind::Asleep),
-            event(10.0, Kind::Waking),
-            event(11.0, Kind::Waking),
-            event(50.0, Kind::Asleep),
+            event(5.0, Kind::Asleep, 1, 1),
+            event(10.0, Kind::Waking, 1, 9),
+            event(11.0, Kind::Waking, 2, 9),
+            event(12.0, Kind::Waking, 2, 1),
+            event(50.0, Kind::Asleep, 2, 2),
         ];
-        assert_eq!(settled(&events), Some((40.0, 2.0)));
-        assert_eq!(settled(&events[..1]), None);
+        let tap = Tap {
+            settle_us: 40.0,
+            wakeups: 3.0,
+            by_the_connection: 2.0,
+        };
+        assert_eq!(Tap::of(&events), Some(tap));
+        assert_eq!(Tap::of(&events[..1]), None);
     }
 
     #[test]

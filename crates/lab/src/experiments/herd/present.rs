@@ -3,7 +3,7 @@
 use wakeone_waitqueue::Policy;
 
 use super::waiters::{self, SELECTING, Waiting};
-use super::{CARD, PUBLISHED, curve, growth_of};
+use super::{CARD, PUBLISHED, curve, growth_of, measured};
 use crate::present::{Block, Chart, Row, Style, Table, number};
 use crate::published::Published;
 use crate::result::Outcome;
@@ -12,6 +12,8 @@ use crate::{stats, views};
 /// The ways of waiting in the kernel, and those in our own queue.
 const KERNEL: std::ops::Range<usize> = 0..3;
 const OURS: std::ops::Range<usize> = 3..7;
+/// Those of the kernel of the papers.
+const PATCHED: std::ops::Range<usize> = 7..11;
 
 pub fn present(outcome: &Outcome) -> Vec<Block> {
     let published = Published::parse(CARD.published);
@@ -46,8 +48,34 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
         Block::Table(wakeups_table(outcome, OURS, "our wait queue")),
         Block::Chart(wakeups_chart(outcome)),
     ]);
+    if measured(outcome).any(|w| matches!(w, Waiting::Patched(_))) {
+        blocks.splice(1..1, patched(outcome, &published));
+    }
     blocks
 }
+
+/// The paper's policies in the kernel, beside all others.
+fn patched(outcome: &Outcome, published: &Published) -> [Block; 4] {
+    [
+        Block::Table(wakeups_table(outcome, PATCHED, PAPERS)),
+        Block::Chart(wakeups_chart(outcome)),
+        Block::Table(settle_table(
+            outcome,
+            published,
+            PATCHED,
+            "Settle time in µs: published in 2000 (Kernel, Taskex, Wake1), and of the paper's policies in the kernel (median of the taps). An emulated machine is many times slower: compare how it grows.",
+        )),
+        Block::Chart(settle_chart(
+            outcome,
+            published,
+            0..PATCHED.end,
+            "Time until the wait queue has settled: published, today's kernel, our wait queue and the kernel of the papers.",
+        )),
+    ]
+}
+
+/// Whose wake-ups a table counts: not those of threads that waited for each other at the socket's lock.
+const PAPERS: &str = "the kernel of the papers itself";
 
 /// Its place in the palette: the paper's series and what stands for it have the same.
 fn colour(waiting: Waiting) -> usize {
@@ -56,6 +84,10 @@ fn colour(waiting: Waiting) -> usize {
         Waiting::Exclusive | Waiting::Queue(Policy::WakeOne) => 1,
         Waiting::Accept | Waiting::Queue(Policy::TaskExclusive) => 0,
         Waiting::Queue(Policy::AlwaysWake) => 4,
+        Waiting::Patched(Policy::WakeAll) => 7,
+        Waiting::Patched(Policy::TaskExclusive) => 3,
+        Waiting::Patched(Policy::WakeOne) => 2,
+        Waiting::Patched(Policy::AlwaysWake) => 6,
     }
 }
 
@@ -82,8 +114,11 @@ fn settle_chart(
 }
 
 fn wakeups_chart(outcome: &Outcome) -> Chart {
-    let drawn = waiters::ALL.into_iter().map(|w| {
-        let points = curve(outcome, w, "wakeups_per_tap");
+    let drawn = measured(outcome).map(|w| {
+        let points = match w {
+            Waiting::Patched(_) => curve(outcome, w, "woken_by_connection"),
+            _ => curve(outcome, w, "wakeups_per_tap"),
+        };
         // Our queue is the dashed twin of the kernel's: where both wake the same, one line would hide the other.
         let style = Style {
             published: matches!(w, Waiting::Queue(_)),
@@ -93,7 +128,7 @@ fn wakeups_chart(outcome: &Outcome) -> Chart {
     });
     Chart::lines(
         "Wake-ups for one connection.",
-        "Counted by the scheduler's own tracepoints. Solid: the kernel. Dashed: our wait queue. Both axes are logarithmic.",
+        "Counted by the scheduler's own tracepoints. Solid: the kernel, today's and the papers' (patched). Dashed: our wait queue. Both axes are logarithmic.",
         ("waiting threads", "wake-ups a connection", true),
         drawn,
     )
@@ -126,7 +161,8 @@ fn settle_table(
 
 /// The name under a caption that already names the queue.
 fn short(waiting: Waiting) -> String {
-    waiting.name().trim_start_matches("queue-").to_owned()
+    let name = waiting.name().trim_start_matches("queue-");
+    name.trim_start_matches("patched-").to_owned()
 }
 
 fn wakeups_table(outcome: &Outcome, which: std::ops::Range<usize>, whose: &str) -> Table {
@@ -141,11 +177,11 @@ fn wakeups_table(outcome: &Outcome, which: std::ops::Range<usize>, whose: &str) 
         let mut cells = vec![number(x)];
         cells.extend(ways.iter().map(|w| {
             let of = |metric| at(&curve(outcome, *w, metric), x);
-            format!(
-                "{} ({})",
-                of("wakeups_per_tap"),
-                of("voluntary_switches_per_tap")
-            )
+            let switches = of("voluntary_switches_per_tap");
+            match w {
+                Waiting::Patched(_) => format!("{} ({switches})", of("woken_by_connection")),
+                _ => format!("{} ({switches})", of("wakeups_per_tap")),
+            }
         }));
         Row::ours(cells)
     };
@@ -186,7 +222,7 @@ fn growth_table(outcome: &Outcome, published: &Published) -> Table {
         })
         .collect();
     rows.extend(
-        waiters::ALL.map(|w| Row::ours(row(w.name().into(), curve(outcome, w, "settle_us")))),
+        measured(outcome).map(|w| Row::ours(row(w.name().into(), curve(outcome, w, "settle_us")))),
     );
     Table {
         caption: "Growth: e of settle ~ threads^e (1 is linear, 0 constant), and settle(1,000)/settle(100).".into(),

@@ -1,10 +1,11 @@
 //! Threads that wait for a connection on one listening socket or in one of our wait queues, and a client that taps it.
 
+use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{Shutdown, shutdown};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use wakeone_waitqueue::{Acceptor, Policy, Waiter};
 
 use crate::error::Error;
+use crate::papers::{self, Switch};
 
 /// Name of the threads, by which the trace knows them.
 pub const NAME: &str = "herd";
@@ -34,10 +36,12 @@ pub enum Waiting {
     Accept,
     /// In our own wait queue.
     Queue(Policy),
+    /// In accept(), on the kernel of the papers under this policy.
+    Patched(Policy),
 }
 
-/// All ways of waiting: the kernel's, then the paper's policies in our own queue.
-pub const ALL: [Waiting; 7] = [
+/// All ways of waiting: the kernel's, the paper's policies in our own queue, and the same in a kernel that has them.
+pub const ALL: [Waiting; 11] = [
     Waiting::WakeAll,
     Waiting::Exclusive,
     Waiting::Accept,
@@ -45,7 +49,18 @@ pub const ALL: [Waiting; 7] = [
     Waiting::Queue(Policy::TaskExclusive),
     Waiting::Queue(Policy::WakeOne),
     Waiting::Queue(Policy::AlwaysWake),
+    Waiting::Patched(Policy::WakeAll),
+    Waiting::Patched(Policy::TaskExclusive),
+    Waiting::Patched(Policy::WakeOne),
+    Waiting::Patched(Policy::AlwaysWake),
 ];
+
+/// Those that this kernel has.
+pub fn here() -> impl Iterator<Item = Waiting> {
+    let patched = papers::is_here();
+    let all = ALL.into_iter();
+    all.filter(move |waiting| patched || !matches!(waiting, Waiting::Patched(_)))
+}
 
 impl Waiting {
     /// First part of the variants' names.
@@ -58,20 +73,39 @@ impl Waiting {
             Waiting::Queue(Policy::TaskExclusive) => "queue-task-exclusive",
             Waiting::Queue(Policy::WakeOne) => "queue-wake-one",
             Waiting::Queue(Policy::AlwaysWake) => "queue-always-wake",
+            Waiting::Patched(Policy::WakeAll) => "patched-wake-all",
+            Waiting::Patched(Policy::TaskExclusive) => "patched-task-exclusive",
+            Waiting::Patched(Policy::WakeOne) => "patched-wake-one",
+            Waiting::Patched(Policy::AlwaysWake) => "patched-always-wake",
         }
     }
 
     /// Whether one connection wakes the whole herd.
     pub fn wakes_all(self) -> bool {
-        matches!(self, Waiting::WakeAll | Waiting::Queue(Policy::WakeAll))
+        matches!(
+            self,
+            Waiting::WakeAll | Waiting::Queue(Policy::WakeAll) | Waiting::Patched(Policy::WakeAll)
+        )
     }
 
     /// How many of the threads wait select()-like, to hear of every connection and take none.
     pub fn selecting(self) -> usize {
-        if self == Waiting::Queue(Policy::AlwaysWake) {
-            SELECTING
-        } else {
-            0
+        match self {
+            Waiting::Queue(Policy::AlwaysWake) | Waiting::Patched(Policy::AlwaysWake) => SELECTING,
+            _ => 0,
+        }
+    }
+
+    /// Whether its threads block in accept().
+    fn blocks(self) -> bool {
+        matches!(self, Waiting::Accept | Waiting::Patched(_))
+    }
+
+    /// Sets the kernel as it asks for.
+    fn switch(self) -> Result<Option<papers::Set>, Error> {
+        match self {
+            Waiting::Patched(policy) => Switch::AcceptWake(policy).set().map(Some),
+            _ => Ok(None),
         }
     }
 
@@ -80,7 +114,7 @@ impl Waiting {
             return Ok(Place::Queue(Arc::new(Acceptor::new(policy, BACKLOG))));
         }
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        listener.set_nonblocking(self != Waiting::Accept)?;
+        listener.set_nonblocking(!self.blocks())?;
         let address = listener.local_addr()?;
         Ok(Place::Socket(Arc::new(listener), address))
     }
@@ -88,11 +122,11 @@ impl Waiting {
     /// The life of thread `n` of `count`.
     fn life(self, place: &Place, n: usize, count: usize, herd: &Herd) -> nix::Result<Life> {
         let accepted = herd.accepted.clone();
+        // The last to come: they wait at the front of the queue because they asked for it.
+        let selects = n + self.selecting() >= count;
         let (listener, over) = match place {
             Place::Queue(queue) => {
                 let queue = queue.clone();
-                // The last to come: they wait at the front of the queue because they asked for it.
-                let selects = n + self.selecting() >= count;
                 return Ok(if selects {
                     Box::new(move || select(&queue))
                 } else {
@@ -101,9 +135,13 @@ impl Waiting {
             }
             Place::Socket(listener, _) => (listener.clone(), herd.over.clone()),
         };
-        let epoll = match self {
-            Waiting::Accept => None,
-            other => Some(register(&listener, other)?),
+        if selects {
+            return Ok(Box::new(move || poll(&listener, &over, &accepted)));
+        }
+        let epoll = if self.blocks() {
+            None
+        } else {
+            Some(register(&listener, self)?)
         };
         Ok(Box::new(move || {
             wait(&listener, epoll.as_ref(), &over, &accepted);
@@ -126,6 +164,7 @@ pub struct Herd {
     over: Arc<AtomicBool>,
     accepted: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<()>>,
+    _switched: Option<papers::Set>,
 }
 
 impl Herd {
@@ -144,6 +183,7 @@ impl Herd {
             over: Arc::default(),
             accepted: Arc::default(),
             threads: Vec::with_capacity(count),
+            _switched: waiting.switch()?,
         };
         for n in 0..count {
             let life = waiting
@@ -282,6 +322,19 @@ fn select(queue: &Acceptor<()>) {
     }
 }
 
+/// The life of a thread that hears in poll() of every connection and takes none.
+fn poll(listener: &TcpListener, over: &AtomicBool, accepted: &AtomicUsize) {
+    while !over.load(Ordering::Acquire) {
+        let known = accepted.load(Ordering::Acquire);
+        let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        let _ = nix::poll::poll(&mut fds, PollTimeout::NONE);
+        // Until somebody has taken the connection, poll() would return at once.
+        while accepted.load(Ordering::Acquire) == known && !over.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+}
+
 /// The life of a thread that waits on a listening socket.
 fn wait(listener: &TcpListener, epoll: Option<&Epoll>, over: &AtomicBool, accepted: &AtomicUsize) {
     while !over.load(Ordering::Acquire) {
@@ -334,7 +387,7 @@ mod tests {
 
     #[test]
     fn every_way_of_waiting_accepts_taps_and_ends() {
-        for waiting in ALL {
+        for waiting in here() {
             let herd = Herd::gather(waiting, 8).unwrap();
             let taps = (1..=400).find(|_| {
                 let before = herd.voluntary_switches();

@@ -13,7 +13,7 @@ use crate::present::Block;
 use crate::result::{Expectation, Outcome};
 use crate::under_test::ServerUnderTest;
 use crate::ways::{self, Way};
-use crate::{measure, probe, process, stats};
+use crate::{measure, papers, probe, process, stats};
 
 card!(published);
 
@@ -25,12 +25,14 @@ const WORKERS: usize = 3;
 /// The source's number of connections.
 const CONNECTIONS: usize = 6;
 const RATE_PER_S: f64 = 1000.0;
+/// An emulated machine, on which the kernel of the papers runs, is about ten times slower.
+const RATE_EMULATED_PER_S: f64 = 100.0;
 const REQUEST_US: u64 = 100;
 /// Long enough for a worker to have gone back to sleep.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The ways that are compared.
-const WAYS: [Way; 7] = [
+const WAYS: [Way; 8] = [
     Way::SharedAccept,
     Way::SharedEpollWakeAll,
     Way::SharedEpollExclusive,
@@ -38,6 +40,7 @@ const WAYS: [Way; 7] = [
     Way::SharedIoUring,
     Way::ReuseportHash,
     Way::LeastConnections,
+    Way::PatchedEpollRotate,
 ];
 
 impl Experiment for Spread {
@@ -62,7 +65,7 @@ impl Experiment for Spread {
                 ("workers", json!(WORKERS)),
                 ("connections", json!(CONNECTIONS)),
                 ("pause_ms", json!(PAUSE.as_millis() as u64)),
-                ("load_rate_per_s", json!(RATE_PER_S)),
+                ("load_rate_per_s", json!(rate_per_s())),
                 ("load_s", json!(seconds)),
                 ("request_cpu_us", json!(REQUEST_US)),
                 ("left_out_because_forbidden", json!(forbidden())),
@@ -116,6 +119,11 @@ impl Experiment for Spread {
             CARD.expect("exclusive-cpu-uneven", cpu(Way::SharedEpollExclusive)),
             CARD.expect("least-connections-cpu-even", cpu(Way::LeastConnections)),
         ];
+        let patched = most(Way::PatchedEpollRotate);
+        if !patched.is_empty() {
+            expected.push(CARD.expect("patched-rotate-two-each", stats::most(patched)));
+            expected.push(CARD.expect("patched-rotate-cpu-even", cpu(Way::PatchedEpollRotate)));
+        }
         expected.extend(measure::sound(outcome));
         expected
     }
@@ -130,6 +138,14 @@ const EXCLUSIVE_TO_OURS: &str =
 
 fn arm_name(way: Way) -> String {
     ways::arm_name("spread", way)
+}
+
+fn rate_per_s() -> f64 {
+    if papers::is_here() {
+        RATE_EMULATED_PER_S
+    } else {
+        RATE_PER_S
+    }
 }
 
 /// The ways that can be tried here.
@@ -162,7 +178,7 @@ fn one_by_one(address: std::net::SocketAddr) -> Result<Vec<u64>, Error> {
 fn sustained(trial: &mut ServerUnderTest, context: &mut Context<'_>) -> Result<Sample, Error> {
     let mix = Mix::one(format!("/work?us={REQUEST_US}&kind=cpu"));
     let end = measure::for_seconds(load_seconds(context.settings));
-    let arrivals = measure::poisson(RATE_PER_S);
+    let arrivals = measure::poisson(rate_per_s());
     let plan = measure::plan(trial.address, arrivals, end, mix, context.seed);
     let workers = process::leaves(trial.pid());
     let before: Vec<u64> = workers.iter().map(|pid| process::cpu_ns(*pid)).collect();

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 use wakeone_load::{Arrivals, Mix};
+use wakeone_waitqueue::Policy;
 
 use crate::card::{Card, card};
 use crate::error::Error;
@@ -21,12 +22,17 @@ pub struct Throughput;
 /// The source's number of processes.
 const WORKERS: usize = 200;
 /// The stock kernel's counterpart first.
-const WAYS: [Way; 4] = [
+const WAYS: [Way; 7] = [
     STOCK,
     Way::SharedEpollExclusive,
     Way::SharedAccept,
     Way::LeastConnections,
+    PATCHED_STOCK,
+    Way::Patched(Policy::TaskExclusive),
+    Way::Patched(Policy::WakeOne),
 ];
+/// The kernel of the papers as Linux 2.2 was.
+const PATCHED_STOCK: Way = Way::Patched(Policy::WakeAll);
 const STOCK: Way = Way::SharedEpollWakeAll;
 /// From two numbers of connections, as `--quick` has, no trend can be told from chance.
 const TREND: usize = 3;
@@ -51,8 +57,21 @@ fn ratio_name(clients: usize, way: Way) -> String {
     format!(
         "{clients} connections: requests/s of {} / those of {}",
         way.name(),
-        STOCK.name()
+        stock_of(way).name()
     )
+}
+
+/// What a way is compared with: the herd in epoll, or the one in accept() of the kernel of the papers.
+fn stock_of(way: Way) -> Way {
+    match way {
+        Way::Patched(_) => PATCHED_STOCK,
+        _ => STOCK,
+    }
+}
+
+/// The ways that can be tried here.
+fn here() -> Vec<Way> {
+    WAYS.into_iter().filter(|way| way.is_here()).collect()
 }
 
 impl Experiment for Throughput {
@@ -65,12 +84,11 @@ impl Experiment for Throughput {
         let (mut arms, mut pairings) = (Vec::new(), Vec::new());
         for (group, clients) in clients.iter().enumerate() {
             let of = clients.to_string();
-            arms.extend(ways::arms(&of, &WAYS, group, seconds + 1.5));
-            pairings.extend(
-                WAYS[1..]
-                    .iter()
-                    .map(|way| ways::pairing(ratio_name(*clients, *way), &of, RATE, *way, STOCK)),
-            );
+            arms.extend(ways::arms(&of, &here(), group, seconds + 1.5));
+            let compared = here().into_iter().filter(|way| stock_of(*way) != *way);
+            pairings.extend(compared.map(|way| {
+                ways::pairing(ratio_name(*clients, way), &of, RATE, way, stock_of(way))
+            }));
         }
         Design {
             rounds: if settings.quick { 3 } else { 5 },
@@ -128,6 +146,14 @@ impl Experiment for Throughput {
             gain("accept-gain", Way::SharedAccept),
             gain("least-connections-gain", Way::LeastConnections),
         ];
+        for way in [
+            Way::Patched(Policy::TaskExclusive),
+            Way::Patched(Policy::WakeOne),
+        ] {
+            if range(outcome, way).is_some() {
+                expected.push(gain("patched-gain", way));
+            }
+        }
         let exclusive = ratios(outcome, Way::SharedEpollExclusive);
         if exclusive.len() >= TREND {
             // From 300 to 1,000 connections a gain within the bound changes by less than a third.
@@ -188,6 +214,15 @@ fn measured(outcome: &Outcome) -> Vec<usize> {
     all
 }
 
+/// The ways that a result has; those of the kernel of the papers only if it was measured there.
+fn measured_ways(outcome: &Outcome) -> impl Iterator<Item = Way> {
+    let has = |way: &Way| {
+        let last = format!("/{}", way.name());
+        outcome.variants.iter().any(|v| v.name.ends_with(&last))
+    };
+    WAYS.into_iter().filter(has)
+}
+
 /// The ratio to wake-all at each number of connections.
 fn ratios(outcome: &Outcome, way: Way) -> Vec<(f64, f64)> {
     let at = |n: usize| Some((n as f64, outcome.ratio(&ratio_name(n, way))?));
@@ -202,7 +237,8 @@ fn range(outcome: &Outcome, way: Way) -> Option<(f64, f64)> {
 
 fn series(points: impl Fn(Way) -> Vec<(f64, f64)>) -> Vec<Line> {
     let line = |way: Way| (Style::ours(way.name(), way.colour()), points(way));
-    WAYS.map(line).into()
+    let lines = WAYS.into_iter().map(line);
+    lines.filter(|(_, points)| !points.is_empty()).collect()
 }
 
 fn curve(outcome: &Outcome, way: Way, metric: &str) -> Vec<(f64, f64)> {
@@ -229,7 +265,10 @@ fn ratio_chart(outcome: &Outcome) -> Chart {
 fn ratio_table(outcome: &Outcome) -> Table {
     let at = |n: usize, way: Way| outcome.ratio(&ratio_name(n, way));
     let caption = "Requests a second as a multiple of those under wake-all.";
-    let mut table = by_connections(outcome, caption, &WAYS[1..], at);
+    let compared: Vec<Way> = measured_ways(outcome)
+        .filter(|way| stock_of(*way) != *way)
+        .collect();
+    let mut table = by_connections(outcome, caption, &compared, at);
     let said = measured(outcome)
         .into_iter()
         .map(|_| "just over 1.5".to_owned());
@@ -255,7 +294,8 @@ fn by_connections(
 }
 
 fn table(outcome: &Outcome, caption: &str, metric: &str) -> Table {
-    by_connections(outcome, caption, &WAYS, |n, way| {
+    let ways: Vec<Way> = measured_ways(outcome).collect();
+    by_connections(outcome, caption, &ways, |n, way| {
         outcome.median(&ways::arm_name(&n.to_string(), way), metric)
     })
 }

@@ -9,13 +9,14 @@ use std::sync::OnceLock;
 use wakeone_kernel::bpf::locks::{Counts, Locks};
 use wakeone_kernel::capability::{self, Capability};
 
-use super::udp_readers::Mode;
 use super::udp_readers::reader::BYTES;
 use super::udp_readers::readers::{self, Readers, Setup};
 use super::udp_readers::sender::{self, Sent};
+use super::udp_readers::{self, Mode};
 use crate::card::{Card, card};
 use crate::error::Error;
 use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
+use crate::papers;
 use crate::present::Block;
 use crate::process::Usage;
 use crate::result::{Expectation, Outcome};
@@ -51,9 +52,11 @@ enum Way {
     Socket,
     /// A socket each; Wakeone chooses in turn.
     Each,
+    /// One socket with a queue for each thread, in turn, on the kernel of the papers.
+    Queues,
 }
 
-const WAYS: [Way; 2] = [Way::Socket, Way::Each];
+const WAYS: [Way; 3] = [Way::Socket, Way::Each, Way::Queues];
 const MODES: [Mode; 2] = [Mode::Constant, Mode::Flood];
 
 impl Way {
@@ -61,6 +64,7 @@ impl Way {
         match self {
             Way::Socket => "socket",
             Way::Each => "round-robin",
+            Way::Queues => "patched-queues",
         }
     }
 
@@ -69,12 +73,13 @@ impl Way {
         match self {
             Way::Socket => 1,
             Way::Each => 4,
+            Way::Queues => 7,
         }
     }
 
     fn sockets(self, threads: usize) -> usize {
         match self {
-            Way::Socket => 1,
+            Way::Socket | Way::Queues => 1,
             Way::Each => threads,
         }
     }
@@ -142,6 +147,7 @@ impl Experiment for UdpLocks {
         let missing = capability::missing();
         let mut all = variants();
         all.retain(|v| missing.is_empty() || v.way == Way::Socket);
+        all.retain(|v| papers::is_here() || v.way != Way::Queues);
         let each = datagrams_each(settings.quick);
         let arm = |v: &Variant| Arm {
             name: v.to_string(),
@@ -210,6 +216,12 @@ impl Experiment for UdpLocks {
                 expect("{mode}-socket-each-waits-nowhere-else", everywhere),
             ]);
         }
+        let queues = contended(of(Mode::Constant, Way::Queues, COMPARED), &SOCKET_LOCKS[..]);
+        if let Some(queues) = queues {
+            let one = contended(of(Mode::Constant, Way::Socket, COMPARED), &SOCKET_LOCKS[..]);
+            let less = one.map(|one| queues / one.max(1e-9));
+            all.push(CARD.expect("patched-queues-contend-less", less));
+        }
         all.push(CARD.expect("nothing-lost", stats::sum(&lost)));
         all
     }
@@ -231,6 +243,10 @@ fn measure(variant: Variant, context: &mut Context<'_>) -> Result<Sample, Error>
     let readers = Readers::start(&Setup {
         sockets: variant.way.sockets(variant.threads),
         threads: variant.threads,
+        queues: match variant.way {
+            Way::Queues => udp_readers::Way::QueuesInTurn.queues(variant.threads),
+            _ => None,
+        },
         ..Setup::default()
     })?;
     let found = send(variant, &readers, context)?;
@@ -247,7 +263,7 @@ fn send(variant: Variant, readers: &Readers, context: &mut Context<'_>) -> Resul
     let address = readers.address();
     let _attached = match variant.way {
         Way::Each => Some(Attached::to_datagrams(address, "round-robin")?),
-        Way::Socket => None,
+        Way::Socket | Way::Queues => None,
     };
     let failed = |e: std::io::Error| Error::Server(format!("watching the readers' locks: {e}"));
     let watched = match why_not() {

@@ -11,6 +11,7 @@ use std::fmt;
 use crate::card::{Card, card};
 use crate::error::Error;
 use crate::experiment::{Arm, Context, Design, Experiment, Pairing, Sample, Settings, parameters};
+use crate::papers;
 use crate::present::Block;
 use crate::process::Usage;
 use crate::result::{Expectation, Outcome};
@@ -53,10 +54,14 @@ pub enum Way {
     /// The program that reads one socket, split by `wakeone run --split`: a socket each, one flow; Wakeone chooses in
     /// turn.
     Split,
+    /// One socket with a queue for each thread, one flow, on the kernel of the papers. Datagrams go to the queues in turn.
+    QueuesInTurn,
+    /// The same with many flows. Datagrams go to the queue of their flow.
+    QueuesByFlow,
 }
 
 /// All of them.
-pub const WAYS: [Way; 7] = [
+pub const WAYS: [Way; 9] = [
     Way::Fifo,
     Way::Socket,
     Way::HashOne,
@@ -64,6 +69,8 @@ pub const WAYS: [Way; 7] = [
     Way::RoundRobin,
     Way::Cpu,
     Way::Split,
+    Way::QueuesInTurn,
+    Way::QueuesByFlow,
 ];
 
 impl Way {
@@ -77,6 +84,8 @@ impl Way {
             Way::RoundRobin => "round-robin",
             Way::Cpu => "cpu",
             Way::Split => "split",
+            Way::QueuesInTurn => "patched-queues",
+            Way::QueuesByFlow => "patched-queues-many-flows",
         }
     }
 
@@ -90,19 +99,33 @@ impl Way {
             Way::RoundRobin => 4,
             Way::Cpu => 3,
             Way::Split => 6,
+            Way::QueuesInTurn | Way::QueuesByFlow => 7,
         }
     }
 
     fn flows(self) -> usize {
-        if self == Way::HashMany { MANY_FLOWS } else { 1 }
+        match self {
+            Way::HashMany | Way::QueuesByFlow => MANY_FLOWS,
+            _ => 1,
+        }
     }
 
     /// How many sockets the program opens for `threads` threads.
     fn sockets(self, threads: usize) -> usize {
         match self {
             Way::Fifo => 0,
-            Way::Socket | Way::Split => 1,
+            Way::Socket | Way::Split | Way::QueuesInTurn | Way::QueuesByFlow => 1,
             _ => threads,
+        }
+    }
+
+    /// The value of the socket option UDP_QUEUES, if it is set.
+    pub fn queues(self, threads: usize) -> Option<i32> {
+        let each = i32::try_from(threads).unwrap_or(i32::MAX);
+        match self {
+            Way::QueuesInTurn => Some(each | papers::UDP_QUEUES_IN_TURN),
+            Way::QueuesByFlow => Some(each),
+            _ => None,
         }
     }
 
@@ -227,13 +250,16 @@ fn datagrams(quick: bool) -> u64 {
 }
 
 /// Ratios of the rates of two ways, with as many readers as are compared.
-const PAIRS: [(Way, Way); 6] = [
+const PAIRS: [(Way, Way); 9] = [
     (Way::RoundRobin, Way::HashOne),
     (Way::RoundRobin, Way::Socket),
     (Way::Cpu, Way::HashOne),
     (Way::Cpu, Way::Socket),
     (Way::Split, Way::HashOne),
     (Way::Split, Way::Socket),
+    (Way::QueuesInTurn, Way::Socket),
+    (Way::QueuesInTurn, Way::RoundRobin),
+    (Way::QueuesByFlow, Way::HashMany),
 ];
 
 fn pair_name(mode: Mode, pinned: bool, a: Way, b: Way) -> String {
@@ -255,6 +281,8 @@ impl Experiment for UdpReaders {
         let missing = wakeone_kernel::capability::missing();
         let mut all = variants(settings.quick);
         all.retain(|v| missing.is_empty() || !v.way.steered());
+        let patched = papers::is_here();
+        all.retain(|v| patched || v.way.queues(v.threads).is_none());
         let arm = |v: &Variant| Arm {
             name: v.to_string(),
             group: THREADS.len() * 2 * (v.mode as usize)
@@ -364,6 +392,7 @@ fn measure(variant: Variant, context: &mut Context<'_>) -> Result<Sample, Error>
         pinned: variant.pinned,
         buffer_bytes: variant.mode.buffer_bytes(),
         portions: variant.mode == Mode::Waiting,
+        queues: variant.way.queues(variant.threads),
         wrapped: if variant.way == Way::Split {
             &split
         } else {

@@ -13,7 +13,7 @@ use wakeone_serve::system::shared_counter::SharedCounters;
 
 use crate::error::Error;
 
-use crate::cpus;
+use crate::{cpus, papers};
 
 /// Bytes of a datagram.
 pub const BYTES: usize = 10;
@@ -51,6 +51,8 @@ pub struct Plan {
     pub portions: bool,
     /// The bytes that each socket may hold, where that is more than usual.
     pub buffer_bytes: Option<usize>,
+    /// The socket option UDP_QUEUES of the kernel of the papers, if it is set.
+    pub queues: Option<i32>,
     /// The file of the [`Board`].
     pub board: PathBuf,
 }
@@ -203,6 +205,9 @@ fn open(plan: &Plan) -> Result<Vec<OwnedFd>, Error> {
                 if let Some(bytes) = plan.buffer_bytes {
                     setsockopt(&one, sockopt::RcvBufForce, &bytes)
                         .map_err(failed("a larger receive buffer"))?;
+                }
+                if let Some(queues) = plan.queues {
+                    papers::set_udp_queues(&one, queues)?;
                 }
                 let patience = TimeVal::milliseconds(LOOK_UP.as_millis() as i64);
                 setsockopt(&one, sockopt::ReceiveTimeout, &patience)

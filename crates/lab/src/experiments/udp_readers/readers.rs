@@ -32,6 +32,8 @@ pub struct Setup<'a> {
     pub buffer_bytes: Option<usize>,
     /// Reads a portion of waiting datagrams at a signal, instead of datagrams as they come.
     pub portions: bool,
+    /// The socket option UDP_QUEUES of the kernel of the papers, if it is set.
+    pub queues: Option<i32>,
     /// Arguments of `wakeone` that run the program, where it does not run by itself.
     pub wrapped: &'a [&'a str],
 }
@@ -77,6 +79,9 @@ impl Readers {
         } else {
             command.args(["--udp", &address.to_string()]);
             command.args(["--sockets", &setup.sockets.to_string()]);
+        }
+        if let Some(queues) = setup.queues {
+            command.args(["--queues", &queues.to_string()]);
         }
         if let Some(bytes) = setup.buffer_bytes {
             command.args(["--buffer", &bytes.to_string()]);

@@ -1,0 +1,116 @@
+//! `wakeone lab kernel`: experiments in the kernel of the papers.
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use wakeone_lab::Settings;
+use wakeone_lab::experiments::find;
+use wakeone_lab::machine::{EXPERIMENTS, Machine};
+use wakeone_lab::store::{self, Store};
+
+use super::{cancel_on_signals, render, verdict, write_page};
+
+/// Experiments in the kernel of the papers
+#[derive(Debug, Parser)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Boot the kernel in an emulated machine, and run experiments in it
+    Run(RunArgs),
+}
+
+#[derive(Debug, Parser)]
+#[command(
+    after_help = "Example:\n  make kernel && wakeone lab kernel run herd --quick --html herd.html"
+)]
+struct RunArgs {
+    /// Experiments that have variants for this kernel
+    #[arg(required = true, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(EXPERIMENTS))]
+    names: Vec<String>,
+    /// Everything smaller, to see it work
+    #[arg(long)]
+    quick: bool,
+    /// How often each variant is measured [default: what the experiment needs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    rounds: Option<u64>,
+    /// Seed of arrivals and order
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+    /// Only variants with this in their name; repeatable
+    #[arg(long, value_name = "PART", value_parser = a_part)]
+    only: Vec<String>,
+    /// Processors of the machine
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=16))]
+    cpus: u16,
+    /// Seconds that each experiment may take
+    #[arg(long, default_value_t = 7200, value_name = "N")]
+    seconds: u64,
+    /// Write the result as JSON, after docs/schema/lab-result.schema.json (one experiment only)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the page with all tables and charts here [default: beside the kept result]
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Exit with 1 if an expectation does not hold
+    #[arg(long)]
+    check: bool,
+    /// Print everything: all tables, histograms, ratios, each expectation
+    #[arg(long)]
+    full: bool,
+    /// Where results are kept [default: `papers` in the state directory of the user]
+    #[arg(long, value_name = "DIR")]
+    results: Option<PathBuf>,
+}
+
+/// A part of a variant's name: it goes into a command of the machine.
+fn a_part(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-+/.".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        Ok(text.into())
+    } else {
+        Err("a part of a variant's name has letters, digits, and - + / . only".into())
+    }
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let Verb::Run(args) = args.verb;
+    if args.names.len() > 1 && args.json.is_some() {
+        crate::complain("--json takes one experiment; each result is kept as a file all the same");
+        return Ok(ExitCode::from(2));
+    }
+    let machine = Machine::find(args.cpus.into(), args.seconds)?;
+    let cancel = cancel_on_signals()?;
+    let settings = Settings {
+        quick: args.quick,
+        rounds: args.rounds.map(|r| r as usize),
+        seed: args.seed,
+        only: args.only,
+    };
+    let results = args.results;
+    let store = Store::at(results.unwrap_or_else(|| Store::default_directory().join("papers")));
+    let mut outcomes = Vec::new();
+    for name in &args.names {
+        let outcome = machine.run(name, &settings, &cancel, |line| eprintln!("{line}"))?;
+        let kept = store.keep(&outcome)?;
+        if args.html.is_none() {
+            let own_page = kept.with_extension("html");
+            write_page(&own_page, std::slice::from_ref(&outcome))?;
+            eprintln!("Charts: file://{}", own_page.display());
+        }
+        if let Some(path) = &args.json {
+            store::write_json(path, &outcome)?;
+        }
+        render(find(name)?, &outcome, args.full)?;
+        outcomes.push(outcome);
+    }
+    if let Some(path) = &args.html {
+        write_page(path, &outcomes)?;
+        eprintln!("Charts: {}", path.display());
+    }
+    Ok(verdict(&outcomes, args.check))
+}
