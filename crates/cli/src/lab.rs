@@ -274,7 +274,7 @@ fn show(experiment: &dyn Experiment, outcome: &Outcome, args: &RunArgs) -> anyho
     render(experiment, outcome, args.full)
 }
 
-/// Prints the result as text on stdout: what fits a screen, or everything.
+/// Prints the result as text on stdout: a screenful, or everything.
 fn render(experiment: &dyn Experiment, outcome: &Outcome, full: bool) -> anyhow::Result<()> {
     let width = terminal_width();
     let text = if full {

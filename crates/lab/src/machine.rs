@@ -1,9 +1,12 @@
 //! The emulated machine that runs the kernel of the papers, and experiments in it.
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::error::Error;
 use crate::experiment::Settings;
@@ -13,11 +16,20 @@ use crate::result::Outcome;
 /// The script of the source that boots a kernel.
 const BOOTS: &str = "scripts/vm/run";
 /// The experiments that have variants for the kernel of the papers.
-pub const EXPERIMENTS: [&str; 5] = ["herd", "spread", "throughput", "udp-readers", "udp-locks"];
+pub const EXPERIMENTS: [&str; 6] = [
+    "herd",
+    "spread",
+    "throughput",
+    "udp-readers",
+    "udp-locks",
+    "reopen",
+];
 /// Stand around the result in what the machine prints.
 const RESULT: [&str; 2] = ["@@ result", "@@ end"];
 /// Memory of the machine, in MiB: two hundred processes, and sockets that hold a portion of datagrams.
 const MEMORY_MIB: &str = "3000";
+/// How often we look whether the user wants to stop.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The machine.
 #[derive(Debug)]
@@ -63,8 +75,11 @@ impl Machine {
         cancel: &AtomicBool,
         mut progress: impl FnMut(&str),
     ) -> Result<Outcome, Error> {
-        let mut command = Command::new(&self.script);
+        // The machine must not outlive us, whatever ends us (PR_SET_PDEATHSIG).
+        let mut command = Command::new("setpriv");
         command
+            .args(["--pdeathsig", "TERM", "--"])
+            .arg(&self.script)
             .args(["--seconds", &self.seconds.to_string()])
             .args(["--cpus", &self.cpus.to_string()])
             .args(["papers", "--", "bash", "-c", &line(name, settings)?])
@@ -75,15 +90,17 @@ impl Machine {
         let mut guest = command.spawn().map_err(|e| failed(e.to_string()))?;
         let mut result = Collected::default();
         let lines = guest.stdout.take().map(BufReader::new);
-        for text in lines
-            .into_iter()
-            .flat_map(BufRead::lines)
-            .map_while(Result::ok)
-        {
-            if !result.take(text.trim_end()) {
-                progress(text.trim_end());
+        let lines = lines.into_iter().flat_map(BufRead::lines);
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| end_on(cancel, &ended, guest.id()));
+            for text in lines.map_while(Result::ok) {
+                if !result.take(text.trim_end()) {
+                    progress(text.trim_end());
+                }
             }
-        }
+            ended.store(true, Ordering::Relaxed);
+        });
         let status = guest.wait().map_err(|e| failed(e.to_string()))?;
         if cancel.load(Ordering::Relaxed) {
             return Err(Error::Interrupted);
@@ -94,6 +111,18 @@ impl Machine {
                 status.code().unwrap_or(-1)
             ))
         })
+    }
+}
+
+/// Tells the script to end once the user wants to stop. Its process is not waited for before `ended`.
+fn end_on(cancel: &AtomicBool, ended: &AtomicBool, script: u32) {
+    while !ended.load(Ordering::Relaxed) {
+        if cancel.load(Ordering::Relaxed) {
+            let pid = Pid::from_raw(i32::try_from(script).unwrap_or(i32::MAX));
+            let _ = kill(pid, Signal::SIGTERM);
+            return;
+        }
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 

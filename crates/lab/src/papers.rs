@@ -16,7 +16,7 @@ pub const RELEASE: &str = "-papers";
 /// A switch of this kernel, and how it is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Switch {
-    /// `net.ipv4.tcp_accept_wake`: whom a connection wakes.
+    /// `net.ipv4.tcp_accept_wake`: a connection wakes threads by this policy.
     AcceptWake(Policy),
     /// `fs.epoll.rotate`: exclusive waiters take turns.
     EpollRotate,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 
 /// How long a server may take to become ready.
-const READY: Duration = Duration::from_secs(15);
+const READY: Duration = Duration::from_secs(60);
 /// How long a server may take to stop after SIGTERM.
 const STOP: Duration = Duration::from_secs(15);
 

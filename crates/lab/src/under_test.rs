@@ -17,7 +17,7 @@ use crate::steered::Attached;
 use crate::{measure, nginx, probe, process};
 
 /// How long a server may take to become ready, or to restart.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest time that a successor takes to bind and to signal the old process. Nothing outside shows when it is done.
 const TAKES_OVER: Duration = Duration::from_millis(150);
 

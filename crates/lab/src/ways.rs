@@ -30,11 +30,11 @@ pub enum Way {
     LeastConnectionsRescue,
     /// [`Way::SharedEpollExclusive`] on the kernel of the papers, whose exclusive waiters take turns.
     PatchedEpollRotate,
-    /// [`Way::SharedAccept`] on the kernel of the papers, with whom a connection wakes there.
+    /// [`Way::SharedAccept`] on the kernel of the papers, under this policy.
     Patched(Policy),
 }
 
-/// What the kernel of the papers does to an accept queue that all share.
+/// The four policies of the kernel of the papers, for an accept queue that all share.
 pub const PATCHED_ACCEPT: [Way; 4] = [
     Way::Patched(Policy::WakeAll),
     Way::Patched(Policy::TaskExclusive),
@@ -116,7 +116,7 @@ impl Way {
         }
     }
 
-    /// What the kernel of the papers is set to for it.
+    /// The switch of the kernel of the papers that it needs.
     fn switch(self) -> Option<Switch> {
         match self {
             Way::PatchedEpollRotate => Some(Switch::EpollRotate),

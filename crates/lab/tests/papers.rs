@@ -1,4 +1,4 @@
-//! What the patches of `kernel/` promise. `scripts/kernels papers` runs this in their kernel; no other has the switches.
+//! The promises of the patches in `kernel/`. `scripts/kernels papers` runs this in their kernel; no other has the switches.
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -125,7 +125,7 @@ fn asleep() -> usize {
         .count()
 }
 
-/// Whom one connection wakes: how many threads, how many of them accepted it, and how many returned from a wait without.
+/// One connection. Returns how many threads it woke, how many of them accepted it, and how many returned from a wait without.
 /// A thread that finds nothing goes back to sleep in the kernel.
 fn tap(policy: Policy, ways: &[(How, usize)]) -> (usize, usize, usize) {
     let _set = Switch::AcceptWake(policy).set().unwrap();
@@ -364,7 +364,7 @@ fn read_by_many(to: &UdpSocket, flows: u64, each: u64, readers: usize) -> Vec<Ve
     })
 }
 
-/// What the kernel holds for a UDP socket, in bytes, and its drops: columns of /proc/net/udp.
+/// The bytes that the kernel holds for a UDP socket, and its drops: columns of /proc/net/udp.
 fn held(socket: &UdpSocket) -> (u64, u64) {
     let port = format!(":{:04X}", socket.local_addr().unwrap().port());
     let table = std::fs::read_to_string("/proc/net/udp").unwrap();

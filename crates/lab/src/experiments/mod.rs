@@ -10,6 +10,7 @@ mod nginx;
 mod overload;
 mod pinned;
 mod reference;
+mod reopen;
 mod restart;
 pub mod simulated;
 mod split;
@@ -44,6 +45,7 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &reference::Reference,
         &udp_readers::UdpReaders,
         &udp_locks::UdpLocks,
+        &reopen::Reopen,
         &cost::Cost,
         &theory::Theory,
         &simulated::Simulated,

@@ -155,7 +155,7 @@ fn growth_name(waiting: Waiting) -> String {
     )
 }
 
-/// What the trace of one tap shows.
+/// The figures of one tap.
 #[derive(Debug, PartialEq)]
 struct Tap {
     /// From the first wake-up to the last sleep.

@@ -49,7 +49,9 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
         Block::Chart(wakeups_chart(outcome)),
     ]);
     if measured(outcome).any(|w| matches!(w, Waiting::Patched(_))) {
-        blocks.splice(1..1, patched(outcome, &published));
+        let first = blocks.iter().position(|b| matches!(b, Block::Table(_)));
+        let first = first.unwrap_or(blocks.len());
+        blocks.splice(first..first, patched(outcome, &published));
     }
     blocks
 }
@@ -74,7 +76,7 @@ fn patched(outcome: &Outcome, published: &Published) -> [Block; 4] {
     ]
 }
 
-/// Whose wake-ups a table counts: not those of threads that waited for each other at the socket's lock.
+/// The waker in a caption: threads that waited for each other at the socket's lock do not count.
 const PAPERS: &str = "the kernel of the papers itself";
 
 /// Its place in the palette: the paper's series and what stands for it have the same.

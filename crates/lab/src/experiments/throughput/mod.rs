@@ -61,7 +61,7 @@ fn ratio_name(clients: usize, way: Way) -> String {
     )
 }
 
-/// What a way is compared with: the herd in epoll, or the one in accept() of the kernel of the papers.
+/// The other side of the comparison: the herd in epoll, or the one in accept() of the kernel of the papers.
 fn stock_of(way: Way) -> Way {
     match way {
         Way::Patched(_) => PATCHED_STOCK,

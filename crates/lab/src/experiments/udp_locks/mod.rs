@@ -414,12 +414,13 @@ mod tests {
 
     #[test]
     fn limits_bite() {
-        assert_eq!(held(99.0, 99.0, 0.0, 0.0).len(), 9);
+        assert_eq!(held(99.0, 99.0, 0.0, 0.0).len(), 10);
         assert_eq!(
             held(100.0, 101.0, 1.0, 1.0),
             [
                 "constant-more-readers-more-contentions",
-                "flood-more-readers-more-contentions"
+                "flood-more-readers-more-contentions",
+                "patched-queues-contend-less"
             ]
         );
         assert_eq!(

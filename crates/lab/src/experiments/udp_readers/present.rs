@@ -153,7 +153,12 @@ fn chart(outcome: &Outcome, mode: Mode, pinned: bool) -> Chart {
     let series = |way: Way| {
         let points = curve(outcome, mode, pinned, way, "time_s");
         let points = points.into_iter().map(|(n, s)| (n as f64, s)).collect();
-        (Style::ours(way.name(), way.colour()), points)
+        // The dashed twin of the same queues with one flow.
+        let style = Style {
+            published: way == Way::QueuesByFlow,
+            ..Style::ours(way.name(), way.colour())
+        };
+        (style, points)
     };
     Chart::lines(
         format!("{}.", title(mode, pinned)),
