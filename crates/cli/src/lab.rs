@@ -84,12 +84,9 @@ struct ListArgs {
     json: bool,
 }
 
-#[derive(Debug, Parser)]
-#[command(after_help = "Example:\n  wakeone lab run tills --quick --check --html tills.html")]
-struct RunArgs {
-    /// Names as in `wakeone lab list`, or `all`
-    #[arg(required = true, value_name = "NAME")]
-    names: Vec<String>,
+/// How much of an experiment is measured.
+#[derive(Debug, clap::Args)]
+struct SizeArgs {
     /// Everything smaller, to see it work
     #[arg(long)]
     quick: bool,
@@ -100,8 +97,39 @@ struct RunArgs {
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
     /// Only variants with this in their name; repeatable
-    #[arg(long, value_name = "PART")]
+    #[arg(long, value_name = "PART", value_parser = a_part)]
     only: Vec<String>,
+}
+
+impl SizeArgs {
+    fn settings(&self) -> Settings {
+        Settings {
+            quick: self.quick,
+            rounds: self.rounds.map(|r| r as usize),
+            seed: self.seed,
+            only: self.only.clone(),
+        }
+    }
+}
+
+/// A part of a variant's name, which may become part of a command.
+fn a_part(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-+/._".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        Ok(text.into())
+    } else {
+        Err("a variant's name has letters, digits, and - + / . _ only".into())
+    }
+}
+
+#[derive(Debug, Parser)]
+#[command(after_help = "Example:\n  wakeone lab run tills --quick --check --html tills.html")]
+struct RunArgs {
+    /// Names as in `wakeone lab list`, or `all`
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+    #[command(flatten)]
+    size: SizeArgs,
     /// Write the result as JSON, after docs/schema/lab-result.schema.json (one experiment only; - is stdout)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -232,12 +260,7 @@ fn run_all(args: &RunArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(2));
     }
     let cancel = cancel_on_signals()?;
-    let settings = Settings {
-        quick: args.quick,
-        rounds: args.rounds.map(|r| r as usize),
-        seed: args.seed,
-        only: args.only.clone(),
-    };
+    let settings = args.size.settings();
     let store = store(args.results.as_ref());
     let mut outcomes = Vec::new();
     for experiment in experiments {

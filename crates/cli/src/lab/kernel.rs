@@ -3,12 +3,11 @@
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use wakeone_lab::Settings;
 use wakeone_lab::experiments::find;
 use wakeone_lab::machine::{EXPERIMENTS, Machine};
 use wakeone_lab::store::{self, Store};
 
-use super::{cancel_on_signals, render, verdict, write_page};
+use super::{SizeArgs, cancel_on_signals, render, verdict, write_page};
 
 /// Experiments in the kernel of the papers
 #[derive(Debug, Parser)]
@@ -31,18 +30,8 @@ struct RunArgs {
     /// Experiments that have variants for this kernel
     #[arg(required = true, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(EXPERIMENTS))]
     names: Vec<String>,
-    /// Everything smaller, to see it work
-    #[arg(long)]
-    quick: bool,
-    /// How often each variant is measured [default: what the experiment needs]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
-    rounds: Option<u64>,
-    /// Seed of arrivals and order
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    seed: u64,
-    /// Only variants with this in their name; repeatable
-    #[arg(long, value_name = "PART", value_parser = a_part)]
-    only: Vec<String>,
+    #[command(flatten)]
+    size: SizeArgs,
     /// Processors of the machine
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=16))]
     cpus: u16,
@@ -66,16 +55,6 @@ struct RunArgs {
     results: Option<PathBuf>,
 }
 
-/// A part of a variant's name: it goes into a command of the machine.
-fn a_part(text: &str) -> Result<String, String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-+/.".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        Ok(text.into())
-    } else {
-        Err("a part of a variant's name has letters, digits, and - + / . only".into())
-    }
-}
-
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Verb::Run(args) = args.verb;
@@ -85,12 +64,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let machine = Machine::find(args.cpus.into(), args.seconds)?;
     let cancel = cancel_on_signals()?;
-    let settings = Settings {
-        quick: args.quick,
-        rounds: args.rounds.map(|r| r as usize),
-        seed: args.seed,
-        only: args.only,
-    };
+    let settings = args.size.settings();
     let results = args.results;
     let store = Store::at(results.unwrap_or_else(|| Store::default_directory().join("papers")));
     let mut outcomes = Vec::new();
