@@ -605,3 +605,23 @@ fn a_listener_that_left_the_group_by_its_options_is_checked() {
     socket::setsockopt(&one, sockopt::ReusePort, &false).unwrap();
     assert_eq!(listen(&one), Err(nix::Error::EADDRINUSE));
 }
+
+#[test]
+fn a_reader_that_sleeps_hears_of_errors_and_of_the_end() {
+    let _alone = alone();
+    let socket = queues(8);
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    // Nobody has this port, so the peer answers that by ICMP.
+    socket.connect(free_address()).unwrap();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| socket.recv(&mut [0; 1]));
+        std::thread::sleep(QUIET);
+        socket.send(b"!").unwrap();
+        let error = reader.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+        let reader = scope.spawn(|| socket.recv(&mut [0; 1]));
+        std::thread::sleep(QUIET);
+        socket::shutdown(socket.as_raw_fd(), socket::Shutdown::Read).unwrap();
+        assert_eq!(reader.join().unwrap().unwrap(), 0);
+    });
+}
