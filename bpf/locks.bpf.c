@@ -51,6 +51,7 @@ struct udp_sock {
 /* Of kernel/0003-udp-several-receive-queues.patch; no other kernel has them. */
 struct udp_queue___papers {
 	struct sk_buff_head list;
+	wait_queue_head_t wait;
 } __attribute__((preserve_access_index));
 struct udp_queues___papers {
 	unsigned int count;
@@ -114,20 +115,24 @@ static __always_inline void note(__u64 lock, __u32 kind)
 /* As many as any experiment makes. */
 #define QUEUES 64
 
+#define IN_QUEUE(field) bpf_core_field_offset(((struct udp_queue___papers *)0)->field)
+
 static __always_inline void note_queues(const struct udp_sock___papers *udp)
 {
 	struct udp_queues___papers *queues = BPF_CORE_READ(udp, queues);
-	__u64 first = bpf_core_field_offset(queues->queue) +
-		      bpf_core_field_offset(((struct udp_queue___papers *)0)->list) +
-		      bpf_core_field_offset(((struct sk_buff_head *)0)->lock);
+	__u64 queue = (__u64)queues + bpf_core_field_offset(queues->queue);
 	__u32 count, i;
 
 	if (!queues)
 		return;
 	count = BPF_CORE_READ(queues, count);
-	for (i = 0; i < QUEUES && i < count; i++)
-		note((__u64)queues + first + i * bpf_core_type_size(struct udp_queue___papers),
+	for (i = 0; i < QUEUES && i < count; i++) {
+		note(queue + IN_QUEUE(list) + bpf_core_field_offset(((struct sk_buff_head *)0)->lock),
 		     WAKEONE_LOCK_RECEIVE_QUEUE);
+		note(queue + IN_QUEUE(wait) + bpf_core_field_offset(((struct wait_queue_head *)0)->lock),
+		     WAKEONE_LOCK_WAIT_QUEUE);
+		queue += bpf_core_type_size(struct udp_queue___papers);
+	}
 }
 
 /* Walks the sockets of the reader's network namespace. */

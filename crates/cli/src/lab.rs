@@ -21,7 +21,8 @@ Examples:
   wakeone lab list
   wakeone lab run tills --quick
   wakeone lab run tills --check --json tills.json --html tills.html
-  wakeone lab run all && wakeone lab report";
+  wakeone lab run all && wakeone lab report
+  make kernel && wakeone lab kernel run herd --quick";
 
 /// Run the published experiments of this field here, beside their numbers
 #[derive(Debug, clap::Args)]
