@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use wakeone::policy::Policy;
 use wakeone_sim::{
-    Arrivals, Dispatch, Faults, Kind, Load, Outcome, Repeated, Service, Setup, Stop, Trace,
-    Variant, Wake, run, run_traced,
+    Arrivals, Dispatch, Faults, Kept, Kind, Load, Next, Outcome, Repeated, Service, Setup, Stop,
+    Trace, Variant, Wake, run, run_traced,
 };
 
 use arguments::{Find, Sweep, Tie};
@@ -250,7 +250,10 @@ fn load(args: &Args, rate: f64) -> Load {
         arrivals: args.arrivals.at(rate),
         service: args.service.clone(),
         requests: args.requests,
-        kept: args.keep_alive,
+        kept: args.keep_alive.map(|connections| Kept {
+            connections,
+            next: Next::Any,
+        }),
         seed: args.seed,
     }
 }

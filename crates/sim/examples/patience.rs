@@ -55,6 +55,7 @@ fn scaled(service: &Service, by: f64) -> Service {
         Service::Mix(parts) => {
             Service::Mix(parts.iter().map(|(w, time)| (*w, time * by)).collect())
         }
+        Service::Recorded(works) => Service::Recorded(works.iter().map(|time| time * by).collect()),
     }
 }
 

@@ -36,6 +36,8 @@ pub enum Arrivals {
     },
     /// As recorded: the gaps between requests, in s. After the last one the first comes again.
     Recorded(Arc<[f64]>),
+    /// A closed loop: so many clients, each of which sends its next request when its last one has ended.
+    Closed(usize),
 }
 
 impl Arrivals {
@@ -72,9 +74,10 @@ impl Arrivals {
         Self::recorded(times)
     }
 
-    /// Requests a second in the mean.
+    /// Requests a second in the mean; not a number in a closed loop, where the workers decide.
     pub fn per_s(&self) -> f64 {
         match self {
+            Self::Closed(_) => f64::NAN,
             Self::Constant { per_s } | Self::Poisson { per_s } | Self::Bursts { per_s, .. } => {
                 *per_s
             }
@@ -82,13 +85,14 @@ impl Arrivals {
         }
     }
 
-    /// The same pattern at another rate.
+    /// The same pattern at another rate; a closed loop has none.
     pub fn at(&self, rate: f64) -> Self {
         match self {
             Self::Recorded(gaps) => {
                 let scale = self.per_s() / rate;
                 Self::Recorded(gaps.iter().map(|gap| gap * scale).collect())
             }
+            Self::Closed(clients) => Self::Closed(*clients),
             Self::Constant { .. } => Self::Constant { per_s: rate },
             Self::Poisson { .. } => Self::Poisson { per_s: rate },
             Self::Bursts {
@@ -106,6 +110,11 @@ impl Arrivals {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
+        match self {
+            Self::Closed(0) => return Err(Error("a closed loop needs at least one client".into())),
+            Self::Closed(_) => return Ok(()),
+            _ => {}
+        }
         let rate = self.per_s();
         if !(rate.is_finite() && rate > 0.0) {
             return Err(Error(format!(
@@ -190,6 +199,8 @@ impl Gaps {
                 self.next = (self.next + 1) % gaps.len();
                 gap
             }
+            // Its requests come when others end.
+            Arrivals::Closed(_) => f64::INFINITY,
             Arrivals::Constant { per_s } => per_s.recip(),
             Arrivals::Poisson { per_s } => exponential(&mut self.random) / *per_s,
             Arrivals::Bursts {

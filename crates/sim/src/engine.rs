@@ -6,12 +6,13 @@ use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use wakeone_kernel::bpf::table::flag;
 
-use crate::arrivals::Gaps;
+use crate::arrivals::{Arrivals, Gaps};
 use crate::error::Error;
-use crate::faults::Draws;
+use crate::faults::{Draws, Stop};
 use crate::front::Front;
 use crate::happening::{Happening, Rare};
-use crate::load::Load;
+use crate::kept::{Kept, Taken};
+use crate::load::{Load, Next};
 use crate::outcome::{Counts, Outcome, Tally};
 use crate::random::stream;
 use crate::servers::{Kind, Servers};
@@ -22,7 +23,7 @@ use crate::trace::{Span, Trace, What};
 use crate::workers::{Waiting, Worker};
 
 /// Simulates a load until its last request has ended. The first tenth of the requests is not measured, because the
-/// queues fill.
+/// queues fill; all are where the work of each is given ([`Service::Recorded`](crate::Service::Recorded)).
 ///
 /// # Errors
 /// When the load or the setup cannot be simulated.
@@ -40,12 +41,6 @@ pub fn run_traced(setup: &Setup, load: &Load, length_s: f64) -> Result<(Outcome,
     Ok((outcome, trace.unwrap_or_else(|| Trace::of(length_s))))
 }
 
-/// Connections that are kept: the worker of each, and how one is drawn for a request.
-struct Kept {
-    workers: Vec<usize>,
-    random: Xoshiro256PlusPlus,
-}
-
 struct Engine<'a> {
     setup: &'a Setup,
     servers: Servers,
@@ -56,6 +51,9 @@ struct Engine<'a> {
     /// Requests yet to come, and when the next one does.
     to_come: u64,
     next_arrival: f64,
+    /// The clients of a closed loop whose next request has not come yet.
+    free_clients: u64,
+    closed: bool,
     rare: BinaryHeap<Rare>,
     next_rare: f64,
     draws: Draws,
@@ -75,22 +73,32 @@ impl<'a> Engine<'a> {
     fn new(setup: &'a Setup, load: &Load, trace: Option<Trace>) -> Result<Self, Error> {
         setup.check()?;
         load.check()?;
+        if load.kept.is_some_and(|of| of.next == Next::LongestIdle)
+            && setup.faults.crashes.is_some()
+        {
+            return Err(Error(
+                "crashes are not simulated where requests take their connections in turn".into(),
+            ));
+        }
         let mut front = Front::new(setup, load.seed);
         let mut gaps = Gaps::new(&load.arrivals, load.seed);
-        let kept = load.kept.map(|connections| Kept {
-            workers: (0..connections).filter_map(|_| front.open()).collect(),
-            random: stream(load.seed, 4),
-        });
+        let kept = load.kept.map(|of| Kept::open(of, &mut front, load.seed));
         let mut workers = Vec::new();
         workers.resize_with(setup.workers, Worker::default);
-        let unmeasured = load.requests / 10;
+        let unmeasured = load.unmeasured();
+        let clients = match load.arrivals {
+            Arrivals::Closed(clients) => Some(clients as u64),
+            _ => None,
+        };
         let cpus = setup.cpus.map_or(f64::INFINITY, |cpus| cpus as f64);
         let mut engine = Self {
             setup,
             servers: Servers::new(setup.kind, setup.workers, cpus),
             workers,
             front,
-            next_arrival: gaps.draw(),
+            next_arrival: clients.map_or_else(|| gaps.draw(), |_| 0.0),
+            free_clients: clients.unwrap_or(0),
+            closed: clients.is_some(),
             gaps,
             works: Works::new(&load.service, load.seed)?,
             to_come: load.requests,
@@ -121,8 +129,12 @@ impl<'a> Engine<'a> {
             self.plan_crash(worker);
         }
         for stop in &self.setup.faults.stops {
-            let (worker, lasts_s) = (stop.worker, stop.lasts_s);
-            self.happens(stop.at_s, Happening::Stop { worker, lasts_s });
+            // Before the first request comes, which may come at the same moment.
+            if stop.at_s <= 0.0 {
+                self.stop(*stop);
+            } else {
+                self.happens(stop.at_s, Happening::Stop(*stop));
+            }
         }
     }
 
@@ -188,22 +200,44 @@ impl<'a> Engine<'a> {
             dropped: 0,
         };
         self.to_come -= 1;
-        self.next_arrival = if self.to_come > 0 {
-            now + self.gaps.draw()
-        } else {
-            f64::INFINITY
-        };
+        self.next_arrival = self.after_arrival(now);
         if let Some(kept) = &mut self.kept {
-            if kept.workers.is_empty() {
-                return self.lose(1);
-            }
-            let worker = kept.workers[kept.random.random_range(0..kept.workers.len())];
-            return self.put(worker, one);
+            return match kept.take(one) {
+                Taken::By(worker) => self.put(worker, one),
+                Taken::Later => {}
+                Taken::Nobody => self.lose(1),
+            };
         }
         if let Front::Steered { steering, .. } = &mut self.front {
             one.hash = steering.hash();
         }
         self.connect(one);
+    }
+
+    /// The time of the arrival after one that comes now.
+    #[inline]
+    fn after_arrival(&mut self, now: f64) -> f64 {
+        if self.closed {
+            self.free_clients -= 1;
+        }
+        match self.to_come {
+            0 => f64::INFINITY,
+            _ if !self.closed => now + self.gaps.draw(),
+            _ if self.free_clients > 0 => now,
+            _ => f64::INFINITY,
+        }
+    }
+
+    /// Requests end, with an answer or without.
+    #[inline]
+    fn end(&mut self, requests: u64) {
+        self.ended += requests;
+        if self.closed {
+            self.free_clients += requests;
+            if self.to_come > 0 && requests > 0 {
+                self.next_arrival = self.servers.now();
+            }
+        }
     }
 
     /// A SYN comes.
@@ -265,7 +299,7 @@ impl<'a> Engine<'a> {
             }
             None => {
                 self.counts.given_up += 1;
-                self.ended += 1;
+                self.end(1);
             }
         }
     }
@@ -345,7 +379,7 @@ impl<'a> Engine<'a> {
         {
             steering.leave(done.worker, at);
         }
-        self.ended += 1;
+        self.end(1);
         if self.ended > self.unmeasured {
             self.tally.add(at - done.arrived);
         }
@@ -360,6 +394,11 @@ impl<'a> Engine<'a> {
                 ended_s: at,
             });
         }
+        if let Some(kept) = &mut self.kept
+            && let Some(one) = kept.give_back(done.worker)
+        {
+            self.put(done.worker, one);
+        }
         self.accept(done.worker);
     }
 
@@ -372,7 +411,7 @@ impl<'a> Engine<'a> {
     /// Requests end without an answer.
     fn lose(&mut self, requests: u64) {
         self.counts.lost += requests;
-        self.ended += requests;
+        self.end(requests);
     }
 }
 
@@ -391,7 +430,8 @@ impl Engine<'_> {
         match happening {
             Happening::AgentLooks => self.look(),
             Happening::Syn(one) => self.connect(one),
-            Happening::Stop { worker, lasts_s } => self.halt(worker, lasts_s),
+            Happening::Stop(stop) => self.stop(stop),
+            Happening::Leaves { worker } => self.leaves(worker),
             Happening::Pause { worker } => self.pause(worker),
             Happening::GoOn { worker, life } => self.go_on(worker, life),
             Happening::Crash { worker } => self.crash(worker),
@@ -461,6 +501,26 @@ impl Engine<'_> {
         self.plan_pause(worker, lasts_s);
     }
 
+    fn stop(&mut self, stop: Stop) {
+        let Stop {
+            worker, lasts_s, ..
+        } = stop;
+        if stop.busy
+            && let Front::Steered { steering, .. } = &mut self.front
+        {
+            let now = self.servers.now();
+            steering.enter(worker, now);
+            self.happens(now + lasts_s, Happening::Leaves { worker });
+        }
+        self.halt(worker, lasts_s);
+    }
+
+    fn leaves(&mut self, worker: usize) {
+        if let Front::Steered { steering, .. } = &mut self.front {
+            steering.leave(worker, self.servers.now());
+        }
+    }
+
     /// A worker does nothing for a while.
     fn halt(&mut self, worker: usize, lasts_s: f64) {
         let of = &mut self.workers[worker];
@@ -523,7 +583,7 @@ impl Engine<'_> {
         let waiting = self.workers[worker].queue.len();
         self.workers[worker].queue.clear();
         self.lose(waiting as u64);
-        for of in kept.workers.iter_mut().filter(|of| **of == worker) {
+        for of in kept.of(worker) {
             if let Front::Steered { steering, .. } = &mut self.front {
                 steering.leave(worker, self.servers.now());
             }

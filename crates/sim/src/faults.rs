@@ -23,6 +23,8 @@ pub struct Stop {
     pub at_s: f64,
     /// How long, in s.
     pub lasts_s: f64,
+    /// It is busy with a request that is not of the load, and so has a connection.
+    pub busy: bool,
 }
 
 /// All faults of a run.

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use crate::faults::Stop;
 use crate::workers::Waiting;
 
 /// An event other than a request's arrival and end.
@@ -9,8 +10,10 @@ use crate::workers::Waiting;
 pub(crate) enum Happening {
     /// The agent looks.
     AgentLooks,
-    /// A worker is stopped, for so long.
-    Stop { worker: usize, lasts_s: f64 },
+    /// A worker is stopped.
+    Stop(Stop),
+    /// A request that is not of the load ends.
+    Leaves { worker: usize },
     /// A worker pauses.
     Pause { worker: usize },
     /// It goes on, if it has not been started anew since.

@@ -4,6 +4,24 @@ use crate::arrivals::Arrivals;
 use crate::error::Error;
 use crate::service::Service;
 
+/// Connections that are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kept {
+    /// How many.
+    pub connections: usize,
+    /// The one that a request comes over.
+    pub next: Next,
+}
+
+/// The kept connection that a request comes over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Any of them: independent clients.
+    Any,
+    /// The one without a request for longest. Where each has one, the request waits. `wakeone load` does so.
+    LongestIdle,
+}
+
 /// A load on the workers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Load {
@@ -15,13 +33,22 @@ pub struct Load {
     pub requests: u64,
     /// Requests come over this many connections, opened beforehand one after another. `None`: each has a connection of
     /// its own.
-    pub kept: Option<usize>,
+    pub kept: Option<Kept>,
     /// The seed of arrivals and work.
     pub seed: u64,
 }
 
 impl Load {
-    /// The part of `workers` workers' time that it takes.
+    /// How many requests at the beginning are not measured. It is the first tenth, because queues fill, and none where
+    /// the work of each request is given: such a load is one that a machine had from its first request on.
+    pub(crate) fn unmeasured(&self) -> u64 {
+        match self.service {
+            Service::Recorded(_) => 0,
+            _ => self.requests / 10,
+        }
+    }
+
+    /// The part of `workers` workers' time that it takes; not a number in a closed loop.
     pub fn utilisation(&self, workers: usize) -> f64 {
         self.arrivals.per_s() * self.service.mean_s() / workers as f64
     }
@@ -36,7 +63,7 @@ impl Load {
         if self.requests == 0 {
             return Err(Error("no request is no load: give at least one".into()));
         }
-        if self.kept == Some(0) {
+        if self.kept.is_some_and(|kept| kept.connections == 0) {
             return Err(Error("requests need at least one connection".into()));
         }
         Ok(())

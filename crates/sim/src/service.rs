@@ -1,6 +1,7 @@
 //! The work of requests.
 
 use std::str::FromStr;
+use std::sync::Arc;
 
 use rand_distr::weighted::WeightedAliasIndex;
 use rand_distr::{Distribution, LogNormal, Pareto};
@@ -22,6 +23,8 @@ pub enum Service {
     Pareto(f64, f64),
     /// Some of each: weights, and times in s. A measured distribution has a part for each time.
     Mix(Vec<(f64, f64)>),
+    /// As recorded: the work of each request, one after another. After the last one the first comes again.
+    Recorded(Arc<[f64]>),
 }
 
 impl Service {
@@ -33,6 +36,7 @@ impl Service {
             | Self::Lognormal(mean, _)
             | Self::Pareto(mean, _) => *mean,
             Self::Mix(parts) => weighted(parts, |time| time),
+            Self::Recorded(works) => mean(works, |time| time),
         }
     }
 
@@ -47,6 +51,7 @@ impl Service {
             }
             Self::Pareto(..) => f64::INFINITY,
             Self::Mix(parts) => weighted(parts, |time| time * time),
+            Self::Recorded(works) => mean(works, |time| time * time),
         }
     }
 
@@ -56,6 +61,7 @@ impl Service {
             Self::Constant(mean) | Self::Exponential(mean) => positive(&[*mean]),
             Self::Lognormal(mean, sigma) => positive(&[*mean, *sigma]),
             Self::Pareto(mean, shape) => positive(&[*mean]) && *shape > 1.0 && shape.is_finite(),
+            Self::Recorded(works) => !works.is_empty() && positive(works),
             Self::Mix(parts) => {
                 !parts.is_empty()
                     && parts
@@ -70,6 +76,10 @@ impl Service {
             "this is no service time: times, weights and deviations are above 0, the shape of a Pareto above 1".into(),
         ))
     }
+}
+
+fn mean(works: &[f64], of: impl Fn(f64) -> f64) -> f64 {
+    works.iter().map(|time| of(*time)).sum::<f64>() / works.len() as f64
 }
 
 fn weighted(parts: &[(f64, f64)], of: impl Fn(f64) -> f64) -> f64 {
@@ -138,6 +148,8 @@ enum Shape {
     Pareto(Pareto<f64>),
     /// Which part, and the times of all.
     Mix(WeightedAliasIndex<f64>, Vec<f64>),
+    /// All of them, and which is next.
+    Recorded(Arc<[f64]>, usize),
 }
 
 impl Works {
@@ -164,6 +176,7 @@ impl Works {
                 let times = parts.iter().map(|part| part.1).collect();
                 Shape::Mix(which.map_err(|e| wrong(&e))?, times)
             }
+            Service::Recorded(works) => Shape::Recorded(works.clone(), 0),
         };
         Ok(Self {
             shape,
@@ -174,12 +187,17 @@ impl Works {
     #[inline]
     pub(crate) fn draw(&mut self) -> f64 {
         let random = &mut self.random;
-        match &self.shape {
+        match &mut self.shape {
             Shape::Constant(time) => *time,
-            Shape::Exponential(mean) => exponential(random) * mean,
+            Shape::Exponential(mean) => exponential(random) * *mean,
             Shape::Lognormal(of) => of.sample(random),
             Shape::Pareto(of) => of.sample(random),
             Shape::Mix(which, times) => times[which.sample(random)],
+            Shape::Recorded(works, next) => {
+                let work = works[*next];
+                *next = (*next + 1) % works.len();
+                work
+            }
         }
     }
 }
@@ -234,6 +252,17 @@ mod tests {
         ] {
             let error = text.parse::<Service>().expect_err(text);
             assert!(error.0.contains("is no service time"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn recorded_work_comes_again() {
+        let service = Service::Recorded([0.001, 0.1].into());
+        assert!((service.mean_s() - 0.0505).abs() < 1e-12);
+        let mut works = Works::new(&service, 7).unwrap();
+        assert_eq!([(); 3].map(|()| works.draw()), [0.001, 0.1, 0.001]);
+        for none in [&[][..], &[0.001, 0.0], &[f64::NAN]] {
+            assert!(Works::new(&Service::Recorded(none.into()), 7).is_err());
         }
     }
 

@@ -2,8 +2,8 @@
 
 use wakeone_kernel::contract::number::{HASH, LEAST_CONNECTIONS};
 use wakeone_sim::{
-    Arrivals, Dispatch, Faults, Kind, Load, Outcome, Repeated, Service, Setup, Stop, Variant, Wake,
-    run, run_traced,
+    Arrivals, Dispatch, Faults, Kept, Kind, Load, Next, Outcome, Repeated, Service, Setup, Stop,
+    Variant, Wake, run, run_traced,
 };
 
 fn steered(policy: u32, stuck_after_s: Option<f64>) -> Dispatch {
@@ -87,6 +87,7 @@ fn who_is_stopped_for_long_has_clients_give_up() {
             worker: 0,
             at_s: 0.0,
             lasts_s: 500.0,
+            busy: false,
         }],
         ..Faults::default()
     };
@@ -103,12 +104,32 @@ fn who_is_stopped_for_long_has_clients_give_up() {
 }
 
 #[test]
+fn who_is_busy_with_something_else_counts_as_busy() {
+    let faults = Faults {
+        stops: vec![Stop {
+            worker: 0,
+            at_s: 0.0,
+            lasts_s: 500.0,
+            busy: true,
+        }],
+        ..Faults::default()
+    };
+    let setup = Setup {
+        faults,
+        ..Setup::new(2, steered(LEAST_CONNECTIONS, None))
+    };
+    let load = load(Arrivals::Closed(1), Service::Constant(0.001), 100);
+    assert_eq!(simulate(&setup, &load).served, [0, 100]);
+}
+
+#[test]
 fn who_is_stopped_does_not_keep_what_waits_where_queues_are_moved() {
     let faults = Faults {
         stops: vec![Stop {
             worker: 1,
             at_s: 2.0,
             lasts_s: 3.0,
+            busy: false,
         }],
         ..Faults::default()
     };
@@ -172,7 +193,10 @@ fn connections_of_a_worker_that_crashed_are_opened_anew() {
             ..Setup::new(4, way)
         };
         let kept = Load {
-            kept: Some(64),
+            kept: Some(Kept {
+                connections: 64,
+                next: Next::Any,
+            }),
             ..poisson(400.0, 8_000)
         };
         let found = simulate(&setup, &kept);

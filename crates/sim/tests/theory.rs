@@ -2,7 +2,7 @@
 
 use wakeone_kernel::contract::number::{HASH, LEAST_CONNECTIONS, TWO_CHOICES};
 use wakeone_sim::{
-    Arrivals, Dispatch, Kind, Load, Outcome, Service, Setup, Variant, Wake, run, theory,
+    Arrivals, Dispatch, Kept, Kind, Load, Next, Outcome, Service, Setup, Variant, Wake, run, theory,
 };
 
 fn simulate(workers: usize, way: Dispatch, load: f64, service: &str, requests: u64) -> Outcome {
@@ -195,10 +195,32 @@ fn who_shares_cpus_is_as_slow_as_they_are_few() {
     );
 }
 
+#[test]
+fn clients_of_a_closed_loop_wait_for_their_answers() {
+    // Little's law: four busy workers end 4,000 requests a second, so each of twenty clients waits for 5 ms.
+    let load = Load {
+        arrivals: Arrivals::Closed(20),
+        ..poisson(1.0, Service::Exponential(1e-3), 400_000)
+    };
+    let way = Dispatch::Shared(Wake::LongestAsleep);
+    let found = run(&Setup::new(4, way), &load).expect("it can be simulated");
+    agrees("closed loop", &found, 5e-3);
+    // With two clients nobody waits, and there is work for half of the workers.
+    let load = Load {
+        arrivals: Arrivals::Closed(2),
+        ..load
+    };
+    let found = run(&Setup::new(4, way), &load).expect("it can be simulated");
+    agrees("two clients", &found, 1e-3);
+}
+
 /// 64 connections kept open, opened one after another to four workers; 2,400 requests/s of 1 ms over them.
 fn kept(way: Dispatch) -> Outcome {
     let load = Load {
-        kept: Some(64),
+        kept: Some(Kept {
+            connections: 64,
+            next: Next::Any,
+        }),
         ..poisson(2_400.0, Service::Constant(1e-3), 100_000)
     };
     run(&Setup::new(4, way), &load).expect("it can be simulated")
@@ -215,6 +237,29 @@ fn connections_that_are_kept_stay_with_the_worker_that_accepted_them() {
     assert!(least.max_over_mean() < 1.03, "{:?}", least.served);
     agrees("16 each", &least, theory::mg1_mean_s(600.0, 1e-3, 1e-6));
     assert!(kept(policy(HASH)).mean_s > least.mean_s);
+}
+
+#[test]
+fn connections_that_take_turns_give_each_worker_its_turn() {
+    let in_turn = |connections, arrivals| {
+        let load = Load {
+            arrivals,
+            kept: Some(Kept {
+                connections,
+                next: Next::LongestIdle,
+            }),
+            ..poisson(1.0, Service::Constant(1e-3), 200_000)
+        };
+        run(&Setup::new(connections, policy(LEAST_CONNECTIONS)), &load)
+            .expect("it can be simulated")
+    };
+    // Each of four workers gets every fourth request, 1.25 ms after the one before: none waits.
+    let even = in_turn(4, Arrivals::Constant { per_s: 3_200.0 });
+    assert_eq!(even.served, [50_000; 4]);
+    assert!((even.mean_s / 1e-3 - 1.0).abs() < 1e-6, "{}", even.mean_s);
+    // One connection: the requests wait for it, as in an M/D/1.
+    let one = in_turn(1, Arrivals::Poisson { per_s: 500.0 });
+    agrees("one", &one, theory::mg1_mean_s(500.0, 1e-3, 1e-6));
 }
 
 #[test]

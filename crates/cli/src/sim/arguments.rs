@@ -110,6 +110,7 @@ pub fn stop(text: &str) -> Result<Stop, String> {
             worker: worker.parse().ok()?,
             at_s: seconds(at)?,
             lasts_s: seconds(lasts)?,
+            busy: false,
         })
     });
     found.ok_or_else(|| {

@@ -13,6 +13,7 @@ mod reference;
 mod reopen;
 mod restart;
 pub mod simulated;
+pub mod simulator;
 mod split;
 mod spread;
 mod stuck;
@@ -48,6 +49,7 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &reopen::Reopen,
         &cost::Cost,
         &theory::Theory,
+        &simulator::Simulator,
         &simulated::Simulated,
     ]
 }
