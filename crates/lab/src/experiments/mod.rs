@@ -135,6 +135,8 @@ mod tests {
             let name = &outcome.experiment;
             let experiment = find(name).expect("it is still there");
             let judged = experiment.judge(&outcome);
+            let names: BTreeSet<&String> = judged.iter().map(|e| &e.name).collect();
+            assert_eq!(names.len(), judged.len(), "{name}: two have one name");
             for before in &outcome.expectations {
                 let now = judged.iter().find(|e| e.name == before.name);
                 let now = now.unwrap_or_else(|| panic!("{name}: {} is gone", before.name));

@@ -151,7 +151,7 @@ impl Experiment for Throughput {
             Way::Patched(Policy::WakeOne),
         ] {
             if range(outcome, way).is_some() {
-                expected.push(gain("patched-gain", way));
+                expected.push(gain("{way}-gain", way));
             }
         }
         let exclusive = ratios(outcome, Way::SharedEpollExclusive);
