@@ -236,7 +236,10 @@ fn nginx_is_resized_while_it_is_attached_to() {
         return;
     }
     let found = measured("nginx", &["resized/reuseport+attach"]);
-    assert_eq!(values(&found, "resized/reuseport+attach", "lost"), [0.0]);
+    // The kernel resets a handshake that ends on another CPU while nginx closes its listener (docs/attach.md). Without
+    // Wakeone it resets dozens.
+    let lost = values(&found, "resized/reuseport+attach", "lost")[0];
+    assert!(lost <= 2.0, "{lost}");
     assert!(values(&found, "resized/reuseport+attach", "planned")[0] > 1000.0);
 }
 
