@@ -11,7 +11,7 @@ use crate::experiment::Sample;
 use crate::experiments::simulated::simulates;
 use crate::stats;
 
-/// What chance decides, as the hash of a client's port, differs in each of these simulations.
+/// Simulations of one load. Each draws anew what is chance, as the hash of a client's port.
 const DRAWS: u64 = 40;
 /// The part of the simulations below the low end of the range, and above the high end.
 const TAIL: f64 = 0.05;
