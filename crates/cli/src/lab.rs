@@ -113,6 +113,70 @@ impl SizeArgs {
     }
 }
 
+/// How results are shown.
+#[derive(Debug, clap::Args)]
+struct ShowArgs {
+    /// Write the result as JSON, after docs/schema/lab-result.schema.json (one experiment only; - is stdout)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the page with all tables and charts here [default: beside the kept result]
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Exit with 1 if an expectation does not hold
+    #[arg(long)]
+    check: bool,
+    /// Print everything: all tables, histograms, ratios, each expectation
+    #[arg(long)]
+    full: bool,
+}
+
+impl ShowArgs {
+    /// Whether these fit so many experiments; complains where they do not.
+    fn fit(&self, experiments: usize) -> bool {
+        let fit = experiments == 1 || self.json.is_none();
+        if !fit {
+            crate::complain(&format!(
+                "--json takes one experiment, {experiments} were asked for; each result is kept as a file all the same"
+            ));
+        }
+        fit
+    }
+
+    /// Keeps a result and writes its page. Prints the result as text on stdout, or as JSON there if the user gave `--json -`,
+    /// and where the rest is.
+    fn show(&self, outcome: &Outcome, store: &Store) -> anyhow::Result<()> {
+        let kept = store.keep(outcome)?;
+        let own_page = kept.with_extension("html");
+        if self.html.is_none() {
+            write_page(&own_page, std::slice::from_ref(outcome))?;
+        }
+        if self.json.as_ref().is_some_and(|p| p.as_os_str() == "-") {
+            let mut out = std::io::stdout().lock();
+            writeln!(out, "{}", serde_json::to_string_pretty(outcome)?)?;
+        } else {
+            if let Some(path) = &self.json {
+                store::write_json(path, outcome)?;
+            }
+            render(find(&outcome.experiment)?, outcome, self.full)?;
+        }
+        let page = self.html.as_deref().unwrap_or(&own_page);
+        let page = std::path::absolute(page).unwrap_or_else(|_| page.to_owned());
+        eprintln!("Charts: file://{}", page.display());
+        if self.full {
+            eprintln!("Data: {}", kept.display());
+        }
+        Ok(())
+    }
+
+    /// Writes the page of all results, if it was asked for, and returns the exit code.
+    fn finish(&self, outcomes: &[Outcome]) -> anyhow::Result<ExitCode> {
+        if let Some(path) = &self.html {
+            write_page(path, outcomes)?;
+        }
+        Ok(verdict(outcomes, self.check))
+    }
+}
+
 /// A part of a variant's name, which may become part of a command.
 fn a_part(text: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-+/._".contains(c);
@@ -131,18 +195,8 @@ struct RunArgs {
     names: Vec<String>,
     #[command(flatten)]
     size: SizeArgs,
-    /// Write the result as JSON, after docs/schema/lab-result.schema.json (one experiment only; - is stdout)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write the page with all tables and charts here [default: beside the kept result]
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Exit with 1 if an expectation does not hold
-    #[arg(long)]
-    check: bool,
-    /// Print everything: all tables, histograms, ratios, each expectation
-    #[arg(long)]
-    full: bool,
+    #[command(flatten)]
+    shown: ShowArgs,
     /// Begin anew, even where an interrupted run left finished points
     #[arg(long)]
     fresh: bool,
@@ -253,11 +307,7 @@ fn run_all(args: &RunArgs) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(2));
         }
     };
-    if experiments.len() > 1 && args.json.is_some() {
-        crate::complain(&format!(
-            "--json takes one experiment, {} were asked for; each result is kept as a file all the same",
-            experiments.len()
-        ));
+    if !args.shown.fit(experiments.len()) {
         return Ok(ExitCode::from(2));
     }
     let cancel = cancel_on_signals()?;
@@ -269,33 +319,10 @@ fn run_all(args: &RunArgs) -> anyhow::Result<ExitCode> {
             store.forget_points(&experiment.card().name);
         }
         let outcome = runner::run(experiment, &settings, &store, &cancel)?;
-        let kept = store.keep(&outcome)?;
-        let own_page = kept.with_extension("html");
-        if args.html.is_none() {
-            write_page(&own_page, std::slice::from_ref(&outcome))?;
-        }
-        show(experiment, &outcome, args)?;
-        point_to(args.html.as_deref().unwrap_or(&own_page), &kept, args);
+        args.shown.show(&outcome, &store)?;
         outcomes.push(outcome);
     }
-    if let Some(path) = &args.html {
-        write_page(path, &outcomes)?;
-    }
-    Ok(verdict(&outcomes, args.check))
-}
-
-/// Prints the result as text on stdout, or as JSON there if the user gave `--json -`.
-fn show(experiment: &dyn Experiment, outcome: &Outcome, args: &RunArgs) -> anyhow::Result<()> {
-    let to_stdout = args.json.as_ref().is_some_and(|p| p.as_os_str() == "-");
-    if to_stdout {
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "{}", serde_json::to_string_pretty(outcome)?)?;
-        return Ok(());
-    }
-    if let Some(path) = &args.json {
-        store::write_json(path, outcome)?;
-    }
-    render(experiment, outcome, args.full)
+    args.shown.finish(&outcomes)
 }
 
 /// Prints the result as text on stdout: a screenful, or everything.
@@ -317,15 +344,6 @@ fn ink() -> text::Ink {
         text::Ink::Colour
     } else {
         text::Ink::Plain
-    }
-}
-
-/// Prints where the rest is: the page, as a link that a terminal opens, and the data.
-fn point_to(page: &Path, kept: &Path, args: &RunArgs) {
-    let page = std::path::absolute(page).unwrap_or_else(|_| page.to_owned());
-    eprintln!("Charts: file://{}", page.display());
-    if args.full {
-        eprintln!("Data: {}", kept.display());
     }
 }
 

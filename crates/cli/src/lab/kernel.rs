@@ -3,11 +3,10 @@
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use wakeone_lab::experiments::find;
 use wakeone_lab::machine::{EXPERIMENTS, Machine};
-use wakeone_lab::store::{self, Store};
+use wakeone_lab::store::Store;
 
-use super::{SizeArgs, cancel_on_signals, render, verdict, write_page};
+use super::{ShowArgs, SizeArgs, cancel_on_signals};
 
 /// Experiments in the kernel of the papers
 #[derive(Debug, Parser)]
@@ -38,18 +37,8 @@ struct RunArgs {
     /// Seconds that each experiment may take
     #[arg(long, default_value_t = 7200, value_name = "N")]
     seconds: u64,
-    /// Write the result as JSON, after docs/schema/lab-result.schema.json (one experiment only)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write the page with all tables and charts here [default: beside the kept result]
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Exit with 1 if an expectation does not hold
-    #[arg(long)]
-    check: bool,
-    /// Print everything: all tables, histograms, ratios, each expectation
-    #[arg(long)]
-    full: bool,
+    #[command(flatten)]
+    shown: ShowArgs,
     /// Where results are kept [default: `papers` in the state directory of the user]
     #[arg(long, value_name = "DIR")]
     results: Option<PathBuf>,
@@ -58,8 +47,7 @@ struct RunArgs {
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Verb::Run(args) = args.verb;
-    if args.names.len() > 1 && args.json.is_some() {
-        crate::complain("--json takes one experiment; each result is kept as a file all the same");
+    if !args.shown.fit(args.names.len()) {
         return Ok(ExitCode::from(2));
     }
     let machine = Machine::find(args.cpus.into(), args.seconds)?;
@@ -70,21 +58,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut outcomes = Vec::new();
     for name in &args.names {
         let outcome = machine.run(name, &settings, &cancel, |line| eprintln!("{line}"))?;
-        let kept = store.keep(&outcome)?;
-        if args.html.is_none() {
-            let own_page = kept.with_extension("html");
-            write_page(&own_page, std::slice::from_ref(&outcome))?;
-            eprintln!("Charts: file://{}", own_page.display());
-        }
-        if let Some(path) = &args.json {
-            store::write_json(path, &outcome)?;
-        }
-        render(find(name)?, &outcome, args.full)?;
+        args.shown.show(&outcome, &store)?;
         outcomes.push(outcome);
     }
-    if let Some(path) = &args.html {
-        write_page(path, &outcomes)?;
-        eprintln!("Charts: {}", path.display());
-    }
-    Ok(verdict(&outcomes, args.check))
+    args.shown.finish(&outcomes)
 }
