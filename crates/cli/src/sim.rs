@@ -28,6 +28,7 @@ use arguments::{Find, Sweep, Tie};
   wakeone sim --rate 3000 --service exp:1ms --sweep workers=4..64 --json > sweep.json
   wakeone sim --arrivals file:load.json --service file:load.json --policy all
   wakeone sim --rate 1000 --service 2ms --backlog 128 --stop 0@5s:3s --trace stop.json
+  wakeone sim --clients 200 --service exp:1ms
 
 The choices are those of the programs in the kernel, and who is stuck is judged as by the agent.
 Time is virtual: a minute of many workers takes a second of one CPU.")]
@@ -39,6 +40,10 @@ pub struct Args {
     /// Requests a second [default: as recorded, for --arrivals file:FILE]
     #[arg(long, value_name = "PER_S")]
     rate: Option<f64>,
+
+    /// Closed loop: so many clients, each of which sends its next request when the last one is answered
+    #[arg(long, value_name = "N", conflicts_with_all = ["rate", "arrivals", "keep_alive", "find", "sweep"])]
+    clients: Option<usize>,
 
     /// When requests come: poisson, constant, bursts:PEAK:LENGTH:PART (PEAK times the mean rate in PART of the time), or
     /// file:FILE
@@ -245,9 +250,9 @@ fn rate(args: &Args) -> anyhow::Result<f64> {
     }
 }
 
-fn load(args: &Args, rate: f64) -> Load {
+fn load(args: &Args, arrivals: Arrivals) -> Load {
     Load {
-        arrivals: args.arrivals.at(rate),
+        arrivals,
         service: args.service.clone(),
         requests: args.requests,
         kept: args.keep_alive.map(|connections| Kept {
@@ -284,7 +289,11 @@ fn utilisation(args: &Args, workers: usize, rate: f64) -> f64 {
     rate * args.service.mean_s() / setup.capacity()
 }
 
-fn compared(args: &Args, ways: &[Named]) -> anyhow::Result<String> {
+/// The arrivals of one simulation, in words too: `1000 requests/s, 53.5 % busy`.
+fn arrivals(args: &Args) -> anyhow::Result<(Arrivals, String)> {
+    if let Some(clients) = args.clients {
+        return Ok((Arrivals::Closed(clients), format!("{clients} clients")));
+    }
     let rate = rate(args)?;
     let busy = utilisation(args, args.workers, rate);
     if busy >= 1.0 {
@@ -293,11 +302,22 @@ fn compared(args: &Args, ways: &[Named]) -> anyhow::Result<String> {
             busy * 100.0
         );
     }
+    let words = format!(
+        "{} requests/s, {:.1} % busy",
+        show::number_of(rate),
+        busy * 100.0
+    );
+    Ok((args.arrivals.at(rate), words))
+}
+
+fn compared(args: &Args, ways: &[Named]) -> anyhow::Result<String> {
+    let (arrivals, words) = arrivals(args)?;
+    let load = load(args, arrivals);
     let watch = args.json.then(wakeone_lab::environment::Watch::start);
     let begun = Instant::now();
     let (mut all, mut traces) = (Vec::new(), Vec::new());
     for named in ways {
-        let (setup, load) = (setup(args, args.workers, named.way), load(args, rate));
+        let setup = setup(args, args.workers, named.way);
         let outcome = if args.trace.is_some() {
             let (outcome, trace) = run_traced(&setup, &load, TRACED_S)?;
             traces.push((named.name.as_str(), trace));
@@ -311,8 +331,16 @@ fn compared(args: &Args, ways: &[Named]) -> anyhow::Result<String> {
     let found = Found { all, took };
     write_trace(args, &traces)?;
     match watch {
-        Some(watch) => show::json(args, rate, &found, watch.finish()),
-        None => Ok(show::table(args, rate, busy, &found)),
+        Some(watch) => {
+            let rate = load.arrivals.per_s();
+            show::json(
+                args,
+                rate.is_finite().then_some(rate),
+                &found,
+                watch.finish(),
+            )
+        }
+        None => Ok(show::table(args, &words, &found)),
     }
 }
 

@@ -69,6 +69,29 @@ fn the_table_has_a_row_a_way_and_fits_80_columns() {
 }
 
 #[test]
+fn clients_of_a_closed_loop_get_what_the_workers_can_do() {
+    let closed = ["sim", "--clients", "20", "--service", "exp:1ms"];
+    let (ok, out, err) = wakeone(&closed);
+    assert!(ok, "{err}");
+    assert!(
+        out.starts_with("Simulated: 4 workers, 20 clients."),
+        "{out}"
+    );
+    assert!(out.contains("answers/s"), "{out}");
+    let (ok, out, err) = wakeone(&[&closed[..], &["--json"]].concat());
+    assert!(ok, "{err}");
+    // Little's law: four workers end 4,000 requests a second, and twenty clients wait 5 ms each.
+    let of = |field| variant(&out, "shared-accept", field);
+    assert!(
+        (3_900.0..4_100.0).contains(&of("throughput_per_s")),
+        "{out}"
+    );
+    assert!((4.9..5.1).contains(&of("latency_ms_mean")), "{out}");
+    let (ok, _, err) = wakeone(&[&closed[..], &["--rate", "1000"]].concat());
+    assert!(!ok && err.contains("--clients"), "{err}");
+}
+
+#[test]
 fn how_many_workers_a_wish_takes_is_found() {
     let wish = [
         "sim",

@@ -31,7 +31,10 @@ pub fn found(args: &Args, ways: &[Named], find: Find, p99: Duration) -> anyhow::
             if utilisation(args, workers, rate) >= 1.0 {
                 return Ok(false);
             }
-            let outcome = run(&setup(args, workers, named.way), &load(args, rate))?;
+            let outcome = run(
+                &setup(args, workers, named.way),
+                &load(args, args.arrivals.at(rate)),
+            )?;
             Ok(outcome.quantile_s(0.99) <= p99.as_secs_f64())
         };
         let value = match find {
@@ -124,7 +127,10 @@ pub fn swept(args: &Args, ways: &[Named], sweep: &Sweep) -> anyhow::Result<Strin
         for named in ways {
             // Nothing is simulated where queues would grow without limit.
             row.push(if serves {
-                let outcome = run(&setup(args, workers, named.way), &load(args, rate))?;
+                let outcome = run(
+                    &setup(args, workers, named.way),
+                    &load(args, args.arrivals.at(rate)),
+                )?;
                 let p99 = outcome.quantile_s(0.99);
                 all.push((format!("{point}/{}", named.name), outcome));
                 Some(p99)
@@ -141,7 +147,7 @@ pub fn swept(args: &Args, ways: &[Named], sweep: &Sweep) -> anyhow::Result<Strin
     );
     let found = Found { all, took };
     match watch {
-        Some(watch) => show::json(args, args.rate.unwrap_or(0.0), &found, watch.finish()),
+        Some(watch) => show::json(args, args.rate, &found, watch.finish()),
         None => Ok(sweep_table(ways, &rows, &found)),
     }
 }

@@ -10,20 +10,10 @@ use wakeone_lab::experiments::simulated;
 use super::{Args, Found};
 
 /// Formats a row for each way.
-pub fn table(args: &Args, rate: f64, busy: f64, found: &Found) -> String {
+pub fn table(args: &Args, load: &str, found: &Found) -> String {
     let mut text = format!(
-        "Simulated: {} workers, {} requests/s, {:.1} % busy. Times in ms.\n\n{:<24}{:>8}{:>8}{:>8}{:>8}{:>8}{:>7}{:>8}\n",
-        args.workers,
-        number_of(rate),
-        busy * 100.0,
-        "",
-        "mean",
-        "p50",
-        "p90",
-        "p99",
-        "p99.9",
-        "most",
-        "moved"
+        "Simulated: {} workers, {load}. Times in ms.\n\n{:<24}{:>8}{:>8}{:>8}{:>8}{:>8}{:>7}{:>8}\n",
+        args.workers, "", "mean", "p50", "p90", "p99", "p99.9", "most", "moved"
     );
     for (name, outcome) in &found.all {
         let ms = |quantile| number(outcome.quantile_s(quantile) * 1e3);
@@ -40,11 +30,23 @@ pub fn table(args: &Args, rate: f64, busy: f64, found: &Found) -> String {
         );
     }
     text.push_str(&unserved(found));
+    if args.clients.is_some() {
+        text.push_str(&throughput(found));
+    }
     let _ = write!(
         text,
         "\nmost: the share of the busiest worker, over the mean. moved: connections that rescue put\ninto another queue. {}\n",
         speed(found)
     );
+    text
+}
+
+/// The answers a second of each way, which the workers decide in a closed loop.
+fn throughput(found: &Found) -> String {
+    let mut text = format!("\n{:<24}{:>16}\n", "", "answers/s");
+    for (name, one) in &found.all {
+        let _ = writeln!(text, "{name:<24}{:>16.0}", simulated::answers_per_s(one));
+    }
     text
 }
 
@@ -74,7 +76,8 @@ pub fn speed(found: &Found) -> String {
     format!("{:.1} million events/s.", found.events_per_s() / 1e6)
 }
 
-fn number_of(rate: f64) -> f64 {
+/// Rounds a rate to a tenth.
+pub fn number_of(rate: f64) -> f64 {
     (rate * 10.0).round() / 10.0
 }
 
@@ -92,7 +95,7 @@ pub fn number(value: f64) -> String {
 /// Formats the outcomes as a result of the lab.
 pub fn json(
     args: &Args,
-    rate: f64,
+    rate: Option<f64>,
     found: &Found,
     environment: Environment,
 ) -> anyhow::Result<String> {
@@ -103,7 +106,9 @@ pub fn json(
         ("workers", json!(args.workers)),
         ("threads", json!(args.threads)),
         ("event_loop", json!(args.event_loop)),
+        // None in a closed loop, or where a range is swept.
         ("rate_per_s", json!(rate)),
+        ("clients", json!(args.clients)),
         ("service_mean_ms", json!(args.service.mean_s() * 1e3)),
         ("backlog", json!(args.backlog)),
         ("kept_connections", json!(args.keep_alive)),

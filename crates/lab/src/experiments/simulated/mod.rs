@@ -106,6 +106,11 @@ pub(super) fn simulates<T>(result: Result<T, wakeone_sim::Error>) -> Result<T, E
     result.map_err(|error| Error::Missing(error.to_string()))
 }
 
+/// Answers a second, of all requests.
+pub fn answers_per_s(found: &wakeone_sim::Outcome) -> f64 {
+    found.served.iter().sum::<u64>() as f64 / found.elapsed_s
+}
+
 /// A simulated load by the names of what is measured.
 pub fn sample(found: &wakeone_sim::Outcome) -> Sample {
     let mut sample = Sample::default();
@@ -124,6 +129,7 @@ pub fn sample(found: &wakeone_sim::Outcome) -> Sample {
     }
     sample.put("share_max_over_mean", "ratio", found.max_over_mean());
     sample.put("elapsed_s", "s", found.elapsed_s);
+    sample.put("throughput_per_s", "1/s", answers_per_s(found));
     let counts = &found.counts;
     for (name, count) in [
         ("events", counts.events),
