@@ -172,11 +172,18 @@ fn meaning(outcome: &Outcome) -> Option<String> {
     CARD.say("off", outcome, &names)
 }
 
+fn signed_percent(ratio: f64) -> String {
+    match (ratio * 100.0).round() {
+        0.0 => "0 %".into(),
+        percent => format!("{percent:+} %"),
+    }
+}
+
 fn table(outcome: &Outcome, title: &str, measured: &str, simulated: &str) -> Table {
     let row = |variant: &crate::result::Variant| {
         let of = |metric: &str| variant.median(metric);
         let end = |which: &str| of(&format!("{simulated}_{which}"));
-        let off = end("beyond").map_or_else(|| "–".into(), |off| format!("{:+.0} %", off * 100.0));
+        let off = end("beyond").map_or_else(|| "–".into(), signed_percent);
         let cells = [
             cell(of(measured)),
             cell(of(simulated)),
