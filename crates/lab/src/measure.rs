@@ -15,9 +15,10 @@ use crate::{answers, stats};
 /// How long a request may take in most experiments: longer than any should.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A load from one thread, a new connection for each request, from a thousand addresses of 127.0.0.0/8: from one, a
+/// A load from one thread, a new connection for each request unless they are kept, from a thousand addresses of 127.0.0.0/8: from one, a
 /// connection a request would run out of ports.
 pub fn plan(target: SocketAddr, arrivals: Arrivals, stop: Stop, mix: Mix, seed: u64) -> Plan {
+    let keep_alive = matches!(arrivals, Arrivals::Kept { .. });
     Plan {
         target,
         host: "localhost".into(),
@@ -28,7 +29,7 @@ pub fn plan(target: SocketAddr, arrivals: Arrivals, stop: Stop, mix: Mix, seed: 
         timeout: PATIENCE,
         seed,
         threads: 1,
-        keep_alive: false,
+        keep_alive,
     }
 }
 
@@ -37,6 +38,14 @@ pub fn for_seconds(seconds: f64) -> Stop {
     Stop {
         requests: None,
         duration: Some(Duration::from_secs_f64(seconds)),
+    }
+}
+
+/// An end after so many requests.
+pub fn for_requests(count: u64) -> Stop {
+    Stop {
+        requests: Some(count),
+        duration: None,
     }
 }
 

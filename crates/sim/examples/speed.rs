@@ -2,17 +2,13 @@
 //!
 //! Prints a line for each way and number of workers, M/M/c at 80 % load: `NAME WORKERS EVENTS CPU_SECONDS MEAN_MS`.
 
-use wakeone_sim::{Arrivals, Dispatch, Load, Service, Setup, Variant, Wake, run};
+use wakeone_sim::{Arrivals, Dispatch, Load, Service, Setup, Wake, run};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let requests: u64 = arguments.next().map_or(Ok(5_000_000), |n| n.parse())?;
     let only = arguments.next();
-    let steered = |policy, stuck_after_s| Dispatch::Steered {
-        policy,
-        variant: Variant::Kernel,
-        stuck_after_s,
-    };
+    let steered = Dispatch::steered;
     for workers in [4, 1024] {
         for (name, way) in [
             ("shared", Dispatch::Shared(Wake::LongestAsleep)),

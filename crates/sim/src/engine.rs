@@ -51,9 +51,8 @@ struct Engine<'a> {
     /// Requests yet to come, and when the next one does.
     to_come: u64,
     next_arrival: f64,
-    /// The clients of a closed loop whose next request has not come yet.
-    free_clients: u64,
-    closed: bool,
+    /// The clients of a closed loop whose next request has not come yet; `None` in an open loop.
+    free_clients: Option<u64>,
     rare: BinaryHeap<Rare>,
     next_rare: f64,
     draws: Draws,
@@ -97,8 +96,7 @@ impl<'a> Engine<'a> {
             workers,
             front,
             next_arrival: clients.map_or_else(|| gaps.draw(), |_| 0.0),
-            free_clients: clients.unwrap_or(0),
-            closed: clients.is_some(),
+            free_clients: clients,
             gaps,
             works: Works::new(&load.service, load.seed)?,
             to_come: load.requests,
@@ -217,14 +215,13 @@ impl<'a> Engine<'a> {
     /// The time of the arrival after one that comes now.
     #[inline]
     fn after_arrival(&mut self, now: f64) -> f64 {
-        if self.closed {
-            self.free_clients -= 1;
+        if let Some(free) = &mut self.free_clients {
+            *free -= 1;
         }
-        match self.to_come {
-            0 => f64::INFINITY,
-            _ if !self.closed => now + self.gaps.draw(),
-            _ if self.free_clients > 0 => now,
-            _ => f64::INFINITY,
+        match (self.to_come, self.free_clients) {
+            (0, _) | (_, Some(0)) => f64::INFINITY,
+            (_, Some(_)) => now,
+            (_, None) => now + self.gaps.draw(),
         }
     }
 
@@ -232,8 +229,8 @@ impl<'a> Engine<'a> {
     #[inline]
     fn end(&mut self, requests: u64) {
         self.ended += requests;
-        if self.closed {
-            self.free_clients += requests;
+        if let Some(free) = &mut self.free_clients {
+            *free += requests;
             if self.to_come > 0 && requests > 0 {
                 self.next_arrival = self.servers.now();
             }

@@ -47,6 +47,11 @@ impl Outcome {
         self.latency.value_at_quantile(quantile) as f64 / 1e9
     }
 
+    /// Answers a second, of all requests.
+    pub fn answers_per_s(&self) -> f64 {
+        self.served.iter().sum::<u64>() as f64 / self.elapsed_s
+    }
+
     /// The largest share of a worker over the mean.
     pub fn max_over_mean(&self) -> f64 {
         let sum: u64 = self.served.iter().sum();

@@ -23,6 +23,17 @@ pub enum Dispatch {
     },
 }
 
+impl Dispatch {
+    /// A policy as the kernel runs it; see [`Dispatch::Steered`].
+    pub const fn steered(policy: u32, stuck_after_s: Option<f64>) -> Self {
+        Self::Steered {
+            policy,
+            variant: Variant::Kernel,
+            stuck_after_s,
+        }
+    }
+}
+
 /// The workers that serve a load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setup {

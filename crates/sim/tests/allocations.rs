@@ -4,7 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use wakeone_sim::{Arrivals, Dispatch, Kind, Load, Service, Setup, Variant, Wake, run};
+use wakeone_sim::{Arrivals, Dispatch, Kind, Load, Service, Setup, Wake, run};
 
 struct Counting;
 
@@ -45,11 +45,7 @@ fn allocations(setup: &Setup, requests: u64) -> u64 {
 /// One test alone in its program: nobody else allocates meanwhile.
 #[test]
 fn a_run_of_many_requests_allocates_as_often_as_one_of_few() {
-    let steered = |policy, stuck_after_s| Dispatch::Steered {
-        policy,
-        variant: Variant::Kernel,
-        stuck_after_s,
-    };
+    let steered = Dispatch::steered;
     // A queue that once gets longer than ever before grows, ever more rarely. The agent's judge notes what all had accepted
     // when one becomes suspect: once in some hundred requests.
     for (way, more) in [

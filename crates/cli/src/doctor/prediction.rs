@@ -6,7 +6,7 @@ use wakeone_model::accept::Shape;
 use wakeone_model::layout::{Cell, Column, Style, number, table, words, wrap};
 use wakeone_model::snapshot::Watch;
 use wakeone_model::waits::Waits;
-use wakeone_sim::{Arrivals, Dispatch, Load, Service, Setup, Variant, Wake};
+use wakeone_sim::{Arrivals, Dispatch, Load, Service, Setup, Wake};
 
 /// Fewer connections say too little about the slowest one percent.
 const FEWEST: u64 = 200;
@@ -149,11 +149,7 @@ fn ways(watch: &Watch) -> Vec<(&'static str, Dispatch)> {
 }
 
 fn steered(policy: Policy, stuck_after_s: Option<f64>) -> Dispatch {
-    Dispatch::Steered {
-        policy: policy.number(),
-        variant: Variant::Kernel,
-        stuck_after_s,
-    }
+    Dispatch::steered(policy.number(), stuck_after_s)
 }
 
 fn simulate(name: &str, setup: &Setup, load: &Load) -> Result<Simulated, String> {

@@ -45,7 +45,7 @@ pub fn table(args: &Args, load: &str, found: &Found) -> String {
 fn throughput(found: &Found) -> String {
     let mut text = format!("\n{:<24}{:>16}\n", "", "answers/s");
     for (name, one) in &found.all {
-        let _ = writeln!(text, "{name:<24}{:>16.0}", simulated::answers_per_s(one));
+        let _ = writeln!(text, "{name:<24}{:>16.0}", one.answers_per_s());
     }
     text
 }

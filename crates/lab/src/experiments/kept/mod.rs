@@ -159,10 +159,7 @@ fn plan(target: std::net::SocketAddr, context: &Context<'_>) -> Plan {
     };
     let end = measure::for_seconds(load_seconds(context.settings.quick));
     let mix = Mix::one(format!("/work?us={WORK_US}"));
-    Plan {
-        keep_alive: true,
-        ..measure::plan(target, arrivals, end, mix, context.seed)
-    }
+    measure::plan(target, arrivals, end, mix, context.seed)
 }
 
 /// Workers by their rank, the busiest first: process ids differ from round to round.

@@ -4,8 +4,8 @@ mod servers;
 
 use serde_json::json;
 use std::net::SocketAddr;
-use std::time::Duration;
-use wakeone_load::{Arrivals, Mix, Plan, Stop};
+use std::time::{Duration, Instant};
+use wakeone_load::{Arrivals, Mix, Plan};
 
 use crate::card::{Card, card};
 use crate::error::Error;
@@ -15,7 +15,8 @@ use crate::result::{Expectation, Outcome};
 use crate::under_test::ServerUnderTest;
 use crate::views::{self, Of};
 use crate::{measure, probe, stats};
-use servers::{ALL, GUNICORN_ATTACH, GUNICORN_HASH, Kind, PUMA_HASH, PUMA_RUN, WORKERS};
+pub(super) use servers::WORKERS;
+use servers::{ALL, GUNICORN_ATTACH, GUNICORN_HASH, Kind, PUMA_HASH, PUMA_RUN};
 
 card!();
 
@@ -23,8 +24,8 @@ card!();
 pub struct Pinned;
 
 const REQUESTS: u64 = 80;
-const CLIENTS: usize = 4;
-const USUAL_US: u64 = 10_000;
+pub(super) const CLIENTS: usize = 4;
+pub(super) const USUAL_US: u64 = 10_000;
 /// The delay from the request that pins a worker to the others, so that it is under way then.
 const HEAD_START: Duration = Duration::from_millis(300);
 /// A request that takes longer than this waited for the pinned worker.
@@ -81,18 +82,9 @@ impl Experiment for Pinned {
         let mut server = ServerUnderTest::start(kind.launch())?;
         let address = server.address;
         let pinned = Duration::from_secs(pinned_s(context.settings.quick));
-        let (found, kept) = std::thread::scope(|scope| {
-            let pin = scope.spawn(move || {
-                let path = format!("/work?us={}", pinned.as_micros());
-                probe::body_within(address, &path, pinned * 3)
-            });
-            std::thread::sleep(HEAD_START);
-            (measure::load(&plan(address, context), context), pin.join())
-        });
-        kept.unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))?;
-        let found = found?;
-        server.answers.client_saw(&found);
-        server.answers.client_counted(1, 0);
+        let pin = format!("/work?us={}", pinned.as_micros());
+        let plan = plan(address, context);
+        let (found, _) = load_while_pinned(&mut server, &plan, (pin, pinned), context)?;
         let mut sample = measure::sample(&found, 0);
         // The shares are left out: worker numbers mean nothing here.
         sample.metrics.retain(|name, _| !name.starts_with("share_"));
@@ -134,14 +126,35 @@ impl Experiment for Pinned {
     }
 }
 
+/// Sends a load while one worker is busy with a request for this path, which takes so long. Enters the clients' counts.
+/// Returns also how long the worker was still busy when the load began, in s.
+///
+/// # Errors
+/// When a request or the load fails.
+pub(super) fn load_while_pinned(
+    server: &mut ServerUnderTest,
+    plan: &Plan,
+    (path, length): (String, Duration),
+    context: &mut Context<'_>,
+) -> Result<(wakeone_load::Outcome, f64), Error> {
+    let address = server.address;
+    let begun = Instant::now();
+    let (found, left_s, kept) = std::thread::scope(|scope| {
+        let pin = scope.spawn(move || probe::body_within(address, &path, length * 3));
+        std::thread::sleep(HEAD_START);
+        let left_s = length.saturating_sub(begun.elapsed()).as_secs_f64();
+        (server.load(plan, context), left_s, pin.join())
+    });
+    kept.unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))?;
+    server.answers.client_counted(1, 0);
+    Ok((found?, left_s))
+}
+
 fn plan(target: SocketAddr, context: &Context<'_>) -> Plan {
     let arrivals = Arrivals::Closed {
         concurrency: CLIENTS,
     };
-    let end = Stop {
-        requests: Some(REQUESTS),
-        duration: None,
-    };
+    let end = measure::for_requests(REQUESTS);
     let mix = Mix::one(format!("/work?us={USUAL_US}"));
     measure::plan(target, arrivals, end, mix, context.seed)
 }

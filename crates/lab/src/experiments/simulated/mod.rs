@@ -19,25 +19,27 @@ pub struct Simulated;
 const WORKERS: usize = 4;
 const RATE_PER_S: f64 = 1000.0;
 const SERVICE: &str = "99:1.15ms,1:100ms";
-const PATIENCE_S: f64 = 0.005;
+/// The patience of `wakeone run --rescue`, in s.
+pub(super) const PATIENCE_S: f64 = 0.005;
 
 fn ways() -> [(&'static str, Dispatch); 5] {
-    let steered = |policy, stuck_after_s| Dispatch::Steered {
-        policy,
-        variant: wakeone_sim::Variant::Kernel,
-        stuck_after_s,
-    };
     let number = |policy: wakeone::policy::Policy| policy.number();
     let least = number(wakeone::policy::Policy::LeastConnections);
     [
         ("shared-accept", Dispatch::Shared(Wake::LongestAsleep)),
-        ("hash", steered(number(wakeone::policy::Policy::Hash), None)),
+        (
+            "hash",
+            Dispatch::steered(number(wakeone::policy::Policy::Hash), None),
+        ),
         (
             "two-choices",
-            steered(number(wakeone::policy::Policy::TwoChoices), None),
+            Dispatch::steered(number(wakeone::policy::Policy::TwoChoices), None),
         ),
-        ("least-connections", steered(least, None)),
-        ("least-connections+rescue", steered(least, Some(PATIENCE_S))),
+        ("least-connections", Dispatch::steered(least, None)),
+        (
+            "least-connections+rescue",
+            Dispatch::steered(least, Some(PATIENCE_S)),
+        ),
     ]
 }
 
@@ -106,11 +108,6 @@ pub(super) fn simulates<T>(result: Result<T, wakeone_sim::Error>) -> Result<T, E
     result.map_err(|error| Error::Missing(error.to_string()))
 }
 
-/// Answers a second, of all requests.
-pub fn answers_per_s(found: &wakeone_sim::Outcome) -> f64 {
-    found.served.iter().sum::<u64>() as f64 / found.elapsed_s
-}
-
 /// A simulated load by the names of what is measured.
 pub fn sample(found: &wakeone_sim::Outcome) -> Sample {
     let mut sample = Sample::default();
@@ -129,7 +126,7 @@ pub fn sample(found: &wakeone_sim::Outcome) -> Sample {
     }
     sample.put("share_max_over_mean", "ratio", found.max_over_mean());
     sample.put("elapsed_s", "s", found.elapsed_s);
-    sample.put("throughput_per_s", "1/s", answers_per_s(found));
+    sample.put("throughput_per_s", "1/s", found.answers_per_s());
     let counts = &found.counts;
     for (name, count) in [
         ("events", counts.events),

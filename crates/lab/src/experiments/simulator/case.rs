@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use wakeone::policy::Policy;
 use wakeone_load::{Arrivals, Mix, Plan, Stop};
-use wakeone_sim::{Dispatch, Faults, Setup, Variant, Wake};
+use wakeone_sim::{Dispatch, Faults, Setup, Wake};
 
+use crate::experiments::simulated::PATIENCE_S;
 use crate::experiments::tills::workload;
+use crate::experiments::{pinned, spread};
 use crate::measure;
 use crate::ways::{Serving, Way};
 
@@ -25,16 +27,9 @@ pub struct Case {
     pub seconds: f64,
     /// For so long one worker is busy with a request that is not of the load.
     pub pinned: Option<Duration>,
-    load: Sent,
-}
-
-enum Sent {
-    /// One of `tills`.
-    OfTills(usize),
-    /// As `spread`: requests that compute.
-    Spread(f64),
-    /// As `pinned`: clients that wait for their answers.
-    Pinned,
+    arrivals: Arrivals,
+    mix: Mix,
+    end: Stop,
 }
 
 /// Blocking workers that share a queue are woken in turn, or always the same one first.
@@ -60,77 +55,60 @@ const SPREAD: &[Way] = &[
 ];
 const PINNED: &[Way] = &[Way::ReuseportHash, Way::LeastConnectionsRescue];
 
-/// The rate of `spread`, in requests/s, and the CPU time of a request, in µs.
-const SPREAD_PER_S: f64 = 1000.0;
-const SPREAD_US: u64 = 100;
-/// Of `pinned`: requests, clients, and µs of a request.
+/// Requests of `pinned`: more than the experiment of that name sends, so that chance decides less.
 const PINNED_REQUESTS: u64 = 400;
-const PINNED_CLIENTS: usize = 4;
-const PINNED_US: u64 = 10_000;
-/// The patience of `wakeone run --rescue`, in s.
-const PATIENCE_S: f64 = 0.005;
 
 /// All cases, at the full size or a smaller one.
 pub fn cases(quick: bool) -> Vec<Case> {
     let of_tills = workload::workloads(quick);
     let ways = [KEPT, BLOCKING];
     let mut all: Vec<Case> = of_tills
-        .iter()
+        .into_iter()
         .zip(ways)
-        .enumerate()
-        .map(|(index, (workload, ways))| Case {
+        .map(|(workload, ways)| Case {
             name: workload.name,
             workers: workload::WORKERS,
             serving: workload.serving,
             ways,
             seconds: workload.seconds,
             pinned: None,
-            load: Sent::OfTills(index),
+            end: measure::for_requests(workload.requests),
+            arrivals: workload.arrivals,
+            mix: workload.mix,
         })
         .collect();
     let spread_s = if quick { 2.0 } else { 6.0 };
     let pinned_s = if quick { 3.0 } else { 6.0 };
     all.push(Case {
         name: "spread",
-        workers: 3,
+        workers: spread::WORKERS,
         serving: Serving::Blocking,
         ways: SPREAD,
         seconds: spread_s + 0.5,
         pinned: None,
-        load: Sent::Spread(spread_s),
+        arrivals: measure::poisson(spread::RATE_PER_S),
+        mix: Mix::one(format!("/work?us={}&kind=cpu", spread::REQUEST_US)),
+        end: measure::for_seconds(spread_s),
     });
     all.push(Case {
         name: "pinned",
-        workers: 2,
+        workers: pinned::WORKERS,
         serving: Serving::Blocking,
         ways: PINNED,
         seconds: pinned_s + 1.0,
         pinned: Some(Duration::from_secs_f64(pinned_s)),
-        load: Sent::Pinned,
+        arrivals: closed(pinned::CLIENTS),
+        mix: Mix::one(format!("/work?us={}&kind=sleep", pinned::USUAL_US)),
+        end: measure::for_requests(PINNED_REQUESTS),
     });
     all
 }
 
 impl Case {
     /// The load on a server.
-    pub fn plan(&self, target: SocketAddr, quick: bool, seed: u64) -> Plan {
-        match self.load {
-            Sent::OfTills(index) => workload::workloads(quick)[index].plan(target, seed),
-            Sent::Spread(seconds) => measure::plan(
-                target,
-                measure::poisson(SPREAD_PER_S),
-                measure::for_seconds(seconds),
-                Mix::one(format!("/work?us={SPREAD_US}&kind=cpu")),
-                seed,
-            ),
-            Sent::Pinned => measure::plan(
-                target,
-                closed(PINNED_CLIENTS),
-                requests(PINNED_REQUESTS),
-                Mix::one(format!("/work?us={PINNED_US}&kind=sleep")),
-                seed,
-            ),
-        }
+    pub fn plan(&self, target: SocketAddr, seed: u64) -> Plan {
+        let (arrivals, mix) = (self.arrivals.clone(), self.mix.clone());
+        measure::plan(target, arrivals, self.end, mix, seed)
     }
 
     /// The same server, simulated. `pinned_s` is how long a worker is still busy with something else.
@@ -159,7 +137,7 @@ impl Case {
 pub fn alone(plan: &Plan, count: u64) -> Plan {
     Plan {
         arrivals: closed(1),
-        stop: requests(count),
+        stop: measure::for_requests(count),
         mix: Mix::one(plan.mix.entries[0].path.clone()),
         ..plan.clone()
     }
@@ -169,19 +147,8 @@ fn closed(concurrency: usize) -> Arrivals {
     Arrivals::Closed { concurrency }
 }
 
-fn requests(count: u64) -> Stop {
-    Stop {
-        requests: Some(count),
-        duration: None,
-    }
-}
-
 fn dispatch(way: Way) -> Dispatch {
-    let steered = |policy: Policy, stuck_after_s| Dispatch::Steered {
-        policy: policy.number(),
-        variant: Variant::Kernel,
-        stuck_after_s,
-    };
+    let steered = |policy: Policy, patience_s| Dispatch::steered(policy.number(), patience_s);
     match way {
         Way::ReuseportHash => steered(Policy::Hash, None),
         Way::LeastConnections => steered(Policy::LeastConnections, None),

@@ -4,8 +4,8 @@ mod case;
 mod replay;
 
 use serde_json::json;
-use std::time::{Duration, Instant};
 
+use super::pinned::load_while_pinned;
 use crate::card::{Card, card};
 use crate::error::Error;
 use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
@@ -13,7 +13,7 @@ use crate::present::{Block, Row, Table, cell};
 use crate::result::{Expectation, Outcome};
 use crate::under_test::ServerUnderTest;
 use crate::ways::{self, Way};
-use crate::{measure, probe, views};
+use crate::{measure, views};
 use case::{Case, cases};
 use replay::Alone;
 
@@ -24,8 +24,6 @@ pub struct Simulator;
 
 /// Requests that measure how long one takes alone.
 const ALONE: u64 = 200;
-/// The delay from the request that pins a worker to the load.
-const HEAD_START: Duration = Duration::from_millis(300);
 
 fn named(name: &str, quick: bool) -> Result<(Case, Way), Error> {
     for case in cases(quick) {
@@ -62,11 +60,14 @@ impl Experiment for Simulator {
         let quick = context.settings.quick;
         let (case, way) = named(&arm.name, quick)?;
         let mut server = ServerUnderTest::start(way.launch(case.serving, case.workers))?;
-        let plan = case.plan(server.address, quick, context.seed);
+        let plan = case.plan(server.address, context.seed);
         let alone = server.load(&case::alone(&plan, ALONE), context)?;
         let alone = Alone::of(&alone, plan.keep_alive);
         let (found, pinned_s) = match case.pinned {
-            Some(length) => pinned(&mut server, &plan, length, context)?,
+            Some(length) => {
+                let path = format!("/work?us={}&kind=sleep", length.as_micros());
+                load_while_pinned(&mut server, &plan, (path, length), context)?
+            }
             None => (server.load(&plan, context)?, 0.0),
         };
         let mut sample = measure::sample(&found, case.workers);
@@ -100,29 +101,6 @@ impl Experiment for Simulator {
         }
         blocks
     }
-}
-
-/// Sends a load while one worker is busy with a request of this length. Returns also how long it still was, in s.
-fn pinned(
-    server: &mut ServerUnderTest,
-    plan: &wakeone_load::Plan,
-    length: Duration,
-    context: &mut Context<'_>,
-) -> Result<(wakeone_load::Outcome, f64), Error> {
-    let address = server.address;
-    let begun = Instant::now();
-    let (found, left_s, kept) = std::thread::scope(|scope| {
-        let pin = scope.spawn(move || {
-            let path = format!("/work?us={}&kind=sleep", length.as_micros());
-            probe::body_within(address, &path, length * 3)
-        });
-        std::thread::sleep(HEAD_START);
-        let left_s = length.saturating_sub(begun.elapsed()).as_secs_f64();
-        (server.load(plan, context), left_s, pin.join())
-    });
-    kept.unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))?;
-    server.answers.client_counted(1, 0);
-    Ok((found?, left_s))
 }
 
 /// The numbers that are compared: the variant, the expectation, and the metric that says how far off it is.

@@ -21,13 +21,13 @@ card!(published);
 pub struct Spread;
 
 /// The source's number of workers.
-const WORKERS: usize = 3;
+pub(super) const WORKERS: usize = 3;
 /// The source's number of connections.
 const CONNECTIONS: usize = 6;
-const RATE_PER_S: f64 = 1000.0;
+pub(super) const RATE_PER_S: f64 = 1000.0;
 /// An emulated machine, on which the kernel of the papers runs, is about ten times slower.
 const RATE_EMULATED_PER_S: f64 = 100.0;
-const REQUEST_US: u64 = 100;
+pub(super) const REQUEST_US: u64 = 100;
 /// Long enough for a worker to have gone back to sleep.
 const PAUSE: Duration = Duration::from_millis(20);
 

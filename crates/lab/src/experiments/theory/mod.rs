@@ -44,11 +44,7 @@ const ONE: Kind = Kind::Threads(1);
 const SHARED: Dispatch = Dispatch::Shared(Wake::LongestAsleep);
 
 const fn steered(policy: Policy) -> Dispatch {
-    Dispatch::Steered {
-        policy: policy as u32,
-        variant: wakeone_sim::Variant::Kernel,
-        stuck_after_s: None,
-    }
+    Dispatch::steered(policy as u32, None)
 }
 
 const HASH: Dispatch = steered(Policy::Hash);

@@ -1,7 +1,7 @@
 //! The workloads: the requests, their rate, and the clients that send them.
 
 use std::time::Duration;
-use wakeone_load::{Arrivals, Mix, Plan, Spacing, Stop};
+use wakeone_load::{Arrivals, Mix, Plan, Spacing};
 
 use crate::measure;
 use crate::ways::Serving;
@@ -99,14 +99,8 @@ pub fn workloads(quick: bool) -> [Workload; 3] {
 impl Workload {
     /// The load on a server.
     pub fn plan(&self, target: std::net::SocketAddr, seed: u64) -> Plan {
-        let end = Stop {
-            requests: Some(self.requests),
-            duration: None,
-        };
-        Plan {
-            keep_alive: matches!(self.arrivals, Arrivals::Kept { .. }),
-            ..measure::plan(target, self.arrivals.clone(), end, self.mix.clone(), seed)
-        }
+        let end = measure::for_requests(self.requests);
+        measure::plan(target, self.arrivals.clone(), end, self.mix.clone(), seed)
     }
 }
 
