@@ -710,6 +710,24 @@ fn a_service_manager_is_told_and_the_workers_cannot_tell_it() {
 }
 
 #[test]
+fn a_service_manager_that_does_not_read_holds_nothing_up() {
+    let ground = Ground::new();
+    let path = ground.path().join("notify");
+    let _deaf = UnixDatagram::bind(&path).expect("socket");
+    let mut command = ground.command(
+        &["-w", "1", "-l", ANY, "--name", "web"],
+        &["python3", &server("whoami.py")],
+    );
+    // A sign of life each millisecond: the socket is full before the worker is ready.
+    command
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "2000");
+    let mut run = Run::start(command);
+    whoami(run.ready());
+    run.stop();
+}
+
+#[test]
 fn a_watchdog_is_fed_as_long_as_the_loop_goes_round() {
     let ground = Ground::new();
     let path = ground.path().join("notify");

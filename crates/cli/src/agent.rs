@@ -133,9 +133,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     );
     manager.want(settings.wanted);
     manager.attach().iter().for_each(log);
-    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
-        tracing::debug!("the service manager was not told: {error}");
-    }
+    wakeone::notify::notify(&[sd_notify::NotifyState::Ready]);
     let mut watchdog = Watchdog::from_env();
     follow(&mut manager, &stop, &mut |manager| {
         watchdog.feed();

@@ -9,6 +9,7 @@ pub mod group;
 pub mod metrics;
 pub mod move_log;
 pub mod named;
+pub mod notify;
 pub mod paths;
 pub mod policy;
 mod privileges;

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
 
+use crate::notify::notify_if_room;
+
 /// Reports that its owner's loop goes round, as often as the service manager asked for.
 #[derive(Debug)]
 pub struct Watchdog {
@@ -26,9 +28,7 @@ impl Watchdog {
     pub fn feed(&mut self) {
         if self.due().is_some_and(|left| left.is_zero()) {
             self.last = Some(Instant::now());
-            if let Err(error) = sd_notify::notify(&[NotifyState::Watchdog]) {
-                tracing::debug!("cannot feed the service manager's watchdog: {error}");
-            }
+            notify_if_room(&[NotifyState::Watchdog]);
         }
     }
 

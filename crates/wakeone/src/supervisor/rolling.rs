@@ -4,8 +4,9 @@ use super::report;
 use super::roll::{Action, Roll, View};
 use super::slot::{Phase, Worker};
 use super::spawn::{self, SpawnError};
-use super::watch::{Watch, notify};
+use super::watch::Watch;
 use super::workers::START_LIMIT;
+use crate::notify::notify;
 use sd_notify::NotifyState;
 use std::time::{Duration, Instant};
 

@@ -3,7 +3,8 @@
 use super::closing::{Action, Closing};
 use super::report;
 use super::slot::Worker;
-use super::watch::{Watch, notify};
+use super::watch::Watch;
+use crate::notify::notify;
 use nix::sys::signal::Signal;
 use sd_notify::NotifyState;
 use std::time::{Duration, Instant};

@@ -15,7 +15,6 @@ use crate::watchdog::Watchdog;
 use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
-use sd_notify::NotifyState;
 use std::time::{Duration, Instant};
 
 /// How often to look while something is under way that no descriptor reports.
@@ -211,12 +210,5 @@ impl Supervisor {
             task: self.task.clone(),
             slots: self.slots.iter().map(|slot| slot.state()).collect(),
         }
-    }
-}
-
-/// Notifies the service manager, if there is one.
-pub(super) fn notify(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        tracing::debug!("cannot notify the service manager: {error}");
     }
 }

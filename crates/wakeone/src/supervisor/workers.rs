@@ -6,7 +6,8 @@ use super::process::{self, Ending};
 use super::report;
 use super::slot::{Phase, Worker};
 use super::spawn::{self, SpawnError, Starting};
-use super::watch::{Watch, notify};
+use super::watch::Watch;
+use crate::notify::notify;
 use sd_notify::NotifyState;
 use std::time::{Duration, Instant};
 
