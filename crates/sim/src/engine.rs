@@ -391,12 +391,15 @@ impl<'a> Engine<'a> {
                 ended_s: at,
             });
         }
-        if let Some(kept) = &mut self.kept
-            && let Some(one) = kept.give_back(done.worker)
-        {
+        // It came after those that wait for this worker already.
+        let came = self
+            .kept
+            .as_mut()
+            .and_then(|kept| kept.give_back(done.worker));
+        self.accept(done.worker);
+        if let Some(one) = came {
             self.put(done.worker, one);
         }
-        self.accept(done.worker);
     }
 
     fn note(&mut self, what: What, worker: usize) {

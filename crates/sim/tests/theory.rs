@@ -263,6 +263,24 @@ fn connections_that_take_turns_give_each_worker_its_turn() {
 }
 
 #[test]
+fn who_waits_for_a_connection_is_served_after_those_that_have_one() {
+    let load = Load {
+        kept: Some(Kept {
+            connections: 2,
+            next: Next::LongestIdle,
+        }),
+        ..poisson(1.0, Service::Recorded(vec![3.0, 2.0, 1.0].into()), 3)
+    };
+    let load = Load {
+        arrivals: Arrivals::Constant { per_s: 1e9 },
+        ..load
+    };
+    let found = run(&Setup::new(1, policy(LEAST_CONNECTIONS)), &load).expect("it can be simulated");
+    // They end after 3, 5 and 6 s.
+    assert!((found.mean_s - 14.0 / 3.0).abs() < 1e-6, "{}", found.mean_s);
+}
+
+#[test]
 fn what_cannot_be_simulated_is_refused() {
     let (good, load) = (
         Setup::new(1, policy(HASH)),
