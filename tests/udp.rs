@@ -65,6 +65,8 @@ fn ask(ground: &Ground, sockets: u32, rate: u32, seconds: u32) -> Asking {
         .arg(questions)
         .args(["-c", &sockets.to_string(), "-Q", &rate.to_string()])
         .args(["-l", &seconds.to_string()])
+        // It gives up an answer after 5 s otherwise.
+        .args(["-t", &(5 * support::slowness()).to_string()])
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn();
@@ -176,7 +178,7 @@ fn workers_are_restarted_and_no_query_is_lost() {
         let mut run = ground.run(&options, &[&command]);
         run.line("ready: ");
         let before = status(&ground, "dns");
-        let asking = ask(&ground, 4, 5000, 5);
+        let asking = ask(&ground, 4, 5000, 5 * support::slowness());
         support::slowly("queries come", || {
             sum(&status(&ground, "dns"), "selected") > 1000
         });
