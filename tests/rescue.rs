@@ -112,7 +112,7 @@ fn none_is_reset_near(ground: &Ground, options: &[&str]) {
     let mut run = ground.run(options, &PREFORKED);
     let target = run.ready();
     let (rescues, limit) = if soak() {
-        (20_000, Duration::from_secs(1_800))
+        (20_000, Duration::from_secs(3_600))
     } else {
         (200, Duration::from_secs(100) * slowness())
     };
@@ -134,7 +134,7 @@ fn no_connection_from_far_away_is_reset_by_a_rescue() {
     run.ready();
     let target = format!("{FAR}:8080").parse().expect("address");
     let (rescues, limit) = if soak() {
-        (5_000, Duration::from_secs(1_800))
+        (5_000, Duration::from_secs(3_600))
     } else {
         (100, Duration::from_secs(100) * slowness())
     };

@@ -139,7 +139,7 @@ fn two_client_sockets_are_spread_over_four_workers() {
         ];
         let mut run = ground.run(&options, &[&command]);
         run.line("ready: ");
-        let asked = ask(&ground, 2, 3000, 2).done();
+        let asked = ask(&ground, 2, 3000, 2 * support::slowness()).done();
         let group = status(&ground, "dns");
         assert_eq!(
             (&group["protocol"], &group["policy"]),
@@ -358,7 +358,7 @@ fn servers_of_others_are_steered_and_left_as_they_were() {
                 ],
             );
             assert_eq!(code, Some(0), "{name}: {text}");
-            let asked = ask(&ground, 2, 3000, 2).done();
+            let asked = ask(&ground, 2, 3000, 2 * support::slowness()).done();
             let group = status(&ground, GROUP);
             assert_all_placed(&asked, &group);
             assert_eq!(
