@@ -94,6 +94,10 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     backlog: Option<u32>,
 
+    /// A round trip between clients and workers: a connection counts one after its SYN
+    #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = crate::duration::parse)]
+    rtt: Duration,
+
     /// Each worker pauses for LENGTH at random, EVERY so often, as for a garbage collector
     #[arg(long, value_name = "EVERY:LENGTH", value_parser = arguments::repeated)]
     pause: Option<Repeated>,
@@ -274,6 +278,7 @@ fn setup(args: &Args, workers: usize, way: Dispatch) -> Setup {
         backlog: args.backlog,
         weights: args.weights.clone(),
         speeds: args.speeds.clone(),
+        rtt_s: args.rtt.as_secs_f64(),
         faults: Faults {
             pauses: args.pause,
             crashes: args.crash,

@@ -229,6 +229,16 @@ impl<'a> Engine<'a> {
     #[inline]
     fn end(&mut self, requests: u64) {
         self.ended += requests;
+        if self.setup.rtt_s > 0.0 && self.free_clients.is_some() {
+            let at = self.servers.now() + self.setup.rtt_s;
+            return (0..requests).for_each(|_| self.happens(at, Happening::Asks));
+        }
+        self.ask(requests);
+    }
+
+    /// So many clients of a closed loop ask again.
+    #[inline]
+    fn ask(&mut self, requests: u64) {
         if let Some(free) = &mut self.free_clients {
             *free += requests;
             if self.to_come > 0 && requests > 0 {
@@ -240,34 +250,64 @@ impl<'a> Engine<'a> {
     /// A SYN comes.
     #[inline]
     fn connect(&mut self, one: Waiting) {
+        let (worker, length) = match &mut self.front {
+            Front::Shared { queue, .. } => (0, queue.len()),
+            Front::Steered { steering, .. } => match steering.pick(one.hash) {
+                Some(slot) => (slot, self.workers[slot].queue.len()),
+                None => return self.lose(1),
+            },
+        };
+        if is_full(self.setup.backlog, length) {
+            return self.drop_syn(worker, one);
+        }
+        if self.setup.rtt_s > 0.0 {
+            let at = self.servers.now() + self.setup.rtt_s;
+            return self.happens(at, Happening::Established { worker, one });
+        }
+        self.establish(worker, one);
+    }
+
+    /// A connection is in a queue from now on, and counts.
+    #[inline]
+    fn establish(&mut self, worker: usize, one: Waiting) {
         match &mut self.front {
-            Front::Shared { .. } => self.connect_shared(one),
-            Front::Steered { steering, .. } => {
-                let Some(slot) = steering.pick(one.hash) else {
-                    return self.lose(1);
-                };
-                if is_full(self.setup.backlog, self.workers[slot].queue.len()) {
-                    return self.drop_syn(slot, one);
+            Front::Shared { queue, asleep } => {
+                queue.push_back(one);
+                // The kernel wakes a halted worker as well. It takes nothing, and the others do when they come round.
+                let woken = asleep.wake().filter(|worker| self.can_accept(*worker));
+                if let Some(worker) = woken.or_else(|| self.busy_loop()) {
+                    self.accept(worker);
                 }
-                steering.enter(slot, self.servers.now());
-                self.put(slot, one);
+            }
+            Front::Steered { steering, .. } => {
+                steering.enter(worker, self.servers.now());
+                self.put(worker, one);
             }
         }
     }
 
-    fn connect_shared(&mut self, one: Waiting) {
-        let Front::Shared { queue, asleep } = &mut self.front else {
-            return;
+    /// A handshake ends. What has changed since its SYN is seen now: the queue may be full, or its worker gone, whose
+    /// handshakes the kernel gives to another.
+    fn end_handshake(&mut self, worker: usize, one: Waiting) {
+        let (worker, length) = match &mut self.front {
+            Front::Shared { queue, .. } => (worker, queue.len()),
+            Front::Steered { steering, .. } => {
+                let gone = self.workers[worker].down;
+                let there = if gone {
+                    steering.pick(one.hash)
+                } else {
+                    Some(worker)
+                };
+                match there {
+                    Some(slot) => (slot, self.workers[slot].queue.len()),
+                    None => return self.lose(1),
+                }
+            }
         };
-        if is_full(self.setup.backlog, queue.len()) {
-            return self.drop_syn(0, one);
+        if is_full(self.setup.backlog, length) {
+            return self.drop_syn(worker, one);
         }
-        queue.push_back(one);
-        // The kernel wakes a halted worker as well. It takes nothing, and the others do when they come round.
-        let woken = asleep.wake().filter(|worker| self.can_accept(*worker));
-        if let Some(worker) = woken.or_else(|| self.busy_loop()) {
-            self.accept(worker);
-        }
+        self.establish(worker, one);
     }
 
     /// Returns the event loop that looks for connections first while all of them are busy: a random one.
@@ -378,7 +418,8 @@ impl<'a> Engine<'a> {
         }
         self.end(1);
         if self.ended > self.unmeasured {
-            self.tally.add(at - done.arrived);
+            // The SYN, and the answer, are under way for half of it each.
+            self.tally.add(at - done.arrived + self.setup.rtt_s);
         }
         if let Some(trace) = &mut self.trace {
             if self.ended == self.unmeasured + 1 {
@@ -430,6 +471,8 @@ impl Engine<'_> {
         match happening {
             Happening::AgentLooks => self.look(),
             Happening::Syn(one) => self.connect(one),
+            Happening::Established { worker, one } => self.end_handshake(worker, one),
+            Happening::Asks => self.ask(1),
             Happening::Stop(stop) => self.stop(stop),
             Happening::Leaves { worker } => self.leaves(worker),
             Happening::Pause { worker } => self.pause(worker),

@@ -24,6 +24,10 @@ pub(crate) enum Happening {
     Restart { worker: usize },
     /// A SYN is sent again.
     Syn(Waiting),
+    /// The last packet of a handshake comes: the connection is one of this worker, or of the shared queue.
+    Established { worker: usize, one: Waiting },
+    /// A client of a closed loop asks again.
+    Asks,
 }
 
 /// A rare event and its moment.

@@ -51,12 +51,14 @@ pub struct Setup {
     pub weights: Vec<u32>,
     /// How much work each worker does in a second, in s; empty: a second's.
     pub speeds: Vec<f64>,
+    /// A round trip between clients and workers, in s. A connection is established, and counts, one after its SYN.
+    pub rtt_s: f64,
     /// The faults of workers.
     pub faults: Faults,
 }
 
 impl Setup {
-    /// Workers of one thread whose requests need no CPU, queues without limits, and no faults.
+    /// Workers of one thread whose requests need no CPU, queues without limits, a network without delay, and no faults.
     pub fn new(workers: usize, way: Dispatch) -> Self {
         Self {
             workers,
@@ -66,6 +68,7 @@ impl Setup {
             backlog: None,
             weights: Vec::new(),
             speeds: Vec::new(),
+            rtt_s: 0.0,
             faults: Faults::default(),
         }
     }
@@ -107,11 +110,13 @@ impl Setup {
         }
         let weighs = |weight: &u32| (1..=65_535).contains(weight);
         let works = |speed: &f64| speed.is_finite() && *speed > 0.0;
-        if self.weights.iter().all(weighs) && self.speeds.iter().all(works) {
+        let sound = self.weights.iter().all(weighs) && self.speeds.iter().all(works);
+        if sound && self.rtt_s.is_finite() && self.rtt_s >= 0.0 {
             return Ok(());
         }
         Err(Error(
-            "a weight is 1 to 65535, and a speed is above 0".into(),
+            "a weight is 1 to 65535, a speed is above 0, and a round trip takes no negative time"
+                .into(),
         ))
     }
 

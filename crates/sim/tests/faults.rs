@@ -152,12 +152,14 @@ fn who_is_stopped_does_not_keep_what_waits_where_queues_are_moved() {
 
 #[test]
 fn workers_that_crash_lose_what_they_had_in_hand_and_no_more() {
-    for (way, kind) in WAYS
+    for (way, kind, rtt_s) in WAYS
         .into_iter()
         .flat_map(|way| [Kind::Threads(2), Kind::EventLoop].map(|kind| (way, kind)))
+        .flat_map(|(way, kind)| [0.0, 0.03].map(|rtt_s| (way, kind, rtt_s)))
     {
         let setup = Setup {
             kind,
+            rtt_s,
             faults: Faults {
                 crashes: Some(Repeated {
                     every_s: 0.2,

@@ -280,6 +280,66 @@ fn who_waits_for_a_connection_is_served_after_those_that_have_one() {
     assert!((found.mean_s - 14.0 / 3.0).abs() < 1e-6, "{}", found.mean_s);
 }
 
+/// Workers that are a round trip away.
+fn far(workers: usize, way: Dispatch, rtt_s: f64) -> Setup {
+    Setup {
+        rtt_s,
+        ..Setup::new(workers, way)
+    }
+}
+
+#[test]
+fn a_request_takes_two_round_trips_and_one_over_a_kept_connection() {
+    let load = poisson(2_400.0, Service::Exponential(1e-3), 1_000_000);
+    let mean = |way| run(&far(4, way, 20e-3), &load).expect("it can be simulated");
+    let one_queue = theory::mmc_mean_s(4, 2_400.0, 1e-3);
+    agrees(
+        "one queue",
+        &mean(Dispatch::Shared(Wake::LongestAsleep)),
+        one_queue + 40e-3,
+    );
+    let hashed = theory::mg1_mean_s(600.0, 1e-3, 2e-6);
+    agrees("hash", &mean(policy(HASH)), hashed + 40e-3);
+
+    let over_kept = Load {
+        kept: Some(Kept {
+            connections: 64,
+            next: Next::Any,
+        }),
+        ..load
+    };
+    let kept = |rtt_s| {
+        run(&far(4, policy(HASH), rtt_s), &over_kept)
+            .expect("it can be simulated")
+            .mean_s
+    };
+    assert!((kept(20e-3) - kept(0.0) - 20e-3).abs() < 1e-9);
+}
+
+#[test]
+fn a_client_far_away_asks_again_a_round_trip_later() {
+    let load = Load {
+        arrivals: Arrivals::Closed(3),
+        ..poisson(1.0, Service::Constant(1e-3), 9_000)
+    };
+    let found = run(&far(3, policy(LEAST_CONNECTIONS), 4e-3), &load).expect("it can be simulated");
+    assert!((found.mean_s - 9e-3).abs() < 1e-6, "{}", found.mean_s);
+    let per_s = found.answers_per_s();
+    assert!((per_s / (3.0 / 9e-3) - 1.0).abs() < 1e-3, "{per_s}");
+}
+
+#[test]
+fn connections_far_away_count_late() {
+    let load = poisson(3_000.0, Service::Constant(1e-3), 300_000);
+    let waits = |rtt_s: f64| {
+        let setup = far(4, policy(LEAST_CONNECTIONS), rtt_s);
+        run(&setup, &load).expect("it can be simulated").mean_s - 2.0 * rtt_s
+    };
+    // What is chosen now counts after twenty services.
+    let (near, far_away) = (waits(0.0), waits(20e-3));
+    assert!(far_away > 1.5 * near, "{near} {far_away}");
+}
+
 #[test]
 fn what_cannot_be_simulated_is_refused() {
     let (good, load) = (
@@ -300,6 +360,8 @@ fn what_cannot_be_simulated_is_refused() {
         changed(|setup| setup.weights = vec![1, 1]),
         changed(|setup| setup.weights = vec![0]),
         changed(|setup| setup.speeds = vec![f64::NAN]),
+        changed(|setup| setup.rtt_s = -1e-3),
+        changed(|setup| setup.rtt_s = f64::NAN),
     ] {
         assert!(run(&setup, &load).is_err(), "{setup:?}");
     }

@@ -111,6 +111,7 @@ pub fn json(
         ("clients", json!(args.clients)),
         ("service_mean_ms", json!(args.service.mean_s() * 1e3)),
         ("backlog", json!(args.backlog)),
+        ("rtt_ms", json!(args.rtt.as_secs_f64() * 1e3)),
         ("kept_connections", json!(args.keep_alive)),
         ("events_per_s", json!(found.events_per_s())),
     ] {
