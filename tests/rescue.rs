@@ -116,7 +116,8 @@ fn none_is_reset_near(ground: &Ground, options: &[&str]) {
     } else {
         (200, Duration::from_secs(100) * slowness())
     };
-    let plan = plan(target, 1_500.0, Sources::Loopback { count: 200 });
+    let rate = 1_500.0 / f64::from(slowness());
+    let plan = plan(target, rate, Sources::Loopback { count: 200 });
     let (outcome, made) = load_until(ground, plan, rescues, limit);
     assert!(made >= rescues, "only {made} rescues");
     assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);
@@ -141,7 +142,7 @@ fn no_connection_from_far_away_is_reset_by_a_rescue() {
     // A relay in user space carries each packet, so there are fewer rescues than near.
     let (outcome, made) = load_until(
         &ground,
-        plan(target, 500.0, Sources::System),
+        plan(target, 500.0 / f64::from(slowness()), Sources::System),
         rescues,
         limit,
     );

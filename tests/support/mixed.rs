@@ -53,6 +53,7 @@ struct Unanswered {
     port: u16,
     begun: Instant,
     failed: Instant,
+    /// It was reset before any answer came over it.
     reset: bool,
     why: String,
 }
@@ -74,7 +75,7 @@ pub struct Outcome {
     pub lost: usize,
     /// Connections that were reset while they were made: the handshake's last packet arrived while the queue ended or
     /// was moved. The kernel resets a connection that it has just made for a listener that stopped listening meanwhile
-    /// (`inet_csk_reqsk_queue_add`).
+    /// (`inet_csk_reqsk_queue_add`). Where the CPUs are busy, the client may believe itself connected by then.
     pub cut: usize,
     /// All other failures.
     pub wrong: Vec<String>,
@@ -160,7 +161,7 @@ impl Mixed {
                 kill.ports.contains(&one.port) && one.begun <= kill.at && kill.at <= one.failed
             })
         };
-        let was_cut = |one: &Unanswered| one.port == 0 && one.reset;
+        let was_cut = |one: &Unanswered| one.reset;
         let (lost, others): (Vec<_>, Vec<_>) = unanswered.into_iter().partition(had_accepted);
         let (cut, wrong): (Vec<_>, Vec<_>) = others.into_iter().partition(was_cut);
         Outcome {
@@ -198,13 +199,14 @@ impl Client {
             });
             let port = |stream: &TcpStream| stream.local_addr().map_or(0, |own| own.port());
             let port = stream.as_ref().map_or(0, port);
+            let before = self.asked;
             let said = stream.and_then(|mut stream| self.converse(&mut stream, stop, answers));
             if let Err(error) = said {
                 unanswered.push(Unanswered {
                     port,
                     begun,
                     failed: Instant::now(),
-                    reset: error.kind() == ErrorKind::ConnectionReset,
+                    reset: error.kind() == ErrorKind::ConnectionReset && self.asked <= before + 1,
                     why: format!(
                         "{} {} on port {port} after {:?}: {error}",
                         self.name,

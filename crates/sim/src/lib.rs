@@ -7,6 +7,7 @@
 mod agent;
 mod arrivals;
 mod calendar;
+mod datagrams;
 mod engine;
 mod error;
 mod faults;
@@ -26,6 +27,7 @@ mod trace;
 mod workers;
 
 pub use arrivals::Arrivals;
+pub use datagrams::{Costs, Datagrams, DatagramsRead, Placement, Reading, read_datagrams};
 pub use engine::{run, run_traced};
 pub use error::Error;
 pub use faults::{Faults, Repeated, Stop};

@@ -24,7 +24,7 @@ const GRID: RGBColor = RGBColor(0xd8, 0xdc, 0xe1);
 const PAPER: RGBColor = RGBColor(0xff, 0xff, 0xff);
 /// The colour of bad values.
 const BAD: RGBColor = RGBColor(0xb3, 0x26, 0x1e);
-const PALETTE: [RGBColor; 8] = [
+const PALETTE: [RGBColor; 9] = [
     RGBColor(0x6b, 0x72, 0x80),
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xaa, 0x33, 0x77),
@@ -33,6 +33,7 @@ const PALETTE: [RGBColor; 8] = [
     RGBColor(0xc4, 0x4e, 0x00),
     RGBColor(0x33, 0x22, 0x88),
     RGBColor(0x7a, 0x4a, 0x21),
+    RGBColor(0x5f, 0x6b, 0x00),
 ];
 
 /// Height of a line of text, in pixels.

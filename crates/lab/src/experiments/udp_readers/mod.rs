@@ -1,5 +1,7 @@
 //! Measures whether many threads read UDP faster than one, from one socket or from a socket each.
 
+mod costs;
+mod more_cpus;
 mod present;
 pub mod reader;
 pub mod readers;
@@ -99,7 +101,8 @@ impl Way {
             Way::RoundRobin => 4,
             Way::Cpu => 3,
             Way::Split => 6,
-            Way::QueuesInTurn | Way::QueuesByFlow => 7,
+            Way::QueuesInTurn => 7,
+            Way::QueuesByFlow => 8,
         }
     }
 
@@ -290,7 +293,12 @@ impl Experiment for UdpReaders {
                 + THREADS.iter().position(|n| *n == v.threads).unwrap_or(0),
             seconds: datagrams(settings.quick) as f64 * 4e-6 + 1.0,
         };
-        let arms: Vec<Arm> = all.iter().map(arm).collect();
+        let costs = Arm {
+            name: more_cpus::COSTS.into(),
+            group: 2 * THREADS.len() * MODES.len(),
+            seconds: 8.0,
+        };
+        let arms: Vec<Arm> = all.iter().map(arm).chain([costs]).collect();
         let is_here = |name: &str| arms.iter().any(|arm| arm.name == name);
         let mut pairings = Vec::new();
         for (mode, pinned) in MODES.into_iter().flat_map(|m| [(m, false), (m, true)]) {
@@ -324,6 +332,9 @@ impl Experiment for UdpReaders {
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
+        if arm.name == more_cpus::COSTS {
+            return more_cpus::measure(context);
+        }
         measure(parse(&arm.name)?, context)
     }
 
@@ -355,7 +366,7 @@ impl Experiment for UdpReaders {
         );
         let whole = [Mode::Constant, Mode::Batches, Mode::Waiting];
         let of_flood = lost(Mode::Flood, "lost").zip(lost(Mode::Flood, "dropped"));
-        vec![
+        let mut all = vec![
             CARD.expect("round-robin-over-hash", hash(Mode::Constant)),
             CARD.expect("round-robin-as-shared", shared(Mode::Constant)),
             CARD.expect("batches-round-robin-as-shared", shared(Mode::Batches)),
@@ -368,7 +379,9 @@ impl Experiment for UdpReaders {
                 whole.map(|mode| lost(mode, "lost")).into_iter().sum(),
             ),
             CARD.expect("losses-are-counted", of_flood.map(|(a, b)| (a - b).abs())),
-        ]
+        ];
+        all.extend(more_cpus::judge(outcome));
+        all
     }
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {

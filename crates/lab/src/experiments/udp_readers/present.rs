@@ -1,5 +1,6 @@
 //! The result for a reader.
 
+use super::more_cpus;
 use super::{COMPARED, MODES, Mode, PAIRS, THREADS, Variant, WAYS, Way, pair_name};
 use crate::present::{Block, Chart, Row, Style, Table, cell, number};
 use crate::result::Outcome;
@@ -18,6 +19,7 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
         blocks.push(Block::Table(details(outcome, mode, pinned)));
         blocks.push(Block::Chart(chart(outcome, mode, pinned)));
     }
+    blocks.extend(more_cpus::present(outcome));
     blocks
 }
 
@@ -153,12 +155,7 @@ fn chart(outcome: &Outcome, mode: Mode, pinned: bool) -> Chart {
     let series = |way: Way| {
         let points = curve(outcome, mode, pinned, way, "time_s");
         let points = points.into_iter().map(|(n, s)| (n as f64, s)).collect();
-        // The dashed twin of the same queues with one flow.
-        let style = Style {
-            published: way == Way::QueuesByFlow,
-            ..Style::ours(way.name(), way.colour())
-        };
-        (style, points)
+        (Style::ours(way.name(), way.colour()), points)
     };
     Chart::lines(
         format!("{}.", title(mode, pinned)),

@@ -15,7 +15,7 @@ use crate::experiment::Context;
 
 /// The most datagrams on their way with flow control. A small datagram takes 768 bytes of kernel memory, so 150 fit
 /// the usual receive buffer of one socket. A quarter of that buffer may still be charged for datagrams already read.
-const WINDOW: u64 = 150;
+pub const WINDOW: u64 = 150;
 /// The number of datagrams after which the sender looks how many were read.
 const LOOK_EVERY: u64 = 16;
 /// Datagrams of a batch: as many as every kernel makes of one buffer (`UDP_MAX_SEGMENTS`).
@@ -177,7 +177,10 @@ fn by_portions(
 }
 
 /// Lets the readers read until they find nothing more. Returns the time that this takes, in ns.
-fn read_portion(
+///
+/// # Errors
+/// On Ctrl-C, or when it takes too long.
+pub fn read_portion(
     portion: u64,
     board: &Board,
     start: Instant,
@@ -277,7 +280,11 @@ fn until_read(
     }
 }
 
-fn give_up(start: Instant, context: &Context<'_>) -> Result<(), Error> {
+/// An error on Ctrl-C, or when it has taken too long since `start`.
+///
+/// # Errors
+/// In these two cases.
+pub fn give_up(start: Instant, context: &Context<'_>) -> Result<(), Error> {
     context.check()?;
     if start.elapsed() > LONGEST {
         return Err(Error::Server(
