@@ -286,8 +286,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// A handshake ends. What has changed since its SYN is seen now: the queue may be full, or its worker gone, whose
-    /// handshakes the kernel gives to another.
+    /// A handshake ends. Since its SYN the queue may have filled, or its worker may be gone: the kernel gives its
+    /// handshakes to another.
     fn end_handshake(&mut self, worker: usize, one: Waiting) {
         let (worker, length) = match &mut self.front {
             Front::Shared { queue, .. } => (worker, queue.len()),

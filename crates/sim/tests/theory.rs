@@ -335,7 +335,7 @@ fn connections_far_away_count_late() {
         let setup = far(4, policy(LEAST_CONNECTIONS), rtt_s);
         run(&setup, &load).expect("it can be simulated").mean_s - 2.0 * rtt_s
     };
-    // What is chosen now counts after twenty services.
+    // A choice counts after twenty services.
     let (near, far_away) = (waits(0.0), waits(20e-3));
     assert!(far_away > 1.5 * near, "{near} {far_away}");
 }
