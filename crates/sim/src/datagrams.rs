@@ -18,9 +18,9 @@ pub struct Costs {
     /// The part of each in which the socket's queue is locked: readers have a lock, and senders another
     /// (net/ipv4/udp.c, `reader_queue` and `sk_receive_queue`).
     pub locked_s: f64,
-    /// What a sender does to wake a reader.
+    /// Waking a reader, which its sender does.
     pub wake_s: f64,
-    /// What a reader does to fall asleep and to come back.
+    /// Falling asleep and coming back, which a reader does.
     pub sleep_s: f64,
     /// From the wake-up until the reader runs. It takes no CPU time.
     pub rouse_s: f64,
@@ -68,7 +68,7 @@ pub struct Datagrams {
     pub seed: u64,
 }
 
-/// What became of them.
+/// The result of simulated datagrams.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DatagramsRead {
     /// From the first one sent until the last one read, in s.
@@ -89,7 +89,7 @@ impl DatagramsRead {
 /// A sender with too many unread looks again after this time, in s. The sender of `wakeone lab run udp-readers` does so.
 const BREATH_S: f64 = 50e-6;
 
-/// What a thread does.
+/// The phase of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// It makes a datagram.
@@ -145,7 +145,7 @@ impl Thread {
     }
 }
 
-/// A socket: datagrams, readers that sleep, and who waits for its locks.
+/// A socket: its queue, its sleeping readers and its locks.
 #[derive(Debug, Default)]
 struct Socket {
     queued: u64,

@@ -188,7 +188,7 @@ mod tests {
         near(found.wake_s, 3e-6);
         near(found.sleep_s, 5e-6);
         near(found.rouse_s, 14e-6);
-        // Who reads as fast as can be waits for no lock. More threads that read less share a lock, which is all there is.
+        // Readers at full speed wait for no lock. Where more threads read less, the lock is all there is.
         near(solve(of(1e6), (4, of(4.1e6)), alone).locked_s, 0.25e-6);
         near(solve(of(1e6), (4, of(0.5e6)), alone).locked_s, 1e-6);
         // A reader that is faster than the sender's return has not been late.

@@ -182,7 +182,7 @@ pub(super) fn judge(outcome: &Outcome) -> Vec<Expectation> {
     compared().map(judged).collect()
 }
 
-/// What more CPUs would give; nothing where it was not simulated.
+/// The part about more CPUs; nothing where they were not simulated.
 pub(super) fn present(outcome: &Outcome) -> Vec<Block> {
     if outcome.variant(COSTS).is_none() {
         return Vec::new();
