@@ -46,6 +46,14 @@ impl Load {
         }
     }
 
+    /// The ways that are simulated. Each sender is a flow.
+    fn ways(self) -> [Way; 3] {
+        match self {
+            Load::OneSender | Load::Waiting => WAYS,
+            Load::SenderEach => [Way::Socket, Way::HashMany, Way::RoundRobin],
+        }
+    }
+
     fn title(self) -> &'static str {
         match self {
             Load::OneSender => "one sender, sent as fast as it is read",
@@ -76,7 +84,7 @@ impl Point {
         let mut machines = CPUS.to_vec();
         machines.extend((!CPUS.contains(&here)).then_some(here));
         let mut all = Vec::new();
-        for (load, way) in LOADS.into_iter().flat_map(|l| WAYS.map(|way| (l, way))) {
+        for (load, way) in LOADS.into_iter().flat_map(|l| l.ways().map(|way| (l, way))) {
             for readers in READERS {
                 let of = |&cpus: &usize| Self {
                     load,
@@ -93,7 +101,7 @@ impl Point {
     fn simulate(self, costs: Costs, seed: u64) -> Result<DatagramsRead, Error> {
         let policy = match self.way {
             Way::RoundRobin => Some(Policy::RoundRobin),
-            Way::HashOne => Some(Policy::Hash),
+            Way::HashOne | Way::HashMany => Some(Policy::Hash),
             _ => None,
         };
         let senders = match self.load {
@@ -254,7 +262,7 @@ fn millions(outcome: &Outcome, load: Load, way: Way, cpus: usize) -> [Option<f64
 }
 
 fn rates(outcome: &Outcome, load: Load) -> Table {
-    let rows = WAYS.into_iter().flat_map(|way| {
+    let rows = load.ways().into_iter().flat_map(|way| {
         CPUS.into_iter().map(move |cpus| {
             let cells = millions(outcome, load, way, cpus).map(cell);
             Row::named(format!("{}, {cpus} CPUs", way.name()), cells)
@@ -278,7 +286,7 @@ fn chart(outcome: &Outcome, load: Load) -> Chart {
         format!("Simulated on {SHOWN_CPUS} CPUs, {}.", load.title()),
         "Higher is better.",
         ("threads that read", "million/s", false),
-        WAYS.map(series),
+        load.ways().map(series),
     )
 }
 
