@@ -56,6 +56,11 @@ fn plan(target: SocketAddr, rate_per_s: f64, sources: Sources) -> Plan {
     }
 }
 
+/// So many times fewer rescues on a slow machine, which gets a load that is as many times smaller.
+fn fewer() -> i64 {
+    i64::from(slowness())
+}
+
 /// Loads a group until it has made that many rescues, or until the limit. Returns the outcome, and how many it made.
 fn load_until(ground: &Ground, plan: Plan, rescues: i64, limit: Duration) -> (Outcome, i64) {
     let cancel = Arc::new(AtomicBool::new(false));
@@ -114,7 +119,7 @@ fn none_is_reset_near(ground: &Ground, options: &[&str]) {
     let (rescues, limit) = if soak() {
         (20_000, Duration::from_secs(3_600))
     } else {
-        (200, Duration::from_secs(100) * slowness())
+        (200 / fewer(), Duration::from_secs(100) * slowness())
     };
     let rate = 1_500.0 / f64::from(slowness());
     let plan = plan(target, rate, Sources::Loopback { count: 200 });
@@ -137,7 +142,7 @@ fn no_connection_from_far_away_is_reset_by_a_rescue() {
     let (rescues, limit) = if soak() {
         (5_000, Duration::from_secs(3_600))
     } else {
-        (100, Duration::from_secs(100) * slowness())
+        (100 / fewer(), Duration::from_secs(100) * slowness())
     };
     // A relay in user space carries each packet, so there are fewer rescues than near.
     let (outcome, made) = load_until(
