@@ -76,7 +76,7 @@ pub struct Args {
     #[arg(long)]
     lookup: bool,
 
-    /// Length of each accept queue [default: net.core.somaxconn]
+    /// Length of each accept queue [default: net.core.somaxconn shared out among the workers, 128 at least]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
     backlog: Option<i32>,
 

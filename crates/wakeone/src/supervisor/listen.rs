@@ -9,6 +9,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use wakeone_kernel::socket;
 use wakeone_model::listener::Protocol;
 
+/// The shortest backlog that is chosen, where the kernel allows it: room for a burst. It was the kernel's own limit
+/// until Linux 5.4.
+const LEAST_BACKLOG: i32 = 128;
+
 /// Where listeners are bound: an address, and whether an IPv6 wildcard takes IPv4 too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -227,8 +231,33 @@ pub fn refresh(endpoint: Endpoint, socket: &OwnedFd, backlog: i32) -> Result<(),
     }
 }
 
+/// The backlog of each worker's listener: the one asked for, as far as the kernel allows it.
+///
+/// Else all queues together are about as long as one may be. With a queue of that length each, a connection waits so many
+/// times longer under overload: its client gives up, and the worker's time for it is wasted (`wakeone lab run overload`).
+pub fn backlog(asked: Option<i32>, workers: usize) -> i32 {
+    let most = somaxconn();
+    match asked {
+        Some(asked) if asked > most => {
+            tracing::warn!(
+                asked,
+                most,
+                "a backlog of {asked} is cut to {most}: raise it with `sysctl -w net.core.somaxconn={asked}`"
+            );
+            most
+        }
+        Some(asked) => asked,
+        None => shared_out(most, workers),
+    }
+}
+
+fn shared_out(most: i32, workers: usize) -> i32 {
+    let each = most / i32::try_from(workers.max(1)).unwrap_or(i32::MAX);
+    each.max(most.min(LEAST_BACKLOG))
+}
+
 /// The longest accept queue that the kernel allows (`net.core.somaxconn`).
-pub fn somaxconn() -> i32 {
+fn somaxconn() -> i32 {
     let text = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap_or_default();
     text.trim().parse().unwrap_or(4096)
 }
@@ -303,6 +332,16 @@ mod tests {
     use super::super::address::Address;
     use super::*;
     use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
+
+    #[test]
+    fn all_queues_together_are_as_long_as_one_may_be() {
+        assert_eq!(shared_out(4096, 1), 4096);
+        assert_eq!(shared_out(4096, 3), 1365);
+        assert_eq!(shared_out(4096, 256), 128);
+        assert_eq!(shared_out(64, 4), 64);
+        assert_eq!(backlog(None, 1), somaxconn());
+        assert_eq!(backlog(Some(5), 4), 5);
+    }
 
     fn loopback(port: u16) -> Endpoint {
         Endpoint {

@@ -122,7 +122,7 @@ impl Supervisor {
         })?;
         let descriptors = raise_descriptor_limit();
         let dir = GroupDir::take(&options.runtime_dir, &name)?;
-        let backlog = effective_backlog(options.backlog);
+        let backlog = listen::backlog(options.backlog, options.workers);
         let wanted: Vec<Endpoint> = options
             .listen
             .iter()
@@ -386,22 +386,6 @@ pub fn group_name(options: &Options) -> Result<String, Error> {
                 ))
             }
         }
-    }
-}
-
-fn effective_backlog(asked: Option<i32>) -> i32 {
-    let most = listen::somaxconn();
-    match asked {
-        Some(asked) if asked > most => {
-            tracing::warn!(
-                asked,
-                most,
-                "a backlog of {asked} is cut to {most}: raise it with `sysctl -w net.core.somaxconn={asked}`"
-            );
-            most
-        }
-        Some(asked) => asked,
-        None => most,
     }
 }
 

@@ -11,7 +11,8 @@ use crate::error::Error;
 use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
 use crate::present::{Block, Row, Table, cell};
 use crate::result::{Expectation, Outcome};
-use crate::ways::{self, Way};
+use crate::under_test::ServerUnderTest;
+use crate::ways::{self, Serving, Way};
 use crate::{answers, measure, stats, status};
 
 card!();
@@ -61,13 +62,22 @@ fn work() -> Mix {
     ])
 }
 
+/// Starts a server. Where Wakeone steers, its queues are as long as `wakeone run` makes them by itself.
+fn start(way: Way) -> Result<ServerUnderTest, Error> {
+    let mut launch = way.launch(Serving::Blocking, WORKERS);
+    if way.steered() {
+        launch.line = launch.line.replace(" --backlog {backlog}", "");
+    }
+    ServerUnderTest::start(launch)
+}
+
 /// How many requests/s this machine serves, measured once.
 fn served_per_s(context: &mut Context<'_>) -> Result<f64, Error> {
     static SERVED: OnceLock<f64> = OnceLock::new();
     if let Some(known) = SERVED.get() {
         return Ok(*known);
     }
-    let mut trial = Way::SharedAccept.start(WORKERS)?;
+    let mut trial = start(Way::SharedAccept)?;
     let clients = Arrivals::Closed {
         concurrency: CLIENTS,
     };
@@ -124,7 +134,7 @@ impl Experiment for Overload {
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
         let (factor, way) = parse_arm(&arm.name)?;
         let rate = served_per_s(context)? * factor;
-        let mut trial = way.start(WORKERS)?;
+        let mut trial = start(way)?;
         let mut plan = measure::plan(
             trial.address,
             measure::poisson(rate),
