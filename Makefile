@@ -69,16 +69,8 @@ soak-deps: kernels-deps ## Install what the long tests need beyond that: wrk, ab
 	@scripts/deps build test kernels soak
 
 .PHONY: soak
-soak: soak-deps ## Run the long tests, some hours
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test --workspace --locked --no-fail-fast -- --ignored --test-threads 1
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" WAKEONE_SOAK=1 scripts/test --package wakeone-cli --locked --no-fail-fast --test losses --test rescue --test stopped --test shares --test doctor --test attach --test split --test split_udp -- --test-threads 1
-	@WAKEONE_FUZZ_SECONDS=600 scripts/fuzz
-	@WAKEONE_SOAK=1 scripts/test --package wakeone-waitqueue --package wakeone-shim --locked --no-fail-fast
-	@scripts/kernels --soak
-	@$(MAKE) kernel
-	@scripts/kernels papers
-	@$(MAKE) mutants
-	@$(MAKE) chroots
+soak: soak-deps ## Run the long tests, some hours; once interrupted, it goes on where it was
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/soak
 
 # What changes Rust for `make mutants`, from crates.io.
 MUTANTS := target/tools/bin/cargo-mutants

@@ -56,9 +56,14 @@ fn plan(target: SocketAddr, rate_per_s: f64, sources: Sources) -> Plan {
     }
 }
 
-/// So many times fewer rescues on a slow machine, which gets a load that is as many times smaller.
-fn fewer() -> i64 {
-    i64::from(slowness())
+/// So many rescues, and so many times fewer on a slow machine.
+fn fewer(rescues: i64) -> i64 {
+    rescues / i64::from(slowness())
+}
+
+/// So many connections a second, and so many times fewer on a slow machine.
+fn slower(rate: f64) -> f64 {
+    rate / f64::from(slowness())
 }
 
 /// Loads a group until it has made that many rescues, or until the limit. Returns the outcome, and how many it made.
@@ -119,10 +124,9 @@ fn none_is_reset_near(ground: &Ground, options: &[&str]) {
     let (rescues, limit) = if soak() {
         (20_000, Duration::from_secs(3_600))
     } else {
-        (200 / fewer(), Duration::from_secs(100) * slowness())
+        (fewer(200), Duration::from_secs(100) * slowness())
     };
-    let rate = 1_500.0 / f64::from(slowness());
-    let plan = plan(target, rate, Sources::Loopback { count: 200 });
+    let plan = plan(target, slower(1_500.0), Sources::Loopback { count: 200 });
     let (outcome, made) = load_until(ground, plan, rescues, limit);
     assert!(made >= rescues, "only {made} rescues");
     assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);
@@ -142,12 +146,12 @@ fn no_connection_from_far_away_is_reset_by_a_rescue() {
     let (rescues, limit) = if soak() {
         (5_000, Duration::from_secs(3_600))
     } else {
-        (100 / fewer(), Duration::from_secs(100) * slowness())
+        (fewer(100), Duration::from_secs(100) * slowness())
     };
     // A relay in user space carries each packet, so there are fewer rescues than near.
     let (outcome, made) = load_until(
         &ground,
-        plan(target, 500.0 / f64::from(slowness()), Sources::System),
+        plan(target, slower(500.0), Sources::System),
         rescues,
         limit,
     );

@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::net::TcpListener;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 use support::{
     Clients, Ground, Run, ask, eventually, everyone, is_root, pid_of, runs, server, signal, whoami,
@@ -109,7 +110,7 @@ fn signals_that_we_were_told_to_ignore_reach_workers_again() {
         support::WAKEONE,
         server("whoami.py")
     );
-    let mut command = std::process::Command::new("sh");
+    let mut command = Command::new("sh");
     command.args(["-c", &line]).arg(ground.runtime());
     let mut run = Run::start(command);
     let worker = whoami(run.ready());
@@ -674,19 +675,24 @@ fn told(socket: &UnixDatagram, last: &str) -> Vec<String> {
     }
 }
 
+/// So many workers under a service manager, which is told what they do by this socket.
+fn with_a_service_manager(ground: &Ground, workers: &str) -> (UnixDatagram, Command) {
+    let path = ground.path().join("notify");
+    let socket = UnixDatagram::bind(&path).expect("socket");
+    let limit = Some(support::patience());
+    socket.set_read_timeout(limit).expect("timeout");
+    let mut command = ground.command(
+        &["-w", workers, "-l", ANY, "--name", "web"],
+        &["python3", &server("whoami.py")],
+    );
+    command.env("NOTIFY_SOCKET", path);
+    (socket, command)
+}
+
 #[test]
 fn a_service_manager_is_told_and_the_workers_cannot_tell_it() {
     let ground = Ground::new();
-    let path = ground.path().join("notify");
-    let socket = UnixDatagram::bind(&path).expect("socket");
-    socket
-        .set_read_timeout(Some(support::patience()))
-        .expect("timeout");
-    let mut command = ground.command(
-        &["-w", "2", "-l", ANY, "--name", "web"],
-        &["python3", &server("whoami.py")],
-    );
-    command.env("NOTIFY_SOCKET", &path);
+    let (socket, command) = with_a_service_manager(&ground, "2");
     let mut run = Run::start(command);
     let address = run.ready();
     let ready = told(&socket, "READY=1").concat();
@@ -712,16 +718,9 @@ fn a_service_manager_is_told_and_the_workers_cannot_tell_it() {
 #[test]
 fn a_service_manager_that_does_not_read_holds_nothing_up() {
     let ground = Ground::new();
-    let path = ground.path().join("notify");
-    let _deaf = UnixDatagram::bind(&path).expect("socket");
-    let mut command = ground.command(
-        &["-w", "1", "-l", ANY, "--name", "web"],
-        &["python3", &server("whoami.py")],
-    );
+    let (_deaf, mut command) = with_a_service_manager(&ground, "1");
     // A sign of life each millisecond: the socket is full before the worker is ready.
-    command
-        .env("NOTIFY_SOCKET", &path)
-        .env("WATCHDOG_USEC", "2000");
+    command.env("WATCHDOG_USEC", "2000");
     let mut run = Run::start(command);
     whoami(run.ready());
     run.stop();
@@ -730,18 +729,8 @@ fn a_service_manager_that_does_not_read_holds_nothing_up() {
 #[test]
 fn a_watchdog_is_fed_as_long_as_the_loop_goes_round() {
     let ground = Ground::new();
-    let path = ground.path().join("notify");
-    let socket = UnixDatagram::bind(&path).expect("socket");
-    socket
-        .set_read_timeout(Some(support::patience()))
-        .expect("timeout");
-    let mut command = ground.command(
-        &["-w", "1", "-l", ANY, "--name", "web"],
-        &["python3", &server("whoami.py")],
-    );
-    command
-        .env("NOTIFY_SOCKET", &path)
-        .env("WATCHDOG_USEC", "300000");
+    let (socket, mut command) = with_a_service_manager(&ground, "1");
+    command.env("WATCHDOG_USEC", "300000");
     let mut run = Run::start(command);
     run.ready();
     told(&socket, "READY=1");

@@ -15,8 +15,8 @@ use crate::{answers, stats};
 /// How long a request may take in most experiments: longer than any should.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A load from one thread, a new connection for each request unless they are kept, from a thousand addresses of 127.0.0.0/8: from one, a
-/// connection a request would run out of ports.
+/// A load from one thread, a new connection for each request unless they are kept. It comes from a thousand addresses
+/// of 127.0.0.0/8: from one, a connection a request would run out of ports.
 pub fn plan(target: SocketAddr, arrivals: Arrivals, stop: Stop, mix: Mix, seed: u64) -> Plan {
     let keep_alive = matches!(arrivals, Arrivals::Kept { .. });
     Plan {

@@ -3,6 +3,7 @@
 //! A thread is in one phase at a time. A phase is an amount of CPU time, a wait for a lock, or a sleep. Threads that can
 //! run share the CPUs evenly. The costs are those of a machine that was measured.
 
+use std::time::Duration;
 use wakeone_kernel::bpf::policy_group::Variant;
 
 use crate::error::Error;
@@ -41,10 +42,21 @@ pub enum Placement {
 /// When the threads read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reading {
-    /// While datagrams are sent, at most so many of which are unread at a time.
-    AsSent(u64),
+    /// While datagrams are sent.
+    AsSent {
+        /// The most that may be unread.
+        window: u64,
+        /// A sender with too many unread looks again after this time.
+        breath: Duration,
+    },
     /// All of them wait before the first is read. Nobody sends meanwhile.
     AllWaiting,
+}
+
+impl Reading {
+    fn has_no_room(self) -> bool {
+        matches!(self, Reading::AsSent { window: 0, .. })
+    }
 }
 
 /// Threads that send and read datagrams.
@@ -85,9 +97,6 @@ impl DatagramsRead {
         self.read.iter().sum::<u64>() as f64 / self.elapsed_s
     }
 }
-
-/// A sender with too many unread looks again after this time, in s. The sender of `wakeone lab run udp-readers` does so.
-const BREATH_S: f64 = 50e-6;
 
 /// The phase of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,7 +174,6 @@ struct Machine<'a> {
     to_send: u64,
     unread: u64,
     found: DatagramsRead,
-    last_read: f64,
 }
 
 /// Simulates datagrams until the last one is read.
@@ -175,16 +183,16 @@ struct Machine<'a> {
 pub fn read_datagrams(of: &Datagrams) -> Result<DatagramsRead, Error> {
     check(of)?;
     let mut machine = Machine::new(of);
-    while machine.found.read.iter().sum::<u64>() < of.count {
+    while machine.to_send + machine.unread > 0 {
         machine.step();
     }
-    machine.found.elapsed_s = machine.last_read;
+    machine.found.elapsed_s = machine.now;
     Ok(machine.found)
 }
 
 fn check(of: &Datagrams) -> Result<(), Error> {
     let counts = [of.cpus, of.senders, of.readers];
-    if counts.contains(&0) || of.count == 0 || of.reading == Reading::AsSent(0) {
+    if counts.contains(&0) || of.count == 0 || of.reading.has_no_room() {
         return Err(Error(
             "datagrams need a CPU, a sender, a reader, and room for one".into(),
         ));
@@ -233,7 +241,6 @@ impl<'a> Machine<'a> {
                 read: vec![0; of.readers],
                 wakes: 0,
             },
-            last_read: 0.0,
         };
         machine.sockets.resize_with(sockets, Socket::default);
         machine.begin();
@@ -322,7 +329,6 @@ impl<'a> Machine<'a> {
             Phase::Copies => {
                 self.found.read[thread - self.of.senders] += 1;
                 self.unread -= 1;
-                self.last_read = self.now;
                 self.look(thread);
             }
             Phase::Rouses => self.work(thread, Phase::Comes, costs.sleep_s),
@@ -337,10 +343,10 @@ impl<'a> Machine<'a> {
         if self.to_send == 0 {
             return self.rest(sender, Phase::Over);
         }
-        if let Reading::AsSent(window) = self.of.reading
+        if let Reading::AsSent { window, breath } = self.of.reading
             && self.unread >= window
         {
-            return self.work(sender, Phase::Breathes, BREATH_S);
+            return self.work(sender, Phase::Breathes, breath.as_secs_f64());
         }
         self.to_send -= 1;
         self.unread += 1;
@@ -429,6 +435,13 @@ mod tests {
         }
     }
 
+    fn as_sent(window: u64) -> Reading {
+        Reading::AsSent {
+            window,
+            breath: Duration::from_micros(50),
+        }
+    }
+
     fn per_s(of: &Datagrams) -> f64 {
         read_datagrams(of).unwrap().per_s()
     }
@@ -474,7 +487,7 @@ mod tests {
     #[test]
     fn a_sender_bounds_what_is_read_and_several_less() {
         let mut of = waiting(8, 4, IN_TURN);
-        of.reading = Reading::AsSent(150);
+        of.reading = as_sent(150);
         near(per_s(&of), 250_000.0);
         of.senders = 4;
         near(per_s(&of), 1e6);
@@ -486,7 +499,7 @@ mod tests {
     #[test]
     fn each_datagram_for_a_sleeper_costs_a_wake_up() {
         let mut of = waiting(8, 4, Placement::OneSocket);
-        of.reading = Reading::AsSent(150);
+        of.reading = as_sent(150);
         (of.costs.wake_s, of.costs.sleep_s) = (2e-6, 2e-6);
         let found = read_datagrams(&of).unwrap();
         // The next is sent after 6 µs, and a reader sleeps again after 5.
@@ -499,7 +512,7 @@ mod tests {
     #[test]
     fn no_more_are_unread_than_may_be() {
         let mut of = waiting(2, 1, Placement::OneSocket);
-        of.reading = Reading::AsSent(10);
+        of.reading = as_sent(10);
         (of.costs.send_s, of.costs.read_s) = (1e-9, 10e-6);
         // Ten are read in 100 µs, and the sender has looked at least every 50.
         near(per_s(&of), 1e5);
@@ -508,7 +521,7 @@ mod tests {
     #[test]
     fn one_seed_gives_one_result_and_all_are_read() {
         let mut of = waiting(3, 5, HASH);
-        (of.senders, of.reading) = (7, Reading::AsSent(20));
+        (of.senders, of.reading) = (7, as_sent(20));
         (of.costs.locked_s, of.costs.rouse_s) = (0.2e-6, 5e-6);
         let found = read_datagrams(&of).unwrap();
         assert_eq!(found.read.iter().sum::<u64>(), of.count);
@@ -531,7 +544,7 @@ mod tests {
             },
             Datagrams { count: 0, ..good },
             Datagrams {
-                reading: Reading::AsSent(0),
+                reading: as_sent(0),
                 ..good
             },
             Datagrams {

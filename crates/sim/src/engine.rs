@@ -250,21 +250,45 @@ impl<'a> Engine<'a> {
     /// A SYN comes.
     #[inline]
     fn connect(&mut self, one: Waiting) {
-        let (worker, length) = match &mut self.front {
-            Front::Shared { queue, .. } => (0, queue.len()),
-            Front::Steered { steering, .. } => match steering.pick(one.hash) {
-                Some(slot) => (slot, self.workers[slot].queue.len()),
-                None => return self.lose(1),
-            },
+        let Some(worker) = self.choose(one.hash) else {
+            return self.lose(1);
         };
-        if is_full(self.setup.backlog, length) {
+        if self.setup.rtt_s == 0.0 {
+            return self.complete(worker, one);
+        }
+        if self.has_no_room(worker) {
             return self.drop_syn(worker, one);
         }
-        if self.setup.rtt_s > 0.0 {
-            let at = self.servers.now() + self.setup.rtt_s;
-            return self.happens(at, Happening::Established { worker, one });
+        let at = self.servers.now() + self.setup.rtt_s;
+        self.happens(at, Happening::Established { worker, one });
+    }
+
+    /// The worker to whose queue a connection goes. One queue for all is that of the first.
+    #[inline]
+    fn choose(&mut self, hash: u32) -> Option<usize> {
+        match &mut self.front {
+            Front::Shared { .. } => Some(0),
+            Front::Steered { steering, .. } => steering.pick(hash),
         }
-        self.establish(worker, one);
+    }
+
+    #[inline]
+    fn has_no_room(&self, worker: usize) -> bool {
+        let queue = match &self.front {
+            Front::Shared { queue, .. } => queue,
+            Front::Steered { .. } => &self.workers[worker].queue,
+        };
+        is_full(self.setup.backlog, queue.len())
+    }
+
+    /// A handshake is over, where the queue has room.
+    #[inline]
+    fn complete(&mut self, worker: usize, one: Waiting) {
+        if self.has_no_room(worker) {
+            self.drop_syn(worker, one);
+        } else {
+            self.establish(worker, one);
+        }
     }
 
     /// A connection is in a queue from now on, and counts.
@@ -289,25 +313,15 @@ impl<'a> Engine<'a> {
     /// A handshake ends. Since its SYN the queue may have filled, or its worker may be gone: the kernel gives its
     /// handshakes to another.
     fn end_handshake(&mut self, worker: usize, one: Waiting) {
-        let (worker, length) = match &mut self.front {
-            Front::Shared { queue, .. } => (worker, queue.len()),
-            Front::Steered { steering, .. } => {
-                let gone = self.workers[worker].down;
-                let there = if gone {
-                    steering.pick(one.hash)
-                } else {
-                    Some(worker)
-                };
-                match there {
-                    Some(slot) => (slot, self.workers[slot].queue.len()),
-                    None => return self.lose(1),
-                }
-            }
+        let steered = matches!(self.front, Front::Steered { .. });
+        let there = match steered && self.workers[worker].down {
+            true => self.choose(one.hash),
+            false => Some(worker),
         };
-        if is_full(self.setup.backlog, length) {
-            return self.drop_syn(worker, one);
+        match there {
+            Some(worker) => self.complete(worker, one),
+            None => self.lose(1),
         }
-        self.establish(worker, one);
     }
 
     /// Returns the event loop that looks for connections first while all of them are busy: a random one.

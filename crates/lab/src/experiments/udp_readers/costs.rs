@@ -1,13 +1,11 @@
 //! The costs of a datagram on this machine.
 
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 use wakeone_sim::Costs;
 
 use super::WAITING_BYTES;
-use super::reader::BYTES;
 use super::readers::{Readers, Setup};
-use super::sender::{PORTION, give_up, read_portion};
+use super::sender::{Flows, PORTION, give_up, read_portion};
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
 
@@ -49,18 +47,6 @@ pub(super) fn measure(cpus: usize, context: &mut Context<'_>) -> Result<Costs, E
     Ok(solve(one, (cpus, all), alone))
 }
 
-fn socket_to(address: SocketAddr) -> Result<UdpSocket, Error> {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
-    let connected = socket.and_then(|socket| socket.connect(address).map(|()| socket));
-    connected.map_err(|e| Error::Server(format!("sending to {address} failed: {e}")))
-}
-
-fn send(socket: &UdpSocket) -> Result<(), Error> {
-    let sent = socket.send(&[b'.'; BYTES]);
-    sent.map(drop)
-        .map_err(|e| Error::Server(format!("sending a datagram failed: {e}")))
-}
-
 fn waiting(threads: usize, context: &mut Context<'_>) -> Result<Waiting, Error> {
     let readers = Readers::start(&Setup {
         sockets: 1,
@@ -70,12 +56,12 @@ fn waiting(threads: usize, context: &mut Context<'_>) -> Result<Waiting, Error> 
         ..Setup::default()
     })?;
     readers.until_ready()?;
-    let socket = socket_to(readers.address())?;
+    let mut flow = Flows::open(readers.address(), 1, 1)?;
     let (mut sending, mut reading_ns) = (Duration::ZERO, 0);
     for portion in 1..=PORTIONS {
         let start = Instant::now();
         for _ in 0..PORTION {
-            send(&socket)?;
+            flow.send(1)?;
         }
         sending += start.elapsed();
         reading_ns += read_portion(portion, readers.board(), Instant::now(), context)?;
@@ -94,7 +80,8 @@ fn alone(context: &mut Context<'_>) -> Result<Alone, Error> {
         ..Setup::default()
     })?;
     readers.until_ready()?;
-    let (socket, board) = (socket_to(readers.address())?, readers.board());
+    let mut flow = Flows::open(readers.address(), 1, 1)?;
+    let board = readers.board();
     board.go();
     let (begin, before) = (Instant::now(), readers.usage());
     let (mut sending, mut reading) = (Duration::ZERO, Duration::ZERO);
@@ -102,7 +89,7 @@ fn alone(context: &mut Context<'_>) -> Result<Alone, Error> {
         let read = Instant::now();
         while read.elapsed() < ASLEEP_AFTER {}
         let start = Instant::now();
-        send(&socket)?;
+        flow.send(1)?;
         let sent = Instant::now();
         while board.all() < nth {
             give_up(begin, context)?;

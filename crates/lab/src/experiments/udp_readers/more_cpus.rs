@@ -4,7 +4,7 @@ use std::fmt;
 use wakeone::policy::Policy;
 use wakeone_sim::{Costs, Datagrams, DatagramsRead, Placement, Reading, read_datagrams};
 
-use super::sender::WINDOW;
+use super::sender::{BREATH, WINDOW};
 use super::{CARD, COMPARED, Mode, Variant, Way, costs};
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
@@ -117,7 +117,10 @@ impl Point {
             }),
             reading: match self.load {
                 Load::Waiting => Reading::AllWaiting,
-                _ => Reading::AsSent(WINDOW * senders as u64),
+                _ => Reading::AsSent {
+                    window: WINDOW * senders as u64,
+                    breath: BREATH,
+                },
             },
             count: SIMULATED,
             costs,

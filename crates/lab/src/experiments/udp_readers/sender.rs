@@ -23,7 +23,7 @@ const BATCH: usize = 64;
 /// The same as [`WINDOW`] for batches, into larger buffers: several for each of eight readers.
 const BATCHES_WINDOW: u64 = 2048;
 /// How long the sender sleeps where it waits for the readers: a part of the time in which what may be on its way is read.
-const BREATH: Duration = Duration::from_micros(50);
+pub const BREATH: Duration = Duration::from_micros(50);
 /// Datagrams of a portion, where all wait before the first is read. They are few enough to stay in a processor's
 /// cache, as the data in a socket usually does. They are enough that threads read for much longer than it takes to
 /// wake them.
@@ -51,7 +51,7 @@ pub struct Sent {
 const BYTES_OF_BATCH: [u8; BATCH * BYTES] = [b'.'; BATCH * BYTES];
 
 /// The sockets to send from, in turn.
-struct Flows {
+pub(super) struct Flows {
     sockets: Vec<UdpSocket>,
     to: SocketAddr,
     next: usize,
@@ -59,7 +59,11 @@ struct Flows {
 }
 
 impl Flows {
-    fn open(to: SocketAddr, flows: usize, by_call: usize) -> Result<Self, Error> {
+    /// Opens sockets that send so many datagrams in a call.
+    ///
+    /// # Errors
+    /// When a socket cannot be had.
+    pub(super) fn open(to: SocketAddr, flows: usize, by_call: usize) -> Result<Self, Error> {
         let open = |_| {
             let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
             socket.connect(to)?;
@@ -78,7 +82,10 @@ impl Flows {
     }
 
     /// Sends as many datagrams as one call can, at most `most`. Returns how many it sent.
-    fn send(&mut self, most: u64) -> Result<u64, Error> {
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn send(&mut self, most: u64) -> Result<u64, Error> {
         let now = most.min(self.by_call as u64);
         let flow = &self.sockets[self.next];
         self.next = (self.next + 1) % self.sockets.len();
