@@ -371,7 +371,7 @@ fn who_may_not_attach_is_told_all_that_is_missing_first() {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), mode).expect("mode");
     let own = folder.path().join("wakeone");
-    std::fs::copy(WAKEONE, &own).expect("copied");
+    support::copy_program(WAKEONE, &own);
     let output = Command::new(own)
         .args(["attach", &format!(":{PORT}"), "--runtime-dir"])
         .arg(folder.path().join("run"))

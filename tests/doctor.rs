@@ -462,7 +462,7 @@ impl Nobody {
         let open = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(ground.path(), open.clone()).expect("chmod");
         let program = ground.path().join("wakeone");
-        std::fs::copy(WAKEONE, &program).expect("copy");
+        support::copy_program(WAKEONE, &program);
         std::fs::set_permissions(&program, open).expect("chmod");
         let guests = ground.path().join("guests");
         std::fs::create_dir(&guests).expect("folder");

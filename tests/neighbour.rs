@@ -103,7 +103,7 @@ fn library_where(ground: &Ground, run_is: &str, user: u32, environment: &[(&str,
         "mount -t tmpfs -o {run_is} none /run && exec setpriv --reuid {user} --regid {user} --clear-groups \"$0\" \"$@\""
     );
     let program = ground.path().join("wakeone");
-    std::fs::copy(WAKEONE, &program).expect("copied");
+    support::copy_program(WAKEONE, &program);
     let open = || std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(ground.path(), open()).expect("mode");
     std::fs::set_permissions(&program, open()).expect("mode");

@@ -171,7 +171,7 @@ impl Drop for Held {
 /// A command of the test's own.
 fn command(ground: &Ground) -> PathBuf {
     let path = ground.path().join("server");
-    std::fs::copy("/bin/sleep", &path).expect("copy");
+    support::copy_program("/bin/sleep", &path);
     path
 }
 

@@ -31,6 +31,16 @@ pub fn server(name: &str) -> String {
     format!("{}/../../tests/servers/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
+/// Copies a program that a test then starts.
+///
+/// `cp` has it open for writing, not this process: a child that another thread starts meanwhile would keep it open until
+/// its exec, and the program could not be started (ETXTBSY).
+pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    let mut copy = Command::new("cp");
+    copy.arg("-p").arg(from.as_ref()).arg(to.as_ref());
+    assert!(copy.status().expect("cp").success(), "cp");
+}
+
 /// Whether the tests run as root.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()

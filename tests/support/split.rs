@@ -207,7 +207,7 @@ pub fn for_another_user(
     let folder = tempfile::tempdir_in("/var/lib").expect("folder");
     // Other users may have no access to the folder of the sources.
     let binary = folder.path().join("wakeone");
-    std::fs::copy(super::WAKEONE, &binary).expect("copy");
+    super::copy_program(super::WAKEONE, &binary);
     std::fs::copy(server(name), folder.path().join(name)).expect("copy");
     let runtime = folder.path().join("run");
     std::fs::create_dir(&runtime).expect("folder");

@@ -145,7 +145,8 @@ impl Paths {
         if let Some(own) = &self.own_mount
             && let _alone = self.alone()
             && is_unused(own)
-            && bpffs::unmount(own).is_ok()
+            // A supervisor that was killed early has made the folder, and mounted nothing yet.
+            && (!bpffs::is_bpffs(own).unwrap_or(true) || bpffs::unmount(own).is_ok())
         {
             let _ = fs::remove_dir(own);
         }
@@ -184,5 +185,27 @@ fn find_named(dir: &Path, wanted: &str, found: &mut Vec<PathBuf>) {
         } else {
             find_named(&path, wanted, found);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_was_made_and_not_mounted_on_is_removed() {
+        let scratch = tempfile::tempdir().expect("folder");
+        let runtime = scratch.path().join("run");
+        let own = runtime.join(OWN_BPFFS);
+        for made in [&runtime, &own] {
+            folder::make_private(made).expect("private");
+        }
+        let paths = Paths {
+            pins: own.join("wakeone"),
+            own_mount: Some(own),
+            runtime,
+        };
+        paths.tidy();
+        assert!(!paths.runtime.exists());
     }
 }
