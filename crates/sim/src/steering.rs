@@ -65,31 +65,22 @@ impl Steering {
         })
     }
 
-    /// A connection is open at a slot from now on. As in the kernel, it is progress where none was open.
+    /// A connection is open at a slot from now on.
     #[inline]
     pub(crate) fn enter(&mut self, slot: usize, now: f64) {
-        if self.group.active(slot) == 0 {
-            self.note_progress(slot, now);
-        }
-        self.group.enter(slot);
+        self.group.enter(slot, (now * NS) as u64);
     }
 
     /// A connection is closed at a slot.
     #[inline]
     pub(crate) fn leave(&mut self, slot: usize, now: f64) {
-        self.group.leave(slot);
-        self.note_progress(slot, now);
+        self.group.leave(slot, (now * NS) as u64);
     }
 
     /// A connection leaves a slot for another.
     #[inline]
     pub(crate) fn move_away(&mut self, slot: usize) {
-        self.group.leave(slot);
-    }
-
-    #[inline]
-    fn note_progress(&mut self, slot: usize, now: f64) {
-        self.group.note_progress(slot, (now * NS) as u64);
+        self.group.move_away(slot);
     }
 
     /// So many connections wait at a slot.

@@ -15,10 +15,10 @@ struct wakeone_group_functions {
 	void (*set)(struct wakeone_table *t, __u32 slot, __u32 flags, __u32 weight);
 	void (*publish)(struct wakeone_table *t);
 	int (*pick)(struct wakeone_table *t, const struct wakeone_draw *d);
-	void (*enter)(struct wakeone_table *t, __u32 slot);
-	void (*leave)(struct wakeone_table *t, __u32 slot);
+	void (*enter)(struct wakeone_table *t, __u32 slot, __u64 now_ns);
+	void (*leave)(struct wakeone_table *t, __u32 slot, __u64 now_ns);
+	void (*move_away)(struct wakeone_table *t, __u32 slot);
 	void (*queued)(struct wakeone_table *t, __u32 slot, __u32 length);
-	void (*progress)(struct wakeone_table *t, __u32 slot, __u64 now_ns);
 	__s64 (*active)(const struct wakeone_table *t, __u32 slot);
 	__u64 (*selected)(const struct wakeone_table *t, __u32 slot);
 };
@@ -45,12 +45,21 @@ static int pick(struct wakeone_table *t, const struct wakeone_draw *d)
 	return slot;
 }
 
-static void enter(struct wakeone_table *t, __u32 slot)
+/* Like count_in and count_out of dispatch.bpf.c. */
+static void enter(struct wakeone_table *t, __u32 slot, __u64 now_ns)
 {
+	if (!wakeone_load(&t->slot[slot], WAKEONE_BY_ACTIVE))
+		wakeone_note_progress(t, slot, now_ns);
 	wakeone_enter(t, slot);
 }
 
-static void leave(struct wakeone_table *t, __u32 slot)
+static void leave(struct wakeone_table *t, __u32 slot, __u64 now_ns)
+{
+	wakeone_leave(t, slot);
+	wakeone_note_progress(t, slot, now_ns);
+}
+
+static void move_away(struct wakeone_table *t, __u32 slot)
 {
 	wakeone_leave(t, slot);
 }
@@ -58,11 +67,6 @@ static void leave(struct wakeone_table *t, __u32 slot)
 static void queued(struct wakeone_table *t, __u32 slot, __u32 length)
 {
 	t->slot[slot].queued = length;
-}
-
-static void progress(struct wakeone_table *t, __u32 slot, __u64 now_ns)
-{
-	wakeone_note_progress(t, slot, now_ns);
 }
 
 static __s64 active(const struct wakeone_table *t, __u32 slot)
@@ -84,8 +88,8 @@ const struct wakeone_group_functions WAKEONE_GROUP = {
 	.pick = pick,
 	.enter = enter,
 	.leave = leave,
+	.move_away = move_away,
 	.queued = queued,
-	.progress = progress,
 	.active = active,
 	.selected = selected,
 };

@@ -16,10 +16,10 @@ struct Functions {
     set: unsafe extern "C" fn(*mut c_void, u32, u32, u32),
     publish: unsafe extern "C" fn(*mut c_void),
     pick: unsafe extern "C" fn(*mut c_void, *const wakeone_draw) -> i32,
-    enter: unsafe extern "C" fn(*mut c_void, u32),
-    leave: unsafe extern "C" fn(*mut c_void, u32),
+    enter: unsafe extern "C" fn(*mut c_void, u32, u64),
+    leave: unsafe extern "C" fn(*mut c_void, u32, u64),
+    move_away: unsafe extern "C" fn(*mut c_void, u32),
     queued: unsafe extern "C" fn(*mut c_void, u32, u32),
-    progress: unsafe extern "C" fn(*mut c_void, u32, u64),
     active: unsafe extern "C" fn(*const c_void, u32) -> i64,
     selected: unsafe extern "C" fn(*const c_void, u32) -> u64,
 }
@@ -147,18 +147,25 @@ impl Group {
         usize::try_from(slot).ok()
     }
 
-    /// Counts a connection in.
-    pub fn enter(&mut self, slot: usize) {
+    /// Counts a connection in. It is progress where none was open.
+    pub fn enter(&mut self, slot: usize, now_ns: u64) {
         let slot = self.checked(slot);
         // SAFETY: as in `set`.
-        unsafe { (self.functions.enter)(self.table.as_ptr(), slot) }
+        unsafe { (self.functions.enter)(self.table.as_ptr(), slot, now_ns) }
     }
 
-    /// Counts a connection out.
-    pub fn leave(&mut self, slot: usize) {
+    /// Counts a connection out, which is progress.
+    pub fn leave(&mut self, slot: usize, now_ns: u64) {
         let slot = self.checked(slot);
         // SAFETY: as in `set`.
-        unsafe { (self.functions.leave)(self.table.as_ptr(), slot) }
+        unsafe { (self.functions.leave)(self.table.as_ptr(), slot, now_ns) }
+    }
+
+    /// Counts a connection out that leaves for another slot.
+    pub fn move_away(&mut self, slot: usize) {
+        let slot = self.checked(slot);
+        // SAFETY: as in `set`.
+        unsafe { (self.functions.move_away)(self.table.as_ptr(), slot) }
     }
 
     /// So many connections wait at a slot.
@@ -166,13 +173,6 @@ impl Group {
         let slot = self.checked(slot);
         // SAFETY: as in `set`.
         unsafe { (self.functions.queued)(self.table.as_ptr(), slot, length) }
-    }
-
-    /// A slot's worker accepted or finished something at this moment.
-    pub fn note_progress(&mut self, slot: usize, now_ns: u64) {
-        let slot = self.checked(slot);
-        // SAFETY: as in `set`.
-        unsafe { (self.functions.progress)(self.table.as_ptr(), slot, now_ns) }
     }
 
     /// Open connections of a slot.
