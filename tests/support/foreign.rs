@@ -2,7 +2,7 @@
 //!
 //! Each parser has a folder of inputs in `tests/corpus`. All of them are tried first, then mutations of them, for a
 //! second or for `WAKEONE_FUZZ_SECONDS`. An input that makes a parser fail is shortened as far as possible, and written
-//! to that folder. From then on it is tried each time.
+//! to that folder. So is one for which a parser does not end, as it is. From then on it is tried each time.
 
 use std::cell::Cell;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -32,7 +32,7 @@ pub fn survives(name: &str, seeds: &[Vec<u8>], parse: impl Fn(&[u8])) {
     seeds.extend(kept(&folder));
     assert!(!seeds.is_empty(), "nothing is in {}", folder.display());
     let before = resident_kb();
-    let guard = Guard::watch(name);
+    let guard = Guard::watch(name, &folder);
     let parse = |bytes: &[u8]| {
         guard.now(bytes);
         parse(bytes);
@@ -94,7 +94,7 @@ fn resident_kb() -> u64 {
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// Ends the program, with the input, when a parser does not end.
+/// Ends the program when a parser does not end, and keeps the input.
 struct Guard {
     input: Arc<Mutex<(Instant, Vec<u8>)>>,
     /// Dropped with this, which ends the thread.
@@ -102,15 +102,17 @@ struct Guard {
 }
 
 impl Guard {
-    fn watch(name: &str) -> Self {
+    fn watch(name: &str, folder: &Path) -> Self {
         let input = Arc::new(Mutex::new((Instant::now(), Vec::new())));
         let (sender, end) = channel();
-        let (watched, name) = (Arc::clone(&input), name.to_owned());
+        let (watched, name, folder) = (Arc::clone(&input), name.to_owned(), folder.to_owned());
         std::thread::spawn(move || {
             while end.recv_timeout(ENDLESS / 4) == Err(RecvTimeoutError::Timeout) {
                 let now = watched.lock().unwrap_or_else(PoisonError::into_inner);
                 if now.0.elapsed() > ENDLESS {
-                    let _ = writeln!(std::io::stderr(), "{name} does not end for {:?}", now.1);
+                    let path = keep(&folder, &now.1);
+                    let path = path.display();
+                    let _ = writeln!(std::io::stderr(), "{name} does not end for {path}");
                     std::process::exit(101);
                 }
             }

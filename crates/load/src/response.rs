@@ -44,6 +44,8 @@ const HEAD_MAX: usize = 64 * 1024;
 const HEADERS_USUAL: usize = 32;
 const HEADERS_MAX: usize = 512;
 
+const NO_HEAD: BadResponse = BadResponse("its head does not parse");
+
 /// Reads one answer; [`reset`](Self::reset) makes it ready for the next and keeps its buffers.
 #[derive(Debug)]
 pub struct ResponseReader {
@@ -154,9 +156,15 @@ impl ResponseReader {
     }
 
     /// Reads a head, or keeps its beginning for later; returns how many bytes of `rest` it took.
+    ///
+    /// What is kept is parsed again with each line, not with each piece: a server may send a long head byte by byte.
     fn head(&mut self, rest: &[u8]) -> Result<usize, BadResponse> {
+        let blank = self.blank(rest);
+        if blank > 0 {
+            return Ok(blank);
+        }
         if self.partial.is_empty() {
-            let used = self.parse_head::<HEADERS_USUAL>(rest)?;
+            let used = self.judge_head(rest)?;
             return Ok(used.unwrap_or_else(|| {
                 self.partial.extend_from_slice(rest);
                 rest.len()
@@ -165,7 +173,13 @@ impl ResponseReader {
         let before = self.partial.len();
         let mut whole = std::mem::take(&mut self.partial);
         whole.extend_from_slice(rest);
-        let used = self.parse_head::<HEADERS_USUAL>(&whole)?;
+        let used = if rest.contains(&b'\n') {
+            self.judge_head(&whole)?
+        } else if begins_like_http(&whole) {
+            None
+        } else {
+            return Err(NO_HEAD);
+        };
         if used.is_none() {
             if whole.len() > HEAD_MAX {
                 return Err(BadResponse("its head is longer than 64 KiB"));
@@ -178,11 +192,40 @@ impl ResponseReader {
         Ok(used.map_or(rest.len(), |n| n - before))
     }
 
+    /// How many bytes end an empty line before the answer. Such lines are read over, as by httparse.
+    fn blank(&mut self, rest: &[u8]) -> usize {
+        match (&self.partial[..], rest) {
+            ([], [b'\n', ..]) => 1,
+            ([], [b'\r', b'\n', ..]) => 2,
+            ([b'\r'], [b'\n', ..]) => {
+                self.partial.clear();
+                1
+            }
+            _ => 0,
+        }
+    }
+
+    /// Judges a head by its whole lines alone: the verdict is the same for any pieces. `None` where it is not whole yet.
+    fn judge_head(&mut self, bytes: &[u8]) -> Result<Option<usize>, BadResponse> {
+        self.parse_head::<HEADERS_USUAL>(bytes).or_else(|error| {
+            match bytes.iter().rposition(|byte| *byte == b'\n') {
+                Some(end) if end + 1 < bytes.len() => {
+                    self.parse_head::<HEADERS_USUAL>(&bytes[..=end])
+                }
+                Some(_) => Err(error),
+                None if begins_like_http(bytes) => Ok(None),
+                None => Err(error),
+            }
+        })
+    }
+
     /// `None` where the head is not whole yet.
     fn parse_head<const HEADERS: usize>(
         &mut self,
         bytes: &[u8],
     ) -> Result<Option<usize>, BadResponse> {
+        #[cfg(test)]
+        tests::PARSED.set(tests::PARSED.get() + bytes.len());
         let mut headers = [const { MaybeUninit::uninit() }; HEADERS];
         let mut response = httparse::Response::new(&mut []);
         let parsed = httparse::ParserConfig::default().parse_response_with_uninit_headers(
@@ -199,7 +242,7 @@ impl ResponseReader {
             Err(httparse::Error::TooManyHeaders) => {
                 Err(BadResponse("it has more than 512 headers"))
             }
-            Err(_) => Err(BadResponse("its head does not parse")),
+            Err(_) => Err(NO_HEAD),
         }
     }
 
@@ -329,6 +372,12 @@ impl ResponseReader {
     }
 }
 
+/// Whether a line that has not ended may become the first one of an answer.
+fn begins_like_http(bytes: &[u8]) -> bool {
+    const BEGIN: &[u8] = b"HTTP/1.";
+    bytes == b"\r" || bytes.iter().zip(BEGIN).all(|(a, b)| a == b)
+}
+
 fn parse_length(value: &[u8]) -> Result<u64, BadResponse> {
     let digits = value.trim_ascii();
     let text = std::str::from_utf8(digits)
@@ -349,6 +398,11 @@ fn list_ends_with(value: &[u8], token: &[u8]) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    thread_local! {
+        /// Bytes of heads that were parsed, each time that they were.
+        pub(super) static PARSED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
 
     /// A parsed answer: status, worker, keep-alive, body bytes, whole.
     type Read = (u16, Vec<u8>, bool, u64, bool);
@@ -543,6 +597,38 @@ mod tests {
         let endless = vec![b'a'; HEAD_MAX];
         let head = b"HTTP/1.1 200 OK\r\nX: ";
         assert!(read([&head[..], &endless, &endless]).is_err());
+    }
+
+    #[test]
+    fn a_long_head_in_small_pieces_is_not_parsed_again_with_each() {
+        const LONG: usize = 60 * 1024;
+        for (begin, filling) in [("HTTP/1.1 200 ", "O"), ("", "\n"), ("", "\r\n")] {
+            let end = "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx";
+            let end = if begin.is_empty() { end } else { &end[15..] };
+            let text = format!("{begin}{}{end}", filling.repeat(LONG / filling.len()));
+            for piece in [1, 2, 7] {
+                PARSED.set(0);
+                let read = read(text.as_bytes().chunks(piece)).expect("an answer");
+                assert_eq!((read.0, read.3, read.4), (200, 1, true));
+                assert!(PARSED.get() <= 4 * text.len(), "{} bytes", PARSED.get());
+            }
+        }
+        // With many lines it is parsed for each of them, but their number is limited.
+        let lines = format!("HTTP/1.1 200 OK\r\n{}", "a:\n".repeat(LONG / 3));
+        PARSED.set(0);
+        assert!(read(lines.as_bytes().chunks(1)).is_err());
+        assert!(PARSED.get() <= 2 * 513 * 4 * 513, "{} bytes", PARSED.get());
+    }
+
+    #[test]
+    fn what_can_become_no_answer_is_refused_before_its_line_ends() {
+        for begin in ["SSH-2.0-OpenSSH", "\x15\x03\x03", "HTTP/2", "\rH"] {
+            assert!(whole(begin).is_err(), "{begin:?}");
+            assert!(read(begin.as_bytes().chunks(1)).is_err(), "{begin:?}");
+        }
+        for begin in ["\r", "\r\n\r", "HTTP/1.1 200 OK", "\r\n\nHTTP/1.1"] {
+            assert_eq!(whole(begin).map(|read| read.4), Ok(false), "{begin:?}");
+        }
     }
 
     fn header() -> impl Strategy<Value = String> {
