@@ -54,7 +54,9 @@ impl Client {
 pub struct Driven {
     client: Client,
     trial: ServerUnderTest,
+    /// Failed requests of the steps that the server kept up with, and of the others.
     errors: u64,
+    errors_overloaded: u64,
     /// How late our own client sent the slowest percent of a step, the worst step of all.
     late_ns: u64,
     /// Steps done again because our own client was late.
@@ -82,6 +84,7 @@ impl Driven {
             client,
             trial,
             errors: 0,
+            errors_overloaded: 0,
             late_ns: 0,
             repeated: 0,
         })
@@ -138,6 +141,7 @@ impl Driven {
     /// Those of [`ServerUnderTest::stop`].
     pub fn end(self, sample: &mut Sample) -> Result<(), Error> {
         sample.put("errors", "count", self.errors as f64);
+        sample.put("errors_overloaded", "count", self.errors_overloaded as f64);
         sample.put("repeated_steps", "count", self.repeated as f64);
         sample.put("late_ms_p99_worst", "ms", self.late_ns as f64 / 1e6);
         let used = Usage::of_leaves(self.trial.pid()).since(&self.before);
@@ -193,12 +197,16 @@ impl Driven {
         })?;
         context.check()?;
         self.trial.answers.client_saw(&found);
-        self.errors += found.error_count();
-        self.work_off()?;
         let step = Step {
             offered: found.planned as f64 / seconds,
             replied: within.unwrap_or(found.completed) as f64 / seconds,
         };
+        if step.keeps_up() {
+            self.errors += found.error_count();
+        } else {
+            self.errors_overloaded += found.error_count();
+        }
+        self.work_off()?;
         Ok((step, found.lateness.value_at_quantile(0.99)))
     }
 

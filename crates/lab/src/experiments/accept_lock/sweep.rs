@@ -22,7 +22,8 @@ impl Step {
         self.replied / self.offered
     }
 
-    fn keeps_up(&self) -> bool {
+    /// Whether the server answers as fast as it is asked.
+    pub fn keeps_up(&self) -> bool {
         self.share() >= KEPT
     }
 }
