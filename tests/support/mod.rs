@@ -14,6 +14,7 @@ pub mod steered;
 pub use patience::{long_patience, patience, slowness};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -380,15 +381,23 @@ pub fn whoami(address: SocketAddr) -> Value {
     serde_json::from_str(&get(address, "/").expect("an answer")).expect("JSON")
 }
 
-/// Returns the description of each of `count` workers, by slot. Asks until all have answered.
+/// Returns the description of each of `count` workers, by slot. Asks until all have answered, from each CPU in turn: a
+/// program may choose by CPU.
 pub fn everyone(address: SocketAddr, count: usize) -> Vec<Value> {
     let mut seen = vec![Value::Null; count];
+    let allowed = sched_getaffinity(None).expect("affinity");
+    let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    let mut turns = cpus.collect::<Vec<_>>().into_iter().cycle();
     slowly("every worker answers", || {
+        let mut one = CpuSet::new();
+        one.set(turns.next().expect("a CPU"));
+        sched_setaffinity(None, &one).expect("affinity");
         let me = whoami(address);
         let slot = me["slot"].as_u64().expect("slot") as usize;
         seen[slot] = me;
         seen.iter().all(|worker| !worker.is_null())
     });
+    sched_setaffinity(None, &allowed).expect("affinity");
     seen
 }
 

@@ -157,7 +157,7 @@ impl ResponseReader {
 
     /// Reads a head, or keeps its beginning for later; returns how many bytes of `rest` it took.
     ///
-    /// What is kept is parsed again with each line, not with each piece: a server may send a long head byte by byte.
+    /// A kept beginning is parsed again with each line, not with each piece. A server may send a long head byte by byte.
     fn head(&mut self, rest: &[u8]) -> Result<usize, BadResponse> {
         let blank = self.blank(rest);
         if blank > 0 {
@@ -247,6 +247,8 @@ impl ResponseReader {
     }
 
     fn take_head(&mut self, response: &httparse::Response<'_, '_>) -> Result<(), BadResponse> {
+        // A head that is refused may be judged once more.
+        self.worker.clear();
         self.status = response.code.unwrap_or(0);
         if (100..200).contains(&self.status) && self.status != 101 {
             return Ok(()); // an interim answer: the real head follows
