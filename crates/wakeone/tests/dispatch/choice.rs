@@ -202,9 +202,10 @@ fn stuck_marks_count_while_the_agent_lives() {
     wait_for_actives(table, &[5, 15]);
     // The clock is coarse, but half a minute ago is too old even at 10 ms a tick.
     table.heartbeat_limit_ns().store(1_000_000_000, Relaxed);
-    table
-        .heartbeat_ns()
-        .store(schedule::coarse_ns() - 30_000_000_000, Relaxed);
+    table.heartbeat_ns().store(
+        schedule::coarse_ns().saturating_sub(30_000_000_000),
+        Relaxed,
+    );
     clients.extend(connect_many(V4, 10));
     wait_for_actives(table, &[15, 15]);
     drop(clients);
