@@ -14,7 +14,6 @@ pub mod steered;
 pub use patience::{long_patience, patience, slowness};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -23,6 +22,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use wakeone_lab::cpus;
 
 /// The binary under test.
 pub const WAKEONE: &str = env!("CARGO_BIN_EXE_wakeone");
@@ -385,19 +385,19 @@ pub fn whoami(address: SocketAddr) -> Value {
 /// program may choose by CPU.
 pub fn everyone(address: SocketAddr, count: usize) -> Vec<Value> {
     let mut seen = vec![Value::Null; count];
-    let allowed = sched_getaffinity(None).expect("affinity");
-    let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
-    let mut turns = cpus.collect::<Vec<_>>().into_iter().cycle();
-    slowly("every worker answers", || {
-        let mut one = CpuSet::new();
-        one.set(turns.next().expect("a CPU"));
-        sched_setaffinity(None, &one).expect("affinity");
-        let me = whoami(address);
-        let slot = me["slot"].as_u64().expect("slot") as usize;
-        seen[slot] = me;
-        seen.iter().all(|worker| !worker.is_null())
-    });
-    sched_setaffinity(None, &allowed).expect("affinity");
+    let mut cpus = cpus::mine().expect("CPUs").into_iter().cycle();
+    let ask = || {
+        slowly("every worker answers", || {
+            cpus::pin(cpus.next().expect("a CPU")).expect("affinity");
+            let me = whoami(address);
+            let slot = me["slot"].as_u64().expect("slot") as usize;
+            seen[slot] = me;
+            seen.iter().all(|worker| !worker.is_null())
+        })
+    };
+    // A thread of its own, so that the test's may go on to run anywhere.
+    let asked = std::thread::scope(|scope| scope.spawn(ask).join());
+    asked.unwrap_or_else(|why| std::panic::resume_unwind(why));
     seen
 }
 
