@@ -26,17 +26,18 @@ turn() {
     esac
     "${server[@]}" >"$folder/log" 2>&1 &
     serves=$!
-    until ss -tlnH "sport = :8080" | grep -q . && { [ "$1" = shared ] || grep -q '^ready: ' "$folder/log"; }; do sleep 0.1; done
+    trap 'kill "$serves" 2>/dev/null || true; wait; rm -r "$folder"' EXIT
+    until ss -tlnH "sport = :8080" | grep -q . && { [ "$1" = shared ] || grep -q '^ready: ' "$folder/log"; }; do
+        kill -0 "$serves"
+        sleep 0.1
+    done
     "$wakeone" load "http://$at/work?us=300&kind=cpu" -c 200 -n "$requests" --json >"$folder/result"
-    kill "$serves"
-    wait "$serves" || true
     python3 - "$1" "$folder/result" <<'PYTHON'
 import json, sys
 
 latency = json.load(open(sys.argv[2]))["latency_ms"]
 print(f"{sys.argv[1]:8} mean {latency['mean']:6.2f} ms  deviation {latency['stddev']:5.2f} ms  p99 {latency['p99']:6.2f} ms")
 PYTHON
-    rm -r "$folder"
 }
 
 if [ -n "${WAKEONE_BENCH_TURN+x}" ]; then

@@ -29,22 +29,28 @@ for n in range(int(sys.argv[1])):
 PYTHON
 }
 
-for option in "" --lookup; do
+# One server, and its load. It is a subshell, so that it ends its server in any case.
+turn() (
     folder=$(mktemp -d)
     # shellcheck disable=SC2086
-    "$wakeone" run $option -w 6 -l 127.0.0.1:8080 --stuck-after 1ms --runtime-dir "$folder/run" -- \
+    "$wakeone" run $1 -w 6 -l 127.0.0.1:8080 --stuck-after 1ms --runtime-dir "$folder/run" -- \
         "$wakeone" serve --model preforked 2>"$folder/log" &
     run=$!
-    until grep -q '^ready: ' "$folder/log"; do sleep 0.1; done
+    trap 'kill "$run" 2>/dev/null || true; wait; rm -r "$folder"' EXIT
+    until grep -q '^ready: ' "$folder/log"; do
+        kill -0 "$run"
+        sleep 0.1
+    done
     fill "$count"
     filled=$(wc -l <"$folder/log")
-    echo "wakeone run $option: $(ss -tanH state time-wait sport = :8080 | wc -l) connections in TIME_WAIT"
+    echo "wakeone run $1: $(ss -tanH state time-wait sport = :8080 | wc -l) connections in TIME_WAIT"
     "$wakeone" load http://127.0.0.1:8080/ --rate 1000 --duration 10s --mix '97:/work?us=100&kind=sleep' \
         --mix '3:/work?us=40000&kind=sleep' >"$folder/load"
-    tail -n "+$((filled + 1))" "$folder/log" | sed -n 's/.* were moved to others in \([0-9]*\) µs/\1/p' | sort -n |
+    tail -n "+$((filled + 1))" "$folder/log" | sed -n 's/.* moved to others in \([0-9]*\) µs/\1/p' | sort -n |
         awk '{ us[NR] = $1 } END { print "  rescues " NR ", median " us[int((NR + 1) / 2)] " µs, longest " us[NR] " µs" }'
     sed 's/^/  /' "$folder/load"
-    kill "$run"
-    wait "$run"
-    rm -r "$folder"
+)
+
+for option in "" --lookup; do
+    turn "$option"
 done

@@ -28,14 +28,15 @@ turn() {
     "$wakeone" run $1 -w 4 -l 127.0.0.1:8080 --stuck-after 5ms --runtime-dir "$folder/run" -- \
         "$wakeone" serve --model preforked 2>"$folder/log" &
     run=$!
-    until grep -q '^ready: ' "$folder/log"; do sleep 0.1; done
+    trap 'kill "$run" 2>/dev/null || true; wait; rm -r "$folder"' EXIT
+    until grep -q '^ready: ' "$folder/log"; do
+        kill -0 "$run"
+        sleep 0.1
+    done
     first=$(load "$window" | mean)
     load "$((minutes * 60))s" >/dev/null
     waiting=$(ss -tanH state time-wait | wc -l)
     last=$(load "$window" | mean)
-    kill "$run"
-    wait "$run"
-    rm -r "$folder"
     awk -v first="$first" -v last="$last" -v tw="$waiting" -v option="$1" 'BEGIN {
         printf "%-8s mean %.2f ms at first, %.2f ms after; ratio %.3f; %d connections in TIME_WAIT\n",
             option ? option : "without", first, last, last / first, tw }'

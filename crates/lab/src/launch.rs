@@ -28,6 +28,8 @@ pub struct Launch {
     pub counted: Counted,
     /// Whether it is attached to once it is ready, and if so, with rescue or without.
     pub attached: Option<bool>,
+    /// For how long it waits for a connection's request. It may take as much longer to end.
+    pub patience: Duration,
     /// How the kernel of the papers is set while it runs.
     pub switch: Option<Switch>,
 }

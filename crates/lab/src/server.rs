@@ -23,6 +23,7 @@ pub struct Server {
     what: String,
     lines: Receiver<String>,
     seen: Vec<String>,
+    ends_within: Duration,
     stopped: bool,
 }
 
@@ -49,6 +50,7 @@ impl Server {
             what: what.into(),
             lines: listen(words),
             seen: Vec::new(),
+            ends_within: STOP,
             stopped: false,
         };
         server.wait_ready(ready)?;
@@ -159,9 +161,15 @@ impl Server {
             None => Err(Error::Server(format!(
                 "{} did not end within {} s of SIGTERM and was killed{words}",
                 self.what,
-                STOP.as_secs()
+                self.ends_within.as_secs()
             ))),
         }
+    }
+
+    /// The same server, which may take this much longer to end.
+    pub fn ends_later(mut self, by: Duration) -> Self {
+        self.ends_within += by;
+        self
     }
 
     /// Ends it by SIGTERM, and by SIGKILL if it must; None when it had to be killed.
@@ -169,7 +177,7 @@ impl Server {
         self.stopped = true;
         let pid = Pid::from_raw(self.child.id() as i32);
         let _ = kill(pid, Signal::SIGTERM);
-        let deadline = Instant::now() + STOP;
+        let deadline = Instant::now() + self.ends_within;
         while Instant::now() < deadline {
             if let Ok(Some(status)) = self.child.try_wait() {
                 // Workers that outlived their parent would answer the next variant's requests.

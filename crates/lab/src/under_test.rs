@@ -262,5 +262,6 @@ fn start_one(
         Counted::ByNginx | Counted::Elsewhere | Counted::Nowhere => {}
     }
     command.current_dir(scratch.path());
-    Server::start(&launch.what, &mut command, launch.ready.line)
+    let server = Server::start(&launch.what, &mut command, launch.ready.line)?;
+    Ok(server.ends_later(launch.patience))
 }

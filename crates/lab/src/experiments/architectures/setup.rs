@@ -280,20 +280,27 @@ fn start_redis(scratch: &Scratch) -> Result<(Server, SocketAddr), Error> {
     Ok((server, address))
 }
 
-/// Starts a server of `model` and waits until it is ready.
+/// Starts a server of `model`, which waits for a request for as long as `patience`, and waits until it is ready.
 ///
 /// # Errors
 /// When it does not become ready.
-pub fn start(model: Model, workers: Option<usize>, book: &Book) -> Result<ServerUnderTest, Error> {
+pub fn start(
+    model: Model,
+    workers: Option<usize>,
+    patience: Duration,
+    book: &Book,
+) -> Result<ServerUnderTest, Error> {
+    let seconds = patience.as_secs();
     let name = model.name();
     let workers = workers.map_or_else(String::new, |n| format!("--workers {n}"));
     let line = format!(
-        "wakeone serve --model {name} --no-keep-alive -l {{address}} --backlog {BACKLOG} --store {{store}} {workers}"
+        "wakeone serve --model {name} --no-keep-alive -l {{address}} --backlog {BACKLOG} --header-timeout {seconds} --store {{store}} {workers}"
     );
     ServerUnderTest::start(Launch {
         values: vec![("store", book.argument().to_owned())],
         // The visits in the guest book are the count.
         counted: Counted::Elsewhere,
+        patience,
         ..Launch::ours(format!("the {name} server"), line)
     })
 }
