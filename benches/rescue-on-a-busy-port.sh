@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Measures how long a rescue takes with many connections in TIME_WAIT on the port, without and with
-# `wakeone run --lookup`. It runs in a network namespace of its own, and needs root, python3 and iproute2.
+# `wakeone run --lookup`. The policy is hash, so that connections come to wait behind stuck workers. It runs in a network
+# namespace of its own, and needs root, python3 and iproute2.
 #
 #   benches/rescue-on-a-busy-port.sh [CONNECTIONS] [WAKEONE]
 set -euo pipefail
@@ -33,11 +34,12 @@ PYTHON
 turn() (
     folder=$(mktemp -d)
     # shellcheck disable=SC2086
-    "$wakeone" run $1 -w 6 -l 127.0.0.1:8080 --stuck-after 1ms --runtime-dir "$folder/run" -- \
+    "$wakeone" run $1 -w 6 -l 127.0.0.1:8080 --policy hash --stuck-after 1ms --log json --log-level debug \
+        --runtime-dir "$folder/run" -- \
         "$wakeone" serve --model preforked 2>"$folder/log" &
     run=$!
     trap 'kill "$run" 2>/dev/null || true; wait; rm -r "$folder"' EXIT
-    until grep -q '^ready: ' "$folder/log"; do
+    until grep -q '"ready: ' "$folder/log"; do
         kill -0 "$run"
         sleep 0.1
     done
@@ -46,7 +48,7 @@ turn() (
     echo "wakeone run $1: $(ss -tanH state time-wait sport = :8080 | wc -l) connections in TIME_WAIT"
     "$wakeone" load http://127.0.0.1:8080/ --rate 1000 --duration 10s --mix '97:/work?us=100&kind=sleep' \
         --mix '3:/work?us=40000&kind=sleep' >"$folder/load"
-    tail -n "+$((filled + 1))" "$folder/log" | sed -n 's/.* moved to others in \([0-9]*\) µs/\1/p' | sort -n |
+    tail -n "+$((filled + 1))" "$folder/log" | sed -n 's/.*"event":"rescue".*"took_us":\([0-9]*\).*/\1/p' | sort -n |
         awk '{ us[NR] = $1 } END { print "  rescues " NR ", median " us[int((NR + 1) / 2)] " µs, longest " us[NR] " µs" }'
     sed 's/^/  /' "$folder/load"
 )

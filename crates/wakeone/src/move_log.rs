@@ -43,7 +43,19 @@ impl MoveLog {
                     sum.stuck += 1;
                     sum.waiting = (queued, unit);
                 }
-                SteerEvent::Rescued { slot, moved, .. } => {
+                SteerEvent::Rescued {
+                    slot,
+                    moved,
+                    took_us,
+                } => {
+                    tracing::debug!(
+                        event = "rescue",
+                        slot,
+                        moved,
+                        took_us,
+                        "{} of worker {slot} moved in {took_us} µs",
+                        connections(moved.into())
+                    );
                     self.sum(slot, now).moved += u64::from(moved);
                 }
                 other => passed.push(other),
