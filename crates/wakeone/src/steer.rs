@@ -1,7 +1,6 @@
 //! The interface between the supervisor and the part that steers its connections. They know nothing else of each other.
 
 use std::os::fd::OwnedFd;
-use wakeone_model::layout::counted;
 
 /// Steers connections to the slots of a group. The supervisor reports which workers are there.
 ///
@@ -86,20 +85,11 @@ pub enum SteerEvent {
 }
 
 impl SteerEvent {
-    /// Writes it to the log of a process that steers other servers. A single move of a queue is no news there.
+    /// Writes it to the log of a process that steers other servers.
     pub fn log(&self, who: &impl std::fmt::Display) {
         match self {
-            Self::Stuck { slot, queued, unit } => {
-                tracing::debug!(
-                    "{who}: slot {slot} is stuck with {} waiting",
-                    counted(u64::from(*queued), unit)
-                );
-            }
-            Self::Rescued {
-                slot,
-                moved,
-                took_us,
-            } => tracing::debug!("{who}: {moved} moved from slot {slot} in {took_us} µs"),
+            // MoveLog has summed these up.
+            Self::Stuck { .. } | Self::Rescued { .. } => {}
             Self::Resumed { slot, after_ms } => {
                 tracing::info!("{who}: slot {slot} accepts again after {after_ms} ms");
             }

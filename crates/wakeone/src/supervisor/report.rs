@@ -292,27 +292,8 @@ pub fn stopped() {
 /// Logs an event of the steering.
 pub fn steering(event: SteerEvent) {
     match event {
-        SteerEvent::Stuck { slot, queued, unit } => {
-            tracing::info!(
-                event = "stuck",
-                slot,
-                queued,
-                "worker {slot} is stuck with {} waiting",
-                counted(queued.into(), unit)
-            );
-        }
-        SteerEvent::Rescued {
-            slot,
-            moved,
-            took_us,
-        } => tracing::info!(
-            event = "rescue",
-            slot,
-            moved,
-            took_us,
-            "{} of worker {slot} moved to others in {took_us} µs",
-            counted(moved.into(), "connections")
-        ),
+        // `MoveLog` sums these up.
+        SteerEvent::Stuck { .. } | SteerEvent::Rescued { .. } => {}
         SteerEvent::Resumed { slot, after_ms } => {
             tracing::info!(
                 event = "resumed",
