@@ -6,6 +6,8 @@
 #
 #   benches/cpu-bound.sh [ROUNDS] [REQUESTS] [WAKEONE]        (default 3 rounds of 20,000 requests)
 set -euo pipefail
+# shellcheck source=benches/server.sh
+. "$(dirname "$(realpath "$0")")/server.sh"
 rounds=${1:-3}
 requests=${2:-20000}
 wakeone=$(realpath "${3:-target/release/wakeone}")
@@ -17,20 +19,19 @@ turn() {
     folder=$(mktemp -d)
     worker=("$wakeone" serve --model preforked)
     case $1 in
-        shared) server=("${worker[@]}" -w 4 -l "$at") ;;
+        shared)
+            serving=("${worker[@]}" -w 4 -l "$at")
+            sign='^listening on '
+            ;;
         steered | pinned)
             # shellcheck disable=SC2016 # The worker's shell knows its slot.
             [ "$1" = steered ] || worker=(sh -c 'exec taskset -c $((WAKEONE_SLOT % $(nproc))) "$@"' sh "${worker[@]}")
-            server=("$wakeone" run -w 4 -l "$at" --runtime-dir "$folder/run" -- "${worker[@]}")
+            serving=("$wakeone" run -w 4 -l "$at" --runtime-dir "$folder/run" -- "${worker[@]}")
+            sign='^ready: '
             ;;
     esac
-    "${server[@]}" >"$folder/log" 2>&1 &
-    serves=$!
-    trap 'kill "$serves" 2>/dev/null || true; wait; rm -r "$folder"' EXIT
-    until ss -tlnH "sport = :8080" | grep -q . && { [ "$1" = shared ] || grep -q '^ready: ' "$folder/log"; }; do
-        kill -0 "$serves"
-        sleep 0.1
-    done
+    start "${serving[@]}"
+    printed "$sign"
     "$wakeone" load "http://$at/work?us=300&kind=cpu" -c 200 -n "$requests" --json >"$folder/result"
     python3 - "$1" "$folder/result" <<'PYTHON'
 import json, sys

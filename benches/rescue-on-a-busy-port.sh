@@ -5,6 +5,8 @@
 #
 #   benches/rescue-on-a-busy-port.sh [CONNECTIONS] [WAKEONE]
 set -euo pipefail
+# shellcheck source=benches/server.sh
+. "$(dirname "$(realpath "$0")")/server.sh"
 count=${1:-100000}
 wakeone=$(realpath "${2:-target/release/wakeone}")
 if [ -z "${WAKEONE_BENCH_INSIDE-}" ]; then
@@ -34,15 +36,10 @@ PYTHON
 turn() (
     folder=$(mktemp -d)
     # shellcheck disable=SC2086
-    "$wakeone" run $1 -w 6 -l 127.0.0.1:8080 --policy hash --stuck-after 1ms --log json --log-level debug \
+    start "$wakeone" run $1 -w 6 -l 127.0.0.1:8080 --policy hash --stuck-after 1ms --log json --log-level debug \
         --runtime-dir "$folder/run" -- \
-        "$wakeone" serve --model preforked 2>"$folder/log" &
-    run=$!
-    trap 'kill "$run" 2>/dev/null || true; wait; rm -r "$folder"' EXIT
-    until grep -q '"ready: ' "$folder/log"; do
-        kill -0 "$run"
-        sleep 0.1
-    done
+        "$wakeone" serve --model preforked
+    printed '"ready: '
     fill "$count"
     filled=$(wc -l <"$folder/log")
     echo "wakeone run $1: $(ss -tanH state time-wait sport = :8080 | wc -l) connections in TIME_WAIT"

@@ -6,6 +6,8 @@
 #
 #   benches/stuck-after-minutes.sh [MINUTES] [ROUNDS] [WAKEONE]
 set -euo pipefail
+# shellcheck source=benches/server.sh
+. "$(dirname "$(realpath "$0")")/server.sh"
 minutes=${1:-10}
 rounds=${2:-1}
 wakeone=$(realpath "${3:-target/release/wakeone}")
@@ -25,14 +27,9 @@ turn() {
     ip link set lo up
     folder=$(mktemp -d)
     # shellcheck disable=SC2086
-    "$wakeone" run $1 -w 4 -l 127.0.0.1:8080 --stuck-after 5ms --runtime-dir "$folder/run" -- \
-        "$wakeone" serve --model preforked 2>"$folder/log" &
-    run=$!
-    trap 'kill "$run" 2>/dev/null || true; wait; rm -r "$folder"' EXIT
-    until grep -q '^ready: ' "$folder/log"; do
-        kill -0 "$run"
-        sleep 0.1
-    done
+    start "$wakeone" run $1 -w 4 -l 127.0.0.1:8080 --stuck-after 5ms --runtime-dir "$folder/run" -- \
+        "$wakeone" serve --model preforked
+    printed '^ready: '
     first=$(load "$window" | mean)
     load "$((minutes * 60))s" >/dev/null
     waiting=$(ss -tanH state time-wait | wc -l)
