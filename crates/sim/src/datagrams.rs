@@ -1,7 +1,8 @@
 //! Datagrams: threads that send, threads that read, and the CPUs they share.
 //!
-//! A thread is in one phase at a time. A phase is an amount of CPU time, a wait for a lock, or a sleep. Threads that can
-//! run share the CPUs evenly. The costs are those of a machine that was measured.
+//! A thread is in one phase at a time. A phase is an amount of CPU time, a wait for a lock, or a sleep. A thread that has
+//! or wants a lock keeps its CPU, since spin_lock_bh() forbids preemption. The others that can run share the rest of the
+//! CPUs evenly. The costs are those of a machine that was measured.
 
 use std::time::Duration;
 use wakeone_kernel::bpf::policy_group::Variant;
@@ -152,6 +153,40 @@ impl Thread {
             Phase::Breathes | Phase::Asleep | Phase::Rouses | Phase::Over
         )
     }
+
+    /// Whether it keeps its CPU: it has or wants a spin lock.
+    fn keeps(&self) -> bool {
+        matches!(self.phase, Phase::Spins(_) | Phase::Holds(_))
+    }
+}
+
+/// How fast threads go on: their part of a CPU.
+#[derive(Debug, Clone, Copy)]
+struct Speeds {
+    /// Of those with a spin lock.
+    keeps: f64,
+    /// Of the others that can run.
+    shares: f64,
+}
+
+impl Speeds {
+    fn of(threads: &[Thread], cpus: usize) -> Self {
+        let keep = threads.iter().filter(|thread| thread.keeps()).count();
+        let share = threads.iter().filter(|thread| thread.runs()).count() - keep;
+        let part = |cpus: usize, threads: usize| (cpus as f64 / threads.max(1) as f64).min(1.0);
+        Self {
+            keeps: part(cpus, keep),
+            shares: part(cpus.saturating_sub(keep), share),
+        }
+    }
+
+    fn of_thread(self, thread: &Thread) -> f64 {
+        match (thread.keeps(), thread.runs()) {
+            (true, _) => self.keeps,
+            (false, true) => self.shares,
+            (false, false) => 1.0,
+        }
+    }
 }
 
 /// A socket: its queue, its sleeping readers and its locks.
@@ -287,11 +322,10 @@ impl<'a> Machine<'a> {
 
     /// Goes on to the end of the phase that ends first.
     fn step(&mut self) {
-        let running = self.threads.iter().filter(|thread| thread.runs()).count();
-        let speed = (self.of.cpus as f64 / running.max(1) as f64).min(1.0);
-        let time = |thread: &Thread| match thread.runs() {
-            true => thread.left / speed,
-            false => thread.left,
+        let speeds = Speeds::of(&self.threads, self.of.cpus);
+        let time = |thread: &Thread| match speeds.of_thread(thread) {
+            0.0 => f64::INFINITY,
+            speed => thread.left / speed,
         };
         let times = self.threads.iter().map(time).enumerate();
         let (first, lasts) = times
@@ -299,8 +333,7 @@ impl<'a> Machine<'a> {
             .unwrap_or((0, f64::INFINITY));
         self.now += lasts;
         for thread in &mut self.threads {
-            let part = if thread.runs() { speed } else { 1.0 };
-            thread.left = (thread.left - lasts * part).max(0.0);
+            thread.left = (thread.left - lasts * speeds.of_thread(thread)).max(0.0);
         }
         self.end_phase(first);
     }
@@ -477,11 +510,27 @@ mod tests {
     }
 
     #[test]
+    fn who_has_a_lock_keeps_its_cpu() {
+        // Another reader gets no part of it, however many there are.
+        for readers in [3, 8] {
+            let mut of = waiting(2, readers, Placement::OneSocket);
+            (of.costs.read_s, of.costs.locked_s) = (1e-6, 1e-6);
+            near(per_s(&of), 1e6);
+        }
+    }
+
+    #[test]
     fn who_spins_takes_a_cpu() {
-        // Of two CPUs for three readers, the one with the lock has two thirds of one.
-        let mut of = waiting(2, 3, Placement::OneSocket);
-        (of.costs.read_s, of.costs.locked_s) = (1e-6, 1e-6);
-        near(per_s(&of), 2.0 / 3.0 * 1e6);
+        // Two of three CPUs go to the sender's lock: one has it and one spins. The third CPU is left for all else.
+        let mut of = waiting(3, 1, Placement::OneSocket);
+        of.reading = as_sent(1_000_000);
+        of.senders = 2;
+        (of.costs.send_s, of.costs.locked_s) = (1e-6, 1e-6);
+        (of.costs.read_s, of.count) = (1e-6, 1_000);
+        near(per_s(&of), 1e6);
+        // With two, the reader gets one only after all are sent.
+        of.cpus = 2;
+        near(per_s(&of), 0.5e6);
     }
 
     #[test]

@@ -32,8 +32,8 @@ pub struct MoveLog {
 }
 
 impl MoveLog {
-    /// Returns the events to log now. Moves and stuck workers are summed up; other events pass as they are. Call it at
-    /// least once a second, also without events.
+    /// Returns the events to log now. Moves and stuck workers are summed up. Moves pass as well, for a log that tells
+    /// each, and so do other events. Call it at least once a second, also without events.
     pub fn pass(&mut self, now: Instant, events: Vec<SteerEvent>) -> Vec<SteerEvent> {
         let mut passed = Vec::new();
         for event in events {
@@ -43,20 +43,9 @@ impl MoveLog {
                     sum.stuck += 1;
                     sum.waiting = (queued, unit);
                 }
-                SteerEvent::Rescued {
-                    slot,
-                    moved,
-                    took_us,
-                } => {
-                    tracing::debug!(
-                        event = "rescue",
-                        slot,
-                        moved,
-                        took_us,
-                        "{} of worker {slot} moved in {took_us} µs",
-                        connections(moved.into())
-                    );
+                SteerEvent::Rescued { slot, moved, .. } => {
                     self.sum(slot, now).moved += u64::from(moved);
+                    passed.push(event);
                 }
                 other => passed.push(other),
             }
@@ -136,12 +125,14 @@ mod tests {
         }
     }
 
+    /// The sentences. A single move has none here.
     fn texts(events: Vec<SteerEvent>) -> Vec<String> {
         let text = |event| match event {
-            SteerEvent::Summary { text, .. } | SteerEvent::Note(text) => text,
+            SteerEvent::Summary { text, .. } | SteerEvent::Note(text) => Some(text),
+            SteerEvent::Rescued { .. } => None,
             other => panic!("{other:?}"),
         };
-        events.into_iter().map(text).collect()
+        events.into_iter().filter_map(text).collect()
     }
 
     #[test]
@@ -149,8 +140,11 @@ mod tests {
         let mut log = MoveLog::default();
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        assert!(log.pass(at(0), vec![stuck(0, 3), rescued(0, 3)]).is_empty());
-        assert!(log.pass(at(500), vec![rescued(0, 1)]).is_empty());
+        assert_eq!(
+            log.pass(at(0), vec![stuck(0, 3), rescued(0, 3)]),
+            [rescued(0, 3)]
+        );
+        assert_eq!(log.pass(at(500), vec![rescued(0, 1)]), [rescued(0, 1)]);
         assert_eq!(
             texts(log.pass(at(1_000), Vec::new())),
             ["4 connections moved from worker 0 in the last second"]
@@ -190,7 +184,7 @@ mod tests {
         );
         // After a while without moves it begins anew.
         let next = later + 3 * EACH;
-        assert!(log.pass(next, vec![rescued(1, 1)]).is_empty());
+        assert_eq!(log.pass(next, vec![rescued(1, 1)]), [rescued(1, 1)]);
         assert_eq!(
             texts(log.pass(next + FIRST, Vec::new())),
             ["1 connection moved from worker 1 in the last second"]

@@ -2,6 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
+use wakeone_model::layout::connections;
+
 /// Steers connections to the slots of a group. The supervisor reports which workers are there.
 ///
 /// All calls come from the supervisor's one thread, and none may block for longer than a rescue takes.
@@ -88,8 +90,22 @@ impl SteerEvent {
     /// Writes it to the log of a process that steers other servers.
     pub fn log(&self, who: &impl std::fmt::Display) {
         match self {
-            // MoveLog has summed these up.
-            Self::Stuck { .. } | Self::Rescued { .. } => {}
+            // MoveLog sums these up.
+            Self::Stuck { .. } => {}
+            Self::Rescued {
+                slot,
+                moved,
+                took_us,
+            } => {
+                tracing::debug!(
+                    event = "rescue",
+                    slot,
+                    moved,
+                    took_us,
+                    "{who}: {} of slot {slot} moved in {took_us} µs",
+                    connections((*moved).into())
+                );
+            }
             Self::Resumed { slot, after_ms } => {
                 tracing::info!("{who}: slot {slot} accepts again after {after_ms} ms");
             }

@@ -7,7 +7,7 @@ use super::spawn::SpawnError;
 use crate::steer::SteerEvent;
 use nix::sys::signal::Signal;
 use std::time::Duration;
-use wakeone_model::layout::counted;
+use wakeone_model::layout::{connections, counted};
 
 pub fn adopted(slot: usize, pid: u32) {
     tracing::info!(
@@ -293,7 +293,21 @@ pub fn stopped() {
 pub fn steering(event: SteerEvent) {
     match event {
         // `MoveLog` sums these up.
-        SteerEvent::Stuck { .. } | SteerEvent::Rescued { .. } => {}
+        SteerEvent::Stuck { .. } => {}
+        SteerEvent::Rescued {
+            slot,
+            moved,
+            took_us,
+        } => {
+            tracing::debug!(
+                event = "rescue",
+                slot,
+                moved,
+                took_us,
+                "{} of worker {slot} moved in {took_us} µs",
+                connections(moved.into())
+            );
+        }
         SteerEvent::Resumed { slot, after_ms } => {
             tracing::info!(
                 event = "resumed",
