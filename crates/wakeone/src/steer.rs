@@ -92,25 +92,31 @@ impl SteerEvent {
         match self {
             // MoveLog sums these up.
             Self::Stuck { .. } => {}
-            Self::Rescued {
-                slot,
-                moved,
-                took_us,
-            } => {
-                tracing::debug!(
-                    event = "rescue",
-                    slot,
-                    moved,
-                    took_us,
-                    "{who}: {} of slot {slot} moved in {took_us} µs",
-                    connections((*moved).into())
-                );
-            }
+            Self::Rescued { slot, .. } => self.log_move(format_args!("slot {slot} of {who}")),
             Self::Resumed { slot, after_ms } => {
                 tracing::info!("{who}: slot {slot} accepts again after {after_ms} ms");
             }
             Self::Summary { text, .. } => tracing::info!(event = "moved", "{who}: {text}"),
             Self::Note(text) => tracing::warn!("{who}: {text}"),
+        }
+    }
+
+    /// Writes a single move to the log, for those who want each.
+    pub(crate) fn log_move(&self, from: std::fmt::Arguments<'_>) {
+        if let Self::Rescued {
+            slot,
+            moved,
+            took_us,
+        } = *self
+        {
+            let moved_ones = connections(moved.into());
+            tracing::debug!(
+                event = "rescue",
+                slot,
+                moved,
+                took_us,
+                "{moved_ones} moved from {from} in {took_us} µs"
+            );
         }
     }
 }

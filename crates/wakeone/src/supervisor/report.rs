@@ -7,7 +7,7 @@ use super::spawn::SpawnError;
 use crate::steer::SteerEvent;
 use nix::sys::signal::Signal;
 use std::time::Duration;
-use wakeone_model::layout::{connections, counted};
+use wakeone_model::layout::counted;
 
 pub fn adopted(slot: usize, pid: u32) {
     tracing::info!(
@@ -294,20 +294,7 @@ pub fn steering(event: SteerEvent) {
     match event {
         // `MoveLog` sums these up.
         SteerEvent::Stuck { .. } => {}
-        SteerEvent::Rescued {
-            slot,
-            moved,
-            took_us,
-        } => {
-            tracing::debug!(
-                event = "rescue",
-                slot,
-                moved,
-                took_us,
-                "{} of worker {slot} moved in {took_us} µs",
-                connections(moved.into())
-            );
-        }
+        SteerEvent::Rescued { slot, .. } => event.log_move(format_args!("worker {slot}")),
         SteerEvent::Resumed { slot, after_ms } => {
             tracing::info!(
                 event = "resumed",
