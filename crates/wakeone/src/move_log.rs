@@ -43,8 +43,8 @@ impl MoveLog {
                     sum.stuck += 1;
                     sum.waiting = (queued, unit);
                 }
-                SteerEvent::Rescued { slot, moved, .. } => {
-                    self.sum(slot, now).moved += u64::from(moved);
+                SteerEvent::Rescued(one) => {
+                    self.sum(one.slot, now).moved += u64::from(one.moved);
                     passed.push(event);
                 }
                 other => passed.push(other),
@@ -108,6 +108,7 @@ fn sentence(slot: usize, sum: &Sum, now: Instant) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::steer::Move;
 
     fn stuck(slot: usize, queued: u32) -> SteerEvent {
         SteerEvent::Stuck {
@@ -118,18 +119,18 @@ mod tests {
     }
 
     fn rescued(slot: usize, moved: u32) -> SteerEvent {
-        SteerEvent::Rescued {
+        SteerEvent::Rescued(Move {
             slot,
             moved,
             took_us: 80,
-        }
+        })
     }
 
     /// The sentences. A single move has none here.
     fn texts(events: Vec<SteerEvent>) -> Vec<String> {
         let text = |event| match event {
             SteerEvent::Summary { text, .. } | SteerEvent::Note(text) => Some(text),
-            SteerEvent::Rescued { .. } => None,
+            SteerEvent::Rescued(_) => None,
             other => panic!("{other:?}"),
         };
         events.into_iter().filter_map(text).collect()

@@ -58,14 +58,7 @@ pub enum SteerEvent {
         unit: &'static str,
     },
     /// The slot's queue was moved to others.
-    Rescued {
-        /// Which slot.
-        slot: usize,
-        /// Connections moved.
-        moved: u32,
-        /// How long the move took.
-        took_us: u64,
-    },
+    Rescued(Move),
     /// The slot's worker accepts again.
     Resumed {
         /// Which slot.
@@ -86,37 +79,48 @@ pub enum SteerEvent {
     Note(String),
 }
 
+/// A move of a slot's queue to others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Move {
+    /// Which slot.
+    pub slot: usize,
+    /// Connections moved.
+    pub moved: u32,
+    /// How long the move took.
+    pub took_us: u64,
+}
+
+impl Move {
+    /// Writes it to the log, for those who want each.
+    pub(crate) fn log(&self, from: std::fmt::Arguments<'_>) {
+        let Self {
+            slot,
+            moved,
+            took_us,
+        } = *self;
+        let moved_ones = connections(moved.into());
+        tracing::debug!(
+            event = "rescue",
+            slot,
+            moved,
+            took_us,
+            "{moved_ones} moved from {from} in {took_us} µs"
+        );
+    }
+}
+
 impl SteerEvent {
     /// Writes it to the log of a process that steers other servers.
     pub fn log(&self, who: &impl std::fmt::Display) {
         match self {
             // MoveLog sums these up.
             Self::Stuck { .. } => {}
-            Self::Rescued { slot, .. } => self.log_move(format_args!("slot {slot} of {who}")),
+            Self::Rescued(one) => one.log(format_args!("slot {} of {who}", one.slot)),
             Self::Resumed { slot, after_ms } => {
                 tracing::info!("{who}: slot {slot} accepts again after {after_ms} ms");
             }
             Self::Summary { text, .. } => tracing::info!(event = "moved", "{who}: {text}"),
             Self::Note(text) => tracing::warn!("{who}: {text}"),
-        }
-    }
-
-    /// Writes a single move to the log, for those who want each.
-    pub(crate) fn log_move(&self, from: std::fmt::Arguments<'_>) {
-        if let Self::Rescued {
-            slot,
-            moved,
-            took_us,
-        } = *self
-        {
-            let moved_ones = connections(moved.into());
-            tracing::debug!(
-                event = "rescue",
-                slot,
-                moved,
-                took_us,
-                "{moved_ones} moved from {from} in {took_us} µs"
-            );
         }
     }
 }

@@ -9,7 +9,7 @@ use wakeone_model::judge::{self, SlotSample, WorkerState};
 use wakeone_model::reads::Reads;
 
 use super::state::Core;
-use crate::steer::SteerEvent;
+use crate::steer::{Move, SteerEvent};
 
 impl Core {
     /// Makes listeners listen again that a move left closed.
@@ -122,11 +122,11 @@ impl Core {
             let reads = &mut Reads::default();
             let sample = self.transport.sample(&self.dispatcher, slot, reads, false);
             self.slots[slot].history.moved(&sample);
-            self.event(SteerEvent::Rescued {
+            self.event(SteerEvent::Rescued(Move {
                 slot,
                 moved,
                 took_us,
-            });
+            }));
         }
         Ok(moved)
     }

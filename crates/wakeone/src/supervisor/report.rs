@@ -294,7 +294,7 @@ pub fn steering(event: SteerEvent) {
     match event {
         // `MoveLog` sums these up.
         SteerEvent::Stuck { .. } => {}
-        SteerEvent::Rescued { slot, .. } => event.log_move(format_args!("worker {slot}")),
+        SteerEvent::Rescued(one) => one.log(format_args!("worker {}", one.slot)),
         SteerEvent::Resumed { slot, after_ms } => {
             tracing::info!(
                 event = "resumed",

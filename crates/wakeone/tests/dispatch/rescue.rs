@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use wakeone::agent::{Agent, AgentConfig};
 use wakeone::policy::Policy;
-use wakeone::steer::{Steer, SteerEvent};
+use wakeone::steer::{Move, Steer, SteerEvent};
 use wakeone_kernel::bpf::Pinned;
 use wakeone_kernel::bpf::table::flag;
 use wakeone_kernel::proc::doing::{WorkerState, doing_below};
@@ -245,7 +245,7 @@ fn what_waits_for_a_sleeper_is_answered_by_another() {
     let moved: u32 = events
         .iter()
         .filter_map(|event| match event {
-            SteerEvent::Rescued { slot: 0, moved, .. } => Some(*moved),
+            SteerEvent::Rescued(Move { slot: 0, moved, .. }) => Some(*moved),
             _ => None,
         })
         .sum();
@@ -649,7 +649,7 @@ fn moves_that_are_dear_take_a_hundredth_of_the_time() {
         let clients = ask(12);
         for event in served.agent.events() {
             match event {
-                SteerEvent::Rescued { took_us, .. } => moves.push(took_us),
+                SteerEvent::Rescued(Move { took_us, .. }) => moves.push(took_us),
                 SteerEvent::Note(text) => noted.push(text),
                 _ => {}
             }
