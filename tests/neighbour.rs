@@ -5,11 +5,13 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 use support::steered::{assert_nothing_left, isolated, said, wakeone};
@@ -221,25 +223,62 @@ fn who_fills_the_brokers_socket_holds_up_no_worker() {
     run.stop();
 }
 
+/// A server whose poll set cannot be read, and one whose epoll instance stays locked.
 #[test]
-fn a_page_that_nobody_fills_stops_neither_doctor_nor_agent() {
+fn who_lets_readers_hang_stops_neither_doctor_nor_agent() {
+    for how in ["frozen", "epoll"] {
+        let Some(ground) = isolated() else { return };
+        let hostile = Hostile::start(0, &[how, &PORT.to_string()]);
+        let doctor = bounded(&["doctor", &format!(":{PORT}"), "--for", "1s"]);
+        assert_ne!(doctor.status.code(), Some(124), "{how}: doctor hangs");
+        assert!(text(&doctor).contains(&PORT.to_string()), "{doctor:?}");
+        let other = PORT + 1;
+        let other_server = Hostile::start(0, &["listen", &other.to_string()]);
+        let file = ground.path().join("agent.toml");
+        let targets = [PORT, other].map(|port| format!("[[target]]\nlisten = ':{port}'\n"));
+        std::fs::write(&file, targets.concat()).expect("file");
+        let mut agent = Command::new(WAKEONE);
+        agent.args(["agent", "--config"]).arg(&file);
+        agent.arg("--runtime-dir").arg(ground.runtime());
+        let mut agent = Run::start(agent);
+        agent.line(&format!("at-127-0-0-1-{other} is steered"));
+        agent.stop();
+        drop((hostile, other_server));
+        assert_nothing_left(&ground);
+    }
+}
+
+/// Who looked at that worker in the supervisor itself hung for as long as the worker lived, and no signal ended it.
+#[test]
+fn a_worker_that_lets_readers_hang_stops_neither_agent_nor_supervisor() {
     let Some(ground) = isolated() else { return };
-    let frozen = Hostile::start(0, &["frozen", &PORT.to_string()]);
-    let doctor = bounded(&["doctor", &format!(":{PORT}"), "--for", "1s"]);
-    assert_ne!(doctor.status.code(), Some(124), "doctor hangs");
-    assert!(text(&doctor).contains(&PORT.to_string()), "{doctor:?}");
-    let other = PORT + 1;
-    let other_server = Hostile::start(0, &["listen", &other.to_string()]);
-    let file = ground.path().join("agent.toml");
-    let targets = [PORT, other].map(|port| format!("[[target]]\nlisten = ':{port}'\n"));
-    std::fs::write(&file, targets.concat()).expect("file");
-    let mut agent = Command::new(WAKEONE);
-    agent.args(["agent", "--config"]).arg(&file);
-    agent.arg("--runtime-dir").arg(ground.runtime());
-    let mut agent = Run::start(agent);
-    agent.line(&format!("at-127-0-0-1-{other} is steered"));
-    agent.stop();
-    drop((frozen, other_server));
+    let script = server("hostile.py");
+    let place = format!("127.0.0.1:{PORT}");
+    // Without the privilege the kernel itself does not wait for a page of userfaultfd. (For one of FUSE it does.)
+    let options = ["-w", "2", "-l", &place, "--keep-cap", "sys_ptrace"];
+    let command = ["python3", script.as_str(), "worker"];
+    let mut run = Run::start(ground.command(&options, &command));
+    run.line("locked: ");
+    // What waits for that worker stays with it: nobody knows what it does. The next ones go to the other.
+    let limit = support::patience::slowness() * Duration::from_millis(500);
+    let kept: Vec<_> = (0..20)
+        .map(|_| {
+            let mut connection = TcpStream::connect(&place).expect("connect");
+            connection.set_read_timeout(Some(limit)).expect("a limit");
+            let mut answer = String::new();
+            let served = connection.read_to_string(&mut answer).is_ok() && answer == "served";
+            (connection, served)
+        })
+        .collect();
+    let served = kept.iter().filter(|(_, served)| *served).count();
+    assert!(served >= 15, "{served} of 20");
+    let status = wakeone(&ground, &["status"]);
+    let status = text(&status);
+    assert!(
+        status.contains("supervisor") && !status.contains("no agent"),
+        "{status}"
+    );
+    run.stop();
     assert_nothing_left(&ground);
 }
 

@@ -5,6 +5,10 @@
   flood NAME N    N connections to the broker of that name, each opened again when it is closed
   frozen PORT     waits in poll, with a set in a page that nobody fills (userfaultfd); two listeners
   page            says the address of such a page
+  epoll [PORT]    waits in epoll_wait, which writes its events to such a page; says the number of the instance
+  exec            executes a program, and never gets to it: it has a file open whose close nobody answers (FUSE); says the
+                  process
+  worker          a worker of `run`: that of slot 0 does as `epoll` does, the others serve
   listen PORT     two plain listeners of one address
 """
 import ctypes
@@ -13,6 +17,7 @@ import mmap
 import os
 import select
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -109,6 +114,7 @@ def pair(port):
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         own.bind(("127.0.0.1", port))
         own.listen(8)
+        port = own.getsockname()[1]
         both.append(own)
     return both
 
@@ -150,6 +156,97 @@ def frozen(port):
     rest()
 
 
+def lock_instance(listeners):
+    """An epoll instance with these listeners, locked: the kernel writes an event to a page that nobody fills."""
+    libc, _, at, register = page_of_faults()
+    instance = select.epoll()
+    for own in listeners:
+        instance.register(own, select.EPOLLIN)
+    ready, other = socket.socketpair()
+    other.send(b"x")
+    instance.register(ready, select.EPOLLIN)
+    register()
+    wait = threading.Thread(
+        target=libc.epoll_wait, args=(instance.fileno(), ctypes.c_void_p(at), 8, -1), daemon=True
+    )
+    wait.start()
+    time.sleep(0.3)
+    return instance, ready, other
+
+
+def epoll(port):
+    both = pair(port)
+    kept = lock_instance(both)
+    print(kept[0].fileno(), flush=True)
+    rest()
+
+
+def worker():
+    own = socket.socket(fileno=3)
+    if os.environ["WAKEONE_SLOT"] == "0":
+        kept = lock_instance([own])
+        say(f"locked: {kept[0].fileno()}")
+        rest()
+    while True:
+        connection, _ = own.accept()
+        connection.sendall(b"served")
+        connection.close()
+
+
+FUSE = {"lookup": 1, "open": 14, "read": 15, "flush": 25, "init": 26, "getattr": 3, "release": 18}
+
+
+def file_nobody_closes():
+    """Mounts a FUSE file system that is one file, and answers all but its flush. Its path, and the channel."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def mount(*what):
+        if libc.mount(*what):
+            raise OSError(ctypes.get_errno(), "mount")
+
+    if libc.unshare(0x20000):  # CLONE_NEWNS
+        raise OSError(ctypes.get_errno(), "unshare")
+    mount(b"none", b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
+    mount(b"tmpfs", b"/mnt", b"tmpfs", 0, None)
+    os.mknod("/mnt/fuse", 0o600 | stat.S_IFCHR, os.makedev(10, 229))
+    channel = os.open("/mnt/fuse", os.O_RDWR)
+    path = "/mnt/file"
+    open(path, "w").close()
+    options = f"fd={channel},rootmode=100000,user_id=0,group_id=0".encode()
+    mount(b"fuse", path.encode(), b"fuse", 6, options)
+
+    def answer():
+        while True:
+            request = os.read(channel, 1 << 17)
+            _, what, unique = struct.unpack_from("<IIQ", request)
+            attributes = struct.pack("<6Q10I", 1, 1, 1, 0, 0, 0, 0, 0, 0, 0o100666, 1, 0, 0, 0, 4096, 0)
+            known = {
+                FUSE["init"]: struct.pack("<4I2H2I", 7, 31, 0, 0, 12, 10, 4096, 1).ljust(64, b"\0"),
+                FUSE["getattr"]: struct.pack("<Q2I", 3600, 0, 0) + attributes,
+                FUSE["open"]: struct.pack("<Q2I", 1, 0, 0),
+            }
+            if what in known:
+                body = known[what]
+                os.write(channel, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
+            elif what != FUSE["flush"]:
+                os.write(channel, struct.pack("<IiQ", 16, -38, unique))
+
+    threading.Thread(target=answer, daemon=True).start()
+    return path, channel
+
+
+def never_executes():
+    path, channel = file_nobody_closes()
+    process = os.fork()
+    if process == 0:
+        os.close(channel)  # so that all ends with the first process
+        os.fstat(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        os.execv("/bin/true", ["true"])
+    time.sleep(0.3)
+    print(process, flush=True)
+    rest()
+
+
 def listen(port):
     for own in pair(port):
         threading.Thread(target=own.accept, daemon=True).start()
@@ -167,6 +264,12 @@ if __name__ == "__main__":
         flood(arguments[0], int(arguments[1]))
     elif what == "page":
         page()
+    elif what == "epoll":
+        epoll(int(arguments[0]) if arguments else 0)
+    elif what == "worker":
+        worker()
+    elif what == "exec":
+        never_executes()
     elif what == "frozen":
         frozen(int(arguments[0]))
     else:

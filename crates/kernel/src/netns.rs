@@ -44,9 +44,9 @@ pub fn enter(file: &Path) -> io::Result<()> {
 
 /// Whether a process is in the network namespace of this thread; true where that cannot be told.
 pub fn is_ours(pid: u32) -> bool {
-    let of = |place: &str| std::fs::read_link(format!("/proc/{place}/ns/net"));
-    match (of("thread-self"), of(&pid.to_string())) {
-        (Ok(own), Ok(other)) => own == other,
+    let own = std::fs::read_link("/proc/thread-self/ns/net");
+    match (own, crate::proc::reader::link(pid, "ns/net")) {
+        (Ok(own), Ok(other)) => own.as_os_str().as_encoded_bytes() == other,
         _ => true,
     }
 }

@@ -149,7 +149,7 @@ fn processes_of(target: &Target, processes: &Processes) -> Result<Option<HashSet
 
 /// Whether a process belongs to a systemd unit: the last component of its cgroup's path, with or without `.service`.
 fn unit_of(pid: u32, name: &str) -> bool {
-    let cgroups = stat::text(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let cgroups = stat::text_of(pid, "cgroup").unwrap_or_default();
     cgroups
         .lines()
         .filter_map(|line| line.rsplit('/').next())

@@ -55,9 +55,11 @@ pub struct RemoteSocket {
 impl RemoteSocket {
     fn borrow(&self) -> io::Result<OwnedFd> {
         match &self.handle {
-            Some(handle) => self
-                .remote
-                .same(process::descriptor_by(handle, self.remote.fd)?),
+            Some(handle) => self.remote.same(process::descriptor_by(
+                handle,
+                self.remote.pid,
+                self.remote.fd,
+            )?),
             None => self.remote.borrow(),
         }
     }

@@ -1,13 +1,12 @@
 //! Counters of a process and of a network namespace, from /proc.
 
-use std::fs;
-
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 use wakeone_model::snapshot::{HostLook, WorkerLook};
 
 use crate::proc::netstat::Counters;
 use crate::proc::process;
+use crate::proc::reader;
 use crate::proc::stat;
 use crate::proc::waits;
 
@@ -16,13 +15,18 @@ pub fn worker(pid: u32) -> Option<WorkerLook> {
     let name = waits::identity(pid)?.name;
     let (mut cpu_ns, mut run_delay_ns) = (0, 0);
     let (mut switches_voluntary, mut switches_forced) = (0, 0);
-    for task in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
-        // A thread that ends between the two takes its counters with it.
-        let read = |file: &str| stat::text(task.path().join(file)).unwrap_or_default();
-        let (ran, waited) = parse_schedstat(&read("schedstat"));
+    // A thread that ends between the two takes its counters with it.
+    let of_each = |file| {
+        let threads = reader::file_of_each(pid, "task", file).unwrap_or_default();
+        let texts = threads.into_iter().filter_map(|(_, read)| read.ok());
+        texts.map(stat::as_text)
+    };
+    for times in of_each("schedstat") {
+        let (ran, waited) = parse_schedstat(&times);
         cpu_ns += ran;
         run_delay_ns += waited;
-        let status = read("status");
+    }
+    for status in of_each("status") {
         switches_voluntary += field(&status, "voluntary_ctxt_switches:");
         switches_forced += field(&status, "nonvoluntary_ctxt_switches:");
     }
@@ -34,10 +38,9 @@ pub fn worker(pid: u32) -> Option<WorkerLook> {
         switches_voluntary,
         switches_forced,
         state: process::state(pid)?,
-        descriptors: fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| {
-            u32::try_from(entries.count()).unwrap_or(u32::MAX)
-        }),
-        descriptors_limit: stat::text(format!("/proc/{pid}/limits"))
+        descriptors: reader::numbers(pid, "fd")
+            .map_or(0, |all| u32::try_from(all.len()).unwrap_or(u32::MAX)),
+        descriptors_limit: stat::text_of(pid, "limits")
             .ok()
             .and_then(|limits| parse_descriptor_limit(&limits))
             .unwrap_or(u64::MAX),

@@ -10,7 +10,7 @@ pub use wakeone_model::judge::WorkerState;
 use wakeone_model::listener::Wait;
 
 use crate::proc::process::{children, is_stopped, sockets_of};
-use crate::proc::{stat, waits};
+use crate::proc::{reader, stat, waits};
 
 /// Returns the state of a process from all of its threads; the first one that waits for connections settles it. A
 /// thread in epoll or poll may wait for anything: it is not checked for which connections.
@@ -18,40 +18,46 @@ use crate::proc::{stat, waits};
 /// A thread in the middle of its computation shows as `running`, and so does one that is about to return from accept.
 /// The state is a sample, not a proof.
 pub fn doing(pid: u32) -> WorkerState {
-    threads_doing(pid, |task| thread_doing(pid, task))
+    threads_doing(pid, |line| thread_doing(pid, line))
 }
 
 /// Returns the same of a process that has these `sockets`, for some listeners. A thread in accept, epoll, poll or
 /// select counts as waiting only if it waits for one of the `listeners` (by inode). A server's threads may wait in
 /// epoll for their open connections while nobody accepts new ones.
 fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> WorkerState {
-    threads_doing(pid, |task| {
-        let tid = task
-            .file_name()
-            .and_then(|name| name.to_str()?.parse().ok());
-        match tid.map(|tid| waits::wait_of(pid, tid, sockets, listeners)) {
-            None => WorkerState::Gone,
-            Some(Wait::Unseen) => WorkerState::Unknown,
-            Some(Wait::Accept(inode) | Wait::Receive(inode)) if listeners.contains(&inode) => {
+    threads_doing(pid, |line| {
+        let line = match line {
+            Ok(line) if !waits::is_running(&line) => Ok(line),
+            other => return thread_doing(pid, other),
+        };
+        match waits::wait_of(pid, line, sockets, listeners) {
+            Wait::Unseen => WorkerState::Unknown,
+            Wait::Accept(inode) | Wait::Receive(inode) if listeners.contains(&inode) => {
                 WorkerState::Waiting
             }
-            Some(Wait::Epoll(epoll)) if waits::is_in(pid, epoll, listeners) => WorkerState::Waiting,
-            Some(Wait::Poll(set)) if !set.is_empty() => WorkerState::Waiting,
+            Wait::Epoll(epoll) => match waits::is_in(pid, epoll, listeners) {
+                Some(true) => WorkerState::Waiting,
+                Some(false) => WorkerState::Busy,
+                None => WorkerState::Unknown,
+            },
+            Wait::Poll(set) if !set.is_empty() => WorkerState::Waiting,
             // The polled descriptors cannot be read here, and a ring may hold an accept.
-            Some(Wait::PollUnseen | Wait::IoUring) => WorkerState::Waiting,
-            Some(Wait::Running) => thread_doing(pid, task),
-            Some(_) => WorkerState::Busy,
+            Wait::PollUnseen | Wait::IoUring => WorkerState::Waiting,
+            _ => WorkerState::Busy,
         }
     })
 }
 
-fn threads_doing(pid: u32, of: impl Fn(&std::path::Path) -> WorkerState) -> WorkerState {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
-        return WorkerState::Gone;
+/// Returns the state of a process by each thread's line of /proc/PID/task/TID/syscall.
+fn threads_doing(pid: u32, of: impl Fn(io::Result<String>) -> WorkerState) -> WorkerState {
+    let calls = match reader::file_of_each(pid, "task", "syscall") {
+        Ok(calls) => calls,
+        Err(error) if waits::is_hidden(&error) => return WorkerState::Unknown,
+        Err(_) => return WorkerState::Gone,
     };
     let mut verdict = WorkerState::Gone;
-    for task in tasks.flatten() {
-        match of(&task.path()) {
+    for (_, line) in calls {
+        match of(line.map(stat::as_text)) {
             WorkerState::Gone => {}
             WorkerState::Waiting => return if_running(pid, WorkerState::Waiting),
             other => verdict = busier(verdict, other),
@@ -123,19 +129,26 @@ fn holders_doing(pid: u32, inodes: &[u64]) -> Option<WorkerState> {
         .filter_map(|child| holders_doing(*child, inodes))
         .reduce(together);
     below.or_else(|| {
-        let held = sockets_of(pid).unwrap_or_default();
+        let held = match sockets_of(pid) {
+            Ok(held) => held,
+            // It lets its readers hang. What it holds, and does, is not known.
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                return Some(WorkerState::Unknown);
+            }
+            Err(_) => Vec::new(),
+        };
         held.iter()
             .any(|(_, inode)| inodes.contains(inode))
             .then(|| doing_at(pid, &held, &inodes.iter().copied().collect()))
     })
 }
 
-fn thread_doing(pid: u32, task: &std::path::Path) -> WorkerState {
-    match stat::text(task.join("syscall")) {
+fn thread_doing(pid: u32, line: io::Result<String>) -> WorkerState {
+    match line {
         Ok(line) if waits::is_wait(&line) => WorkerState::Waiting,
         Ok(line) if waits::is_running(&line) => running(pid),
         Ok(_) => WorkerState::Busy,
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => WorkerState::Unknown,
+        Err(error) if waits::is_hidden(&error) => WorkerState::Unknown,
         Err(_) => WorkerState::Gone,
     }
 }

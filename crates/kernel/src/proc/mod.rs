@@ -5,6 +5,6 @@ pub mod doing;
 pub mod exits;
 pub mod netstat;
 pub mod process;
-pub(crate) mod remote_memory;
+pub(crate) mod reader;
 pub mod stat;
 pub mod waits;

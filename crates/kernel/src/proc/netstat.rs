@@ -9,8 +9,13 @@ pub struct Counters(String);
 impl Counters {
     /// Reads the counters of a process's network namespace, or of this thread's. Empty where they cannot be read.
     pub fn read(pid: Option<u32>) -> Self {
-        let place = pid.map_or_else(|| "/proc/thread-self".into(), |pid| format!("/proc/{pid}"));
-        let text = |file| stat::text(format!("{place}/net/{file}")).unwrap_or_default();
+        let text = |file| {
+            let read = match pid {
+                Some(pid) => stat::text_of(pid, &format!("net/{file}")),
+                None => stat::text(format!("/proc/thread-self/net/{file}")),
+            };
+            read.unwrap_or_default()
+        };
         Self(text("netstat") + &text("snmp"))
     }
 

@@ -3,10 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::proc::reader;
 use crate::proc::stat::{self, Stat};
 
+/// A process that maps something more often does so to fill our memory.
+const MOST_FOUND: usize = 1024;
 /// No chain of processes is longer, unless somebody makes it so.
 const MOST_ANCESTORS: usize = 128;
 
@@ -21,19 +25,18 @@ pub fn descends(pid: u32, from: u32) -> bool {
 
 /// The processes that a process started and that are still there.
 pub fn children(pid: u32) -> Vec<u32> {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
-        return Vec::new();
-    };
-    let lists = tasks
-        .flatten()
-        .filter_map(|task| stat::text(task.path().join("children")).ok());
-    lists
-        .flat_map(|list| {
+    let lists = reader::file_of_each(pid, "task", "children").unwrap_or_default();
+    let mut all = Vec::new();
+    for (tid, list) in lists {
+        // A thread may have more children than are read of each.
+        let whole = || stat::text_of(pid, &format!("task/{tid}/children")).unwrap_or_default();
+        let list = list.map_or_else(|_| whole(), stat::as_text);
+        all.extend(
             list.split_whitespace()
-                .filter_map(|pid| pid.parse().ok())
-                .collect::<Vec<_>>()
-        })
-        .collect()
+                .filter_map(|pid| pid.parse::<u32>().ok()),
+        );
+    }
+    all
 }
 
 /// The state letter of /proc/PID/stat (`R`, `S`, `D`, `T`, `Z` …).
@@ -50,9 +53,10 @@ pub fn is_stopped(pid: u32) -> bool {
 /// other's too; and must close it, or a listener outlives its server.
 ///
 /// # Errors
-/// `ESRCH`, `EBADF`, or `EPERM` without CAP_SYS_PTRACE over another user's process.
+/// `ESRCH`, `EBADF`, `EPERM` without CAP_SYS_PTRACE over another user's process, or `TimedOut` if it lets those hang who
+/// ask.
 pub fn descriptor_of(pid: u32, fd: i32) -> io::Result<OwnedFd> {
-    descriptor_by(handle_of(pid)?, fd)
+    reader::descriptor(pid, fd)
 }
 
 /// Opens a pidfd, which stays with its process even after the number is reused.
@@ -67,18 +71,23 @@ pub fn handle_of(pid: u32) -> io::Result<OwnedFd> {
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
-/// As [`descriptor_of`], by a pidfd.
+/// As [`descriptor_of`], of the process of a pidfd.
 ///
 /// # Errors
-/// As there.
-pub fn descriptor_by(handle: impl AsFd, fd: i32) -> io::Result<OwnedFd> {
-    Ok(pidfd_getfd(handle, fd, PidfdGetfdFlags::empty())?)
+/// As there; `ESRCH` if that process has ended.
+pub fn descriptor_by(handle: impl AsFd, pid: u32, fd: i32) -> io::Result<OwnedFd> {
+    let descriptor = reader::descriptor(pid, fd)?;
+    // While its process is there, nobody else has the number.
+    let mut ended = [PollFd::new(&handle, PollFlags::IN)];
+    match poll(&mut ended, Some(&Timespec::default()))? {
+        0 => Ok(descriptor),
+        _ => Err(rustix::io::Errno::SRCH.into()),
+    }
 }
 
 /// A socket of any process that may be seen, shared with it, by its inode.
 pub fn socket_of_any(inode: u64) -> Option<OwnedFd> {
-    let processes = std::fs::read_dir("/proc").ok()?.flatten();
-    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut pids = crate::proc::waits::pids().into_iter();
     pids.find_map(|pid| socket_of(pid, inode))
 }
 
@@ -94,30 +103,33 @@ pub fn socket_of(pid: u32, inode: u64) -> Option<OwnedFd> {
     })
 }
 
+/// The lines of a process's memory map that contain this text.
+///
+/// # Errors
+/// `PermissionDenied` for another user's process, `NotFound` where it is gone, `TimedOut` if it lets its readers hang.
+pub fn maps_with(pid: u32, text: &str) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    reader::lines(pid, "maps", |line| {
+        let line = String::from_utf8_lossy(line);
+        if line.contains(text) && found.len() < MOST_FOUND {
+            found.push(line.into_owned());
+        }
+    })?;
+    Ok(found)
+}
+
 /// Descriptors of a process that are sockets: number and inode.
 ///
 /// # Errors
-/// `PermissionDenied` for another user's process, `NotFound` where it is gone.
+/// `PermissionDenied` for another user's process, `NotFound` where it is gone, `TimedOut` if it lets its readers hang.
 pub fn sockets_of(pid: u32) -> io::Result<Vec<(i32, u64)>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-        let Ok(target) = std::fs::read_link(entry.path()) else {
-            continue;
-        };
-        let inode = target
-            .to_str()
-            .and_then(|name| name.strip_prefix("socket:["))
-            .and_then(|rest| rest.strip_suffix(']'))
-            .and_then(|digits| digits.parse().ok());
-        let number = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok());
-        if let (Some(number), Some(inode)) = (number, inode) {
-            found.push((number, inode));
-        }
-    }
-    Ok(found)
+    let links = reader::links(pid, "fd")?;
+    let socket = |(number, target): (u32, Vec<u8>)| {
+        let rest = target.strip_prefix(b"socket:[")?.strip_suffix(b"]")?;
+        let inode = std::str::from_utf8(rest).ok()?.parse().ok()?;
+        Some((i32::try_from(number).ok()?, inode))
+    };
+    Ok(links.into_iter().filter_map(socket).collect())
 }
 
 #[cfg(test)]

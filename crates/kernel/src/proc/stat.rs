@@ -6,6 +6,8 @@
 use std::io;
 use std::path::Path;
 
+use crate::proc::reader;
+
 /// A line of /proc/PID/stat, of a process or thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
@@ -25,7 +27,7 @@ impl Stat {
     /// # Errors
     /// There is no such process, or /proc cannot be read.
     pub fn of(pid: u32) -> io::Result<Self> {
-        let line = std::fs::read(format!("/proc/{pid}/stat"))?;
+        let line = reader::file(pid, "stat")?;
         Self::parse(&line).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
@@ -46,16 +48,29 @@ impl Stat {
     }
 }
 
-/// A file of /proc as text; bytes that are none become U+FFFD.
+/// A file of this process's, or of the system's, in /proc as text; bytes that are none become U+FFFD. For those of other
+/// processes: [`text_of`].
 ///
 /// # Errors
 /// The error of reading it.
 pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
-    let bytes = std::fs::read(path)?;
-    Ok(match String::from_utf8(bytes) {
+    Ok(as_text(std::fs::read(path)?))
+}
+
+/// A file `below` /proc/PID as text; bytes that are none become U+FFFD.
+///
+/// # Errors
+/// The error of reading it; `TimedOut` if the process lets its readers hang.
+pub fn text_of(pid: u32, below: &str) -> io::Result<String> {
+    Ok(as_text(reader::file(pid, below)?))
+}
+
+/// Bytes as text.
+pub(crate) fn as_text(bytes: Vec<u8>) -> String {
+    match String::from_utf8(bytes) {
         Ok(text) => text,
         Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
-    })
+    }
 }
 
 #[cfg(test)]

@@ -4,13 +4,13 @@
 //! ends meanwhile is left out.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::Path;
+use std::io;
 
 use nix::libc;
 use wakeone_model::listener::{Polled, Process, Thread, Wait};
 
 use crate::proc::process;
-use crate::proc::remote_memory;
+use crate::proc::reader;
 use crate::proc::stat::{self, Stat};
 
 /// A descriptor that is a socket.
@@ -84,7 +84,7 @@ impl Processes {
                             .map(|(fd, inode)| Held { pid, fd, inode }),
                     )
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                Err(error) if is_hidden(&error) => {
                     all.hidden += 1;
                 }
                 Err(_) => {}
@@ -151,8 +151,7 @@ pub fn look(pid: u32, inodes: &HashSet<u64>, connections: &HashSet<u64>) -> Opti
     let (epolls, rings) = anonymous(pid);
     let polls = epolls
         .iter()
-        .flat_map(|epoll| polled(pid, *epoll))
-        .filter(|polled| holds.contains(&polled.inode))
+        .flat_map(|epoll| polled(pid, *epoll, |inode| holds.contains(&inode)).unwrap_or_default())
         .collect();
     Some(Process {
         pid,
@@ -169,37 +168,57 @@ pub fn look(pid: u32, inodes: &HashSet<u64>, connections: &HashSet<u64>) -> Opti
 /// Its epoll descriptors, and whether it has an io_uring.
 fn anonymous(pid: u32) -> (Vec<i32>, bool) {
     let (mut epolls, mut rings) = (Vec::new(), false);
-    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
-        return (epolls, rings);
-    };
-    for entry in entries.flatten() {
-        let Ok(target) = std::fs::read_link(entry.path()) else {
-            continue;
-        };
-        if target == Path::new("anon_inode:[eventpoll]") {
-            epolls.extend(
-                entry
-                    .file_name()
-                    .to_str()
-                    .and_then(|n| n.parse::<i32>().ok()),
-            );
+    for (number, target) in reader::links(pid, "fd").unwrap_or_default() {
+        if target == b"anon_inode:[eventpoll]" {
+            epolls.extend(i32::try_from(number).ok());
         }
-        rings |= target == Path::new("anon_inode:[io_uring]");
+        rings |= target == b"anon_inode:[io_uring]";
     }
     (epolls, rings)
 }
 
-fn polled(pid: u32, epoll: i32) -> Vec<Polled> {
-    let text = stat::text(format!("/proc/{pid}/fdinfo/{epoll}")).unwrap_or_default();
-    text.lines()
-        .filter_map(parse_tfd)
-        .filter(|(_, events)| events & READABLE != 0)
-        .map(|(inode, events)| Polled {
-            epoll,
-            inode,
-            events,
-        })
-        .collect()
+/// Those of these sockets that an epoll instance of a process has.
+fn polled(pid: u32, epoll: i32, of: impl Fn(u64) -> bool) -> io::Result<Vec<Polled>> {
+    let mut all = Vec::new();
+    reader::lines(pid, &format!("fdinfo/{epoll}"), |line| {
+        let watched = std::str::from_utf8(line).ok().and_then(parse_tfd);
+        if let Some((inode, events)) = watched
+            && events & READABLE != 0
+            && of(inode)
+        {
+            all.push(Polled {
+                epoll,
+                inode,
+                events,
+            });
+        }
+    })?;
+    Ok(all)
+}
+
+/// Whether an epoll instance of a process has a socket, under whatever number and for whatever events.
+///
+/// # Errors
+/// The process cannot be seen.
+pub fn polls(pid: u32, inode: u64) -> io::Result<bool> {
+    let mut found = false;
+    for (number, target) in reader::links(pid, "fd")? {
+        if target == b"anon_inode:[eventpoll]" {
+            let read = reader::lines(pid, &format!("fdinfo/{number}"), |line| {
+                let watched = std::str::from_utf8(line).ok().and_then(parse_tfd);
+                found |= watched.is_some_and(|(at, _)| at == inode);
+            });
+            match read {
+                // Closed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other?,
+            }
+        }
+        if found {
+            break;
+        }
+    }
+    Ok(found)
 }
 
 /// EPOLLIN. A process that waits for a listener without it only watches, as our own agent does.
@@ -218,21 +237,16 @@ pub fn parse_tfd(line: &str) -> Option<(u64, u32)> {
 
 fn threads(pid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Vec<Thread> {
     let stopped = matches!(process::state(pid), Some('T' | 't'));
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
-        return Vec::new();
-    };
-    let tids = tasks
-        .flatten()
-        .filter_map(|task| task.file_name().to_str()?.parse::<u32>().ok());
-    let seen = |tid: u32| {
+    let calls = reader::file_of_each(pid, "task", "syscall").unwrap_or_default();
+    let seen = |(tid, line): (u32, io::Result<Vec<u8>>)| {
         let wait = if stopped {
             Wait::Stopped
         } else {
-            wait_of(pid, tid, sockets, inodes)
+            wait_of(pid, line.map(stat::as_text), sockets, inodes)
         };
         Thread { tid, wait }
     };
-    tids.map(seen).collect()
+    calls.into_iter().map(seen).collect()
 }
 
 /// Whether a line of /proc/PID/task/TID/syscall is of a call that a server waits for connections in. io_uring_enter is
@@ -252,19 +266,34 @@ pub(crate) fn is_running(line: &str) -> bool {
     line.trim_end() == "running"
 }
 
-/// Whether one of these sockets is in an epoll instance.
-pub(crate) fn is_in(pid: u32, epoll: i32, inodes: &HashSet<u64>) -> bool {
-    polled(pid, epoll)
-        .iter()
-        .any(|polled| inodes.contains(&polled.inode))
+/// Whether one of these sockets is in an epoll instance; `None` if that cannot be seen.
+pub(crate) fn is_in(pid: u32, epoll: i32, inodes: &HashSet<u64>) -> Option<bool> {
+    match polled(pid, epoll, |inode| inodes.contains(&inode)) {
+        Ok(found) => Some(!found.is_empty()),
+        Err(error) if is_hidden(&error) => None,
+        Err(_) => Some(false),
+    }
 }
 
-/// Returns the call that a thread of a process with these `sockets` waits in, as far as the sockets with these
-/// `inodes` are concerned.
-pub(crate) fn wait_of(pid: u32, tid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Wait {
-    let line = match stat::text(format!("/proc/{pid}/task/{tid}/syscall")) {
+/// Whether a process is there and may not be seen, or lets its readers hang.
+pub(crate) fn is_hidden(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::TimedOut
+    )
+}
+
+/// Returns the call that a thread of a process with these `sockets` waits in, by its line of
+/// /proc/PID/task/TID/syscall, as far as the sockets with these `inodes` are concerned.
+pub(crate) fn wait_of(
+    pid: u32,
+    line: io::Result<String>,
+    sockets: &[(i32, u64)],
+    inodes: &HashSet<u64>,
+) -> Wait {
+    let line = match line {
         Ok(line) => line,
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Wait::Unseen,
+        Err(error) if is_hidden(&error) => return Wait::Unseen,
         Err(_) => return Wait::Running,
     };
     let Some(call) = Call::parse(&line) else {
@@ -373,7 +402,7 @@ const MOST_POLLED: usize = 4096;
 /// Descriptors that a thread in poll or ppoll asks about.
 fn poll_set(pid: u32, call: &Call) -> Option<Vec<u64>> {
     let entries = usize::try_from(call.arguments[1]).ok()?.min(MOST_POLLED);
-    let bytes = remote_memory::read(pid, call.arguments[0], entries * 8)?;
+    let bytes = reader::memory(pid, call.arguments[0], entries * 8)?;
     let number = |entry: &[u8]| entry[..4].try_into().map(i32::from_ne_bytes);
     Some(
         bytes
@@ -389,7 +418,7 @@ fn select_set(pid: u32, call: &Call) -> Option<Vec<u64>> {
     if call.arguments[1] == 0 {
         return Some(Vec::new());
     }
-    let bytes = remote_memory::read(pid, call.arguments[1], most.div_ceil(64) * 8)?;
+    let bytes = reader::memory(pid, call.arguments[1], most.div_ceil(64) * 8)?;
     let set = |fd: &usize| bytes[fd / 8] & (1 << (fd % 8)) != 0;
     Some((0..most).filter(set).map(|fd| fd as u64).collect())
 }

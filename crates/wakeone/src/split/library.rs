@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, StatVfsMountFlags, flock, statvfs};
+use wakeone_kernel::proc::{process, waits};
 use wakeone_shim::LIBRARY;
 
 /// A folder of its own with the library in it. Dropping this removes it.
@@ -96,20 +97,20 @@ fn is_left(folder: &Path, own: u32) -> bool {
     }
 }
 
-/// The lines of all processes' maps that name such a library; `None` without /proc.
+/// The lines of all processes' maps that name such a library; `None` if one may be missing.
 fn loaded() -> Option<String> {
     let mut all = String::new();
-    for process in fs::read_dir("/proc").ok()?.flatten() {
-        if !process.file_name().as_encoded_bytes()[0].is_ascii_digit() {
-            continue;
+    let pids = waits::pids();
+    if pids.is_empty() {
+        return None;
+    }
+    for pid in pids {
+        match process::maps_with(pid, FOLDER) {
+            Ok(lines) => lines.iter().for_each(|line| all += line),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => return None,
+            // The process has just ended, or we may not read it.
+            Err(_) => {}
         }
-        // The process has just ended, or we may not read it.
-        let Ok(maps) = fs::read(process.path().join("maps")) else {
-            continue;
-        };
-        let maps = String::from_utf8_lossy(&maps);
-        let ours = maps.lines().filter(|line| line.contains(FOLDER));
-        ours.for_each(|line| all += line);
     }
     Some(all)
 }

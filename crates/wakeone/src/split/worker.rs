@@ -1,7 +1,6 @@
 //! The server's processes: which lives, which opened a socket, and which waits on it.
 
 use std::collections::HashSet;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -61,38 +60,11 @@ pub fn first_holder(pid: u32, inode: u64) -> u32 {
 /// # Errors
 /// That reason, or that the process cannot be seen.
 pub fn unpolled(pid: u32, inode: u64, polled: Reason) -> Result<(), Reason> {
-    match polls(pid, inode) {
+    match waits::polls(pid, inode) {
         Ok(false) => Ok(()),
         Ok(true) => Err(polled),
         Err(error) => Err(Reason::Hidden(error.to_string())),
     }
-}
-
-/// Whether an epoll set of a process has this socket, under whatever number.
-fn polls(pid: u32, inode: u64) -> io::Result<bool> {
-    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
-        let entry = entry?;
-        let Ok(target) = std::fs::read_link(entry.path()) else {
-            continue; // closed meanwhile
-        };
-        if target.as_os_str() != "anon_inode:[eventpoll]" {
-            continue;
-        }
-        let number = entry.file_name();
-        let about = std::path::Path::new("/proc")
-            .join(pid.to_string())
-            .join("fdinfo")
-            .join(number);
-        let text = wakeone_kernel::proc::stat::text(about).unwrap_or_default();
-        if text
-            .lines()
-            .filter_map(waits::parse_tfd)
-            .any(|(at, _)| at == inode)
-        {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// How often to look for processes that wait on a shared socket and never asked.

@@ -6,11 +6,10 @@ use super::reserve::{self, Reserved};
 use super::slot::{Retiring, Slot, Worker};
 use super::state::{self, State, Task};
 use crate::slot_sockets::inode_of;
-use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
-use wakeone_kernel::proc::process::sockets_of;
+use wakeone_kernel::proc::process::{descriptor_by, sockets_of};
 
 /// Why workers that still run cannot be taken over.
 #[derive(Debug, thiserror::Error)]
@@ -280,7 +279,7 @@ fn take_listeners(
             .filter(|(_, found)| found == inode)
             .map(|(number, _)| *number);
         let taken = numbers
-            .filter_map(|number| take_fd(process.pidfd(), number, *inode, *place).transpose())
+            .filter_map(|number| take_fd(process, number, *inode, *place).transpose())
             .next();
         let listener = match taken.transpose().map_err(denied)? {
             Some(listener) => {
@@ -296,15 +295,16 @@ fn take_listeners(
 
 /// Duplicates a process's descriptor, if it is the wanted listener.
 fn take_fd(
-    pidfd: BorrowedFd<'_>,
+    process: &Process,
     number: i32,
     inode: u64,
     (public, bound): (Endpoint, Endpoint),
 ) -> io::Result<Option<OwnedFd>> {
-    let fd = match pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty()) {
+    let closed = rustix::io::Errno::BADF.raw_os_error();
+    let fd = match descriptor_by(process.pidfd(), process.pid(), number) {
         Ok(fd) => fd,
-        Err(rustix::io::Errno::BADF) => return Ok(None), // closed since we looked
-        Err(errno) => return Err(errno.into()),
+        Err(error) if error.raw_os_error() == Some(closed) => return Ok(None), // since we looked
+        Err(error) => return Err(error),
     };
     // A listener on a private port shows its public address, as long as the program for that is loaded.
     let at = listen::address_of(&fd);

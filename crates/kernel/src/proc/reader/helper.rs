@@ -1,0 +1,174 @@
+//! The helper, as the thread that asks it sees it.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use nix::libc;
+use nix::unistd::Pid;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags,
+    SocketType,
+};
+
+use super::child;
+use super::request::{DESCRIPTOR, END, FAILED, MORE, MOST_BYTES, Request};
+use crate::proc::stat::Stat;
+
+/// How often a helper that has not answered is looked at.
+const SLICE: Duration = Duration::from_millis(20);
+/// A helper that was found asleep so often hangs: a read takes microseconds.
+const MOST_ASLEEP: u32 = 5;
+/// A helper that was found so often on a CPU, or waiting for one, is given up too.
+const MOST_RUNNING: u32 = 50;
+
+/// How a question ended.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// It was answered: with the error of the read, or with the descriptor that was asked for.
+    Answered(Result<Option<OwnedFd>, i32>),
+    /// Whoever was read from lets its readers hang.
+    Hangs,
+    /// The helper is gone, or had no CPU.
+    Lost,
+}
+
+/// A process that reads for the thread that started it.
+#[derive(Debug)]
+pub(super) struct Helper {
+    pub pid: Pid,
+    socket: OwnedFd,
+    /// The process that it was started by.
+    of: u32,
+    packet: Vec<u8>,
+}
+
+impl Helper {
+    pub fn start() -> io::Result<Self> {
+        let (socket, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(SLICE))?;
+        // SAFETY: asks for the policy of this thread. A real-time thread of ours resets it for its children.
+        let policy = unsafe { libc::sched_getscheduler(0) };
+        let real_time = policy & !libc::SCHED_RESET_ON_FORK == libc::SCHED_FIFO;
+        // Without a signal at its end: a plain wait() for any child, as for a server's last process, does not see it
+        // (`eligible_child` in kernel/exit.c).
+        // SAFETY: a fork in all but the signal. The child calls nothing but system calls, and never returns.
+        let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
+        match i32::try_from(pid) {
+            Ok(0) => child::serve(theirs.as_raw_fd(), real_time),
+            Ok(pid) if pid > 0 => Ok(Self {
+                pid: Pid::from_raw(pid),
+                socket,
+                of: std::process::id(),
+                packet: vec![0; 1 + MOST_BYTES],
+            }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Whether it is this process's. A fork of this process needs its own: the socket would be shared.
+    pub fn is_ours(&self) -> bool {
+        self.of == std::process::id()
+    }
+
+    /// Asks, and hands the bytes of the answer on as they come.
+    pub fn ask(&mut self, request: &Request, mut take: impl FnMut(&[u8])) -> Outcome {
+        let bytes = request.encode();
+        if rustix::net::send(&self.socket, &bytes, SendFlags::NOSIGNAL).is_err() {
+            return Outcome::Lost;
+        }
+        let (mut asleep, mut running) = (0, 0);
+        let mut shared = None;
+        loop {
+            match self.hear() {
+                Ok((length @ 1.., descriptor)) => {
+                    shared = shared.or(descriptor);
+                    let rest = &self.packet[1..length];
+                    match self.packet[0] {
+                        MORE => take(rest),
+                        DESCRIPTOR => {}
+                        END => {
+                            take(rest);
+                            return Outcome::Answered(Ok(shared));
+                        }
+                        FAILED if length == 5 => {
+                            let errno = [0, 1, 2, 3].map(|at| rest[at]);
+                            return Outcome::Answered(Err(i32::from_ne_bytes(errno)));
+                        }
+                        _ => return Outcome::Lost,
+                    }
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => {
+                    if self.runs() {
+                        running += 1;
+                    } else {
+                        asleep += 1;
+                    }
+                    if asleep >= MOST_ASLEEP {
+                        return Outcome::Hangs;
+                    }
+                    if running >= MOST_RUNNING {
+                        return Outcome::Lost;
+                    }
+                }
+                _ => return Outcome::Lost,
+            }
+        }
+    }
+
+    fn hear(&mut self) -> rustix::io::Result<(usize, Option<OwnedFd>)> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(&mut self.packet)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let heard = rustix::net::recvmsg(&self.socket, &mut into, &mut control, flags)?;
+        let descriptor = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+            _ => None,
+        });
+        Ok((heard.bytes, descriptor))
+    }
+
+    /// Whether it runs, or waits for a CPU. Its own file hangs nobody: it executes no program.
+    fn runs(&self) -> bool {
+        let line = std::fs::read(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        Stat::parse(&line).is_some_and(|stat| stat.state == 'R')
+    }
+}
+
+/// Whether a helper has ended; it is waited for then.
+pub(super) fn has_ended(helper: Pid) -> bool {
+    use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+    let flags = WaitPidFlag::WNOHANG | WaitPidFlag::__WALL;
+    !matches!(waitpid(helper, Some(flags)), Ok(WaitStatus::StillAlive))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn no_plain_wait_sees_the_helper() {
+        let helper = Helper::start().expect("helper");
+        let waited =
+            nix::sys::wait::waitpid(helper.pid, Some(nix::sys::wait::WaitPidFlag::WNOHANG));
+        assert_eq!(waited, Err(nix::errno::Errno::ECHILD));
+        assert!(!has_ended(helper.pid));
+        let Helper { pid, socket, .. } = helper;
+        drop(socket);
+        let since = Instant::now();
+        while !has_ended(pid) {
+            assert!(since.elapsed() < Duration::from_secs(10), "it stays");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
