@@ -135,8 +135,8 @@ impl Attached {
             seen_anew |= self.group.between_looks(|| watcher.follow(workers_every))?;
             there = cookies(&self.watcher);
         }
-        let gone = |cookie: &u64| !there.contains(cookie);
-        let gone: Vec<u64> = self.group.cookies().filter(gone).collect();
+        let mut gone: Vec<u64> = self.group.cookies().collect();
+        gone.retain(|cookie| !there.contains(cookie) && !self.group.is_left_closed(*cookie));
         let mut changed = !gone.is_empty();
         for cookie in gone {
             self.group.leave(cookie);
@@ -153,11 +153,13 @@ impl Attached {
         }
         self.group.catch_up();
         self.tidy_uncounted();
-        Ok(if there.is_empty() {
-            Presence::Gone
-        } else {
-            Presence::Here
-        })
+        Ok(
+            if there.is_empty() && self.group.cookies().next().is_none() {
+                Presence::Gone
+            } else {
+                Presence::Here
+            },
+        )
     }
 
     /// Forgets the connections that were not counted and wait no more.
