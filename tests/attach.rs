@@ -395,3 +395,50 @@ fn who_may_not_attach_is_told_all_that_is_missing_first() {
     nginx.attach();
     nginx.detach();
 }
+
+/// Kills the agent of an attached group, which leaves program, pins and state.
+fn murder_agent(nginx: &Nginx) {
+    let agent = nginx.agent();
+    signal(agent, Signal::KILL);
+    eventually("the agent is gone", || !support::runs(agent));
+}
+
+/// Detaches, and checks that the program is gone: `attach` refuses a group that has one which it does not know.
+fn assert_detaches(nginx: &Nginx, arguments: &[&str]) {
+    let (code, text) = nginx.wakeone(arguments);
+    assert!(code == 0 && text.contains("detached"), "{text}");
+    assert!(!nginx.runtime().exists(), "something is left of the group");
+    nginx.attach();
+    nginx.detach();
+}
+
+#[test]
+fn detach_reaches_sockets_whose_recorded_workers_are_gone() {
+    let Some(nginx) = Nginx::start(3) else { return };
+    nginx.attach();
+    murder_agent(&nginx);
+    let before = nginx.workers();
+    for pid in &before {
+        signal(*pid, Signal::KILL);
+    }
+    eventually("the master has started others", || {
+        let now = nginx.workers();
+        now.len() == 3 && now.iter().all(|pid| !before.contains(pid))
+    });
+    assert_detaches(&nginx, &["detach", &format!(":{PORT}")]);
+}
+
+#[test]
+fn detach_reaches_the_sockets_of_a_group_without_state() {
+    let Some(nginx) = Nginx::start(2) else { return };
+    nginx.attach();
+    murder_agent(&nginx);
+    let folder = nginx.runtime().join(format!("at-127-0-0-1-{PORT}"));
+    std::fs::remove_file(folder.join("state.json")).expect("the state");
+    let (code, text) = nginx.wakeone(&["attach", &format!(":{PORT}")]);
+    assert!(
+        code == 1 && text.contains("another program chooses"),
+        "{text}"
+    );
+    assert_detaches(&nginx, &["detach", "--all"]);
+}

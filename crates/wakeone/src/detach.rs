@@ -1,15 +1,20 @@
 //! Removes what a group left behind: its program, pins, cgroup and state, whole or half-made.
 
+use std::collections::{BTreeMap, HashSet};
+use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use serde::Serialize;
-use wakeone_kernel::bpf;
+use wakeone_kernel::bpf::{self, Pinned};
 use wakeone_kernel::cgroup;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::socket;
+use wakeone_kernel::socket::diag::{self, Which};
+use wakeone_model::listener::Protocol;
 
 use crate::control;
 use crate::dispatcher::sweep_halves;
@@ -63,6 +68,16 @@ pub enum Error {
         /// Its workers.
         pids: String,
     },
+    /// Its program is attached, and the sockets cannot be reached to detach it. The pins stay, for another attempt.
+    #[error(
+        "cannot detach `{name}`: its program chooses at {at}, and no process that may be seen holds a socket there"
+    )]
+    Held {
+        /// The group.
+        name: String,
+        /// The addresses.
+        at: String,
+    },
     /// Something could not be removed.
     #[error("cannot detach `{name}`: {what} cannot be removed: {source}")]
     Remove {
@@ -102,8 +117,12 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     match dir.load() {
         Ok(Some(state)) if !state.reserved.is_empty() => unneeded(&state)?,
         Ok(Some(state)) if state.is_split() => leave_to_hash(paths, name),
-        Ok(Some(state)) => release(&state, &mut report),
-        _ => {}
+        state => {
+            if let Ok(Some(state)) = state {
+                release(&state, &mut report);
+            }
+            release_known(paths, name, &mut report)?;
+        }
     }
     let failed = |what: String| {
         move |source| Error::Remove {
@@ -222,6 +241,45 @@ fn release(state: &State, report: &mut Report) {
         }
     }
     report.detached = done.into_iter().filter(|done| *done).count();
+}
+
+/// Detaches the program from the rest of the listeners that it knows, whoever holds them: workers may have been replaced
+/// since the state was written, and an agent that was killed early has left none.
+fn release_known(paths: &Paths, name: &str, report: &mut Report) -> Result<(), Error> {
+    let Ok(pinned) = Pinned::open(&paths.group_pins(name)) else {
+        return Ok(());
+    };
+    let known: HashSet<u64> = pinned.known_listeners().into_iter().collect();
+    let mut done: BTreeMap<(SocketAddr, u32), bool> = BTreeMap::new();
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        let living = diag::sockets(protocol, Which::Listening, 0).unwrap_or_default();
+        for one in living
+            .iter()
+            .filter(|one| known.contains(&one.socket.cookie))
+        {
+            let done = done.entry((one.local, one.interface)).or_default();
+            // One member stands for its whole group.
+            if !*done && let Some(listener) = process::socket_of_any(one.socket.inode) {
+                *done = match socket::detach_reuseport(&listener) {
+                    Ok(()) => {
+                        report.detached += 1;
+                        true
+                    }
+                    // It has no program, perhaps since we detached it from another member.
+                    Err(error) => error.kind() == ErrorKind::NotFound,
+                };
+            }
+        }
+    }
+    let held = done.into_iter().filter(|(_, done)| !done);
+    let held: Vec<String> = held.map(|((at, _), _)| at.to_string()).collect();
+    if held.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Held {
+        name: name.to_owned(),
+        at: held.join(", "),
+    })
 }
 
 /// Removes every group that no supervisor holds, and the remains of half-finished starts.
