@@ -12,9 +12,10 @@ use serde_json::Value;
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::nginx::{Nginx, PORT, address, held, pid_in};
 use support::{Clients, WAKEONE, eventually, signal};
+use wakeone::paths::Paths;
 
 #[test]
 fn open_connections_are_counted_in_and_out_exactly() {
@@ -441,4 +442,69 @@ fn detach_reaches_the_sockets_of_a_group_without_state() {
         "{text}"
     );
     assert_detaches(&nginx, &["detach", "--all"]);
+}
+
+#[test]
+fn an_attach_that_is_killed_in_the_middle_can_be_repeated_and_undone() {
+    let Some(nginx) = Nginx::start(2) else { return };
+    let target = format!(":{PORT}");
+    let pins = Paths::of(&nginx.runtime()).group_pins(&format!("at-127-0-0-1-{PORT}"));
+    for again in [&["attach", &target][..], &["detach", "--all"]] {
+        let mut attach = Command::new(WAKEONE)
+            .args(["attach", &target, "--foreground", "--runtime-dir"])
+            .arg(nginx.runtime())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("wakeone");
+        let begun = Instant::now();
+        while !pins.exists() && begun.elapsed() < support::long_patience() {
+            std::hint::spin_loop();
+        }
+        // The program is attached a moment later.
+        std::thread::sleep(Duration::from_millis(2));
+        attach.kill().expect("kill");
+        attach.wait().expect("wait");
+        assert!(pins.exists());
+        let (code, text) = nginx.wakeone(again);
+        assert_eq!(code, 0, "{text}");
+        if again[0] == "attach" {
+            nginx.detach();
+        }
+    }
+    nginx.attach();
+    nginx.detach();
+}
+
+#[test]
+fn an_attach_whose_state_has_no_room_leaves_nothing() {
+    let Some(nginx) = Nginx::start(2) else { return };
+    let runtime = nginx.runtime();
+    std::fs::create_dir(&runtime).expect("folder");
+    let run = |program: &str, arguments: &[&str]| {
+        let mut command = Command::new(program);
+        let status = command.args(arguments).arg(&runtime).status();
+        assert!(status.expect("runs").success(), "{program}");
+    };
+    run(
+        "mount",
+        &["-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs"],
+    );
+    let pins = Paths::of(&runtime).pins;
+    // Room for the lock, and for a first state but not for a second one beside it.
+    let failures = [1, 2].map(|left| {
+        let filler = runtime.join("filler");
+        std::fs::write(&filler, vec![0; (16 - left) * 4096]).expect("filler");
+        let (code, text) = nginx.wakeone(&["attach", &format!(":{PORT}")]);
+        std::fs::remove_file(&filler).expect("filler");
+        let left = std::fs::read_dir(&runtime).expect("folder").count();
+        (code, text, left, pins.exists())
+    });
+    let (code, text) = nginx.wakeone(&["attach", &format!(":{PORT}")]);
+    let (detached, _) = nginx.wakeone(&["detach", &format!(":{PORT}")]);
+    run("umount", &[]);
+    for (code, text, left, pins) in failures {
+        assert!(code == 1 && text.contains("No space left"), "{text}");
+        assert!(!pins && left == 0, "{left} files");
+    }
+    assert!(code == 0 && detached == 0, "{text}");
 }

@@ -286,6 +286,11 @@ impl SteeredGroup {
         }
     }
 
+    /// Removes the state of a group that is not steered yet, and never will be.
+    pub fn forget_state(&self) {
+        self.dir.forget();
+    }
+
     /// Writes a state that could not be written before. Call it every second or so.
     pub fn catch_up(&self) {
         self.dir.catch_up();
