@@ -18,11 +18,12 @@ use distance::{Distance, FAR, NEAR};
 use rustix::process::Signal;
 use support::steered::{
     PREFORKED, assert_counts_are_exact, assert_nothing_left, die_while_moving, isolated, said,
-    soak, status, stop_while_moving, sum, wakeone,
+    soak, status, stop_while_moving, sum, wakeone, worker,
 };
 use support::{
     Ground, Run, WAKEONE, eventually, get, halt, patience, runs, server, signal, slowness,
 };
+use wakeone_kernel::proc::process::socket_of_any;
 use wakeone_kernel::socket::diag;
 use wakeone_load::{Arrivals, Mix, Outcome, Plan, Sources, Spacing, Stop};
 use wakeone_model::listener::Protocol;
@@ -496,5 +497,48 @@ fn a_listener_that_a_move_left_closed_is_opened_later() {
     agent.line("is not rescued");
     agent.stop();
     drop(server);
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn detach_repairs_a_group_of_tcp_and_udp_or_says_that_it_cannot() {
+    let Some(ground) = isolated() else { return };
+    let options = [&["-l", "udp://127.0.0.1:8080"], &RUN[..]].concat();
+    let mut command = ground.command(&options, &["python3", &server("whoami.py")]);
+    command.env("WAKEONE_TEST_DIE", DIES.0);
+    let mut run = Run::start(command);
+    run.line("ready: ");
+    let workers: Vec<u32> = (0..3)
+        .map(|slot| worker(&status(&ground, "web"), slot).expect("a worker"))
+        .collect();
+    let at: SocketAddr = WEB.parse().expect("address");
+    eventually("the supervisor dies of moving a queue", || {
+        std::thread::spawn(move || get(at, "/slow?ms=200"));
+        for _ in 0..8 {
+            std::thread::spawn(move || get(at, "/"));
+        }
+        std::thread::sleep(Duration::from_millis(90));
+        !runs(run.pid())
+    });
+    assert_eq!(listening(WEB), 2, "one of three is closed");
+    // A listener of another user is in the way of the closed one.
+    let open = diag::sockets_at(Protocol::Tcp, diag::Which::Listening, at).expect("sock_diag");
+    let open = socket_of_any(open[0].socket.inode).expect("a listener");
+    let give = |user| rustix::fs::fchown(&open, Some(rustix::fs::Uid::from_raw(user)), None);
+    give(65534).expect("fchown");
+    let output = wakeone(&ground, &["detach", "web"]);
+    let lines = said(&output).concat();
+    assert_eq!(output.status.code(), Some(1), "{lines}");
+    assert!(lines.contains("gets no connections"), "{lines}");
+    assert_eq!(status(&ground, "web")["steered"], true, "the pins stay");
+    give(0).expect("fchown");
+    drop(open);
+    let output = wakeone(&ground, &["detach", "web"]);
+    assert!(output.status.success(), "{:?}", said(&output));
+    assert_eq!(listening(WEB), 3);
+    for pid in workers {
+        signal(pid, Signal::KILL);
+    }
+    drop(run);
     assert_nothing_left(&ground);
 }

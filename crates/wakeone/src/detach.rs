@@ -68,6 +68,14 @@ pub enum Error {
         /// Its workers.
         pids: String,
     },
+    /// A listener that an agent left closed cannot be opened. The pins stay, as only they tell that it is closed.
+    #[error("cannot detach `{name}`: {}", why.join("; "))]
+    Closed {
+        /// The group.
+        name: String,
+        /// A sentence for each slot.
+        why: Vec<String>,
+    },
     /// Its program is attached, and the sockets cannot be reached to detach it. The pins stay, for another attempt.
     #[error(
         "cannot detach `{name}`: its program chooses at {at}, and no process that may be seen holds a socket there"
@@ -108,20 +116,30 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     let before = state::load(&paths.runtime, name).ok().flatten();
     let dir = take(paths, name)?;
     // Repaired first: removing the program also removes the record of an unfinished move.
-    repair(paths, &dir);
+    let closed = repair(paths, &dir);
+    if !closed.is_empty() {
+        return Err(Error::Closed {
+            name: name.to_owned(),
+            why: closed,
+        });
+    }
     let mut report = Report {
         name: name.to_owned(),
         attached: before.is_some_and(|state| state.attached),
         ..Report::default()
     };
-    match dir.load() {
+    let state = dir.load();
+    let parts = parts(name, state.as_ref().ok().and_then(Option::as_ref));
+    match state {
         Ok(Some(state)) if !state.reserved.is_empty() => unneeded(&state)?,
         Ok(Some(state)) if state.is_split() => leave_to_hash(paths, name),
         state => {
             if let Ok(Some(state)) = state {
                 release(&state, &mut report);
             }
-            release_known(paths, name, &mut report)?;
+            for part in &parts {
+                release_known(paths, part, &mut report)?;
+            }
         }
     }
     let failed = |what: String| {
@@ -131,9 +149,10 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
             source,
         }
     };
-    let pins = paths.group_pins(name);
-    report.pins = pins.exists();
-    bpf::remove_pins(&pins).map_err(failed(pins.display().to_string()))?;
+    for pins in parts.iter().map(|part| paths.group_pins(part)) {
+        report.pins |= pins.exists();
+        bpf::remove_pins(&pins).map_err(failed(pins.display().to_string()))?;
+    }
     for path in paths.cgroups_of(name) {
         cgroup::remove(&path).map_err(failed(path.display().to_string()))?;
         report.cgroups.push(path);
@@ -143,6 +162,16 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     paths.tidy();
     split::sweep();
     Ok(report)
+}
+
+/// Returns the names of a group's pins: sockets of UDP beside those of TCP have a program of their own.
+fn parts(name: &str, state: Option<&State>) -> Vec<String> {
+    let mut parts = vec![name.to_owned()];
+    let has = |udp| state.is_some_and(|state| state.listen.iter().any(|one| one.udp == udp));
+    if has(true) && has(false) {
+        parts.push(format!("{name}{DATAGRAM_SUFFIX}"));
+    }
+    parts
 }
 
 /// Returns the groups that a name, an address or a process means (see [`named::groups`]). An unknown text is taken as a
@@ -294,6 +323,8 @@ pub fn detach_all(paths: &Paths) -> Result<Vec<Report>, Error> {
         match detach(paths, &name) {
             Ok(report) => reports.push(report),
             Err(Error::State(StateError::Taken { .. } | StateError::Stopped { .. })) => {}
+            // The UDP part of a group went with the rest of it.
+            Err(Error::Unknown { .. }) => {}
             Err(error) => return Err(error),
         }
     }
