@@ -12,9 +12,10 @@ use serde_json::Value;
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::nginx::{Nginx, PORT, address, held, pid_in};
 use support::{Clients, WAKEONE, eventually, signal};
+use wakeone::paths::Paths;
 
 #[test]
 fn open_connections_are_counted_in_and_out_exactly() {
@@ -394,4 +395,116 @@ fn who_may_not_attach_is_told_all_that_is_missing_first() {
     assert!(!text.contains("folder"), "{text}");
     nginx.attach();
     nginx.detach();
+}
+
+/// Kills the agent of an attached group, which leaves program, pins and state.
+fn murder_agent(nginx: &Nginx) {
+    let agent = nginx.agent();
+    signal(agent, Signal::KILL);
+    eventually("the agent is gone", || !support::runs(agent));
+}
+
+/// Detaches, and checks that the program is gone: `attach` refuses a group that has one which it does not know.
+fn assert_detaches(nginx: &Nginx, arguments: &[&str]) {
+    let (code, text) = nginx.wakeone(arguments);
+    assert!(code == 0 && text.contains("detached"), "{text}");
+    assert!(!nginx.runtime().exists(), "something is left of the group");
+    nginx.attach();
+    nginx.detach();
+}
+
+#[test]
+fn detach_reaches_sockets_whose_recorded_workers_are_gone() {
+    let Some(nginx) = Nginx::start(3) else { return };
+    nginx.attach();
+    murder_agent(&nginx);
+    let before = nginx.workers();
+    for pid in &before {
+        signal(*pid, Signal::KILL);
+    }
+    eventually("the master has started others", || {
+        let now = nginx.workers();
+        now.len() == 3 && now.iter().all(|pid| !before.contains(pid))
+    });
+    assert_detaches(&nginx, &["detach", &format!(":{PORT}")]);
+}
+
+#[test]
+fn detach_reaches_the_sockets_of_a_group_without_state() {
+    let Some(nginx) = Nginx::start(2) else { return };
+    nginx.attach();
+    murder_agent(&nginx);
+    let folder = nginx.runtime().join(format!("at-127-0-0-1-{PORT}"));
+    std::fs::remove_file(folder.join("state.json")).expect("the state");
+    let (code, text) = nginx.wakeone(&["attach", &format!(":{PORT}")]);
+    assert!(
+        code == 1 && text.contains("another program chooses"),
+        "{text}"
+    );
+    assert_detaches(&nginx, &["detach", "--all"]);
+}
+
+#[test]
+fn an_attach_that_is_killed_in_the_middle_can_be_repeated_and_undone() {
+    let Some(nginx) = Nginx::start(2) else { return };
+    let target = format!(":{PORT}");
+    let pins = Paths::of(&nginx.runtime()).group_pins(&format!("at-127-0-0-1-{PORT}"));
+    for again in [&["attach", &target][..], &["detach", "--all"]] {
+        let mut attach = Command::new(WAKEONE)
+            .args(["attach", &target, "--foreground", "--runtime-dir"])
+            .arg(nginx.runtime())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("wakeone");
+        let begun = Instant::now();
+        while !pins.exists() && begun.elapsed() < support::long_patience() {
+            std::hint::spin_loop();
+        }
+        // The program is attached a moment later.
+        std::thread::sleep(Duration::from_millis(2));
+        attach.kill().expect("kill");
+        attach.wait().expect("wait");
+        assert!(pins.exists());
+        let (code, text) = nginx.wakeone(again);
+        assert_eq!(code, 0, "{text}");
+        if again[0] == "attach" {
+            nginx.detach();
+        }
+    }
+    nginx.attach();
+    nginx.detach();
+}
+
+#[test]
+fn an_attach_whose_state_has_no_room_leaves_nothing() {
+    let Some(nginx) = Nginx::start(2) else { return };
+    let runtime = nginx.runtime();
+    std::fs::create_dir(&runtime).expect("folder");
+    let run = |program: &str, arguments: &[&str]| {
+        let mut command = Command::new(program);
+        let status = command.args(arguments).arg(&runtime).status();
+        assert!(status.expect("runs").success(), "{program}");
+    };
+    run(
+        "mount",
+        &["-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs"],
+    );
+    let pins = Paths::of(&runtime).pins;
+    // Room for the lock, and for a first state but not for a second one beside it.
+    let failures = [1, 2].map(|left| {
+        let filler = runtime.join("filler");
+        std::fs::write(&filler, vec![0; (16 - left) * 4096]).expect("filler");
+        let (code, text) = nginx.wakeone(&["attach", &format!(":{PORT}")]);
+        std::fs::remove_file(&filler).expect("filler");
+        let left = std::fs::read_dir(&runtime).expect("folder").count();
+        (code, text, left, pins.exists())
+    });
+    let (code, text) = nginx.wakeone(&["attach", &format!(":{PORT}")]);
+    let (detached, _) = nginx.wakeone(&["detach", &format!(":{PORT}")]);
+    run("umount", &[]);
+    for (code, text, left, pins) in failures {
+        assert!(code == 1 && text.contains("No space left"), "{text}");
+        assert!(!pins && left == 0, "{left} files");
+    }
+    assert!(code == 0 && detached == 0, "{text}");
 }

@@ -18,9 +18,12 @@ use distance::{Distance, FAR, NEAR};
 use rustix::process::Signal;
 use support::steered::{
     PREFORKED, assert_counts_are_exact, assert_nothing_left, die_while_moving, isolated, said,
-    soak, status, stop_while_moving, sum, wakeone,
+    soak, status, stop_while_moving, sum, wakeone, worker,
 };
-use support::{Ground, Run, WAKEONE, eventually, get, halt, patience, runs, signal, slowness};
+use support::{
+    Ground, Run, WAKEONE, eventually, get, halt, patience, runs, server, signal, slowness,
+};
+use wakeone_kernel::proc::process::socket_of_any;
 use wakeone_kernel::socket::diag;
 use wakeone_load::{Arrivals, Mix, Outcome, Plan, Sources, Spacing, Stop};
 use wakeone_model::listener::Protocol;
@@ -189,6 +192,11 @@ impl Server {
             .args(["-l", SERVER])
             .stdout(Stdio::null())
             .stderr(Stdio::null());
+        Self::of(command)
+    }
+
+    /// Starts another server of this kind, at the same address.
+    fn of(mut command: Command) -> Self {
         let server = Self(command.spawn().expect("serve"));
         eventually("it listens", || listening(SERVER) == 3);
         // The first process opens all sockets, and only then starts the workers that `attach` looks for.
@@ -403,5 +411,134 @@ fn run_repairs_what_its_predecessor_left_and_what_agents_left() {
     assert!(output.status.success(), "{:?}", said(&output));
     drop(server);
     drop(first);
+    assert_nothing_left(&ground);
+}
+
+/// Attaches in the foreground, with every line of the log.
+fn attach_watched(ground: &Ground, fate: Option<&str>) -> Run {
+    let mut command = Command::new(WAKEONE);
+    command
+        .args(["attach", SERVER, "--rescue", "--policy", "random"])
+        .args(["--foreground", "--runtime-dir"])
+        .arg(ground.runtime());
+    if let Some(fate) = fate {
+        command.env("WAKEONE_TEST_DIE", fate);
+    }
+    let mut agent = Run::start(command);
+    agent.line("ready: ");
+    agent
+}
+
+/// A connection on which a request was sent.
+fn asked(path: &str) -> std::net::TcpStream {
+    let mut stream = std::net::TcpStream::connect(SERVER).expect("connects");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");
+    std::io::Write::write_all(&mut stream, request.as_bytes()).expect("sends");
+    stream
+}
+
+fn is_answered(stream: &mut std::net::TcpStream) -> bool {
+    stream
+        .set_read_timeout(Some(patience()))
+        .expect("a timeout");
+    let mut begun = [0];
+    std::io::Read::read_exact(stream, &mut begun).is_ok()
+}
+
+#[test]
+fn a_listener_that_could_not_listen_again_is_not_closed() {
+    let Some(ground) = isolated() else { return };
+    let mut command = Command::new("python3");
+    command.args([&server("dropped.py"), "own", "7300", "3"]);
+    let server = Server::of(command);
+    let mut agent = attach_watched(&ground, None);
+    let mut kept: Vec<_> = (0..6).map(|_| asked("/keep")).collect();
+    assert!(kept.iter_mut().all(is_answered));
+    let mut rest = vec![asked("/slow")];
+    std::thread::sleep(Duration::from_millis(100));
+    // Some of these wait for the busy worker.
+    rest.extend((0..30).map(|_| asked("/")));
+    let line = agent.line("has no SO_REUSEADDR");
+    assert!(line.contains("connections of user 65534"), "{line}");
+    assert!(rest.iter_mut().all(is_answered));
+    assert_eq!(listening(SERVER), 3);
+    // The connections of the workers are gone: still a worker of another user may accept at any moment.
+    drop((kept, rest));
+    let mut rest = vec![asked("/slow")];
+    rest.extend((0..30).map(|_| asked("/")));
+    assert!(rest.iter_mut().all(is_answered));
+    assert_eq!(listening(SERVER), 3);
+    let lines = agent.stop();
+    let told = lines.iter().filter(|line| line.contains("SO_REUSEADDR"));
+    assert_eq!(told.count(), 1, "{lines:?}");
+    drop(server);
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn a_listener_that_a_move_left_closed_is_opened_later() {
+    let Some(ground) = isolated() else { return };
+    let server = Server::start();
+    let mut agent = attach_watched(&ground, Some("refused"));
+    let victim = server.workers()[1];
+    halt(victim);
+    let at: SocketAddr = SERVER.parse().expect("address");
+    eventually("a listener does not listen again", || {
+        for _ in 0..8 {
+            std::thread::spawn(move || get(at, "/work?us=1000&kind=sleep"));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        listening(SERVER) == 2
+    });
+    all_is_well(&[victim], SERVER, 3);
+    let group = status(&ground, "at-127-0-0-1-7300");
+    let slots = group["slots"].as_array().expect("slots");
+    assert!(slots.iter().all(|slot| slot["state"] != "down"), "{group}");
+    agent.line("is not rescued");
+    agent.stop();
+    drop(server);
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn detach_repairs_a_group_of_tcp_and_udp_or_says_that_it_cannot() {
+    let Some(ground) = isolated() else { return };
+    let options = [&["-l", "udp://127.0.0.1:8080"], &RUN[..]].concat();
+    let mut command = ground.command(&options, &["python3", &server("whoami.py")]);
+    command.env("WAKEONE_TEST_DIE", DIES.0);
+    let mut run = Run::start(command);
+    run.line("ready: ");
+    let workers: Vec<u32> = (0..3)
+        .map(|slot| worker(&status(&ground, "web"), slot).expect("a worker"))
+        .collect();
+    let at: SocketAddr = WEB.parse().expect("address");
+    eventually("the supervisor dies of moving a queue", || {
+        std::thread::spawn(move || get(at, "/slow?ms=200"));
+        for _ in 0..8 {
+            std::thread::spawn(move || get(at, "/"));
+        }
+        std::thread::sleep(Duration::from_millis(90));
+        !runs(run.pid())
+    });
+    assert_eq!(listening(WEB), 2, "one of three is closed");
+    // A listener of another user is in the way of the closed one.
+    let open = diag::sockets_at(Protocol::Tcp, diag::Which::Listening, at).expect("sock_diag");
+    let open = socket_of_any(open[0].socket.inode).expect("a listener");
+    let give = |user| rustix::fs::fchown(&open, Some(rustix::fs::Uid::from_raw(user)), None);
+    give(65534).expect("fchown");
+    let output = wakeone(&ground, &["detach", "web"]);
+    let lines = said(&output).concat();
+    assert_eq!(output.status.code(), Some(1), "{lines}");
+    assert!(lines.contains("gets no connections"), "{lines}");
+    assert_eq!(status(&ground, "web")["steered"], true, "the pins stay");
+    give(0).expect("fchown");
+    drop(open);
+    let output = wakeone(&ground, &["detach", "web"]);
+    assert!(output.status.success(), "{:?}", said(&output));
+    assert_eq!(listening(WEB), 3);
+    for pid in workers {
+        signal(pid, Signal::KILL);
+    }
+    drop(run);
     assert_nothing_left(&ground);
 }

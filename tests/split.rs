@@ -607,3 +607,36 @@ fn without_privileges_workers_get_queues_all_the_same() {
     let lines = run.stop();
     assert!(lines[0].contains("nothing steers"), "{lines:?}");
 }
+
+#[test]
+fn a_queue_that_could_not_listen_again_is_not_closed() {
+    let command = ["python3", &server("dropped.py"), "shared", "7400", "3"];
+    let Some(mut split) = Split::start(&["--policy", "random"], &command) else {
+        return;
+    };
+    split.settled(3);
+    let listening = || {
+        sockets(Protocol::Tcp, Which::Listening, PORT)
+            .expect("sock_diag")
+            .len()
+    };
+    let before = listening();
+    let ask = |path: &str| {
+        let mut stream = std::net::TcpStream::connect(address()).expect("connects");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");
+        std::io::Write::write_all(&mut stream, request.as_bytes()).expect("sends");
+        stream
+    };
+    let _slow = ask("/slow");
+    std::thread::sleep(Duration::from_millis(100));
+    let rest: Vec<_> = (0..30).map(|_| ask("/")).collect();
+    split.run.line("has no SO_REUSEADDR");
+    for mut stream in rest {
+        stream
+            .set_read_timeout(Some(support::patience()))
+            .expect("a timeout");
+        std::io::Read::read_exact(&mut stream, &mut [0]).expect("an answer");
+    }
+    assert_eq!(listening(), before);
+    split.ends();
+}

@@ -49,7 +49,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn sentence(report: &Report) -> String {
     let workers = match report.serving_pids.as_slice() {
-        [] if report.attached => "the kernel's hash chooses again".to_owned(),
+        [] if report.attached || report.detached > 0 => {
+            "the kernel's hash chooses again".to_owned()
+        }
         [] => "no worker is left".to_owned(),
         pids => {
             let pids: Vec<String> = pids.iter().map(u32::to_string).collect();

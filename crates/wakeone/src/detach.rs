@@ -1,15 +1,20 @@
 //! Removes what a group left behind: its program, pins, cgroup and state, whole or half-made.
 
+use std::collections::{BTreeMap, HashSet};
+use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use serde::Serialize;
-use wakeone_kernel::bpf;
+use wakeone_kernel::bpf::{self, Pinned};
 use wakeone_kernel::cgroup;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::socket;
+use wakeone_kernel::socket::diag::{self, Which};
+use wakeone_model::listener::Protocol;
 
 use crate::control;
 use crate::dispatcher::sweep_halves;
@@ -63,6 +68,24 @@ pub enum Error {
         /// Its workers.
         pids: String,
     },
+    /// A listener that an agent left closed cannot be opened. The pins stay, as only they tell that it is closed.
+    #[error("cannot detach `{name}`: {}", why.join("; "))]
+    Closed {
+        /// The group.
+        name: String,
+        /// A sentence for each slot.
+        why: Vec<String>,
+    },
+    /// Its program is attached, and the sockets cannot be reached to detach it. The pins stay, for another attempt.
+    #[error(
+        "cannot detach `{name}`: its program chooses at {at}, and no process that may be seen holds a socket there"
+    )]
+    Held {
+        /// The group.
+        name: String,
+        /// The addresses.
+        at: String,
+    },
     /// Something could not be removed.
     #[error("cannot detach `{name}`: {what} cannot be removed: {source}")]
     Remove {
@@ -93,17 +116,31 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     let before = state::load(&paths.runtime, name).ok().flatten();
     let dir = take(paths, name)?;
     // Repaired first: removing the program also removes the record of an unfinished move.
-    repair(paths, &dir);
+    let closed = repair(paths, &dir);
+    if !closed.is_empty() {
+        return Err(Error::Closed {
+            name: name.to_owned(),
+            why: closed,
+        });
+    }
     let mut report = Report {
         name: name.to_owned(),
         attached: before.is_some_and(|state| state.attached),
         ..Report::default()
     };
-    match dir.load() {
+    let state = dir.load();
+    let parts = parts(name, state.as_ref().ok().and_then(Option::as_ref));
+    match state {
         Ok(Some(state)) if !state.reserved.is_empty() => unneeded(&state)?,
         Ok(Some(state)) if state.is_split() => leave_to_hash(paths, name),
-        Ok(Some(state)) => release(&state, &mut report),
-        _ => {}
+        state => {
+            if let Ok(Some(state)) = state {
+                release(&state, &mut report);
+            }
+            for part in &parts {
+                release_known(paths, part, &mut report)?;
+            }
+        }
     }
     let failed = |what: String| {
         move |source| Error::Remove {
@@ -112,9 +149,10 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
             source,
         }
     };
-    let pins = paths.group_pins(name);
-    report.pins = pins.exists();
-    bpf::remove_pins(&pins).map_err(failed(pins.display().to_string()))?;
+    for pins in parts.iter().map(|part| paths.group_pins(part)) {
+        report.pins |= pins.exists();
+        bpf::remove_pins(&pins).map_err(failed(pins.display().to_string()))?;
+    }
     for path in paths.cgroups_of(name) {
         cgroup::remove(&path).map_err(failed(path.display().to_string()))?;
         report.cgroups.push(path);
@@ -124,6 +162,16 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     paths.tidy();
     split::sweep();
     Ok(report)
+}
+
+/// Returns the names of a group's pins: sockets of UDP beside those of TCP have a program of their own.
+fn parts(name: &str, state: Option<&State>) -> Vec<String> {
+    let mut parts = vec![name.to_owned()];
+    let has = |udp| state.is_some_and(|state| state.listen.iter().any(|one| one.udp == udp));
+    if has(true) && has(false) {
+        parts.push(format!("{name}{DATAGRAM_SUFFIX}"));
+    }
+    parts
 }
 
 /// Returns the groups that a name, an address or a process means (see [`named::groups`]). An unknown text is taken as a
@@ -224,6 +272,45 @@ fn release(state: &State, report: &mut Report) {
     report.detached = done.into_iter().filter(|done| *done).count();
 }
 
+/// Detaches the program from the rest of the listeners that it knows, whoever holds them: workers may have been replaced
+/// since the state was written, and an agent that was killed early has left none.
+fn release_known(paths: &Paths, name: &str, report: &mut Report) -> Result<(), Error> {
+    let Ok(pinned) = Pinned::open(&paths.group_pins(name)) else {
+        return Ok(());
+    };
+    let known: HashSet<u64> = pinned.known_listeners().into_iter().collect();
+    let mut done: BTreeMap<(SocketAddr, u32), bool> = BTreeMap::new();
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        let living = diag::sockets(protocol, Which::Listening, 0).unwrap_or_default();
+        for one in living
+            .iter()
+            .filter(|one| known.contains(&one.socket.cookie))
+        {
+            let done = done.entry((one.local, one.interface)).or_default();
+            // One member stands for its whole group.
+            if !*done && let Some(listener) = process::socket_of_any(one.socket.inode) {
+                *done = match socket::detach_reuseport(&listener) {
+                    Ok(()) => {
+                        report.detached += 1;
+                        true
+                    }
+                    // It has no program, perhaps since we detached it from another member.
+                    Err(error) => error.kind() == ErrorKind::NotFound,
+                };
+            }
+        }
+    }
+    let held = done.into_iter().filter(|(_, done)| !done);
+    let held: Vec<String> = held.map(|((at, _), _)| at.to_string()).collect();
+    if held.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Held {
+        name: name.to_owned(),
+        at: held.join(", "),
+    })
+}
+
 /// Removes every group that no supervisor holds, and the remains of half-finished starts.
 ///
 /// # Errors
@@ -236,6 +323,8 @@ pub fn detach_all(paths: &Paths) -> Result<Vec<Report>, Error> {
         match detach(paths, &name) {
             Ok(report) => reports.push(report),
             Err(Error::State(StateError::Taken { .. } | StateError::Stopped { .. })) => {}
+            // The UDP part of a group went with the rest of it.
+            Err(Error::Unknown { .. }) => {}
             Err(error) => return Err(error),
         }
     }

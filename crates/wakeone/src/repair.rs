@@ -26,7 +26,11 @@ pub fn repair_all(paths: &Paths) {
             continue;
         }
         match GroupDir::take(&paths.runtime, &name) {
-            Ok(dir) => repair(paths, &dir),
+            Ok(dir) => {
+                for why in repair(paths, &dir) {
+                    tracing::warn!(event = "degraded", "`{name}`: {why}");
+                }
+            }
             Err(StateError::Stopped { pid, .. }) => repair_beside(paths, &name, &pid),
             Err(_) => {}
         }
@@ -55,25 +59,25 @@ fn repair_beside(paths: &Paths, name: &str, agent: &str) {
     }
 }
 
-/// Makes the listeners of this group listen that were closed for a move when their agent died.
-pub fn repair(paths: &Paths, dir: &GroupDir) {
+/// Makes the listeners of this group listen that were closed for a move when their agent died. Returns a sentence for each
+/// slot where that failed.
+pub fn repair(paths: &Paths, dir: &GroupDir) -> Vec<String> {
     let (Some(pinned), Ok(Some(state))) = (open(paths, dir.name()), dir.load()) else {
-        return;
+        return Vec::new();
     };
     if state.boot != state::boot_id() {
-        return;
+        return Vec::new();
     }
+    let mut failures = Vec::new();
     for slot in moving(&pinned) {
         match reopen(&pinned, &state, slot) {
             Ok(()) => pinned.table().slot(slot).set_moving(false),
-            Err(why) => tracing::warn!(
-                event = "degraded",
-                slot,
-                "`{}`: slot {slot} gets no connections: {why}; restart its worker",
-                dir.name()
-            ),
+            Err(why) => failures.push(format!(
+                "slot {slot} gets no connections: {why}; restart its worker"
+            )),
         }
     }
+    failures
 }
 
 fn open(paths: &Paths, name: &str) -> Option<Pinned> {
@@ -92,7 +96,11 @@ fn reopen(pinned: &Pinned, state: &State, slot: usize) -> Result<(), String> {
     let Some(known) = state.slots.get(slot) else {
         return Ok(());
     };
-    for (address, (inode, endpoint)) in known.inodes.iter().zip(&state.listen).enumerate() {
+    // The sockets of a worker include those of UDP, which have a program and a table of their own. Only listeners are
+    // closed for a move.
+    let sockets = known.inodes.iter().zip(&state.listen);
+    let listeners = sockets.filter(|(_, endpoint)| !endpoint.udp);
+    for (address, (inode, endpoint)) in listeners.enumerate() {
         // A socket that nobody holds any more is closed, and needs no repair.
         let Some(listener) = borrow(known, *inode) else {
             continue;

@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Instant;
 
+use wakeone_kernel::bpf::table::flag;
+use wakeone_kernel::proc::waits::Processes;
 use wakeone_kernel::{bpf, capability};
 
 use crate::agent::{Agent, AgentConfig};
@@ -187,6 +189,27 @@ impl SteeredGroup {
         }
     }
 
+    /// Whether a socket does not listen because a move left it closed, and a process still has it: the agent makes it
+    /// listen again as soon as it can. Notes the process if the previous one is gone.
+    pub fn is_left_closed(&mut self, cookie: u64) -> bool {
+        let (Some(place), Some(agent)) = (self.place_of(cookie), &self.agent) else {
+            return false;
+        };
+        let is_moving = |slot| agent.with_dispatcher(|d| d.table().slot(slot).has(flag::MOVING));
+        if !place.slot.is_some_and(is_moving) {
+            return false;
+        }
+        if place.remote.borrow().is_ok() {
+            return true;
+        }
+        let all = Processes::read();
+        let holder = all.held.iter().find(|one| one.inode == place.remote.inode);
+        holder.is_some_and(|holder| {
+            self.lend(cookie, RemoteFd::from(holder));
+            true
+        })
+    }
+
     /// Stops choosing a socket, and frees its slot. Returns whether it had one.
     pub fn leave(&mut self, cookie: u64) -> bool {
         let left = self.places.remove(&cookie).and_then(|place| place.slot);
@@ -213,10 +236,14 @@ impl SteeredGroup {
         }
     }
 
-    /// The same, and then removes the socket.
+    /// The same, and then removes the socket, unless that was left closed: its slot is needed to open it again.
     pub fn hand_over(&mut self, cookie: u64) {
-        self.worker_gone(cookie);
-        self.leave(cookie);
+        if !self.is_left_closed(cookie) {
+            self.worker_gone(cookie);
+        }
+        if !self.is_left_closed(cookie) {
+            self.leave(cookie);
+        }
     }
 
     /// Notes that another process holds a socket now.
@@ -257,6 +284,11 @@ impl SteeredGroup {
             Ok(state) => self.dir.keep(&state),
             Err(error) => tracing::warn!("{}: {error}", self.origin.listen),
         }
+    }
+
+    /// Removes the state of a group that is not steered yet, and never will be.
+    pub fn forget_state(&self) {
+        self.dir.forget();
     }
 
     /// Writes a state that could not be written before. Call it every second or so.

@@ -5,6 +5,7 @@ pub mod clone_listener;
 pub mod diag;
 pub mod inherited;
 pub mod receive_queue;
+pub mod reopening;
 
 use std::io;
 use std::net::SocketAddr;
@@ -251,7 +252,7 @@ pub fn address_of(socket: impl AsFd) -> io::Result<SocketAddr> {
 pub fn move_queue(listener: impl AsFd, backlog: i32) -> io::Result<()> {
     let address = address_of(&listener)?;
     rustix::net::shutdown(&listener, rustix::net::Shutdown::Read)?;
-    die_if_told();
+    die_if_told()?;
     listen_again(listener, address, backlog)
 }
 
@@ -275,24 +276,29 @@ pub fn listen_again(socket: impl AsFd, address: SocketAddr, backlog: i32) -> io:
     }
 }
 
-/// A test has us die here by `WAKEONE_TEST_DIE=moving`, or stop, once, by `stopped`: the listener is closed. Release builds do
-/// not have this.
+/// A test has us die here by `WAKEONE_TEST_DIE=moving`, or once stop, by `stopped`, or fail, by `refused`: the listener is
+/// closed. Release builds do not have this.
 #[cfg(debug_assertions)]
-fn die_if_told() {
-    static STOP: std::sync::Once = std::sync::Once::new();
+fn die_if_told() -> io::Result<()> {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    let mut done = Ok(());
     // To this thread: another one may receive a signal to the process first.
     let raise = |signal| {
         let _ = nix::sys::signal::raise(signal);
     };
     match std::env::var("WAKEONE_TEST_DIE").as_deref() {
         Ok("moving") => raise(nix::sys::signal::Signal::SIGKILL),
-        Ok("stopped") => STOP.call_once(|| raise(nix::sys::signal::Signal::SIGSTOP)),
+        Ok("stopped") => ONCE.call_once(|| raise(nix::sys::signal::Signal::SIGSTOP)),
+        Ok("refused") => ONCE.call_once(|| done = Err(io::ErrorKind::AddrInUse.into())),
         _ => {}
     }
+    done
 }
 
 #[cfg(not(debug_assertions))]
-fn die_if_told() {}
+fn die_if_told() -> io::Result<()> {
+    Ok(())
+}
 
 /// Wakes the sleepers of a listener and changes nothing else. Kernels before mid-2026 do not wake the sleepers of a
 /// queue that a migrated connection joins. `SHUT_WR` on a listener only calls `sk_state_change`.

@@ -101,10 +101,24 @@ impl Core {
 
     /// Moves the queue of a slot that the program does not choose now.
     pub(super) fn move_queue(&mut self, slot: usize) {
-        if let Err(error) = self.try_move(slot) {
+        if let Err(error) = self.check_reopening(slot) {
+            self.slots[slot].retry_later();
+            if !std::mem::replace(&mut self.told_closed, true) {
+                self.note(format!("queues are not moved: {error}"));
+            }
+        } else if let Err(error) = self.try_move(slot) {
             self.slots[slot].retry_later();
             self.note(format!("slot {slot} is not rescued for a second: {error}"));
         }
+    }
+
+    /// Checks that a slot's listeners would listen again after a move, or their worker would get no connection any more.
+    /// This may walk over all connections of the port, as a move does.
+    fn check_reopening(&mut self, slot: usize) -> Result<(), bpf::Error> {
+        let before = Instant::now();
+        let checked = self.dispatcher.may_reopen(slot);
+        self.budget.spend(before.elapsed().as_nanos() as u64);
+        checked
     }
 
     /// Moves it, and counts and reports the connections moved.
@@ -136,7 +150,11 @@ impl Core {
         for (slot, answer) in std::mem::take(&mut self.requests) {
             let moved = match self.may_rescue(slot, samples) {
                 Ok(()) if samples[slot].queued == 0 => Ok(0),
-                Ok(()) if self.is_held(slot) => self.try_move(slot).map_err(|e| e.to_string()),
+                Ok(()) if self.is_held(slot) => {
+                    let checked = self.check_reopening(slot);
+                    let moved = checked.and_then(|()| self.try_move(slot));
+                    moved.map_err(|error| error.to_string())
+                }
                 Ok(()) => {
                     // The program must not choose the slot meanwhile.
                     self.mark(slot, flag::STUCK, true);

@@ -60,6 +60,8 @@ pub(super) struct Core {
     pub budget: Budget,
     /// Whether the log says that moves are held back.
     pub told_dear: bool,
+    /// Whether the log says that a listener would not listen again after a move.
+    pub told_closed: bool,
     pub probes: ProbeBudget,
     decayed_ns: u64,
     /// When everything was last looked at, and the sum of placements by then.
@@ -97,6 +99,7 @@ impl Core {
             requests: Vec::new(),
             budget: Budget::default(),
             told_dear: false,
+            told_closed: false,
             probes: ProbeBudget::default(),
             decayed_ns: 0,
             whole: None,

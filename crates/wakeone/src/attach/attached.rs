@@ -79,9 +79,18 @@ impl Attached {
             attached: true,
         };
         let mut group = SteeredGroup::take(&paths.runtime, &candidate.name, origin)?;
-        let kept = group.was_attached()?;
-        let (dispatcher, recounted) =
-            capability::with(&FOR_LOADING, || load(&candidate, config, paths, kept))?;
+        // Without pins an earlier agent was killed before it attached anything.
+        let kept = group.was_attached()? && paths.group_pins(&candidate.name).exists();
+        if !kept {
+            // Before anything is attached, so that `detach` and the next `attach` know of it if we are killed.
+            group.store().inspect_err(|_| group.forget_state())?;
+        }
+        let loaded = capability::with(&FOR_LOADING, || load(&candidate, config, paths, kept));
+        let (dispatcher, recounted) = loaded.inspect_err(|_| {
+            if !kept {
+                group.forget_state();
+            }
+        })?;
         // Before the agent's thread starts: it has what we have now.
         privileges::keep_for_attaching();
         let policy = dispatcher.policy();
@@ -95,7 +104,10 @@ impl Attached {
             .iter()
             .map(|m| (m.cookie, m.remote, m.worker));
         group.steer(dispatcher, tasks, paths, sockets);
-        group.store()?;
+        if let Err(error) = group.store() {
+            group.end();
+            return Err(error.into());
+        }
         Ok(Self {
             address,
             group,
@@ -135,8 +147,8 @@ impl Attached {
             seen_anew |= self.group.between_looks(|| watcher.follow(workers_every))?;
             there = cookies(&self.watcher);
         }
-        let gone = |cookie: &u64| !there.contains(cookie);
-        let gone: Vec<u64> = self.group.cookies().filter(gone).collect();
+        let mut gone: Vec<u64> = self.group.cookies().collect();
+        gone.retain(|cookie| !there.contains(cookie) && !self.group.is_left_closed(*cookie));
         let mut changed = !gone.is_empty();
         for cookie in gone {
             self.group.leave(cookie);
@@ -153,11 +165,13 @@ impl Attached {
         }
         self.group.catch_up();
         self.tidy_uncounted();
-        Ok(if there.is_empty() {
-            Presence::Gone
-        } else {
-            Presence::Here
-        })
+        Ok(
+            if there.is_empty() && self.group.cookies().next().is_none() {
+                Presence::Gone
+            } else {
+                Presence::Here
+            },
+        )
     }
 
     /// Forgets the connections that were not counted and wait no more.

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf;
 use wakeone_kernel::socket::receive_queue::{ReceiveQueue, receive_queue};
+use wakeone_kernel::socket::reopening::may_reopen;
 use wakeone_kernel::socket::{self, AcceptQueue};
 use wakeone_model::listener::Protocol;
 
@@ -72,9 +73,35 @@ impl Dispatcher {
         }
     }
 
+    /// Checks that a slot's listeners would listen again after a move.
+    ///
+    /// # Errors
+    /// The reason if they would not, or might not.
+    pub fn may_reopen(&self, slot: usize) -> Result<(), bpf::Error> {
+        if self.protocol() == Protocol::Udp {
+            return Ok(());
+        }
+        let workers = || {
+            let slots = 0..self.sockets.len();
+            let pids = slots.map(|slot| self.table().slot(slot).pid().load(Relaxed));
+            pids.filter(|pid| *pid != 0)
+        };
+        for address in 0..self.pinned.addresses() {
+            let check = |listener: BorrowedFd<'_>| may_reopen(listener, workers());
+            // A listener that cannot be borrowed cannot be closed either.
+            if let Ok(Err(source)) = self.sockets[slot].with(address, check) {
+                return Err(bpf::Error {
+                    step: "closing a listener for a move".into(),
+                    source,
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Moves the connections in a slot's queues to the slots that the program chooses, and returns their number.
     ///
-    /// The caller has marked the slot, so that the program does not choose it. It has also made sure that another slot
+    /// The caller has marked the slot, so that the program does not choose it, and asked [`Dispatcher::may_reopen`]. It has also made sure that another slot
     /// of the group is good: with no other listener the kernel would reset the queue. Datagrams cannot be moved.
     ///
     /// # Errors

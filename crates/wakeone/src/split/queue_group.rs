@@ -174,6 +174,12 @@ impl QueueGroup {
         self.steered.as_mut().is_some_and(|one| one.leave(cookie))
     }
 
+    /// Whether a socket does not listen because a move left it closed: see [`SteeredGroup::is_left_closed`].
+    pub fn is_left_closed(&mut self, cookie: u64) -> bool {
+        let steered = self.steered.as_mut();
+        steered.is_some_and(|one| one.is_left_closed(cookie))
+    }
+
     /// Writes down which process serves which socket.
     pub fn store(&self) {
         if let Some(steered) = &self.steered {

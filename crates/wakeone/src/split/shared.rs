@@ -11,6 +11,7 @@ use wakeone_kernel::proc::waits::Processes;
 use wakeone_kernel::socket;
 use wakeone_kernel::socket::clone_listener;
 use wakeone_kernel::socket::diag;
+use wakeone_kernel::socket::reopening::may_reopen;
 use wakeone_model::listener::Protocol;
 
 use super::config::{SplitConfig, Steering};
@@ -22,6 +23,9 @@ use crate::dispatcher::Plan;
 use crate::slot_sockets::{RemoteFd, inode_of};
 use crate::steered::SteeredGroup;
 use crate::supervisor::state::MOST_SLOTS;
+
+/// How often to try again to move the queue of the shared socket, or to have the socket listen.
+const REOPEN_EVERY: Duration = Duration::from_secs(1);
 
 /// A listening socket of the group, and the processes that accept from it.
 #[derive(Debug)]
@@ -76,6 +80,10 @@ pub struct Shared {
     unchosen: Option<Instant>,
     /// It was closed for good.
     closed: bool,
+    /// A move of its queue left it closed: its backlog, and when to have it listen again.
+    left_closed: Option<(i32, Instant)>,
+    /// Whether the log says that its queue stays.
+    told_stays: bool,
 }
 
 impl Shared {
@@ -100,6 +108,8 @@ impl Shared {
             looked: Instant::now(),
             unchosen: None,
             closed: false,
+            left_closed: None,
+            told_stays: false,
         })
     }
 
@@ -309,7 +319,7 @@ impl Shared {
         for mut queue in std::mem::take(&mut self.siblings) {
             let replaced = queue.reap();
             changed |= replaced;
-            if !there.contains(&queue.cookie) {
+            if !there.contains(&queue.cookie) && !self.group.is_left_closed(queue.cookie) {
                 changed = true;
                 self.group.leave(queue.cookie);
                 continue;
@@ -349,7 +359,9 @@ impl Shared {
 
     fn follow_original(&mut self, there: &HashSet<u64>) -> bool {
         let replaced = self.original.reap();
-        self.closed = !there.contains(&self.original.cookie);
+        let cookie = self.original.cookie;
+        let left_closed = self.left_closed.is_some() || self.group.is_left_closed(cookie);
+        self.closed = !there.contains(&cookie) && !left_closed;
         let Some(group) = &mut self.group.steered else {
             return replaced;
         };
@@ -388,17 +400,53 @@ impl Shared {
             return;
         }
         let backlog = i32::try_from(waiting.limit).unwrap_or(self.backlog);
+        let queues = self.siblings.iter().chain([&self.original]);
+        let workers = queues.flat_map(|queue| queue.workers.iter().map(|worker| worker.pid));
+        let checked = may_reopen(&listener, workers);
         // Never moves two queues at once.
         let group = self.group.steered.as_ref();
-        let moved = group.map(|one| one.between_looks(|| socket::move_queue(&listener, backlog)));
-        if let Some(Err(error)) = moved {
-            tracing::warn!("{}: the shared socket's queue stays: {error}", self.group);
+        let act = || checked.and_then(|()| socket::move_queue(&listener, backlog));
+        if let Some(Err(error)) = group.map(|one| one.between_looks(act)) {
+            self.queue_stays(&listener, backlog, &error);
+            return;
         }
         for queue in &self.siblings {
             if let Some(listener) = queue.borrow() {
                 socket::wake_waiters(&listener);
             }
         }
+    }
+
+    /// Logs once that the shared socket's queue could not be moved, and notes whether that left the socket closed.
+    fn queue_stays(&mut self, listener: &OwnedFd, backlog: i32, error: &io::Error) {
+        // The next attempt comes after another wait.
+        self.unchosen = Some(Instant::now() + REOPEN_EVERY);
+        if !socket::listens(listener) {
+            self.left_closed = Some((backlog, Instant::now() + REOPEN_EVERY));
+        }
+        if !std::mem::replace(&mut self.told_stays, true) {
+            tracing::warn!("{}: the shared socket's queue stays: {error}", self.group);
+        }
+    }
+
+    /// Has the shared socket listen again that a move left closed.
+    fn reopen(&mut self) {
+        let Some((backlog, when)) = self.left_closed else {
+            return;
+        };
+        if Instant::now() < when {
+            return;
+        }
+        let reopened = match self.original.borrow().or_else(|| self.find_holder()) {
+            // Nobody has it any more.
+            None => Ok(()),
+            Some(listener) if socket::listens(&listener) => Ok(()),
+            Some(listener) => socket::listen_again(&listener, self.group.address, backlog),
+        };
+        self.left_closed = reopened.err().map(|error| {
+            tracing::debug!("{}: the shared socket stays closed: {error}", self.group);
+            (backlog, Instant::now() + REOPEN_EVERY)
+        });
     }
 
     /// Returns how long after its last SYN a handshake may still end on the shared socket. `None` unless our program
@@ -440,6 +488,7 @@ impl Shared {
 
 impl SharedSocket for Shared {
     fn follow(&mut self) {
+        self.reopen();
         let there = match self.listening() {
             Ok(there) => there,
             Err(error) => {
