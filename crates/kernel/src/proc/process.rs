@@ -51,7 +51,7 @@ pub fn is_stopped(pid: u32) -> bool {
 
 /// The user by whom a process makes files, which is that of the connections that it accepts.
 pub fn file_user(pid: u32) -> Option<u32> {
-    let status = stat::text(format!("/proc/{pid}/status")).ok()?;
+    let status = stat::text_of(pid, "status").ok()?;
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     // Real, effective, saved, file system: fs/proc/array.c
     users.split_whitespace().nth(3)?.parse().ok()

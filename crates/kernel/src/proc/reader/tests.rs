@@ -101,6 +101,7 @@ fn a_descriptor_of_another_process_is_shared() {
     let theirs = descriptor(cat.id(), 0);
     if reads_itself() && theirs.is_err() {
         cat.kill().expect("kill");
+        cat.wait().expect("wait");
         return eprintln!("skipped: without CAP_SYS_PTRACE it may be refused");
     }
     let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).expect("stat").st_ino;
