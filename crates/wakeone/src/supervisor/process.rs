@@ -181,6 +181,11 @@ impl Process {
         Ok(Some(ending))
     }
 
+    /// Whether it has ended. It may still have to be waited for.
+    pub fn has_ended(&self) -> bool {
+        self.ended_now().unwrap_or(false)
+    }
+
     fn ended_now(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let now = rustix::time::Timespec {
