@@ -288,6 +288,27 @@ fn a_worker_whose_supervisor_dies_while_it_starts_it_beside_another_is_ended() {
 }
 
 #[test]
+fn a_stopped_worker_outlives_its_supervisor_with_what_it_has_accepted() {
+    let Some(ground) = isolated() else { return };
+    let options = ["-w", "1", "-l", AT, "--name", "web"];
+    let mut first = ground.whoami(&options);
+    let address = first.ready();
+    let worker = pid(&support::whoami(address));
+    let asked = support::ask(address, "/slow?ms=1000").expect("the answer begins");
+    support::halt(worker);
+    first.murder();
+    let mut second = ground.whoami(&options);
+    second.ready();
+    assert!(support::has_stopped(worker) && support::runs(worker));
+    signal(worker, Signal::CONT);
+    let answer = asked.answer().expect("the rest of the answer");
+    assert!(answer.contains(&format!("\"pid\": {worker},")), "{answer}");
+    assert_eq!(pid(&support::whoami(address)), worker);
+    second.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
 fn a_worker_begins_its_command_only_once_its_supervisor_has_written_it_down() {
     let folder = tempfile::tempdir().expect("folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("path").to_owned();
