@@ -9,7 +9,7 @@ use super::report;
 use super::retirement::Action;
 use super::roll::Roll;
 use super::slot::Worker;
-use super::spawn::{self, Gate, SpawnError};
+use super::spawn::{Gate, SpawnError};
 use super::watch::Watch;
 use super::workers::RESTARTED_AT_ONCE;
 use crate::privileges::FOR_THE_END;
@@ -41,9 +41,9 @@ impl Watch<'_> {
                 .map_err(|error| SpawnError::Exec(error.to_string()))?;
         }
         let gate = Gate::new().map_err(io::Error::from)?;
-        let (process, exec_pipe) = spawn::begin(&self.group.order(slot), spare, &gate)?;
-        let pid = process.pid();
-        self.group.slots[slot].successor = Some(Worker::started(process, exec_pipe));
+        let worker = self.group.start_on(slot, spare, &gate)?;
+        let pid = worker.process.pid();
+        self.group.slots[slot].successor = Some(worker);
         self.persist();
         gate.open(1);
         let until = Instant::now() + RESTARTED_AT_ONCE;

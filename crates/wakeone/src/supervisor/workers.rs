@@ -1,5 +1,6 @@
 //! A worker's life: start, ready, death, restart.
 
+use super::Supervisor;
 use super::error::Error;
 use super::listen;
 use super::process::{self, Ending};
@@ -11,6 +12,7 @@ use crate::notify::notify;
 use rustix::io::Errno;
 use sd_notify::NotifyState;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// A successor, in a slot whose workers are seen to accept, has this long to do so, or the roll stops.
@@ -20,6 +22,21 @@ pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 pub(super) const STARTED_AT_ONCE: Duration = Duration::from_secs(10);
 /// The same for a worker that is started while others serve.
 pub(super) const RESTARTED_AT_ONCE: Duration = Duration::from_millis(200);
+
+impl Supervisor {
+    /// Starts a worker of a slot on these listeners. It also gets the sockets that reserve addresses.
+    pub(super) fn start_on(
+        &self,
+        slot: usize,
+        listeners: &[OwnedFd],
+        gate: &Gate,
+    ) -> Result<Worker, SpawnError> {
+        let reserved = self.reserved.iter().flatten().map(|one| &one.socket);
+        let sockets = listeners.iter().chain(reserved);
+        let (process, exec_pipe) = spawn::begin(&self.order(slot), sockets, gate)?;
+        Ok(Worker::started(process, exec_pipe))
+    }
+}
 
 impl Watch<'_> {
     /// Starts the workers of slots, side by side; returns those that could not be started. Each gets connections once it
@@ -57,10 +74,8 @@ impl Watch<'_> {
             }
         }
         self.steer.drain(slot, true);
-        let reserved = self.group.reserved.iter().flatten();
-        let sockets = listeners.iter().chain(reserved.map(|one| &one.socket));
-        let (process, exec_pipe) = spawn::begin(&self.group.order(slot), sockets, gate)?;
-        self.group.slots[slot].adopt(Worker::started(process, exec_pipe));
+        let worker = self.group.start_on(slot, listeners, gate)?;
+        self.group.slots[slot].adopt(worker);
         Ok(())
     }
 
