@@ -288,6 +288,35 @@ fn a_worker_whose_supervisor_dies_while_it_starts_it_beside_another_is_ended() {
 }
 
 #[test]
+fn many_workers_that_wait_for_their_command_hold_the_loop_up_no_longer_than_one() {
+    let Some(ground) = isolated() else { return };
+    const WORKERS: usize = 24;
+    let path = whoami(&ground);
+    let number = WORKERS.to_string();
+    let options = ["-w", &number, "-l", AT, "--name", "web"];
+    let mut run = ground.run(&options, &[path.to_str().expect("path")]);
+    run.ready();
+    let workers = written(&ground).into_iter().flatten();
+    let held = Held::hold(&path);
+    // The supervisor finds all of them dead at once, so their restarts are due at about the same time.
+    run.signal(Signal::STOP);
+    workers.for_each(|pid| signal(pid as u32, Signal::KILL));
+    run.signal(Signal::CONT);
+    eventually("one waits for its command", || {
+        !opening(run.pid()).is_empty()
+    });
+    // One after the other took 200 ms each.
+    let begun = Instant::now();
+    eventually("all wait for it", || opening(run.pid()).len() == WORKERS);
+    let took = begun.elapsed();
+    let serial = Duration::from_millis(200) * WORKERS as u32;
+    assert!(took < serial / 2 * slowness(), "{took:?}");
+    drop(held);
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
 fn a_stopped_worker_outlives_its_supervisor_with_what_it_has_accepted() {
     let Some(ground) = isolated() else { return };
     let options = ["-w", "1", "-l", AT, "--name", "web"];

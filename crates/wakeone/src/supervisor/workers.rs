@@ -20,7 +20,7 @@ pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// The first workers begin their commands within this time, or the supervisor continues without them.
 pub(super) const STARTED_AT_ONCE: Duration = Duration::from_secs(10);
-/// The same for a worker that is started while others serve.
+/// The same for workers that are started while others serve.
 pub(super) const RESTARTED_AT_ONCE: Duration = Duration::from_millis(200);
 
 impl Supervisor {
@@ -97,13 +97,16 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// Starts a successor, now or, if that fails, later.
-    pub(super) fn restart(&mut self, slot: usize) {
-        for (slot, error) in self.spawn_all(&[slot], RESTARTED_AT_ONCE) {
+    /// Starts successors, now or, if that fails, later. All together have [`RESTARTED_AT_ONCE`] to begin their commands:
+    /// the loop stands still meanwhile.
+    pub(super) fn restart(&mut self, slots: &[usize]) {
+        for (slot, error) in self.spawn_all(slots, RESTARTED_AT_ONCE) {
             self.retry_later(slot, Duration::ZERO, &report::no_start(slot, &error));
         }
-        if let Some(worker) = self.worker(slot) {
-            report::restart(slot, worker.process.pid());
+        for slot in slots {
+            if let Some(worker) = self.worker(*slot) {
+                report::restart(*slot, worker.process.pid());
+            }
         }
     }
 
@@ -183,13 +186,14 @@ impl Watch<'_> {
 
     /// Starts workers whose restart is due.
     pub(super) fn restart_due(&mut self) {
+        if self.closing.is_some() {
+            return;
+        }
         let now = Instant::now();
-        for slot in 0..self.group.slots.len() {
-            let due =
-                matches!(self.group.slots[slot].phase, Phase::Waiting { until } if until <= now);
-            if due && self.closing.is_none() {
-                self.restart(slot);
-            }
+        let is_due = |slot: &usize| matches!(self.group.slots[*slot].phase, Phase::Waiting { until } if until <= now);
+        let due: Vec<usize> = (0..self.group.slots.len()).filter(is_due).collect();
+        if !due.is_empty() {
+            self.restart(&due);
         }
     }
 
