@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-use support::steered::{assert_nothing_left, isolated};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use support::steered::{assert_nothing_left, isolated, status, sum};
 use support::{Ground, Run, eventually, everyone, server, signal, slowly, slowness};
 
 const AT: &str = "127.0.0.1:8080";
@@ -334,6 +334,37 @@ fn a_stopped_worker_outlives_its_supervisor_with_what_it_has_accepted() {
     assert!(answer.contains(&format!("\"pid\": {worker},")), "{answer}");
     assert_eq!(pid(&support::whoami(address)), worker);
     second.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn workers_of_a_supervisor_that_cannot_go_on_stay_steered_and_are_taken_over() {
+    let Some(ground) = isolated() else { return };
+    // Without its programs such a group could not be reached.
+    let options = [&TWO[..], &["--lookup"]].concat();
+    let mut first = ground.whoami(&options);
+    let address = first.ready();
+    let before: Vec<u32> = everyone(address, 2).iter().map(pid).collect();
+    // poll(2) refuses more descriptors than the process may have.
+    let supervisor = Pid::from_raw(first.pid() as i32);
+    let limit = Rlimit {
+        current: Some(1),
+        ..getrlimit(Resource::Nofile)
+    };
+    prlimit(supervisor, Resource::Nofile, limit).expect("prlimit");
+    first.line("cannot wait for workers");
+    slowly("it ends", || !support::runs(first.pid()));
+    let steered = sum(&status(&ground, "web"), "selected");
+    let after: Vec<u32> = everyone(address, 2).iter().map(pid).collect();
+    assert_eq!(after, before);
+    let now = sum(&status(&ground, "web"), "selected");
+    assert!(now >= steered + 2, "{now} after {steered}");
+    let mut second = ground.whoami(&options);
+    second.ready();
+    let after: Vec<u32> = everyone(address, 2).iter().map(pid).collect();
+    assert_eq!(after, before);
+    second.stop();
+    drop(first);
     assert_nothing_left(&ground);
 }
 

@@ -59,7 +59,7 @@ impl Supervisor {
             moves: MoveLog::default(),
         };
         let result = watch.start().and_then(|()| watch.watch());
-        if let Err(Error::Start(_) | Error::EndsAtOnce { .. }) = result {
+        if result.as_ref().is_err_and(|error| !error.leaves_workers()) {
             watch.abandon();
         }
         result
