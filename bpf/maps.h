@@ -11,10 +11,11 @@
 /* Shared by all the listeners of a group, and with user space by mmap. */
 struct wakeone_table table SEC(".data.table") = {};
 
-/* Socket cookie of a listener -> its slot. Several listeners may share one. */
+/* Socket cookie of a listener -> its slot. Several listeners may share one: in a
+ * rolling restart each slot has two at each address. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16 * WAKEONE_MAX_SLOTS);
+	__uint(max_entries, 2 * WAKEONE_MAX_ADDRESSES * WAKEONE_MAX_SLOTS);
 	__type(key, __u64);
 	__type(value, __u32);
 } listeners SEC(".maps");

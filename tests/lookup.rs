@@ -296,6 +296,29 @@ fn a_rolling_restart_loses_nothing() {
 }
 
 #[test]
+fn workers_of_a_rolling_restart_keep_the_address_as_those_before_them_did() {
+    let Some(ground) = isolated() else { return };
+    let mut first = ground.whoami(&OPTIONS);
+    let at = first.ready();
+    let old: Vec<u32> = everyone(at, 3).iter().map(pid_of).collect();
+    first.signal(rustix::process::Signal::HUP);
+    first.line("rolling restart done");
+    eventually("the old workers are gone", || {
+        !old.iter().any(|pid| support::runs(*pid))
+    });
+    let before: Vec<u32> = everyone(at, 3).iter().map(pid_of).collect();
+    first.murder();
+    a_second_server_finds_it_in_use(at);
+    let mut second = ground.whoami(&OPTIONS);
+    second.ready();
+    let after: Vec<u32> = everyone(at, 3).iter().map(pid_of).collect();
+    assert_eq!(before, after, "nobody was restarted");
+    second.stop();
+    assert_nothing_left(&ground);
+    nothing_listens();
+}
+
+#[test]
 fn the_socket_that_reserves_the_address_is_not_taken_for_a_listener_of_the_server() {
     let Some(ground) = isolated() else { return };
     let options = ["-w", "1", "-l", AT, "--name", "web", "--lookup"];

@@ -401,11 +401,11 @@ fn run_repairs_what_its_predecessor_left_and_what_agents_left() {
     let first = start_web(&ground, DIES);
     // It repaired the other group when it began.
     all_is_well(&attached, SERVER, 3);
-    // No worker is stopped here: one that is stopped when its supervisor ends gets SIGHUP from the kernel.
-    stop_and_wait(first.pid(), &[], WEB, DIES);
+    let stopped = [worker(&status(&ground, "web"), 1).expect("worker 1")];
+    stop_and_wait(first.pid(), &stopped, WEB, DIES);
     let mut second = ground.run(&RUN, &PREFORKED);
     second.ready();
-    all_is_well(&[], WEB, 3);
+    all_is_well(&stopped, WEB, 3);
     second.stop();
     let output = wakeone(&ground, &["detach", SERVER]);
     assert!(output.status.success(), "{:?}", said(&output));

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-use support::steered::{assert_nothing_left, isolated};
-use support::{Ground, Run, eventually, everyone, signal, slowness};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use support::steered::{assert_nothing_left, isolated, status, sum};
+use support::{Ground, Run, eventually, everyone, server, signal, slowly, slowness};
 
 const AT: &str = "127.0.0.1:8080";
 
@@ -188,7 +188,7 @@ fn a_command_that_the_kernel_cannot_open_yet_keeps_nobody_from_ending() {
     let text = path.to_str().expect("path");
     let run = ground.run(&["-w", "2", "-l", AT, "--name", "web"], &[text, "1000"]);
     eventually("a worker waits for its command", || {
-        ground.groups().iter().any(|group| group.ends_with("web")) && opens(run.pid()) == 2
+        ground.groups().iter().any(|group| group.ends_with("web")) && opening(run.pid()).len() == 2
     });
     let start = Instant::now();
     run.signal(Signal::TERM);
@@ -199,13 +199,196 @@ fn a_command_that_the_kernel_cannot_open_yet_keeps_nobody_from_ending() {
     assert_nothing_left(&ground);
 }
 
-/// How many children of a process wait for a file that another holds (fs/locks.c, __break_lease).
-fn opens(parent: u32) -> usize {
+/// The children of a process that wait for a file that another holds (fs/locks.c, __break_lease).
+fn opening(parent: u32) -> Vec<u32> {
     let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
     let children = children.unwrap_or_default();
-    let waits = |pid: &&str| {
+    let waits = |pid: &u32| {
         let wait = std::fs::read_to_string(format!("/proc/{pid}/wchan"));
         wait.is_ok_and(|wait| wait == "__break_lease")
     };
-    children.split_whitespace().filter(waits).count()
+    let children = children.split_whitespace().flat_map(str::parse);
+    children.filter(waits).collect()
+}
+
+/// A server of the test's own, whose file can be held.
+fn whoami(ground: &Ground) -> PathBuf {
+    let (draft, path) = (ground.path().join("draft"), ground.path().join("whoami"));
+    let script = format!("#!/bin/sh\nexec python3 {}\n", server("whoami.py"));
+    std::fs::write(&draft, script).expect("script");
+    std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o755)).expect("mode");
+    support::copy_program(&draft, &path);
+    path
+}
+
+const TWO: [&str; 6] = ["-w", "2", "-l", AT, "--name", "web"];
+
+#[test]
+fn workers_whose_supervisor_dies_while_it_starts_them_are_taken_over() {
+    let Some(ground) = isolated() else { return };
+    let path = whoami(&ground);
+    let command = [path.to_str().expect("path")];
+    let held = Held::hold(&path);
+    let first = ground.run(&TWO, &command);
+    eventually("both wait for their command", || {
+        opening(first.pid()).len() == 2
+    });
+    let started = opening(first.pid());
+    first.murder();
+    drop(held);
+    let mut second = ground.run(&TWO, &command);
+    let address = second.ready();
+    let now: Vec<u32> = everyone(address, 2).iter().map(pid).collect();
+    assert_eq!(now, started);
+    second.stop();
+    assert_nothing_left(&ground);
+}
+
+/// Has the supervisor start a worker, kills it before that has begun its command, and starts the next one. Returns
+/// that and the worker's pid.
+fn dies_while_it_starts_another(ground: &Ground, cause: fn(&Run, &[u32])) -> (Run, u32) {
+    let path = whoami(ground);
+    let command = [path.to_str().expect("path")];
+    let mut first = ground.run(&TWO, &command);
+    let address = first.ready();
+    let before: Vec<u32> = everyone(address, 2).iter().map(pid).collect();
+    let held = Held::hold(&path);
+    cause(&first, &before);
+    eventually("a worker waits for its command", || {
+        !opening(first.pid()).is_empty()
+    });
+    let started = opening(first.pid())[0];
+    first.murder();
+    drop(held);
+    let mut second = ground.run(&TWO, &command);
+    second.ready();
+    (second, started)
+}
+
+#[test]
+fn a_worker_whose_supervisor_dies_while_it_restarts_it_is_taken_over() {
+    let Some(ground) = isolated() else { return };
+    let kill_first = |_: &Run, workers: &[u32]| signal(workers[0], Signal::KILL);
+    let (second, started) = dies_while_it_starts_another(&ground, kill_first);
+    let now = everyone(AT.parse().expect("address"), 2);
+    assert_eq!(pid(&now[0]), started);
+    second.stop();
+    assert!(!support::runs(started), "it ended with the others");
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn a_worker_whose_supervisor_dies_while_it_starts_it_beside_another_is_ended() {
+    let Some(ground) = isolated() else { return };
+    let roll = |run: &Run, _: &[u32]| run.signal(Signal::HUP);
+    let (second, started) = dies_while_it_starts_another(&ground, roll);
+    slowly("it is ended", || !support::runs(started));
+    second.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn many_workers_that_wait_for_their_command_hold_the_loop_up_no_longer_than_one() {
+    let Some(ground) = isolated() else { return };
+    const WORKERS: usize = 24;
+    let path = whoami(&ground);
+    let number = WORKERS.to_string();
+    let options = ["-w", &number, "-l", AT, "--name", "web"];
+    let mut run = ground.run(&options, &[path.to_str().expect("path")]);
+    run.ready();
+    let workers = written(&ground).into_iter().flatten();
+    let held = Held::hold(&path);
+    // The supervisor finds all of them dead at once, so their restarts are due at about the same time.
+    run.signal(Signal::STOP);
+    workers.for_each(|pid| signal(pid as u32, Signal::KILL));
+    run.signal(Signal::CONT);
+    eventually("one waits for its command", || {
+        !opening(run.pid()).is_empty()
+    });
+    // One after the other took 200 ms each.
+    let begun = Instant::now();
+    eventually("all wait for it", || opening(run.pid()).len() == WORKERS);
+    let took = begun.elapsed();
+    let serial = Duration::from_millis(200) * WORKERS as u32;
+    assert!(took < serial / 2 * slowness(), "{took:?}");
+    drop(held);
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn a_stopped_worker_outlives_its_supervisor_with_what_it_has_accepted() {
+    let Some(ground) = isolated() else { return };
+    let options = ["-w", "1", "-l", AT, "--name", "web"];
+    let mut first = ground.whoami(&options);
+    let address = first.ready();
+    let worker = pid(&support::whoami(address));
+    let asked = support::ask(address, "/slow?ms=1000").expect("the answer begins");
+    support::halt(worker);
+    first.murder();
+    let mut second = ground.whoami(&options);
+    second.ready();
+    assert!(support::has_stopped(worker) && support::runs(worker));
+    signal(worker, Signal::CONT);
+    let answer = asked.answer().expect("the rest of the answer");
+    assert!(answer.contains(&format!("\"pid\": {worker},")), "{answer}");
+    assert_eq!(pid(&support::whoami(address)), worker);
+    second.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn workers_of_a_supervisor_that_cannot_go_on_stay_steered_and_are_taken_over() {
+    let Some(ground) = isolated() else { return };
+    // Without its programs such a group could not be reached.
+    let options = [&TWO[..], &["--lookup"]].concat();
+    let mut first = ground.whoami(&options);
+    let address = first.ready();
+    let before: Vec<u32> = everyone(address, 2).iter().map(pid).collect();
+    // poll(2) refuses more descriptors than the process may have.
+    let supervisor = Pid::from_raw(first.pid() as i32);
+    let limit = Rlimit {
+        current: Some(1),
+        ..getrlimit(Resource::Nofile)
+    };
+    prlimit(supervisor, Resource::Nofile, limit).expect("prlimit");
+    first.line("cannot wait for workers");
+    slowly("it ends", || !support::runs(first.pid()));
+    let steered = sum(&status(&ground, "web"), "selected");
+    let after: Vec<u32> = everyone(address, 2).iter().map(pid).collect();
+    assert_eq!(after, before);
+    let now = sum(&status(&ground, "web"), "selected");
+    assert!(now >= steered + 2, "{now} after {steered}");
+    let mut second = ground.whoami(&options);
+    second.ready();
+    let after: Vec<u32> = everyone(address, 2).iter().map(pid).collect();
+    assert_eq!(after, before);
+    second.stop();
+    drop(first);
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn a_worker_begins_its_command_only_once_its_supervisor_has_written_it_down() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("path").to_owned();
+    let order = serde_json::json!({
+        "slot": 0, "protocol": false, "names": [], "account": null, "keep_caps": [], "descriptors": null,
+        "command": ["touch", path("begun")],
+    });
+    // Without listeners 3 is for the reason, and 4 is the gate.
+    let trampoline = |gate: &str| {
+        let line = format!(
+            "exec \"$0\" __exec-worker \"$1\" 3>{} 4<{gate}",
+            path("reason")
+        );
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &line, support::WAKEONE, &order.to_string()]);
+        shell.status().expect("sh").success()
+    };
+    assert!(!trampoline("/dev/null"), "the supervisor died first");
+    assert!(!folder.path().join("begun").exists());
+    std::fs::write(path("open"), [0]).expect("file");
+    assert!(trampoline(&path("open")));
+    assert!(folder.path().join("begun").exists());
 }

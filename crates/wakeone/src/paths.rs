@@ -1,9 +1,9 @@
 //! Paths of a group: pins on bpffs, a cgroup, state in the runtime folder.
 
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 use wakeone_kernel::bpf::bpffs;
@@ -36,6 +36,8 @@ pub struct Paths {
     pub runtime: PathBuf,
     /// The folder on bpffs that holds a folder for each group.
     pub pins: PathBuf,
+    /// The name of that folder, which the groups' cgroups begin with.
+    prefix: String,
     /// A bpffs of our own, if the machine has none.
     own_mount: Option<PathBuf>,
 }
@@ -50,9 +52,11 @@ impl Paths {
             None if bpffs::is_bpffs(&system).unwrap_or(false) => (system, None),
             None => (runtime.join(OWN_BPFFS), Some(runtime.join(OWN_BPFFS))),
         };
+        let prefix = pins_name(runtime);
         Self {
             runtime: runtime.to_owned(),
-            pins: root.join(pins_name(runtime)),
+            pins: root.join(&prefix),
+            prefix,
             own_mount,
         }
     }
@@ -64,7 +68,7 @@ impl Paths {
 
     /// Returns the name of a group's cgroup, below the one that its supervisor runs in.
     pub fn cgroup_name(&self, name: &str) -> String {
-        format!("{}-{name}", pins_name(&self.runtime))
+        format!("{}-{name}", self.prefix)
     }
 
     /// Returns every cgroup with this group's name, wherever its supervisor ran. It skips those of other users and all
@@ -155,13 +159,35 @@ impl Paths {
 }
 
 /// Returns `wakeone` for the default runtime folder. Groups of another folder must not meet those, so its name differs.
+/// It does not depend on how the folder is spelled, nor on the build: the next supervisor must find the pins.
 fn pins_name(runtime: &Path) -> String {
-    if runtime == Path::new(SYSTEM_RUNTIME) {
+    let runtime = resolved(runtime);
+    if runtime == resolved(Path::new(SYSTEM_RUNTIME)) {
         return "wakeone".into();
     }
-    let mut hasher = DefaultHasher::new();
-    runtime.hash(&mut hasher);
-    format!("wakeone-{:08x}", hasher.finish() as u32)
+    format!("wakeone-{:08x}", fnv1a(runtime.as_os_str().as_bytes()))
+}
+
+/// Returns an absolute path without symbolic links and `..`. It need not exist: what does not is taken as it is spelled.
+fn resolved(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut resolved = PathBuf::new();
+    for component in absolute.components() {
+        match component {
+            Component::ParentDir => drop(resolved.pop()),
+            other => resolved.push(other),
+        }
+        if let Ok(real) = fs::canonicalize(&resolved) {
+            resolved = real;
+        }
+    }
+    resolved
+}
+
+/// The 32-bit FNV-1a hash: <http://www.isthe.com/chongo/tech/comp/fnv/>.
+fn fnv1a(bytes: &[u8]) -> u32 {
+    let step = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+    bytes.iter().fold(0x811c_9dc5, step)
 }
 
 /// Whether a bpffs holds only the kernel's own entries (maps.debug, progs.debug).
@@ -202,10 +228,53 @@ mod tests {
         }
         let paths = Paths {
             pins: own.join("wakeone"),
+            prefix: "wakeone".into(),
             own_mount: Some(own),
             runtime,
         };
         paths.tidy();
         assert!(!paths.runtime.exists());
+    }
+
+    /// The values for `a` and `foobar` are those that the authors of FNV publish.
+    #[test]
+    fn names_of_folders_are_the_same_in_every_build() {
+        assert_eq!(fnv1a(b""), 0x811c_9dc5);
+        assert_eq!(fnv1a(b"a"), 0xe40c_292c);
+        assert_eq!(fnv1a(b"foobar"), 0xbf9c_f968);
+        assert_eq!(pins_name(Path::new("/run/wakeone")), "wakeone");
+        let known = "wakeone-40693cac";
+        assert_eq!(pins_name(Path::new("/nonexistent/of/wakeone")), known);
+    }
+
+    #[test]
+    fn all_spellings_of_a_folder_lead_to_the_same_pins() {
+        let scratch = tempfile::tempdir().expect("folder");
+        let runtime = scratch.path().join("real/run");
+        fs::create_dir(scratch.path().join("real")).expect("folder");
+        std::os::unix::fs::symlink("real", scratch.path().join("link")).expect("link");
+        let here = std::env::current_dir().expect("folder");
+        let up = "../".repeat(here.components().count());
+        let relative = Path::new(&up).join(runtime.strip_prefix("/").expect("absolute"));
+        let spelled = |text: &str| scratch.path().join(text);
+        let spellings = [
+            runtime.clone(),
+            relative,
+            spelled("real/run/"),
+            spelled("real/./run/."),
+            spelled("real/../real/run"),
+            spelled("link/run"),
+            spelled("link/run/../../real//run"),
+        ];
+        let name = pins_name(&runtime);
+        let all_lead_there = || {
+            for path in &spellings {
+                assert_eq!(pins_name(path), name, "{}", path.display());
+            }
+        };
+        all_lead_there();
+        fs::create_dir(&runtime).expect("folder");
+        all_lead_there();
+        assert_ne!(pins_name(&spelled("real/other")), name);
     }
 }

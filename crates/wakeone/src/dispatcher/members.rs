@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 
-use wakeone_kernel::bpf;
 use wakeone_kernel::bpf::table;
+use wakeone_kernel::bpf::{self, Pinned};
 use wakeone_kernel::socket;
 use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
@@ -92,8 +92,16 @@ impl Dispatcher {
     /// # Errors
     /// The kernel's answer; the old ones then keep their place.
     pub fn replace(&mut self, slot: usize, listeners: Vec<OwnedFd>) -> Result<(), bpf::Error> {
-        for listener in &listeners {
-            self.pinned.know_listener(slot, listener)?;
+        let know = |pinned: &Pinned| {
+            let mut all = listeners.iter();
+            all.try_for_each(|one| pinned.know_listener(slot, one))
+        };
+        let known = know(&self.pinned);
+        if known.is_err() && self.is_full() {
+            self.forget_gone();
+            know(&self.pinned)?;
+        } else {
+            known?;
         }
         let old = std::mem::replace(&mut self.sockets[slot], SlotSockets::Held(listeners));
         let put = self.restore(slot);

@@ -24,7 +24,7 @@ use crate::repair::repair_all;
 use crate::steer::{Steer, Unsteered};
 use crate::supervisor::listen::Endpoint;
 use crate::supervisor::trampoline::kept_capabilities;
-use crate::supervisor::{Options, Restart, Supervisor, group_name};
+use crate::supervisor::{self, Options, Restart, Supervisor, group_name};
 
 /// A group that is ready to run.
 #[derive(Debug)]
@@ -126,7 +126,8 @@ impl Group {
     /// Starts the workers and serves until told to end; then removes everything.
     ///
     /// # Errors
-    /// The workers cannot be started, or the supervisor cannot go on.
+    /// The workers cannot be started, or the supervisor cannot go on. In the second case they serve on, steered, and the
+    /// next supervisor takes them over.
     pub fn run(self) -> Result<(), Error> {
         let Self {
             supervisor,
@@ -139,6 +140,10 @@ impl Group {
         }
         let done = supervisor.run(&mut steering as &mut dyn Steer);
         drop(monitor);
+        // The workers are still steered then. With listeners on private ports nobody would reach them otherwise.
+        if done.as_ref().is_err_and(supervisor::Error::leaves_workers) {
+            return Ok(done?);
+        }
         let unread: u64 = steering.0.iter().map(Agent::unread_bytes).sum();
         if unread > 0 {
             tracing::warn!(

@@ -271,7 +271,10 @@ fn take_listeners(
         pid: process.pid(),
         source,
     };
-    let open = sockets_of(process.pid()).map_err(denied)?;
+    let open = match sockets_of(process.pid()) {
+        Err(_) if process.has_ended() => Vec::new(), // just now, as one does whose supervisor died while it started
+        other => other.map_err(denied)?,
+    };
     let mut listeners = Vec::with_capacity(places.len());
     for (inode, place) in inodes.iter().zip(places) {
         let numbers = open
@@ -300,10 +303,17 @@ fn take_fd(
     inode: u64,
     (public, bound): (Endpoint, Endpoint),
 ) -> io::Result<Option<OwnedFd>> {
-    let closed = rustix::io::Errno::BADF.raw_os_error();
+    let gone = [rustix::io::Errno::BADF, rustix::io::Errno::SRCH].map(|errno| errno.raw_os_error());
     let fd = match descriptor_by(process.pidfd(), process.pid(), number) {
         Ok(fd) => fd,
-        Err(error) if error.raw_os_error() == Some(closed) => return Ok(None), // since we looked
+        // Closed, or ended, since we looked.
+        Err(error)
+            if error
+                .raw_os_error()
+                .is_some_and(|errno| gone.contains(&errno)) =>
+        {
+            return Ok(None);
+        }
         Err(error) => return Err(error),
     };
     // A listener on a private port shows its public address, as long as the program for that is loaded.

@@ -71,3 +71,11 @@ impl Error {
         )
     }
 }
+
+impl Error {
+    /// Whether workers go on serving after a [`run`](super::Supervisor::run) that failed so, for the next supervisor to
+    /// take over. Otherwise the group could not be started, and has ended.
+    pub fn leaves_workers(&self) -> bool {
+        !matches!(self, Self::Start(_) | Self::EndsAtOnce { .. })
+    }
+}

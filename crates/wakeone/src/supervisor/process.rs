@@ -181,6 +181,11 @@ impl Process {
         Ok(Some(ending))
     }
 
+    /// Whether it has ended. It may still have to be waited for.
+    pub fn has_ended(&self) -> bool {
+        self.ended_now().unwrap_or(false)
+    }
+
     fn ended_now(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let now = rustix::time::Timespec {
@@ -190,8 +195,9 @@ impl Process {
         Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
     }
 
-    /// Kills the process group of a child, which leads it. Until the child is waited for, no other group can have
-    /// that number. An adopted process is not our child, which gives no such guarantee, so its group is left alone.
+    /// Kills the process group of a child, which leads it; one that has just started has none yet. Until the child is
+    /// waited for, no other group can have that number. An adopted process is not our child, which gives no such
+    /// guarantee, so its group is left alone.
     fn sweep(&self) {
         if self.child.is_some()
             && let Some(group) = raw_pid(self.identity.pid)

@@ -83,7 +83,7 @@ impl Watch<'_> {
                     .into_iter()
                     .for_each(|worker| worker.process.kill());
             }
-            Action::Start(slot) => self.restart(slot),
+            Action::Start(slot) => self.restart(&[slot]),
             Action::StartBeside(slot) => self.start_beside(slot, roll),
             Action::Switch(slot) => self.switch(slot, roll),
             Action::Replaced(_) => {}

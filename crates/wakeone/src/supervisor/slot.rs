@@ -9,7 +9,7 @@ use super::spawn::{ExecPipe, SpawnError};
 use super::state;
 use crate::slot_sockets::inode_of;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// A worker process in its slot.
@@ -39,18 +39,45 @@ pub struct Worker {
 
 impl Worker {
     /// A worker just started.
-    pub fn started(process: Process, exec_pipe: Option<ExecPipe>) -> Self {
+    pub fn started(process: Process, exec_pipe: ExecPipe) -> Self {
         Self {
             process,
             since: Instant::now(),
             ready: false,
             current: true,
-            exec_pipe,
+            exec_pipe: Some(exec_pipe),
             asked: false,
             elsewhere: None,
             looked: None,
             told_nowhere: false,
             told_silent: false,
+        }
+    }
+
+    /// Waits for it to begin its command, as [`ExecPipe::arrived`] does.
+    ///
+    /// # Errors
+    /// It cannot become the command. Its process has ended then.
+    pub fn arrive(&mut self, until: Instant, signals: impl AsFd) -> Result<(), SpawnError> {
+        let Some(pipe) = &mut self.exec_pipe else {
+            return Ok(());
+        };
+        let arrived = pipe.arrived(until, signals);
+        if arrived.is_err() {
+            self.end_now();
+        }
+        if arrived? {
+            self.exec_pipe = None;
+            self.since = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Kills it, and waits for its end.
+    pub fn end_now(&mut self) {
+        self.process.kill();
+        while let Ok(None) = self.process.ended() {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

@@ -8,9 +8,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
-use std::io::{self, PipeReader, Read};
+use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -94,27 +93,51 @@ impl SpawnError {
     }
 }
 
-/// Checks that there are descriptors to start a worker now: for the pipe and the sockets of [`begin`], and for the
-/// standard library's child.
+/// Checks that there are descriptors to start a worker now: for the [`Gate`], for the pipe and the sockets of [`begin`],
+/// and for the standard library's child.
 ///
 /// # Errors
 /// There are not enough.
 pub fn has_room(order: &Order) -> Result<(), SpawnError> {
     const OF_THE_CHILD: usize = 4;
+    const OF_THE_GATE: usize = 3;
     let (one, other) = io::pipe()?;
     let sockets = order.names.len() + order.reserved;
     let mut taken = vec![OwnedFd::from(one), other.into()];
-    for _ in 0..sockets + OF_THE_CHILD {
+    for _ in 0..sockets + OF_THE_GATE + OF_THE_CHILD {
         taken.push(taken[0].try_clone()?);
     }
     Ok(())
 }
 
-/// A worker that is about to run its command. Dropping this kills it.
+/// Keeps workers from running their commands before the state names them.
+///
+/// The next supervisor finds workers by the state. One that it does not know of would hold the listeners and go on
+/// serving, beside the worker that is started in its place. So each waits for a byte. If the supervisor dies before it
+/// has sent that, the workers see the pipe end, and end too.
 #[derive(Debug)]
-pub struct Starting {
-    process: Option<Process>,
-    exec_pipe: ExecPipe,
+pub struct Gate {
+    enter: OwnedFd,
+    open: OwnedFd,
+}
+
+impl Gate {
+    /// A gate for workers that start together.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn new() -> Result<Self, Errno> {
+        let (enter, open) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        Ok(Self { enter, open })
+    }
+
+    /// Lets this many workers run their commands.
+    pub fn open(self, workers: usize) {
+        let mut pipe = io::PipeWriter::from(self.open);
+        if let Err(error) = pipe.write_all(&vec![0; workers]) {
+            tracing::warn!("cannot have the workers begin: {error}");
+        }
+    }
 }
 
 /// Tells whether a worker has begun its command, by a pipe that closes on exec. If exec fails, the pipe has the
@@ -130,6 +153,25 @@ impl ExecPipe {
         ready.is_ok() && pipe[0].revents() == PollFlags::HUP
     }
 
+    /// Waits until the worker runs its command, until a time, or until a signal waits to be read; returns whether the
+    /// pipe is over. The kernel may take for ever to open a command on a file system that does not answer.
+    ///
+    /// # Errors
+    /// It cannot become the command; the reason is a sentence.
+    pub fn arrived(&mut self, until: Instant, signals: impl AsFd) -> Result<bool, SpawnError> {
+        let mut fds = [
+            PollFd::new(&self.0, PollFlags::IN),
+            PollFd::new(&signals, PollFlags::IN),
+        ];
+        let left = until.saturating_duration_since(Instant::now());
+        // An interrupted wait is over, as after a signal: the caller watches the pipe from then on.
+        let _ = rustix::event::poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+        if fds[0].revents().is_empty() {
+            return Ok(false);
+        }
+        self.reason()?.map_or(Ok(true), Err)
+    }
+
     /// The reason why the command cannot be run, if there is one. Call it only once the process has ended or reported
     /// one.
     ///
@@ -142,9 +184,10 @@ impl ExecPipe {
     }
 }
 
-/// Starts a worker. It takes two execs to its command, and many workers can start at the same time.
+/// Starts a worker, which waits at the gate. It takes two execs to its command, and many workers can start at the same
+/// time.
 ///
-/// The worker leads a process group of its own, so that a ^C of the terminal reaches only the supervisor, which then
+/// The trampoline makes a session of its own, so that a ^C of the terminal reaches only the supervisor, which then
 /// drains first. Its standard input is empty.
 ///
 /// # Errors
@@ -152,7 +195,8 @@ impl ExecPipe {
 pub fn begin<'a>(
     order: &Order,
     sockets: impl IntoIterator<Item = &'a OwnedFd>,
-) -> Result<Starting, SpawnError> {
+    gate: &Gate,
+) -> Result<(Process, ExecPipe), SpawnError> {
     let (reasons, report) = io::pipe()?;
     let mut mappings = Vec::new();
     for (child_fd, socket) in (FIRST_FD as i32..).zip(sockets) {
@@ -165,74 +209,31 @@ pub fn begin<'a>(
         parent_fd: report.into(),
         child_fd: report_fd(order) as i32,
     });
+    mappings.push(FdMapping {
+        parent_fd: gate.enter.try_clone()?,
+        child_fd: gate_fd(order) as i32,
+    });
 
     let order = serde_json::to_string(order).map_err(io::Error::from)?;
     let mut command = Command::new("/proc/self/exe");
-    command
-        .args([TRAMPOLINE, &order])
-        .stdin(Stdio::null())
-        .process_group(0);
+    command.args([TRAMPOLINE, &order]).stdin(Stdio::null());
     for name in OURS {
         command.env_remove(name);
     }
     command.fd_mappings(mappings).map_err(io::Error::other)?;
     let child = command.spawn()?;
     drop(command); // our copy of the report pipe's end
-    Ok(Starting {
-        process: Some(Process::child(child)?),
-        exec_pipe: ExecPipe(reasons),
-    })
-}
-
-impl Starting {
-    /// Waits until the worker runs its command, until a time, or until a signal waits to be read. The kernel may take
-    /// for ever to open a command on a file system that does not answer. Such a worker is returned with its [`ExecPipe`].
-    ///
-    /// # Errors
-    /// It cannot become the command; the reason is a sentence.
-    pub fn arrived(
-        mut self,
-        until: Instant,
-        signals: impl AsFd,
-    ) -> Result<(Process, Option<ExecPipe>), SpawnError> {
-        let mut fds = [
-            PollFd::new(&self.exec_pipe.0, PollFlags::IN),
-            PollFd::new(&signals, PollFlags::IN),
-        ];
-        let left = until.saturating_duration_since(Instant::now());
-        // An interrupted wait is over, as after a signal: the caller watches the pipe from then on.
-        let _ = rustix::event::poll(&mut fds, Timespec::try_from(left).ok().as_ref());
-        let told = !fds[0].revents().is_empty();
-        if told && let Some(error) = self.exec_pipe.reason()? {
-            return Err(error);
-        }
-        // This comes first: if it fails, we can still end the process.
-        let pipe = if told {
-            None
-        } else {
-            Some(ExecPipe(self.exec_pipe.0.try_clone()?))
-        };
-        let Some(process) = self.process.take() else {
-            return Err(io::Error::from(io::ErrorKind::NotFound).into());
-        };
-        Ok((process, pipe))
-    }
-}
-
-impl Drop for Starting {
-    fn drop(&mut self) {
-        if let Some(process) = &mut self.process {
-            process.kill();
-            while let Ok(None) = process.ended() {
-                std::thread::yield_now();
-            }
-        }
-    }
+    Ok((Process::child(child)?, ExecPipe(reasons)))
 }
 
 /// The descriptor on which the trampoline reports a failure: the first after the sockets.
 pub fn report_fd(order: &Order) -> u32 {
     FIRST_FD + (order.names.len() + order.reserved) as u32
+}
+
+/// The descriptor of the trampoline at which it waits for the [`Gate`] to open.
+pub fn gate_fd(order: &Order) -> u32 {
+    report_fd(order) + 1
 }
 
 /// Fills `{fd}` (the first listener's number), `{fd1}`, `{fd2}`, … (the first's, the second's, …) and `{slot}`.

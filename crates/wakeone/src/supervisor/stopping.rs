@@ -7,7 +7,7 @@ use super::watch::Watch;
 use crate::notify::notify;
 use nix::sys::signal::Signal;
 use sd_notify::NotifyState;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 impl Watch<'_> {
     /// SIGTERM or SIGINT: closes the group. SIGINT while closing: ends the grace.
@@ -57,10 +57,7 @@ impl Watch<'_> {
     /// Undoes a start that failed: no connection was served yet.
     pub(super) fn abandon(&mut self) {
         for worker in self.group.everyone_mut() {
-            worker.process.kill();
-            while let Ok(None) = worker.process.ended() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            worker.end_now();
         }
         self.group.dir.forget();
     }

@@ -9,10 +9,11 @@ use super::report;
 use super::retirement::Action;
 use super::roll::Roll;
 use super::slot::Worker;
-use super::spawn::{self, SpawnError};
+use super::spawn::{Gate, SpawnError};
 use super::watch::Watch;
 use super::workers::RESTARTED_AT_ONCE;
 use crate::privileges::FOR_THE_END;
+use std::io;
 use std::time::Instant;
 use wakeone_kernel::{capability, socket};
 
@@ -27,26 +28,34 @@ impl Watch<'_> {
     /// room for it, the old one ends first.
     pub(super) fn start_beside(&mut self, slot: usize, roll: &mut Roll) {
         match self.try_start_beside(slot) {
-            Ok(worker) => {
-                report::beside(slot, worker.process.pid());
-                self.group.slots[slot].successor = Some(worker);
-                self.changed = true;
-            }
+            Ok(pid) => report::beside(slot, pid),
             Err(error) if error.is_shortage() => self.stop_first(slot, &error, roll),
             Err(error) => report::end(slot, &report::no_start(slot, &error)),
         }
     }
 
-    fn try_start_beside(&mut self, slot: usize) -> Result<Worker, SpawnError> {
+    fn try_start_beside(&mut self, slot: usize) -> Result<u32, SpawnError> {
         let spare = &self.group.slots[slot].spare;
         for (endpoint, listener) in self.group.endpoints.iter().zip(spare) {
             listen::refresh(*endpoint, listener, self.group.backlog)
                 .map_err(|error| SpawnError::Exec(error.to_string()))?;
         }
-        let starting = spawn::begin(&self.group.order(slot), spare)?;
+        let gate = Gate::new().map_err(io::Error::from)?;
+        let worker = self.group.start_on(slot, spare, &gate)?;
+        let pid = worker.process.pid();
+        self.group.slots[slot].successor = Some(worker);
+        self.persist();
+        gate.open(1);
         let until = Instant::now() + RESTARTED_AT_ONCE;
-        let (process, exec_pipe) = starting.arrived(until, &self.group.signals)?;
-        Ok(Worker::started(process, exec_pipe))
+        let successor = &mut self.group.slots[slot].successor;
+        if let Some(worker) = successor
+            && let Err(error) = worker.arrive(until, &self.group.signals)
+        {
+            *successor = None;
+            self.changed = true;
+            return Err(error);
+        }
+        Ok(pid)
     }
 
     /// The worker beside the old one is ready: connections go to it, and the old one retires.

@@ -1,12 +1,12 @@
 //! The code between fork and the worker's command: it gives up the supervisor's resources, and becomes the command.
 
 use super::account::Account;
-use super::spawn::{Order, report_fd};
+use super::spawn::{Order, gate_fd, report_fd};
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use wakeone_kernel::inherit;
@@ -25,6 +25,11 @@ pub fn exec(order: &Order) {
 
 /// Carries out the order, step by step; the steps that need privileges come before those that drop them.
 fn become_worker(order: &Order) -> Result<std::convert::Infallible, String> {
+    // A process group alone would not do. When the supervisor is killed, a group of its session is orphaned, and if one
+    // of its processes is stopped then, the kernel hangs it up (kernel/exit.c, kill_orphaned_pgrp): a stopped worker
+    // would die with all that it has accepted.
+    setsid().map_err(|error| format!("cannot make a session for the worker: {error}"))?;
+    wait_at_gate(order)?;
     let keep = kept_capabilities(&order.keep_caps)?;
     inherit::default_signals().map_err(|error| format!("cannot reset signals: {error}"))?;
     inherit::cloexec_from(report_fd(order)).map_err(|error| {
@@ -56,6 +61,13 @@ fn become_worker(order: &Order) -> Result<std::convert::Infallible, String> {
         .envs(environment(order))
         .exec();
     Err(exec_failure(program, &error))
+}
+
+/// Waits until the supervisor has written down that there is this worker. If it died first, there must be none.
+fn wait_at_gate(order: &Order) -> Result<(), String> {
+    File::open(format!("/proc/self/fd/{}", gate_fd(order)))
+        .and_then(|mut gate| gate.read_exact(&mut [0]))
+        .map_err(|error| format!("cannot wait for the supervisor: {error}"))
 }
 
 fn environment(order: &Order) -> Vec<(&str, String)> {

@@ -9,6 +9,7 @@ use super::report;
 use super::roll::Roll;
 use super::slot::{Phase, Worker};
 use super::state::{self, State};
+use super::workers::STARTED_AT_ONCE;
 use crate::move_log::MoveLog;
 use crate::steer::Steer;
 use crate::watchdog::Watchdog;
@@ -58,7 +59,7 @@ impl Supervisor {
             moves: MoveLog::default(),
         };
         let result = watch.start().and_then(|()| watch.watch());
-        if let Err(Error::Start(_) | Error::EndsAtOnce { .. }) = result {
+        if result.as_ref().is_err_and(|error| !error.leaves_workers()) {
             watch.abandon();
         }
         result
@@ -91,7 +92,7 @@ impl Watch<'_> {
                 missing.push(slot);
             }
         }
-        for (slot, error) in self.spawn_all(&missing) {
+        for (slot, error) in self.spawn_all(&missing, STARTED_AT_ONCE) {
             if !self.group.adopted {
                 return Err(error.into());
             }
@@ -181,7 +182,7 @@ impl Watch<'_> {
     }
 
     /// Writes the state down. If that fails, we continue and try again later: only a takeover would miss it.
-    fn persist(&mut self) {
+    pub(super) fn persist(&mut self) {
         self.changed = false;
         match Identity::of(std::process::id()) {
             Ok(own) => self.group.dir.keep(&self.group.state(own)),

@@ -1,46 +1,72 @@
 //! A worker's life: start, ready, death, restart.
 
+use super::Supervisor;
 use super::error::Error;
 use super::listen;
 use super::process::{self, Ending};
 use super::report;
 use super::slot::{Phase, Worker};
-use super::spawn::{self, SpawnError, Starting};
+use super::spawn::{self, Gate, SpawnError};
 use super::watch::Watch;
 use crate::notify::notify;
+use rustix::io::Errno;
 use sd_notify::NotifyState;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// A successor, in a slot whose workers are seen to accept, has this long to do so, or the roll stops.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// The first workers begin their commands within this time, or the supervisor continues without them.
-const STARTED_AT_ONCE: Duration = Duration::from_secs(10);
-/// The same for a worker that is started while others serve.
+pub(super) const STARTED_AT_ONCE: Duration = Duration::from_secs(10);
+/// The same for workers that are started while others serve.
 pub(super) const RESTARTED_AT_ONCE: Duration = Duration::from_millis(200);
 
-impl Watch<'_> {
-    /// Starts the worker of a slot. It gets connections once it is ready; until then it drains.
-    pub(super) fn spawn(&mut self, slot: usize) -> Result<u32, SpawnError> {
-        let starting = self.begin(slot)?;
-        self.arrived(slot, starting, Instant::now() + RESTARTED_AT_ONCE)
+impl Supervisor {
+    /// Starts a worker of a slot on these listeners. It also gets the sockets that reserve addresses.
+    pub(super) fn start_on(
+        &self,
+        slot: usize,
+        listeners: &[OwnedFd],
+        gate: &Gate,
+    ) -> Result<Worker, SpawnError> {
+        let reserved = self.reserved.iter().flatten().map(|one| &one.socket);
+        let sockets = listeners.iter().chain(reserved);
+        let (process, exec_pipe) = spawn::begin(&self.order(slot), sockets, gate)?;
+        Ok(Worker::started(process, exec_pipe))
     }
+}
 
-    /// Starts the workers of slots, side by side; returns those that could not be started.
-    pub(super) fn spawn_all(&mut self, slots: &[usize]) -> Vec<(usize, SpawnError)> {
+impl Watch<'_> {
+    /// Starts the workers of slots, side by side; returns those that could not be started. Each gets connections once it
+    /// is ready; until then it drains.
+    ///
+    /// The state names them before they run their commands, see [`Gate`]. If it cannot be written, they run all the same.
+    pub(super) fn spawn_all(
+        &mut self,
+        slots: &[usize],
+        within: Duration,
+    ) -> Vec<(usize, SpawnError)> {
+        let gate = Gate::new();
         let begun: Vec<_> = slots
             .iter()
-            .map(|slot| (*slot, self.begin(*slot)))
+            .map(|slot| (*slot, self.begin(*slot, &gate)))
             .collect();
-        let until = Instant::now() + STARTED_AT_ONCE;
-        let arrive = |(slot, begun): (usize, Result<Starting, SpawnError>)| {
-            let result = begun.and_then(|starting| self.arrived(slot, starting, until));
+        self.persist();
+        if let Ok(gate) = gate {
+            gate.open(begun.iter().filter(|(_, begun)| begun.is_ok()).count());
+        }
+        let until = Instant::now() + within;
+        let arrive = |(slot, begun): (usize, Result<(), SpawnError>)| {
+            let result = begun.and_then(|()| self.arrived(slot, until));
             result.err().map(|error| (slot, error))
         };
         begun.into_iter().filter_map(arrive).collect()
     }
 
-    fn begin(&mut self, slot: usize) -> Result<Starting, SpawnError> {
+    fn begin(&mut self, slot: usize, gate: &Result<Gate, Errno>) -> Result<(), SpawnError> {
+        let gate = gate.as_ref().map_err(|errno| io::Error::from(*errno))?;
         let listeners = &self.group.slots[slot].listeners;
         for (endpoint, listener) in self.group.endpoints.iter().zip(listeners) {
             if let Err(error) = listen::refresh(*endpoint, listener, self.group.backlog) {
@@ -48,33 +74,39 @@ impl Watch<'_> {
             }
         }
         self.steer.drain(slot, true);
-        let reserved = self.group.reserved.iter().flatten();
-        let sockets = listeners.iter().chain(reserved.map(|one| &one.socket));
-        spawn::begin(&self.group.order(slot), sockets)
+        let worker = self.group.start_on(slot, listeners, gate)?;
+        self.group.slots[slot].adopt(worker);
+        Ok(())
     }
 
-    fn arrived(
-        &mut self,
-        slot: usize,
-        starting: Starting,
-        until: Instant,
-    ) -> Result<u32, SpawnError> {
-        let (process, exec_pipe) = starting.arrived(until, &self.group.signals)?;
-        let pid = process.pid();
-        if exec_pipe.is_some() && Instant::now() >= until {
-            report::on_its_way(slot, pid, &self.group.task.command);
+    fn arrived(&mut self, slot: usize, until: Instant) -> Result<(), SpawnError> {
+        let group = &mut self.group;
+        let Some(worker) = group.slots[slot].worker_mut() else {
+            return Ok(());
+        };
+        let pid = worker.process.pid();
+        if let Err(error) = worker.arrive(until, &group.signals) {
+            group.slots[slot].vacate();
+            self.changed = true;
+            return Err(error);
         }
-        self.group.slots[slot].adopt(Worker::started(process, exec_pipe));
+        if worker.exec_pipe.is_some() && Instant::now() >= until {
+            report::on_its_way(slot, pid, &group.task.command);
+        }
         self.steer.worker_up(slot, pid);
-        self.changed = true;
-        Ok(pid)
+        Ok(())
     }
 
-    /// Starts a successor, now or, if that fails, later.
-    pub(super) fn restart(&mut self, slot: usize) {
-        match self.spawn(slot) {
-            Ok(pid) => report::restart(slot, pid),
-            Err(error) => self.retry_later(slot, Duration::ZERO, &report::no_start(slot, &error)),
+    /// Starts successors, now or, if that fails, later. All together have [`RESTARTED_AT_ONCE`] to begin their commands:
+    /// the loop stands still meanwhile.
+    pub(super) fn restart(&mut self, slots: &[usize]) {
+        for (slot, error) in self.spawn_all(slots, RESTARTED_AT_ONCE) {
+            self.retry_later(slot, Duration::ZERO, &report::no_start(slot, &error));
+        }
+        for slot in slots {
+            if let Some(worker) = self.worker(*slot) {
+                report::restart(*slot, worker.process.pid());
+            }
         }
     }
 
@@ -154,13 +186,14 @@ impl Watch<'_> {
 
     /// Starts workers whose restart is due.
     pub(super) fn restart_due(&mut self) {
+        if self.closing.is_some() {
+            return;
+        }
         let now = Instant::now();
-        for slot in 0..self.group.slots.len() {
-            let due =
-                matches!(self.group.slots[slot].phase, Phase::Waiting { until } if until <= now);
-            if due && self.closing.is_none() {
-                self.restart(slot);
-            }
+        let is_due = |slot: &usize| matches!(self.group.slots[*slot].phase, Phase::Waiting { until } if until <= now);
+        let due: Vec<usize> = (0..self.group.slots.len()).filter(is_due).collect();
+        if !due.is_empty() {
+            self.restart(&due);
         }
     }
 

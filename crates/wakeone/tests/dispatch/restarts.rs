@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use wakeone::dispatcher::{Dispatcher, Plan};
 use wakeone::policy::Policy;
 use wakeone::slot_sockets::RemoteFd;
@@ -15,7 +16,7 @@ use wakeone_kernel::socket::cookie;
 use crate::ground::*;
 
 /// More than twice as many as the map of listeners has room for.
-const CHANGES: usize = 10_000;
+const CHANGES: usize = 20_000;
 
 /// Treats a listener of ours as another process's.
 fn lend(socket: &TcpListener) -> (u64, RemoteFd) {
@@ -34,7 +35,7 @@ fn start_beside(ground: &Ground) -> Dispatcher {
 }
 
 #[test]
-fn ten_thousand_workers_come_and_go_and_the_next_one_is_steered() {
+fn twenty_thousand_workers_come_and_go_and_the_next_one_is_steered() {
     let Some(mut ground) = ground(1, V4) else {
         return;
     };
@@ -222,6 +223,34 @@ fn a_group_of_all_slots_changes_the_listeners_of_one() {
         exits(dispatcher.table()),
         [("selected", table::MAX_SLOTS as u64)]
     );
+    drop((clients, old));
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn a_full_map_of_listeners_forgets_those_that_are_gone_before_it_refuses_a_new_one() {
+    let Some(mut ground) = ground(2, V4) else {
+        return;
+    };
+    let mut dispatcher = ground.start(Policy::RoundRobin);
+    // Each slot has two listeners at each address while all workers are replaced.
+    let limit = dispatcher.pinned().listener_limit();
+    assert!(
+        limit >= 2 * table::MAX_SLOTS * table::MAX_ADDRESSES,
+        "{limit}"
+    );
+    let known = MapHandle::from_pinned_path(ground.pins().join("listeners")).expect("the map");
+    let fill = |cookie: u64| known.update(&cookie.to_ne_bytes(), &[0; 4], MapFlags::ANY);
+    // No socket has such a cookie.
+    let refused = (1 << 60..).take(limit).find_map(|gone| fill(gone).err());
+    assert!(refused.is_some(), "it is full");
+    let new = listen(V4, BACKLOG);
+    let copy = new.try_clone().expect("descriptor").into();
+    dispatcher.replace(1, vec![copy]).expect("replace");
+    let old = std::mem::replace(&mut ground.listeners[1], new);
+    let clients = connect_many(V4, 2);
+    assert_eq!(ground.queues(), [1, 1]);
     drop((clients, old));
     ground.settle();
     ground.end(dispatcher);
