@@ -251,7 +251,7 @@ pub fn address_of(socket: impl AsFd) -> io::Result<SocketAddr> {
 pub fn move_queue(listener: impl AsFd, backlog: i32) -> io::Result<()> {
     let address = address_of(&listener)?;
     rustix::net::shutdown(&listener, rustix::net::Shutdown::Read)?;
-    die_if_told();
+    fail_if_told()?;
     listen_again(listener, address, backlog)
 }
 
@@ -275,11 +275,12 @@ pub fn listen_again(socket: impl AsFd, address: SocketAddr, backlog: i32) -> io:
     }
 }
 
-/// A test has us die here by `WAKEONE_TEST_DIE=moving`, or stop, once, by `stopped`: the listener is closed. Release builds do
-/// not have this.
+/// A test has us die here by `WAKEONE_TEST_DIE=moving`, or stop, once, by `stopped`, or fail, once, by `failed`: the
+/// listener is closed. Release builds do not have this.
 #[cfg(debug_assertions)]
-fn die_if_told() {
+fn fail_if_told() -> io::Result<()> {
     static STOP: std::sync::Once = std::sync::Once::new();
+    let mut failed = false;
     // To this thread: another one may receive a signal to the process first.
     let raise = |signal| {
         let _ = nix::sys::signal::raise(signal);
@@ -287,12 +288,19 @@ fn die_if_told() {
     match std::env::var("WAKEONE_TEST_DIE").as_deref() {
         Ok("moving") => raise(nix::sys::signal::Signal::SIGKILL),
         Ok("stopped") => STOP.call_once(|| raise(nix::sys::signal::Signal::SIGSTOP)),
+        Ok("failed") => STOP.call_once(|| failed = true),
         _ => {}
     }
+    if failed {
+        return Err(io::Error::other("a test made it fail"));
+    }
+    Ok(())
 }
 
 #[cfg(not(debug_assertions))]
-fn die_if_told() {}
+fn fail_if_told() -> io::Result<()> {
+    Ok(())
+}
 
 /// Wakes the sleepers of a listener and changes nothing else. Kernels before mid-2026 do not wake the sleepers of a
 /// queue that a migrated connection joins. `SHUT_WR` on a listener only calls `sk_state_change`.

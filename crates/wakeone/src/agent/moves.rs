@@ -81,7 +81,7 @@ impl Core {
     }
 
     /// Whether moves have taken no more than their share of the time.
-    fn can_afford(&mut self) -> bool {
+    pub(super) fn can_afford(&mut self) -> bool {
         if self.budget.allows(self.now_ns()) {
             return true;
         }

@@ -43,8 +43,10 @@ pub use self::library::sweep;
 use self::server::{Server, Signals};
 use self::splitter::{Granted, Splitter};
 use crate::metrics::{self, Monitor};
+use crate::paths::Paths;
 use crate::policy::Policy;
 use crate::privileges;
+use crate::repair::repair_all;
 
 /// How often to check the state of sockets and processes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
@@ -105,6 +107,7 @@ pub fn run(options: &Options) -> Result<u8, Error> {
         }
         tracing::warn!(event = "unsplit", "nothing is split: {obstacle}");
     }
+    repair_all(&Paths::of(&options.runtime_dir));
     let http = options.metrics.map(metrics::bind).transpose();
     let http = http.map_err(Error::Metrics)?;
     let signals = Signals::take().map_err(own("taking signals"))?;

@@ -23,6 +23,9 @@ use crate::slot_sockets::{RemoteFd, inode_of};
 use crate::steered::SteeredGroup;
 use crate::supervisor::state::MOST_SLOTS;
 
+/// How long to wait after a failure before a move of the shared socket's queue is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// A listening socket of the group, and the processes that accept from it.
 #[derive(Debug)]
 struct Queue {
@@ -76,6 +79,8 @@ pub struct Shared {
     unchosen: Option<Instant>,
     /// It was closed for good.
     closed: bool,
+    /// A move of the shared socket's queue failed, and is tried again then.
+    retry_at: Option<Instant>,
 }
 
 impl Shared {
@@ -100,6 +105,7 @@ impl Shared {
             looked: Instant::now(),
             unchosen: None,
             closed: false,
+            retry_at: None,
         })
     }
 
@@ -349,7 +355,9 @@ impl Shared {
 
     fn follow_original(&mut self, there: &HashSet<u64>) -> bool {
         let replaced = self.original.reap();
-        self.closed = !there.contains(&self.original.cookie);
+        let moving = self.is_moving();
+        self.reopen_original();
+        self.closed = !there.contains(&self.original.cookie) && !moving;
         let Some(group) = &mut self.group.steered else {
             return replaced;
         };
@@ -377,7 +385,7 @@ impl Shared {
         };
         // A handshake that ends while the socket is shut down is reset: so those under way end first.
         let unchosen = self.unchosen.get_or_insert_with(Instant::now).elapsed();
-        if unchosen < wait {
+        if unchosen < wait || self.is_moving() || !self.may_retry() {
             return;
         }
         let Some(listener) = self.original.borrow().or_else(|| self.find_holder()) else {
@@ -388,17 +396,72 @@ impl Shared {
             return;
         }
         let backlog = i32::try_from(waiting.limit).unwrap_or(self.backlog);
-        // Never moves two queues at once.
-        let group = self.group.steered.as_ref();
-        let moved = group.map(|one| one.between_looks(|| socket::move_queue(&listener, backlog)));
-        if let Some(Err(error)) = moved {
-            tracing::warn!("{}: the shared socket's queue stays: {error}", self.group);
+        let inode = self.inode();
+        let Some(group) = self.group.steered.as_mut() else {
+            return;
+        };
+        match group.move_shared(inode, || socket::move_queue(&listener, backlog)) {
+            Ok(true) => self.retry_at = None,
+            Ok(false) => return,
+            Err(error) => {
+                self.retry_later(&format!("the shared socket's queue stays: {error}"));
+                self.reopened(&listener);
+            }
         }
         for queue in &self.siblings {
             if let Some(listener) = queue.borrow() {
                 socket::wake_waiters(&listener);
             }
         }
+    }
+
+    /// Whether a move has closed the shared socket, and not opened it again.
+    fn is_moving(&self) -> bool {
+        let group = self.group.steered.as_ref();
+        group.is_some_and(SteeredGroup::moves_shared)
+    }
+
+    fn may_retry(&self) -> bool {
+        self.retry_at.is_none_or(|at| at <= Instant::now())
+    }
+
+    fn retry_later(&mut self, why: &str) {
+        self.retry_at = Some(Instant::now() + RETRY);
+        tracing::warn!(
+            event = "degraded",
+            "{}: {why} (next try each second)",
+            self.group
+        );
+    }
+
+    /// Notes that a move is over if the shared socket listens.
+    fn reopened(&mut self, listener: &OwnedFd) {
+        if let (true, Some(group)) = (socket::listens(listener), &mut self.group.steered) {
+            group.shared_is_open();
+        }
+    }
+
+    /// Makes the shared socket listen again if a move left it closed.
+    fn reopen_original(&mut self) {
+        if !self.is_moving() || !self.may_retry() {
+            return;
+        }
+        let Some(listener) = self.original.borrow().or_else(|| self.find_holder()) else {
+            // The server has closed it meanwhile.
+            if let Some(group) = &mut self.group.steered {
+                group.shared_is_open();
+            }
+            return;
+        };
+        let open = socket::listens(&listener);
+        let at = self.group.address;
+        match (!open).then(|| socket::listen_again(&listener, at, self.backlog)) {
+            Some(Err(error)) => {
+                self.retry_later(&format!("the shared socket stays closed: {error}"));
+            }
+            _ => self.retry_at = None,
+        }
+        self.reopened(&listener);
     }
 
     /// Returns how long after its last SYN a handshake may still end on the shared socket. `None` unless our program
