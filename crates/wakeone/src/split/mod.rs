@@ -12,6 +12,7 @@ mod broker;
 mod check;
 mod config;
 mod datagrams;
+mod known;
 mod left;
 mod library;
 mod listeners;

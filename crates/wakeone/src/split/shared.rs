@@ -195,7 +195,7 @@ impl Shared {
         if self.group.steered.is_none() {
             self.begin(&new, config, steering)?;
         }
-        self.group.known.insert(new.inode);
+        self.group.know(new.inode);
         Ok(QueueGrant { new, again: false })
     }
 
