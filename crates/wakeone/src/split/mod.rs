@@ -48,6 +48,7 @@ use crate::paths::Paths;
 use crate::policy::Policy;
 use crate::privileges;
 use crate::repair::repair_all;
+use crate::supervisor::raise_descriptor_limit;
 
 /// How often to check the state of sockets and processes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
@@ -116,6 +117,8 @@ pub fn run(options: &Options) -> Result<u8, Error> {
     let mut broker = Broker::open().map_err(own("opening the broker's socket"))?;
     let mut server = Server::start(&options.command, &library.path(), &broker.variable())
         .map_err(|source| Error::Start { command, source })?;
+    // Each group takes a few, and each conversation two. The server keeps the limit that it was started with.
+    raise_descriptor_limit();
     privileges::keep_for_splitting();
     let mut splitter = Splitter::new(options, steering, server.pid());
     // The server runs already: it works as well without metrics.
