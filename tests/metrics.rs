@@ -202,25 +202,45 @@ fn whoever_asks_holds_up_nobody_else() {
     assert_nothing_left(&ground);
 }
 
+/// The medians of several times: of `act` alone, and right after 80 clients connected that send nothing.
+fn alone_and_beside_idle_clients(act: impl Fn()) -> (Duration, Duration) {
+    let timed = || {
+        let begun = Instant::now();
+        act();
+        begun.elapsed()
+    };
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        alone.push(timed());
+        // Anew each time, as they are disconnected when others need the room.
+        let idle: Vec<TcpStream> = (0..80)
+            .map(|_| TcpStream::connect(METRICS).expect("connect"))
+            .collect();
+        beside.push(timed());
+        drop(idle);
+    }
+    alone.sort();
+    beside.sort();
+    (alone[2], beside[2])
+}
+
 #[test]
 fn idle_clients_keep_neither_a_scrape_nor_the_socket_waiting() {
     let Some(ground) = isolated() else { return };
     let run = web(&ground);
-    let idle: Vec<TcpStream> = (0..80)
-        .map(|_| TcpStream::connect(METRICS).expect("connect"))
-        .collect();
-    // Each may stay for 5 s, 32 at a time. A client that had to wait for all of them would wait 10 s.
-    let most = Duration::from_secs(3) * support::slowness();
-    let begun = Instant::now();
-    scraped();
-    assert!(begun.elapsed() < most, "{:?}", begun.elapsed());
-    let more: Vec<TcpStream> = (0..80)
-        .map(|_| TcpStream::connect(METRICS).expect("connect"))
-        .collect();
-    let begun = Instant::now();
-    told(&ground, "web", Some("{\"ask\":\"snapshot\"}\n"));
-    assert!(begun.elapsed() < most, "{:?}", begun.elapsed());
-    drop((idle, more));
+    let snapshot = || {
+        told(&ground, "web", Some("{\"ask\":\"snapshot\"}\n"));
+    };
+    let times = [
+        alone_and_beside_idle_clients(|| drop(scraped())),
+        alone_and_beside_idle_clients(snapshot),
+    ];
+    for (alone, beside) in times {
+        // The bar is 100 ms. A busy machine takes longer, as it does for a scrape alone. Each
+        // idle client may stay for 5 s, 32 at a time: if none made room, this would take seconds.
+        let most = Duration::from_millis(100) * support::slowness() + 10 * alone;
+        assert!(beside < most, "{beside:?}, and {alone:?} alone");
+    }
     run.stop();
     assert_nothing_left(&ground);
 }

@@ -98,6 +98,28 @@ fn a_socket_of_another_network_gets_no_queue_in_ours() {
     }
 }
 
+/// A worker may hold many queues that it never accepts. The broker still has descriptors for others.
+#[test]
+fn a_worker_that_hoards_queues_keeps_none_from_others() {
+    let Some(ground) = isolated() else { return };
+    let script = server("hostile.py");
+    let wakeone = ground.command(&["--split"], &["python3", &script, "hoard"]);
+    let mut command = Command::new("sh");
+    // A common limit, whatever ours is. The server's is not changed.
+    command.args(["-c", "ulimit -Sn 1024; exec \"$@\"", "sh"]);
+    command.arg(wakeone.get_program()).args(wakeone.get_args());
+    let mut run = Run::start(command);
+    let line = run.line("honest: ");
+    assert!(line.ends_with("a queue of its own"), "{line}");
+    let first = children(run.pid())[0];
+    for pid in children(first).into_iter().chain([first]) {
+        support::signal(pid, rustix::process::Signal::TERM);
+    }
+    // It takes a while to remove so many groups.
+    run.wait();
+    assert_nothing_left(&ground);
+}
+
 /// Starts `run --split` in a mount namespace where /run is mounted with the options `run_is`. Its server prints the
 /// library that it was told to load.
 fn library_where(ground: &Ground, run_is: &str, user: u32, environment: &[(&str, &str)]) -> Run {

@@ -13,9 +13,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use support::mixed::Speech;
 use support::real::installed;
-use support::split::{PORT, Split, address, check, for_another_user};
-use support::steered::{assert_nothing_left, number, wakeone};
-use support::{Clients, Run, eventually, get, server, signal};
+use support::split::{GROUP, PORT, Split, address, check, for_another_user};
+use support::steered::{assert_nothing_left, isolated, number, wakeone};
+use support::{Clients, Ground, Run, eventually, get, server, signal};
 use wakeone_kernel::socket::diag::{Which, sockets};
 use wakeone_model::listener::Protocol;
 
@@ -466,6 +466,114 @@ fn after_kill_9_the_server_goes_on_and_detach_takes_the_pins() {
     signal(parent, Signal::TERM);
     std::fs::remove_dir_all(library).expect("the library's folder");
     assert_nothing_left(&ground);
+}
+
+/// A server whose first connection waited on the shared socket before any worker had a queue.
+struct Late {
+    split: Split,
+    /// The process that opened the shared socket.
+    first: u32,
+    /// The first connection.
+    client: std::thread::JoinHandle<()>,
+}
+
+/// Starts one. `wakeone run` moves the shared socket's queue, and meets `fate` while that socket is closed.
+fn late(fate: &str) -> Option<Late> {
+    let ground = isolated()?;
+    let (script, port) = (server("shared.py"), PORT.to_string());
+    let options = [&["--split"], &EVEN[..]].concat();
+    let mut run = ground.command(&options, &["python3", &script, "late", &port, "2"]);
+    run.env("WAKEONE_SLOT", "0").env("WAKEONE_TEST_DIE", fate);
+    let run = Run::start(run);
+    let mut children = Vec::new();
+    eventually("the server starts", || {
+        children = wakeone_kernel::proc::process::children(run.pid());
+        !children.is_empty()
+    });
+    let client = std::thread::spawn(|| support::slowly("an answer", answers));
+    Some(Late {
+        split: Split { ground, run },
+        first: children[0],
+        client,
+    })
+}
+
+fn answers() -> bool {
+    get(address(), "/").is_ok()
+}
+
+/// How many sockets listen at the server's address.
+fn listening() -> usize {
+    let found = sockets(Protocol::Tcp, Which::Listening, PORT);
+    found.expect("sock_diag").len()
+}
+
+/// `wakeone run` is killed while it moves the shared socket's queue. `repair` has to open that socket.
+fn shared_socket_is_opened_by(repair: impl Fn(&Ground)) {
+    let Some(Late {
+        split: Split { ground, run },
+        first,
+        client,
+    }) = late("moving")
+    else {
+        return;
+    };
+    support::slowly("it is killed", || !support::runs(run.pid()));
+    run.murder();
+    let library = library_of(first);
+    let workers = wakeone_kernel::proc::process::children(first);
+    let before = listening();
+    assert!(before <= 2, "{before} listen, and not the shared one");
+    repair(&ground);
+    assert_eq!(listening(), before + 1, "the shared one too");
+    client.join().expect("an answer");
+    for worker in workers {
+        signal(worker, Signal::KILL);
+    }
+    // Their successors have the shared socket alone.
+    for _ in 0..20 {
+        support::slowly("an answer", answers);
+    }
+    signal(first, Signal::TERM);
+    support::slowly("it ends", || !support::runs(first));
+    std::fs::remove_dir_all(library).expect("the library's folder");
+    let output = wakeone(&ground, &["detach", "--all"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn detach_opens_the_shared_socket_that_was_left_closed() {
+    shared_socket_is_opened_by(|ground| {
+        let output = wakeone(ground, &["detach", "--all"]);
+        assert!(output.status.success(), "{output:?}");
+    });
+}
+
+#[test]
+fn the_next_run_opens_the_shared_socket_that_was_left_closed() {
+    shared_socket_is_opened_by(|ground| {
+        let mut next = ground.whoami(&["-w", "1", "-l", "127.0.0.1:8080"]);
+        next.ready();
+        next.stop();
+    });
+}
+
+#[test]
+fn a_shared_socket_that_does_not_listen_again_is_tried_again() {
+    let Some(late) = late("refused") else { return };
+    let mut split = late.split;
+    split.run.line("the shared socket's queue stays: ");
+    support::slowly("it listens again", || listening() == 3);
+    late.client.join().expect("an answer");
+    split.settled(2);
+    let state = split.ground.runtime().join(GROUP).join("state.json");
+    eventually("the move is over", || {
+        let text = std::fs::read_to_string(&state).expect("state");
+        !text.contains("moving_shared")
+    });
+    split.serves_evenly();
+    split.ends();
 }
 
 /// `wakeone run` is killed while workers ask it. Each worker then has a queue that is chosen, or the shared socket.

@@ -2,6 +2,7 @@
 
   network KIND    a worker without capabilities opens a socket (tcp, udp) in a network of its own, with options that only
                   root may set, and asks the broker for a queue beside it
+  hoard         a worker begins many groups, and then takes queues that it never accepts; another worker asks honestly
   flood NAME N    N connections to the broker of that name, each opened again when it is closed
   frozen PORT     waits in poll, with a set in a page that nobody fills (userfaultfd); two listeners
   page            says the address of such a page
@@ -81,6 +82,44 @@ def network(kind):
     if os.fork() == 0:
         answer = ask(CLAIM, listener, 1 if kind == "tcp" else 4)
         say(f"asked: {answer[1]}")
+        rest()
+    rest()
+
+
+def hoard():
+    listeners = []
+    for at in range(64):
+        own = socket.socket()
+        own.bind(("127.0.0.1", 20000 + at))
+        own.listen(8)
+        own.setblocking(False)
+        listeners.append(own)
+    hoarded, tell = os.pipe()
+    if os.fork() == 0:
+        for own in listeners:
+            broker, _, given = ask(CLAIM, own.fileno(), 1)
+            broker.close()
+            os.close(*given)
+        hold = []
+        try:
+            for _ in range(256):
+                broker, _, given = ask(CLAIM, listeners[0].fileno(), 1)
+                hold.append(broker)
+                os.close(*given)
+        except (OSError, TypeError):
+            pass  # the broker has no descriptors left
+        os.write(tell, b"x")
+        rest()
+    if os.fork() == 0:
+        os.read(hoarded, 1)
+        own = listeners[1]
+        before = os.fstat(own.fileno()).st_ino
+        try:
+            own.accept()
+        except BlockingIOError:
+            pass
+        after = os.fstat(own.fileno()).st_ino
+        say("honest: " + ("a queue of its own" if after != before else "the shared socket"))
         rest()
     rest()
 
@@ -260,6 +299,8 @@ if __name__ == "__main__":
         network(arguments[0])
     elif what == "elsewhere":
         elsewhere(arguments[0], int(arguments[1]))
+    elif what == "hoard":
+        hoard()
     elif what == "flood":
         flood(arguments[0], int(arguments[1]))
     elif what == "page":

@@ -7,6 +7,7 @@ MODE is how a worker waits: accept, epoll, exclusive, poll or select. Others are
   clone     the workers are made by clone(2), past the C library
   owner     the first process accepts as well
   relisten  the listener is shut down and listens again before the fork
+  late      the workers are started once a connection waits
 Answers with the worker's pid, or the word of ?word=WORD; after N ms where there is an ms=N. SIGTERM ends it.
 """
 import ctypes
@@ -15,6 +16,7 @@ import platform
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 
@@ -123,6 +125,10 @@ def end(*_):
 
 
 signal.signal(signal.SIGTERM, end)
+if mode == "late":
+    # The library would see a poll or select, and take this process for a worker. This is tcpi_unacked.
+    while not struct.unpack_from("I", listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 24)[0]:
+        time.sleep(0.001)
 for _ in range(workers):
     children.add(start())
 if mode == "owner":

@@ -190,3 +190,28 @@ fn an_image_that_does_not_start_the_command_is_refused() {
     }));
     assert!(told.contains("cannot be read as an OCI archive"), "{told}");
 }
+
+/// Another user than root skips most of what there is to test, which must not pass.
+#[test]
+fn no_test_may_skip_in_ci_whoever_runs_it() {
+    for user in ["0", "1000"] {
+        let folder = tempfile::tempdir().expect("folder");
+        let program = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("script");
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("mode");
+        };
+        program("id", &format!("echo {user}"));
+        program(
+            "make",
+            "[ \"$WAKEONE_NO_SKIPS\" = 1 ] && echo '1 passed, 0 failed'",
+        );
+        let path = std::env::var("PATH").expect("PATH");
+        let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.ci/run"))
+            .env("PATH", format!("{}:{path}", folder.path().display()))
+            .env_remove("WAKEONE_NO_SKIPS")
+            .output()
+            .expect("bash");
+        assert!(output.status.success(), "as user {user}: {output:?}");
+    }
+}

@@ -16,6 +16,8 @@ pub(crate) fn histogram() -> Histogram<u64> {
 
 /// More different `X-Worker` values than this are counted as "other": a header of random text must not fill memory.
 const WORKERS_MAX: usize = 4096;
+/// Only this many bytes of an `X-Worker` value are kept, for the same reason.
+const WORKER_BYTES: usize = 64;
 
 /// The moments of one answered request, ns from the start of the load.
 #[derive(Debug, Clone, Copy, Default)]
@@ -162,6 +164,7 @@ impl Recorder {
         if worker.is_empty() {
             return;
         }
+        let worker = cut(worker);
         // Looked up before inserted: no allocation for a worker already seen.
         if let Some(count) = self.workers.get_mut(worker) {
             *count += 1;
@@ -291,4 +294,46 @@ fn printable(name: &[u8]) -> String {
     name.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()
+}
+
+/// The head of a worker's name. It does not end within a character.
+fn cut(worker: &[u8]) -> &[u8] {
+    let within = |at: usize| worker.get(at).is_some_and(|byte| byte & 0xC0 == 0x80);
+    let mut end = worker.len().min(WORKER_BYTES);
+    while end + 3 > WORKER_BYTES && within(end) {
+        end -= 1;
+    }
+    &worker[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_worker_names_are_cut_between_characters() {
+        let long = vec![b'a'; 60_000];
+        assert_eq!(cut(&long), &long[..WORKER_BYTES]);
+        for short in [&b""[..], b"3", &long[..WORKER_BYTES]] {
+            assert_eq!(cut(short), short);
+        }
+        for (before, kept) in [(61, 61), (62, 62), (63, 63), (60, 64)] {
+            let name = format!("{}\u{1F99C}\u{1F99C}", "a".repeat(before));
+            let head = std::str::from_utf8(cut(name.as_bytes())).expect("whole characters");
+            assert_eq!(head.len(), kept, "{head}");
+        }
+        // Bytes that are no text are cut all the same.
+        assert!(cut(&[0x80; 100]).len() <= WORKER_BYTES);
+    }
+
+    #[test]
+    fn a_recorder_keeps_only_the_head_of_a_worker_name() {
+        let mut recorder = Recorder::new(&crate::plan::tests::plan());
+        for tail in ["x", "y"] {
+            let name = format!("{}{tail}", "a".repeat(10_000));
+            recorder.attribute(name.as_bytes());
+        }
+        let names: Vec<_> = recorder.workers.iter().collect();
+        assert_eq!(names, [(&vec![b'a'; WORKER_BYTES], &2)]);
+    }
 }

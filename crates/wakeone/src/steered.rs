@@ -5,6 +5,7 @@
 //! so its slots are those of its workers: see [`crate::group`].)
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::Path;
 use std::time::Instant;
 
@@ -57,6 +58,8 @@ pub struct SteeredGroup {
     moves: MoveLog,
     /// By the socket's cookie.
     places: BTreeMap<u64, SocketPlace>,
+    /// See [`State::moving_shared`].
+    moving_shared: Option<u64>,
 }
 
 impl SteeredGroup {
@@ -71,6 +74,7 @@ impl SteeredGroup {
             agent: None,
             moves: MoveLog::default(),
             places: BTreeMap::new(),
+            moving_shared: None,
         })
     }
 
@@ -265,6 +269,44 @@ impl SteeredGroup {
         }
     }
 
+    /// Moves the queue of the shared socket, which has no slot, by `act`. The state names the socket meanwhile, so that
+    /// others can open it if we are killed. Returns whether it was moved: moves have a share of the time. After a
+    /// failure the state names it still: see [`SteeredGroup::shared_is_open`].
+    ///
+    /// # Errors
+    /// That of `act`, or the state cannot be written, and nothing was done.
+    pub fn move_shared(
+        &mut self,
+        inode: u64,
+        act: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<bool> {
+        if !self.agent.as_ref().is_some_and(Agent::can_afford_move) {
+            return Ok(false);
+        }
+        self.moving_shared = Some(inode);
+        if let Err(error) = self.store() {
+            self.moving_shared = None;
+            return Err(io::Error::other(error));
+        }
+        if let Some(agent) = &self.agent {
+            agent.move_beside(act)?;
+        }
+        self.shared_is_open();
+        Ok(true)
+    }
+
+    /// Whether a move of the shared socket's queue was begun and has not ended.
+    pub fn moves_shared(&self) -> bool {
+        self.moving_shared.is_some()
+    }
+
+    /// Notes that the shared socket listens again after a move, or is gone.
+    pub fn shared_is_open(&mut self) {
+        if self.moving_shared.take().is_some() {
+            self.keep();
+        }
+    }
+
     /// Notes that its server listens with another backlog now.
     pub fn set_backlog(&mut self, backlog: i32) {
         self.origin.backlog = backlog;
@@ -324,6 +366,7 @@ impl SteeredGroup {
             slots: self.slots(),
             attached,
             reserved: Vec::new(),
+            moving_shared: self.moving_shared,
         })
     }
 

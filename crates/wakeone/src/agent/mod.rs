@@ -102,6 +102,21 @@ impl Agent {
         act()
     }
 
+    /// Whether moves have taken no more than their share of the time.
+    pub fn can_afford_move(&self) -> bool {
+        lock(&self.core).can_afford()
+    }
+
+    /// Runs `act`, which moves the queue of a socket without a slot, between two looks. Its time counts as that of
+    /// other moves does.
+    pub fn move_beside<R>(&self, act: impl FnOnce() -> R) -> R {
+        let mut core = lock(&self.core);
+        let begun = Instant::now();
+        let done = act();
+        core.budget.spend(begun.elapsed().as_nanos() as u64);
+        done
+    }
+
     /// Notes that the worker is gone and its listener soon will be. Returns when its queue was moved and no handshake
     /// is under way, or after [`LONGEST_END`].
     pub fn worker_gone(&mut self, slot: usize) {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::bpf;
-use wakeone_kernel::bpf::table::flag;
+use wakeone_kernel::bpf::table::{EXITS, flag};
 use wakeone_model::judge::{self, SlotSample, WorkerState};
 use wakeone_model::reads::Reads;
 
@@ -81,7 +81,7 @@ impl Core {
     }
 
     /// Whether moves have taken no more than their share of the time.
-    fn can_afford(&mut self) -> bool {
+    pub(super) fn can_afford(&mut self) -> bool {
         if self.budget.allows(self.now_ns()) {
             return true;
         }
@@ -89,6 +89,15 @@ impl Core {
             self.note("queues of stuck workers are moved less often: each move walks over all connections of the port, those in TIME_WAIT included, and moves may take 1 % of the time".into());
         }
         false
+    }
+
+    /// Logs once that the map of moved connections was full.
+    pub(super) fn tell_moved_full(&mut self) {
+        let full = EXITS.iter().position(|exit| *exit == "moved_full");
+        let full = full.is_some_and(|at| self.dispatcher.table().exits()[at] > 0);
+        if full && !std::mem::replace(&mut self.told_moved_full, true) {
+            self.note("no room to note some moved connections, of which 65,536 may be open: the slots that they were moved from count them as theirs until they close".into());
+        }
     }
 
     /// Returns the room in the queues that a slot's connections could be moved to.

@@ -62,6 +62,8 @@ pub(super) struct Core {
     pub told_dear: bool,
     /// Whether the log says that a listener would not listen again after a move.
     pub told_closed: bool,
+    /// Whether it says that there was no room to note moved connections.
+    pub told_moved_full: bool,
     pub probes: ProbeBudget,
     decayed_ns: u64,
     /// When everything was last looked at, and the sum of placements by then.
@@ -100,6 +102,7 @@ impl Core {
             budget: Budget::default(),
             told_dear: false,
             told_closed: false,
+            told_moved_full: false,
             probes: ProbeBudget::default(),
             decayed_ns: 0,
             whole: None,
@@ -204,6 +207,7 @@ impl Core {
         let refresh = seen.is_none_or(|seen| now.duration_since(seen) >= WHOLE_EVERY);
         if refresh {
             self.limits_seen = Some(now);
+            self.tell_moved_full();
         }
         let sample = |(slot, state): (usize, &mut SlotState)| {
             self.transport

@@ -25,6 +25,10 @@ use super::left::WakeReply;
 
 /// No more than this many conversations are begun at a time: the kernel lets the others wait.
 const MOST: usize = 256;
+/// No more than this many conversations with one process: the oldest gives way. The library has one at a time, as it
+/// asks under a lock. One more may still be open here that its process gave up, or that a former process of the same id
+/// had.
+const MOST_OF_ONE: usize = 8;
 /// A conversation that takes longer is ended.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A conversation without any question after this time is ended once half of the room is taken. Once all of it is, so
@@ -169,6 +173,7 @@ impl<O> Broker<O> {
                 strangers.insert(pid);
                 continue;
             }
+            self.make_way(pid, to);
             self.conversations.push(Conversation {
                 connection,
                 pid,
@@ -199,11 +204,27 @@ impl<O> Broker<O> {
         let Some(oldest) = self.conversations.iter().position(ends) else {
             return false;
         };
-        let ended = self.conversations.remove(oldest);
+        self.end(oldest, to);
+        true
+    }
+
+    /// Ends the oldest conversation of a process that has as many as it may have. Each may hold two descriptors here.
+    fn make_way(&mut self, pid: u32, to: &mut impl Answer<O>) {
+        let its = |one: &Conversation<O>| one.pid == pid;
+        let all = self.conversations.iter();
+        if all.filter(|one| its(one)).count() < MOST_OF_ONE {
+            return;
+        }
+        if let Some(oldest) = self.conversations.iter().position(its) {
+            self.end(oldest, to);
+        }
+    }
+
+    fn end(&mut self, at: usize, to: &mut impl Answer<O>) {
+        let ended = self.conversations.remove(at);
         if let Some(grant) = ended.grant {
             to.rejected(ended.pid, grant);
         }
-        true
     }
 
     /// Whether a process waits to begin a conversation.
@@ -493,6 +514,20 @@ mod tests {
         assert_eq!((of(FEW), of(MANY)), (5, MOST - 7));
         assert_eq!(of(own), 2, "both that asked are heard");
         drop((asking, others));
+    }
+
+    #[test]
+    fn a_process_with_many_grants_loses_its_oldest() {
+        let mut broker = Broker::open().expect("broker");
+        let mut told = Declined::default();
+        let mut asking: Vec<OwnedFd> = (0..MOST_OF_ONE).map(|_| ask(&broker)).collect();
+        broker.attend(&mut told);
+        let all = broker.conversations.iter_mut().enumerate();
+        all.for_each(|(number, one)| one.grant = Some(number));
+        asking.extend((0..3).map(|_| ask(&broker)));
+        broker.accept(&mut told);
+        assert_eq!(told.0, [0, 1, 2]);
+        assert_eq!(broker.conversations.len(), MOST_OF_ONE);
     }
 
     #[test]

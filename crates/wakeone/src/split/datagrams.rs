@@ -121,10 +121,10 @@ impl Splitter {
             return;
         };
         self.readers[at].accepted(pid, fd, grant);
-        let readers = &self.readers[at];
+        let readers = &mut self.readers[at];
         let (address, name) = (readers.group().address, readers.group().name());
         tracing::debug!("{address}/udp: process {pid} has a queue of its own at {fd}");
-        if readers.queues() == 0 || !self.said.insert(format!("{address}/udp is split")) {
+        if readers.queues() == 0 || !readers.group_mut().is_news() {
             return;
         }
         let source = readers.group().source(&self.config.paths, self.traced);

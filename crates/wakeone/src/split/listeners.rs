@@ -111,10 +111,9 @@ impl Splitter {
         };
         self.shared[at].accepted(pid, fd, grant);
         self.given += 1;
-        let shared = &self.shared[at];
+        let shared = &mut self.shared[at];
         let address = shared.group().address;
-        let first = format!("{address} is split");
-        if shared.queues() > 0 && self.said.insert(first) {
+        if shared.queues() > 0 && shared.group_mut().is_news() {
             let source = shared.group().source(&self.config.paths, self.traced);
             if let (Some(monitor), Some(source)) = (&self.monitor, source) {
                 monitor.add(source);

@@ -12,6 +12,7 @@ mod broker;
 mod check;
 mod config;
 mod datagrams;
+mod known;
 mod left;
 mod library;
 mod listeners;
@@ -43,8 +44,11 @@ pub use self::library::sweep;
 use self::server::{Server, Signals};
 use self::splitter::{Granted, Splitter};
 use crate::metrics::{self, Monitor};
+use crate::paths::Paths;
 use crate::policy::Policy;
 use crate::privileges;
+use crate::repair::repair_all;
+use crate::supervisor::raise_descriptor_limit;
 
 /// How often to check the state of sockets and processes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
@@ -105,6 +109,7 @@ pub fn run(options: &Options) -> Result<u8, Error> {
         }
         tracing::warn!(event = "unsplit", "nothing is split: {obstacle}");
     }
+    repair_all(&Paths::of(&options.runtime_dir));
     let http = options.metrics.map(metrics::bind).transpose();
     let http = http.map_err(Error::Metrics)?;
     let signals = Signals::take().map_err(own("taking signals"))?;
@@ -112,6 +117,8 @@ pub fn run(options: &Options) -> Result<u8, Error> {
     let mut broker = Broker::open().map_err(own("opening the broker's socket"))?;
     let mut server = Server::start(&options.command, &library.path(), &broker.variable())
         .map_err(|source| Error::Start { command, source })?;
+    // Each group takes a few, and each conversation two. The server keeps the limit that it was started with.
+    raise_descriptor_limit();
     privileges::keep_for_splitting();
     let mut splitter = Splitter::new(options, steering, server.pid());
     // The server runs already: it works as well without metrics.

@@ -1,6 +1,5 @@
 //! The group of a shared socket: the queues beside a listener, or beside a UDP socket, are steered together.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -11,6 +10,7 @@ use wakeone_kernel::socket;
 use wakeone_model::listener::Protocol;
 
 use super::config::SplitConfig;
+use super::known::{self, KnownSockets};
 use super::reason::Reason;
 use crate::agent::AgentConfig;
 use crate::attach::name_of;
@@ -88,8 +88,8 @@ pub struct QueueGroup {
     pub address: SocketAddr,
     dual_stack: bool,
     protocol: Protocol,
-    /// Inodes of all sockets that it has ever had: a descendant may still hold one.
-    pub known: HashSet<u64>,
+    known: KnownSockets,
+    announced: bool,
     /// `None` until there is a queue.
     pub steered: Option<SteeredGroup>,
 }
@@ -113,7 +113,8 @@ impl QueueGroup {
             address: socket::address(socket).ok_or(io::ErrorKind::Unsupported)?,
             dual_stack: socket::is_dual_stack(socket),
             protocol,
-            known: HashSet::from([inode_of(socket)?]),
+            known: KnownSockets::of(inode_of(socket)?),
+            announced: false,
             steered: None,
         })
     }
@@ -125,7 +126,23 @@ impl QueueGroup {
 
     /// Whether this is the shared socket, or one of its queues.
     pub fn knows(&self, inode: u64) -> bool {
-        self.known.contains(&inode)
+        self.known.contains(inode)
+    }
+
+    /// Whether a queue was ever made.
+    pub fn has_had_queues(&self) -> bool {
+        self.known.has_queues()
+    }
+
+    /// Notes a queue that was made.
+    pub fn know(&mut self, queue: u64) {
+        let (protocol, port) = (self.protocol, self.address.port());
+        self.known.insert(queue, || known::in_use(protocol, port));
+    }
+
+    /// Whether this is the first call, so that the log is to tell that the socket is split.
+    pub fn is_news(&mut self) -> bool {
+        !std::mem::replace(&mut self.announced, true)
     }
 
     /// Whether our program chooses among its queues.

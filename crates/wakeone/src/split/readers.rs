@@ -227,11 +227,11 @@ impl Readers {
     }
 
     fn grant(&mut self, pid: u32, like: BorrowedFd<'_>, kind: Kind) -> Result<QueueGrant, Reason> {
-        let known = self.group.known.len() > 1;
+        let known = self.group.has_had_queues();
         let queue = clone_listener::reader(like, known, pid)
             .map_err(|error| Reason::Sibling(error.to_string()))?;
         let new = NewQueue::of(self.inode(), queue)?;
-        self.group.known.insert(new.inode);
+        self.group.know(new.inode);
         Ok(QueueGrant { new, kind })
     }
 

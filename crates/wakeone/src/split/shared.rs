@@ -24,8 +24,8 @@ use crate::slot_sockets::{RemoteFd, inode_of};
 use crate::steered::SteeredGroup;
 use crate::supervisor::state::MOST_SLOTS;
 
-/// How often to try again to move the queue of the shared socket, or to have the socket listen.
-const REOPEN_EVERY: Duration = Duration::from_secs(1);
+/// How long to wait after a failure before a move of the shared socket's queue is tried again.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// A listening socket of the group, and the processes that accept from it.
 #[derive(Debug)]
@@ -80,9 +80,9 @@ pub struct Shared {
     unchosen: Option<Instant>,
     /// It was closed for good.
     closed: bool,
-    /// A move of its queue left it closed: its backlog, and when to have it listen again.
-    left_closed: Option<(i32, Instant)>,
-    /// Whether the log says that its queue stays.
+    /// A move of the shared socket's queue failed, and is tried again then.
+    retry_at: Option<Instant>,
+    /// Whether the log says so.
     told_stays: bool,
 }
 
@@ -108,7 +108,7 @@ impl Shared {
             looked: Instant::now(),
             unchosen: None,
             closed: false,
-            left_closed: None,
+            retry_at: None,
             told_stays: false,
         })
     }
@@ -199,7 +199,7 @@ impl Shared {
         if self.group.steered.is_none() {
             self.begin(&new, config, steering)?;
         }
-        self.group.known.insert(new.inode);
+        self.group.know(new.inode);
         Ok(QueueGrant { new, again: false })
     }
 
@@ -360,7 +360,8 @@ impl Shared {
     fn follow_original(&mut self, there: &HashSet<u64>) -> bool {
         let replaced = self.original.reap();
         let cookie = self.original.cookie;
-        let left_closed = self.left_closed.is_some() || self.group.is_left_closed(cookie);
+        let left_closed = self.is_moving() || self.group.is_left_closed(cookie);
+        self.reopen_original();
         self.closed = !there.contains(&cookie) && !left_closed;
         let Some(group) = &mut self.group.steered else {
             return replaced;
@@ -389,7 +390,7 @@ impl Shared {
         };
         // A handshake that ends while the socket is shut down is reset: so those under way end first.
         let unchosen = self.unchosen.get_or_insert_with(Instant::now).elapsed();
-        if unchosen < wait {
+        if unchosen < wait || self.is_moving() || !self.may_retry() {
             return;
         }
         let Some(listener) = self.original.borrow().or_else(|| self.find_holder()) else {
@@ -402,13 +403,21 @@ impl Shared {
         let backlog = i32::try_from(waiting.limit).unwrap_or(self.backlog);
         let queues = self.siblings.iter().chain([&self.original]);
         let workers = queues.flat_map(|queue| queue.workers.iter().map(|worker| worker.pid));
-        let checked = may_reopen(&listener, workers);
-        // Never moves two queues at once.
-        let group = self.group.steered.as_ref();
-        let act = || checked.and_then(|()| socket::move_queue(&listener, backlog));
-        if let Some(Err(error)) = group.map(|one| one.between_looks(act)) {
-            self.queue_stays(&listener, backlog, &error);
+        // It would stay closed, so it is not closed.
+        if let Err(error) = may_reopen(&listener, workers) {
+            return self.retry_later(&format!("the shared socket's queue stays: {error}"));
+        }
+        let inode = self.inode();
+        let Some(group) = self.group.steered.as_mut() else {
             return;
+        };
+        match group.move_shared(inode, || socket::move_queue(&listener, backlog)) {
+            Ok(true) => self.retry_at = None,
+            Ok(false) => return,
+            Err(error) => {
+                self.retry_later(&format!("the shared socket's queue stays: {error}"));
+                self.reopened(&listener);
+            }
         }
         for queue in &self.siblings {
             if let Some(listener) = queue.borrow() {
@@ -417,36 +426,55 @@ impl Shared {
         }
     }
 
-    /// Logs once that the shared socket's queue could not be moved, and notes whether that left the socket closed.
-    fn queue_stays(&mut self, listener: &OwnedFd, backlog: i32, error: &io::Error) {
-        // The next attempt comes after another wait.
-        self.unchosen = Some(Instant::now() + REOPEN_EVERY);
-        if !socket::listens(listener) {
-            self.left_closed = Some((backlog, Instant::now() + REOPEN_EVERY));
-        }
+    /// Whether a move has closed the shared socket, and not opened it again.
+    fn is_moving(&self) -> bool {
+        let group = self.group.steered.as_ref();
+        group.is_some_and(SteeredGroup::moves_shared)
+    }
+
+    fn may_retry(&self) -> bool {
+        self.retry_at.is_none_or(|at| at <= Instant::now())
+    }
+
+    fn retry_later(&mut self, why: &str) {
+        self.retry_at = Some(Instant::now() + RETRY);
         if !std::mem::replace(&mut self.told_stays, true) {
-            tracing::warn!("{}: the shared socket's queue stays: {error}", self.group);
+            tracing::warn!(
+                event = "degraded",
+                "{}: {why} (next try each second)",
+                self.group
+            );
         }
     }
 
-    /// Has the shared socket listen again that a move left closed.
-    fn reopen(&mut self) {
-        let Some((backlog, when)) = self.left_closed else {
-            return;
-        };
-        if Instant::now() < when {
+    /// Notes that a move is over if the shared socket listens.
+    fn reopened(&mut self, listener: &OwnedFd) {
+        if let (true, Some(group)) = (socket::listens(listener), &mut self.group.steered) {
+            group.shared_is_open();
+        }
+    }
+
+    /// Makes the shared socket listen again if a move left it closed.
+    fn reopen_original(&mut self) {
+        if !self.is_moving() || !self.may_retry() {
             return;
         }
-        let reopened = match self.original.borrow().or_else(|| self.find_holder()) {
-            // Nobody has it any more.
-            None => Ok(()),
-            Some(listener) if socket::listens(&listener) => Ok(()),
-            Some(listener) => socket::listen_again(&listener, self.group.address, backlog),
+        let Some(listener) = self.original.borrow().or_else(|| self.find_holder()) else {
+            // The server has closed it meanwhile.
+            if let Some(group) = &mut self.group.steered {
+                group.shared_is_open();
+            }
+            return;
         };
-        self.left_closed = reopened.err().map(|error| {
-            tracing::debug!("{}: the shared socket stays closed: {error}", self.group);
-            (backlog, Instant::now() + REOPEN_EVERY)
-        });
+        let open = socket::listens(&listener);
+        let at = self.group.address;
+        match (!open).then(|| socket::listen_again(&listener, at, self.backlog)) {
+            Some(Err(error)) => {
+                self.retry_later(&format!("the shared socket stays closed: {error}"));
+            }
+            _ => self.retry_at = None,
+        }
+        self.reopened(&listener);
     }
 
     /// Returns how long after its last SYN a handshake may still end on the shared socket. `None` unless our program
@@ -488,7 +516,6 @@ impl Shared {
 
 impl SharedSocket for Shared {
     fn follow(&mut self) {
-        self.reopen();
         let there = match self.listening() {
             Ok(there) => there,
             Err(error) => {

@@ -22,6 +22,8 @@ use crate::slot_sockets::inode_of;
 pub(super) const MOST_LISTENERS: usize = 64;
 /// How many sockets about to listen are remembered. The library reports each of them again in a moment.
 pub(super) const MOST_OPENED: usize = 1024;
+/// How many sentences are remembered.
+pub(super) const MOST_SAID: usize = 1024;
 
 /// A queue that was made for a process or a thread, and is not yet in its place.
 pub(super) enum Granted {
@@ -35,7 +37,7 @@ pub(super) struct Splitter {
     pub steering: Steering,
     pub shared: Vec<Shared>,
     pub check: bool,
-    /// Sentences that were logged, to log each only once.
+    /// Sentences that were logged, to log each only once; at most [`MOST_SAID`].
     pub said: HashSet<String>,
     /// The results of `--split=check`.
     pub findings: Vec<String>,
@@ -87,6 +89,10 @@ impl Splitter {
     }
 
     pub fn once(&mut self, sentence: String) {
+        // A worker can give itself any name, so there may be any number. Some are logged again then.
+        if self.said.len() >= MOST_SAID {
+            self.said.clear();
+        }
         if self.said.insert(sentence.clone()) {
             tracing::warn!(event = "shared", "{sentence}");
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::broker::{Answer, QueueRequest};
 use super::config::{Options, Steering};
-use super::splitter::Splitter;
+use super::splitter::{MOST_SAID, Splitter};
 use rustix::net::{AddressFamily, Ipv4Addr, SocketAddrV4, SocketType};
 use wakeone_shim::protocol::{How, Reply};
 
@@ -54,6 +54,18 @@ fn asks(splitter: &mut Splitter, socket: &OwnedFd) {
     };
     // Nothing steers, so the first process that asks serves the shared socket.
     assert!(splitter.request(&claim).is_none());
+}
+
+#[test]
+fn the_sentences_that_were_logged_do_not_fill_memory() {
+    let mut splitter = splitter();
+    for name in 0..3 * MOST_SAID {
+        splitter.once(format!("worker {name}"));
+        assert!(splitter.said.len() <= MOST_SAID);
+    }
+    let last = format!("worker {}", 3 * MOST_SAID - 1);
+    assert!(splitter.said.contains(&last));
+    splitter.end();
 }
 
 #[test]

@@ -454,7 +454,7 @@ fn descriptor_limit() -> Option<u64> {
 
 /// Raises our limit of descriptors, as we hold a few for each of many workers. Returns the limit that workers get:
 /// the one before.
-fn raise_descriptor_limit() -> Option<u64> {
+pub(crate) fn raise_descriptor_limit() -> Option<u64> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let was = getrlimit(Resource::Nofile);
     let _ = setrlimit(

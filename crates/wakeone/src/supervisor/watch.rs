@@ -202,6 +202,7 @@ impl Supervisor {
         State {
             attached: false,
             reserved: self.reserved_state(),
+            moving_shared: None,
             schema: state::SCHEMA,
             name: self.dir.name().to_owned(),
             boot: state::boot_id(),

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use rustix::net::Shutdown;
+use wakeone::agent::{Agent, AgentConfig};
+use wakeone::dispatcher::Dispatcher;
 use wakeone::policy::Policy;
+use wakeone::steer::{Steer, SteerEvent};
 use wakeone_kernel::bpf::table::flag;
 
 use crate::ground::*;
@@ -249,6 +252,27 @@ fn bad_tag() {
     ground.end(dispatcher);
 }
 
+/// Has an agent steer for some rounds that look at everything. Returns how often it logs that moves found no room.
+fn notes_of_room(ground: &Ground, dispatcher: Dispatcher) -> usize {
+    let tasks = AgentConfig {
+        rescue: false,
+        stuck_after: Duration::from_millis(5),
+    };
+    let cgroup = Some(ground.cgroup.clone());
+    let mut agent = Agent::start(dispatcher, tasks, ground.paths.clone(), cgroup);
+    let mut notes = 0;
+    // An idle agent looks at everything some times a second.
+    let start = std::time::Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        let events = agent.events();
+        let room = |event: &&SteerEvent| format!("{event:?}").contains("no room to note");
+        notes += events.iter().filter(room).count();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    agent.end();
+    notes
+}
+
 #[test]
 fn moved_full_leaves_the_count_where_it_was() {
     let Some(ground) = ground(2, V4) else {
@@ -280,5 +304,6 @@ fn moved_full_leaves_the_count_where_it_was() {
     }
     drop(clients);
     ground.settle();
-    ground.end(dispatcher);
+    assert_eq!(notes_of_room(&ground, dispatcher), 1);
+    ground.nothing_left();
 }

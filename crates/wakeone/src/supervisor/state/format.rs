@@ -43,6 +43,10 @@ pub struct State {
     /// The private ports of the listeners, if they are on such: one entry for each of `listen`, or none at all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<Option<Reserved>>,
+    /// The inode of a split server's shared socket while its queue is being moved, and it may be closed. It has no
+    /// slot, so the table has no mark for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving_shared: Option<u64>,
 }
 
 /// An address whose listeners are on a private port.

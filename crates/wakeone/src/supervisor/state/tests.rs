@@ -14,6 +14,7 @@ fn sample() -> State {
     State {
         attached: false,
         reserved: Vec::new(),
+        moving_shared: None,
         schema: SCHEMA,
         name: "web".to_owned(),
         boot: "b".to_owned(),
@@ -46,6 +47,14 @@ fn sample() -> State {
 fn what_is_written_is_read() {
     let state = sample();
     assert_eq!(State::decode(&state.encode(), "web"), Ok(state));
+    let moving = State {
+        moving_shared: Some(9),
+        ..sample()
+    };
+    assert_eq!(State::decode(&moving.encode(), "web"), Ok(moving));
+    // Earlier versions, which do not know the field, read a state without it.
+    let text = String::from_utf8(sample().encode()).expect("JSON");
+    assert!(!text.contains("moving_shared"), "{text}");
 }
 
 #[test]
