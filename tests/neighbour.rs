@@ -270,7 +270,7 @@ fn who_lets_readers_hang_stops_neither_doctor_nor_agent() {
     }
 }
 
-/// Who looked at that worker in the supervisor itself hung for as long as the worker lived, and no signal ended it.
+/// A supervisor that looked at such a worker itself hung for as long as the worker lived, and no signal ended it.
 #[test]
 fn a_worker_that_lets_readers_hang_stops_neither_agent_nor_supervisor() {
     let Some(ground) = isolated() else { return };
@@ -281,7 +281,7 @@ fn a_worker_that_lets_readers_hang_stops_neither_agent_nor_supervisor() {
     let command = ["python3", script.as_str(), "worker"];
     let mut run = Run::start(ground.command(&options, &command));
     run.line("locked: ");
-    // What waits for that worker stays with it: nobody knows what it does. The next ones go to the other.
+    // A connection that waits for that worker stays with it: nobody knows what it does. The next ones go to the other.
     let limit = support::patience::slowness() * Duration::from_millis(500);
     let kept: Vec<_> = (0..20)
         .map(|_| {

@@ -11,6 +11,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::proc::reader;
+
 /// Where cgroup2 is mounted in this mount namespace.
 ///
 /// # Errors
@@ -90,6 +92,8 @@ pub fn create_sockets_in<T>(nursery: &Path, create: impl FnOnce() -> T) -> io::R
         return Err(error);
     }
     let created = create();
+    // It may have been started in there, and would keep the cgroup from being removed.
+    reader::retire();
     drop(back);
     Ok((made, created))
 }

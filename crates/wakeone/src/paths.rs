@@ -168,7 +168,8 @@ fn pins_name(runtime: &Path) -> String {
     format!("wakeone-{:08x}", fnv1a(runtime.as_os_str().as_bytes()))
 }
 
-/// Returns an absolute path without symbolic links and `..`. It need not exist: what does not is taken as it is spelled.
+/// Returns an absolute path without symbolic links and `..`. It need not exist: missing parts are
+/// taken as they are spelled.
 fn resolved(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut resolved = PathBuf::new();

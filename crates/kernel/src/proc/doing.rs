@@ -131,7 +131,7 @@ fn holders_doing(pid: u32, inodes: &[u64]) -> Option<WorkerState> {
     below.or_else(|| {
         let held = match sockets_of(pid) {
             Ok(held) => held,
-            // It lets its readers hang. What it holds, and does, is not known.
+            // It lets its readers hang. Nobody knows what it holds, and does.
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 return Some(WorkerState::Unknown);
             }

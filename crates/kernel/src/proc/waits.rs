@@ -283,8 +283,8 @@ pub(crate) fn is_hidden(error: &io::Error) -> bool {
     )
 }
 
-/// Returns the call that a thread of a process with these `sockets` waits in, by its line of
-/// /proc/PID/task/TID/syscall, as far as the sockets with these `inodes` are concerned.
+/// Returns the call that a thread waits in, by its line of /proc/PID/task/TID/syscall, as far as the sockets with these
+/// `inodes` are concerned. The process has these `sockets`.
 pub(crate) fn wait_of(
     pid: u32,
     line: io::Result<String>,

@@ -45,7 +45,7 @@ pub(super) fn serve(socket: RawFd, real_time: bool) -> ! {
     }
 }
 
-/// What the packets of an answer are gathered in.
+/// The room in which the packets of an answer are gathered.
 struct Answer {
     /// The kind, and room for the rest.
     bytes: [u8; 1 + MOST_BYTES],

@@ -29,7 +29,7 @@ const MOST_RUNNING: u32 = 50;
 pub(super) enum Outcome {
     /// It was answered: with the error of the read, or with the descriptor that was asked for.
     Answered(Result<Option<OwnedFd>, i32>),
-    /// Whoever was read from lets its readers hang.
+    /// The process that was read from lets its readers hang.
     Hangs,
     /// The helper is gone, or had no CPU.
     Lost,

@@ -1,6 +1,6 @@
 //! Reads what another process can make hang: its files in /proc, its memory, its descriptors.
 //!
-//! Whoever reads them waits for locks of that process, or for its pages, and it may see to it that neither comes. It
+//! A reader waits for locks of that process, or for its pages, and the process may see to it that neither comes. It
 //! waits in a page of a FUSE file that is never answered, or of userfaultfd, with its epoll instance locked
 //! (`ep_send_events` and `ep_show_fdinfo` in fs/eventpoll.c). Or it executes a program with a file open whose close is
 //! never answered: the kernel then keeps its `exec_update_lock`, which /proc/PID/stat, syscall and fd take. No signal
@@ -19,11 +19,13 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use self::helper::{Helper, Outcome};
+use self::helper::{Helper, Outcome, has_ended};
 use self::request::{MOST_BYTES, RECORD_HEAD, Request, Task};
 use self::suspects::Suspects;
 use crate::capability::{self, Capability};
@@ -32,6 +34,9 @@ use crate::capability::{self, Capability};
 const MOST_OF_FILE: usize = 1024 * 1024;
 /// A line that is longer is cut.
 const MOST_OF_LINE: usize = 8192;
+
+/// A helper that nobody asks any more ends within microseconds.
+const RETIREMENT: Duration = Duration::from_secs(1);
 
 static SUSPECTS: Mutex<Option<Suspects>> = Mutex::new(None);
 
@@ -42,13 +47,33 @@ thread_local! {
 /// The helper of a thread, which ends with it.
 struct Kept(Option<Helper>);
 
+impl Kept {
+    /// Lets the helper end. Returns its process.
+    fn end(&mut self) -> Option<Pid> {
+        let helper = self.0.take().filter(Helper::is_ours)?;
+        Some(helper.pid)
+    }
+}
+
 impl Drop for Kept {
     fn drop(&mut self) {
-        if let Some(helper) = self.0.take().filter(Helper::is_ours) {
-            let pid = helper.pid;
-            drop(helper);
+        if let Some(pid) = self.end() {
             with_suspects(|suspects| suspects.leave(pid, Some(0)));
         }
+    }
+}
+
+/// Ends this thread's helper, and waits until it has ended. The next question starts another one.
+pub(crate) fn retire() {
+    let Some(pid) = HELPER.with_borrow_mut(Kept::end) else {
+        return;
+    };
+    let since = Instant::now();
+    while !has_ended(pid) {
+        if since.elapsed() >= RETIREMENT {
+            return with_suspects(|suspects| suspects.leave(pid, Some(0)));
+        }
+        std::thread::sleep(Duration::from_micros(100));
     }
 }
 
@@ -227,7 +252,7 @@ fn ask(request: &Request, take: impl FnMut(&[u8])) -> io::Result<Option<OwnedFd>
 fn asked(
     request: &Request,
     take: impl FnMut(&[u8]),
-) -> io::Result<Result<io::Result<Option<OwnedFd>>, nix::unistd::Pid>> {
+) -> io::Result<Result<io::Result<Option<OwnedFd>>, Pid>> {
     let kept = HELPER.with_borrow_mut(|kept| kept.0.take());
     let mut helper = match kept.filter(Helper::is_ours) {
         Some(helper) => helper,

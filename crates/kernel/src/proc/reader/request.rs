@@ -1,4 +1,4 @@
-//! What the helper is asked, and how it answers: packets on a socket between two processes of the same binary.
+//! The questions to the helper, and its answers: packets on a socket between two processes of the same binary.
 
 /// The most bytes of one packet of an answer, its kind left out; and of memory that is read at a time.
 pub(super) const MOST_BYTES: usize = 32 * 1024;
@@ -21,7 +21,7 @@ pub(super) const FAILED: u8 = 2;
 /// A descriptor comes with this one, and an end after it.
 pub(super) const DESCRIPTOR: u8 = 3;
 
-/// What is to be done.
+/// The kind of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Task {
     /// Read a file.

@@ -15,7 +15,7 @@ const MOST_OF_USER: usize = 4;
 /// With this many helpers given up and not ended, only root's and our own processes are read.
 const MOST_LEFT_BEHIND: usize = 256;
 
-/// What is remembered, of all threads.
+/// The record, which all threads share.
 #[derive(Debug, Default)]
 pub(super) struct Suspects {
     processes: HashMap<u32, Suspect>,
