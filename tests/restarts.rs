@@ -317,27 +317,6 @@ fn many_workers_that_wait_for_their_command_hold_the_loop_up_no_longer_than_one(
 }
 
 #[test]
-fn a_stopped_worker_outlives_its_supervisor_with_what_it_has_accepted() {
-    let Some(ground) = isolated() else { return };
-    let options = ["-w", "1", "-l", AT, "--name", "web"];
-    let mut first = ground.whoami(&options);
-    let address = first.ready();
-    let worker = pid(&support::whoami(address));
-    let asked = support::ask(address, "/slow?ms=1000").expect("the answer begins");
-    support::halt(worker);
-    first.murder();
-    let mut second = ground.whoami(&options);
-    second.ready();
-    assert!(support::has_stopped(worker) && support::runs(worker));
-    signal(worker, Signal::CONT);
-    let answer = asked.answer().expect("the rest of the answer");
-    assert!(answer.contains(&format!("\"pid\": {worker},")), "{answer}");
-    assert_eq!(pid(&support::whoami(address)), worker);
-    second.stop();
-    assert_nothing_left(&ground);
-}
-
-#[test]
 fn workers_of_a_supervisor_that_cannot_go_on_stay_steered_and_are_taken_over() {
     let Some(ground) = isolated() else { return };
     // Without its programs such a group could not be reached.

@@ -195,9 +195,8 @@ impl Process {
         Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
     }
 
-    /// Kills the process group of a child, which leads it; one that has just started has none yet. Until the child is
-    /// waited for, no other group can have that number. An adopted process is not our child, which gives no such
-    /// guarantee, so its group is left alone.
+    /// Kills the process group of a child, which leads it. Until the child is waited for, no other group can have
+    /// that number. An adopted process is not our child, which gives no such guarantee, so its group is left alone.
     fn sweep(&self) {
         if self.child.is_some()
             && let Some(group) = raw_pid(self.identity.pid)

@@ -10,6 +10,7 @@ use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
 use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -187,7 +188,7 @@ impl ExecPipe {
 /// Starts a worker, which waits at the gate. It takes two execs to its command, and many workers can start at the same
 /// time.
 ///
-/// The trampoline makes a session of its own, so that a ^C of the terminal reaches only the supervisor, which then
+/// The worker leads a process group of its own, so that a ^C of the terminal reaches only the supervisor, which then
 /// drains first. Its standard input is empty.
 ///
 /// # Errors
@@ -216,7 +217,10 @@ pub fn begin<'a>(
 
     let order = serde_json::to_string(order).map_err(io::Error::from)?;
     let mut command = Command::new("/proc/self/exe");
-    command.args([TRAMPOLINE, &order]).stdin(Stdio::null());
+    command
+        .args([TRAMPOLINE, &order])
+        .stdin(Stdio::null())
+        .process_group(0);
     for name in OURS {
         command.env_remove(name);
     }

@@ -4,7 +4,7 @@ use super::account::Account;
 use super::spawn::{Order, gate_fd, report_fd};
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
@@ -25,10 +25,6 @@ pub fn exec(order: &Order) {
 
 /// Carries out the order, step by step; the steps that need privileges come before those that drop them.
 fn become_worker(order: &Order) -> Result<std::convert::Infallible, String> {
-    // A process group alone would not do. When the supervisor is killed, a group of its session is orphaned, and if one
-    // of its processes is stopped then, the kernel hangs it up (kernel/exit.c, kill_orphaned_pgrp): a stopped worker
-    // would die with all that it has accepted.
-    setsid().map_err(|error| format!("cannot make a session for the worker: {error}"))?;
     wait_at_gate(order)?;
     let keep = kept_capabilities(&order.keep_caps)?;
     inherit::default_signals().map_err(|error| format!("cannot reset signals: {error}"))?;
