@@ -18,7 +18,7 @@ use distance::{Distance, FAR, NEAR};
 use rustix::process::Signal;
 use support::steered::{
     PREFORKED, assert_counts_are_exact, assert_nothing_left, die_while_moving, isolated, said,
-    soak, status, stop_while_moving, sum, wakeone,
+    soak, status, stop_while_moving, sum, wakeone, worker,
 };
 use support::{
     Ground, Run, WAKEONE, eventually, get, halt, patience, runs, server, signal, slowness,
