@@ -401,7 +401,11 @@ fn who_may_not_attach_is_told_all_that_is_missing_first() {
 fn murder_agent(nginx: &Nginx) {
     let agent = nginx.agent();
     signal(agent, Signal::KILL);
-    eventually("the agent is gone", || !support::runs(agent));
+    // Its last thread releases the lock of the group.
+    let threads = || std::fs::read_dir(format!("/proc/{agent}/task")).map_or(0, Iterator::count);
+    eventually("the agent is gone", || {
+        !support::runs(agent) && threads() <= 1
+    });
 }
 
 /// Detaches, and checks that the program is gone: `attach` refuses a group that has one which it does not know.
