@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use wakeone_kernel::proc::process;
-use wakeone_kernel::proc::waits::Held;
+use wakeone_kernel::proc::waits::{Held, Processes};
 
 /// A listener that another process holds. It is borrowed for a moment at a time. A descriptor that is kept would keep
 /// the listener in its group after the server has closed it, and swallow connections.
@@ -29,6 +29,13 @@ impl From<&Held> for RemoteFd {
 }
 
 impl RemoteFd {
+    /// Finds a process that holds a socket.
+    pub fn find(inode: u64) -> Option<Self> {
+        let all = Processes::read();
+        let holder = all.held.iter().find(|held| held.inode == inode);
+        holder.map(Self::from)
+    }
+
     /// Borrows the listener for a moment.
     pub(crate) fn borrow(&self) -> io::Result<OwnedFd> {
         self.same(process::descriptor_of(self.pid, self.fd)?)

@@ -10,7 +10,6 @@ use std::path::Path;
 use std::time::Instant;
 
 use wakeone_kernel::bpf::table::flag;
-use wakeone_kernel::proc::waits::Processes;
 use wakeone_kernel::{bpf, capability};
 
 use crate::agent::{Agent, AgentConfig};
@@ -206,12 +205,11 @@ impl SteeredGroup {
         if place.remote.borrow().is_ok() {
             return true;
         }
-        let all = Processes::read();
-        let holder = all.held.iter().find(|one| one.inode == place.remote.inode);
-        holder.is_some_and(|holder| {
-            self.lend(cookie, RemoteFd::from(holder));
-            true
-        })
+        let holder = RemoteFd::find(place.remote.inode);
+        if let Some(holder) = holder {
+            self.lend(cookie, holder);
+        }
+        holder.is_some()
     }
 
     /// Stops choosing a socket, and frees its slot. Returns whether it had one.

@@ -27,11 +27,10 @@ pub fn doing(pid: u32) -> WorkerState {
 fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> WorkerState {
     threads_doing(pid, |line| {
         let line = match line {
-            Ok(line) if !waits::is_running(&line) => Ok(line),
+            Ok(line) if !waits::is_running(&line) => line,
             other => return thread_doing(pid, other),
         };
-        match waits::wait_of(pid, line, sockets, listeners) {
-            Wait::Unseen => WorkerState::Unknown,
+        match waits::wait_of(pid, &line, sockets, listeners) {
             Wait::Accept(inode) | Wait::Receive(inode) if listeners.contains(&inode) => {
                 WorkerState::Waiting
             }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::proc::reader;
 use crate::proc::stat::{self, Stat};
@@ -51,10 +51,8 @@ pub fn is_stopped(pid: u32) -> bool {
 
 /// The user by whom a process makes files, which is that of the connections that it accepts.
 pub fn file_user(pid: u32) -> Option<u32> {
-    let status = stat::text_of(pid, "status").ok()?;
-    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    // Real, effective, saved, file system: fs/proc/array.c
-    users.split_whitespace().nth(3)?.parse().ok()
+    let [.., file_system] = stat::users(&reader::file(pid, "status").ok()?)?;
+    Some(file_system)
 }
 
 /// A descriptor of another process, shared with it. The caller must not change its file status flags: they are the
@@ -64,6 +62,9 @@ pub fn file_user(pid: u32) -> Option<u32> {
 /// `ESRCH`, `EBADF`, `EPERM` without CAP_SYS_PTRACE over another user's process, or `TimedOut` if it lets those hang who
 /// ask.
 pub fn descriptor_of(pid: u32, fd: i32) -> io::Result<OwnedFd> {
+    if reader::reads_itself() || pid == std::process::id() {
+        return Ok(pidfd_getfd(handle_of(pid)?, fd, PidfdGetfdFlags::empty())?);
+    }
     reader::descriptor(pid, fd)
 }
 
@@ -84,13 +85,21 @@ pub fn handle_of(pid: u32) -> io::Result<OwnedFd> {
 /// # Errors
 /// As there; `ESRCH` if that process has ended.
 pub fn descriptor_by(handle: impl AsFd, pid: u32, fd: i32) -> io::Result<OwnedFd> {
-    let descriptor = reader::descriptor(pid, fd)?;
+    let descriptor = descriptor_of(pid, fd)?;
     // While its process is there, nobody else has the number.
-    let mut ended = [PollFd::new(&handle, PollFlags::IN)];
-    match poll(&mut ended, Some(&Timespec::default()))? {
-        0 => Ok(descriptor),
-        _ => Err(rustix::io::Errno::SRCH.into()),
+    if has_ended(handle)? {
+        return Err(rustix::io::Errno::SRCH.into());
     }
+    Ok(descriptor)
+}
+
+/// Whether the process of a pidfd has ended. It may still have to be waited for.
+///
+/// # Errors
+/// poll(2) fails.
+pub fn has_ended(handle: impl AsFd) -> io::Result<bool> {
+    let mut ended = [PollFd::new(&handle, PollFlags::IN)];
+    Ok(poll(&mut ended, Some(&Timespec::default()))? > 0)
 }
 
 /// A socket of any process that may be seen, shared with it, by its inode.
@@ -131,13 +140,47 @@ pub fn maps_with(pid: u32, text: &str) -> io::Result<Vec<String>> {
 /// # Errors
 /// `PermissionDenied` for another user's process, `NotFound` where it is gone, `TimedOut` if it lets its readers hang.
 pub fn sockets_of(pid: u32) -> io::Result<Vec<(i32, u64)>> {
-    let links = reader::links(pid, "fd")?;
-    let socket = |(number, target): (u32, Vec<u8>)| {
-        let rest = target.strip_prefix(b"socket:[")?.strip_suffix(b"]")?;
-        let inode = std::str::from_utf8(rest).ok()?.parse().ok()?;
-        Some((i32::try_from(number).ok()?, inode))
-    };
-    Ok(links.into_iter().filter_map(socket).collect())
+    Ok(Descriptors::of(pid)?.sockets)
+}
+
+/// What a process may wait for connections with.
+#[derive(Debug, Default)]
+pub(crate) struct Descriptors {
+    /// Sockets: number and inode.
+    pub sockets: Vec<(i32, u64)>,
+    /// The numbers of epoll instances.
+    pub epolls: Vec<i32>,
+    /// Whether it has an io_uring.
+    pub has_ring: bool,
+}
+
+impl Descriptors {
+    /// Those of a process.
+    ///
+    /// # Errors
+    /// As [`sockets_of`].
+    pub fn of(pid: u32) -> io::Result<Self> {
+        let mut all = Self::default();
+        for (number, target) in reader::links(pid, "fd")? {
+            let Ok(number) = i32::try_from(number) else {
+                continue;
+            };
+            match &target[..] {
+                b"anon_inode:[eventpoll]" => all.epolls.push(number),
+                b"anon_inode:[io_uring]" => all.has_ring = true,
+                other => all
+                    .sockets
+                    .extend(inode_in(other).map(|inode| (number, inode))),
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// The inode in `socket:[INODE]`.
+fn inode_in(target: &[u8]) -> Option<u64> {
+    let digits = target.strip_prefix(b"socket:[")?.strip_suffix(b"]")?;
+    std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -65,6 +65,15 @@ pub fn text_of(pid: u32, below: &str) -> io::Result<String> {
     Ok(as_text(reader::file(pid, below)?))
 }
 
+/// The users of a process by /proc/PID/status: real, effective, saved and file system (fs/proc/array.c, `task_state`).
+pub(crate) fn users(status: &[u8]) -> Option<[u32; 4]> {
+    let mut lines = status.split(|byte| *byte == b'\n');
+    let users = lines.find_map(|line| line.strip_prefix(b"Uid:"))?;
+    let mut users = std::str::from_utf8(users).ok()?.split_ascii_whitespace();
+    let mut next = || users.next()?.parse().ok();
+    Some([next()?, next()?, next()?, next()?])
+}
+
 /// Bytes as text.
 pub(crate) fn as_text(bytes: Vec<u8>) -> String {
     match String::from_utf8(bytes) {

@@ -135,7 +135,11 @@ pub fn printable(text: &str) -> String {
 /// Reads one process of a listener with sockets of these `inodes` and open `connections`; `None` where it is gone.
 pub fn look(pid: u32, inodes: &HashSet<u64>, connections: &HashSet<u64>) -> Option<Process> {
     let Identity { parent, name, .. } = identity(pid)?;
-    let sockets = process::sockets_of(pid).unwrap_or_default();
+    let process::Descriptors {
+        sockets,
+        epolls,
+        has_ring: rings,
+    } = process::Descriptors::of(pid).unwrap_or_default();
     let mut holds: Vec<u64> = sockets
         .iter()
         .map(|(_, inode)| *inode)
@@ -148,7 +152,6 @@ pub fn look(pid: u32, inodes: &HashSet<u64>, connections: &HashSet<u64>) -> Opti
         .map(|(_, inode)| *inode)
         .filter(|inode| connections.contains(inode))
         .collect();
-    let (epolls, rings) = anonymous(pid);
     let polls = epolls
         .iter()
         .flat_map(|epoll| polled(pid, *epoll, |inode| holds.contains(&inode)).unwrap_or_default())
@@ -165,27 +168,20 @@ pub fn look(pid: u32, inodes: &HashSet<u64>, connections: &HashSet<u64>) -> Opti
     })
 }
 
-/// Its epoll descriptors, and whether it has an io_uring.
-fn anonymous(pid: u32) -> (Vec<i32>, bool) {
-    let (mut epolls, mut rings) = (Vec::new(), false);
-    for (number, target) in reader::links(pid, "fd").unwrap_or_default() {
-        if target == b"anon_inode:[eventpoll]" {
-            epolls.extend(i32::try_from(number).ok());
+/// Hands on what an epoll instance of a process watches: inode and events.
+fn watched(pid: u32, epoll: i32, mut take: impl FnMut(u64, u32)) -> io::Result<()> {
+    reader::lines(pid, &format!("fdinfo/{epoll}"), |line| {
+        if let Some((inode, events)) = std::str::from_utf8(line).ok().and_then(parse_tfd) {
+            take(inode, events);
         }
-        rings |= target == b"anon_inode:[io_uring]";
-    }
-    (epolls, rings)
+    })
 }
 
-/// Those of these sockets that an epoll instance of a process has.
+/// Those of these sockets that an epoll instance of a process waits for.
 fn polled(pid: u32, epoll: i32, of: impl Fn(u64) -> bool) -> io::Result<Vec<Polled>> {
     let mut all = Vec::new();
-    reader::lines(pid, &format!("fdinfo/{epoll}"), |line| {
-        let watched = std::str::from_utf8(line).ok().and_then(parse_tfd);
-        if let Some((inode, events)) = watched
-            && events & READABLE != 0
-            && of(inode)
-        {
+    watched(pid, epoll, |inode, events| {
+        if events & READABLE != 0 && of(inode) {
             all.push(Polled {
                 epoll,
                 inode,
@@ -202,17 +198,11 @@ fn polled(pid: u32, epoll: i32, of: impl Fn(u64) -> bool) -> io::Result<Vec<Poll
 /// The process cannot be seen.
 pub fn polls(pid: u32, inode: u64) -> io::Result<bool> {
     let mut found = false;
-    for (number, target) in reader::links(pid, "fd")? {
-        if target == b"anon_inode:[eventpoll]" {
-            let read = reader::lines(pid, &format!("fdinfo/{number}"), |line| {
-                let watched = std::str::from_utf8(line).ok().and_then(parse_tfd);
-                found |= watched.is_some_and(|(at, _)| at == inode);
-            });
-            match read {
-                // Closed meanwhile.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                other => other?,
-            }
+    for epoll in process::Descriptors::of(pid)?.epolls {
+        match watched(pid, epoll, |at, _| found |= at == inode) {
+            // Closed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => other?,
         }
         if found {
             break;
@@ -239,10 +229,11 @@ fn threads(pid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Vec<Threa
     let stopped = matches!(process::state(pid), Some('T' | 't'));
     let calls = reader::file_of_each(pid, "task", "syscall").unwrap_or_default();
     let seen = |(tid, line): (u32, io::Result<Vec<u8>>)| {
-        let wait = if stopped {
-            Wait::Stopped
-        } else {
-            wait_of(pid, line.map(stat::as_text), sockets, inodes)
+        let wait = match line.map(stat::as_text) {
+            _ if stopped => Wait::Stopped,
+            Ok(line) => wait_of(pid, &line, sockets, inodes),
+            Err(error) if is_hidden(&error) => Wait::Unseen,
+            Err(_) => Wait::Running,
         };
         Thread { tid, wait }
     };
@@ -285,18 +276,8 @@ pub(crate) fn is_hidden(error: &io::Error) -> bool {
 
 /// Returns the call that a thread waits in, by its line of /proc/PID/task/TID/syscall, as far as the sockets with these
 /// `inodes` are concerned. The process has these `sockets`.
-pub(crate) fn wait_of(
-    pid: u32,
-    line: io::Result<String>,
-    sockets: &[(i32, u64)],
-    inodes: &HashSet<u64>,
-) -> Wait {
-    let line = match line {
-        Ok(line) => line,
-        Err(error) if is_hidden(&error) => return Wait::Unseen,
-        Err(_) => return Wait::Running,
-    };
-    let Some(call) = Call::parse(&line) else {
+pub(crate) fn wait_of(pid: u32, line: &str, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Wait {
+    let Some(call) = Call::parse(line) else {
         return Wait::Running;
     };
     let of = |fd: u64| {

@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::cgroup;
-use wakeone_kernel::proc::waits::Processes;
 use wakeone_kernel::socket;
 use wakeone_kernel::socket::clone_listener;
 use wakeone_kernel::socket::diag;
@@ -339,13 +338,8 @@ impl Shared {
     /// Closes a queue that outlives its worker, in a process that does not accept from it (a child that the worker
     /// left behind). Its connections go to others.
     fn orphaned(&mut self, mut queue: Queue) {
-        let all = Processes::read();
-        let holder = all
-            .held
-            .iter()
-            .find(|held| held.inode == queue.remote.inode);
-        if let Some(holder) = holder {
-            queue.remote = RemoteFd::from(holder);
+        if let Some(holder) = RemoteFd::find(queue.remote.inode) {
+            queue.remote = holder;
         }
         if let Some(group) = &mut self.group.steered {
             group.lend(queue.cookie, queue.remote);
@@ -487,10 +481,7 @@ impl Shared {
 
     /// The known holder of the shared socket is gone or has closed it: looks for another one.
     fn find_holder(&mut self) -> Option<OwnedFd> {
-        let inode = self.inode();
-        let all = Processes::read();
-        let holder = all.held.iter().find(|held| held.inode == inode)?;
-        self.original.remote = RemoteFd::from(holder);
+        self.original.remote = RemoteFd::find(self.inode())?;
         self.original.borrow()
     }
 

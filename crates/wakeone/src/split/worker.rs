@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::waits;
 use wakeone_kernel::proc::waits::Processes;
@@ -34,8 +33,7 @@ impl Worker {
 
     /// Whether it has not ended.
     pub fn lives(&self) -> bool {
-        let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        poll(&mut ended, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
+        process::has_ended(&self.pidfd).is_ok_and(|ended| !ended)
     }
 }
 

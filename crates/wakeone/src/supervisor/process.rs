@@ -1,7 +1,6 @@
 //! One worker process: our child, or one that an earlier supervisor started.
 
 use nix::unistd::Pid as NixPid;
-use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -187,12 +186,7 @@ impl Process {
     }
 
     fn ended_now(&self) -> io::Result<bool> {
-        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        let now = rustix::time::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
+        wakeone_kernel::proc::process::has_ended(&self.pidfd)
     }
 
     /// Kills the process group of a child, which leads it. Until the child is waited for, no other group can have
@@ -230,6 +224,7 @@ pub fn reap_orphans() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{PollFd, PollFlags};
     use std::process::Command;
 
     fn sleeper() -> Child {

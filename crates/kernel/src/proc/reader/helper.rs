@@ -30,10 +30,10 @@ const MOST_RUNNING: u32 = 50;
 pub(super) enum Outcome {
     /// It was answered: with the error of the read, or with the descriptor that was asked for.
     Answered(Result<Option<OwnedFd>, i32>),
-    /// The process that was read from lets its readers hang.
-    Hangs,
+    /// The process that was read from lets its readers hang: this helper.
+    Hangs(Pid),
     /// The helper is gone, or had no CPU.
-    Lost,
+    Lost(Pid),
 }
 
 /// A process that reads for the thread that started it.
@@ -92,7 +92,7 @@ impl Helper {
         }
         let bytes = request.encode();
         if rustix::net::send(&self.socket, &bytes, SendFlags::NOSIGNAL).is_err() {
-            return Outcome::Lost;
+            return Outcome::Lost(self.pid);
         }
         let (mut asleep, mut running) = (0, 0);
         let mut shared = None;
@@ -112,7 +112,7 @@ impl Helper {
                             let errno = [0, 1, 2, 3].map(|at| rest[at]);
                             return Outcome::Answered(Err(i32::from_ne_bytes(errno)));
                         }
-                        _ => return Outcome::Lost,
+                        _ => return Outcome::Lost(self.pid),
                     }
                 }
                 Err(rustix::io::Errno::INTR) => {}
@@ -125,13 +125,13 @@ impl Helper {
                         asleep += 1;
                     }
                     if asleep >= MOST_ASLEEP {
-                        return Outcome::Hangs;
+                        return Outcome::Hangs(self.pid);
                     }
                     if running >= MOST_RUNNING {
-                        return Outcome::Lost;
+                        return Outcome::Lost(self.pid);
                     }
                 }
-                _ => return Outcome::Lost,
+                _ => return Outcome::Lost(self.pid),
             }
         }
     }

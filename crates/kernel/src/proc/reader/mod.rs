@@ -18,17 +18,17 @@ mod suspects;
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use self::helper::{Helper, Outcome, has_ended};
 use self::request::{MOST_BYTES, RECORD_HEAD, Request, Task};
 use self::suspects::Suspects;
 use crate::capability::{self, Capability};
+use crate::proc::stat;
 
 /// The most bytes of a file that is kept whole.
 const MOST_OF_FILE: usize = 1024 * 1024;
@@ -184,21 +184,13 @@ pub(crate) fn memory(pid: u32, address: u64, length: usize) -> Option<Vec<u8>> {
 /// # Errors
 /// `ESRCH`, `EBADF`, `EPERM`, or `TimedOut`.
 pub(crate) fn descriptor(pid: u32, fd: i32) -> io::Result<OwnedFd> {
-    if reads_itself() || pid == std::process::id() {
-        let pid = i32::try_from(pid)
-            .ok()
-            .and_then(rustix::process::Pid::from_raw)
-            .ok_or(io::ErrorKind::InvalidInput)?;
-        let process = pidfd_open(pid, PidfdFlags::empty())?;
-        return Ok(pidfd_getfd(&process, fd, PidfdGetfdFlags::empty())?);
-    }
     let request = Request::at(Task::Descriptor, pid, fd as u32 as u64, 0);
     ask(&request, |_| {})?.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// Whether this process reads memory and descriptors itself. Without the privilege only those of one's own user can be
 /// had, and others have no way to it. (Yama lets a helper, which is no ancestor of theirs, read less than this process.)
-fn reads_itself() -> bool {
+pub(crate) fn reads_itself() -> bool {
     !capability::has(Capability::CAP_SYS_PTRACE)
 }
 
@@ -237,42 +229,34 @@ fn ask(request: &Request, take: impl FnMut(&[u8])) -> io::Result<Option<OwnedFd>
     if !may_be_read(request.pid) {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    match asked(request, take)? {
-        Ok(answer) => answer,
-        Err(helper) => {
+    match ask_helper(request, take)? {
+        Outcome::Answered(answer) => answer.map_err(io::Error::from_raw_os_error),
+        Outcome::Hangs(helper) => {
             tracing::debug!("process {} cannot be read in time", request.pid);
             let user = user_of(request.pid);
             with_suspects(|suspects| suspects.suspect(request.pid, user, helper));
             Err(io::ErrorKind::TimedOut.into())
         }
+        Outcome::Lost(_) => Err(io::ErrorKind::TimedOut.into()),
     }
 }
 
-/// Asks this thread's helper; an error is the helper that hangs.
-fn asked(
-    request: &Request,
-    take: impl FnMut(&[u8]),
-) -> io::Result<Result<io::Result<Option<OwnedFd>>, Pid>> {
+/// Asks this thread's helper. One that does not answer is ended, if it can be.
+fn ask_helper(request: &Request, take: impl FnMut(&[u8])) -> io::Result<Outcome> {
     let kept = HELPER.with_borrow_mut(|kept| kept.0.take());
     let mut helper = match kept.filter(Helper::is_ours) {
         Some(helper) => helper,
         None => Helper::start()?,
     };
-    match helper.ask(request, take) {
-        Outcome::Answered(answer) => {
-            HELPER.with_borrow_mut(|kept| kept.0 = Some(helper));
-            Ok(Ok(answer.map_err(io::Error::from_raw_os_error)))
-        }
-        Outcome::Hangs => {
-            let _ = kill(helper.pid, Signal::SIGKILL);
-            Ok(Err(helper.pid))
-        }
-        Outcome::Lost => {
-            let _ = kill(helper.pid, Signal::SIGKILL);
-            with_suspects(|suspects| suspects.leave(helper.pid, Some(0)));
-            Err(io::ErrorKind::TimedOut.into())
-        }
+    let outcome = helper.ask(request, take);
+    match outcome {
+        Outcome::Answered(_) => HELPER.with_borrow_mut(|kept| kept.0 = Some(helper)),
+        Outcome::Hangs(pid) | Outcome::Lost(pid) => drop(kill(pid, Signal::SIGKILL)),
     }
+    if let Outcome::Lost(pid) = outcome {
+        with_suspects(|suspects| suspects.leave(pid, Some(0)));
+    }
+    Ok(outcome)
 }
 
 fn may_be_read(pid: u32) -> bool {
@@ -283,12 +267,10 @@ fn may_be_read(pid: u32) -> bool {
         (suspects.is_empty(), suspects.is_paused(pid))
     });
     // It is only then that it matters whose the process is.
-    nobody || (!paused && with_user(pid))
-}
-
-fn with_user(pid: u32) -> bool {
-    let user = user_of(pid);
-    with_suspects(|suspects| !suspects.is_shunned(user))
+    nobody || {
+        let is_shunned = |user| with_suspects(|suspects| suspects.is_shunned(user));
+        !paused && !is_shunned(user_of(pid))
+    }
 }
 
 /// The user who started a process (not whom it acts for, nor the owner of /proc/PID: that is root's for a process that
@@ -296,27 +278,20 @@ fn with_user(pid: u32) -> bool {
 fn user_of(pid: u32) -> Option<u32> {
     let request = named(Task::File, pid, "status", "").ok()?;
     let mut status = Vec::new();
-    match asked(&request, |bytes| status.extend_from_slice(bytes)) {
-        Ok(Ok(answer)) => answer.ok()?,
-        Ok(Err(helper)) => {
+    match ask_helper(&request, |bytes| status.extend_from_slice(bytes)).ok()? {
+        Outcome::Answered(answer) => answer.ok()?,
+        Outcome::Hangs(helper) => {
             with_suspects(|suspects| suspects.leave(helper, None));
             return None;
         }
-        Err(_) => return None,
+        Outcome::Lost(_) => return None,
     };
-    parse_user(&status)
-}
-
-/// `Uid:`, then the real, effective, saved and file system user (fs/proc/array.c, `task_state`).
-fn parse_user(status: &[u8]) -> Option<u32> {
-    let mut lines = status.split(|byte| *byte == b'\n');
-    let users = lines.find_map(|line| line.strip_prefix(b"Uid:"))?;
-    let users = std::str::from_utf8(users).ok()?;
-    users.split_ascii_whitespace().next()?.parse().ok()
+    let [real, ..] = stat::users(&status)?;
+    Some(real)
 }
 
 fn with_suspects<R>(act: impl FnOnce(&mut Suspects) -> R) -> R {
-    let mut suspects: MutexGuard<'_, _> = SUSPECTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut suspects = SUSPECTS.lock().unwrap_or_else(PoisonError::into_inner);
     act(suspects.get_or_insert_with(Suspects::default))
 }
 

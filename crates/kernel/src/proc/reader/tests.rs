@@ -3,6 +3,7 @@ use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 
 use super::*;
+use crate::proc::process;
 
 #[test]
 fn files_are_read_as_they_are() {
@@ -98,7 +99,7 @@ fn a_descriptor_of_another_process_is_shared() {
         .stdin(Stdio::piped())
         .spawn()
         .expect("cat");
-    let theirs = descriptor(cat.id(), 0);
+    let theirs = process::descriptor_of(cat.id(), 0);
     if reads_itself() && theirs.is_err() {
         cat.kill().expect("kill");
         cat.wait().expect("wait");
@@ -107,7 +108,10 @@ fn a_descriptor_of_another_process_is_shared() {
     let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).expect("stat").st_ino;
     let ours = OwnedFd::from(cat.stdin.take().expect("pipe"));
     assert_eq!(inode(&theirs.expect("its end")), inode(&ours));
-    assert!(descriptor(cat.id(), 999).is_err() && descriptor(u32::MAX, 0).is_err());
+    assert!(
+        process::descriptor_of(cat.id(), 999).is_err()
+            && process::descriptor_of(u32::MAX, 0).is_err()
+    );
     drop(ours);
     cat.wait().expect("its end: nobody else has the pipe");
 }
@@ -115,8 +119,8 @@ fn a_descriptor_of_another_process_is_shared() {
 #[test]
 fn the_user_is_the_one_who_started_it() {
     let status = b"Name:\tUid:\nUmask:\t0022\nUid:\t1000\t0\t0\t0\nGid:\t7\n";
-    assert_eq!(parse_user(status), Some(1000));
-    assert_eq!(parse_user(b"Name:\tx\n"), None);
+    assert_eq!(stat::users(status), Some([1000, 0, 0, 0]));
+    assert_eq!(stat::users(b"Name:\tx\n"), None);
     let own = rustix::process::getuid().as_raw();
     assert_eq!(user_of(std::process::id()), Some(own));
     assert_eq!(user_of(u32::MAX), None);
@@ -224,5 +228,5 @@ fn a_process_that_never_executes_is_left_behind() {
     is_late(file_of_each(pid, "task", "syscall").map(drop));
     others_are_read(pid);
     assert!(user_of(pid).is_some(), "its status is read");
-    is_late(descriptor(pid, 0));
+    is_late(process::descriptor_of(pid, 0));
 }
