@@ -177,7 +177,7 @@ fn measured(experiment: &str, variants: &[&str]) -> serde_json::Value {
     }
     let (code, json, errors) = output(&mut command);
     assert_eq!(code, 0, "{errors}");
-    assert!(servers_of(directory.path()).is_empty(), "no server is left");
+    assert_no_server_is_left(directory.path());
     serde_json::from_str(&json).unwrap()
 }
 
@@ -370,7 +370,7 @@ fn an_interrupted_run_leaves_no_server_and_keeps_its_points() {
             .any(|l| l.contains("interrupted; finished points are kept")),
         "{rest:?}"
     );
-    assert!(servers_of(directory.path()).is_empty(), "no server is left");
+    assert_no_server_is_left(directory.path());
     let again = start().wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&again.stderr);
     assert!(
@@ -437,7 +437,7 @@ fn arms_take_turns_within_one_load() {
         (1.0..=9.0).contains(&ns("sock_ops_runs_per_connection")),
         "{programs}"
     );
-    assert!(servers_of(directory.path()).is_empty(), "no server is left");
+    assert_no_server_is_left(directory.path());
 }
 
 /// No server is left, even if the run is interrupted while the supervisor is stopped.
@@ -462,23 +462,39 @@ fn slices_that_are_interrupted_leave_no_server() {
         let pid = nix::unistd::Pid::from_raw(child.id() as i32);
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(1));
-        assert!(servers_of(directory.path()).is_empty(), "no server is left");
+        assert_no_server_is_left(directory.path());
         assert!(!directory.path().join("run").exists(), "no group is left");
     }
 }
 
-/// Processes that have this test's environment: everything that the run started.
-fn servers_of(directory: &Path) -> Vec<String> {
+/// Nothing that the run started is left. The processes that read for one that was killed end a moment later.
+fn assert_no_server_is_left(directory: &Path) {
+    use std::time::{Duration, Instant};
+    let since = Instant::now();
+    loop {
+        let left = servers_of(directory);
+        if left.is_empty() {
+            return;
+        }
+        assert!(since.elapsed() < Duration::from_secs(1), "{left:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Processes that have this test's environment, and their names: everything that the run started.
+fn servers_of(directory: &Path) -> Vec<(String, String)> {
     let mark = format!("XDG_STATE_HOME={}", directory.display());
     let carries = |entry: &std::fs::DirEntry| {
         std::fs::read(entry.path().join("environ"))
             .is_ok_and(|e| e.split(|b| *b == 0).any(|v| v == mark.as_bytes()))
     };
+    let named = |entry: std::fs::DirEntry| {
+        let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let pid = entry.file_name().to_string_lossy().into_owned();
+        (pid, name.trim_end().to_owned())
+    };
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    processes
-        .filter(carries)
-        .map(|e| e.file_name().to_string_lossy().into_owned())
-        .collect()
+    processes.filter(carries).map(named).collect()
 }
 
 /// The pictures of a page need eyes. This checks in a real browser the part that a machine can check.

@@ -35,7 +35,7 @@ const MOST_OF_FILE: usize = 1024 * 1024;
 /// A line that is longer is cut.
 const MOST_OF_LINE: usize = 8192;
 
-/// A helper that nobody asks any more ends within microseconds.
+/// How long the end of a helper that nobody asks any more is waited for. It takes microseconds where a CPU is free.
 const RETIREMENT: Duration = Duration::from_secs(1);
 
 static SUSPECTS: Mutex<Option<Suspects>> = Mutex::new(None);
@@ -56,22 +56,26 @@ impl Kept {
 }
 
 impl Drop for Kept {
+    /// A thread ends after its helper: whoever waits for this process finds nothing of it left.
     fn drop(&mut self) {
         if let Some(pid) = self.end() {
-            with_suspects(|suspects| suspects.leave(pid, Some(0)));
+            wait_for_end(pid);
         }
     }
 }
 
 /// Ends this thread's helper, and waits until it has ended. The next question starts another one.
 pub(crate) fn retire() {
-    let Some(pid) = HELPER.with_borrow_mut(Kept::end) else {
-        return;
-    };
+    if let Some(pid) = HELPER.with_borrow_mut(Kept::end) {
+        wait_for_end(pid);
+    }
+}
+
+fn wait_for_end(helper: Pid) {
     let since = Instant::now();
-    while !has_ended(pid) {
+    while !has_ended(helper) {
         if since.elapsed() >= RETIREMENT {
-            return with_suspects(|suspects| suspects.leave(pid, Some(0)));
+            return with_suspects(|suspects| suspects.leave(helper, Some(0)));
         }
         std::thread::sleep(Duration::from_micros(100));
     }

@@ -126,6 +126,21 @@ fn the_user_is_the_one_who_started_it() {
     assert_eq!(user_of(u32::MAX), None);
 }
 
+/// Whoever waits for the end of a process of ours, a test or a service manager, finds nothing of it left.
+#[test]
+fn a_thread_ends_after_its_helper() {
+    let ask = || {
+        file(std::process::id(), "limits").expect("limits");
+        HELPER.with_borrow(|kept| kept.0.as_ref().map(|helper| helper.pid))
+    };
+    for _ in 0..100 {
+        let helper = std::thread::spawn(ask).join().expect("thread");
+        let helper = helper.expect("a helper that answered is kept");
+        let gone = kill(helper, None);
+        assert_eq!(gone, Err(nix::errno::Errno::ESRCH), "{helper} is left");
+    }
+}
+
 #[test]
 fn records_are_taken_apart() {
     let mut bytes = Vec::new();
