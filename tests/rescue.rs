@@ -34,8 +34,9 @@ fn few_in_time_wait() {
     std::fs::write("/proc/sys/net/ipv4/tcp_max_tw_buckets", "1000").expect("sysctl");
 }
 
-/// A load in which some requests keep a blocking worker for long.
-fn plan(target: SocketAddr, rate_per_s: f64, sources: Sources) -> Plan {
+/// A load in which some requests keep a blocking worker for long. Where there are fewer of them, they last longer: as
+/// many workers are kept at a time, and a connection as often finds all of them kept.
+fn plan(target: SocketAddr, rate_per_s: f64, long_percent: u64, sources: Sources) -> Plan {
     Plan {
         target,
         host: "test".into(),
@@ -48,8 +49,11 @@ fn plan(target: SocketAddr, rate_per_s: f64, sources: Sources) -> Plan {
             duration: Some(Duration::from_secs(3600)),
         },
         mix: Mix::weighted([
-            (97, "/work?us=100&kind=sleep"),
-            (3, "/work?us=40000&kind=sleep"),
+            (100 - long_percent, "/work?us=100&kind=sleep"),
+            (
+                long_percent,
+                &format!("/work?us={}&kind=sleep", 40_000 * rarity()),
+            ),
         ]),
         sources,
         timeout: patience(),
@@ -64,13 +68,17 @@ fn fewer(rescues: i64) -> i64 {
     rescues / i64::from(slowness())
 }
 
-/// So many connections a second, and so many times fewer on a slow machine. An emulated one also has a single CPU for
-/// two tests.
-fn slower(rate: f64) -> f64 {
+/// So many times fewer connections a second on a slow machine. An emulated one also has a single CPU for two tests.
+fn rarity() -> u32 {
     match slowness() {
-        1 => rate,
-        times => rate / f64::from(2 * times),
+        1 => 1,
+        times => 2 * times,
     }
+}
+
+/// So many connections a second, and fewer on a slow machine.
+fn slower(rate: f64) -> f64 {
+    rate / f64::from(rarity())
 }
 
 /// Loads a group until it has made that many rescues, or until the limit. Returns the outcome, and how many it made.
@@ -143,7 +151,8 @@ fn none_is_reset_near(ground: &Ground, options: &[&str]) {
     } else {
         (fewer(200), Duration::from_secs(100) * slowness())
     };
-    let plan = plan(target, slower(1_500.0), Sources::Loopback { count: 200 });
+    let rate = slower(1_500.0);
+    let plan = plan(target, rate, 3, Sources::Loopback { count: 200 });
     let (outcome, made) = load_until(ground, plan, rescues, limit);
     assert!(made >= rescues, "only {made} rescues");
     assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);
@@ -165,13 +174,11 @@ fn no_connection_from_far_away_is_reset_by_a_rescue() {
     } else {
         (fewer(100), Duration::from_secs(100) * slowness())
     };
-    // A relay in user space carries each packet, so there are fewer rescues than near.
-    let (outcome, made) = load_until(
-        &ground,
-        plan(target, slower(500.0), Sources::System),
-        rescues,
-        limit,
-    );
+    // A relay in user space carries each packet, so there are fewer rescues than near. Each request keeps a worker for a
+    // round trip. That is not longer on a slow machine, so more of the fewer requests are long there.
+    let long_percent = if slowness() == 1 { 3 } else { 10 };
+    let plan = plan(target, slower(500.0), long_percent, Sources::System);
+    let (outcome, made) = load_until(&ground, plan, rescues, limit);
     assert!(made >= rescues, "only {made} rescues");
     assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);
     run.stop();
