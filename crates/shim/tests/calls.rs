@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{Bench, Broker};
+use support::{Bench, Broker, soak};
 
 #[test]
 fn every_result_is_what_it_is_without() {
@@ -31,8 +31,7 @@ fn every_result_is_what_it_is_without() {
 /// `WAKEONE_SOAK=1`: a million calls; otherwise a hundred thousand.
 #[test]
 fn random_calls_never_meet_a_wrong_socket_and_leak_none() {
-    let soak = std::env::var_os("WAKEONE_SOAK").is_some_and(|value| value == "1");
-    let calls = if soak { "1000000" } else { "100000" };
+    let calls = if soak() { "1000000" } else { "100000" };
     let bench = Bench::new("fuzz");
     let broker = Broker::open(false);
     for seed in ["1", "20111124"] {

@@ -54,7 +54,9 @@ impl Bench {
     /// Runs the program. With a broker, it preloads the library.
     pub fn run(&self, arguments: &[&str], broker: Option<&Broker>) -> Output {
         let mut command = Command::new("timeout");
-        command.arg("100").arg(&self.program).args(arguments);
+        // Ten times as many calls may take ten times as long.
+        let limit_s = if soak() { "1000" } else { "100" };
+        command.arg(limit_s).arg(&self.program).args(arguments);
         if let Some(broker) = broker {
             command
                 .env("LD_PRELOAD", self.folder.path().join("split.so"))
@@ -62,6 +64,11 @@ impl Bench {
         }
         command.output().expect("runs")
     }
+}
+
+/// Whether the long tests are run.
+pub fn soak() -> bool {
+    std::env::var_os("WAKEONE_SOAK").is_some_and(|value| value == "1")
 }
 
 /// A broker in a thread, for the life of the test.
