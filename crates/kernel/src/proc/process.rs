@@ -143,7 +143,7 @@ pub fn sockets_of(pid: u32) -> io::Result<Vec<(i32, u64)>> {
     Ok(Descriptors::of(pid)?.sockets)
 }
 
-/// What a process may wait for connections with.
+/// The descriptors with which a process may wait for connections.
 #[derive(Debug, Default)]
 pub(crate) struct Descriptors {
     /// Sockets: number and inode.

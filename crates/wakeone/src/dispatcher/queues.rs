@@ -102,7 +102,8 @@ impl Dispatcher {
     /// Moves the connections in a slot's queues to the slots that the program chooses, and returns their number.
     ///
     /// The caller has marked the slot, so that the program does not choose it, and asked [`Dispatcher::may_reopen`]. It
-    /// has also made sure that another slot of the group is good: with no other listener the kernel would reset the queue. Datagrams cannot be moved.
+    /// has also made sure that another slot of the group is good: with no other listener the kernel would reset the
+    /// queue. Datagrams cannot be moved.
     ///
     /// # Errors
     /// A listener did not listen again; the slot is not chosen until it does.

@@ -44,9 +44,7 @@ pub(super) struct Helper {
     /// The process that it was started by.
     of: u32,
     packet: Vec<u8>,
-    /// Whether it has had to wait for a CPU, and is bound to that of its thread since.
-    is_bound: bool,
-    /// The CPU that it is bound to.
+    /// The CPU that it is bound to, that of its thread: only since it has had to wait for one.
     cpu: Option<usize>,
 }
 
@@ -73,7 +71,6 @@ impl Helper {
                 socket,
                 of: std::process::id(),
                 packet: vec![0; 1 + MOST_BYTES],
-                is_bound: false,
                 cpu: None,
             }),
             _ => Err(io::Error::last_os_error()),
@@ -87,7 +84,7 @@ impl Helper {
 
     /// Asks, and hands the bytes of the answer on as they come.
     pub fn ask(&mut self, request: &Request, mut take: impl FnMut(&[u8])) -> Outcome {
-        if self.is_bound {
+        if self.cpu.is_some() {
             self.follow();
         }
         let bytes = request.encode();
@@ -119,7 +116,6 @@ impl Helper {
                 Err(rustix::io::Errno::AGAIN) => {
                     if self.runs() {
                         running += 1;
-                        self.is_bound = true;
                         self.follow();
                     } else {
                         asleep += 1;

@@ -56,7 +56,7 @@ impl Kept {
 }
 
 impl Drop for Kept {
-    /// A thread ends after its helper: whoever waits for this process finds nothing of it left.
+    /// Waits for the helper, so that nothing is left of a process that has ended.
     fn drop(&mut self) {
         if let Some(pid) = self.end() {
             wait_for_end(pid);

@@ -126,7 +126,7 @@ fn the_user_is_the_one_who_started_it() {
     assert_eq!(user_of(u32::MAX), None);
 }
 
-/// Whoever waits for the end of a process of ours, a test or a service manager, finds nothing of it left.
+/// Nothing is left of a process of ours that has ended. Tests and service managers look for that.
 #[test]
 fn a_thread_ends_after_its_helper() {
     let ask = || {
