@@ -233,9 +233,9 @@ __noinline int read_queue(__u32 at, __u64 sockets)
 	if (position->cookie != cookie) {
 		__u32 *slot = bpf_map_lookup_elem(&listeners, &cookie);
 
-		if (!slot)
+		if (!slot || (*slot & ~WAKEONE_UNSETTLED) >= WAKEONE_MAX_SLOTS)
 			return 0;
-		position->slot = *slot;
+		position->slot = *slot & ~WAKEONE_UNSETTLED;
 		position->cookie = cookie;
 	}
 	publish_queue(position->slot, waiting_in(sk));

@@ -16,7 +16,7 @@
 #include <asm/types.h>
 #endif
 
-#define WAKEONE_CONTRACT 5
+#define WAKEONE_CONTRACT 6
 /* The simulator compiles the policies once more, with room for more slots. */
 #ifndef WAKEONE_SLOT_BITS
 #define WAKEONE_SLOT_BITS 8
@@ -83,6 +83,9 @@ enum wakeone_table_flag {
 	WAKEONE_TABLE_REFUSING = 64,
 	/* The window does not show all slots: the programs track the idle ones. */
 	WAKEONE_TABLE_WIDE = 32,
+	/* A move could not be noted. A connection without a note may wait anywhere
+	 * then, until user space has marked all listeners WAKEONE_UNSETTLED. */
+	WAKEONE_TABLE_UNNOTED = 128,
 };
 
 /* One counter for each way out of the programs. The first two are the right
@@ -97,7 +100,7 @@ enum wakeone_exit {
 	WAKEONE_EXIT_CLOSING = 6,       /* the group closes: its listeners drop the SYN */
 	WAKEONE_EXIT_UNKNOWN_LISTENER = 7, /* moved off a listener we never saw */
 	WAKEONE_EXIT_MOVED_FULL = 8,    /* no room to note a move: old slot keeps it */
-	WAKEONE_EXIT_BAD_TAG = 9,       /* a listener's tag names no slot */
+	WAKEONE_EXIT_BAD_TAG = 9,       /* a listener's tag is no number of a slot */
 	WAKEONE_EXITS = 10,
 };
 
@@ -172,7 +175,7 @@ struct wakeone_table {
 	/* CLOCK_MONOTONIC_COARSE at the agent's last look; 0: never had one. */
 	__u64 heartbeat_ns;
 	__u64 heartbeat_limit_ns; /* older than this: the agent is gone */
-	__u64 moved_live;   /* entries in the map of moved connections */
+	__u64 moved_live;   /* notes in the map of moved connections */
 	__u64 exits[WAKEONE_EXITS];
 	/* The slots without connections, a bit each, if the group is WIDE. A hint:
 	 * two CPUs that race may leave a wrong bit. */
@@ -180,7 +183,9 @@ struct wakeone_table {
 	/* The build of the programs that run here: they may change while the
 	 * contract does not. 0: an older build, which does not tell. */
 	__u64 build;
-	__u64 reserved2[10];
+	/* Connections by which user space found an active count wrong, and mended it. */
+	__u64 drift_mended;
+	__u64 reserved2[9];
 	struct wakeone_slot slot[WAKEONE_MAX_SLOTS];
 	struct wakeone_eligible eligible[2 * WAKEONE_LISTS];
 	/* Queue lengths by address, if there are several addresses. A slot's
@@ -190,8 +195,27 @@ struct wakeone_table {
 
 /* Written on each listener by user space; a connection is born with a copy. */
 struct wakeone_tag {
-	__u32 slot;
+	__u32 slot;         /* or WAKEONE_NOWHERE */
 	__u32 counted;
+};
+
+/* In place of a slot: the listener has none. Its connections are in no count
+ * until they move to a slot. */
+#define WAKEONE_NOWHERE 0x7ffffffe
+/* In place of the slot that a connection came from: no move of it changes a
+ * count. Whether it was counted in is not known, or it was not. */
+#define WAKEONE_FROZEN 0x7fffffff
+/* Set in the number of a listener's slot: a connection that waits there may
+ * have another tag than its listener has now, or none. */
+#define WAKEONE_UNSETTLED 0x80000000
+
+/*
+ * The change that moves made to the active counts for one connection: one less
+ * in `from`, one more in `to`. The first move makes it, others change `to`.
+ */
+struct wakeone_note {
+	__u32 from;         /* its tag's slot, WAKEONE_NOWHERE or WAKEONE_FROZEN */
+	__u32 to;           /* the slot that counts it now, or WAKEONE_NOWHERE */
 };
 
 #ifdef __cplusplus
@@ -201,6 +225,7 @@ struct wakeone_tag {
 #endif
 WAKEONE_ASSERT(sizeof(struct wakeone_slot) == 128, "one slot, two cache lines");
 WAKEONE_ASSERT(sizeof(struct wakeone_tag) == 8, "tag layout");
+WAKEONE_ASSERT(sizeof(struct wakeone_note) == 8, "note layout");
 WAKEONE_ASSERT(WAKEONE_SLOT_BITS != 8 || sizeof(struct wakeone_table) ==
 	       256 + 128 * WAKEONE_MAX_SLOTS + 2 * WAKEONE_LISTS * sizeof(struct wakeone_eligible) +
 		       4 * WAKEONE_MAX_ADDRESSES * WAKEONE_MAX_SLOTS,

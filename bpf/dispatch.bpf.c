@@ -30,50 +30,100 @@ struct wakeone_draw *draw_type;
 /* ---- choosing ---------------------------------------------------------- */
 
 /*
- * Moves a waiting connection's count to the slot it goes to. The child's lock
- * is held across reuseport_migrate_sock() (net/ipv4/inet_connection_sock.c,
- * inet_csk_listen_stop), so neither its handshake nor its close can run
- * beside this. A request that is not yet a connection is in no count. Nor is
- * a connection any more that a reset closed while it waited.
+ * The invariant of the counts. A slot's `active` is the sum of these:
+ *
+ *   + connections counted in by a tag of this slot, and not counted out
+ *   + notes that lead to the slot
+ *   - notes that come from it
+ *
+ * A note is made or changed together with the counts, and its removal takes
+ * the change back. So each count ends at 0, whatever way connections go. What a
+ * move counted out by mistake is counted in again with the note's end.
+ *
+ * That moves make no mistake rests on a second invariant. A connection without
+ * a note waits at the listener where it was born: each move leaves a note, also
+ * where the kernel chose. Such a connection has the tag of its listener, unless
+ * that was tagged while connections may have waited there. The listener is
+ * WAKEONE_UNSETTLED then, and the notes of moves off it are WAKEONE_FROZEN: they
+ * change no count.
+ */
+
+/* Returns where a connection that was never moved is counted. */
+static __always_inline __u32 birthplace(struct sk_reuseport_md *md, int *trouble)
+{
+	__u64 cookie = bpf_get_socket_cookie(md->sk);
+	__u32 *known = bpf_map_lookup_elem(&listeners, &cookie);
+	__u32 slot;
+
+	if (!known) {
+		*trouble = WAKEONE_EXIT_UNKNOWN_LISTENER;
+		return WAKEONE_FROZEN;
+	}
+	slot = *known & ~WAKEONE_UNSETTLED;
+	if (slot >= WAKEONE_MAX_SLOTS && slot != WAKEONE_NOWHERE) {
+		*trouble = WAKEONE_EXIT_BAD_TAG;
+		return WAKEONE_FROZEN;
+	}
+	if (*known & WAKEONE_UNSETTLED || WAKEONE_READ(table.flags) & WAKEONE_TABLE_UNNOTED)
+		return WAKEONE_FROZEN;
+	return slot;
+}
+
+/* Returns a connection's note. The first one changes no count. */
+static __always_inline struct wakeone_note *note_of(struct sk_reuseport_md *md, __u64 cookie,
+						    int *trouble)
+{
+	struct wakeone_note *note = bpf_map_lookup_elem(&moved, &cookie), fresh;
+
+	if (note)
+		return note;
+	fresh.from = birthplace(md, trouble);
+	fresh.to = fresh.from;
+	if (bpf_map_update_elem(&moved, &cookie, &fresh, BPF_NOEXIST)) {
+		__sync_fetch_and_or(&table.flags, WAKEONE_TABLE_UNNOTED);
+		*trouble = WAKEONE_EXIT_MOVED_FULL;
+		return NULL;
+	}
+	ADD(table.moved_live, 1);
+	return bpf_map_lookup_elem(&moved, &cookie);
+}
+
+/*
+ * Moves a waiting connection's count to the slot it goes to, or only notes that
+ * it moves. The child's lock is held across reuseport_migrate_sock()
+ * (net/ipv4/inet_connection_sock.c, inet_csk_listen_stop), so neither its
+ * handshake nor its close can run beside this. A request that is not yet a
+ * connection is in no count. Nor is a connection any more that a reset closed
+ * while it waited.
  */
 static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_sock *child, __u32 to)
 {
-	__u32 state = child->state, *known, from;
-	__u64 cookie, listener;
+	__u32 state = child->state, from;
+	struct wakeone_note *note;
+	int trouble = 0;
 
 	if (state == STATE_NEW_SYN_RECV || state == STATE_CLOSE ||
 	    !(WAKEONE_READ(table.flags) & WAKEONE_TABLE_COUNTED))
 		return 0;
-	cookie = bpf_get_socket_cookie(child);
-	known = bpf_map_lookup_elem(&moved, &cookie);
-	if (known) {
-		from = *known;
-		/* It waited before counting began, and is in no count. */
-		if (from == WAKEONE_UNCOUNTED)
-			return 0;
-		*known = to;
+	note = note_of(md, bpf_get_socket_cookie(child), &trouble);
+	if (!note || note->from == WAKEONE_FROZEN || to == WAKEONE_NOWHERE)
+		return trouble;
+	from = note->to;
+	note->to = to;
+	if (from < WAKEONE_MAX_SLOTS) {
+		wakeone_leave(&table, from);
+		ADD(slot_at(from)->migrated_out, 1);
+		ADD(slot_at(to)->migrated_in, 1);
 	} else {
-		listener = bpf_get_socket_cookie(md->sk);
-		known = bpf_map_lookup_elem(&listeners, &listener);
-		if (!known)
-			return WAKEONE_EXIT_UNKNOWN_LISTENER;
-		from = *known;
-		/* Checked before the move is noted. A connection that was never
-		 * counted in is never counted out, so its note would stay. */
-		if (from >= WAKEONE_MAX_SLOTS)
-			return WAKEONE_EXIT_BAD_TAG;
-		if (bpf_map_update_elem(&moved, &cookie, &to, BPF_ANY))
-			return WAKEONE_EXIT_MOVED_FULL;
-		ADD(table.moved_live, 1);
+		/* It was in no count, and comes in only here. */
+		ADD(slot_at(to)->established, 1);
 	}
-	wakeone_leave(&table, from);
-	ADD(slot_at(from)->migrated_out, 1);
 	wakeone_enter(&table, to);
-	ADD(slot_at(to)->migrated_in, 1);
-	return 0;
+	return trouble;
 }
 
-/* Counts a closing listener's connection, or request, that came to a slot. */
+/* Counts a closing listener's connection, or request, that came to a slot. If
+ * the kernel chooses, nobody knows which (WAKEONE_NOWHERE). */
 __noinline int moved_to(struct sk_reuseport_md *md, __u32 slot)
 {
 	/* Twice read, twice checked: the verifier wants one variable. */
@@ -85,8 +135,16 @@ __noinline int moved_to(struct sk_reuseport_md *md, __u32 slot)
 	trouble = count_move(md, child, slot);
 	if (trouble > 0 && trouble < WAKEONE_EXITS)
 		ADD(table.exits[trouble], 1);
-	ADD(table.exits[WAKEONE_EXIT_MIGRATED], 1);
+	if (slot != WAKEONE_NOWHERE)
+		ADD(table.exits[WAKEONE_EXIT_MIGRATED], 1);
 	return 0;
+}
+
+/* Leaves the choice to the kernel. */
+static __always_inline int leave_to_kernel(struct sk_reuseport_md *md, enum wakeone_exit why)
+{
+	moved_to(md, WAKEONE_NOWHERE);
+	return leave(why, SK_PASS);
 }
 
 /* Chooses a slot other than the policy's, which was empty. */
@@ -95,7 +153,7 @@ __noinline int try_others(struct sk_reuseport_md *md, __u32 random)
 	int slot = other_slot(md, random);
 
 	if (slot < 0)
-		return leave(WAKEONE_EXIT_SELECT_FAILED, 0);
+		return leave_to_kernel(md, WAKEONE_EXIT_SELECT_FAILED);
 	count_selected(slot);
 	if (md->migrating_sk)
 		return moved_to(md, slot);
@@ -136,12 +194,12 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 		return leave(WAKEONE_EXIT_CLOSING,
 			     flags & WAKEONE_TABLE_REFUSING ? SK_DROP : SK_PASS);
 	if (policy >= WAKEONE_POLICIES)
-		return leave(WAKEONE_EXIT_BAD_POLICY, SK_PASS);
+		return leave_to_kernel(md, WAKEONE_EXIT_BAD_POLICY);
 
 	draw_chance(&draw, policy);
 	slot = wakeone_pick_in_place(&table, &draw, policy);
 	if (slot < 0)
-		return leave(WAKEONE_EXIT_NO_SLOT, SK_PASS);
+		return leave_to_kernel(md, WAKEONE_EXIT_NO_SLOT);
 	fetch_counters(slot);
 	if (!try_slot(md, slot)) {
 		try_others(md, wakeone_mix(draw.random));
@@ -183,18 +241,20 @@ static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *
 
 	if (!tag)
 		return; /* not one of ours */
-	if (tag->slot >= WAKEONE_MAX_SLOTS) {
+	if (tag->slot >= WAKEONE_MAX_SLOTS && tag->slot != WAKEONE_NOWHERE) {
 		ADD(table.exits[WAKEONE_EXIT_BAD_TAG], 1);
 		return;
 	}
 	if (tag->counted)
 		return;
 	tag->counted = 1;
-	/* An idle worker accepts at once. */
-	if (!wakeone_load(slot_at(tag->slot), WAKEONE_BY_ACTIVE))
-		wakeone_note_progress(&table, tag->slot, bpf_ktime_get_ns());
-	wakeone_enter(&table, tag->slot);
-	ADD(slot_at(tag->slot)->established, 1);
+	if (tag->slot < WAKEONE_MAX_SLOTS) {
+		/* An idle worker accepts at once. */
+		if (!wakeone_load(slot_at(tag->slot), WAKEONE_BY_ACTIVE))
+			wakeone_note_progress(&table, tag->slot, bpf_ktime_get_ns());
+		wakeone_enter(&table, tag->slot);
+		ADD(slot_at(tag->slot)->established, 1);
+	}
 	if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_STATE_CB_FLAG))
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
 						       BPF_SOCK_OPS_STATE_CB_FLAG);
@@ -205,22 +265,30 @@ static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *
 		WAKEONE_WRITE(table.handshake_us, took_us);
 }
 
-/* Returns the slot that counts the connection now; forgets a move of it. */
+/* Returns the slot that counts the connection now, and removes its note. */
 static __always_inline __u32 final_slot(struct bpf_sock_ops *ops, const struct wakeone_tag *tag)
 {
-	__u32 slot = tag->slot, *known;
+	struct wakeone_note *known, note;
 	__u64 cookie;
 
 	if (!WAKEONE_READ(table.moved_live))
-		return slot;
+		return tag->slot;
 	cookie = bpf_get_socket_cookie(ops);
 	known = bpf_map_lookup_elem(&moved, &cookie);
-	if (known) {
-		slot = *known;
-		bpf_map_delete_elem(&moved, &cookie);
-		ADD(table.moved_live, -1);
-	}
-	return slot;
+	if (!known)
+		return tag->slot;
+	note = *known;
+	/* The change is taken back only by the one that removes the note. */
+	if (bpf_map_delete_elem(&moved, &cookie))
+		return tag->slot;
+	ADD(table.moved_live, -1);
+	if (note.from == tag->slot)
+		return note.to;
+	if (note.from < WAKEONE_MAX_SLOTS)
+		wakeone_enter(&table, note.from);
+	if (note.to < WAKEONE_MAX_SLOTS)
+		wakeone_leave(&table, note.to);
+	return tag->slot;
 }
 
 /*

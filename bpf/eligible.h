@@ -79,6 +79,20 @@ static inline void wakeone_list_best(const struct wakeone_table *t, struct wakeo
 		wakeone_list_end(e);
 }
 
+/* Corrects a slot's active count. It may get a wrong idle bit, as in a race. */
+static inline void wakeone_correct(struct wakeone_table *t, __u32 slot, __s64 by)
+{
+	struct wakeone_slot *s = &t->slot[slot & (WAKEONE_MAX_SLOTS - 1)];
+	__u64 *word = &t->idle[(slot / 64) & (WAKEONE_MAX_SLOTS / 64 - 1)];
+	__u64 bit = 1ull << (slot % 64);
+
+	__sync_fetch_and_add(&s->active, by);
+	if (wakeone_load(s, WAKEONE_BY_ACTIVE))
+		__sync_fetch_and_and(word, ~bit);
+	else
+		__sync_fetch_and_or(word, bit);
+}
+
 /* Has the programs track idle slots if a window does not show all slots. */
 static inline void wakeone_watch_idle(struct wakeone_table *t)
 {

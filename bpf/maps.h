@@ -11,8 +11,9 @@
 /* Shared by all the listeners of a group, and with user space by mmap. */
 struct wakeone_table table SEC(".data.table") = {};
 
-/* Socket cookie of a listener -> its slot. Several listeners may share one: in a
- * rolling restart each slot has two at each address. */
+/* Socket cookie of a listener -> its slot or WAKEONE_NOWHERE, with the mark
+ * WAKEONE_UNSETTLED. Several listeners may share a slot: in a rolling restart
+ * each slot has two at each address. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 2 * WAKEONE_MAX_ADDRESSES * WAKEONE_MAX_SLOTS);
@@ -20,18 +21,15 @@ struct {
 	__type(value, __u32);
 } listeners SEC(".maps");
 
-/* Cookie of a connection that was moved while it waited -> the slot it is in
- * now. Its tag still names the old one, as sk_reuseport cannot write a tag.
- * WAKEONE_UNCOUNTED: it waits and is in no count, wherever it is moved. */
+/* Cookie of a connection that was moved while it waited -> its note. Its tag
+ * still names the slot it was born in, as sk_reuseport cannot write a tag. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u64);
-	__type(value, __u32);
+	__type(value, struct wakeone_note);
 } moved SEC(".maps");
-
-#define WAKEONE_UNCOUNTED 0xffffffffu
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);

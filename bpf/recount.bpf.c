@@ -131,7 +131,7 @@ static __always_inline int note_queue(struct sock_common *common, struct tcp_soc
 		return 0;
 	if (BPF_CORE_READ((struct sock *)tcp, sk_reuseport_cb, prog))
 		ADD(recount.programs, 1);
-	walk.slot = *slot;
+	walk.slot = *slot & ~WAKEONE_UNSETTLED;
 	walk.next = BPF_CORE_READ(tcp, inet_conn.icsk_accept_queue.rskq_accept_head);
 	bpf_loop(MOST_WAITING, note_waiting, &walk, 0);
 	return 0;
@@ -146,18 +146,23 @@ static __always_inline __u32 *home_of(struct tcp_sock *tcp)
 	return socket ? bpf_map_lookup_elem(&held, &key) : bpf_map_lookup_elem(&waiting, &key);
 }
 
-/* Leaves a connection in no count. While it waits it can be moved. The move
- * would count it out of one slot and into another that never counts it out. */
+/* Leaves a connection in no count. While it waits it can be moved. No move of it
+ * may change a count then. */
 static __always_inline int leave_out(struct tcp_sock *tcp)
 {
-	__u32 uncounted = WAKEONE_UNCOUNTED;
+	struct wakeone_note frozen = { .from = WAKEONE_FROZEN, .to = WAKEONE_FROZEN };
 	__u64 cookie;
 
 	ADD(recount.unattributed, 1);
 	if (BPF_CORE_READ((struct sock *)tcp, sk_socket))
 		return 0;
 	cookie = bpf_get_socket_cookie(tcp);
-	bpf_map_update_elem(&moved, &cookie, &uncounted, BPF_NOEXIST);
+	if (bpf_map_lookup_elem(&moved, &cookie))
+		return 0;
+	if (!bpf_map_update_elem(&moved, &cookie, &frozen, BPF_NOEXIST))
+		ADD(table.moved_live, 1);
+	else if (!bpf_map_lookup_elem(&moved, &cookie))
+		__sync_fetch_and_or(&table.flags, WAKEONE_TABLE_UNNOTED);
 	return 0;
 }
 
@@ -177,34 +182,41 @@ static __always_inline long watch_end(struct tcp_sock *tcp)
 	return refused;
 }
 
+/* An earlier pass left it out. */
+static __always_inline void forget_left_out(struct tcp_sock *tcp)
+{
+	__u64 cookie = bpf_get_socket_cookie(tcp);
+	struct wakeone_note *note = bpf_map_lookup_elem(&moved, &cookie);
+
+	if (note && note->from == WAKEONE_FROZEN && !bpf_map_delete_elem(&moved, &cookie))
+		ADD(table.moved_live, -1);
+}
+
 static __always_inline int count(struct tcp_sock *tcp)
 {
 	struct wakeone_tag fresh = {}, *tag;
 	struct wakeone_slot *s;
-	__u32 *slot, *known;
-	__u64 cookie;
+	__u32 *slot;
 
 	/* It has a tag: it was born after the listeners got theirs. */
 	if (bpf_sk_storage_get(&tags, tcp, NULL, 0))
 		return 0;
 	slot = home_of(tcp);
 	/* Without the callback its end would go unnoticed. */
-	if (!slot || *slot >= WAKEONE_MAX_SLOTS || watch_end(tcp))
+	if (!slot || (*slot >= WAKEONE_MAX_SLOTS && *slot != WAKEONE_NOWHERE) || watch_end(tcp))
 		return leave_out(tcp);
 	fresh.slot = *slot;
 	fresh.counted = 1;
-	s = &table.slot[*slot & (WAKEONE_MAX_SLOTS - 1)];
 	tag = bpf_sk_storage_get(&tags, tcp, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!tag)
 		return leave_out(tcp);
-	/* An earlier pass left it out. */
-	cookie = bpf_get_socket_cookie(tcp);
-	known = bpf_map_lookup_elem(&moved, &cookie);
-	if (known && *known == WAKEONE_UNCOUNTED)
-		bpf_map_delete_elem(&moved, &cookie);
-	wakeone_enter(&table, *slot);
-	ADD(s->established, 1);
+	forget_left_out(tcp);
 	ADD(recount.counted, 1);
+	if (fresh.slot == WAKEONE_NOWHERE)
+		return 0;
+	s = &table.slot[fresh.slot & (WAKEONE_MAX_SLOTS - 1)];
+	wakeone_enter(&table, fresh.slot);
+	ADD(s->established, 1);
 	return 0;
 }
 
@@ -226,6 +238,27 @@ int wakeone_recount(struct bpf_iter__tcp *ctx)
 	if (state != STATE_ESTABLISHED && state != STATE_CLOSE_WAIT && state != STATE_SYN_RECV)
 		return 0;
 	return count(tcp);
+}
+
+/* How many open connections the tags of each slot count: `active` without the
+ * notes of moves. */
+struct {
+	__u64 slot[WAKEONE_MAX_SLOTS];
+} tagged SEC(".data.tagged") = {};
+
+SEC("iter/tcp")
+int wakeone_tagged(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *common = ctx->sk_common;
+	struct tcp_sock *tcp = common ? bpf_skc_to_tcp_sock(common) : NULL;
+	struct wakeone_tag *tag;
+
+	if (!tcp)
+		return 0;
+	tag = bpf_sk_storage_get(&tags, tcp, NULL, 0);
+	if (tag && tag->counted && tag->slot < WAKEONE_MAX_SLOTS)
+		ADD(tagged.slot[tag->slot & (WAKEONE_MAX_SLOTS - 1)], 1);
+	return 0;
 }
 
 /* UDP has nothing to count in. Notes only which groups have a program. */

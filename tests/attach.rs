@@ -61,6 +61,81 @@ fn open_connections_are_counted_in_and_out_exactly() {
     nginx.detach();
 }
 
+/// A process with a socket of its own at a port that others share. It accepts connections, says a word to each, and
+/// keeps it until the client closes.
+const OWN_SOCKET: &str = "
+import socket, sys, threading
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+s.bind(('127.0.0.1', int(sys.argv[1])))
+s.listen(64)
+def keep(c):
+    c.sendall(b'x')
+    c.recv(1)
+    c.close()
+while True:
+    threading.Thread(target=keep, args=(s.accept()[0],), daemon=True).start()
+";
+
+/// Starts one, and waits until it listens beside so many others.
+fn own_socket(others: usize) -> std::process::Child {
+    use wakeone_kernel::socket::diag::{Which, sockets};
+    let port = PORT.to_string();
+    let mut command = Command::new("python3");
+    let child = command.args(["-c", OWN_SOCKET, &port]).spawn();
+    support::slowly("it listens", || {
+        let found = sockets(
+            wakeone_model::listener::Protocol::Tcp,
+            Which::Listening,
+            PORT,
+        );
+        found.expect("sock_diag").len() == others + 1
+    });
+    child.expect("python3")
+}
+
+/// Opens a connection, and waits until it was accepted.
+fn accepted() -> TcpStream {
+    let mut stream = TcpStream::connect(address()).expect("connect");
+    std::io::Read::read_exact(&mut stream, &mut [0]).expect("a word");
+    stream
+}
+
+#[test]
+fn what_a_new_socket_had_before_it_was_noticed_is_counted_in() {
+    let Some(ground) = support::steered::isolated() else {
+        return;
+    };
+    if kernel() < (6, 12) {
+        return eprintln!("skipped: no iterator switches callbacks on before 6.12");
+    }
+    use support::steered::{status, wakeone};
+    let mut first = own_socket(0);
+    let output = wakeone(&ground, &["attach", &format!(":{PORT}")]);
+    assert!(output.status.success(), "{output:?}");
+    let name = format!("at-127-0-0-1-{PORT}");
+    let old: Vec<TcpStream> = (0..3).map(|_| accepted()).collect();
+    let agent = status(&ground, &name)["supervisor_pid"]
+        .as_u64()
+        .expect("agent") as u32;
+    // The agent sees nothing of this: another process takes over, and only the kernel can choose its socket.
+    support::halt(agent);
+    let mut second = own_socket(1);
+    first.kill().expect("kill");
+    first.wait().expect("wait");
+    let new: Vec<TcpStream> = (0..10).map(|_| accepted()).collect();
+    signal(agent, Signal::CONT);
+    let active = || support::steered::sum(&status(&ground, &name), "active");
+    support::slowly("they are counted in", || active() == 10);
+    drop((old, new));
+    support::slowly("they are counted out", || active() == 0);
+    assert_eq!(status(&ground, &name)["drift_mended"], 0);
+    let output = wakeone(&ground, &["detach", &format!(":{PORT}")]);
+    assert!(output.status.success(), "{output:?}");
+    second.kill().expect("kill");
+    second.wait().expect("wait");
+}
+
 /// Version of the running kernel.
 fn kernel() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("release");

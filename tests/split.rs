@@ -543,6 +543,25 @@ fn shared_socket_is_opened_by(repair: impl Fn(&Ground)) {
 }
 
 #[test]
+fn what_waits_before_the_workers_come_is_counted_out_as_often_as_in() {
+    // A worker that is busy for a moment is stuck soon, so connections are moved again and again.
+    let options = ["--stuck-after", "1ms"];
+    let Some(split) = python(&options, "late", "2") else {
+        return;
+    };
+    support::slowly("it listens", || listening() > 0);
+    for _ in 0..3 {
+        let ask = |_| std::thread::spawn(|| get(address(), "/?ms=50"));
+        let clients: Vec<_> = (0..12).map(ask).collect();
+        for client in clients {
+            client.join().expect("client").expect("an answer");
+        }
+    }
+    split.counts_are_exact();
+    split.ends();
+}
+
+#[test]
 fn detach_opens_the_shared_socket_that_was_left_closed() {
     shared_socket_is_opened_by(|ground| {
         let output = wakeone(ground, &["detach", "--all"]);

@@ -100,7 +100,11 @@ fn constants(headers: &[PathBuf]) -> String {
                 continue;
             };
             let value = rest.split([',', ' ']).next().unwrap_or_default();
-            if let Ok(value) = value.parse::<u32>() {
+            let value = match value.strip_prefix("0x") {
+                Some(digits) => u32::from_str_radix(digits, 16),
+                None => value.parse(),
+            };
+            if let Ok(value) = value {
                 rust += &format!("/// `WAKEONE_{name}`.\npub const {name}: u32 = {value};\n");
             }
         }

@@ -11,7 +11,7 @@ use wakeone_kernel::socket::diag::{Which, sockets};
 use wakeone_model::listener::Protocol;
 
 use super::mixed::{Mixed, Speech};
-use super::steered::{assert_nothing_left, isolated, number, soak, status, wakeone};
+use super::steered::{assert_nothing_left, isolated, number, soak, status, sum, wakeone};
 use super::{Clients, Ground, Run, eventually, get, server};
 
 /// The port of its listener.
@@ -158,6 +158,19 @@ impl Split {
         );
         // A connection can be cut in one microsecond of each kill and each rescue.
         assert!(outcome.cut <= 1 + outcome.kills / 20, "{outcome:?}");
+        self.counts_are_exact();
+    }
+
+    /// Waits until nothing is open, and checks that the counts came to 0 by themselves.
+    pub fn counts_are_exact(&self) {
+        let mut group = Value::Null;
+        super::slowly("each count is 0, and no move is remembered", || {
+            group = self.status();
+            let slots = group["slots"].as_array().cloned().unwrap_or_default();
+            group["moved_live"] == 0 && slots.iter().all(|slot| slot["active"] == 0)
+        });
+        assert_eq!(sum(&group, "established"), sum(&group, "closed"), "{group}");
+        assert_eq!(group["drift_mended"], 0, "{group}");
     }
 
     /// Checks that the server answers as without Wakeone, and that there is no group.

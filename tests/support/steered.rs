@@ -148,6 +148,7 @@ pub fn assert_counts_are_exact(ground: &Ground, name: &str, connections: u64) ->
     assert_eq!(sum(&group, "established"), connections as i64, "{group}");
     assert_eq!(group["fallbacks"], 0, "{group}");
     assert_eq!(group["moved_live"], 0, "{group}");
+    assert_eq!(group["drift_mended"], 0, "{group}");
     group
 }
 

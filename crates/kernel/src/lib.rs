@@ -18,7 +18,9 @@ pub mod socket;
 
 /// The types of `bpf/contract.h`, generated from the compiled object's BTF.
 pub mod contract {
-    pub use crate::bpf::types::{wakeone_draw, wakeone_slot, wakeone_table, wakeone_tag};
+    pub use crate::bpf::types::{
+        wakeone_draw, wakeone_note, wakeone_slot, wakeone_table, wakeone_tag,
+    };
 
     /// The numbers of `bpf/contract.h` and `bpf/observe.h`, without their prefix.
     pub mod number {

@@ -1,6 +1,7 @@
 //! Real-time scheduling, where it is allowed.
 
 use std::io;
+use std::time::Duration;
 
 use nix::libc;
 
@@ -25,4 +26,10 @@ pub fn real_time() -> io::Result<()> {
 pub fn coarse_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Returns the time that this thread has run on a CPU.
+pub fn thread_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }

@@ -57,6 +57,8 @@ pub struct Group {
     pub exits: BTreeMap<&'static str, u64>,
     /// Connections that were moved while they waited and are still open.
     pub moved_live: u64,
+    /// Connections by which active counts were found wrong, and mended.
+    pub drift_mended: u64,
     /// Its slots.
     pub slots: Vec<Slot>,
     /// Run statistics of its programs; all 0 unless the kernel keeps any (`kernel.bpf_stats_enabled`).
@@ -202,6 +204,7 @@ pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Gr
         fallbacks: FALLBACKS.iter().filter_map(|way| exits.get(way)).sum(),
         exits,
         moved_live: table.map_or(0, Table::moved_live),
+        drift_mended: table.map_or(0, |table| table.drift_mended().load(Relaxed)),
         slots: table
             .map(slots)
             .unwrap_or_else(|| state.map(unsteered_slots).unwrap_or_default()),

@@ -9,6 +9,7 @@ use std::io;
 use std::path::Path;
 use std::time::Instant;
 
+use wakeone_kernel::bpf::recount::{self, Callbacks};
 use wakeone_kernel::bpf::table::flag;
 use wakeone_kernel::{bpf, capability};
 
@@ -17,7 +18,7 @@ use crate::dispatcher::Dispatcher;
 use crate::metrics::Source;
 use crate::move_log::MoveLog;
 use crate::paths::Paths;
-use crate::privileges::FOR_THE_END;
+use crate::privileges::{FOR_LOADING, FOR_THE_END};
 use crate::slot_sockets::RemoteFd;
 use crate::steer::{Steer, SteerEvent};
 use crate::supervisor::listen::Endpoint;
@@ -175,7 +176,34 @@ impl SteeredGroup {
         Ok(())
     }
 
-    /// The same, and logs if the socket gets no slot.
+    /// Notes the shared socket, which has no slot. Its connections are counted once they were moved to a slot.
+    pub fn share(&self, remote: RemoteFd) {
+        let Some(agent) = &self.agent else {
+            return;
+        };
+        let shared = agent.with_dispatcher(|d| {
+            d.share(remote)?;
+            Ok::<_, bpf::Error>(d.counting().then(|| d.pinned().dir().to_owned()))
+        });
+        let counted = match shared {
+            Ok(None) => Ok(()),
+            Ok(Some(pins)) => {
+                let port = self.origin.listen.address.port();
+                let count = || recount::recount(&pins, port, [], Callbacks::Probed);
+                let counted = capability::with(&FOR_LOADING, count);
+                counted.map(drop).map_err(|error| error.to_string())
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(error) = counted {
+            tracing::debug!(
+                "{}: what waits at the shared socket is not counted: {error}",
+                self.origin.listen
+            );
+        }
+    }
+
+    /// As [`SteeredGroup::assign`], and logs if the socket gets no slot.
     pub fn assign_or_warn(&mut self, cookie: u64, remote: RemoteFd, worker: u32) {
         if let Err(error) = self.assign(cookie, remote, Some(worker)) {
             tracing::warn!("{}: process {}: {error}", self.origin.listen, remote.pid);

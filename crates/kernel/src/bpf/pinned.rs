@@ -4,13 +4,16 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Program};
 
 use crate::bpf::error::{Error, bpf_step, from_bpf};
 use crate::bpf::lookup;
+use crate::bpf::notes::Notes;
 use crate::bpf::object::{info_of, program_name};
-use crate::bpf::table::Table;
+use crate::bpf::table::{MAX_SLOTS, Table, UNNOTED};
+use crate::contract::number::{NOWHERE, UNSETTLED};
 use crate::socket;
 
 /// Names this build of the programs, in a group's table: their object files, hashed.
@@ -148,18 +151,30 @@ impl Pinned {
         !self.addresses.is_empty() && self.addresses.iter().all(|address| address.walks)
     }
 
-    /// Entries in the map of connections that were moved and still live.
+    /// Notes in the map of moved connections.
     pub fn moved(&self) -> usize {
         self.counts
             .as_ref()
             .map_or(0, |counts| counts.moved.keys().count())
     }
 
-    /// The slot that a listener, given by its cookie, is registered for.
-    pub fn slot_of(&self, cookie: u64) -> Option<usize> {
+    /// Returns the notes of moved connections; `None` for a group of UDP sockets.
+    pub fn notes(&self) -> Option<Notes> {
+        let moved = &self.counts.as_ref()?.moved;
+        Some(Notes::of(MapHandle::try_from(moved).ok()?))
+    }
+
+    /// The number under which a listener, given by its cookie, is registered.
+    fn number_of(&self, cookie: u64) -> Option<u32> {
         let found = self.listeners.lookup(&cookie.to_ne_bytes(), MapFlags::ANY);
         let bytes: [u8; 4] = found.ok()??.try_into().ok()?;
-        Some(u32::from_ne_bytes(bytes) as usize).filter(|slot| *slot < crate::bpf::table::MAX_SLOTS)
+        Some(u32::from_ne_bytes(bytes))
+    }
+
+    /// The slot that a listener, given by its cookie, is registered for.
+    pub fn slot_of(&self, cookie: u64) -> Option<usize> {
+        let slot = (self.number_of(cookie)? & !UNSETTLED) as usize;
+        (slot < MAX_SLOTS).then_some(slot)
     }
 
     /// Registers a listener: its connections are counted for the slot.
@@ -167,11 +182,31 @@ impl Pinned {
     /// # Errors
     /// The error of the map operation.
     pub fn know_listener(&self, slot: usize, listener: impl AsFd) -> Result<(), Error> {
-        let fd = listener.as_fd();
-        let cookie = socket::cookie(fd).map_err(Error::at("asking for the listener's cookie"))?;
-        let slot = u32::try_from(slot).unwrap_or(u32::MAX);
+        let slot = u32::try_from(slot).map_or(u32::MAX, |slot| slot & !UNSETTLED);
+        self.register(slot, listener.as_fd())
+    }
+
+    /// Registers a listener without a slot: each of its connections is counted once it was moved to a slot.
+    ///
+    /// # Errors
+    /// The error of the map operation.
+    pub fn know_shared(&self, listener: impl AsFd) -> Result<(), Error> {
+        self.register(NOWHERE, listener.as_fd())
+    }
+
+    fn register(&self, slot: u32, listener: BorrowedFd<'_>) -> Result<(), Error> {
+        let cookie =
+            socket::cookie(listener).map_err(Error::at("asking for the listener's cookie"))?;
+        let known = self.number_of(cookie);
+        let number = match known.filter(|known| known & !UNSETTLED == slot) {
+            Some(known) => known,
+            // Connections may wait there that have no tag of this slot.
+            None if self.counts.is_some() && socket::listens(listener) => slot | UNSETTLED,
+            None => slot,
+        };
+        // Before the tag is written, so that what waits there is never taken for tagged.
         self.listeners
-            .update(&cookie.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY)
+            .update(&cookie.to_ne_bytes(), &number.to_ne_bytes(), MapFlags::ANY)
             .map_err(bpf_step("noting the listener"))?;
         let Some(counts) = &self.counts else {
             return Ok(());
@@ -180,8 +215,41 @@ impl Pinned {
         tag[..4].copy_from_slice(&slot.to_ne_bytes());
         counts
             .tags
-            .update(&fd.as_raw_fd().to_ne_bytes(), &tag, MapFlags::ANY)
+            .update(&listener.as_raw_fd().to_ne_bytes(), &tag, MapFlags::ANY)
             .map_err(bpf_step("tagging the listener"))
+    }
+
+    /// Whether connections may wait at a listener, given by its cookie, whose tag is not the listener's own.
+    pub fn is_unsettled(&self, cookie: u64) -> bool {
+        self.number_of(cookie)
+            .is_some_and(|number| number & UNSETTLED != 0)
+    }
+
+    /// Notes that what waits at a listener from now on has its tag, or a note.
+    pub fn settle(&self, cookie: u64) {
+        if let Some(number) = self.number_of(cookie) {
+            self.set_number(cookie, number & !UNSETTLED);
+        }
+    }
+
+    /// Whether a move could not be noted. If so, marks all listeners, as any of them may have got a connection so.
+    pub fn unsettle(&self) -> bool {
+        if self.table.flags().load(Ordering::Relaxed) & UNNOTED == 0 {
+            return false;
+        }
+        for cookie in self.known_listeners() {
+            if let Some(number) = self.number_of(cookie) {
+                self.set_number(cookie, number | UNSETTLED);
+            }
+        }
+        self.table.flags().fetch_and(!UNNOTED, Ordering::SeqCst);
+        true
+    }
+
+    fn set_number(&self, cookie: u64, number: u32) {
+        let (key, value) = (cookie.to_ne_bytes(), number.to_ne_bytes());
+        // It fails only for a listener that was forgotten meanwhile.
+        let _ = self.listeners.update(&key, &value, MapFlags::EXIST);
     }
 
     /// The cookies of all registered listeners.

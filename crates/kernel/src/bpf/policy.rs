@@ -15,6 +15,7 @@ unsafe extern "C" {
     fn wakeone_native_publish(table: *mut wakeone_table);
     fn wakeone_native_enter(table: *mut wakeone_table, slot: u32);
     fn wakeone_native_leave(table: *mut wakeone_table, slot: u32);
+    fn wakeone_native_correct(table: *mut wakeone_table, slot: u32, by: i64);
 }
 
 /// The tier that policies prefer: up, not draining, not stuck.
@@ -52,6 +53,15 @@ pub fn tier(slot: &wakeone_slot, ignore_stuck: bool) -> u32 {
 pub fn publish(table: &mut wakeone_table) {
     // SAFETY: the table is valid, of the layout that contract.h gives, and ours alone.
     unsafe { wakeone_native_publish(table) }
+}
+
+/// Corrects a slot's active count.
+///
+/// # Safety
+/// `table` points to a writable mapping of a whole table.
+pub(crate) unsafe fn correct_shared(table: *mut wakeone_table, slot: u32, by: i64) {
+    // SAFETY: the caller's promise; the function changes the table by atomic operations only.
+    unsafe { wakeone_native_correct(table, slot, by) }
 }
 
 /// The same for a table that programs and other processes use meanwhile.

@@ -39,3 +39,8 @@ void wakeone_native_leave(struct wakeone_table *t, __u32 slot)
 {
 	wakeone_leave(t, slot);
 }
+
+void wakeone_native_correct(struct wakeone_table *t, __u32 slot, __s64 by)
+{
+	wakeone_correct(t, slot, by);
+}

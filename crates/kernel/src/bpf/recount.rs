@@ -1,22 +1,19 @@
-//! Counts in the connections that were open before a group was steered, and finds a program that steers it already.
+//! Counts in the connections that were open before a group was steered, counts all of them again, and finds a program
+//! that steers a group already.
 //!
 //! `bpf/recount.bpf.c`, an iterator over the TCP sockets of this thread's network namespace.
 
-use std::collections::HashSet;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Iter, MapCore, MapFlags, MapHandle, ProgramMut};
-
-use wakeone_model::listener::Protocol;
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, ProgramMut};
 
 use crate::bpf::error::failed;
-use crate::bpf::skeletons::recount::RecountSkelBuilder;
-use crate::socket::diag::{self, Which};
+use crate::bpf::skeletons::recount::{OpenRecountMaps, RecountSkelBuilder};
+use crate::bpf::table::MAX_SLOTS;
+use crate::contract::number::UNSETTLED;
 
 /// The result of a recount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -50,7 +47,7 @@ pub enum Callbacks {
 /// Counts in the connections that were open on this port before. `held`: inodes of accepted connections and the slots
 /// of the workers that hold them. Connections that are counted already stay as they are. So the recount may be
 /// repeated for connections that were accepted meanwhile. Waiting connections that cannot be counted are marked: see
-/// [`Uncounted`].
+/// [`crate::bpf::notes::Notes`].
 ///
 /// # Errors
 /// `EPERM` without CAP_BPF and CAP_PERFMON; or the kernel knows no such iterator.
@@ -66,22 +63,17 @@ pub fn recount(
     let mut open = RecountSkelBuilder::default()
         .open(&mut storage)
         .map_err(|e| failed("reading the recount", &e))?;
-    let maps = [
-        (&mut open.maps.data_table, "table"),
-        (&mut open.maps.listeners, "listeners"),
-        (&mut open.maps.tags, "tags"),
-        (&mut open.maps.moved, "moved"),
-    ];
-    for (map, name) in maps {
-        map.reuse_pinned_map(pins.join(name))
-            .map_err(|e| failed("sharing the group's maps", &e))?;
-    }
+    share_maps(&mut open.maps, pins)?;
     if let Some(data) = &mut open.maps.data_recount_data {
         data.recount.port = port.into();
         data.recount.no_callbacks = (callbacks == Callbacks::Refused).into();
     }
     open.progs.wakeone_udp_programs.set_autoload(false);
+    open.progs.wakeone_tagged.set_autoload(false);
     let mut loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
+    let listeners = MapHandle::try_from(&loaded.maps.listeners)
+        .map_err(|e| failed("keeping the recount's map", &e))?;
+    let unsettled: Vec<Vec<u8>> = listeners.keys().collect();
     for (inode, slot) in held {
         let slot = u32::try_from(slot).unwrap_or(u32::MAX);
         loaded
@@ -96,6 +88,7 @@ pub fn recount(
         data.recount.counting = 1;
     }
     pass(&loaded.progs.wakeone_recount)?;
+    settle(&listeners, &unsettled);
     let done = loaded.maps.data_recount_data.as_ref();
     Ok(done.map_or_else(Recounted::default, |data| Recounted {
         counted: data.recount.counted,
@@ -104,68 +97,86 @@ pub fn recount(
     }))
 }
 
-/// The marks of connections that waited in accept queues and could not be counted: a move of one changes no count. A
-/// mark is of no use once its connection is accepted, and nothing in the kernel removes it.
-#[derive(Debug)]
-pub struct Uncounted {
-    moved: MapHandle,
-    due: Instant,
+/// Has the recount use a group's maps.
+fn share_maps(maps: &mut OpenRecountMaps<'_>, pins: &Path) -> io::Result<()> {
+    let maps = [
+        (&mut maps.data_table, "table"),
+        (&mut maps.listeners, "listeners"),
+        (&mut maps.tags, "tags"),
+        (&mut maps.moved, "moved"),
+    ];
+    for (map, name) in maps {
+        map.reuse_pinned_map(pins.join(name))
+            .map_err(|e| failed("sharing the group's maps", &e))?;
+    }
+    Ok(())
 }
 
-/// `WAKEONE_UNCOUNTED`
-const UNCOUNTED: u32 = u32::MAX;
-/// Looking for the connections that still wait may take this part of the time.
-const LOOKING_SHARE: u32 = 200;
-/// At most that often.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Notes of listeners that what waits there has a tag or a note. Their keys were read before the recount.
+fn settle(listeners: &MapHandle, keys: &[Vec<u8>]) {
+    for key in keys {
+        let Ok(Some(number)) = listeners.lookup(key, MapFlags::ANY) else {
+            continue;
+        };
+        let Ok(number) = number.try_into().map(u32::from_ne_bytes) else {
+            continue;
+        };
+        let settled = (number & !UNSETTLED).to_ne_bytes();
+        let _ = listeners.update(key, &settled, MapFlags::EXIST);
+    }
+}
 
-impl Uncounted {
-    /// The marks of a group; `None` where there are none.
+/// Counts the open connections of a group, over all TCP sockets of this thread's network namespace.
+#[derive(Debug)]
+pub struct OpenConnections {
+    link: Link,
+    tagged: MapHandle,
+}
+
+impl OpenConnections {
+    /// Loads the program. It is loaded once and may run often.
     ///
     /// # Errors
-    /// The error of the map operation.
-    pub fn of(pins: &Path) -> io::Result<Option<Self>> {
-        let moved = MapHandle::from_pinned_path(pins.join("moved"))
-            .map_err(|e| failed("opening the map of moved connections", &e))?;
-        let marks = Self {
-            moved,
-            due: Instant::now(),
-        };
-        Ok((!marks.cookies().is_empty()).then_some(marks))
+    /// As [`recount`].
+    pub fn of(pins: &Path) -> io::Result<Self> {
+        // libbpf's message on standard error is in the error, too.
+        libbpf_rs::set_print(None);
+        let mut storage = MaybeUninit::uninit();
+        let mut open = RecountSkelBuilder::default()
+            .open(&mut storage)
+            .map_err(|e| failed("reading the recount", &e))?;
+        share_maps(&mut open.maps, pins)?;
+        open.progs.wakeone_recount.set_autoload(false);
+        open.progs.wakeone_udp_programs.set_autoload(false);
+        let loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
+        Ok(Self {
+            link: loaded
+                .progs
+                .wakeone_tagged
+                .attach()
+                .map_err(|e| failed("attaching the recount", &e))?,
+            tagged: MapHandle::try_from(&loaded.maps.data_tagged)
+                .map_err(|e| failed("keeping the recount's map", &e))?,
+        })
     }
 
-    /// Connections marked, by their cookies.
-    fn cookies(&self) -> Vec<u64> {
-        let marked = |key: Vec<u8>| {
-            let value = self.moved.lookup(&key, MapFlags::ANY).ok()??;
-            (value == UNCOUNTED.to_ne_bytes()).then_some(u64::from_ne_bytes(key.try_into().ok()?))
-        };
-        self.moved.keys().filter_map(marked).collect()
-    }
-
-    /// Takes away the marks of connections that wait no more; true when none is left. Returns at once when called again
-    /// soon: it asks the kernel for all connections of the listener.
+    /// Returns how many open connections the tags of each slot count. The counts of moved ones are in the notes.
     ///
     /// # Errors
-    /// When the kernel does not show its sockets.
-    pub fn tidy(&mut self, listener: SocketAddr) -> io::Result<bool> {
-        let began = Instant::now();
-        if began < self.due {
-            return Ok(false);
-        }
-        let open = diag::sockets_at(Protocol::Tcp, Which::Waiting, listener)?;
-        let waiting = open.iter().filter(|entry| entry.socket.inode == 0);
-        let waiting: HashSet<u64> = waiting.map(|entry| entry.socket.cookie).collect();
-        let mut left = false;
-        for cookie in self.cookies() {
-            if waiting.contains(&cookie) {
-                left = true;
-            } else {
-                let _ = self.moved.delete(&cookie.to_ne_bytes());
-            }
-        }
-        self.due = Instant::now() + LOOK_EVERY.max(began.elapsed() * LOOKING_SHARE);
-        Ok(!left)
+    /// The kernel's.
+    pub fn tagged(&self) -> io::Result<Vec<i64>> {
+        let key = 0_u32.to_ne_bytes();
+        self.tagged
+            .update(&key, &[0; 8 * MAX_SLOTS], MapFlags::ANY)
+            .map_err(|e| failed("clearing the recount", &e))?;
+        walk(&self.link)?;
+        let counts = self
+            .tagged
+            .lookup(&key, MapFlags::ANY)
+            .map_err(|e| failed("reading the recount", &e))?
+            .unwrap_or_default();
+        let (counts, _) = counts.as_chunks();
+        Ok(counts.iter().map(|one| i64::from_ne_bytes(*one)).collect())
     }
 }
 
@@ -188,6 +199,7 @@ pub fn has_program(
     if let Some(data) = &mut open.maps.data_recount_data {
         data.recount.port = port.into();
     }
+    open.progs.wakeone_tagged.set_autoload(false);
     open.progs.wakeone_recount.set_autoload(!udp);
     open.progs.wakeone_udp_programs.set_autoload(udp);
     let loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
@@ -212,7 +224,11 @@ fn pass(program: &ProgramMut<'_>) -> io::Result<()> {
     let link = program
         .attach()
         .map_err(|e| failed("attaching the recount", &e))?;
-    let mut iterator = Iter::new(&link).map_err(|e| failed("starting the recount", &e))?;
+    walk(&link)
+}
+
+fn walk(link: &Link) -> io::Result<()> {
+    let mut iterator = Iter::new(link).map_err(|e| failed("starting the recount", &e))?;
     // It prints nothing: reading drives it.
     iterator.read_to_end(&mut Vec::new())?;
     Ok(())

@@ -26,6 +26,7 @@ pub mod flag {
 pub use crate::contract::number::{
     CONTRACT, TABLE_AFFINITY as AFFINITY, TABLE_CLOSING as CLOSING, TABLE_COUNTED as COUNTED,
     TABLE_DATAGRAMS as DATAGRAMS, TABLE_MARKED as MARKED, TABLE_REFUSING as REFUSING,
+    TABLE_UNNOTED as UNNOTED,
 };
 
 /// As many slots as `least-connections` looks at for one choice.
@@ -169,9 +170,19 @@ impl Table {
         }
     }
 
-    /// Entries in the map of moved connections.
+    /// Notes in the map of moved connections.
     pub fn moved_live(&self) -> u64 {
-        atomic!(AtomicU64, (*self.at()).moved_live).load(Ordering::Relaxed)
+        self.notes().load(Ordering::Relaxed)
+    }
+
+    /// The same, to be counted down with a note that is removed.
+    pub(crate) fn notes(&self) -> &AtomicU64 {
+        atomic!(AtomicU64, (*self.at()).moved_live)
+    }
+
+    /// Connections by which active counts were found wrong, and mended.
+    pub fn drift_mended(&self) -> &AtomicU64 {
+        atomic!(AtomicU64, (*self.at()).drift_mended)
     }
 
     /// The counters of the ways out, in the order of [`EXITS`]. The first one is computed: the selections of all slots
@@ -200,6 +211,7 @@ impl Table {
     /// For a slot of 256 or more.
     pub fn slot(&self, slot: usize) -> Slot<'_> {
         Slot {
+            number: slot as u32,
             at: self.slot_at(slot),
             table: self,
         }
@@ -209,6 +221,7 @@ impl Table {
 /// One worker's place in the table.
 #[derive(Debug, Clone, Copy)]
 pub struct Slot<'a> {
+    number: u32,
     at: *mut wakeone_slot,
     table: &'a Table,
 }
@@ -290,6 +303,13 @@ impl Slot<'_> {
         } else {
             self.flags().fetch_and(!flag::MOVING, Ordering::SeqCst);
         }
+    }
+
+    /// Corrects its active count, which was found wrong.
+    pub fn correct(&self, by: i64) {
+        let slot = self.number;
+        // SAFETY: the mapping is a whole table, and writable for whoever corrects it.
+        unsafe { crate::bpf::policy::correct_shared(self.table.at(), slot, by) }
     }
 
     /// Whether a flag is set.

@@ -5,6 +5,7 @@
 
 mod moves;
 mod probe_budget;
+pub mod recount;
 mod rest;
 pub mod set;
 mod slot;
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use wakeone_kernel::schedule;
 
+use self::recount::RecountThread;
 use self::rest::Waker;
 pub use self::state::{AgentConfig, Rescued};
 use self::state::{Core, lock};
@@ -39,6 +41,8 @@ pub struct Agent {
     core: Arc<Mutex<Core>>,
     /// `None` if it could not be started.
     thread: Option<AgentThread>,
+    /// `None` if nothing is counted.
+    recounts: Option<RecountThread>,
     paths: Paths,
     cgroup: Option<PathBuf>,
 }
@@ -51,6 +55,10 @@ impl Agent {
         paths: Paths,
         cgroup: Option<PathBuf>,
     ) -> Self {
+        let recounts = dispatcher.counting().then(|| {
+            let pins = dispatcher.pinned().dir();
+            RecountThread::start(pins, dispatcher.port().unwrap_or(0))
+        });
         let core = Arc::new(Mutex::new(Core::new(dispatcher, config)));
         let thread = AgentThread::start(&core).map_err(|error| {
             lock(&core).note(format!("no agent, so no rescue: {error}"));
@@ -58,6 +66,7 @@ impl Agent {
         Self {
             core,
             thread: thread.ok(),
+            recounts: recounts.and_then(Result::ok),
             paths,
             cgroup,
         }
@@ -65,7 +74,7 @@ impl Agent {
 
     /// Ends the agent and takes the program away; the listeners stay.
     pub fn end(self) {
-        drop(self.thread);
+        drop((self.thread, self.recounts));
         if let Some(core) = Arc::into_inner(self.core) {
             let core = core.into_inner().unwrap_or_else(PoisonError::into_inner);
             core.dispatcher.end(&self.paths, self.cgroup.as_deref());

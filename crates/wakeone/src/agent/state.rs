@@ -181,6 +181,7 @@ impl Core {
         }
         let (samples, busy) = self.sample_all();
         self.see_arrivals();
+        self.dispatcher.settle_emptied();
         self.reopen();
         self.probes.begin();
         self.judge(&samples);

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::bpf::recount::{Recounted, Uncounted};
+use wakeone_kernel::bpf::recount::Recounted;
 use wakeone_kernel::{capability, cgroup};
 use wakeone_model::listener::Protocol;
 use wakeone_observe::Watcher;
@@ -12,7 +12,7 @@ use super::candidate::{AttachCandidate, Member, cookies, members, refuse_foreign
 use super::config::AttachConfig;
 use super::error::Error;
 use super::pace::{Pace, QUIET_WORKERS};
-use super::recount::{count_in, slots_of_workers, uncounted};
+use super::recount::{CountIn, count_in, slots_of_workers};
 use crate::agent::{Agent, AgentConfig};
 use crate::dispatcher::{Dispatcher, Plan};
 use crate::metrics::Source;
@@ -33,8 +33,8 @@ pub struct Attached {
     pub policy: Policy,
     /// Connections counted in at the start, and open ones that could not be counted.
     pub recounted: Recounted,
-    /// The uncounted ones that still wait in an accept queue.
-    uncounted: Option<Uncounted>,
+    /// Sockets came that may have had connections before: those are to be counted in.
+    late: Option<CountIn>,
     pace: Pace,
     /// A socket could not be given a slot. The next look tries again.
     unsettled: bool,
@@ -94,7 +94,6 @@ impl Attached {
         // Before the agent's thread starts: it has what we have now.
         privileges::keep_for_attaching();
         let policy = dispatcher.policy();
-        let uncounted = capability::with(&FOR_LOADING, || uncounted(&dispatcher));
         let tasks = AgentConfig {
             rescue: config.rescue,
             stuck_after: config.stuck_after,
@@ -115,7 +114,7 @@ impl Attached {
             weights: config.weights.clone(),
             policy,
             recounted,
-            uncounted,
+            late: None,
             pace: Pace::new(),
             unsettled: false,
         })
@@ -164,7 +163,7 @@ impl Attached {
             self.group.keep();
         }
         self.group.catch_up();
-        self.tidy_uncounted();
+        self.count_in_late();
         Ok(
             if there.is_empty() && self.group.cookies().next().is_none() {
                 Presence::Gone
@@ -174,15 +173,27 @@ impl Attached {
         )
     }
 
-    /// Forgets the connections that were not counted and wait no more.
-    fn tidy_uncounted(&mut self) {
-        let Some(uncounted) = &mut self.uncounted else {
+    /// Counts in what sockets that came later had before they got their slots.
+    fn count_in_late(&mut self) {
+        let (Some(late), Some(agent)) = (&mut self.late, self.group.agent()) else {
             return;
         };
-        match uncounted.tidy(self.address) {
-            Ok(false) => {}
-            Ok(true) => self.uncounted = None,
-            Err(error) => tracing::debug!("looking for uncounted connections failed: {error}"),
+        if !late.is_due() {
+            return;
+        }
+        let members = members(&self.watcher);
+        let counted = agent.with_dispatcher(|d| {
+            d.counting()
+                .then(|| (d.pinned().dir().to_owned(), slots_of_workers(d, &members)))
+        });
+        let Some((pins, slots)) = counted else {
+            self.late = None;
+            return;
+        };
+        let attempt = || late.attempt(&pins, self.address, &slots);
+        if let Some(done) = capability::with(&FOR_LOADING, attempt) {
+            self.late = None;
+            tracing::debug!("{}: what new sockets had before: {done:?}", self.address);
         }
     }
 
@@ -204,6 +215,7 @@ impl Attached {
             return false;
         }
         if before.is_none() {
+            self.late = Some(CountIn::new());
             self.weigh();
         }
         true

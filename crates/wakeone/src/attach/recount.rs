@@ -1,61 +1,89 @@
 //! Counting in the connections that were open before a server was attached.
 
 use std::collections::{BTreeMap, HashSet};
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use wakeone_kernel::bpf::recount::{self, Callbacks, Uncounted};
+use wakeone_kernel::bpf::recount::{self, Callbacks, Recounted};
 use wakeone_kernel::proc::process;
 
 use super::candidate::Member;
 use crate::dispatcher::Dispatcher;
 
 /// The number of attempts to count in open connections. One accepted during an attempt is found by the next.
-const RECOUNTS: usize = 8;
+const RECOUNTS: u32 = 8;
 
-/// Counts in connections opened before. One accepted while its holder was looked up is found by the next attempt.
+/// Counts in the connections that sockets had before they got their slots, in several attempts. An attempt misses those
+/// that are accepted while their holders are looked up.
+#[derive(Debug)]
+pub(super) struct CountIn {
+    attempt: u32,
+    due: Instant,
+    sum: Recounted,
+}
+
+impl CountIn {
+    pub fn new() -> Self {
+        Self {
+            attempt: 0,
+            due: Instant::now(),
+            sum: Recounted::default(),
+        }
+    }
+
+    /// Whether it is time for the next attempt.
+    pub fn is_due(&self) -> bool {
+        Instant::now() >= self.due
+    }
+
+    /// Attempts it once. Returns the result once nothing is left to be found.
+    pub fn attempt(
+        &mut self,
+        pins: &Path,
+        address: SocketAddr,
+        slots: &BTreeMap<u32, Vec<usize>>,
+    ) -> Option<io::Result<Recounted>> {
+        self.due = Instant::now() + Duration::from_millis(5 << self.attempt);
+        self.attempt += 1;
+        match recount::recount(pins, address.port(), held(slots), Callbacks::Probed) {
+            Ok(done) => {
+                self.sum.counted += done.counted;
+                self.sum.unattributed = done.unattributed;
+                self.sum.no_callbacks = done.no_callbacks;
+                let over = done.unattributed == 0 || done.no_callbacks;
+                (over || self.attempt >= RECOUNTS).then_some(Ok(self.sum))
+            }
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+/// Counts in connections opened before, and returns when all attempts are over.
 pub(super) fn count_in(
     pins: &Path,
     address: SocketAddr,
     slots: &BTreeMap<u32, Vec<usize>>,
-) -> recount::Recounted {
-    let mut sum = recount::Recounted::default();
-    for attempt in 0..RECOUNTS {
-        match recount::recount(pins, address.port(), held(slots), Callbacks::Probed) {
-            Ok(done) => {
-                sum.counted += done.counted;
-                sum.unattributed = done.unattributed;
-                sum.no_callbacks = done.no_callbacks;
-                if done.unattributed == 0 || done.no_callbacks {
-                    break;
-                }
-            }
-            Err(error) => {
-                tracing::warn!(
-                    event = "degraded",
-                    "connections open before are not counted: {error}"
-                );
-                break;
-            }
+) -> Recounted {
+    let mut count_in = CountIn::new();
+    let done = loop {
+        if let Some(done) = count_in.attempt(pins, address, slots) {
+            break done;
         }
-        std::thread::sleep(Duration::from_millis(5 << attempt));
-    }
+        std::thread::sleep(count_in.due.saturating_duration_since(Instant::now()));
+    };
+    let sum = done.unwrap_or_else(|error| {
+        tracing::warn!(
+            event = "degraded",
+            "connections open before are not counted: {error}"
+        );
+        count_in.sum
+    });
     if let Some(missing) = sum.missing() {
         tracing::warn!(event = "degraded", "{missing}");
     }
     sum
-}
-
-/// Returns the connections that we or an earlier agent marked as uncounted.
-pub(super) fn uncounted(dispatcher: &Dispatcher) -> Option<Uncounted> {
-    if !dispatcher.counting() {
-        return None;
-    }
-    Uncounted::of(dispatcher.pinned().dir()).unwrap_or_else(|error| {
-        tracing::debug!("uncounted connections are not looked after: {error}");
-        None
-    })
 }
 
 /// The slots that each worker serves.

@@ -83,6 +83,7 @@ impl Dispatcher {
             }
         }
         self.table().publish();
+        self.settle_emptied();
         admitted.map(|()| slot)
     }
 
@@ -104,11 +105,13 @@ impl Dispatcher {
             known?;
         }
         let old = std::mem::replace(&mut self.sockets[slot], SlotSockets::Held(listeners));
+        self.unsettled.insert(slot);
         let put = self.restore(slot);
         if put.is_err() {
             self.sockets[slot] = old;
             let _ = self.restore(slot);
         }
+        self.settle_emptied();
         put
     }
 

@@ -5,7 +5,9 @@ mod load;
 mod members;
 mod plan;
 mod queues;
+mod settle;
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -38,6 +40,8 @@ pub struct Dispatcher {
     left: usize,
     /// Whether the log says that a listener found no room.
     told_full: bool,
+    /// Slots at whose listeners connections may wait that are not counted there: see [`Dispatcher::settle_emptied`].
+    unsettled: BTreeSet<usize>,
 }
 
 impl Dispatcher {
@@ -88,6 +92,7 @@ impl Dispatcher {
             policy: plan.policy,
             left: 0,
             told_full: false,
+            unsettled: BTreeSet::new(),
         }
     }
 
@@ -165,7 +170,7 @@ impl Dispatcher {
     }
 
     /// Fills the table and only then attaches the program: it never runs on a half-filled table.
-    fn fill(&self, plan: &Plan<'_>) -> Result<(), bpf::Error> {
+    fn fill(&mut self, plan: &Plan<'_>) -> Result<(), bpf::Error> {
         let table = self.table();
         table.contract().store(table::CONTRACT, Relaxed);
         let counted = if self.pinned.counting() { COUNTED } else { 0 };
@@ -176,10 +181,11 @@ impl Dispatcher {
         for slot in 0..self.sockets.len() {
             self.admit(slot)?;
         }
-        table.publish();
+        self.table().publish();
         for address in 0..self.pinned.addresses() {
             self.attach(address)?;
         }
+        self.settle_emptied();
         if plan.adopt {
             // The group may have been closing when its supervisor was killed.
             self.open();
@@ -203,17 +209,18 @@ impl Dispatcher {
 
     /// Makes a slot's listeners known, and has the program choose them if they listen. The slot is up from then on: a
     /// connection that comes before the first worker runs waits in the queue. Marks of an earlier agent are cleared.
-    fn admit(&self, slot: usize) -> Result<(), bpf::Error> {
-        let place = self.table().slot(slot);
+    fn admit(&mut self, slot: usize) -> Result<(), bpf::Error> {
         if matches!(self.sockets[slot], SlotSockets::Empty) {
-            place.flags().store(0, Relaxed);
+            self.table().slot(slot).flags().store(0, Relaxed);
             return Ok(());
         }
+        self.unsettled.insert(slot);
         for address in 0..self.pinned.addresses() {
             self.with(slot, address, |listener| {
                 self.pinned.know_listener(slot, listener)
             })?;
         }
+        let place = self.table().slot(slot);
         if self.waits_to_listen(slot) {
             place.flags().store(0, Relaxed);
             return Ok(());

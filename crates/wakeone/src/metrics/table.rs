@@ -160,6 +160,8 @@ pub const METRICS: &[Metric] = &[
         From::Group(|g| g.status.exits.iter().map(|(way, count)| (Some(("exit", (*way).to_owned())), Whole(*count))).collect())),
     metric("wakeone_group_moved_open", "connections", Gauge, "Connections that were moved while they waited and are still open", &["moved_live"],
         From::Group(|g| one(Whole(g.status.moved_live)))),
+    metric("wakeone_group_drift_mended", "connections", Counter, "Connections by which counts of open ones were found wrong, and mended; 0 unless something failed", &["drift_mended"],
+        From::Group(|g| one(Whole(g.status.drift_mended)))),
     metric("wakeone_program_runs", "", Counter, "Times that a BPF program ran, by program; 0 unless kernel.bpf_stats_enabled", &["programs[].name", "programs[].run_cnt"],
         From::Group(|g| g.status.programs.iter().map(|p| (Some(("program", p.name.clone())), Whole(p.run_cnt))).collect())),
     metric("wakeone_program_run", "seconds", Counter, "Time that a BPF program took, by program; 0 unless kernel.bpf_stats_enabled", &["programs[].run_time_ns"],
@@ -520,6 +522,7 @@ mod tests {
                 fallbacks: 1,
                 exits: BTreeMap::from([("selected", 5), ("no_slot", 1)]),
                 moved_live: 2,
+                drift_mended: 3,
                 slots: vec![slot(0), slot(1)],
                 programs: vec![RunStatistics {
                     name: "count".into(),

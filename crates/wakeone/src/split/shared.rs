@@ -236,6 +236,7 @@ impl Shared {
                 *steering = Steering::None;
             })?;
         }
+        group.share(self.original.remote);
         self.group.steered = Some(group);
         self.assign_original();
         Ok(())

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use wakeone::dispatcher::{Dispatcher, Plan};
 use wakeone::policy::Policy;
-use wakeone_kernel::bpf::recount::{Callbacks, Recounted, Uncounted, recount};
+use wakeone_kernel::bpf::recount::{Callbacks, Recounted, recount};
 use wakeone_kernel::bpf::table::flag;
 
 use crate::ground::*;
@@ -395,22 +395,21 @@ fn a_kernel_that_cannot_count_what_waited_before_counts_no_move_of_it() {
     assert!(recounted.missing().is_some());
     let table = dispatcher.table();
     let marks = || ground.pinned().moved();
-    let address = V4.parse().expect("address");
-    let mut uncounted = Uncounted::of(&ground.pins()).expect("map").expect("marks");
-    assert_eq!(marks(), 20);
+    let mut notes = ground.pinned().notes().expect("notes");
+    assert_eq!((marks(), table.moved_live()), (20, 20));
 
     // Moves them there and back, one of them gone meanwhile, and beside connections that are counted.
     move_away(&dispatcher, 0);
-    assert_eq!((actives(table), table.moved_live()), (vec![0, 0], 0));
+    assert_eq!((actives(table), table.moved_live()), (vec![0, 0], 20));
     reset(clients.remove(0));
     let counted = connect_many(V4, 6);
     wait_for_actives(table, &[3, 3]);
     move_away(&dispatcher, 1);
-    assert_eq!((actives(table), table.moved_live()), (vec![6, 0], 3));
+    assert_eq!((actives(table), table.moved_live()), (vec![6, 0], 23));
 
     // A mark stays as long as its connection waits, and is gone afterwards.
     wait("the reset is noticed", || {
-        uncounted.tidy(address).expect("tidy");
+        notes.tidy(table, 8080).expect("tidy");
         marks() == 19 + 3
     });
     // Another agent finds the same marks.
@@ -420,9 +419,11 @@ fn a_kernel_that_cannot_count_what_waited_before_counts_no_move_of_it() {
         (0, 19, 19 + 3)
     );
     let served = ground.accept_all();
-    wait("all marks gone", || uncounted.tidy(address).expect("tidy"));
-    assert!(Uncounted::of(&ground.pins()).expect("map").is_none());
-    assert_eq!((actives(table), marks()), (vec![6, 0], 3));
+    wait("all marks gone", || {
+        notes.tidy(table, 8080).expect("tidy");
+        marks() == 3
+    });
+    assert_eq!((actives(table), table.moved_live()), (vec![6, 0], 3));
 
     drop((served, clients, counted));
     ground.settle();

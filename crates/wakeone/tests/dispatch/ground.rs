@@ -137,8 +137,12 @@ impl Ground {
     /// Accepts and closes connections until every count is back at 0 and no move is remembered.
     pub fn settle(&self) {
         let pinned = self.pinned();
+        let mut notes = pinned.notes();
         wait("all counts back at 0", || {
             drop(self.accept_all());
+            if let Some(notes) = &mut notes {
+                notes.tidy(pinned.table(), 0).expect("tidy");
+            }
             actives(pinned.table()).iter().all(|active| *active == 0)
                 && pinned.table().moved_live() == 0
         });

@@ -6,6 +6,7 @@ mod counts;
 mod datagrams;
 #[path = "../../../../tests/support/distance.rs"]
 mod distance;
+mod drift;
 mod exits;
 mod ground;
 mod lookup;
