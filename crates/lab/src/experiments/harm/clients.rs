@@ -64,8 +64,8 @@ impl Held {
 const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(300);
 
-/// Keeps this many connections until `over`, opened so far apart. Whoever loses one opens it again at once, and asks who
-/// holds it.
+/// Keeps this many connections until `over`, opened so far apart. A client that loses its connection opens it again at
+/// once, and asks which worker holds it.
 pub fn reopen(address: SocketAddr, count: usize, apart: Duration, over: &AtomicBool) -> Held {
     let held = Mutex::new(Held::default());
     std::thread::scope(|scope| {

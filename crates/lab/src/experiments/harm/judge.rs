@@ -1,4 +1,4 @@
-//! What counts as harm: a column in which a server is worse with us than as it is.
+//! A cell has harm in each column in which the server is worse with us than as it is.
 
 use super::subjects::Subject;
 use super::{CARD, Situation, Way, arm_name, cells, pairing};
@@ -118,7 +118,7 @@ mod tests {
     const STEADY: Situation = Situation::Steady;
     const NOTHING: Values<'static> = ("moves", &[0.0]);
 
-    /// gunicorn in a steady load: five rounds of the mean as it is, and attached; what it lost attached, and another metric.
+    /// Judges gunicorn in a steady load, by the means of five rounds each, its losses while attached, and another metric.
     fn judged(theirs: [f64; 5], ours: [f64; 5], lost: f64, more: Values<'_>) -> Vec<String> {
         let all = subjects::ALL.iter();
         let subject = all.into_iter().find(|s| s.name == "gunicorn-sync");

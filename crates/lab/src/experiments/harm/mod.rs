@@ -21,7 +21,7 @@ card!();
 /// The experiment.
 pub struct Harm;
 
-/// Who hands out a server's connections.
+/// The ways to hand out a server's connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The server, without us.
@@ -49,7 +49,7 @@ impl Way {
     }
 }
 
-/// What happens to a server while it is measured.
+/// The situations that a server is measured in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Situation {
     /// Short requests in an open loop, a connection each.
@@ -62,7 +62,7 @@ enum Situation {
     Busy,
     /// It is restarted, or reloaded, twice.
     Restart,
-    /// It is restarted while clients keep connections. Whoever loses one opens it again.
+    /// It is restarted while clients keep connections. A client that loses its connection opens it again.
     Roll,
     /// Requests come before the first worker accepts.
     Boot,

@@ -41,7 +41,7 @@ pub struct Subject {
     pub situations: &'static [Situation],
     /// The command of its clients, which print one line of JSON. Without it they speak HTTP.
     pub client: Option<&'static str>,
-    /// What stands before its address: nothing, or `udp://`.
+    /// The scheme of its address: empty, or `udp://`.
     pub scheme: &'static str,
 }
 
@@ -175,7 +175,8 @@ pub const ALL: &[Subject] = &[
         run: None,
         files: &[("asgi.py", apps::ASGI)],
         said: Some(("Started worker", WORKERS)),
-        restart: Reload::Signal(Signal::SIGHUP, "Started worker", WORKERS, WORKERS),
+        // It replaces one worker after another.
+        restart: Reload::Signal(Signal::SIGHUP, "Stopped old worker", 0, WORKERS),
         situations: &[Steady, Kept, Stuck, Restarted],
         ..ASYNCIO
     },
@@ -251,7 +252,7 @@ pub const ALL: &[Subject] = &[
         shared: true,
         files: &[("prefork.py", apps::PREFORK)],
         situations: &[Boot],
-        // Its workers accept half a second after it listens: whoever comes before waits, and is part of the case.
+        // Its workers accept half a second after it listens. Earlier requests wait, and are part of the case.
         answers: false,
         ..ASYNCIO
     },
@@ -312,6 +313,8 @@ impl Subject {
             _ => plain,
         };
         let ready = match way {
+            // The load begins as soon as it listens.
+            Way::Split if self.situations == [Boot] => launch.ready,
             Way::Run | Way::Split => Ready {
                 line: "ready:",
                 said: None,
