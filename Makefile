@@ -26,13 +26,21 @@ deps: ## Install what the build needs (Debian packages, by apt-get)
 .PHONY: test-deps
 test-deps: ## Install what the tests need too: browser, Redis, node, nginx and other servers
 	@scripts/deps build test
-	@$(MAKE) --silent $(VENV)/installed
+	@$(MAKE) --silent $(VENV)/installed $(VENV)/bin/tokio_server $(VENV)/bin/go_server
 
 $(VENV)/installed: tests/servers/requirements.txt
 	@echo "installing into $(VENV): $$(grep -v '^#' $< | paste -sd ' ')"
 	@mkdir -p target && python3 -m venv --clear $(VENV)
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
+
+# Servers of this repository in other runtimes. The workspace does not depend on them.
+$(VENV)/bin/tokio_server: tests/servers/tokio/Cargo.lock tests/servers/tokio/src/main.rs | $(VENV)/installed
+	@cargo build --quiet --release --locked --manifest-path tests/servers/tokio/Cargo.toml --target-dir $(VENV)/build
+	@install $(VENV)/build/release/tokio_server $@
+
+$(VENV)/bin/go_server: tests/servers/go_own/main.go | $(VENV)/installed
+	@go build -o $@ $<
 
 .PHONY: build
 build: deps ## Build target/release/wakeone

@@ -21,6 +21,19 @@ pub const PREFORK: &str = include_str!("apps/prefork.py");
 /// For nginx's perl module; nginx counts by itself.
 pub const PERL: &str = include_str!("apps/Work.pm");
 
+/// Starts a server that is one worker several times, a socket each.
+pub const EACH: &str = include_str!("apps/harm/each.py");
+/// A worker of asyncio, with or without helper processes.
+pub const LOOP: &str = include_str!("apps/harm/loop.py");
+/// A worker of node on an inherited socket.
+pub const OWN_JS: &str = include_str!("apps/harm/own.js");
+/// Sessions over UDP: server and clients.
+pub const SESSIONS: &str = include_str!("apps/harm/sessions.py");
+/// QUIC by aioquic: server and clients.
+pub const QUIC: &str = include_str!("apps/harm/quic.py");
+/// dnsperf, whose result is printed as the other clients print theirs.
+pub const DNS: &str = include_str!("apps/harm/dns.py");
+
 /// A file to which the programs add a byte before each answer.
 #[derive(Debug)]
 pub struct Count(PathBuf);

@@ -6,6 +6,9 @@ pub enum Error {
     /// A server under test did not start, did not become ready, or did not stop.
     #[error("{0}")]
     Server(String),
+    /// `wakeone attach` did not attach, and said why.
+    #[error("{0}")]
+    Refused(String),
     /// The load could not be sent.
     #[error("the load on {target} failed: {source}")]
     Load {

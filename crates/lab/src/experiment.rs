@@ -112,6 +112,9 @@ pub struct Sample {
     /// The counts of the load's slices, where it was sent in slices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slices: Option<Slices>,
+    /// Words that belong to the numbers, as the reason of a refusal, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub notes: BTreeMap<String, String>,
 }
 
 impl Sample {

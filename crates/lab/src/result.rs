@@ -56,6 +56,9 @@ pub struct Variant {
     /// The counts of its loads' slices, where they were sent in slices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slices: Option<Slices>,
+    /// Words that belong to the numbers, by name; the last round's where rounds differ.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub notes: BTreeMap<String, String>,
 }
 
 /// One number, once a round, and its middle and ends.
@@ -286,6 +289,7 @@ pub(crate) mod tests {
             metrics: metrics.iter().map(metric).collect(),
             distributions: BTreeMap::new(),
             slices: None,
+            notes: BTreeMap::new(),
         };
         Outcome {
             derived: Vec::new(),

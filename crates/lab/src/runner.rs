@@ -180,6 +180,7 @@ fn variant(name: &str, points: &Points) -> Variant {
         metrics: BTreeMap::new(),
         distributions: BTreeMap::new(),
         slices: None,
+        notes: BTreeMap::new(),
     };
     for (_, _, sample) in points.iter().filter(|(_, arm, _)| arm == name) {
         for (metric, (unit, value)) in &sample.metrics {
@@ -196,6 +197,7 @@ fn variant(name: &str, points: &Points) -> Variant {
                 .or_default()
                 .merge(distribution);
         }
+        variant.notes.extend(sample.notes.clone());
         match (&mut variant.slices, &sample.slices) {
             (Some(all), Some(more)) => all.merge(more),
             (none, slices) => *none = none.take().or_else(|| slices.clone()),

@@ -28,8 +28,12 @@ impl Attached {
         Self::to_target(format!("udp://{address}"), &how)
     }
 
-    fn to_target(target: String, how: &[&str]) -> Result<Self, Error> {
-        wakeone("attach", how, &target)?;
+    /// Attaches with these options.
+    ///
+    /// # Errors
+    /// What `wakeone attach` says, as [`Error::Refused`].
+    pub fn to_target(target: String, how: &[&str]) -> Result<Self, Error> {
+        wakeone("attach", how, &target).map_err(|error| Error::Refused(error.to_string()))?;
         Ok(Self(target))
     }
 

@@ -2,6 +2,7 @@
 
 use nix::sys::signal::Signal;
 use std::net::SocketAddr;
+use std::process::Command;
 use std::time::{Duration, Instant};
 use wakeone_load::Plan;
 
@@ -50,8 +51,8 @@ pub enum Restart {
     StartFirst,
     /// The next one has this option to name the one that it tells to end.
     TakeOver(&'static str),
-    /// SIGHUP. It is over when the server has printed this number of lines with this text.
-    HangUp(&'static str, usize),
+    /// A signal. It is over when the server has printed this number of lines with this text.
+    Signal(Signal, &'static str, usize),
 }
 
 impl ServerUnderTest {
@@ -125,6 +126,38 @@ impl ServerUnderTest {
         matches!(self.launch.counted, Counted::InFile | Counted::ByNginx)
     }
 
+    /// Attaches to it, as by `wakeone attach` with these options. The scheme is empty or `udp://`.
+    ///
+    /// # Errors
+    /// What `wakeone attach` says.
+    pub fn attach(&mut self, scheme: &str, how: &[&str]) -> Result<(), Error> {
+        let target = format!("{scheme}{}", self.address);
+        self.attached = Some(Attached::to_target(target, how)?);
+        Ok(())
+    }
+
+    /// The lines that it has printed so far.
+    pub fn said(&mut self) -> &[String] {
+        self.server.said()
+    }
+
+    /// A command whose names in braces are filled in as those of the server's own.
+    ///
+    /// # Errors
+    /// When its program is not installed.
+    pub fn client(
+        &self,
+        line: &str,
+        values: Vec<(&'static str, String)>,
+    ) -> Result<Command, Error> {
+        let launch = Launch {
+            line: line.into(),
+            values,
+            ..Launch::default()
+        };
+        launch.command(&place(self.address, &self.scratch), &[])
+    }
+
     fn made(&self) -> Result<u64, Error> {
         match self.launch.counted {
             Counted::InFile => self.count.made(),
@@ -167,8 +200,8 @@ impl ServerUnderTest {
     /// When it does not end well, or the next one does not become ready.
     pub fn restart(&mut self, how: Restart) -> Result<(), Error> {
         match how {
-            Restart::HangUp(said, count) => {
-                self.server.signal(Signal::SIGHUP)?;
+            Restart::Signal(signal, said, count) => {
+                self.server.signal(signal)?;
                 return self.server.wait_said(said, count, PATIENCE);
             }
             Restart::EndFirst => {

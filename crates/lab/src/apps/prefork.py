@@ -1,7 +1,7 @@
-"""prefork.py ADDRESS PORT WORKERS [reuseport]: workers that block in accept() and answer one connection at a time.
+"""prefork.py ADDRESS PORT WORKERS [reuseport] [slow]: workers that block in accept() and answer one connection at a time.
 
 They share one listening socket, or have one each with SO_REUSEPORT. Each sleeps for as long as a request says, and counts
-before it answers.
+before it answers. With `slow`, they begin to accept half a second after it listens.
 """
 
 import os
@@ -45,6 +45,8 @@ def answer(connection):
 
 def serve(listener):
     """Serves for ever."""
+    if "slow" in sys.argv[4:]:
+        time.sleep(0.5)
     while True:
         connection, _ = listener.accept()
         with connection:

@@ -4,6 +4,7 @@ mod accept_lock;
 mod architectures;
 mod cost;
 mod cycle;
+mod harm;
 mod herd;
 mod kept;
 mod nginx;
@@ -43,6 +44,7 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &nginx::Nginx,
         &pinned::Pinned,
         &split::Split,
+        &harm::Harm,
         &reference::Reference,
         &udp_readers::UdpReaders,
         &udp_locks::UdpLocks,

@@ -336,6 +336,7 @@ mod tests {
                 metrics,
                 distributions: BTreeMap::new(),
                 slices: None,
+                notes: BTreeMap::new(),
             });
         }
         outcome

@@ -1,5 +1,7 @@
 //! The servers and how each is restarted.
 
+use nix::sys::signal::Signal;
+
 use crate::error::Error;
 use crate::launch::{self, Counted, Launch, Ready};
 use crate::under_test::{Restart, ServerUnderTest};
@@ -101,7 +103,9 @@ impl Kind {
         nth: usize,
     ) -> Result<(), Error> {
         let how = match self {
-            Kind::Ours(way) if way.steered() => Restart::HangUp("rolling restart done", nth),
+            Kind::Ours(way) if way.steered() => {
+                Restart::Signal(Signal::SIGHUP, "rolling restart done", nth)
+            }
             Kind::Ours(Way::ReuseportHash) => Restart::StartFirst,
             // The next one cannot have the address before this one has left it.
             Kind::Ours(_) => Restart::EndFirst,
@@ -111,7 +115,7 @@ impl Kind {
                 let few = if self == Kind::Nginx { workers / 2 } else { 1 };
                 let next = if nth % 2 == 1 { few } else { workers };
                 server.rewrite(nginx::FILE, &nginx_of(next).text())?;
-                Restart::HangUp("start worker processes", nth + 1)
+                Restart::Signal(Signal::SIGHUP, "start worker processes", nth + 1)
             }
         };
         server.restart(how)

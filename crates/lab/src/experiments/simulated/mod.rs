@@ -162,6 +162,7 @@ pub fn outcome(
         metrics: sample.metrics.into_iter().map(metric).collect(),
         distributions: sample.distributions,
         slices: None,
+        notes: Default::default(),
     };
     Outcome {
         schema: SCHEMA.into(),

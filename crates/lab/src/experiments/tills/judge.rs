@@ -196,6 +196,7 @@ mod tests {
                 metrics,
                 distributions: Default::default(),
                 slices: None,
+                notes: Default::default(),
             }],
             contrasts: Vec::new(),
             comparisons: std::iter::zip(names, ratios)
