@@ -95,10 +95,13 @@ impl Recounts {
             });
             open.ok()
         };
-        let Some(open) = self.open.get_or_init(load) else {
+        let Some(open) = self
+            .open
+            .get_or_init(|| capability::with(&FOR_LOADING, load))
+        else {
             return Ok(());
         };
-        let mut found = open.tagged()?;
+        let mut found = capability::with(&FOR_LOADING, || open.tagged())?;
         self.notes.add_to(&mut found);
         let after = self.samples();
         self.drifts.resize_with(before.len(), Drift::default);
@@ -161,8 +164,7 @@ impl RecountThread {
                 return;
             };
             while !its_stop.load(Ordering::Acquire) {
-                let looked = capability::with(&FOR_LOADING, || recounts.look());
-                if let Err(error) = looked {
+                if let Err(error) = recounts.look() {
                     tracing::debug!("recounting connections failed: {error}");
                 }
                 std::thread::park_timeout(LOOK_EVERY);
