@@ -520,6 +520,7 @@ mod tests {
                 fallbacks: 1,
                 exits: BTreeMap::from([("selected", 5), ("no_slot", 1)]),
                 moved_live: 2,
+                orphans: Vec::new(),
                 slots: vec![slot(0), slot(1)],
                 programs: vec![RunStatistics {
                     name: "count".into(),
