@@ -45,7 +45,7 @@ pub struct Args {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "on",
-        conflicts_with_all = ["workers", "listen", "backlog", "weight", "lookup", "user", "group", "keep_cap", "grace", "name", "restart", "refuse"]
+        conflicts_with_all = ["workers", "listen", "backlog", "weight", "lookup", "user", "group", "keep_cap", "name", "restart", "refuse"]
     )]
     split: Option<Split>,
 
@@ -96,7 +96,7 @@ pub struct Args {
     #[arg(long, value_name = "CAP")]
     keep_cap: Vec<String>,
 
-    /// How long a worker may take to end when asked to
+    /// How long a worker may take to end when asked to; with --split: what outlives the server's first process
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     grace: Duration,
 
@@ -177,6 +177,7 @@ fn split(args: &Args, how: Split) -> anyhow::Result<ExitCode> {
         affinity: args.affinity.unwrap_or_default(),
         rescue: steering_config(args).rescue != Some(false),
         stuck_after: args.stuck_after,
+        grace: args.grace,
         runtime_dir: args.runtime.dir(),
         check: how == Split::Check,
         metrics: args.metrics,

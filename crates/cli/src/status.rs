@@ -40,6 +40,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(group) = &args.group {
         status.groups = named::groups(&paths, group).context("status")?;
     }
+    for group in &mut status.groups {
+        group.find_orphans(&paths);
+    }
     if args.json {
         print_json(&status)?;
     } else if status.groups.is_empty() {
@@ -78,6 +81,9 @@ fn text(group: &Group, all: bool, style: Style) -> String {
                 .iter()
                 .map(|line| paint(line, Tone::Dim, style)),
         );
+    }
+    for orphan in &group.orphans {
+        lines.extend(wrap(&orphan.told(), "", style));
     }
     lines.join("\n") + "\n"
 }

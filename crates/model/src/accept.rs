@@ -172,9 +172,11 @@ struct Watching {
 impl Watching {
     fn see(snapshots: &[ProcessSnapshot]) -> Self {
         let mut all = Self::default();
+        let heirs = heirs(snapshots);
         for sighting in snapshots {
             let mut now = 0;
-            for process in &sighting.processes {
+            let processes = sighting.processes.iter();
+            for process in processes.filter(|one| !heirs.contains(&one.pid)) {
                 let units = units(process);
                 if process.rings && !process.holds.is_empty() && units.is_empty() {
                     all.rings.insert(process.pid);
@@ -279,10 +281,34 @@ fn waits_now(process: &Process) -> bool {
     })
 }
 
+/// Processes that only inherited the epoll set in which their parent waits: a process pool, say. They have the same set
+/// under the same number, and no thread of theirs was seen to wait in it.
+fn heirs(snapshots: &[ProcessSnapshot]) -> BTreeSet<u32> {
+    let all = || snapshots.iter().flat_map(|s| &s.processes);
+    let sets = |process: &Process| -> BTreeSet<(i32, u64)> {
+        let polls = process.polls.iter();
+        polls.map(|one| (one.epoll, one.inode)).collect()
+    };
+    let parents: BTreeMap<u32, BTreeSet<(i32, u64)>> =
+        all().map(|one| (one.pid, sets(one))).collect();
+    let inherits = |one: &&Process| {
+        let own = sets(one);
+        let parent = parents.get(&one.parent);
+        !own.is_empty() && parent.is_some_and(|parent| own.is_subset(parent))
+    };
+    let mut heirs: BTreeSet<u32> = all().filter(inherits).map(|one| one.pid).collect();
+    for process in all().filter(|one| waits_now(one)) {
+        heirs.remove(&process.pid);
+    }
+    heirs
+}
+
 /// Processes seen waiting for each socket, by its inode.
 pub fn waiters(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, BTreeSet<u32>> {
     let mut waiters: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
-    for process in snapshots.iter().flat_map(|s| &s.processes) {
+    let heirs = heirs(snapshots);
+    let all = snapshots.iter().flat_map(|s| &s.processes);
+    for process in all.filter(|one| !heirs.contains(&one.pid)) {
         for (_, inode, _) in units(process) {
             waiters.entry(inode).or_default().insert(process.pid);
         }

@@ -55,6 +55,10 @@ pub struct SlotHistory {
     suspect_cpu_ns: Option<u64>,
     /// Since when it is marked stuck, in ns.
     pub stuck_since_ns: Option<u64>,
+    /// What its worker had when it was marked: accepted connections that were open, and CPU time in ns.
+    marked: (u64, u64),
+    /// How often its mark lapsed, since it last accepted or was seen to wait.
+    lapses: u32,
 }
 
 /// The patience of the judge.
@@ -83,6 +87,9 @@ impl Default for Limits {
 /// Notes progress, and returns whether the slot's worker is suspect: connections wait and none was accepted for too
 /// long. A slot that is already marked stuck is no new suspect.
 pub fn suspect(now_ns: u64, look: &SlotSample, memory: &mut SlotHistory, limits: Limits) -> bool {
+    if look.accepted > memory.accepted {
+        memory.lapses = 0;
+    }
     if look.queued == 0 || look.accepted > memory.accepted || !look.serving {
         memory.accepted = memory.accepted.max(look.accepted);
         memory.progress_ns = now_ns;
@@ -97,6 +104,27 @@ impl SlotHistory {
     /// Nothing waited at this moment.
     pub fn nothing_waits(&mut self, now_ns: u64) {
         self.progress_ns = self.progress_ns.max(now_ns);
+    }
+
+    /// It is stuck from now on. Its worker has had so much CPU time.
+    pub fn mark(&mut self, now_ns: u64, look: &SlotSample, cpu_ns: u64) {
+        self.stuck_since_ns = Some(now_ns);
+        self.marked = (held(look), cpu_ns);
+    }
+
+    /// Its mark lapsed.
+    pub fn begin_trial(&mut self) {
+        self.lapses = self.lapses.saturating_add(1);
+    }
+
+    /// Its worker was seen to be well.
+    pub fn end_trial(&mut self) {
+        self.lapses = 0;
+    }
+
+    /// Whether its mark lapsed, and nobody has seen its worker to be well since.
+    pub fn is_on_trial(&self) -> bool {
+        self.lapses > 0
     }
 
     /// Records that the slot's queue was moved: its connections were not accepted here.
@@ -134,6 +162,23 @@ impl WorkerState {
     /// Whether it is seen outside accept, so that what waits for it waits for something else first.
     pub fn is_elsewhere(self) -> bool {
         matches!(self, Self::Busy | Self::Running { .. } | Self::Stopped)
+    }
+
+    /// The state of a socket that two processes serve: whoever is free takes what waits there. What cannot be seen might
+    /// be free.
+    #[must_use]
+    pub fn freest(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Waiting, _) | (_, Self::Waiting) => Self::Waiting,
+            (Self::Gone, state) | (state, Self::Gone) => state,
+            (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
+            (Self::Running { cpu_ns: one }, Self::Running { cpu_ns: other }) => Self::Running {
+                cpu_ns: one.saturating_add(other),
+            },
+            (running @ Self::Running { .. }, _) | (_, running @ Self::Running { .. }) => running,
+            (Self::Stopped, state) | (state, Self::Stopped) => state,
+            (Self::Busy, Self::Busy) => Self::Busy,
+        }
     }
 }
 
@@ -194,6 +239,44 @@ pub fn idle(look: &SlotSample, doing: impl FnOnce() -> WorkerState) -> bool {
 /// Whether a slot marked stuck works again: it accepted since, or waits for connections.
 pub fn recovered(look: &SlotSample, memory: &SlotHistory, doing: WorkerState) -> bool {
     look.accepted > memory.accepted || doing == WorkerState::Waiting
+}
+
+/// How long a mark stays on a slot with an empty queue before it lapses. Doubled each time, up to the longest.
+const LAPSE_AFTER_NS: u64 = 1_000_000_000;
+const LONGEST_LAPSE_NS: u64 = 30_000_000_000;
+
+/// Whether the mark of a slot with an empty queue lapses, although nobody saw its worker wait. The look that led to the
+/// mark may have been wrong, or the worker waits in a way unknown to us. Without connections it can never prove that.
+///
+/// A worker that hangs must not get connections again and again. So it must live: it has had CPU time since. And its
+/// connections must be moved if they wait again (`rescue`), or it has closed some since, as nobody does who hangs.
+///
+/// The worker is looked at last (its state, and its CPU time in ns), because that costs something.
+pub fn lapses(
+    now_ns: u64,
+    look: &SlotSample,
+    memory: &SlotHistory,
+    rescue: bool,
+    worker: impl FnOnce() -> (WorkerState, u64),
+) -> bool {
+    let Some(since_ns) = memory.stuck_since_ns else {
+        return false;
+    };
+    let doubled = LAPSE_AFTER_NS << memory.lapses.min(5);
+    let (had, cpu_ns) = memory.marked;
+    look.serving
+        && look.queued == 0
+        && now_ns.saturating_sub(since_ns) >= doubled.min(LONGEST_LAPSE_NS)
+        && (rescue || held(look) < had || look.active == 0)
+        && match worker() {
+            (WorkerState::Stopped | WorkerState::Gone, _) => false,
+            (_, now) => now > cpu_ns,
+        }
+}
+
+/// Connections that a worker has accepted and not closed.
+fn held(look: &SlotSample) -> u64 {
+    look.active.saturating_sub(look.queued.into())
 }
 
 /// Whether the others can take a queue: the kernel migrates past the target's backlog, so we must not.
@@ -361,6 +444,23 @@ mod tests {
     }
 
     #[test]
+    fn the_freest_of_several_processes_settles_it() {
+        use WorkerState::{Busy, Gone, Running, Stopped, Unknown, Waiting};
+        let (one, other) = (Running { cpu_ns: 5 }, Running { cpu_ns: 7 });
+        assert_eq!(one.freest(other), Running { cpu_ns: 12 });
+        assert_eq!(Busy.freest(one), one);
+        assert_eq!(one.freest(Stopped), one);
+        assert_eq!(Waiting.freest(one), Waiting);
+        assert_eq!(one.freest(Waiting), Waiting);
+        for other in [one, Busy, Stopped, Gone] {
+            assert_eq!(Unknown.freest(other), Unknown);
+            assert_eq!(other.freest(Unknown), Unknown);
+            assert_eq!(Gone.freest(other), other);
+            assert_eq!(other.freest(Gone), other);
+        }
+    }
+
+    #[test]
     fn who_serves_its_queue_many_times_over_has_overtaken() {
         let limits = Limits::default();
         let lap = ProgressBaseline::start(0, &[look(2, 10), look(1, 100), look(0, 0)]);
@@ -383,6 +483,89 @@ mod tests {
         assert!(!lap.overtaken(50 * MS, [(1, &draining)].into_iter(), limits));
         let came_later = look(0, 500);
         assert!(!lap.overtaken(50 * MS, [(3, &came_later)].into_iter(), limits));
+    }
+
+    /// A slot marked at 0 that had one connection open and one waiting; its worker had 5 ns of CPU time.
+    fn marked(lapses: u32) -> SlotHistory {
+        let mut memory = SlotHistory::default();
+        (0..lapses).for_each(|_| memory.begin_trial());
+        memory.mark(0, &look(1, 0), 5);
+        memory
+    }
+
+    #[test]
+    fn a_mark_on_an_empty_queue_lapses_if_its_worker_lives() {
+        use WorkerState::{Busy, Gone, Running, Stopped};
+        let running = Running { cpu_ns: 6 };
+        for (name, rescue, queued, active, worker, expected) in [
+            ("it had a CPU", true, 0, 1, (Busy, 6), true),
+            ("it has one", true, 0, 1, (running, 6), true),
+            (
+                "it may not be seen",
+                true,
+                0,
+                1,
+                (WorkerState::Unknown, 6),
+                true,
+            ),
+            ("it sleeps all along", true, 0, 1, (Busy, 5), false),
+            ("it is stopped", true, 0, 1, (Stopped, 6), false),
+            ("it is gone", true, 0, 1, (Gone, 6), false),
+            ("connections wait", true, 1, 2, (Busy, 6), false),
+            ("what waits is not moved", false, 0, 1, (Busy, 6), false),
+            ("it closed the one it had", false, 0, 0, (Busy, 6), true),
+            ("the same, but it had no CPU", false, 0, 0, (Busy, 5), false),
+        ] {
+            let look = SlotSample {
+                active,
+                ..look(queued, 0)
+            };
+            let lapsed = |at_ms: u64| lapses(at_ms * MS, &look, &marked(0), rescue, || worker);
+            assert_eq!(lapsed(1_000), expected, "{name}");
+            assert!(!lapsed(999), "{name}, too early");
+        }
+        let none = SlotHistory::default();
+        assert!(!lapses(9_000 * MS, &look(0, 0), &none, true, || (Busy, 6)));
+        let draining = SlotSample {
+            serving: false,
+            ..look(0, 0)
+        };
+        assert!(!lapses(9_000 * MS, &draining, &marked(0), true, || (
+            Busy, 6
+        )));
+    }
+
+    #[test]
+    fn a_mark_that_comes_back_lapses_later_each_time_until_the_worker_accepts() {
+        let lapsed = |memory: &SlotHistory, at_ms: u64| {
+            lapses(at_ms * MS, &look(0, 0), memory, true, || {
+                (WorkerState::Busy, 6)
+            })
+        };
+        for (before, ms) in [
+            (0, 1_000),
+            (1, 2_000),
+            (4, 16_000),
+            (5, 30_000),
+            (99, 30_000),
+        ] {
+            let memory = marked(before);
+            assert!(!lapsed(&memory, ms - 1), "{before}");
+            assert!(lapsed(&memory, ms), "{before}");
+        }
+        let mut memory = marked(3);
+        memory.stuck_since_ns = None;
+        // Its queue was moved: it accepted none of that.
+        memory.moved(&look(0, 7));
+        assert!(!suspect(MS, &look(1, 7), &mut memory, Limits::default()));
+        assert!(memory.is_on_trial());
+        assert!(!suspect(
+            2 * MS,
+            &look(1, 8),
+            &mut memory,
+            Limits::default()
+        ));
+        assert!(!memory.is_on_trial());
     }
 
     #[test]

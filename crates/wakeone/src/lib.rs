@@ -10,6 +10,7 @@ pub mod metrics;
 pub mod move_log;
 pub mod named;
 pub mod notify;
+pub mod orphans;
 pub mod paths;
 pub mod policy;
 mod privileges;

@@ -10,6 +10,7 @@ use wakeone_kernel::bpf::table::{self, AFFINITY, CLOSING, DATAGRAMS, EXITS, Tabl
 use wakeone_kernel::bpf::{Pinned, RunStatistics};
 use wakeone_kernel::schedule;
 
+use crate::orphans::{self, Orphan};
 use crate::paths::{DATAGRAM_SUFFIX, Paths};
 use crate::policy::{Affinity, Policy};
 use crate::supervisor::listen::Endpoint;
@@ -61,6 +62,9 @@ pub struct Group {
     pub drift_mended: u64,
     /// Its slots.
     pub slots: Vec<Slot>,
+    /// Processes that hold a listener of a slot and do not accept, as their worker has ended; see
+    /// [`Group::find_orphans`].
+    pub orphans: Vec<Orphan>,
     /// Run statistics of its programs; all 0 unless the kernel keeps any (`kernel.bpf_stats_enabled`).
     pub programs: Vec<RunStatistics>,
 }
@@ -129,6 +133,14 @@ pub fn read(paths: &Paths) -> io::Result<Status> {
         }
     }
     Ok(Status { groups })
+}
+
+impl Group {
+    /// Finds its orphans, which takes a look at all processes.
+    pub fn find_orphans(&mut self, paths: &Paths) {
+        let state = state_of(paths, &self.name);
+        self.orphans = state.map_or_else(Vec::new, |state| orphans::find(&state));
+    }
 }
 
 /// Returns a group's state. The UDP part of a group shares the state of its other part.
@@ -205,6 +217,7 @@ pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Gr
         exits,
         moved_live: table.map_or(0, Table::moved_live),
         drift_mended: table.map_or(0, |table| table.drift_mended().load(Relaxed)),
+        orphans: Vec::new(),
         slots: table
             .map(slots)
             .unwrap_or_else(|| state.map(unsteered_slots).unwrap_or_default()),

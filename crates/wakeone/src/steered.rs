@@ -17,6 +17,7 @@ use crate::agent::{Agent, AgentConfig};
 use crate::dispatcher::Dispatcher;
 use crate::metrics::Source;
 use crate::move_log::MoveLog;
+use crate::orphans::OrphanLog;
 use crate::paths::Paths;
 use crate::privileges::{FOR_LOADING, FOR_THE_END};
 use crate::slot_sockets::RemoteFd;
@@ -56,6 +57,7 @@ pub struct SteeredGroup {
     dir: GroupDir,
     agent: Option<Agent>,
     moves: MoveLog,
+    orphans: OrphanLog,
     /// By the socket's cookie.
     places: BTreeMap<u64, SocketPlace>,
     /// See [`State::moving_shared`].
@@ -73,9 +75,20 @@ impl SteeredGroup {
             dir: GroupDir::take(runtime_dir, name)?,
             agent: None,
             moves: MoveLog::default(),
+            orphans: OrphanLog::default(),
             places: BTreeMap::new(),
             moving_shared: None,
         })
+    }
+
+    /// Logs processes that keep its sockets after their workers ended; `ended`: a worker did just now.
+    pub fn look_for_orphans(&mut self, ended: bool) {
+        if ended {
+            self.orphans.look_soon();
+        }
+        let mut orphans = std::mem::take(&mut self.orphans);
+        orphans.look(|| self.state().ok());
+        self.orphans = orphans;
     }
 
     /// Whether an earlier agent attached it and was killed: its program is still there.

@@ -1,5 +1,6 @@
 //! Whether a worker waits for connections: the state of a process, or of a tree of them.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use nix::unistd::Pid;
 pub use wakeone_model::judge::WorkerState;
 use wakeone_model::listener::Wait;
 
-use crate::proc::process::{children, is_stopped, sockets_of};
+use crate::proc::process::{is_stopped, sockets_of, tree};
 use crate::proc::{reader, stat, waits};
 
 /// Returns the state of a process from all of its threads; the first one that waits for connections settles it. A
@@ -21,30 +22,45 @@ pub fn doing(pid: u32) -> WorkerState {
     threads_doing(pid, |line| thread_doing(pid, line))
 }
 
+/// What a process does that holds one of a worker's listeners.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Look {
+    state: WorkerState,
+    /// It was seen to wait for one of the listeners. Polled descriptors that cannot be read, and rings, may be of
+    /// anything.
+    sure: bool,
+}
+
 /// Returns the same of a process that has these `sockets`, for some listeners. A thread in accept, epoll, poll or
 /// select counts as waiting only if it waits for one of the `listeners` (by inode). A server's threads may wait in
 /// epoll for their open connections while nobody accepts new ones.
-fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> WorkerState {
-    threads_doing(pid, |line| {
+fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> Look {
+    let sure = Cell::new(false);
+    let state = threads_doing(pid, |line| {
         let line = match line {
             Ok(line) if !waits::is_running(&line) => line,
             other => return thread_doing(pid, other),
         };
+        let waits = |for_them: bool| {
+            sure.set(for_them);
+            WorkerState::Waiting
+        };
         match waits::wait_of(pid, &line, sockets, listeners) {
-            Wait::Accept(inode) | Wait::Receive(inode) if listeners.contains(&inode) => {
-                WorkerState::Waiting
-            }
+            Wait::Accept(inode) | Wait::Receive(inode) if listeners.contains(&inode) => waits(true),
             Wait::Epoll(epoll) => match waits::is_in(pid, epoll, listeners) {
-                Some(true) => WorkerState::Waiting,
+                Some(true) => waits(true),
                 Some(false) => WorkerState::Busy,
                 None => WorkerState::Unknown,
             },
-            Wait::Poll(set) if !set.is_empty() => WorkerState::Waiting,
-            // The polled descriptors cannot be read here, and a ring may hold an accept.
-            Wait::PollUnseen | Wait::IoUring => WorkerState::Waiting,
+            Wait::Poll(set) if !set.is_empty() => waits(true),
+            Wait::PollUnseen | Wait::IoUring => waits(false),
             _ => WorkerState::Busy,
         }
-    })
+    });
+    Look {
+        state,
+        sure: sure.get(),
+    }
 }
 
 /// Returns the state of a process by each thread's line of /proc/PID/task/TID/syscall.
@@ -76,20 +92,6 @@ fn busier(one: WorkerState, other: WorkerState) -> WorkerState {
     }
 }
 
-/// Returns the state of two processes of a worker.
-fn together(one: WorkerState, other: WorkerState) -> WorkerState {
-    match (one, other) {
-        (WorkerState::Waiting, _) => one,
-        (_, WorkerState::Waiting) => other,
-        (WorkerState::Running { cpu_ns: one }, WorkerState::Running { cpu_ns: other }) => {
-            WorkerState::Running {
-                cpu_ns: one.saturating_add(other),
-            }
-        }
-        _ => busier(one, other),
-    }
-}
-
 /// Returns the state of a process that runs.
 fn running(pid: u32) -> WorkerState {
     WorkerState::Running {
@@ -114,32 +116,85 @@ fn if_running(pid: u32, doing: WorkerState) -> WorkerState {
     }
 }
 
-/// Returns the same for a worker that may be a tree of processes: a server's own master, say, with the process that
-/// accepts below it. The accepting processes hold one of the listeners (by their `inodes`) and have none below them
-/// that does.
+/// Returns the same for a worker that may be a tree of processes, which hold one of its listeners (by their `inodes`):
+/// see [`Acceptors`], here without a memory.
 pub fn doing_below(pid: u32, inodes: &[u64]) -> WorkerState {
-    holders_doing(pid, inodes).unwrap_or_else(|| doing(pid))
+    Acceptors::default().doing(&[pid], inodes)
 }
 
-fn holders_doing(pid: u32, inodes: &[u64]) -> Option<WorkerState> {
-    let children = children(pid);
-    let below = children
-        .iter()
-        .filter_map(|child| holders_doing(*child, inodes))
-        .reduce(together);
-    below.or_else(|| {
-        let held = match sockets_of(pid) {
-            Ok(held) => held,
-            // It lets its readers hang. Nobody knows what it holds, and does.
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                return Some(WorkerState::Unknown);
+/// The processes of a worker that were seen to wait for its listeners.
+///
+/// A worker may be a tree of processes: a server's own master with the process that accepts below it, or a process that
+/// accepts with its helpers (a process pool, a child command) below it. All of them may hold the listener, as children
+/// inherit it. So whoever was seen to wait for it speaks for the worker, and the others only while nobody was.
+#[derive(Debug, Default)]
+pub struct Acceptors(Vec<u32>);
+
+impl Acceptors {
+    /// Returns the state of the worker that has these processes at its top: mostly one. Anyone who waits for the
+    /// listeners settles it.
+    pub fn doing(&mut self, tops: &[u32], inodes: &[u64]) -> WorkerState {
+        let listeners: HashSet<u64> = inodes.iter().copied().collect();
+        let mut seen: Vec<(u32, WorkerState)> = Vec::new();
+        // Mostly one look at who accepts is enough.
+        for one in self
+            .0
+            .clone()
+            .into_iter()
+            .chain(tops.iter().copied().flat_map(tree))
+        {
+            let is_new = seen.iter().all(|(other, _)| *other != one);
+            let Some(look) = is_new.then(|| look_at(one, &listeners)).flatten() else {
+                continue;
+            };
+            let known = self.0.contains(&one);
+            if look.state == WorkerState::Waiting && (known || look.sure) {
+                if !known {
+                    self.0.push(one);
+                }
+                return WorkerState::Waiting;
             }
-            Err(_) => Vec::new(),
-        };
-        held.iter()
-            .any(|(_, inode)| inodes.contains(inode))
-            .then(|| doing_at(pid, &held, &inodes.iter().copied().collect()))
-    })
+            seen.push((one, look.state));
+        }
+        self.0.retain(|one| {
+            seen.iter()
+                .any(|(other, state)| other == one && *state != WorkerState::Gone)
+        });
+        let speaks = |one: &u32| self.0.is_empty() || self.0.contains(one);
+        seen.iter()
+            .filter(|(one, _)| speaks(one))
+            .map(|(_, state)| *state)
+            .chain(
+                tops.iter()
+                    .filter(|_| seen.is_empty())
+                    .map(|top| doing(*top)),
+            )
+            .reduce(WorkerState::freest)
+            .unwrap_or(WorkerState::Gone)
+    }
+
+    /// Returns the CPU time of those who accept, or else of the worker's first process, in ns.
+    pub fn cpu_ns(&self, pid: u32) -> u64 {
+        let first = self.0.is_empty().then_some(&pid);
+        let all = self.0.iter().chain(first);
+        all.filter_map(|one| cpu_ns(*one)).sum()
+    }
+}
+
+/// Looks at a process; `None` if it holds none of these listeners.
+fn look_at(pid: u32, listeners: &HashSet<u64>) -> Option<Look> {
+    match sockets_of(pid) {
+        Ok(held) => held
+            .iter()
+            .any(|(_, inode)| listeners.contains(inode))
+            .then(|| doing_at(pid, &held, listeners)),
+        // It lets its readers hang. Nobody knows what it holds, and does.
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Some(Look {
+            state: WorkerState::Unknown,
+            sure: false,
+        }),
+        Err(_) => None,
+    }
 }
 
 fn thread_doing(pid: u32, line: io::Result<String>) -> WorkerState {
@@ -197,17 +252,6 @@ mod tests {
     }
 
     #[test]
-    fn processes_of_one_worker_are_told_together() {
-        use WorkerState::{Busy, Running, Stopped, Waiting};
-        let (one, other) = (Running { cpu_ns: 5 }, Running { cpu_ns: 7 });
-        assert_eq!(together(one, other), Running { cpu_ns: 12 });
-        assert_eq!(together(Busy, one), one);
-        assert_eq!(together(one, Stopped), one);
-        assert_eq!(together(Waiting, one), Waiting);
-        assert_eq!(together(one, Waiting), Waiting);
-    }
-
-    #[test]
     fn who_waits_for_something_else_does_not_wait_for_connections() {
         use rustix::event::epoll;
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
@@ -222,7 +266,7 @@ mod tests {
             epoll::EventFlags::IN,
         )
         .expect("add");
-        let doing = || doing_at(own, &sockets_of(own).expect("own sockets"), &listeners);
+        let doing = || doing_at(own, &sockets_of(own).expect("own sockets"), &listeners).state;
         let until = |waiting: bool| {
             let since = Instant::now();
             while (doing() == WorkerState::Waiting) != waiting {
@@ -248,23 +292,104 @@ mod tests {
         until(false);
     }
 
-    #[test]
-    fn a_helper_that_holds_no_listener_does_not_speak_for_its_worker() {
+    fn listener() -> (TcpListener, u64) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
         let inode = rustix::fs::fstat(&listener).expect("stat").st_ino;
-        let mut helper = std::process::Command::new("sleep")
+        (listener, inode)
+    }
+
+    /// Starts a process that inherits the listener.
+    fn start(command: &[&str], listener: &TcpListener) -> std::process::Child {
+        use rustix::io::{FdFlags, fcntl_setfd};
+        fcntl_setfd(listener, FdFlags::empty()).expect("keep it over exec");
+        let child = std::process::Command::new(command[0])
+            .args(&command[1..])
+            .spawn()
+            .expect(command[0]);
+        fcntl_setfd(listener, FdFlags::CLOEXEC).expect("close it on exec");
+        child
+    }
+
+    fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+        let since = Instant::now();
+        while !is_so() {
+            assert!(since.elapsed() < Duration::from_secs(30), "never: {what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn end(mut child: std::process::Child) {
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    #[test]
+    fn a_helper_that_holds_no_listener_does_not_speak_for_its_worker() {
+        let (_listener, inode) = listener();
+        let helper = std::process::Command::new("sleep")
             .arg("60")
             .spawn()
             .expect("sleep");
-        let own = std::process::id();
-        assert_eq!(holders_doing(helper.id(), &[inode]), None);
+        let listeners = HashSet::from([inode]);
+        assert_eq!(look_at(helper.id(), &listeners), None);
         assert!(
-            holders_doing(own, &[inode]).is_some(),
+            look_at(std::process::id(), &listeners).is_some(),
             "this process holds the listener, whoever is below it"
         );
-        assert_eq!(holders_doing(own, &[u64::MAX]), None);
-        helper.kill().expect("kill");
-        helper.wait().expect("wait");
+        end(helper);
+    }
+
+    #[test]
+    fn a_helper_that_inherited_the_listener_does_not_speak_for_its_worker() {
+        let (listener, inode) = listener();
+        let own = std::process::id();
+        let helper = start(&["sleep", "60"], &listener);
+        until("it holds the listener", || {
+            look_at(helper.id(), &HashSet::from([inode])).is_some()
+        });
+        let address = listener.local_addr().expect("address");
+        let accepts = std::thread::spawn(move || listener.accept().map(drop));
+        until("its worker accepts", || {
+            doing_below(own, &[inode]) == WorkerState::Waiting
+        });
+        // Other tests' threads do not wait for this listener, whatever they do.
+        drop(std::net::TcpStream::connect(address).expect("connect"));
+        accepts.join().expect("thread").expect("accept");
+        end(helper);
+    }
+
+    #[test]
+    fn a_process_that_was_seen_to_accept_speaks_for_its_worker() {
+        let (listener, inode) = listener();
+        let own = std::process::id();
+        let number = std::os::fd::AsRawFd::as_raw_fd(&listener).to_string();
+        let accept = "import socket, sys
+one = socket.socket(fileno=int(sys.argv[1]))
+while True: one.accept()";
+        let worker = start(&["python3", "-c", accept, &number], &listener);
+        let helper = start(&["sh", "-c", "while :; do :; done"], &listener);
+        let mut acceptors = Acceptors::default();
+        until("a process below accepts", || {
+            acceptors.doing(&[own], &[inode]) == WorkerState::Waiting
+        });
+        assert_eq!(acceptors.0, [worker.id()]);
+        // The helper computes, and so does this process.
+        let pid = nix::unistd::Pid::from_raw(worker.id() as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).expect("stop");
+        until("it is stopped", || {
+            acceptors.doing(&[own], &[inode]) == WorkerState::Stopped
+        });
+        let stopped_at = acceptors.cpu_ns(own);
+        until("the helper has had a CPU", || {
+            cpu_ns(helper.id()) > Some(5_000_000)
+        });
+        assert_eq!(acceptors.cpu_ns(own), stopped_at);
+        assert_ne!(doing_below(own, &[inode]), WorkerState::Waiting);
+        end(worker);
+        until("its end is seen", || {
+            acceptors.doing(&[own], &[inode]).is_elsewhere() && acceptors.0.is_empty()
+        });
+        end(helper);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Another process, seen from outside: its state, its children, and the descriptors it holds.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -13,6 +14,9 @@ use crate::proc::stat::{self, Stat};
 const MOST_FOUND: usize = 1024;
 /// No chain of processes is longer, unless somebody makes it so.
 const MOST_ANCESTORS: usize = 128;
+
+/// A worker is a tree of at most this many processes; of a larger one, only a part is looked at.
+const MOST_IN_TREE: usize = 256;
 
 /// Whether a process is below another one, at whatever distance.
 pub fn descends(pid: u32, from: u32) -> bool {
@@ -37,6 +41,17 @@ pub fn children(pid: u32) -> Vec<u32> {
         );
     }
     all
+}
+
+/// A process and those below it, level by level. Of a large tree only a part is returned.
+pub fn tree(pid: u32) -> impl Iterator<Item = u32> {
+    let mut level = VecDeque::from([pid]);
+    let next = move || {
+        let one = level.pop_front()?;
+        level.extend(children(one));
+        Some(one)
+    };
+    std::iter::from_fn(next).take(MOST_IN_TREE)
 }
 
 /// The state letter of /proc/PID/stat (`R`, `S`, `D`, `T`, `Z` …).

@@ -17,6 +17,8 @@ pub struct Stat {
     pub state: char,
     /// Its parent's id.
     pub parent: u32,
+    /// Its process group.
+    pub group: u32,
     /// When it started: clock ticks since boot. 0 where the line ends before.
     pub started: u64,
 }
@@ -43,7 +45,12 @@ impl Stat {
             name: line.get(begin + 1..end)?.to_vec(),
             state: fields.next()?.chars().next()?,
             parent: fields.next()?.parse().ok()?,
-            started: fields.nth(17).map_or(Some(0), |ticks| ticks.parse().ok())?,
+            // It is -1 while the process is being removed.
+            group: fields
+                .next()
+                .and_then(|group| group.parse().ok())
+                .unwrap_or(0),
+            started: fields.nth(16).map_or(Some(0), |ticks| ticks.parse().ok())?,
         })
     }
 }

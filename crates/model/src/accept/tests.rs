@@ -73,6 +73,35 @@ fn shared_sockets_by_the_way_of_waiting() {
 }
 
 #[test]
+fn who_inherited_the_epoll_set_of_its_parent_is_no_worker() {
+    let busy = |one: Process| Process {
+        threads: Vec::new(),
+        ..one.epoll(4, 7, IN)
+    };
+    let worker = || process(2, 1, &[7]).epoll(4, 7, IN);
+    let pool = || busy(process(3, 2, &[7])).thread(Wait::Futex);
+    let seen = |processes: Vec<Process>| {
+        let waiters = waiters(&[ProcessSnapshot { processes }]);
+        waiters.get(&7).map(|pids| pids.iter().copied().collect())
+    };
+    assert_eq!(seen(vec![worker(), pool()]), Some(vec![2]));
+    let computes = busy(process(2, 1, &[7])).thread(Wait::Running);
+    assert_eq!(seen(vec![computes, pool()]), Some(vec![2]), "it is busy");
+    // Of a set that a master made for its workers, each waits now and then.
+    let child = process(3, 2, &[7]).epoll(4, 7, IN);
+    assert_eq!(seen(vec![worker(), child]), Some(vec![2, 3]));
+    let own = busy(process(3, 2, &[7])).epoll(5, 7, IN);
+    assert_eq!(seen(vec![worker(), own]), Some(vec![2, 3]));
+    let sibling = busy(process(3, 1, &[7])).thread(Wait::Running);
+    assert_eq!(seen(vec![worker(), sibling]), Some(vec![2, 3]));
+    let helped = vec![vec![process(1, 0, &[7]), worker(), pool()]];
+    assert_eq!(
+        named(helped).0,
+        named(vec![vec![process(1, 0, &[7]), worker()]]).0
+    );
+}
+
+#[test]
 fn one_busy_worker_is_no_mutex() {
     let seen = vec![
         process(2, 1, &[7]).thread(Wait::Accept(7)),

@@ -1,7 +1,9 @@
 //! The state of a slot that the agent keeps between two looks.
 
+use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
+use wakeone_kernel::proc::doing::Acceptors;
 use wakeone_model::judge::{ProgressBaseline, SlotHistory};
 use wakeone_model::moves::Arrivals;
 use wakeone_model::reads::Reads;
@@ -25,6 +27,10 @@ pub(super) struct SlotState {
     pub baseline: Option<ProgressBaseline>,
     /// Of UDP sockets: the reads seen so far.
     pub reads: Reads,
+    /// The processes of its worker that were seen to accept.
+    pub acceptors: RefCell<Acceptors>,
+    /// Since when it is stuck, if its mark lapsed and nothing was accepted since.
+    pub on_trial_since_ns: Option<u64>,
     /// When it was last given something.
     pub arrivals: Arrivals,
     /// Set while the program does not choose it, so that its queue can be moved.
@@ -37,6 +43,8 @@ impl SlotState {
     /// Forgets the worker that it had.
     pub fn forget_worker(&mut self) {
         self.history = SlotHistory::default();
+        self.acceptors = RefCell::default();
+        self.on_trial_since_ns = None;
         self.avoided = None;
     }
 

@@ -148,7 +148,9 @@ impl Core {
 
     /// Returns the state of a worker.
     pub fn worker_state(&self, slot: usize) -> WorkerState {
-        self.transport.worker_state(&self.dispatcher, slot)
+        let mut acceptors = self.slots[slot].acceptors.borrow_mut();
+        self.transport
+            .worker_state(&self.dispatcher, slot, &mut acceptors)
     }
 
     /// Whether a slot other than this one can be given connections.

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf::table::flag;
-use wakeone_kernel::proc::doing;
+use wakeone_kernel::proc::doing::Acceptors;
 use wakeone_kernel::socket::AcceptQueue;
 use wakeone_model::judge::{SlotSample, WorkerState};
 use wakeone_model::listener::Protocol;
@@ -26,8 +26,13 @@ pub(super) trait Transport: Debug + Sync {
         refresh: bool,
     ) -> SlotSample;
 
-    /// Returns the state of the slot's worker.
-    fn worker_state(&self, dispatcher: &Dispatcher, slot: usize) -> WorkerState;
+    /// Returns the state of the slot's worker, as its acceptors have it.
+    fn worker_state(
+        &self,
+        dispatcher: &Dispatcher,
+        slot: usize,
+        acceptors: &mut Acceptors,
+    ) -> WorkerState;
 
     /// Whether these samples show work; `placed`: the program placed something since the last ones.
     fn is_busy(&self, samples: &[SlotSample], placed: bool) -> bool;
@@ -104,10 +109,15 @@ impl Transport for Tcp {
         }
     }
 
-    fn worker_state(&self, dispatcher: &Dispatcher, slot: usize) -> WorkerState {
+    fn worker_state(
+        &self,
+        dispatcher: &Dispatcher,
+        slot: usize,
+        acceptors: &mut Acceptors,
+    ) -> WorkerState {
         match dispatcher.table().slot(slot).pid().load(Relaxed) {
             0 => WorkerState::Unknown,
-            pid => doing::doing_below(pid, &dispatcher.inodes(slot)),
+            pid => acceptors.doing(&[pid], &dispatcher.inodes(slot)),
         }
     }
 
@@ -173,12 +183,17 @@ impl Transport for Udp {
     }
 
     /// A socket without a worker is read by nobody, so it counts as busy.
-    fn worker_state(&self, dispatcher: &Dispatcher, slot: usize) -> WorkerState {
+    fn worker_state(
+        &self,
+        dispatcher: &Dispatcher,
+        slot: usize,
+        acceptors: &mut Acceptors,
+    ) -> WorkerState {
         let pid = dispatcher.table().slot(slot).pid().load(Relaxed);
         if pid == 0 {
             return WorkerState::Busy;
         }
-        match doing::doing_below(pid, &dispatcher.inodes(slot)) {
+        match acceptors.doing(&[pid], &dispatcher.inodes(slot)) {
             WorkerState::Gone => WorkerState::Busy,
             state => state,
         }

@@ -133,7 +133,9 @@ impl Attached {
         let now = Instant::now();
         let placed = self.group.agent().map_or(0, Agent::placed);
         let quiet = self.pace.is_quiet(placed, now);
-        if !self.watcher.lost_a_process() && !self.pace.is_due(quiet, now) {
+        let ended = self.watcher.lost_a_process();
+        self.group.look_for_orphans(ended);
+        if !ended && !self.pace.is_due(quiet, now) {
             return Ok(Presence::Here);
         }
         let workers_every = if quiet { QUIET_WORKERS } else { WORKERS_EVERY };

@@ -523,6 +523,7 @@ mod tests {
                 exits: BTreeMap::from([("selected", 5), ("no_slot", 1)]),
                 moved_live: 2,
                 drift_mended: 3,
+                orphans: Vec::new(),
                 slots: vec![slot(0), slot(1)],
                 programs: vec![RunStatistics {
                     name: "count".into(),

@@ -20,6 +20,8 @@ pub struct Options {
     pub rescue: bool,
     /// How long connections may wait without one being accepted.
     pub stuck_after: Duration,
+    /// How long processes may take to end after the server's first one has.
+    pub grace: Duration,
     /// Where groups keep their state.
     pub runtime_dir: PathBuf,
     /// Change nothing, print what would be done, and end the server.

@@ -20,6 +20,7 @@ mod program;
 mod queue_group;
 mod readers;
 mod reason;
+mod rest;
 mod server;
 mod shared;
 mod splitter;
@@ -133,7 +134,13 @@ pub fn run(options: &Options) -> Result<u8, Error> {
             LONGEST_CHECK.as_secs()
         );
     }
-    let code = serve(&mut broker, &mut splitter, &mut server, &signals);
+    let code = serve(
+        &mut broker,
+        &mut splitter,
+        &mut server,
+        &signals,
+        options.grace,
+    );
     if splitter.check {
         splitter.report();
     } else {
@@ -164,12 +171,13 @@ fn steering(options: &Options) -> Result<Steering, Error> {
     }
 }
 
-/// Runs until the last of the server's processes has ended.
+/// Runs until the server has ended: see [`Server::reap`].
 fn serve(
     broker: &mut Broker<Granted>,
     splitter: &mut Splitter,
     server: &mut Server,
     signals: &Signals,
+    grace: Duration,
 ) -> io::Result<u8> {
     let mut followed = Instant::now();
     loop {
@@ -186,7 +194,7 @@ fn serve(
             splitter.follow();
             followed = Instant::now();
         }
-        if let Some(code) = server.reap()? {
+        if let Some(code) = server.reap(grace)? {
             return Ok(code);
         }
         if splitter.check_is_over() {

@@ -9,7 +9,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use super::rest::Rest;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, wait};
 use wakeone_kernel::proc::process::children;
 
@@ -93,6 +95,10 @@ pub struct Server {
     pid: Pid,
     /// How its first process ended: an exit code.
     code: Option<u8>,
+    /// It was told to end.
+    told: bool,
+    /// The processes that outlive the first one.
+    rest: Rest,
 }
 
 impl Server {
@@ -101,8 +107,7 @@ impl Server {
     /// # Errors
     /// It cannot be started.
     pub fn start(command: &[String], library: &Path, variable: &str) -> io::Result<Self> {
-        // Daemons, and workers whose master died, become our children: the server has ended when the last of them
-        // has.
+        // Daemons, and workers whose master died, become our children: they may be the server from then on.
         set_child_subreaper(Some(rustix::process::getpid()))?;
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut start = Command::new(program);
@@ -121,6 +126,8 @@ impl Server {
         Ok(Self {
             pid: pid.ok_or(io::ErrorKind::InvalidData)?,
             code: None,
+            told: false,
+            rest: Rest::default(),
         })
     }
 
@@ -131,7 +138,8 @@ impl Server {
 
     /// Passes a signal on to its first process, or to those that outlived it (a daemon). A signal of the terminal's
     /// keys goes to all processes, as the terminal would have sent it.
-    pub fn signal(&self, signal: Signal) {
+    pub fn signal(&mut self, signal: Signal) {
+        self.told |= matches!(signal, Signal::TERM | Signal::INT | Signal::QUIT);
         let by_key = matches!(signal, Signal::INT | Signal::QUIT) && io::stdin().is_terminal();
         if by_key && rustix::process::kill_process_group(self.pid, signal).is_ok() {
             return;
@@ -147,11 +155,12 @@ impl Server {
         }
     }
 
-    /// Waits for processes that ended. Returns the exit code of the first process once none is left.
+    /// Waits for processes that ended. Returns the exit code of the first process once none is left that is waited for:
+    /// a daemon, or a worker whose master died, is the server from then on. Others have `grace` to end.
     ///
     /// # Errors
     /// waitpid(2) fails.
-    pub fn reap(&mut self) -> io::Result<Option<u8>> {
+    pub fn reap(&mut self, grace: Duration) -> io::Result<Option<u8>> {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if pid == self.pid => {
@@ -160,7 +169,11 @@ impl Server {
                     self.code = Some(u8::try_from(code).unwrap_or(1));
                 }
                 Ok(Some(_)) => {}
-                Ok(None) => return Ok(None),
+                Ok(None) => {
+                    let first = self.pid();
+                    let over = |_: &u8| self.rest.is_over(first, self.told, grace);
+                    return Ok(self.code.filter(over));
+                }
                 Err(rustix::io::Errno::CHILD) => return Ok(Some(self.code.unwrap_or(1))),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),

@@ -40,6 +40,11 @@ impl Closing {
         }
     }
 
+    /// When the grace ends.
+    pub fn kill_at(&self) -> Instant {
+        self.kill_at
+    }
+
     /// Ends the grace: the next step kills.
     pub fn hurry(&mut self, now: Instant) {
         self.kill_at = now;

@@ -2,12 +2,9 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use wakeone_kernel::proc::process::{children, sockets_of};
+use wakeone_kernel::proc::process::{sockets_of, tree};
 use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
-
-/// A worker is a tree of at most this many processes; of a larger one, only a part is looked at.
-const MOST_PROCESSES: usize = 256;
 
 /// The listeners among the descriptors of a worker and the processes below it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -43,16 +40,8 @@ pub fn shown(address: SocketAddr) -> String {
 }
 
 fn held_by_tree(pid: u32) -> HashSet<u64> {
-    let mut held = HashSet::new();
-    let mut tree = vec![pid];
-    let mut next = 0;
-    while next < tree.len() && next < MOST_PROCESSES {
-        let sockets = sockets_of(tree[next]).unwrap_or_default();
-        held.extend(sockets.into_iter().map(|(_, inode)| inode));
-        tree.extend(children(tree[next]));
-        next += 1;
-    }
-    held
+    let sockets = tree(pid).flat_map(|one| sockets_of(one).unwrap_or_default());
+    sockets.map(|(_, inode)| inode).collect()
 }
 
 #[cfg(test)]

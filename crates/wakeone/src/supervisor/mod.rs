@@ -14,6 +14,7 @@ mod error;
 pub mod listen;
 pub mod process;
 mod ready;
+mod remains;
 mod report;
 pub mod reserve;
 pub mod retirement;
@@ -36,6 +37,7 @@ use account::Account;
 use address::Address;
 use adopt::{Sockets, Wanted};
 use listen::{Company, Endpoint, ListenError};
+use remains::Remains;
 use reserve::Reserved;
 use signals::Signals;
 use slot::Slot;
@@ -95,6 +97,8 @@ pub struct Supervisor {
     /// The reserving socket of each address whose listeners are on a private port.
     reserved: Vec<Option<Reserved>>,
     slots: Vec<Slot>,
+    /// Processes that workers which have ended left in their groups.
+    remains: Remains,
     task: Task,
     backlog: i32,
     grace: Duration,
@@ -154,6 +158,7 @@ impl Supervisor {
             endpoints,
             reserved,
             slots,
+            remains: Remains::default(),
             task,
             backlog,
             grace: options.grace,

@@ -1,13 +1,15 @@
 //! One worker process: our child, or one that an earlier supervisor started.
 
-use nix::unistd::Pid as NixPid;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process_group, pidfd_open,
+    pidfd_send_signal, waitid, waitpid,
+};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
+use wakeone_kernel::proc::process::children;
 use wakeone_kernel::proc::stat::Stat;
 
 /// A process's permanent identity: a pid is used again, but a pid with its start time is not (until the next boot).
@@ -160,24 +162,31 @@ impl Process {
         self.sweep();
     }
 
-    /// How the process ended, if it has. Its remaining process group is killed before its pid is given back.
+    /// How the process ended, if it has. Its pid is not given back yet, so that its process group keeps the number.
     ///
     /// # Errors
     /// poll(2) fails.
-    pub fn ended(&mut self) -> io::Result<Option<Ending>> {
+    pub fn ended(&self) -> io::Result<Option<Ending>> {
         if !self.ended_now()? {
             return Ok(None);
         }
-        self.sweep();
-        let ending = match self.child.as_mut().map(Child::wait) {
-            Some(Ok(status)) => match (status.code(), status.signal()) {
-                (Some(code), _) => Ending::Status(code),
-                (None, Some(signal)) => Ending::Signal(signal),
-                (None, None) => Ending::Gone,
-            },
-            Some(Err(_)) | None => Ending::Gone,
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        let status = match &self.child {
+            Some(_) => waitid(WaitId::PidFd(self.pidfd.as_fd()), look)
+                .ok()
+                .flatten(),
+            None => None,
         };
-        Ok(Some(ending))
+        let ending = status.and_then(|status| {
+            let exited = status.exit_status().map(Ending::Status);
+            exited.or(status.terminating_signal().map(Ending::Signal))
+        });
+        Ok(Some(ending.unwrap_or(Ending::Gone)))
+    }
+
+    /// The child, which leads a process group, to be waited for.
+    pub(super) fn into_child(mut self) -> Option<Child> {
+        self.child.take()
     }
 
     /// Whether it has ended. It may still have to be waited for.
@@ -200,6 +209,15 @@ impl Process {
     }
 }
 
+impl Drop for Process {
+    fn drop(&mut self) {
+        // If it has ended, its pid is given back now.
+        if let Some(child) = &mut self.child {
+            let _ = child.try_wait();
+        }
+    }
+}
+
 fn raw_pid(pid: u32) -> Option<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw)
 }
@@ -209,14 +227,14 @@ fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
-/// Waits for children that we did not start: as process 1 of a container we inherit every orphan.
-pub fn reap_orphans() {
-    use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-    if NixPid::this().as_raw() == 1 {
-        while let Ok(status) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-            if status == WaitStatus::StillAlive {
-                break;
-            }
+/// Waits for children that are not `ours`: as process 1 of a container we inherit every orphan.
+pub fn reap_orphans(ours: impl Fn(u32) -> bool) {
+    if std::process::id() != 1 {
+        return;
+    }
+    for pid in children(1).into_iter().filter(|pid| !ours(*pid)) {
+        if let Some(pid) = raw_pid(pid) {
+            let _ = waitpid(Some(pid), WaitOptions::NOHANG);
         }
     }
 }
@@ -238,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_child_tells_how_it_ended() {
-        let mut process = Process::child(sleeper()).expect("watch");
+        let process = Process::child(sleeper()).expect("watch");
         assert_eq!(process.ended().expect("poll"), None);
         process.terminate();
         rustix::event::poll(&mut [PollFd::new(&process.pidfd(), PollFlags::IN)], None)
@@ -256,7 +274,7 @@ mod tests {
         };
         assert!(Process::adopt(impostor).expect("adopt").is_none());
         assert!(identity.lives() && !impostor.lives());
-        let mut adopted = Process::adopt(identity).expect("adopt").expect("runs");
+        let adopted = Process::adopt(identity).expect("adopt").expect("runs");
         adopted.kill();
         child.wait().expect("wait");
         assert_eq!(adopted.ended().expect("poll"), Some(Ending::Gone));

@@ -101,6 +101,26 @@ pub fn elsewhere(slot: usize, pid: u32, at: &str, command: &[String]) {
     );
 }
 
+/// Logs that a worker's first process has ended and others of its group have not.
+pub fn left(slot: usize, pid: u32) {
+    tracing::info!(
+        event = "left",
+        slot,
+        pid,
+        "worker {slot} (pid {pid}) has ended and left processes in its group {pid}: they are asked to end"
+    );
+}
+
+/// Logs that they did not end.
+pub fn kill_left(slot: usize, pid: u32) {
+    tracing::warn!(
+        event = "left",
+        slot,
+        pid,
+        "processes that worker {slot} left in its group {pid} did not end within the grace, and are killed"
+    );
+}
+
 pub fn beside(slot: usize, pid: u32) {
     tracing::debug!(
         event = "note",

@@ -36,7 +36,7 @@ impl Watch<'_> {
         let Some(closing) = &mut self.closing else {
             return false;
         };
-        let alive = self.group.everyone().count();
+        let alive = self.group.everyone().count() + self.group.remains.count();
         let slots = 0..self.group.slots.len();
         let queued = slots.clone().map(|slot| self.steer.queued(slot)).sum();
         let active = slots.map(|slot| self.steer.active(slot)).sum();
@@ -47,6 +47,7 @@ impl Watch<'_> {
                 self.group
                     .everyone()
                     .for_each(|worker| worker.process.kill());
+                self.group.remains.hurry(Instant::now());
             }
             Some(Action::Finished) => return true,
             None => {}
@@ -59,6 +60,7 @@ impl Watch<'_> {
         for worker in self.group.everyone_mut() {
             worker.end_now();
         }
+        self.group.remains.kill();
         self.group.dir.forget();
     }
 }

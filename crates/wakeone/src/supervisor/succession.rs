@@ -109,6 +109,7 @@ impl Watch<'_> {
                 None => report::story(slot, &worker, ending, 0),
             };
             report::end(slot, &story);
+            self.bury(slot, worker);
             self.close_spare(slot);
             self.changed = true;
         }
@@ -119,6 +120,7 @@ impl Watch<'_> {
                 && let Some(worker) = retiring.worker.take()
             {
                 report::end(slot, &report::story(slot, &worker, ending, 0));
+                self.bury(slot, worker);
                 self.changed = true;
             }
         }

@@ -5,12 +5,14 @@ use super::Supervisor;
 use super::closing::Closing;
 use super::error::Error;
 use super::process::Identity;
+use super::remains;
 use super::report;
 use super::roll::Roll;
 use super::slot::{Phase, Worker};
 use super::state::{self, State};
 use super::workers::STARTED_AT_ONCE;
 use crate::move_log::MoveLog;
+use crate::orphans::OrphanLog;
 use crate::steer::Steer;
 use crate::watchdog::Watchdog;
 use nix::sys::signal::Signal;
@@ -37,6 +39,7 @@ pub(super) struct Watch<'a> {
     pub(super) changed: bool,
     watchdog: Watchdog,
     moves: MoveLog,
+    pub(super) orphans: OrphanLog,
 }
 
 impl Supervisor {
@@ -57,6 +60,7 @@ impl Supervisor {
             changed: true,
             watchdog: Watchdog::from_env(),
             moves: MoveLog::default(),
+            orphans: OrphanLog::default(),
         };
         let result = watch.start().and_then(|()| watch.watch());
         if result.as_ref().is_err_and(|error| !error.leaves_workers()) {
@@ -99,6 +103,7 @@ impl Watch<'_> {
             self.retry_later(slot, Duration::ZERO, &report::no_start(slot, &error));
         }
         self.persist();
+        self.orphans.look_soon(); // of workers that ended while nobody watched
         self.replace_outdated();
         Ok(())
     }
@@ -109,6 +114,7 @@ impl Watch<'_> {
             self.wait()?;
             self.read_signals()?;
             self.reap()?;
+            self.group.remains.go_on(Instant::now());
             self.restart_due();
             self.mark_ready();
             self.go_on_retiring();
@@ -120,6 +126,9 @@ impl Watch<'_> {
             }
             let seen = self.moves.pass(Instant::now(), self.steer.events());
             seen.into_iter().for_each(report::steering);
+            let group = &self.group;
+            self.orphans
+                .look(|| Some(group.state(Identity::of(std::process::id()).ok()?)));
             if self.changed {
                 self.persist();
             }
@@ -163,6 +172,7 @@ impl Watch<'_> {
         });
         restarts
             .chain(self.watchdog.due())
+            .chain((self.group.remains.count() > 0).then_some(remains::LOOK))
             .fold(IDLE, Duration::min)
     }
 

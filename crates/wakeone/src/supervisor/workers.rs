@@ -1,6 +1,7 @@
 //! A worker's life: start, ready, death, restart.
 
 use super::Supervisor;
+use super::closing::Closing;
 use super::error::Error;
 use super::listen;
 use super::process::{self, Ending};
@@ -137,7 +138,10 @@ impl Watch<'_> {
             }
             self.reap_beside(slot).map_err(failed)?;
         }
-        process::reap_orphans();
+        let group = &self.group;
+        process::reap_orphans(|pid| {
+            group.remains.has(pid) || group.everyone().any(|one| one.process.pid() == pid)
+        });
         Ok(())
     }
 
@@ -149,6 +153,7 @@ impl Watch<'_> {
         }
         if let Some(worker) = self.switch_back(slot) {
             report::switched_back(slot, &report::story(slot, &worker, ending, queued));
+            self.bury(slot, worker);
             return Ok(());
         }
         self.steer.worker_down(slot);
@@ -161,6 +166,8 @@ impl Watch<'_> {
             Some(error) => report::no_start(slot, error),
             None => report::story(slot, &worker, ending, queued),
         };
+        let (ready, ran) = (worker.ready, worker.ran());
+        self.bury(slot, worker);
         let rolled = self.roll.as_ref().is_some_and(|roll| roll.ends(slot));
         if self.closing.is_some() || rolled {
             report::end(slot, &story);
@@ -172,7 +179,7 @@ impl Watch<'_> {
         {
             return Err(error.into());
         }
-        self.group.slots[slot].failed |= !worker.ready;
+        self.group.slots[slot].failed |= !ready;
         let all_failed = self.group.slots.iter().all(|slot| slot.failed);
         if all_failed && !self.announced && !self.group.adopted {
             return Err(Error::EndsAtOnce {
@@ -180,8 +187,16 @@ impl Watch<'_> {
                 ending,
             });
         }
-        self.retry_later(slot, worker.ran(), &story);
+        self.retry_later(slot, ran, &story);
         Ok(())
+    }
+
+    /// Has what a worker left in its process group end too.
+    pub(super) fn bury(&mut self, slot: usize, worker: Worker) {
+        let closing = self.closing.as_ref().map(Closing::kill_at);
+        let kill_at = closing.unwrap_or_else(|| Instant::now() + self.group.grace);
+        self.group.remains.add(slot, worker.process, kill_at);
+        self.orphans.look_soon();
     }
 
     /// Starts workers whose restart is due.
