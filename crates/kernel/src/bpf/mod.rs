@@ -12,6 +12,7 @@ pub mod error;
 pub mod load;
 pub mod locks;
 pub mod lookup;
+pub mod notices;
 mod object;
 pub mod pinned;
 pub mod policy;

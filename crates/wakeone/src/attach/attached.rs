@@ -1,8 +1,10 @@
 //! A server that is steered from outside, and followed as its sockets come and go.
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use wakeone_kernel::bpf::notices::Notices;
 use wakeone_kernel::bpf::recount::{Recounted, Uncounted};
 use wakeone_kernel::{capability, cgroup};
 use wakeone_model::listener::Protocol;
@@ -36,6 +38,8 @@ pub struct Attached {
     /// The uncounted ones that still wait in an accept queue.
     uncounted: Option<Uncounted>,
     pace: Pace,
+    /// Tells at once that sockets changed; `None` if the programs of an earlier build steer.
+    notices: Option<Notices>,
     /// A socket could not be given a slot. The next look tries again.
     unsettled: bool,
 }
@@ -95,6 +99,7 @@ impl Attached {
         privileges::keep_for_attaching();
         let policy = dispatcher.policy();
         let uncounted = capability::with(&FOR_LOADING, || uncounted(&dispatcher));
+        let notices = capability::with(&FOR_LOADING, || notices(&dispatcher, address));
         let tasks = AgentConfig {
             rescue: config.rescue,
             stuck_after: config.stuck_after,
@@ -117,6 +122,7 @@ impl Attached {
             recounted,
             uncounted,
             pace: Pace::new(),
+            notices,
             unsettled: false,
         })
     }
@@ -134,7 +140,8 @@ impl Attached {
         let now = Instant::now();
         let placed = self.group.agent().map_or(0, Agent::placed);
         let quiet = self.pace.is_quiet(placed, now);
-        if !self.watcher.lost_a_process() && !self.pace.is_due(quiet, now) {
+        let noticed = self.notices().is_some_and(Notices::take);
+        if !noticed && !self.watcher.lost_a_process() && !self.pace.is_due(quiet, now) {
             return Ok(Presence::Here);
         }
         let workers_every = if quiet { QUIET_WORKERS } else { WORKERS_EVERY };
@@ -172,6 +179,12 @@ impl Attached {
                 Presence::Here
             },
         )
+    }
+
+    /// Returns the notices of changed sockets, if the programs write any. They stay until the next
+    /// [`Attached::follow`].
+    pub fn notices(&self) -> Option<&Notices> {
+        self.notices.as_ref()
     }
 
     /// Forgets the connections that were not counted and wait no more.
@@ -263,6 +276,15 @@ impl Attached {
     pub fn end(self) {
         self.group.end();
     }
+}
+
+/// Asks the programs to tell of changed sockets. Without notices a socket is seen at the next look.
+fn notices(dispatcher: &Dispatcher, address: SocketAddr) -> Option<Notices> {
+    let port = u32::from(address.port());
+    dispatcher.table().port().store(port, Relaxed);
+    Notices::of(dispatcher.pinned().dir())
+        .inspect_err(|error| tracing::debug!("new sockets are noticed late: {error}"))
+        .ok()
 }
 
 /// Loads the program, or finds the one of an earlier agent. Attaches it, and counts in open connections.
