@@ -21,6 +21,23 @@ struct {
 	__type(value, __u64);
 } sockets SEC(".maps");
 
+/*
+ * Wakes the agent: the group's sockets changed. One that was woken looks at all
+ * of them, so a notice says nothing more, and one that finds no room is not
+ * missed.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} notices SEC(".maps");
+
+static __always_inline void notify_agent(void)
+{
+	__u64 notice = 0;
+
+	bpf_ringbuf_output(&notices, &notice, sizeof(notice), 0);
+}
+
 #define ADD(counter, n) ((void)__sync_fetch_and_add(&(counter), (n)))
 
 /* The fields of the kernel's sockets that are read here. */
@@ -61,7 +78,11 @@ static __always_inline void fetch_counters(__u32 slot)
 /* Counts a selection of this slot, as the policy's choice or in place of it. */
 static __always_inline void count_selected(__u32 slot)
 {
-	ADD(slot_at(slot)->selected, 1);
+	struct wakeone_slot *s = slot_at(slot);
+
+	ADD(s->selected, 1);
+	if (WAKEONE_READ(s->gone))
+		WAKEONE_WRITE(s->gone, 0);
 }
 
 /* Counts a way out. The usual one, SELECTED, has no counter of its own: it is
@@ -115,36 +136,41 @@ static __always_inline bool chose_closed(struct sk_reuseport_md *md)
 
 static __always_inline bool try_slot(struct sk_reuseport_md *md, __u32 i)
 {
-	return bpf_sk_select_reuseport(md, &sockets, &i, 0) == 0 && !chose_closed(md);
+	__u32 slot = i;
+
+	if (bpf_sk_select_reuseport(md, &sockets, &slot, 0) == 0 && !chose_closed(md))
+		return true;
+	if (!WAKEONE_READ(slot_at(i)->gone)) {
+		WAKEONE_WRITE(slot_at(i)->gone, 1);
+		notify_agent();
+	}
+	return false;
 }
 
-/* As many slots are asked where the policy's was empty. */
-#define OTHERS WAKEONE_WINDOW
+/* As many slots are tried where the policy's was empty. Each one that is empty
+ * too is marked, so the next connections do not try it. */
+#define OTHERS 8
 
 /*
  * The policy's slot was empty: its listener has closed and user space does not
- * know yet. Asks other listed slots, beginning with a random one, so that no
- * neighbour of a dead slot inherits all of its load.
+ * know yet. Chooses by the policy again, among the slots not known to be empty.
  */
 __noinline int other_slot(struct sk_reuseport_md *md, __u32 random)
 {
-	__u32 list = wakeone_list(&table, agent_gone(WAKEONE_READ(table.policy)));
-	const struct wakeone_eligible *e = wakeone_eligible(&table, list);
-	__u32 n = WAKEONE_READ(e->count), start = wakeone_scale(random, n);
+	struct wakeone_draw draw = {
+		.random = random,
+		.hash = md->hash,
+		.agent_gone = agent_gone(WAKEONE_READ(table.policy)),
+	};
 
 	for (__u32 k = 0; k < OTHERS; k++) {
-		__u32 at = start + k, slot;
+		int slot = wakeone_pick_living(&table, &draw);
 
-		if (k >= n)
+		if (slot < 0)
 			break;
-		/* The list's first entries follow its last one once more. */
-		WAKEONE_HIDE(at);
-		at &= 2 * WAKEONE_MAX_SLOTS - 1;
-		if (at >= sizeof(e->slot))
-			break;
-		slot = WAKEONE_READ(e->slot[at]);
 		if (try_slot(md, slot))
 			return slot;
+		draw.random = wakeone_mix(draw.random);
 	}
 	return WAKEONE_NONE;
 }

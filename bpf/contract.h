@@ -118,7 +118,9 @@ struct wakeone_slot {
 	/* When its worker last closed a connection, or got one while it had none:
 	 * CLOCK_MONOTONIC >> WAKEONE_PROGRESS_SHIFT. */
 	__u32 progress;
-	__u32 reserved;
+	/* The program found no socket here when it last tried. A policy's first
+	 * choice ignores this, so a mark that is out of date does no harm. */
+	__u32 gone;
 	/* Published by the agent: length of the accept queue, and its backlog. Of
 	 * UDP: bytes that wait to be read, and size of the receive buffer. */
 	__u32 queued;
@@ -185,7 +187,10 @@ struct wakeone_table {
 	__u64 build;
 	/* Connections by which user space found an active count wrong, and mended it. */
 	__u64 drift_mended;
-	__u64 reserved2[9];
+	/* A socket that begins to listen at this port is told to the agent; 0: none. */
+	__u32 port;
+	__u32 reserved;
+	__u64 reserved2[8];
 	struct wakeone_slot slot[WAKEONE_MAX_SLOTS];
 	struct wakeone_eligible eligible[2 * WAKEONE_LISTS];
 	/* Queue lengths by address, if there are several addresses. A slot's

@@ -325,6 +325,9 @@ int wakeone_count(struct bpf_sock_ops *ops)
 	struct bpf_sock *sk;
 	__u32 op = ops->op, state;
 
+	/* It is in its group already, and in no slot yet. */
+	if (op == BPF_SOCK_OPS_TCP_LISTEN_CB && ops->local_port == WAKEONE_READ(table.port))
+		notify_agent();
 	if (op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && op != BPF_SOCK_OPS_STATE_CB)
 		return 1;
 	sk = ops->sk;

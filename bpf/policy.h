@@ -120,6 +120,17 @@ WAKEONE_INLINE __u32 wakeone_weight(const struct wakeone_slot *s)
 	return WAKEONE_READ(s->weight) & WAKEONE_MAX_WEIGHT;
 }
 
+/* Added to a list's number: of its slots, only those not known to be gone. */
+#define WAKEONE_LIVING (2 * WAKEONE_LISTS)
+
+/* A slot's weight in a list: 0, which loses to all others, if it is left out. */
+WAKEONE_INLINE __u32 wakeone_weight_in(const struct wakeone_slot *s, __u32 list)
+{
+	__u64 gone = wakeone_below(0, WAKEONE_READ(s->gone));
+
+	return wakeone_weight(s) & ~(gone & wakeone_below(0, list & WAKEONE_LIVING));
+}
+
 WAKEONE_INLINE __u32 wakeone_slots(const struct wakeone_table *t)
 {
 	__u32 n = WAKEONE_READ(t->slots);
@@ -299,13 +310,14 @@ WAKEONE_INLINE int wakeone_least_equal(const struct wakeone_table *t,
  * The same by weight. Compares (load + 1) / weight by cross-multiplying, so the
  * heavier of two empty slots is preferred.
  */
-WAKEONE_INLINE int wakeone_least_weighted(const struct wakeone_table *t,
-					  const struct wakeone_eligible *e,
+WAKEONE_INLINE int wakeone_least_weighted(const struct wakeone_table *t, __u32 list,
 					  __u32 start, __u32 by, __u32 random)
 {
+	const struct wakeone_eligible *e = wakeone_eligible(t, list);
 	__u32 n = WAKEONE_READ(e->count);
-	/* More than any slot can hold, so the first slot is less. */
-	__u64 best = 0, best_load = 1ull << 33, best_weight = 1, best_tie = 0;
+	/* More than any slot can hold, so any slot that is not left out is less. */
+	__u64 best = WAKEONE_READ(e->slot[start]), best_load = 1ull << 33, best_weight = 1,
+	      best_tie = 0;
 
 	for (__u32 base = 0; base < WAKEONE_WINDOW; base += 4) {
 		if (base >= n)
@@ -314,7 +326,8 @@ WAKEONE_INLINE int wakeone_least_weighted(const struct wakeone_table *t,
 		for (__u32 i = base; i < base + 4; i++) {
 			__u32 slot = WAKEONE_READ(e->slot[start + i]);
 			const struct wakeone_slot *s = &t->slot[slot];
-			__u64 load = (__u64)wakeone_load(s, by) + 1, weight = wakeone_weight(s);
+			__u64 load = (__u64)wakeone_load(s, by) + 1;
+			__u64 weight = wakeone_weight_in(s, list);
 			__u64 tie = wakeone_tie(random, slot) >> 19;
 			/* Loads take 32 bits and weights 16, which leaves 13. */
 			__s64 mine = ((load * best_weight) << 13) + tie;
@@ -341,8 +354,8 @@ WAKEONE_GLOBAL int wakeone_least(const struct wakeone_table *t, __u32 list, __u3
 	WAKEONE_HIDE(start);
 	start &= WAKEONE_MAX_SLOTS - 1;
 	e = wakeone_eligible(t, list);
-	return WAKEONE_READ(e->weighted) ?
-		wakeone_least_weighted(t, e, start, wakeone_by(queue), random) :
+	return WAKEONE_READ(e->weighted) || list & WAKEONE_LIVING ?
+		wakeone_least_weighted(t, list, start, wakeone_by(queue), random) :
 		wakeone_least_equal(t, e, start, wakeone_by(queue), random);
 }
 
@@ -490,8 +503,8 @@ WAKEONE_GLOBAL __u64 wakeone_outbid(const struct wakeone_table *t, __u32 list, _
 	if (!t)
 		return best;
 	slot = wakeone_entry(wakeone_eligible(t, list), i);
-	weight = wakeone_weight(wakeone_slot_at(t, slot));
-	held = wakeone_weight(wakeone_slot_at(t, best & (WAKEONE_MAX_SLOTS - 1)));
+	weight = wakeone_weight_in(wakeone_slot_at(t, slot), list);
+	held = wakeone_weight_in(wakeone_slot_at(t, best & (WAKEONE_MAX_SLOTS - 1)), list);
 	bid = wakeone_cost(wakeone_mix(wakeone_mix(slot + 1) ^ hash));
 	return wakeone_either(wakeone_below(bid * held, (best >> WAKEONE_SLOT_BITS) * weight),
 			      bid << WAKEONE_SLOT_BITS | slot, best);
@@ -619,9 +632,34 @@ WAKEONE_GLOBAL int wakeone_pick(const struct wakeone_table *t, const struct wake
 }
 
 /*
- * Returns the same slot, with the commonest cases inlined: few slots of one
- * weight, none of them marked stuck. A call takes 20 ns and more where returns
- * are protected from speculation (SRSO).
+ * The slot for a connection whose first slot has lost its socket: the policy's
+ * again, among those not known to be gone. Policies that ignore load give each
+ * slot its share of what a gone one had; `hash` and `consistent` do so by flow.
+ */
+WAKEONE_GLOBAL int wakeone_pick_living(const struct wakeone_table *t, const struct wakeone_draw *d)
+{
+	__u32 policy, list, n, start, queue;
+
+	if (!t || !d)
+		return WAKEONE_NONE;
+	policy = WAKEONE_READ(t->policy);
+	list = wakeone_list(t, d->agent_gone) | WAKEONE_LIVING;
+	n = WAKEONE_READ(wakeone_eligible(t, list)->count);
+	if (!n)
+		return WAKEONE_NONE;
+	if (policy == WAKEONE_HASH || policy == WAKEONE_CONSISTENT)
+		return wakeone_rendezvous(t, list, d->hash);
+	if (policy == WAKEONE_RANDOM || policy == WAKEONE_ROUND_ROBIN || policy == WAKEONE_CPU)
+		return wakeone_rendezvous(t, list, d->random);
+	queue = policy == WAKEONE_SHORTEST_QUEUE && !d->agent_gone;
+	start = wakeone_scale(wakeone_mix(d->random), n);
+	return wakeone_least(t, list, start & ~wakeone_below(n, WAKEONE_WINDOW + 1), queue, d->random);
+}
+
+/*
+ * Returns the slot of wakeone_pick, with the commonest cases inlined: few slots
+ * of one weight, none of them marked stuck. A call takes 20 ns and more where
+ * returns are protected from speculation (SRSO).
  */
 WAKEONE_INLINE int wakeone_pick_in_place(const struct wakeone_table *t,
 					 const struct wakeone_draw *d, __u32 policy)

@@ -232,7 +232,7 @@ fn configure(folder: &std::path::Path, workers: usize, daemon: &str) {
          events {{ worker_connections 512; }}
          http {{ access_log off; keepalive_timeout 300s; client_body_temp_path {here}/b; proxy_temp_path {here}/p;
                 fastcgi_temp_path {here}/f; uwsgi_temp_path {here}/u; scgi_temp_path {here}/s;
-                server {{ listen 127.0.0.1:{PORT} reuseport; location / {{ return 200 ok; }} }} }}"
+                server {{ listen 127.0.0.1:{PORT} reuseport; add_header X-Worker $pid; location / {{ return 200 ok; }} }} }}"
     );
     std::fs::write(folder.join("nginx.conf"), text).expect("configuration");
 }

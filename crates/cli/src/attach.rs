@@ -328,7 +328,7 @@ pub fn follow(
 ) -> anyhow::Result<()> {
     let mut looked = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        std::thread::sleep(if manager.is_quiet() {
+        manager.wait(if manager.is_quiet() {
             2 * FOLLOW_EVERY
         } else {
             FOLLOW_EVERY

@@ -10,7 +10,7 @@ use proptest::sample::select;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use wakeone_kernel::bpf::policy::{
-    TIER_GOOD, enter, leave, pick, pick_in_place, publish, tier, two,
+    TIER_GOOD, enter, leave, pick, pick_in_place, pick_living, publish, tier, two,
 };
 use wakeone_kernel::bpf::table::flag::{DRAINING, STUCK, UP};
 use wakeone_kernel::bpf::table::{
@@ -402,6 +402,120 @@ fn a_new_list_leaves_what_the_group_was_told() {
             table.flags |= told;
             publish(&mut table);
             assert_eq!(table.flags & told, told, "{slots} slots, flag {told}");
+        }
+    }
+}
+
+// ---- among the living -------------------------------------------------------
+
+/// Slots of which some are marked as gone.
+fn group_with_gone(group: impl Strategy<Value = Given>) -> impl Strategy<Value = Given> {
+    let marks = prop::collection::vec(0..=1_u32, MAX_SLOTS);
+    (group, marks).prop_map(|(mut given, marks)| {
+        for (slot, gone) in given.slots.iter_mut().zip(marks) {
+            slot.gone = gone;
+        }
+        given
+    })
+}
+
+/// How often each of the last three slots is chosen, when the five before them are gone.
+fn second_choices(policy: u32, weights: [u32; 3], draws: u64) -> [u64; 3] {
+    let gone = wakeone_slot {
+        gone: 1,
+        ..up(1, 0)
+    };
+    let mut slots = vec![gone; 5];
+    slots.extend(weights.map(|weight| up(weight, 0)));
+    let table = Given::new(slots).table(policy);
+    let mut chance = StdRng::seed_from_u64(29);
+    let mut chosen = [0; 3];
+    for _ in 0..draws {
+        let draw = wakeone_draw {
+            hash: chance.next_u32(),
+            ..random_draw(&mut chance)
+        };
+        chosen[pick_living(&table, &draw).expect("a slot") - 5] += 1;
+    }
+    chosen
+}
+
+proptest! {
+    #![proptest_config(cases(2000))]
+
+    #[test]
+    fn a_second_choice_is_of_the_best_tier_and_lives(
+        given in group_with_gone(shown_group()),
+        policy in 0..POLICIES,
+        draw in any_draw(),
+    ) {
+        let eligible = given.eligible(draw.agent_gone == 1);
+        let living: Vec<usize> =
+            eligible.iter().copied().filter(|&i| given.slots[i].gone == 0).collect();
+        match pick_living(&given.table(policy), &draw) {
+            None => prop_assert_eq!(eligible, Vec::<usize>::new()),
+            // If all are marked, one of them is tried all the same.
+            Some(slot) if living.is_empty() => prop_assert!(eligible.contains(&slot)),
+            Some(slot) => prop_assert!(living.contains(&slot), "{slot} is not of {living:?}"),
+        }
+    }
+
+    #[test]
+    fn a_second_choice_by_load_is_the_least_of_the_living(
+        given in group_with_gone(shown_group()),
+        policy in select(vec![LEAST_CONNECTIONS, TWO_CHOICES]),
+        draw in any_draw(),
+    ) {
+        let mut living = given.eligible(draw.agent_gone == 1);
+        living.retain(|&i| given.slots[i].gone == 0);
+        let slot = pick_living(&given.table(policy), &draw);
+        prop_assume!(!living.is_empty());
+        let least = given.least(&living, Load::Active);
+        prop_assert!(least.contains(&slot.expect("a slot")), "{slot:?} is not of {least:?}");
+    }
+
+    #[test]
+    fn a_first_choice_ignores_that_a_slot_was_gone(
+        given in group_with_gone(any_group()),
+        policy in 0..POLICIES,
+        draw in any_draw(),
+    ) {
+        let mut other = given.clone();
+        other.slots.iter_mut().for_each(|slot| slot.gone = 0);
+        prop_assert_eq!(pick(&given.table(policy), &draw), pick(&other.table(policy), &draw));
+    }
+
+    #[test]
+    fn a_flow_of_a_gone_slot_goes_where_it_goes_without_that_slot(
+        given in group_with_gone(any_group()),
+        draw in any_draw(),
+    ) {
+        let mut without = given.clone();
+        let mut eligible = without.eligible(draw.agent_gone == 1);
+        eligible.retain(|&i| {
+            let gone = without.slots[i].gone != 0;
+            without.slots[i].flags &= if gone { !UP } else { !0 };
+            !gone
+        });
+        prop_assume!(!eligible.is_empty());
+        prop_assert_eq!(
+            pick_living(&given.table(CONSISTENT), &draw),
+            pick(&without.table(CONSISTENT), &draw)
+        );
+    }
+}
+
+#[test]
+fn no_neighbour_of_a_gone_slot_gets_more_than_the_others() {
+    for policy in 0..POLICIES {
+        assert_even(&second_choices(policy, [1, 1, 1], 3_000));
+    }
+    // Policies without load divide by weight, up to the two hundredths of `wakeone_cost`.
+    for policy in [HASH, ROUND_ROBIN, RANDOM, CPU, CONSISTENT] {
+        let chosen = second_choices(policy, [1, 2, 5], PICKS);
+        for (chosen, weight) in chosen.iter().zip([1, 2, 5]) {
+            let share = *chosen as f64 / PICKS as f64 * 8.0 / f64::from(weight);
+            assert!((0.96..1.04).contains(&share), "policy {policy}: {share}");
         }
     }
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
 use crate::bpf::error::{Error, bpf_step};
+use crate::bpf::notices::NOTICES;
 use crate::bpf::object::{attempt, pin_map, pin_program, prepare, share};
 use crate::bpf::skeletons::datagram::DatagramSkelBuilder;
 
@@ -45,14 +46,16 @@ pub(crate) fn load_program(
         "listeners".to_owned(),
         format!("sockets-{address}"),
         format!("flows-{address}"),
+        NOTICES.to_owned(),
     ];
     let maps = [
         &mut open.maps.data_table,
         &mut open.maps.listeners,
         &mut open.maps.sockets,
         &mut open.maps.flows,
+        &mut open.maps.notices,
     ];
-    let mut new = [false; 4];
+    let mut new = [false; 5];
     for ((name, map), new) in names.iter().zip(maps).zip(&mut new) {
         *new = share(map, dir, name)?;
     }
@@ -68,6 +71,7 @@ pub(crate) fn load_program(
         &mut loaded.maps.listeners,
         &mut loaded.maps.sockets,
         &mut loaded.maps.flows,
+        &mut loaded.maps.notices,
     ];
     for ((name, map), new) in names.iter().zip(maps).zip(new) {
         if new {

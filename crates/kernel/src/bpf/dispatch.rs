@@ -9,6 +9,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapType, ProgramMut};
 
 use crate::bpf::error::{Error, bpf_step};
+use crate::bpf::notices::NOTICES;
 use crate::bpf::object::{attempt, pin_map, pin_program, prepare, share};
 use crate::bpf::skeletons::dispatch::{
     DispatchSkel, DispatchSkelBuilder, OpenDispatchMaps, OpenDispatchSkel,
@@ -45,7 +46,7 @@ pub(crate) fn load_program(
             .set_type(kind)
             .map_err(bpf_step("choosing the type of the map sockets"))?;
     }
-    let first = share_common(&mut open.maps, dir)?;
+    let new = share_common(&mut open.maps, dir)?;
     let mut loaded = attempt(if walk { WALK } else { DISPATCH }, || open.load())?;
     let program = if walk {
         &mut loaded.progs.wakeone_dispatch_walk
@@ -56,10 +57,7 @@ pub(crate) fn load_program(
     if own {
         pin_map(&mut loaded.maps.sockets, dir, &sockets)?;
     }
-    if first {
-        pin_common(&mut loaded, dir)?;
-    }
-    Ok(())
+    pin_common(&mut loaded, dir, new)
 }
 
 /// Opens the object with all programs left out.
@@ -117,32 +115,42 @@ pub(crate) fn with_counting(
 }
 
 /// All addresses share the table and the maps that counting needs.
-const COMMON: [&str; 4] = ["table", "listeners", "moved", "tags"];
+const COMMON: [&str; 5] = ["table", "listeners", "moved", "tags", NOTICES];
 
-/// Has an object use the maps that all addresses share. Returns whether it is the first, which has to pin them.
-fn share_common(maps: &mut OpenDispatchMaps<'_>, dir: &Path) -> Result<bool, Error> {
+/// Has an object use the maps that all addresses share. Returns which of them are new and to be pinned: all for the first
+/// object, and none for the others. (A group of an earlier build may lack the last ones.)
+fn share_common(
+    maps: &mut OpenDispatchMaps<'_>,
+    dir: &Path,
+) -> Result<[bool; COMMON.len()], Error> {
     let maps = [
         &mut maps.data_table,
         &mut maps.listeners,
         &mut maps.moved,
         &mut maps.tags,
+        &mut maps.notices,
     ];
-    let mut first = false;
-    for (name, map) in COMMON.iter().zip(maps) {
-        first |= share(map, dir, name)?;
+    let mut new = [false; COMMON.len()];
+    for ((name, map), new) in COMMON.iter().zip(maps).zip(&mut new) {
+        *new = share(map, dir, name)?;
     }
-    Ok(first)
+    Ok(new)
 }
 
-fn pin_common(loaded: &mut DispatchSkel<'_>, dir: &Path) -> Result<(), Error> {
+fn pin_common(
+    loaded: &mut DispatchSkel<'_>,
+    dir: &Path,
+    new: [bool; COMMON.len()],
+) -> Result<(), Error> {
     let maps = [
         &mut loaded.maps.data_table,
         &mut loaded.maps.listeners,
         &mut loaded.maps.moved,
         &mut loaded.maps.tags,
+        &mut loaded.maps.notices,
     ];
-    COMMON
-        .iter()
-        .zip(maps)
-        .try_for_each(|(name, map)| pin_map(map, dir, name))
+    let named = COMMON.iter().zip(maps).zip(new);
+    named
+        .filter(|(_, new)| *new)
+        .try_for_each(|((name, map), _)| pin_map(map, dir, name))
 }

@@ -13,6 +13,7 @@ pub mod load;
 pub mod locks;
 pub mod lookup;
 pub mod notes;
+pub mod notices;
 mod object;
 pub mod pinned;
 pub mod policy;

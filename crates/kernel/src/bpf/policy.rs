@@ -6,6 +6,7 @@ use crate::contract::{wakeone_draw, wakeone_slot, wakeone_table};
 unsafe extern "C" {
     fn wakeone_native_pick(table: *const wakeone_table, draw: *const wakeone_draw) -> i32;
     fn wakeone_native_pick_in_place(table: *const wakeone_table, draw: *const wakeone_draw) -> i32;
+    fn wakeone_native_pick_living(table: *const wakeone_table, draw: *const wakeone_draw) -> i32;
     fn wakeone_native_two(
         table: *const wakeone_table,
         draw: *const wakeone_draw,
@@ -32,6 +33,13 @@ pub fn pick(table: &wakeone_table, draw: &wakeone_draw) -> Option<usize> {
 pub fn pick_in_place(table: &wakeone_table, draw: &wakeone_draw) -> Option<usize> {
     // SAFETY: as in `pick`.
     let slot = unsafe { wakeone_native_pick_in_place(table, draw) };
+    usize::try_from(slot).ok()
+}
+
+/// The slot for a connection whose first slot has lost its socket.
+pub fn pick_living(table: &wakeone_table, draw: &wakeone_draw) -> Option<usize> {
+    // SAFETY: as in `pick`.
+    let slot = unsafe { wakeone_native_pick_living(table, draw) };
     usize::try_from(slot).ok()
 }
 

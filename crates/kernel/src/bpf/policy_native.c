@@ -12,6 +12,11 @@ int wakeone_native_pick_in_place(const struct wakeone_table *t, const struct wak
 	return wakeone_pick_in_place(t, d, t->policy);
 }
 
+int wakeone_native_pick_living(const struct wakeone_table *t, const struct wakeone_draw *d)
+{
+	return wakeone_pick_living(t, d);
+}
+
 int wakeone_native_two(const struct wakeone_table *t, const struct wakeone_draw *d, int *second)
 {
 	const struct wakeone_eligible *e = wakeone_eligible(t, wakeone_list(t, d->agent_gone));

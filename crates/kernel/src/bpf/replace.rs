@@ -10,6 +10,7 @@ use crate::bpf::dispatch::{COUNT, COUNT_LINK, with_counting};
 use crate::bpf::error::{Error, bpf_step};
 use crate::bpf::load::{Temporary, load_selection};
 use crate::bpf::lookup;
+use crate::bpf::notices::NOTICES;
 use crate::bpf::object::program_name;
 use crate::bpf::pinned::{BUILD, Pinned};
 use crate::bpf::{LoadPlan, Loaded};
@@ -34,6 +35,10 @@ pub fn replace(plan: &LoadPlan<'_>) -> Result<Loaded, Error> {
     }
     for (address, place) in plan.lookup.iter().enumerate() {
         lookup::replace(plan.dir, address, place)?;
+    }
+    if !plan.dir.join(NOTICES).exists() {
+        // The old build had none.
+        move_pin(new, plan.dir, NOTICES)?;
     }
     for address in 0..plan.addresses {
         move_pin(new, plan.dir, &program_name(address, walks))?;

@@ -149,6 +149,11 @@ impl Table {
         atomic!(AtomicU32, (*self.at()).handshake_us)
     }
 
+    /// The port at which a socket that begins to listen is told of (see [`crate::bpf::notices`]); 0: none.
+    pub fn port(&self) -> &AtomicU32 {
+        atomic!(AtomicU32, (*self.at()).port)
+    }
+
     /// Which build of the programs runs here, as [`crate::bpf::BUILD`].
     pub fn build(&self) -> &AtomicU64 {
         atomic!(AtomicU64, (*self.at()).build)
@@ -257,6 +262,8 @@ fields! {
     migrated_in: AtomicU64;
     /// Queued connections that went to another slot.
     migrated_out: AtomicU64;
+    /// Whether the program found no socket here when it last tried.
+    gone: AtomicU32;
     /// Accept queue length that the agent saw last; of UDP the bytes that wait.
     queued: AtomicU32;
     /// The accept queue's limit; of UDP the receive buffer's, in bytes.

@@ -1,8 +1,10 @@
 //! A server that is steered from outside, and followed as its sockets come and go.
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use wakeone_kernel::bpf::notices::Notices;
 use wakeone_kernel::bpf::recount::Recounted;
 use wakeone_kernel::{capability, cgroup};
 use wakeone_model::listener::Protocol;
@@ -36,6 +38,8 @@ pub struct Attached {
     /// Sockets came that may have had connections before: those are to be counted in.
     late: Option<CountIn>,
     pace: Pace,
+    /// Tells at once that sockets changed; `None` if the programs of an earlier build steer.
+    notices: Option<Notices>,
     /// A socket could not be given a slot. The next look tries again.
     unsettled: bool,
 }
@@ -94,6 +98,7 @@ impl Attached {
         // Before the agent's thread starts: it has what we have now.
         privileges::keep_for_attaching();
         let policy = dispatcher.policy();
+        let notices = capability::with(&FOR_LOADING, || notices(&dispatcher, address));
         let tasks = AgentConfig {
             rescue: config.rescue,
             stuck_after: config.stuck_after,
@@ -116,6 +121,7 @@ impl Attached {
             recounted,
             late: None,
             pace: Pace::new(),
+            notices,
             unsettled: false,
         })
     }
@@ -135,7 +141,8 @@ impl Attached {
         let quiet = self.pace.is_quiet(placed, now);
         let ended = self.watcher.lost_a_process();
         self.group.look_for_orphans(ended);
-        if !ended && !self.pace.is_due(quiet, now) {
+        let noticed = self.notices().is_some_and(Notices::take);
+        if !noticed && !ended && !self.pace.is_due(quiet, now) {
             return Ok(Presence::Here);
         }
         let workers_every = if quiet { QUIET_WORKERS } else { WORKERS_EVERY };
@@ -173,6 +180,12 @@ impl Attached {
                 Presence::Here
             },
         )
+    }
+
+    /// Returns the notices of changed sockets, if the programs write any. They stay until the next
+    /// [`Attached::follow`].
+    pub fn notices(&self) -> Option<&Notices> {
+        self.notices.as_ref()
     }
 
     /// Counts in what sockets that came later had before they got their slots.
@@ -277,6 +290,15 @@ impl Attached {
     pub fn end(self) {
         self.group.end();
     }
+}
+
+/// Asks the programs to tell of changed sockets. Without notices a socket is seen at the next look.
+fn notices(dispatcher: &Dispatcher, address: SocketAddr) -> Option<Notices> {
+    let port = u32::from(address.port());
+    dispatcher.table().port().store(port, Relaxed);
+    Notices::of(dispatcher.pinned().dir())
+        .inspect_err(|error| tracing::debug!("new sockets are noticed late: {error}"))
+        .ok()
 }
 
 /// Loads the program, or finds the one of an earlier agent. Attaches it, and counts in open connections.

@@ -3,8 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
 use wakeone_kernel::capability;
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
@@ -44,6 +47,9 @@ pub enum Event {
     /// An event from its agent.
     Steered(String, SteerEvent),
 }
+
+/// Notices in this time are answered by one look: anybody may listen at the same port of another network namespace.
+const NOTICES_APART: Duration = Duration::from_micros(500);
 
 /// Where a group is: TCP and UDP have separate ports.
 type Place = (Protocol, SocketAddr);
@@ -281,7 +287,23 @@ impl AttachManager {
         self.groups.values().all(|(_, group)| group.is_quiet())
     }
 
-    /// Follows each group. Call it some twenty times a second.
+    /// Waits for a time, or until the programs notice that the sockets of a group changed.
+    pub fn wait(&self, time: Duration) {
+        // Sockets that begin to listen together are seen by one look.
+        std::thread::sleep(NOTICES_APART.min(time));
+        let left = Timespec::try_from(time.saturating_sub(NOTICES_APART)).ok();
+        let notices = self
+            .groups
+            .values()
+            .filter_map(|(_, group)| group.notices());
+        let mut polled: Vec<_> = notices
+            .map(|one| PollFd::from_borrowed_fd(one.as_fd(), PollFlags::IN))
+            .collect();
+        // After a signal it waits for less.
+        let _ = poll(&mut polled, left.as_ref());
+    }
+
+    /// Follows each group. Call it after each [`AttachManager::wait`], some twenty times a second.
     pub fn follow(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         let groups = std::mem::take(&mut self.groups);

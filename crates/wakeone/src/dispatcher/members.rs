@@ -19,12 +19,6 @@ const SWEEP_AFTER: usize = 64;
 impl Dispatcher {
     /// Assigns a listener its previous slot, or the first free one. Returns `None` if there is no room.
     pub(super) fn place(&mut self, cookie: u64, remote: RemoteFd) -> Option<usize> {
-        let free = |slots: &[SlotSockets]| {
-            let empty = slots
-                .iter()
-                .position(|slot| matches!(slot, SlotSockets::Empty));
-            empty.unwrap_or(slots.len())
-        };
         let slot = self
             .pinned
             .slot_of(cookie)
@@ -34,7 +28,7 @@ impl Dispatcher {
                     Some(SlotSockets::Held(_) | SlotSockets::Remote(_))
                 )
             })
-            .unwrap_or_else(|| free(&self.sockets));
+            .unwrap_or_else(|| self.free());
         if slot >= table::MAX_SLOTS {
             return None;
         }
@@ -43,6 +37,18 @@ impl Dispatcher {
         }
         self.sockets[slot] = SlotSockets::of(remote);
         Some(slot)
+    }
+
+    /// Returns a free slot. Connections of an earlier listener may still be open in one, and its next listener would
+    /// count as loaded: so it is taken only if there is no other.
+    fn free(&self) -> usize {
+        let open = |slot: &usize| self.table().slot(*slot).active().load(Relaxed).max(0);
+        let end = Some(self.sockets.len()).filter(|end| *end < table::MAX_SLOTS);
+        (0..self.sockets.len())
+            .filter(|slot| !self.is_taken(*slot))
+            .chain(end)
+            .min_by_key(open)
+            .unwrap_or(table::MAX_SLOTS)
     }
 
     /// Takes in a listener that appeared in an attached group. Returns its slot.

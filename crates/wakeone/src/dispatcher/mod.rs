@@ -421,6 +421,7 @@ impl Dispatcher {
                 self.pinned.put(address, slot, listener)
             })?;
         }
+        self.table().slot(slot).gone().store(0, Relaxed);
         Ok(())
     }
 

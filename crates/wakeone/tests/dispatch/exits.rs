@@ -10,6 +10,7 @@ use wakeone::agent::{Agent, AgentConfig};
 use wakeone::dispatcher::Dispatcher;
 use wakeone::policy::Policy;
 use wakeone::steer::{Steer, SteerEvent};
+use wakeone_kernel::bpf::notices::Notices;
 use wakeone_kernel::bpf::table::flag;
 
 use crate::ground::*;
@@ -58,6 +59,119 @@ fn retried_where_the_chosen_slot_is_empty() {
     wait_for_actives(table, &[10, 30]);
     assert_eq!(exits(table), [("selected", 30), ("retried", 10)]);
     drop((clients, more));
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+/// Closes the first of a group's listeners, which nobody tells the agent: `count` connections are even over the others.
+fn survivors_share(policy: Policy, (slots, closed): (usize, usize), count: usize) -> Vec<u32> {
+    let Some(mut ground) = ground(slots, V4) else {
+        return Vec::new();
+    };
+    let dispatcher = ground.start(policy);
+    let held: Vec<_> = ground.listeners.drain(..closed).collect();
+    held.iter().for_each(stop_listening);
+    let clients = connect_many(V4, count);
+    wait_for_established(dispatcher.table(), count);
+    let queues = ground.queues();
+    let lost = ["no_slot", "select_failed"].map(|name| exit(dispatcher.table(), name));
+    assert_eq!(lost, [0, 0], "{policy}, {closed} of {slots} closed");
+    drop(clients);
+    ground.settle();
+    ground.end(dispatcher);
+    queues
+}
+
+#[test]
+fn the_living_share_evenly_what_the_dead_would_get() {
+    for sizes in [(8, 4), (6, 2), (6, 5), (32, 7)] {
+        for policy in [Policy::LeastConnections, Policy::ShortestQueue] {
+            let living = sizes.0 - sizes.1;
+            let queues = survivors_share(policy, sizes, 4 * living);
+            assert!(
+                queues.iter().all(|n| *n == 4),
+                "{policy} {sizes:?}: {queues:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_living_of_a_large_group_share_almost_evenly() {
+    let queues = survivors_share(Policy::LeastConnections, (60, 20), 400);
+    assert!(queues.iter().all(|n| (7..=13).contains(n)), "{queues:?}");
+}
+
+#[test]
+fn policies_without_load_give_no_neighbour_more() {
+    for policy in [
+        Policy::RoundRobin,
+        Policy::Random,
+        Policy::Hash,
+        Policy::Consistent,
+    ] {
+        let queues = survivors_share(policy, (8, 4), 400);
+        // With equal chances each gets 100, with a deviation of 9.
+        assert!(
+            queues.iter().all(|n| (45..=155).contains(n)),
+            "{policy}: {queues:?}"
+        );
+    }
+}
+
+#[test]
+fn a_slot_whose_socket_is_back_is_chosen_at_once() {
+    let Some(ground) = ground(4, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let table = dispatcher.table();
+    ground.listeners[..2].iter().for_each(stop_listening);
+    let mut clients = connect_many(V4, 8);
+    wait_for_actives(table, &[0, 0, 4, 4]);
+    assert_eq!(
+        [0, 1, 2, 3].map(|slot| table.slot(slot).gone().load(Relaxed)),
+        [1, 1, 0, 0]
+    );
+    // A mark that came late, as by a choice on another CPU, does not keep a slot from being chosen.
+    rustix::net::listen(&ground.listeners[0], BACKLOG).expect("listen");
+    dispatcher.restore(0).expect("restore");
+    table.slot(0).gone().store(1, Relaxed);
+    clients.extend(connect_many(V4, 4));
+    wait_for_actives(table, &[4, 0, 4, 4]);
+    assert_eq!(table.slot(0).gone().load(Relaxed), 0);
+    drop(clients);
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn a_socket_that_listens_is_noticed_and_one_that_is_gone_once() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let table = dispatcher.table();
+    let notices = Notices::of(&ground.pins()).expect("notices");
+    let listens_anew = |port: u32| {
+        table.port().store(port, Relaxed);
+        stop_listening(&ground.listeners[0]);
+        rustix::net::listen(&ground.listeners[0], BACKLOG).expect("listen");
+        notices.take()
+    };
+    assert!(!listens_anew(0), "nobody asked");
+    assert!(!listens_anew(8081), "another port");
+    assert!(listens_anew(8080));
+    // It is not in the array: the first connection finds that out, and the others know.
+    assert!(!notices.take());
+    let first = connect_many(V4, 4);
+    wait_for_established(table, 4);
+    assert!(notices.take());
+    let more = connect_many(V4, 4);
+    wait_for_established(table, 8);
+    assert!(!notices.take());
+    assert_eq!(selected(table), [0, 8]);
+    drop((first, more));
     ground.settle();
     ground.end(dispatcher);
 }

@@ -160,10 +160,14 @@ fn a_takeover_replaces_the_programs_of_another_build_and_keeps_all_counts() {
     let same = take_over(&ground);
     assert_eq!(programs(&ground), before, "its own programs stay");
     same.table().build().store(build ^ 1, Relaxed);
+    // Builds before it had no notices.
+    let notices = ground.pins().join("notices");
+    std::fs::remove_file(&notices).expect("notices");
     drop(same);
 
     let other = take_over(&ground);
     assert_eq!(other.table().build().load(Relaxed), build);
+    assert!(notices.exists());
     let after = programs(&ground);
     assert!(after.iter().all(|one| !before.contains(one)), "{after:?}");
     wait_for_actives(other.table(), &[5, 5]);

@@ -1,0 +1,262 @@
+//! Servers that replace their sockets while `wakeone attach` steers them: kept connections that the old workers close
+//! come to the new ones, and to each as many as to the others.
+//!
+//! Each test has a network namespace of its own. They need root, and are skipped with a message otherwise.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use support::nginx::Nginx;
+use support::real::{Started, installed, program};
+use support::steered::{isolated, wakeone};
+use support::{Ground, WAKEONE, eventually, nginx, patience, runs, signal, slowly};
+use wakeone_kernel::socket::diag::{Which, sockets};
+use wakeone_model::listener::Protocol;
+
+/// Divides by all numbers of workers here.
+const CONNECTIONS: usize = 60;
+
+fn address() -> SocketAddr {
+    nginx::address()
+}
+
+/// Connections that clients keep. Whoever loses one opens another at once, and asks who answers.
+struct Kept {
+    /// The worker that holds each client's connection.
+    held: Arc<Mutex<BTreeMap<usize, String>>>,
+    stop: Arc<AtomicBool>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+impl Kept {
+    fn open() -> Self {
+        let held = Arc::new(Mutex::new(BTreeMap::new()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let client = |number| {
+            let (held, stop) = (Arc::clone(&held), Arc::clone(&stop));
+            std::thread::spawn(move || keep(number, &held, &stop))
+        };
+        let clients = (0..CONNECTIONS).map(client).collect();
+        let kept = Self {
+            held,
+            stop,
+            clients,
+        };
+        slowly("all are open", || {
+            kept.shares().iter().sum::<usize>() == CONNECTIONS
+        });
+        kept
+    }
+
+    /// How many connections each worker holds, the busiest first.
+    fn shares(&self) -> Vec<usize> {
+        let mut shares: BTreeMap<String, usize> = BTreeMap::new();
+        for worker in self.held.lock().expect("lock").values() {
+            *shares.entry(worker.clone()).or_default() += 1;
+        }
+        let mut shares: Vec<usize> = shares.into_values().collect();
+        shares.sort_unstable_by(|a, b| b.cmp(a));
+        shares
+    }
+
+    /// Waits until none of these holds one, and all are open again.
+    fn have_left(&self, old: impl Fn(&str) -> bool) {
+        slowly("all connections are those of new workers", || {
+            let held = self.held.lock().expect("lock");
+            held.len() == CONNECTIONS && !held.values().any(|worker| old(worker))
+        });
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        for client in self.clients.drain(..) {
+            let _ = client.join();
+        }
+    }
+}
+
+fn keep(number: usize, held: &Mutex<BTreeMap<usize, String>>, stop: &AtomicBool) {
+    while !stop.load(Relaxed) {
+        let Ok((mut stream, worker)) = ask() else {
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        };
+        held.lock().expect("lock").insert(number, worker);
+        let quiet = |error: &std::io::Error| {
+            matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+        };
+        let short = Some(Duration::from_millis(50));
+        stream.set_read_timeout(short).expect("timeout");
+        while !stop.load(Relaxed) && stream.read(&mut [0; 512]).is_err_and(|error| quiet(&error)) {}
+        held.lock().expect("lock").remove(&number);
+    }
+}
+
+/// Opens a connection. Returns it with the worker that answers, as the server names it.
+fn ask() -> std::io::Result<(TcpStream, String)> {
+    let mut stream = TcpStream::connect(address())?;
+    stream.set_read_timeout(Some(patience()))?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")?;
+    let mut answer = String::new();
+    while !answer.contains("\r\n\r\n") {
+        let mut part = [0; 4096];
+        let length = stream.read(&mut part)?;
+        if length == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        answer += &String::from_utf8_lossy(&part[..length]);
+    }
+    let value = |line: &str| Some(line.split_once(": ")?.1.to_owned());
+    let names = answer.lines().filter(|line| line.starts_with("X-"));
+    Ok((
+        stream,
+        names.filter_map(value).collect::<Vec<_>>().join(" "),
+    ))
+}
+
+fn listening() -> usize {
+    let listening = sockets(Protocol::Tcp, Which::Listening, address().port());
+    listening.map_or(0, |all| all.len())
+}
+
+/// At most a tenth above the mean, with one more for two that came at the same time.
+fn assert_even(shares: &[usize], workers: usize, what: &str) {
+    let most = CONNECTIONS as f64 / workers as f64 * 1.1 + 1.0;
+    assert!(
+        shares.len() == workers && shares[0] as f64 <= most,
+        "{what}: {shares:?}"
+    );
+}
+
+#[test]
+fn nginx_with_fewer_and_with_more_workers() {
+    let Some(nginx) = Nginx::start(6) else { return };
+    nginx.attach();
+    let kept = Kept::open();
+    for workers in [4, 6, 3, 5] {
+        let old: Vec<String> = nginx.workers().iter().map(u32::to_string).collect();
+        nginx.reload(workers);
+        kept.have_left(|worker| old.iter().any(|pid| pid == worker));
+        assert_even(
+            &kept.shares(),
+            workers,
+            &format!("{workers} workers of nginx"),
+        );
+    }
+    drop(kept);
+    nginx.detach();
+}
+
+/// The reference server with four sockets of its own, which other processes may share the port of.
+fn four_sockets() -> Started {
+    let before = listening();
+    let at = address().to_string();
+    let server = Started::spawn(program(&[
+        WAKEONE,
+        "serve",
+        "--model",
+        "reuseport",
+        "-w",
+        "4",
+        "-l",
+        &at,
+    ]));
+    slowly("it listens", || listening() == before + 4);
+    server
+}
+
+fn attach(ground: &Ground) {
+    let output = wakeone(ground, &["attach", &address().to_string()]);
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// Also checks that it can be detached.
+fn detach(ground: &Ground) {
+    let output = wakeone(ground, &["detach", &address().to_string()]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(!ground.runtime().exists(), "something is left of the group");
+}
+
+#[test]
+fn new_processes_beside_the_old_ones() {
+    let Some(ground) = isolated() else { return };
+    let mut server = four_sockets();
+    attach(&ground);
+    let kept = Kept::open();
+    for roll in 0..3 {
+        let old = format!(" {}", server.pid());
+        let new = four_sockets();
+        signal(server.pid(), Signal::TERM);
+        kept.have_left(|worker| worker.ends_with(&old));
+        assert_even(&kept.shares(), 4, &format!("roll {roll}"));
+        server = new;
+    }
+    drop(kept);
+    detach(&ground);
+}
+
+/// The connections that are counted.
+fn counted(ground: &Ground) -> u64 {
+    let output = wakeone(ground, &["status", "--json"]);
+    let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let slots = status["groups"][0]["slots"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    slots
+        .iter()
+        .filter_map(|slot| slot["active"].as_u64())
+        .sum()
+}
+
+#[test]
+fn haproxy_that_lets_the_old_process_finish() {
+    let Some(ground) = isolated() else { return };
+    if !installed("haproxy") {
+        eprintln!("skipped: haproxy is not installed");
+        return;
+    }
+    let text = format!(
+        "global\n nbthread 4\n hard-stop-after 1s\ndefaults\n mode http\n timeout client 99s\n timeout server 99s\n timeout connect 9s\n\
+         frontend all\n bind {} shards by-thread\n http-after-response set-header X-Thread %[thread]\n http-request return status 200\n",
+        address()
+    );
+    let file = ground.path().join("haproxy.cfg");
+    std::fs::write(&file, text).expect("configuration");
+    let file = file.to_str().expect("UTF-8").to_owned();
+    let start = |old: Option<u32>| {
+        let mut command = program(&["haproxy", "-db", "-f", &file]);
+        if let Some(old) = old {
+            command.args(["-sf", &old.to_string()]);
+        }
+        Started::spawn(command)
+    };
+    let mut server = start(None);
+    slowly("it listens", || listening() == 4);
+    attach(&ground);
+    let kept = Kept::open();
+    for reload in 0..3 {
+        let old = server.pid();
+        let new = start(Some(old));
+        slowly("the old process ends", || !runs(old));
+        slowly("all are open again", || {
+            kept.shares().iter().sum::<usize>() == CONNECTIONS
+        });
+        eventually("all are counted", || counted(&ground) == CONNECTIONS as u64);
+        assert_even(&kept.shares(), 4, &format!("reload {reload}"));
+        server = new;
+    }
+    drop(kept);
+    detach(&ground);
+}
