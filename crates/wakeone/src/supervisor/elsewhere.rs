@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use wakeone_kernel::proc::process::{children, sockets_of};
+use wakeone_kernel::proc::waits;
 use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 
@@ -42,17 +43,31 @@ pub fn shown(address: SocketAddr) -> String {
     }
 }
 
+/// Whether a worker has one of these listeners in an epoll instance.
+pub fn polls(pid: u32, given: &[u64]) -> bool {
+    let polls = |pid: &u32| {
+        let mut given = given.iter();
+        given.any(|inode| waits::polls(*pid, *inode).unwrap_or(false))
+    };
+    tree(pid).iter().any(polls)
+}
+
 fn held_by_tree(pid: u32) -> HashSet<u64> {
-    let mut held = HashSet::new();
+    let sockets = |pid: &u32| sockets_of(*pid).unwrap_or_default();
+    let all = tree(pid);
+    let held = all.iter().flat_map(sockets);
+    held.map(|(_, inode)| inode).collect()
+}
+
+/// A worker's processes.
+fn tree(pid: u32) -> Vec<u32> {
     let mut tree = vec![pid];
     let mut next = 0;
-    while next < tree.len() && next < MOST_PROCESSES {
-        let sockets = sockets_of(tree[next]).unwrap_or_default();
-        held.extend(sockets.into_iter().map(|(_, inode)| inode));
+    while next < tree.len() && tree.len() < MOST_PROCESSES {
         tree.extend(children(tree[next]));
         next += 1;
     }
-    held
+    tree
 }
 
 #[cfg(test)]
