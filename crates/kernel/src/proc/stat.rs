@@ -17,6 +17,8 @@ pub struct Stat {
     pub state: char,
     /// Its parent's id.
     pub parent: u32,
+    /// Its time in the kernel so far, in clock ticks. 0 where the line ends before.
+    pub system_ticks: u64,
     /// When it started: clock ticks since boot. 0 where the line ends before.
     pub started: u64,
 }
@@ -43,7 +45,8 @@ impl Stat {
             name: line.get(begin + 1..end)?.to_vec(),
             state: fields.next()?.chars().next()?,
             parent: fields.next()?.parse().ok()?,
-            started: fields.nth(17).map_or(Some(0), |ticks| ticks.parse().ok())?,
+            system_ticks: fields.nth(10).map_or(Some(0), |ticks| ticks.parse().ok())?,
+            started: fields.nth(6).map_or(Some(0), |ticks| ticks.parse().ok())?,
         })
     }
 }
