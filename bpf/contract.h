@@ -83,6 +83,9 @@ enum wakeone_table_flag {
 	WAKEONE_TABLE_REFUSING = 64,
 	/* The window does not show all slots: the programs track the idle ones. */
 	WAKEONE_TABLE_WIDE = 32,
+	/* A listener has TCP_DEFER_ACCEPT: connections are counted when their first
+	 * data comes, and ties go in turn. */
+	WAKEONE_TABLE_DEFERS = 128,
 };
 
 /* One counter for each way out of the programs. The first two are the right
@@ -115,7 +118,8 @@ struct wakeone_slot {
 	/* When its worker last closed a connection, or got one while it had none:
 	 * CLOCK_MONOTONIC >> WAKEONE_PROGRESS_SHIFT. */
 	__u32 progress;
-	__u32 reserved;
+	/* When it was chosen last, in the same unit, if the group DEFERS. */
+	__u32 chosen;
 	/* Published by the agent: length of the accept queue, and its backlog. Of
 	 * UDP: bytes that wait to be read, and size of the receive buffer. */
 	__u32 queued;

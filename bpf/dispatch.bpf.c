@@ -139,6 +139,8 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 		return leave(WAKEONE_EXIT_BAD_POLICY, SK_PASS);
 
 	draw_chance(&draw, policy);
+	if (flags & WAKEONE_TABLE_DEFERS)
+		draw.now = bpf_ktime_get_ns() >> WAKEONE_PROGRESS_SHIFT;
 	slot = wakeone_pick_in_place(&table, &draw, policy);
 	if (slot < 0)
 		return leave(WAKEONE_EXIT_NO_SLOT, SK_PASS);
@@ -148,6 +150,8 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 		return SK_PASS;
 	}
 	count_selected(slot);
+	if (flags & WAKEONE_TABLE_DEFERS)
+		WAKEONE_WRITE(slot_at(slot)->chosen, draw.now);
 	if (md->migrating_sk)
 		moved_to(md, slot);
 	return SK_PASS;

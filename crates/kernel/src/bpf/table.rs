@@ -25,7 +25,8 @@ pub mod flag {
 
 pub use crate::contract::number::{
     CONTRACT, TABLE_AFFINITY as AFFINITY, TABLE_CLOSING as CLOSING, TABLE_COUNTED as COUNTED,
-    TABLE_DATAGRAMS as DATAGRAMS, TABLE_MARKED as MARKED, TABLE_REFUSING as REFUSING,
+    TABLE_DATAGRAMS as DATAGRAMS, TABLE_DEFERS as DEFERS, TABLE_MARKED as MARKED,
+    TABLE_REFUSING as REFUSING,
 };
 
 /// As many slots as `least-connections` looks at for one choice.
