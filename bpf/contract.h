@@ -86,6 +86,9 @@ enum wakeone_table_flag {
 	/* A move could not be noted. A connection without a note may wait anywhere
 	 * then, until user space has marked all listeners WAKEONE_UNSETTLED. */
 	WAKEONE_TABLE_UNNOTED = 128,
+	/* A listener has TCP_DEFER_ACCEPT: connections are counted when their first
+	 * data comes, and ties go in turn. */
+	WAKEONE_TABLE_DEFERS = 256,
 };
 
 /* One counter for each way out of the programs. The first two are the right
@@ -132,7 +135,8 @@ struct wakeone_slot {
 	__u64 stuck_ns;     /* time spent marked stuck, in all */
 	__u64 restarts;     /* workers started again in this slot */
 	__u32 pid;          /* the worker; 0: none */
-	__u32 reserved2;
+	/* When it was chosen last, in the unit of `progress`, if the group DEFERS. */
+	__u32 chosen;
 	__u64 dropped;      /* datagrams that its sockets had no room for */
 } __attribute__((aligned(128)));
 

@@ -197,6 +197,8 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 		return leave_to_kernel(md, WAKEONE_EXIT_BAD_POLICY);
 
 	draw_chance(&draw, policy);
+	if (flags & WAKEONE_TABLE_DEFERS)
+		draw.now = bpf_ktime_get_ns() >> WAKEONE_PROGRESS_SHIFT;
 	slot = wakeone_pick_in_place(&table, &draw, policy);
 	if (slot < 0)
 		return leave_to_kernel(md, WAKEONE_EXIT_NO_SLOT);
@@ -206,6 +208,8 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 		return SK_PASS;
 	}
 	count_selected(slot);
+	if (flags & WAKEONE_TABLE_DEFERS)
+		WAKEONE_WRITE(slot_at(slot)->chosen, draw.now);
 	if (md->migrating_sk)
 		moved_to(md, slot);
 	return SK_PASS;

@@ -54,6 +54,8 @@ struct wakeone_draw {
 	__u32 agent_gone;
 	/* The caller has just read the queue lengths itself. */
 	__u32 queues_fresh;
+	/* If the group DEFERS: CLOCK_MONOTONIC >> WAKEONE_PROGRESS_SHIFT. */
+	__u32 now;
 };
 
 #ifdef __clang__
@@ -138,6 +140,18 @@ WAKEONE_INLINE __u32 wakeone_slots(const struct wakeone_table *t)
 	return n > WAKEONE_MAX_SLOTS ? WAKEONE_MAX_SLOTS : n;
 }
 
+/* Whether connections are held back before they are counted. */
+WAKEONE_INLINE __u32 wakeone_defers(const struct wakeone_table *t)
+{
+	return WAKEONE_READ(t->flags) & WAKEONE_TABLE_DEFERS;
+}
+
+/* What breaks ties: the time if they go in turn, else chance. */
+WAKEONE_INLINE __u32 wakeone_chance(const struct wakeone_table *t, const struct wakeone_draw *d)
+{
+	return wakeone_defers(t) ? d->now : d->random;
+}
+
 /* Returns which list is valid now. */
 WAKEONE_INLINE __u32 wakeone_list(const struct wakeone_table *t, __u32 agent_gone)
 {
@@ -188,6 +202,26 @@ WAKEONE_INLINE __u64 wakeone_tie_of(const struct wakeone_slot *s, __u32 slot, __
 #endif
 	return wakeone_either(known, ~progress, wakeone_tie(random, slot)) &
 	       ((1u << WAKEONE_TIE_BITS) - 1);
+}
+
+/*
+ * Breaks ties where the kernel holds connections back until their first data
+ * comes. They are in no count meanwhile, so that the slots stay equal, and
+ * chance would give some of them twice as many as others. So the slot that was
+ * chosen least recently comes first. A busy one that has made progress since
+ * then is before all of those.
+ *
+ * Times are compared modulo 2^22 (17 s): a slot that was not chosen for that
+ * long may wait for one turn more.
+ */
+WAKEONE_INLINE __u64 wakeone_turn_of(const struct wakeone_slot *s, __u64 load, __u32 now)
+{
+	__u32 progress = WAKEONE_READ(s->progress), chosen = WAKEONE_READ(s->chosen);
+	__u32 behind = 1u << (WAKEONE_TIE_BITS - 1), since = now - chosen;
+	__u64 known = wakeone_below(0, load) & wakeone_below(0, progress) &
+		      wakeone_below(0, (__s32)(progress - chosen));
+
+	return wakeone_either(known, ~progress & (behind - 1), behind | (~since & (behind - 1)));
 }
 
 /* ---- choosing by weight -------------------------------------------------- */
@@ -282,10 +316,11 @@ WAKEONE_INLINE __u32 wakeone_lower(const struct wakeone_table *t, __u32 a, __u32
  * number is the least loaded slot, and each of k equals has probability 1/k.
  *
  * Takes four at a time: a short list's first entries follow its last one.
+ * `in_turn` is a constant. Where it is 1, `chance` is the time.
  */
 WAKEONE_INLINE int wakeone_least_equal(const struct wakeone_table *t,
 				       const struct wakeone_eligible *e,
-				       __u32 start, __u32 by, __u32 random)
+				       __u32 start, __u32 by, __u32 chance, int in_turn)
 {
 	__u32 n = WAKEONE_READ(e->count);
 	__s64 best = (__s64)(~0ull >> 1);
@@ -297,7 +332,9 @@ WAKEONE_INLINE int wakeone_least_equal(const struct wakeone_table *t,
 		for (__u32 i = base; i < base + 4; i++) {
 			__u32 slot = WAKEONE_READ(e->slot[start + i]);
 			__u64 load = wakeone_load(&t->slot[slot], by);
-			__u64 tie = wakeone_tie_of(&t->slot[slot], slot, load, random);
+			__u64 tie = in_turn ?
+				wakeone_turn_of(&t->slot[slot], load, chance) :
+				wakeone_tie_of(&t->slot[slot], slot, load, chance);
 			__s64 mine = load << 31 | tie << WAKEONE_SLOT_BITS | slot;
 
 			best = wakeone_either(wakeone_below(mine, best), mine, best);
@@ -343,9 +380,10 @@ WAKEONE_INLINE int wakeone_least_weighted(const struct wakeone_table *t, __u32 l
 	return best & (WAKEONE_MAX_SLOTS - 1);
 }
 
-/* The least loaded slot of the window that begins at an entry. */
+/* The least loaded slot of the window that begins at an entry. For `chance` see
+ * wakeone_chance. */
 WAKEONE_GLOBAL int wakeone_least(const struct wakeone_table *t, __u32 list, __u32 start,
-				 __u32 queue, __u32 random)
+				 __u32 queue, __u32 chance)
 {
 	const struct wakeone_eligible *e;
 
@@ -354,9 +392,11 @@ WAKEONE_GLOBAL int wakeone_least(const struct wakeone_table *t, __u32 list, __u3
 	WAKEONE_HIDE(start);
 	start &= WAKEONE_MAX_SLOTS - 1;
 	e = wakeone_eligible(t, list);
-	return WAKEONE_READ(e->weighted) || list & WAKEONE_LIVING ?
-		wakeone_least_weighted(t, list, start, wakeone_by(queue), random) :
-		wakeone_least_equal(t, e, start, wakeone_by(queue), random);
+	if (WAKEONE_READ(e->weighted) || list & WAKEONE_LIVING)
+		return wakeone_least_weighted(t, list, start, wakeone_by(queue), chance);
+	return wakeone_defers(t) ?
+		wakeone_least_equal(t, e, start, wakeone_by(queue), chance, 1) :
+		wakeone_least_equal(t, e, start, wakeone_by(queue), chance, 0);
 }
 
 /* Returns the slot with the shortest queue of a list longer than a window. */
@@ -553,15 +593,15 @@ WAKEONE_INLINE int wakeone_by_load(const struct wakeone_table *t, const struct w
 	int idle;
 
 	if (n <= WAKEONE_WINDOW)
-		return wakeone_least(t, list, 0, queue, d->random);
+		return wakeone_least(t, list, 0, queue, wakeone_chance(t, d));
 	if (queue)
-		return wakeone_shortest(t, list, d->random);
+		return wakeone_shortest(t, list, wakeone_chance(t, d));
 	idle = wakeone_idle(t, list, d->random);
 	/* If weights differ, a busy slot may be better than an idle one. */
 	if (idle >= 0 && !WAKEONE_READ(wakeone_eligible(t, list)->weighted))
 		return idle;
 	start = wakeone_scale(wakeone_mix(d->random), n);
-	return wakeone_least(t, list, start, 0, d->random);
+	return wakeone_least(t, list, start, 0, wakeone_chance(t, d));
 }
 
 /* Returns the slot of this CPU if it is listed, else NONE. Two CPUs of one slot
@@ -669,8 +709,8 @@ WAKEONE_INLINE int wakeone_pick_in_place(const struct wakeone_table *t,
 
 	if (d->agent_gone || !n || WAKEONE_READ(e->weighted))
 		return wakeone_pick(t, d);
-	if (policy == WAKEONE_LEAST_CONNECTIONS && n <= WAKEONE_WINDOW)
-		return wakeone_least_equal(t, e, 0, WAKEONE_BY_ACTIVE, d->random);
+	if (policy == WAKEONE_LEAST_CONNECTIONS && n <= WAKEONE_WINDOW && !wakeone_defers(t))
+		return wakeone_least_equal(t, e, 0, WAKEONE_BY_ACTIVE, d->random, 0);
 	if (policy == WAKEONE_HASH || policy == WAKEONE_ROUND_ROBIN || policy == WAKEONE_RANDOM)
 		return wakeone_entry(e, wakeone_position(policy, d, n));
 	return wakeone_pick(t, d);

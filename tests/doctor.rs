@@ -230,6 +230,48 @@ fn fits_the_screen() {
     }
 }
 
+/// An event loop in C, tokio or Python that was given a blocking listener.
+#[test]
+fn an_event_loop_that_hangs_in_accept() {
+    for events in ["level", "edge"] {
+        finds("blocking-listener", &[], || {
+            // `Stage::of` connects once, which is what it hangs after.
+            Stage::of(event_loop("blocking", events)).under(&["--rate", "5", "--timeout", "1s"])
+        });
+    }
+}
+
+/// Its own listener, whatever the event loop does with it.
+fn event_loop(listener: &str, events: &str) -> Command {
+    let mut command = program(&["python3", &server("event_loop.py"), events, AT]);
+    command.arg(listener);
+    command
+}
+
+/// As tokio's after EPOLLHUP: it takes the listener for ready for ever. Nothing comes meanwhile.
+#[test]
+fn a_worker_that_spins_in_accept_or_in_epoll() {
+    for how in ["spins", "polls"] {
+        finds("accept-spin", &[], || Stage::of(event_loop(how, "level")));
+    }
+}
+
+/// Two workers that serve one request at a time, and a thread of each waits in poll for something else.
+#[test]
+fn a_helper_thread_in_poll_hides_nothing() {
+    let own = || Stage::of(program(&["python3", &server("helper_thread.py"), "8080"]));
+    finds("blind-hash", &[], || own().under(&MIXED));
+    finds("stuck-worker", &[], || {
+        let stage = own();
+        let mut long = program(&[WAKEONE, "load", "--timeout", "20s", "-n", "1", "-c", "1"]);
+        long.args(["--mix", "1:/work?us=10000000&kind=sleep", AT]);
+        let client = Started::spawn(long);
+        std::thread::sleep(Duration::from_millis(300));
+        drop(client);
+        stage.under(&["--rate", "100", "--timeout", "1s"])
+    });
+}
+
 /// Most requests take 1 ms, some 300 ms.
 const MIXED: [&str; 6] = [
     "--rate",

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use support::mixed::Speech;
 use support::real::installed;
-use support::split::{GROUP, PORT, Split, address, check, for_another_user};
+use support::split::{GROUP, PORT, Split, address, as_nobody, check, for_another_user};
 use support::steered::{assert_nothing_left, isolated, number, wakeone};
 use support::{Clients, Ground, Run, eventually, get, server, signal};
 use wakeone_kernel::socket::diag::{Which, sockets};
@@ -699,40 +699,49 @@ fn hostile_clients_of_the_broker_are_survived() {
     split.ends();
 }
 
-/// For another user, without any privilege, each worker has a socket of its own, and the kernel's hash chooses.
+/// For another user, without any privilege, each worker has a socket of its own, and the kernel's hash chooses. The account
+/// of a service has neither a home nor a folder at run time, and may be root of a user namespace.
 #[test]
 fn without_privileges_workers_get_queues_all_the_same() {
-    let Some((folder, binary, runtime)) = for_another_user("shared.py") else {
-        return;
-    };
-    let script = folder.path().join("shared.py");
-    let mut command = std::process::Command::new("setpriv");
-    command
-        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
-        .arg(&binary)
-        .args(["run", "--split", "--runtime-dir"])
-        .arg(&runtime)
-        .env("XDG_RUNTIME_DIR", &runtime)
-        .args(["--", "/usr/bin/env", "python3"])
-        .arg(&script)
-        .args(["poll", &PORT.to_string(), "3"]);
-    let run = Run::start(command);
-    let mut seen = BTreeSet::new();
-    eventually("all three workers answer", || {
-        seen.extend(get(address(), "/"));
-        seen.len() == 3
-    });
-    let listening = sockets(Protocol::Tcp, Which::Listening, PORT).expect("sock_diag");
-    assert_eq!(listening.len(), 3, "the first worker has the shared socket");
-    let clients = Clients::start(address(), "/", 4);
-    std::thread::sleep(Duration::from_millis(500));
-    let (answers, failures) = clients.stop();
-    assert!(
-        answers > 100 && failures.is_empty(),
-        "{answers} {failures:?}"
-    );
-    let lines = run.stop();
-    assert!(lines[0].contains("nothing steers"), "{lines:?}");
+    for (root_of_a_namespace, has_a_folder) in [(false, true), (false, false), (true, false)] {
+        let Some((folder, binary, runtime)) = for_another_user("shared.py") else {
+            return;
+        };
+        let Some(mut command) = as_nobody(root_of_a_namespace) else {
+            return;
+        };
+        command
+            .arg(&binary)
+            .args(["run", "--split", "--runtime-dir"])
+            .arg(&runtime)
+            .args(["--", "/usr/bin/env", "python3"])
+            .arg(folder.path().join("shared.py"))
+            .args(["poll", &PORT.to_string(), "3"]);
+        if has_a_folder {
+            command.env("XDG_RUNTIME_DIR", &runtime);
+        }
+        let run = Run::start(command);
+        let mut seen = BTreeSet::new();
+        eventually("all three workers answer", || {
+            seen.extend(get(address(), "/"));
+            seen.len() == 3
+        });
+        let listening = sockets(Protocol::Tcp, Which::Listening, PORT).expect("sock_diag");
+        assert_eq!(listening.len(), 3, "the first worker has the shared socket");
+        let clients = Clients::start(address(), "/", 4);
+        std::thread::sleep(Duration::from_millis(500));
+        let (answers, failures) = clients.stop();
+        assert!(
+            answers > 100 && failures.is_empty(),
+            "{answers} {failures:?}"
+        );
+        let lines = run.stop();
+        assert!(lines[0].contains("nothing steers"), "{lines:?}");
+        assert!(
+            !lines.iter().any(|line| line.contains("ld.so")),
+            "{lines:?}"
+        );
+    }
 }
 
 #[test]

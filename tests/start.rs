@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use support::split::{as_nobody, for_another_user};
 use support::steered::{PREFORKED, assert_counts_are_exact, assert_nothing_left, isolated, status};
 use support::{Ground, Run, everyone, get, server};
 use wakeone_kernel::proc::netstat::Counters;
@@ -337,4 +338,30 @@ fn datagrams_go_on_with_the_kernels_hash_after_one_attempt() {
     get(AT.parse().expect("address"), "/").expect("an answer");
     run.stop();
     assert_nothing_left(&ground);
+}
+
+/// User 0 of a user namespace is not the machine's root: nothing can be made in /run, and no program can be loaded.
+#[test]
+fn root_of_a_user_namespace_starts_as_an_ordinary_user() {
+    for (variable, name) in [("TMPDIR", "wakeone-0"), ("XDG_RUNTIME_DIR", "wakeone")] {
+        let Some((folder, binary, own)) = for_another_user("whoami.py") else {
+            return;
+        };
+        let Some(mut command) = as_nobody(true) else {
+            return;
+        };
+        command
+            .env(variable, &own)
+            .arg(binary)
+            .args(["run", "-w", "2", "-l", AT, "--", "python3"])
+            .arg(folder.path().join("whoami.py"));
+        let mut run = Run::start(command);
+        let address = run.ready();
+        everyone(address, 2);
+        assert!(own.join(name).exists(), "{variable}");
+        let lines = run.stop();
+        let degraded = lines.iter().any(|line| line.contains("CAP_BPF"));
+        assert!(degraded, "it says what it lacks: {lines:?}");
+        assert!(!own.join(name).exists(), "{variable}");
+    }
 }

@@ -230,3 +230,23 @@ pub fn for_another_user(
     std::fs::set_permissions(folder.path(), open).expect("mode");
     Some((folder, binary, runtime))
 }
+
+/// The beginning of a command that user 65534 runs, without an environment; `root_of_a_namespace`: as user 0 of a user
+/// namespace. Returns `None`, with a message, where that cannot be made.
+pub fn as_nobody(root_of_a_namespace: bool) -> Option<std::process::Command> {
+    let start = || {
+        let mut command = std::process::Command::new("setpriv");
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        command.env_clear().env("PATH", path);
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+        if root_of_a_namespace {
+            command.args(["unshare", "-Ur", "--"]);
+        }
+        command
+    };
+    if !start().arg("true").status().is_ok_and(|it| it.success()) {
+        eprintln!("skipped: no user namespace can be made");
+        return None;
+    }
+    Some(start())
+}

@@ -45,7 +45,7 @@ pub struct Args {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "on",
-        conflicts_with_all = ["workers", "listen", "backlog", "weight", "lookup", "user", "group", "keep_cap", "name", "restart", "refuse"]
+        conflicts_with_all = ["workers", "listen", "backlog", "weight", "lookup", "user", "group", "keep_cap", "nonblocking", "stdin", "name", "restart", "refuse"]
     )]
     split: Option<Split>,
 
@@ -95,6 +95,16 @@ pub struct Args {
     /// Capability that workers keep, such as CAP_NET_RAW; repeatable
     #[arg(long, value_name = "CAP")]
     keep_cap: Vec<String>,
+
+    /// Make the listeners non-blocking (O_NONBLOCK) for the workers, as systemd's NonBlocking= does: for event loops that
+    /// do not set it themselves, as tokio with LISTEN_FDS
+    #[arg(long)]
+    nonblocking: bool,
+
+    /// Give each worker its listener as standard input (descriptor 0) and by no other number, as inetd does for servers
+    /// that wait: for Java's System.inheritedChannel()
+    #[arg(long)]
+    stdin: bool,
 
     /// How long a worker may take to end when asked to; with --split: what outlives the server's first process
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
@@ -239,6 +249,8 @@ fn options(args: &Args) -> anyhow::Result<Options> {
         user: args.user.clone(),
         group: args.group.clone(),
         keep_caps: args.keep_cap.clone(),
+        nonblocking: args.nonblocking,
+        stdin: args.stdin,
         grace: args.grace,
         restart: args.restart.map(|order| match order {
             Restart::StartFirst => supervisor::Restart::StartFirst,

@@ -21,6 +21,17 @@ pub fn has(capability: Capability) -> bool {
     caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false)
 }
 
+/// The inode of the first user namespace (`PROC_USER_INIT_INO`, include/linux/proc_ns.h).
+const FIRST_NAMESPACE: u64 = 0xEFFF_FFFD;
+
+/// Whether a capability is effective now, and over the whole machine. Another user namespace than the first gives its
+/// root every capability, and none of them loads a program (`capable`, kernel/capability.c).
+pub fn has_over_all(capability: Capability) -> bool {
+    let namespace = rustix::fs::stat("/proc/self/ns/user");
+    let is_first = namespace.map_or(true, |about| about.st_ino == FIRST_NAMESPACE);
+    is_first && has(capability)
+}
+
 /// Capabilities that watching with probes needs; the last one for the tracing file system, where a kernel without
 /// trampolines has to be watched by tracepoints of system calls.
 pub const TRACING: [Capability; 3] = [
@@ -34,9 +45,9 @@ pub fn missing() -> Vec<String> {
     missing_of(NEEDED.map(|(cap, _)| cap))
 }
 
-/// Names of those of these capabilities that are missing.
+/// Names of those of these capabilities that are missing, see [`has_over_all`].
 pub fn missing_of(wanted: impl IntoIterator<Item = Capability>) -> Vec<String> {
-    let missing = wanted.into_iter().filter(|cap| !has(*cap));
+    let missing = wanted.into_iter().filter(|cap| !has_over_all(*cap));
     missing.map(|cap| cap.to_string()).collect()
 }
 

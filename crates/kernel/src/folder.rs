@@ -11,7 +11,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, readlinkat};
+use rustix::fs::{
+    Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, accessat, fstat, mkdirat, openat,
+    readlinkat,
+};
 use rustix::io::Errno;
 
 /// As many links as the kernel follows (`MAXSYMLINKS`, include/linux/namei.h).
@@ -104,8 +107,7 @@ impl Walk {
         Ok(Self {
             at,
             path: "/".into(),
-            // Where root has no number in our user namespace, the owner of `/` stands for it.
-            root: if is_mapped() { 0 } else { about.st_uid },
+            root: root_by(&about),
             about,
             rest: steps(&absolute).collect(),
             links: 0,
@@ -194,6 +196,26 @@ impl Walk {
         }
         Ok(())
     }
+}
+
+/// The user who is the machine's root, as our user namespace numbers users.
+///
+/// # Errors
+/// `/` cannot be opened.
+pub fn root() -> Result<u32, Error> {
+    open_root().map(|(_, about)| root_by(&about))
+}
+
+/// Where root has no number in our user namespace, the owner of `/` stands for it.
+fn root_by(about: &Stat) -> u32 {
+    if is_mapped() { 0 } else { about.st_uid }
+}
+
+/// Whether we may make this folder, or make something in it if it is there.
+pub fn is_possible(path: &Path) -> bool {
+    let there = path.ancestors().find(|step| step.exists());
+    let flags = AtFlags::EACCESS;
+    there.is_some_and(|step| accessat(CWD, step, Access::WRITE_OK | Access::EXEC_OK, flags).is_ok())
 }
 
 fn own() -> u32 {

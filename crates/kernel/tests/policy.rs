@@ -14,7 +14,7 @@ use wakeone_kernel::bpf::policy::{
 };
 use wakeone_kernel::bpf::table::flag::{DRAINING, STUCK, UP};
 use wakeone_kernel::bpf::table::{
-    AFFINITY, CLOSING, COUNTED, DATAGRAMS, MARKED, MAX_SLOTS, REFUSING, WINDOW,
+    AFFINITY, CLOSING, COUNTED, DATAGRAMS, DEFERS, MARKED, MAX_SLOTS, REFUSING, WINDOW,
 };
 use wakeone_kernel::contract::number::{
     CONSISTENT, CPU, HASH, LEAST_CONNECTIONS, POLICIES, RANDOM, ROUND_ROBIN, SHORTEST_QUEUE,
@@ -1216,4 +1216,78 @@ fn consistent_gives_each_slot_its_weight_and_each_equal_as_much() {
         let share = count as f64 / (10 * PICKS) as f64 * 116.0 / f64::from(weight);
         assert!((share - 1.0).abs() < 0.05, "weight {weight}: {share}");
     }
+}
+
+/// Chooses so often in a group whose connections are not counted yet, and returns how often each slot was chosen. The times
+/// between are drawn, and some are none.
+fn in_turn(table: &mut wakeone_table, now: &mut u32, picks: u32, chance: &mut StdRng) -> Vec<u32> {
+    table.flags |= DEFERS;
+    let mut counts = vec![0; table.slots as usize];
+    for _ in 0..picks {
+        *now = now.wrapping_add(1 + chance.next_u32() % 50);
+        let draw = wakeone_draw {
+            now: *now,
+            ..random_draw(chance)
+        };
+        let slot = pick(table, &draw).expect("one is good");
+        assert_eq!(pick_in_place(table, &draw), Some(slot));
+        table.slot[slot].chosen = *now;
+        counts[slot] += 1;
+    }
+    counts
+}
+
+#[test]
+fn connections_that_are_not_counted_yet_are_spread_in_turn_over_any_set() {
+    let mut chance = StdRng::seed_from_u64(29);
+    for policy in [LEAST_CONNECTIONS, SHORTEST_QUEUE] {
+        for slots in [2, 3, 4, 7, 16, WINDOW] {
+            // Time overflows in the middle.
+            let mut now = u32::MAX - 2000;
+            let mut table = Given::new(vec![up(1, 0); slots]).table(policy);
+            // Behind a gap, too: some are not equally short.
+            let mut short: Vec<usize> = (0..slots).collect();
+            for slot in (0..slots).filter(|slot| slot % 3 == 1 && slots > 3) {
+                (table.slot[slot].active, table.slot[slot].queued) = (1, 1);
+                short.retain(|one| *one != slot);
+            }
+            let rounds = 16;
+            let picks = (rounds * short.len()) as u32;
+            let counts = in_turn(&mut table, &mut now, picks, &mut chance);
+            for slot in 0..slots {
+                let fair = if short.contains(&slot) {
+                    rounds as u32
+                } else {
+                    0
+                };
+                assert!(counts[slot].abs_diff(fair) <= 1, "{slots}: {counts:?}");
+            }
+            // One that was away for long gets its share, and does not catch up.
+            table.slot[0].flags |= DRAINING;
+            publish(&mut table);
+            in_turn(&mut table, &mut now, 10_000, &mut chance);
+            table.slot[0].flags &= !DRAINING;
+            publish(&mut table);
+            let back = in_turn(&mut table, &mut now, picks, &mut chance);
+            assert!(back[0].abs_diff(rounds as u32) <= 1, "{slots}: {back:?}");
+        }
+    }
+}
+
+#[test]
+fn of_busy_slots_one_that_made_progress_since_it_was_chosen_comes_first() {
+    let mut chance = StdRng::seed_from_u64(30);
+    let mut now = 10_000;
+    let mut table = Given::new(vec![up(1, 5); 4]).table(LEAST_CONNECTIONS);
+    for (slot, progress) in [(0, 100), (1, 300), (2, 200)] {
+        table.slot[slot].progress = progress;
+    }
+    // The latest progress first; one of which none is known last; and then by turns.
+    assert_eq!(in_turn(&mut table, &mut now, 1, &mut chance), [0, 1, 0, 0]);
+    assert_eq!(in_turn(&mut table, &mut now, 1, &mut chance), [0, 0, 1, 0]);
+    assert_eq!(in_turn(&mut table, &mut now, 2, &mut chance), [1, 0, 0, 1]);
+    assert_eq!(in_turn(&mut table, &mut now, 64, &mut chance), [16; 4]);
+    table.slot[3].progress = now + 1;
+    now += 2;
+    assert_eq!(in_turn(&mut table, &mut now, 1, &mut chance), [0, 0, 0, 1]);
 }

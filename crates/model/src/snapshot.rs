@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::accept::AcceptModel;
-use crate::listener::Listener;
+use crate::listener::{Listener, Protocol};
 use crate::waits::Waits;
 
 /// One worker at one moment.
@@ -18,6 +18,9 @@ pub struct WorkerLook {
     pub name: String,
     /// CPU time so far, ns (/proc/PID/schedstat of its threads).
     pub cpu_ns: u64,
+    /// The part of it in the kernel, ns, as the clock tick samples it (/proc/PID/stat).
+    #[serde(default)]
+    pub system_ns: u64,
     /// Time so far that its threads were ready and waited for a CPU, ns.
     pub run_delay_ns: u64,
     /// Voluntary switches so far: times that a thread went to sleep.
@@ -147,6 +150,12 @@ pub struct Sampled {
     pub idle_beside_queue: BTreeMap<u32, u64>,
     /// Looks in which a socket had a queue and all its workers were busy while another worker waited, by cookie.
     pub blocked_queue: BTreeMap<u64, u64>,
+    /// Samples of the processes.
+    #[serde(default)]
+    pub sights: u64,
+    /// Those in which a thread waited in accept on a listener that its process also has in an epoll set, by process id.
+    #[serde(default)]
+    pub accepts_in_loop: BTreeMap<u32, u64>,
     /// Sockets that went away, and how many connections waited in them when last seen.
     pub gone: BTreeMap<u64, u32>,
 }
@@ -236,7 +245,8 @@ pub struct Queue {
     pub highest: u32,
     /// The backlog.
     pub limit: u32,
-    /// Drops of this queue meanwhile.
+    /// Connections that this queue dropped meanwhile. The socket's own counter has other packets too: stray ones, and
+    /// ACKs that TCP_DEFER_ACCEPT holds back (net/ipv4/tcp_ipv4.c, tcp_v4_rcv). The namespace counts connections alone.
     pub dropped: u32,
     /// Seconds in which it was not empty, all its workers were busy, and another worker waited.
     pub blocked_s: f64,
@@ -443,7 +453,7 @@ impl Watch {
                     .unwrap_or(0)
                     .max(socket.queued),
                 limit: socket.queue_limit,
-                dropped: socket.drops.wrapping_sub(before.map_or(0, |s| s.drops)),
+                dropped: self.dropped_of(socket.drops.wrapping_sub(before.map_or(0, |s| s.drops))),
                 blocked_s: self.time_of(
                     self.sampled
                         .blocked_queue
@@ -454,6 +464,20 @@ impl Watch {
             }
         };
         self.last.listener.sockets.iter().map(row).collect()
+    }
+
+    /// As many of a socket's drops as can have been connections, or datagrams.
+    fn dropped_of(&self, drops: u32) -> u32 {
+        let most = match self.last.listener.protocol {
+            Protocol::Udp => u32::MAX,
+            _ => u32::try_from(self.listen_drops()).unwrap_or(u32::MAX),
+        };
+        drops.min(most)
+    }
+
+    fn listen_drops(&self) -> u64 {
+        let (first, last) = (&self.first.host, &self.last.host);
+        last.listen_drops.saturating_sub(first.listen_drops)
     }
 
     /// Largest share over the mean one and what of, where there was enough to share that it says something.
@@ -498,6 +522,11 @@ impl Watch {
             .filter(|t| t.iter().sum::<f64>() > 0.0)
             .unwrap_or(busy);
         let (skew_max_over_mean, skew_cv) = skew(&shares);
+        let dropped: u64 = self.queues().iter().map(|q| u64::from(q.dropped)).sum();
+        let dropped = match self.last.listener.protocol {
+            Protocol::Udp => dropped,
+            _ => dropped.min(self.listen_drops()),
+        };
         Totals {
             seconds,
             connections,
@@ -511,7 +540,7 @@ impl Watch {
             skew_max_over_mean,
             skew_cv,
             cpu: rows.iter().map(|r| r.cpu).sum(),
-            dropped: self.queues().iter().map(|q| u64::from(q.dropped)).sum(),
+            dropped,
             listen_overflows: host(|h| h.listen_overflows),
             syn_retransmissions: host(|h| h.syn_retransmissions),
         }

@@ -9,7 +9,7 @@ use crate::accept::{Means, Shape};
 use crate::advice;
 use crate::layout::{connections, count};
 use crate::listener::Protocol;
-use crate::snapshot::{Queue, Row, Totals, Watch, WorkerLook};
+use crate::snapshot::{Queue, Row, Snapshot, Totals, Watch, WorkerLook};
 
 /// Something to act on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +48,12 @@ const LONG_WAIT_US: f64 = 250_000.0;
 const FILLED_SHARE: f64 = 0.05;
 /// Part of their busy time that workers wait for a CPU, from which on the machine is slow.
 const WITHOUT_CPU: f64 = 0.5;
+/// CPU, with the time that it waits for one, from which on a worker does not sleep.
+const SPIN_CPU: f64 = 0.9;
+/// accept() calls a second that found nothing, from which on they are what the worker does.
+const SPIN_CALLS: f64 = 1000.0;
+/// Part of its CPU time in the kernel, from which on a worker makes calls, and does not only compute.
+const SPIN_IN_KERNEL: f64 = 0.15;
 /// Share of the backlog from which on the next burst overflows it.
 const NEARLY_FULL: f64 = 0.8;
 /// Share of the descriptors from which on they run out soon.
@@ -78,8 +84,10 @@ pub fn judge(watch: &Watch) -> Vec<Finding> {
             .next()
             .map_or_else(String::new, |w| w.name.clone()),
     };
-    let rules: [fn(&Case<'_>) -> Option<Finding>; 12] = [
+    let rules: [fn(&Case<'_>) -> Option<Finding>; 14] = [
         stopped,
+        blocking,
+        spins,
         stuck,
         blocked,
         overflow,
@@ -292,6 +300,99 @@ fn stuck(case: &Case<'_>) -> Option<Finding> {
             .then(format!("look where it is: `cat /proc/{}/stack`, `gdb -p {}`", pids[0], pids[0]))
             .then(case.steer())
     })
+}
+
+/// Workers that hang in accept, in the middle of their event loop.
+fn blocking(case: &Case<'_>) -> Option<Finding> {
+    let sampled = &case.watch.sampled;
+    let hangs = |row: &&Row| {
+        let sights = sampled.accepts_in_loop.get(&row.pid).copied().unwrap_or(0);
+        sights > 1 && sights * 2 > sampled.sights
+    };
+    let hanging: Vec<&Row> = case.rows.iter().filter(hangs).collect();
+    let first = hanging.first()?;
+    let mut found = finding(
+        "blocking-listener",
+        "An event loop waits in accept, on a blocking listener",
+        "it accepts until no connection is left, and without O_NONBLOCK accept then waits for the next one: those that it has are not answered meanwhile",
+    );
+    for row in &hanging {
+        found = found.shown(format!(
+            "process {} was in accept on a listener that is in its epoll set, in {} of {} looks; it has {} open",
+            row.pid,
+            sampled.accepts_in_loop[&row.pid],
+            sampled.sights,
+            connections(row.active.into())
+        ));
+    }
+    Some(
+        found
+            .then("start it with `wakeone run --nonblocking`, or systemd's `NonBlocking=yes`")
+            .then("have the server set it: tokio `set_nonblocking(true)`, C `fcntl(fd, F_SETFL, O_NONBLOCK)`")
+            .then(format!("`cat /proc/{}/syscall` shows the call", first.pid)),
+    )
+}
+
+/// Workers that use a whole CPU for calls that find nothing.
+fn spins(case: &Case<'_>) -> Option<Finding> {
+    let seconds = case.totals.seconds;
+    let part_in_kernel = |row: &Row| {
+        let of = |looks: &Snapshot| looks.workers.get(&row.pid).map_or(0, |w| w.system_ns);
+        let since = of(&case.watch.last).saturating_sub(of(&case.watch.first));
+        since as f64 / 1e9 / (row.cpu * seconds).max(1e-9)
+    };
+    let calls_per_s = |row: &Row| {
+        row.empty_accepts
+            .map(|calls| calls as f64 / seconds.max(1e-9))
+    };
+    let is_spinning = |row: &&Row| {
+        let own = || {
+            case.queues
+                .iter()
+                .filter(|queue| queue.pids.contains(&row.pid))
+        };
+        let in_vain = match calls_per_s(row) {
+            Some(calls) if calls >= SPIN_CALLS => true,
+            // A worker that computes for a request holds that connection open.
+            _ => row.active == 0 && part_in_kernel(row) >= SPIN_IN_KERNEL,
+        };
+        row.cpu + row.run_delay >= SPIN_CPU
+            && row.taken.unwrap_or(0) == 0
+            && own().all(|queue| queue.highest == 0)
+            && in_vain
+    };
+    if seconds < 1.0 {
+        return None;
+    }
+    let spinning: Vec<&Row> = case.rows.iter().filter(is_spinning).collect();
+    let first = spinning.first()?;
+    let mut found = finding(
+        "accept-spin",
+        "A worker uses a whole CPU and accepts nothing",
+        "its event loop takes the listener for ready again and again, and finds no connection: tokio, say, does not forget EPOLLHUP",
+    );
+    for row in &spinning {
+        let calls = calls_per_s(row).map_or_else(String::new, |calls| {
+            format!(", {calls:.0} accept() calls a second found nothing")
+        });
+        found = found.shown(format!(
+            "process {}: CPU {:.0} %, {:.0} % of that in the kernel, no connection waited for it, none taken{calls}",
+            row.pid,
+            row.cpu * 100.0,
+            part_in_kernel(row) * 100.0
+        ));
+    }
+    Some(
+        found
+            .then(format!(
+                "restart that worker: `kill {}`, if its supervisor starts another",
+                first.pid
+            ))
+            .then(format!(
+                "`timeout 1 strace -f -c -p {}` shows the calls",
+                first.pid
+            )),
+    )
 }
 
 /// Connections behind a busy worker while another has nothing to do: the blind hash.

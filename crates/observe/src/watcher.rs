@@ -13,7 +13,7 @@ use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::waits::{self, Processes};
 use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::accept::{self, AcceptModel};
-use wakeone_model::listener::{Listener, Process, ProcessSnapshot, Protocol, Socket};
+use wakeone_model::listener::{Listener, Process, ProcessSnapshot, Protocol, Socket, Wait};
 use wakeone_model::snapshot::{
     SHORT_WAIT_US, Sampled, Snapshot, TraceLook, View, Watch, WorkerLook, WorkerTrace,
 };
@@ -79,13 +79,28 @@ fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The state of a process. For UDP, a receive call on one of the sockets counts as waiting, too.
+/// The state of a process. For UDP, a receive call on one of the sockets counts as waiting, too. A thread in epoll or poll
+/// may wait for something else than the listener. That takes longer to tell, and matters where connections wait.
 fn doing(listener: &Listener, pid: u32) -> WorkerState {
     if listener.protocol != Protocol::Udp {
-        return doing::doing(pid);
+        let doing = doing::doing(pid);
+        if doing != WorkerState::Waiting || listener.sockets.iter().all(|s| s.queued == 0) {
+            return doing;
+        }
     }
     let inodes: Vec<u64> = listener.sockets.iter().map(|s| s.inode).collect();
     doing::doing_below(pid, &inodes)
+}
+
+/// Whether a thread is in accept on a listener that its process waits for by epoll as well.
+fn accepts_in_loop(process: &Process) -> bool {
+    let accepts = |inode| {
+        process
+            .threads
+            .iter()
+            .any(|t| t.wait == Wait::Accept(inode))
+    };
+    process.polls.iter().any(|polled| accepts(polled.inode))
 }
 
 fn kernel(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
@@ -202,6 +217,10 @@ impl Watcher {
         self.pids = processes.iter().map(|p| p.pid).collect();
         if self.snapshots.len() == MOST_SIGHTINGS {
             self.snapshots.pop_front();
+        }
+        self.sampled.sights += 1;
+        for process in processes.iter().filter(|one| accepts_in_loop(one)) {
+            *self.sampled.accepts_in_loop.entry(process.pid).or_default() += 1;
         }
         self.snapshots.push_back(ProcessSnapshot { processes });
         self.sighted = Instant::now();

@@ -401,6 +401,8 @@ impl SteeredGroup {
                 command: command.clone(),
                 account: None,
                 keep_caps: Vec::new(),
+                nonblocking: false,
+                stdin: false,
             },
             slots: self.slots(),
             attached,

@@ -170,7 +170,7 @@ fn tried(needed: &[Capability], load: impl FnOnce() -> Result<(), Error>) -> Res
 
 fn without_capabilities(needed: &[Capability]) -> Result<(), String> {
     // CAP_BPF and CAP_PERFMON were once part of CAP_SYS_ADMIN.
-    if capability::has(Capability::CAP_SYS_ADMIN) {
+    if capability::has_over_all(Capability::CAP_SYS_ADMIN) {
         return Ok(());
     }
     match capability::missing_of(needed.iter().copied()).as_slice() {
@@ -180,7 +180,7 @@ fn without_capabilities(needed: &[Capability]) -> Result<(), String> {
 }
 
 fn with(needed: Capability) -> Result<(), String> {
-    match capability::has(needed) {
+    match capability::has_over_all(needed) {
         true => Ok(()),
         false => Err(format!("it needs {needed}")),
     }

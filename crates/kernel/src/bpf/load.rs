@@ -175,7 +175,7 @@ impl Loading<'_> {
 
 /// Whether this process may do the things that a capability allows a loader: CAP_SYS_ADMIN allows them too.
 fn allowed(capability: Capability) -> bool {
-    capability::has(capability) || capability::has(Capability::CAP_SYS_ADMIN)
+    capability::has_over_all(capability) || capability::has_over_all(Capability::CAP_SYS_ADMIN)
 }
 
 /// A temporary folder of pins that goes away with all its contents unless renamed.

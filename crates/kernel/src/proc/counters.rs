@@ -7,7 +7,7 @@ use wakeone_model::snapshot::{HostLook, WorkerLook};
 use crate::proc::netstat::Counters;
 use crate::proc::process;
 use crate::proc::reader;
-use crate::proc::stat;
+use crate::proc::stat::{self, Stat};
 use crate::proc::waits;
 
 /// The counters of a process; `None` where it is gone. `waiting` and `active` are not known here.
@@ -34,6 +34,7 @@ pub fn worker(pid: u32) -> Option<WorkerLook> {
     Some(WorkerLook {
         name,
         cpu_ns,
+        system_ns: Stat::of(pid).map_or(0, |stat| stat.system_ticks) * TICK_NS,
         run_delay_ns,
         switches_voluntary,
         switches_forced,
@@ -50,6 +51,9 @@ pub fn worker(pid: u32) -> Option<WorkerLook> {
         active: 0,
     })
 }
+
+/// A tick of /proc (`USER_HZ`, 100 on all architectures that we run on), ns.
+const TICK_NS: u64 = 10_000_000;
 
 /// `RAN WAITED SLICES`, ns.
 fn parse_schedstat(text: &str) -> (u64, u64) {

@@ -19,6 +19,8 @@ pub struct Stat {
     pub parent: u32,
     /// Its process group.
     pub group: u32,
+    /// Its time in the kernel so far, in clock ticks. 0 where the line ends before.
+    pub system_ticks: u64,
     /// When it started: clock ticks since boot. 0 where the line ends before.
     pub started: u64,
 }
@@ -50,7 +52,8 @@ impl Stat {
                 .next()
                 .and_then(|group| group.parse().ok())
                 .unwrap_or(0),
-            started: fields.nth(16).map_or(Some(0), |ticks| ticks.parse().ok())?,
+            system_ticks: fields.nth(9).map_or(Some(0), |ticks| ticks.parse().ok())?,
+            started: fields.nth(6).map_or(Some(0), |ticks| ticks.parse().ok())?,
         })
     }
 }

@@ -103,6 +103,19 @@ pub fn listens(socket: impl AsFd) -> bool {
     rustix::net::sockopt::socket_acceptconn(socket).unwrap_or(false)
 }
 
+/// Whether accept on a listener waits for a connection: O_NONBLOCK is not set. All processes that have the listener share
+/// this flag.
+pub fn is_blocking(listener: impl AsFd) -> bool {
+    rustix::fs::fcntl_getfl(listener)
+        .is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK))
+}
+
+/// Whether the kernel holds a listener's connections back until their first data comes (TCP_DEFER_ACCEPT).
+pub fn defers(listener: impl AsFd) -> bool {
+    let seconds: io::Result<i32> = get(listener.as_fd(), libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT);
+    seconds.is_ok_and(|seconds| seconds > 0)
+}
+
 /// A socket's cookie, unique on this machine since boot.
 ///
 /// # Errors

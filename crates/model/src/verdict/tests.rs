@@ -437,6 +437,7 @@ fn a_queue_that_overflows_and_one_that_nearly_does() {
             w.sampled.queue_highest.insert(1000, highest);
             w.last.listener.sockets[0].drops = drops;
             w.last.host.listen_overflows = overflows;
+            w.last.host.listen_drops = overflows;
         }
     };
     assert_eq!(found(own(), fill(129, 1, 1)), ["accept-queue-overflow"]);
@@ -664,4 +665,93 @@ fn rows_and_totals_add_up() {
     let text = serde_json::to_string(&watch).expect("JSON");
     let again: Watch = serde_json::from_str(&text).expect("a watch");
     assert_eq!(again, watch);
+}
+
+#[test]
+fn packets_that_are_no_connections_are_not_dropped_ones() {
+    let dropped = |drops: [u32; 2], of_the_namespace| {
+        let mut watch = own();
+        for (socket, drops) in watch.last.listener.sockets.iter_mut().zip(drops) {
+            socket.drops = drops;
+        }
+        watch.last.host.listen_drops = of_the_namespace;
+        let queues = watch.queues().iter().map(|q| q.dropped).take(2).collect();
+        (watch.totals().dropped, queues)
+    };
+    // TCP_DEFER_ACCEPT holds ACKs back, and the socket counts them.
+    assert_eq!(dropped([8288, 0], 0), (0, vec![0, 0]));
+    assert_eq!(dropped([8288, 9], 5), (5, vec![5, 5]));
+    assert_eq!(dropped([3, 1], 70), (4, vec![3, 1]));
+}
+
+#[test]
+fn an_event_loop_that_hangs_in_accept() {
+    let hang = |seen| {
+        move |w: &mut Watch| {
+            w.sampled.sights = 10;
+            w.sampled.accepts_in_loop.insert(12, seen);
+        }
+    };
+    assert_eq!(found(own(), hang(6)), ["blocking-listener"]);
+    assert_eq!(
+        found(shared(Means::EpollEdge), hang(10)),
+        ["blocking-listener"]
+    );
+    // It takes one from time to time.
+    assert_eq!(found(own(), hang(5)), NONE);
+    let single = |w: &mut Watch| {
+        hang(1)(w);
+        w.sampled.sights = 1;
+    };
+    assert_eq!(found(own(), single), NONE);
+}
+
+#[test]
+fn a_worker_that_spins() {
+    /// Worker 12 uses this part of a CPU, that part of it in the kernel, and accept() fails so often a second.
+    fn spin(cpu: f64, kernel: f64, fails_per_s: u64) -> impl Fn(&mut Watch) {
+        move |w| {
+            let look = w.last.workers.get_mut(&12).expect("worker");
+            (look.cpu_ns, look.waiting) = ((cpu * 1e9) as u64 * SECONDS, false);
+            look.system_ns = (kernel * 1e9) as u64 * SECONDS;
+            w.sampled.waiting.remove(&12);
+            let worker = trace(w).workers.get_mut(&12).expect("worker");
+            (worker.accepted, worker.waits) = (0, Waits::default());
+            worker.accepted_empty = fails_per_s * SECONDS;
+        }
+    }
+    assert_eq!(found(own(), spin(0.9, 0.5, 1000)), ["accept-spin"]);
+    // In epoll_wait, say, without a call of accept.
+    assert_eq!(found(own(), spin(1.0, 0.15, 0)), ["accept-spin"]);
+    // It computes, and it sleeps now and then.
+    assert_eq!(found(own(), spin(1.0, 0.1, 999)), NONE);
+    assert_eq!(found(own(), spin(0.8, 0.5, 5000)), NONE);
+    // A request that it works on makes many calls.
+    let request = |w: &mut Watch| {
+        spin(1.0, 0.9, 0)(w);
+        w.last.workers.get_mut(&12).expect("worker").active = 1;
+    };
+    assert_eq!(found(own(), request), NONE);
+    // It takes connections, or some wait for it.
+    let takes = |w: &mut Watch| {
+        spin(1.0, 0.5, 5000)(w);
+        trace(w).workers.get_mut(&12).expect("worker").accepted = 1;
+    };
+    assert_eq!(found(own(), takes), NONE);
+    let filled = |w: &mut Watch| {
+        spin(1.0, 0.5, 5000)(w);
+        w.sampled.queue_highest.insert(1002, 1);
+    };
+    assert_eq!(found(own(), filled), NONE);
+    // It had a CPU for half of the time only.
+    let waits_for_a_cpu = |w: &mut Watch| {
+        spin(0.5, 0.3, 5000)(w);
+        w.last.workers.get_mut(&12).expect("worker").run_delay_ns = SECONDS * 500_000_000;
+    };
+    assert_eq!(found(own(), waits_for_a_cpu), ["accept-spin"]);
+    let untraced = |w: &mut Watch| {
+        spin(1.0, 0.5, 0)(w);
+        (w.first.trace, w.last.trace) = (None, None);
+    };
+    assert_eq!(found(own(), untraced), ["accept-spin"]);
 }

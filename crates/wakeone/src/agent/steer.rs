@@ -55,7 +55,12 @@ impl Steer for Agent {
     }
 
     fn drain(&mut self, slot: usize, on: bool) {
-        lock(&self.core).mark(slot, flag::DRAINING, on);
+        let core = lock(&self.core);
+        if !on {
+            // Its worker is ready, and has set the options of its listener.
+            core.dispatcher.note_deferral(slot);
+        }
+        core.mark(slot, flag::DRAINING, on);
     }
 
     fn refuse(&mut self) {
@@ -83,6 +88,7 @@ impl Steer for Agent {
         ] {
             place.mark(flag, on);
         }
+        core.dispatcher.note_deferral(slot);
         core.slots[slot].forget_worker();
         core.slots[slot].baseline = None;
         drop(core);

@@ -12,7 +12,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
-use wakeone_kernel::bpf::table::{self, CLOSING, COUNTED, DATAGRAMS, REFUSING, Table, flag};
+use wakeone_kernel::bpf::table::{
+    self, CLOSING, COUNTED, DATAGRAMS, DEFERS, REFUSING, Table, flag,
+};
 use wakeone_kernel::bpf::{self, Feature, Missing, Pinned};
 use wakeone_kernel::{cgroup, socket};
 use wakeone_model::listener::Protocol;
@@ -220,6 +222,7 @@ impl Dispatcher {
                 self.pinned.know_listener(slot, listener)
             })?;
         }
+        self.note_deferral(slot);
         let place = self.table().slot(slot);
         if self.waits_to_listen(slot) {
             place.flags().store(0, Relaxed);
@@ -228,6 +231,17 @@ impl Dispatcher {
         self.restore(slot)?;
         place.flags().store(flag::UP, Relaxed);
         Ok(())
+    }
+
+    /// Has ties go in turn from now on if a listener of this slot holds connections back: they are in no count meanwhile.
+    pub fn note_deferral(&self, slot: usize) {
+        let defers = |address: &usize| {
+            let defers = self.with(slot, *address, |one| Ok(socket::defers(one)));
+            defers.unwrap_or(false)
+        };
+        if self.protocol() == Protocol::Tcp && (0..self.pinned.addresses()).any(|at| defers(&at)) {
+            self.table().flags().fetch_or(DEFERS, Relaxed);
+        }
     }
 
     /// Whether a slot's sockets are our own and do not listen yet.

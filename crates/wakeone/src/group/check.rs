@@ -96,7 +96,7 @@ fn check_lookup(options: &Options, config: &SteeringConfig) -> Result<(), Error>
         );
     }
     let missing = capability::missing();
-    if !missing.is_empty() && !capability::has(Capability::CAP_SYS_ADMIN) {
+    if !missing.is_empty() && !capability::has_over_all(Capability::CAP_SYS_ADMIN) {
         return Err(Error::Refused(format!(
             "--lookup needs {}: start as root or with these capabilities, or leave --lookup away",
             missing.join(" and ")

@@ -2,25 +2,32 @@
 //! to any folder above it. In /tmp another user could make the folder anew once it was cleaned away. Every program
 //! that the server starts later would then load that user's file.
 //!
+//! A user who has no such folder gets the library in memory. Only processes of that user can open it there.
+//!
 //! The file is locked as long as its `wakeone run` lives. If that was killed, the next one, or `wakeone detach`,
 //! removes its file once no process of the server has it loaded: such processes start others, which load it too.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{FlockOperation, StatVfsMountFlags, flock, statvfs};
+use rustix::fs::{FlockOperation, MemfdFlags, StatVfsMountFlags, flock, memfd_create, statvfs};
+use rustix::process::{DumpableBehavior, dumpable_behavior};
+use wakeone_kernel::capability::{self, Capability};
+use wakeone_kernel::folder;
 use wakeone_kernel::proc::{process, waits};
 use wakeone_shim::LIBRARY;
 
-/// A folder of its own with the library in it. Dropping this removes it.
+/// The library. Dropping this removes it.
 #[derive(Debug)]
 pub struct Library {
-    folder: PathBuf,
+    /// A folder of its own, with the library in it; `None`: it is in memory.
+    folder: Option<PathBuf>,
     /// Locked.
-    _file: File,
+    file: File,
 }
 
 impl Library {
@@ -31,20 +38,42 @@ impl Library {
     /// No folder is suitable.
     pub fn write() -> io::Result<Self> {
         sweep();
-        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        let mut last = None;
         for place in places() {
             match write_below(&place) {
                 Ok(library) => return Ok(library),
-                Err(error) => last = error,
+                Err(error) => last = Some(error),
             }
         }
-        Err(last)
+        in_memory().map_err(|error| last.unwrap_or(error))
     }
 
     /// The path for `LD_PRELOAD`.
     pub fn path(&self) -> PathBuf {
-        self.folder.join(NAME)
+        match &self.folder {
+            Some(folder) => folder.join(NAME),
+            None => {
+                let (own, fd) = (std::process::id(), self.file.as_raw_fd());
+                PathBuf::from(format!("/proc/{own}/fd/{fd}"))
+            }
+        }
     }
+}
+
+/// Holds the library in memory. The server's processes open it through our descriptor, which only processes of our user
+/// may do (proc_pid_get_link, fs/proc/base.c).
+fn in_memory() -> io::Result<Library> {
+    if may_become_others() {
+        return Err(io::Error::other("its processes may become other users"));
+    }
+    if dumpable_behavior()? != DumpableBehavior::Dumpable {
+        return Err(io::Error::other(
+            "our descriptors cannot be opened by our user",
+        ));
+    }
+    let mut file = File::from(memfd_create(NAME, MemfdFlags::CLOEXEC)?);
+    file.write_all(LIBRARY)?;
+    Ok(Library { folder: None, file })
 }
 
 const NAME: &str = "libwakeone-split.so";
@@ -117,7 +146,8 @@ fn loaded() -> Option<String> {
 
 impl Drop for Library {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
+        let Some(folder) = &self.folder else { return };
+        let _ = fs::remove_dir_all(folder);
         // We may have made it; it stays if another library is in it.
         let _ = fs::remove_dir(SYSTEM_PLACE);
     }
@@ -126,20 +156,28 @@ impl Drop for Library {
 /// A folder for root's library if /run is not suitable. It is made when it is needed.
 const SYSTEM_PLACE: &str = "/var/lib/wakeone";
 
+/// Whether the server's processes may become other users, as root's may. In a user namespace of one user nobody may.
+fn may_become_others() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let is_alone = map.split_whitespace().nth(2) == Some("1") && map.lines().count() == 1;
+    capability::has(Capability::CAP_SETUID) && !is_alone
+}
+
 /// Candidates for the library's place, the best one first. [`trusted`] refuses those that others can change.
 fn places() -> Vec<PathBuf> {
     let variable = |name| {
         let value = std::env::var_os(name).filter(|value| !value.is_empty());
         value.map(PathBuf::from)
     };
+    let own = rustix::process::geteuid();
     let mut places = Vec::new();
-    if rustix::process::geteuid().is_root() {
+    if own.is_root() {
         places.extend(["/run", SYSTEM_PLACE].map(PathBuf::from));
-    } else {
-        places.extend(variable("XDG_RUNTIME_DIR"));
-        let home = || variable("HOME").map(|home| home.join(".cache"));
-        places.extend(variable("XDG_CACHE_HOME").or_else(home));
     }
+    places.extend(variable("XDG_RUNTIME_DIR"));
+    places.push(format!("/run/user/{}", own.as_raw()).into());
+    let home = || variable("HOME").map(|home| home.join(".cache"));
+    places.extend(variable("XDG_CACHE_HOME").or_else(home));
     places.extend(variable("TMPDIR"));
     places
 }
@@ -148,6 +186,7 @@ fn places() -> Vec<PathBuf> {
 /// a process of the server opens it.
 fn trusted(place: &Path) -> io::Result<PathBuf> {
     let own = rustix::process::geteuid();
+    let root = folder::root().map_err(io::Error::other)?;
     let place = fs::canonicalize(place)?;
     for step in place.ancestors() {
         let is = fs::symlink_metadata(step)?;
@@ -155,14 +194,13 @@ fn trusted(place: &Path) -> io::Result<PathBuf> {
             let step = step.display();
             Err(io::Error::other(format!("{step} {why}")))
         };
-        if ![0, own.as_raw()].contains(&is.uid()) {
+        if ![root, own.as_raw()].contains(&is.uid()) {
             return refused("belongs to another user");
         }
         if is.mode() & 0o022 != 0 {
             return refused("can be written by other users");
         }
-        // Workers of root's server may become any user.
-        if own.is_root() && is.mode() & 0o001 == 0 {
+        if may_become_others() && is.mode() & 0o001 == 0 {
             return refused("cannot be entered by other users");
         }
     }
@@ -198,8 +236,8 @@ fn write_below(place: &Path) -> io::Result<Library> {
     };
     match written() {
         Ok(file) => Ok(Library {
-            folder,
-            _file: file,
+            folder: Some(folder),
+            file,
         }),
         Err(error) => {
             let _ = fs::remove_dir_all(&folder);
@@ -219,12 +257,23 @@ mod tests {
         let path = library.path();
         assert_eq!(fs::read(&path).expect("library"), LIBRARY);
         assert_eq!(fs::metadata(&path).expect("mode").mode() & 0o022, 0);
-        assert_eq!(
-            fs::metadata(&library.folder).expect("mode").mode() & 0o777,
-            0o711
-        );
+        let folder = library.folder.as_ref().expect("a folder");
+        assert_eq!(fs::metadata(folder).expect("mode").mode() & 0o777, 0o711);
         drop(library);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn programs_of_the_same_user_load_it_from_memory() {
+        let file = File::from(memfd_create(NAME, MemfdFlags::CLOEXEC).expect("memory"));
+        (&file).write_all(LIBRARY).expect("written");
+        let library = Library { folder: None, file };
+        let mut maps = std::process::Command::new("cat");
+        maps.arg("/proc/self/maps")
+            .env("LD_PRELOAD", library.path());
+        let output = maps.output().expect("cat");
+        assert!(String::from_utf8_lossy(&output.stdout).contains(NAME));
+        assert!(output.stderr.is_empty(), "{output:?}");
     }
 
     #[test]
@@ -263,23 +312,24 @@ mod tests {
     fn what_a_killed_one_left_goes_once_nobody_has_it() {
         let own = rustix::process::geteuid().as_raw();
         let library = Library::write().expect("a place");
+        let folder = library.folder.as_ref().expect("a folder");
         let age = |folder: &Path| {
             let old = SystemTime::now() - 2 * YOUNG;
             File::open(folder)
                 .and_then(|file| file.set_modified(old))
                 .expect("times");
         };
-        age(&library.folder);
-        assert!(!is_left(&library.folder, own), "locked");
+        age(folder);
+        assert!(!is_left(folder, own), "locked");
         // As after kill -9: the lock is released with its holder, and the folder stays.
-        let copy = library.folder.with_extension("left");
+        let copy = folder.with_extension("left");
         fs::create_dir(&copy).expect("folder");
         fs::copy(library.path(), copy.join(NAME)).expect("copy");
         assert!(!is_left(&copy, own), "young");
         age(&copy);
         assert!(is_left(&copy, own));
         assert!(!is_left(&copy, own + 1), "another user's");
-        let link = library.folder.with_extension("link");
+        let link = folder.with_extension("link");
         std::os::unix::fs::symlink(&copy, &link).expect("link");
         assert!(!is_left(&link, own), "a link");
         fs::remove_file(link).expect("link");

@@ -69,7 +69,7 @@ pub enum Error {
     },
     /// There is no place for the library.
     #[error(
-        "cannot write the library for the server's processes: {0}; it takes a folder that only root and you can write, as all above it, and that is not mounted noexec: of root /run or /var/lib/wakeone, else $XDG_RUNTIME_DIR, $XDG_CACHE_HOME or ~/.cache, or $TMPDIR"
+        "cannot write the library for the server's processes: {0}; it takes a folder that only root and you can write, as all above it, and that is not mounted noexec: of root /run or /var/lib/wakeone, else $XDG_RUNTIME_DIR, /run/user/UID, $XDG_CACHE_HOME or ~/.cache, or $TMPDIR"
     )]
     Library(io::Error),
     /// Something of our own failed.

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use wakeone_kernel::proc::process::{sockets_of, tree};
+use wakeone_kernel::proc::waits;
 use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 
@@ -37,6 +38,15 @@ pub fn shown(address: SocketAddr) -> String {
     } else {
         address.to_string()
     }
+}
+
+/// Whether a worker has one of these listeners in an epoll instance.
+pub fn polls(pid: u32, given: &[u64]) -> bool {
+    let polls = |pid| {
+        let mut given = given.iter();
+        given.any(|inode| waits::polls(pid, *inode).unwrap_or(false))
+    };
+    tree(pid).any(polls)
 }
 
 fn held_by_tree(pid: u32) -> HashSet<u64> {

@@ -212,18 +212,19 @@ pub fn listen(endpoint: Endpoint, socket: &OwnedFd, backlog: i32) -> Result<(), 
     rustix::net::listen(socket, backlog).map_err(|errno| ListenError::of(endpoint, "listen", errno))
 }
 
-/// Makes a listener fit for a new worker. It is set to blocking, since the last worker may have changed that shared
-/// flag. It listens again if the last worker shut it down.
+/// Makes a listener fit for a new worker. It is set to blocking or not, since the last worker may have changed that
+/// shared flag. It listens again if the last worker shut it down.
 ///
 /// # Errors
 /// A system call fails.
-pub fn refresh(endpoint: Endpoint, socket: &OwnedFd, backlog: i32) -> Result<(), ListenError> {
-    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-    let call = |what| move |errno| ListenError::of(endpoint, what, errno);
-    let flags = fcntl_getfl(socket).map_err(call("fcntl"))?;
-    if flags.contains(OFlags::NONBLOCK) {
-        fcntl_setfl(socket, flags - OFlags::NONBLOCK).map_err(call("fcntl"))?;
-    }
+pub fn refresh(
+    endpoint: Endpoint,
+    socket: &OwnedFd,
+    backlog: i32,
+    nonblocking: bool,
+) -> Result<(), ListenError> {
+    rustix::io::ioctl_fionbio(socket, nonblocking)
+        .map_err(|errno| ListenError::of(endpoint, "FIONBIO", errno))?;
     if endpoint.udp || socket::listens(socket) {
         Ok(())
     } else {
@@ -444,7 +445,7 @@ mod tests {
             assert_eq!(sockets.len(), slots);
             for socket in &sockets {
                 assert_eq!(address_of(socket), Ok(endpoint.address));
-                refresh(endpoint, socket, 16).expect("refresh");
+                refresh(endpoint, socket, 16, false).expect("refresh");
             }
             assert!(matches!(
                 bind_group(endpoint, 2),
@@ -475,13 +476,12 @@ mod tests {
         rustix::io::ioctl_fionbio(listener, true).expect("nonblocking");
         rustix::net::shutdown(listener, rustix::net::Shutdown::Both).expect("shutdown");
         assert_eq!(sockopt::socket_acceptconn(listener), Ok(false));
-        refresh(endpoint, listener, 16).expect("refresh");
+        let is_blocking = || socket::is_blocking(listener);
+        for nonblocking in [false, true, true, false] {
+            refresh(endpoint, listener, 16, nonblocking).expect("refresh");
+            assert_eq!(is_blocking(), !nonblocking);
+        }
         assert_eq!(sockopt::socket_acceptconn(listener), Ok(true));
-        assert!(
-            !rustix::fs::fcntl_getfl(listener)
-                .expect("flags")
-                .contains(rustix::fs::OFlags::NONBLOCK)
-        );
         assert_eq!(address_of(listener), Ok(endpoint.address));
     }
 }

@@ -67,6 +67,10 @@ pub struct Options {
     pub group: Option<String>,
     /// Capabilities that workers keep.
     pub keep_caps: Vec<String>,
+    /// Make listeners non-blocking for the workers.
+    pub nonblocking: bool,
+    /// Give workers their listener as standard input.
+    pub stdin: bool,
     /// How long a worker may take to end after SIGTERM.
     pub grace: Duration,
     /// How a rolling restart replaces a worker; `None`: the new one starts first if that is possible.
@@ -263,7 +267,7 @@ impl Supervisor {
         };
         Order {
             slot,
-            protocol: !spawn::names_any(&self.task.command, listeners),
+            protocol: !self.task.stdin && !spawn::names_any(&self.task.command, listeners),
             names: self
                 .endpoints
                 .iter()
@@ -272,6 +276,7 @@ impl Supervisor {
             reserved: self.reserved.iter().flatten().count(),
             account: self.task.account.clone(),
             keep_caps: self.task.keep_caps.clone(),
+            stdin: self.task.stdin,
             descriptors: self.descriptors,
             command: self.task.command.iter().map(fill).collect(),
         }
@@ -312,6 +317,7 @@ fn check(options: &Options) -> Result<Task, Error> {
         spawn::fill(argument, 0, addresses.len()).map_err(Error::Usage)?;
     }
     trampoline::kept_capabilities(&options.keep_caps).map_err(Error::Usage)?;
+    check_stdin(options)?;
     check_all_named(options)?;
     check_restart(options)?;
     let account = Account::find(options.user.as_deref(), options.group.as_deref())?;
@@ -319,7 +325,26 @@ fn check(options: &Options) -> Result<Task, Error> {
         command: options.command.clone(),
         account,
         keep_caps: options.keep_caps.clone(),
+        nonblocking: options.nonblocking,
+        stdin: options.stdin,
     })
+}
+
+/// Checks that there is one listener if it is to be the standard input, and that the command does not ask for another
+/// number.
+fn check_stdin(options: &Options) -> Result<(), Error> {
+    let count = options.listen.len();
+    let why = match () {
+        () if !options.stdin => return Ok(()),
+        () if count > 1 => format!("{count} -l are given; leave all but one away"),
+        () if spawn::names_any(&options.command, count) => {
+            "the command names {fd}; leave one of the two away".to_owned()
+        }
+        () => return Ok(()),
+    };
+    Err(Error::Usage(format!(
+        "--stdin makes one listener descriptor 0, and {why}"
+    )))
 }
 
 /// Checks that a command that names some listeners names all: it is not told about the others, so nobody would serve

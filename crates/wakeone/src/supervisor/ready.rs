@@ -5,8 +5,10 @@ use super::report;
 use super::slot::{self, Worker};
 use super::watch::Watch;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use wakeone_kernel::proc::doing::{WorkerState, doing_below};
+use wakeone_kernel::socket;
 
 /// A worker whose accepting cannot be observed is taken to be ready after this long.
 const ALIVE_IS_READY: Duration = Duration::from_millis(500);
@@ -79,6 +81,8 @@ impl Watch<'_> {
             patient: seen && self.roll.is_some(),
         };
         if worker.becomes_ready(slot, &observed, &self.group.task.command) {
+            let pid = worker.process.pid();
+            warn_if_blocking(slot, pid, &place.listeners);
             place.set_ready();
             place.seen |= accepting == Some(true);
             self.steer.drain(slot, false);
@@ -102,6 +106,7 @@ impl Watch<'_> {
             patient: place.seen,
         };
         if worker.becomes_ready(slot, &observed, &self.group.task.command) {
+            warn_if_blocking(slot, worker.process.pid(), &place.spare);
             worker.ready = true;
             place.seen |= accepting == Some(true);
         }
@@ -194,6 +199,15 @@ impl Worker {
                 seen
             }
         }
+    }
+}
+
+/// Warns of a worker that has a blocking listener in an event loop. A loop that accepts until there is no connection left
+/// waits in accept for the next one, and serves nobody meanwhile.
+fn warn_if_blocking(slot: usize, pid: u32, listeners: &[OwnedFd]) {
+    let blocking = listeners.iter().filter(|one| socket::is_blocking(one));
+    if elsewhere::polls(pid, &slot::inodes(blocking)) {
+        report::blocking(slot, pid);
     }
 }
 

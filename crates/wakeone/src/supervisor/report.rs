@@ -85,6 +85,16 @@ pub fn silent(slot: usize, pid: u32) {
     );
 }
 
+/// Logs that a worker may hang in accept.
+pub fn blocking(slot: usize, pid: u32) {
+    tracing::warn!(
+        event = "blocking",
+        slot,
+        pid,
+        "worker {slot} (pid {pid}) waits for its listener by epoll, and the listener is blocking: an event loop that accepts until no connection is left hangs in accept4, and answers nobody; start it with --nonblocking, or have the server set O_NONBLOCK (tokio: `set_nonblocking(true)`)"
+    );
+}
+
 /// Logs that a worker listens, but not where connections arrive.
 pub fn elsewhere(slot: usize, pid: u32, at: &str, command: &[String]) {
     let hint = if names_listener(command) {

@@ -48,6 +48,9 @@ pub struct Order {
     pub account: Option<Account>,
     /// Capabilities that the worker keeps, as `CAP_NET_RAW`.
     pub keep_caps: Vec<String>,
+    /// The listener becomes descriptor 0, and has no other number.
+    #[serde(default)]
+    pub stdin: bool,
     /// The soft limit of descriptors to restore (ours is raised).
     pub descriptors: Option<u64>,
     /// The command and its arguments, with placeholders filled in.
@@ -189,7 +192,7 @@ impl ExecPipe {
 /// time.
 ///
 /// The worker leads a process group of its own, so that a ^C of the terminal reaches only the supervisor, which then
-/// drains first. Its standard input is empty.
+/// drains first. Its standard input is empty, or its listener.
 ///
 /// # Errors
 /// No process can be started.
@@ -200,7 +203,12 @@ pub fn begin<'a>(
 ) -> Result<(Process, ExecPipe), SpawnError> {
     let (reasons, report) = io::pipe()?;
     let mut mappings = Vec::new();
+    let mut stdin = Stdio::null();
     for (child_fd, socket) in (FIRST_FD as i32..).zip(sockets) {
+        if order.stdin && child_fd == FIRST_FD as i32 {
+            stdin = socket.try_clone()?.into();
+            continue;
+        }
         mappings.push(FdMapping {
             parent_fd: socket.try_clone()?,
             child_fd,
@@ -219,7 +227,7 @@ pub fn begin<'a>(
     let mut command = Command::new("/proc/self/exe");
     command
         .args([TRAMPOLINE, &order])
-        .stdin(Stdio::null())
+        .stdin(stdin)
         .process_group(0);
     for name in OURS {
         command.env_remove(name);

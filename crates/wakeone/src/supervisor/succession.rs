@@ -36,8 +36,9 @@ impl Watch<'_> {
 
     fn try_start_beside(&mut self, slot: usize) -> Result<u32, SpawnError> {
         let spare = &self.group.slots[slot].spare;
+        let nonblocking = self.group.task.nonblocking;
         for (endpoint, listener) in self.group.endpoints.iter().zip(spare) {
-            listen::refresh(*endpoint, listener, self.group.backlog)
+            listen::refresh(*endpoint, listener, self.group.backlog, nonblocking)
                 .map_err(|error| SpawnError::Exec(error.to_string()))?;
         }
         let gate = Gate::new().map_err(io::Error::from)?;

@@ -69,8 +69,11 @@ impl Watch<'_> {
     fn begin(&mut self, slot: usize, gate: &Result<Gate, Errno>) -> Result<(), SpawnError> {
         let gate = gate.as_ref().map_err(|errno| io::Error::from(*errno))?;
         let listeners = &self.group.slots[slot].listeners;
+        let nonblocking = self.group.task.nonblocking;
         for (endpoint, listener) in self.group.endpoints.iter().zip(listeners) {
-            if let Err(error) = listen::refresh(*endpoint, listener, self.group.backlog) {
+            if let Err(error) =
+                listen::refresh(*endpoint, listener, self.group.backlog, nonblocking)
+            {
                 tracing::warn!(slot, "{error}");
             }
         }

@@ -66,8 +66,8 @@ pub enum StateError {
     },
 }
 
-/// The default folder for groups: `$WAKEONE_RUNTIME_DIR`, else `/run/wakeone` for root. For others it is
-/// `$XDG_RUNTIME_DIR/wakeone`, or a folder of their own in the temporary one.
+/// The default folder for groups: `$WAKEONE_RUNTIME_DIR`, else `/run/wakeone` for root, else `$XDG_RUNTIME_DIR/wakeone`,
+/// else a folder of this user's own in the temporary one. User 0 of a user namespace is not root in /run.
 pub fn default_runtime_dir() -> PathBuf {
     let variable = |name| {
         std::env::var_os(name)
@@ -76,13 +76,15 @@ pub fn default_runtime_dir() -> PathBuf {
     };
     let user = rustix::process::geteuid();
     variable("WAKEONE_RUNTIME_DIR").unwrap_or_else(|| {
-        if user.is_root() {
-            PathBuf::from("/run/wakeone")
-        } else if let Some(own) = variable("XDG_RUNTIME_DIR") {
-            own.join("wakeone")
-        } else {
-            std::env::temp_dir().join(format!("wakeone-{}", user.as_raw()))
-        }
+        let system = user.is_root().then(|| PathBuf::from("/run"));
+        let own = variable("XDG_RUNTIME_DIR");
+        let mut places = system
+            .into_iter()
+            .chain(own)
+            .map(|place| place.join("wakeone"));
+        places
+            .find(|place| folder::is_possible(place))
+            .unwrap_or_else(|| std::env::temp_dir().join(format!("wakeone-{}", user.as_raw())))
     })
 }
 

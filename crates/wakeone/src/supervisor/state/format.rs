@@ -69,6 +69,12 @@ pub struct Task {
     pub account: Option<Account>,
     /// Capabilities that it keeps.
     pub keep_caps: Vec<String>,
+    /// Its listeners are non-blocking from the start.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub nonblocking: bool,
+    /// Its listener is its standard input.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stdin: bool,
 }
 
 /// A slot as written down.

@@ -29,6 +29,8 @@ fn sample() -> State {
             command: vec!["server".to_owned(), "{fd}".to_owned()],
             account: None,
             keep_caps: Vec::new(),
+            nonblocking: true,
+            stdin: false,
         },
         slots: vec![
             slot(6, 100),
