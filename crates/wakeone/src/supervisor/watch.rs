@@ -126,13 +126,20 @@ impl Watch<'_> {
             }
             let seen = self.moves.pass(Instant::now(), self.steer.events());
             seen.into_iter().for_each(report::steering);
-            let group = &self.group;
-            self.orphans
-                .look(|| Some(group.state(Identity::of(std::process::id()).ok()?)));
+            self.name_orphans();
             if self.changed {
                 self.persist();
             }
             self.group.dir.catch_up();
+        }
+    }
+
+    /// Names processes that keep a listener. What is asked to end has some time for that.
+    fn name_orphans(&mut self) {
+        let group = &self.group;
+        if self.closing.is_none() && group.remains.count() == 0 {
+            self.orphans
+                .look(|| Some(group.state(Identity::of(std::process::id()).ok()?)));
         }
     }
 
