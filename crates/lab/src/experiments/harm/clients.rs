@@ -24,7 +24,7 @@ pub fn told(command: &mut Command) -> Result<Sample, Error> {
         .output()
         .map_err(|e| failed(e.to_string()))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let found = serde_json::from_str(text.trim()).ok();
+    let found: Option<serde_json::Value> = serde_json::from_str(text.trim()).ok();
     found.as_ref().and_then(of_told).ok_or_else(|| {
         let errors = String::from_utf8_lossy(&output.stderr);
         failed(

@@ -126,8 +126,8 @@ mod tests {
         let lost = [lost];
         let of = |mean: [f64; 5]| (mean, SOUND[1..].to_vec());
         let ((after, mut attached), (before, mut as_it_is)) = (of(ours), of(theirs));
-        attached.extend([("latency_ms_mean", &after[..]), ("lost", &lost), more]);
-        as_it_is.extend([("latency_ms_mean", &before[..]), ("lost", &[1.0])]);
+        attached.extend([("latency_ms_mean", &after[..]), ("lost", &lost[..]), more]);
+        as_it_is.extend([("latency_ms_mean", &before[..]), ("lost", &[1.0][..])]);
         as_it_is.push(("idle_cpus", &[0.0]));
         let mut found = outcome(&[(&compared.a, &attached), (&compared.b, &as_it_is)]);
         let ratios = stats::paired_ratios(&ours, &theirs);

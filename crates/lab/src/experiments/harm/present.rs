@@ -96,7 +96,7 @@ fn told(outcome: &Outcome, subject: &Subject, way: Way) -> Option<String> {
 
 fn head(metric: &str) -> &str {
     let named = COLUMNS.iter().find(|(_, of)| *of == metric);
-    named.map_or(metric, |(head, _)| head)
+    named.map_or(metric, |(head, _)| *head)
 }
 
 /// A table for each server, and the reasons of refusals and failures.
@@ -106,7 +106,7 @@ pub fn servers(outcome: &Outcome) -> Vec<Block> {
         let cells = subject
             .situations
             .iter()
-            .flat_map(|s| subject.ways().into_iter().map(|w| (*s, w)));
+            .flat_map(|s| subject.ways().into_iter().map(move |w| (*s, w)));
         let rows: Vec<Row> = cells
             .clone()
             .filter_map(|(situation, way)| row(outcome, subject, situation, way))
