@@ -83,6 +83,9 @@ enum wakeone_table_flag {
 	WAKEONE_TABLE_REFUSING = 64,
 	/* The window does not show all slots: the programs track the idle ones. */
 	WAKEONE_TABLE_WIDE = 32,
+	/* The server has set a program of its own on the group, or taken ours
+	 * away. The agent writes this; ours does not run then. */
+	WAKEONE_TABLE_REPLACED = 128,
 };
 
 /* One counter for each way out of the programs. The first two are the right

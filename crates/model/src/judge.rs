@@ -135,6 +135,23 @@ impl WorkerState {
     pub fn is_elsewhere(self) -> bool {
         matches!(self, Self::Busy | Self::Running { .. } | Self::Stopped)
     }
+
+    /// The state of a socket that two processes serve: whoever is free takes what waits there. What cannot be seen might
+    /// be free.
+    #[must_use]
+    pub fn freest(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Waiting, _) | (_, Self::Waiting) => Self::Waiting,
+            (Self::Gone, state) | (state, Self::Gone) => state,
+            (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
+            (Self::Running { cpu_ns: one }, Self::Running { cpu_ns: other }) => Self::Running {
+                cpu_ns: one.saturating_add(other),
+            },
+            (running @ Self::Running { .. }, _) | (_, running @ Self::Running { .. }) => running,
+            (Self::Stopped, state) | (state, Self::Stopped) => state,
+            (Self::Busy, Self::Busy) => Self::Busy,
+        }
+    }
 }
 
 /// Another worker must serve this many times its own queue before a suspect counts as overtaken. Chance and uneven

@@ -64,7 +64,7 @@ impl Core {
     }
 
     /// Takes a slot's mark away.
-    fn resume(&mut self, slot: usize, now: u64, since: u64) {
+    pub(super) fn resume(&mut self, slot: usize, now: u64, since: u64) {
         let state = &mut self.slots[slot];
         state.history.stuck_since_ns = None;
         state.avoided = None;

@@ -26,8 +26,8 @@ pub(super) trait Transport: Debug + Sync {
         refresh: bool,
     ) -> SlotSample;
 
-    /// Returns the state of the slot's worker.
-    fn worker_state(&self, dispatcher: &Dispatcher, slot: usize) -> WorkerState;
+    /// Returns the state of the slot's worker, or of the freest of several: `others` serve its socket too.
+    fn worker_state(&self, dispatcher: &Dispatcher, slot: usize, others: &[u32]) -> WorkerState;
 
     /// Whether these samples show work; `placed`: the program placed something since the last ones.
     fn is_busy(&self, samples: &[SlotSample], placed: bool) -> bool;
@@ -64,6 +64,25 @@ pub(super) fn serving(dispatcher: &Dispatcher, slot: usize) -> bool {
 fn is_up(dispatcher: &Dispatcher, slot: usize) -> bool {
     let place = dispatcher.table().slot(slot);
     place.has(flag::UP) && !place.has(flag::DRAINING)
+}
+
+/// Returns the state of the freest of a slot's worker and of `others`; `None` if there is nobody.
+fn freest(dispatcher: &Dispatcher, slot: usize, others: &[u32]) -> Option<WorkerState> {
+    let worker = dispatcher.table().slot(slot).pid().load(Relaxed);
+    let inodes = dispatcher.inodes(slot);
+    let mut seen = None;
+    for pid in std::iter::once(worker).chain(others.iter().copied()) {
+        if pid == 0 {
+            continue;
+        }
+        let state = doing::doing_below(pid, &inodes);
+        let state = seen.map_or(state, |freest: WorkerState| freest.freest(state));
+        if state == WorkerState::Waiting {
+            return Some(state);
+        }
+        seen = Some(state);
+    }
+    seen
 }
 
 /// Listeners: each has an accept queue, and open connections are counted.
@@ -104,11 +123,8 @@ impl Transport for Tcp {
         }
     }
 
-    fn worker_state(&self, dispatcher: &Dispatcher, slot: usize) -> WorkerState {
-        match dispatcher.table().slot(slot).pid().load(Relaxed) {
-            0 => WorkerState::Unknown,
-            pid => doing::doing_below(pid, &dispatcher.inodes(slot)),
-        }
+    fn worker_state(&self, dispatcher: &Dispatcher, slot: usize, others: &[u32]) -> WorkerState {
+        freest(dispatcher, slot, others).unwrap_or(WorkerState::Unknown)
     }
 
     fn is_busy(&self, samples: &[SlotSample], _: bool) -> bool {
@@ -173,14 +189,10 @@ impl Transport for Udp {
     }
 
     /// A socket without a worker is read by nobody, so it counts as busy.
-    fn worker_state(&self, dispatcher: &Dispatcher, slot: usize) -> WorkerState {
-        let pid = dispatcher.table().slot(slot).pid().load(Relaxed);
-        if pid == 0 {
-            return WorkerState::Busy;
-        }
-        match doing::doing_below(pid, &dispatcher.inodes(slot)) {
-            WorkerState::Gone => WorkerState::Busy,
-            state => state,
+    fn worker_state(&self, dispatcher: &Dispatcher, slot: usize, others: &[u32]) -> WorkerState {
+        match freest(dispatcher, slot, others) {
+            None | Some(WorkerState::Gone) => WorkerState::Busy,
+            Some(state) => state,
         }
     }
 

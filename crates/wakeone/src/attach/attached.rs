@@ -1,9 +1,16 @@
 //! A server that is steered from outside, and followed as its sockets come and go.
 
+use std::collections::HashSet;
+use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use wakeone_kernel::bpf::Pinned;
+use wakeone_kernel::bpf::chooser::Choosers;
 use wakeone_kernel::bpf::recount::{Recounted, Uncounted};
+use wakeone_kernel::proc::{process, waits};
+use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_kernel::{capability, cgroup};
 use wakeone_model::listener::Protocol;
 use wakeone_observe::Watcher;
@@ -20,8 +27,7 @@ use crate::paths::Paths;
 use crate::policy::Policy;
 use crate::privileges::{self, FOR_LOADING};
 use crate::steer::SteerEvent;
-use crate::steered::{Origin, SteeredGroup};
-use crate::supervisor::listen::Endpoint;
+use crate::steered::{Origin, SocketPlace, SteeredGroup};
 
 /// A steered server of others.
 pub struct Attached {
@@ -35,13 +41,23 @@ pub struct Attached {
     pub recounted: Recounted,
     /// The uncounted ones that still wait in an accept queue.
     uncounted: Option<Uncounted>,
+    /// Shows whether our program is still the group's, and when it was last asked.
+    choosers: Choosers,
+    asked: Instant,
     pace: Pace,
     /// A socket could not be given a slot. The next look tries again.
     unsettled: bool,
+    /// Sockets whose worker is gone and that others hold, and when the last one lost it.
+    bereft: HashSet<u64>,
+    bereft_at: Option<Instant>,
 }
 
 /// How often to look which processes serve a group that gets connections.
 const WORKERS_EVERY: Duration = Duration::from_millis(500);
+/// How often to look whether the server has set another program.
+const CHOOSER_EVERY: Duration = Duration::from_secs(1);
+/// After the end of a worker: for how long to look for its successor each time.
+const SUCCESSOR_WITHIN: Duration = Duration::from_secs(1);
 /// The result of following a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
@@ -68,16 +84,7 @@ impl Attached {
                 why: "what waits in a UDP socket cannot be moved; without --rescue a worker that is stuck gets no datagrams while others are well".into(),
             });
         }
-        let origin = Origin {
-            listen: Endpoint {
-                address,
-                dual_stack: false,
-                udp: candidate.protocol() == Protocol::Udp,
-            },
-            backlog: 0,
-            command: Vec::new(),
-            attached: true,
-        };
+        let origin = Origin::of_server(candidate.protocol(), address);
         let mut group = SteeredGroup::take(&paths.runtime, &candidate.name, origin)?;
         // Without pins an earlier agent was killed before it attached anything.
         let kept = group.was_attached()? && paths.group_pins(&candidate.name).exists();
@@ -86,7 +93,7 @@ impl Attached {
             group.store().inspect_err(|_| group.forget_state())?;
         }
         let loaded = capability::with(&FOR_LOADING, || load(&candidate, config, paths, kept));
-        let (dispatcher, recounted) = loaded.inspect_err(|_| {
+        let (dispatcher, recounted, choosers) = loaded.inspect_err(|_| {
             if !kept {
                 group.forget_state();
             }
@@ -102,8 +109,11 @@ impl Attached {
         let sockets = candidate
             .members
             .iter()
-            .map(|m| (m.cookie, m.remote, m.worker));
+            .map(|m| (m.cookie, m.remote, m.worker()));
         group.steer(dispatcher, tasks, paths, sockets);
+        for member in &candidate.members {
+            group.accompany(member.cookie, member.workers.clone());
+        }
         if let Err(error) = group.store() {
             group.end();
             return Err(error.into());
@@ -116,8 +126,12 @@ impl Attached {
             policy,
             recounted,
             uncounted,
+            choosers,
+            asked: Instant::now(),
             pace: Pace::new(),
             unsettled: false,
+            bereft: HashSet::new(),
+            bereft_at: None,
         })
     }
 
@@ -132,12 +146,20 @@ impl Attached {
     /// When the kernel does not show its sockets, or the state cannot be written.
     pub fn follow(&mut self) -> Result<Presence, Error> {
         let now = Instant::now();
+        if now.duration_since(self.asked) >= CHOOSER_EVERY {
+            self.asked = now;
+            self.see_chooser();
+        }
         let placed = self.group.agent().map_or(0, Agent::placed);
         let quiet = self.pace.is_quiet(placed, now);
         if !self.watcher.lost_a_process() && !self.pace.is_due(quiet, now) {
             return Ok(Presence::Here);
         }
-        let workers_every = if quiet { QUIET_WORKERS } else { WORKERS_EVERY };
+        let workers_every = match self.bereft_at {
+            Some(at) if now.duration_since(at) < SUCCESSOR_WITHIN => Duration::ZERO,
+            _ if quiet => QUIET_WORKERS,
+            _ => WORKERS_EVERY,
+        };
         let mut seen_anew = self.watcher.follow(workers_every)?;
         let mut there = cookies(&self.watcher);
         if self.group.cookies().any(|cookie| !there.contains(&cookie)) {
@@ -152,6 +174,7 @@ impl Attached {
         let mut changed = !gone.is_empty();
         for cookie in gone {
             self.group.leave(cookie);
+            self.bereft.remove(&cookie);
         }
         // Finding the holders of sockets means reading all their descriptors.
         if seen_anew || self.unsettled {
@@ -174,6 +197,18 @@ impl Attached {
         )
     }
 
+    /// Looks whether our program is still the group's.
+    fn see_chooser(&self) {
+        let seen = capability::with(&FOR_LOADING, || self.choosers.look());
+        let Some(agent) = self.group.agent() else {
+            return;
+        };
+        match seen {
+            Ok(seen) => agent.see_choosers(&seen),
+            Err(error) => tracing::debug!("which program chooses cannot be seen: {error}"),
+        }
+    }
+
     /// Forgets the connections that were not counted and wait no more.
     fn tidy_uncounted(&mut self) {
         let Some(uncounted) = &mut self.uncounted else {
@@ -189,15 +224,44 @@ impl Attached {
     /// Gives a socket its slot, or notes who serves it now. Returns whether anything changed.
     fn settle(&mut self, member: &Member) -> bool {
         let before = self.group.place_of(member.cookie);
-        // If no worker was seen waiting for a while, the previous one is as likely as any.
-        let worker = member.worker.or(before.and_then(|before| before.worker));
+        let worker = self.worker_of(member, before);
+        let changed = self.place(member, before, worker);
+        let beside = match self.bereft.contains(&member.cookie) {
+            true => &member.holders,
+            false => &member.workers,
+        };
+        self.group.accompany(member.cookie, beside.clone());
+        changed
+    }
+
+    /// Returns who serves a socket now. If nobody was seen waiting for a while, the previous worker is as likely as any,
+    /// unless it is gone: a process that only holds the socket does not serve it then.
+    fn worker_of(&self, member: &Member, before: Option<SocketPlace>) -> Option<u32> {
+        let previous = before.and_then(|before| before.worker);
+        let seen = || member.worker().filter(|_| member.awaited);
+        match previous {
+            Some(pid) if member.workers.contains(&pid) => previous,
+            Some(pid) => seen().or(previous.filter(|_| !has_left(pid, member.remote.inode))),
+            None if self.bereft.contains(&member.cookie) => seen(),
+            None => member.worker(),
+        }
+    }
+
+    /// Gives a socket its slot, with this worker.
+    fn place(&mut self, member: &Member, before: Option<SocketPlace>, worker: Option<u32>) -> bool {
         if before.is_some_and(|before| (before.remote, before.worker) == (member.remote, worker)) {
             return false;
         }
-        if before.is_some_and(|before| before.worker == worker) {
+        if let Some(before) = before.filter(|before| worker.is_none() || before.worker == worker) {
             self.group.lend(member.cookie, member.remote);
+            if before.worker != worker {
+                self.group.bereave(member.cookie, member.holders.clone());
+                self.bereft.insert(member.cookie);
+                self.bereft_at = Some(Instant::now());
+            }
             return true;
         }
+        self.bereft.remove(&member.cookie);
         if let Err(error) = self.group.assign(member.cookie, member.remote, worker) {
             tracing::debug!("a new socket is not steered yet: {error}");
             self.unsettled = true;
@@ -259,10 +323,27 @@ impl Attached {
         self.group.events()
     }
 
-    /// Detaches the program and removes all else; the kernel's hash chooses again.
+    /// Detaches our program and removes all else; the kernel's hash chooses again.
     pub fn end(self) {
+        self.see_chooser();
         self.group.end();
     }
+}
+
+/// Whether a process is gone, or has closed a socket. Who may not be looked at counts as there.
+fn has_left(pid: u32, inode: u64) -> bool {
+    match process::sockets_of(pid) {
+        Ok(held) => held.iter().all(|(_, held)| *held != inode),
+        Err(_) => waits::identity(pid).is_none(),
+    }
+}
+
+/// Returns a cgroup where the connections of all its listeners are seen: these were made in any cgroup.
+fn counting_cgroup(candidate: &AttachCandidate) -> io::Result<PathBuf> {
+    let address = candidate.address();
+    let listening = diag::sockets_at(Protocol::Tcp, Which::Listening, address)?;
+    let here = listening.iter().filter(|one| one.local == address);
+    cgroup::covering(&here.map(|one| one.cgroup).collect())
 }
 
 /// Loads the program, or finds the one of an earlier agent. Attaches it, and counts in open connections.
@@ -271,16 +352,16 @@ fn load(
     config: &AttachConfig,
     paths: &Paths,
     kept: bool,
-) -> Result<(Dispatcher, Recounted), Error> {
-    if !kept {
-        refuse_foreign(candidate)?;
-    }
-    // Listeners were made in any cgroup, and only the root cgroup sees all of their connections.
-    let root = cgroup::mount_point().ok();
+) -> Result<(Dispatcher, Recounted, Choosers), Error> {
+    let pinned = kept.then(|| Pinned::open(&paths.group_pins(&candidate.name)).ok());
+    let choosers = refuse_foreign(candidate, pinned.flatten().as_ref())?;
+    let root = counting_cgroup(candidate);
+    let unseen = root.as_ref().err().map(|why| format!("{why}"));
     let plan = Plan {
         by_name: config.policy.is_some(),
         weights: &config.weights,
-        cgroup: root.as_deref(),
+        cgroup: root.as_deref().ok(),
+        no_cgroup: unseen.as_deref(),
         adopt: kept,
         datagrams: (candidate.protocol() == Protocol::Udp).then_some(config.affinity),
         ..Plan::new(
@@ -298,5 +379,5 @@ fn load(
     } else {
         Recounted::default()
     };
-    Ok((dispatcher, recounted))
+    Ok((dispatcher, recounted, choosers))
 }
