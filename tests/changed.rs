@@ -6,8 +6,8 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::SocketAddr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -227,30 +227,73 @@ fn what_waits_when_all_workers_died_goes_to_the_first_that_comes() {
     assert_eq!(count(&manager.group(), "up"), 1);
 }
 
+/// A connection that keeps its worker, and that worker.
+fn hold() -> (TcpStream, u32) {
+    let mut stream = TcpStream::connect(address()).expect("connects");
+    stream
+        .set_read_timeout(Some(support::patience()))
+        .expect("timeout");
+    stream
+        .write_all(b"GET /hold HTTP/1.1\r\n\r\n")
+        .expect("asks");
+    let mut answer = Vec::new();
+    while !answer.windows(4).any(|end| end == b"\r\n\r\n") || answer.ends_with(b"\n") {
+        let mut more = [0; 512];
+        let count = stream.read(&mut more).expect("an answer");
+        assert!(count > 0, "it ends");
+        answer.extend_from_slice(&more[..count]);
+    }
+    let answer = String::from_utf8(answer).expect("text");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+    (stream, Manager::worker(body))
+}
+
 #[test]
 fn of_two_workers_on_a_socket_the_one_that_is_free_counts() {
-    let Some(manager) = Manager::start(&["2", "--each", "2"]) else {
+    let Some(mut manager) = Manager::start(&["2"]) else {
         return;
     };
+    let second: u32 = manager.tell("start 1").parse().expect("a pid");
     manager.attach(&["--policy", "round-robin", "--rescue"]);
-    // One worker of each socket is kept.
-    let kept = ask(2, "/work?ms=4000");
-    std::thread::sleep(Duration::from_millis(200));
-    // Both of a socket are, for a moment: its queue is moved, and the mark goes with the first of them that is free.
-    for _ in 0..10 {
-        let short = ask(8, "/work?ms=40");
-        answers(short);
-        let begun = Instant::now();
-        eventually("no slot is marked although a worker of each waits", || {
-            count(&manager.group(), "stuck") == 0
-        });
-        assert!(
-            begun.elapsed() < Duration::from_secs(2),
-            "it had to wait for the one that is kept"
-        );
-    }
-    assert_eq!(sum(&manager.group(), "active"), 2);
-    answers(kept);
+    let of_first: u32 = Manager::worker(
+        &answers(ask(20, "/"))
+            .into_iter()
+            .find(|one| one.starts_with("0 "))
+            .expect("the first socket's"),
+    );
+    let slot = 1 - manager.slot_of(of_first).expect("its slot");
+    let shown = manager.group()["slots"][slot]["pid"]
+        .as_u64()
+        .expect("a worker") as u32;
+    // Both workers of a socket are held.
+    let mut held = std::collections::BTreeMap::new();
+    slowly("both are held", || {
+        let (stream, worker) = hold();
+        if worker != of_first {
+            held.insert(worker, stream);
+        }
+        held.len() == 2
+    });
+    assert!(held.contains_key(&second) && held.contains_key(&shown));
+    // So their queue is moved to the idle one.
+    let served = answers(ask(8, "/"));
+    assert!(
+        served
+            .iter()
+            .all(|answer| Manager::worker(answer) == of_first)
+    );
+    assert_eq!(count(&manager.group(), "stuck"), 1);
+    // One of them is free: not the one that status shows.
+    held.retain(|worker, _| *worker == shown);
+    eventually("the mark goes with the first that is free", || {
+        count(&manager.group(), "stuck") == 0
+    });
+    let served = answers(ask(8, "/"));
+    assert!(
+        served.iter().any(|answer| answer.starts_with("1 ")),
+        "{served:?}"
+    );
+    assert_eq!(held.len(), 1, "the other one is still held");
 }
 
 /// Waits until status tells that our program does not choose any more.

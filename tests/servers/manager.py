@@ -5,8 +5,8 @@
 Each socket has N workers (1 unless told), which block in accept. A worker has its own socket only, or with --all every one.
 Commands on standard input, each answered with a line: `start SOCKET` starts a worker and tells its pid, `kill SOCKET` ends
 the workers of a socket, `program` sets the manager's own program on the group (always the first socket), `detach` takes away
-whatever program there is. A request for /work?ms=N keeps its worker for that long; the answer is the socket's number and
-the worker's pid.
+whatever program there is. A request for /work?ms=N keeps its worker for that long, and one for /hold until the client ends
+the connection. The answer is the socket's number and the worker's pid.
 """
 
 import ctypes
@@ -37,6 +37,9 @@ def serve(number, listener):
                     time.sleep(int(path[9:]) / 1000)
                 body = b"%d %d" % (number, os.getpid())
                 connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+                if path == b"/hold":
+                    connection.settimeout(None)
+                    connection.recv(1)
             except (OSError, IndexError):
                 pass
 

@@ -71,10 +71,9 @@ fn freest(dispatcher: &Dispatcher, slot: usize, others: &[u32]) -> Option<Worker
     let worker = dispatcher.table().slot(slot).pid().load(Relaxed);
     let inodes = dispatcher.inodes(slot);
     let mut seen = None;
-    for pid in std::iter::once(worker).chain(others.iter().copied()) {
-        if pid == 0 {
-            continue;
-        }
+    let others = others.iter().copied().filter(|pid| *pid != worker);
+    let worker = Some(worker).filter(|pid| *pid != 0);
+    for pid in worker.into_iter().chain(others) {
         let state = doing::doing_below(pid, &inodes);
         let state = seen.map_or(state, |freest: WorkerState| freest.freest(state));
         if state == WorkerState::Waiting {

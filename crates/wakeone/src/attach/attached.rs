@@ -1,6 +1,6 @@
 //! A server that is steered from outside, and followed as its sockets come and go.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use wakeone_kernel::bpf::Pinned;
 use wakeone_kernel::bpf::chooser::Choosers;
 use wakeone_kernel::bpf::recount::{Recounted, Uncounted};
+use wakeone_kernel::proc::doing::{self, WorkerState};
 use wakeone_kernel::proc::{process, waits};
 use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_kernel::{capability, cgroup};
@@ -47,9 +48,10 @@ pub struct Attached {
     pace: Pace,
     /// A socket could not be given a slot. The next look tries again.
     unsettled: bool,
-    /// Sockets whose worker is gone and that others hold, and when the last one lost it.
+    /// Sockets whose worker was seen to be gone, and since when, until another was seen.
+    left: BTreeMap<u64, Instant>,
+    /// Those of them that got none in time.
     bereft: HashSet<u64>,
-    bereft_at: Option<Instant>,
 }
 
 /// How often to look which processes serve a group that gets connections.
@@ -58,6 +60,8 @@ const WORKERS_EVERY: Duration = Duration::from_millis(500);
 const CHOOSER_EVERY: Duration = Duration::from_secs(1);
 /// After the end of a worker: for how long to look for its successor each time.
 const SUCCESSOR_WITHIN: Duration = Duration::from_secs(1);
+/// A server that replaces its workers has the next ones accept in less: they may be busy at one look.
+const HANDOVER: Duration = Duration::from_millis(100);
 /// The result of following a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
@@ -130,8 +134,8 @@ impl Attached {
             asked: Instant::now(),
             pace: Pace::new(),
             unsettled: false,
+            left: BTreeMap::new(),
             bereft: HashSet::new(),
-            bereft_at: None,
         })
     }
 
@@ -155,8 +159,9 @@ impl Attached {
         if !self.watcher.lost_a_process() && !self.pace.is_due(quiet, now) {
             return Ok(Presence::Here);
         }
-        let workers_every = match self.bereft_at {
-            Some(at) if now.duration_since(at) < SUCCESSOR_WITHIN => Duration::ZERO,
+        let lately = self.left.values().max();
+        let workers_every = match lately {
+            Some(at) if now.duration_since(*at) < SUCCESSOR_WITHIN => Duration::ZERO,
             _ if quiet => QUIET_WORKERS,
             _ => WORKERS_EVERY,
         };
@@ -174,6 +179,7 @@ impl Attached {
         let mut changed = !gone.is_empty();
         for cookie in gone {
             self.group.leave(cookie);
+            self.left.remove(&cookie);
             self.bereft.remove(&cookie);
         }
         // Finding the holders of sockets means reading all their descriptors.
@@ -236,15 +242,26 @@ impl Attached {
 
     /// Returns who serves a socket now. If nobody was seen waiting for a while, the previous worker is as likely as any,
     /// unless it is gone: a process that only holds the socket does not serve it then.
-    fn worker_of(&self, member: &Member, before: Option<SocketPlace>) -> Option<u32> {
+    fn worker_of(&mut self, member: &Member, before: Option<SocketPlace>) -> Option<u32> {
         let previous = before.and_then(|before| before.worker);
-        let seen = || member.worker().filter(|_| member.awaited);
+        let seen = member.worker().filter(|_| member.awaited);
         match previous {
             Some(pid) if member.workers.contains(&pid) => previous,
-            Some(pid) => seen().or(previous.filter(|_| !has_left(pid, member.remote.inode))),
-            None if self.bereft.contains(&member.cookie) => seen(),
+            Some(pid) => seen.or_else(|| previous.filter(|_| !self.is_deserted(member, pid))),
+            None if self.bereft.contains(&member.cookie) => seen,
             None => member.worker(),
         }
+    }
+
+    /// Whether a socket's worker is gone, and no other came in time.
+    fn is_deserted(&mut self, member: &Member, worker: u32) -> bool {
+        let inode = member.remote.inode;
+        if !has_left(worker, inode) {
+            return false;
+        }
+        let since = *self.left.entry(member.cookie).or_insert_with(Instant::now);
+        let waits = |pid: &u32| doing::doing_below(*pid, &[inode]) == WorkerState::Waiting;
+        since.elapsed() >= HANDOVER && !member.holders.iter().any(waits)
     }
 
     /// Gives a socket its slot, with this worker.
@@ -257,10 +274,10 @@ impl Attached {
             if before.worker != worker {
                 self.group.bereave(member.cookie, member.holders.clone());
                 self.bereft.insert(member.cookie);
-                self.bereft_at = Some(Instant::now());
             }
             return true;
         }
+        self.left.remove(&member.cookie);
         self.bereft.remove(&member.cookie);
         if let Err(error) = self.group.assign(member.cookie, member.remote, worker) {
             tracing::debug!("a new socket is not steered yet: {error}");
