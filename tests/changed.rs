@@ -27,6 +27,8 @@ struct Manager {
     ground: Ground,
     child: Child,
     answers: Answers,
+    /// The process in whose mount namespace commands run, if it is another one.
+    inside: Option<String>,
 }
 
 impl Manager {
@@ -43,6 +45,7 @@ impl Manager {
             ground,
             child,
             answers,
+            inside: None,
         })
     }
 
@@ -70,7 +73,16 @@ impl Manager {
     }
 
     fn wakeone(&self, arguments: &[&str]) -> (bool, String) {
-        let output = wakeone(&self.ground, arguments);
+        let mut command = match &self.inside {
+            None => Command::new(support::WAKEONE),
+            Some(agent) => {
+                let mut enter = Command::new("nsenter");
+                enter.args(["--mount", "--target", agent, support::WAKEONE]);
+                enter
+            }
+        };
+        command.args(arguments).arg("--runtime-dir");
+        let output = command.arg(self.ground.runtime()).output().expect("runs");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         (output.status.success(), text + &said(&output).join("\n"))
     }
@@ -78,6 +90,12 @@ impl Manager {
     fn attach(&self, options: &[&str]) {
         let (done, text) = self.wakeone(&[&["attach", &target()], options].concat());
         assert!(done, "{text}");
+    }
+
+    fn detach(&mut self) {
+        let (done, text) = self.wakeone(&["detach", &target()]);
+        assert!(done, "{text}");
+        self.inside = None;
     }
 
     fn group(&self) -> Value {
@@ -514,10 +532,21 @@ impl Drop for Part {
 /// Only the namespace's own part of cgroup2 is mounted, as in a container.
 const FRESH: &str = "umount -R -l /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup &&";
 
-fn attach_in(part: &Part, manager: &Manager, prepare: &str, options: &[&str]) -> (bool, String) {
+/// Attaches there. The pins are in the mount namespace of the agent, so later commands run there too.
+fn attach_in(
+    part: &Part,
+    manager: &mut Manager,
+    prepare: &str,
+    options: &[&str],
+) -> (bool, String) {
     let runtime = manager.ground.runtime().display().to_string();
     let attach = ["attach", &target(), "--runtime-dir", &runtime];
-    part.run(prepare, &[&attach, options].concat())
+    let (done, text) = part.run(prepare, &[&attach, options].concat());
+    let agent = text
+        .split_once("(pid ")
+        .and_then(|(_, rest)| rest.split_once(')'));
+    manager.inside = agent.map(|(agent, _)| agent.to_owned());
+    (done, text)
 }
 
 /// The policy of the group, whether its connections are counted, and how many are counted of three.
@@ -536,21 +565,26 @@ fn counted(manager: &Manager) -> (String, bool, i64) {
 
 #[test]
 fn connections_that_cannot_be_counted_in_a_cgroup_namespace_are_not_said_to_be() {
-    let Some(manager) = Manager::start(&["3"]) else {
+    let Some(mut manager) = Manager::start(&["3"]) else {
         return;
     };
     let part = Part::new();
-    let (done, text) = attach_in(&part, &manager, FRESH, &["--policy", "least-connections"]);
+    let (done, text) = attach_in(
+        &part,
+        &mut manager,
+        FRESH,
+        &["--policy", "least-connections"],
+    );
     assert!(!done && text.contains("not mounted here"), "{text}");
-    let (done, text) = attach_in(&part, &manager, FRESH, &[]);
+    let (done, text) = attach_in(&part, &mut manager, FRESH, &[]);
     assert!(done && text.contains("shortest-queue"), "{text}");
     assert_eq!(counted(&manager), ("shortest-queue".into(), false, 0));
-    let (done, text) = manager.wakeone(&["detach", &target()]);
-    assert!(done, "{text}");
+    manager.detach();
     // The namespace changes nothing where the whole is mounted.
-    let (done, text) = attach_in(&part, &manager, "", &[]);
+    let (done, text) = attach_in(&part, &mut manager, "", &[]);
     assert!(done, "{text}");
     assert_eq!(counted(&manager), ("least-connections".into(), true, 3));
+    manager.detach();
     drop(manager);
 }
 
@@ -560,11 +594,12 @@ fn a_server_in_the_same_cgroup_namespace_is_counted() {
         true => Part::new(),
         false => return,
     };
-    let Some(manager) = Manager::start_in(&["3"], Some(&part)) else {
+    let Some(mut manager) = Manager::start_in(&["3"], Some(&part)) else {
         return;
     };
-    let (done, text) = attach_in(&part, &manager, FRESH, &[]);
+    let (done, text) = attach_in(&part, &mut manager, FRESH, &[]);
     assert!(done, "{text}");
     assert_eq!(counted(&manager), ("least-connections".into(), true, 3));
+    manager.detach();
     drop(manager);
 }
