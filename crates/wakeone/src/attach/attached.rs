@@ -16,7 +16,7 @@ use wakeone_kernel::{capability, cgroup};
 use wakeone_model::listener::Protocol;
 use wakeone_observe::Watcher;
 
-use super::candidate::{AttachCandidate, Member, cookies, members, refuse_foreign};
+use super::candidate::{AttachCandidate, Member, cookies, members, needed, refuse_foreign};
 use super::config::AttachConfig;
 use super::error::Error;
 use super::pace::{Pace, QUIET_WORKERS};
@@ -370,8 +370,12 @@ fn load(
     paths: &Paths,
     kept: bool,
 ) -> Result<(Dispatcher, Recounted, Choosers), Error> {
-    let pinned = kept.then(|| Pinned::open(&paths.group_pins(&candidate.name)).ok());
-    let choosers = refuse_foreign(candidate, pinned.flatten().as_ref())?;
+    let pins = paths.group_pins(&candidate.name);
+    let choosers = refuse_foreign(candidate, |seen| {
+        // Pins that cannot be read do not tell which program is ours.
+        let chooses = |pinned: Pinned| pinned.chooses(seen) == Some(true);
+        kept && Pinned::open(&pins).map_or(true, chooses)
+    })?;
     let root = counting_cgroup(candidate);
     let unseen = root.as_ref().err().map(|why| format!("{why}"));
     let plan = Plan {
@@ -388,7 +392,16 @@ fn load(
         )
     };
     let remote = candidate.members.iter().map(|m| (m.cookie, m.remote));
-    let dispatcher = Dispatcher::start_beside(&plan, remote.collect())?;
+    let dispatcher =
+        Dispatcher::start_beside(&plan, remote.collect()).map_err(|error| {
+            match error.is_load() {
+                true => Error::Load {
+                    source: error,
+                    needed: needed(),
+                },
+                false => error.into(),
+            }
+        })?;
     let recounted = if dispatcher.counting() {
         let pins = paths.group_pins(&candidate.name);
         let slots = slots_of_workers(&dispatcher, &candidate.members);

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
 
-use wakeone_kernel::bpf::Pinned;
 use wakeone_kernel::bpf::chooser::{Chooser, Choosers};
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::process;
@@ -144,19 +143,19 @@ fn worker_name(found: &Found) -> String {
     name.map_or_else(String::new, |identity| identity.name)
 }
 
-/// Refuses a group that another program steers: a QUIC or other server's own program must not be replaced. `ours`: what
-/// an earlier agent left. Returns what shows the group's program from now on.
+/// Refuses a group that another program steers: a QUIC or other server's own program must not be replaced. `is_ours`
+/// tells one that an earlier agent left. Returns what shows the group's program from now on.
 pub(super) fn refuse_foreign(
     candidate: &AttachCandidate,
-    ours: Option<&Pinned>,
+    is_ours: impl Fn(&[Chooser]) -> bool,
 ) -> Result<Choosers, Error> {
     let address = candidate.address();
     let is_foreign = |choosers: Choosers| -> io::Result<(Choosers, bool)> {
         let seen = choosers.look()?;
-        let is_ours = ours.is_some_and(|pinned| pinned.chooses(&seen) == Some(true));
         let member = |one: &&Chooser| candidate.members.iter().any(|m| m.cookie == one.cookie);
         let mut here = seen.iter().filter(member);
-        Ok((choosers, !is_ours && here.any(|one| one.program.is_some())))
+        let is_foreign = here.any(|one| one.program.is_some()) && !is_ours(&seen);
+        Ok((choosers, is_foreign))
     };
     match Choosers::of(candidate.protocol(), address.port()).and_then(is_foreign) {
         Ok((choosers, false)) => Ok(choosers),
@@ -174,7 +173,8 @@ pub(super) fn refuse_foreign(
     }
 }
 
-fn needed() -> String {
+/// Returns what attaching needs and lacks here, as the end of a sentence.
+pub(super) fn needed() -> String {
     match capability::missing().as_slice() {
         // We have every capability, so it is the kernel that lacks something.
         [] => {

@@ -311,7 +311,7 @@ impl AttachManager {
                     ));
                 }
                 Err(error) => {
-                    if matches!(&error, Error::Dispatcher(error) if error.is_load()) {
+                    if matches!(&error, Error::Load { .. }) {
                         self.given_up.insert(address);
                     }
                     self.refuse(told(address), error.to_string(), &mut events);
