@@ -89,6 +89,9 @@ enum wakeone_table_flag {
 	/* A listener has TCP_DEFER_ACCEPT: connections are counted when their first
 	 * data comes, and ties go in turn. */
 	WAKEONE_TABLE_DEFERS = 256,
+	/* The server has set a program of its own on the group, or taken ours
+	 * away. The agent writes this; ours does not run then. */
+	WAKEONE_TABLE_REPLACED = 512,
 };
 
 /* One counter for each way out of the programs. The first two are the right

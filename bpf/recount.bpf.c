@@ -40,12 +40,8 @@ struct file {
 struct socket {
 	struct file *file;
 } __attribute__((preserve_access_index));
-struct sock_reuseport {
-	void *prog;
-} __attribute__((preserve_access_index));
 struct sock {
 	struct sock_common __sk_common;
-	struct sock_reuseport *sk_reuseport_cb;
 	struct socket *sk_socket;
 } __attribute__((preserve_access_index));
 struct request_sock {
@@ -64,14 +60,6 @@ struct tcp_sock {
 } __attribute__((preserve_access_index));
 struct bpf_iter_meta {
 	void *seq;
-} __attribute__((preserve_access_index));
-struct udp_sock {
-	/* Only its address is of interest: a struct sock stands there. */
-	int dummy;
-};
-struct bpf_iter__udp {
-	struct bpf_iter_meta *meta;
-	struct udp_sock *udp_sk;
 } __attribute__((preserve_access_index));
 struct bpf_iter__tcp {
 	struct bpf_iter_meta *meta;
@@ -94,7 +82,6 @@ struct wakeone_recount {
 	__u32 counting;  /* 0: note who waits in the queues; 1: count */
 	__u64 counted;   /* connections counted in */
 	__u64 unattributed;  /* open, but nobody knows whose */
-	__u64 programs;  /* known listeners whose group has a program */
 	/* Before 6.12 the kernel lets no iterator switch callbacks on. */
 	__u64 no_callbacks;
 } recount SEC(".data.recount") = {};
@@ -129,8 +116,6 @@ static __always_inline int note_queue(struct sock_common *common, struct tcp_soc
 
 	if (!slot)
 		return 0;
-	if (BPF_CORE_READ((struct sock *)tcp, sk_reuseport_cb, prog))
-		ADD(recount.programs, 1);
 	walk.slot = *slot & ~WAKEONE_UNSETTLED;
 	walk.next = BPF_CORE_READ(tcp, inet_conn.icsk_accept_queue.rskq_accept_head);
 	bpf_loop(MOST_WAITING, note_waiting, &walk, 0);
@@ -258,21 +243,5 @@ int wakeone_tagged(struct bpf_iter__tcp *ctx)
 	tag = bpf_sk_storage_get(&tags, tcp, NULL, 0);
 	if (tag && tag->counted && tag->slot < WAKEONE_MAX_SLOTS)
 		ADD(tagged.slot[tag->slot & (WAKEONE_MAX_SLOTS - 1)], 1);
-	return 0;
-}
-
-/* UDP has nothing to count in. Notes only which groups have a program. */
-SEC("iter/udp")
-int wakeone_udp_programs(struct bpf_iter__udp *ctx)
-{
-	struct sock *sk = (struct sock *)ctx->udp_sk;
-	__u64 cookie;
-
-	if (!sk || BPF_CORE_READ(sk, __sk_common.skc_num) != recount.port)
-		return 0;
-	cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
-	if (bpf_map_lookup_elem(&listeners, &cookie) &&
-	    BPF_CORE_READ(sk, sk_reuseport_cb, prog))
-		ADD(recount.programs, 1);
 	return 0;
 }

@@ -340,7 +340,7 @@ fn a_service_keeps_a_server_steered_across_its_restart() {
 
     let before: Vec<u32> = nginx.workers();
     nginx.end();
-    eventually("nothing is steered", || nginx.group().is_null());
+    eventually("nothing is steered", || nginx.group()["steered"] == false);
     nginx.begin();
     eventually("it is steered again", || {
         !nginx.group().is_null() && steered(&nginx, "least-connections")

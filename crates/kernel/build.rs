@@ -24,6 +24,7 @@ fn main() {
         "observe.h",
         "observe.bpf.c",
         "recount.bpf.c",
+        "chooser.bpf.c",
         "locks.h",
         "locks.bpf.c",
         "lookup.bpf.c",
@@ -33,7 +34,7 @@ fn main() {
     println!("cargo:rerun-if-changed=src/bpf/policy_native.c");
 
     for object in [
-        "dispatch", "datagram", "lookup", "observe", "recount", "locks",
+        "dispatch", "datagram", "lookup", "observe", "recount", "chooser", "locks",
     ] {
         compile(&bpf, object, &arch_headers, &out);
     }

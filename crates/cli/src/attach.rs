@@ -244,7 +244,7 @@ fn plan(candidate: &AttachCandidate, args: &Args) -> String {
         text += &format!(
             "  socket {:<12} {}\n",
             member.remote.inode,
-            match member.worker {
+            match member.worker() {
                 Some(worker) => format!("process {worker}"),
                 None => format!(
                     "nobody was seen waiting; borrowed from process {}",

@@ -263,10 +263,9 @@ fn texts(
                  findings,
                  prediction,
              }| {
-                let steered = steering::of(groups, watch).map(|steering| {
-                    let lines = wrap(&steering::line(&steering), "  ", style);
-                    lines.join("\n") + "\n"
-                });
+                let steered = steering::of(groups, watch).map(|one| steering::line(&one));
+                let steered = steered.or_else(|| steering::replaced(groups, watch));
+                let steered = steered.map(|line| wrap(&line, "  ", style).join("\n") + "\n");
                 let predicted = prediction.as_ref().map(|one| prediction::lines(one, style));
                 text::report(watch, findings, style)
                     + &steered.unwrap_or_default()

@@ -65,7 +65,7 @@ fn text(group: &Group, all: bool, style: Style) -> String {
     let (dead, living): (Vec<&Slot>, Vec<&Slot>) = group.slots.iter().partition(is_dead);
     // Shares of the slots that are shown: with those of removed slots, they would not add up to 100 %.
     let chosen = living.iter().map(|slot| slot.selected).sum();
-    if group.protocol == "udp" && group.steered {
+    if group.slots.iter().any(|slot| slot.waiting_bytes.is_some()) {
         let rows = living.iter().map(|slot| datagram_row(slot, chosen));
         let rows: Vec<Vec<Cell>> = rows.collect();
         lines.extend(layout::table(&DATAGRAMS, &rows, 0, style));
@@ -73,7 +73,7 @@ fn text(group: &Group, all: bool, style: Style) -> String {
         let rows: Vec<Vec<Cell>> = living.iter().map(|slot| row(slot, chosen)).collect();
         lines.extend(layout::table(&CONNECTIONS, &rows, 0, style));
     }
-    if !dead.is_empty() {
+    if !dead.is_empty() && !is_awaited(group) {
         let slots = count(dead.len() as u64, "slot", "slots");
         let told = format!("{slots} of sockets that were closed not shown; --all shows them");
         lines.extend(
@@ -88,6 +88,12 @@ fn text(group: &Group, all: bool, style: Style) -> String {
     lines.join("\n") + "\n"
 }
 
+/// Whether its server ended, and its agent waits for the next.
+fn is_awaited(group: &Group) -> bool {
+    let is_served = group.slots.iter().any(|slot| slot.pid.is_some());
+    group.attached && group.policy.is_none() && !group.replaced && !is_served
+}
+
 fn headline(group: &Group, style: Style) -> Vec<String> {
     let policy = group
         .policy
@@ -99,6 +105,9 @@ fn headline(group: &Group, style: Style) -> Vec<String> {
         group.listen.join(", "),
         policy,
         match group.supervisor_pid {
+            Some(pid) if is_awaited(group) => {
+                format!("agent {pid} waits for a server there; `wakeone detach` ends it")
+            }
             Some(pid) if group.attached => format!("attached, agent {pid}"),
             None if group.attached => {
                 "attached, no agent: `wakeone attach` takes over, `wakeone detach` takes away"
@@ -110,6 +119,11 @@ fn headline(group: &Group, style: Style) -> Vec<String> {
             }
         },
     ];
+    if group.replaced {
+        words.push(
+            "not steered: the server has set a program of its own, or taken ours away".to_owned(),
+        );
+    }
     if group.closing {
         words.push("closing".to_owned());
     }

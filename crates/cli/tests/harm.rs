@@ -43,12 +43,18 @@ fn attached_servers_lose_nothing_and_no_count_is_left() {
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::cargo_bin("wakeone").expect("the binary is built");
     command
-        .args(["lab", "run", "harm", "--quick", "--rounds", "1", "--json", "-"])
+        .args([
+            "lab", "run", "harm", "--quick", "--rounds", "1", "--json", "-",
+        ])
         .env("XDG_STATE_HOME", directory.path())
         .env("WAKEONE_RUNTIME_DIR", directory.path().join("run"));
     for way in ["as-it-is", "attach"] {
         // A part of a name is enough, and `attach` is also one of `attach+rescue`; those are measured too.
-        command.args(cells.iter().flat_map(|cell| ["--only".into(), format!("{cell}/{way}")]));
+        command.args(
+            cells
+                .iter()
+                .flat_map(|cell| ["--only".into(), format!("{cell}/{way}")]),
+        );
     }
     let output = command.output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);

@@ -4,12 +4,13 @@
 //! belongs to its listener's. Attached at the root, the program would run a dozen times for every connection of the
 //! machine. Attached to a cgroup in which only the listeners were created, it runs for their connections alone.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use crate::proc::reader;
 
@@ -18,20 +19,81 @@ use crate::proc::reader;
 /// # Errors
 /// `NotFound` where it is not.
 pub fn mount_point() -> io::Result<PathBuf> {
-    let mounts = fs::read("/proc/self/mountinfo")?;
-    find_mount(&mounts)
+    let mountinfo = fs::read("/proc/self/mountinfo")?;
+    find_mount(&mountinfo)
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no cgroup2 file system is mounted"))
 }
 
-/// Fields of mountinfo: … root mount-point options … `-` type source … Mount points are any bytes.
 fn find_mount(mountinfo: &[u8]) -> Option<PathBuf> {
-    mountinfo.split(|byte| *byte == b'\n').find_map(|line| {
+    let (_, at) = mounts(mountinfo).find(|(root, _)| *root == b"/")?;
+    Some(at)
+}
+
+/// The mounts of cgroup2: the part that is mounted, and where. The part is told as seen from this process's cgroup
+/// namespace: `/` is that namespace's root, and `/..` the cgroup above.
+///
+/// Fields of mountinfo: … root mount-point options … `-` type source … Mount points are any bytes.
+fn mounts(mountinfo: &[u8]) -> impl Iterator<Item = (&[u8], PathBuf)> {
+    mountinfo.split(|byte| *byte == b'\n').filter_map(|line| {
         let mut fields = line.split(|byte| *byte == b' ').skip(3);
         let (root, at) = (fields.next()?, fields.next()?);
         let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
-        (kind == b"cgroup2" && root == b"/")
-            .then(|| PathBuf::from(OsString::from_vec(unescaped(at))))
+        let at = || PathBuf::from(OsString::from_vec(unescaped(at)));
+        (kind == b"cgroup2").then(|| (root, at()))
     })
+}
+
+/// Returns a folder of cgroup2 below which all of these cgroups are, each given by its inode: a program attached there
+/// runs for all sockets that were made in them. `None` among them is a cgroup that is not known.
+///
+/// In a cgroup namespace, or where only a part of the hierarchy is mounted, there may be none.
+///
+/// # Errors
+/// The reason, if there is none.
+pub fn covering(cgroups: &HashSet<Option<u64>>) -> io::Result<PathBuf> {
+    let mountinfo = fs::read("/proc/self/mountinfo")?;
+    let places: Vec<PathBuf> = mounts(&mountinfo).map(|(_, at)| at).collect();
+    if places.is_empty() {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "no cgroup2 file system is mounted",
+        ));
+    }
+    let whole = places.iter().find(|place| is_whole(place));
+    let part = || {
+        let known: Option<HashSet<u64>> = cgroups.iter().copied().collect();
+        let known = known?;
+        places.iter().find(|place| contains(place, known.clone()))
+    };
+    whole.or_else(part).cloned().ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::NotFound,
+            "they were made in a cgroup that is not mounted here (a cgroup namespace shows only its own part)",
+        )
+    })
+}
+
+/// Whether this is the root of the whole hierarchy: it alone has no such file (kernel/cgroup/cgroup.c,
+/// `CFTYPE_NOT_ON_ROOT`).
+fn is_whole(place: &Path) -> bool {
+    place.join("cgroup.procs").exists() && !place.join("cgroup.events").exists()
+}
+
+/// Whether all cgroups of these inodes are in a folder.
+fn contains(place: &Path, mut wanted: HashSet<u64>) -> bool {
+    let mut folders = vec![place.to_owned()];
+    while let Some(folder) = folders.pop() {
+        if let Ok(is) = fs::symlink_metadata(&folder) {
+            wanted.remove(&is.ino());
+        }
+        if wanted.is_empty() {
+            return true;
+        }
+        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        let below = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        folders.extend(below.map(|entry| entry.path()));
+    }
+    false
 }
 
 /// A path as mountinfo has it: a blank, a tab, a newline, a backslash and `#` are written as three octal digits
@@ -65,6 +127,12 @@ fn find_own(cgroups: &[u8]) -> Option<PathBuf> {
 pub fn own() -> io::Result<PathBuf> {
     let path = find_own(&fs::read("/proc/self/cgroup")?)
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this process is in no cgroup2"))?;
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "this process is in a cgroup above its cgroup namespace",
+        ));
+    }
     Ok(mount_point()?.join(path))
 }
 
@@ -163,6 +231,18 @@ mod tests {
             Some(PathBuf::from("/sys/fs/cgroup/unified"))
         );
         assert_eq!(find_mount(b"garbage\n - cgroup2 \n"), None);
+    }
+
+    #[test]
+    fn a_part_covers_what_was_made_in_it() {
+        let folder = tempfile::tempdir().expect("folder");
+        let inner = folder.path().join("a/b");
+        fs::create_dir_all(&inner).expect("folders");
+        let inode = |path: &Path| fs::metadata(path).expect("folder").ino();
+        let inside = HashSet::from([inode(folder.path()), inode(&inner)]);
+        assert!(contains(folder.path(), inside.clone()));
+        assert!(!contains(&inner, inside));
+        assert!(!is_whole(folder.path()), "no cgroup at all");
     }
 
     #[test]

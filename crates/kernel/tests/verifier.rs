@@ -18,11 +18,12 @@ macro_rules! object {
     };
 }
 
-const OBJECTS: [&[u8]; 6] = [
+const OBJECTS: [&[u8]; 7] = [
     object!("dispatch"),
     object!("datagram"),
     object!("lookup"),
     object!("recount"),
+    object!("chooser"),
     object!("observe"),
     object!("locks"),
 ];

@@ -49,6 +49,8 @@ pub struct Watcher {
     snapshots: VecDeque<ProcessSnapshot>,
     model: AcceptModel,
     serves: BTreeMap<u64, Vec<u32>>,
+    /// Sockets, by cookie, of which somebody was seen waiting for them lately.
+    awaited: HashSet<u64>,
     keeps: BTreeMap<u64, u32>,
     probe: Option<Probe>,
     view: View,
@@ -132,6 +134,7 @@ impl Watcher {
             snapshots: VecDeque::new(),
             model: accept::identify(found.listener.protocol, &[]),
             serves: BTreeMap::new(),
+            awaited: HashSet::new(),
             keeps: BTreeMap::new(),
             probe,
             view,
@@ -189,6 +192,11 @@ impl Watcher {
         let pids = self.serves.get(&cookie).map_or(&[][..], Vec::as_slice);
         let lives = |pid: &u32| waits::identity(*pid).is_some();
         pids.iter().copied().filter(lives)
+    }
+
+    /// Whether those processes were seen waiting for the socket; else they are only the ones that hold it.
+    pub fn is_awaited(&self, cookie: u64) -> bool {
+        self.awaited.contains(&cookie)
     }
 
     /// The processes that hold its sockets, and their children, at the last look.
@@ -272,6 +280,11 @@ impl Watcher {
         let empty = self.listener.sockets.iter().filter(|s| s.queued == 0);
         self.keeps = empty
             .filter_map(|socket| Some((socket.cookie, *holders.get(&socket.inode)?)))
+            .collect();
+        let awaited = self.listener.sockets.iter();
+        self.awaited = awaited
+            .filter(|socket| waiters.contains_key(&socket.inode))
+            .map(|socket| socket.cookie)
             .collect();
         self.serves = self
             .listener

@@ -4,11 +4,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use serde::Serialize;
+use wakeone_kernel::bpf::chooser::{Chooser, Choosers};
+use wakeone_kernel::bpf::table::REPLACED;
 use wakeone_kernel::bpf::{self, Pinned};
 use wakeone_kernel::cgroup;
 use wakeone_kernel::proc::process;
@@ -24,6 +27,7 @@ use crate::policy::Policy;
 use crate::repair::repair;
 use crate::split;
 use crate::status;
+use crate::supervisor::listen::Endpoint;
 use crate::supervisor::process::Identity;
 use crate::supervisor::state::{self, GroupDir, State, StateError};
 
@@ -134,11 +138,12 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
         Ok(Some(state)) if !state.reserved.is_empty() => unneeded(&state)?,
         Ok(Some(state)) if state.is_split() => leave_to_hash(paths, name),
         state => {
+            let mut programs = Programs::of(paths, &parts);
             if let Ok(Some(state)) = state {
-                release(&state, &mut report);
+                release(&state, &mut programs, &mut report);
             }
             for part in &parts {
-                release_known(paths, part, &mut report)?;
+                release_known(paths, part, &mut programs, &mut report)?;
             }
         }
     }
@@ -249,8 +254,42 @@ fn unneeded(state: &State) -> Result<(), Error> {
     })
 }
 
+/// Which programs choose where the group listens. A server may have set its own in place of ours, and keeps that.
+struct Programs {
+    ours: Vec<Pinned>,
+    looks: BTreeMap<(bool, u16), Option<Vec<Chooser>>>,
+}
+
+impl Programs {
+    fn of(paths: &Paths, parts: &[String]) -> Self {
+        let pins = parts.iter().map(|part| paths.group_pins(part));
+        Self {
+            ours: pins.filter_map(|pins| Pinned::open(&pins).ok()).collect(),
+            looks: BTreeMap::new(),
+        }
+    }
+
+    /// Whether another program than ours chooses at an address. Where that cannot be seen, its agent may have noted it.
+    fn are_foreign(&mut self, protocol: Protocol, address: SocketAddr) -> bool {
+        let at = (protocol == Protocol::Udp, address.port());
+        let look = || Choosers::of(protocol, address.port())?.look();
+        let seen = self.looks.entry(at).or_insert_with(|| look().ok());
+        let chooses = |one: &Pinned| seen.as_ref().and_then(|seen| one.chooses(seen));
+        let noted = |one: &Pinned| one.table().flags().load(Relaxed) & REPLACED != 0;
+        match self.ours.iter().find_map(chooses) {
+            Some(ours) => !ours,
+            None => self.ours.iter().any(noted),
+        }
+    }
+}
+
 /// Detaches the program from the listeners that living workers hold.
-fn release(state: &State, report: &mut Report) {
+fn release(state: &State, programs: &mut Programs, report: &mut Report) {
+    let foreign = |at: &Endpoint| {
+        let protocol = if at.udp { Protocol::Udp } else { Protocol::Tcp };
+        programs.are_foreign(protocol, at.address)
+    };
+    let foreign: Vec<bool> = state.listen.iter().map(foreign).collect();
     let mut done = vec![false; state.listen.len()];
     for slot in &state.slots {
         let Some(worker) = slot.worker.filter(|worker| worker.lives()) else {
@@ -264,7 +303,7 @@ fn release(state: &State, report: &mut Report) {
                 .find(|(_, held)| held == inode)
                 .and_then(|(fd, _)| process::descriptor_of(worker.pid, *fd).ok());
             // One member stands for its whole group.
-            if let (false, Some(listener)) = (done[address], listener) {
+            if let (false, false, Some(listener)) = (done[address], foreign[address], listener) {
                 done[address] = socket::detach_reuseport(&listener).is_ok();
             }
         }
@@ -274,7 +313,12 @@ fn release(state: &State, report: &mut Report) {
 
 /// Detaches the program from the rest of the listeners that it knows, whoever holds them: workers may have been replaced
 /// since the state was written, and an agent that was killed early has left none.
-fn release_known(paths: &Paths, name: &str, report: &mut Report) -> Result<(), Error> {
+fn release_known(
+    paths: &Paths,
+    name: &str,
+    programs: &mut Programs,
+    report: &mut Report,
+) -> Result<(), Error> {
     let Ok(pinned) = Pinned::open(&paths.group_pins(name)) else {
         return Ok(());
     };
@@ -287,6 +331,7 @@ fn release_known(paths: &Paths, name: &str, report: &mut Report) -> Result<(), E
             .filter(|one| known.contains(&one.socket.cookie))
         {
             let done = done.entry((one.local, one.interface)).or_default();
+            *done |= programs.are_foreign(protocol, one.local);
             // One member stands for its whole group.
             if !*done && let Some(listener) = process::socket_of_any(one.socket.inode) {
                 *done = match socket::detach_reuseport(&listener) {

@@ -6,14 +6,18 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
-use wakeone_kernel::bpf::table::{self, AFFINITY, CLOSING, DATAGRAMS, EXITS, Table, flag};
+use wakeone_kernel::bpf::table::{
+    self, AFFINITY, CLOSING, DATAGRAMS, EXITS, REPLACED, Table, flag,
+};
 use wakeone_kernel::bpf::{Pinned, RunStatistics};
+use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
 
 use crate::orphans::{self, Orphan};
 use crate::paths::{DATAGRAM_SUFFIX, Paths};
 use crate::policy::{Affinity, Policy};
 use crate::supervisor::listen::Endpoint;
+use crate::supervisor::process::Identity;
 use crate::supervisor::state::{self, State};
 
 /// The ways out in which the kernel chose instead of the policy.
@@ -38,8 +42,10 @@ pub struct Group {
     /// For UDP: how the datagrams of a flow are kept together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
-    /// Whether our program places its connections; else the kernel or a classic program chooses.
+    /// Whether our program places its connections; else the kernel or another program chooses.
     pub steered: bool,
+    /// Whether the server has set a program of its own in place of ours, or taken ours away.
+    pub replaced: bool,
     /// How a worker is chosen; absent if our program does not steer the group.
     pub policy: Option<Policy>,
     /// The supervisor's pid, if it lives.
@@ -180,6 +186,7 @@ fn folder_names(dir: &Path) -> io::Result<Vec<String>> {
 pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Group {
     let table = pinned.map(Pinned::table);
     let flags = table.map_or(0, |table| table.flags().load(Relaxed));
+    let replaced = flags & REPLACED != 0;
     let listen = listen(state, table.map(|_| flags & DATAGRAMS != 0));
     let udp = listen.iter().any(|at| at.udp) && listen.iter().all(|at| at.udp);
     let exits: BTreeMap<_, _> = table
@@ -204,8 +211,11 @@ pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Gr
                 format!("{protocol}{}", at.address)
             })
             .collect(),
-        steered: table.is_some(),
-        policy: table.and_then(|table| Policy::of_number(table.policy().load(Relaxed))),
+        steered: table.is_some() && !replaced,
+        replaced,
+        policy: table
+            .filter(|_| !replaced)
+            .and_then(|table| Policy::of_number(table.policy().load(Relaxed))),
         supervisor_pid: state
             .filter(|state| state.boot == state::boot_id() && state.supervisor.lives())
             .map(|state| state.supervisor.pid),
@@ -219,7 +229,7 @@ pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Gr
         drift_mended: table.map_or(0, |table| table.drift_mended().load(Relaxed)),
         orphans: Vec::new(),
         slots: table
-            .map(slots)
+            .map(|table| slots(table, state))
             .unwrap_or_else(|| state.map(unsteered_slots).unwrap_or_default()),
         programs: pinned.map(Pinned::run_statistics).unwrap_or_default(),
     }
@@ -239,18 +249,34 @@ fn agent_lives(table: &Table) -> bool {
     age <= table.heartbeat_limit_ns().load(Relaxed)
 }
 
-fn slots(table: &Table) -> Vec<Slot> {
+fn slots(table: &Table, state: Option<&State>) -> Vec<Slot> {
+    let recorded = |slot: usize| state?.slots.get(slot)?.worker;
     let count = (table.slots().load(Relaxed) as usize).min(table::MAX_SLOTS);
     let selected: u64 = (0..count)
         .map(|slot| table.slot(slot).selected().load(Relaxed))
         .sum();
     (0..count)
-        .map(|slot| one_slot(table, slot, selected))
+        .map(|slot| one_slot(table, slot, recorded(slot), selected))
         .collect()
 }
 
-fn one_slot(table: &Table, number: usize, selected_in_all: u64) -> Slot {
+/// Whether the worker in the table lives. `recorded`: the same in the state, which tells processes of one number apart.
+fn is_alive(pid: u32, recorded: Option<Identity>) -> bool {
+    match recorded.filter(|worker| worker.pid == pid) {
+        Some(worker) => worker.lives(),
+        None => process::state(pid).is_some_and(|state| !matches!(state, 'Z' | 'X')),
+    }
+}
+
+fn one_slot(
+    table: &Table,
+    number: usize,
+    recorded: Option<Identity>,
+    selected_in_all: u64,
+) -> Slot {
     let place = table.slot(number);
+    let worker = Some(place.pid().load(Relaxed)).filter(|pid| *pid != 0);
+    let living = worker.filter(|pid| is_alive(*pid, recorded));
     let selected = place.selected().load(Relaxed);
     let udp = table.flags().load(Relaxed) & DATAGRAMS != 0;
     let (waiting, limit) = (
@@ -259,8 +285,9 @@ fn one_slot(table: &Table, number: usize, selected_in_all: u64) -> Slot {
     );
     Slot {
         slot: number,
-        pid: Some(place.pid().load(Relaxed)).filter(|pid| *pid != 0),
+        pid: living,
         state: match place.flags().load(Relaxed) {
+            _ if worker.is_some() && living.is_none() => "down",
             flags if flags & flag::UP == 0 => "down",
             flags if flags & flag::DRAINING != 0 => "draining",
             flags if flags & flag::STUCK != 0 => "stuck",
@@ -293,13 +320,11 @@ fn one_slot(table: &Table, number: usize, selected_in_all: u64) -> Slot {
 /// Returns the slots of a group without a program, with their workers.
 fn unsteered_slots(state: &State) -> Vec<Slot> {
     let slots = state.slots.iter().enumerate();
+    let living = |slot: &state::SlotRecord| slot.worker.filter(Identity::lives);
     let slot = |(number, slot): (usize, &state::SlotRecord)| Slot {
         slot: number,
-        pid: slot
-            .worker
-            .filter(|worker| worker.lives())
-            .map(|worker| worker.pid),
-        state: "up",
+        pid: living(slot).map(|worker| worker.pid),
+        state: if living(slot).is_some() { "up" } else { "down" },
         weight: 1,
         active: 0,
         queued: 0,

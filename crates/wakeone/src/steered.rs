@@ -6,12 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Instant;
 
 use wakeone_kernel::bpf::recount::{self, Callbacks};
 use wakeone_kernel::bpf::table::flag;
 use wakeone_kernel::{bpf, capability};
+use wakeone_model::listener::Protocol;
 
 use crate::agent::{Agent, AgentConfig};
 use crate::dispatcher::Dispatcher;
@@ -37,6 +39,22 @@ pub struct Origin {
     pub command: Vec<String>,
     /// Whether its sockets are another program's, and go on without us.
     pub attached: bool,
+}
+
+impl Origin {
+    /// That of a server that others started.
+    pub fn of_server(protocol: Protocol, address: SocketAddr) -> Self {
+        Self {
+            listen: Endpoint {
+                address,
+                dual_stack: false,
+                udp: protocol == Protocol::Udp,
+            },
+            backlog: 0,
+            command: Vec::new(),
+            attached: true,
+        }
+    }
 }
 
 /// The place of a socket, and its worker.
@@ -258,7 +276,7 @@ impl SteeredGroup {
         let left = self.places.remove(&cookie).and_then(|place| place.slot);
         match (left, &self.agent) {
             (Some(slot), Some(agent)) => {
-                agent.with_dispatcher(|d| d.leave(slot));
+                agent.vacate(slot);
                 true
             }
             _ => false,
@@ -279,7 +297,27 @@ impl SteeredGroup {
         }
     }
 
-    /// The same, and then removes the socket, unless that was left closed: its slot is needed to open it again.
+    /// Notes that a socket's worker is gone and others hold the socket: it is not chosen while others are, and its queue
+    /// is moved. `holders` may have it served again.
+    pub fn bereave(&mut self, cookie: u64, holders: Vec<u32>) {
+        let Some(place) = self.places.get_mut(&cookie) else {
+            return;
+        };
+        place.worker = None;
+        if let (Some(slot), Some(agent)) = (place.slot, &mut self.agent) {
+            agent.worker_down(slot);
+            agent.accompany(slot, holders);
+        }
+    }
+
+    /// Notes which processes serve a socket beside its worker.
+    pub fn accompany(&self, cookie: u64, others: Vec<u32>) {
+        if let (Some(slot), Some(agent)) = (self.slot_of(cookie), &self.agent) {
+            agent.accompany(slot, others);
+        }
+    }
+
+    /// As [`SteeredGroup::worker_gone`], and then removes the socket, unless that was left closed: its slot is needed to open it again.
     pub fn hand_over(&mut self, cookie: u64) {
         if !self.is_left_closed(cookie) {
             self.worker_gone(cookie);

@@ -15,23 +15,35 @@ pub fn groups(paths: &Paths) -> Vec<Group> {
     status::read(paths).map_or_else(|_| Vec::new(), |status| status.groups)
 }
 
-/// The group of a listener. Another network namespace may have a group on the same address, but its workers differ.
+/// The group of a listener, while our program chooses there.
 pub fn of(groups: &[Group], watch: &Watch) -> Option<Steering> {
+    let mut here = groups.iter().filter(|group| is_of(group, watch));
+    here.find(|group| group.steered).map(told)
+}
+
+/// Formats a line for a report on a listener where our program chose, until the server set another.
+pub fn replaced(groups: &[Group], watch: &Watch) -> Option<String> {
+    let mut here = groups.iter().filter(|group| is_of(group, watch));
+    let group = here.find(|group| group.replaced)?;
+    Some(format!(
+        "not steered, though attached as `{}`: the server has set a program of its own, or taken ours away",
+        group.name
+    ))
+}
+
+/// Whether a group is that of a listener. Another network namespace may have a group on the same address, but its
+/// workers differ.
+fn is_of(group: &Group, watch: &Watch) -> bool {
     let address = watch.last.listener.address;
-    let here = |group: &&Group| {
-        let udp = watch.last.listener.protocol == Protocol::Udp;
-        let listens = (group.protocol == "udp") == udp
-            && group
-                .listen
-                .iter()
-                .any(|at| at.strip_prefix("udp://").unwrap_or(at).parse() == Ok(address));
-        let mut pids = group.slots.iter().filter_map(|slot| slot.pid).peekable();
-        let unmanned = pids.peek().is_none() || watch.last.workers.is_empty();
-        group.steered
-            && listens
-            && (unmanned || pids.any(|pid| watch.last.workers.contains_key(&pid)))
-    };
-    groups.iter().find(here).map(told)
+    let udp = watch.last.listener.protocol == Protocol::Udp;
+    let listens = (group.protocol == "udp") == udp
+        && group
+            .listen
+            .iter()
+            .any(|at| at.strip_prefix("udp://").unwrap_or(at).parse() == Ok(address));
+    let mut pids = group.slots.iter().filter_map(|slot| slot.pid).peekable();
+    let unmanned = pids.peek().is_none() || watch.last.workers.is_empty();
+    listens && (unmanned || pids.any(|pid| watch.last.workers.contains_key(&pid)))
 }
 
 fn told(group: &Group) -> Steering {

@@ -218,7 +218,6 @@ fn recount() -> Result<(), Error> {
     let mut open = RecountSkelBuilder::default()
         .open(&mut storage)
         .map_err(bpf_step("reading the BPF object"))?;
-    open.progs.wakeone_udp_programs.set_autoload(false);
     open.progs.wakeone_tagged.set_autoload(false);
     prepare(&mut open.progs.wakeone_recount);
     attempt("wakeone_recount", || open.load()).map(drop)

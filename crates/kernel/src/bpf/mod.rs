@@ -5,6 +5,7 @@
 
 pub mod abilities;
 pub mod bpffs;
+pub mod chooser;
 pub mod count_switch;
 pub mod datagram;
 mod dispatch;

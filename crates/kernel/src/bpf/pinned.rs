@@ -1,5 +1,6 @@
 //! The programs and maps of a group, found again by their pins.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -8,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Program};
 
+use crate::bpf::chooser::Chooser;
 use crate::bpf::error::{Error, bpf_step, from_bpf};
 use crate::bpf::lookup;
 use crate::bpf::notes::Notes;
@@ -318,6 +320,19 @@ impl Pinned {
     pub fn attach(&self, address: usize, member: impl AsFd) -> Result<(), Error> {
         socket::attach_reuseport(member, self.addresses[address].program.as_fd())
             .map_err(Error::at("attaching the dispatch program"))
+    }
+
+    /// Whether one of its programs chooses for its sockets, by what was seen of theirs; `None` if none of them was
+    /// among these.
+    pub fn chooses(&self, seen: &[Chooser]) -> Option<bool> {
+        let known: HashSet<u64> = self.known_listeners().into_iter().collect();
+        let id = |address: &Address| Some(info_of(address.program.as_fd())?.id);
+        let ids: Vec<u32> = self.addresses.iter().filter_map(id).collect();
+        let own = |one: &Chooser| one.program.is_some_and(|id| ids.contains(&id));
+        let mut here = seen.iter().filter(|one| known.contains(&one.cookie));
+        let first = own(here.next()?);
+        // Of two groups at an address one may be ours.
+        Some(first || here.any(own))
     }
 
     /// The sockets of an address's group, by slot.

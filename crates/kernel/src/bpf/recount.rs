@@ -1,5 +1,4 @@
-//! Counts in the connections that were open before a group was steered, counts all of them again, and finds a program
-//! that steers a group already.
+//! Counts in the connections that were open before a group was steered, and counts all of them again.
 //!
 //! `bpf/recount.bpf.c`, an iterator over the TCP sockets of this thread's network namespace.
 
@@ -68,7 +67,6 @@ pub fn recount(
         data.recount.port = port.into();
         data.recount.no_callbacks = (callbacks == Callbacks::Refused).into();
     }
-    open.progs.wakeone_udp_programs.set_autoload(false);
     open.progs.wakeone_tagged.set_autoload(false);
     let mut loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
     let listeners = MapHandle::try_from(&loaded.maps.listeners)
@@ -147,7 +145,6 @@ impl OpenConnections {
             .map_err(|e| failed("reading the recount", &e))?;
         share_maps(&mut open.maps, pins)?;
         open.progs.wakeone_recount.set_autoload(false);
-        open.progs.wakeone_udp_programs.set_autoload(false);
         let loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
         Ok(Self {
             link: loaded
@@ -178,45 +175,6 @@ impl OpenConnections {
         let (counts, _) = counts.as_chunks();
         Ok(counts.iter().map(|one| i64::from_ne_bytes(*one)).collect())
     }
-}
-
-/// Whether a program chooses for a group of this port that has one of these sockets (cookies), which are of UDP or
-/// listen by TCP.
-///
-/// # Errors
-/// As [`recount`].
-pub fn has_program(
-    port: u16,
-    udp: bool,
-    listeners: impl IntoIterator<Item = u64>,
-) -> io::Result<bool> {
-    // libbpf's message on standard error is in the error, too.
-    libbpf_rs::set_print(None);
-    let mut storage = MaybeUninit::uninit();
-    let mut open = RecountSkelBuilder::default()
-        .open(&mut storage)
-        .map_err(|e| failed("reading the recount", &e))?;
-    if let Some(data) = &mut open.maps.data_recount_data {
-        data.recount.port = port.into();
-    }
-    open.progs.wakeone_tagged.set_autoload(false);
-    open.progs.wakeone_recount.set_autoload(!udp);
-    open.progs.wakeone_udp_programs.set_autoload(udp);
-    let loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
-    let known = MapHandle::try_from(&loaded.maps.listeners)
-        .map_err(|e| failed("keeping the recount's map", &e))?;
-    for cookie in listeners {
-        known
-            .update(&cookie.to_ne_bytes(), &0_u32.to_ne_bytes(), MapFlags::ANY)
-            .map_err(|e| failed("noting a listener", &e))?;
-    }
-    pass(if udp {
-        &loaded.progs.wakeone_udp_programs
-    } else {
-        &loaded.progs.wakeone_recount
-    })?;
-    let done = loaded.maps.data_recount_data.as_ref();
-    Ok(done.is_some_and(|data| data.recount.programs > 0))
 }
 
 /// One walk over all sockets.

@@ -21,6 +21,7 @@ macro_rules! skeleton {
 skeleton!(dispatch, "dispatch.skel.rs");
 skeleton!(datagram, "datagram.skel.rs");
 skeleton!(recount, "recount.skel.rs");
+skeleton!(chooser, "chooser.skel.rs");
 skeleton!(observe, "observe.skel.rs");
 skeleton!(locks, "locks.skel.rs");
 skeleton!(lookup, "lookup.skel.rs");

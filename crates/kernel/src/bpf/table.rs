@@ -26,7 +26,7 @@ pub mod flag {
 pub use crate::contract::number::{
     CONTRACT, TABLE_AFFINITY as AFFINITY, TABLE_CLOSING as CLOSING, TABLE_COUNTED as COUNTED,
     TABLE_DATAGRAMS as DATAGRAMS, TABLE_DEFERS as DEFERS, TABLE_MARKED as MARKED,
-    TABLE_REFUSING as REFUSING, TABLE_UNNOTED as UNNOTED,
+    TABLE_REFUSING as REFUSING, TABLE_REPLACED as REPLACED, TABLE_UNNOTED as UNNOTED,
 };
 
 /// As many slots as `least-connections` looks at for one choice.

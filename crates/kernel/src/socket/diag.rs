@@ -6,6 +6,7 @@
 use std::io;
 use std::net::SocketAddr;
 
+use netlink_packet_core::Nla as _;
 use netlink_packet_core::{
     NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
@@ -46,6 +47,8 @@ pub struct Entry {
     /// Time since it last sent data, or since it was made where it sent none, in ms. Known of [`Which::Waiting`] only:
     /// a connection that was not accepted yet has sent nothing.
     pub silent_ms: Option<u32>,
+    /// The cgroup2 that it was made in: the inode of that folder. Kernels before 5.9 do not tell.
+    pub cgroup: Option<u64>,
 }
 
 const FAMILIES: [u8; 2] = [libc::AF_INET as u8, libc::AF_INET6 as u8];
@@ -131,6 +134,7 @@ fn states(protocol: Protocol, which: Which) -> StateFlags {
 
 /// include/uapi/linux/inet_diag.h
 const INET_DIAG_REQ_PROTOCOL: u16 = 3;
+const INET_DIAG_CGROUP_ID: u16 = 21;
 
 fn request(family: u8, protocol: Protocol, which: Which, port: u16) -> Vec<u8> {
     let mut socket_id = if family == FAMILIES[0] {
@@ -221,8 +225,17 @@ fn entry(protocol: Protocol, response: &InetResponse) -> Entry {
         Nla::TcpInfo(info) => last_data_sent(info),
         _ => None,
     });
+    let cgroup = response.nlas.iter().find_map(|nla| match nla {
+        Nla::Other(other) if other.kind() == INET_DIAG_CGROUP_ID => {
+            let mut bytes = [0; 8];
+            (other.value_len() == bytes.len()).then(|| other.emit_value(&mut bytes))?;
+            Some(u64::from_ne_bytes(bytes))
+        }
+        _ => None,
+    });
     Entry {
         silent_ms,
+        cgroup,
         local: SocketAddr::new(id.source_address, id.source_port),
         peer: SocketAddr::new(id.destination_address, id.destination_port),
         interface: id.interface_id,

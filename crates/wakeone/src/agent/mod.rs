@@ -6,6 +6,7 @@
 mod moves;
 mod probe_budget;
 pub mod recount;
+mod replaced;
 mod rest;
 pub mod set;
 mod slot;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use wakeone_kernel::bpf::chooser::Chooser;
 use wakeone_kernel::schedule;
 
 use self::recount::RecountThread;
@@ -103,6 +105,30 @@ impl Agent {
         drop(core);
         self.stir();
         done
+    }
+
+    /// Notes which processes serve a slot's socket beside its worker; of a slot without one, which hold the socket.
+    pub fn accompany(&self, slot: usize, others: Vec<u32>) {
+        if let Some(state) = lock(&self.core).slots.get_mut(slot) {
+            state.others = others;
+        }
+    }
+
+    /// Notes whether our program chooses for the group, by what the kernel tells of its sockets.
+    pub fn see_choosers(&self, seen: &[Chooser]) {
+        let mut core = lock(&self.core);
+        if let Some(ours) = core.dispatcher.pinned().chooses(seen) {
+            core.see_chooser(ours);
+        }
+    }
+
+    /// Stops choosing a slot whose socket left the group, and frees it.
+    pub fn vacate(&self, slot: usize) {
+        let mut core = lock(&self.core);
+        core.dispatcher.leave(slot);
+        core.slots[slot].forget_worker();
+        drop(core);
+        self.stir();
     }
 
     /// Runs `act` between two looks, when no queue is being moved.

@@ -31,7 +31,7 @@ impl Core {
         self.slots[slot].quiet_ns(self.wait_ns())
     }
 
-    fn is_quiet(&self, slot: usize) -> bool {
+    pub(super) fn is_quiet(&self, slot: usize) -> bool {
         self.quiet_ns(slot)
             .is_some_and(|quiet| quiet <= self.now_ns())
     }
@@ -47,10 +47,15 @@ impl Core {
         first.map(|quiet| Duration::from_nanos(quiet - now))
     }
 
-    /// Moves the queues of slots whose worker is gone and that others can serve.
+    /// Moves the queues of slots whose worker is gone and that others can serve. Whoever waits for such a queue has come
+    /// anew, and takes it himself.
     pub(super) fn empty_abandoned(&mut self, samples: &[SlotSample]) {
         for (slot, sample) in samples.iter().enumerate() {
-            if sample.queued > 0 && self.is_emptying(slot) && self.is_quiet(slot) {
+            if sample.queued > 0
+                && self.is_emptying(slot)
+                && self.is_quiet(slot)
+                && self.worker_state(slot) != WorkerState::Waiting
+            {
                 self.move_queue(slot);
             }
         }
@@ -200,6 +205,11 @@ impl Core {
     /// Whether a person may have a slot's queue moved although its worker does not seem stuck.
     fn may_rescue(&self, slot: usize, samples: &[SlotSample]) -> Result<(), &'static str> {
         self.transport.can_move()?;
+        if self.dispatcher.is_replaced() {
+            return Err(
+                "the server's own program chooses for the group, and is not interfered with",
+            );
+        }
         if !self.config.rescue {
             return Err("rescue is off for this group; start or attach it with --rescue");
         }

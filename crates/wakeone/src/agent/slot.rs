@@ -33,6 +33,11 @@ pub(super) struct SlotState {
     pub on_trial_since_ns: Option<u64>,
     /// When it was last given something.
     pub arrivals: Arrivals,
+    /// Processes that serve its socket beside the worker in the table. If there is no worker: those that hold the
+    /// socket, of which one may begin to serve it.
+    pub others: Vec<u32>,
+    /// Its worker was reported gone, and none has come since.
+    pub bereft: bool,
     /// Set while the program does not choose it, so that its queue can be moved.
     pub avoided: Option<Avoided>,
     /// When it may be tried again, so that a failing move is not repeated all the time.
@@ -46,6 +51,8 @@ impl SlotState {
         self.acceptors = RefCell::default();
         self.on_trial_since_ns = None;
         self.avoided = None;
+        self.others.clear();
+        self.bereft = false;
     }
 
     /// Whether its worker is marked stuck.

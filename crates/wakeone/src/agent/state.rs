@@ -11,8 +11,9 @@ use wakeone_model::judge::{SlotSample, WorkerState};
 use wakeone_model::moves::{self, Budget};
 
 use super::probe_budget::ProbeBudget;
+use super::replaced::Runs;
 use super::rest::ListenerSet;
-use super::slot::SlotState;
+use super::slot::{Avoided, SlotState};
 use super::transport::{Transport, serving, transport_of};
 use crate::dispatcher::Dispatcher;
 use crate::steer::SteerEvent;
@@ -65,6 +66,7 @@ pub(super) struct Core {
     /// Whether it says that there was no room to note moved connections.
     pub told_moved_full: bool,
     pub probes: ProbeBudget,
+    pub runs: Runs,
     decayed_ns: u64,
     /// When everything was last looked at, and the sum of placements by then.
     whole: Option<(Instant, u64)>,
@@ -104,6 +106,7 @@ impl Core {
             told_closed: false,
             told_moved_full: false,
             probes: ProbeBudget::default(),
+            runs: Runs::default(),
             decayed_ns: 0,
             whole: None,
             limits_seen: None,
@@ -148,14 +151,28 @@ impl Core {
 
     /// Returns the state of a worker.
     pub fn worker_state(&self, slot: usize) -> WorkerState {
-        let mut acceptors = self.slots[slot].acceptors.borrow_mut();
+        let state = &self.slots[slot];
+        let mut acceptors = state.acceptors.borrow_mut();
         self.transport
-            .worker_state(&self.dispatcher, slot, &mut acceptors)
+            .worker_state(&self.dispatcher, slot, &state.others, &mut acceptors)
     }
 
     /// Whether a slot other than this one can be given connections.
     pub fn another_serves(&self, slot: usize) -> bool {
         (0..self.dispatcher.slots()).any(|other| other != slot && serving(&self.dispatcher, other))
+    }
+
+    /// Has slots without a worker not chosen, and their queues moved, as soon as others serve. What waits for the last
+    /// worker waits for its successor.
+    pub fn take_down_bereft(&mut self) {
+        for slot in 0..self.slots.len() {
+            let is_up = self.dispatcher.table().slot(slot).has(flag::UP);
+            if self.slots[slot].bereft && is_up && self.another_serves(slot) {
+                self.mark(slot, flag::UP, false);
+                let now = self.now_ns();
+                self.slots[slot].avoid(now, true);
+            }
+        }
     }
 
     /// Returns how long to wait for handshakes.
@@ -185,6 +202,11 @@ impl Core {
         self.see_arrivals();
         self.dispatcher.settle_emptied();
         self.reopen();
+        self.infer_chooser();
+        if self.dispatcher.is_replaced() {
+            self.stand_aside(&samples);
+            return IDLE_TICK;
+        }
         self.probes.begin();
         self.judge(&samples);
         self.probes.end();
@@ -269,12 +291,16 @@ impl Core {
         self.transport.is_counted(&self.dispatcher)
             && when.elapsed() < WHOLE_EVERY
             && self.requests.is_empty()
-            && self
-                .slots
-                .iter()
-                .all(|one| one.avoided.is_none() && !one.is_stuck())
+            && (0..self.slots.len()).all(|slot| self.is_settled(slot))
             && self.placed() == before
             && (0..self.slots.len()).all(is_idle)
+    }
+
+    /// Whether nothing is under way in a slot. One that lost its worker gets nothing any more.
+    fn is_settled(&self, slot: usize) -> bool {
+        let state = &self.slots[slot];
+        let is_over = |avoided: Avoided| avoided.down && self.is_quiet(slot);
+        !state.is_stuck() && state.avoided.is_none_or(is_over)
     }
 
     /// Notes that no connection waits, as a look at empty queues would.

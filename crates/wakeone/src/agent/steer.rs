@@ -23,7 +23,10 @@ impl Steer for Agent {
         // A worker that was told to end may have shut its listener down. Put it back into the array in any case.
         match core.dispatcher.restore(slot) {
             // Marked last: a slot that is up and has no socket would be chosen in vain.
-            Ok(()) => place.mark(flag::UP, true),
+            Ok(()) => {
+                place.mark(flag::UP, true);
+                core.take_down_bereft();
+            }
             Err(error) => core.note(format!(
                 "slot {slot} gets connections only from the kernel's choice: {error}"
             )),
@@ -35,23 +38,17 @@ impl Steer for Agent {
     fn worker_down(&mut self, slot: usize) {
         let mut core = lock(&self.core);
         core.slots[slot].forget_worker();
-        let another = core.another_serves(slot);
+        core.slots[slot].bereft = true;
         let place = core.dispatcher.table().slot(slot);
         place.pid().store(0, Relaxed);
         place.mark(flag::STUCK, false);
         place.restarts().fetch_add(1, Relaxed);
-        if another {
-            // Others serve and this slot has no worker: have them chosen, and give them its queue.
-            place.mark(flag::UP, false);
-            let now = core.now_ns();
-            core.slots[slot].avoid(now, true);
-            if self.thread.is_none() {
-                core.move_queue(slot);
-            }
-            drop(core);
-            self.wake();
+        core.take_down_bereft();
+        if self.thread.is_none() && core.slots[slot].avoided.is_some() {
+            core.move_queue(slot);
         }
-        // If this was the last worker, its queue waits for its successor, and so do new connections.
+        drop(core);
+        self.wake();
     }
 
     fn drain(&mut self, slot: usize, on: bool) {

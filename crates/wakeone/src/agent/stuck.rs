@@ -81,7 +81,7 @@ impl Core {
     }
 
     /// Takes the mark off a slot that is well again.
-    fn resume(&mut self, slot: usize, now: u64, since: u64) {
+    pub(super) fn resume(&mut self, slot: usize, now: u64, since: u64) {
         self.unmark(slot, now, since);
         self.slots[slot].history.end_trial();
         self.slots[slot].on_trial_since_ns.get_or_insert(since);

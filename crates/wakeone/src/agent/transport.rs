@@ -26,11 +26,13 @@ pub(super) trait Transport: Debug + Sync {
         refresh: bool,
     ) -> SlotSample;
 
-    /// Returns the state of the slot's worker, as its acceptors have it.
+    /// Returns the state of the slot's worker, or of the freest of several: `others` serve its socket too. Those of their
+    /// processes that accept are noted.
     fn worker_state(
         &self,
         dispatcher: &Dispatcher,
         slot: usize,
+        others: &[u32],
         acceptors: &mut Acceptors,
     ) -> WorkerState;
 
@@ -69,6 +71,19 @@ pub(super) fn serving(dispatcher: &Dispatcher, slot: usize) -> bool {
 fn is_up(dispatcher: &Dispatcher, slot: usize) -> bool {
     let place = dispatcher.table().slot(slot);
     place.has(flag::UP) && !place.has(flag::DRAINING)
+}
+
+/// Returns the state of the freest of a slot's worker and of `others`; `None` if there is nobody.
+fn freest(
+    dispatcher: &Dispatcher,
+    slot: usize,
+    others: &[u32],
+    acceptors: &mut Acceptors,
+) -> Option<WorkerState> {
+    let worker = dispatcher.table().slot(slot).pid().load(Relaxed);
+    let mut tops: Vec<u32> = std::iter::once(worker).filter(|pid| *pid != 0).collect();
+    tops.extend(others.iter().filter(|pid| **pid != worker));
+    (!tops.is_empty()).then(|| acceptors.doing(&tops, &dispatcher.inodes(slot)))
 }
 
 /// Listeners: each has an accept queue, and open connections are counted.
@@ -113,12 +128,10 @@ impl Transport for Tcp {
         &self,
         dispatcher: &Dispatcher,
         slot: usize,
+        others: &[u32],
         acceptors: &mut Acceptors,
     ) -> WorkerState {
-        match dispatcher.table().slot(slot).pid().load(Relaxed) {
-            0 => WorkerState::Unknown,
-            pid => acceptors.doing(&[pid], &dispatcher.inodes(slot)),
-        }
+        freest(dispatcher, slot, others, acceptors).unwrap_or(WorkerState::Unknown)
     }
 
     fn is_busy(&self, samples: &[SlotSample], _: bool) -> bool {
@@ -187,15 +200,12 @@ impl Transport for Udp {
         &self,
         dispatcher: &Dispatcher,
         slot: usize,
+        others: &[u32],
         acceptors: &mut Acceptors,
     ) -> WorkerState {
-        let pid = dispatcher.table().slot(slot).pid().load(Relaxed);
-        if pid == 0 {
-            return WorkerState::Busy;
-        }
-        match acceptors.doing(&[pid], &dispatcher.inodes(slot)) {
-            WorkerState::Gone => WorkerState::Busy,
-            state => state,
+        match freest(dispatcher, slot, others, acceptors) {
+            None | Some(WorkerState::Gone) => WorkerState::Busy,
+            Some(state) => state,
         }
     }
 

@@ -1,16 +1,24 @@
 //! A server that is steered from outside, and followed as its sockets come and go.
 
+use std::collections::{BTreeMap, HashSet};
+use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use wakeone_kernel::bpf::Pinned;
+use wakeone_kernel::bpf::chooser::Choosers;
 use wakeone_kernel::bpf::notices::Notices;
 use wakeone_kernel::bpf::recount::Recounted;
+use wakeone_kernel::proc::doing::{self, WorkerState};
+use wakeone_kernel::proc::{process, waits};
+use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_kernel::{capability, cgroup};
 use wakeone_model::listener::Protocol;
 use wakeone_observe::Watcher;
 
-use super::candidate::{AttachCandidate, Member, cookies, members, refuse_foreign};
+use super::candidate::{AttachCandidate, Member, cookies, members, needed, refuse_foreign};
 use super::config::AttachConfig;
 use super::error::Error;
 use super::pace::{Pace, QUIET_WORKERS};
@@ -22,8 +30,7 @@ use crate::paths::Paths;
 use crate::policy::Policy;
 use crate::privileges::{self, FOR_LOADING};
 use crate::steer::SteerEvent;
-use crate::steered::{Origin, SteeredGroup};
-use crate::supervisor::listen::Endpoint;
+use crate::steered::{Origin, SocketPlace, SteeredGroup};
 
 /// A steered server of others.
 pub struct Attached {
@@ -37,15 +44,28 @@ pub struct Attached {
     pub recounted: Recounted,
     /// Sockets came that may have had connections before: those are to be counted in.
     late: Option<CountIn>,
+    /// Shows whether our program is still the group's, and when it was last asked.
+    choosers: Choosers,
+    asked: Instant,
     pace: Pace,
     /// Tells at once that sockets changed; `None` if the programs of an earlier build steer.
     notices: Option<Notices>,
     /// A socket could not be given a slot. The next look tries again.
     unsettled: bool,
+    /// Sockets whose worker was seen to be gone, and since when, until another was seen.
+    left: BTreeMap<u64, Instant>,
+    /// Those of them that got none in time.
+    bereft: HashSet<u64>,
 }
 
 /// How often to look which processes serve a group that gets connections.
 const WORKERS_EVERY: Duration = Duration::from_millis(500);
+/// How often to look whether the server has set another program.
+const CHOOSER_EVERY: Duration = Duration::from_secs(1);
+/// After the end of a worker: for how long to look for its successor each time.
+const SUCCESSOR_WITHIN: Duration = Duration::from_secs(1);
+/// A server that replaces its workers has the next ones accept in less: they may be busy at one look.
+const HANDOVER: Duration = Duration::from_millis(100);
 /// The result of following a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
@@ -72,16 +92,7 @@ impl Attached {
                 why: "what waits in a UDP socket cannot be moved; without --rescue a worker that is stuck gets no datagrams while others are well".into(),
             });
         }
-        let origin = Origin {
-            listen: Endpoint {
-                address,
-                dual_stack: false,
-                udp: candidate.protocol() == Protocol::Udp,
-            },
-            backlog: 0,
-            command: Vec::new(),
-            attached: true,
-        };
+        let origin = Origin::of_server(candidate.protocol(), address);
         let mut group = SteeredGroup::take(&paths.runtime, &candidate.name, origin)?;
         // Without pins an earlier agent was killed before it attached anything.
         let kept = group.was_attached()? && paths.group_pins(&candidate.name).exists();
@@ -90,7 +101,7 @@ impl Attached {
             group.store().inspect_err(|_| group.forget_state())?;
         }
         let loaded = capability::with(&FOR_LOADING, || load(&candidate, config, paths, kept));
-        let (dispatcher, recounted) = loaded.inspect_err(|_| {
+        let (dispatcher, recounted, choosers) = loaded.inspect_err(|_| {
             if !kept {
                 group.forget_state();
             }
@@ -106,8 +117,11 @@ impl Attached {
         let sockets = candidate
             .members
             .iter()
-            .map(|m| (m.cookie, m.remote, m.worker));
+            .map(|m| (m.cookie, m.remote, m.worker()));
         group.steer(dispatcher, tasks, paths, sockets);
+        for member in &candidate.members {
+            group.accompany(member.cookie, member.workers.clone());
+        }
         if let Err(error) = group.store() {
             group.end();
             return Err(error.into());
@@ -120,9 +134,13 @@ impl Attached {
             policy,
             recounted,
             late: None,
+            choosers,
+            asked: Instant::now(),
             pace: Pace::new(),
             notices,
             unsettled: false,
+            left: BTreeMap::new(),
+            bereft: HashSet::new(),
         })
     }
 
@@ -137,6 +155,10 @@ impl Attached {
     /// When the kernel does not show its sockets, or the state cannot be written.
     pub fn follow(&mut self) -> Result<Presence, Error> {
         let now = Instant::now();
+        if now.duration_since(self.asked) >= CHOOSER_EVERY {
+            self.asked = now;
+            self.see_chooser();
+        }
         let placed = self.group.agent().map_or(0, Agent::placed);
         let quiet = self.pace.is_quiet(placed, now);
         let ended = self.watcher.lost_a_process();
@@ -145,7 +167,12 @@ impl Attached {
         if !noticed && !ended && !self.pace.is_due(quiet, now) {
             return Ok(Presence::Here);
         }
-        let workers_every = if quiet { QUIET_WORKERS } else { WORKERS_EVERY };
+        let lately = self.left.values().max();
+        let workers_every = match lately {
+            Some(at) if now.duration_since(*at) < SUCCESSOR_WITHIN => Duration::ZERO,
+            _ if quiet => QUIET_WORKERS,
+            _ => WORKERS_EVERY,
+        };
         let mut seen_anew = self.watcher.follow(workers_every)?;
         let mut there = cookies(&self.watcher);
         if self.group.cookies().any(|cookie| !there.contains(&cookie)) {
@@ -160,6 +187,8 @@ impl Attached {
         let mut changed = !gone.is_empty();
         for cookie in gone {
             self.group.leave(cookie);
+            self.left.remove(&cookie);
+            self.bereft.remove(&cookie);
         }
         // Finding the holders of sockets means reading all their descriptors.
         if seen_anew || self.unsettled {
@@ -186,6 +215,18 @@ impl Attached {
     /// [`Attached::follow`].
     pub fn notices(&self) -> Option<&Notices> {
         self.notices.as_ref()
+    }
+
+    /// Looks whether our program is still the group's.
+    fn see_chooser(&self) {
+        let seen = capability::with(&FOR_LOADING, || self.choosers.look());
+        let Some(agent) = self.group.agent() else {
+            return;
+        };
+        match seen {
+            Ok(seen) => agent.see_choosers(&seen),
+            Err(error) => tracing::debug!("which program chooses cannot be seen: {error}"),
+        }
     }
 
     /// Counts in what sockets that came later had before they got their slots.
@@ -215,15 +256,55 @@ impl Attached {
     /// Gives a socket its slot, or notes who serves it now. Returns whether anything changed.
     fn settle(&mut self, member: &Member) -> bool {
         let before = self.group.place_of(member.cookie);
-        // If no worker was seen waiting for a while, the previous one is as likely as any.
-        let worker = member.worker.or(before.and_then(|before| before.worker));
+        let worker = self.worker_of(member, before);
+        let changed = self.place(member, before, worker);
+        let beside = match self.bereft.contains(&member.cookie) {
+            true => &member.holders,
+            false => &member.workers,
+        };
+        self.group.accompany(member.cookie, beside.clone());
+        changed
+    }
+
+    /// Returns who serves a socket now. If nobody was seen waiting for a while, the previous worker is as likely as any,
+    /// unless it is gone: a process that only holds the socket does not serve it then.
+    fn worker_of(&mut self, member: &Member, before: Option<SocketPlace>) -> Option<u32> {
+        let previous = before.and_then(|before| before.worker);
+        let seen = member.worker().filter(|_| member.awaited);
+        match previous {
+            Some(pid) if member.workers.contains(&pid) => previous,
+            Some(pid) => seen.or_else(|| previous.filter(|_| !self.is_deserted(member, pid))),
+            None if self.bereft.contains(&member.cookie) => seen,
+            None => member.worker(),
+        }
+    }
+
+    /// Whether a socket's worker is gone, and no other came in time.
+    fn is_deserted(&mut self, member: &Member, worker: u32) -> bool {
+        let inode = member.remote.inode;
+        if !has_left(worker, inode) {
+            return false;
+        }
+        let since = *self.left.entry(member.cookie).or_insert_with(Instant::now);
+        let waits = |pid: &u32| doing::doing_below(*pid, &[inode]) == WorkerState::Waiting;
+        since.elapsed() >= HANDOVER && !member.holders.iter().any(waits)
+    }
+
+    /// Gives a socket its slot, with this worker.
+    fn place(&mut self, member: &Member, before: Option<SocketPlace>, worker: Option<u32>) -> bool {
         if before.is_some_and(|before| (before.remote, before.worker) == (member.remote, worker)) {
             return false;
         }
-        if before.is_some_and(|before| before.worker == worker) {
+        if let Some(before) = before.filter(|before| worker.is_none() || before.worker == worker) {
             self.group.lend(member.cookie, member.remote);
+            if before.worker != worker {
+                self.group.bereave(member.cookie, member.holders.clone());
+                self.bereft.insert(member.cookie);
+            }
             return true;
         }
+        self.left.remove(&member.cookie);
+        self.bereft.remove(&member.cookie);
         if let Err(error) = self.group.assign(member.cookie, member.remote, worker) {
             tracing::debug!("a new socket is not steered yet: {error}");
             self.unsettled = true;
@@ -286,8 +367,9 @@ impl Attached {
         self.group.events()
     }
 
-    /// Detaches the program and removes all else; the kernel's hash chooses again.
+    /// Detaches our program and removes all else; the kernel's hash chooses again.
     pub fn end(self) {
+        self.see_chooser();
         self.group.end();
     }
 }
@@ -301,22 +383,42 @@ fn notices(dispatcher: &Dispatcher, address: SocketAddr) -> Option<Notices> {
         .ok()
 }
 
+/// Whether a process is gone, or has closed a socket. Who may not be looked at counts as there.
+fn has_left(pid: u32, inode: u64) -> bool {
+    match process::sockets_of(pid) {
+        Ok(held) => held.iter().all(|(_, held)| *held != inode),
+        Err(_) => waits::identity(pid).is_none(),
+    }
+}
+
+/// Returns a cgroup where the connections of all its listeners are seen: these were made in any cgroup.
+fn counting_cgroup(candidate: &AttachCandidate) -> io::Result<PathBuf> {
+    let address = candidate.address();
+    let listening = diag::sockets_at(Protocol::Tcp, Which::Listening, address)?;
+    let here = listening.iter().filter(|one| one.local == address);
+    cgroup::covering(&here.map(|one| one.cgroup).collect())
+}
+
 /// Loads the program, or finds the one of an earlier agent. Attaches it, and counts in open connections.
 fn load(
     candidate: &AttachCandidate,
     config: &AttachConfig,
     paths: &Paths,
     kept: bool,
-) -> Result<(Dispatcher, Recounted), Error> {
-    if !kept {
-        refuse_foreign(candidate)?;
-    }
-    // Listeners were made in any cgroup, and only the root cgroup sees all of their connections.
-    let root = cgroup::mount_point().ok();
+) -> Result<(Dispatcher, Recounted, Choosers), Error> {
+    let pins = paths.group_pins(&candidate.name);
+    let choosers = refuse_foreign(candidate, |seen| {
+        // Pins that cannot be read do not tell which program is ours.
+        let chooses = |pinned: Pinned| pinned.chooses(seen) == Some(true);
+        kept && Pinned::open(&pins).map_or(true, chooses)
+    })?;
+    let root = counting_cgroup(candidate);
+    let unseen = root.as_ref().err().map(|why| format!("{why}"));
     let plan = Plan {
         by_name: config.policy.is_some(),
         weights: &config.weights,
-        cgroup: root.as_deref(),
+        cgroup: root.as_deref().ok(),
+        no_cgroup: unseen.as_deref(),
         adopt: kept,
         datagrams: (candidate.protocol() == Protocol::Udp).then_some(config.affinity),
         ..Plan::new(
@@ -326,7 +428,16 @@ fn load(
         )
     };
     let remote = candidate.members.iter().map(|m| (m.cookie, m.remote));
-    let dispatcher = Dispatcher::start_beside(&plan, remote.collect())?;
+    let dispatcher =
+        Dispatcher::start_beside(&plan, remote.collect()).map_err(|error| {
+            match error.is_load() {
+                true => Error::Load {
+                    source: error,
+                    needed: needed(),
+                },
+                false => error.into(),
+            }
+        })?;
     let recounted = if dispatcher.counting() {
         let pins = paths.group_pins(&candidate.name);
         let slots = slots_of_workers(&dispatcher, &candidate.members);
@@ -334,5 +445,5 @@ fn load(
     } else {
         Recounted::default()
     };
-    Ok((dispatcher, recounted))
+    Ok((dispatcher, recounted, choosers))
 }

@@ -1,9 +1,10 @@
 //! Listeners that can be steered: their sockets, and the workers of those.
 
 use std::collections::HashSet;
+use std::io;
 use std::net::SocketAddr;
 
-use wakeone_kernel::bpf::recount;
+use wakeone_kernel::bpf::chooser::{Chooser, Choosers};
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::socket::diag;
@@ -23,8 +24,19 @@ pub struct Member {
     pub cookie: u64,
     /// The process to borrow it from.
     pub remote: RemoteFd,
-    /// The worker that waits for it, if one was seen.
-    pub worker: Option<u32>,
+    /// The workers that wait for it, as far as any were seen.
+    pub workers: Vec<u32>,
+    /// Whether they were seen waiting; else `workers` is the process that alone holds it.
+    pub awaited: bool,
+    /// The processes that hold it.
+    pub holders: Vec<u32>,
+}
+
+impl Member {
+    /// The worker that its slot shows.
+    pub fn worker(&self) -> Option<u32> {
+        self.workers.first().copied()
+    }
 }
 
 /// A listener that can be steered.
@@ -131,14 +143,23 @@ fn worker_name(found: &Found) -> String {
     name.map_or_else(String::new, |identity| identity.name)
 }
 
-/// Refuses a group that another program steers: a QUIC or other server's own program must not be replaced.
-pub(super) fn refuse_foreign(candidate: &AttachCandidate) -> Result<(), Error> {
-    let (address, members) = (candidate.address(), &candidate.members);
-    let udp = candidate.protocol() == Protocol::Udp;
-    let cookies = members.iter().map(|m| m.cookie);
-    match recount::has_program(address.port(), udp, cookies) {
-        Ok(false) => Ok(()),
-        Ok(true) => Err(Error::Unfit {
+/// Refuses a group that another program steers: a QUIC or other server's own program must not be replaced. `is_ours`
+/// tells one that an earlier agent left. Returns what shows the group's program from now on.
+pub(super) fn refuse_foreign(
+    candidate: &AttachCandidate,
+    is_ours: impl Fn(&[Chooser]) -> bool,
+) -> Result<Choosers, Error> {
+    let address = candidate.address();
+    let is_foreign = |choosers: Choosers| -> io::Result<(Choosers, bool)> {
+        let seen = choosers.look()?;
+        let member = |one: &&Chooser| candidate.members.iter().any(|m| m.cookie == one.cookie);
+        let mut here = seen.iter().filter(member);
+        let is_foreign = here.any(|one| one.program.is_some()) && !is_ours(&seen);
+        Ok((choosers, is_foreign))
+    };
+    match Choosers::of(candidate.protocol(), address.port()).and_then(is_foreign) {
+        Ok((choosers, false)) => Ok(choosers),
+        Ok((_, true)) => Err(Error::Unfit {
             address,
             why: "another program chooses for its group already (a QUIC server's own, say), and is not replaced; where it is a leftover of ours, `wakeone detach --all` takes it away".into(),
         }),
@@ -152,7 +173,8 @@ pub(super) fn refuse_foreign(candidate: &AttachCandidate) -> Result<(), Error> {
     }
 }
 
-fn needed() -> String {
+/// Returns what attaching needs and lacks here, as the end of a sentence.
+pub(super) fn needed() -> String {
     match capability::missing().as_slice() {
         // We have every capability, so it is the kernel that lacks something.
         [] => {
@@ -189,15 +211,18 @@ pub(super) fn members(watcher: &Watcher) -> Vec<Member> {
         })
         .collect();
     let member = |socket: &Socket| {
-        let worker = watcher.serving(socket.cookie).next();
         let mut holders = held.iter().filter(|remote| remote.inode == socket.inode);
+        let pids: Vec<u32> = holders.clone().map(|remote| remote.pid).collect();
+        let workers: Vec<u32> = watcher.serving(socket.cookie).collect();
         let first = holders.clone().next();
         // Prefers the worker itself, so that it need not change when the master ends.
-        let own = holders.find(|remote| Some(remote.pid) == worker);
+        let own = holders.find(|remote| workers.first() == Some(&remote.pid));
         Some(Member {
             cookie: socket.cookie,
             remote: *own.or(first)?,
-            worker,
+            awaited: watcher.is_awaited(socket.cookie),
+            workers,
+            holders: pids,
         })
     };
     let sockets = &watcher.listener().sockets;

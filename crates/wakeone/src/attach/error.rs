@@ -41,6 +41,14 @@ pub enum Error {
     /// Looking at it failed.
     #[error(transparent)]
     Observe(#[from] wakeone_observe::Error),
+    /// The kernel does not load the program. Another attempt would not change that.
+    #[error("{source}{needed}")]
+    Load {
+        /// Its answer.
+        source: dispatcher::Error,
+        /// The capabilities or the kernel that it needs.
+        needed: String,
+    },
     /// The kernel refused.
     #[error(transparent)]
     Dispatcher(#[from] dispatcher::Error),

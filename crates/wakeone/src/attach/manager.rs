@@ -13,7 +13,7 @@ use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
 
 use super::attached::{Attached, Presence};
-use super::candidate::{AttachCandidate, examine};
+use super::candidate::{AttachCandidate, examine, name_of};
 use super::config::AttachConfig;
 use super::error::Error;
 use super::search::{Search, sockets};
@@ -23,6 +23,7 @@ use crate::paths::Paths;
 use crate::privileges::FOR_LOADING;
 use crate::repair::repair_all;
 use crate::steer::SteerEvent;
+use crate::steered::{Origin, SteeredGroup};
 
 /// A target, and how it is to be steered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +73,8 @@ pub struct AttachManager {
     paths: Paths,
     wanted: Vec<Wanted>,
     groups: BTreeMap<Place, (AttachConfig, Attached)>,
+    /// Groups whose server ended: `status` shows them, and `detach` finds us by them.
+    awaited: BTreeMap<Place, SteeredGroup>,
     /// Why a target was not steered at the last attempt.
     refused: BTreeMap<String, String>,
     /// Places whose program does not load: no other attempt before the configuration changes.
@@ -88,6 +91,7 @@ impl AttachManager {
             paths,
             wanted: Vec::new(),
             groups: BTreeMap::new(),
+            awaited: BTreeMap::new(),
             refused: BTreeMap::new(),
             given_up: BTreeSet::new(),
             monitor: None,
@@ -150,11 +154,46 @@ impl AttachManager {
 
     /// Attaches to a server. Returns its place.
     fn start(&mut self, candidate: AttachCandidate, config: AttachConfig) -> Result<Place, Error> {
-        let attached = Attached::start(candidate, &config, &self.paths)?;
-        let at = (attached.protocol(), attached.address());
+        let at = (candidate.protocol(), candidate.address());
+        // The group's folder is ours already then.
+        let was_awaited = self.awaited.remove(&at).is_some();
+        let attached = Attached::start(candidate, &config, &self.paths).inspect_err(|_| {
+            if was_awaited {
+                self.wait_at(at);
+            }
+        })?;
         self.show(&attached);
         self.groups.insert(at, (config, attached));
         Ok(at)
+    }
+
+    /// Shows that a server is waited for.
+    fn wait_at(&mut self, at: Place) {
+        let (protocol, address) = at;
+        let origin = Origin::of_server(protocol, address);
+        let taken = SteeredGroup::take(&self.paths.runtime, &name_of(protocol, address), origin);
+        let shown = taken.and_then(|group| group.store().map(|()| group));
+        match shown {
+            Ok(group) => drop(self.awaited.insert(at, group)),
+            Err(error) => {
+                tracing::warn!("status does not show that {address} is waited for: {error}")
+            }
+        }
+    }
+
+    /// Whether a target means this place.
+    fn is_wanted(&self, (protocol, address): Place) -> bool {
+        self.wanted
+            .iter()
+            .any(|wanted| match wanted.target.parts() {
+                (of, Target::Port(port)) => {
+                    of.unwrap_or(Protocol::Tcp) == protocol && *port == address.port()
+                }
+                (of, Target::Address(at)) => {
+                    of.unwrap_or(Protocol::Tcp) == protocol && *at == address
+                }
+                _ => true,
+            })
     }
 
     /// Steers these targets from now on, and no others. A change of policy or weights takes effect without detaching.
@@ -163,6 +202,12 @@ impl AttachManager {
         self.refused.clear();
         self.given_up.clear();
         self.search = Search::new();
+        for (at, group) in std::mem::take(&mut self.awaited) {
+            match self.is_wanted(at) {
+                true => drop(self.awaited.insert(at, group)),
+                false => group.forget_state(),
+            }
+        }
         let there = self.there(&mut Vec::new());
         // Nothing was reported yet: the next attempt does.
         self.refused.clear();
@@ -272,7 +317,7 @@ impl AttachManager {
                     ));
                 }
                 Err(error) => {
-                    if matches!(&error, Error::Dispatcher(error) if error.is_load()) {
+                    if matches!(&error, Error::Load { .. }) {
                         self.given_up.insert(address);
                     }
                     self.refuse(told(address), error.to_string(), &mut events);
@@ -316,6 +361,7 @@ impl AttachManager {
                 Ok(Presence::Gone) => {
                     self.search = Search::new();
                     self.let_go(attached);
+                    self.wait_at(address);
                     events.push(Event::Gone(name));
                 }
                 Ok(Presence::Here) => {
@@ -335,5 +381,9 @@ impl AttachManager {
         for (_, (_, attached)) in std::mem::take(&mut self.groups) {
             self.detach(attached);
         }
+        for group in std::mem::take(&mut self.awaited).into_values() {
+            group.forget_state();
+        }
+        self.paths.tidy();
     }
 }

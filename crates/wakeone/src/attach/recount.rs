@@ -94,7 +94,7 @@ pub(super) fn slots_of_workers(
     let mut slots: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for member in members {
         if let Some(slot) = dispatcher.pinned().slot_of(member.cookie)
-            && let Some(worker) = member.worker
+            && let Some(worker) = member.worker()
         {
             slots.entry(worker).or_default().push(slot);
         }

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf::table::{
-    self, CLOSING, COUNTED, DATAGRAMS, DEFERS, REFUSING, Table, flag,
+    self, CLOSING, COUNTED, DATAGRAMS, DEFERS, REFUSING, REPLACED, Table, flag,
 };
 use wakeone_kernel::bpf::{self, Feature, Missing, Pinned};
 use wakeone_kernel::{cgroup, socket};
@@ -129,19 +129,21 @@ impl Dispatcher {
             return Err(Error::Uncounted {
                 name: self.name.clone(),
                 policy: plan.policy,
-                why: self.why_uncounted().to_owned(),
+                why: self.why_uncounted(plan).to_owned(),
             });
         }
         self.policy = Policy::ShortestQueue;
         Ok(())
     }
 
-    fn why_uncounted(&self) -> &str {
+    fn why_uncounted<'a>(&'a self, plan: &'a Plan<'_>) -> &'a str {
         let missing = |one: &&Missing| one.feature == Feature::Counting;
         match self.missing.iter().find(missing) {
             Some(missing) => &missing.why,
             None if self.kept => "the program of the earlier supervisor does not count them",
-            None => "that takes a cgroup2 that the listeners are created in",
+            None => plan
+                .no_cgroup
+                .unwrap_or("that takes a cgroup2 that the listeners are created in"),
         }
     }
 
@@ -157,7 +159,7 @@ impl Dispatcher {
                 event = "degraded",
                 "`{}`: connections are not counted: {}{instead}",
                 self.name,
-                self.why_uncounted()
+                self.why_uncounted(plan)
             );
         }
         let unread = |one: &&Missing| one.feature == Feature::ReadQueues;
@@ -384,6 +386,21 @@ impl Dispatcher {
         }
     }
 
+    /// Whether another program chooses, or none: the server has set its own, or taken ours away.
+    pub fn is_replaced(&self) -> bool {
+        self.table().flags().load(Relaxed) & REPLACED != 0
+    }
+
+    /// Notes whether another chooses. Returns whether that is news.
+    pub fn set_replaced(&self, replaced: bool) -> bool {
+        let flags = self.table().flags();
+        let before = match replaced {
+            true => flags.fetch_or(REPLACED, Relaxed),
+            false => flags.fetch_and(!REPLACED, Relaxed),
+        };
+        (before & REPLACED != 0) != replaced
+    }
+
     /// Chooses by another policy from now on.
     pub fn set_policy(&self, policy: Policy) {
         self.table().policy().store(policy.number(), Relaxed);
@@ -439,9 +456,14 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Removes program, maps and links; the sockets stay, and the kernel's hash chooses among them.
+    /// Removes program, maps and links; the sockets stay, and the kernel's hash chooses among them. A program of the
+    /// server's own stays.
     pub fn end(self, paths: &Paths, cgroup: Option<&Path>) {
-        for address in 0..self.pinned.addresses() {
+        let addresses = match self.is_replaced() {
+            true => 0,
+            false => self.pinned.addresses(),
+        };
+        for address in 0..addresses {
             let _ = self.with_any(address, |member| {
                 let _ = socket::detach_reuseport(member.as_fd());
                 Ok(())

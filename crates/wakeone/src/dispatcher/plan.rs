@@ -23,8 +23,10 @@ pub struct Plan<'a> {
     pub by_name: bool,
     /// Weights of slots whose weight is not 1.
     pub weights: &'a [(usize, u32)],
-    /// The cgroup that the listeners were created in.
+    /// The cgroup that the listeners were created in, or one above.
     pub cgroup: Option<&'a Path>,
+    /// Why there is none.
+    pub no_cgroup: Option<&'a str>,
     /// Length of each accept queue.
     pub backlog: i32,
     /// Workers of an earlier supervisor still serve: use its program and counts if they fit.
@@ -49,6 +51,7 @@ impl<'a> Plan<'a> {
             by_name: false,
             weights: &[],
             cgroup: None,
+            no_cgroup: None,
             backlog: 0,
             adopt: false,
             read_queues: true,

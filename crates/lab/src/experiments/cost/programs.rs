@@ -159,6 +159,7 @@ impl Group {
             by_name: true,
             weights: &[],
             cgroup: Some(&self.cgroup),
+            no_cgroup: None,
             backlog: BACKLOG,
             adopt: false,
             read_queues: true,
