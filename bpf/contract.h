@@ -124,9 +124,8 @@ struct wakeone_slot {
 	/* When its worker last closed a connection, or got one while it had none:
 	 * CLOCK_MONOTONIC >> WAKEONE_PROGRESS_SHIFT. */
 	__u32 progress;
-	/* The program found no socket here when it last tried. A policy's first
-	 * choice ignores this, so a mark that is out of date does no harm. */
-	__u32 gone;
+	/* When it was chosen last, in the same unit, if the group DEFERS. */
+	__u32 chosen;
 	/* Published by the agent: length of the accept queue, and its backlog. Of
 	 * UDP: bytes that wait to be read, and size of the receive buffer. */
 	__u32 queued;
@@ -138,8 +137,9 @@ struct wakeone_slot {
 	__u64 stuck_ns;     /* time spent marked stuck, in all */
 	__u64 restarts;     /* workers started again in this slot */
 	__u32 pid;          /* the worker; 0: none */
-	/* When it was chosen last, in the unit of `progress`, if the group DEFERS. */
-	__u32 chosen;
+	/* Written by the programs: no socket was found here at the last try. A
+	 * policy's first choice ignores this, so an old mark does no harm. */
+	__u32 gone;
 	__u64 dropped;      /* datagrams that its sockets had no room for */
 } __attribute__((aligned(128)));
 

@@ -224,6 +224,10 @@ WAKEONE_INLINE __u64 wakeone_turn_of(const struct wakeone_slot *s, __u64 load, _
 	return wakeone_either(known, ~progress & (behind - 1), behind | (~since & (behind - 1)));
 }
 
+/* Groups of up to this many slots take turns: more would take too many
+ * instructions to verify. */
+#define WAKEONE_TURNS (WAKEONE_WINDOW < 16 ? WAKEONE_WINDOW : 16)
+
 /* ---- choosing by weight -------------------------------------------------- */
 
 /*
@@ -325,7 +329,7 @@ WAKEONE_INLINE int wakeone_least_equal(const struct wakeone_table *t,
 	__u32 n = WAKEONE_READ(e->count);
 	__s64 best = (__s64)(~0ull >> 1);
 
-	for (__u32 base = 0; base < WAKEONE_WINDOW; base += 4) {
+	for (__u32 base = 0; base < (in_turn ? WAKEONE_TURNS : WAKEONE_WINDOW); base += 4) {
 		if (base >= n)
 			break;
 		WAKEONE_UNROLL
@@ -394,7 +398,7 @@ WAKEONE_GLOBAL int wakeone_least(const struct wakeone_table *t, __u32 list, __u3
 	e = wakeone_eligible(t, list);
 	if (WAKEONE_READ(e->weighted) || list & WAKEONE_LIVING)
 		return wakeone_least_weighted(t, list, start, wakeone_by(queue), chance);
-	return wakeone_defers(t) ?
+	return wakeone_defers(t) && WAKEONE_READ(e->count) <= WAKEONE_TURNS ?
 		wakeone_least_equal(t, e, start, wakeone_by(queue), chance, 1) :
 		wakeone_least_equal(t, e, start, wakeone_by(queue), chance, 0);
 }

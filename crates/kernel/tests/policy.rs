@@ -1241,7 +1241,7 @@ fn in_turn(table: &mut wakeone_table, now: &mut u32, picks: u32, chance: &mut St
 fn connections_that_are_not_counted_yet_are_spread_in_turn_over_any_set() {
     let mut chance = StdRng::seed_from_u64(29);
     for policy in [LEAST_CONNECTIONS, SHORTEST_QUEUE] {
-        for slots in [2, 3, 4, 7, 16, WINDOW] {
+        for slots in [2, 3, 4, 7, 16] {
             // Time overflows in the middle.
             let mut now = u32::MAX - 2000;
             let mut table = Given::new(vec![up(1, 0); slots]).table(policy);
