@@ -6,12 +6,14 @@ mod members;
 mod plan;
 mod queues;
 
+use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf::table::{self, CLOSING, COUNTED, DATAGRAMS, REFUSING, Table, flag};
 use wakeone_kernel::bpf::{self, Feature, Missing, Pinned};
+use wakeone_kernel::socket::moving::Holders;
 use wakeone_kernel::{cgroup, socket};
 use wakeone_model::listener::Protocol;
 
@@ -22,6 +24,7 @@ pub use self::plan::Plan;
 use crate::paths::Paths;
 use crate::policy::Policy;
 use crate::slot_sockets::{RemoteFd, SlotSockets};
+use crate::taken_out::TakenOut;
 
 /// A steered group. Dropping it leaves everything as it is; [`Dispatcher::end`] removes the program.
 #[derive(Debug)]
@@ -38,6 +41,9 @@ pub struct Dispatcher {
     left: usize,
     /// Whether the log says that a listener found no room.
     told_full: bool,
+    /// The processes that hold the listeners.
+    holders: RefCell<Holders>,
+    taken_out: TakenOut,
 }
 
 impl Dispatcher {
@@ -88,6 +94,8 @@ impl Dispatcher {
             policy: plan.policy,
             left: 0,
             told_full: false,
+            holders: RefCell::default(),
+            taken_out: TakenOut::of(&plan.paths.runtime, plan.name),
         }
     }
 
