@@ -215,7 +215,8 @@ fn processes_here() -> Vec<(OsString, String)> {
     let is_helper = |pid: &OsString| {
         let text = |file| std::fs::read_to_string(Path::new("/proc").join(pid).join(file));
         let parent = format!("\nPPid:\t{}\n", std::process::id());
-        text("comm").is_ok_and(|name| name == "wakeone-reader\n")
+        let names = ["wakeone-reader\n", "wakeone-mover\n"];
+        text("comm").is_ok_and(|name| names.contains(&name.as_str()))
             && text("status").is_ok_and(|status| status.contains(&parent))
     };
     pids.filter(|pid| !is_helper(pid))

@@ -22,6 +22,7 @@ pub mod status;
 pub mod steer;
 pub mod steered;
 pub mod supervisor;
+mod taken_out;
 pub mod udp_group;
 pub mod watchdog;
 

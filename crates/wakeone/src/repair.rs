@@ -17,13 +17,17 @@ use wakeone_kernel::socket;
 use crate::paths::Paths;
 use crate::status;
 use crate::supervisor::state::{self, GroupDir, State, StateError};
+use crate::taken_out::TakenOut;
 
 /// Repairs every group whose agent is gone or stopped. A running agent moves queues itself, and is left alone.
 pub fn repair_all(paths: &Paths) {
     for name in status::names(paths).unwrap_or_default() {
         // The folder is taken only if there is something to do, so that an agent that starts now finds it free.
         let is_moving = |pinned| !moving(&pinned).is_empty();
-        if !open(paths, &name).is_some_and(is_moving) && !moves_shared(paths, &name) {
+        if !open(paths, &name).is_some_and(is_moving)
+            && !moves_shared(paths, &name)
+            && !TakenOut::of(&paths.runtime, &name).is_there()
+        {
             continue;
         }
         match GroupDir::take(&paths.runtime, &name) {
@@ -48,10 +52,14 @@ fn repair_beside(paths: &Paths, name: &str, agent: &str) {
         return;
     }
     reopen_shared(name, &state);
+    let mut open = true;
     for slot in moving(&pinned) {
         let done = match reopen(&pinned, &state, slot) {
             Ok(()) => "was opened again".to_owned(),
-            Err(why) => format!("stays closed: {why}"),
+            Err(why) => {
+                open = false;
+                format!("stays closed: {why}")
+            }
         };
         tracing::warn!(
             event = "degraded",
@@ -59,6 +67,15 @@ fn repair_beside(paths: &Paths, name: &str, agent: &str) {
             "`{name}`: its agent (pid {agent}) is stopped in the middle of moving the queue of slot {slot}, whose listener {done}; continue it with `kill -CONT {agent}`"
         );
     }
+    if open && let Err(error) = TakenOut::of(&paths.runtime, name).put_back() {
+        tracing::warn!(event = "degraded", "`{name}`: {}", not_back(&error));
+    }
+}
+
+fn not_back(error: &std::io::Error) -> String {
+    format!(
+        "a worker gets no connections: its listener cannot be put back into its epoll set: {error}; restart it"
+    )
 }
 
 /// Makes the listeners of this group listen that were closed for a move when their agent died. Returns a sentence for each
@@ -84,6 +101,10 @@ pub fn repair(paths: &Paths, dir: &GroupDir) -> Vec<String> {
                 "slot {slot} gets no connections: {why}; restart its worker"
             )),
         }
+    }
+    // Now that they listen, their workers may see them again.
+    if failures.is_empty() {
+        failures.extend(dir.taken_out().put_back().err().as_ref().map(not_back));
     }
     failures
 }

@@ -7,11 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Instant;
 
 use wakeone_kernel::bpf::recount::{self, Callbacks};
 use wakeone_kernel::bpf::table::flag;
+use wakeone_kernel::socket::moving::Look;
 use wakeone_kernel::{bpf, capability};
 use wakeone_model::listener::Protocol;
 
@@ -346,16 +348,19 @@ impl SteeredGroup {
         }
     }
 
-    /// Moves the queue of the shared socket, which has no slot, by `act`. The state names the socket meanwhile, so that
-    /// others can open it if we are killed. Returns whether it was moved: moves have a share of the time. After a
-    /// failure the state names it still: see [`SteeredGroup::shared_is_open`].
+    /// Moves the queue of the shared socket, which has no slot. The state names the socket meanwhile, so that others can
+    /// open it if we are killed. Returns whether it was moved: moves have a share of the time, and nothing is done if a
+    /// process does something else than at this look. After a failure the state names it still: see
+    /// [`SteeredGroup::shared_is_open`].
     ///
     /// # Errors
-    /// That of `act`, or the state cannot be written, and nothing was done.
+    /// That of the move, or the state cannot be written, and nothing was done.
     pub fn move_shared(
         &mut self,
         inode: u64,
-        act: impl FnOnce() -> io::Result<()>,
+        listener: &OwnedFd,
+        backlog: i32,
+        look: &Look,
     ) -> io::Result<bool> {
         if !self.agent.as_ref().is_some_and(Agent::can_afford_move) {
             return Ok(false);
@@ -365,11 +370,16 @@ impl SteeredGroup {
             self.moving_shared = None;
             return Err(io::Error::other(error));
         }
-        if let Some(agent) = &self.agent {
-            agent.move_beside(act)?;
+        let taken_out = self.dir.taken_out();
+        let act = || taken_out.move_queue(listener, backlog, look, None);
+        let moved = self.agent.as_ref().map(|agent| agent.move_beside(act));
+        match moved {
+            Some(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            moved => {
+                self.shared_is_open();
+                Ok(matches!(moved, Some(Ok(()))))
+            }
         }
-        self.shared_is_open();
-        Ok(true)
     }
 
     /// Whether a move of the shared socket's queue was begun and has not ended.
@@ -377,9 +387,10 @@ impl SteeredGroup {
         self.moving_shared.is_some()
     }
 
-    /// Notes that the shared socket listens again after a move, or is gone.
+    /// Notes that the shared socket listens again after a move, or is gone. The move lasts until it is back in all epoll
+    /// sets.
     pub fn shared_is_open(&mut self) {
-        if self.moving_shared.take().is_some() {
+        if self.dir.taken_out().put_back().is_ok() && self.moving_shared.take().is_some() {
             self.keep();
         }
     }

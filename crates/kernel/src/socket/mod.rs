@@ -4,6 +4,7 @@ pub mod batch;
 pub mod clone_listener;
 pub mod diag;
 pub mod inherited;
+pub mod moving;
 pub mod receive_queue;
 pub mod reopening;
 
@@ -257,18 +258,6 @@ pub fn address_of(socket: impl AsFd) -> io::Result<SocketAddr> {
     SocketAddr::try_from(address).map_err(|_| io::ErrorKind::AddrNotAvailable.into())
 }
 
-/// Closes a listener for a moment, so that the kernel moves its queue (`inet_csk_listen_stop`), and opens it again where
-/// it was.
-///
-/// # Errors
-/// The error of shutdown or listen. After a failed listen the socket does not listen.
-pub fn move_queue(listener: impl AsFd, backlog: i32) -> io::Result<()> {
-    let address = address_of(&listener)?;
-    rustix::net::shutdown(&listener, rustix::net::Shutdown::Read)?;
-    die_if_told()?;
-    listen_again(listener, address, backlog)
-}
-
 /// Has a socket that was shut down listen again at its old address.
 ///
 /// # Errors
@@ -287,30 +276,6 @@ pub fn listen_again(socket: impl AsFd, address: SocketAddr, backlog: i32) -> io:
             now.port()
         )))
     }
-}
-
-/// A test has us die here by `WAKEONE_TEST_DIE=moving`, or once stop, by `stopped`, or fail, by `refused`: the listener is
-/// closed. Release builds do not have this.
-#[cfg(debug_assertions)]
-fn die_if_told() -> io::Result<()> {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    let mut done = Ok(());
-    // To this thread: another one may receive a signal to the process first.
-    let raise = |signal| {
-        let _ = nix::sys::signal::raise(signal);
-    };
-    match std::env::var("WAKEONE_TEST_DIE").as_deref() {
-        Ok("moving") => raise(nix::sys::signal::Signal::SIGKILL),
-        Ok("stopped") => ONCE.call_once(|| raise(nix::sys::signal::Signal::SIGSTOP)),
-        Ok("refused") => ONCE.call_once(|| done = Err(io::ErrorKind::AddrInUse.into())),
-        _ => {}
-    }
-    done
-}
-
-#[cfg(not(debug_assertions))]
-fn die_if_told() -> io::Result<()> {
-    Ok(())
 }
 
 /// Wakes the sleepers of a listener and changes nothing else. Kernels before mid-2026 do not wake the sleepers of a

@@ -225,9 +225,7 @@ impl Drop for AgentThread {
 
 fn watch(core: &Mutex<Core>, stop: &AtomicBool, waker: &Waker) {
     if let Err(error) = schedule::real_time() {
-        // Without it a woken worker could run before us, between a rescue's shutdown and listen. It would then see a
-        // socket that does not listen. That is rare enough to go on.
-        tracing::debug!("the agent runs without real-time priority: {error}");
+        lock(core).without_priority(&error);
     }
     while !stop.load(Acquire) {
         let (time, arrivals) = {

@@ -12,6 +12,14 @@ use super::state::Core;
 use crate::steer::{Move, SteerEvent};
 
 impl Core {
+    /// Says what it means for rescues that the agent has no real-time priority. Others may then run between a rescue's
+    /// shutdown and listen, and a worker that comes to accept just then gets EINVAL. That is rare enough to go on.
+    pub(super) fn without_priority(&mut self, error: &std::io::Error) {
+        if self.config.rescue {
+            self.note(format!("a rescue may take longer, and a worker that accepts meanwhile fails: the agent has no real-time priority, which takes CAP_SYS_NICE: {error}"));
+        }
+    }
+
     /// Makes listeners listen again that a move left closed.
     pub(super) fn reopen(&mut self) {
         for slot in 0..self.slots.len() {
@@ -121,8 +129,13 @@ impl Core {
                 self.note(format!("queues are not moved: {error}"));
             }
         } else if let Err(error) = self.try_move(slot) {
-            self.slots[slot].retry_later();
-            self.note(format!("slot {slot} is not rescued for a second: {error}"));
+            let state = &mut self.slots[slot];
+            state.retry_later();
+            let why = format!("slot {slot} is not rescued (next try each second): {error}");
+            if state.told_unmoved.as_ref() != Some(&why) {
+                state.told_unmoved = Some(why.clone());
+                self.note(why);
+            }
         }
     }
 
@@ -137,6 +150,7 @@ impl Core {
 
     /// Moves it, and counts and reports the connections moved.
     fn try_move(&mut self, slot: usize) -> Result<u32, bpf::Error> {
+        self.dispatcher.search_holders();
         let before = Instant::now();
         let moved = self.dispatcher.move_queues(slot);
         let took = before.elapsed();

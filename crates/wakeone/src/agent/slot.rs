@@ -40,6 +40,8 @@ pub(super) struct SlotState {
     pub bereft: bool,
     /// Set while the program does not choose it, so that its queue can be moved.
     pub avoided: Option<Avoided>,
+    /// The last reason in the log why its queue is not moved.
+    pub told_unmoved: Option<String>,
     /// When it may be tried again, so that a failing move is not repeated all the time.
     retry_at: Option<Instant>,
 }

@@ -8,6 +8,7 @@ mod queues;
 mod settle;
 
 use std::collections::BTreeSet;
+use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,6 +17,7 @@ use wakeone_kernel::bpf::table::{
     self, CLOSING, COUNTED, DATAGRAMS, DEFERS, REFUSING, REPLACED, Table, flag,
 };
 use wakeone_kernel::bpf::{self, Feature, Missing, Pinned};
+use wakeone_kernel::socket::moving::Holders;
 use wakeone_kernel::{cgroup, socket};
 use wakeone_model::listener::Protocol;
 
@@ -26,6 +28,7 @@ pub use self::plan::Plan;
 use crate::paths::Paths;
 use crate::policy::Policy;
 use crate::slot_sockets::{RemoteFd, SlotSockets};
+use crate::taken_out::TakenOut;
 
 /// A steered group. Dropping it leaves everything as it is; [`Dispatcher::end`] removes the program.
 #[derive(Debug)]
@@ -44,6 +47,9 @@ pub struct Dispatcher {
     told_full: bool,
     /// Slots at whose listeners connections may wait that are not counted there: see [`Dispatcher::settle_emptied`].
     unsettled: BTreeSet<usize>,
+    /// The processes that hold the listeners.
+    holders: RefCell<Holders>,
+    taken_out: TakenOut,
 }
 
 impl Dispatcher {
@@ -95,6 +101,8 @@ impl Dispatcher {
             left: 0,
             told_full: false,
             unsettled: BTreeSet::new(),
+            holders: RefCell::default(),
+            taken_out: TakenOut::of(&plan.paths.runtime, plan.name),
         }
     }
 

@@ -1,9 +1,11 @@
 //! The queues of a group's slots: their lengths, and moving what waits in them.
 
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf;
+use wakeone_kernel::socket::moving::{Look, Unsafe};
 use wakeone_kernel::socket::receive_queue::{ReceiveQueue, receive_queue};
 use wakeone_kernel::socket::reopening::may_reopen;
 use wakeone_kernel::socket::{self, AcceptQueue};
@@ -115,7 +117,7 @@ impl Dispatcher {
         // Set before the move, so that a successor knows that one was begun. It stays if a listener does not come back.
         place.set_moving(true);
         let moved = self.move_all(slot);
-        if moved.is_ok() || !self.is_closed(slot) {
+        if moved.is_ok() || !(self.is_closed(slot) || self.taken_out.is_there()) {
             place.set_moving(false);
         }
         moved
@@ -143,10 +145,11 @@ impl Dispatcher {
         })
     }
 
-    /// Makes a slot's listeners listen again that did not come back from a move.
+    /// Makes a slot's listeners listen again that did not come back from a move, and puts them back into their workers'
+    /// epoll sets.
     ///
     /// # Errors
-    /// They still do not listen.
+    /// They still do not listen, or are not back.
     pub fn reopen(&self, slot: usize) -> Result<(), bpf::Error> {
         let place = self.table().slot(slot);
         for address in 0..self.pinned.addresses() {
@@ -159,6 +162,10 @@ impl Dispatcher {
                 self.pinned.put(address, slot, listener)
             })?;
         }
+        self.taken_out.put_back().map_err(|source| bpf::Error {
+            step: format!("giving the worker of slot {slot} its listener back"),
+            source,
+        })?;
         place.set_moving(false);
         Ok(())
     }
@@ -192,15 +199,41 @@ impl Dispatcher {
             SlotSockets::Remote(_) => i32::try_from(queue.limit).unwrap_or(i32::MAX),
             _ => self.backlog,
         };
+        let failed = |source| bpf::Error {
+            step: format!("moving the queue of slot {slot}"),
+            source,
+        };
+        let look = match self.look_at_holders(slot, address) {
+            Err(Unsafe::Waits(_)) => return Ok(0),
+            other => other.map_err(|why| failed(io::Error::other(why.to_string())))?,
+        };
         if self.pinned.looks_up() {
             self.pinned.take_out(address, slot);
         }
-        socket::move_queue(listener, backlog).map_err(|source| bpf::Error {
-            step: format!("moving the queue of slot {slot}"),
-            source,
-        })?;
+        let place = (self.pinned.sockets(address), slot as u32);
+        let moved = (self.taken_out).move_queue(listener, backlog, &look, Some(place));
+        let moved = match moved {
+            // Its worker does something else by now. There is another look soon.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            other => other.map_err(failed).map(|()| queue.length)?,
+        };
         self.pinned.put(address, slot, listener)?;
-        Ok(queue.length)
+        Ok(moved)
+    }
+
+    /// Searches the processes that hold the listeners, if that is due. It takes longer than a move, and does not hold
+    /// connections back.
+    pub fn search_holders(&self) {
+        let all = || self.sockets.iter().flat_map(SlotSockets::inodes).collect();
+        self.holders.borrow_mut().search(all);
+    }
+
+    /// Returns what the holders of a slot's listener do now.
+    fn look_at_holders(&self, slot: usize, address: usize) -> Result<Look, Unsafe> {
+        let inodes = self.sockets[slot].inodes();
+        let inode = inodes.get(address).copied().unwrap_or(0);
+        let worker = self.table().slot(slot).pid().load(Relaxed);
+        self.holders.borrow().look(inode, [worker])
     }
 
     /// Wakes the workers that were given connections: not every kernel does (see [`socket::wake_waiters`]).

@@ -10,6 +10,7 @@ use wakeone_kernel::cgroup;
 use wakeone_kernel::socket;
 use wakeone_kernel::socket::clone_listener;
 use wakeone_kernel::socket::diag;
+use wakeone_kernel::socket::moving::{Holders, Unsafe};
 use wakeone_kernel::socket::reopening::may_reopen;
 use wakeone_model::listener::Protocol;
 
@@ -83,6 +84,8 @@ pub struct Shared {
     retry_at: Option<Instant>,
     /// Whether the log says so.
     told_stays: bool,
+    /// The processes that hold the shared socket.
+    holders: Holders,
 }
 
 impl Shared {
@@ -109,6 +112,7 @@ impl Shared {
             closed: false,
             retry_at: None,
             told_stays: false,
+            holders: Holders::default(),
         })
     }
 
@@ -398,15 +402,25 @@ impl Shared {
         let backlog = i32::try_from(waiting.limit).unwrap_or(self.backlog);
         let queues = self.siblings.iter().chain([&self.original]);
         let workers = queues.flat_map(|queue| queue.workers.iter().map(|worker| worker.pid));
+        let workers: Vec<u32> = workers.collect();
         // It would stay closed, so it is not closed.
-        if let Err(error) = may_reopen(&listener, workers) {
+        if let Err(error) = may_reopen(&listener, workers.iter().copied()) {
             return self.retry_later(&format!("the shared socket's queue stays: {error}"));
         }
         let inode = self.inode();
+        self.holders.search(|| vec![inode]);
+        let look = match self.holders.look(inode, workers) {
+            Ok(look) => look,
+            // It accepts itself.
+            Err(Unsafe::Waits(_)) => return,
+            Err(why) => {
+                return self.retry_later(&format!("the shared socket's queue stays: {why}"));
+            }
+        };
         let Some(group) = self.group.steered.as_mut() else {
             return;
         };
-        match group.move_shared(inode, || socket::move_queue(&listener, backlog)) {
+        match group.move_shared(inode, &listener, backlog, &look) {
             Ok(true) => self.retry_at = None,
             Ok(false) => return,
             Err(error) => {

@@ -14,7 +14,7 @@ use super::request::{
 };
 
 /// Answers until its other end is closed.
-pub(super) fn serve(socket: RawFd, real_time: bool) -> ! {
+pub(crate) fn serve(socket: RawFd, real_time: bool) -> ! {
     // It holds nothing of this process: no lock of a group's folder, no socket. It ends with the thread that started it.
     // SAFETY: system calls on numbers; everything but the socket is closed, and nothing here uses the rest.
     unsafe {
@@ -344,7 +344,7 @@ fn send_descriptor(shared: RawFd) -> Result<(), Failed> {
 ///
 /// # Safety
 /// System calls only; may be called after a fork.
-unsafe fn keep_few_capabilities() {
+pub(crate) unsafe fn keep_few_capabilities() {
     const VERSION_3: u32 = 0x2008_0522; // include/uapi/linux/capability.h
     /// CAP_DAC_READ_SEARCH, for /proc/PID/fd, and CAP_SYS_PTRACE.
     const KEPT: u32 = 1 << 2 | 1 << 19;

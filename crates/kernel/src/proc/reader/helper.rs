@@ -1,8 +1,8 @@
 //! The helper, as the thread that asks it sees it.
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use nix::libc;
@@ -10,11 +10,10 @@ use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
 use nix::unistd::Pid;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags,
-    SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 
-use super::child;
 use super::request::{DESCRIPTOR, END, FAILED, MORE, MOST_BYTES, Request};
 use crate::proc::stat::Stat;
 
@@ -27,7 +26,7 @@ const MOST_RUNNING: u32 = 50;
 
 /// How a question ended.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// It was answered: with the error of the read, or with the descriptor that was asked for.
     Answered(Result<Option<OwnedFd>, i32>),
     /// The process that was read from lets its readers hang: this helper.
@@ -38,7 +37,7 @@ pub(super) enum Outcome {
 
 /// A process that reads for the thread that started it.
 #[derive(Debug)]
-pub(super) struct Helper {
+pub(crate) struct Helper {
     pub pid: Pid,
     socket: OwnedFd,
     /// The process that it was started by.
@@ -49,7 +48,8 @@ pub(super) struct Helper {
 }
 
 impl Helper {
-    pub fn start() -> io::Result<Self> {
+    /// Starts one that serves by `serve`: system calls only, as after a fork of a process with threads.
+    pub fn start(serve: fn(RawFd, bool) -> !) -> io::Result<Self> {
         let (socket, theirs) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -65,7 +65,7 @@ impl Helper {
         // SAFETY: a fork in all but the signal. The child calls nothing but system calls, and never returns.
         let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
         match i32::try_from(pid) {
-            Ok(0) => child::serve(theirs.as_raw_fd(), real_time),
+            Ok(0) => serve(theirs.as_raw_fd(), real_time),
             Ok(pid) if pid > 0 => Ok(Self {
                 pid: Pid::from_raw(pid),
                 socket,
@@ -83,7 +83,7 @@ impl Helper {
     }
 
     /// Asks, and hands the bytes of the answer on as they come.
-    pub fn ask(&mut self, request: &Request, mut take: impl FnMut(&[u8])) -> Outcome {
+    pub fn ask(&mut self, request: &Request, take: impl FnMut(&[u8])) -> Outcome {
         if self.cpu.is_some() {
             self.follow();
         }
@@ -91,6 +91,32 @@ impl Helper {
         if rustix::net::send(&self.socket, &bytes, SendFlags::NOSIGNAL).is_err() {
             return Outcome::Lost(self.pid);
         }
+        self.answer(take, Self::follow)
+    }
+
+    /// Asks by some bytes that come with descriptors, a helper that chooses its CPU itself.
+    pub fn ask_with(
+        &mut self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+        take: impl FnMut(&[u8]),
+    ) -> Outcome {
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fits = control.push(SendAncillaryMessage::ScmRights(descriptors));
+        let sent = rustix::net::sendmsg(
+            &self.socket,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        );
+        match sent {
+            Ok(_) if fits => self.answer(take, |_| {}),
+            _ => Outcome::Lost(self.pid),
+        }
+    }
+
+    fn answer(&mut self, mut take: impl FnMut(&[u8]), on_running: impl Fn(&mut Self)) -> Outcome {
         let (mut asleep, mut running) = (0, 0);
         let mut shared = None;
         loop {
@@ -116,7 +142,7 @@ impl Helper {
                 Err(rustix::io::Errno::AGAIN) => {
                     if self.runs() {
                         running += 1;
-                        self.follow();
+                        on_running(self);
                     } else {
                         asleep += 1;
                     }
@@ -169,7 +195,7 @@ impl Helper {
 }
 
 /// Whether a helper has ended; it is waited for then.
-pub(super) fn has_ended(helper: Pid) -> bool {
+pub(crate) fn has_ended(helper: Pid) -> bool {
     use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
     let flags = WaitPidFlag::WNOHANG | WaitPidFlag::__WALL;
     !matches!(waitpid(helper, Some(flags)), Ok(WaitStatus::StillAlive))
@@ -182,7 +208,7 @@ mod tests {
 
     #[test]
     fn no_plain_wait_sees_the_helper() {
-        let helper = Helper::start().expect("helper");
+        let helper = Helper::start(super::super::child::serve).expect("helper");
         let waited =
             nix::sys::wait::waitpid(helper.pid, Some(nix::sys::wait::WaitPidFlag::WNOHANG));
         assert_eq!(waited, Err(nix::errno::Errno::ECHILD));

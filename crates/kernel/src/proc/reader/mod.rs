@@ -10,14 +10,14 @@
 //! behind, and the caller goes on without an answer: `TimedOut`. The process that it read from is then not read for a
 //! while; nor are the others of its user, after a few.
 
-mod child;
-mod helper;
-mod request;
+pub(crate) mod child;
+pub(crate) mod helper;
+pub(crate) mod request;
 mod suspects;
 
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,13 +41,34 @@ const RETIREMENT: Duration = Duration::from_secs(1);
 static SUSPECTS: Mutex<Option<Suspects>> = Mutex::new(None);
 
 thread_local! {
-    static HELPER: RefCell<Kept> = const { RefCell::new(Kept(None)) };
+    static HELPER: RefCell<Kept> = const { RefCell::new(Kept::none()) };
 }
 
 /// The helper of a thread, which ends with it.
-struct Kept(Option<Helper>);
+pub(crate) struct Kept(Option<Helper>);
 
 impl Kept {
+    /// None yet.
+    pub const fn none() -> Self {
+        Self(None)
+    }
+
+    /// Takes it, or starts one that serves by `serve`.
+    ///
+    /// # Errors
+    /// Out of processes or descriptors.
+    pub fn take(&mut self, serve: fn(RawFd, bool) -> !) -> io::Result<Helper> {
+        match self.0.take().filter(Helper::is_ours) {
+            Some(helper) => Ok(helper),
+            None => Helper::start(serve),
+        }
+    }
+
+    /// Keeps it for the next question.
+    pub fn keep(&mut self, helper: Helper) {
+        self.0 = Some(helper);
+    }
+
     /// Lets the helper end. Returns its process.
     fn end(&mut self) -> Option<Pid> {
         let helper = self.0.take().filter(Helper::is_ours)?;
@@ -71,7 +92,7 @@ pub(crate) fn retire() {
     }
 }
 
-fn wait_for_end(helper: Pid) {
+pub(crate) fn wait_for_end(helper: Pid) {
     let since = Instant::now();
     while !has_ended(helper) {
         if since.elapsed() >= RETIREMENT {
@@ -247,14 +268,10 @@ fn ask(request: &Request, take: impl FnMut(&[u8])) -> io::Result<Option<OwnedFd>
 
 /// Asks this thread's helper. One that does not answer is ended, if it can be.
 fn ask_helper(request: &Request, take: impl FnMut(&[u8])) -> io::Result<Outcome> {
-    let kept = HELPER.with_borrow_mut(|kept| kept.0.take());
-    let mut helper = match kept.filter(Helper::is_ours) {
-        Some(helper) => helper,
-        None => Helper::start()?,
-    };
+    let mut helper = HELPER.with_borrow_mut(|kept| kept.take(child::serve))?;
     let outcome = helper.ask(request, take);
     match outcome {
-        Outcome::Answered(_) => HELPER.with_borrow_mut(|kept| kept.0 = Some(helper)),
+        Outcome::Answered(_) => HELPER.with_borrow_mut(|kept| kept.keep(helper)),
         Outcome::Hangs(pid) | Outcome::Lost(pid) => drop(kill(pid, Signal::SIGKILL)),
     }
     if let Outcome::Lost(pid) = outcome {

@@ -15,15 +15,15 @@ pub(super) const REQUEST_BYTES: usize = 24 + PATH_BYTES + FILE_BYTES;
 /// The kind of a packet, its first byte: more follow.
 pub(super) const MORE: u8 = 0;
 /// The answer ends with this one.
-pub(super) const END: u8 = 1;
+pub(crate) const END: u8 = 1;
 /// There is no answer, or it ends early: an errno follows.
-pub(super) const FAILED: u8 = 2;
+pub(crate) const FAILED: u8 = 2;
 /// A descriptor comes with this one, and an end after it.
 pub(super) const DESCRIPTOR: u8 = 3;
 
 /// The kind of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Task {
+pub(crate) enum Task {
     /// Read a file.
     File,
     /// List the entries of a folder that are numbers.
@@ -52,7 +52,7 @@ const TASKS: [Task; 7] = [
 
 /// One question.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Request {
+pub(crate) struct Request {
     pub task: Task,
     pub pid: u32,
     /// Where memory begins; the number of a descriptor.

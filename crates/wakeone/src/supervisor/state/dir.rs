@@ -12,6 +12,7 @@ use wakeone_kernel::folder;
 use wakeone_kernel::proc::process;
 
 use super::format::{State, is_name};
+use crate::taken_out::{self, TakenOut};
 
 /// The name of the UNIX socket by which a group's process is asked.
 pub const SOCKET: &str = "agent.sock";
@@ -171,6 +172,11 @@ impl GroupDir {
         &self.name
     }
 
+    /// The note about the epoll entries that a move has taken out.
+    pub fn taken_out(&self) -> TakenOut {
+        TakenOut::in_folder(&self.path)
+    }
+
     /// The state that the last supervisor left behind.
     ///
     /// # Errors
@@ -262,6 +268,7 @@ impl Drop for GroupDir {
     fn drop(&mut self) {
         if !self.file().exists() {
             let _ = std::fs::remove_file(self.path.join("state.json.new"));
+            let _ = std::fs::remove_file(self.path.join(taken_out::FILE));
             // An agent that was killed leaves its socket.
             let _ = std::fs::remove_file(self.path.join(SOCKET));
             let _ = std::fs::remove_file(self.path.join("lock"));
