@@ -2,6 +2,7 @@
 
 pub mod accept;
 pub mod advice;
+pub mod backlog;
 pub mod judge;
 pub mod layout;
 pub mod listener;

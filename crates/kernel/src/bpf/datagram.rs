@@ -44,13 +44,13 @@ pub(crate) fn load_program(
         "table".to_owned(),
         "listeners".to_owned(),
         format!("sockets-{address}"),
-        format!("flows-{address}"),
+        format!("homes-{address}"),
     ];
     let maps = [
         &mut open.maps.data_table,
         &mut open.maps.listeners,
         &mut open.maps.sockets,
-        &mut open.maps.flows,
+        &mut open.maps.homes,
     ];
     let mut new = [false; 4];
     for ((name, map), new) in names.iter().zip(maps).zip(&mut new) {
@@ -67,7 +67,7 @@ pub(crate) fn load_program(
         &mut loaded.maps.data_table,
         &mut loaded.maps.listeners,
         &mut loaded.maps.sockets,
-        &mut loaded.maps.flows,
+        &mut loaded.maps.homes,
     ];
     for ((name, map), new) in names.iter().zip(maps).zip(new) {
         if new {

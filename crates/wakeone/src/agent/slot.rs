@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use wakeone_model::backlog::Backlog;
 use wakeone_model::judge::{ProgressBaseline, SlotHistory};
 use wakeone_model::moves::Arrivals;
 use wakeone_model::reads::Reads;
@@ -25,6 +26,8 @@ pub(super) struct SlotState {
     pub baseline: Option<ProgressBaseline>,
     /// Of UDP sockets: the reads seen so far.
     pub reads: Reads,
+    /// Of UDP sockets: how long datagrams have waited at each look.
+    pub backlog: Backlog,
     /// When it was last given something.
     pub arrivals: Arrivals,
     /// Set while the program does not choose it, so that its queue can be moved.

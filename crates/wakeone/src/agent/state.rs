@@ -10,6 +10,7 @@ use wakeone_kernel::schedule;
 use wakeone_model::judge::{SlotSample, WorkerState};
 use wakeone_model::moves::{self, Budget};
 
+use super::heavy::HeavyFlows;
 use super::probe_budget::ProbeBudget;
 use super::rest::ListenerSet;
 use super::slot::SlotState;
@@ -65,6 +66,7 @@ pub(super) struct Core {
     /// Whether it says that there was no room to note moved connections.
     pub told_moved_full: bool,
     pub probes: ProbeBudget,
+    pub heavy: HeavyFlows,
     decayed_ns: u64,
     /// When everything was last looked at, and the sum of placements by then.
     whole: Option<(Instant, u64)>,
@@ -104,6 +106,7 @@ impl Core {
             told_closed: false,
             told_moved_full: false,
             probes: ProbeBudget::default(),
+            heavy: HeavyFlows::default(),
             decayed_ns: 0,
             whole: None,
             limits_seen: None,
@@ -184,6 +187,7 @@ impl Core {
         self.reopen();
         self.probes.begin();
         self.judge(&samples);
+        self.watch_flows(&samples);
         self.probes.end();
         self.empty_abandoned(&samples);
         self.answer_requests(&samples);

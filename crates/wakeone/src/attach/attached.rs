@@ -283,6 +283,7 @@ fn load(
         cgroup: root.as_deref(),
         adopt: kept,
         datagrams: (candidate.protocol() == Protocol::Udp).then_some(config.affinity),
+        earlier_flows: true,
         ..Plan::new(
             &candidate.name,
             paths,
