@@ -132,7 +132,8 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, struct wakeone_h
  */
 static __always_inline bool follow(struct sk_reuseport_md *md, __u32 slot)
 {
-	const struct wakeone_eligible *e = wakeone_eligible(&table, WAKEONE_LIST_UNMARKED);
+	/* The list that ignores marks, as if no agent refreshed them. */
+	const struct wakeone_eligible *e = wakeone_eligible(&table, wakeone_list(&table, true));
 
 	return wakeone_is_listed(e, slot) && try_slot(md, slot);
 }
