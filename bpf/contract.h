@@ -35,6 +35,10 @@
 #define WAKEONE_MAX_WEIGHT 65535
 /* 4 us: far less than a request that others should not wait behind. */
 #define WAKEONE_PROGRESS_SHIFT 12
+/* The clock of flows: CLOCK_MONOTONIC_COARSE >> this, about a second. */
+#define WAKEONE_FLOW_SHIFT 30
+/* Homes of flows, for each address. As many as 64 bits each make 4 MiB. */
+#define WAKEONE_HOMES 524288
 
 enum wakeone_policy {
 	WAKEONE_HASH = 0,
@@ -78,6 +82,9 @@ enum wakeone_table_flag {
 	WAKEONE_TABLE_DATAGRAMS = 8,
 	/* A datagram goes to the slot of the last one of its flow. */
 	WAKEONE_TABLE_AFFINITY = 16,
+	/* The workers shared one socket before, where any of them got any
+	 * datagram: a flow that is too much for one may be spread again. */
+	WAKEONE_TABLE_SHARED = 1024,
 	/* With CLOSING: new SYNs are answered with a reset, so that a load
 	 * balancer turns to another machine at once. */
 	WAKEONE_TABLE_REFUSING = 64,
@@ -107,7 +114,23 @@ enum wakeone_exit {
 	WAKEONE_EXIT_UNKNOWN_LISTENER = 7, /* moved off a listener we never saw */
 	WAKEONE_EXIT_MOVED_FULL = 8,    /* no room to note a move: old slot keeps it */
 	WAKEONE_EXIT_BAD_TAG = 9,       /* a listener's tag is no number of a slot */
-	WAKEONE_EXITS = 10,
+	WAKEONE_EXIT_EARLIER = 10,      /* a flow from before: where the kernel's hash puts it */
+	WAKEONE_EXITS = 11,
+};
+
+/* Where the datagrams of a flow go. Flows whose hashes have the same last bits
+ * share a home, and so a worker, which harms none. */
+struct wakeone_home {
+	__u32 at;           /* a slot + 1, or one of the following */
+	__u32 used;         /* when the last one came, by the clock of flows */
+};
+
+enum wakeone_home_at {
+	WAKEONE_HOME_NONE = 0,
+	/* The kernel's hash puts them where they were before we came. */
+	WAKEONE_HOME_KERNEL = 65536,
+	/* No worker alone can serve them: each is placed by the policy. */
+	WAKEONE_HOME_EACH = 65537,
 };
 
 /* One worker's place. Fields that different writers touch for each connection
@@ -141,6 +164,10 @@ struct wakeone_slot {
 	 * policy's first choice ignores this, so an old mark does no harm. */
 	__u32 gone;
 	__u64 dropped;      /* datagrams that its sockets had no room for */
+	/* A vote among the flows of a UDP slot: the home of the one that may have
+	 * most of the datagrams, and how many more it had than all others. */
+	__u32 heavy_home;
+	__u32 heavy_lead;
 } __attribute__((aligned(128)));
 
 /*
@@ -196,8 +223,13 @@ struct wakeone_table {
 	__u64 drift_mended;
 	/* A socket that begins to listen at this port is told to the agent; 0: none. */
 	__u32 port;
-	__u32 reserved;
-	__u64 reserved2[8];
+	/* Flows that are too much for one worker, as the agent sees it. */
+	__u32 heavy_flows;
+	/* By the clock of flows: a home that was silent for so long is given anew,
+	 * and until when a flow without a home may be one of before. */
+	__u32 flow_silence;
+	__u32 flows_until;
+	__u64 reserved2[6];
 	struct wakeone_slot slot[WAKEONE_MAX_SLOTS];
 	struct wakeone_eligible eligible[2 * WAKEONE_LISTS];
 	/* Queue lengths by address, if there are several addresses. A slot's

@@ -11,6 +11,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::UdpSocket;
 use std::time::Duration;
+use support::sessions::{self, Sessions};
 use support::split::{PORT, Split, address, for_another_user};
 use support::steered::{assert_nothing_left, soak, status, sum};
 use support::{Run, eventually, halt, server, signal};
@@ -330,6 +331,79 @@ fn a_udp_socket_that_was_polled_before_the_fork_is_left_alone() {
     let lines = split.ends();
     let said = |line: &&String| line.contains("registered before the fork");
     assert_eq!(lines.iter().filter(said).count(), 1, "{lines:?}");
+}
+
+/// Sessions stay with their workers, though these shared one socket, and one of them is always busy.
+#[test]
+fn sessions_stay_with_the_readers_of_one_udp_socket() {
+    let port = PORT.to_string();
+    let script = server("sessions.py");
+    let Some(split) = Split::start(&[], &["python3", &script, &port, "shared", "4"]) else {
+        return;
+    };
+    // The readers get their queues when they first receive.
+    let early = Sessions::start(address(), 1);
+    eventually("four processes have a queue", || {
+        readers_up(&split).len() == 4
+    });
+    drop(early);
+    let sessions = Sessions::start(address(), 12);
+    assert!(sessions.workers().len() > 1);
+    assert_eq!(sessions.strangers(), 0);
+    assert_eq!(status(&split.ground, DATAGRAMS)["spread_flows"], 0);
+    split.ends();
+}
+
+/// One client keeps several datagrams of 5 ms each under way. Returns which workers answered the last ones.
+fn hurry(flow: &UdpSocket, count: u32) -> BTreeSet<u32> {
+    const AT_ONCE: u32 = 24;
+    let send = || flow.send(b"nap 5 on").expect("send");
+    (0..AT_ONCE).for_each(|_| {
+        send();
+    });
+    let mut workers = BTreeSet::new();
+    for number in 0..count {
+        let answer = sessions::answer(flow).expect("an answer");
+        if number + AT_ONCE < count {
+            send();
+        } else {
+            workers.insert(answer.worker);
+        }
+    }
+    workers
+}
+
+/// One client that sends more than one reader can read must not leave the others idle: they shared the socket before. The
+/// log says so once. `--affinity flow` keeps its flow together all the same.
+#[test]
+fn a_flow_that_is_too_much_for_one_reader_is_spread() {
+    let port = PORT.to_string();
+    let script = server("sessions.py");
+    for (options, spread) in [(&[][..], true), (&["--affinity", "flow"], false)] {
+        let Some(split) = Split::start(options, &["python3", &script, &port, "shared", "4"]) else {
+            return;
+        };
+        let quiet = Sessions::start(address(), 1);
+        eventually("four processes have a queue", || {
+            readers_up(&split).len() == 4
+        });
+        let flow = sessions::client(address());
+        let workers = hurry(&flow, 400);
+        if spread {
+            assert!(workers.len() > 1, "{workers:?}");
+        } else {
+            assert_eq!(workers.len(), 1);
+        }
+        hurry(&flow, 400);
+        let group = status(&split.ground, DATAGRAMS);
+        let counted = (group["spread_flows"].clone(), group["heavy_flows"].clone());
+        let expected = if spread { (1, 0) } else { (0, 1) };
+        assert_eq!(counted, (expected.0.into(), expected.1.into()), "{group}");
+        drop(quiet);
+        let lines = split.ends();
+        let said = |line: &&String| line.contains("one client sends");
+        assert_eq!(lines.iter().filter(said).count(), 1, "{lines:?}");
+    }
 }
 
 /// Without privileges the kernel's hash chooses, and the log says so. No datagram is lost then either.

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use support::real::{Started, installed, program};
+use support::sessions::Sessions;
 use support::steered::{assert_nothing_left, isolated, number, status, sum, wakeone};
 use support::{Ground, eventually};
 
@@ -250,6 +251,53 @@ fn tcp_and_udp_have_a_program_each() {
     assert_all_placed(&asked, &udp);
     run.stop();
     assert_nothing_left(&ground);
+}
+
+/// A worker that is busy for longer than `--stuck-after` keeps its sessions. Each of these workers is busy again and again.
+#[test]
+fn sessions_stay_with_their_workers_under_run() {
+    let Some(ground) = isolated() else { return };
+    let script = support::server("sessions.py");
+    for policy in ["shortest-queue", "consistent"] {
+        let options = [
+            "-w", "4", "-l", ADDRESS, "--name", "sip", "--policy", policy,
+        ];
+        let mut run = ground.run(&options, &["python3", &script, "{fd}", "given"]);
+        run.line("ready: ");
+        let sessions = Sessions::start(server_address(), 12);
+        assert_eq!(sessions.strangers(), 0, "{policy}");
+        let group = status(&ground, "sip");
+        assert!(sum(&group, "stuck_ms") > 0, "none was stuck: {group}");
+        run.stop();
+        assert_nothing_left(&ground);
+    }
+}
+
+fn server_address() -> std::net::SocketAddr {
+    std::net::SocketAddr::from(([127, 0, 0, 1], PORT))
+}
+
+/// Sessions of before stay where the kernel's hash put them when Wakeone attaches. Those that begin later stay too.
+#[test]
+fn sessions_of_before_stay_with_their_workers_when_attached() {
+    let Some(ground) = isolated() else { return };
+    let script = support::server("sessions.py");
+    let port = PORT.to_string();
+    let _server = Started::spawn(program(&["python3", &script, &port, "own", "4"]));
+    support::slowly("it has its sockets", || sockets() == 4);
+    let before = Sessions::start(server_address(), 12);
+    for policy in [&[][..], &["--policy", "consistent"]] {
+        let (code, text) = attach(&ground, policy);
+        assert_eq!(code, Some(0), "{text}");
+        assert_eq!(before.strangers(), 0, "{policy:?}");
+        let later = Sessions::start(server_address(), 6);
+        assert_eq!(later.strangers(), 0, "{policy:?}");
+        let group = status(&ground, GROUP);
+        assert!(group["exits"]["earlier"].as_i64() > Some(0), "{group}");
+        assert_eq!(group["fallbacks"], 0, "{group}");
+        detach(&ground);
+        assert_eq!(before.strangers(), 0, "{policy:?}, detached");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ pub mod mixed;
 pub mod nginx;
 pub mod patience;
 pub mod real;
+pub mod sessions;
 pub mod split;
 pub mod steered;
 

@@ -267,7 +267,13 @@ fn how(protocol: Protocol, policy: Policy, args: &Args) -> String {
 fn said(attached: &Attached, args: &Args) -> String {
     let how = how(attached.protocol(), attached.policy, args);
     if attached.protocol() == Protocol::Udp {
-        return format!("attached: {} by {how}\n", attached.name());
+        let earlier = match args.affinity {
+            Affinity::Flow => {
+                "; for five minutes new flows go by the kernel's hash, as those of before did"
+            }
+            Affinity::None => "",
+        };
+        return format!("attached: {} by {how}{earlier}\n", attached.name());
     }
     let unattributed = match attached.recounted.unattributed {
         0 => String::new(),

@@ -134,7 +134,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let judged: Vec<Judged> = watches
         .into_iter()
         .map(|mut watch| {
-            watch.steered = steering::of(&groups, &watch).map(|_| true);
+            let group = steering::group_of(&groups, &watch);
+            watch.steered = group.map(|_| true);
+            watch.heavy_flows = group.and_then(|group| group.heavy_flows).unwrap_or(0);
             Judged {
                 findings: verdict::judge(&watch),
                 prediction: prediction::predict(&watch),

@@ -55,7 +55,7 @@ pub struct Args {
     policy: Option<Policy>,
 
     /// Datagrams of one flow (addresses and ports) go to one worker, or each is placed by the policy: flow or none
-    /// [default: flow]
+    /// [default: flow; with --split, a flow that is too much for one reader is spread]
     #[arg(long, value_name = "KIND")]
     affinity: Option<Affinity>,
 
@@ -184,7 +184,7 @@ fn split(args: &Args, how: Split) -> anyhow::Result<ExitCode> {
     let options = split::Options {
         command: args.command.clone(),
         policy: args.policy,
-        affinity: args.affinity.unwrap_or_default(),
+        affinity: args.affinity,
         rescue: steering_config(args).rescue != Some(false),
         stuck_after: args.stuck_after,
         grace: args.grace,

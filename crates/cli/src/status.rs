@@ -142,6 +142,7 @@ fn headline(group: &Group, style: Style) -> Vec<String> {
             connections(group.fallbacks)
         ));
     }
+    words.extend(crate::top::steering::heavy(group));
     words.retain(|word| !word.is_empty());
     let mut lines = pack(&words, " · ", "", style);
     if let Some(rest) = lines[0].strip_prefix(&group.name) {

@@ -14,7 +14,7 @@ use wakeone_kernel::bpf::policy::{
 };
 use wakeone_kernel::bpf::table::flag::{DRAINING, STUCK, UP};
 use wakeone_kernel::bpf::table::{
-    AFFINITY, CLOSING, COUNTED, DATAGRAMS, DEFERS, MARKED, MAX_SLOTS, REFUSING, WINDOW,
+    AFFINITY, CLOSING, COUNTED, DATAGRAMS, DEFERS, MARKED, MAX_SLOTS, REFUSING, SHARED, WINDOW,
 };
 use wakeone_kernel::contract::number::{
     CONSISTENT, CPU, HASH, LEAST_CONNECTIONS, POLICIES, RANDOM, ROUND_ROBIN, SHORTEST_QUEUE,
@@ -396,7 +396,9 @@ fn equal_weights_are_told_from_others() {
 #[test]
 fn a_new_list_leaves_what_the_group_was_told() {
     for slots in [WINDOW, WINDOW + 1] {
-        for told in [CLOSING, COUNTED, MARKED, DATAGRAMS, AFFINITY, REFUSING] {
+        for told in [
+            CLOSING, COUNTED, MARKED, DATAGRAMS, AFFINITY, REFUSING, SHARED,
+        ] {
             let mut table = Given::new(vec![up(1, 0); slots]).table(HASH);
             assert_eq!(table.flags & told, 0, "{slots} slots set flag {told}");
             table.flags |= told;

@@ -189,6 +189,9 @@ pub struct Watch {
     pub reuseport: Option<bool>,
     /// A program chooses the socket; `None` where that is not known.
     pub steered: Option<bool>,
+    /// Flows of UDP that have more datagrams than their worker can read while others are idle, as our agent sees them.
+    #[serde(default)]
+    pub heavy_flows: u32,
     /// Which view.
     pub view: View,
 }

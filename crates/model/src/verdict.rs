@@ -84,7 +84,7 @@ pub fn judge(watch: &Watch) -> Vec<Finding> {
             .next()
             .map_or_else(String::new, |w| w.name.clone()),
     };
-    let rules: [fn(&Case<'_>) -> Option<Finding>; 14] = [
+    let rules: [fn(&Case<'_>) -> Option<Finding>; 15] = [
         stopped,
         blocking,
         spins,
@@ -99,6 +99,7 @@ pub fn judge(watch: &Watch) -> Vec<Finding> {
         mptcp,
         pinned,
         descriptors,
+        heavy_flow,
     ];
     let found: Vec<Finding> = rules.iter().filter_map(|rule| rule(&case)).collect();
     if found.is_empty() {
@@ -724,6 +725,20 @@ fn mptcp(case: &Case<'_>) -> Option<Finding> {
         )
         .shown(format!("{} MPTCP socket(s) on {}", listener.sockets.len(), case.address))
         .then("Go: `GODEBUG=multipathtcp=0` in its environment; others: a plain TCP socket")
+    })
+}
+
+fn heavy_flow(case: &Case<'_>) -> Option<Finding> {
+    let flows = case.watch.heavy_flows;
+    (flows > 0).then(|| {
+        finding(
+            "heavy-flow",
+            "One sender's datagrams all go to one worker",
+            "a flow stays with its worker, for the sake of sessions; this one has more datagrams than that worker can read, \
+             while others are idle",
+        )
+        .shown(format!("{} on {}", count(flows.into(), "such flow", "such flows"), case.address))
+        .then("if each datagram stands for itself (DNS, statsd, syslog): `--affinity none` of `wakeone run` or `wakeone attach`")
     })
 }
 

@@ -572,6 +572,7 @@ impl Watcher {
             keeps: self.keeps.clone(),
             reuseport: self.reuseport,
             steered: None,
+            heavy_flows: 0,
             view: self.view.clone(),
         }
     }

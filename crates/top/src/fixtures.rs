@@ -95,6 +95,7 @@ fn watch(sockets: Vec<Socket>, shape: Shape) -> Watch {
         keeps: BTreeMap::new(),
         reuseport: Some(false),
         steered: None,
+        heavy_flows: 0,
         view: View {
             tracing: true,
             missing: Vec::new(),
@@ -142,6 +143,7 @@ pub fn steered() -> Frame {
             policy: Some("least-connections".into()),
             agent: true,
             fallbacks: 0,
+            heavy: None,
             slots: (0..4).map(slot).collect(),
         }),
     }

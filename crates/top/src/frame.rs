@@ -34,6 +34,9 @@ pub struct Steering {
     pub agent: bool,
     /// Connections so far that the kernel placed because the policy could not.
     pub fallbacks: u64,
+    /// A sentence about UDP flows that are too much for one worker.
+    #[serde(default)]
+    pub heavy: Option<String>,
     /// Its slots, by number.
     pub slots: Vec<SlotLook>,
 }

@@ -94,6 +94,7 @@ pub fn steering(steering: &Steering) -> Vec<String> {
             connections(steering.fallbacks)
         ));
     }
+    parts.extend(steering.heavy.as_deref().map(printable));
     if !steering.agent {
         parts.push("no agent, so no rescue".into());
     }

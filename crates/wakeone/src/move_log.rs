@@ -11,6 +11,9 @@ use crate::steer::SteerEvent;
 const FIRST: Duration = Duration::from_secs(1);
 /// The time that each later entry sums up.
 const EACH: Duration = Duration::from_secs(10);
+/// A worker that is stuck again and again, where nothing is moved, is in one state. The log tells it again if that had
+/// ended for so long.
+const ENDED: Duration = Duration::from_secs(60);
 
 /// The events of a slot since its last log entry.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +32,8 @@ pub struct MoveLog {
     sums: BTreeMap<usize, Sum>,
     /// When the log last had an entry for a slot.
     told: BTreeMap<usize, Instant>,
+    /// When a slot last had a sum of which nothing was moved.
+    unmoved: BTreeMap<usize, Instant>,
 }
 
 impl MoveLog {
@@ -55,6 +60,9 @@ impl MoveLog {
         for slot in due {
             if let Some(sum) = self.sums.remove(&slot) {
                 self.told.insert(slot, now);
+                if self.is_same_state(slot, &sum, now) {
+                    continue;
+                }
                 passed.push(SteerEvent::Summary {
                     slot,
                     moved: sum.moved,
@@ -63,6 +71,15 @@ impl MoveLog {
             }
         }
         passed
+    }
+
+    /// Whether the log has told already that this worker is stuck and nothing is moved.
+    fn is_same_state(&mut self, slot: usize, sum: &Sum, now: Instant) -> bool {
+        if sum.moved > 0 {
+            return false;
+        }
+        let before = self.unmoved.insert(slot, now);
+        before.is_some_and(|before| now.duration_since(before) < ENDED)
     }
 
     fn sum(&mut self, slot: usize, now: Instant) -> &mut Sum {
@@ -91,7 +108,7 @@ fn sentence(slot: usize, sum: &Sum, now: Instant) -> String {
     let times = count(sum.stuck, "time", "times");
     match (sum.moved, sum.stuck) {
         (0, _) if unit == "bytes" => format!(
-            "worker {slot} was stuck {times} in {time}, with {waiting} bytes waiting; others got what came"
+            "worker {slot} was stuck {times} in {time}, with {waiting} bytes waiting; others get what is new"
         ),
         (0, _) => format!(
             "worker {slot} was stuck {times} in {time}; {} waited for it, and none could be moved",
@@ -164,6 +181,24 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_that_is_stuck_again_and_again_is_told_once() {
+        let mut log = MoveLog::default();
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut told = Vec::new();
+        // 33 times a second for two minutes, then well for two, then once more.
+        for n in 0..4_000 {
+            told.extend(log.pass(at(n * 30), vec![stuck(0, 1)]));
+        }
+        for n in 120..240 {
+            told.extend(log.pass(at(n * 1_000), Vec::new()));
+        }
+        assert_eq!(texts(told).len(), 1);
+        log.pass(at(240_000), vec![stuck(0, 1)]);
+        assert_eq!(texts(log.pass(at(241_000), Vec::new())).len(), 1);
+    }
+
+    #[test]
     fn what_cannot_be_moved_is_said() {
         let mut log = MoveLog::default();
         let start = Instant::now();
@@ -180,7 +215,7 @@ mod tests {
             texts(log.pass(later, Vec::new())),
             [
                 "worker 1 was stuck 1 time in the last second; 1 connection waited for it, and none could be moved",
-                "worker 2 was stuck 1 time in the last second, with 1300 bytes waiting; others got what came",
+                "worker 2 was stuck 1 time in the last second, with 1300 bytes waiting; others get what is new",
             ]
         );
         // After a while without moves it begins anew.

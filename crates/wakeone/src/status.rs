@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
 use wakeone_kernel::bpf::table::{
-    self, AFFINITY, CLOSING, DATAGRAMS, EXITS, REPLACED, Table, flag,
+    self, AFFINITY, CLOSING, DATAGRAMS, EXITS, REPLACED, SHARED, Table, flag,
 };
 use wakeone_kernel::bpf::{Pinned, RunStatistics};
 use wakeone_kernel::proc::process;
@@ -42,6 +42,12 @@ pub struct Group {
     /// For UDP: how the datagrams of a flow are kept together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
+    /// For UDP: flows that have more datagrams than their worker can read, while others are idle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heavy_flows: Option<u32>,
+    /// For UDP: such flows that are spread over all workers, which shared one socket before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread_flows: Option<u32>,
     /// Whether our program places its connections; else the kernel or another program chooses.
     pub steered: bool,
     /// Whether the server has set a program of its own in place of ours, or taken ours away.
@@ -204,6 +210,8 @@ pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Gr
         } else {
             Affinity::None
         }),
+        heavy_flows: heavy(table, flags & SHARED == 0),
+        spread_flows: heavy(table, flags & SHARED != 0),
         listen: listen
             .iter()
             .map(|at| {
@@ -233,6 +241,12 @@ pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Gr
             .unwrap_or_else(|| state.map(unsteered_slots).unwrap_or_default()),
         programs: pinned.map(Pinned::run_statistics).unwrap_or_default(),
     }
+}
+
+/// Returns how many flows of a UDP group are too much for one worker; 0 if that is told elsewhere.
+fn heavy(table: Option<&Table>, applies: bool) -> Option<u32> {
+    let table = table.filter(|table| table.flags().load(Relaxed) & DATAGRAMS != 0)?;
+    Some(table.heavy_flows().load(Relaxed)).map(|count| if applies { count } else { 0 })
 }
 
 /// Returns the endpoints of a group's part: of UDP or of TCP if a program steers it, else all.

@@ -5,7 +5,7 @@ use wakeone::metrics::socket;
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
 use wakeone::status::{self, Group};
-use wakeone_model::layout::connections;
+use wakeone_model::layout::{connections, count};
 use wakeone_model::listener::Protocol;
 use wakeone_model::snapshot::Watch;
 use wakeone_top::{Action, Change, SlotLook, Steering};
@@ -16,9 +16,14 @@ pub fn groups(paths: &Paths) -> Vec<Group> {
 }
 
 /// The group of a listener, while our program chooses there.
-pub fn of(groups: &[Group], watch: &Watch) -> Option<Steering> {
+pub fn group_of<'a>(groups: &'a [Group], watch: &Watch) -> Option<&'a Group> {
     let mut here = groups.iter().filter(|group| is_of(group, watch));
-    here.find(|group| group.steered).map(told)
+    here.find(|group| group.steered)
+}
+
+/// How a listener is steered, while our program chooses there.
+pub fn of(groups: &[Group], watch: &Watch) -> Option<Steering> {
+    group_of(groups, watch).map(told)
 }
 
 /// Formats a line for a report on a listener where our program chose, until the server set another.
@@ -60,8 +65,26 @@ fn told(group: &Group) -> Steering {
         policy: group.policy.map(|policy| policy.to_string()),
         agent: group.agent,
         fallbacks: group.fallbacks,
+        heavy: heavy(group),
         slots: group.slots.iter().map(slot).collect(),
     }
+}
+
+/// Tells of flows that are too much for one worker, if there are any.
+pub fn heavy(group: &Group) -> Option<String> {
+    let flows = |number: Option<u32>| {
+        let number = number.filter(|number| *number > 0)?;
+        Some(count(number.into(), "flow", "flows"))
+    };
+    let kept = || {
+        let flows = flows(group.heavy_flows)?;
+        Some(format!(
+            "{flows} too heavy for one worker (--affinity none spreads)"
+        ))
+    };
+    flows(group.spread_flows)
+        .map(|flows| format!("{flows} too heavy for one worker, spread over all"))
+        .or_else(kept)
 }
 
 /// Formats a line for a report: the group, and the program's choices so far.

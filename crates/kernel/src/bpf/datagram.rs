@@ -45,14 +45,14 @@ pub(crate) fn load_program(
         "table".to_owned(),
         "listeners".to_owned(),
         format!("sockets-{address}"),
-        format!("flows-{address}"),
+        format!("homes-{address}"),
         NOTICES.to_owned(),
     ];
     let maps = [
         &mut open.maps.data_table,
         &mut open.maps.listeners,
         &mut open.maps.sockets,
-        &mut open.maps.flows,
+        &mut open.maps.homes,
         &mut open.maps.notices,
     ];
     let mut new = [false; 5];
@@ -70,7 +70,7 @@ pub(crate) fn load_program(
         &mut loaded.maps.data_table,
         &mut loaded.maps.listeners,
         &mut loaded.maps.sockets,
-        &mut loaded.maps.flows,
+        &mut loaded.maps.homes,
         &mut loaded.maps.notices,
     ];
     for ((name, map), new) in names.iter().zip(maps).zip(new) {

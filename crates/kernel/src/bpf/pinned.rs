@@ -14,8 +14,8 @@ use crate::bpf::error::{Error, bpf_step, from_bpf};
 use crate::bpf::lookup;
 use crate::bpf::notes::Notes;
 use crate::bpf::object::{info_of, program_name};
-use crate::bpf::table::{MAX_SLOTS, Table, UNNOTED};
-use crate::contract::number::{NOWHERE, UNSETTLED};
+use crate::bpf::table::{MAX_SLOTS, Table, UNNOTED, flow_clock};
+use crate::contract::number::{self, NOWHERE, UNSETTLED};
 use crate::socket;
 
 /// Names this build of the programs, in a group's table: their object files, hashed.
@@ -27,6 +27,9 @@ pub const BUILD: u64 = match u64::from_str_radix(env!("WAKEONE_PROGRAMS"), 16) {
 fn open_program(path: &Path) -> Result<OwnedFd, Error> {
     Program::fd_from_pinned_path(path).map_err(bpf_step(format!("opening {}", path.display())))
 }
+
+/// A flow that was seen within so many ticks of the [`flow_clock`] is in use.
+const LATELY: u32 = 10;
 
 /// Removes a folder of pins with its contents. A pinned object goes away unless somebody else holds it.
 ///
@@ -77,6 +80,8 @@ struct Counts {
 #[derive(Debug)]
 struct Address {
     sockets: MapHandle,
+    /// Of UDP: the homes of flows.
+    homes: Option<MapHandle>,
     program: OwnedFd,
     /// The program reads the accept queues itself.
     walks: bool,
@@ -99,8 +104,10 @@ impl Pinned {
             let number = addresses.len();
             let walks = dir.join(program_name(number, true)).exists();
             let program = dir.join(program_name(number, walks));
+            let homes = format!("homes-{number}");
             addresses.push(Address {
                 sockets: map(&format!("sockets-{number}"))?,
+                homes: dir.join(&homes).exists().then(|| map(&homes)).transpose()?,
                 program: open_program(&program)?,
                 walks,
             });
@@ -335,6 +342,37 @@ impl Pinned {
         Some(first || here.any(own))
     }
 
+    /// Has each datagram of the flows with this home placed anew, if a slot has them now. Returns whether it had.
+    ///
+    /// # Errors
+    /// The error of the map operation.
+    pub fn spread(&self, slot: usize, home: u32) -> Result<bool, Error> {
+        let mut spread = false;
+        for homes in self.homes() {
+            let there = home_in(homes, home).is_some_and(|at| at as usize == slot + 1);
+            if there {
+                let mut value = [0; 8];
+                value[..4].copy_from_slice(&number::HOME_EACH.to_ne_bytes());
+                value[4..].copy_from_slice(&flow_clock().to_ne_bytes());
+                homes
+                    .update(&home.to_ne_bytes(), &value, MapFlags::ANY)
+                    .map_err(bpf_step("spreading a flow"))?;
+                spread = true;
+            }
+        }
+        Ok(spread)
+    }
+
+    /// Whether each datagram of the flows with this home is placed anew, and they are in use.
+    pub fn is_spread(&self, home: u32) -> bool {
+        self.homes()
+            .any(|homes| home_in(homes, home) == Some(number::HOME_EACH))
+    }
+
+    fn homes(&self) -> impl Iterator<Item = &MapHandle> {
+        self.addresses.iter().filter_map(|one| one.homes.as_ref())
+    }
+
     /// The sockets of an address's group, by slot.
     pub fn sockets(&self, address: usize) -> BorrowedFd<'_> {
         self.addresses[address].sockets.as_fd()
@@ -354,6 +392,14 @@ impl Pinned {
             .and_then(|fd| run_statistics("count".into(), fd.as_fd()));
         dispatch.chain(count).collect()
     }
+}
+
+/// Where the flows with this home go, if they were seen within [`LATELY`].
+fn home_in(homes: &MapHandle, home: u32) -> Option<u32> {
+    let value = homes.lookup(&home.to_ne_bytes(), MapFlags::ANY).ok()??;
+    let word = |at: usize| Some(u32::from_ne_bytes(value.get(at..at + 4)?.try_into().ok()?));
+    let (at, used) = (word(0)?, word(4)?);
+    (flow_clock().saturating_sub(used) <= LATELY).then_some(at)
 }
 
 /// The kernel's counters of a program while statistics were on.

@@ -26,8 +26,14 @@ pub mod flag {
 pub use crate::contract::number::{
     CONTRACT, TABLE_AFFINITY as AFFINITY, TABLE_CLOSING as CLOSING, TABLE_COUNTED as COUNTED,
     TABLE_DATAGRAMS as DATAGRAMS, TABLE_DEFERS as DEFERS, TABLE_MARKED as MARKED,
-    TABLE_REFUSING as REFUSING, TABLE_REPLACED as REPLACED, TABLE_UNNOTED as UNNOTED,
+    TABLE_REFUSING as REFUSING, TABLE_REPLACED as REPLACED, TABLE_SHARED as SHARED,
+    TABLE_UNNOTED as UNNOTED,
 };
+
+/// The time by the clock of flows, in which a table tells how long flows may be silent. It counts seconds of 2^30 ns.
+pub fn flow_clock() -> u32 {
+    (crate::schedule::coarse_ns() >> number::FLOW_SHIFT) as u32
+}
 
 /// As many slots as `least-connections` looks at for one choice.
 pub const WINDOW: usize = number::WINDOW as usize;
@@ -45,6 +51,7 @@ pub const EXITS: [&str; number::EXITS as usize] = {
     names[number::EXIT_UNKNOWN_LISTENER as usize] = "unknown_listener";
     names[number::EXIT_MOVED_FULL as usize] = "moved_full";
     names[number::EXIT_BAD_TAG as usize] = "bad_tag";
+    names[number::EXIT_EARLIER as usize] = "earlier";
     names
 };
 
@@ -142,6 +149,21 @@ impl Table {
     /// Age of the heartbeat from which on the agent counts as gone, in ns.
     pub fn heartbeat_limit_ns(&self) -> &AtomicU64 {
         atomic!(AtomicU64, (*self.at()).heartbeat_limit_ns)
+    }
+
+    /// How long a flow may be silent before it counts as new, by the [`flow_clock`].
+    pub fn flow_silence(&self) -> &AtomicU32 {
+        atomic!(AtomicU32, (*self.at()).flow_silence)
+    }
+
+    /// Until when an unknown flow may be older than the program, by the [`flow_clock`].
+    pub fn flows_until(&self) -> &AtomicU32 {
+        atomic!(AtomicU32, (*self.at()).flows_until)
+    }
+
+    /// How many flows are too much for one worker.
+    pub fn heavy_flows(&self) -> &AtomicU32 {
+        atomic!(AtomicU32, (*self.at()).heavy_flows)
     }
 
     /// The longest handshake of late, in µs; 0 where none was measured.
@@ -280,6 +302,10 @@ fields! {
     pid: AtomicU32;
     /// Datagrams that its sockets had no room for.
     dropped: AtomicU64;
+    /// The home of the flow that may have most of its datagrams.
+    heavy_home: AtomicU32;
+    /// How many more datagrams that flow had than all others, at least; user space sets it to 0.
+    heavy_lead: AtomicU32;
 }
 
 impl Slot<'_> {

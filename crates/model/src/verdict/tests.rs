@@ -112,6 +112,7 @@ fn healthy(shape: Shape, means: Means) -> Watch {
         keeps: std::collections::BTreeMap::new(),
         reuseport: Some(own),
         steered: None,
+        heavy_flows: 0,
         view: View {
             tracing: true,
             missing: Vec::new(),
@@ -599,6 +600,13 @@ fn the_option_without_the_sockets() {
 fn multipath_tcp() {
     let mptcp = |w: &mut Watch| w.last.listener.protocol = Protocol::Mptcp;
     assert_eq!(found(own(), mptcp), ["mptcp-listener"]);
+}
+
+#[test]
+fn a_flow_that_is_too_much_for_its_worker() {
+    let flows = |count| move |w: &mut Watch| w.heavy_flows = count;
+    assert_eq!(found(own(), flows(2)), ["heavy-flow"]);
+    assert_eq!(found(own(), flows(0)), [""; 0]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! It stands beside the path of connections, never in it. If it dies, steering goes on. The program notices its old
 //! heartbeat and ignores the marks that nobody would take back.
 
+mod heavy;
 mod moves;
 mod probe_budget;
 pub mod recount;

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::proc::doing::Acceptors;
+use wakeone_model::backlog::Backlog;
 use wakeone_model::judge::{ProgressBaseline, SlotHistory};
 use wakeone_model::moves::Arrivals;
 use wakeone_model::reads::Reads;
@@ -31,6 +32,8 @@ pub(super) struct SlotState {
     pub acceptors: RefCell<Acceptors>,
     /// Since when it is stuck, if its mark lapsed and nothing was accepted since.
     pub on_trial_since_ns: Option<u64>,
+    /// Of UDP sockets: how long datagrams have waited at each look.
+    pub backlog: Backlog,
     /// When it was last given something.
     pub arrivals: Arrivals,
     /// Processes that serve its socket beside the worker in the table. If there is no worker: those that hold the

@@ -10,6 +10,7 @@ use wakeone_kernel::schedule;
 use wakeone_model::judge::{SlotSample, WorkerState};
 use wakeone_model::moves::{self, Budget};
 
+use super::heavy::HeavyFlows;
 use super::probe_budget::ProbeBudget;
 use super::replaced::Runs;
 use super::rest::ListenerSet;
@@ -67,6 +68,7 @@ pub(super) struct Core {
     pub told_moved_full: bool,
     pub probes: ProbeBudget,
     pub runs: Runs,
+    pub heavy: HeavyFlows,
     decayed_ns: u64,
     /// When everything was last looked at, and the sum of placements by then.
     whole: Option<(Instant, u64)>,
@@ -107,6 +109,7 @@ impl Core {
             told_moved_full: false,
             probes: ProbeBudget::default(),
             runs: Runs::default(),
+            heavy: HeavyFlows::default(),
             decayed_ns: 0,
             whole: None,
             limits_seen: None,
@@ -209,6 +212,7 @@ impl Core {
         }
         self.probes.begin();
         self.judge(&samples);
+        self.watch_flows(&samples);
         self.probes.end();
         self.empty_abandoned(&samples);
         self.answer_requests(&samples);

@@ -421,6 +421,7 @@ fn load(
         no_cgroup: unseen.as_deref(),
         adopt: kept,
         datagrams: (candidate.protocol() == Protocol::Udp).then_some(config.affinity),
+        earlier_flows: true,
         ..Plan::new(
             &candidate.name,
             paths,

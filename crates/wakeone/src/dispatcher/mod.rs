@@ -7,8 +7,8 @@ mod plan;
 mod queues;
 mod settle;
 
-use std::collections::BTreeSet;
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,6 +29,10 @@ use crate::paths::Paths;
 use crate::policy::Policy;
 use crate::slot_sockets::{RemoteFd, SlotSockets};
 use crate::taken_out::TakenOut;
+
+/// How long a flow may be silent before it counts as new: 300 s by the clock of flows. A NAT should keep its mapping as
+/// long (RFC 4787, REQ-5), and a client that is silent for longer may come from another port.
+pub const FLOW_SILENCE: u32 = 280;
 
 /// A steered group. Dropping it leaves everything as it is; [`Dispatcher::end`] removes the program.
 #[derive(Debug)]
@@ -188,6 +192,11 @@ impl Dispatcher {
         let counted = if self.pinned.counting() { COUNTED } else { 0 };
         table.flags().store(counted | plan.kind(), Relaxed);
         table.slots().store(self.sockets.len() as u32, Relaxed);
+        table.flow_silence().store(FLOW_SILENCE, Relaxed);
+        if plan.earlier_flows && !self.kept {
+            let until = table::flow_clock().saturating_add(FLOW_SILENCE);
+            table.flows_until().store(until, Relaxed);
+        }
         self.weigh(plan.weights);
         self.set_policy(self.policy);
         for slot in 0..self.sockets.len() {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use wakeone_kernel::bpf::lookup::Place;
-use wakeone_kernel::bpf::table::{AFFINITY, DATAGRAMS};
+use wakeone_kernel::bpf::table::{AFFINITY, DATAGRAMS, SHARED};
 use wakeone_model::listener::Protocol;
 
 use super::error::Error;
@@ -36,6 +36,10 @@ pub struct Plan<'a> {
     /// The sockets are of UDP, with this affinity of flows; `None`: they listen by TCP. Nothing of UDP is counted, so
     /// `cgroup` is ignored then.
     pub datagrams: Option<Affinity>,
+    /// The kernel's hash has placed flows on these sockets already, so they stay where it puts them.
+    pub earlier_flows: bool,
+    /// The workers shared one UDP socket, so a flow that is too much for one of them may be spread.
+    pub shared_socket: bool,
     /// For listeners on private ports: the place of each address where connections arrive. Otherwise empty.
     pub lookup: &'a [Place],
 }
@@ -56,6 +60,8 @@ impl<'a> Plan<'a> {
             adopt: false,
             read_queues: true,
             datagrams: None,
+            earlier_flows: false,
+            shared_socket: false,
             lookup: &[],
         }
     }
@@ -81,10 +87,11 @@ impl<'a> Plan<'a> {
 
     /// Returns the table's flags that tell the kind of sockets.
     pub(super) fn kind(&self) -> u32 {
+        let shared = if self.shared_socket { SHARED } else { 0 };
         match self.datagrams {
             None => 0,
-            Some(Affinity::None) => DATAGRAMS,
-            Some(Affinity::Flow) => DATAGRAMS | AFFINITY,
+            Some(Affinity::None) => DATAGRAMS | shared,
+            Some(Affinity::Flow) => DATAGRAMS | AFFINITY | shared,
         }
     }
 }

@@ -14,8 +14,8 @@ pub struct Options {
     pub command: Vec<String>,
     /// How a worker is chosen; `None`: the best policy that our privileges allow.
     pub policy: Option<Policy>,
-    /// For UDP: keeps datagrams of one flow together, or not.
-    pub affinity: Affinity,
+    /// For UDP: keeps datagrams of one flow together, or not. `None`: unless one flow is too much for a reader.
+    pub affinity: Option<Affinity>,
     /// Move the queues of stuck workers.
     pub rescue: bool,
     /// How long connections may wait without one being accepted.
@@ -43,8 +43,8 @@ pub struct SplitConfig {
     pub stuck_after: Duration,
     /// The policy that chooses among UDP queues.
     pub datagrams: Policy,
-    /// Keeps datagrams of one flow together, or not.
-    pub affinity: Affinity,
+    /// Keeps datagrams of one flow together, or not. `None`: unless one flow is too much for a reader.
+    pub affinity: Option<Affinity>,
 }
 
 /// The chooser among the queues.

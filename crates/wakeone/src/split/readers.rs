@@ -252,7 +252,8 @@ impl Readers {
         let group = self.group.steered.insert(group);
         if let Some(config) = config {
             let plan = Plan {
-                datagrams: Some(config.affinity),
+                datagrams: Some(config.affinity.unwrap_or_default()),
+                shared_socket: config.affinity.is_none(),
                 ..Plan::new(&name, &config.paths, config.datagrams)
             };
             queue_group::steer(group, &plan, queue, config)?;

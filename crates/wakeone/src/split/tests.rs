@@ -16,7 +16,7 @@ fn splitter() -> Splitter {
     let options = Options {
         command: vec!["server".into()],
         policy: None,
-        affinity: Default::default(),
+        affinity: None,
         rescue: false,
         stuck_after: Duration::from_millis(5),
         runtime_dir: PathBuf::from("/nonexistent/wakeone-test"),

@@ -11,7 +11,7 @@ use wakeone::policy::{Affinity, Policy};
 use wakeone::slot_sockets::RemoteFd;
 use wakeone_kernel::bpf::BUILD;
 use wakeone_kernel::bpf::run_stats::RunStats;
-use wakeone_kernel::bpf::table::flag;
+use wakeone_kernel::bpf::table::{flag, flow_clock};
 use wakeone_kernel::socket::cookie;
 use wakeone_kernel::socket::receive_queue::receive_queue;
 use wakeone_model::listener::Protocol;
@@ -196,34 +196,193 @@ fn the_shortest_queue_by_what_the_agent_publishes() {
     scene.end(dispatcher);
 }
 
+/// Has an agent's heartbeat stay fresh, so that marks count.
+fn as_if_looked_after(dispatcher: &Dispatcher) {
+    let table = dispatcher.table();
+    table.heartbeat_limit_ns().store(u64::MAX / 2, Relaxed);
+    let now = wakeone_kernel::schedule::coarse_ns();
+    table.heartbeat_ns().store(now, Relaxed);
+}
+
 #[test]
-fn flows_stay_until_their_worker_is_not_well() {
+fn a_stuck_mark_turns_new_flows_away_and_keeps_known_ones() {
+    let Some(scene) = Datagrams::new(4, V4) else {
+        return;
+    };
+    for policy in [
+        Policy::RoundRobin,
+        Policy::ShortestQueue,
+        Policy::Hash,
+        Policy::Consistent,
+    ] {
+        let dispatcher = scene.start(policy, Affinity::Flow);
+        as_if_looked_after(&dispatcher);
+        let known = clients(40, scene.address);
+        let homes = slots_of(&scene, &known);
+        for stuck in [&[1][..], &[1, 2], &[0, 1, 2, 3]] {
+            let mark = |on| {
+                for slot in stuck {
+                    dispatcher.table().slot(*slot).mark(flag::STUCK, on);
+                }
+            };
+            mark(true);
+            assert_eq!(slots_of(&scene, &known), homes, "{policy}: known flows");
+            let new = slots_of(&scene, &clients(20, scene.address));
+            let there = new.iter().filter(|slot| stuck.contains(slot)).count();
+            // Once in a while a new flow shares the home of a known one.
+            assert!(there <= 1 || stuck.len() == 4, "{policy}: {new:?}");
+            mark(false);
+        }
+        assert_eq!(slots_of(&scene, &known), homes, "{policy}: well again");
+        dispatcher.end(&scene.ground.paths, None);
+    }
+    scene.ground.nothing_left();
+}
+
+/// Checks that 40 flows were placed in turn. Once in a while two of them share a home.
+fn assert_in_turn(slots: &[usize]) {
+    for slot in 0..4 {
+        let count = slots.iter().filter(|at| **at == slot).count();
+        assert!((9..=11).contains(&count), "{slots:?}");
+    }
+}
+
+/// Waits until the clock of flows has gone on by this many ticks.
+fn silence(ticks: u32) {
+    let begun = flow_clock();
+    while flow_clock() - begun < ticks {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn flows_from_before_stay_where_the_kernels_hash_put_them() {
+    let Some(scene) = Datagrams::new(4, V4) else {
+        return;
+    };
+    let earlier = clients(40, scene.address);
+    let homes = slots_of(&scene, &earlier);
+    let plan = Plan {
+        earlier_flows: true,
+        ..scene.plan(Policy::RoundRobin, Affinity::Flow)
+    };
+    let dispatcher = scene.start_by(&plan);
+    let table = dispatcher.table();
+    as_if_looked_after(&dispatcher);
+    assert_eq!(slots_of(&scene, &earlier), homes, "attached");
+    table.slot(homes[0]).mark(flag::STUCK, true);
+    assert_eq!(slots_of(&scene, &earlier), homes, "one is stuck");
+    table.slot(homes[0]).mark(flag::STUCK, false);
+    let meanwhile = clients(1, scene.address);
+    let its = slots_of(&scene, &meanwhile);
+    assert_eq!(exits(table), [("earlier", 81)]);
+    // Flows that come later are placed by the policy. Those seen until then stay.
+    table.flows_until().store(flow_clock(), Relaxed);
+    assert_in_turn(&slots_of(&scene, &clients(40, scene.address)));
+    assert_eq!(slots_of(&scene, &earlier), homes, "later");
+    assert_eq!(slots_of(&scene, &meanwhile), its);
+    // A flow that was silent for long is a new one.
+    table.flow_silence().store(1, Relaxed);
+    silence(3);
+    assert_in_turn(&slots_of(&scene, &earlier));
+    scene.end(dispatcher);
+}
+
+#[test]
+fn a_flow_in_use_is_not_forgotten_by_time() {
+    let Some(scene) = Datagrams::new(4, V4) else {
+        return;
+    };
+    let dispatcher = scene.start(Policy::RoundRobin, Affinity::Flow);
+    dispatcher.table().flow_silence().store(1, Relaxed);
+    let all = clients(8, scene.address);
+    let homes = slots_of(&scene, &all);
+    let begun = flow_clock();
+    while flow_clock() - begun < 4 {
+        assert_eq!(slots_of(&scene, &all), homes);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    scene.end(dispatcher);
+}
+
+/// More flows than the map of earlier builds remembered (65,536).
+#[test]
+fn no_flow_is_forgotten_however_many_there_are() {
+    const FLOWS: u32 = 70_000;
+    let Some(scene) = Datagrams::new(4, V4) else {
+        return;
+    };
+    let dispatcher = scene.start(Policy::RoundRobin, Affinity::Flow);
+    let slot_of = |flow: u32| {
+        let host = std::net::Ipv4Addr::from(0x7f00_0100 + flow / 10_000);
+        let port = 20_000 + (flow % 10_000) as u16;
+        let client = UdpSocket::bind((host, port)).expect("bind");
+        client.send_to(b"where", scene.address).expect("send");
+        let came = |socket: &UdpSocket| socket.recv(&mut [0; 8]).is_ok();
+        scene.sockets.iter().position(came).expect("a slot")
+    };
+    let homes: Vec<usize> = (0..FLOWS).map(slot_of).collect();
+    let moved = (0..FLOWS).filter(|flow| slot_of(*flow) != homes[*flow as usize]);
+    assert_eq!(moved.count(), 0);
+    scene.end(dispatcher);
+}
+
+#[test]
+fn a_vote_finds_the_flow_that_has_most_and_it_can_be_spread() {
+    let Some(scene) = Datagrams::new(4, V4) else {
+        return;
+    };
+    let dispatcher = scene.start(Policy::RoundRobin, Affinity::Flow);
+    let all = clients(8, scene.address);
+    let homes = slots_of(&scene, &all);
+    let beside = (1..8)
+        .find(|other| homes[*other] == homes[0])
+        .expect("two to each slot");
+    for _ in 0..30 {
+        slots_of(&scene, &all[..1]);
+        slots_of(&scene, &all[..1]);
+        slots_of(&scene, &all[beside..=beside]);
+    }
+    let place = dispatcher.table().slot(homes[0]);
+    let (home, lead) = (
+        place.heavy_home().load(Relaxed),
+        place.heavy_lead().load(Relaxed),
+    );
+    assert!((28..=32).contains(&lead), "{lead}");
+    let pinned = dispatcher.pinned();
+    let elsewhere = (homes[0] + 1) % 4;
+    assert!(!pinned.spread(elsewhere, home).expect("map") && !pinned.is_spread(home));
+    assert!(pinned.spread(homes[0], home).expect("map") && pinned.is_spread(home));
+    let mut spread: Vec<usize> = (0..4).flat_map(|_| slots_of(&scene, &all[..1])).collect();
+    spread.sort_unstable();
+    assert_eq!(spread, [0, 1, 2, 3]);
+    assert_eq!(slots_of(&scene, &all[1..]), homes[1..], "the others stay");
+    scene.end(dispatcher);
+}
+
+#[test]
+fn flows_stay_until_their_worker_goes() {
     let Some(mut scene) = Datagrams::new(4, V4) else {
         return;
     };
     let dispatcher = scene.start(Policy::RoundRobin, Affinity::Flow);
     let table = dispatcher.table();
-    table.heartbeat_limit_ns().store(u64::MAX / 2, Relaxed);
-    table
-        .heartbeat_ns()
-        .store(wakeone_kernel::schedule::coarse_ns(), Relaxed);
+    as_if_looked_after(&dispatcher);
     let clients = clients(40, scene.address);
     let first = slots_of(&scene, &clients);
-    for slot in 0..4 {
-        assert_eq!(first.iter().filter(|at| **at == slot).count(), 10);
-    }
+    assert_in_turn(&first);
     assert_eq!(slots_of(&scene, &clients), first, "the same again");
-    for mark in [flag::DRAINING, flag::STUCK] {
+    for (flag, gone) in [(flag::DRAINING, true), (flag::UP, false)] {
         let before = slots_of(&scene, &clients);
-        table.slot(1).mark(mark, true);
+        table.slot(1).mark(flag, gone);
         let after = slots_of(&scene, &clients);
         for (was, is) in before.iter().zip(&after) {
             assert!(*is != 1 && (was == is || *was == 1), "{was} -> {is}");
         }
-        table.slot(1).mark(mark, false);
+        table.slot(1).mark(flag, !gone);
         assert_eq!(slots_of(&scene, &clients), after, "who moved, stays");
     }
-    // All slots are unwell: no flow moves, and nothing is refused.
+    // All slots drain: no flow moves, and nothing is refused.
     let before = slots_of(&scene, &clients);
     (0..4).for_each(|slot| table.slot(slot).mark(flag::DRAINING, true));
     assert_eq!(slots_of(&scene, &clients), before);
@@ -255,7 +414,7 @@ fn a_consistent_hash_moves_the_flows_of_the_slot_that_goes_only() {
     let Some(scene) = Datagrams::new(4, V4) else {
         return;
     };
-    let dispatcher = scene.start(Policy::Consistent, Affinity::Flow);
+    let dispatcher = scene.start(Policy::Consistent, Affinity::None);
     let clients = clients(60, scene.address);
     let before = slots_of(&scene, &clients);
     dispatcher.table().slot(2).mark(flag::UP, false);

@@ -98,6 +98,8 @@ impl Ground {
             adopt: false,
             read_queues: true,
             datagrams: None,
+            earlier_flows: false,
+            shared_socket: false,
             lookup: &[],
         }
     }

@@ -164,6 +164,8 @@ impl Group {
             adopt: false,
             read_queues: true,
             datagrams: None,
+            earlier_flows: false,
+            shared_socket: false,
             lookup: &[],
         };
         let copies: std::io::Result<Vec<Vec<OwnedFd>>> = self
