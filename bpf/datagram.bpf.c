@@ -75,7 +75,7 @@ static __always_inline int place(struct sk_reuseport_md *md, struct wakeone_draw
 		*why = WAKEONE_EXIT_SELECTED;
 		return slot;
 	}
-	slot = other_slot(md, d);
+	slot = other_slot(md, wakeone_mix(d->random));
 	*why = slot < 0 ? WAKEONE_EXIT_SELECT_FAILED : WAKEONE_EXIT_RETRIED;
 	return slot;
 }

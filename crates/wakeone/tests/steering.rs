@@ -119,6 +119,8 @@ fn supervise(notes: Notebook, script: impl FnOnce(&Notebook) + Send + 'static) {
         refuse: false,
         grace: Duration::from_secs(60),
         lookup: false,
+        nonblocking: false,
+        stdin: false,
         runtime_dir: folder.path().to_owned(),
     };
     let supervisor = Supervisor::new(&options).expect("supervisor");

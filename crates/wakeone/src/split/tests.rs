@@ -23,6 +23,7 @@ fn splitter() -> Splitter {
         check: false,
         metrics: None,
         metrics_tracing: false,
+        grace: Duration::from_secs(30),
     };
     Splitter::new(&options, Steering::None, std::process::id())
 }

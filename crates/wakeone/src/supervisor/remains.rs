@@ -154,7 +154,7 @@ mod tests {
             .process_group(0)
             .spawn()
             .expect("sh");
-        let mut process = Process::child(child).expect("watch");
+        let process = Process::child(child).expect("watch");
         while process.ended().expect("poll").is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -24,7 +24,8 @@ fn only(table: &Table, slot: Option<usize>) {
 fn move_to(ground: &Ground, pinned: &Pinned, from: usize, to: Option<usize>) {
     only(pinned.table(), to);
     let listener = &ground.listeners[from];
-    socket::move_queue(listener, BACKLOG).expect("move");
+    rustix::net::shutdown(listener, rustix::net::Shutdown::Read).expect("shutdown");
+    rustix::net::listen(listener, BACKLOG).expect("listen");
     pinned.put(0, from, listener).expect("put");
 }
 

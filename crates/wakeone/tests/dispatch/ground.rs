@@ -94,6 +94,7 @@ impl Ground {
             by_name: false,
             weights: &[],
             cgroup: Some(&self.cgroup),
+            no_cgroup: None,
             backlog: BACKLOG,
             adopt: false,
             read_queues: true,
