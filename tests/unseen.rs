@@ -1,8 +1,6 @@
 //! Rescues of event loops: no worker learns that its listener was closed, and all get their listeners back, whoever is
 //! killed meanwhile.
 
-#[path = "support/real.rs"]
-mod real;
 #[path = "support/mod.rs"]
 mod support;
 
@@ -14,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use real::{Started, installed, program};
+use support::real::{Started, installed, program};
 use support::steered::{assert_nothing_left, isolated, said, soak, status, sum, wakeone};
 use support::{Ground, WAKEONE, eventually, get, patience, runs, server, slowness};
 use wakeone_kernel::proc::process::children;
