@@ -177,6 +177,15 @@ static __always_inline void draw_chance(struct wakeone_draw *d, __u32 policy)
 		d->cpu = bpf_get_smp_processor_id();
 }
 
+/* The time where ties go in turn. A global function: its branch would double
+ * what the verifier has to walk in the caller. */
+__noinline int turn_clock(void)
+{
+	if (!(WAKEONE_READ(table.flags) & WAKEONE_TABLE_DEFERS))
+		return 0;
+	return bpf_ktime_get_ns() >> WAKEONE_PROGRESS_SHIFT;
+}
+
 static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fresh)
 {
 	__u32 policy = WAKEONE_READ(table.policy);
@@ -197,8 +206,7 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 		return leave_to_kernel(md, WAKEONE_EXIT_BAD_POLICY);
 
 	draw_chance(&draw, policy);
-	if (flags & WAKEONE_TABLE_DEFERS)
-		draw.now = bpf_ktime_get_ns() >> WAKEONE_PROGRESS_SHIFT;
+	draw.now = turn_clock();
 	slot = wakeone_pick_in_place(&table, &draw, policy);
 	if (slot < 0)
 		return leave_to_kernel(md, WAKEONE_EXIT_NO_SLOT);
