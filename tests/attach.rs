@@ -110,7 +110,7 @@ fn what_a_new_socket_had_before_it_was_noticed_is_counted_in() {
         return eprintln!("skipped: no iterator switches callbacks on before 6.12");
     }
     use support::steered::{status, wakeone};
-    let mut first = own_socket(0);
+    let mut first = [own_socket(0), own_socket(1)];
     let output = wakeone(&ground, &["attach", &format!(":{PORT}")]);
     assert!(output.status.success(), "{output:?}");
     let name = format!("at-127-0-0-1-{PORT}");
@@ -120,9 +120,11 @@ fn what_a_new_socket_had_before_it_was_noticed_is_counted_in() {
         .expect("agent") as u32;
     // The agent sees nothing of this: another process takes over, and only the kernel can choose its socket.
     support::halt(agent);
-    let mut second = own_socket(1);
-    first.kill().expect("kill");
-    first.wait().expect("wait");
+    let mut second = own_socket(2);
+    for one in &mut first {
+        one.kill().expect("kill");
+        one.wait().expect("wait");
+    }
     let new: Vec<TcpStream> = (0..10).map(|_| accepted()).collect();
     signal(agent, Signal::CONT);
     let active = || support::steered::sum(&status(&ground, &name), "active");

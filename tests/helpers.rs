@@ -126,7 +126,7 @@ fn a_running_server_whose_workers_have_helpers_is_steered_by_its_workers() {
 #[test]
 fn a_worker_that_nobody_sees_wait_gets_connections_again() {
     let Some(ground) = isolated() else { return };
-    let _server = Server::start("nap", 2);
+    let server = Server::start("nap", 2);
     let attached = wakeone(&ground, &["attach", AT, "--rescue", "--weight", "0=60000"]);
     assert!(attached.status.success(), "{:?}", said(&attached));
     let group = "at-127-0-0-1-8080";
@@ -143,6 +143,7 @@ fn a_worker_that_nobody_sees_wait_gets_connections_again() {
     });
     let detached = wakeone(&ground, &["detach", AT]);
     assert!(detached.status.success(), "{:?}", said(&detached));
+    drop(server);
     assert_nothing_left(&ground);
 }
 
@@ -194,7 +195,12 @@ fn a_split_server_ends_with_its_first_process_and_what_that_leaves() {
         return;
     };
     split.settled(2);
-    let lines = split.ends();
+    // The first process dies of SIGTERM, and its status is ours.
+    split.run.signal(Signal::TERM);
+    let Split { ground, run } = split;
+    let (status, lines) = run.wait();
+    assert_eq!(status.code(), Some(143), "{lines:?}");
+    assert_nothing_left(&ground);
     let told = lines
         .iter()
         .any(|line| line.contains("has ended and left process "));

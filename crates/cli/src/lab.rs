@@ -34,7 +34,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Show which experiments there are and what each asks
+    /// Show which experiments there are, how long a quick and a full run take, and what each asks
     List(ListArgs),
     /// Run experiments by name, or all of them
     Run(RunArgs),
@@ -274,7 +274,6 @@ fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
         writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    out.write_all(text::list_head().as_bytes())?;
     for experiment in experiments::all() {
         out.write_all(text::listed(*experiment, terminal_width()).as_bytes())?;
     }

@@ -219,15 +219,8 @@ fn heading(text: &mut String, line: &str, underline: char) {
     let _ = writeln!(text, "{line}\n{rule}\n");
 }
 
-/// The head of the list of experiments.
-pub fn list_head() -> String {
-    format!(
-        "{:<13}  {:>6}  {:>6}  {}\n",
-        "name", "quick", "full", "what it asks"
-    )
-}
-
-/// An experiment in the list of all: a line of at most `width` columns, with about how long both sizes take.
+/// An experiment in the list of all: a line of at most `width` columns, with about how long a quick and a full run take. The
+/// list has no head, so that it fits a screen of 24 lines.
 pub fn listed(experiment: &dyn Experiment, width: usize) -> String {
     let time = |quick| {
         let design = experiment.design(&Settings {
