@@ -217,7 +217,7 @@ fn new_processes_beside_the_old_ones() {
     for roll in 0..3 {
         let old = format!(" {}", server.pid());
         let new = four_sockets();
-        eventually("the new sockets have slots", || up(&ground) == 8);
+        slowly("the new sockets have slots", || up(&ground) == 8);
         signal(server.pid(), Signal::TERM);
         kept.have_left(|worker| worker.ends_with(&old));
         slowly("the old sockets are closed", || listening() == 4);
@@ -238,12 +238,11 @@ fn counted(ground: &Ground) -> u64 {
 }
 
 #[test]
+#[ignore = "it closes the old sockets at once, and a busy machine cannot steer the new ones before"]
 fn haproxy_that_lets_the_old_process_finish() {
     let Some(ground) = isolated() else { return };
-    if !installed("haproxy") || !soak() {
-        // It closes the old sockets at once. A busy machine cannot steer the new ones before.
-        eprintln!("skipped: it takes haproxy, an idle machine and WAKEONE_SOAK=1");
-        return;
+    if !installed("haproxy") {
+        return eprintln!("skipped: haproxy is not installed");
     }
     let text = format!(
         "global\n nbthread 4\n hard-stop-after 1s\ndefaults\n mode http\n timeout client 99s\n timeout server 99s\n timeout connect 9s\n\

@@ -255,6 +255,14 @@ impl Mover {
             // SAFETY: system calls on numbers; the agent is this process's parent.
             unsafe { libc::kill(pid, signal) };
         };
+        let pause = || {
+            let time = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 10_000_000,
+            };
+            // SAFETY: a valid time.
+            unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
+        };
         // SAFETY: as above.
         let own = unsafe { libc::getpid() };
         match planned {
@@ -264,18 +272,13 @@ impl Mover {
             }
             fate::STOPS => {
                 kill(self.agent, libc::SIGSTOP);
+                // Its threads stop one after the other, and one of them would notice our end.
+                pause();
                 kill(own, libc::SIGKILL);
             }
             fate::AGENT_DIES => kill(self.agent, libc::SIGKILL),
             fate::MOVER_DIES => kill(own, libc::SIGKILL),
-            fate::IS_SLOW => {
-                let pause = libc::timespec {
-                    tv_sec: 0,
-                    tv_nsec: 10_000_000,
-                };
-                // SAFETY: a valid time.
-                unsafe { libc::nanosleep(&raw const pause, std::ptr::null_mut()) };
-            }
+            fate::IS_SLOW => pause(),
             fate::REFUSED => return Err(libc::EADDRINUSE),
             _ => {}
         }
