@@ -221,6 +221,10 @@ fn new_processes_beside_the_old_ones() {
         signal(server.pid(), Signal::TERM);
         kept.have_left(|worker| worker.ends_with(&old));
         slowly("the old sockets are closed", || listening() == 4);
+        slowly("all are open again", || {
+            let shares = kept.shares();
+            shares.len() == 4 && shares.iter().sum::<usize>() == CONNECTIONS
+        });
         assert_even(&kept.shares(), 4, &format!("roll {roll}"));
         server = new;
     }
