@@ -416,6 +416,13 @@ impl Watcher {
         Ok(self.sights != before)
     }
 
+    /// Searches all processes for the holders of its sockets. A process may have opened one while the last search ran.
+    pub fn search_holders(&mut self) {
+        let inodes = self.listener.sockets.iter().map(|s| s.inode).collect();
+        self.pids = Processes::read().around(&inodes);
+        self.stale = true;
+    }
+
     /// Whether one of its processes ended since the last sample. It costs one system call.
     pub fn lost_a_process(&mut self) -> bool {
         self.stale |= self.exits.take();

@@ -47,6 +47,8 @@ pub struct Attached {
     /// Shows whether our program is still the group's, and when it was last asked.
     choosers: Choosers,
     asked: Instant,
+    /// When all processes were last searched for the holder of a socket.
+    searched: Instant,
     pace: Pace,
     /// Tells at once that sockets changed; `None` if the programs of an earlier build steer.
     notices: Option<Notices>,
@@ -60,6 +62,8 @@ pub struct Attached {
 
 /// How often to look which processes serve a group that gets connections.
 const WORKERS_EVERY: Duration = Duration::from_millis(500);
+/// How often to search all processes for the holder of a socket that none is known of.
+const SEARCH_EVERY: Duration = Duration::from_millis(250);
 /// How often to look whether the server has set another program.
 const CHOOSER_EVERY: Duration = Duration::from_secs(1);
 /// After the end of a worker: for how long to look for its successor each time.
@@ -136,6 +140,7 @@ impl Attached {
             late: None,
             choosers,
             asked: Instant::now(),
+            searched: Instant::now(),
             pace: Pace::new(),
             notices,
             unsettled: false,
@@ -193,8 +198,17 @@ impl Attached {
         // Finding the holders of sockets means reading all their descriptors.
         if seen_anew || self.unsettled {
             self.unsettled = false;
-            for member in members(&self.watcher) {
+            let members = members(&self.watcher);
+            let unheld = members.len() < self.watcher.listener().sockets.len();
+            for member in members {
                 changed |= self.settle(&member);
+            }
+            if unheld {
+                self.unsettled = true;
+                if self.searched.elapsed() >= SEARCH_EVERY {
+                    self.watcher.search_holders();
+                    self.searched = Instant::now();
+                }
             }
         }
         if changed {
