@@ -126,19 +126,19 @@ fn a_slot_whose_socket_is_back_is_chosen_at_once() {
     };
     let dispatcher = ground.start(Policy::LeastConnections);
     let table = dispatcher.table();
-    ground.listeners[..2].iter().for_each(stop_listening);
-    let mut clients = connect_many(V4, 8);
-    wait_for_actives(table, &[0, 0, 4, 4]);
+    stop_listening(&ground.listeners[0]);
+    let mut clients = connect_many(V4, 12);
+    wait_for_actives(table, &[0, 4, 4, 4]);
     assert_eq!(
         [0, 1, 2, 3].map(|slot| table.slot(slot).gone().load(Relaxed)),
-        [1, 1, 0, 0]
+        [1, 0, 0, 0]
     );
     // A mark that came late, as by a choice on another CPU, does not keep a slot from being chosen.
     rustix::net::listen(&ground.listeners[0], BACKLOG).expect("listen");
     dispatcher.restore(0).expect("restore");
     table.slot(0).gone().store(1, Relaxed);
     clients.extend(connect_many(V4, 4));
-    wait_for_actives(table, &[4, 0, 4, 4]);
+    wait_for_actives(table, &[4, 4, 4, 4]);
     assert_eq!(table.slot(0).gone().load(Relaxed), 0);
     drop(clients);
     ground.settle();
@@ -297,7 +297,7 @@ fn closing_drops_syns_and_the_client_comes_again() {
     assert!(exit(table, "closing") > 0);
     // Earlier connections are served, and can still be moved.
     table.slot(0).mark(flag::DRAINING, true);
-    assert_eq!(dispatcher.move_queues(0).expect("move"), 2);
+    assert_eq!(dispatcher.move_queues(0).expect("move").connections, 2);
     table.slot(0).mark(flag::DRAINING, false);
     assert_eq!(ground.queues(), [0, 4]);
     dispatcher.open();
@@ -356,7 +356,7 @@ fn bad_tag() {
     // A move puts them in no count either, and notes that none is to.
     table.slot(1).mark(flag::DRAINING, false);
     table.slot(0).mark(flag::UP, false);
-    assert_eq!(dispatcher.move_queues(0).expect("move"), 5);
+    assert_eq!(dispatcher.move_queues(0).expect("move").connections, 5);
     assert_eq!(ground.queues(), [0, 5]);
     assert_eq!(exit(table, "bad_tag"), 10);
     assert_eq!(actives(table), [0, 0]);
@@ -408,7 +408,7 @@ fn moved_full_leaves_the_count_where_it_was() {
         assert!(fillers <= 1 << 20, "a map without an end");
     }
     table.slot(0).mark(flag::DRAINING, true);
-    assert_eq!(dispatcher.move_queues(0).expect("move"), 2);
+    assert_eq!(dispatcher.move_queues(0).expect("move").connections, 2);
     assert_eq!(ground.queues(), [0, 4], "they are moved all the same");
     assert_eq!(exit(table, "moved_full"), 2);
     assert_eq!(exit(table, "migrated"), 2);
@@ -419,7 +419,7 @@ fn moved_full_leaves_the_count_where_it_was() {
     // Nobody knows now where those two were born. A move back counts them out of no slot.
     table.slot(1).mark(flag::DRAINING, true);
     table.slot(0).mark(flag::DRAINING, false);
-    assert_eq!(dispatcher.move_queues(1).expect("move"), 4);
+    assert_eq!(dispatcher.move_queues(1).expect("move").connections, 4);
     assert_eq!((ground.queues(), actives(table)), (vec![4, 0], vec![2, 2]));
     assert_eq!(table.moved_live(), 4);
     drop(clients);
