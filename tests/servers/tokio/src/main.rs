@@ -28,6 +28,7 @@ fn listener(from: &str) -> std::io::Result<std::net::TcpListener> {
     } else {
         let address: std::net::SocketAddr = from.parse().expect("ADDRESS");
         let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
         socket.set_reuse_port(true)?;
         socket.bind(&address.into())?;
         socket.listen(4096)?;

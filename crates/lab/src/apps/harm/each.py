@@ -20,6 +20,9 @@ def bound():
     """Returns a socket for one worker, which does not listen yet."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if kind == "tcp":
+        # As servers set it. Without it each move takes longer: it must be known that the listener can listen again.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.bind((host, port))
     made.set_inheritable(True)
     return made

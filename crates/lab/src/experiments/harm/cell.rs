@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use wakeone_load::{Arrivals, Mix, Plan, Spacing};
 
-use super::subjects::{Subject, WORKERS};
-use super::{Situation, Way, clients, load_seconds};
+use super::subjects::{Subject, WORKERS, rescue_options};
+use super::{Situation, Way, clients, load_seconds, moves};
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
 use crate::under_test::ServerUnderTest;
@@ -30,6 +30,15 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LONGEST: f64 = 90.0;
 /// For how long the server is watched without load.
 const IDLE: Duration = Duration::from_millis(500);
+
+/// The moves that are made in a round.
+pub fn moves_wanted(quick: bool) -> u64 {
+    if quick {
+        moves::WANTED.1
+    } else {
+        moves::WANTED.0
+    }
+}
 
 /// Measures it. A refusal, and a server that does not start or end well, are results.
 ///
@@ -60,14 +69,22 @@ fn attempt(
     context: &mut Context<'_>,
 ) -> Result<Sample, Error> {
     let begun = Instant::now();
-    let mut server = ServerUnderTest::start(subject.launch(way)?)?;
+    let mut server = ServerUnderTest::start(subject.launch(situation, way)?)?;
     let ready = begun.elapsed();
     match way {
         Way::Attach => server.attach(subject.scheme, &[])?,
-        Way::AttachRescue => server.attach(subject.scheme, &["--rescue"])?,
+        Way::AttachRescue => {
+            let options = [&["--rescue"], rescue_options(situation)].concat();
+            server.attach(subject.scheme, &options)?;
+        }
         _ => {}
     }
     let mut sample = under_load(&mut server, subject, situation, way, context)?;
+    if situation == Situation::Moves {
+        // Nobody would have workers pass for stuck so soon. It is asked whether something breaks.
+        let times = |name: &str| name.starts_with("latency_ms") || name == "busiest";
+        sample.metrics.retain(|name, _| !times(name));
+    }
     sample.put("ready_s", "s", ready.as_secs_f64());
     at_rest(&mut server, subject, way, &mut sample)?;
     server.stop(&mut sample)?;
@@ -82,28 +99,19 @@ fn under_load(
     way: Way,
     context: &mut Context<'_>,
 ) -> Result<Sample, Error> {
-    let restarts = match situation {
-        Situation::Restart => RESTARTS,
-        Situation::Roll => 1,
-        _ => 0,
-    };
-    let pause = Duration::from_secs_f64(load_seconds(context.settings.quick) / 3.0);
     let load = Load::new(server, subject, situation, context)?;
     let over = AtomicBool::new(false);
-    let (found, restarted) = std::thread::scope(|scope| {
+    let quick = context.settings.quick;
+    let (found, done) = std::thread::scope(|scope| {
         let over = &over;
         let server = &mut *server;
-        let thread = scope.spawn(move || {
-            let all = restart_all(subject, way, server, restarts, pause);
-            // Without restarts the load has an end of its own.
-            over.store(restarts > 0, Ordering::Relaxed);
-            all
-        });
-        (load.send(over, context), thread.join())
+        let thread = scope.spawn(move || beside(server, subject, situation, way, (quick, over)));
+        let found = load.send(over, context);
+        over.store(true, Ordering::Relaxed);
+        (found, thread.join())
     });
     let (mut sample, whole, open) = found?;
-    restarted
-        .unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))?;
+    done.unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))?;
     match whole {
         Counted::ByLoad(outcome) => server.answers.client_saw(&outcome),
         Counted::Answers(whole) => server.answers.client_counted(whole, open),
@@ -113,6 +121,34 @@ fn under_load(
         .metrics
         .retain(|name, _| !name.starts_with("share_worker_"));
     Ok(sample)
+}
+
+/// Does what a situation has beside the load, and then ends the load. Most have nothing, and a load with an end of its own.
+fn beside(
+    server: &mut ServerUnderTest,
+    subject: &Subject,
+    situation: Situation,
+    way: Way,
+    (quick, over): (bool, &AtomicBool),
+) -> Result<(), Error> {
+    let restarts = match situation {
+        Situation::Restart => RESTARTS,
+        Situation::Roll => 1,
+        Situation::Moves => 0,
+        _ => return Ok(()),
+    };
+    let seconds = Duration::from_secs_f64(load_seconds(quick));
+    let done = if restarts > 0 {
+        restart_all(subject, way, server, restarts, seconds / 3)
+    } else {
+        let until = match way {
+            Way::AsItIs => moves::Until::Elapsed(seconds),
+            _ => moves::Until::Moves(moves_wanted(quick)),
+        };
+        moves::make(server.address, server.pid(), until, over)
+    };
+    over.store(true, Ordering::Relaxed);
+    done
 }
 
 fn restart_all(
@@ -126,9 +162,7 @@ fn restart_all(
         std::thread::sleep(pause);
         subject.restart(way, server, nth)?;
     }
-    if restarts > 0 {
-        std::thread::sleep(pause);
-    }
+    std::thread::sleep(pause);
     Ok(())
 }
 
@@ -191,7 +225,7 @@ impl Load {
                 Ok((sample, Counted::ByLoad(Box::new(found)), 0))
             }
             Load::Command(mut command) => {
-                let sample = clients::told(&mut command)?;
+                let sample = clients::told(&mut command, Duration::from_secs_f64(LONGEST))?;
                 Ok((sample, Counted::Answers(0), 0))
             }
             Load::Reopen(address) => {
@@ -221,7 +255,7 @@ fn plan(target: SocketAddr, situation: Situation, context: &Context<'_>) -> Plan
         _ => measure::poisson(RATE_PER_S),
     };
     let seconds = match situation {
-        Situation::Restart => LONGEST,
+        Situation::Restart | Situation::Moves => LONGEST,
         _ => load_seconds(context.settings.quick),
     };
     let end = measure::for_seconds(seconds);

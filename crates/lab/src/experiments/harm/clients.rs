@@ -1,11 +1,13 @@
 //! Clients that the load generator is not: programs of the servers' own, and clients that open lost connections again.
 
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use super::cell::of_told;
@@ -13,16 +15,33 @@ use crate::error::Error;
 use crate::experiment::Sample;
 use crate::stats;
 
-/// Runs a client that prints its result as one line of JSON.
+/// Runs a client that prints its result as one line of JSON. One that takes longer than `limit` is ended.
 ///
 /// # Errors
 /// When it fails, or prints something else.
-pub fn told(command: &mut Command) -> Result<Sample, Error> {
+pub fn told(command: &mut Command, limit: Duration) -> Result<Sample, Error> {
     let failed = |why: String| Error::Server(format!("the client failed: {why}"));
-    let output = command
+    let child = command
         .stdin(Stdio::null())
-        .output()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .map_err(|e| failed(e.to_string()))?;
+    let (ended, end) = std::sync::mpsc::channel::<()>();
+    let handle = Pid::from_child(&child);
+    let handle = pidfd_open(handle, PidfdFlags::empty()).map_err(|e| failed(e.to_string()))?;
+    let output = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // Its end closes the channel.
+            if end.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                let _ = pidfd_send_signal(handle, Signal::KILL);
+            }
+        });
+        let output = child.wait_with_output();
+        drop(ended);
+        output
+    });
+    let output = output.map_err(|e| failed(e.to_string()))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let found: Option<serde_json::Value> = serde_json::from_str(text.trim()).ok();
     found.as_ref().and_then(of_told).ok_or_else(|| {

@@ -51,6 +51,13 @@ pub fn worse(
     if total(&ours, "active_at_end") > 0.0 {
         all.push("active_at_end");
     }
+    let moves = outcome.values(&ours, "moves");
+    if situation == Situation::Moves && !moves.is_empty() {
+        let wanted = outcome.parameters.get("moves").and_then(|w| w.as_f64());
+        if wanted.is_some_and(|wanted| stats::min(moves) < wanted) {
+            all.push("moves");
+        }
+    }
     Some(all)
 }
 
@@ -79,7 +86,7 @@ pub fn refused<'a>(outcome: &'a Outcome, name: &str) -> Option<&'a str> {
 pub fn all(outcome: &Outcome) -> Vec<Expectation> {
     let mut all = Vec::new();
     for (subject, situation) in cells() {
-        for way in subject.ways().into_iter().skip(1) {
+        for way in subject.ways(situation).into_iter().skip(1) {
             let name = arm_name(subject, situation, way);
             if outcome.variant(&name).is_none() {
                 continue;

@@ -3,6 +3,7 @@
 mod cell;
 mod clients;
 mod judge;
+mod moves;
 mod present;
 mod subjects;
 
@@ -66,6 +67,8 @@ enum Situation {
     Roll,
     /// Requests come before the first worker accepts.
     Boot,
+    /// Workers are stopped for some milliseconds, one after the other, until queues have been moved many times.
+    Moves,
 }
 
 impl Situation {
@@ -79,6 +82,7 @@ impl Situation {
             Situation::Restart => "restart",
             Situation::Roll => "roll",
             Situation::Boot => "boot",
+            Situation::Moves => "moves",
         }
     }
 }
@@ -103,7 +107,7 @@ fn cells() -> impl Iterator<Item = (&'static Subject, Situation)> {
 
 fn parse(name: &str) -> Result<(&'static Subject, Situation, Way), Error> {
     let all = cells().flat_map(|(subject, situation)| {
-        let ways = subject.ways().into_iter();
+        let ways = subject.ways(situation).into_iter();
         ways.map(move |way| (subject, situation, way))
     });
     all.into_iter()
@@ -137,11 +141,12 @@ impl Experiment for Harm {
                 ("rate_per_s", json!(cell::RATE_PER_S)),
                 ("usual_us", json!(cell::USUAL_US)),
                 ("long_us", json!(cell::LONG_US)),
+                ("moves", json!(cell::moves_wanted(settings.quick))),
             ]),
             ..Design::default()
         };
         for (group, (subject, situation)) in cells().enumerate() {
-            for way in subject.ways() {
+            for way in subject.ways(situation) {
                 let name = arm_name(subject, situation, way);
                 let arm = Arm {
                     name: name.clone(),
@@ -152,7 +157,7 @@ impl Experiment for Harm {
             }
         }
         let pairs = cells().flat_map(|(subject, situation)| {
-            let ours = subject.ways().into_iter().skip(1);
+            let ours = subject.ways(situation).into_iter().skip(1);
             ours.flat_map(move |way| {
                 judge::RATIOS.map(|metric| pairing(subject, situation, way, metric))
             })
@@ -188,7 +193,7 @@ mod tests {
     #[test]
     fn names_of_variants_go_both_ways() {
         for (subject, situation) in cells() {
-            for way in subject.ways() {
+            for way in subject.ways(situation) {
                 let name = arm_name(subject, situation, way);
                 let found = parse(&name).unwrap();
                 assert_eq!(

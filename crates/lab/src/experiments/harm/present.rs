@@ -23,7 +23,7 @@ const COLUMNS: [(&str, &str); 9] = [
 /// How many cells are no worse.
 pub fn meaning(outcome: &Outcome) -> String {
     let all = cells().flat_map(|(subject, situation)| {
-        let ways = subject.ways().into_iter().skip(1);
+        let ways = subject.ways(situation).into_iter().skip(1);
         ways.filter_map(move |way| {
             let name = arm_name(subject, situation, way);
             let refused = refused(outcome, &name).is_some();
@@ -70,9 +70,6 @@ const GOOD: &str = "no worse";
 const REFUSED: &str = "refused";
 
 fn told(outcome: &Outcome, subject: &Subject, way: Way) -> Option<String> {
-    if !subject.ways().contains(&way) {
-        return None;
-    }
     let (mut bad, mut measured, mut refusals) = (Vec::new(), 0, 0);
     for situation in subject.situations {
         let Some(worse) = worse(outcome, subject, *situation, way) else {
@@ -106,7 +103,7 @@ pub fn servers(outcome: &Outcome) -> Vec<Block> {
         let cells = subject
             .situations
             .iter()
-            .flat_map(|s| subject.ways().into_iter().map(move |w| (*s, w)));
+            .flat_map(|s| subject.ways(*s).into_iter().map(move |w| (*s, w)));
         let rows: Vec<Row> = cells
             .clone()
             .filter_map(|(situation, way)| row(outcome, subject, situation, way))

@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 use std::time::Duration;
 
-use super::{Situation, Way};
+use super::{Situation, Way, moves};
 use crate::error::Error;
 use crate::launch::{self, Counted, Launch, Ready};
 use crate::under_test::{Restart, ServerUnderTest};
@@ -56,12 +56,12 @@ enum Reload {
     Resize,
 }
 
-use Situation::{Boot, Busy, Kept, Restart as Restarted, Roll, Steady, Stuck};
+use Situation::{Boot, Busy, Kept, Moves, Restart as Restarted, Roll, Steady, Stuck};
 
 const EACH: &str = "python3 {dir}/each.py {host} {port} {workers} tcp";
 const EACH_UDP: &str = "python3 {dir}/each.py {host} {port} {workers} udp";
 /// The situations of a server whose connections are kept, and whose workers name themselves.
-const USUAL: &[Situation] = &[Steady, Kept, Stuck, Restarted, Roll];
+const USUAL: &[Situation] = &[Steady, Kept, Stuck, Restarted, Roll, Moves];
 
 /// An asyncio worker, started once for each socket.
 const ASYNCIO: Subject = Subject {
@@ -89,7 +89,7 @@ const GUNICORN: Subject = Subject {
     said: Some(("Booting worker", WORKERS)),
     restart: Reload::Signal(Signal::SIGHUP, "Booting worker", WORKERS, WORKERS),
     // It closes each connection after its answer.
-    situations: &[Steady, Stuck, Restarted],
+    situations: &[Steady, Stuck, Restarted, Moves],
     ..ASYNCIO
 };
 const TOKIO: Subject = Subject {
@@ -98,7 +98,7 @@ const TOKIO: Subject = Subject {
     line: "{each} tokio_server {address} current",
     run: Some("tokio_server fd:{fd} current"),
     files: &[("each.py", apps::EACH)],
-    situations: &[Steady, Kept, Stuck, Busy, Restarted, Roll],
+    situations: &[Steady, Kept, Stuck, Busy, Restarted, Roll, Moves],
     ..ASYNCIO
 };
 /// Sessions over UDP, a socket for each worker.
@@ -126,7 +126,7 @@ pub const ALL: &[Subject] = &[
         said: None,
         counted: Counted::ByNginx,
         restart: Reload::Resize,
-        situations: &[Steady, Kept, Stuck, Restarted],
+        situations: &[Steady, Kept, Stuck, Restarted, Moves],
         ..ASYNCIO
     },
     Subject {
@@ -148,7 +148,7 @@ pub const ALL: &[Subject] = &[
         run: Some(
             "gunicorn -k gthread --threads 2 --keep-alive 75 --workers 1 --timeout 60 --backlog {backlog} --bind fd://{fd} wsgi:app",
         ),
-        situations: &[Steady, Kept, Stuck, Restarted],
+        situations: &[Steady, Kept, Stuck, Restarted, Moves],
         ..GUNICORN
     },
     Subject {
@@ -177,13 +177,14 @@ pub const ALL: &[Subject] = &[
         said: Some(("Started worker", WORKERS)),
         // It replaces one worker after another.
         restart: Reload::Signal(Signal::SIGHUP, "Stopped old worker", 0, WORKERS),
-        situations: &[Steady, Kept, Stuck, Restarted],
+        situations: &[Steady, Kept, Stuck, Restarted, Moves],
         ..ASYNCIO
     },
     Subject {
         name: "go",
         needs: &["python3", "go_server"],
-        line: "{each} go_server {address}",
+        // A server that listens by Multipath TCP is refused, with this advice.
+        line: "{each} env GODEBUG=multipathtcp=0 go_server {address}",
         run: Some("go_server fd:{fd}"),
         files: &[("each.py", apps::EACH)],
         ..ASYNCIO
@@ -205,7 +206,7 @@ pub const ALL: &[Subject] = &[
         said: Some(("resuming normal operations", 1)),
         counted: Counted::Nowhere,
         restart: Reload::Signal(Signal::SIGUSR1, "resuming normal operations", 1, 1),
-        situations: &[Steady, Kept, Stuck, Restarted],
+        situations: &[Steady, Kept, Stuck, Restarted, Moves],
         ..ASYNCIO
     },
     Subject {
@@ -269,14 +270,19 @@ pub const ALL: &[Subject] = &[
 
 impl Subject {
     /// The ways that it can be served in.
-    pub fn ways(&self) -> Vec<Way> {
+    pub fn ways(&self, situation: Situation) -> Vec<Way> {
         let ours: &[Way] = match (self.shared, self.run) {
             (true, _) => &[Way::Split],
             (_, Some(_)) => &[Way::Attach, Way::AttachRescue, Way::Run],
             _ => &[Way::Attach, Way::AttachRescue],
         };
         // A datagram socket has no accept queue to move.
-        let fits = |way: &&Way| self.scheme.is_empty() || **way != Way::AttachRescue;
+        let fits = |way: &&Way| match way {
+            Way::AttachRescue => self.scheme.is_empty(),
+            // It moves nothing.
+            Way::Attach => situation != Moves,
+            _ => true,
+        };
         let ours = ours.iter().filter(fits).copied();
         std::iter::once(Way::AsItIs).chain(ours).collect()
     }
@@ -296,7 +302,7 @@ impl Subject {
     ///
     /// # Errors
     /// When nginx has no module whose handlers block.
-    pub fn launch(&self, way: Way) -> Result<Launch, Error> {
+    pub fn launch(&self, situation: Situation, way: Way) -> Result<Launch, Error> {
         let plain = match self.restart {
             Reload::Resize => nginx_of(WORKERS)?.launch(String::new()),
             _ => self.plain(),
@@ -304,7 +310,8 @@ impl Subject {
         let launch = match (way, self.run) {
             (Way::Run, Some(line)) => Launch {
                 line: format!(
-                    "wakeone run -w {{workers}} -l {}{{address}} -- {line}",
+                    "wakeone run -w {{workers}} {} -l {}{{address}} -- {line}",
+                    rescue_options(situation).join(" "),
                     self.scheme
                 ),
                 ..plain
@@ -372,6 +379,14 @@ impl Subject {
             }
         };
         server.restart(how)
+    }
+}
+
+/// The options of steering in a situation.
+pub fn rescue_options(situation: Situation) -> &'static [&'static str] {
+    match situation {
+        Moves => moves::OPTIONS,
+        _ => &[],
     }
 }
 
