@@ -86,7 +86,7 @@ pub struct Move {
     pub slot: usize,
     /// Connections moved.
     pub moved: u32,
-    /// How long the move took.
+    /// How long the listener was closed and the kernel walked over the port's connections, in µs.
     pub took_us: u64,
 }
 

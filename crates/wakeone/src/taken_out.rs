@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use wakeone_kernel::socket;
 use wakeone_kernel::socket::moving::{self, Entry, Look, Place};
@@ -50,7 +51,7 @@ impl TakenOut {
         backlog: i32,
         look: &Look,
         place: Option<Place<'_>>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Duration> {
         self.put_back()?;
         if !look.entries.is_empty() {
             let note = serde_json::to_vec(&look.entries)?;

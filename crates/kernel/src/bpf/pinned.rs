@@ -61,6 +61,7 @@ pub fn empty_arrays(dir: &Path) {
 pub struct Pinned {
     dir: PathBuf,
     table: Table,
+    table_map: MapHandle,
     listeners: MapHandle,
     /// The maps for counting connections; a group of UDP sockets has none.
     counts: Option<Counts>,
@@ -97,8 +98,8 @@ impl Pinned {
             MapHandle::from_pinned_path(dir.join(name))
                 .map_err(bpf_step(format!("opening {}", dir.join(name).display())))
         };
-        let table = map("table")?;
-        let table = Table::map(table.as_fd(), true).map_err(Error::at("mapping the table"))?;
+        let table_map = map("table")?;
+        let table = Table::map(table_map.as_fd(), true).map_err(Error::at("mapping the table"))?;
         let mut addresses = Vec::new();
         while dir.join(format!("sockets-{}", addresses.len())).exists() {
             let number = addresses.len();
@@ -114,6 +115,7 @@ impl Pinned {
         }
         Ok(Self {
             table,
+            table_map,
             listeners: map("listeners")?,
             counts: if dir.join("tags").exists() {
                 Some(Counts {
@@ -138,6 +140,11 @@ impl Pinned {
     /// The shared table.
     pub fn table(&self) -> &Table {
         &self.table
+    }
+
+    /// The map that holds the table.
+    pub fn table_map(&self) -> BorrowedFd<'_> {
+        self.table_map.as_fd()
     }
 
     /// Addresses (reuseport groups) that it dispatches.

@@ -16,6 +16,7 @@ mod steer;
 mod stuck;
 mod transport;
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -27,6 +28,7 @@ use std::time::{Duration, Instant};
 use wakeone_kernel::bpf::chooser::Chooser;
 use wakeone_kernel::schedule;
 
+pub use self::moves::without_priority;
 use self::recount::RecountThread;
 use self::rest::Waker;
 pub use self::state::{AgentConfig, Rescued};
@@ -143,13 +145,14 @@ impl Agent {
         lock(&self.core).can_afford()
     }
 
-    /// Runs `act`, which moves the queue of a socket without a slot, between two looks. Its time counts as that of
-    /// other moves does.
-    pub fn move_beside<R>(&self, act: impl FnOnce() -> R) -> R {
+    /// Runs `act`, which moves the queue of a socket without a slot and returns how long that took, between two looks. Its
+    /// time counts as that of other moves does.
+    pub fn move_beside(&self, act: impl FnOnce() -> io::Result<Duration>) -> io::Result<Duration> {
         let mut core = lock(&self.core);
         let begun = Instant::now();
         let done = act();
-        core.budget.spend(begun.elapsed().as_nanos() as u64);
+        let took = done.as_ref().map_or_else(|_| begun.elapsed(), |took| *took);
+        core.budget.spend(took.as_nanos() as u64);
         done
     }
 
@@ -226,7 +229,7 @@ impl Drop for AgentThread {
 
 fn watch(core: &Mutex<Core>, stop: &AtomicBool, waker: &Waker) {
     if let Err(error) = schedule::real_time() {
-        lock(core).without_priority(&error);
+        lock(core).note_no_priority(&error);
     }
     while !stop.load(Acquire) {
         let (time, arrivals) = {

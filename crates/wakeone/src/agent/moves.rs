@@ -11,12 +11,20 @@ use wakeone_model::reads::Reads;
 use super::state::Core;
 use crate::steer::{Move, SteerEvent};
 
+/// What it means for rescues that the agent has no real-time priority. Others may then run between a rescue's shutdown and
+/// listen, and a worker that comes to accept just then gets EINVAL. That is rare enough to go on.
+#[must_use]
+pub fn without_priority(error: &std::io::Error) -> String {
+    format!(
+        "a rescue may take longer, and a worker that accepts meanwhile fails: the agent has no real-time priority, which takes CAP_SYS_NICE: {error}"
+    )
+}
+
 impl Core {
-    /// Says what it means for rescues that the agent has no real-time priority. Others may then run between a rescue's
-    /// shutdown and listen, and a worker that comes to accept just then gets EINVAL. That is rare enough to go on.
-    pub(super) fn without_priority(&mut self, error: &std::io::Error) {
+    /// Says what [`without_priority`] says, if queues are to be moved.
+    pub(super) fn note_no_priority(&mut self, error: &std::io::Error) {
         if self.config.rescue {
-            self.note(format!("a rescue may take longer, and a worker that accepts meanwhile fails: the agent has no real-time priority, which takes CAP_SYS_NICE: {error}"));
+            self.note(without_priority(error));
         }
     }
 
@@ -55,8 +63,8 @@ impl Core {
         first.map(|quiet| Duration::from_nanos(quiet - now))
     }
 
-    /// Moves the queues of slots whose worker is gone and that others can serve. Whoever waits for such a queue has come
-    /// anew, and takes it himself.
+    /// Moves the queues of slots whose worker is gone and that others can serve. A process that waits for such a queue
+    /// has come anew, and takes it itself.
     pub(super) fn empty_abandoned(&mut self, samples: &[SlotSample]) {
         for (slot, sample) in samples.iter().enumerate() {
             if sample.queued > 0
@@ -153,9 +161,11 @@ impl Core {
         self.dispatcher.search_holders();
         let before = Instant::now();
         let moved = self.dispatcher.move_queues(slot);
-        let took = before.elapsed();
+        let took = moved
+            .as_ref()
+            .map_or_else(|_| before.elapsed(), |moved| moved.took);
         self.budget.spend(took.as_nanos() as u64);
-        let moved = moved?;
+        let moved = moved?.connections;
         if moved > 0 {
             let took_us = took.as_micros() as u64;
             let place = self.dispatcher.table().slot(slot);

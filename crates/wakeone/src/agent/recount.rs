@@ -39,7 +39,7 @@ pub struct Recounts {
     open: OnceCell<Option<OpenConnections>>,
     drifts: Vec<Drift>,
     due: Instant,
-    /// What came and went by the last recount that found nothing wrong.
+    /// The sum of all that came and went, at the last recount that found nothing wrong.
     settled: Option<u64>,
 }
 

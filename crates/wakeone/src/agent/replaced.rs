@@ -1,4 +1,4 @@
-//! What the agent does when another program chooses for its group, or none: it stands aside.
+//! The agent stands aside when another program chooses for its group, or none.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};

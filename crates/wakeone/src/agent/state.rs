@@ -165,8 +165,8 @@ impl Core {
         (0..self.dispatcher.slots()).any(|other| other != slot && serving(&self.dispatcher, other))
     }
 
-    /// Has slots without a worker not chosen, and their queues moved, as soon as others serve. What waits for the last
-    /// worker waits for its successor.
+    /// Has slots without a worker not chosen, and their queues moved, as soon as others serve. The queue of the
+    /// last worker waits for its successor.
     pub fn take_down_bereft(&mut self) {
         for slot in 0..self.slots.len() {
             let is_up = self.dispatcher.table().slot(slot).has(flag::UP);

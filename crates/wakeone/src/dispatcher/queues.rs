@@ -3,9 +3,10 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use wakeone_kernel::bpf;
-use wakeone_kernel::socket::moving::{Look, Unsafe};
+use wakeone_kernel::socket::moving::{Look, Place, Unsafe};
 use wakeone_kernel::socket::receive_queue::{ReceiveQueue, receive_queue};
 use wakeone_kernel::socket::reopening::may_reopen;
 use wakeone_kernel::socket::{self, AcceptQueue};
@@ -13,6 +14,15 @@ use wakeone_model::listener::Protocol;
 
 use super::Dispatcher;
 use crate::slot_sockets::SlotSockets;
+
+/// The outcome of a move.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Moved {
+    /// Connections moved.
+    pub connections: u32,
+    /// How long it held up new connections, at most: see [`wakeone_kernel::socket::moving::move_queue`].
+    pub took: Duration,
+}
 
 impl Dispatcher {
     /// Returns the receive queues of a slot's UDP sockets, summed over its addresses.
@@ -101,7 +111,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Moves the connections in a slot's queues to the slots that the program chooses, and returns their number.
+    /// Moves the connections in a slot's queues to the slots that the program chooses.
     ///
     /// The caller has marked the slot, so that the program does not choose it, and asked [`Dispatcher::may_reopen`]. It
     /// has also made sure that another slot of the group is good: with no other listener the kernel would reset the
@@ -109,9 +119,9 @@ impl Dispatcher {
     ///
     /// # Errors
     /// A listener did not listen again; the slot is not chosen until it does.
-    pub fn move_queues(&self, slot: usize) -> Result<u32, bpf::Error> {
+    pub fn move_queues(&self, slot: usize) -> Result<Moved, bpf::Error> {
         if self.protocol() == Protocol::Udp {
-            return Ok(0);
+            return Ok(Moved::default());
         }
         let place = self.table().slot(slot);
         // Set before the move, so that a successor knows that one was begun. It stays if a listener does not come back.
@@ -123,18 +133,19 @@ impl Dispatcher {
         moved
     }
 
-    fn move_all(&self, slot: usize) -> Result<u32, bpf::Error> {
-        let mut moved = 0;
+    fn move_all(&self, slot: usize) -> Result<Moved, bpf::Error> {
+        let mut all = Moved::default();
         for address in 0..self.pinned.addresses() {
-            let waiting = self.with(slot, address, |listener| {
+            let moved = self.with(slot, address, |listener| {
                 self.move_queue(slot, address, listener)
             })?;
-            if waiting > 0 {
+            if moved.connections > 0 {
                 self.wake_others(slot, address);
             }
-            moved += waiting;
+            all.connections += moved.connections;
+            all.took += moved.took;
         }
-        Ok(moved)
+        Ok(all)
     }
 
     /// Whether one of a slot's listeners does not listen.
@@ -189,10 +200,10 @@ impl Dispatcher {
         slot: usize,
         address: usize,
         listener: BorrowedFd<'_>,
-    ) -> Result<u32, bpf::Error> {
+    ) -> Result<Moved, bpf::Error> {
         let queue = socket::accept_queue(listener).unwrap_or_default();
         if queue.length == 0 {
-            return Ok(0);
+            return Ok(Moved::default());
         }
         // Another process's listener comes back with its previous backlog.
         let backlog = match self.sockets[slot] {
@@ -204,18 +215,25 @@ impl Dispatcher {
             source,
         };
         let look = match self.look_at_holders(slot, address) {
-            Err(Unsafe::Waits(_)) => return Ok(0),
+            Err(Unsafe::Waits(_)) => return Ok(Moved::default()),
             other => other.map_err(|why| failed(io::Error::other(why.to_string())))?,
         };
         if self.pinned.looks_up() {
             self.pinned.take_out(address, slot);
         }
-        let place = (self.pinned.sockets(address), slot as u32);
+        let place = Place {
+            sockets: self.pinned.sockets(address),
+            slot: slot as u32,
+            table: self.pinned.table_map(),
+        };
         let moved = (self.taken_out).move_queue(listener, backlog, &look, Some(place));
         let moved = match moved {
             // Its worker does something else by now. There is another look soon.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-            other => other.map_err(failed).map(|()| queue.length)?,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Moved::default(),
+            other => Moved {
+                connections: queue.length,
+                took: other.map_err(failed)?,
+            },
         };
         self.pinned.put(address, slot, listener)?;
         Ok(moved)

@@ -283,7 +283,7 @@ fn a_queue_that_is_moved_once_and_twice() {
     }
     let move_from = |slot: usize| {
         table.slot(slot).mark(flag::DRAINING, true);
-        let moved = dispatcher.move_queues(slot).expect("move");
+        let moved = dispatcher.move_queues(slot).expect("move").connections;
         table.slot(slot).mark(flag::DRAINING, false);
         moved
     };
@@ -357,7 +357,10 @@ fn without_counting_a_move_counts_nothing() {
     wait("all wait", || ground.queues().iter().sum::<u32>() == 20);
     let waiting = ground.queues()[0];
     table.slot(0).mark(flag::DRAINING, true);
-    assert_eq!(dispatcher.move_queues(0).expect("move"), waiting);
+    assert_eq!(
+        dispatcher.move_queues(0).expect("move").connections,
+        waiting
+    );
     assert_eq!(ground.queues(), [0, 20]);
     assert_eq!(exit(table, "migrated"), u64::from(waiting));
     // No later event would correct these counts.

@@ -71,7 +71,7 @@ impl Scene {
             slot.mark(flag::STUCK, true);
             dispatcher.table().publish();
             let begun = Instant::now();
-            let moved = dispatcher.move_queues(0).expect("move");
+            let moved = dispatcher.move_queues(0).expect("move").connections;
             let took = begun.elapsed();
             assert_eq!((moved, self.ground.queues()), (1, vec![0, 2]));
             slot.mark(flag::STUCK, false);
@@ -178,7 +178,7 @@ fn connections_of_a_private_port_are_counted_moved_and_counted_out() {
     let from = usize::from(scene.ground.queues()[0] == 0);
     dispatcher.table().slot(from).mark(flag::STUCK, true);
     dispatcher.table().publish();
-    let moved = dispatcher.move_queues(from).expect("move");
+    let moved = dispatcher.move_queues(from).expect("move").connections;
     assert!(moved > 0);
     let mut expected = [0; SLOTS];
     expected[1 - from] = 20;

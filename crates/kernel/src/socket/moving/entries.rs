@@ -49,19 +49,27 @@ impl Entry {
     }
 }
 
-/// Hands on the entries of a socket in an epoll set: number, events and data.
+/// Hands on the entries of a socket in an epoll set of a process, which started then.
 pub(super) fn of_set(
-    pid: u32,
+    (pid, started): (u32, u64),
     epoll: i32,
     inode: u64,
-    mut take: impl FnMut(i32, u32, u64),
+    mut take: impl FnMut(Entry),
 ) -> io::Result<()> {
     reader::lines(pid, &format!("fdinfo/{epoll}"), |line| {
         if let Some((at, number, events, data)) = std::str::from_utf8(line).ok().and_then(parse)
             && at == inode
             && events & !PRIVATE != 0
         {
-            take(number, events, data);
+            take(Entry {
+                pid,
+                started,
+                epoll,
+                number,
+                inode,
+                events,
+                data,
+            });
         }
     })
 }

@@ -37,7 +37,7 @@ pub struct Look {
 pub enum Unsafe {
     /// This process waits for connections there.
     Waits(u32),
-    /// What this process waits for cannot be seen.
+    /// It cannot be seen whether this process waits there.
     Unseen(u32, io::Error),
 }
 
@@ -139,19 +139,11 @@ impl Look {
         let mut waited_for = HashSet::new();
         for epoll in held.epolls {
             let entries = &mut self.entries;
-            let read = of_set(pid, epoll, inode, |number, events, data| {
-                if events & READABLE != 0 {
+            let read = of_set((pid, started), epoll, inode, |entry| {
+                if entry.events & READABLE != 0 {
                     waited_for.insert(epoll);
                 }
-                entries.push(Entry {
-                    pid,
-                    started,
-                    epoll,
-                    number,
-                    inode,
-                    events,
-                    data,
-                });
+                entries.push(entry);
             });
             match read {
                 Err(error) if waits::is_hidden(&error) => return Err(unseen(error)),

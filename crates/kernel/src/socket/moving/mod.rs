@@ -5,7 +5,8 @@
 //! before the shutdown the listener is taken out of every epoll set that has it, and put back afterwards as it was.
 //! Nothing is moved while a worker waits for the listener in any other way.
 //!
-//! A process of its own does that, the mover: see [`mover`]. It goes on if its agent is killed. If the mover is killed,
+//! A process of its own does that, the mover: see [`mover`]. It goes on if its agent is killed, and has the program ignore
+//! the marks that this agent left. If the mover is killed,
 //! its agent puts back by another one. The caller of [`move_queue`] writes the entries down before, in case both are
 //! killed.
 
@@ -17,6 +18,7 @@ mod request;
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::sys::signal::{Signal, kill};
@@ -24,6 +26,7 @@ use nix::sys::signal::{Signal, kill};
 pub use self::entries::Entry;
 pub use self::holders::{Holders, Look, Unsafe};
 use self::request::{ENTRY, Head, MOST_DESCRIPTORS, MOST_ENTRIES, THREAD, hash};
+use crate::bpf::table;
 use crate::proc::process;
 use crate::proc::reader::helper::Outcome;
 use crate::proc::reader::{self, Kept};
@@ -33,10 +36,19 @@ thread_local! {
     static MOVER: RefCell<Kept> = const { RefCell::new(Kept::none()) };
 }
 
-/// The array of sockets in which the listener stands, and its slot.
-pub type Place<'a> = (BorrowedFd<'a>, u32);
+/// Where the program finds the listener.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// The array of sockets.
+    pub sockets: BorrowedFd<'a>,
+    /// The listener's index there.
+    pub slot: u32,
+    /// The table, whose marks count as long as its agent lives.
+    pub table: BorrowedFd<'a>,
+}
 
 /// Moves the queue of a listener, which then listens again where it was. `look` is from [`Holders::look`] just before.
+/// Returns how long the mover took: the walks of the kernel over all connections of the port, which hold up new ones.
 ///
 /// # Errors
 /// `WouldBlock`: a worker does something else than at that look, and nothing was done. Else the error of shutdown or
@@ -46,14 +58,14 @@ pub fn move_queue(
     backlog: i32,
     look: &Look,
     place: Option<Place<'_>>,
-) -> io::Result<()> {
+) -> io::Result<Duration> {
     let mut sets = Sets::default();
     let mut words = Vec::new();
     let fits = look.entries.len() <= MOST_ENTRIES;
     for entry in look.entries.iter().filter(|_| fits) {
         words.extend(sets.words_of(entry)?);
     }
-    let first = 1 + usize::from(place.is_some());
+    let first = 1 + 2 * usize::from(place.is_some());
     if !fits || first + sets.borrowed.len() > MOST_DESCRIPTORS {
         return Err(io::Error::other("too many epoll sets have the listener"));
     }
@@ -67,23 +79,28 @@ pub fn move_queue(
     let head = Head {
         only_back: false,
         backlog,
-        key: place.map_or(0, |(_, slot)| slot),
+        key: place.map_or(0, |place| place.slot),
         fate: fate(),
         threads: look.threads.len(),
         entries: look.entries.len(),
-        has_array: place.is_some(),
+        has_place: place.is_some(),
+        heartbeat_at: table::heartbeat_at(),
     };
     let mut descriptors = vec![listener.as_fd()];
-    descriptors.extend(place.map(|(array, _)| array));
+    descriptors.extend(place.iter().flat_map(|place| [place.sockets, place.table]));
     descriptors.extend(sets.borrowed.iter().map(AsFd::as_fd));
-    match ask(head, &words, &descriptors)? {
+    let begun = Instant::now();
+    let answer = ask(head, &words, &descriptors)?;
+    let took = begun.elapsed();
+    let done = match answer {
         Some((moved, back)) => moved.and(back),
         None => {
             // The mover is gone, or hangs in the set of a process that keeps it locked.
             tracing::debug!("the mover did not answer");
             finish(listener, backlog).and(put_back(&look.entries))
         }
-    }
+    };
+    done.map(|()| took)
 }
 
 /// Puts entries back that a mover took out and perhaps did not put back.
@@ -120,7 +137,8 @@ fn put_one_back(entry: &Entry) -> io::Result<()> {
         fate: 0,
         threads: 0,
         entries: 1,
-        has_array: false,
+        has_place: false,
+        heartbeat_at: 0,
     };
     let descriptors = [listener.as_fd(), sets.borrowed[0].as_fd()];
     match ask(head, &words, &descriptors)? {
@@ -237,18 +255,8 @@ mod tests {
         let (pid, epoll) = (std::process::id(), set.as_raw_fd());
         let started = Stat::of(pid).expect("own").started;
         let mut look = Look::default();
-        entries::of_set(pid, epoll, inode, |number, events, data| {
-            look.entries.push(Entry {
-                pid,
-                started,
-                epoll,
-                number,
-                inode,
-                events,
-                data,
-            });
-        })
-        .expect("own set");
+        let take = |entry| look.entries.push(entry);
+        entries::of_set((pid, started), epoll, inode, take).expect("own set");
         look
     }
 

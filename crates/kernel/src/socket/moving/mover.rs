@@ -8,6 +8,7 @@
 //! It does not end with the agent: once it has taken the first entry out, it puts all back whatever becomes of the agent.
 
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::libc;
 
@@ -45,12 +46,14 @@ pub(super) fn serve(socket: RawFd, real_time: bool) -> ! {
         words: [0; MOST_WORDS],
         used: 0,
         fds: [-1; MOST_DESCRIPTORS],
+        heartbeat: None,
     };
     while mover.hear() {
         let answer = mover.act();
         mover.close_all();
         mover.answer(answer);
     }
+    mover.end_marks();
     // SAFETY: ends the process, without anything that exit() would run.
     unsafe { libc::_exit(0) }
 }
@@ -60,8 +63,10 @@ struct Mover {
     agent: i32,
     words: [u64; MOST_WORDS],
     used: usize,
-    /// Those of the request: the listener, perhaps the array, and the sets.
+    /// Those of the request: the listener, perhaps the array and the table, and the sets.
     fds: [RawFd; MOST_DESCRIPTORS],
+    /// The agent's heartbeat in the last request's table.
+    heartbeat: Option<Heartbeat>,
 }
 
 #[repr(align(8))]
@@ -107,6 +112,9 @@ impl Mover {
     fn act(&mut self) -> Result<[i32; 2], Failed> {
         let head = Head::of(&self.words[..self.used]).ok_or(libc::EINVAL)?;
         self.make_room(head)?;
+        if head.has_place {
+            self.heartbeat = Heartbeat::in_table(self.fd(2)?, head.heartbeat_at);
+        }
         let mut out = TakenOut::new();
         let done = if head.only_back {
             out = TakenOut([u64::MAX; _]);
@@ -255,14 +263,6 @@ impl Mover {
             // SAFETY: system calls on numbers; the agent is this process's parent.
             unsafe { libc::kill(pid, signal) };
         };
-        let pause = || {
-            let time = libc::timespec {
-                tv_sec: 0,
-                tv_nsec: 10_000_000,
-            };
-            // SAFETY: a valid time.
-            unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
-        };
         // SAFETY: as above.
         let own = unsafe { libc::getpid() };
         match planned {
@@ -273,12 +273,12 @@ impl Mover {
             fate::STOPS => {
                 kill(self.agent, libc::SIGSTOP);
                 // Its threads stop one after the other, and one of them would notice our end.
-                pause();
+                pause(10);
                 kill(own, libc::SIGKILL);
             }
             fate::AGENT_DIES => kill(self.agent, libc::SIGKILL),
             fate::MOVER_DIES => kill(own, libc::SIGKILL),
-            fate::IS_SLOW => pause(),
+            fate::IS_SLOW => pause(10),
             fate::REFUSED => return Err(libc::EADDRINUSE),
             _ => {}
         }
@@ -287,10 +287,27 @@ impl Mover {
 
     /// Has the program choose the listener again. The agent does so too, if it is still there.
     fn choose(&self, head: Head) -> Result<(), Failed> {
-        if head.has_array {
+        if head.has_place {
             update(self.fd(1)?, head.key, self.listener()?);
         }
         Ok(())
+    }
+
+    /// Has the program ignore the marks of an agent that was killed, at once and not after a second without a heartbeat:
+    /// the worker of the queue just moved is marked.
+    fn end_marks(&self) {
+        let Some(heartbeat) = &self.heartbeat else {
+            return;
+        };
+        // An agent's descriptors are closed before it has ended (do_exit in kernel/exit.c). One that ended well still has
+        // its process, or has taken its marks back.
+        for _ in 0..1000 {
+            // SAFETY: a system call.
+            if unsafe { libc::getppid() } != self.agent {
+                return heartbeat.stop();
+            }
+            pause(1);
+        }
     }
 
     /// Puts back what was taken out, bit by bit.
@@ -348,6 +365,44 @@ impl Mover {
                 libc::MSG_NOSIGNAL,
             )
         };
+    }
+}
+
+/// An agent's heartbeat, which is mapped.
+struct Heartbeat {
+    page: *mut u8,
+    length: usize,
+    at: usize,
+}
+
+impl Heartbeat {
+    fn in_table(table: RawFd, at: usize) -> Option<Self> {
+        // SAFETY: system calls; a new mapping disturbs nothing.
+        let (page, length) = unsafe {
+            let length = usize::try_from(libc::sysconf(libc::_SC_PAGESIZE)).ok()?;
+            let from = libc::off_t::try_from(at / length * length).ok()?;
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_SHARED;
+            let page = libc::mmap(std::ptr::null_mut(), length, protection, flags, table, from);
+            (page, length)
+        };
+        (page != libc::MAP_FAILED).then_some(Self {
+            page: page.cast(),
+            length,
+            at: at % length,
+        })
+    }
+
+    fn stop(&self) {
+        // SAFETY: an aligned word of the mapping, which everybody accesses atomically.
+        unsafe { AtomicU64::from_ptr(self.page.add(self.at).cast()) }.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has this mapping.
+        unsafe { libc::munmap(self.page.cast(), self.length) };
     }
 }
 
@@ -436,6 +491,15 @@ fn listens(socket: RawFd) -> bool {
         )
     };
     done == 0 && on != 0
+}
+
+fn pause(ms: i64) {
+    let time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: ms * 1_000_000,
+    };
+    // SAFETY: a valid time.
+    unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
 }
 
 fn control(set: RawFd, what: i32, fd: RawFd, events: u32, data: u64) -> Result<(), Failed> {

@@ -9,7 +9,7 @@ pub(super) const MOST_ENTRIES: usize = 1024;
 pub(super) const MOST_THREADS: usize = 64;
 
 /// Words before the entries.
-pub(super) const HEAD: usize = 7;
+pub(super) const HEAD: usize = 8;
 /// Words of an entry: where its set is among the descriptors, its number, events, data.
 pub(super) const ENTRY: usize = 4;
 /// Words of a thread: its process, its id, the hash of its line.
@@ -27,8 +27,10 @@ pub(super) struct Head {
     pub fate: u64,
     pub threads: usize,
     pub entries: usize,
-    /// The descriptor after the listener is the array of sockets.
-    pub has_array: bool,
+    /// The descriptor after the listener is the array of sockets, and then comes the table.
+    pub has_place: bool,
+    /// Where the table has the agent's heartbeat.
+    pub heartbeat_at: usize,
 }
 
 impl Head {
@@ -40,14 +42,23 @@ impl Head {
             self.fate,
             self.threads as u64,
             self.entries as u64,
-            self.has_array.into(),
+            self.has_place.into(),
+            self.heartbeat_at as u64,
         ]
     }
 
     /// The reverse. `None`: it does not fit the request's length. Allocates nothing.
     pub fn of(words: &[u64]) -> Option<Self> {
-        let [only_back, backlog, key, fate, threads, entries, array] =
-            *words.first_chunk::<HEAD>()?;
+        let [
+            only_back,
+            backlog,
+            key,
+            fate,
+            threads,
+            entries,
+            place,
+            heartbeat,
+        ] = *words.first_chunk::<HEAD>()?;
         let head = Self {
             only_back: only_back != 0,
             backlog: (backlog as u32).cast_signed(),
@@ -55,7 +66,8 @@ impl Head {
             fate,
             threads: usize::try_from(threads).ok()?,
             entries: usize::try_from(entries).ok()?,
-            has_array: array != 0,
+            has_place: place != 0,
+            heartbeat_at: usize::try_from(heartbeat).ok()?,
         };
         let fits = head.threads <= MOST_THREADS && head.entries <= MOST_ENTRIES;
         (fits && words.len() == HEAD + ENTRY * head.entries + THREAD * head.threads).then_some(head)
@@ -95,12 +107,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn requests_are_read_back(backlog in any::<i32>(), key in any::<u32>(), threads in 0..=MOST_THREADS, entries in 0..=MOST_ENTRIES, has_array: bool) {
-            let head = Head { only_back: false, backlog, key, fate: 0, threads, entries, has_array };
+        fn requests_are_read_back(backlog in any::<i32>(), key in any::<u32>(), threads in 0..=MOST_THREADS, entries in 0..=MOST_ENTRIES, has_place: bool) {
+            let head = Head { only_back: false, backlog, key, fate: 0, threads, entries, has_place, heartbeat_at: 8 };
             let mut words = head.words().to_vec();
             words.resize(HEAD + ENTRY * entries + THREAD * threads, 0);
             let again = Head::of(&words).expect("a request");
-            prop_assert_eq!((again.backlog, again.key, again.has_array), (backlog, key, has_array));
+            prop_assert_eq!((again.backlog, again.key, again.has_place), (backlog, key, has_place));
             words.push(0);
             prop_assert!(Head::of(&words).is_none());
         }
