@@ -1,4 +1,4 @@
-//! What `attach` stands on changes under it: a worker dies and its manager keeps the socket, two workers serve one socket,
+//! The ground of `attach` changes: a worker dies and its manager keeps the socket, two workers serve one socket,
 //! the server sets a program of its own, or ends.
 //!
 //! These tests need root. Otherwise they are skipped, with a message.
@@ -103,6 +103,13 @@ impl Manager {
         assert!(done, "{text}");
         let status: Value = serde_json::from_str(&text).expect("JSON");
         status["groups"][0].clone()
+    }
+
+    /// Whether the agent waits for a server. For a moment between the two there is neither a group nor a note of that.
+    fn waits(&self) -> bool {
+        let (done, text) = self.wakeone(&["status", &target(), "--json"]);
+        let status = serde_json::from_str::<Value>(&text).ok().filter(|_| done);
+        status.is_some_and(|status| status["groups"][0]["steered"] == false)
     }
 
     fn slot_of(&self, pid: u32) -> Option<usize> {
@@ -408,17 +415,21 @@ fn doctor(manager: &Manager) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Attaches, and ends the server. Returns the agent, which waits for another one.
+fn waiting_agent(manager: &mut Manager) -> u32 {
+    manager.attach(&[]);
+    let agent = manager.group()["supervisor_pid"].as_u64();
+    manager.end();
+    slowly("it waits", || manager.waits());
+    agent.expect("an agent") as u32
+}
+
 #[test]
 fn an_agent_whose_server_ended_is_listed_and_can_be_ended() {
     let Some(mut manager) = Manager::start(&["2"]) else {
         return;
     };
-    manager.attach(&[]);
-    let agent = manager.group()["supervisor_pid"]
-        .as_u64()
-        .expect("an agent") as u32;
-    manager.end();
-    slowly("it waits", || manager.group()["steered"] == false);
+    let agent = waiting_agent(&mut manager);
     let (done, text) = manager.wakeone(&["status"]);
     assert!(done && text.contains("waits for a server there"), "{text}");
     assert!(!text.contains("closed"), "{text}");
@@ -429,13 +440,13 @@ fn an_agent_whose_server_ended_is_listed_and_can_be_ended() {
     });
     answers(ask(8, "/"));
     manager.end();
-    slowly("it waits again", || manager.group()["steered"] == false);
+    slowly("it waits again", || manager.waits());
     assert_eq!(manager.group()["supervisor_pid"], agent);
     let (done, text) = manager.wakeone(&["detach", &target()]);
     assert!(done, "{text}");
     eventually("the agent is gone", || !support::runs(agent));
     support::steered::assert_nothing_left(&manager.ground);
-    // Whoever listens there next is not steered.
+    // The next server that listens there is not steered.
     manager.begin(&["2"]);
     answers(ask(8, "/"));
     let (done, _) = manager.wakeone(&["status", &target()]);
@@ -447,12 +458,7 @@ fn an_agent_that_was_killed_while_it_waited_leaves_what_can_be_taken_away() {
     let Some(mut manager) = Manager::start(&["2"]) else {
         return;
     };
-    manager.attach(&[]);
-    let agent = manager.group()["supervisor_pid"]
-        .as_u64()
-        .expect("an agent") as u32;
-    manager.end();
-    slowly("it waits", || manager.group()["steered"] == false);
+    let agent = waiting_agent(&mut manager);
     support::signal(agent, rustix::process::Signal::KILL);
     eventually("the agent is gone", || !support::runs(agent));
     // The server is attached anew, as if nothing had been.

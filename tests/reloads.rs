@@ -29,7 +29,7 @@ fn address() -> SocketAddr {
     nginx::address()
 }
 
-/// Connections that clients keep. Whoever loses one opens another at once, and asks who answers.
+/// Connections that clients keep. A client that loses one opens another at once, and asks who answers.
 struct Kept {
     /// The worker that holds each client's connection.
     held: Arc<Mutex<BTreeMap<usize, String>>>,
@@ -118,7 +118,8 @@ fn ask() -> std::io::Result<(TcpStream, String)> {
         answer += &String::from_utf8_lossy(&part[..length]);
     }
     let value = |line: &str| Some(line.split_once(": ")?.1.to_owned());
-    let names = answer.lines().filter(|line| line.starts_with("X-"));
+    let is_name = |line: &&str| line.starts_with("X-") || line.starts_with("x-");
+    let names = answer.lines().filter(is_name);
     Ok((
         stream,
         names.filter_map(value).collect::<Vec<_>>().join(" "),
@@ -241,8 +242,9 @@ fn counted(ground: &Ground) -> u64 {
         .sum()
 }
 
+/// It closes the old sockets and connections as soon as it has the new sockets, and clients are back within a millisecond.
+/// Until the new ones have their slots the kernel's hash chooses, as without us. No slot may be chosen before all are.
 #[test]
-#[ignore = "it closes the old sockets at once, and a busy machine cannot steer the new ones before"]
 fn haproxy_that_lets_the_old_process_finish() {
     let Some(ground) = isolated() else { return };
     if !installed("haproxy") {
@@ -275,9 +277,18 @@ fn haproxy_that_lets_the_old_process_finish() {
             kept.shares().iter().sum::<usize>() == CONNECTIONS
         });
         eventually("all are counted", || counted(&ground) == CONNECTIONS as u64);
-        assert_even(&kept.shares(), 4, &format!("reload {reload}"));
+        let shares = kept.shares();
+        // The hash gives one of four more than half of 60 in one of 100,000 cases.
+        assert!(
+            shares.len() == 4 && shares[0] <= CONNECTIONS / 2,
+            "reload {reload}: {shares:?}"
+        );
         server = new;
     }
+    drop(kept);
+    eventually("none is counted", || counted(&ground) == 0);
+    let kept = Kept::open();
+    assert_even(&kept.shares(), 4, "opened later");
     drop(kept);
     detach(&ground);
 }

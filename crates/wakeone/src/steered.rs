@@ -82,6 +82,8 @@ pub struct SteeredGroup {
     places: BTreeMap<u64, SocketPlace>,
     /// See [`State::moving_shared`].
     moving_shared: Option<u64>,
+    /// New sockets are not chosen yet: see [`SteeredGroup::hold_back`].
+    holds_back: bool,
 }
 
 impl SteeredGroup {
@@ -98,6 +100,7 @@ impl SteeredGroup {
             orphans: OrphanLog::default(),
             places: BTreeMap::new(),
             moving_shared: None,
+            holds_back: false,
         })
     }
 
@@ -192,7 +195,16 @@ impl SteeredGroup {
                     agent.with_dispatcher(|d| d.lend(slot, remote));
                 }
                 Some(_) => {}
-                None => slot = Some(agent.with_dispatcher(|d| d.join(cookie, remote))?),
+                None => {
+                    let publish = !self.holds_back;
+                    slot = Some(agent.with_dispatcher(|d| {
+                        let joined = d.join(cookie, remote);
+                        if publish || joined.is_err() {
+                            d.table().publish();
+                        }
+                        joined
+                    })?);
+                }
             }
             if let Some((slot, worker)) = slot.zip(worker) {
                 agent.worker_up(slot, worker);
@@ -207,6 +219,19 @@ impl SteeredGroup {
             },
         );
         Ok(())
+    }
+
+    /// Has new sockets wait until all that appeared have their slots: the first would get the connections of all others.
+    pub fn hold_back(&mut self) {
+        self.holds_back = true;
+    }
+
+    /// Has the sockets that were held back chosen.
+    pub fn let_in(&mut self) {
+        self.holds_back = false;
+        if let Some(agent) = &self.agent {
+            agent.with_dispatcher(|d| d.table().publish());
+        }
     }
 
     /// Notes the shared socket, which has no slot. Its connections are counted once they were moved to a slot.
@@ -377,7 +402,7 @@ impl SteeredGroup {
             Some(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
             moved => {
                 self.shared_is_open();
-                Ok(matches!(moved, Some(Ok(()))))
+                Ok(matches!(moved, Some(Ok(_))))
             }
         }
     }

@@ -64,6 +64,9 @@ pub struct Attached {
 const WORKERS_EVERY: Duration = Duration::from_millis(500);
 /// How often to search all processes for the holder of a socket that none is known of.
 const SEARCH_EVERY: Duration = Duration::from_millis(250);
+/// How long a server takes from one socket to the next, and to open all.
+const BETWEEN_SOCKETS: Duration = Duration::from_millis(1);
+const OPENING: Duration = Duration::from_millis(20);
 /// How often to look whether the server has set another program.
 const CHOOSER_EVERY: Duration = Duration::from_secs(1);
 /// After the end of a worker: for how long to look for its successor each time.
@@ -168,7 +171,7 @@ impl Attached {
         let quiet = self.pace.is_quiet(placed, now);
         let ended = self.watcher.lost_a_process();
         self.group.look_for_orphans(ended);
-        let noticed = self.notices().is_some_and(Notices::take);
+        let noticed = self.notices().is_some_and(take_all);
         if !noticed && !ended && !self.pace.is_due(quiet, now) {
             return Ok(Presence::Here);
         }
@@ -200,9 +203,11 @@ impl Attached {
             self.unsettled = false;
             let members = members(&self.watcher);
             let unheld = members.len() < self.watcher.listener().sockets.len();
+            self.group.hold_back();
             for member in members {
                 changed |= self.settle(&member);
             }
+            self.group.let_in();
             if unheld {
                 self.unsettled = true;
                 if self.searched.elapsed() >= SEARCH_EVERY {
@@ -397,7 +402,20 @@ fn notices(dispatcher: &Dispatcher, address: SocketAddr) -> Option<Notices> {
         .ok()
 }
 
-/// Whether a process is gone, or has closed a socket. Who may not be looked at counts as there.
+/// Whether there were notices. A server opens its sockets one after the other: waits until no more come.
+fn take_all(notices: &Notices) -> bool {
+    let noticed = notices.take();
+    let begun = Instant::now();
+    while noticed && begun.elapsed() < OPENING {
+        std::thread::sleep(BETWEEN_SOCKETS);
+        if !notices.take() {
+            break;
+        }
+    }
+    noticed
+}
+
+/// Whether a process is gone, or has closed a socket. One that may not be looked at counts as there.
 fn has_left(pid: u32, inode: u64) -> bool {
     match process::sockets_of(pid) {
         Ok(held) => held.iter().all(|(_, held)| *held != inode),

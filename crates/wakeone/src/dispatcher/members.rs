@@ -51,7 +51,8 @@ impl Dispatcher {
             .unwrap_or(table::MAX_SLOTS)
     }
 
-    /// Takes in a listener that appeared in an attached group. Returns its slot.
+    /// Takes in a listener that appeared in an attached group. Returns its slot, which is chosen once the caller has published
+    /// the table: of several that appeared at once, the first would get all connections meanwhile.
     ///
     /// # Errors
     /// There is no slot left, or the kernel's answer.
@@ -88,7 +89,6 @@ impl Dispatcher {
                 self.pinned.forget_listener(cookie);
             }
         }
-        self.table().publish();
         self.settle_emptied();
         admitted.map(|()| slot)
     }

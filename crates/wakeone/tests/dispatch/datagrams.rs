@@ -495,6 +495,7 @@ fn sockets_of_others_join_and_leave() {
     let new = bind(scene.address);
     let (key, remote) = lend(&new);
     assert_eq!(dispatcher.join(key, remote).expect("join"), 1);
+    dispatcher.table().publish();
     scene.sockets.push(new);
     send(10);
     assert_eq!(scene.read(), [5, 5]);

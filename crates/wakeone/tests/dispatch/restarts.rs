@@ -53,6 +53,7 @@ fn twenty_thousand_workers_come_and_go_and_the_next_one_is_steered() {
     let last = listen(V4, BACKLOG);
     let (key, remote) = lend(&last);
     assert_eq!(dispatcher.join(key, remote).expect("join"), 1);
+    dispatcher.table().publish();
     ground.listeners.push(last);
     let clients = connect_many(V4, 20);
     assert_eq!(ground.queues(), [10, 10]);
@@ -79,6 +80,7 @@ fn a_listener_that_cannot_join_leaves_its_slot_free() {
     let last = listen(V4, BACKLOG);
     let (key, remote) = lend(&last);
     assert_eq!(dispatcher.join(key, remote).expect("join"), 1);
+    dispatcher.table().publish();
     ground.listeners.push(last);
     let clients = connect_many(V4, 20);
     assert_eq!(ground.queues(), [10, 10]);
