@@ -138,7 +138,8 @@ fn load_paths_until(what: &str, slow: &str, over: impl FnMut() -> bool) {
 fn all_accept(watchers: &Watchers) -> Duration {
     let begun = Instant::now();
     let mut silent: Vec<u32> = children(watchers.server.pid());
-    eventually("each worker accepts", || {
+    while !silent.is_empty() {
+        assert!(begun.elapsed() < patience(), "{silent:?} do not accept");
         let answer = get(address(), "/").expect("an answer");
         let pid: u32 = answer
             .trim()
@@ -149,8 +150,7 @@ fn all_accept(watchers: &Watchers) -> Duration {
             .expect("a pid");
         let of = |one: &u32| *one == pid || children(*one).contains(&pid);
         silent.retain(|one| !of(one));
-        silent.is_empty()
-    });
+    }
     begun.elapsed()
 }
 
@@ -219,16 +219,20 @@ fn a_worker_accepts_on_after_its_agent_was_killed_in_a_rescue() {
     let Some(ground) = isolated() else { return };
     let watchers = Watchers::start(&ground, "edge");
     let before = watchers.entries();
-    let mut longest = Duration::ZERO;
+    let mut took = Vec::new();
     for _ in 0..rescues(3, 200) {
         let agent = attach(&ground, Some("agent"));
         load_until("the agent is killed", 20, || !runs(agent));
-        longest = longest.max(all_accept(&watchers));
+        took.push(all_accept(&watchers));
         assert_eq!(watchers.entries(), before);
         watchers.assert_saw_no_event();
         detach(&ground);
     }
-    eprintln!("each worker had accepted at the latest after {longest:?}");
+    took.sort();
+    let (half, longest) = (took[took.len() / 2], took[took.len() - 1]);
+    eprintln!(
+        "each worker had accepted after {half:?} in half of the cases, {longest:?} at the latest"
+    );
     drop(watchers);
     assert_nothing_left(&ground);
 }
@@ -275,6 +279,27 @@ fn detach_puts_entries_back_that_nobody_was_left_to_put_back() {
     assert_eq!(watchers.entries(), before);
     watchers.assert_saw_no_event();
     all_accept(&watchers);
+    drop(watchers);
+    assert_nothing_left(&ground);
+}
+
+/// The agent that is left behind has nobody to tell.
+#[test]
+fn attach_says_that_it_lacks_the_priority_for_short_rescues() {
+    let Some(ground) = isolated() else { return };
+    let watchers = Watchers::start(&ground, "level");
+    let output = Command::new("setpriv")
+        .args(["--bounding-set", "-sys_nice", "--inh-caps", "-sys_nice"])
+        .args([WAKEONE, "attach", AT, "--rescue", "--runtime-dir"])
+        .arg(ground.runtime())
+        .output()
+        .expect("setpriv");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("CAP_SYS_NICE"),
+        "{text}"
+    );
+    detach(&ground);
     drop(watchers);
     assert_nothing_left(&ground);
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use wakeone::agent::without_priority;
 use wakeone::attach::{
     self, AttachCandidate, AttachConfig, AttachManager, Attached, Event, admitted, meant,
 };
@@ -15,6 +16,7 @@ use wakeone::policy::{Affinity, Policy};
 use wakeone::repair::repair_all;
 use wakeone::reserved::set_apart;
 use wakeone_kernel::capability::{self, Capability};
+use wakeone_kernel::schedule;
 use wakeone_model::layout;
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target};
@@ -157,6 +159,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let monitor = Monitor::start(http).context("attach: cannot serve figures")?;
     manager.serve(monitor, args.metrics_tracing);
     if args.agent {
+        // Nobody sees what the agent says later.
+        if let (true, Err(error)) = (args.rescue, schedule::may_be_real_time()) {
+            print_wrapped(&format!("{}\n", without_priority(&error)))?;
+        }
         fall_silent().context("attach: cannot let go of standard output")?;
     } else {
         tracing::info!(

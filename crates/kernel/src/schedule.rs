@@ -22,6 +22,16 @@ pub fn real_time() -> io::Result<()> {
     }
 }
 
+/// Whether a thread of this process could be made a real-time one.
+///
+/// # Errors
+/// As [`real_time`].
+pub fn may_be_real_time() -> io::Result<()> {
+    // The caller stays as it is.
+    let tried = std::thread::spawn(real_time).join();
+    tried.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+}
+
 /// Returns `CLOCK_MONOTONIC_COARSE` in ns, the clock of `bpf_ktime_get_coarse_ns` in the kernel.
 pub fn coarse_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
