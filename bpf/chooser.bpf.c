@@ -7,19 +7,12 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
+#include "iter.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 enum { STATE_LISTEN = 10 };
 
-typedef struct {
-	__s64 counter;
-} atomic64_t;
-struct sock_common {
-	unsigned short skc_num;
-	volatile unsigned char skc_state;
-	atomic64_t skc_cookie;
-} __attribute__((preserve_access_index));
 struct bpf_prog_aux {
 	__u32 id;
 } __attribute__((preserve_access_index));
@@ -33,9 +26,6 @@ struct sock {
 	struct sock_common __sk_common;
 	struct sock_reuseport *sk_reuseport_cb;
 } __attribute__((preserve_access_index));
-struct bpf_iter_meta {
-	void *seq;
-} __attribute__((preserve_access_index));
 struct udp_sock {
 	/* Only its address is of interest: a struct sock stands there. */
 	int dummy;
@@ -44,14 +34,10 @@ struct bpf_iter__udp {
 	struct bpf_iter_meta *meta;
 	struct udp_sock *udp_sk;
 } __attribute__((preserve_access_index));
-struct bpf_iter__tcp {
-	struct bpf_iter_meta *meta;
-	struct sock_common *sk_common;
-} __attribute__((preserve_access_index));
 
 const volatile __u32 port = 0;
 
-/* What the iterators print, for each socket. */
+/* One record of the iterators, for each socket. */
 struct wakeone_chooser {
 	__u64 cookie;
 	__u32 there;   /* a program chooses */

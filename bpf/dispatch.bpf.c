@@ -37,8 +37,8 @@ struct wakeone_draw *draw_type;
  *   - notes that come from it
  *
  * A note is made or changed together with the counts, and its removal takes
- * the change back. So each count ends at 0, whatever way connections go. What a
- * move counted out by mistake is counted in again with the note's end.
+ * the change back. So each count ends at 0, whatever way connections go. If a
+ * move counted one out by mistake, the end of its note counts it in again.
  *
  * That moves make no mistake rests on a second invariant. A connection without
  * a note waits at the listener where it was born: each move leaves a note, also

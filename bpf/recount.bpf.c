@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include "policy.h"
 #include "maps.h"
+#include "iter.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -23,14 +24,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* A TFO connection waits in the queue before its handshake has ended. */
 enum { STATE_ESTABLISHED = 1, STATE_SYN_RECV = 3, STATE_CLOSE_WAIT = 8, STATE_LISTEN = 10 };
 
-typedef struct {
-	__s64 counter;
-} atomic64_t;
-struct sock_common {
-	unsigned short skc_num;
-	volatile unsigned char skc_state;
-	atomic64_t skc_cookie;
-} __attribute__((preserve_access_index));
 struct inode {
 	unsigned long i_ino;
 } __attribute__((preserve_access_index));
@@ -57,13 +50,6 @@ struct inet_connection_sock {
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	__u8 bpf_sock_ops_cb_flags;
-} __attribute__((preserve_access_index));
-struct bpf_iter_meta {
-	void *seq;
-} __attribute__((preserve_access_index));
-struct bpf_iter__tcp {
-	struct bpf_iter_meta *meta;
-	struct sock_common *sk_common;
 } __attribute__((preserve_access_index));
 
 /* held: inode of an accepted connection -> slot of the worker that holds it,

@@ -18,6 +18,7 @@ fn main() {
         "policy.h",
         "eligible.h",
         "maps.h",
+        "iter.h",
         "choose.h",
         "dispatch.bpf.c",
         "datagram.bpf.c",

@@ -106,7 +106,7 @@ pub struct Args {
     #[arg(long)]
     stdin: bool,
 
-    /// How long a worker may take to end when asked to; with --split: what outlives the server's first process
+    /// How long a worker may take to end when asked to; with --split also for processes that outlive the server's first one
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     grace: Duration,
 

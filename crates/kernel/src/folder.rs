@@ -198,7 +198,7 @@ impl Walk {
     }
 }
 
-/// The user who is the machine's root, as our user namespace numbers users.
+/// The number that the machine's root has in our user namespace.
 ///
 /// # Errors
 /// `/` cannot be opened.

@@ -1,6 +1,6 @@
 //! Whether a count is wrong, told from recounts that take time while connections come and go.
 
-/// What a slot's counters said: those that only grow, read before `active`.
+/// A slot's counters at one moment: those that only grow are read before `active`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CountSample {
     /// Connections that came: established there, or moved there.
@@ -40,7 +40,7 @@ impl Drift {
         let came = i64::try_from(after.came.saturating_sub(before.came)).unwrap_or(i64::MAX);
         let went = i64::try_from(after.went.saturating_sub(before.went)).unwrap_or(i64::MAX);
         let seen = before.active.saturating_sub(open);
-        // Who went may not have been found any more, and who came may have been found already.
+        // A recount may miss connections that went meanwhile, and may have found those that came.
         let (least, most) = (seen.saturating_sub(went), seen.saturating_add(came));
         if least > self.most || most < self.least {
             // It is another drift than before.
@@ -55,7 +55,7 @@ impl Drift {
             _ => 0,
         };
         if excess == 0 {
-            // A drift may come at any time. What was known about the last moment does not bound it.
+            // A drift may come at any time. The bounds of the last moment do not hold for it.
             *self = Self::default();
             return None;
         }
@@ -102,7 +102,7 @@ mod tests {
             drift.see(sample(200, 190, 30), sample(202, 191, 31), 11),
             Some(-18)
         );
-        // What is left is below what comes and goes in a recount, and is found when less does.
+        // The rest is smaller than what comes and goes in a recount. It is found when less does.
         assert_eq!(
             drift.see(sample(300, 290, 12), sample(302, 292, 12), 10),
             None

@@ -55,7 +55,7 @@ pub struct SlotHistory {
     suspect_cpu_ns: Option<u64>,
     /// Since when it is marked stuck, in ns.
     pub stuck_since_ns: Option<u64>,
-    /// What its worker had when it was marked: accepted connections that were open, and CPU time in ns.
+    /// At the mark: its worker's open connections that were accepted, and its CPU time in ns.
     marked: (u64, u64),
     /// How often its mark lapsed, since it last accepted or was seen to wait.
     lapses: u32,
@@ -164,7 +164,7 @@ impl WorkerState {
         matches!(self, Self::Busy | Self::Running { .. } | Self::Stopped)
     }
 
-    /// The state of a socket that two processes serve: whoever is free takes what waits there. What cannot be seen might
+    /// The state of a socket that two processes serve: the free one takes what waits there. One that cannot be seen might
     /// be free.
     #[must_use]
     pub fn freest(self, other: Self) -> Self {

@@ -114,7 +114,7 @@ impl Notes {
         let needless: HashSet<u64> = needless.map(|(cookie, _)| *cookie).collect();
         // A dump of sockets may pass over one while others leave its place in the table: it is asked twice.
         for cookie in needless.intersection(&self.missed) {
-            // Who removes a note takes its change back: the counting program may have been first.
+            // The side that removes a note takes its change back. The counting program may have been first.
             if self.moved.delete(&cookie.to_ne_bytes()).is_ok() {
                 table.notes().fetch_sub(1, Ordering::Relaxed);
                 for (slot, by) in notes[cookie].changes() {

@@ -22,7 +22,7 @@ pub fn doing(pid: u32) -> WorkerState {
     threads_doing(pid, |line| thread_doing(pid, line))
 }
 
-/// What a process does that holds one of a worker's listeners.
+/// The state of a process that holds one of a worker's listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Look {
     state: WorkerState,
@@ -131,8 +131,8 @@ pub fn doing_below(pid: u32, inodes: &[u64]) -> WorkerState {
 pub struct Acceptors(Vec<u32>);
 
 impl Acceptors {
-    /// Returns the state of the worker that has these processes at its top: mostly one. Anyone who waits for the
-    /// listeners settles it.
+    /// Returns the state of the worker that has these processes at its top: mostly one. If any
+    /// process waits for the listeners, the worker is free.
     pub fn doing(&mut self, tops: &[u32], inodes: &[u64]) -> WorkerState {
         let listeners: HashSet<u64> = inodes.iter().copied().collect();
         let mut seen: Vec<(u32, WorkerState)> = Vec::new();

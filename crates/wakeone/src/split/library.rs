@@ -2,7 +2,7 @@
 //! to any folder above it. In /tmp another user could make the folder anew once it was cleaned away. Every program
 //! that the server starts later would then load that user's file.
 //!
-//! A user who has no such folder gets the library in memory. Only processes of that user can open it there.
+//! Where the user has no such folder, the library is in memory. Only processes of that user can open it there.
 //!
 //! The file is locked as long as its `wakeone run` lives. If that was killed, the next one, or `wakeone detach`,
 //! removes its file once no process of the server has it loaded: such processes start others, which load it too.

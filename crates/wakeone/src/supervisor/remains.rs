@@ -1,4 +1,4 @@
-//! What a worker leaves behind: processes of its group that outlive its first process.
+//! The processes of a worker's group that outlive its first process.
 //!
 //! A shell that runs the server as its child ends at SIGTERM, and the server does not. Such processes are asked to end,
 //! and have the grace for what they have in hand.

@@ -134,7 +134,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Names processes that keep a listener. What is asked to end has some time for that.
+    /// Names processes that keep a listener. Those that were asked to end have some time for that.
     fn name_orphans(&mut self) {
         let group = &self.group;
         if self.closing.is_none() && group.remains.count() == 0 {

@@ -73,7 +73,7 @@ fn what_comes_to_a_shared_listener_is_counted_where_it_is_moved() {
         return;
     };
     let table = pinned.table();
-    // What waits already has no tag, until a recount gives it one.
+    // Connections that wait already have no tag, until a recount gives them one.
     only(table, Some(2));
     let mut clients = connect_many(V4, 3);
     wait("all wait there", || ground.queues() == [0, 0, 3]);
@@ -245,7 +245,7 @@ struct Connection {
     open: bool,
 }
 
-/// What the reference knows of a listener.
+/// A listener, as the reference knows it.
 #[derive(Clone, Copy, PartialEq)]
 struct Known {
     /// Where its connections are counted; none: nobody knows the listener, or it has no slot.
@@ -263,7 +263,7 @@ struct Reference<'a> {
     ground: &'a Ground,
     pinned: &'a Pinned,
     listeners: [Known; LISTENERS],
-    /// What waits at each listener, in order.
+    /// The connections that wait at each listener, in order.
     queues: [Vec<Connection>; LISTENERS],
     accepted: Vec<Connection>,
 }
