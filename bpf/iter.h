@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * What the programs on socket iterators read of the kernel. A struct sock is
- * each program's own, for it reads other fields.
+ * The kernel's types that programs on socket iterators read. Each of them has
+ * its own struct sock, for each reads other fields.
  */
 #ifndef WAKEONE_ITER_H
 #define WAKEONE_ITER_H

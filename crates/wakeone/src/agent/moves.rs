@@ -11,7 +11,7 @@ use wakeone_model::reads::Reads;
 use super::state::Core;
 use crate::steer::{Move, SteerEvent};
 
-/// What it means for rescues that the agent has no real-time priority. Others may then run between a rescue's shutdown and
+/// Tells how rescues suffer from an agent without real-time priority. Others may then run between a rescue's shutdown and
 /// listen, and a worker that comes to accept just then gets EINVAL. That is rare enough to go on.
 #[must_use]
 pub fn without_priority(error: &std::io::Error) -> String {
