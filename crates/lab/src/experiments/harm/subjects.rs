@@ -322,9 +322,14 @@ impl Subject {
         let ready = match way {
             // The load begins as soon as it listens.
             Way::Split if self.situations == [Boot] => launch.ready,
-            Way::Run | Way::Split => Ready {
+            Way::Run => Ready {
                 line: "ready:",
                 said: None,
+                ..launch.ready
+            },
+            // A server over UDP is never told to be ready: who will receive is seen only when one does.
+            Way::Split => Ready {
+                said: Some(("is split", 1)),
                 ..launch.ready
             },
             _ => launch.ready,
