@@ -30,10 +30,6 @@ struct udp_sock {
 	/* Only its address is of interest: a struct sock stands there. */
 	int dummy;
 };
-struct bpf_iter__udp {
-	struct bpf_iter_meta *meta;
-	struct udp_sock *udp_sk;
-} __attribute__((preserve_access_index));
 
 const volatile __u32 port = 0;
 

@@ -13,6 +13,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
 #include <stdbool.h>
+#include "iter.h"
 #include "locks.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -36,9 +37,6 @@ typedef struct wait_queue_head wait_queue_head_t;
 struct socket_wq {
 	wait_queue_head_t wait;
 } __attribute__((preserve_access_index));
-struct sock_common {
-	unsigned short skc_num;
-} __attribute__((preserve_access_index));
 struct sock {
 	struct sock_common __sk_common;
 	struct sk_buff_head sk_receive_queue;
@@ -59,13 +57,6 @@ struct udp_queues___papers {
 } __attribute__((preserve_access_index));
 struct udp_sock___papers {
 	struct udp_queues___papers *queues;
-} __attribute__((preserve_access_index));
-struct bpf_iter_meta {
-	void *seq;
-} __attribute__((preserve_access_index));
-struct bpf_iter__udp {
-	struct bpf_iter_meta *meta;
-	struct udp_sock *udp_sk;
 } __attribute__((preserve_access_index));
 
 /* The third argument of contention_begin. */

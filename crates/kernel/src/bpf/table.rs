@@ -82,9 +82,7 @@ macro_rules! atomic {
 }
 
 /// Where a table has its agent's heartbeat, in bytes.
-pub(crate) fn heartbeat_at() -> usize {
-    std::mem::offset_of!(wakeone_table, heartbeat_ns)
-}
+pub(crate) const HEARTBEAT_AT: usize = std::mem::offset_of!(wakeone_table, heartbeat_ns);
 
 impl Table {
     /// Maps the table behind a map's descriptor.

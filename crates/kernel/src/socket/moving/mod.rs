@@ -26,7 +26,6 @@ use nix::sys::signal::{Signal, kill};
 pub use self::entries::Entry;
 pub use self::holders::{Holders, Look, Unsafe};
 use self::request::{ENTRY, Head, MOST_DESCRIPTORS, MOST_ENTRIES, THREAD, hash};
-use crate::bpf::table;
 use crate::proc::process;
 use crate::proc::reader::helper::Outcome;
 use crate::proc::reader::{self, Kept};
@@ -84,7 +83,6 @@ pub fn move_queue(
         threads: look.threads.len(),
         entries: look.entries.len(),
         has_place: place.is_some(),
-        heartbeat_at: table::heartbeat_at(),
     };
     let mut descriptors = vec![listener.as_fd()];
     descriptors.extend(place.iter().flat_map(|place| [place.sockets, place.table]));
@@ -138,7 +136,6 @@ fn put_one_back(entry: &Entry) -> io::Result<()> {
         threads: 0,
         entries: 1,
         has_place: false,
-        heartbeat_at: 0,
     };
     let descriptors = [listener.as_fd(), sets.borrowed[0].as_fd()];
     match ask(head, &words, &descriptors)? {

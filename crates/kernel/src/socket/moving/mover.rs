@@ -16,6 +16,7 @@ use super::request::{
     ENTRY, HEAD, Head, MOST_DESCRIPTORS, MOST_ENTRIES, MOST_THREADS, MOST_WORDS, RUNNING, THREAD,
     fate, hash,
 };
+use crate::bpf::table::HEARTBEAT_AT;
 use crate::proc::reader::request::{END, FAILED};
 
 /// An errno.
@@ -113,7 +114,7 @@ impl Mover {
         let head = Head::of(&self.words[..self.used]).ok_or(libc::EINVAL)?;
         self.make_room(head)?;
         if head.has_place {
-            self.heartbeat = Heartbeat::in_table(self.fd(2)?, head.heartbeat_at);
+            self.heartbeat = Heartbeat::in_table(self.fd(2)?);
         }
         let mut out = TakenOut::new();
         let done = if head.only_back {
@@ -376,11 +377,11 @@ struct Heartbeat {
 }
 
 impl Heartbeat {
-    fn in_table(table: RawFd, at: usize) -> Option<Self> {
+    fn in_table(table: RawFd) -> Option<Self> {
         // SAFETY: system calls; a new mapping disturbs nothing.
         let (page, length) = unsafe {
             let length = usize::try_from(libc::sysconf(libc::_SC_PAGESIZE)).ok()?;
-            let from = libc::off_t::try_from(at / length * length).ok()?;
+            let from = libc::off_t::try_from(HEARTBEAT_AT / length * length).ok()?;
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_SHARED;
             let page = libc::mmap(std::ptr::null_mut(), length, protection, flags, table, from);
@@ -389,7 +390,7 @@ impl Heartbeat {
         (page != libc::MAP_FAILED).then_some(Self {
             page: page.cast(),
             length,
-            at: at % length,
+            at: HEARTBEAT_AT % length,
         })
     }
 

@@ -9,7 +9,7 @@ pub(super) const MOST_ENTRIES: usize = 1024;
 pub(super) const MOST_THREADS: usize = 64;
 
 /// Words before the entries.
-pub(super) const HEAD: usize = 8;
+pub(super) const HEAD: usize = 7;
 /// Words of an entry: where its set is among the descriptors, its number, events, data.
 pub(super) const ENTRY: usize = 4;
 /// Words of a thread: its process, its id, the hash of its line.
@@ -29,8 +29,6 @@ pub(super) struct Head {
     pub entries: usize,
     /// The descriptor after the listener is the array of sockets, and then comes the table.
     pub has_place: bool,
-    /// Where the table has the agent's heartbeat.
-    pub heartbeat_at: usize,
 }
 
 impl Head {
@@ -43,22 +41,13 @@ impl Head {
             self.threads as u64,
             self.entries as u64,
             self.has_place.into(),
-            self.heartbeat_at as u64,
         ]
     }
 
     /// The reverse. `None`: it does not fit the request's length. Allocates nothing.
     pub fn of(words: &[u64]) -> Option<Self> {
-        let [
-            only_back,
-            backlog,
-            key,
-            fate,
-            threads,
-            entries,
-            place,
-            heartbeat,
-        ] = *words.first_chunk::<HEAD>()?;
+        let [only_back, backlog, key, fate, threads, entries, place] =
+            *words.first_chunk::<HEAD>()?;
         let head = Self {
             only_back: only_back != 0,
             backlog: (backlog as u32).cast_signed(),
@@ -67,7 +56,6 @@ impl Head {
             threads: usize::try_from(threads).ok()?,
             entries: usize::try_from(entries).ok()?,
             has_place: place != 0,
-            heartbeat_at: usize::try_from(heartbeat).ok()?,
         };
         let fits = head.threads <= MOST_THREADS && head.entries <= MOST_ENTRIES;
         (fits && words.len() == HEAD + ENTRY * head.entries + THREAD * head.threads).then_some(head)
@@ -108,7 +96,7 @@ mod tests {
     proptest! {
         #[test]
         fn requests_are_read_back(backlog in any::<i32>(), key in any::<u32>(), threads in 0..=MOST_THREADS, entries in 0..=MOST_ENTRIES, has_place: bool) {
-            let head = Head { only_back: false, backlog, key, fate: 0, threads, entries, has_place, heartbeat_at: 8 };
+            let head = Head { only_back: false, backlog, key, fate: 0, threads, entries, has_place };
             let mut words = head.words().to_vec();
             words.resize(HEAD + ENTRY * entries + THREAD * threads, 0);
             let again = Head::of(&words).expect("a request");

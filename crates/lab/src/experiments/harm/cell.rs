@@ -31,15 +31,6 @@ const LONGEST: f64 = 90.0;
 /// For how long the server is watched without load.
 const IDLE: Duration = Duration::from_millis(500);
 
-/// The moves that are made in a round.
-pub fn moves_wanted(quick: bool) -> u64 {
-    if quick {
-        moves::WANTED.1
-    } else {
-        moves::WANTED.0
-    }
-}
-
 /// Measures it. A refusal, and a server that does not start or end well, are results.
 ///
 /// # Errors
@@ -131,21 +122,18 @@ fn beside(
     way: Way,
     (quick, over): (bool, &AtomicBool),
 ) -> Result<(), Error> {
-    let restarts = match situation {
-        Situation::Restart => RESTARTS,
-        Situation::Roll => 1,
-        Situation::Moves => 0,
-        _ => return Ok(()),
-    };
     let seconds = Duration::from_secs_f64(load_seconds(quick));
-    let done = if restarts > 0 {
-        restart_all(subject, way, server, restarts, seconds / 3)
-    } else {
-        let until = match way {
-            Way::AsItIs => moves::Until::Elapsed(seconds),
-            _ => moves::Until::Moves(moves_wanted(quick)),
-        };
-        moves::make(server.address, server.pid(), until, over)
+    let done = match situation {
+        Situation::Restart => restart_all(subject, way, server, RESTARTS, seconds / 3),
+        Situation::Roll => restart_all(subject, way, server, 1, seconds / 3),
+        Situation::Moves => {
+            let until = match way {
+                Way::AsItIs => moves::Until::Elapsed(seconds),
+                _ => moves::Until::Moves(moves::wanted(quick)),
+            };
+            moves::make(server.address, server.pid(), until, over)
+        }
+        _ => return Ok(()),
     };
     over.store(true, Ordering::Relaxed);
     done

@@ -141,7 +141,7 @@ impl Experiment for Harm {
                 ("rate_per_s", json!(cell::RATE_PER_S)),
                 ("usual_us", json!(cell::USUAL_US)),
                 ("long_us", json!(cell::LONG_US)),
-                ("moves", json!(cell::moves_wanted(settings.quick))),
+                ("moves", json!(moves::wanted(settings.quick))),
             ]),
             ..Design::default()
         };

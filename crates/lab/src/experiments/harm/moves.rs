@@ -14,10 +14,9 @@ use wakeone_model::listener::Protocol;
 use crate::error::Error;
 use crate::{process, status};
 
-/// The options with which queues are moved often: a worker passes for stuck soon, and connections go to stopped ones as to others.
+/// The options with which queues are moved often: a worker passes for stuck soon, and connections go to stopped ones as to
+/// others.
 pub const OPTIONS: &[&str] = &["--stuck-after", "1ms", "--policy", "random"];
-/// Moves of a round; five rounds of them are two thousand. The second number is that of `--quick`.
-pub const WANTED: (u64, u64) = (400, 20);
 
 /// How long a worker is stopped, and then left alone. One that goes on in the middle of a move must not notice it.
 const STOPPED: Duration = Duration::from_millis(12);
@@ -25,8 +24,12 @@ const LEFT_ALONE: Duration = Duration::from_millis(8);
 /// Reading the status takes a process.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Stops the workers below `root` in turn, all of a listener together, until so many moves were made, or the load is over. Without a number of moves
-/// it does so for a time.
+/// The moves that are made in a round. Five rounds make two thousand.
+pub fn wanted(quick: bool) -> u64 {
+    if quick { 20 } else { 400 }
+}
+
+/// Stops the workers below `root` in turn, all of a listener together, until it is enough or the load is over.
 ///
 /// # Errors
 /// When the status cannot be read.

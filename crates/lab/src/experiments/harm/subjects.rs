@@ -327,7 +327,7 @@ impl Subject {
                 said: None,
                 ..launch.ready
             },
-            // A server over UDP is never told to be ready: who will receive is seen only when one does.
+            // A server over UDP is never said to be ready: a receiver is seen only once it receives.
             Way::Split => Ready {
                 said: Some(("is split", 1)),
                 ..launch.ready
