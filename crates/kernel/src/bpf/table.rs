@@ -218,14 +218,21 @@ impl Table {
     /// The counters of the ways out, in the order of [`EXITS`]. The first one is computed: the selections of all slots
     /// minus the migrated and the retried.
     pub fn exits(&self) -> [u64; EXITS.len()] {
-        let mut exits = std::array::from_fn(|i| {
-            atomic!(AtomicU64, (*self.at()).exits[i]).load(Ordering::Relaxed)
-        });
+        let mut exits = std::array::from_fn(|i| self.exit(i));
         let chosen: u64 = (0..MAX_SLOTS)
             .map(|slot| self.slot(slot).selected().load(Ordering::Relaxed))
             .sum();
         exits[0] = chosen.saturating_sub(exits[1] + exits[2]);
         exits
+    }
+
+    /// The sum of those counters but the first: what did not go the usual way.
+    pub fn unusual_exits(&self) -> u64 {
+        (1..EXITS.len()).map(|i| self.exit(i)).sum()
+    }
+
+    fn exit(&self, i: usize) -> u64 {
+        atomic!(AtomicU64, (*self.at()).exits[i]).load(Ordering::Relaxed)
     }
 
     /// Has the programs choose from the slots as they are now. Call it after a change of flags, weights or their number

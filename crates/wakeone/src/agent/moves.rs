@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use wakeone_kernel::bpf;
 use wakeone_kernel::bpf::table::{EXITS, flag};
 use wakeone_model::judge::{self, SlotSample, WorkerState};
-use wakeone_model::reads::Reads;
 
+use super::slot::SlotState;
 use super::state::Core;
 use crate::steer::{Move, SteerEvent};
 
@@ -171,8 +171,9 @@ impl Core {
             let place = self.dispatcher.table().slot(slot);
             place.rescues().fetch_add(1, Relaxed);
             place.rescued().fetch_add(moved.into(), Relaxed);
-            let reads = &mut Reads::default();
-            let sample = self.transport.sample(&self.dispatcher, slot, reads, false);
+            // All is read anew: the move emptied the queue.
+            let (state, dispatcher) = (&mut SlotState::default(), &self.dispatcher);
+            let sample = self.transport.sample(dispatcher, slot, state, true);
             self.slots[slot].history.moved(&sample);
             self.event(SteerEvent::Rescued(Move {
                 slot,

@@ -20,6 +20,42 @@ pub(super) struct Avoided {
     pub down: bool,
 }
 
+/// After so long without an arrival the next one is waited for. No sooner, as a wait costs more than a few looks.
+const LONG_LULL: Duration = Duration::from_millis(50);
+/// A connection may be counted some microseconds before it enters the queue (tcp_fastopen_create_child(), or a request
+/// that another listener takes over). So a queue is read once more after a look without arrivals.
+const READS: u8 = 2;
+
+/// Tells whether something came to an accept queue since it was last read.
+#[derive(Debug, Default)]
+pub(super) struct Lull {
+    arrivals: u64,
+    /// When the last one was seen.
+    since: Option<Instant>,
+    /// How often the queue was read since.
+    reads: u8,
+}
+
+impl Lull {
+    /// Notes the arrivals so far. Returns whether the queue was read after each of them had entered it. If not, the caller
+    /// reads it now.
+    pub fn see(&mut self, arrivals: u64) -> bool {
+        if std::mem::replace(&mut self.arrivals, arrivals) != arrivals {
+            self.since = Some(Instant::now());
+            self.reads = 0;
+        }
+        let was_read = self.reads == READS;
+        self.reads = READS.min(self.reads + 1);
+        was_read
+    }
+
+    /// Whether nothing came for a while, and still has not.
+    pub fn lasts(&self, arrivals: u64) -> bool {
+        let is_long = self.since.is_none_or(|since| since.elapsed() >= LONG_LULL);
+        self.reads == READS && self.arrivals == arrivals && is_long
+    }
+}
+
 /// One slot, as the agent knows it.
 #[derive(Debug, Default)]
 pub(super) struct SlotState {
@@ -28,6 +64,8 @@ pub(super) struct SlotState {
     pub baseline: Option<ProgressBaseline>,
     /// Of UDP sockets: the reads seen so far.
     pub reads: Reads,
+    /// Of listeners: whether anything came since the queue was last read.
+    pub lull: Lull,
     /// The processes of its worker that were seen to accept.
     pub acceptors: RefCell<Acceptors>,
     /// Since when it is stuck, if its mark lapsed and nothing was accepted since.
@@ -85,5 +123,24 @@ impl SlotState {
     pub fn quiet_ns(&self, wait_ns: u64) -> Option<u64> {
         let avoided = self.avoided?;
         Some(self.arrivals.quiet_ns(avoided.since_ns, wait_ns))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_read_twice_after_each_arrival() {
+        let mut lull = Lull::default();
+        let arrivals = [0, 0, 0, 0, 1, 1, 1, 2, 3, 3, 3, 3];
+        let unread = [2, 3, 6, 10, 11];
+        for (look, arrivals) in arrivals.into_iter().enumerate() {
+            assert_eq!(lull.see(arrivals), unread.contains(&look), "look {look}");
+        }
+        assert!(!lull.lasts(3), "it has only begun");
+        std::thread::sleep(LONG_LULL);
+        assert!(lull.lasts(3));
+        assert!(!lull.lasts(4));
     }
 }

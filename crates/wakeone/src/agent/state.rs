@@ -15,7 +15,7 @@ use super::probe_budget::ProbeBudget;
 use super::replaced::Runs;
 use super::rest::ListenerSet;
 use super::slot::{Avoided, SlotState};
-use super::transport::{Transport, serving, transport_of};
+use super::transport::{Transport, arrivals, serving, transport_of};
 use crate::dispatcher::Dispatcher;
 use crate::steer::SteerEvent;
 
@@ -240,7 +240,7 @@ impl Core {
         }
         let sample = |(slot, state): (usize, &mut SlotState)| {
             self.transport
-                .sample(&self.dispatcher, slot, &mut state.reads, refresh)
+                .sample(&self.dispatcher, slot, state, refresh)
         };
         let samples: Vec<SlotSample> = self.slots.iter_mut().enumerate().map(sample).collect();
         let came = before.map_or(0, |(_, placed)| placed) != placed;
@@ -280,15 +280,17 @@ impl Core {
         self.whole = None;
     }
 
-    /// Whether nothing happened since the last look at everything: no connection came, is open or waits, and nothing is
-    /// under way. Counters in shared memory tell this without a system call.
+    /// Whether nothing happened since the last look at everything: no connection came or waits, and nothing is under way.
+    /// If connections are open, none came for a while either. Counters in shared memory tell this without a system call.
     fn is_still_idle(&self) -> bool {
         let Some((when, before)) = self.whole else {
             return false;
         };
         let is_idle = |slot: usize| {
             let place = self.dispatcher.table().slot(slot);
-            place.active().load(Relaxed) <= 0
+            let lull = &self.slots[slot].lull;
+            let none_came = || lull.lasts(arrivals(&self.dispatcher, slot));
+            (place.active().load(Relaxed) <= 0 || none_came())
                 && place.queued().load(Relaxed) == 0
                 && !place.has(flag::MOVING)
         };

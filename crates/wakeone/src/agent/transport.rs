@@ -10,8 +10,8 @@ use wakeone_kernel::proc::doing::Acceptors;
 use wakeone_kernel::socket::AcceptQueue;
 use wakeone_model::judge::{SlotSample, WorkerState};
 use wakeone_model::listener::Protocol;
-use wakeone_model::reads::Reads;
 
+use super::slot::SlotState;
 use crate::dispatcher::Dispatcher;
 
 /// The agent's view of sockets of one protocol.
@@ -22,7 +22,7 @@ pub(super) trait Transport: Debug + Sync {
         &self,
         dispatcher: &Dispatcher,
         slot: usize,
-        reads: &mut Reads,
+        state: &mut SlotState,
         refresh: bool,
     ) -> SlotSample;
 
@@ -86,6 +86,15 @@ fn freest(
     (!tops.is_empty()).then(|| acceptors.doing(&tops, &dispatcher.inodes(slot)))
 }
 
+/// Returns a number that grows with each connection that comes to a slot's accept queue. Those that the kernel placed are
+/// counted for no slot, and count for all here.
+pub(super) fn arrivals(dispatcher: &Dispatcher, slot: usize) -> u64 {
+    let table = dispatcher.table();
+    let place = table.slot(slot);
+    let counted = place.established().load(Relaxed) + place.migrated_in().load(Relaxed);
+    counted + table.unusual_exits()
+}
+
 /// Listeners: each has an accept queue, and open connections are counted.
 #[derive(Debug)]
 struct Tcp;
@@ -95,7 +104,7 @@ impl Transport for Tcp {
         &self,
         dispatcher: &Dispatcher,
         slot: usize,
-        _: &mut Reads,
+        state: &mut SlotState,
         refresh: bool,
     ) -> SlotSample {
         let place = dispatcher.table().slot(slot);
@@ -108,8 +117,11 @@ impl Transport for Tcp {
         let active = u64::try_from(place.active().load(Relaxed)).unwrap_or(0);
         let limit = place.queue_limit().load(Relaxed);
         let was_empty = place.queued().load(Relaxed) == 0 && limit > 0;
-        // No connection is open that could wait: the queue was empty and still is. This spares the system call.
-        let queue = if !refresh && dispatcher.counting() && active == 0 && was_empty {
+        let is_counted = dispatcher.counting() && !dispatcher.is_replaced();
+        let nothing_came = state.lull.see(arrivals(dispatcher, slot));
+        // Nothing came that could wait, or nothing is open. This spares the calls to borrow and read the listeners.
+        let still_empty = is_counted && was_empty && (nothing_came || active == 0);
+        let queue = if still_empty && !refresh {
             AcceptQueue { length: 0, limit }
         } else {
             dispatcher.publish_queues(slot)
@@ -170,7 +182,7 @@ impl Transport for Udp {
         &self,
         dispatcher: &Dispatcher,
         slot: usize,
-        reads: &mut Reads,
+        state: &mut SlotState,
         _: bool,
     ) -> SlotSample {
         let place = dispatcher.table().slot(slot);
@@ -189,7 +201,7 @@ impl Transport for Udp {
             serving: is_up(dispatcher, slot),
             queued: queue.waiting_bytes,
             room: queue.limit_bytes.saturating_sub(queue.waiting_bytes),
-            accepted: reads.note(queue.waiting_bytes.into(), placed),
+            accepted: state.reads.note(queue.waiting_bytes.into(), placed),
             // An empty queue does not make a worker idle: it may still work on the last datagram.
             active: 1,
         }
