@@ -12,7 +12,7 @@ use wakeone_model::listener::Protocol;
 
 use super::mixed::{Mixed, Speech};
 use super::steered::{assert_nothing_left, isolated, number, soak, status, sum, wakeone};
-use super::{Clients, Ground, Run, eventually, get, server};
+use super::{Clients, Ground, Run, eventually, get, server, slowly};
 
 /// The port of its listener.
 pub const PORT: u16 = 7400;
@@ -43,7 +43,8 @@ impl Split {
     /// Waits until that many workers have a queue of their own, and returns their pids.
     pub fn settled(&self, workers: usize) -> BTreeSet<u32> {
         let mut pids = BTreeSet::new();
-        eventually("every worker has a queue", || {
+        // Some servers start a new interpreter for each.
+        slowly("every worker has a queue", || {
             pids = self.up();
             pids.len() == workers && pids.iter().all(|pid| super::runs(*pid))
         });

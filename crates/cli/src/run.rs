@@ -1,6 +1,7 @@
 //! `wakeone run`: starts a server with one queue for each worker, steered and supervised.
 
 use anyhow::Context;
+use nix::sys::signal::Signal;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -105,6 +106,10 @@ pub struct Args {
     /// that wait: for Java's System.inheritedChannel()
     #[arg(long)]
     stdin: bool,
+
+    /// The signal that asks a worker to end: QUIT for nginx and PHP-FPM, USR1 for HAProxy, which drop requests in hand on TERM
+    #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = signal, conflicts_with = "split")]
+    stop_signal: Signal,
 
     /// How long a worker may take to end when asked to; with --split also for processes that outlive the server's first one
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
@@ -251,6 +256,7 @@ fn options(args: &Args) -> anyhow::Result<Options> {
         keep_caps: args.keep_cap.clone(),
         nonblocking: args.nonblocking,
         stdin: args.stdin,
+        stop_signal: args.stop_signal,
         grace: args.grace,
         restart: args.restart.map(|order| match order {
             Restart::StartFirst => supervisor::Restart::StartFirst,
@@ -260,6 +266,15 @@ fn options(args: &Args) -> anyhow::Result<Options> {
         lookup: args.lookup,
         runtime_dir: args.runtime.dir(),
     })
+}
+
+/// Parses the name of a signal, with or without SIG.
+fn signal(text: &str) -> Result<Signal, String> {
+    let name = text.to_uppercase();
+    let name = name.strip_prefix("SIG").unwrap_or(&name);
+    format!("SIG{name}")
+        .parse()
+        .map_err(|_| format!("`{text}` is no signal; write its name, as in TERM or QUIT"))
 }
 
 /// Parses `SLOT=N`, both numbers.
@@ -277,6 +292,16 @@ pub fn weight(text: &str) -> Result<(usize, u32), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signals_have_names() {
+        for text in ["QUIT", "SIGQUIT", "quit"] {
+            assert_eq!(signal(text), Ok(Signal::SIGQUIT), "{text}");
+        }
+        for text in ["", "SIG", "3", "SIGSIGQUIT"] {
+            assert!(signal(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn weights_name_a_slot() {

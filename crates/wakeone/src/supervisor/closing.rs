@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// The next step of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Ask all workers to end (SIGTERM).
+    /// Ask all workers to end.
     Terminate,
     /// The grace is over: make them end.
     Kill,

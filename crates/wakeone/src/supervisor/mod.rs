@@ -43,6 +43,7 @@ use signals::Signals;
 use slot::Slot;
 use spawn::Order;
 use state::{GroupDir, MOST_ADDRESSES, MOST_SLOTS, StateError, Task};
+use nix::sys::signal::Signal;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -71,7 +72,9 @@ pub struct Options {
     pub nonblocking: bool,
     /// Give workers their listener as standard input.
     pub stdin: bool,
-    /// How long a worker may take to end after SIGTERM.
+    /// The signal that asks a worker to end.
+    pub stop_signal: Signal,
+    /// How long a worker may take to end after that.
     pub grace: Duration,
     /// How a rolling restart replaces a worker; `None`: the new one starts first if that is possible.
     pub restart: Option<Restart>,
@@ -105,6 +108,7 @@ pub struct Supervisor {
     remains: Remains,
     task: Task,
     backlog: i32,
+    stop_signal: Signal,
     grace: Duration,
     refuse: bool,
     /// The soft limit of descriptors, which workers get back.
@@ -165,6 +169,7 @@ impl Supervisor {
             remains: Remains::default(),
             task,
             backlog,
+            stop_signal: options.stop_signal,
             grace: options.grace,
             refuse: options.refuse,
             descriptors,

@@ -151,8 +151,11 @@ impl Process {
     }
 
     /// Asks the process to end. A stopped process is continued, or it would never receive the signal.
-    pub fn terminate(&self) {
-        self.signal(Signal::TERM);
+    pub fn terminate(&self, signal: nix::sys::signal::Signal) {
+        // Both have all signals that have names.
+        if let Some(signal) = Signal::from_named_raw(signal as i32) {
+            self.signal(signal);
+        }
         self.signal(Signal::CONT);
     }
 
@@ -258,7 +261,7 @@ mod tests {
     fn a_child_tells_how_it_ended() {
         let process = Process::child(sleeper()).expect("watch");
         assert_eq!(process.ended().expect("poll"), None);
-        process.terminate();
+        process.terminate(nix::sys::signal::Signal::SIGTERM);
         rustix::event::poll(&mut [PollFd::new(&process.pidfd(), PollFlags::IN)], None)
             .expect("poll");
         assert_eq!(process.ended().expect("poll"), Some(Ending::Signal(15)));

@@ -10,7 +10,7 @@ pub const DRAIN: Duration = Duration::from_secs(5);
 /// The next step in the end of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Ask it to end (SIGTERM).
+    /// Ask it to end.
     Terminate,
     /// It did not end within the grace: kill it.
     Kill,

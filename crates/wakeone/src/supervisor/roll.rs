@@ -33,7 +33,7 @@ pub struct View {
 pub enum Action {
     /// No new connections for this slot.
     Drain(usize),
-    /// Ask its worker to end (SIGTERM).
+    /// Ask its worker to end.
     Terminate(usize),
     /// It did not end within the grace: kill it.
     Kill(usize),

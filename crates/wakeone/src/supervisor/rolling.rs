@@ -2,7 +2,7 @@
 
 use super::report;
 use super::roll::{Action, Roll, View};
-use super::slot::{Phase, Worker};
+use super::slot::Phase;
 use super::spawn::{self, SpawnError};
 use super::watch::Watch;
 use super::workers::START_LIMIT;
@@ -73,10 +73,12 @@ impl Watch<'_> {
     fn act(&mut self, action: Action, roll: &mut Roll) -> bool {
         match action {
             Action::Drain(slot) => self.drain_for(slot, roll),
-            Action::Terminate(slot) => self.group.slots[slot]
-                .worker_mut()
-                .into_iter()
-                .for_each(Worker::terminate),
+            Action::Terminate(slot) => {
+                let signal = self.group.stop_signal;
+                if let Some(worker) = self.group.slots[slot].worker_mut() {
+                    worker.terminate(signal);
+                }
+            }
             Action::Kill(slot) => {
                 report::kill_one(slot);
                 self.worker(slot)

@@ -8,6 +8,7 @@ use super::settle::SETTLE;
 use super::spawn::{ExecPipe, SpawnError};
 use super::state;
 use crate::slot_sockets::inode_of;
+use nix::sys::signal::Signal;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -25,8 +26,8 @@ pub struct Worker {
     pub current: bool,
     /// The pipe that tells when it begins its command; `None` once it has.
     pub exec_pipe: Option<ExecPipe>,
-    /// It was asked to end.
-    pub asked: bool,
+    /// The signal by which it was asked to end.
+    pub asked: Option<Signal>,
     /// The address where it was seen to listen, instead of accepting on the listeners that it was given.
     pub elsewhere: Option<SocketAddr>,
     /// The last look for that: when, and the result.
@@ -46,7 +47,7 @@ impl Worker {
             ready: false,
             current: true,
             exec_pipe: Some(exec_pipe),
-            asked: false,
+            asked: None,
             elsewhere: None,
             looked: None,
             told_nowhere: false,
@@ -101,7 +102,7 @@ impl Worker {
             ready: true,
             current,
             exec_pipe: None,
-            asked: false,
+            asked: None,
             elsewhere: None,
             looked: None,
             told_nowhere: false,
@@ -110,15 +111,18 @@ impl Worker {
     }
 
     /// Asks it to end.
-    pub fn terminate(&mut self) {
-        self.asked = true;
-        self.process.terminate();
+    pub fn terminate(&mut self, signal: Signal) {
+        self.asked = Some(signal);
+        self.process.terminate(signal);
     }
 
     /// Whether an ending like this was requested.
     pub fn ended_well(&self, ending: Ending) -> bool {
-        let by_request = ending == Ending::Signal(nix::libc::SIGTERM) || ending == Ending::Gone;
-        self.asked && (by_request || ending == Ending::Status(0))
+        self.asked.is_some_and(|signal| match ending {
+            Ending::Status(status) => status == 0,
+            Ending::Signal(number) => number == signal as i32,
+            Ending::Gone => true,
+        })
     }
 
     /// How long it has run (for one taken over: since then).
@@ -277,7 +281,7 @@ impl Slot {
     /// Undoes [`Slot::switch`]: the worker that retires serves again. It must run, and must not have been asked to
     /// end. Returns the worker that had taken over.
     pub fn switch_back(&mut self, grace: Duration) -> Option<Worker> {
-        let old = self.retiring.as_mut()?.worker.take_if(|old| !old.asked)?;
+        let old = self.retiring.as_mut()?.worker.take_if(|old| old.asked.is_none())?;
         std::mem::swap(&mut self.listeners, &mut self.spare);
         // The other listeners are closed once no handshake is under way there: the kernel then moves their queues.
         self.retiring = Some(Retiring::new(None, grace));

@@ -2,7 +2,6 @@
 
 use super::closing::{Action, Closing};
 use super::report;
-use super::slot::Worker;
 use super::watch::Watch;
 use crate::notify::notify;
 use nix::sys::signal::Signal;
@@ -41,7 +40,12 @@ impl Watch<'_> {
         let queued = slots.clone().map(|slot| self.steer.queued(slot)).sum();
         let active = slots.map(|slot| self.steer.active(slot)).sum();
         match closing.step(Instant::now(), alive, queued, active) {
-            Some(Action::Terminate) => self.group.everyone_mut().for_each(Worker::terminate),
+            Some(Action::Terminate) => {
+                let signal = self.group.stop_signal;
+                self.group
+                    .everyone_mut()
+                    .for_each(|worker| worker.terminate(signal));
+            }
             Some(Action::Kill) => {
                 report::kill_all(alive);
                 self.group

@@ -13,6 +13,7 @@ use super::spawn::{Gate, SpawnError};
 use super::watch::Watch;
 use super::workers::RESTARTED_AT_ONCE;
 use crate::privileges::FOR_THE_END;
+use nix::sys::signal::Signal;
 use std::io;
 use std::time::Instant;
 use wakeone_kernel::{capability, socket};
@@ -80,7 +81,7 @@ impl Watch<'_> {
     pub(super) fn switch_back(&mut self, slot: usize) -> Option<Worker> {
         let place = &self.group.slots[slot];
         let old = place.retiring.as_ref()?.worker.as_ref()?;
-        if old.asked || self.closing.is_some() {
+        if old.asked.is_some() || self.closing.is_some() {
             return None;
         }
         let pid = old.process.pid();
@@ -93,7 +94,7 @@ impl Watch<'_> {
     /// Ends a worker that was started beside another and is not wanted.
     pub(super) fn end_successor(&mut self, slot: usize) {
         if let Some(worker) = &mut self.group.slots[slot].successor {
-            worker.asked = true;
+            worker.asked = Some(Signal::SIGKILL);
             worker.process.kill();
         }
     }
@@ -131,6 +132,7 @@ impl Watch<'_> {
     /// Continues to end workers that were replaced.
     pub(super) fn go_on_retiring(&mut self) {
         let now = Instant::now();
+        let stop_signal = self.group.stop_signal;
         for slot in 0..self.group.slots.len() {
             let active = self.steer.active(slot);
             let place = &mut self.group.slots[slot];
@@ -150,7 +152,7 @@ impl Watch<'_> {
             };
             match action {
                 // While all workers drain, they are asked together.
-                Some(Action::Terminate) => worker.terminate(),
+                Some(Action::Terminate) => worker.terminate(stop_signal),
                 Some(Action::Kill) => {
                     report::kill_one(slot);
                     worker.process.kill();
@@ -175,7 +177,7 @@ impl Watch<'_> {
         for slot in 0..self.group.slots.len() {
             let place = &mut self.group.slots[slot];
             if let Some(worker) = &mut place.successor {
-                worker.terminate();
+                worker.terminate(self.group.stop_signal);
                 self.close_spare(slot);
             } else if place.retiring.is_some() {
                 let spare = &place.spare;

@@ -25,6 +25,8 @@ pub struct Subject {
     line: &'static str,
     /// The command of one worker on a descriptor, where it takes one.
     run: Option<&'static str>,
+    /// Options of `wakeone run` that its worker needs.
+    run_options: &'static [&'static str],
     /// Whether its workers share one socket, which `wakeone run --split` divides.
     shared: bool,
     /// The files in its directory, and others that the row's launch makes.
@@ -70,6 +72,7 @@ const ASYNCIO: Subject = Subject {
     module: None,
     line: "{each} python3 {dir}/loop.py {fd} none",
     run: Some("python3 {dir}/loop.py {fd} none"),
+    run_options: &[],
     shared: false,
     files: &[("each.py", apps::EACH), ("loop.py", apps::LOOP)],
     said: Some(("started", 1)),
@@ -132,8 +135,9 @@ pub const ALL: &[Subject] = &[
     Subject {
         name: "haproxy",
         needs: &["haproxy"],
-        line: "haproxy -V -db -f {dir}/haproxy.cfg",
-        run: None,
+        line: "env THREADS=4 BIND={address} haproxy -V -db -f {dir}/haproxy.cfg",
+        run: Some("env THREADS=1 BIND=fd@{fd} haproxy -V -db -f {dir}/haproxy.cfg"),
+        run_options: &["--stop-signal", "USR1"],
         files: &[("haproxy.cfg", HAPROXY), ("work.lua", HAPROXY_LUA)],
         said: Some(("Using ", 1)),
         counted: Counted::Nowhere,
@@ -311,7 +315,7 @@ impl Subject {
             (Way::Run, Some(line)) => Launch {
                 line: format!(
                     "wakeone run -w {{workers}} {} -l {}{{address}} -- {line}",
-                    rescue_options(situation).join(" "),
+                    [self.run_options, rescue_options(situation)].concat().join(" "),
                     self.scheme
                 ),
                 ..plain
@@ -414,8 +418,8 @@ fn nginx_of(workers: usize) -> Result<nginx::Setup, Error> {
 }
 
 /// HAProxy with a listener for each thread. Its service computes for as long as a request says.
-const HAPROXY: &str = "global
-  nbthread 4
+const HAPROXY: &str = r#"global
+  nbthread "${THREADS}"
   maxconn 8192
   lua-load-per-thread {dir}/work.lua
 defaults
@@ -424,9 +428,9 @@ defaults
   timeout server 10s
   timeout connect 10s
 frontend all
-  bind {address} shards by-thread backlog {backlog}
+  bind "${BIND}" shards by-thread backlog {backlog}
   http-request use-service lua.work
-";
+"#;
 /// `core.now` stands still while a service computes, and HAProxy's Lua cannot sleep without yielding.
 const HAPROXY_LUA: &str = r#"core.register_service("work", "http", function(applet)
   local us = tonumber(string.match(applet.qs or "", "us=(%d+)")) or 0
