@@ -95,17 +95,21 @@ static __always_inline int leave(enum wakeone_exit why, int verdict)
 	return verdict;
 }
 
+static __always_inline bool heartbeat_is_old(void)
+{
+	__u64 beat = WAKEONE_READ(table.heartbeat_ns);
+
+	/* Coarse: a jiffy is fine, and it costs a load instead of a clock read. */
+	return !beat || bpf_ktime_get_coarse_ns() - beat > table.heartbeat_limit_ns;
+}
+
 /* Called only where the answer matters: reading a clock costs more than reading
  * a slot. */
 static __always_inline bool agent_gone(__u32 policy)
 {
-	__u64 beat = WAKEONE_READ(table.heartbeat_ns);
-
 	if (!(WAKEONE_READ(table.flags) & WAKEONE_TABLE_MARKED) && policy != WAKEONE_SHORTEST_QUEUE)
 		return false;
-
-	/* Coarse: a jiffy is fine, and it costs a load instead of a clock read. */
-	return !beat || bpf_ktime_get_coarse_ns() - beat > table.heartbeat_limit_ns;
+	return heartbeat_is_old();
 }
 
 /* A listener that was shut down leaves an array of reuseport sockets. It does

@@ -114,7 +114,9 @@ enum wakeone_exit {
 	WAKEONE_EXIT_UNKNOWN_LISTENER = 7, /* moved off a listener we never saw */
 	WAKEONE_EXIT_MOVED_FULL = 8,    /* no room to note a move: old slot keeps it */
 	WAKEONE_EXIT_BAD_TAG = 9,       /* a listener's tag is no number of a slot */
-	WAKEONE_EXIT_EARLIER = 10,      /* a flow from before: where the kernel's hash puts it */
+	/* The kernel's hash was to choose: for a flow from before, or while the
+	 * group's sockets change. */
+	WAKEONE_EXIT_BY_HASH = 10,
 	WAKEONE_EXITS = 11,
 };
 
@@ -229,7 +231,13 @@ struct wakeone_table {
 	 * and until when a flow without a home may be one of before. */
 	__u32 flow_silence;
 	__u32 flows_until;
-	__u64 reserved2[6];
+	/* How many sockets began to listen at this port that have no slot, and how
+	 * many of them the agent knew when it last looked. While it does not know
+	 * all, the kernel's hash chooses among all sockets, old and new: we would
+	 * have the few that have slots serve everybody. */
+	__u32 changes;
+	__u32 changes_seen;
+	__u64 reserved2[5];
 	struct wakeone_slot slot[WAKEONE_MAX_SLOTS];
 	struct wakeone_eligible eligible[2 * WAKEONE_LISTS];
 	/* Queue lengths by address, if there are several addresses. A slot's

@@ -189,7 +189,7 @@ static __always_inline int choose(struct sk_reuseport_md *md, bool walk)
 		at = known(home, now);
 		if (at == WAKEONE_HOME_KERNEL) {
 			note_use(home, at, now);
-			return leave(WAKEONE_EXIT_EARLIER, SK_PASS);
+			return leave(WAKEONE_EXIT_BY_HASH, SK_PASS);
 		}
 		if (at == WAKEONE_HOME_EACH) {
 			note_use(home, at, now);

@@ -186,6 +186,13 @@ __noinline int turn_clock(void)
 	return bpf_ktime_get_ns() >> WAKEONE_PROGRESS_SHIFT;
 }
 
+/* Whether sockets have come of which an agent that lives will know soon. */
+static __always_inline bool is_changing(void)
+{
+	return WAKEONE_READ(table.changes) != WAKEONE_READ(table.changes_seen) &&
+	       !heartbeat_is_old();
+}
+
 static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fresh)
 {
 	__u32 policy = WAKEONE_READ(table.policy);
@@ -202,6 +209,8 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 	if (flags & WAKEONE_TABLE_CLOSING && !md->migrating_sk)
 		return leave(WAKEONE_EXIT_CLOSING,
 			     flags & WAKEONE_TABLE_REFUSING ? SK_DROP : SK_PASS);
+	if (is_changing() && !md->migrating_sk)
+		return leave(WAKEONE_EXIT_BY_HASH, SK_PASS);
 	if (policy >= WAKEONE_POLICIES)
 		return leave_to_kernel(md, WAKEONE_EXIT_BAD_POLICY);
 
@@ -326,6 +335,17 @@ static __always_inline void count_out(struct bpf_sock_ops *ops, struct bpf_sock 
 	}
 }
 
+/* Notes a socket that begins to listen. It is in its group already. One that has
+ * a slot listens anew, as after a move. */
+static __always_inline void note_listener(struct bpf_sock_ops *ops)
+{
+	__u64 cookie = bpf_get_socket_cookie(ops);
+
+	if (!bpf_map_lookup_elem(&listeners, &cookie))
+		ADD(table.changes, 1);
+	notify_agent();
+}
+
 /*
  * A connection counts from PASSIVE_ESTABLISHED, which comes before accept(),
  * to the first step of its end on our side. That is the worker's close
@@ -338,9 +358,8 @@ int wakeone_count(struct bpf_sock_ops *ops)
 	struct bpf_sock *sk;
 	__u32 op = ops->op, state;
 
-	/* It is in its group already, and in no slot yet. */
 	if (op == BPF_SOCK_OPS_TCP_LISTEN_CB && ops->local_port == WAKEONE_READ(table.port))
-		notify_agent();
+		note_listener(ops);
 	if (op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && op != BPF_SOCK_OPS_STATE_CB)
 		return 1;
 	sk = ops->sk;

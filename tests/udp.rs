@@ -293,7 +293,7 @@ fn sessions_of_before_stay_with_their_workers_when_attached() {
         let later = Sessions::start(server_address(), 6);
         assert_eq!(later.strangers(), 0, "{policy:?}");
         let group = status(&ground, GROUP);
-        assert!(group["exits"]["earlier"].as_i64() > Some(0), "{group}");
+        assert!(group["exits"]["by_hash"].as_i64() > Some(0), "{group}");
         assert_eq!(group["fallbacks"], 0, "{group}");
         detach(&ground);
         assert_eq!(before.strangers(), 0, "{policy:?}, detached");

@@ -9,9 +9,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use wakeone_kernel::bpf::recount::{self, Callbacks};
+use wakeone_kernel::bpf::recount::{Callbacks, CountIn};
 use wakeone_kernel::bpf::table::flag;
 use wakeone_kernel::socket::moving::Look;
 use wakeone_kernel::{bpf, capability};
@@ -234,6 +235,26 @@ impl SteeredGroup {
         }
     }
 
+    /// How many sockets without a slot have begun to listen, as the programs saw it.
+    pub fn changes(&self) -> u32 {
+        let count = |agent: &Agent| agent.with_table(|table| table.changes().load(Relaxed));
+        self.agent.as_ref().map_or(0, count)
+    }
+
+    /// Notes that the sockets of so many changes were looked at. The program chooses again, if there were no more.
+    pub fn see_changes(&self, changes: u32) {
+        if let Some(agent) = &self.agent {
+            agent.with_table(|table| table.changes_seen().store(changes, Relaxed));
+        }
+    }
+
+    /// Has the programs notice sockets that begin to listen at this port; 0: none.
+    pub fn notice(&self, port: u16) {
+        if let Some(agent) = &self.agent {
+            agent.with_table(|table| table.port().store(port.into(), Relaxed));
+        }
+    }
+
     /// Notes the shared socket, which has no slot. Its connections are counted once they were moved to a slot.
     pub fn share(&self, remote: RemoteFd) {
         let Some(agent) = &self.agent else {
@@ -247,7 +268,7 @@ impl SteeredGroup {
             Ok(None) => Ok(()),
             Ok(Some(pins)) => {
                 let port = self.origin.listen.address.port();
-                let count = || recount::recount(&pins, port, [], Callbacks::Probed);
+                let count = || CountIn::of(&pins)?.run(port, [], Callbacks::Probed);
                 let counted = capability::with(&FOR_LOADING, count);
                 counted.map(drop).map_err(|error| error.to_string())
             }

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, ProgramMut};
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle};
 
 use crate::bpf::error::failed;
 use crate::bpf::skeletons::recount::{OpenRecountMaps, RecountSkelBuilder};
@@ -43,56 +43,117 @@ pub enum Callbacks {
     Refused,
 }
 
-/// Counts in the connections that were open on this port before. `held`: inodes of accepted connections and the slots
-/// of the workers that hold them. Connections that are counted already stay as they are. So the recount may be
-/// repeated for connections that were accepted meanwhile. Waiting connections that cannot be counted are marked: see
-/// [`crate::bpf::notes::Notes`].
-///
-/// # Errors
-/// `EPERM` without CAP_BPF and CAP_PERFMON; or the kernel knows no such iterator.
-pub fn recount(
-    pins: &Path,
-    port: u16,
-    held: impl IntoIterator<Item = (u64, usize)>,
-    callbacks: Callbacks,
-) -> io::Result<Recounted> {
-    // libbpf's message on standard error is in the error, too.
-    libbpf_rs::set_print(None);
-    let mut storage = MaybeUninit::uninit();
-    let mut open = RecountSkelBuilder::default()
-        .open(&mut storage)
-        .map_err(|e| failed("reading the recount", &e))?;
-    share_maps(&mut open.maps, pins)?;
-    if let Some(data) = &mut open.maps.data_recount_data {
-        data.recount.port = port.into();
-        data.recount.no_callbacks = (callbacks == Callbacks::Refused).into();
+/// Counts in connections that were open before. It is loaded once and may run often.
+#[derive(Debug)]
+pub struct CountIn {
+    link: Link,
+    listeners: MapHandle,
+    held: MapHandle,
+    waiting: MapHandle,
+    recount: MapHandle,
+}
+
+impl CountIn {
+    /// Loads the program for a pinned group.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_BPF and CAP_PERFMON; or the kernel knows no such iterator.
+    pub fn of(pins: &Path) -> io::Result<Self> {
+        // libbpf's message on standard error is in the error, too.
+        libbpf_rs::set_print(None);
+        let mut storage = MaybeUninit::uninit();
+        let mut open = RecountSkelBuilder::default()
+            .open(&mut storage)
+            .map_err(|e| failed("reading the recount", &e))?;
+        share_maps(&mut open.maps, pins)?;
+        open.progs.wakeone_tagged.set_autoload(false);
+        let loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
+        let keep =
+            |map| MapHandle::try_from(map).map_err(|e| failed("keeping the recount's maps", &e));
+        Ok(Self {
+            link: loaded
+                .progs
+                .wakeone_recount
+                .attach()
+                .map_err(|e| failed("attaching the recount", &e))?,
+            listeners: keep(&loaded.maps.listeners)?,
+            held: keep(&loaded.maps.held)?,
+            waiting: keep(&loaded.maps.waiting)?,
+            recount: keep(&loaded.maps.data_recount)?,
+        })
     }
-    open.progs.wakeone_tagged.set_autoload(false);
-    let mut loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
-    let listeners = MapHandle::try_from(&loaded.maps.listeners)
-        .map_err(|e| failed("keeping the recount's map", &e))?;
-    let unsettled: Vec<Vec<u8>> = listeners.keys().collect();
-    for (inode, slot) in held {
-        let slot = u32::try_from(slot).unwrap_or(u32::MAX);
-        loaded
-            .maps
-            .held
-            .update(&inode.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY)
-            .map_err(|e| failed("noting who holds a connection", &e))?;
+
+    /// Counts in the connections that were open on this port before. `held`: inodes of accepted connections and the slots of
+    /// the workers that hold them. Connections that are counted already stay as they are. So it may be repeated for
+    /// connections that were accepted meanwhile. Waiting connections that cannot be counted are marked: see
+    /// [`crate::bpf::notes::Notes`].
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn run(
+        &self,
+        port: u16,
+        held: impl IntoIterator<Item = (u64, usize)>,
+        callbacks: Callbacks,
+    ) -> io::Result<Recounted> {
+        let begun = Recounted {
+            no_callbacks: callbacks == Callbacks::Refused,
+            ..Recounted::default()
+        };
+        let unsettled: Vec<Vec<u8>> = self.listeners.keys().collect();
+        clear(&self.held)?;
+        clear(&self.waiting)?;
+        for (inode, slot) in held {
+            let slot = u32::try_from(slot).unwrap_or(u32::MAX);
+            self.held
+                .update(&inode.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY)
+                .map_err(|e| failed("noting who holds a connection", &e))?;
+        }
+        // The first pass notes which connection waits in which queue; the second counts.
+        let noted = self.pass(port, 0, begun)?;
+        let counted = self.pass(port, 1, noted)?;
+        settle(&self.listeners, &unsettled);
+        Ok(counted)
     }
-    // The first pass notes which connection waits in which queue; the second counts.
-    pass(&loaded.progs.wakeone_recount)?;
-    if let Some(data) = &mut loaded.maps.data_recount_data {
-        data.recount.counting = 1;
+
+    /// One walk over all sockets. Returns the sums after it.
+    fn pass(&self, port: u16, counting: u32, before: Recounted) -> io::Result<Recounted> {
+        let key = 0_u32.to_ne_bytes();
+        // struct wakeone_recount of bpf/recount.bpf.c.
+        let state = [
+            &u32::from(port).to_ne_bytes()[..],
+            &counting.to_ne_bytes(),
+            &before.counted.to_ne_bytes(),
+            &before.unattributed.to_ne_bytes(),
+            &u64::from(before.no_callbacks).to_ne_bytes(),
+        ];
+        self.recount
+            .update(&key, &state.concat(), MapFlags::ANY)
+            .map_err(|e| failed("starting the recount", &e))?;
+        walk(&self.link)?;
+        let after = self
+            .recount
+            .lookup(&key, MapFlags::ANY)
+            .map_err(|e| failed("reading the recount", &e))?
+            .unwrap_or_default();
+        let (words, _) = after.as_chunks();
+        let word = |at: usize| words.get(at).map_or(0, |one| u64::from_ne_bytes(*one));
+        Ok(Recounted {
+            counted: word(1),
+            unattributed: word(2),
+            no_callbacks: word(3) != 0,
+        })
     }
-    pass(&loaded.progs.wakeone_recount)?;
-    settle(&listeners, &unsettled);
-    let done = loaded.maps.data_recount_data.as_ref();
-    Ok(done.map_or_else(Recounted::default, |data| Recounted {
-        counted: data.recount.counted,
-        unattributed: data.recount.unattributed,
-        no_callbacks: data.recount.no_callbacks != 0,
-    }))
+}
+
+/// Removes all entries.
+fn clear(map: &MapHandle) -> io::Result<()> {
+    let keys: Vec<Vec<u8>> = map.keys().collect();
+    for key in keys {
+        map.delete(&key)
+            .map_err(|e| failed("clearing the recount", &e))?;
+    }
+    Ok(())
 }
 
 /// Has the recount use a group's maps.
@@ -135,7 +196,7 @@ impl OpenConnections {
     /// Loads the program. It is loaded once and may run often.
     ///
     /// # Errors
-    /// As [`recount`].
+    /// As [`CountIn::of`].
     pub fn of(pins: &Path) -> io::Result<Self> {
         // libbpf's message on standard error is in the error, too.
         libbpf_rs::set_print(None);
@@ -175,14 +236,6 @@ impl OpenConnections {
         let (counts, _) = counts.as_chunks();
         Ok(counts.iter().map(|one| i64::from_ne_bytes(*one)).collect())
     }
-}
-
-/// One walk over all sockets.
-fn pass(program: &ProgramMut<'_>) -> io::Result<()> {
-    let link = program
-        .attach()
-        .map_err(|e| failed("attaching the recount", &e))?;
-    walk(&link)
 }
 
 fn walk(link: &Link) -> io::Result<()> {

@@ -51,7 +51,7 @@ pub const EXITS: [&str; number::EXITS as usize] = {
     names[number::EXIT_UNKNOWN_LISTENER as usize] = "unknown_listener";
     names[number::EXIT_MOVED_FULL as usize] = "moved_full";
     names[number::EXIT_BAD_TAG as usize] = "bad_tag";
-    names[number::EXIT_EARLIER as usize] = "earlier";
+    names[number::EXIT_BY_HASH as usize] = "by_hash";
     names
 };
 
@@ -167,6 +167,16 @@ impl Table {
     /// How many flows are too much for one worker.
     pub fn heavy_flows(&self) -> &AtomicU32 {
         atomic!(AtomicU32, (*self.at()).heavy_flows)
+    }
+
+    /// How many sockets without a slot began to listen at this port.
+    pub fn changes(&self) -> &AtomicU32 {
+        atomic!(AtomicU32, (*self.at()).changes)
+    }
+
+    /// How many of those the agent has looked at. While there are others the kernel's hash chooses.
+    pub fn changes_seen(&self) -> &AtomicU32 {
+        atomic!(AtomicU32, (*self.at()).changes_seen)
     }
 
     /// The longest handshake of late, in µs; 0 where none was measured.

@@ -26,6 +26,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::bpf::chooser::Chooser;
+use wakeone_kernel::bpf::table::Table;
 use wakeone_kernel::schedule;
 
 pub use self::moves::without_priority;
@@ -39,6 +40,11 @@ use crate::steer::Steer;
 
 /// How long the end of a worker may take: the longest wait for handshakes plus a move.
 const LONGEST_END: Duration = Duration::from_millis(100);
+
+/// The agent rests for this many times as long as its last round took, so it takes a fifth of a CPU at most. With many workers
+/// that all have queues a round is long.
+const LEISURE: u32 = 4;
+const LONGEST_LEISURE: Duration = Duration::from_millis(25);
 
 /// A running agent.
 #[derive(Debug)]
@@ -108,6 +114,11 @@ impl Agent {
         drop(core);
         self.stir();
         done
+    }
+
+    /// Reads or changes the table.
+    pub fn with_table<R>(&self, act: impl FnOnce(&Table) -> R) -> R {
+        act(lock(&self.core).dispatcher.table())
     }
 
     /// Notes which processes serve a slot's socket beside its worker; of a slot without one, which hold the socket.
@@ -234,8 +245,10 @@ fn watch(core: &Mutex<Core>, stop: &AtomicBool, waker: &Waker) {
     while !stop.load(Acquire) {
         let (time, arrivals) = {
             let mut core = lock(core);
+            let begun = Instant::now();
             let pause = core.tick();
-            core.rest(pause)
+            let leisure = (begun.elapsed() * LEISURE).min(LONGEST_LEISURE);
+            core.rest(pause.max(leisure))
         };
         if waker.sleep(time, arrivals.as_deref()) {
             lock(core).came();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use wakeone_kernel::bpf::Pinned;
 use wakeone_kernel::bpf::chooser::Choosers;
 use wakeone_kernel::bpf::notices::Notices;
-use wakeone_kernel::bpf::recount::Recounted;
+use wakeone_kernel::bpf::recount::{CountIn, Recounted};
 use wakeone_kernel::proc::doing::{self, WorkerState};
 use wakeone_kernel::proc::{process, waits};
 use wakeone_kernel::socket::diag::{self, Which};
@@ -22,7 +22,7 @@ use super::candidate::{AttachCandidate, Member, cookies, members, needed, refuse
 use super::config::AttachConfig;
 use super::error::Error;
 use super::pace::{Pace, QUIET_WORKERS};
-use super::recount::{CountIn, count_in, slots_of_workers};
+use super::recount::{Attempts, count_in, slots_of_workers};
 use crate::agent::{Agent, AgentConfig};
 use crate::dispatcher::{Dispatcher, Plan};
 use crate::metrics::Source;
@@ -43,7 +43,9 @@ pub struct Attached {
     /// Connections counted in at the start, and open ones that could not be counted.
     pub recounted: Recounted,
     /// Sockets came that may have had connections before: those are to be counted in.
-    late: Option<CountIn>,
+    late: Option<Attempts>,
+    /// The program that does so; `None` if nothing is counted.
+    count_in: Option<CountIn>,
     /// Shows whether our program is still the group's, and when it was last asked.
     choosers: Choosers,
     asked: Instant,
@@ -52,6 +54,11 @@ pub struct Attached {
     pace: Pace,
     /// Tells at once that sockets changed; `None` if the programs of an earlier build steer.
     notices: Option<Notices>,
+    /// The changes that the programs had seen at the last look, and the sockets that were there.
+    changes: u32,
+    seen: HashSet<u64>,
+    /// Until when the programs do not look for sockets.
+    deaf_until: Option<Instant>,
     /// A socket could not be given a slot. The next look tries again.
     unsettled: bool,
     /// Sockets whose worker was seen to be gone, and since when, until another was seen.
@@ -64,9 +71,11 @@ pub struct Attached {
 const WORKERS_EVERY: Duration = Duration::from_millis(500);
 /// How often to search all processes for the holder of a socket that none is known of.
 const SEARCH_EVERY: Duration = Duration::from_millis(250);
+/// How long the programs look for no sockets after a false alarm. A new one of the server is seen at the next look then.
+const DEAF: Duration = Duration::from_secs(1);
 /// How long a server takes from one socket to the next, and to open all.
-const BETWEEN_SOCKETS: Duration = Duration::from_millis(1);
-const OPENING: Duration = Duration::from_millis(20);
+const BETWEEN_SOCKETS: Duration = Duration::from_millis(20);
+const OPENING: Duration = Duration::from_millis(100);
 /// How often to look whether the server has set another program.
 const CHOOSER_EVERY: Duration = Duration::from_secs(1);
 /// After the end of a worker: for how long to look for its successor each time.
@@ -108,7 +117,12 @@ impl Attached {
             group.store().inspect_err(|_| group.forget_state())?;
         }
         let loaded = capability::with(&FOR_LOADING, || load(&candidate, config, paths, kept));
-        let (dispatcher, recounted, choosers) = loaded.inspect_err(|_| {
+        let Loaded {
+            dispatcher,
+            recounted,
+            count_in,
+            choosers,
+        } = loaded.inspect_err(|_| {
             if !kept {
                 group.forget_state();
             }
@@ -141,11 +155,15 @@ impl Attached {
             policy,
             recounted,
             late: None,
+            count_in,
             choosers,
             asked: Instant::now(),
             searched: Instant::now(),
             pace: Pace::new(),
             notices,
+            changes: 0,
+            seen: HashSet::new(),
+            deaf_until: None,
             unsettled: false,
             left: BTreeMap::new(),
             bereft: HashSet::new(),
@@ -172,6 +190,8 @@ impl Attached {
         let ended = self.watcher.lost_a_process();
         self.group.look_for_orphans(ended);
         let noticed = self.notices().is_some_and(take_all);
+        let changes = self.group.changes();
+        self.hear_again(now);
         if !noticed && !ended && !self.pace.is_due(quiet, now) {
             return Ok(Presence::Here);
         }
@@ -190,6 +210,7 @@ impl Attached {
             seen_anew |= self.group.between_looks(|| watcher.follow(workers_every))?;
             there = cookies(&self.watcher);
         }
+        self.note_false_alarm(changes, &there, now);
         let mut gone: Vec<u64> = self.group.cookies().collect();
         gone.retain(|cookie| !there.contains(cookie) && !self.group.is_left_closed(*cookie));
         let mut changed = !gone.is_empty();
@@ -216,6 +237,7 @@ impl Attached {
                 }
             }
         }
+        self.group.see_changes(changes);
         if changed {
             self.group.keep();
         }
@@ -234,6 +256,23 @@ impl Attached {
     /// [`Attached::follow`].
     pub fn notices(&self) -> Option<&Notices> {
         self.notices.as_ref()
+    }
+
+    /// Closes the programs' ears for a while if a socket was noticed that is none of the group's: at the same port of another
+    /// address or network, where anybody may open one after the other. The kernel's hash chooses until we have looked.
+    fn note_false_alarm(&mut self, changes: u32, there: &HashSet<u64>, now: Instant) {
+        let is_new = there.iter().any(|cookie| !self.seen.contains(cookie));
+        self.seen.clone_from(there);
+        if std::mem::replace(&mut self.changes, changes) != changes && !is_new {
+            self.deaf_until = Some(now + DEAF);
+            self.group.notice(0);
+        }
+    }
+
+    fn hear_again(&mut self, now: Instant) {
+        if self.deaf_until.take_if(|until| now >= *until).is_some() {
+            self.group.notice(self.address.port());
+        }
     }
 
     /// Looks whether our program is still the group's.
@@ -257,15 +296,13 @@ impl Attached {
             return;
         }
         let members = members(&self.watcher);
-        let counted = agent.with_dispatcher(|d| {
-            d.counting()
-                .then(|| (d.pinned().dir().to_owned(), slots_of_workers(d, &members)))
-        });
-        let Some((pins, slots)) = counted else {
+        let counted =
+            agent.with_dispatcher(|d| d.counting().then(|| slots_of_workers(d, &members)));
+        let Some((slots, program)) = counted.zip(self.count_in.as_ref()) else {
             self.late = None;
             return;
         };
-        let attempt = || late.attempt(&pins, self.address, &slots);
+        let attempt = || late.attempt(program, self.address, &slots);
         if let Some(done) = capability::with(&FOR_LOADING, attempt) {
             self.late = None;
             tracing::debug!("{}: what new sockets had before: {done:?}", self.address);
@@ -330,7 +367,7 @@ impl Attached {
             return false;
         }
         if before.is_none() {
-            self.late = Some(CountIn::new());
+            self.late = Some(Attempts::new());
             self.weigh();
         }
         true
@@ -431,13 +468,21 @@ fn counting_cgroup(candidate: &AttachCandidate) -> io::Result<PathBuf> {
     cgroup::covering(&here.map(|one| one.cgroup).collect())
 }
 
+/// What is loaded for a server.
+struct Loaded {
+    dispatcher: Dispatcher,
+    recounted: Recounted,
+    count_in: Option<CountIn>,
+    choosers: Choosers,
+}
+
 /// Loads the program, or finds the one of an earlier agent. Attaches it, and counts in open connections.
 fn load(
     candidate: &AttachCandidate,
     config: &AttachConfig,
     paths: &Paths,
     kept: bool,
-) -> Result<(Dispatcher, Recounted, Choosers), Error> {
+) -> Result<Loaded, Error> {
     let pins = paths.group_pins(&candidate.name);
     let choosers = refuse_foreign(candidate, |seen| {
         // Pins that cannot be read do not tell which program is ours.
@@ -471,12 +516,17 @@ fn load(
                 false => error.into(),
             }
         })?;
-    let recounted = if dispatcher.counting() {
+    let (recounted, count_in) = if dispatcher.counting() {
         let pins = paths.group_pins(&candidate.name);
         let slots = slots_of_workers(&dispatcher, &candidate.members);
         count_in(&pins, candidate.address(), &slots)
     } else {
-        Recounted::default()
+        (Recounted::default(), None)
     };
-    Ok((dispatcher, recounted, choosers))
+    Ok(Loaded {
+        dispatcher,
+        recounted,
+        count_in,
+        choosers,
+    })
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::bpf::recount::{self, Callbacks, Recounted};
+use wakeone_kernel::bpf::recount::{Callbacks, CountIn, Recounted};
 use wakeone_kernel::proc::process;
 
 use super::candidate::Member;
@@ -18,13 +18,13 @@ const RECOUNTS: u32 = 8;
 /// Counts in the connections that sockets had before they got their slots, in several attempts. An attempt misses those
 /// that are accepted while their holders are looked up.
 #[derive(Debug)]
-pub(super) struct CountIn {
+pub(super) struct Attempts {
     attempt: u32,
     due: Instant,
     sum: Recounted,
 }
 
-impl CountIn {
+impl Attempts {
     pub fn new() -> Self {
         Self {
             attempt: 0,
@@ -41,13 +41,13 @@ impl CountIn {
     /// Attempts it once. Returns the result once nothing is left to be found.
     pub fn attempt(
         &mut self,
-        pins: &Path,
+        program: &CountIn,
         address: SocketAddr,
         slots: &BTreeMap<u32, Vec<usize>>,
     ) -> Option<io::Result<Recounted>> {
         self.due = Instant::now() + Duration::from_millis(5 << self.attempt);
         self.attempt += 1;
-        match recount::recount(pins, address.port(), held(slots), Callbacks::Probed) {
+        match program.run(address.port(), held(slots), Callbacks::Probed) {
             Ok(done) => {
                 self.sum.counted += done.counted;
                 self.sum.unattributed = done.unattributed;
@@ -58,32 +58,48 @@ impl CountIn {
             Err(error) => Some(Err(error)),
         }
     }
+
+    /// Attempts it until nothing is left to be found.
+    fn all(
+        &mut self,
+        program: &CountIn,
+        address: SocketAddr,
+        slots: &BTreeMap<u32, Vec<usize>>,
+    ) -> io::Result<Recounted> {
+        loop {
+            if let Some(done) = self.attempt(program, address, slots) {
+                return done;
+            }
+            std::thread::sleep(self.due.saturating_duration_since(Instant::now()));
+        }
+    }
 }
 
-/// Counts in connections opened before, and returns when all attempts are over.
+/// Counts in connections opened before, and returns when all attempts are over. Also returns the program, if there is one.
 pub(super) fn count_in(
     pins: &Path,
     address: SocketAddr,
     slots: &BTreeMap<u32, Vec<usize>>,
-) -> Recounted {
-    let mut count_in = CountIn::new();
-    let done = loop {
-        if let Some(done) = count_in.attempt(pins, address, slots) {
-            break done;
-        }
-        std::thread::sleep(count_in.due.saturating_duration_since(Instant::now()));
-    };
+) -> (Recounted, Option<CountIn>) {
+    let mut attempts = Attempts::new();
+    let program = CountIn::of(pins);
+    let done = program.as_ref().map_err(ToString::to_string);
+    let done = done.and_then(|program| {
+        attempts
+            .all(program, address, slots)
+            .map_err(|error| error.to_string())
+    });
     let sum = done.unwrap_or_else(|error| {
         tracing::warn!(
             event = "degraded",
             "connections open before are not counted: {error}"
         );
-        count_in.sum
+        attempts.sum
     });
     if let Some(missing) = sum.missing() {
         tracing::warn!(event = "degraded", "{missing}");
     }
-    sum
+    (sum, program.ok())
 }
 
 /// The slots that each worker serves.

@@ -89,7 +89,7 @@ impl Dispatcher {
                 self.pinned.forget_listener(cookie);
             }
         }
-        self.settle_emptied();
+        self.settle_emptied(|_| true);
         admitted.map(|()| slot)
     }
 
@@ -117,7 +117,7 @@ impl Dispatcher {
             self.sockets[slot] = old;
             let _ = self.restore(slot);
         }
-        self.settle_emptied();
+        self.settle_emptied(|_| true);
         put
     }
 

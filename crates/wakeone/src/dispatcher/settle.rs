@@ -12,8 +12,9 @@ use super::Dispatcher;
 use crate::slot_sockets::RemoteFd;
 
 impl Dispatcher {
-    /// Settles the listeners whose queues were seen empty since they were tagged. Call it in each round.
-    pub fn settle_emptied(&mut self) {
+    /// Settles the listeners whose queues were seen empty since they were tagged. Call it in each round. `seems_empty`: whether
+    /// it is worth a look.
+    pub fn settle_emptied(&mut self, seems_empty: impl Fn(usize) -> bool) {
         if !self.counting() {
             return;
         }
@@ -21,7 +22,9 @@ impl Dispatcher {
             self.unsettled = (0..self.sockets.len()).collect();
         }
         let mut unsettled = std::mem::take(&mut self.unsettled);
-        unsettled.retain(|slot| self.is_taken(*slot) && !self.is_settled(*slot));
+        unsettled.retain(|slot| {
+            self.is_taken(*slot) && !(seems_empty(*slot) && self.is_settled(*slot))
+        });
         self.unsettled = unsettled;
     }
 

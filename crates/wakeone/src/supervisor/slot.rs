@@ -281,7 +281,11 @@ impl Slot {
     /// Undoes [`Slot::switch`]: the worker that retires serves again. It must run, and must not have been asked to
     /// end. Returns the worker that had taken over.
     pub fn switch_back(&mut self, grace: Duration) -> Option<Worker> {
-        let old = self.retiring.as_mut()?.worker.take_if(|old| old.asked.is_none())?;
+        let old = self
+            .retiring
+            .as_mut()?
+            .worker
+            .take_if(|old| old.asked.is_none())?;
         std::mem::swap(&mut self.listeners, &mut self.spare);
         // The other listeners are closed once no handshake is under way there: the kernel then moves their queues.
         self.retiring = Some(Retiring::new(None, grace));

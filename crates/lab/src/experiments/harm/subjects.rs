@@ -315,7 +315,9 @@ impl Subject {
             (Way::Run, Some(line)) => Launch {
                 line: format!(
                     "wakeone run -w {{workers}} {} -l {}{{address}} -- {line}",
-                    [self.run_options, rescue_options(situation)].concat().join(" "),
+                    [self.run_options, rescue_options(situation)]
+                        .concat()
+                        .join(" "),
                     self.scheme
                 ),
                 ..plain
