@@ -22,9 +22,8 @@ impl Dispatcher {
             self.unsettled = (0..self.sockets.len()).collect();
         }
         let mut unsettled = std::mem::take(&mut self.unsettled);
-        unsettled.retain(|slot| {
-            self.is_taken(*slot) && !(seems_empty(*slot) && self.is_settled(*slot))
-        });
+        unsettled
+            .retain(|slot| self.is_taken(*slot) && !(seems_empty(*slot) && self.is_settled(*slot)));
         self.unsettled = unsettled;
     }
 

@@ -1,5 +1,6 @@
 //! One server in one situation, in one way, once.
 
+use hdrhistogram::Histogram;
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,6 +76,10 @@ fn attempt(
         // Nobody would have workers pass for stuck so soon. It is asked whether something breaks.
         let times = |name: &str| name.starts_with("latency_ms") || name == "busiest";
         sample.metrics.retain(|name, _| !times(name));
+    }
+    if situation == Situation::Restart {
+        // Several generations have served, each for another time.
+        sample.metrics.remove("busiest");
     }
     sample.put("ready_s", "s", ready.as_secs_f64());
     at_rest(&mut server, subject, way, &mut sample)?;
@@ -277,10 +282,11 @@ fn send_plan(
 /// The metrics of a load over HTTP. The latency is that of the usual requests, where there are others.
 fn of_plan(found: &wakeone_load::Outcome) -> Sample {
     let mut sample = measure::sample(found, 0);
+    let lost = found.errors.values().sum();
     if let Some(usual) = found.by_path.first() {
-        measure::latency(&mut sample, &usual.latency);
+        latency_of_all(&mut sample, &usual.latency, lost);
     }
-    sample.put("lost", "count", found.errors.values().sum::<u64>() as f64);
+    sample.put("lost", "count", lost as f64);
     sample.put("planned", "count", (found.planned - found.cancelled) as f64);
     // Where clients choose anew for each request, shares tell of the load alone.
     sample.metrics.remove("share_max_over_mean");
@@ -290,6 +296,18 @@ fn of_plan(found: &wakeone_load::Outcome) -> Sample {
         sample.put("busiest", "ratio", crate::stats::max_over_mean(&counts));
     }
     sample
+}
+
+/// The latency of all requests. A lost one counts as one that took as long as its client is patient. Else a server that loses
+/// those that wait would pass for a fast one. That of the answered ones stands beside it, and is not judged.
+fn latency_of_all(sample: &mut Sample, answered: &Histogram<u64>, lost: u64) {
+    sample.put("answered_ms_mean", "ms", answered.mean() / 1e6);
+    let p99 = answered.value_at_quantile(0.99) as f64;
+    sample.put("answered_ms_p99", "ms", p99 / 1e6);
+    let mut all = answered.clone();
+    let patience = all.high().min(PATIENCE.as_nanos() as u64);
+    let _ = all.record_n(patience, lost);
+    measure::latency(sample, &all);
 }
 
 /// The state in which the load leaves the server: its CPU time, what it said, and what is still counted as open.
@@ -331,14 +349,14 @@ const COMPLAINTS: [&str; 4] = ["Traceback", "panicked", "a worker ended", "did n
 /// The result that a client of the server's own printed.
 pub fn of_told(told: &Value) -> Option<Sample> {
     let number = |name: &str| told.get(name)?.as_f64();
-    let mut histogram =
-        hdrhistogram::Histogram::<u64>::new_with_bounds(1, 600_000_000_000, 3).ok()?;
+    let mut histogram = Histogram::<u64>::new_with_bounds(1, 600_000_000_000, 3).ok()?;
     for ms in told.get("latency_ms")?.as_array()? {
         histogram.record((ms.as_f64()? * 1e6) as u64).ok()?;
     }
     let mut sample = Sample::default();
-    measure::latency(&mut sample, &histogram);
-    sample.put("lost", "count", number("lost")?);
+    let lost = number("lost")?;
+    latency_of_all(&mut sample, &histogram, lost as u64);
+    sample.put("lost", "count", lost);
     sample.put("planned", "count", number("sent")?);
     sample.distributions.insert(
         "latency_ms".into(),
