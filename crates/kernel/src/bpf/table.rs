@@ -236,7 +236,7 @@ impl Table {
         exits
     }
 
-    /// The sum of those counters but the first: what did not go the usual way.
+    /// The sum of those counters but the first. They count what did not go the usual way.
     pub fn unusual_exits(&self) -> u64 {
         (1..EXITS.len()).map(|i| self.exit(i)).sum()
     }

@@ -468,7 +468,7 @@ fn counting_cgroup(candidate: &AttachCandidate) -> io::Result<PathBuf> {
     cgroup::covering(&here.map(|one| one.cgroup).collect())
 }
 
-/// What is loaded for a server.
+/// The programs of a server, and what was found when they were loaded.
 struct Loaded {
     dispatcher: Dispatcher,
     recounted: Recounted,

@@ -213,12 +213,6 @@ fn stuck_marks_count_while_the_agent_lives() {
     ground.end(dispatcher);
 }
 
-/// Stands for an agent that looked just now and need not look again during the test.
-fn beat(table: &Table) {
-    table.heartbeat_ns().store(schedule::coarse_ns(), Relaxed);
-    table.heartbeat_limit_ns().store(1_000_000_000_000, Relaxed);
-}
-
 #[test]
 fn another_policy_holds_from_the_next_connection_on() {
     let Some(ground) = ground(2, V4) else {

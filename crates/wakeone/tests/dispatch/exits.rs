@@ -198,6 +198,48 @@ fn no_slot_and_the_kernel_chooses() {
     ground.end(dispatcher);
 }
 
+/// A listener that nobody has given a slot yet has the kernel choose among all, as long as an agent lives that will.
+#[test]
+fn while_sockets_come_the_kernel_chooses() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let table = dispatcher.table();
+    let port = ground.listeners[0].local_addr().expect("address").port();
+    table.port().store(port.into(), Relaxed);
+    beat(table);
+    // One that has a slot listens anew after each move.
+    stop_listening(&ground.listeners[0]);
+    rustix::net::listen(&ground.listeners[0], BACKLOG).expect("listen");
+    dispatcher.restore(0).expect("restored");
+    assert_eq!(table.changes().load(Relaxed), 0);
+    let new = listen(V4, BACKLOG);
+    assert_eq!(table.changes().load(Relaxed), 1);
+    let mut clients = connect_many(V4, 60);
+    let waiting = |one| accept_queue(one).expect("queue").length;
+    wait("all wait", || {
+        ground.queues().iter().sum::<u32>() + waiting(&new) == 60
+    });
+    assert_eq!(exits(table), [("by_hash", 60)]);
+    assert!(waiting(&new) > 0, "the hash gave it none of 60");
+    table.changes_seen().store(1, Relaxed);
+    clients.extend(connect_many(V4, 10));
+    wait("they were chosen for", || {
+        exits(table) == [("selected", 10), ("by_hash", 60)]
+    });
+    // Nobody will look at this one.
+    let _another = listen(V4, BACKLOG);
+    table.heartbeat_ns().store(0, Relaxed);
+    clients.extend(connect_many(V4, 10));
+    wait("they were chosen for", || {
+        exits(table) == [("selected", 20), ("by_hash", 60)]
+    });
+    drop((clients, new));
+    ground.settle();
+    ground.end(dispatcher);
+}
+
 #[test]
 fn weight_0_is_no_slot() {
     let Some(ground) = ground(2, V4) else {

@@ -18,6 +18,7 @@ use wakeone_kernel::bpf::{self, Pinned};
 use wakeone_kernel::capability;
 use wakeone_kernel::cgroup;
 use wakeone_kernel::netns;
+use wakeone_kernel::schedule;
 use wakeone_kernel::socket::accept_queue;
 
 use crate::patience::{in_vain, patience};
@@ -204,6 +205,12 @@ fn many_descriptors() {
 }
 
 /// Makes a listener whose port others may share.
+/// Stands for an agent that looked just now and need not look again during the test.
+pub fn beat(table: &Table) {
+    table.heartbeat_ns().store(schedule::coarse_ns(), Relaxed);
+    table.heartbeat_limit_ns().store(1_000_000_000_000, Relaxed);
+}
+
 pub fn listen(address: &str, backlog: i32) -> TcpListener {
     listen_by(address, backlog, None).expect("listener")
 }

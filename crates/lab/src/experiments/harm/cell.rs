@@ -354,9 +354,8 @@ pub fn of_told(told: &Value) -> Option<Sample> {
         histogram.record((ms.as_f64()? * 1e6) as u64).ok()?;
     }
     let mut sample = Sample::default();
-    let lost = number("lost")?;
-    latency_of_all(&mut sample, &histogram, lost as u64);
-    sample.put("lost", "count", lost);
+    measure::latency(&mut sample, &histogram);
+    sample.put("lost", "count", number("lost")?);
     sample.put("planned", "count", number("sent")?);
     sample.distributions.insert(
         "latency_ms".into(),

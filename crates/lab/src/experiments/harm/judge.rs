@@ -30,9 +30,12 @@ pub fn worse(
         let compared = pairing(subject, situation, way, metric);
         excess(outcome, &compared).is_some_and(|times| times > BAR)
     });
-    let sums = SUMS
-        .into_iter()
-        .filter(|m| total(&ours, m) > total(&theirs, m));
+    // A UDP server that restarts loses the flows that it was answering, with us and without: how many is chance.
+    let by_chance = situation == Situation::Restart && !subject.scheme.is_empty();
+    let sums = SUMS.into_iter().filter(|metric| {
+        let (more, less) = (total(&ours, metric), total(&theirs, metric));
+        more > less && !(by_chance && is_chance(more as u64, less as u64))
+    });
     let margins = MARGINS.into_iter().filter(|(metric, margin)| {
         let limit = before.median(metric).map(|value| value * BAR + margin);
         let most = found.metrics.get(*metric).map(|m| {
@@ -59,6 +62,19 @@ pub fn worse(
         }
     }
     Some(all)
+}
+
+/// Whether one of two equal causes has so many more events than the other in one of a hundred cases or more.
+fn is_chance(more: u64, less: u64) -> bool {
+    let all = more + less;
+    // The terms of the binomial distribution, from the last one down.
+    let mut term = 0.5_f64.powi(i32::try_from(all).unwrap_or(i32::MAX));
+    let mut tail = 0.0;
+    for k in (more..=all).rev() {
+        tail += term;
+        term *= k as f64 / (all - k + 1) as f64;
+    }
+    tail >= 0.01
 }
 
 /// How many times the value as it is ours is, beyond the spread of the rounds: every round's ratio exceeds it, or the
@@ -156,6 +172,12 @@ mod tests {
         let mixed = [1.0, 1.2, 1.2, 1.2, 1.2];
         assert_eq!(judged(even, mixed, 1.0, NOTHING), bad);
         assert!(judged(wide, mixed, 1.0, NOTHING).is_empty());
+    }
+
+    #[test]
+    fn a_few_more_events_are_chance() {
+        assert!(is_chance(1, 0) && is_chance(6, 0) && is_chance(10, 2));
+        assert!(!is_chance(7, 0) && !is_chance(12, 2));
     }
 
     #[test]
