@@ -186,8 +186,9 @@ __noinline int turn_clock(void)
 	return bpf_ktime_get_ns() >> WAKEONE_PROGRESS_SHIFT;
 }
 
-/* Whether sockets have come of which an agent that lives will know soon. */
-static __always_inline bool is_changing(void)
+/* Whether sockets have come of which an agent that lives will know soon. A
+ * global function, as turn_clock(). */
+__noinline int is_changing(void)
 {
 	return WAKEONE_READ(table.changes) != WAKEONE_READ(table.changes_seen) &&
 	       !heartbeat_is_old();

@@ -117,6 +117,7 @@ fn supervise(notes: Notebook, script: impl FnOnce(&Notebook) + Send + 'static) {
         keep_caps: Vec::new(),
         restart: None,
         refuse: false,
+        stop_signal: nix::sys::signal::Signal::SIGTERM,
         grace: Duration::from_secs(60),
         lookup: false,
         nonblocking: false,

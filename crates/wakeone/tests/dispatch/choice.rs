@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use wakeone::dispatcher::Dispatcher;
 use wakeone::dispatcher::Plan;
 use wakeone::policy::Policy;
-use wakeone_kernel::bpf::table::{Table, flag};
+use wakeone_kernel::bpf::table::flag;
 use wakeone_kernel::schedule;
 
 use crate::ground::*;

@@ -12,6 +12,7 @@ use wakeone::policy::Policy;
 use wakeone::steer::{Steer, SteerEvent};
 use wakeone_kernel::bpf::notices::Notices;
 use wakeone_kernel::bpf::table::flag;
+use wakeone_kernel::socket::accept_queue;
 
 use crate::ground::*;
 
