@@ -12,6 +12,7 @@ use wakeone::policy::Policy;
 use wakeone::steer::{Steer, SteerEvent};
 use wakeone_kernel::bpf::notices::Notices;
 use wakeone_kernel::bpf::table::flag;
+use wakeone_kernel::cgroup;
 use wakeone_kernel::socket::accept_queue;
 
 use crate::ground::*;
@@ -215,7 +216,12 @@ fn while_sockets_come_the_kernel_chooses() {
     rustix::net::listen(&ground.listeners[0], BACKLOG).expect("listen");
     dispatcher.restore(0).expect("restored");
     assert_eq!(table.changes().load(Relaxed), 0);
-    let new = listen(V4, BACKLOG);
+    // Made where connections are counted.
+    let more = || {
+        let made = cgroup::create_sockets_in(&ground.cgroup, || vec![listen(V4, BACKLOG)]);
+        made.expect("nursery").1.remove(0)
+    };
+    let new = more();
     assert_eq!(table.changes().load(Relaxed), 1);
     let mut clients = connect_many(V4, 60);
     let waiting = |one| accept_queue(one).expect("queue").length;
@@ -230,7 +236,7 @@ fn while_sockets_come_the_kernel_chooses() {
         exits(table) == [("selected", 10), ("by_hash", 60)]
     });
     // Nobody will look at this one.
-    let _another = listen(V4, BACKLOG);
+    let _another = more();
     table.heartbeat_ns().store(0, Relaxed);
     clients.extend(connect_many(V4, 10));
     wait("they were chosen for", || {
