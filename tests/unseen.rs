@@ -12,9 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use support::real::{Started, installed, program};
 use support::steered::{assert_nothing_left, isolated, said, soak, status, sum, wakeone};
-use support::{Ground, WAKEONE, eventually, get, patience, runs, server, slowness};
+use support::{Ground, WAKEONE, eventually, get, patience, runs, server, signal, slowness};
 use wakeone_kernel::proc::process::children;
 
 const AT: &str = "127.0.0.1:7300";
@@ -326,9 +327,17 @@ fn harms_nothing(words: &str, slow: &str) {
     attach(&ground, None);
     let wanted = rescues(20, 2000) / i64::from(slowness());
     let made = || sum(&status(&ground, GROUP), "rescues");
+    let mut turns = before.iter().cycle();
     for step in 1..=20 {
         let until = wanted * step / 20;
-        load_paths_until("there are rescues", slow, || made() >= until.max(1));
+        load_paths_until("there are rescues", slow, || {
+            // A server that accepts beside its requests has no queue unless all of it stands still.
+            let worker = *turns.next().expect("a worker");
+            signal(worker, Signal::STOP);
+            std::thread::sleep(Duration::from_millis(12) * slowness());
+            signal(worker, Signal::CONT);
+            made() >= until.max(1)
+        });
     }
     eprintln!("{} rescues of {words}", made());
     detach(&ground);
