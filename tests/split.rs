@@ -257,8 +257,11 @@ fn uvicorn_whose_workers_are_new_programs() {
     let app = server("app.py");
     let folder = app.trim_end_matches("app.py");
     let port = PORT.to_string();
+    // uvloop adds its listener to its set through a ring, which the library does not see.
     let command = [
         "uvicorn",
+        "--loop",
+        "asyncio",
         "--workers",
         "3",
         "--port",
