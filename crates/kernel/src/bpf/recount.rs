@@ -7,10 +7,10 @@ use std::mem::MaybeUninit;
 use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle};
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, MapMut, ProgramMut};
 
 use crate::bpf::error::failed;
-use crate::bpf::skeletons::recount::{OpenRecountMaps, RecountSkelBuilder};
+use crate::bpf::skeletons::recount::{OpenRecountMaps, RecountSkel, RecountSkelBuilder};
 use crate::bpf::table::MAX_SLOTS;
 use crate::contract::number::UNSETTLED;
 
@@ -59,27 +59,14 @@ impl CountIn {
     /// # Errors
     /// `EPERM` without CAP_BPF and CAP_PERFMON; or the kernel knows no such iterator.
     pub fn of(pins: &Path) -> io::Result<Self> {
-        // libbpf's message on standard error is in the error, too.
-        libbpf_rs::set_print(None);
-        let mut storage = MaybeUninit::uninit();
-        let mut open = RecountSkelBuilder::default()
-            .open(&mut storage)
-            .map_err(|e| failed("reading the recount", &e))?;
-        share_maps(&mut open.maps, pins)?;
-        open.progs.wakeone_tagged.set_autoload(false);
-        let loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
-        let keep =
-            |map| MapHandle::try_from(map).map_err(|e| failed("keeping the recount's maps", &e));
-        Ok(Self {
-            link: loaded
-                .progs
-                .wakeone_recount
-                .attach()
-                .map_err(|e| failed("attaching the recount", &e))?,
-            listeners: keep(&loaded.maps.listeners)?,
-            held: keep(&loaded.maps.held)?,
-            waiting: keep(&loaded.maps.waiting)?,
-            recount: keep(&loaded.maps.data_recount)?,
+        load(pins, true, |loaded| {
+            Ok(Self {
+                link: attach(&loaded.progs.wakeone_recount)?,
+                listeners: keep(&loaded.maps.listeners)?,
+                held: keep(&loaded.maps.held)?,
+                waiting: keep(&loaded.maps.waiting)?,
+                recount: keep(&loaded.maps.data_recount)?,
+            })
         })
     }
 
@@ -118,7 +105,6 @@ impl CountIn {
 
     /// One walk over all sockets. Returns the sums after it.
     fn pass(&self, port: u16, counting: u32, before: Recounted) -> io::Result<Recounted> {
-        let key = 0_u32.to_ne_bytes();
         // struct wakeone_recount of bpf/recount.bpf.c.
         let state = [
             &u32::from(port).to_ne_bytes()[..],
@@ -127,16 +113,7 @@ impl CountIn {
             &before.unattributed.to_ne_bytes(),
             &u64::from(before.no_callbacks).to_ne_bytes(),
         ];
-        self.recount
-            .update(&key, &state.concat(), MapFlags::ANY)
-            .map_err(|e| failed("starting the recount", &e))?;
-        walk(&self.link)?;
-        let after = self
-            .recount
-            .lookup(&key, MapFlags::ANY)
-            .map_err(|e| failed("reading the recount", &e))?
-            .unwrap_or_default();
-        let (words, _) = after.as_chunks();
+        let words = walk(&self.link, &self.recount, &state.concat())?;
         let word = |at: usize| words.get(at).map_or(0, |one| u64::from_ne_bytes(*one));
         Ok(Recounted {
             counted: word(1),
@@ -144,6 +121,35 @@ impl CountIn {
             no_callbacks: word(3) != 0,
         })
     }
+}
+
+/// Loads the program that counts in, or else the one that counts by tags, on a group's maps. Returns what `kept` keeps.
+fn load<T>(
+    pins: &Path,
+    counts_in: bool,
+    kept: impl FnOnce(&RecountSkel<'_>) -> io::Result<T>,
+) -> io::Result<T> {
+    // libbpf's message on standard error is in the error, too.
+    libbpf_rs::set_print(None);
+    let mut storage = MaybeUninit::uninit();
+    let mut open = RecountSkelBuilder::default()
+        .open(&mut storage)
+        .map_err(|e| failed("reading the recount", &e))?;
+    share_maps(&mut open.maps, pins)?;
+    open.progs.wakeone_recount.set_autoload(counts_in);
+    open.progs.wakeone_tagged.set_autoload(!counts_in);
+    let loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
+    kept(&loaded)
+}
+
+fn attach(program: &ProgramMut<'_>) -> io::Result<Link> {
+    program
+        .attach()
+        .map_err(|e| failed("attaching the recount", &e))
+}
+
+fn keep(map: &MapMut<'_>) -> io::Result<MapHandle> {
+    MapHandle::try_from(map).map_err(|e| failed("keeping the recount's maps", &e))
 }
 
 /// Removes all entries.
@@ -198,23 +204,11 @@ impl OpenConnections {
     /// # Errors
     /// As [`CountIn::of`].
     pub fn of(pins: &Path) -> io::Result<Self> {
-        // libbpf's message on standard error is in the error, too.
-        libbpf_rs::set_print(None);
-        let mut storage = MaybeUninit::uninit();
-        let mut open = RecountSkelBuilder::default()
-            .open(&mut storage)
-            .map_err(|e| failed("reading the recount", &e))?;
-        share_maps(&mut open.maps, pins)?;
-        open.progs.wakeone_recount.set_autoload(false);
-        let loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
-        Ok(Self {
-            link: loaded
-                .progs
-                .wakeone_tagged
-                .attach()
-                .map_err(|e| failed("attaching the recount", &e))?,
-            tagged: MapHandle::try_from(&loaded.maps.data_tagged)
-                .map_err(|e| failed("keeping the recount's map", &e))?,
+        load(pins, false, |loaded| {
+            Ok(Self {
+                link: attach(&loaded.progs.wakeone_tagged)?,
+                tagged: keep(&loaded.maps.data_tagged)?,
+            })
         })
     }
 
@@ -223,24 +217,24 @@ impl OpenConnections {
     /// # Errors
     /// The kernel's.
     pub fn tagged(&self) -> io::Result<Vec<i64>> {
-        let key = 0_u32.to_ne_bytes();
-        self.tagged
-            .update(&key, &[0; 8 * MAX_SLOTS], MapFlags::ANY)
-            .map_err(|e| failed("clearing the recount", &e))?;
-        walk(&self.link)?;
-        let counts = self
-            .tagged
-            .lookup(&key, MapFlags::ANY)
-            .map_err(|e| failed("reading the recount", &e))?
-            .unwrap_or_default();
-        let (counts, _) = counts.as_chunks();
-        Ok(counts.iter().map(|one| i64::from_ne_bytes(*one)).collect())
+        let counts = walk(&self.link, &self.tagged, &[0; 8 * MAX_SLOTS])?;
+        Ok(counts.into_iter().map(i64::from_ne_bytes).collect())
     }
 }
 
-fn walk(link: &Link) -> io::Result<()> {
+/// One walk over all sockets, by a program whose variables, in a map of their own, begin like this. Returns the words of 64 bits
+/// there after it.
+fn walk(link: &Link, variables: &MapHandle, begin: &[u8]) -> io::Result<Vec<[u8; 8]>> {
+    let key = 0_u32.to_ne_bytes();
+    variables
+        .update(&key, begin, MapFlags::ANY)
+        .map_err(|e| failed("clearing the recount", &e))?;
     let mut iterator = Iter::new(link).map_err(|e| failed("starting the recount", &e))?;
     // It prints nothing: reading drives it.
     iterator.read_to_end(&mut Vec::new())?;
-    Ok(())
+    let after = variables
+        .lookup(&key, MapFlags::ANY)
+        .map_err(|e| failed("reading the recount", &e))?
+        .unwrap_or_default();
+    Ok(after.as_chunks().0.to_vec())
 }

@@ -41,8 +41,8 @@ use crate::steer::Steer;
 /// How long the end of a worker may take: the longest wait for handshakes plus a move.
 const LONGEST_END: Duration = Duration::from_millis(100);
 
-/// The agent rests for this many times as long as its last round took, so it takes a fifth of a CPU at most. With many workers
-/// that all have queues a round is long.
+/// The agent rests for this many times as long as its last round took, but no longer than that. So rounds of up to 6 ms take a
+/// fifth of a CPU at most. With many workers that all have queues a round is long.
 const LEISURE: u32 = 4;
 const LONGEST_LEISURE: Duration = Duration::from_millis(25);
 

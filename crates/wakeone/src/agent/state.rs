@@ -203,8 +203,7 @@ impl Core {
         }
         let (samples, busy) = self.sample_all();
         self.see_arrivals();
-        self.dispatcher
-            .settle_emptied(|slot| samples.get(slot).is_some_and(|one| one.queued == 0));
+        self.dispatcher.settle_emptied();
         self.reopen();
         self.infer_chooser();
         if self.dispatcher.is_replaced() {

@@ -89,7 +89,7 @@ impl Dispatcher {
                 self.pinned.forget_listener(cookie);
             }
         }
-        self.settle_emptied(|_| true);
+        self.settle_emptied();
         admitted.map(|()| slot)
     }
 
@@ -117,7 +117,7 @@ impl Dispatcher {
             self.sockets[slot] = old;
             let _ = self.restore(slot);
         }
-        self.settle_emptied(|_| true);
+        self.settle_emptied();
         put
     }
 

@@ -206,7 +206,7 @@ impl Dispatcher {
         for address in 0..self.pinned.addresses() {
             self.attach(address)?;
         }
-        self.settle_emptied(|_| true);
+        self.settle_emptied();
         if plan.adopt {
             // The group may have been closing when its supervisor was killed.
             self.open();

@@ -4,6 +4,7 @@
 //! previous slot. Until they are gone no move off this listener changes a count (`WAKEONE_UNSETTLED`).
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering::Relaxed;
 
 use wakeone_kernel::bpf;
 use wakeone_kernel::socket;
@@ -12,9 +13,9 @@ use super::Dispatcher;
 use crate::slot_sockets::RemoteFd;
 
 impl Dispatcher {
-    /// Settles the listeners whose queues were seen empty since they were tagged. Call it in each round. `seems_empty`: whether
-    /// it is worth a look.
-    pub fn settle_emptied(&mut self, seems_empty: impl Fn(usize) -> bool) {
+    /// Settles the listeners whose queues were seen empty since they were tagged. Call it in each round. One whose
+    /// queue was published with something in it is not borrowed to see that.
+    pub fn settle_emptied(&mut self) {
         if !self.counting() {
             return;
         }
@@ -22,8 +23,8 @@ impl Dispatcher {
             self.unsettled = (0..self.sockets.len()).collect();
         }
         let mut unsettled = std::mem::take(&mut self.unsettled);
-        unsettled
-            .retain(|slot| self.is_taken(*slot) && !(seems_empty(*slot) && self.is_settled(*slot)));
+        let waits = |slot: usize| self.table().slot(slot).queued().load(Relaxed) > 0;
+        unsettled.retain(|slot| self.is_taken(*slot) && (waits(*slot) || !self.is_settled(*slot)));
         self.unsettled = unsettled;
     }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use wakeone::dispatcher::{Dispatcher, Plan};
 use wakeone::policy::Policy;
-use wakeone_kernel::bpf::recount::{Callbacks, CountIn, Recounted};
+use wakeone_kernel::bpf::recount::{Callbacks, Recounted};
 use wakeone_kernel::bpf::table::flag;
 
 use crate::ground::*;
@@ -376,9 +376,7 @@ fn came_before(ground: &Ground, callbacks: Callbacks) -> (Dispatcher, Vec<TcpStr
     let clients = connect_many(V4, 20);
     wait("all wait", || ground.queues().iter().sum::<u32>() == 20);
     let dispatcher = ground.start(Policy::LeastConnections);
-    let recounted = CountIn::of(&ground.pins())
-        .and_then(|one| one.run(8080, [], callbacks))
-        .expect("recount");
+    let recounted = ground.count_in([], callbacks);
     (dispatcher, clients, recounted)
 }
 
@@ -418,9 +416,7 @@ fn a_kernel_that_cannot_count_what_waited_before_counts_no_move_of_it() {
         marks() == 19 + 3
     });
     // Another agent finds the same marks.
-    let again = CountIn::of(&ground.pins())
-        .and_then(|one| one.run(8080, [], Callbacks::Refused))
-        .expect("recount");
+    let again = ground.count_in([], Callbacks::Refused);
     assert_eq!(
         (again.counted, again.unattributed, marks()),
         (0, 19, 19 + 3)
@@ -445,9 +441,7 @@ fn what_waited_before_is_counted_where_the_kernel_can() {
     // The next agent counts connections that one before it could not count.
     let (dispatcher, clients, before) = came_before(&ground, Callbacks::Refused);
     assert_eq!((before.unattributed, ground.pinned().moved()), (20, 20));
-    let recounted = CountIn::of(&ground.pins())
-        .and_then(|one| one.run(8080, [], Callbacks::Probed))
-        .expect("recount");
+    let recounted = ground.count_in([], Callbacks::Probed);
     if recounted.no_callbacks {
         println!("skipped: {}", recounted.missing().expect("a reason"));
     } else {

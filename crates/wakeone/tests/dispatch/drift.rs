@@ -7,7 +7,7 @@ use wakeone::agent::recount::Recounts;
 use wakeone::dispatcher::Dispatcher;
 use wakeone::policy::Policy;
 use wakeone_kernel::bpf::Pinned;
-use wakeone_kernel::bpf::recount::{Callbacks, CountIn};
+use wakeone_kernel::bpf::recount::Callbacks;
 use wakeone_kernel::bpf::table::{Table, flag};
 use wakeone_kernel::socket;
 
@@ -79,9 +79,7 @@ fn what_comes_to_a_shared_listener_is_counted_where_it_is_moved() {
     wait("all wait there", || ground.queues() == [0, 0, 3]);
     pinned.know_shared(&ground.listeners[2]).expect("known");
     clients.extend(connect_many(V4, 4));
-    let recounted = CountIn::of(&ground.pins())
-        .and_then(|one| one.run(8080, [], Callbacks::Probed))
-        .expect("recount");
+    let recounted = ground.count_in([], Callbacks::Probed);
     let known = if recounted.no_callbacks { 4 } else { 7 };
     assert_eq!(actives(table), [0, 0, 0]);
     for (from, to) in [(2, 0), (0, 1)] {
@@ -174,9 +172,7 @@ fn what_a_listener_had_before_it_joined_is_counted_in() {
     );
     let inode = |one: &TcpStream| rustix::fs::fstat(one).expect("stat").st_ino;
     let held = accepted.iter().map(|one| (inode(one), 2));
-    let recounted = CountIn::of(&ground.pins())
-        .and_then(|one| one.run(8080, held, Callbacks::Probed))
-        .expect("recount");
+    let recounted = ground.count_in(held, Callbacks::Probed);
     if recounted.no_callbacks {
         println!("skipped: {}", recounted.missing().expect("a reason"));
     } else {

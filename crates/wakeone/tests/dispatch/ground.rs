@@ -13,6 +13,7 @@ use wakeone::dispatcher::{Dispatcher, Error, Plan};
 use wakeone::paths::Paths;
 use wakeone::policy::Policy;
 use wakeone_kernel::bpf::bpffs;
+use wakeone_kernel::bpf::recount::{Callbacks, CountIn, Recounted};
 use wakeone_kernel::bpf::table::{EXITS, Table};
 use wakeone_kernel::bpf::{self, Pinned};
 use wakeone_kernel::capability;
@@ -118,6 +119,16 @@ impl Ground {
         self.try_start(&self.plan(policy)).expect("dispatcher")
     }
 
+    /// Counts in what was open before.
+    pub fn count_in(
+        &self,
+        held: impl IntoIterator<Item = (u64, usize)>,
+        callbacks: Callbacks,
+    ) -> Recounted {
+        let program = CountIn::of(&self.pins()).expect("recount");
+        program.run(8080, held, callbacks).expect("recount")
+    }
+
     /// Returns the number of waiting connections, by slot.
     pub fn queues(&self) -> Vec<u32> {
         let length = |one| accept_queue(one).expect("queue").length;
@@ -204,13 +215,13 @@ fn many_descriptors() {
     setrlimit(Resource::Nofile, limit).expect("descriptor limit");
 }
 
-/// Makes a listener whose port others may share.
 /// Stands for an agent that looked just now and need not look again during the test.
 pub fn beat(table: &Table) {
     table.heartbeat_ns().store(schedule::coarse_ns(), Relaxed);
     table.heartbeat_limit_ns().store(1_000_000_000_000, Relaxed);
 }
 
+/// Makes a listener whose port others may share.
 pub fn listen(address: &str, backlog: i32) -> TcpListener {
     listen_by(address, backlog, None).expect("listener")
 }
