@@ -336,12 +336,19 @@ static __always_inline void count_out(struct bpf_sock_ops *ops, struct bpf_sock 
 	}
 }
 
+/* The cookie of the group's network namespace, where the kernel tells that of a
+ * socket (since Linux 5.15); else 0. A cgroup may have sockets of others, at the
+ * same port. Set before loading. */
+const volatile __u64 network = 0;
+
 /* Notes a socket that begins to listen. It is in its group already. One that has
  * a slot listens anew, as after a move. */
 static __always_inline void note_listener(struct bpf_sock_ops *ops)
 {
 	__u64 cookie = bpf_get_socket_cookie(ops);
 
+	if (network && bpf_get_netns_cookie(ops) != network)
+		return;
 	if (!bpf_map_lookup_elem(&listeners, &cookie))
 		ADD(table.changes, 1);
 	notify_agent();

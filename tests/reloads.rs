@@ -288,7 +288,8 @@ fn haproxy_that_lets_the_old_process_finish() {
     drop(kept);
     eventually("none is counted", || counted(&ground) == 0);
     let kept = Kept::open();
-    assert_even(&kept.shares(), 4, "opened later");
+    let told = format!("opened later, {}", serde_json::json!(slots(&ground)));
+    assert_even(&kept.shares(), 4, &told);
     drop(kept);
     detach(&ground);
 }

@@ -86,11 +86,17 @@ pub fn has(socket: impl AsFd) -> io::Result<bool> {
     let socket = socket.as_fd();
     match cookie(socket) {
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => is_listed(socket),
-        theirs => {
-            let own = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
-            Ok(theirs? == cookie(own.as_fd())?)
-        }
+        theirs => Ok(theirs? == own_cookie()?),
     }
+}
+
+/// The number that the kernel gives the network namespace of this thread, unique on the machine.
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 5.14.
+pub fn own_cookie() -> io::Result<u64> {
+    let own = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
+    cookie(own.as_fd())
 }
 
 fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {

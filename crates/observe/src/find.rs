@@ -69,10 +69,12 @@ fn group(entries: Vec<Entry>) -> Vec<Listener> {
 /// # Errors
 /// [`Error::NotFound`], with advice, if there is none.
 pub fn find(target: &Target) -> Result<Vec<Found>, Error> {
+    // A server that starts goes on opening sockets. Whoever opened one of these has its descriptor when we read those.
+    let listeners = listeners()?;
     let processes = Processes::read();
     let inner = target.parts().1;
     let wanted = processes_of(inner, &processes)?;
-    let found: Vec<Found> = listeners()?
+    let found: Vec<Found> = listeners
         .into_iter()
         .filter(|listener| target.is_of(listener.protocol))
         .filter(|listener| match inner {

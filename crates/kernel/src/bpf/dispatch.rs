@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapType, ProgramMut};
+use libbpf_rs::{MapType, ProgramMut, libbpf_sys};
 
 use crate::bpf::error::{Error, bpf_step};
 use crate::bpf::notices::NOTICES;
@@ -14,6 +14,7 @@ use crate::bpf::object::{attempt, pin_map, pin_program, prepare, share};
 use crate::bpf::skeletons::dispatch::{
     DispatchSkel, DispatchSkelBuilder, OpenDispatchMaps, OpenDispatchSkel,
 };
+use crate::netns;
 
 const DISPATCH: &str = "wakeone_dispatch";
 const WALK: &str = "wakeone_dispatch_walk";
@@ -104,6 +105,9 @@ pub(crate) fn with_counting(
 ) -> Result<(), Error> {
     let mut storage = MaybeUninit::uninit();
     let mut open = open_dispatch(&mut storage)?;
+    if let Some(constants) = &mut open.maps.rodata_data {
+        constants.network = network();
+    }
     prepare(&mut open.progs.wakeone_count);
     open.maps
         .sockets
@@ -112,6 +116,23 @@ pub(crate) fn with_counting(
     share_common(&mut open.maps, dir)?;
     let mut loaded = attempt("wakeone_count", || open.load())?;
     act(&mut loaded.progs.wakeone_count)
+}
+
+/// The cookie of this network namespace, if the counting program can compare it with a socket's; else 0.
+fn network() -> u64 {
+    // SAFETY: it loads a program of two instructions, and needs nothing of us.
+    let is_told = unsafe {
+        libbpf_sys::libbpf_probe_bpf_helper(
+            libbpf_sys::BPF_PROG_TYPE_SOCK_OPS,
+            libbpf_sys::BPF_FUNC_get_netns_cookie,
+            std::ptr::null(),
+        )
+    };
+    if is_told == 1 {
+        netns::own_cookie().unwrap_or_default()
+    } else {
+        0
+    }
 }
 
 /// All addresses share the table and the maps that counting needs.

@@ -57,6 +57,8 @@ pub struct Attached {
     /// The changes that the programs had seen at the last look, and the sockets that were there.
     changes: u32,
     seen: HashSet<u64>,
+    /// The last look saw new sockets.
+    saw_new: bool,
     /// Until when the programs do not look for sockets.
     deaf_until: Option<Instant>,
     /// A socket could not be given a slot. The next look tries again.
@@ -163,6 +165,7 @@ impl Attached {
             notices,
             changes: 0,
             seen: HashSet::new(),
+            saw_new: false,
             deaf_until: None,
             unsettled: false,
             left: BTreeMap::new(),
@@ -263,7 +266,9 @@ impl Attached {
     fn note_false_alarm(&mut self, changes: u32, there: &HashSet<u64>, now: Instant) {
         let is_new = there.iter().any(|cookie| !self.seen.contains(cookie));
         self.seen.clone_from(there);
-        if std::mem::replace(&mut self.changes, changes) != changes && !is_new {
+        // The last look may have seen a socket that was counted only after the look had read the number.
+        let is_known = is_new | std::mem::replace(&mut self.saw_new, is_new);
+        if std::mem::replace(&mut self.changes, changes) != changes && !is_known {
             self.deaf_until = Some(now + DEAF);
             self.group.notice(0);
         }

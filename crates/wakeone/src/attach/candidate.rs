@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use wakeone_kernel::bpf::chooser::{Chooser, Choosers};
 use wakeone_kernel::capability;
@@ -98,12 +99,12 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
             advice::own_sockets(&name, &address.to_string())
         )));
     }
-    let members = members(&watcher);
-    if members.len() < found.listener.sockets.len() {
+    let members = search_members(&mut watcher)?;
+    let sockets = watcher.listener().sockets.len();
+    if members.len() < sockets {
         return Err(unfit(format!(
-            "of its {} sockets {} are held by processes that may not be seen; it takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or root",
-            found.listener.sockets.len(),
-            found.listener.sockets.len() - members.len()
+            "of its {sockets} sockets {} are held by processes that may not be seen; it takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or root",
+            sockets - members.len()
         )));
     }
     if members.is_empty() {
@@ -194,6 +195,26 @@ pub(super) fn cookies(watcher: &Watcher) -> HashSet<u64> {
     let sockets = watcher.listener().sockets.iter();
     sockets.map(|socket| socket.cookie).collect()
 }
+
+/// Finds the members. A server that starts gives its sockets to workers that were not there when the search began, so
+/// what was not found is searched again.
+fn search_members(watcher: &mut Watcher) -> Result<Vec<Member>, Error> {
+    let mut found = members(watcher);
+    for _ in 0..SEARCHES {
+        if found.len() >= watcher.listener().sockets.len() {
+            break;
+        }
+        std::thread::sleep(SEARCH_AGAIN);
+        watcher.search_holders();
+        watcher.follow(Duration::ZERO)?;
+        found = members(watcher);
+    }
+    Ok(found)
+}
+
+/// How often to search again, and when.
+const SEARCHES: u32 = 5;
+const SEARCH_AGAIN: Duration = Duration::from_millis(20);
 
 /// Returns every socket of the group with a process to borrow it from, and its worker.
 pub(super) fn members(watcher: &Watcher) -> Vec<Member> {

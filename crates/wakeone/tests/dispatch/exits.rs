@@ -12,8 +12,8 @@ use wakeone::policy::Policy;
 use wakeone::steer::{Steer, SteerEvent};
 use wakeone_kernel::bpf::notices::Notices;
 use wakeone_kernel::bpf::table::flag;
-use wakeone_kernel::cgroup;
 use wakeone_kernel::socket::accept_queue;
+use wakeone_kernel::{cgroup, netns};
 
 use crate::ground::*;
 
@@ -215,12 +215,20 @@ fn while_sockets_come_the_kernel_chooses() {
     stop_listening(&ground.listeners[0]);
     rustix::net::listen(&ground.listeners[0], BACKLOG).expect("listen");
     dispatcher.restore(0).expect("restored");
-    assert_eq!(table.changes().load(Relaxed), 0);
     // Made where connections are counted.
     let more = || {
-        let made = cgroup::create_sockets_in(&ground.cgroup, || vec![listen(V4, BACKLOG)]);
-        made.expect("nursery").1.remove(0)
+        let made = cgroup::create_sockets_in(&ground.cgroup, || listen(V4, BACKLOG));
+        made.expect("nursery").1
     };
+    let elsewhere = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            netns::isolate().expect("network namespace");
+            more()
+        });
+        other.join().expect("a listener of another network")
+    });
+    assert_eq!(table.changes().load(Relaxed), 0);
+    drop(elsewhere);
     let new = more();
     assert_eq!(table.changes().load(Relaxed), 1);
     let mut clients = connect_many(V4, 60);
