@@ -407,6 +407,35 @@ fn a_server_that_takes_our_program_away_is_left_to_the_kernel() {
     assert!(done, "{text}");
 }
 
+/// Two sockets that are open together are of one group, and have its program. A server that closes all first has another.
+#[test]
+fn a_server_that_closes_all_its_sockets_and_opens_others_stays_steered() {
+    let Some(mut manager) = Manager::start(&["3"]) else {
+        return;
+    };
+    manager.attach(&["--policy", "round-robin"]);
+    for gap in [0, 10, 200, 600] {
+        manager.tell(&format!("reopen {gap}"));
+        slowly("the new sockets have slots", || {
+            count(&manager.group(), "up") == 3
+        });
+        let before = sum(&manager.group(), "selected");
+        let served = answers(ask(30, "/"));
+        let group = manager.group();
+        let (steered, replaced) = (&group["steered"], &group["replaced"]);
+        assert!(*steered == true && *replaced == false, "{gap} ms: {group}");
+        assert_eq!(sum(&group, "selected") - before, 30, "{gap} ms: {group}");
+        let of_first = served.iter().filter(|answer| answer.starts_with("0 "));
+        assert_eq!(of_first.count(), 10, "{gap} ms: {served:?}");
+    }
+    manager.tell("reopen 0 program");
+    slowly("its program is noticed", || is_replaced(&manager));
+    let served = answers(ask(12, "/"));
+    let by_its_own = served.iter().all(|answer| answer.starts_with("0 "));
+    assert!(by_its_own, "{served:?}");
+    manager.detach();
+}
+
 fn doctor(manager: &Manager) -> String {
     let mut doctor = Command::new(support::WAKEONE);
     doctor.args(["doctor", &target(), "--for", "500ms", "--no-tracing"]);

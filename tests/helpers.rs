@@ -11,7 +11,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use support::split::Split;
 use support::steered::{assert_nothing_left, isolated, said, status, wakeone};
-use support::{Clients, Ground, ask, eventually, get, runs, server};
+use support::{Clients, Ground, Run, WAKEONE, ask, eventually, get, runs, server};
 
 const KINDS: [&str; 4] = ["pool", "child", "late", "master"];
 const FOUR: [&str; 6] = ["-w", "4", "-l", "127.0.0.1:8080", "--name", "web"];
@@ -144,6 +144,52 @@ fn a_worker_that_nobody_sees_wait_gets_connections_again() {
     let detached = wakeone(&ground, &["detach", AT]);
     assert!(detached.status.success(), "{:?}", said(&detached));
     drop(server);
+    assert_nothing_left(&ground);
+}
+
+/// A helper outlives its worker, and the worker's socket with it. Nobody accepts there any more.
+#[test]
+fn who_keeps_the_listener_of_a_dead_worker_is_named_and_gets_no_connection() {
+    let Some(ground) = isolated() else { return };
+    let server = Server::start("orphan", 4);
+    let mut attach = Command::new(WAKEONE);
+    attach.args(["attach", AT, "--rescue", "--foreground", "--runtime-dir"]);
+    attach.arg(ground.runtime());
+    let mut attach = Run::start(attach);
+    attach.line("is steered");
+    let pid = |value: &Value| u32::try_from(value.as_u64().expect("pid")).expect("pid");
+    let mut helpers = std::collections::BTreeMap::new();
+    eventually("each worker has answered", || {
+        let body = get(address(), "/").expect("an answer");
+        let about: Value = serde_json::from_str(&body).expect("JSON");
+        helpers.insert(pid(&about["pid"]), pid(&about["helpers"][0]));
+        helpers.len() == 4
+    });
+    let (worker, helper) = helpers.pop_first().expect("a worker");
+    support::signal(worker, Signal::KILL);
+    attach.line(&format!("process {helper} holds the listener"));
+    for _ in 0..100 {
+        get(address(), "/").expect("an answer");
+    }
+    let orphans = || status(&ground, "at-127-0-0-1-8080")["orphans"].clone();
+    assert_eq!(orphans()[0]["pid"], helper);
+    let mut doctor = Command::new(WAKEONE);
+    doctor.args(["doctor", AT, "--for", "500ms"]);
+    doctor.env("WAKEONE_RUNTIME_DIR", ground.runtime());
+    let doctor = doctor.output().expect("doctor");
+    let told = String::from_utf8_lossy(&doctor.stdout);
+    assert_eq!(doctor.status.code(), Some(3), "{told}");
+    assert!(told.contains(&format!("kill {helper}")), "{told}");
+    support::signal(helper, Signal::KILL);
+    eventually("none is left", || {
+        orphans().as_array().is_none_or(Vec::is_empty)
+    });
+    attach.signal(Signal::TERM);
+    attach.wait();
+    drop(server);
+    for helper in helpers.into_values() {
+        support::signal(helper, Signal::KILL);
+    }
     assert_nothing_left(&ground);
 }
 

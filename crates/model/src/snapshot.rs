@@ -192,6 +192,9 @@ pub struct Watch {
     /// Flows of UDP that have more datagrams than their worker can read while others are idle, as our agent sees them.
     #[serde(default)]
     pub heavy_flows: u32,
+    /// The processes that keep a listener of our group after its worker has ended, and do not accept: their ids.
+    #[serde(default)]
+    pub orphans: Vec<u32>,
     /// Which view.
     pub view: View,
 }

@@ -84,7 +84,7 @@ pub fn judge(watch: &Watch) -> Vec<Finding> {
             .next()
             .map_or_else(String::new, |w| w.name.clone()),
     };
-    let rules: [fn(&Case<'_>) -> Option<Finding>; 15] = [
+    let rules: [fn(&Case<'_>) -> Option<Finding>; 16] = [
         stopped,
         blocking,
         spins,
@@ -100,6 +100,7 @@ pub fn judge(watch: &Watch) -> Vec<Finding> {
         pinned,
         descriptors,
         heavy_flow,
+        orphan,
     ];
     let found: Vec<Finding> = rules.iter().filter_map(|rule| rule(&case)).collect();
     if found.is_empty() {
@@ -740,6 +741,25 @@ fn heavy_flow(case: &Case<'_>) -> Option<Finding> {
         .shown(format!("{} on {}", count(flows.into(), "such flow", "such flows"), case.address))
         .then("if each datagram stands for itself (DNS, statsd, syslog): `--affinity none` of `wakeone run` or `wakeone attach`")
     })
+}
+
+fn orphan(case: &Case<'_>) -> Option<Finding> {
+    let pids = &case.watch.orphans;
+    let first = pids.first()?;
+    let mut found = finding(
+        "orphan",
+        "A process keeps a listener and does not accept",
+        "it inherited the listener from a worker that has ended, and the socket lives as long as it does",
+    );
+    for pid in pids {
+        found = found.shown(format!(
+            "process {pid} holds a listener on {}; no connection waits for it, as our program chooses another",
+            case.address
+        ));
+    }
+    Some(found.then(format!("end it: `kill {first}`")).then(
+        "have helpers inherit no listener: FD_CLOEXEC, `close_fds=True` of Python's subprocess",
+    ))
 }
 
 fn pinned(case: &Case<'_>) -> Option<Finding> {

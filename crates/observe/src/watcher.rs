@@ -74,6 +74,8 @@ pub struct Watcher {
     sights: u64,
     /// Only the workers of each socket are of interest, not the open connections.
     follows: bool,
+    /// The processes that were there at the last search for holders.
+    searched: HashSet<u32>,
 }
 
 fn now_ns() -> u64 {
@@ -158,6 +160,7 @@ impl Watcher {
             stale: false,
             sights: 0,
             follows: false,
+            searched: HashSet::new(),
             listener: found.listener.clone(),
         }
     }
@@ -213,7 +216,7 @@ impl Watcher {
             self.connections_due = Instant::now() + began.elapsed() * CONNECTIONS_SHARE;
         }
         if !self.pids.iter().all(|pid| waits::identity(*pid).is_some()) {
-            self.pids = Processes::read().around(&inodes);
+            self.search(&inodes);
         }
         let mut pids: BTreeSet<u32> = self.pids.iter().copied().collect();
         pids.extend(self.pids.iter().flat_map(|pid| process::children(*pid)));
@@ -329,6 +332,19 @@ impl Watcher {
         Ok(())
     }
 
+    /// Searches for the holders of its sockets. Who was there at the last search and held none has none, as a rule. So the
+    /// others are read first, and all only where these do not hold each socket.
+    fn search(&mut self, inodes: &HashSet<u64>) {
+        let there: HashSet<u32> = waits::pids().into_iter().collect();
+        let may_hold = |pid: &u32| !self.searched.contains(pid) || self.pids.contains(pid);
+        let mut found = Processes::of(there.iter().copied().filter(may_hold));
+        if !found.hold(inodes) {
+            found = Processes::of(there.iter().copied());
+        }
+        self.searched = there;
+        self.pids = found.around(inodes);
+    }
+
     /// Updates the sockets; notes those that were closed.
     fn refresh(&mut self) -> Result<(), Error> {
         let protocol = match self.listener.protocol {
@@ -360,7 +376,7 @@ impl Watcher {
         self.listener.sockets = sockets;
         if changed {
             let inodes = self.listener.sockets.iter().map(|s| s.inode).collect();
-            self.pids = Processes::read().around(&inodes);
+            self.search(&inodes);
             self.sample_processes()?;
         }
         Ok(())
@@ -419,7 +435,8 @@ impl Watcher {
     /// Searches all processes for the holders of its sockets. A process may have opened one while the last search ran.
     pub fn search_holders(&mut self) {
         let inodes = self.listener.sockets.iter().map(|s| s.inode).collect();
-        self.pids = Processes::read().around(&inodes);
+        self.searched.clear();
+        self.search(&inodes);
         self.stale = true;
     }
 
@@ -580,6 +597,7 @@ impl Watcher {
             reuseport: self.reuseport,
             steered: None,
             heavy_flows: 0,
+            orphans: Vec::new(),
             view: self.view.clone(),
         }
     }

@@ -96,6 +96,7 @@ fn watch(sockets: Vec<Socket>, shape: Shape) -> Watch {
         reuseport: Some(false),
         steered: None,
         heavy_flows: 0,
+        orphans: Vec::new(),
         view: View {
             tracing: true,
             missing: Vec::new(),

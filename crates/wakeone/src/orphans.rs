@@ -77,7 +77,8 @@ pub fn find(state: &State) -> Vec<Orphan> {
 /// The group's living workers, and all processes above them.
 fn kin(state: &State, parent: impl Fn(&u32) -> Option<u32>) -> HashSet<u32> {
     let beside = state.slots.iter().filter_map(|slot| slot.beside.as_ref());
-    let workers = state.slots.iter().filter_map(|slot| slot.worker);
+    let manned = state.slots.iter().filter(|slot| !slot.orphaned);
+    let workers = manned.filter_map(|slot| slot.worker);
     let workers = workers.chain(beside.map(|beside| beside.worker));
     let mut kin = HashSet::from([state.supervisor.pid]);
     for worker in workers.filter(|worker| worker.lives()) {

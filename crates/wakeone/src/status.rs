@@ -75,7 +75,7 @@ pub struct Group {
     /// Its slots.
     pub slots: Vec<Slot>,
     /// Processes that hold a listener of a slot and do not accept, as their worker has ended; see
-    /// [`Group::find_orphans`]. Only `status` looks for them.
+    /// [`Group::find_orphans`]. Only `status` and `doctor` look for them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<Orphan>,
     /// Run statistics of its programs; all 0 unless the kernel keeps any (`kernel.bpf_stats_enabled`).

@@ -69,6 +69,8 @@ pub struct SocketPlace {
     pub remote: RemoteFd,
     /// The process that serves it, if one was seen.
     pub worker: Option<u32>,
+    /// Its worker has ended, and no other came in time.
+    pub orphaned: bool,
 }
 
 /// A group with a state in its folder, steered once an agent is started.
@@ -141,6 +143,7 @@ impl SteeredGroup {
                 slot: Some(slot),
                 remote,
                 worker,
+                orphaned: false,
             };
             self.places.insert(cookie, place);
             up.extend(worker.map(|worker| (slot, worker)));
@@ -217,6 +220,7 @@ impl SteeredGroup {
                 slot,
                 remote,
                 worker,
+                orphaned: false,
             },
         );
         Ok(())
@@ -294,6 +298,7 @@ impl SteeredGroup {
                     slot,
                     remote,
                     worker,
+                    orphaned: false,
                 },
             );
         }
@@ -352,6 +357,7 @@ impl SteeredGroup {
             return;
         };
         place.worker = None;
+        place.orphaned = true;
         if let (Some(slot), Some(agent)) = (place.slot, &mut self.agent) {
             agent.worker_down(slot);
             agent.accompany(slot, holders);
@@ -517,6 +523,7 @@ impl SteeredGroup {
             current: true,
             inodes: Vec::new(),
             beside: None,
+            orphaned: false,
         };
         let mut slots: Vec<_> = std::iter::repeat_with(empty).take(count.max(1)).collect();
         let mut told = BTreeSet::new();
@@ -532,6 +539,7 @@ impl SteeredGroup {
                 let tell = self.origin.attached || told.insert(who);
                 slot.worker = Identity::of(who).ok().filter(|_| tell);
                 slot.inodes = vec![place.remote.inode];
+                slot.orphaned = place.orphaned;
             }
         }
         slots

@@ -70,8 +70,13 @@ pub struct Processes {
 impl Processes {
     /// Reads all of /proc: some 20 µs a process.
     pub fn read() -> Self {
+        Self::of(pids())
+    }
+
+    /// Reads those of them that are there.
+    pub fn of(pids: impl IntoIterator<Item = u32>) -> Self {
         let mut all = Self::default();
-        for pid in pids() {
+        for pid in pids {
             let Some(identity) = identity(pid) else {
                 continue;
             };
@@ -91,6 +96,12 @@ impl Processes {
             }
         }
         all
+    }
+
+    /// Whether each of these sockets is held by one of them.
+    pub fn hold(&self, inodes: &HashSet<u64>) -> bool {
+        let held: HashSet<u64> = self.held.iter().map(|held| held.inode).collect();
+        inodes.is_subset(&held)
     }
 
     /// Returns the processes that a listener is about: the holders of one of these sockets, and their children.

@@ -113,6 +113,7 @@ fn healthy(shape: Shape, means: Means) -> Watch {
         reuseport: Some(own),
         steered: None,
         heavy_flows: 0,
+        orphans: Vec::new(),
         view: View {
             tracing: true,
             missing: Vec::new(),
@@ -607,6 +608,13 @@ fn a_flow_that_is_too_much_for_its_worker() {
     let flows = |count| move |w: &mut Watch| w.heavy_flows = count;
     assert_eq!(found(own(), flows(2)), ["heavy-flow"]);
     assert_eq!(found(own(), flows(0)), [""; 0]);
+}
+
+#[test]
+fn who_keeps_a_listener_of_a_worker_that_has_ended() {
+    let kept = |pids| move |w: &mut Watch| w.orphans = pids;
+    assert_eq!(found(own(), kept(vec![77])), ["orphan"]);
+    assert_eq!(found(own(), kept(vec![])), NONE);
 }
 
 #[test]

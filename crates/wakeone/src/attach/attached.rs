@@ -54,6 +54,11 @@ pub struct Attached {
     pace: Pace,
     /// Tells at once that sockets changed; `None` if the programs of an earlier build steer.
     notices: Option<Notices>,
+    opening: Option<Opening>,
+    /// Since when it has none of the sockets that its program was attached to.
+    emptied: Option<Instant>,
+    /// The users of its sockets.
+    owners: HashSet<u32>,
     /// The changes that the programs had seen at the last look, and the sockets that were there.
     changes: u32,
     seen: HashSet<u64>,
@@ -76,8 +81,13 @@ const SEARCH_EVERY: Duration = Duration::from_millis(250);
 /// How long the programs look for no sockets after a false alarm. A new one of the server is seen at the next look then.
 const DEAF: Duration = Duration::from_secs(1);
 /// How long a server takes from one socket to the next, and to open all.
-const BETWEEN_SOCKETS: Duration = Duration::from_millis(20);
+pub(super) const BETWEEN_SOCKETS: Duration = Duration::from_millis(20);
 const OPENING: Duration = Duration::from_millis(100);
+/// A server that has just opened sockets starts its workers, and needs the CPUs for that. To count what the sockets had
+/// before means a walk over all connections of the machine, some milliseconds, so it waits until then.
+const CALM: Duration = Duration::from_millis(500);
+/// A server that has closed its last socket opens others in less if it goes on. Its programs stay loaded meanwhile.
+const LINGER: Duration = Duration::from_secs(1);
 /// How often to look whether the server has set another program.
 const CHOOSER_EVERY: Duration = Duration::from_secs(1);
 /// After the end of a worker: for how long to look for its successor each time.
@@ -89,7 +99,7 @@ const HANDOVER: Duration = Duration::from_millis(100);
 pub enum Presence {
     /// It is there.
     Here,
-    /// All its sockets are closed.
+    /// All its sockets are closed, or others have them.
     Gone,
 }
 
@@ -149,6 +159,8 @@ impl Attached {
             group.end();
             return Err(error.into());
         }
+        let sockets = candidate.watcher.listener().sockets.iter();
+        let owners = sockets.map(|socket| socket.uid).collect();
         Ok(Self {
             address,
             group,
@@ -166,6 +178,9 @@ impl Attached {
             changes: 0,
             seen: HashSet::new(),
             saw_new: false,
+            opening: None,
+            emptied: None,
+            owners,
             deaf_until: None,
             unsettled: false,
             left: BTreeMap::new(),
@@ -192,10 +207,10 @@ impl Attached {
         let quiet = self.pace.is_quiet(placed, now);
         let ended = self.watcher.lost_a_process();
         self.group.look_for_orphans(ended);
-        let noticed = self.notices().is_some_and(take_all);
+        let noticed = self.note_sockets(now);
         let changes = self.group.changes();
         self.hear_again(now);
-        if !noticed && !ended && !self.pace.is_due(quiet, now) {
+        if self.is_opening() || !noticed && !ended && !self.pace.is_due(quiet, now) {
             return Ok(Presence::Here);
         }
         let lately = self.left.values().max();
@@ -222,6 +237,14 @@ impl Attached {
             self.left.remove(&cookie);
             self.bereft.remove(&cookie);
         }
+        if self.group.cookies().next().is_none() {
+            let since = *self.emptied.get_or_insert(now);
+            let is_gone = there.is_empty() && now.duration_since(since) >= LINGER;
+            // Whoever listens there next may be somebody else, whom the agent was not told to steer.
+            if is_gone || !self.has_its_owners() {
+                return Ok(Presence::Gone);
+            }
+        }
         // Finding the holders of sockets means reading all their descriptors.
         if seen_anew || self.unsettled {
             self.unsettled = false;
@@ -240,25 +263,72 @@ impl Attached {
                 }
             }
         }
+        self.attach_anew();
         self.group.see_changes(changes);
         if changed {
             self.group.keep();
         }
         self.group.catch_up();
         self.count_in_late();
-        Ok(
-            if there.is_empty() && self.group.cookies().next().is_none() {
-                Presence::Gone
-            } else {
-                Presence::Here
-            },
-        )
+        Ok(Presence::Here)
+    }
+
+    /// Whether all its sockets are of the users that it had.
+    fn has_its_owners(&self) -> bool {
+        let mut sockets = self.watcher.listener().sockets.iter();
+        sockets.all(|socket| self.owners.contains(&socket.uid))
+    }
+
+    /// Attaches the program to the sockets of a server that had closed all others: they are another group, without it.
+    fn attach_anew(&mut self) {
+        if self.emptied.is_none() || self.group.cookies().next().is_none() {
+            return;
+        }
+        let Some(agent) = self.group.agent() else {
+            return;
+        };
+        let attach = || -> Result<(), Box<dyn std::error::Error>> {
+            let seen = self.choosers.look()?;
+            let has_program = |cookie| {
+                let mut of = seen.iter().filter(|one| one.cookie == cookie);
+                of.any(|one| one.program.is_some())
+            };
+            // It may have set one of its own.
+            if !self.group.cookies().any(has_program) {
+                agent.with_dispatcher(|dispatcher| dispatcher.attach_all())?;
+            }
+            Ok(())
+        };
+        match capability::with(&FOR_LOADING, attach) {
+            Ok(()) => self.emptied = None,
+            Err(error) => {
+                tracing::debug!("{}: new sockets are not steered yet: {error}", self.address);
+                self.unsettled = true;
+            }
+        }
+        self.see_chooser();
     }
 
     /// Returns the notices of changed sockets, if the programs write any. They stay until the next
     /// [`Attached::follow`].
     pub fn notices(&self) -> Option<&Notices> {
         self.notices.as_ref()
+    }
+
+    /// Whether its server is opening sockets. Until it has all, no look is taken.
+    pub fn is_opening(&self) -> bool {
+        self.opening.is_some()
+    }
+
+    /// Takes the notices. Returns whether there were some, and no more come.
+    fn note_sockets(&mut self, now: Instant) -> bool {
+        if self.notices.as_ref().is_some_and(Notices::take) {
+            let first = self.opening.as_ref().map_or(now, |opening| opening.first);
+            self.opening = Some(Opening { first, last: now });
+        }
+        self.opening
+            .take_if(|opening| opening.is_over(now))
+            .is_some()
     }
 
     /// Closes the programs' ears for a while if a socket was noticed that is none of the group's: at the same port of another
@@ -372,7 +442,7 @@ impl Attached {
             return false;
         }
         if before.is_none() {
-            self.late = Some(Attempts::new());
+            self.late = Some(Attempts::after(CALM));
             self.weigh();
         }
         true
@@ -444,17 +514,18 @@ fn notices(dispatcher: &Dispatcher, address: SocketAddr) -> Option<Notices> {
         .ok()
 }
 
-/// Whether there were notices. A server opens its sockets one after the other: waits until no more come.
-fn take_all(notices: &Notices) -> bool {
-    let noticed = notices.take();
-    let begun = Instant::now();
-    while noticed && begun.elapsed() < OPENING {
-        std::thread::sleep(BETWEEN_SOCKETS);
-        if !notices.take() {
-            break;
-        }
+/// A server opens its sockets one after the other: when the first and the last of them were noticed.
+struct Opening {
+    first: Instant,
+    last: Instant,
+}
+
+impl Opening {
+    /// Whether no more will come, as far as can be told.
+    fn is_over(&self, now: Instant) -> bool {
+        now.duration_since(self.last) >= BETWEEN_SOCKETS
+            || now.duration_since(self.first) >= OPENING
     }
-    noticed
 }
 
 /// Whether a process is gone, or has closed a socket. One that may not be looked at counts as there.

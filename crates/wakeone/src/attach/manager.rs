@@ -12,7 +12,7 @@ use wakeone_kernel::capability;
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
 
-use super::attached::{Attached, Presence};
+use super::attached::{Attached, BETWEEN_SOCKETS, Presence};
 use super::candidate::{AttachCandidate, examine, name_of};
 use super::config::AttachConfig;
 use super::error::Error;
@@ -334,6 +334,12 @@ impl AttachManager {
 
     /// Waits for a time, or until the programs notice that the sockets of a group changed.
     pub fn wait(&self, time: Duration) {
+        let is_opening = self.groups.values().any(|(_, group)| group.is_opening());
+        let time = if is_opening {
+            time.min(BETWEEN_SOCKETS)
+        } else {
+            time
+        };
         // Sockets that begin to listen together are seen by one look.
         std::thread::sleep(NOTICES_APART.min(time));
         let left = Timespec::try_from(time.saturating_sub(NOTICES_APART)).ok();

@@ -25,10 +25,11 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    pub fn new() -> Self {
+    /// The first one is due after a time.
+    pub fn after(time: Duration) -> Self {
         Self {
             attempt: 0,
-            due: Instant::now(),
+            due: Instant::now() + time,
             sum: Recounted::default(),
         }
     }
@@ -81,7 +82,7 @@ pub(super) fn count_in(
     address: SocketAddr,
     slots: &BTreeMap<u32, Vec<usize>>,
 ) -> (Recounted, Option<CountIn>) {
-    let mut attempts = Attempts::new();
+    let mut attempts = Attempts::after(Duration::ZERO);
     let program = CountIn::of(pins);
     let done = program.as_ref().map_err(ToString::to_string);
     let done = done.and_then(|program| {

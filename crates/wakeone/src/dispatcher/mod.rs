@@ -203,15 +203,21 @@ impl Dispatcher {
             self.admit(slot)?;
         }
         self.table().publish();
-        for address in 0..self.pinned.addresses() {
-            self.attach(address)?;
-        }
+        self.attach_all()?;
         self.settle_emptied();
         if plan.adopt {
             // The group may have been closing when its supervisor was killed.
             self.open();
         }
         Ok(())
+    }
+
+    /// Attaches the programs to the groups of sockets.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn attach_all(&self) -> Result<(), bpf::Error> {
+        (0..self.pinned.addresses()).try_for_each(|address| self.attach(address))
     }
 
     /// Attaches the program to the group of an address. If some sockets listen already, the others join their group.

@@ -316,6 +316,7 @@ impl Slot {
             current: self.worker().is_some_and(|worker| worker.current),
             inodes: inodes(&self.listeners),
             beside: self.beside(),
+            orphaned: false,
         }
     }
 

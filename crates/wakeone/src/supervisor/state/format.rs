@@ -90,6 +90,9 @@ pub struct SlotRecord {
     /// In a rolling restart: the second worker of the slot, which starts or ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
+    /// Its worker has ended, and `worker` only keeps its listeners.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub orphaned: bool,
 }
 
 /// A second worker of a slot, with listeners of its own.

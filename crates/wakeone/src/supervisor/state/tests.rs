@@ -10,6 +10,7 @@ fn sample() -> State {
         current: true,
         inodes: vec![inode],
         beside: None,
+        orphaned: false,
     };
     State {
         attached: false,
@@ -40,6 +41,7 @@ fn sample() -> State {
                 current: false,
                 inodes: vec![102],
                 beside: None,
+                orphaned: false,
             },
         ],
     }
@@ -85,6 +87,7 @@ fn each_flaw_is_seen() {
                     current: false,
                     inodes: vec![n],
                     beside: None,
+                    orphaned: false,
                 })
                 .collect()
         }),
