@@ -563,6 +563,19 @@ impl SteeredGroup {
         self.moves.pass(Instant::now(), seen)
     }
 
+    /// Removes program and pins, and shows in the folder that the next server is waited for. At no time is there neither.
+    ///
+    /// # Errors
+    /// The state cannot be written; the folder is removed then.
+    pub fn rest(mut self) -> Result<Self, StateError> {
+        if let Some(agent) = self.agent.take() {
+            capability::with(&FOR_THE_END, || agent.end());
+        }
+        self.places.clear();
+        self.store().inspect_err(|_| self.forget_state())?;
+        Ok(self)
+    }
+
     /// Removes program, pins and folder. Remaining sockets go on, and the kernel's hash chooses.
     pub fn end(self) {
         if let Some(agent) = self.agent {

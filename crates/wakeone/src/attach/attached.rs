@@ -31,6 +31,7 @@ use crate::policy::Policy;
 use crate::privileges::{self, FOR_LOADING};
 use crate::steer::SteerEvent;
 use crate::steered::{Origin, SocketPlace, SteeredGroup};
+use crate::supervisor::state::StateError;
 
 /// A steered server of others.
 pub struct Attached {
@@ -502,6 +503,15 @@ impl Attached {
     pub fn end(self) {
         self.see_chooser();
         self.group.end();
+    }
+
+    /// The same for a server that has ended. Returns the group, which shows that the next one is waited for.
+    ///
+    /// # Errors
+    /// That cannot be written.
+    pub fn rest(self) -> Result<SteeredGroup, StateError> {
+        self.see_chooser();
+        self.group.rest()
     }
 }
 

@@ -24,6 +24,7 @@ use crate::privileges::FOR_LOADING;
 use crate::repair::repair_all;
 use crate::steer::SteerEvent;
 use crate::steered::{Origin, SteeredGroup};
+use crate::supervisor::state::StateError;
 
 /// A target, and how it is to be steered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,10 +116,14 @@ impl AttachManager {
 
     /// Detaches from one group, after the monitor let go of it.
     fn let_go(&self, attached: Attached) {
+        self.hide(&attached);
+        attached.end();
+    }
+
+    fn hide(&self, attached: &Attached) {
         if let Some((monitor, _)) = &self.monitor {
             monitor.remove(attached.name());
         }
-        attached.end();
     }
 
     /// Detaches from a server that runs on.
@@ -172,11 +177,14 @@ impl AttachManager {
         let (protocol, address) = at;
         let origin = Origin::of_server(protocol, address);
         let taken = SteeredGroup::take(&self.paths.runtime, &name_of(protocol, address), origin);
-        let shown = taken.and_then(|group| group.store().map(|()| group));
+        self.note_waiting(at, taken.and_then(|group| group.store().map(|()| group)));
+    }
+
+    fn note_waiting(&mut self, at: Place, shown: Result<SteeredGroup, StateError>) {
         match shown {
             Ok(group) => drop(self.awaited.insert(at, group)),
             Err(error) => {
-                tracing::warn!("status does not show that {address} is waited for: {error}")
+                tracing::warn!("status does not show that {} is waited for: {error}", at.1)
             }
         }
     }
@@ -366,8 +374,8 @@ impl AttachManager {
             match presence {
                 Ok(Presence::Gone) => {
                     self.search = Search::new();
-                    self.let_go(attached);
-                    self.wait_at(address);
+                    self.hide(&attached);
+                    self.note_waiting(address, attached.rest());
                     events.push(Event::Gone(name));
                 }
                 Ok(Presence::Here) => {
