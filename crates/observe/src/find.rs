@@ -69,7 +69,8 @@ fn group(entries: Vec<Entry>) -> Vec<Listener> {
 /// # Errors
 /// [`Error::NotFound`], with advice, if there is none.
 pub fn find(target: &Target) -> Result<Vec<Found>, Error> {
-    // A server that starts goes on opening sockets. Whoever opened one of these has its descriptor when we read those.
+    // A server that starts goes on opening sockets. The process that opened one of these has its descriptor by the time
+    // that we read those.
     let listeners = listeners()?;
     let processes = Processes::read();
     let inner = target.parts().1;

@@ -332,8 +332,8 @@ impl Watcher {
         Ok(())
     }
 
-    /// Searches for the holders of its sockets. Who was there at the last search and held none has none, as a rule. So the
-    /// others are read first, and all only where these do not hold each socket.
+    /// Searches for the holders of its sockets. A process that was there at the last search and held none has none, as a
+    /// rule. So the others are read first, and all only where these do not hold each socket.
     fn search(&mut self, inodes: &HashSet<u64>) {
         let there: HashSet<u32> = waits::pids().into_iter().collect();
         let may_hold = |pid: &u32| !self.searched.contains(pid) || self.pids.contains(pid);

@@ -241,7 +241,7 @@ impl Attached {
         if self.group.cookies().next().is_none() {
             let since = *self.emptied.get_or_insert(now);
             let is_gone = there.is_empty() && now.duration_since(since) >= LINGER;
-            // Whoever listens there next may be somebody else, whom the agent was not told to steer.
+            // The next server there may be somebody else's, and the agent was not told to steer that.
             if is_gone || !self.has_its_owners() {
                 return Ok(Presence::Gone);
             }
