@@ -1,8 +1,9 @@
 //! Whether a worker waits for connections: the state of a process, or of a tree of them.
 
-use std::cell::Cell;
-use std::collections::HashSet;
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::time::{clock_getcpuclockid, clock_gettime};
@@ -13,13 +14,51 @@ use wakeone_model::listener::Wait;
 use crate::proc::process::{is_stopped, sockets_of, tree};
 use crate::proc::{reader, stat, waits};
 
+/// What was read about processes: each file once. Several sockets may be those of one process.
+#[derive(Debug, Default)]
+pub struct Looks {
+    sockets: RefCell<HashMap<u32, Read<Vec<(i32, u64)>>>>,
+    calls: RefCell<HashMap<u32, Read<Vec<Read<String>>>>>,
+}
+
+type Read<T> = Result<Arc<T>, io::ErrorKind>;
+
+impl Looks {
+    /// The sockets of a process.
+    fn sockets_of(&self, pid: u32) -> Read<Vec<(i32, u64)>> {
+        let read = || sockets_of(pid).map(Arc::new).map_err(|error| error.kind());
+        self.sockets
+            .borrow_mut()
+            .entry(pid)
+            .or_insert_with(read)
+            .clone()
+    }
+
+    /// Each thread's line of /proc/PID/task/TID/syscall.
+    fn calls_of(&self, pid: u32) -> Read<Vec<Read<String>>> {
+        let kind = |error: io::Error| error.kind();
+        let line = |(_, line): (u32, io::Result<Vec<u8>>)| {
+            line.map(|line| Arc::new(stat::as_text(line))).map_err(kind)
+        };
+        let read = || {
+            let calls = reader::file_of_each(pid, "task", "syscall").map_err(kind)?;
+            Ok(Arc::new(calls.into_iter().map(line).collect()))
+        };
+        self.calls
+            .borrow_mut()
+            .entry(pid)
+            .or_insert_with(read)
+            .clone()
+    }
+}
+
 /// Returns the state of a process from all of its threads; the first one that waits for connections settles it. A
 /// thread in epoll or poll may wait for anything: it is not checked for which connections.
 ///
 /// A thread in the middle of its computation shows as `running`, and so does one that is about to return from accept.
 /// The state is a sample, not a proof.
 pub fn doing(pid: u32) -> WorkerState {
-    threads_doing(pid, |line| thread_doing(pid, line))
+    threads_doing(&Looks::default(), pid, |line| thread_doing(pid, line))
 }
 
 /// The state of a process that holds one of a worker's listeners.
@@ -34,18 +73,18 @@ struct Look {
 /// Returns the same of a process that has these `sockets`, for some listeners. A thread in accept, epoll, poll or
 /// select counts as waiting only if it waits for one of the `listeners` (by inode). A server's threads may wait in
 /// epoll for their open connections while nobody accepts new ones.
-fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> Look {
+fn doing_at(looks: &Looks, pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> Look {
     let sure = Cell::new(false);
-    let state = threads_doing(pid, |line| {
+    let state = threads_doing(looks, pid, |line| {
         let line = match line {
-            Ok(line) if !waits::is_running(&line) => line,
+            Ok(line) if !waits::is_running(line) => line,
             other => return thread_doing(pid, other),
         };
         let waits = |for_them: bool| {
             sure.set(for_them);
             WorkerState::Waiting
         };
-        match waits::wait_of(pid, &line, sockets, listeners) {
+        match waits::wait_of(pid, line, sockets, listeners) {
             Wait::Accept(inode) | Wait::Receive(inode) if listeners.contains(&inode) => waits(true),
             Wait::Epoll(epoll) => match waits::is_in(pid, epoll, listeners) {
                 Some(true) => waits(true),
@@ -64,15 +103,22 @@ fn doing_at(pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> Look 
 }
 
 /// Returns the state of a process by each thread's line of /proc/PID/task/TID/syscall.
-fn threads_doing(pid: u32, of: impl Fn(io::Result<String>) -> WorkerState) -> WorkerState {
-    let calls = match reader::file_of_each(pid, "task", "syscall") {
+fn threads_doing(
+    looks: &Looks,
+    pid: u32,
+    of: impl Fn(Result<&str, io::ErrorKind>) -> WorkerState,
+) -> WorkerState {
+    let calls = match looks.calls_of(pid) {
         Ok(calls) => calls,
-        Err(error) if waits::is_hidden(&error) => return WorkerState::Unknown,
-        Err(_) => return WorkerState::Gone,
+        Err(kind) => return unread(kind),
     };
     let mut verdict = WorkerState::Gone;
-    for (_, line) in calls {
-        match of(line.map(stat::as_text)) {
+    for line in calls.iter() {
+        let line = line
+            .as_ref()
+            .map(|line| line.as_str())
+            .map_err(|kind| *kind);
+        match of(line) {
             WorkerState::Gone => {}
             WorkerState::Waiting => return if_running(pid, WorkerState::Waiting),
             other => verdict = busier(verdict, other),
@@ -119,7 +165,7 @@ fn if_running(pid: u32, doing: WorkerState) -> WorkerState {
 /// Returns the same for a worker that may be a tree of processes, which hold one of its listeners (by their `inodes`):
 /// see [`Acceptors`], here without a memory.
 pub fn doing_below(pid: u32, inodes: &[u64]) -> WorkerState {
-    Acceptors::default().doing(&[pid], inodes)
+    Acceptors::default().doing(&Looks::default(), &[pid], inodes)
 }
 
 /// The processes of a worker that were seen to wait for its listeners.
@@ -133,7 +179,7 @@ pub struct Acceptors(Vec<u32>);
 impl Acceptors {
     /// Returns the state of the worker that has these processes at its top: mostly one. If any
     /// process waits for the listeners, the worker is free.
-    pub fn doing(&mut self, tops: &[u32], inodes: &[u64]) -> WorkerState {
+    pub fn doing(&mut self, looks: &Looks, tops: &[u32], inodes: &[u64]) -> WorkerState {
         let listeners: HashSet<u64> = inodes.iter().copied().collect();
         let mut seen: Vec<(u32, WorkerState)> = Vec::new();
         // Mostly one look at who accepts is enough.
@@ -144,7 +190,7 @@ impl Acceptors {
             .chain(tops.iter().copied().flat_map(tree))
         {
             let is_new = seen.iter().all(|(other, _)| *other != one);
-            let Some(look) = is_new.then(|| look_at(one, &listeners)).flatten() else {
+            let Some(look) = is_new.then(|| look_at(looks, one, &listeners)).flatten() else {
                 continue;
             };
             let known = self.0.contains(&one);
@@ -182,14 +228,14 @@ impl Acceptors {
 }
 
 /// Looks at a process; `None` if it holds none of these listeners.
-fn look_at(pid: u32, listeners: &HashSet<u64>) -> Option<Look> {
-    match sockets_of(pid) {
+fn look_at(looks: &Looks, pid: u32, listeners: &HashSet<u64>) -> Option<Look> {
+    match looks.sockets_of(pid) {
         Ok(held) => held
             .iter()
             .any(|(_, inode)| listeners.contains(inode))
-            .then(|| doing_at(pid, &held, listeners)),
+            .then(|| doing_at(looks, pid, &held, listeners)),
         // It lets its readers hang. Nobody knows what it holds, and does.
-        Err(error) if error.kind() == io::ErrorKind::TimedOut => Some(Look {
+        Err(io::ErrorKind::TimedOut) => Some(Look {
             state: WorkerState::Unknown,
             sure: false,
         }),
@@ -197,13 +243,21 @@ fn look_at(pid: u32, listeners: &HashSet<u64>) -> Option<Look> {
     }
 }
 
-fn thread_doing(pid: u32, line: io::Result<String>) -> WorkerState {
+fn thread_doing(pid: u32, line: Result<&str, io::ErrorKind>) -> WorkerState {
     match line {
-        Ok(line) if waits::is_wait(&line) => WorkerState::Waiting,
-        Ok(line) if waits::is_running(&line) => running(pid),
+        Ok(line) if waits::is_wait(line) => WorkerState::Waiting,
+        Ok(line) if waits::is_running(line) => running(pid),
         Ok(_) => WorkerState::Busy,
-        Err(error) if waits::is_hidden(&error) => WorkerState::Unknown,
-        Err(_) => WorkerState::Gone,
+        Err(kind) => unread(kind),
+    }
+}
+
+/// The state of a process, or a thread, of which a file could not be read.
+fn unread(kind: io::ErrorKind) -> WorkerState {
+    if waits::is_hidden(kind) {
+        WorkerState::Unknown
+    } else {
+        WorkerState::Gone
     }
 }
 
@@ -266,7 +320,15 @@ mod tests {
             epoll::EventFlags::IN,
         )
         .expect("add");
-        let doing = || doing_at(own, &sockets_of(own).expect("own sockets"), &listeners).state;
+        let doing = || {
+            doing_at(
+                &Looks::default(),
+                own,
+                &sockets_of(own).expect("own sockets"),
+                &listeners,
+            )
+            .state
+        };
         let until = |waiting: bool| {
             let since = Instant::now();
             while (doing() == WorkerState::Waiting) != waiting {
@@ -331,9 +393,9 @@ mod tests {
             .spawn()
             .expect("sleep");
         let listeners = HashSet::from([inode]);
-        assert_eq!(look_at(helper.id(), &listeners), None);
+        assert_eq!(look_at(&Looks::default(), helper.id(), &listeners), None);
         assert!(
-            look_at(std::process::id(), &listeners).is_some(),
+            look_at(&Looks::default(), std::process::id(), &listeners).is_some(),
             "this process holds the listener, whoever is below it"
         );
         end(helper);
@@ -345,7 +407,7 @@ mod tests {
         let own = std::process::id();
         let helper = start(&["sleep", "60"], &listener);
         until("it holds the listener", || {
-            look_at(helper.id(), &HashSet::from([inode])).is_some()
+            look_at(&Looks::default(), helper.id(), &HashSet::from([inode])).is_some()
         });
         let address = listener.local_addr().expect("address");
         let accepts = std::thread::spawn(move || listener.accept().map(drop));
@@ -370,14 +432,14 @@ while True: one.accept()";
         let helper = start(&["sh", "-c", "while :; do :; done"], &listener);
         let mut acceptors = Acceptors::default();
         until("a process below accepts", || {
-            acceptors.doing(&[own], &[inode]) == WorkerState::Waiting
+            acceptors.doing(&Looks::default(), &[own], &[inode]) == WorkerState::Waiting
         });
         assert_eq!(acceptors.0, [worker.id()]);
         // The helper computes, and so does this process.
         let pid = nix::unistd::Pid::from_raw(worker.id() as i32);
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).expect("stop");
         until("it is stopped", || {
-            acceptors.doing(&[own], &[inode]) == WorkerState::Stopped
+            acceptors.doing(&Looks::default(), &[own], &[inode]) == WorkerState::Stopped
         });
         let stopped_at = acceptors.cpu_ns(own);
         until("the helper has had a CPU", || {
@@ -387,7 +449,10 @@ while True: one.accept()";
         assert_ne!(doing_below(own, &[inode]), WorkerState::Waiting);
         end(worker);
         until("its end is seen", || {
-            acceptors.doing(&[own], &[inode]).is_elsewhere() && acceptors.0.is_empty()
+            acceptors
+                .doing(&Looks::default(), &[own], &[inode])
+                .is_elsewhere()
+                && acceptors.0.is_empty()
         });
         end(helper);
     }

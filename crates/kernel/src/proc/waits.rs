@@ -89,7 +89,7 @@ impl Processes {
                             .map(|(fd, inode)| Held { pid, fd, inode }),
                     )
                 }
-                Err(error) if is_hidden(&error) => {
+                Err(error) if is_hidden(error.kind()) => {
                     all.hidden += 1;
                 }
                 Err(_) => {}
@@ -243,7 +243,7 @@ fn threads(pid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Vec<Threa
         let wait = match line.map(stat::as_text) {
             _ if stopped => Wait::Stopped,
             Ok(line) => wait_of(pid, &line, sockets, inodes),
-            Err(error) if is_hidden(&error) => Wait::Unseen,
+            Err(error) if is_hidden(error.kind()) => Wait::Unseen,
             Err(_) => Wait::Running,
         };
         Thread { tid, wait }
@@ -272,15 +272,15 @@ pub(crate) fn is_running(line: &str) -> bool {
 pub(crate) fn is_in(pid: u32, epoll: i32, inodes: &HashSet<u64>) -> Option<bool> {
     match polled(pid, epoll, |inode| inodes.contains(&inode)) {
         Ok(found) => Some(!found.is_empty()),
-        Err(error) if is_hidden(&error) => None,
+        Err(error) if is_hidden(error.kind()) => None,
         Err(_) => Some(false),
     }
 }
 
 /// Whether a process is there and may not be seen, or lets its readers hang.
-pub(crate) fn is_hidden(error: &io::Error) -> bool {
+pub(crate) fn is_hidden(kind: io::ErrorKind) -> bool {
     matches!(
-        error.kind(),
+        kind,
         io::ErrorKind::PermissionDenied | io::ErrorKind::TimedOut
     )
 }

@@ -65,9 +65,7 @@ impl Core {
             .iter()
             .enumerate()
             .filter(|(other, _)| *other != slot);
-        due && others.any(|(other, one)| {
-            judge::idle(one, || self.probes.ask(other, || self.worker_state(other)))
-        })
+        due && others.any(|(other, one)| judge::idle(one, || self.probe(other)))
     }
 
     fn note_heavy(&mut self, slot: usize, shared: bool) {

@@ -7,11 +7,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use wakeone_kernel::proc::doing::Looks;
 use wakeone_model::judge::WorkerState;
 
 /// After reads that took some time the agent rests for this many times as long. So reads cost a fifth of a CPU at most.
 /// (With a longer rest, a group of four is no longer looked at in each round.)
 const REST: u32 = 4;
+/// A worker that does something else is looked at again after as long as it has done so, but no later than this.
+const LONGEST: Duration = Duration::from_millis(10);
 
 /// The reads of one agent, a round at a time. Each worker is looked at once in a round.
 #[derive(Debug, Default)]
@@ -19,30 +22,54 @@ pub(crate) struct ProbeBudget {
     answers: RefCell<HashMap<usize, WorkerState>>,
     spent: Cell<Duration>,
     resting_until: Option<Instant>,
+    elsewhere: RefCell<HashMap<usize, Elsewhere>>,
+    looks: Looks,
+    /// How many connections each slot had accepted in the last round.
+    accepted: Vec<u64>,
+}
+
+/// A worker that was seen to do something else than to wait for connections, at each look.
+#[derive(Debug)]
+struct Elsewhere {
+    since: Instant,
+    next: Instant,
 }
 
 impl ProbeBudget {
-    /// Begins a round.
-    pub fn begin(&mut self) {
+    /// Begins a round. `accepted`: how many connections each slot has accepted so far.
+    pub fn begin(&mut self, accepted: impl IntoIterator<Item = u64>) {
         let now = Instant::now();
         self.resting_until = self.resting_until.filter(|until| now < *until);
+        let accepted: Vec<u64> = accepted.into_iter().collect();
+        let before = std::mem::replace(&mut self.accepted, accepted);
+        let is_same = |slot: &usize| self.accepted.get(*slot) == before.get(*slot);
+        let elsewhere = self.elsewhere.get_mut();
+        elsewhere.retain(|slot, seen| is_same(slot) && now < seen.next + LONGEST);
     }
 
     /// Ends a round.
     pub fn end(&mut self) {
         self.answers.get_mut().clear();
+        self.looks = Looks::default();
         let spent = self.spent.take();
         if !spent.is_zero() {
             self.resting_until = Some(Instant::now() + REST * spent);
         }
     }
 
-    /// Returns the state of a slot's worker; unknown while the agent rests.
-    pub fn ask(&self, slot: usize, look: impl FnOnce() -> WorkerState) -> WorkerState {
-        if self.resting_until.is_some() {
-            return WorkerState::Unknown;
+    /// Returns the state of a slot's worker; unknown while the agent rests, or where it would see nothing new.
+    pub fn ask(&self, slot: usize, look: impl FnOnce(&Looks) -> WorkerState) -> WorkerState {
+        let seen = self.answers.borrow().get(&slot).copied();
+        let is_early = || {
+            let elsewhere = self.elsewhere.borrow();
+            let seen = elsewhere.get(&slot);
+            seen.is_some_and(|seen| Instant::now() < seen.next)
+        };
+        match seen {
+            Some(answer) => answer,
+            None if self.resting_until.is_some() || is_early() => WorkerState::Unknown,
+            None => self.insist(slot, || look(&self.looks)),
         }
-        self.insist(slot, look)
     }
 
     /// The same even while the agent rests: for a slot that it is about to act on.
@@ -54,7 +81,23 @@ impl ProbeBudget {
         let answer = look();
         self.spent.set(self.spent.get() + begun.elapsed());
         self.answers.borrow_mut().insert(slot, answer);
+        self.note(slot, answer);
         answer
+    }
+
+    fn note(&self, slot: usize, answer: WorkerState) {
+        let mut elsewhere = self.elsewhere.borrow_mut();
+        if !answer.is_elsewhere() {
+            elsewhere.remove(&slot);
+            return;
+        }
+        let now = Instant::now();
+        let first = Elsewhere {
+            since: now,
+            next: now,
+        };
+        let seen = elsewhere.entry(slot).or_insert(first);
+        seen.next = now + now.duration_since(seen.since).min(LONGEST);
     }
 }
 
@@ -66,12 +109,12 @@ mod tests {
     fn a_worker_is_looked_at_once_a_round_and_then_not_for_a_while() {
         let mut questions = ProbeBudget::default();
         let looks = Cell::new(0);
-        let slow = || {
+        let slow = |_: &Looks| {
             looks.set(looks.get() + 1);
             std::thread::sleep(Duration::from_millis(2));
             WorkerState::Busy
         };
-        questions.begin();
+        questions.begin([0; 4]);
         assert_eq!(questions.ask(0, slow), WorkerState::Busy);
         assert_eq!(questions.ask(0, slow), WorkerState::Busy);
         assert_eq!(questions.ask(1, slow), WorkerState::Busy);
@@ -79,7 +122,7 @@ mod tests {
         questions.end();
         let rested = Instant::now();
         loop {
-            questions.begin();
+            questions.begin([0; 4]);
             let answer = questions.ask(0, slow);
             questions.end();
             if answer == WorkerState::Busy {
@@ -93,13 +136,42 @@ mod tests {
     }
 
     #[test]
+    fn who_does_something_else_is_looked_at_after_as_long_again() {
+        let mut questions = ProbeBudget::default();
+        let looks = Cell::new(0_u32);
+        let busy = |_: &Looks| {
+            looks.set(looks.get() + 1);
+            WorkerState::Busy
+        };
+        let begun = Instant::now();
+        while begun.elapsed() < 4 * LONGEST {
+            questions.begin([7]);
+            questions.ask(0, busy);
+            questions.end();
+        }
+        // Each time it was busy for twice as long: from some 10 ns to the longest pause in twenty looks.
+        let most = 20 + begun.elapsed().div_duration_f64(LONGEST) as u32;
+        assert!((2..=most).contains(&looks.get()), "{}", looks.get());
+        // After it has accepted it is looked at as soon as the agent has rested.
+        let before = looks.get();
+        let mut rounds = 0;
+        while looks.get() == before {
+            questions.begin([8]);
+            questions.ask(0, busy);
+            questions.end();
+            rounds += 1;
+        }
+        assert!(rounds < 1_000, "{rounds}");
+    }
+
+    #[test]
     fn a_round_without_questions_is_followed_by_no_rest() {
         let mut questions = ProbeBudget::default();
-        questions.begin();
+        questions.begin([0; 4]);
         questions.end();
-        questions.begin();
+        questions.begin([0; 4]);
         assert_eq!(
-            questions.ask(3, || WorkerState::Waiting),
+            questions.ask(3, |_| WorkerState::Waiting),
             WorkerState::Waiting
         );
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use wakeone_kernel::proc::doing::Acceptors;
 use wakeone_model::backlog::Backlog;
-use wakeone_model::judge::{ProgressBaseline, SlotHistory};
+use wakeone_model::judge::{ProgressBaseline, SlotHistory, SlotSample};
 use wakeone_model::moves::Arrivals;
 use wakeone_model::reads::Reads;
 
@@ -56,6 +56,41 @@ impl Lull {
     }
 }
 
+/// Paces the reads of a queue of which nothing is taken: it is read again after half as long again.
+#[derive(Debug, Default)]
+pub(super) struct Standstill(Option<(SlotSample, Pause)>);
+
+#[derive(Debug)]
+struct Pause {
+    since: Instant,
+    until: Instant,
+}
+
+/// The longest pause. What happens in it is seen so much later.
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+
+impl Standstill {
+    /// Returns the last sample, if it is too early for another.
+    pub fn repeat(&self, now: Instant) -> Option<SlotSample> {
+        let (sample, pause) = self.0.as_ref()?;
+        (now < pause.until).then_some(*sample)
+    }
+
+    /// Notes a new sample.
+    pub fn note(&mut self, now: Instant, sample: SlotSample) {
+        let stands = |last: &SlotSample| {
+            let waits = last.queued > 0 && sample.queued > 0;
+            waits && sample.accepted == last.accepted
+        };
+        let since = match &self.0 {
+            Some((last, pause)) if stands(last) => pause.since,
+            _ => now,
+        };
+        let until = now + (now.duration_since(since) / 2).min(LONGEST_PAUSE);
+        self.0 = Some((sample, Pause { since, until }));
+    }
+}
+
 /// One slot, as the agent knows it.
 #[derive(Debug, Default)]
 pub(super) struct SlotState {
@@ -64,8 +99,10 @@ pub(super) struct SlotState {
     pub baseline: Option<ProgressBaseline>,
     /// Of UDP sockets: the reads seen so far.
     pub reads: Reads,
-    /// Of listeners: whether anything came since the queue was last read.
+    /// Whether anything came since the queue was last read.
     pub lull: Lull,
+    /// Of UDP sockets: when the queue is read again.
+    pub standstill: Standstill,
     /// The processes of its worker that were seen to accept.
     pub acceptors: RefCell<Acceptors>,
     /// Since when it is stuck, if its mark lapsed and nothing was accepted since.

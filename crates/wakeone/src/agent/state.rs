@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::bpf::table::flag;
+use wakeone_kernel::proc::doing::Looks;
 use wakeone_kernel::schedule;
 use wakeone_model::judge::{SlotSample, WorkerState};
 use wakeone_model::moves::{self, Budget};
@@ -154,10 +155,21 @@ impl Core {
 
     /// Returns the state of a worker.
     pub fn worker_state(&self, slot: usize) -> WorkerState {
+        self.state_by(&Looks::default(), slot)
+    }
+
+    /// The same by what was read in this round, if its budget allows to look.
+    pub fn probe(&self, slot: usize) -> WorkerState {
+        let look = |looks: &Looks| self.state_by(looks, slot);
+        self.probes.ask(slot, look)
+    }
+
+    fn state_by(&self, looks: &Looks, slot: usize) -> WorkerState {
         let state = &self.slots[slot];
         let mut acceptors = state.acceptors.borrow_mut();
+        let (dispatcher, others) = (&self.dispatcher, &state.others);
         self.transport
-            .worker_state(&self.dispatcher, slot, &state.others, &mut acceptors)
+            .worker_state(dispatcher, slot, others, &mut acceptors, looks)
     }
 
     /// Whether a slot other than this one can be given connections.
@@ -210,7 +222,8 @@ impl Core {
             self.stand_aside(&samples);
             return IDLE_TICK;
         }
-        self.probes.begin();
+        self.probes
+            .begin(samples.iter().map(|sample| sample.accepted));
         self.judge(&samples);
         self.watch_flows(&samples);
         self.probes.end();

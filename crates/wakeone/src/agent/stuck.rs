@@ -152,11 +152,6 @@ impl Core {
         }
     }
 
-    /// Returns the state of a worker, if this round's budget allows to look.
-    fn probe(&self, slot: usize) -> WorkerState {
-        self.probes.ask(slot, || self.worker_state(slot))
-    }
-
     /// Whether another worker would serve this slot's queue sooner.
     fn another_sooner(
         &mut self,

@@ -4,10 +4,12 @@
 use std::fmt::Debug;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use wakeone_kernel::bpf::table::flag;
-use wakeone_kernel::proc::doing::Acceptors;
+use wakeone_kernel::proc::doing::{Acceptors, Looks};
 use wakeone_kernel::socket::AcceptQueue;
+use wakeone_kernel::socket::receive_queue::ReceiveQueue;
 use wakeone_model::judge::{SlotSample, WorkerState};
 use wakeone_model::listener::Protocol;
 
@@ -34,6 +36,7 @@ pub(super) trait Transport: Debug + Sync {
         slot: usize,
         others: &[u32],
         acceptors: &mut Acceptors,
+        looks: &Looks,
     ) -> WorkerState;
 
     /// Whether these samples show work; `placed`: the program placed something since the last ones.
@@ -79,11 +82,12 @@ fn freest(
     slot: usize,
     others: &[u32],
     acceptors: &mut Acceptors,
+    looks: &Looks,
 ) -> Option<WorkerState> {
     let worker = dispatcher.table().slot(slot).pid().load(Relaxed);
     let mut tops: Vec<u32> = std::iter::once(worker).filter(|pid| *pid != 0).collect();
     tops.extend(others.iter().filter(|pid| **pid != worker));
-    (!tops.is_empty()).then(|| acceptors.doing(&tops, &dispatcher.inodes(slot)))
+    (!tops.is_empty()).then(|| acceptors.doing(looks, &tops, &dispatcher.inodes(slot)))
 }
 
 /// Returns a number that grows with each connection that comes to a slot's accept queue. Those that the kernel placed are
@@ -142,8 +146,9 @@ impl Transport for Tcp {
         slot: usize,
         others: &[u32],
         acceptors: &mut Acceptors,
+        looks: &Looks,
     ) -> WorkerState {
-        freest(dispatcher, slot, others, acceptors).unwrap_or(WorkerState::Unknown)
+        freest(dispatcher, slot, others, acceptors, looks).unwrap_or(WorkerState::Unknown)
     }
 
     fn is_busy(&self, samples: &[SlotSample], _: bool) -> bool {
@@ -183,11 +188,30 @@ impl Transport for Udp {
         dispatcher: &Dispatcher,
         slot: usize,
         state: &mut SlotState,
-        _: bool,
+        refresh: bool,
     ) -> SlotSample {
+        let now = Instant::now();
+        if let Some(last) = state.standstill.repeat(now) {
+            return SlotSample {
+                serving: is_up(dispatcher, slot),
+                ..last
+            };
+        }
         let place = dispatcher.table().slot(slot);
         let selected = place.selected().load(Relaxed);
-        let queue = dispatcher.receive_queue(slot);
+        let nothing_came = state
+            .lull
+            .see(selected + dispatcher.table().unusual_exits());
+        let still_empty = nothing_came && place.queued().load(Relaxed) == 0;
+        let queue = if still_empty && !refresh && !dispatcher.is_replaced() {
+            ReceiveQueue {
+                waiting_bytes: 0,
+                limit_bytes: place.queue_limit().load(Relaxed),
+                dropped: u32::try_from(place.dropped().load(Relaxed)).unwrap_or(u32::MAX),
+            }
+        } else {
+            dispatcher.receive_queue(slot)
+        };
         if dispatcher.pinned().addresses() == 1 {
             place.queued().store(queue.waiting_bytes, Relaxed);
         } else {
@@ -196,7 +220,7 @@ impl Transport for Udp {
         place.queue_limit().store(queue.limit_bytes, Relaxed);
         place.dropped().store(queue.dropped.into(), Relaxed);
         let placed = selected.saturating_sub(queue.dropped.into());
-        SlotSample {
+        let sample = SlotSample {
             // A socket that nobody reads counts as served too, so that it is found stuck.
             serving: is_up(dispatcher, slot),
             queued: queue.waiting_bytes,
@@ -204,7 +228,9 @@ impl Transport for Udp {
             accepted: state.reads.note(queue.waiting_bytes.into(), placed),
             // An empty queue does not make a worker idle: it may still work on the last datagram.
             active: 1,
-        }
+        };
+        state.standstill.note(now, sample);
+        sample
     }
 
     /// A socket without a worker is read by nobody, so it counts as busy.
@@ -214,8 +240,9 @@ impl Transport for Udp {
         slot: usize,
         others: &[u32],
         acceptors: &mut Acceptors,
+        looks: &Looks,
     ) -> WorkerState {
-        match freest(dispatcher, slot, others, acceptors) {
+        match freest(dispatcher, slot, others, acceptors, looks) {
             None | Some(WorkerState::Gone) => WorkerState::Busy,
             Some(state) => state,
         }

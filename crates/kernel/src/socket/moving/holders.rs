@@ -126,7 +126,7 @@ impl Look {
     fn at(&mut self, pid: u32, inode: u64) -> Result<(), Unsafe> {
         let unseen = |error| Unsafe::Unseen(pid, error);
         let held = match Descriptors::of(pid) {
-            Err(error) if waits::is_hidden(&error) => return Err(unseen(error)),
+            Err(error) if waits::is_hidden(error.kind()) => return Err(unseen(error)),
             Err(_) => return Ok(()),
             Ok(held) => held,
         };
@@ -146,7 +146,7 @@ impl Look {
                 entries.push(entry);
             });
             match read {
-                Err(error) if waits::is_hidden(&error) => return Err(unseen(error)),
+                Err(error) if waits::is_hidden(error.kind()) => return Err(unseen(error)),
                 _ => {}
             }
         }
@@ -166,12 +166,14 @@ impl Look {
     ) -> Result<(), Unsafe> {
         let listeners = HashSet::from([inode]);
         let calls = match reader::file_of_each(pid, "task", "syscall") {
-            Err(error) if waits::is_hidden(&error) => return Err(Unsafe::Unseen(pid, error)),
+            Err(error) if waits::is_hidden(error.kind()) => return Err(Unsafe::Unseen(pid, error)),
             other => other.unwrap_or_default(),
         };
         for (tid, line) in calls {
             let line = match line {
-                Err(error) if waits::is_hidden(&error) => return Err(Unsafe::Unseen(pid, error)),
+                Err(error) if waits::is_hidden(error.kind()) => {
+                    return Err(Unsafe::Unseen(pid, error));
+                }
                 Err(_) => continue,
                 Ok(line) => line,
             };
