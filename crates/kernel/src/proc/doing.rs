@@ -17,10 +17,12 @@ use crate::proc::{reader, stat, waits};
 /// What was read about processes: each file once. Several sockets may be those of one process.
 #[derive(Debug, Default)]
 pub struct Looks {
-    sockets: RefCell<HashMap<u32, Read<Vec<(i32, u64)>>>>,
-    calls: RefCell<HashMap<u32, Read<Vec<Read<String>>>>>,
+    sockets: OfEach<Vec<(i32, u64)>>,
+    calls: OfEach<Vec<Read<String>>>,
 }
 
+/// By process id.
+type OfEach<T> = RefCell<HashMap<u32, Read<T>>>;
 type Read<T> = Result<Arc<T>, io::ErrorKind>;
 
 impl Looks {
