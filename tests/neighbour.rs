@@ -347,6 +347,33 @@ fn listeners_of_other_users_are_steered_only_where_they_are_named() {
     assert_nothing_left(&ground);
 }
 
+/// Whoever listens at the address of a server that has ended is not steered for that.
+#[test]
+fn sockets_of_another_user_are_not_taken_for_those_of_a_server_that_ended() {
+    let Some(ground) = isolated() else { return };
+    let (port, target) = (PORT.to_string(), format!(":{PORT}"));
+    let ours = Hostile::start(0, &["listen", &port]);
+    let attached = wakeone(&ground, &["attach", &target]);
+    assert!(attached.status.success(), "{:?}", said(&attached));
+    let group = || {
+        let output = wakeone(&ground, &["status", &target, "--json"]);
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        status["groups"][0].clone()
+    };
+    assert_eq!(group()["steered"], true);
+    drop(ours);
+    let theirs = Hostile::start(NOBODY, &["listen", &port]);
+    eventually("the agent waits for another server", || {
+        group()["steered"] == false
+    });
+    let slots = group()["slots"].as_array().cloned().unwrap_or_default();
+    assert!(slots.iter().all(|slot| slot["pid"].is_null()), "{slots:?}");
+    let detached = wakeone(&ground, &["detach", &target]);
+    assert!(detached.status.success(), "{:?}", said(&detached));
+    drop(theirs);
+    assert_nothing_left(&ground);
+}
+
 /// A frozen cgroup of another user, with one of our name in it. It is thawed and removed at the end.
 struct Trap(PathBuf, PathBuf);
 
