@@ -347,7 +347,7 @@ fn listeners_of_other_users_are_steered_only_where_they_are_named() {
     assert_nothing_left(&ground);
 }
 
-/// Whoever listens at the address of a server that has ended is not steered for that.
+/// The next server at the address of one that has ended may be another user's, and is not steered then.
 #[test]
 fn sockets_of_another_user_are_not_taken_for_those_of_a_server_that_ended() {
     let Some(ground) = isolated() else { return };

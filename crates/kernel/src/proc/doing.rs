@@ -14,7 +14,7 @@ use wakeone_model::listener::Wait;
 use crate::proc::process::{is_stopped, sockets_of, tree};
 use crate::proc::{reader, stat, waits};
 
-/// What was read about processes: each file once. Several sockets may be those of one process.
+/// Keeps what was read about processes, so that each file is read once. Several sockets may be those of one process.
 #[derive(Debug, Default)]
 pub struct Looks {
     sockets: OfEach<Vec<(i32, u64)>>,

@@ -66,7 +66,7 @@ struct Pause {
     until: Instant,
 }
 
-/// The longest pause. What happens in it is seen so much later.
+/// The longest pause. A read in it is seen so much later.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
 impl Standstill {
