@@ -22,6 +22,8 @@ pub(crate) struct ProbeBudget {
     answers: RefCell<HashMap<usize, WorkerState>>,
     spent: Cell<Duration>,
     resting_until: Option<Instant>,
+    /// When the round began.
+    begun: Option<Instant>,
     elsewhere: RefCell<HashMap<usize, Elsewhere>>,
     looks: Looks,
     /// How many connections each slot had accepted in the last round.
@@ -38,7 +40,11 @@ struct Elsewhere {
 impl ProbeBudget {
     /// Begins a round. `accepted`: how many connections each slot has accepted so far.
     pub fn begin(&mut self, accepted: impl IntoIterator<Item = u64>) {
-        let now = Instant::now();
+        self.begin_at(Instant::now(), accepted);
+    }
+
+    fn begin_at(&mut self, now: Instant, accepted: impl IntoIterator<Item = u64>) {
+        self.begun = Some(now);
         self.resting_until = self.resting_until.filter(|until| now < *until);
         let accepted: Vec<u64> = accepted.into_iter().collect();
         let before = std::mem::replace(&mut self.accepted, accepted);
@@ -63,7 +69,7 @@ impl ProbeBudget {
         let is_early = || {
             let elsewhere = self.elsewhere.borrow();
             let seen = elsewhere.get(&slot);
-            seen.is_some_and(|seen| Instant::now() < seen.next)
+            seen.is_some_and(|seen| self.begun < Some(seen.next))
         };
         match seen {
             Some(answer) => answer,
@@ -91,7 +97,7 @@ impl ProbeBudget {
             elsewhere.remove(&slot);
             return;
         }
-        let now = Instant::now();
+        let now = self.begun.unwrap_or_else(Instant::now);
         let first = Elsewhere {
             since: now,
             next: now,
@@ -135,42 +141,25 @@ mod tests {
         assert_eq!(looks.get(), 3);
     }
 
-    /// Returns how often a worker that is busy all the time was looked at, and for how long; `None` if this thread had no
-    /// CPU for a while.
-    fn looks_at_who_is_busy(questions: &mut ProbeBudget) -> Option<(u32, Duration)> {
-        let (begun, mut looks) = (Instant::now(), 0);
-        let mut last = begun;
-        while begun.elapsed() < 4 * LONGEST {
-            questions.begin([7]);
+    #[test]
+    fn who_does_something_else_is_looked_at_after_as_long_again() {
+        let mut questions = ProbeBudget::default();
+        // Later than any rest of this test.
+        let begun = Instant::now() + Duration::from_secs(60);
+        let mut looks = Vec::new();
+        for ms in 0..60 {
+            questions.begin_at(begun + Duration::from_millis(ms), [7]);
             questions.ask(0, |_| {
-                looks += 1;
+                looks.push(ms);
                 WorkerState::Busy
             });
             questions.end();
-            if last.elapsed() > LONGEST / 4 {
-                return None;
-            }
-            last = Instant::now();
         }
-        Some((looks, begun.elapsed()))
-    }
-
-    #[test]
-    fn who_does_something_else_is_looked_at_after_as_long_again() {
-        let mut tries = std::iter::repeat_with(|| {
-            let mut questions = ProbeBudget::default();
-            let seen = looks_at_who_is_busy(&mut questions)?;
-            Some((questions, seen))
-        });
-        let undisturbed = tries.by_ref().take(1_000).flatten().next();
-        let (mut questions, (looks, time)) = undisturbed.expect("a CPU for some ms");
-        // Each time it was busy for twice as long: from some 10 ns to the longest pause in twenty looks.
-        let most = 20 + time.div_duration_f64(LONGEST) as u32;
-        assert!((2..=most).contains(&looks), "{looks}");
-        // After it has accepted it may be looked at in the next round.
-        assert!(!questions.elsewhere.get_mut().is_empty());
-        questions.begin([8]);
-        assert!(questions.elsewhere.get_mut().is_empty());
+        assert_eq!(looks, [0, 1, 2, 4, 8, 16, 26, 36, 46, 56]);
+        // It has accepted since.
+        questions.begin_at(begun + Duration::from_millis(60), [8]);
+        let answer = questions.ask(0, |_| WorkerState::Waiting);
+        assert_eq!(answer, WorkerState::Waiting);
     }
 
     #[test]
