@@ -130,17 +130,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     progress.end();
     let watches = watches.context("doctor")?;
     // If we may not read the state of root's groups, the report treats the steering as unknown.
-    let mut groups = steering::groups(&paths);
-    groups
-        .iter_mut()
-        .for_each(|group| group.find_orphans(&paths));
+    let groups = steering::groups(&paths);
     let judged: Vec<Judged> = watches
         .into_iter()
         .map(|mut watch| {
             let group = steering::group_of(&groups, &watch);
             watch.steered = group.map(|_| true);
             watch.heavy_flows = group.and_then(|group| group.heavy_flows).unwrap_or(0);
-            let orphans = group.map_or(&[][..], |group| &group.orphans);
+            let orphans = group.map_or_else(Vec::new, |group| group.find_orphans(&paths));
             watch.orphans = orphans.iter().map(|orphan| orphan.pid).collect();
             Judged {
                 findings: verdict::judge(&watch),

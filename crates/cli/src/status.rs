@@ -41,7 +41,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         status.groups = named::groups(&paths, group).context("status")?;
     }
     for group in &mut status.groups {
-        group.find_orphans(&paths);
+        group.orphans = group.find_orphans(&paths);
     }
     if args.json {
         print_json(&status)?;

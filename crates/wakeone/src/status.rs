@@ -75,7 +75,7 @@ pub struct Group {
     /// Its slots.
     pub slots: Vec<Slot>,
     /// Processes that hold a listener of a slot and do not accept, as their worker has ended; see
-    /// [`Group::find_orphans`]. Only `status` and `doctor` look for them.
+    /// [`Group::find_orphans`]. Only `status` fills it in.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<Orphan>,
     /// Run statistics of its programs; all 0 unless the kernel keeps any (`kernel.bpf_stats_enabled`).
@@ -149,10 +149,10 @@ pub fn read(paths: &Paths) -> io::Result<Status> {
 }
 
 impl Group {
-    /// Finds its orphans, which takes a look at all processes.
-    pub fn find_orphans(&mut self, paths: &Paths) {
+    /// Returns its orphans, which takes a look at all processes.
+    pub fn find_orphans(&self, paths: &Paths) -> Vec<Orphan> {
         let state = state_of(paths, &self.name);
-        self.orphans = state.map_or_else(Vec::new, |state| orphans::find(&state));
+        state.map_or_else(Vec::new, |state| orphans::find(&state))
     }
 }
 

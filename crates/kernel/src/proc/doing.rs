@@ -18,7 +18,7 @@ use crate::proc::{reader, stat, waits};
 #[derive(Debug, Default)]
 pub struct Looks {
     sockets: OfEach<Vec<(i32, u64)>>,
-    calls: OfEach<Vec<Read<String>>>,
+    calls: OfEach<Vec<Result<String, io::ErrorKind>>>,
 }
 
 /// By process id.
@@ -28,30 +28,24 @@ type Read<T> = Result<Arc<T>, io::ErrorKind>;
 impl Looks {
     /// The sockets of a process.
     fn sockets_of(&self, pid: u32) -> Read<Vec<(i32, u64)>> {
-        let read = || sockets_of(pid).map(Arc::new).map_err(|error| error.kind());
-        self.sockets
-            .borrow_mut()
-            .entry(pid)
-            .or_insert_with(read)
-            .clone()
+        once(&self.sockets, pid, || sockets_of(pid))
     }
 
     /// Each thread's line of /proc/PID/task/TID/syscall.
-    fn calls_of(&self, pid: u32) -> Read<Vec<Read<String>>> {
-        let kind = |error: io::Error| error.kind();
-        let line = |(_, line): (u32, io::Result<Vec<u8>>)| {
-            line.map(|line| Arc::new(stat::as_text(line))).map_err(kind)
-        };
-        let read = || {
-            let calls = reader::file_of_each(pid, "task", "syscall").map_err(kind)?;
-            Ok(Arc::new(calls.into_iter().map(line).collect()))
-        };
-        self.calls
-            .borrow_mut()
-            .entry(pid)
-            .or_insert_with(read)
-            .clone()
+    fn calls_of(&self, pid: u32) -> Read<Vec<Result<String, io::ErrorKind>>> {
+        once(&self.calls, pid, || {
+            let calls = reader::file_of_each(pid, "task", "syscall")?;
+            let lines = calls.into_iter().map(|(_, line)| line);
+            let line = |line: io::Result<_>| line.map(stat::as_text).map_err(|error| error.kind());
+            Ok(lines.map(line).collect())
+        })
     }
+}
+
+/// Returns what was read of a process, or reads it.
+fn once<T>(seen: &OfEach<T>, pid: u32, read: impl FnOnce() -> io::Result<T>) -> Read<T> {
+    let read = || read().map(Arc::new).map_err(|error| error.kind());
+    seen.borrow_mut().entry(pid).or_insert_with(read).clone()
 }
 
 /// Returns the state of a process from all of its threads; the first one that waits for connections settles it. A
@@ -116,11 +110,7 @@ fn threads_doing(
     };
     let mut verdict = WorkerState::Gone;
     for line in calls.iter() {
-        let line = line
-            .as_ref()
-            .map(|line| line.as_str())
-            .map_err(|kind| *kind);
-        match of(line) {
+        match of(line.as_deref().map_err(|kind| *kind)) {
             WorkerState::Gone => {}
             WorkerState::Waiting => return if_running(pid, WorkerState::Waiting),
             other => verdict = busier(verdict, other),

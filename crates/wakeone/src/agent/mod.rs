@@ -5,6 +5,7 @@
 
 mod heavy;
 mod moves;
+mod pause;
 mod probe_budget;
 pub mod recount;
 mod replaced;

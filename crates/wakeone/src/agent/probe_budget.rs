@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use wakeone_kernel::proc::doing::Looks;
 use wakeone_model::judge::WorkerState;
 
+use super::pause::Pause;
+
 /// After reads that took some time the agent rests for this many times as long. So reads cost a fifth of a CPU at most.
 /// (With a longer rest, a group of four is no longer looked at in each round.)
 const REST: u32 = 4;
-/// A worker that does something else is looked at again after as long as it has done so, but no later than this.
-const LONGEST: Duration = Duration::from_millis(10);
 
 /// The reads of one agent, a round at a time. Each worker is looked at once in a round.
 #[derive(Debug, Default)]
@@ -24,17 +24,12 @@ pub(crate) struct ProbeBudget {
     resting_until: Option<Instant>,
     /// When the round began.
     begun: Option<Instant>,
-    elsewhere: RefCell<HashMap<usize, Elsewhere>>,
+    /// The workers that were seen to do something else than to wait for connections, at each look. One is looked at again
+    /// after as long as it has done so.
+    elsewhere: RefCell<HashMap<usize, Pause>>,
     looks: Looks,
     /// How many connections each slot had accepted in the last round.
     accepted: Vec<u64>,
-}
-
-/// A worker that was seen to do something else than to wait for connections, at each look.
-#[derive(Debug)]
-struct Elsewhere {
-    since: Instant,
-    next: Instant,
 }
 
 impl ProbeBudget {
@@ -50,7 +45,7 @@ impl ProbeBudget {
         let before = std::mem::replace(&mut self.accepted, accepted);
         let is_same = |slot: &usize| self.accepted.get(*slot) == before.get(*slot);
         let elsewhere = self.elsewhere.get_mut();
-        elsewhere.retain(|slot, seen| is_same(slot) && now < seen.next + LONGEST);
+        elsewhere.retain(|slot, pause| is_same(slot) && !pause.is_stale(now));
     }
 
     /// Ends a round.
@@ -68,8 +63,8 @@ impl ProbeBudget {
         let seen = self.answers.borrow().get(&slot).copied();
         let is_early = || {
             let elsewhere = self.elsewhere.borrow();
-            let seen = elsewhere.get(&slot);
-            seen.is_some_and(|seen| self.begun < Some(seen.next))
+            let pause = elsewhere.get(&slot).zip(self.begun);
+            pause.is_some_and(|(pause, now)| pause.lasts(now))
         };
         match seen {
             Some(answer) => answer,
@@ -98,12 +93,8 @@ impl ProbeBudget {
             return;
         }
         let now = self.begun.unwrap_or_else(Instant::now);
-        let first = Elsewhere {
-            since: now,
-            next: now,
-        };
-        let seen = elsewhere.entry(slot).or_insert(first);
-        seen.next = now + now.duration_since(seen.since).min(LONGEST);
+        let pause = elsewhere.entry(slot).or_insert_with(|| Pause::none(now));
+        pause.grow(now, 1);
     }
 }
 

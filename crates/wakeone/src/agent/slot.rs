@@ -9,6 +9,8 @@ use wakeone_model::judge::{ProgressBaseline, SlotHistory, SlotSample};
 use wakeone_model::moves::Arrivals;
 use wakeone_model::reads::Reads;
 
+use super::pause::Pause;
+
 /// How long a slot whose move failed is left alone.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -60,20 +62,11 @@ impl Lull {
 #[derive(Debug, Default)]
 pub(super) struct Standstill(Option<(SlotSample, Pause)>);
 
-#[derive(Debug)]
-struct Pause {
-    since: Instant,
-    until: Instant,
-}
-
-/// The longest pause. A read in it is seen so much later.
-const LONGEST_PAUSE: Duration = Duration::from_millis(10);
-
 impl Standstill {
     /// Returns the last sample, if it is too early for another.
     pub fn repeat(&self, now: Instant) -> Option<SlotSample> {
         let (sample, pause) = self.0.as_ref()?;
-        (now < pause.until).then_some(*sample)
+        pause.lasts(now).then_some(*sample)
     }
 
     /// Notes a new sample.
@@ -82,12 +75,12 @@ impl Standstill {
             let waits = last.queued > 0 && sample.queued > 0;
             waits && sample.accepted == last.accepted
         };
-        let since = match &self.0 {
-            Some((last, pause)) if stands(last) => pause.since,
-            _ => now,
+        let mut pause = match self.0 {
+            Some((last, pause)) if stands(&last) => pause,
+            _ => Pause::none(now),
         };
-        let until = now + (now.duration_since(since) / 2).min(LONGEST_PAUSE);
-        self.0 = Some((sample, Pause { since, until }));
+        pause.grow(now, 2);
+        self.0 = Some((sample, pause));
     }
 }
 
