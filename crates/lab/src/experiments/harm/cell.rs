@@ -127,7 +127,7 @@ fn beside(
     way: Way,
     (quick, over): (bool, &AtomicBool),
 ) -> Result<(), Error> {
-    let seconds = Duration::from_secs_f64(load_seconds(quick));
+    let seconds = Duration::from_secs_f64(load_seconds(situation, quick));
     let done = match situation {
         Situation::Restart => restart_all(subject, way, server, RESTARTS, seconds / 3),
         Situation::Roll => restart_all(subject, way, server, 1, seconds / 3),
@@ -169,8 +169,8 @@ enum Counted {
 
 /// The clients of a situation.
 enum Load {
-    /// A plan of requests over HTTP.
-    Plan(Box<Plan>),
+    /// A plan of requests over HTTP, in this situation.
+    Plan(Box<Plan>, Situation),
     /// A command of the server's own.
     Command(std::process::Command),
     /// Clients that open their connections again.
@@ -184,16 +184,14 @@ impl Load {
         situation: Situation,
         context: &Context<'_>,
     ) -> Result<Self, Error> {
-        let seconds = load_seconds(context.settings.quick);
         if let Some(line) = subject.client {
-            // A restart may take a while, and such a client does not wait for its end.
-            let longer = if situation == Situation::Restart {
-                2.0
-            } else {
-                1.0
-            };
+            let mut seconds = load_seconds(situation, context.settings.quick);
+            if situation == Situation::Restart {
+                // It may take a while, and such a client does not wait for its end.
+                seconds += 3.0;
+            }
             let values = vec![
-                ("seconds", (seconds * longer).to_string()),
+                ("seconds", seconds.to_string()),
                 ("seed", (context.seed % 1_000_000).to_string()),
                 ("situation", situation.name().to_owned()),
             ];
@@ -201,7 +199,10 @@ impl Load {
         }
         Ok(match situation {
             Situation::Roll => Self::Reopen(server.address),
-            _ => Self::Plan(Box::new(plan(server.address, situation, context))),
+            _ => Self::Plan(
+                Box::new(plan(server.address, situation, context)),
+                situation,
+            ),
         })
     }
 
@@ -212,8 +213,8 @@ impl Load {
         context: &mut Context<'_>,
     ) -> Result<(Sample, Counted, u64), Error> {
         match self {
-            Load::Plan(plan) => {
-                let found = send_plan(&plan, over, context)?;
+            Load::Plan(plan, situation) => {
+                let found = send_plan(&plan, situation, over, context)?;
                 let sample = of_plan(&found);
                 Ok((sample, Counted::ByLoad(Box::new(found)), 0))
             }
@@ -249,7 +250,7 @@ fn plan(target: SocketAddr, situation: Situation, context: &Context<'_>) -> Plan
     };
     let seconds = match situation {
         Situation::Restart | Situation::Moves => LONGEST,
-        _ => load_seconds(context.settings.quick),
+        _ => load_seconds(situation, context.settings.quick),
     };
     let end = measure::for_seconds(seconds);
     Plan {
@@ -260,11 +261,12 @@ fn plan(target: SocketAddr, situation: Situation, context: &Context<'_>) -> Plan
 
 fn send_plan(
     plan: &Plan,
+    situation: Situation,
     over: &AtomicBool,
     context: &mut Context<'_>,
 ) -> Result<wakeone_load::Outcome, Error> {
     let (cancel, report) = (context.cancel, &mut *context.progress);
-    let typical = load_seconds(context.settings.quick);
+    let typical = load_seconds(situation, context.settings.quick);
     let found = wakeone_load::run(plan, over, &mut |now| {
         if cancel.load(Ordering::Relaxed) {
             over.store(true, Ordering::Relaxed);

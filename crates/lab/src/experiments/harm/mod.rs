@@ -87,8 +87,14 @@ impl Situation {
     }
 }
 
-fn load_seconds(quick: bool) -> f64 {
-    if quick { 2.0 } else { 5.0 }
+/// How long the load of a situation lasts. Two restarts delay one request in a hundred of a shorter one, so that its 99th
+/// percentile would be chance.
+fn load_seconds(situation: Situation, quick: bool) -> f64 {
+    match situation {
+        Situation::Restart => 5.0,
+        _ if quick => 2.0,
+        _ => 5.0,
+    }
 }
 
 /// One server in one situation.
@@ -132,12 +138,13 @@ impl Experiment for Harm {
     }
 
     fn design(&self, settings: &Settings) -> Design {
-        let seconds = load_seconds(settings.quick);
+        let seconds = |situation| load_seconds(situation, settings.quick);
         let mut design = Design {
             rounds: if settings.quick { 2 } else { 5 },
             parameters: parameters([
                 ("workers", json!(subjects::WORKERS)),
-                ("load_s", json!(seconds)),
+                ("load_s", json!(seconds(Situation::Steady))),
+                ("restart_s", json!(seconds(Situation::Restart))),
                 ("rate_per_s", json!(cell::RATE_PER_S)),
                 ("usual_us", json!(cell::USUAL_US)),
                 ("long_us", json!(cell::LONG_US)),
@@ -151,7 +158,7 @@ impl Experiment for Harm {
                 let arm = Arm {
                     name: name.clone(),
                     group,
-                    seconds: seconds + 4.0,
+                    seconds: seconds(situation) + 4.0,
                 };
                 design.offer(arm, &name, subject.lacks(way));
             }
