@@ -163,8 +163,10 @@ impl AcceptModel {
 struct Watching {
     /// By process: `(unit, inode, means)`.
     by_process: BTreeMap<u32, BTreeSet<(u64, u64, Means)>>,
-    /// The most processes that waited at one moment.
-    most_at_once: usize,
+    /// Snapshots in which exactly one process waited.
+    alone: usize,
+    /// Snapshots in which several did.
+    together: usize,
     /// Processes with an io_uring that hold a socket.
     rings: BTreeSet<u32>,
 }
@@ -186,7 +188,8 @@ impl Watching {
                     all.by_process.entry(process.pid).or_default().extend(units);
                 }
             }
-            all.most_at_once = all.most_at_once.max(now);
+            all.alone += usize::from(now == 1);
+            all.together += usize::from(now > 1);
         }
         all
     }
@@ -474,6 +477,10 @@ fn own_sockets(watching: &Watching, model: &mut AcceptModel) {
     }
 }
 
+/// The processes of a snapshot are read one after the other. If the mutex is handed on meanwhile, two seem to wait. That
+/// happens in less than one of so many snapshots.
+const TORN: usize = 8;
+
 struct Mutex {
     confidence: Confidence,
     evidence: String,
@@ -483,7 +490,7 @@ struct Mutex {
 /// A mutex around accept. Of several siblings that hold the socket, only one at a time waits for it. The others wait
 /// for something else that is not a request.
 fn mutex(watching: &Watching, snapshots: &[ProcessSnapshot]) -> Option<Mutex> {
-    if watching.most_at_once != 1 {
+    if watching.alone <= watching.together * TORN {
         return None;
     }
     let mut locks = false;
@@ -515,7 +522,7 @@ fn mutex(watching: &Watching, snapshots: &[ProcessSnapshot]) -> Option<Mutex> {
             Confidence::Likely
         },
         evidence: format!(
-            "{} hold the socket and never two at a time wait for it{}{}",
+            "{} hold the socket and one at a time waits for it{}{}",
             count(workers.len(), "process", "processes"),
             if changed { ", taking turns" } else { "" },
             if locks {

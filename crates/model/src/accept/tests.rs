@@ -158,6 +158,19 @@ fn a_mutex_by_its_turns_and_by_its_lock() {
         named(vec![vec![first, queued(3), queued(4)]]),
         ("accept-mutex".into(), Confidence::Likely)
     );
+    // It was handed on between the readings of two workers, once.
+    let both = vec![
+        process(2, 1, &[7]).epoll(4, 7, IN),
+        process(3, 1, &[7]).epoll(4, 7, IN),
+    ];
+    let looks = |torn: usize| {
+        let turns = (0..5).flat_map(|_| [turn(2), turn(3)]);
+        std::iter::repeat_n(both.clone(), torn)
+            .chain(turns)
+            .collect()
+    };
+    assert_eq!(named(looks(1)).0, "accept-mutex");
+    assert_eq!(named(looks(2)).0, "shared-epoll-wake-all");
     let locked = vec![
         process(2, 1, &[7]).thread(Wait::Accept(7)),
         process(3, 1, &[7]).thread(Wait::Lock),

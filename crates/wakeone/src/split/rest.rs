@@ -35,8 +35,12 @@ impl Rest {
         if self.looked.is_some_and(|when| now < when + LOOK) {
             return false;
         }
-        self.looked = Some(now);
+        let again = self.looked.replace(now).is_some();
         let left = left();
+        if !again && !left.is_empty() {
+            // A server that kills its workers ends before the last of them.
+            return false;
+        }
         let serving = serving(&left);
         if self.kill_at.is_none() {
             if !serving.is_empty() && !told {

@@ -22,8 +22,13 @@ const KILLED: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     New,
-    Asked,
-    Killed { until: Instant },
+    /// `said`: the log says so. Processes that end together with their leader are not worth a line.
+    Asked {
+        said: bool,
+    },
+    Killed {
+        until: Instant,
+    },
 }
 
 /// The group of a process that has ended.
@@ -48,12 +53,15 @@ impl Left {
     fn go_on(&mut self, now: Instant) -> bool {
         match self.step {
             Step::New => {
-                report::left(self.slot, self.leader.id());
                 self.signal(Signal::TERM);
                 self.signal(Signal::CONT);
-                self.step = Step::Asked;
+                self.step = Step::Asked { said: false };
             }
-            Step::Asked if now >= self.kill_at => {
+            Step::Asked { said: false } => {
+                report::left(self.slot, self.leader.id());
+                self.step = Step::Asked { said: true };
+            }
+            Step::Asked { said: true } if now >= self.kill_at => {
                 report::kill_left(self.slot, self.leader.id());
                 self.signal(Signal::KILL);
                 self.step = Step::Killed {
@@ -61,7 +69,7 @@ impl Left {
                 };
             }
             Step::Killed { until } => return now < until,
-            Step::Asked => {}
+            Step::Asked { said: true } => {}
         }
         true
     }

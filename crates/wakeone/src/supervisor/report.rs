@@ -117,7 +117,7 @@ pub fn left(slot: usize, pid: u32) {
         event = "left",
         slot,
         pid,
-        "worker {slot} (pid {pid}) has ended and left processes in its group {pid}: they are asked to end"
+        "worker {slot} (pid {pid}) has ended and left processes in its group {pid}: they were asked to end"
     );
 }
 

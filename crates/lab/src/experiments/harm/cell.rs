@@ -307,8 +307,10 @@ fn latency_of_all(sample: &mut Sample, answered: &Histogram<u64>, lost: u64) {
     let p99 = answered.value_at_quantile(0.99) as f64;
     sample.put("answered_ms_p99", "ms", p99 / 1e6);
     let mut all = answered.clone();
-    let patience = all.high().min(PATIENCE.as_nanos() as u64);
-    let _ = all.record_n(patience, lost);
+    if lost > 0 {
+        let patience = all.high().min(PATIENCE.as_nanos() as u64);
+        let _ = all.record_n(patience, lost);
+    }
     measure::latency(sample, &all);
 }
 
@@ -356,8 +358,9 @@ pub fn of_told(told: &Value) -> Option<Sample> {
         histogram.record((ms.as_f64()? * 1e6) as u64).ok()?;
     }
     let mut sample = Sample::default();
-    measure::latency(&mut sample, &histogram);
-    sample.put("lost", "count", number("lost")?);
+    let lost = number("lost")?;
+    latency_of_all(&mut sample, &histogram, lost as u64);
+    sample.put("lost", "count", lost);
     sample.put("planned", "count", number("sent")?);
     sample.distributions.insert(
         "latency_ms".into(),

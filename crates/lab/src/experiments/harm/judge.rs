@@ -30,8 +30,8 @@ pub fn worse(
         let compared = pairing(subject, situation, way, metric);
         excess(outcome, &compared).is_some_and(|times| times > BAR)
     });
-    // A UDP server that restarts loses the flows that it was answering, with us and without: how many is chance.
-    let by_chance = situation == Situation::Restart && !subject.scheme.is_empty();
+    // A server that restarts may lose what it has just accepted, with us and without: how many is chance.
+    let by_chance = situation == Situation::Restart;
     let sums = SUMS.into_iter().filter(|metric| {
         let (more, less) = (total(&ours, metric), total(&theirs, metric));
         more > less && !(by_chance && is_chance(more as u64, less as u64))
