@@ -22,10 +22,9 @@ const KILLED: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     New,
-    /// `said`: the log says so. Processes that end together with their leader are not worth a line.
-    Asked {
-        said: bool,
-    },
+    Asked,
+    /// The log says so. Processes that end together with their leader are not worth a line.
+    Told,
     Killed {
         until: Instant,
     },
@@ -55,13 +54,13 @@ impl Left {
             Step::New => {
                 self.signal(Signal::TERM);
                 self.signal(Signal::CONT);
-                self.step = Step::Asked { said: false };
+                self.step = Step::Asked;
             }
-            Step::Asked { said: false } => {
+            Step::Asked => {
                 report::left(self.slot, self.leader.id());
-                self.step = Step::Asked { said: true };
+                self.step = Step::Told;
             }
-            Step::Asked { said: true } if now >= self.kill_at => {
+            Step::Told if now >= self.kill_at => {
                 report::kill_left(self.slot, self.leader.id());
                 self.signal(Signal::KILL);
                 self.step = Step::Killed {
@@ -69,7 +68,7 @@ impl Left {
                 };
             }
             Step::Killed { until } => return now < until,
-            Step::Asked { said: true } => {}
+            Step::Told => {}
         }
         true
     }
