@@ -87,7 +87,7 @@ impl Watch {
     }
 
     /// The environment of everything since the start.
-    pub fn finish(self) -> Environment {
+    pub fn finish(&self) -> Environment {
         let now = cpu_ticks(&read("/proc/stat"));
         let total = now.total.saturating_sub(self.ticks.total).max(1);
         let mut environment = Environment {

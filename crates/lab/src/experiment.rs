@@ -86,9 +86,9 @@ impl Design {
         self.pairings.extend(pairings.into_iter().filter(measured));
     }
 
-    /// The estimated time of the whole measurement, in seconds.
-    pub fn seconds(&self) -> f64 {
-        self.arms.iter().map(|arm| arm.seconds).sum::<f64>() * self.rounds as f64
+    /// The estimated time of so many rounds, in seconds.
+    pub fn seconds(&self, rounds: usize) -> f64 {
+        self.arms.iter().map(|arm| arm.seconds).sum::<f64>() * rounds as f64
     }
 }
 
@@ -162,6 +162,11 @@ pub trait Experiment: Sync {
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error>;
     /// Numbers over several variants, as the growth of a series; most experiments have none.
     fn derive(&self, _outcome: &Outcome) -> Vec<Derived> {
+        Vec::new()
+    }
+    /// Variants of which more rounds are measured, because the rounds that the design asks for may have shown chance. None
+    /// by default. All variants of their groups get them, twice as many as before.
+    fn doubtful(&self, _outcome: &Outcome) -> Vec<String> {
         Vec::new()
     }
     /// Compares the result with the expectations.

@@ -3,8 +3,9 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use rand::seq::SliceRandom;
 use rand::{SeedableRng, rngs::StdRng};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
+use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
 use crate::environment::{NOISY_SPREAD, Watch};
@@ -36,38 +37,80 @@ pub fn run(
     narrow(&mut design, settings)?;
     note_parameters(&mut design, settings);
     let watch = Watch::start();
-    let mut points = store.points(&card.name, &design.parameters);
-    let mut progress = Progress::start(&card.name, &design, points.len());
-    for (round, arm) in order(&design, settings.seed) {
-        if let Some(done) = points
-            .iter()
-            .find(|(r, name, _)| *r == round && *name == arm.name)
-        {
-            progress.skip(arm, &done.2);
-            continue;
-        }
-        let mut context = Context {
-            settings,
-            round,
-            seed: settings
-                .seed
-                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-                .wrapping_add(round as u64),
-            cancel,
-            progress: &mut |share| progress.within(arm, share),
-        };
-        context.check()?;
-        let sample = experiment.measure(arm, &mut context)?;
-        context.check()?;
-        progress.done(round, arm, &sample, design.steady);
-        points.push((round, arm.name.clone(), sample));
-        store.keep_points(&card.name, &design.parameters, &points)?;
+    let mut run = Run {
+        experiment,
+        settings,
+        store,
+        cancel,
+        points: store.points(&card.name, &design.parameters),
+    };
+    run.measure(&design, 0..design.rounds)?;
+    let mut outcome = assemble(&card.name, &design, &mut run.points, &watch);
+    let more = again(&design, &experiment.doubtful(&outcome));
+    if !more.arms.is_empty() {
+        run.measure(&more, design.rounds..3 * design.rounds)?;
+        outcome = assemble(&card.name, &design, &mut run.points, &watch);
     }
-    progress.finish();
-    let mut outcome = assemble(&card.name, &design, points, watch);
     outcome.derived = experiment.derive(&outcome);
     outcome.expectations = experiment.judge(&outcome);
     Ok(outcome)
+}
+
+/// A run of an experiment, with the points that it has so far.
+struct Run<'a> {
+    experiment: &'a dyn Experiment,
+    settings: &'a Settings,
+    store: &'a Store,
+    cancel: &'a AtomicBool,
+    points: Points,
+}
+
+impl Run<'_> {
+    /// Measures what the design has in these rounds, but for the points that are there.
+    fn measure(&mut self, design: &Design, rounds: Range<usize>) -> Result<(), Error> {
+        let name = &self.experiment.card().name;
+        let of_these = |(round, arm, _): &&(usize, String, Sample)| {
+            rounds.contains(round) && design.arms.iter().any(|a| a.name == *arm)
+        };
+        let kept = self.points.iter().filter(of_these).count();
+        let mut progress = Progress::start(name, design, rounds.len(), kept);
+        for (round, arm) in order(design, rounds, self.settings.seed) {
+            let mut points = self.points.iter();
+            if points.any(|(r, name, _)| *r == round && *name == arm.name) {
+                progress.skip(arm);
+                continue;
+            }
+            let seed = self.settings.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let mut context = Context {
+                settings: self.settings,
+                round,
+                seed: seed.wrapping_add(round as u64),
+                cancel: self.cancel,
+                progress: &mut |share| progress.within(arm, share),
+            };
+            context.check()?;
+            let sample = self.experiment.measure(arm, &mut context)?;
+            context.check()?;
+            progress.done(round, arm, &sample, design.steady);
+            self.points.push((round, arm.name.clone(), sample));
+            self.store
+                .keep_points(name, &design.parameters, &self.points)?;
+        }
+        progress.finish();
+        Ok(())
+    }
+}
+
+/// The groups of these variants.
+fn again(design: &Design, doubtful: &[String]) -> Design {
+    let mut more = design.clone();
+    let all = design.arms.iter();
+    let groups: BTreeSet<usize> = all
+        .filter(|arm| doubtful.contains(&arm.name))
+        .map(|arm| arm.group)
+        .collect();
+    more.arms.retain(|arm| groups.contains(&arm.group));
+    more
 }
 
 /// Keeps the variants that the user asked for.
@@ -105,10 +148,10 @@ fn note_parameters(design: &mut Design, settings: &Settings) {
 }
 
 /// Every `(round, arm)` in the order of measuring.
-fn order(design: &Design, seed: u64) -> Vec<(usize, &Arm)> {
+fn order(design: &Design, rounds: Range<usize>, seed: u64) -> Vec<(usize, &Arm)> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut order = Vec::new();
-    for round in 0..design.rounds {
+    for round in rounds {
         let mut groups: BTreeMap<usize, Vec<&Arm>> = BTreeMap::new();
         for arm in &design.arms {
             groups.entry(arm.group).or_default().push(arm);
@@ -122,12 +165,12 @@ fn order(design: &Design, seed: u64) -> Vec<(usize, &Arm)> {
 }
 
 /// The samples of all rounds, in the order of the rounds, as a result without expectations.
-fn assemble(name: &str, design: &Design, mut points: Points, watch: Watch) -> Outcome {
+fn assemble(name: &str, design: &Design, points: &mut Points, watch: &Watch) -> Outcome {
     points.sort_by_key(|(round, _, _)| *round);
     let variants: Vec<Variant> = design
         .arms
         .iter()
-        .map(|arm| variant(&arm.name, &points))
+        .map(|arm| variant(&arm.name, points))
         .collect();
     let mut environment = watch.finish();
     environment
@@ -242,9 +285,9 @@ struct Progress {
 }
 
 impl Progress {
-    fn start(name: &str, design: &Design, kept: usize) -> Self {
-        let seconds = design.seconds();
-        let total = design.arms.len() * design.rounds;
+    fn start(name: &str, design: &Design, rounds: usize, kept: usize) -> Self {
+        let seconds = design.seconds(rounds);
+        let total = design.arms.len() * rounds;
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new((seconds * 10.0) as u64);
             if let Ok(style) = ProgressStyle::with_template(
@@ -280,7 +323,7 @@ impl Progress {
         self.left -= arm.seconds;
     }
 
-    fn skip(&mut self, arm: &Arm, _sample: &Sample) {
+    fn skip(&mut self, arm: &Arm) {
         self.advance(arm);
         if let Some(bar) = &self.bar {
             bar.set_position((self.before * 10.0) as u64);
@@ -330,9 +373,11 @@ mod tests {
     use std::sync::{LazyLock, Mutex};
 
     /// An experiment that measures nothing: it records the calls, and fails where a test says so.
+    #[derive(Default)]
     struct Recorder {
         asked: Mutex<Vec<(usize, String, u64)>>,
         fail_at: Option<usize>,
+        doubts: &'static [&'static str],
     }
 
     static CARD: LazyLock<Card> = LazyLock::new(|| {
@@ -409,6 +454,10 @@ mod tests {
                 value: outcome.variants.len() as f64,
             }]
         }
+        fn doubtful(&self, outcome: &Outcome) -> Vec<String> {
+            assert_eq!(outcome.comparisons[0].ratios, [1.5; 4]);
+            self.doubts.iter().map(ToString::to_string).collect()
+        }
         fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
             assert_eq!(outcome.derived("variants"), Some(5.0), "judged after it");
             vec![Expectation::new(
@@ -426,8 +475,8 @@ mod tests {
 
     fn recorder(fail_at: Option<usize>) -> Recorder {
         Recorder {
-            asked: Mutex::default(),
             fail_at,
+            ..Recorder::default()
         }
     }
 
@@ -479,6 +528,34 @@ mod tests {
                 .any(|w| w.contains("x/a")),
             "a tenfold spread is said"
         );
+    }
+
+    #[test]
+    fn what_is_doubtful_is_measured_in_more_rounds_with_its_group() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::at(directory.path());
+        let cancel = AtomicBool::new(false);
+        let measured = |fail_at, doubts| {
+            let experiment = Recorder {
+                doubts,
+                ..recorder(fail_at)
+            };
+            let found = run(&experiment, &Settings::default(), &store, &cancel);
+            (found, experiment.asked.into_inner().unwrap())
+        };
+        // It goes on where it was interrupted, there too.
+        let (interrupted, before) = measured(Some(27), &["y/b"]);
+        assert!(interrupted.is_err());
+        let (found, after) = measured(None, &["y/b"]);
+        assert_eq!((before.len(), after.len()), (27, 20 + 8 * 2 - 27));
+        let (found, later) = (found.unwrap(), &after[..]);
+        assert!(
+            later
+                .iter()
+                .all(|(round, arm, _)| *round >= 4 && arm.starts_with('y'))
+        );
+        assert_eq!(found.values("y/a", "m").len(), 12);
+        assert_eq!(found.values("x/a", "m").len(), 4);
     }
 
     #[test]

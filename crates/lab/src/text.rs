@@ -231,7 +231,7 @@ pub fn listed(experiment: &dyn Experiment, width: usize) -> String {
         if design.arms.is_empty() {
             return "–".into();
         }
-        short_time(design.seconds())
+        short_time(design.seconds(design.rounds))
     };
     let card = experiment.card();
     let head = format!("{:<13}  {:>6}  {:>6}  ", card.name, time(true), time(false));

@@ -335,19 +335,23 @@ pub fn fallback_holders(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, u32> {
         let mut workers = last.iter().filter(|p| waits(p.pid)).peekable();
         workers.peek().is_some() && workers.all(|p| p.parent == pid)
     };
-    let keeps = |process: &Process, inode: u64| {
-        let alone = last.iter().filter(|p| p.holds.contains(&inode)).count() == 1;
-        alone && !waiters.contains_key(&inode) && !waits(process.pid)
-    };
-    let mut holders = BTreeMap::new();
+    let mut holders = lone_holders(snapshots);
+    holders.retain(|_, pid| !waits(*pid) && idle(*pid) && is_parent(*pid));
+    holders
+}
+
+/// The only holder of each socket that no process was seen to wait for, by its inode.
+fn lone_holders(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, u32> {
+    let waiters = waiters(snapshots);
+    let last = snapshots.last().map_or(&[][..], |s| &s.processes);
+    let mut holders: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     for process in last {
-        let kept = process.holds.iter().filter(|inode| keeps(process, **inode));
-        let kept: Vec<u64> = kept.copied().collect();
-        if !kept.is_empty() && idle(process.pid) && is_parent(process.pid) {
-            holders.extend(kept.into_iter().map(|inode| (inode, process.pid)));
+        for inode in process.holds.iter().filter(|i| !waiters.contains_key(*i)) {
+            holders.entry(*inode).or_default().push(process.pid);
         }
     }
-    holders
+    let alone = holders.into_iter().filter(|(_, pids)| pids.len() == 1);
+    alone.map(|(inode, pids)| (inode, pids[0])).collect()
 }
 
 /// Identifies the accept model that the snapshots show.
@@ -378,6 +382,14 @@ pub fn identify(protocol: Protocol, snapshots: &[ProcessSnapshot]) -> AcceptMode
         model.shape = Shape::Shared;
     } else if watching.units_of_one() > 1 {
         model.shape = Shape::SharedByThreads;
+    } else if let Some(busy) = busy_beside_one(snapshots, &model.workers) {
+        model.shape = Shape::SocketPerWorker;
+        model.confidence = Confidence::Likely;
+        model.evidence.push(format!(
+            "{} with a socket of their own were not seen to wait: they are busy",
+            count(busy.len(), "process", "processes")
+        ));
+        model.workers.extend(busy);
     } else {
         one_acceptor(snapshots, &mut model);
     }
@@ -533,6 +545,16 @@ fn mutex(watching: &Watching, snapshots: &[ProcessSnapshot]) -> Option<Mutex> {
         ),
         workers: workers.into_iter().collect(),
     })
+}
+
+/// Processes beside those seen to wait that each hold a socket alone. A worker is not seen to wait while a request keeps
+/// it busy. None where there is no such process.
+fn busy_beside_one(snapshots: &[ProcessSnapshot], seen: &[u32]) -> Option<BTreeSet<u32>> {
+    let fallbacks = fallback_holders(snapshots);
+    let mut lone = lone_holders(snapshots);
+    lone.retain(|inode, pid| !fallbacks.contains_key(inode) && !seen.contains(pid));
+    let busy: BTreeSet<u32> = lone.into_values().collect();
+    (!busy.is_empty()).then_some(busy)
 }
 
 /// One process, one unit that waits: what becomes of the connections then?

@@ -193,6 +193,21 @@ fn a_socket_for_each() {
 }
 
 #[test]
+fn who_holds_a_socket_alone_and_is_busy_has_one_of_its_own() {
+    let waits = || process(2, 1, &[7]).thread(Wait::Accept(7));
+    let busy = || process(3, 1, &[8]).thread(Wait::Other(230));
+    assert_eq!(
+        named(vec![vec![waits(), busy()]]),
+        ("socket-per-worker".into(), Confidence::Likely)
+    );
+    // A supervisor's own is none of a worker, and neither is one that both hold.
+    let master = || process(1, 0, &[8]).thread(Wait::Other(61));
+    assert_eq!(named(vec![vec![master(), waits()]]).0, "single-accept");
+    let both = process(2, 1, &[7, 8]).thread(Wait::Accept(7));
+    assert_eq!(named(vec![vec![both, busy()]]).0, "single-accept");
+}
+
+#[test]
 fn one_acceptor_and_what_it_does_with_connections() {
     let acceptor = || process(1, 0, &[7]).epoll(4, 7, IN | EDGE);
     assert_eq!(

@@ -26,9 +26,11 @@ pub fn worse(
     let ours = arm_name(subject, situation, way);
     let (found, before) = (outcome.variant(&ours)?, outcome.variant(&theirs)?);
     let total = |name: &str, metric: &str| outcome.values(name, metric).iter().sum::<f64>();
+    // A connection that was split off to a worker that accepts late is answered late: known, and what is asked is the count.
+    let is_compared = situation != Situation::Boot;
     let ratios = RATIOS.into_iter().filter(|metric| {
         let compared = pairing(subject, situation, way, metric);
-        excess(outcome, &compared).is_some_and(|times| times > BAR)
+        excess(outcome, &compared).is_some_and(|times| is_compared && times > BAR)
     });
     // A server that restarts may lose what it has just accepted, with us and without: how many is chance.
     let by_chance = situation == Situation::Restart;
@@ -87,6 +89,19 @@ fn excess(outcome: &Outcome, compared: &Pairing) -> Option<f64> {
     let before = outcome.values(&compared.b, &compared.metric);
     let spread = stats::max(before) / stats::min(before);
     Some(stats::min(&found.ratios).max(found.median / spread))
+}
+
+/// The variants that are worse than as it is in some column.
+pub fn all_worse(outcome: &Outcome) -> Vec<String> {
+    let all = cells().flat_map(|(subject, situation)| {
+        let ways = subject.ways(situation).into_iter().skip(1);
+        ways.map(move |way| (subject, situation, way))
+    });
+    let bad = all.filter(|(subject, situation, way)| {
+        worse(outcome, subject, *situation, *way).is_some_and(|columns| !columns.is_empty())
+    });
+    bad.map(|(subject, situation, way)| arm_name(subject, situation, way))
+        .collect()
 }
 
 /// Whether it was refused beforehand in each round.

@@ -178,6 +178,11 @@ impl Experiment for Harm {
         cell::measure(subject, situation, way, context)
     }
 
+    /// Of 150 cells, some are beyond the spread of five rounds by chance.
+    fn doubtful(&self, outcome: &Outcome) -> Vec<String> {
+        judge::all_worse(outcome)
+    }
+
     fn judge(&self, outcome: &Outcome) -> Vec<Expectation> {
         let mut all = judge::all(outcome);
         all.push(answers::agree(outcome));
