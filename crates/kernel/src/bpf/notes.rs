@@ -45,6 +45,36 @@ impl Note {
     }
 }
 
+/// The notes at one moment.
+#[derive(Debug)]
+pub struct Noted(HashMap<u64, Note>);
+
+impl Noted {
+    /// Adds what they have changed in the count of each slot.
+    pub fn add_to(&self, counts: &mut [i64]) {
+        for (slot, by) in self.0.values().copied().flat_map(Note::changes) {
+            if let Some(count) = counts.get_mut(slot) {
+                *count += by;
+            }
+        }
+    }
+
+    /// Returns how many of them are not in a `later` one, by the slot that they come from: moved connections that have ended.
+    pub fn ended(&self, later: &Self) -> HashMap<usize, i64> {
+        let gone = self
+            .0
+            .iter()
+            .filter(|(cookie, _)| !later.0.contains_key(*cookie));
+        let mut ended = HashMap::new();
+        for (slot, by) in gone.flat_map(|(_, note)| note.changes()) {
+            if by < 0 {
+                *ended.entry(slot).or_default() += 1;
+            }
+        }
+        ended
+    }
+}
+
 /// The notes of a group.
 #[derive(Debug)]
 pub struct Notes {
@@ -71,13 +101,9 @@ impl Notes {
         self.moved.keys().filter_map(read).collect()
     }
 
-    /// Adds what the notes have changed in the count of each slot.
-    pub fn add_to(&self, counts: &mut [i64]) {
-        for (slot, by) in self.all().into_values().flat_map(Note::changes) {
-            if let Some(count) = counts.get_mut(slot) {
-                *count += by;
-            }
-        }
+    /// Returns the notes that there are now.
+    pub fn now(&self) -> Noted {
+        Noted(self.all())
     }
 
     /// Removes notes that nothing needs any more. Returns at once while there are none, and when called again soon: it

@@ -101,13 +101,17 @@ impl Recounts {
         else {
             return Ok(());
         };
+        let noted = self.notes.now();
         let mut found = capability::with(&FOR_LOADING, || open.tagged())?;
-        self.notes.add_to(&mut found);
+        let left = self.notes.now();
+        left.add_to(&mut found);
+        let ended = noted.ended(&left);
         let after = self.samples();
         self.drifts.resize_with(before.len(), Drift::default);
         for (slot, drift) in self.drifts.iter_mut().enumerate() {
             let (before, after) = (before[slot], after[slot]);
-            let Some(by) = drift.see(before, after, found[slot]) else {
+            let ended = ended.get(&slot).copied().unwrap_or(0);
+            let Some(by) = drift.see(before, after, found[slot], ended) else {
                 continue;
             };
             let table = self.pinned.table();

@@ -1,7 +1,9 @@
 //! No count drifts, whatever way connections take: a connection that was never counted in is never counted out.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use wakeone::agent::recount::Recounts;
 use wakeone::dispatcher::Dispatcher;
@@ -211,6 +213,40 @@ fn a_count_that_is_wrong_all_the_same_is_mended() {
     recounts.recount().expect("recount");
     assert_eq!((actives(table), mended(table)), (vec![0, 20, 11], 10));
     drop((clients, one_more));
+    ground.settle();
+    ground.end(dispatcher);
+}
+
+#[test]
+fn recounts_beside_moves_and_ends_mend_nothing() {
+    let Some(ground) = ground(2, V4) else {
+        return;
+    };
+    let dispatcher = ground.start(Policy::LeastConnections);
+    let pinned = ground.pinned();
+    let table = pinned.table();
+    let mut recounts = Recounts::of(&ground.pins(), 8080).expect("counts");
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let recounting = scope.spawn(|| {
+            while !over.load(Relaxed) {
+                recounts.recount().expect("recount");
+            }
+        });
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(2) {
+            only(table, Some(0));
+            let clients = connect_many(V4, 8);
+            wait("all wait there", || ground.queues() == [8, 0]);
+            move_to(&ground, &pinned, 0, Some(1));
+            for _ in &clients {
+                drop(ground.listeners[1].accept().expect("accept"));
+            }
+        }
+        over.store(true, Relaxed);
+        recounting.join().expect("recounts");
+    });
+    assert_eq!((actives(table), mended(table)), (vec![0, 0], 0));
     ground.settle();
     ground.end(dispatcher);
 }
