@@ -11,6 +11,7 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 WAKEONE := target/release/wakeone
+LAB := target/release/wakeone-lab
 PAGE := target/demo.html
 # The servers from PyPI that the tests run unchanged.
 VENV := target/servers
@@ -43,12 +44,12 @@ $(VENV)/bin/go_server: tests/servers/go_own/main.go | $(VENV)/installed
 	@go build -o $@ $<
 
 .PHONY: build
-build: deps ## Build target/release/wakeone
+build: deps ## Build target/release/wakeone and wakeone-lab
 	@scripts/build
 
 .PHONY: demo
 demo: build ## One server under six ways of handing out connections, side by side (a minute)
-	@scripts/as-root $(WAKEONE) lab run tills --quick --html $(PAGE)
+	@scripts/as-root $(LAB) run tills --quick --html $(PAGE)
 
 .PHONY: test
 test: test-deps ## Check format and lints, run all tests
@@ -68,7 +69,7 @@ kernels: kernels-deps ## Run what depends on the kernel in Debian's kernels from
 	@scripts/kernels $(KERNELS)
 
 .PHONY: kernel
-kernel: ## Build the kernel of the papers, which `wakeone lab kernel` boots: Linux 6.1 with kernel/*.patch (10 minutes, 3 GB)
+kernel: ## Build the kernel of the papers, which `wakeone-lab kernel` boots: Linux 6.1 with kernel/*.patch (10 minutes, 3 GB)
 	@scripts/deps build kernels kernel
 	@scripts/vm/papers
 
@@ -100,7 +101,7 @@ chroots: deb image ## Try the packages in clean Debian 12 and 13 and the image, 
 PREFIX := /usr/local
 DESTDIR :=
 MANUAL := target/manual
-INSTALL := PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" WAKEONE="$(WAKEONE)" MANUAL="$(MANUAL)" scripts/install
+INSTALL := PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" WAKEONE="$(WAKEONE)" LAB="$(LAB)" MANUAL="$(MANUAL)" scripts/install
 # Into the system itself only root may write.
 AS_ROOT := $(if $(DESTDIR),,scripts/as-root env )
 
@@ -110,7 +111,7 @@ manual: build
 	@target/release/wakeone-manual $(MANUAL)
 
 .PHONY: install
-install: manual ## Install the command, manual pages, completions and units (PREFIX, DESTDIR)
+install: manual ## Install both commands, manual pages, completions and units (PREFIX, DESTDIR; LAB= leaves the laboratory out)
 	@$(MAKE) install-files
 
 # What `install` does once all is built.
@@ -123,13 +124,13 @@ uninstall: ## Remove what `make install` installed; a changed agent.toml stays
 	@$(AS_ROOT) $(INSTALL) uninstall
 
 .PHONY: deb
-deb: manual ## Build Debian packages in target/deb: the command, and its debug symbols
-	@scripts/deps package
+deb: manual ## Build Debian packages in target/deb: a command each, and their debug symbols
+	@scripts/deps deb
 	@scripts/deb
 
 .PHONY: image
 image: build ## Build an OCI image of the command alone: target/wakeone-image.tar
-	@scripts/deps package
+	@scripts/deps image
 	@scripts/image
 
 .PHONY: clean

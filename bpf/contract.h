@@ -40,18 +40,6 @@
 /* Homes of flows, for each address. As many as 64 bits each make 4 MiB. */
 #define WAKEONE_HOMES 524288
 
-enum wakeone_policy {
-	WAKEONE_HASH = 0,
-	WAKEONE_ROUND_ROBIN = 1,
-	WAKEONE_RANDOM = 2,
-	WAKEONE_LEAST_CONNECTIONS = 3,
-	WAKEONE_TWO_CHOICES = 4,
-	WAKEONE_SHORTEST_QUEUE = 5,
-	WAKEONE_CPU = 6,
-	WAKEONE_CONSISTENT = 7,
-	WAKEONE_POLICIES = 8,
-};
-
 enum wakeone_slot_flag {
 	/* A listening socket stands in the array at this index. */
 	WAKEONE_SLOT_UP = 1,

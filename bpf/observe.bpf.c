@@ -93,7 +93,8 @@ struct task_struct {
 	struct files_struct *files;
 } __attribute__((preserve_access_index));
 
-struct wakeone_watched watched SEC(".data.watched") = {};
+/* Without a value of its own it is in .bss, and takes no room in the object. */
+struct wakeone_watched watched;
 
 /* Process id -> its place in `watched.worker`. Filled by user space. */
 struct {

@@ -21,6 +21,20 @@
 
 #define WAKEONE_NONE (-1)
 
+/* A number in use is never changed: a running group keeps its own through a
+ * takeover. */
+enum wakeone_policy {
+	WAKEONE_HASH = 0,
+	WAKEONE_ROUND_ROBIN = 1,
+	WAKEONE_RANDOM = 2,
+	WAKEONE_LEAST_CONNECTIONS = 3,
+	WAKEONE_TWO_CHOICES = 4,
+	WAKEONE_SHORTEST_QUEUE = 5,
+	WAKEONE_CPU = 6,
+	WAKEONE_CONSISTENT = 7,
+	WAKEONE_POLICIES = 8,
+};
+
 #ifndef WAKEONE_INLINE
 #define WAKEONE_INLINE static inline __attribute__((always_inline))
 #endif

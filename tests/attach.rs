@@ -15,7 +15,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use support::nginx::{Nginx, PORT, address, held, pid_in};
 use support::{Clients, WAKEONE, eventually, signal};
-use wakeone::paths::Paths;
+use wakeone_control::paths::Paths;
 
 #[test]
 fn open_connections_are_counted_in_and_out_exactly() {

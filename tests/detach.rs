@@ -6,7 +6,7 @@ mod support;
 use rustix::process::Signal;
 use support::steered::{assert_nothing_left, cgroups, isolated, said, signal_all, status, wakeone};
 use support::{eventually, everyone, pid_of, runs};
-use wakeone::paths::Paths;
+use wakeone_control::paths::Paths;
 
 const OPTIONS: [&str; 6] = ["-w", "3", "-l", "127.0.0.1:8080", "--name", "web"];
 

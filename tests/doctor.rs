@@ -13,7 +13,7 @@ use std::process::Command;
 use std::time::Duration;
 use support::real::{Started, program};
 use support::steered::{isolated, soak};
-use support::{Ground, WAKEONE, server, signal, slowness};
+use support::{Ground, LAB, WAKEONE, server, signal, slowness};
 
 const PORT: u16 = 8080;
 const AT: &str = "127.0.0.1:8080";
@@ -26,7 +26,7 @@ struct Stage {
 
 /// The reference server with these options.
 fn serve(options: &[&str]) -> Command {
-    let mut command = program(&[WAKEONE, "serve", "-l", AT]);
+    let mut command = program(&[LAB, "serve", "-l", AT]);
     command.args(options);
     command
 }
@@ -412,7 +412,7 @@ fn workers_pinned_to_one_cpu() {
         return eprintln!("skipped: it takes two CPUs to use only one of them");
     }
     finds("pinned-to-one-cpu", &[], || {
-        let mut pinned = program(&["taskset", "-c", "0", WAKEONE, "serve", "-l", AT]);
+        let mut pinned = program(&["taskset", "-c", "0", LAB, "serve", "-l", AT]);
         pinned.args(["--model", "preforked", "-w", "3"]);
         Stage::of(pinned).under(&["--rate", "50"])
     });
@@ -421,7 +421,7 @@ fn workers_pinned_to_one_cpu() {
 #[test]
 fn a_worker_near_its_limit_of_descriptors() {
     staged(|_| {
-        let mut limited = program(&["prlimit", "--nofile=40", WAKEONE, "serve", "-l", AT]);
+        let mut limited = program(&["prlimit", "--nofile=40", LAB, "serve", "-l", AT]);
         limited.args(["--model", "epoll", "--header-timeout", "60"]);
         let stage = Stage::of(limited);
         let idle: Vec<TcpStream> = (0..28)
@@ -504,8 +504,11 @@ impl Nobody {
         let open = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(ground.path(), open.clone()).expect("chmod");
         let program = ground.path().join("wakeone");
-        support::copy_program(WAKEONE, &program);
-        std::fs::set_permissions(&program, open).expect("chmod");
+        for (from, name) in [(WAKEONE, "wakeone"), (LAB, "wakeone-lab")] {
+            let to = ground.path().join(name);
+            support::copy_program(from, &to);
+            std::fs::set_permissions(&to, open.clone()).expect("chmod");
+        }
         let guests = ground.path().join("guests");
         std::fs::create_dir(&guests).expect("folder");
         std::os::unix::fs::chown(&guests, Some(65534), Some(65534)).expect("chown");
@@ -513,12 +516,16 @@ impl Nobody {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
+        self.of_program(&self.0, arguments)
+    }
+
+    fn of_program(&self, path: &std::path::Path, arguments: &[&str]) -> Command {
         let user = ["--reuid", "65534", "--regid", "65534", "--clear-groups"];
         let mut command = program(&["setpriv"]);
         command
             .args(user)
             .args(["--inh-caps", "-all", "--bounding-set", "-all"])
-            .arg(&self.0)
+            .arg(path)
             .args(arguments);
         command
     }
@@ -526,7 +533,8 @@ impl Nobody {
     /// Two workers with a socket each.
     fn serve(&self) -> Command {
         let options = ["--model", "preforked", "--reuseport", "-w", "2"];
-        let mut serve = self.command(&["serve", "-l", AT]);
+        let lab = self.0.with_file_name("wakeone-lab");
+        let mut serve = self.of_program(&lab, &["serve", "-l", AT]);
         // A guest book in a folder that this user may write to.
         let store = self.0.with_file_name("guests");
         serve.args(options).arg("--store").arg(store);

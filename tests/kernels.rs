@@ -13,11 +13,11 @@ use support::real::{Started, program};
 use support::steered::{
     PREFORKED, isolated, number, said, signal_all, status, stop_all, wakeone, worker,
 };
-use support::{Clients, Ground, Run, WAKEONE, eventually, get};
-use wakeone::control::change_policy;
-use wakeone::paths::Paths;
-use wakeone::policy::Policy;
-use wakeone_kernel::bpf::Pinned;
+use support::{Clients, Ground, LAB, Run, WAKEONE, eventually, get};
+use wakeone_bpf::Pinned;
+use wakeone_control::control::change_policy;
+use wakeone_control::paths::Paths;
+use wakeone_control::policy::Policy;
 
 const AT: &str = "127.0.0.1:8080";
 const NAME: &str = "tested";
@@ -241,7 +241,7 @@ fn doctor_tells_what_this_kernel_allows() {
 
 /// A server that Wakeone does not start, with a listener for each worker.
 fn other() -> Started {
-    let mut command = program(&[WAKEONE, "serve", "-l", AT, "-w", "3"]);
+    let mut command = program(&[LAB, "serve", "-l", AT, "-w", "3"]);
     command.args(["--model", "preforked", "--reuseport"]);
     let server = Started::spawn(command);
     eventually("it listens", || TcpStream::connect(address()).is_ok());

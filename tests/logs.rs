@@ -9,13 +9,13 @@ use std::process::Command;
 use rustix::process::Signal;
 use support::real::{Started, program};
 use support::steered::{assert_nothing_left, isolated, wakeone};
-use support::{Ground, Run, WAKEONE, slowly};
+use support::{Ground, LAB, Run, WAKEONE, slowly};
 
 const AT: &str = "127.0.0.1:7500";
 
 /// A server with a socket for each of its workers.
 fn start_server() -> Started {
-    let serve = [WAKEONE, "serve", "--model", "reuseport", "--workers", "2"];
+    let serve = [LAB, "serve", "--model", "reuseport", "--workers", "2"];
     let started = Started::spawn(program(&[&serve[..], &["--listen", AT]].concat()));
     slowly("the server listens", || {
         std::net::TcpStream::connect(AT).is_ok()
@@ -129,7 +129,7 @@ fn attach_in_the_foreground_tells_when_it_is_ready_and_when_it_ends() {
 #[test]
 fn attach_that_cannot_choose_names_split() {
     let Some(ground) = isolated() else { return };
-    let serve = [WAKEONE, "serve", "--model", "preforked", "--listen", AT];
+    let serve = [LAB, "serve", "--model", "preforked", "--listen", AT];
     let server = Started::spawn(program(&serve));
     slowly("the server listens", || {
         std::net::TcpStream::connect(AT).is_ok()

@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde_json::Value;
 use support::steered::{assert_nothing_left, isolated, said, wakeone};
 use support::{Ground, Run, WAKEONE, eventually, server};
-use wakeone::paths::Paths;
+use wakeone_control::paths::Paths;
 use wakeone_kernel::cgroup;
 use wakeone_kernel::proc::process::children;
 use wakeone_kernel::socket::diag::{Which, sockets};

@@ -18,7 +18,7 @@ use rustix::process::Signal;
 use support::nginx::Nginx;
 use support::real::{Started, installed, program};
 use support::steered::{isolated, soak, wakeone};
-use support::{Ground, WAKEONE, eventually, nginx, patience, runs, signal, slowly};
+use support::{Ground, LAB, eventually, nginx, patience, runs, signal, slowly};
 use wakeone_kernel::socket::diag::{Which, sockets};
 use wakeone_model::listener::Protocol;
 
@@ -184,7 +184,7 @@ fn four_sockets() -> Started {
     let before = listening();
     let at = address().to_string();
     let server = Started::spawn(program(&[
-        WAKEONE,
+        LAB,
         "serve",
         "--model",
         "reuseport",

@@ -21,7 +21,7 @@ use support::steered::{
     soak, status, stop_while_moving, sum, wakeone, worker,
 };
 use support::{
-    Ground, Run, WAKEONE, eventually, get, halt, patience, runs, server, signal, slowness,
+    Ground, LAB, Run, WAKEONE, eventually, get, halt, patience, runs, server, signal, slowness,
 };
 use wakeone_kernel::proc::process::socket_of_any;
 use wakeone_kernel::socket::diag;
@@ -193,7 +193,7 @@ const SERVER: &str = "127.0.0.1:7300";
 
 impl Server {
     fn start() -> Self {
-        let mut command = Command::new(WAKEONE);
+        let mut command = Command::new(LAB);
         command
             .args(["serve", "--model", "preforked", "--reuseport", "-w", "3"])
             .args(["-l", SERVER])

@@ -27,6 +27,9 @@ use wakeone_lab::cpus;
 
 /// The binary under test.
 pub const WAKEONE: &str = env!("CARGO_BIN_EXE_wakeone");
+/// The program beside it, which has the reference server. `cargo test --workspace` builds it; for one package alone,
+/// `cargo build --package wakeone-lab-cli` does.
+pub const LAB: &str = concat!(env!("CARGO_BIN_EXE_wakeone"), "-lab");
 
 /// A server of this folder.
 pub fn server(name: &str) -> String {

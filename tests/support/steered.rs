@@ -1,7 +1,7 @@
 //! Code that the tests of steered groups share: network namespaces, the output of `status`, and the check that nothing
 //! is left.
 
-use super::{Ground, WAKEONE, eventually, get, has_stopped, is_root, patience, runs};
+use super::{Ground, LAB, WAKEONE, eventually, get, has_stopped, is_root, patience, runs};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
-use wakeone::paths::Paths;
+use wakeone_control::paths::Paths;
 use wakeone_kernel::{cgroup, netns};
 
 /// A ground in a new network namespace of this thread. Returns `None`, with a message, if the test does not run as
@@ -29,7 +29,7 @@ pub fn soak() -> bool {
 }
 
 /// The reference server, a blocking worker, under `wakeone run`.
-pub const PREFORKED: [&str; 4] = [WAKEONE, "serve", "--model", "preforked"];
+pub const PREFORKED: [&str; 4] = [LAB, "serve", "--model", "preforked"];
 
 /// Options of `wakeone run` for a group of two workers whose policy a test shows or changes.
 pub const WEB_BY_HASH: [&str; 8] = [

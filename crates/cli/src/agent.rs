@@ -13,10 +13,10 @@ use serde::Deserialize;
 use wakeone::attach::{self, AttachConfig, AttachManager, Wanted};
 use wakeone::group::check_weights;
 use wakeone::metrics::{self, Monitor};
-use wakeone::policy::{Affinity, Policy};
-use wakeone::watchdog::Watchdog;
+use wakeone_control::policy::{Affinity, Policy};
 use wakeone_model::layout::counted;
 use wakeone_observe::Target;
+use wakeone_supervisor::watchdog::Watchdog;
 
 use crate::attach::{follow, log};
 use crate::doctor::stop_on_signals;
@@ -104,7 +104,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     if args.check {
-        crate::output::print(&format!(
+        wakeone_terminal::output::print(&format!(
             "{}: {} targets\n",
             args.config.display(),
             settings.wanted.len()
@@ -133,7 +133,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     );
     manager.want(settings.wanted);
     manager.attach().iter().for_each(log);
-    wakeone::notify::notify(&[sd_notify::NotifyState::Ready]);
+    wakeone_supervisor::notify::notify(&[sd_notify::NotifyState::Ready]);
     let mut watchdog = Watchdog::from_env();
     follow(&mut manager, &stop, &mut |manager| {
         watchdog.feed();

@@ -7,24 +7,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use wakeone::agent::without_priority;
 use wakeone::attach::{
     self, AttachCandidate, AttachConfig, AttachManager, Attached, Event, admitted, meant,
 };
 use wakeone::metrics::{self, Monitor};
-use wakeone::policy::{Affinity, Policy};
-use wakeone::repair::repair_all;
-use wakeone::reserved::set_apart;
+use wakeone_control::policy::{Affinity, Policy};
+use wakeone_control::repair::repair_all;
+use wakeone_control::reserved::set_apart;
 use wakeone_kernel::capability::{self, Capability};
 use wakeone_kernel::schedule;
 use wakeone_model::layout;
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target};
+use wakeone_steering::agent::without_priority;
 
 use crate::doctor::{enter, stop_on_signals};
-use crate::output::{print, print_wrapped};
 use crate::runtime_dir::RuntimeDir;
 use crate::target;
+use wakeone_terminal::output::{print, print_wrapped};
 
 /// Steer a server that runs already and has a listening socket for each worker (SO_REUSEPORT)
 #[derive(Debug, Clone, clap::Args)]

@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use crate::output::{print, print_json, print_wrapped};
 use crate::runtime_dir::RuntimeDir;
 use wakeone::detach::{self, Report};
+use wakeone_terminal::output::{print, print_json, print_wrapped};
 
 /// Stop steering a server that was attached, or take away what a group without a supervisor left behind
 #[derive(Debug, clap::Args)]
@@ -36,6 +36,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             .collect::<Result<_, _>>()?,
         None => detach::detach_all(&paths)?,
     };
+    wakeone_split::sweep();
     if args.json {
         print_json(&reports)?;
     } else if reports.is_empty() {

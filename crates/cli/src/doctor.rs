@@ -12,20 +12,20 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use wakeone::paths::Paths;
-use wakeone::reserved::set_apart;
-use wakeone::status::Group;
-use wakeone::supervisor::state::default_runtime_dir;
+use wakeone_control::paths::Paths;
+use wakeone_control::reserved::set_apart;
+use wakeone_control::state::default_runtime_dir;
+use wakeone_control::status::Group;
 use wakeone_kernel::netns;
 use wakeone_model::layout::{Style, wrap};
 use wakeone_model::snapshot::{Queue, Row, Totals, View, Watch};
 use wakeone_model::verdict::{self, Finding};
 use wakeone_observe::{Target, text, watcher};
 
-use crate::output::{print, style, to_json};
 use crate::target;
 use crate::top::steering;
 use prediction::Prediction;
+use wakeone_terminal::output::{print, style, to_json};
 
 /// Say how a running server takes connections, what is wrong with it, and what to do
 #[derive(Debug, clap::Args)]

@@ -2,8 +2,8 @@
 //! worker.
 
 use std::process::ExitCode;
-use wakeone::supervisor::spawn::Order;
-use wakeone::supervisor::trampoline;
+use wakeone_supervisor::spawn::Order;
+use wakeone_supervisor::trampoline;
 
 /// Becomes a worker (not for typing).
 #[derive(Debug, clap::Args)]

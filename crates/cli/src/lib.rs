@@ -11,23 +11,20 @@ mod detach;
 mod doctor;
 mod duration;
 mod exec_worker;
-mod lab;
 mod load;
 mod log;
 mod metrics;
-mod output;
+mod moved;
 mod policy;
 mod run;
 mod runtime_dir;
 mod self_check;
-mod serve;
 mod sim;
 mod status;
 mod target;
 mod top;
 mod version;
 
-use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -53,10 +50,12 @@ enum Command {
     Detach(detach::Args),
     Doctor(doctor::Args),
     Top(top::Args),
-    Serve(serve::Args),
     Load(Box<load::Args>),
     Sim(Box<sim::Args>),
-    Lab(lab::Args),
+    #[command(name = "lab", hide = true, disable_help_flag = true)]
+    Lab(moved::Args),
+    #[command(name = "serve", hide = true, disable_help_flag = true)]
+    Serve(moved::Args),
     #[command(name = "__exec-worker", hide = true)]
     ExecWorker(exec_worker::Args),
 }
@@ -68,15 +67,7 @@ pub fn command() -> clap::Command {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) if is_asked_for(error.kind()) => error.exit(),
-        Err(error) => {
-            complain(&sentence(&error.render().to_string()));
-            return ExitCode::from(2);
-        }
-    };
-    let result = match cli.command {
+    wakeone_terminal::main("wakeone", |cli: Cli| match cli.command {
         Command::Run(args) => run::run(*args),
         Command::Status(args) => status::run(args),
         Command::Metrics(args) => metrics::run(args),
@@ -86,70 +77,17 @@ pub fn main() -> ExitCode {
         Command::Detach(args) => detach::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Top(args) => top::run(args),
-        Command::Serve(args) => serve::run(args),
         Command::Load(args) => load::run(*args),
         Command::Sim(args) => sim::run_args(&args),
-        Command::Lab(args) => lab::run(args),
+        Command::Lab(_) => Ok(moved::run("lab", "wakeone-lab")),
+        Command::Serve(_) => Ok(moved::run("serve", "wakeone-lab serve")),
         Command::ExecWorker(args) => exec_worker::run(args),
-    };
-    result.unwrap_or_else(|error| {
-        complain(&whole(&error));
-        ExitCode::from(1)
     })
 }
 
 /// Prints an error on standard error.
 pub(crate) fn complain(sentence: &str) {
-    let told = format!("wakeone: {sentence}");
-    eprint!("{}", output::wrapped(&told, "", output::error_style()));
-}
-
-/// Formats an error with its causes, as one sentence. Many of our errors contain their cause already: it is not
-/// repeated.
-fn whole(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |told, cause| {
-        let cause = cause.to_string();
-        if told.is_empty() {
-            cause
-        } else if told.contains(&cause) {
-            told
-        } else {
-            format!("{told}: {cause}")
-        }
-    })
-}
-
-/// Help and version are answers, not errors.
-fn is_asked_for(kind: ErrorKind) -> bool {
-    matches!(
-        kind,
-        ErrorKind::DisplayHelp
-            | ErrorKind::DisplayVersion
-            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-    )
-}
-
-/// Turns the parser's message into one sentence: the error and its tips, and where to read on instead of the usage.
-fn sentence(message: &str) -> String {
-    let told = message
-        .lines()
-        .map(str::trim)
-        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
-        .filter(|line| !line.is_empty());
-    let mut sentence = String::new();
-    for line in told {
-        let line = line.strip_prefix("error: ").unwrap_or(line);
-        let between = match sentence.chars().last() {
-            None => "",
-            Some(':') => " ",
-            Some(_) if line.starts_with("tip: ") => "; ",
-            Some(_) if line.starts_with('[') => " ",
-            Some(_) => ", ",
-        };
-        sentence.push_str(between);
-        sentence.push_str(line);
-    }
-    sentence + "; see --help"
+    wakeone_terminal::complain("wakeone", sentence);
 }
 
 #[cfg(test)]
@@ -157,24 +95,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_told_once() {
-        let cause = std::io::Error::from_raw_os_error(2);
-        let plain = anyhow::Error::new(cause).context("reading x");
-        assert_eq!(
-            whole(&plain),
-            "reading x: No such file or directory (os error 2)"
-        );
-        let cause = std::io::Error::from_raw_os_error(2);
-        let text = format!("reading x failed: {cause}; write it first");
-        let told = anyhow::Error::new(cause).context(text.clone());
-        assert_eq!(whole(&told), text);
-    }
-
-    #[test]
     fn what_the_parser_says_is_one_sentence() {
         let of = |arguments: &[&str]| {
             let error = Cli::try_parse_from(arguments).expect_err("bad arguments");
-            sentence(&error.render().to_string())
+            wakeone_terminal::sentence(&error.render().to_string())
         };
         assert_eq!(
             of(&["wakeone", "run", "-l", ":1", "-w", "257", "--", "x"]),

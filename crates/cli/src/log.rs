@@ -7,7 +7,7 @@ use tracing_subscriber::fmt::FormatEvent;
 use tracing_subscriber::fmt::format::{self, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::output;
+use wakeone_terminal::output;
 
 /// How a command writes its log.
 #[derive(Debug, Clone, Copy, clap::Args)]

@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use wakeone::metrics::{self, Metrics};
-use wakeone::named;
+use wakeone_control::named;
 
-use crate::output::{print, print_json};
 use crate::runtime_dir::RuntimeDir;
+use wakeone_terminal::output::{print, print_json};
 
 /// Print the figures of all steered groups once, as OpenMetrics; --metrics of run, attach and agent serves them
 #[derive(Debug, clap::Args)]

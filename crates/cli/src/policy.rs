@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use crate::runtime_dir::RuntimeDir;
-use wakeone::control;
-use wakeone::named;
-use wakeone::paths::Paths;
-use wakeone::policy::Policy;
+use wakeone_control::control;
+use wakeone_control::named;
+use wakeone_control::paths::Paths;
+use wakeone_control::policy::Policy;
 
 /// Change how a running group chooses workers; open connections stay where they are
 #[derive(Debug, clap::Args)]
@@ -32,7 +32,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     for name in meant(&paths, &args.group) {
         let before = control::change_policy(&paths, &name, args.policy)?;
         let before = before.map_or("an unknown policy".to_owned(), |policy| policy.to_string());
-        crate::output::print(&format!(
+        wakeone_terminal::output::print(&format!(
             "{name}: {} instead of {before}, from the next connection on\n",
             args.policy
         ))?;

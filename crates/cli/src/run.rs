@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 use wakeone::group::{self, Group, SteeringConfig};
-use wakeone::policy::{Affinity, Policy};
-use wakeone::split;
-use wakeone::supervisor::address::Address;
-use wakeone::supervisor::{self, Options, state};
+use wakeone_control::policy::{Affinity, Policy};
+use wakeone_control::state;
+use wakeone_supervisor::Options;
+use wakeone_supervisor::address::Address;
 
 use crate::duration;
 use crate::runtime_dir::RuntimeDir;
@@ -186,7 +186,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// Runs a server that opens its own listener, and splits that.
 fn split(args: &Args, how: Split) -> anyhow::Result<ExitCode> {
-    let options = split::Options {
+    let options = wakeone_split::Options {
         command: args.command.clone(),
         policy: args.policy,
         affinity: args.affinity,
@@ -198,7 +198,7 @@ fn split(args: &Args, how: Split) -> anyhow::Result<ExitCode> {
         metrics: args.metrics,
         metrics_tracing: args.metrics_tracing,
     };
-    match split::run(&options) {
+    match wakeone_split::run(&options) {
         Ok(code) => Ok(ExitCode::from(code)),
         Err(error) => {
             tracing::error!(event = "error", "wakeone run: {error}");
@@ -259,8 +259,8 @@ fn options(args: &Args) -> anyhow::Result<Options> {
         stop_signal: args.stop_signal,
         grace: args.grace,
         restart: args.restart.map(|order| match order {
-            Restart::StartFirst => supervisor::Restart::StartFirst,
-            Restart::StopFirst => supervisor::Restart::StopFirst,
+            Restart::StartFirst => wakeone_supervisor::Restart::StartFirst,
+            Restart::StopFirst => wakeone_supervisor::Restart::StopFirst,
         }),
         refuse: args.refuse,
         lookup: args.lookup,

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use wakeone::paths::Paths;
-use wakeone::supervisor::state::default_runtime_dir;
+use wakeone_control::paths::Paths;
+use wakeone_control::state::default_runtime_dir;
 
 /// Where groups keep their state.
 #[derive(Debug, Clone, clap::Args)]

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use serde_json::json;
-use wakeone_kernel::bpf::abilities::{self, Ability};
+use wakeone_bpf::abilities::{self, Ability};
 
-use crate::output::{print, print_json};
 use crate::version;
+use wakeone_terminal::output::{print, print_json};
 
 /// Columns of a terminal that is not known to be wider.
 const COLUMNS: usize = 80;
@@ -23,7 +23,7 @@ pub fn run(as_json: bool) -> anyhow::Result<ExitCode> {
         let features: Vec<_> = abilities.iter().map(feature).collect();
         let report = json!({
             "version": env!("CARGO_PKG_VERSION"),
-            "commit": version::COMMIT,
+            "commit": wakeone_result::COMMIT,
             "libbpf": abilities::libbpf_version(),
             "kernel": release,
             "complete": whole,

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use wakeone::policy::Policy;
+use wakeone_control::policy::Policy;
 use wakeone_sim::{
     Arrivals, Dispatch, Faults, Kept, Kind, Load, Next, Outcome, Repeated, Service, Setup, Stop,
     Trace, Variant, Wake, run, run_traced,
@@ -138,7 +138,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "find")]
     trace: Option<PathBuf>,
 
-    /// Print the results as JSON, in the form that `wakeone lab report` draws
+    /// Print the results as JSON, in the form that `wakeone-lab report` draws
     #[arg(long)]
     json: bool,
 }
@@ -175,7 +175,7 @@ pub fn run_args(args: &Args) -> anyhow::Result<ExitCode> {
         (_, _, Some(sweep)) => search::swept(args, &ways, sweep)?,
         _ => compared(args, &ways)?,
     };
-    crate::output::print(&text)?;
+    wakeone_terminal::output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -318,7 +318,7 @@ fn arrivals(args: &Args) -> anyhow::Result<(Arrivals, String)> {
 fn compared(args: &Args, ways: &[Named]) -> anyhow::Result<String> {
     let (arrivals, words) = arrivals(args)?;
     let load = load(args, arrivals);
-    let watch = args.json.then(wakeone_lab::environment::Watch::start);
+    let watch = args.json.then(wakeone_result::environment::Watch::start);
     let begun = Instant::now();
     let (mut all, mut traces) = (Vec::new(), Vec::new());
     for named in ways {

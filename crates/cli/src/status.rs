@@ -2,14 +2,14 @@
 
 use std::process::ExitCode;
 
-use crate::output::{print, print_json, print_wrapped, style};
 use crate::runtime_dir::RuntimeDir;
 use anyhow::Context;
-use wakeone::named;
-use wakeone::status::{Group, Slot};
+use wakeone_control::named;
+use wakeone_control::status::{Group, Slot};
 use wakeone_model::layout::{
     self, Cell, Column, Style, Tone, connections, count, number, pack, paint, words, wrap,
 };
+use wakeone_terminal::output::{print, print_json, print_wrapped, style};
 
 /// Show the groups that are steered now, slot by slot
 #[derive(Debug, clap::Args)]

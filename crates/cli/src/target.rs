@@ -1,7 +1,7 @@
 //! Resolves a target, which may also be the name of a steered group.
 
-use wakeone::paths::Paths;
-use wakeone::status;
+use wakeone_control::paths::Paths;
+use wakeone_control::status;
 use wakeone_observe::{Found, Target, find};
 
 /// The listeners of a target; if it is the name of a group, those of the group.

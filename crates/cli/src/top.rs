@@ -15,15 +15,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use wakeone::paths::Paths;
-use wakeone::reserved::set_apart;
+use wakeone_control::paths::Paths;
+use wakeone_control::reserved::set_apart;
 use wakeone_observe::Target;
 use wakeone_top::{Frame, Recorder, plain};
 
-use crate::output::{style, to_json};
 use crate::runtime_dir::RuntimeDir;
 use crate::{doctor, target};
 use live::Live;
+use wakeone_terminal::output::{style, to_json};
 
 /// Show a running server live: a row a worker
 #[derive(Debug, clap::Args)]

@@ -2,13 +2,12 @@
 
 use std::sync::LazyLock;
 
-/// The commit, or `unknown` for a build from a tarball.
-pub const COMMIT: &str = env!("WAKEONE_COMMIT");
+use wakeone_result::COMMIT;
 
 /// Version, commit and libbpf in a line.
 pub fn text() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
-        let libbpf = wakeone_kernel::bpf::abilities::libbpf_version();
+        let libbpf = wakeone_bpf::abilities::libbpf_version();
         format!(
             "{} (commit {COMMIT}, libbpf {libbpf})",
             env!("CARGO_PKG_VERSION")

@@ -1,5 +1,6 @@
-//! `wakeone load` as a user types it, against `wakeone serve`.
+//! `wakeone load` as a user types it, against `wakeone-lab serve`.
 
+#[path = "../../lab-cli/tests/support/mod.rs"]
 mod support;
 
 use std::process::{Command, Output};

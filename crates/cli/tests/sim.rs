@@ -12,7 +12,11 @@ const STUCK: [&str; 6] = [
 ];
 
 fn wakeone(arguments: &[&str]) -> (bool, String, String) {
-    let mut command = Command::cargo_bin("wakeone").expect("built");
+    ran("wakeone", arguments)
+}
+
+fn ran(program: &str, arguments: &[&str]) -> (bool, String, String) {
+    let mut command = Command::cargo_bin(program).expect("built");
     let output = command.args(arguments).output().expect("it runs");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (
@@ -297,7 +301,10 @@ fn a_sweep_is_a_result_that_the_report_draws() {
     jsonschema::validate(&schema, &value).expect("a result of the lab");
     std::fs::write(&result, out).expect("written");
     let text = |path: &std::path::Path| path.to_str().expect("text").to_owned();
-    let (ok, _, err) = wakeone(&["lab", "report", &text(&result), "-o", &text(&page)]);
+    let (ok, _, err) = ran(
+        "wakeone-lab",
+        &["report", &text(&result), "-o", &text(&page)],
+    );
     assert!(ok, "{err}");
     let page = std::fs::read_to_string(page).expect("a page");
     assert!(

@@ -120,21 +120,6 @@ pub fn without<T>(these: &[Capability], run: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns those of these capabilities that a process lacks. A process in another user namespace lacks all of them,
-/// because its capabilities mean nothing here (`ns_capable`). So does a process that cannot be seen.
-pub fn lacking_of(pid: u32, wanted: &[Capability]) -> Vec<Capability> {
-    let own = std::fs::read_link("/proc/self/ns/user").ok();
-    let theirs = crate::proc::reader::link(pid, "ns/user").ok();
-    let here = own.is_some_and(|own| Some(own.as_os_str().as_encoded_bytes()) == theirs.as_deref());
-    let held = i32::try_from(pid)
-        .ok()
-        .filter(|_| here)
-        .and_then(|pid| caps::read(Some(pid), CapSet::Effective).ok())
-        .unwrap_or_default();
-    let lacks = |cap: &&Capability| !held.contains(cap);
-    wanted.iter().filter(lacks).copied().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

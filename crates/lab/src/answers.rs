@@ -1,6 +1,6 @@
 //! Reconciles requests: the server's own count of its answers, held against the clients' count.
 //!
-//! `wakeone serve --counter` counts an answer when it is made, before its first byte is sent, over all workers and across
+//! `wakeone-lab serve --counter` counts an answer when it is made, before its first byte is sent, over all workers and across
 //! restarts. When the server has ended, the count must lie between
 //!
 //! - the answers that the client got whole, whatever their status: each of them was made once; and
@@ -72,7 +72,7 @@ impl Answers {
         })
     }
 
-    /// Arguments that make `wakeone serve` count its answers in this file.
+    /// Arguments that make `wakeone-lab serve` count its answers in this file.
     pub fn arguments(&self) -> [PathBuf; 2] {
         ["--counter".into(), self.directory.path().join("count")]
     }

@@ -8,31 +8,48 @@ use std::process::Command;
 use crate::error::Error;
 use crate::scratch::Scratch;
 
-/// For gunicorn and others that speak WSGI: `app` of a module.
-pub const WSGI: &str = include_str!("apps/wsgi.py");
-/// For uvicorn and others that speak ASGI: `app` of a module.
-pub const ASGI: &str = include_str!("apps/asgi.py");
-/// For node: a cluster whose workers accept for themselves.
-pub const CLUSTER: &str = include_str!("apps/cluster.js");
-/// For Puma and others that speak Rack: a `config.ru`.
-pub const RACK: &str = include_str!("apps/config.ru");
-/// A server of its own: workers that block in accept().
-pub const PREFORK: &str = include_str!("apps/prefork.py");
-/// For nginx's perl module; nginx counts by itself.
-pub const PERL: &str = include_str!("apps/Work.pm");
+/// A program or configuration of `apps`, by the name of its file.
+///
+/// # Panics
+/// When there is none. A test asks for each that a server needs.
+pub fn text(name: &str) -> &'static str {
+    let found = ALL.iter().find(|(file, _)| *file == name);
+    found
+        .unwrap_or_else(|| panic!("there is no program {name}"))
+        .1
+}
 
-/// Starts a server that is one worker several times, a socket each.
-pub const EACH: &str = include_str!("apps/harm/each.py");
-/// A worker of asyncio, with or without helper processes.
-pub const LOOP: &str = include_str!("apps/harm/loop.py");
-/// A worker of node on an inherited socket.
-pub const OWN_JS: &str = include_str!("apps/harm/own.js");
-/// Sessions over UDP: server and clients.
-pub const SESSIONS: &str = include_str!("apps/harm/sessions.py");
-/// QUIC by aioquic: server and clients.
-pub const QUIC: &str = include_str!("apps/harm/quic.py");
-/// dnsperf, whose result is printed as the other clients print theirs.
-pub const DNS: &str = include_str!("apps/harm/dns.py");
+macro_rules! apps {
+    ($($name:literal),*) => { &[$(($name, include_str!(concat!("apps/", $name)))),*] };
+}
+
+const ALL: &[(&str, &str)] = apps![
+    // For nginx's perl module; nginx counts by itself.
+    "Work.pm",
+    // For uvicorn, gunicorn, node's cluster, Puma.
+    "asgi.py",
+    "wsgi.py",
+    "cluster.js",
+    "config.ru",
+    // Workers that block in accept() on one socket.
+    "prefork.py",
+    // Starts a server that is one worker several times, a socket each; and such workers.
+    "each.py",
+    "loop.py",
+    "own.js",
+    // Over UDP: servers and clients.
+    "sessions.py",
+    "quic.py",
+    "dns.py",
+    // Configurations, and what answers the requests there.
+    "apache.conf",
+    "apache.lua",
+    "haproxy.cfg",
+    "haproxy.lua",
+    "unbound.conf",
+    // What a server of files serves: 1 KB.
+    "page.html"
+];
 
 /// A file to which the programs add a byte before each answer.
 #[derive(Debug)]
@@ -66,33 +83,9 @@ impl Count {
     }
 }
 
-/// Replaces workers' process ids in `answers` by their places among `workers`. Those of none keep their names.
-pub fn by_place(
-    answers: &std::collections::BTreeMap<String, u64>,
-    workers: &[u32],
-) -> std::collections::BTreeMap<String, u64> {
-    let place = |name: &str| {
-        let pid: u32 = name.parse().ok()?;
-        workers.iter().position(|worker| *worker == pid)
-    };
-    let named = |(name, count): (&String, &u64)| match place(name) {
-        Some(place) => (place.to_string(), *count),
-        None => (format!("pid {name}"), *count),
-    };
-    answers.iter().map(named).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn workers_are_told_by_their_places() {
-        let answers = [("712".to_owned(), 5), ("99".to_owned(), 2)].into();
-        let found = by_place(&answers, &[700, 712]);
-        assert_eq!(found["1"], 5);
-        assert_eq!(crate::measure::by_worker(&found, 2), [0, 5, 2]);
-    }
 
     #[test]
     fn a_byte_is_an_answer() {

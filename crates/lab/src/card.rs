@@ -35,7 +35,10 @@ pub struct Card {
     expect: BTreeMap<String, Vec<String>>,
     /// Sentences with names in braces, by what they are about.
     #[serde(default)]
-    words: BTreeMap<String, String>,
+    pub words: BTreeMap<String, String>,
+    /// The loads and the servers of an experiment that is its card; see [`crate::trials`].
+    #[serde(default)]
+    pub trials: toml::Table,
     /// The folder's README: method, published data, expectations.
     #[serde(skip)]
     pub readme: &'static str,
@@ -52,18 +55,24 @@ pub type Names<'a> = [(&'a str, &'a str)];
 
 /// The limit of a number.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Bound {
+pub enum Bound {
+    /// It, or less.
     AtMost(f64),
+    /// It, or more.
     AtLeast(f64),
+    /// Less.
     Below(f64),
+    /// More.
     Above(f64),
+    /// It.
     Is(f64),
+    /// From the one to the other.
     Within(f64, f64),
 }
 
 impl Bound {
     /// `<= 1.3`, `>= 3`, `< 1`, `> 0`, `= 0` or `0.8..1.25`, both ends included.
-    fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<Self> {
         if let Some((low, high)) = text.split_once("..") {
             return Some(Self::Within(low.parse().ok()?, high.parse().ok()?));
         }
@@ -79,7 +88,31 @@ impl Bound {
         })
     }
 
-    fn holds(self, value: f64) -> bool {
+    /// How far a value is from where it should be; more is worse.
+    fn badness(self, value: f64) -> f64 {
+        match self {
+            Self::AtMost(_) | Self::Below(_) => value,
+            Self::AtLeast(_) | Self::Above(_) => -value,
+            Self::Is(limit) => (value - limit).abs(),
+            Self::Within(low, high) => (value - low.midpoint(high)).abs(),
+        }
+    }
+
+    /// A value that holds, and one near it that does not.
+    #[cfg(test)]
+    fn around(self) -> (f64, f64) {
+        match self {
+            Self::AtMost(limit) => (limit, limit * 1.01 + 1e-3),
+            Self::AtLeast(limit) => (limit, limit * 0.99 - 1e-3),
+            Self::Below(limit) => (limit * 0.99, limit),
+            Self::Above(limit) => (limit + 1.0, limit),
+            Self::Is(limit) => (limit, limit + 1.0),
+            Self::Within(_, high) => (high, high * 1.01),
+        }
+    }
+
+    /// Whether a number is within it.
+    pub fn holds(self, value: f64) -> bool {
         match self {
             Self::AtMost(limit) => value <= limit,
             Self::AtLeast(limit) => value >= limit,
@@ -132,6 +165,22 @@ impl Card {
             measured,
             |value| self.bound(name, names).holds(value),
         )
+    }
+
+    /// The number that is worst by the bound of an expectation.
+    ///
+    /// # Panics
+    /// As [`Card::expect_of`].
+    pub fn worst_of(&self, name: &str, names: &Names<'_>, all: &[f64]) -> Option<f64> {
+        let bound = self.bound(name, names);
+        let all = all.iter().copied();
+        all.max_by(|a, b| bound.badness(*a).total_cmp(&bound.badness(*b)))
+    }
+
+    /// A number that an expectation holds for, and one that it does not.
+    #[cfg(test)]
+    pub fn around_bound(&self, name: &str, names: &Names<'_>) -> (f64, f64) {
+        self.bound(name, names).around()
     }
 
     /// Whether a number is within the bound of an expectation.

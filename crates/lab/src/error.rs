@@ -43,7 +43,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A result file is not one, or of another version.
-    #[error("{path} is not a lab result: {source}; measure it again with `wakeone lab run`")]
+    #[error("{path} is not a lab result: {source}; measure it again with `wakeone-lab run`")]
     Format {
         /// The file.
         path: std::path::PathBuf,
@@ -51,7 +51,7 @@ pub enum Error {
         source: serde_json::Error,
     },
     /// No experiment has this name.
-    #[error("there is no experiment {0:?}; `wakeone lab list` shows them")]
+    #[error("there is no experiment {0:?}; `wakeone-lab list` shows them")]
     Unknown(String),
     /// A chart could not be drawn.
     #[error("drawing a chart failed: {0}")]

@@ -1,15 +1,13 @@
 //! An experiment: a question, a source, a way of measuring one point, and a way of judging the whole.
 
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::card::Card;
-use crate::distribution::Distribution;
 use crate::error::Error;
 use crate::present::Block;
 use crate::result::{Derived, Expectation, Outcome};
-use crate::slices::Slices;
+
+pub use wakeone_result::Sample;
 
 /// The settings that the user chose on the command line.
 #[derive(Debug, Clone, Default)]
@@ -100,28 +98,6 @@ pub fn parameters<const N: usize>(
         .map(|(name, value)| (name.into(), value))
         .into_iter()
         .collect()
-}
-
-/// One measurement of one variant.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
-    /// `(unit, value)` by metric name.
-    pub metrics: BTreeMap<String, (String, f64)>,
-    /// Distributions by name.
-    pub distributions: BTreeMap<String, Distribution>,
-    /// The counts of the load's slices, where it was sent in slices.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slices: Option<Slices>,
-    /// Words that belong to the numbers, as the reason of a refusal, by name.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub notes: BTreeMap<String, String>,
-}
-
-impl Sample {
-    /// Adds a number.
-    pub fn put(&mut self, name: impl Into<String>, unit: &str, value: f64) {
-        self.metrics.insert(name.into(), (unit.into(), value));
-    }
 }
 
 /// The inputs of one measurement.

@@ -1,5 +1,6 @@
 //! A server as its user would start it: a command line, the files that it needs, and the sign that it is ready.
 
+use serde::Deserialize;
 use std::process::Command;
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ pub const BACKLOG: &str = "4096";
 pub struct Launch {
     /// Its name in messages.
     pub what: String,
-    /// The command line, its words apart by spaces. `wakeone` is this executable.
+    /// The command line, its words apart by spaces. `wakeone-lab` is this executable, and `wakeone` the one
+    /// beside it.
     pub line: String,
     /// More names and their values. A value may contain spaces.
     pub values: Vec<(&'static str, String)>,
@@ -26,8 +28,10 @@ pub struct Launch {
     pub ready: Ready,
     /// The party that counts its answers.
     pub counted: Counted,
-    /// Whether it is attached to once it is ready, and if so, with rescue or without.
-    pub attached: Option<bool>,
+    /// The options of `wakeone attach`, where it is attached to once it is ready.
+    pub attach: Option<Vec<&'static str>>,
+    /// The scheme of its address for `wakeone attach`: empty, or `udp://`.
+    pub scheme: &'static str,
     /// For how long it waits for a connection's request. It may take as much longer to end.
     pub patience: Duration,
     /// How the kernel of the papers is set while it runs.
@@ -50,9 +54,10 @@ pub struct Ready {
 }
 
 /// The party that counts the answers of a server.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Counted {
-    /// `wakeone serve`, where `--counter` says.
+    /// `wakeone-lab serve`, where `--counter` says.
     #[default]
     Ours,
     /// A program of [`crate::apps`], in a file.
@@ -69,7 +74,7 @@ pub enum Counted {
 const SPLIT: &str = "wakeone run --split --";
 
 impl Launch {
-    /// A server that is this executable.
+    /// A server that is one of our commands.
     pub fn ours(what: String, line: String) -> Self {
         // A steered server is `wakeone run`; `serve` becomes that where it dispatches.
         let steered = line.starts_with("wakeone run ") || line.contains("--model dispatched");
@@ -112,7 +117,8 @@ impl Launch {
         let mut is_program = true;
         for word in self.line.split_whitespace() {
             words.push(match (is_program, word) {
-                (true, "wakeone") => process::own_program()?.into(),
+                (true, "wakeone") => process::wakeone()?.into(),
+                (true, "wakeone-lab") => process::own_program()?.into(),
                 (true, name) => installed(name)?.into(),
                 (false, word) => self.fill(word, place).into(),
             });
@@ -160,14 +166,15 @@ mod tests {
         let mine = process::own_program().unwrap().display().to_string();
         let theirs = [&*shell, "-p", "80", "/a b/f", "1 2", "-x"];
         assert_eq!(words(&launch), theirs);
-        let split = [&[&*mine, "run", "--split", "--"][..], &theirs].concat();
-        assert_eq!(words(&launch.split()), split);
+        let line = format!("wakeone-lab serve -- {}", launch.line);
+        let ours = [&[&*mine, "serve", "--"][..], &theirs].concat();
+        assert_eq!(words(&Launch { line, ..launch }), ours);
     }
 
     #[test]
     fn who_is_not_installed_is_named() {
         let none = Launch {
-            line: "wakeone run -- no-such-program".into(),
+            line: "wakeone-lab serve -- no-such-program".into(),
             ..Launch::default()
         };
         let error = none.command(&[], &[]).unwrap_err().to_string();
@@ -179,10 +186,10 @@ mod tests {
     #[test]
     fn whoever_steers_says_when_it_does() {
         let ready = |line: &str| Launch::ours(String::new(), line.into()).ready.line;
-        assert_eq!(ready("wakeone serve --model reuseport"), "listening on");
-        assert_eq!(ready("wakeone serve --model dispatched"), "ready:");
+        assert_eq!(ready("wakeone-lab serve --model reuseport"), "listening on");
+        assert_eq!(ready("wakeone-lab serve --model dispatched"), "ready:");
         assert_eq!(
-            ready("wakeone run -- wakeone serve --model epoll"),
+            ready("wakeone run -- wakeone-lab serve --model epoll"),
             "ready:"
         );
     }

@@ -130,7 +130,7 @@ fn end_on(cancel: &AtomicBool, ended: &AtomicBool, script: u32) {
 fn line(name: &str, settings: &Settings) -> Result<String, Error> {
     let program = own_program()?;
     let mut words = vec![
-        format!("'{}' lab run {name}", program.display()),
+        format!("'{}' run {name}", program.display()),
         format!("--seed {}", settings.seed),
         "--json /run/wakeone.json --results /run/wakeone-lab".into(),
     ];
@@ -218,7 +218,7 @@ mod tests {
         };
         let line = line("herd", &settings).unwrap();
         for part in [
-            "lab run herd",
+            "run herd",
             "--quick",
             "--rounds 2",
             "--seed 7",

@@ -2,6 +2,7 @@
 
 use hdrhistogram::Histogram;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
 
@@ -59,14 +60,18 @@ pub fn poisson(rate_per_s: f64) -> Arrivals {
 
 /// The expectations of every experiment: no request fails, and the server's count agrees with the client's.
 pub fn sound(outcome: &result::Outcome) -> [Expectation; 2] {
-    let no_errors = Expectation::new(
+    [no_errors(outcome), answers::agree(outcome)]
+}
+
+/// The expectation that no request of any variant fails.
+pub fn no_errors(outcome: &result::Outcome) -> Expectation {
+    Expectation::new(
         "no-errors",
         "No request of any variant fails",
         OWN_GOAL,
         stats::sum(&of_all(outcome, "errors")),
         |m| m == 0.0,
-    );
-    [no_errors, answers::agree(outcome)]
+    )
 }
 
 /// The expectation of experiments with steered variants that `active_at_end` is 0. `active_at_end` is the number of
@@ -96,22 +101,50 @@ fn of_all(outcome: &result::Outcome, metric: &str) -> Vec<f64> {
 /// When the plan cannot be run, or on Ctrl-C.
 pub fn load(plan: &Plan, context: &mut Context<'_>) -> Result<wakeone_load::Outcome, Error> {
     let cancel = context.cancel;
-    let planned = plan.stop.requests;
-    let report = &mut *context.progress;
-    let outcome = wakeone_load::run(plan, cancel, &mut |now| {
+    let (planned, lasts) = (plan.stop.requests, plan.stop.duration);
+    let share = |now: &wakeone_load::Progress| {
         let by_count = planned.map_or(0.0, |n| now.completed as f64 / n.max(1) as f64);
-        let by_time = plan
-            .stop
-            .duration
-            .map_or(0.0, |d| now.elapsed.as_secs_f64() / d.as_secs_f64());
-        report(by_count.max(by_time));
-    })
-    .map_err(|source| Error::Load {
+        let by_time = lasts.map_or(0.0, |d| now.elapsed.as_secs_f64() / d.as_secs_f64());
+        by_count.max(by_time)
+    };
+    send(plan, cancel, share, context)
+}
+
+/// Sends a load until it is `over`, or the user stops it; it typically takes so long. Requests under way then count as neither
+/// answered nor lost.
+///
+/// # Errors
+/// Those of [`load`].
+pub fn load_until(
+    plan: &Plan,
+    over: &AtomicBool,
+    typical_s: f64,
+    context: &mut Context<'_>,
+) -> Result<wakeone_load::Outcome, Error> {
+    let cancel = context.cancel;
+    let share = |now: &wakeone_load::Progress| {
+        if cancel.load(Ordering::Relaxed) {
+            over.store(true, Ordering::Relaxed);
+        }
+        now.elapsed.as_secs_f64() / typical_s
+    };
+    send(plan, over, share, context)
+}
+
+fn send(
+    plan: &Plan,
+    over: &AtomicBool,
+    share: impl Fn(&wakeone_load::Progress) -> f64,
+    context: &mut Context<'_>,
+) -> Result<wakeone_load::Outcome, Error> {
+    let report = &mut *context.progress;
+    let found = wakeone_load::run(plan, over, &mut |now| report(share(now)));
+    let found = found.map_err(|source| Error::Load {
         target: plan.target,
         source,
     })?;
     context.check()?;
-    Ok(outcome)
+    Ok(found)
 }
 
 /// The result of one load, in the metrics that every load has.

@@ -2,7 +2,7 @@
 //!
 //! The count is that of its `ngx_http_stub_status_module`. Where that is built in, nginx counts each request over all
 //! workers when it has the request's first bytes, whether anybody asks or not. The count lies in shared memory that
-//! outlives a reload. So it is the same kind of count as that of `wakeone serve --counter`, and one read of it costs
+//! outlives a reload. So it is the same kind of count as that of `wakeone-lab serve --counter`, and one read of it costs
 //! nothing that is measured.
 
 use std::net::SocketAddr;
@@ -70,7 +70,7 @@ impl Setup {
             main: format!("load_module {};", module.display()),
             http: "perl_modules {dir}; perl_require Work.pm; keepalive_timeout 0;",
             server: "location = /work { perl Work::handler; }",
-            files: vec![("Work.pm", apps::PERL.into())],
+            files: vec![("Work.pm", apps::text("Work.pm").into())],
             ..Self::default()
         })
     }

@@ -11,7 +11,7 @@ use wakeone_waitqueue::Policy;
 use crate::error::Error;
 
 /// How this kernel's release ends.
-pub const RELEASE: &str = "-papers";
+pub use wakeone_result::environment::PAPERS as RELEASE;
 
 /// A switch of this kernel, and how it is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Switch {
             Ok(before) => Ok(Set { path, before }),
             Err(source) if source.kind() == io::ErrorKind::NotFound => {
                 Err(Error::Missing(format!(
-                    "this kernel has no {}; `wakeone lab kernel run` boots one that has it",
+                    "this kernel has no {}; `wakeone-lab kernel run` boots one that has it",
                     path.display()
                 )))
             }
@@ -102,7 +102,7 @@ pub const UDP_QUEUES_IN_TURN: i32 = 0x1_0000;
 pub fn set_udp_queues(socket: &OwnedFd, queues: i32) -> Result<(), Error> {
     wakeone_kernel::socket::set_udp_queues(socket, queues).map_err(|e| {
         Error::Server(format!(
-            "the socket option UDP_QUEUES cannot be set: {e}; `wakeone lab kernel run` boots a kernel that has it"
+            "the socket option UDP_QUEUES cannot be set: {e}; `wakeone-lab kernel run` boots a kernel that has it"
         ))
     })
 }
@@ -118,7 +118,7 @@ mod tests {
         }
         let error = Switch::AcceptWake(Policy::WakeAll).set().unwrap_err();
         assert!(
-            error.to_string().contains("wakeone lab kernel run"),
+            error.to_string().contains("wakeone-lab kernel run"),
             "{error}"
         );
     }

@@ -168,6 +168,14 @@ impl Table {
     }
 }
 
+impl Table {
+    /// The same with a head over the first column.
+    pub fn by(mut self, head: &str) -> Self {
+        self.head[0] = head.into();
+        self
+    }
+}
+
 impl Chart {
     /// Bars.
     pub fn bars(

@@ -17,13 +17,31 @@ pub fn program(name: &str) -> Option<PathBuf> {
     places.map(|p| p.join(name)).find(|p| p.is_file())
 }
 
-/// This executable, which the experiments start again as a server, a supervisor or a reader.
+/// This executable, which the experiments start again as a server or a reader.
 ///
 /// # Errors
 /// When the system does not say where it is.
 pub fn own_program() -> Result<PathBuf, Error> {
     std::env::current_exe()
         .map_err(|e| Error::Server(format!("finding this executable failed: {e}")))
+}
+
+/// The `wakeone` command: the one beside this executable, else the one that is installed.
+///
+/// # Errors
+/// There is none.
+pub fn wakeone() -> Result<PathBuf, Error> {
+    let own = own_program()?;
+    let beside = own.with_file_name("wakeone");
+    if beside.is_file() {
+        return Ok(beside);
+    }
+    program("wakeone").ok_or_else(|| {
+        Error::Missing(format!(
+            "there is no `wakeone` beside {} or in PATH: build or install it too",
+            own.display()
+        ))
+    })
 }
 
 /// The processes below `root` that have no children of their own, `root` itself if it has none: the workers.
@@ -134,6 +152,13 @@ impl Usage {
                 voluntary_switches: a.voluntary_switches + b.voluntary_switches,
                 involuntary_switches: a.involuntary_switches + b.involuntary_switches,
             })
+    }
+
+    /// That of the leaves below `root`, and the CPU time of this process, the client.
+    pub fn with_own(root: u32) -> (Self, Duration) {
+        let now = clock_gettime(ClockId::ProcessCPUTime);
+        let own = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
+        (Self::of_leaves(root), own)
     }
 
     /// The usage of a process so far; zero once it is gone.

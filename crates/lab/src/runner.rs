@@ -205,7 +205,7 @@ fn assemble(name: &str, design: &Design, points: &mut Points, watch: &Watch) -> 
         schema: SCHEMA.into(),
         experiment: name.into(),
         version: env!("CARGO_PKG_VERSION").into(),
-        commit: env!("WAKEONE_COMMIT").into(),
+        commit: wakeone_result::COMMIT.into(),
         environment,
         parameters: design.parameters.clone(),
         variants,

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
+use crate::process;
 
 /// The longest time until closing connections no longer count as open.
 const REST: Duration = Duration::from_secs(3);
@@ -33,8 +34,7 @@ pub fn active_at_rest(address: SocketAddr) -> Result<u64, Error> {
 pub fn read() -> Result<Value, Error> {
     let failed =
         |why: String| Error::Server(format!("reading `wakeone status --json` failed: {why}"));
-    let executable = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
-    let output = Command::new(executable)
+    let output = Command::new(process::wakeone()?)
         .args(["status", "--json"])
         .stdin(Stdio::null())
         .output()

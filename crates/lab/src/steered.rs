@@ -4,22 +4,14 @@ use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
 use crate::error::Error;
+use crate::process;
 
 /// A server that was attached to. Dropping it is `wakeone detach`.
 #[derive(Debug)]
 pub struct Attached(String);
 
 impl Attached {
-    /// Attaches, and returns when it is steered.
-    ///
-    /// # Errors
-    /// What `wakeone attach` says.
-    pub fn to(address: SocketAddr, rescue: bool) -> Result<Self, Error> {
-        let rescue: &[&str] = if rescue { &["--rescue"] } else { &[] };
-        Self::to_target(address.to_string(), rescue)
-    }
-
-    /// The same of UDP sockets: every datagram is placed anew by this policy.
+    /// Attaches to UDP sockets: every datagram is placed anew by this policy.
     ///
     /// # Errors
     /// What `wakeone attach` says.
@@ -61,8 +53,7 @@ pub fn lacks() -> Option<String> {
 
 fn wakeone(verb: &str, how: &[&str], target: &str) -> Result<(), Error> {
     let failed = |why: String| Error::Server(format!("wakeone {verb} {target}: {why}"));
-    let executable = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
-    let output = Command::new(executable)
+    let output = Command::new(process::wakeone()?)
         .arg(verb)
         .args(how)
         .arg(target)

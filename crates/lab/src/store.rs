@@ -101,7 +101,7 @@ impl Store {
         let kept = fs::read(self.partial(experiment))
             .ok()
             .and_then(|b| serde_json::from_slice::<Partial>(&b).ok());
-        kept.filter(|p| p.parameters == *parameters && p.commit == env!("WAKEONE_COMMIT"))
+        kept.filter(|p| p.parameters == *parameters && p.commit == wakeone_result::COMMIT)
             .map_or_else(Vec::new, |p| p.points)
     }
 
@@ -117,7 +117,7 @@ impl Store {
     ) -> Result<(), Error> {
         let partial = Partial {
             parameters: parameters.clone(),
-            commit: env!("WAKEONE_COMMIT").into(),
+            commit: wakeone_result::COMMIT.into(),
             points: points.clone(),
         };
         write_json(&self.partial(experiment), &partial)

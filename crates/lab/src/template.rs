@@ -2,6 +2,7 @@
 
 use crate::present::number;
 use crate::result::Outcome;
+use crate::stats;
 
 /// A text in which each `{name}` of these is replaced by its value.
 pub fn fill<'a, V: AsRef<str> + 'a>(
@@ -15,24 +16,36 @@ pub fn fill<'a, V: AsRef<str> + 'a>(
     text
 }
 
-/// A text in which numbers of a result are named: `{VARIANT METRIC}` is the median of the rounds, `{ratio COMPARISON}` that of
-/// the ratios. None where one of them was not measured.
+/// A text in which numbers of a result are named: `{VARIANT METRIC}` is the median of the rounds, `{most VARIANT METRIC}` the
+/// largest, `{least …}` the smallest and `{sum …}` the sum; `{ratio COMPARISON}` is the median of the ratios. None where one of
+/// them was not measured.
 pub fn numbers(text: &str, outcome: &Outcome) -> Option<String> {
     let mut pieces = text.split('{');
     let mut told = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
         let (name, rest) = piece.split_once('}')?;
-        let value = match name.strip_prefix("ratio ") {
-            Some(comparison) => outcome.ratio(comparison)?,
-            None => {
-                let (variant, metric) = name.rsplit_once(' ')?;
-                outcome.median(variant, metric)?
-            }
-        };
-        told += &number(value);
+        told += &number(value(name, outcome)?);
         told += rest;
     }
     Some(told)
+}
+
+fn value(name: &str, outcome: &Outcome) -> Option<f64> {
+    if let Some(comparison) = name.strip_prefix("ratio ") {
+        let made = || {
+            let (metric, variants) = comparison.split_once(": ")?;
+            let (a, b) = variants.split_once(" / ")?;
+            outcome.ratio_of(metric, a, b)
+        };
+        return outcome.ratio(comparison).or_else(made);
+    }
+    let (what, metric) = name.rsplit_once(' ')?;
+    match what.split_once(' ') {
+        Some(("most", variant)) => stats::most(outcome.values(variant, metric)),
+        Some(("least", variant)) => stats::least(outcome.values(variant, metric)),
+        Some(("sum", variant)) => stats::sum(outcome.values(variant, metric)),
+        _ => outcome.median(what, metric),
+    }
 }
 
 #[cfg(test)]

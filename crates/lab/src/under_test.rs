@@ -82,8 +82,8 @@ impl ServerUnderTest {
             _switched: switched,
         };
         this.await_ready()?;
-        if let Some(rescue) = this.launch.attached {
-            this.attached = Some(Attached::to(address, rescue)?);
+        if let Some(options) = this.launch.attach.take() {
+            this.attach(this.launch.scheme, &options)?;
         }
         Ok(this)
     }

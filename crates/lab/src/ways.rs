@@ -1,10 +1,11 @@
 //! The ways of handing out connections that are compared, each started as its user would start it: this executable again,
-//! as `wakeone serve` or under `wakeone run`.
+//! as `wakeone-lab serve` or under `wakeone run`.
 
+use serde::Deserialize;
 use wakeone_waitqueue::Policy;
 
 use crate::error::Error;
-use crate::experiment::{Arm, Pairing};
+use crate::experiment::Arm;
 use crate::launch::Launch;
 use crate::papers::{self, Switch};
 use crate::under_test::ServerUnderTest;
@@ -42,16 +43,7 @@ pub const PATCHED_ACCEPT: [Way; 4] = [
     Way::Patched(Policy::AlwaysWake),
 ];
 
-/// The five ways that `tills` compares, in the order of history.
-pub const ALL: [Way; 5] = [
-    Way::SharedAccept,
-    Way::SharedEpollExclusive,
-    Way::ReuseportHash,
-    Way::LeastConnections,
-    Way::LeastConnectionsRescue,
-];
-
-/// The same, and the shared socket whose waiters take turns. These ways are compared where connections are kept.
+/// The ways that `tills` compares, in the order of history; those whose connections are kept too.
 pub const WITH_ROTATE: [Way; 6] = [
     Way::SharedAccept,
     Way::SharedEpollExclusive,
@@ -62,9 +54,11 @@ pub const WITH_ROTATE: [Way; 6] = [
 ];
 
 /// How each worker serves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Serving {
     /// One connection at a time.
+    #[default]
     Blocking,
     /// An event loop: many connections at a time.
     Loops,
@@ -88,6 +82,17 @@ impl Way {
             Way::Patched(Policy::WakeOne) => "patched-wake-one",
             Way::Patched(Policy::AlwaysWake) => "patched-always-wake",
         }
+    }
+
+    /// The way of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        let more = [
+            Way::SharedEpollWakeAll,
+            Way::SharedIoUring,
+            Way::PatchedEpollRotate,
+        ];
+        let mut all = WITH_ROTATE.into_iter().chain(PATCHED_ACCEPT).chain(more);
+        all.find(|way| way.name() == name)
     }
 
     /// Its place in the palette of the charts.
@@ -130,31 +135,12 @@ impl Way {
         matches!(self, Way::LeastConnections | Way::LeastConnectionsRescue)
     }
 
-    /// The way in words.
-    pub fn title(self) -> &'static str {
-        match self {
-            Way::SharedAccept => "one shared socket, accept()",
-            Way::SharedEpollExclusive => "one shared socket, epoll exclusive",
-            Way::SharedEpollWakeAll => "one shared socket, epoll wakes all",
-            Way::SharedEpollRotate => "one shared socket, epoll in turn",
-            Way::SharedIoUring => "one shared socket, io_uring",
-            Way::ReuseportHash => "a socket each, the kernel's hash",
-            Way::LeastConnections => "Wakeone, least connections",
-            Way::LeastConnectionsRescue => "Wakeone, least connections + rescue",
-            Way::PatchedEpollRotate => "one shared socket, epoll in turn by the kernel",
-            Way::Patched(Policy::WakeAll) => "one shared socket, accept() wakes all",
-            Way::Patched(Policy::TaskExclusive) => "one shared socket, accept() task exclusive",
-            Way::Patched(Policy::WakeOne) => "one shared socket, accept() wakes one",
-            Way::Patched(Policy::AlwaysWake) => "one shared socket, accept() always wakes",
-        }
-    }
-
     /// The command line of a server of `workers` workers.
     ///
     /// An event loop cannot block in accept(): where all accept from one socket, each connection wakes all of them.
     fn line(self, serving: Serving, workers: usize) -> String {
         let rest = format!("-w {workers} -l {{address}} --backlog {{backlog}}");
-        let serve = |how: &str| format!("wakeone serve --model {how} {rest}");
+        let serve = |how: &str| format!("wakeone-lab serve --model {how} {rest}");
         // Each worker of `run` is a server of one worker on the listener that it inherits.
         let model = match serving {
             Serving::Blocking => "preforked",
@@ -162,7 +148,7 @@ impl Way {
         };
         let run = |rescue: &str| {
             format!(
-                "wakeone run --policy least-connections {rescue} {rest} -- wakeone serve --model {model} -w 1"
+                "wakeone run --policy least-connections {rescue} {rest} -- wakeone-lab serve --model {model} -w 1"
             )
         };
         match self {
@@ -228,28 +214,18 @@ pub fn arms(of: &str, ways: &[Way], group: usize, seconds: f64) -> Vec<Arm> {
     ways.iter().map(arm).collect()
 }
 
-/// The comparison of two ways, `a / b`, in a metric of the same thing.
-pub fn pairing(name: impl Into<String>, of: &str, metric: &str, a: Way, b: Way) -> Pairing {
-    Pairing {
-        name: name.into(),
-        a: arm_name(of, a),
-        b: arm_name(of, b),
-        metric: metric.into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn names_of_variants_go_both_ways() {
-        for way in ALL {
+        for way in WITH_ROTATE {
             let name = arm_name("300ms", way);
-            assert_eq!(parse_arm(&name, &ALL).unwrap(), ("300ms", way));
+            assert_eq!(parse_arm(&name, &WITH_ROTATE).unwrap(), ("300ms", way));
         }
-        for none in ["", "x", "300ms/", "300ms/shared", "x/shared-epoll-rotate"] {
-            assert!(parse_arm(none, &ALL).is_err(), "{none}");
+        for none in ["", "x", "300ms/", "300ms/shared", "x/shared-io-uring"] {
+            assert!(parse_arm(none, &WITH_ROTATE).is_err(), "{none}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Writes the files installed beside the command into a folder: manual pages (`man/`) and completions
-//! (`completions/`).
+//! Writes the files installed beside the commands into a folder for each of them: manual pages (`wakeone/man/`) and
+//! completions (`wakeone/completions/`).
 //!
 //! A program of its own: as a hidden subcommand it would be in every installed binary.
 
@@ -33,17 +33,21 @@ fn main() -> ExitCode {
 
 /// Writes all pages and completions. Files of commands that are gone do not stay.
 fn write(folder: &Path) -> io::Result<()> {
-    let (pages, completions) = (folder.join("man"), folder.join("completions"));
-    for place in [&pages, &completions] {
-        if place.exists() {
-            fs::remove_dir_all(place)?;
+    for command in [wakeone_cli::command(), wakeone_lab_cli::command()] {
+        let name = command.get_name().to_owned();
+        let folder = folder.join(&name);
+        if folder.exists() {
+            fs::remove_dir_all(&folder)?;
         }
-        fs::create_dir_all(place)?;
-    }
-    let command = shown(&wakeone_cli::command()).disable_help_subcommand(true);
-    clap_mangen::generate_to(command.clone(), &pages)?;
-    for shell in SHELLS {
-        generate_to(shell, &mut command.clone(), "wakeone", &completions)?;
+        let (pages, completions) = (folder.join("man"), folder.join("completions"));
+        for place in [&pages, &completions] {
+            fs::create_dir_all(place)?;
+        }
+        let command = shown(&command).disable_help_subcommand(true);
+        clap_mangen::generate_to(command.clone(), &pages)?;
+        for shell in SHELLS {
+            generate_to(shell, &mut command.clone(), &name, &completions)?;
+        }
     }
     Ok(())
 }
@@ -54,8 +58,11 @@ fn shown(whole: &Command) -> Command {
     let about = whole.get_about().cloned().unwrap_or_default();
     let arguments = whole.get_arguments().cloned();
     let subcommands = whole.get_subcommands().filter(|one| !one.is_hide_set());
-    Command::new("wakeone")
+    let name: &'static str = whole.get_name().to_owned().leak();
+    let examples = whole.get_after_help().cloned().unwrap_or_default();
+    Command::new(name)
         .version(version)
+        .after_help(examples)
         .about(about)
         .args(arguments)
         .subcommands(subcommands.cloned())
@@ -85,30 +92,43 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         write(folder.path()).expect("pages");
         write(folder.path()).expect("the same again");
-        let mut expected = vec!["wakeone.1".to_owned()];
-        let command = wakeone_cli::command();
-        let shown = command.get_subcommands().filter(|one| !one.is_hide_set());
-        expected.extend(shown.map(|one| format!("wakeone-{}.1", one.get_name())));
-        let pages = names(&folder.path().join("man"));
-        for page in &expected {
-            assert!(pages.contains(page), "{page} is not in {pages:?}");
+        for (command, option) in [
+            (wakeone_cli::command(), "run --workers"),
+            (wakeone_lab_cli::command(), "run --rounds"),
+        ] {
+            let name = command.get_name();
+            let (verb, option) = option.split_once(' ').expect("a verb and its option");
+            let place = folder.path().join(name);
+            let mut expected = vec![format!("{name}.1")];
+            let shown = command.get_subcommands().filter(|one| !one.is_hide_set());
+            expected.extend(shown.map(|one| format!("{name}-{}.1", one.get_name())));
+            let pages = names(&place.join("man"));
+            for page in &expected {
+                assert!(pages.contains(page), "{page} is not in {pages:?}");
+            }
+            let hidden = ["__", "wakeone-serve", "lab-reader"];
+            let shows = |page: &String| hidden.iter().any(|part| page.contains(part));
+            assert!(expected.len() > 4 && !pages.iter().any(shows), "{pages:?}");
+            let page = place.join(format!("man/{name}-{verb}.1"));
+            let page = fs::read_to_string(page).expect("a page");
+            let written = option.replace('-', "\\-");
+            assert!(
+                page.contains(&written) && page.contains("Example"),
+                "{page}"
+            );
+            let completions = names(&place.join("completions"));
+            let wanted = [
+                format!("_{name}"),
+                format!("{name}.bash"),
+                format!("{name}.fish"),
+            ];
+            assert_eq!(completions, wanted);
+            let bash = place.join(format!("completions/{name}.bash"));
+            let bash = fs::read_to_string(bash).expect("bash");
+            assert!(
+                bash.contains(option) && !bash.contains("__exec-worker"),
+                "hidden commands show"
+            );
         }
-        assert!(
-            expected.len() > 10 && pages.iter().all(|page| !page.contains("__")),
-            "{pages:?}"
-        );
-        let run = fs::read_to_string(folder.path().join("man/wakeone-run.1")).expect("a page");
-        assert!(
-            run.contains("\\-\\-workers") && run.contains("Example"),
-            "{run}"
-        );
-        let completions = names(&folder.path().join("completions"));
-        assert_eq!(completions, ["_wakeone", "wakeone.bash", "wakeone.fish"]);
-        let bash =
-            fs::read_to_string(folder.path().join("completions/wakeone.bash")).expect("bash");
-        assert!(
-            bash.contains("--split") && !bash.contains("__exec-worker"),
-            "hidden commands show"
-        );
     }
 }

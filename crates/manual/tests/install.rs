@@ -11,12 +11,17 @@ const BINARY: &str = env!("CARGO_BIN_EXE_wakeone-manual");
 struct Place {
     folder: tempfile::TempDir,
     prefix: &'static str,
+    laboratory: bool,
 }
 
 impl Place {
     fn new(prefix: &'static str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let place = Self { folder, prefix };
+        let place = Self {
+            folder,
+            prefix,
+            laboratory: true,
+        };
         let written = Command::new(BINARY).arg(place.manual()).status();
         assert!(written.expect("the manual").success());
         place
@@ -38,6 +43,7 @@ impl Place {
             .arg(format!("PREFIX={}", self.prefix))
             .arg(format!("DESTDIR={}", self.root().display()))
             .arg(format!("WAKEONE={BINARY}"))
+            .arg(format!("LAB={}", if self.laboratory { BINARY } else { "" }))
             .arg(format!("MANUAL={}", self.manual().display()))
             .output()
             .expect("make");
@@ -82,6 +88,9 @@ fn all_is_installed_and_nothing_stays() {
         let within = &prefix[1..];
         for file in [
             "bin/wakeone",
+            "bin/wakeone-lab",
+            "share/man/man1/wakeone-lab-run.1",
+            "share/bash-completion/completions/wakeone-lab",
             "share/man/man1/wakeone.1",
             "share/man/man1/wakeone-run.1",
             "share/bash-completion/completions/wakeone",
@@ -110,6 +119,17 @@ fn all_is_installed_and_nothing_stays() {
         // Folders that are a system's own stay, empty or not.
         assert!(place.root().join(within).join("bin").exists());
     }
+}
+
+#[test]
+fn the_laboratory_is_left_out_on_request() {
+    let mut place = Place::new("/usr/local");
+    place.laboratory = false;
+    place.make("install-files");
+    let files = place.files();
+    assert!(files.contains("usr/local/bin/wakeone"), "{files:?}");
+    let of_lab = files.iter().find(|file| file.contains("wakeone-lab"));
+    assert_eq!(of_lab, None);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
-use wakeone_kernel::bpf::probe::Probe;
+use wakeone_bpf::probe::Probe;
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::counters;
 use wakeone_kernel::proc::doing::{self, WorkerState};
@@ -335,7 +335,7 @@ impl Watcher {
     /// Searches for the holders of its sockets. A process that was there at the last search and held none has none, as a
     /// rule. So the others are read first, and all only where these do not hold each socket.
     fn search(&mut self, inodes: &HashSet<u64>) {
-        let there: HashSet<u32> = waits::pids().into_iter().collect();
+        let there: HashSet<u32> = process::pids().into_iter().collect();
         let may_hold = |pid: &u32| !self.searched.contains(pid) || self.pids.contains(pid);
         let mut found = Processes::of(there.iter().copied().filter(may_hold));
         if !found.hold(inodes) {
@@ -542,7 +542,7 @@ impl Watcher {
             return Ok(None);
         };
         let counts = probe.read().map_err(kernel("reading the probes"))?;
-        let worker = |(pid, seen): (&u32, &wakeone_kernel::bpf::probe::Worker)| {
+        let worker = |(pid, seen): (&u32, &wakeone_bpf::probe::Worker)| {
             let trace = WorkerTrace {
                 accepted: seen.accepted,
                 accepted_empty: seen.accepted_empty,

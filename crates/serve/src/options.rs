@@ -239,7 +239,7 @@ impl Options {
         if self.model == Model::Dispatched && self.listen != Listen::Inherited {
             return refuse(
                 "the dispatched model needs somebody who steers; start it as \
-                 `wakeone run -w 4 -l ADDR -- wakeone serve --model dispatched`"
+                 `wakeone run -w 4 -l ADDR -- wakeone-lab serve --model dispatched`"
                     .to_owned(),
             );
         }

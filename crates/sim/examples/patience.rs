@@ -8,7 +8,7 @@
 #[path = "workloads/mod.rs"]
 mod workloads;
 
-use wakeone_kernel::contract::number::LEAST_CONNECTIONS as LEAST;
+use wakeone_bpf::contract::number::LEAST_CONNECTIONS as LEAST;
 use wakeone_sim::{Dispatch, Outcome, Service, Variant, Wake};
 use workloads::{Failure, Workload, workloads};
 

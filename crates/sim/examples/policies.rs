@@ -6,7 +6,7 @@
 #[path = "workloads/mod.rs"]
 mod workloads;
 
-use wakeone_kernel::contract::number::{
+use wakeone_bpf::contract::number::{
     HASH, LEAST_CONNECTIONS as LEAST, ROUND_ROBIN, SHORTEST_QUEUE as SHORTEST, TWO_CHOICES as TWO,
 };
 use wakeone_sim::{Dispatch, Outcome, Variant};

@@ -3,7 +3,7 @@
 use wakeone_model::judge::{self, Limits, ProgressBaseline, SlotHistory, SlotSample, WorkerState};
 use wakeone_model::moves::{self, Arrivals, Budget};
 
-use wakeone_kernel::bpf::table::flag;
+use wakeone_bpf::table::flag;
 
 use crate::servers::Kind;
 use crate::steering::Steering;

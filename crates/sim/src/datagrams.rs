@@ -5,7 +5,7 @@
 //! CPUs evenly. The costs are those of a machine that was measured.
 
 use std::time::Duration;
-use wakeone_kernel::bpf::policy_group::Variant;
+use wakeone_bpf::policy_group::Variant;
 
 use crate::error::Error;
 use crate::steering::Steering;
@@ -35,7 +35,7 @@ pub enum Placement {
     OneSocket,
     /// In a socket of each thread, which a policy chooses.
     Steered {
-        /// The policy's number in `enum wakeone_policy` (`bpf/contract.h`).
+        /// The policy's number in `enum wakeone_policy` (`bpf/policy.h`).
         policy: u32,
     },
 }
@@ -440,7 +440,7 @@ impl<'a> Machine<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wakeone_kernel::contract::number::{HASH as BY_HASH, ROUND_ROBIN};
+    use wakeone_bpf::contract::number::{HASH as BY_HASH, ROUND_ROBIN};
 
     const COSTS: Costs = Costs {
         send_s: 4e-6,

@@ -4,7 +4,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
-use wakeone_kernel::bpf::table::flag;
+use wakeone_bpf::table::flag;
 
 use crate::arrivals::{Arrivals, Gaps};
 use crate::error::Error;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use wakeone_kernel::bpf::policy_group::Variant;
+use wakeone_bpf::policy_group::Variant;
 
 use crate::agent::Agent;
 use crate::setup::{Dispatch, Setup};

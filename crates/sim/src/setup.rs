@@ -1,6 +1,6 @@
 //! The workers, and how connections are given to them.
 
-use wakeone_kernel::bpf::policy_group::{MOST_SLOTS, Variant};
+use wakeone_bpf::policy_group::{MOST_SLOTS, Variant};
 
 use crate::error::Error;
 use crate::faults::Faults;
@@ -14,7 +14,7 @@ pub enum Dispatch {
     Shared(Wake),
     /// A queue for each worker, and a policy that chooses one.
     Steered {
-        /// The policy's number in `enum wakeone_policy` (`bpf/contract.h`).
+        /// The policy's number in `enum wakeone_policy` (`bpf/policy.h`).
         policy: u32,
         /// How it is compiled. [`Variant::Kernel`] becomes [`Variant::Wide`] where there are more workers than it takes.
         variant: Variant,

@@ -2,9 +2,9 @@
 
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
-use wakeone_kernel::bpf::policy_group::{Group, Variant};
-use wakeone_kernel::bpf::table::flag;
-use wakeone_kernel::contract::wakeone_draw;
+use wakeone_bpf::contract::wakeone_draw;
+use wakeone_bpf::policy_group::{Group, Variant};
+use wakeone_bpf::table::flag;
 
 use crate::random::stream;
 

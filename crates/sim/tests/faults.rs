@@ -1,6 +1,6 @@
 //! Full queues, pauses, stops and crashes, with the results that are known without a machine.
 
-use wakeone_kernel::contract::number::{HASH, LEAST_CONNECTIONS};
+use wakeone_bpf::contract::number::{HASH, LEAST_CONNECTIONS};
 use wakeone_sim::{
     Arrivals, Dispatch, Faults, Kept, Kind, Load, Next, Outcome, Repeated, Service, Setup, Stop,
     Variant, Wake, run, run_traced,

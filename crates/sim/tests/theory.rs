@@ -1,6 +1,6 @@
 //! Simulated means beside those of queueing theory: each within one percent, or within its own interval.
 
-use wakeone_kernel::contract::number::{HASH, LEAST_CONNECTIONS, TWO_CHOICES};
+use wakeone_bpf::contract::number::{HASH, LEAST_CONNECTIONS, TWO_CHOICES};
 use wakeone_sim::{
     Arrivals, Dispatch, Kept, Kind, Load, Next, Outcome, Service, Setup, Variant, Wake, run, theory,
 };

@@ -10,26 +10,25 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use serde::Serialize;
-use wakeone_kernel::bpf::chooser::{Chooser, Choosers};
-use wakeone_kernel::bpf::table::REPLACED;
-use wakeone_kernel::bpf::{self, Pinned};
+use wakeone_bpf::chooser::{Chooser, Choosers};
+use wakeone_bpf::table::REPLACED;
+use wakeone_bpf::{self as bpf, Pinned};
 use wakeone_kernel::cgroup;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::socket;
 use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 
-use crate::control;
-use crate::dispatcher::sweep_halves;
-use crate::named;
-use crate::paths::{DATAGRAM_SUFFIX, Paths};
-use crate::policy::Policy;
-use crate::repair::repair;
-use crate::split;
-use crate::status;
-use crate::supervisor::listen::Endpoint;
-use crate::supervisor::process::Identity;
-use crate::supervisor::state::{self, GroupDir, State, StateError};
+use wakeone_control::control;
+use wakeone_control::endpoint::Endpoint;
+use wakeone_control::identity::Identity;
+use wakeone_control::named;
+use wakeone_control::paths::{DATAGRAM_SUFFIX, Paths};
+use wakeone_control::policy::Policy;
+use wakeone_control::repair::repair;
+use wakeone_control::state::{self, GroupDir, State, StateError};
+use wakeone_control::status;
+use wakeone_steering::dispatcher::sweep_halves;
 
 /// The things that were removed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -165,7 +164,6 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     dir.forget();
     drop(dir);
     paths.tidy();
-    split::sweep();
     Ok(report)
 }
 

@@ -12,24 +12,25 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use wakeone_kernel::bpf::recount::{Callbacks, CountIn};
-use wakeone_kernel::bpf::table::flag;
+use wakeone_bpf as bpf;
+use wakeone_bpf::recount::{Callbacks, CountIn};
+use wakeone_bpf::table::flag;
+use wakeone_kernel::capability;
 use wakeone_kernel::socket::moving::Look;
-use wakeone_kernel::{bpf, capability};
 use wakeone_model::listener::Protocol;
 
-use crate::agent::{Agent, AgentConfig};
-use crate::dispatcher::Dispatcher;
 use crate::metrics::Source;
-use crate::move_log::MoveLog;
-use crate::orphans::OrphanLog;
-use crate::paths::Paths;
-use crate::privileges::{FOR_LOADING, FOR_THE_END};
-use crate::slot_sockets::RemoteFd;
-use crate::steer::{Steer, SteerEvent};
-use crate::supervisor::listen::Endpoint;
-use crate::supervisor::process::Identity;
-use crate::supervisor::state::{self, GroupDir, State, StateError, Task};
+use wakeone_control::endpoint::Endpoint;
+use wakeone_control::identity::Identity;
+use wakeone_control::move_log::MoveLog;
+use wakeone_control::orphans::OrphanLog;
+use wakeone_control::paths::Paths;
+use wakeone_control::privileges::{FOR_LOADING, FOR_THE_END};
+use wakeone_control::state::{self, GroupDir, State, StateError, Task};
+use wakeone_control::steer::{Steer, SteerEvent};
+use wakeone_steering::agent::{Agent, AgentConfig};
+use wakeone_steering::dispatcher::Dispatcher;
+use wakeone_steering::slot_sockets::RemoteFd;
 
 /// The part of a group's state that does not change.
 #[derive(Debug)]

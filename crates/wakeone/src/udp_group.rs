@@ -40,15 +40,15 @@ pub use wakeone_kernel::socket::batch::{Batch, Datagram};
 use wakeone_kernel::socket::inherited;
 use wakeone_kernel::socket::{self, ClassicChoice, cookie};
 
-use crate::agent::AgentConfig;
-use crate::dispatcher::{self, Dispatcher, Plan};
-use crate::paths::{Paths, plain_name};
-use crate::policy::{Affinity, Policy};
-use crate::slot_sockets::RemoteFd;
-use crate::slot_sockets::inode_of;
 use crate::steered::{Origin, SteeredGroup};
-use crate::supervisor::listen::{self, Endpoint, ListenError};
-use crate::supervisor::state::{self, StateError};
+use wakeone_control::paths::{Paths, plain_name};
+use wakeone_control::policy::{Affinity, Policy};
+use wakeone_control::state::{self, StateError};
+use wakeone_kernel::socket::inode_of;
+use wakeone_steering::agent::AgentConfig;
+use wakeone_steering::dispatcher::{self, Dispatcher, Plan};
+use wakeone_steering::slot_sockets::RemoteFd;
+use wakeone_supervisor::listen::{self, Endpoint, ListenError};
 
 /// The settings of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,10 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use wakeone::paths::Paths;
-use wakeone::policy::{Affinity, Policy};
-use wakeone::status;
 use wakeone::udp_group::{Batch, Choice, Options, UdpGroup};
+use wakeone_control::paths::Paths;
+use wakeone_control::policy::{Affinity, Policy};
+use wakeone_control::status;
 use wakeone_kernel::{capability, netns};
 
 fn isolated() -> bool {

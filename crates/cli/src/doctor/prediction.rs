@@ -1,7 +1,7 @@
 //! What each policy would bring a server, simulated from what was just measured.
 
 use serde::Serialize;
-use wakeone::policy::Policy;
+use wakeone_control::policy::Policy;
 use wakeone_model::accept::Shape;
 use wakeone_model::layout::{Cell, Column, Style, number, table, words, wrap};
 use wakeone_model::snapshot::Watch;

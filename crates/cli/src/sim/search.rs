@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use wakeone_lab::environment::Watch;
+use wakeone_result::environment::Watch;
 use wakeone_sim::{Dispatch, MOST_SLOTS, Variant, run};
 
 use super::arguments::{Find, Sweep};

@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use crate::output;
 use serde_json::{Map, json};
-use wakeone_lab::environment::Environment;
-use wakeone_lab::experiments::simulated;
+use wakeone_result::environment::Environment;
+use wakeone_sim::result;
+use wakeone_terminal::output;
 
 use super::{Args, Found};
 
@@ -118,7 +118,7 @@ pub fn json(
         parameters.insert(name.into(), value);
     }
     let all = found.all.iter();
-    let samples = all.map(|(name, outcome)| (name.clone(), simulated::sample(outcome)));
-    let outcome = simulated::outcome(parameters, samples, environment);
+    let samples = all.map(|(name, outcome)| (name.clone(), result::sample(outcome)));
+    let outcome = result::outcome(parameters, samples, environment);
     Ok(output::to_json(&outcome)?)
 }

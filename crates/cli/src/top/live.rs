@@ -4,7 +4,7 @@ use std::fs::File;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use wakeone::paths::Paths;
+use wakeone_control::paths::Paths;
 use wakeone_observe::{Found, Watcher, watcher};
 use wakeone_top::{Frame, Recorder};
 

@@ -9,7 +9,7 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
-use wakeone::policy::Policy;
+use wakeone_control::policy::Policy;
 use wakeone_top::{Action, Key, Source, State, draw};
 
 use super::live::Live;

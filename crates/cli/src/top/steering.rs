@@ -1,10 +1,10 @@
 //! Reads and changes how a watched listener is steered.
 
-use wakeone::control;
 use wakeone::metrics::socket;
-use wakeone::paths::Paths;
-use wakeone::policy::Policy;
-use wakeone::status::{self, Group};
+use wakeone_control::control;
+use wakeone_control::paths::Paths;
+use wakeone_control::policy::Policy;
+use wakeone_control::status::{self, Group};
 use wakeone_model::layout::{connections, count};
 use wakeone_model::listener::Protocol;
 use wakeone_model::snapshot::Watch;

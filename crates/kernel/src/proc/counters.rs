@@ -19,7 +19,7 @@ pub fn worker(pid: u32) -> Option<WorkerLook> {
     let of_each = |file| {
         let threads = reader::file_of_each(pid, "task", file).unwrap_or_default();
         let texts = threads.into_iter().filter_map(|(_, read)| read.ok());
-        texts.map(stat::as_text)
+        texts.map(crate::proc::line::as_text)
     };
     for times in of_each("schedstat") {
         let (ran, waited) = parse_schedstat(&times);

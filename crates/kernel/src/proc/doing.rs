@@ -12,7 +12,7 @@ pub use wakeone_model::judge::WorkerState;
 use wakeone_model::listener::Wait;
 
 use crate::proc::process::{is_stopped, sockets_of, tree};
-use crate::proc::{reader, stat, waits};
+use crate::proc::{reader, waits};
 
 /// Keeps what was read about processes, so that each file is read once. Several sockets may be those of one process.
 #[derive(Debug, Default)]
@@ -36,7 +36,10 @@ impl Looks {
         once(&self.calls, pid, || {
             let calls = reader::file_of_each(pid, "task", "syscall")?;
             let lines = calls.into_iter().map(|(_, line)| line);
-            let line = |line: io::Result<_>| line.map(stat::as_text).map_err(|error| error.kind());
+            let line = |line: io::Result<_>| {
+                line.map(crate::proc::line::as_text)
+                    .map_err(|error| error.kind())
+            };
             Ok(lines.map(line).collect())
         })
     }

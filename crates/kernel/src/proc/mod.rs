@@ -3,6 +3,7 @@
 pub mod counters;
 pub mod doing;
 pub mod exits;
+pub(crate) mod line;
 pub mod netstat;
 pub mod process;
 pub(crate) mod reader;

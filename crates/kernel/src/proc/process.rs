@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
+use crate::capability::Capability;
+use crate::proc::line;
 use crate::proc::reader;
 use crate::proc::stat::{self, Stat};
 
@@ -34,7 +36,7 @@ pub fn children(pid: u32) -> Vec<u32> {
     for (tid, list) in lists {
         // A thread may have more children than are read of each.
         let whole = || stat::text_of(pid, &format!("task/{tid}/children")).unwrap_or_default();
-        let list = list.map_or_else(|_| whole(), stat::as_text);
+        let list = list.map_or_else(|_| whole(), crate::proc::line::as_text);
         all.extend(
             list.split_whitespace()
                 .filter_map(|pid| pid.parse::<u32>().ok()),
@@ -66,7 +68,7 @@ pub fn is_stopped(pid: u32) -> bool {
 
 /// The user by whom a process makes files, which is that of the connections that it accepts.
 pub fn file_user(pid: u32) -> Option<u32> {
-    let [.., file_system] = stat::users(&reader::file(pid, "status").ok()?)?;
+    let [.., file_system] = line::users(&reader::file(pid, "status").ok()?)?;
     Some(file_system)
 }
 
@@ -117,9 +119,35 @@ pub fn has_ended(handle: impl AsFd) -> io::Result<bool> {
     Ok(poll(&mut ended, Some(&Timespec::default()))? > 0)
 }
 
+/// Every process id of this pid namespace.
+pub fn pids() -> Vec<u32> {
+    let Ok(entries) = std::fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let numbers = entries
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok());
+    numbers.collect()
+}
+
+/// Returns those of these capabilities that a process lacks. A process in another user namespace lacks all of them,
+/// because its capabilities mean nothing here (`ns_capable`). So does a process that cannot be seen.
+pub fn lacking_of(pid: u32, wanted: &[Capability]) -> Vec<Capability> {
+    let own = std::fs::read_link("/proc/self/ns/user").ok();
+    let theirs = reader::link(pid, "ns/user").ok();
+    let here = own.is_some_and(|own| Some(own.as_os_str().as_encoded_bytes()) == theirs.as_deref());
+    let held = i32::try_from(pid)
+        .ok()
+        .filter(|_| here)
+        .and_then(|pid| caps::read(Some(pid), caps::CapSet::Effective).ok())
+        .unwrap_or_default();
+    let lacks = |cap: &&Capability| !held.contains(cap);
+    wanted.iter().filter(lacks).copied().collect()
+}
+
 /// A socket of any process that may be seen, shared with it, by its inode.
 pub fn socket_of_any(inode: u64) -> Option<OwnedFd> {
-    let mut pids = crate::proc::waits::pids().into_iter();
+    let mut pids = pids().into_iter();
     pids.find_map(|pid| socket_of(pid, inode))
 }
 

@@ -11,7 +11,7 @@ use wakeone_model::listener::{Polled, Process, Thread, Wait};
 
 use crate::proc::process;
 use crate::proc::reader;
-use crate::proc::stat::{self, Stat};
+use crate::proc::stat::Stat;
 
 /// A descriptor that is a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub struct Processes {
 impl Processes {
     /// Reads all of /proc: some 20 µs a process.
     pub fn read() -> Self {
-        Self::of(pids())
+        Self::of(process::pids())
     }
 
     /// Reads those of them that are there.
@@ -118,17 +118,6 @@ impl Processes {
             .map(|(pid, _)| *pid)
             .collect()
     }
-}
-
-/// Every process id of this pid namespace.
-pub fn pids() -> Vec<u32> {
-    let Ok(entries) = std::fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    let numbers = entries
-        .flatten()
-        .filter_map(|e| e.file_name().to_str()?.parse().ok());
-    numbers.collect()
 }
 
 /// Parent and name; `None` where it is gone.
@@ -240,7 +229,7 @@ fn threads(pid: u32, sockets: &[(i32, u64)], inodes: &HashSet<u64>) -> Vec<Threa
     let stopped = matches!(process::state(pid), Some('T' | 't'));
     let calls = reader::file_of_each(pid, "task", "syscall").unwrap_or_default();
     let seen = |(tid, line): (u32, io::Result<Vec<u8>>)| {
-        let wait = match line.map(stat::as_text) {
+        let wait = match line.map(crate::proc::line::as_text) {
             _ if stopped => Wait::Stopped,
             Ok(line) => wait_of(pid, &line, sockets, inodes),
             Err(error) if is_hidden(error.kind()) => Wait::Unseen,

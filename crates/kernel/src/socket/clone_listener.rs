@@ -172,10 +172,13 @@ pub fn clone_listener(listener: impl AsFd, asker: u32) -> Result<OwnedFd, Error>
         None,
     )
     .map_err(step("making a socket"))?;
-    capability::without(&capability::lacking_of(asker, &FOR_OPTIONS), || {
-        copy_options(listener, socket.as_fd())?;
-        copy_buffers(listener, socket.as_fd())
-    })?;
+    capability::without(
+        &crate::proc::process::lacking_of(asker, &FOR_OPTIONS),
+        || {
+            copy_options(listener, socket.as_fd())?;
+            copy_buffers(listener, socket.as_fd())
+        },
+    )?;
     copy_filter(listener, socket.as_fd())?;
     copy_owner(listener, socket.as_fd())?;
     let address = rustix::net::getsockname(listener).map_err(step("asking for its address"))?;

@@ -5,6 +5,7 @@ pub mod clone_listener;
 pub mod diag;
 pub mod inherited;
 pub mod moving;
+pub mod private;
 pub mod receive_queue;
 pub mod reopening;
 
@@ -22,6 +23,14 @@ pub struct AcceptQueue {
     pub length: u32,
     /// The backlog. The kernel admits one more.
     pub limit: u32,
+}
+
+/// The inode of a descriptor, which identifies a socket as long as it lives.
+///
+/// # Errors
+/// fstat(2) fails.
+pub fn inode_of(fd: impl AsFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(fd)?.st_ino)
 }
 
 pub(crate) fn get<T: Default>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<T> {

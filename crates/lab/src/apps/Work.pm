@@ -1,4 +1,4 @@
-# What `/work?us=N&kind=sleep|cpu` asks of a worker: to be stuck, or to compute, for that long. As `wakeone serve` does it.
+# What `/work?us=N&kind=sleep|cpu` asks of a worker: to be stuck, or to compute, for that long. As `wakeone-lab serve` does it.
 package Work;
 
 use strict;

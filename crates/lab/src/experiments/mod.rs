@@ -6,46 +6,66 @@ mod cost;
 mod cycle;
 mod harm;
 mod herd;
-mod kept;
-mod nginx;
-mod overload;
-mod pinned;
-mod reference;
 mod reopen;
-mod restart;
 pub mod simulated;
 pub mod simulator;
-mod split;
 mod spread;
-mod stuck;
 mod theory;
 mod throughput;
 mod tills;
 mod udp_locks;
 pub mod udp_readers;
 
+use std::sync::LazyLock;
+
+use crate::card::Card;
 use crate::error::Error;
 use crate::experiment::Experiment;
+use crate::trials::{Data, Trials};
+
+/// An experiment that is its card, in this folder.
+macro_rules! data {
+    ($folder:literal) => {{
+        static CARD: LazyLock<Card> = LazyLock::new(|| {
+            let card = include_str!(concat!($folder, "/card.toml"));
+            Card::read(
+                card,
+                include_str!(concat!($folder, "/README.md")),
+                NONE_PUBLISHED,
+            )
+        });
+        static TRIALS: LazyLock<Trials> = LazyLock::new(|| Trials::read(&CARD));
+        Data(&TRIALS)
+    }};
+}
+/// The head of a CSV of published figures.
+const NONE_PUBLISHED: &str = "series,x,metric,unit,value,note\n";
+
+static KEPT: Data = data!("kept");
+static OVERLOAD: Data = data!("overload");
+static RESTART: Data = data!("restart");
+static NGINX: Data = data!("nginx");
+static REFERENCE: Data = data!("reference");
+/// One of two workers is busy with something else, which other experiments use too.
+pub static PINNED: Data = data!("pinned");
 
 /// All experiments, in the best order to read them.
 pub fn all() -> &'static [&'static dyn Experiment] {
-    &[
+    static ALL: [&dyn Experiment; 21] = [
         &herd::Herd,
         &throughput::Throughput,
         &accept_lock::AcceptLock,
         &spread::Spread,
         &tills::Tills,
-        &kept::Kept,
+        &KEPT,
         &cycle::Cycle,
         &architectures::Architectures,
-        &stuck::Stuck,
-        &overload::Overload,
-        &restart::Restart,
-        &nginx::Nginx,
-        &pinned::Pinned,
-        &split::Split,
+        &OVERLOAD,
+        &RESTART,
+        &NGINX,
+        &PINNED,
         &harm::Harm,
-        &reference::Reference,
+        &REFERENCE,
         &udp_readers::UdpReaders,
         &udp_locks::UdpLocks,
         &reopen::Reopen,
@@ -53,7 +73,8 @@ pub fn all() -> &'static [&'static dyn Experiment] {
         &theory::Theory,
         &simulator::Simulator,
         &simulated::Simulated,
-    ]
+    ];
+    &ALL
 }
 
 /// The experiment of this name.
@@ -70,8 +91,10 @@ mod tests {
     use super::*;
     use crate::experiment::Settings;
     use crate::published::Published;
-    use crate::result::Outcome;
+    use crate::result::{Outcome, tests};
     use crate::store::Store;
+    use crate::trials::judge::judge;
+    use crate::trials::table::Judge;
     use std::collections::BTreeSet;
 
     #[test]
@@ -162,5 +185,69 @@ mod tests {
             );
             let _ = (experiment.present(&nothing), experiment.brief(&nothing));
         }
+    }
+
+    /// An outcome in which the number of a judgement is `value`.
+    fn with(judge: &Judge, value: f64) -> Outcome {
+        let (above, one, none) = ([value * judge.per], [1.0], [0.0]);
+        let shares = [[value.max(0.0)], [1.0 - value.max(0.0)]];
+        let metric = judge.metric.as_str();
+        let mut all = Vec::new();
+        for (a, b) in &judge.ratio {
+            all.push((a.as_str(), vec![(metric, &above[..])]));
+            all.push((b.as_str(), vec![(metric, &one[..])]));
+        }
+        for (a, b) in &judge.minus {
+            all.push((
+                a.as_str(),
+                vec![("errors", &shares[0][..]), ("requests", &shares[1])],
+            ));
+            all.push((
+                b.as_str(),
+                vec![("errors", &none[..]), ("requests", &one[..])],
+            ));
+        }
+        for name in judge.worst.iter().chain(&judge.sum) {
+            all.push((name.as_str(), vec![(metric, &above[..])]));
+        }
+        let all: Vec<_> = all.iter().map(|(n, m)| (*n, m.as_slice())).collect();
+        tests::outcome(&all)
+    }
+
+    #[test]
+    fn each_limit_bites() {
+        let data = [&KEPT, &OVERLOAD, &RESTART, &NGINX, &PINNED, &REFERENCE].map(|data| &**data.0);
+        for trials in data
+            .into_iter()
+            .chain([&*tills::TRIALS, &*throughput::TRIALS])
+        {
+            let card = trials.card;
+            assert!(!trials.table.judge.is_empty(), "{}", card.name);
+            let loads = trials.loads(false);
+            let judges = trials.table.judge.iter();
+            for (names, one) in judges.flat_map(|judge| judge.all(&loads)) {
+                let names: Vec<_> = names.iter().map(|(n, v)| (*n, v.as_str())).collect();
+                let (good, bad) = card.around_bound(&one.expect, &names);
+                let name = crate::template::fill(&one.expect, names.iter().copied());
+                let holds = |value: f64| {
+                    let judged = judge(trials, &with(&one, value));
+                    judged.iter().find(|e| e.name == name).map(|e| e.holds)
+                };
+                assert_eq!(holds(good), Some(true), "{}: {name} at {good}", card.name);
+                assert_eq!(holds(bad), Some(false), "{}: {name} at {bad}", card.name);
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_left_out_is_not_judged() {
+        let experiment = find("kept").expect("kept");
+        let mut found = tests::outcome(&[]);
+        let all = experiment.judge(&found).len();
+        found.parameters.insert(
+            "left_out".into(),
+            serde_json::json!({"uvicorn/split": "uvicorn is not installed"}),
+        );
+        assert_eq!(experiment.judge(&found).len(), all - 2);
     }
 }

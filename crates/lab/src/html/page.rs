@@ -124,7 +124,7 @@ fn section(experiment: &dyn Experiment, outcome: &Outcome, alone: bool) -> Resul
         .collect::<Result<Vec<Markup>, Error>>()?;
     Ok(html! {
         section #(card.name) {
-            p.kicker { "wakeone lab run " (card.name) }
+            p.kicker { "wakeone-lab run " (card.name) }
             @if alone { h1 { (card.title) } } @else { h2.title { (card.title) } }
             p.question { (card.question) }
             (cite(card))
@@ -288,7 +288,7 @@ fn environment(outcome: &Outcome) -> Markup {
         .and_then(serde_json::Value::as_bool)
         .unwrap_or(false);
     let again = format!(
-        "wakeone lab run {}{}{}{}",
+        "wakeone-lab run {}{}{}{}",
         outcome.experiment,
         flag(quick, " --quick".into()),
         flag(

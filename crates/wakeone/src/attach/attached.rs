@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::bpf::Pinned;
-use wakeone_kernel::bpf::chooser::Choosers;
-use wakeone_kernel::bpf::notices::Notices;
-use wakeone_kernel::bpf::recount::{CountIn, Recounted};
+use wakeone_bpf::Pinned;
+use wakeone_bpf::chooser::Choosers;
+use wakeone_bpf::notices::Notices;
+use wakeone_bpf::recount::{CountIn, Recounted};
 use wakeone_kernel::proc::doing::{self, WorkerState};
 use wakeone_kernel::proc::{process, waits};
 use wakeone_kernel::socket::diag::{self, Which};
@@ -23,15 +23,15 @@ use super::config::AttachConfig;
 use super::error::Error;
 use super::pace::{Pace, QUIET_WORKERS};
 use super::recount::{Attempts, count_in, slots_of_workers};
-use crate::agent::{Agent, AgentConfig};
-use crate::dispatcher::{Dispatcher, Plan};
 use crate::metrics::Source;
-use crate::paths::Paths;
-use crate::policy::Policy;
-use crate::privileges::{self, FOR_LOADING};
-use crate::steer::SteerEvent;
 use crate::steered::{Origin, SocketPlace, SteeredGroup};
-use crate::supervisor::state::StateError;
+use wakeone_control::paths::Paths;
+use wakeone_control::policy::Policy;
+use wakeone_control::privileges::{self, FOR_LOADING};
+use wakeone_control::state::StateError;
+use wakeone_control::steer::SteerEvent;
+use wakeone_steering::agent::{Agent, AgentConfig};
+use wakeone_steering::dispatcher::{Dispatcher, Plan};
 
 /// A steered server of others.
 pub struct Attached {

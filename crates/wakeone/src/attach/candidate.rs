@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use wakeone_kernel::bpf::chooser::{Chooser, Choosers};
+use wakeone_bpf::chooser::{Chooser, Choosers};
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::socket::diag;
@@ -15,8 +15,8 @@ use wakeone_model::listener::{Protocol, Socket};
 use wakeone_observe::{Found, Watcher};
 
 use super::error::Error;
-use crate::paths::plain_name;
-use crate::slot_sockets::RemoteFd;
+use wakeone_control::paths::plain_name;
+use wakeone_steering::slot_sockets::RemoteFd;
 
 /// A socket of the group, and its worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -253,7 +253,7 @@ pub(super) fn members(watcher: &Watcher) -> Vec<Member> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervisor::state;
+    use wakeone_control::state;
 
     #[test]
     fn names_can_be_those_of_groups() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use wakeone_model::listener::Protocol;
 
-use crate::policy::{Affinity, Policy};
+use wakeone_control::policy::{Affinity, Policy};
 
 /// The steering that a user wants.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use crate::dispatcher;
-use crate::supervisor::state::StateError;
+use wakeone_control::state::StateError;
+use wakeone_steering::dispatcher;
 
 /// Why a listener is not steered from outside, as one sentence with the way out.
 #[derive(Debug, thiserror::Error)]

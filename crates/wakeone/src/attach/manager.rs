@@ -19,12 +19,12 @@ use super::error::Error;
 use super::search::{Search, sockets};
 use super::selection::{admitted, meant};
 use crate::metrics::Monitor;
-use crate::paths::Paths;
-use crate::privileges::FOR_LOADING;
-use crate::repair::repair_all;
-use crate::steer::SteerEvent;
 use crate::steered::{Origin, SteeredGroup};
-use crate::supervisor::state::StateError;
+use wakeone_control::paths::Paths;
+use wakeone_control::privileges::FOR_LOADING;
+use wakeone_control::repair::repair_all;
+use wakeone_control::state::StateError;
+use wakeone_control::steer::SteerEvent;
 
 /// A target, and how it is to be steered.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use wakeone_kernel::bpf::recount::{Callbacks, CountIn, Recounted};
+use wakeone_bpf::recount::{Callbacks, CountIn, Recounted};
 use wakeone_kernel::proc::process;
 
 use super::candidate::Member;
-use crate::dispatcher::Dispatcher;
+use wakeone_steering::dispatcher::Dispatcher;
 
 /// The number of attempts to count in open connections. One accepted during an attempt is found by the next.
 const RECOUNTS: u32 = 8;

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use wakeone_kernel::cgroup;
 
 use super::config::Error;
-use crate::paths::Paths;
-use crate::supervisor::{Options, Supervisor};
+use wakeone_control::paths::Paths;
+use wakeone_supervisor::{Options, Supervisor};
 
 /// Returns the cgroup that listeners are born in: one below our own, or that of an earlier supervisor, which ran in
 /// another.

@@ -5,9 +5,10 @@ use std::time::Duration;
 use wakeone_kernel::capability::{self, Capability};
 
 use super::config::{Error, Protocols, SteeringConfig, datagram_name};
-use crate::policy::Policy;
-use crate::supervisor::state::MOST_SLOTS;
-use crate::supervisor::{Options, group_name, state};
+use wakeone_control::policy::Policy;
+use wakeone_control::state;
+use wakeone_control::state::MOST_SLOTS;
+use wakeone_supervisor::{Options, group_name};
 
 pub(super) fn check(options: &Options, config: &SteeringConfig) -> Result<(), Error> {
     check_datagrams(options, config)?;

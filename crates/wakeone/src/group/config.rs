@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::dispatcher;
-use crate::paths::DATAGRAM_SUFFIX;
-use crate::policy::{Affinity, Policy};
-use crate::supervisor::address::Address;
-use crate::supervisor::{self, Options};
+use wakeone_control::paths::DATAGRAM_SUFFIX;
+use wakeone_control::policy::{Affinity, Policy};
+use wakeone_steering::dispatcher;
+use wakeone_supervisor::address::Address;
+use wakeone_supervisor::{self, Options};
 
 /// How connections are to be steered. Settings that were left open may fall back to less; settings that were made may
 /// not.
@@ -49,7 +49,7 @@ impl Default for SteeringConfig {
 pub enum Error {
     /// The supervisor's reason.
     #[error(transparent)]
-    Supervisor(#[from] supervisor::Error),
+    Supervisor(#[from] wakeone_supervisor::Error),
     /// The steering that was asked for is not possible.
     #[error(transparent)]
     Steering(#[from] dispatcher::Error),

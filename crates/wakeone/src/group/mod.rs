@@ -14,17 +14,17 @@ pub use self::check::check_weights;
 use self::config::Protocols;
 pub use self::config::{Error, SteeringConfig};
 use self::setup::{Policies, SteeringSetup};
-use crate::agent::set::AgentSet;
-use crate::agent::{Agent, AgentConfig};
 use crate::metrics::{self, Monitor, Source};
-use crate::paths::Paths;
-use crate::policy::Policy;
-use crate::privileges::{self, FOR_THE_END};
-use crate::repair::repair_all;
-use crate::steer::{Steer, Unsteered};
-use crate::supervisor::listen::Endpoint;
-use crate::supervisor::trampoline::kept_capabilities;
-use crate::supervisor::{self, Options, Restart, Supervisor, group_name};
+use wakeone_control::endpoint::Endpoint;
+use wakeone_control::paths::Paths;
+use wakeone_control::policy::Policy;
+use wakeone_control::privileges::{self, FOR_THE_END};
+use wakeone_control::repair::repair_all;
+use wakeone_control::steer::{Steer, Unsteered};
+use wakeone_steering::agent::set::AgentSet;
+use wakeone_steering::agent::{Agent, AgentConfig};
+use wakeone_supervisor::trampoline::kept_capabilities;
+use wakeone_supervisor::{self, Options, Restart, Supervisor, group_name};
 
 /// A group that is ready to run.
 #[derive(Debug)]
@@ -141,7 +141,10 @@ impl Group {
         let done = supervisor.run(&mut steering as &mut dyn Steer);
         drop(monitor);
         // The workers are still steered then. With listeners on private ports nobody would reach them otherwise.
-        if done.as_ref().is_err_and(supervisor::Error::leaves_workers) {
+        if done
+            .as_ref()
+            .is_err_and(wakeone_supervisor::Error::leaves_workers)
+        {
             return Ok(done?);
         }
         let unread: u64 = steering.0.iter().map(Agent::unread_bytes).sum();

@@ -7,11 +7,11 @@ use wakeone_model::listener::Protocol;
 
 use super::cgroup::CountingCgroup;
 use super::config::{Error, Protocols, SteeringConfig, datagram_name};
-use crate::dispatcher::{self, Dispatcher, Plan};
-use crate::paths::Paths;
-use crate::policy::Policy;
-use crate::slot_sockets::duplicate;
-use crate::supervisor::{self, Supervisor};
+use wakeone_control::paths::Paths;
+use wakeone_control::policy::Policy;
+use wakeone_steering::dispatcher::{self, Dispatcher, Plan};
+use wakeone_steering::slot_sockets::duplicate;
+use wakeone_supervisor::{self, Supervisor};
 
 /// The policies for choosing workers, by protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl SteeringSetup<'_> {
             Ok(()) => Ok(dispatchers),
             Err(error) => {
                 self.end(dispatchers);
-                Err(supervisor::Error::from(error).into())
+                Err(wakeone_supervisor::Error::from(error).into())
             }
         }
     }
@@ -134,7 +134,7 @@ impl SteeringSetup<'_> {
     ) -> Result<Vec<Vec<OwnedFd>>, dispatcher::Error> {
         duplicate(self.sockets(protocol)).map_err(|source| dispatcher::Error::Kernel {
             name: name.to_owned(),
-            source: wakeone_kernel::bpf::Error {
+            source: wakeone_bpf::Error {
                 step: "duplicating the listeners".into(),
                 source,
             },

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::time::Timespec;
-use wakeone_kernel::bpf::Pinned;
+use wakeone_bpf::Pinned;
 use wakeone_kernel::capability::{self, Capability};
 use wakeone_model::snapshot::Snapshot;
 use wakeone_observe::{Target, Watcher, find};
@@ -22,10 +22,10 @@ use wakeone_observe::{Target, Watcher, find};
 use super::socket::Socket;
 use super::values::{GroupMetrics, Metrics};
 use super::{http, socket, table};
-use crate::agent::{Rescued, Rescuer};
-use crate::paths::Paths;
-use crate::status;
-use crate::supervisor::state;
+use wakeone_control::paths::Paths;
+use wakeone_control::state;
+use wakeone_control::status;
+use wakeone_steering::agent::{Rescued, Rescuer};
 
 /// Connections of each kind served at a time; more wait in the kernel's queue. Anybody may connect by HTTP, so HTTP has
 /// a budget of its own: it cannot keep us from our socket.

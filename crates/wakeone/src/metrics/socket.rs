@@ -15,8 +15,8 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::paths::Paths;
-use crate::supervisor::state::SOCKET;
+use wakeone_control::paths::Paths;
+use wakeone_control::state::SOCKET;
 
 /// The longest request.
 pub const MOST_BYTES: usize = 4 << 10;

@@ -9,7 +9,7 @@ use prometheus_client::registry::{Registry, Unit};
 use wakeone_model::waits;
 
 use super::values::{DOING, GroupMetrics, Metrics, Traced, TracedWorker, WorkerMetrics};
-use crate::status::Slot;
+use wakeone_control::status::Slot;
 
 /// One metric.
 pub struct Metric {
@@ -452,11 +452,11 @@ pub fn help() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Policy;
-    use crate::status;
     use serde_json::Value;
     use std::collections::{BTreeMap, BTreeSet};
-    use wakeone_kernel::bpf::RunStatistics;
+    use wakeone_bpf::RunStatistics;
+    use wakeone_control::policy::Policy;
+    use wakeone_control::status;
     use wakeone_model::snapshot::HostLook;
     use wakeone_model::waits::Waits;
 
@@ -516,7 +516,7 @@ mod tests {
             status: status::Group {
                 name: "web".into(),
                 protocol: "udp",
-                affinity: Some(crate::policy::Affinity::Flow),
+                affinity: Some(wakeone_control::policy::Affinity::Flow),
                 heavy_flows: Some(1),
                 spread_flows: Some(0),
                 listen: vec!["127.0.0.1:80".into(), "[::1]:80".into()],

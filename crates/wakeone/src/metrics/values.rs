@@ -7,7 +7,7 @@ use wakeone_model::judge::WorkerState;
 use wakeone_model::snapshot::{HostLook, Snapshot, TraceGaps, TraceLook};
 use wakeone_model::waits::Waits;
 
-use crate::status::{self, Status};
+use wakeone_control::status::{self, Status};
 
 /// All groups, or those of one agent.
 #[derive(Debug, Clone, Serialize)]

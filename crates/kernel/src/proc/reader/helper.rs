@@ -15,7 +15,7 @@ use rustix::net::{
 };
 
 use super::request::{DESCRIPTOR, END, FAILED, MORE, MOST_BYTES, Request};
-use crate::proc::stat::Stat;
+use crate::proc::line::Stat;
 
 /// How often a helper that has not answered is looked at.
 const SLICE: Duration = Duration::from_millis(20);

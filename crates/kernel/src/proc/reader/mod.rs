@@ -28,7 +28,7 @@ use self::helper::{Helper, Outcome, has_ended};
 use self::request::{MOST_BYTES, RECORD_HEAD, Request, Task};
 use self::suspects::Suspects;
 use crate::capability::{self, Capability};
-use crate::proc::stat;
+use crate::proc::line;
 
 /// The most bytes of a file that is kept whole.
 const MOST_OF_FILE: usize = 1024 * 1024;
@@ -307,7 +307,7 @@ fn user_of(pid: u32) -> Option<u32> {
         }
         Outcome::Lost(_) => return None,
     };
-    let [real, ..] = stat::users(&status)?;
+    let [real, ..] = line::users(&status)?;
     Some(real)
 }
 

@@ -119,8 +119,8 @@ fn a_descriptor_of_another_process_is_shared() {
 #[test]
 fn the_user_is_the_one_who_started_it() {
     let status = b"Name:\tUid:\nUmask:\t0022\nUid:\t1000\t0\t0\t0\nGid:\t7\n";
-    assert_eq!(stat::users(status), Some([1000, 0, 0, 0]));
-    assert_eq!(stat::users(b"Name:\tx\n"), None);
+    assert_eq!(line::users(status), Some([1000, 0, 0, 0]));
+    assert_eq!(line::users(b"Name:\tx\n"), None);
     let own = rustix::process::getuid().as_raw();
     assert_eq!(user_of(std::process::id()), Some(own));
     assert_eq!(user_of(u32::MAX), None);

@@ -11,7 +11,7 @@ use super::entries::{Entry, of_set};
 use super::request::MOST_THREADS;
 use crate::proc::process::{self, Descriptors, children};
 use crate::proc::reader;
-use crate::proc::stat::{self, Stat};
+use crate::proc::stat::Stat;
 use crate::proc::waits;
 
 /// How long the search of all processes is not repeated, at least; and how many times as long as it took.
@@ -94,7 +94,7 @@ impl Holders {
     fn search_now(&mut self, inodes: &[u64]) {
         let begun = Instant::now();
         self.found.clear();
-        for pid in waits::pids() {
+        for pid in process::pids() {
             let held: HashSet<u64> = process::sockets_of(pid)
                 .unwrap_or_default()
                 .into_iter()
@@ -177,7 +177,12 @@ impl Look {
                 Err(_) => continue,
                 Ok(line) => line,
             };
-            match waits::wait_of(pid, &stat::as_text(line.clone()), sockets, &listeners) {
+            match waits::wait_of(
+                pid,
+                &crate::proc::line::as_text(line.clone()),
+                sockets,
+                &listeners,
+            ) {
                 Wait::Accept(at) | Wait::Receive(at) if at == inode => {
                     return Err(Unsafe::Waits(pid));
                 }

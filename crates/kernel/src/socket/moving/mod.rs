@@ -44,6 +44,8 @@ pub struct Place<'a> {
     pub slot: u32,
     /// The table, whose marks count as long as its agent lives.
     pub table: BorrowedFd<'a>,
+    /// The byte of the table at which it has its agent's heartbeat, 8 bytes.
+    pub heartbeat_at: u32,
 }
 
 /// Moves the queue of a listener, which then listens again where it was. `look` is from [`Holders::look`] just before.
@@ -82,7 +84,7 @@ pub fn move_queue(
         fate: fate(),
         threads: look.threads.len(),
         entries: look.entries.len(),
-        has_place: place.is_some(),
+        heartbeat_at: place.map(|place| place.heartbeat_at),
     };
     let mut descriptors = vec![listener.as_fd()];
     descriptors.extend(place.iter().flat_map(|place| [place.sockets, place.table]));
@@ -135,7 +137,7 @@ fn put_one_back(entry: &Entry) -> io::Result<()> {
         fate: 0,
         threads: 0,
         entries: 1,
-        has_place: false,
+        heartbeat_at: None,
     };
     let descriptors = [listener.as_fd(), sets.borrowed[0].as_fd()];
     match ask(head, &words, &descriptors)? {

@@ -16,7 +16,6 @@ use super::request::{
     ENTRY, HEAD, Head, MOST_DESCRIPTORS, MOST_ENTRIES, MOST_THREADS, MOST_WORDS, RUNNING, THREAD,
     fate, hash,
 };
-use crate::bpf::table::HEARTBEAT_AT;
 use crate::proc::reader::request::{END, FAILED};
 
 /// An errno.
@@ -113,8 +112,8 @@ impl Mover {
     fn act(&mut self) -> Result<[i32; 2], Failed> {
         let head = Head::of(&self.words[..self.used]).ok_or(libc::EINVAL)?;
         self.make_room(head)?;
-        if head.has_place {
-            self.heartbeat = Heartbeat::in_table(self.fd(2)?);
+        if let Some(at) = head.heartbeat_at {
+            self.heartbeat = Heartbeat::in_table(self.fd(2)?, at as usize);
         }
         let mut out = TakenOut::new();
         let done = if head.only_back {
@@ -288,7 +287,7 @@ impl Mover {
 
     /// Has the program choose the listener again. The agent does so too, if it is still there.
     fn choose(&self, head: Head) -> Result<(), Failed> {
-        if head.has_place {
+        if head.heartbeat_at.is_some() {
             update(self.fd(1)?, head.key, self.listener()?);
         }
         Ok(())
@@ -377,11 +376,11 @@ struct Heartbeat {
 }
 
 impl Heartbeat {
-    fn in_table(table: RawFd) -> Option<Self> {
+    fn in_table(table: RawFd, at: usize) -> Option<Self> {
         // SAFETY: system calls; a new mapping disturbs nothing.
         let (page, length) = unsafe {
             let length = usize::try_from(libc::sysconf(libc::_SC_PAGESIZE)).ok()?;
-            let from = libc::off_t::try_from(HEARTBEAT_AT / length * length).ok()?;
+            let from = libc::off_t::try_from(at / length * length).ok()?;
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_SHARED;
             let page = libc::mmap(std::ptr::null_mut(), length, protection, flags, table, from);
@@ -390,7 +389,7 @@ impl Heartbeat {
         (page != libc::MAP_FAILED).then_some(Self {
             page: page.cast(),
             length,
-            at: HEARTBEAT_AT % length,
+            at: at % length,
         })
     }
 

@@ -27,8 +27,9 @@ pub(super) struct Head {
     pub fate: u64,
     pub threads: usize,
     pub entries: usize,
-    /// The descriptor after the listener is the array of sockets, and then comes the table.
-    pub has_place: bool,
+    /// The descriptor after the listener is the array of sockets, and then comes the table, which has its agent's heartbeat at
+    /// this byte.
+    pub heartbeat_at: Option<u32>,
 }
 
 impl Head {
@@ -40,7 +41,7 @@ impl Head {
             self.fate,
             self.threads as u64,
             self.entries as u64,
-            self.has_place.into(),
+            self.heartbeat_at.map_or(0, |at| u64::from(at) + 1),
         ]
     }
 
@@ -55,7 +56,10 @@ impl Head {
             fate,
             threads: usize::try_from(threads).ok()?,
             entries: usize::try_from(entries).ok()?,
-            has_place: place != 0,
+            heartbeat_at: match place {
+                0 => None,
+                place => Some(u32::try_from(place - 1).ok()?),
+            },
         };
         let fits = head.threads <= MOST_THREADS && head.entries <= MOST_ENTRIES;
         (fits && words.len() == HEAD + ENTRY * head.entries + THREAD * head.threads).then_some(head)
@@ -95,12 +99,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn requests_are_read_back(backlog in any::<i32>(), key in any::<u32>(), threads in 0..=MOST_THREADS, entries in 0..=MOST_ENTRIES, has_place: bool) {
-            let head = Head { only_back: false, backlog, key, fate: 0, threads, entries, has_place };
+        fn requests_are_read_back(backlog in any::<i32>(), key in any::<u32>(), threads in 0..=MOST_THREADS, entries in 0..=MOST_ENTRIES, heartbeat_at: Option<u32>) {
+            let head = Head { only_back: false, backlog, key, fate: 0, threads, entries, heartbeat_at };
             let mut words = head.words().to_vec();
             words.resize(HEAD + ENTRY * entries + THREAD * threads, 0);
             let again = Head::of(&words).expect("a request");
-            prop_assert_eq!((again.backlog, again.key, again.has_place), (backlog, key, has_place));
+            prop_assert_eq!((again.backlog, again.key, again.heartbeat_at), (backlog, key, heartbeat_at));
             words.push(0);
             prop_assert!(Head::of(&words).is_none());
         }

@@ -75,7 +75,7 @@ impl Driven {
         let trial = ServerUnderTest::start(Launch::ours(
             format!("the server with --accept-lock {lock}"),
             format!(
-                "wakeone serve --model preforked --no-keep-alive --accept-lock {lock} -w {WORKERS} --backlog {{backlog}} -l {{address}}"
+                "wakeone-lab serve --model preforked --no-keep-alive --accept-lock {lock} -w {WORKERS} --backlog {{backlog}} -l {{address}}"
             ),
         ))?;
         apart.client()?;

@@ -2,91 +2,21 @@
 
 use super::driver::Client;
 use super::{
-    APACHES, CAPACITY, KNEE, LOCKS, SLEEPS, UNLOCKED, arm_name, offered_at, parse_arm, ratio_name,
-    replies_at,
+    CAPACITY, CARD, KNEE, LOCKS, SLEEPS, UNLOCKED, offered_at, parse_arm, ratio_name, replies_at,
 };
 use crate::present::{Block, Chart, Row, Style, Table, cell, number};
 use crate::result::{Outcome, Variant};
-use crate::{stats, views};
+use crate::views;
 
 /// Everything.
 pub fn present(outcome: &Outcome) -> Vec<Block> {
-    let mut blocks = views::meaning(meaning(outcome).into_iter().chain([beside(outcome)]));
+    let told = ["knees", "sleeps", "httperf", "source"];
+    let told = told.iter().filter_map(|word| CARD.say(word, outcome, &[]));
+    let mut blocks = views::meaning(told);
     blocks.push(Block::Table(knees(outcome)));
     blocks.push(Block::Chart(chart(outcome)));
     blocks.push(Block::Table(replies(outcome)));
     blocks
-}
-
-fn ours(lock: &str) -> String {
-    arm_name(Client::Load, lock)
-}
-
-fn meaning(outcome: &Outcome) -> Option<String> {
-    let knee = |lock: &str| outcome.median(&ours(lock), KNEE);
-    let free = knee(UNLOCKED)?;
-    let others = LOCKS[1..].iter().filter_map(|lock| {
-        let (knee, ratio) = (knee(lock)?, outcome.ratio(&ratio_name(lock))?);
-        Some(format!(
-            "up to {} with {lock} (without is {} times)",
-            number(knee),
-            number(ratio)
-        ))
-    });
-    let others: Vec<String> = others.collect();
-    let gains = APACHES.iter();
-    let gains: Vec<f64> = gains
-        .filter_map(|lock| outcome.ratio(&ratio_name(lock)))
-        .collect();
-    let sleeps = |lock: &str| outcome.median(&ours(lock), SLEEPS);
-    let why = match (sleeps(UNLOCKED), sleeps(APACHES[0])) {
-        (Some(free), Some(locked)) => format!(
-            " For each request a worker goes to sleep {} times without a lock and {} times with {}.",
-            number(free),
-            number(locked),
-            APACHES[0]
-        ),
-        _ => String::new(),
-    };
-    Some(format!(
-        "Without a lock the server keeps up to {} requests/s, {}. {}.{why}",
-        number(free),
-        others.join(", "),
-        verdict(&gains)
-    ))
-}
-
-/// Tells whether the source's finding holds. `gains` are the knees without a lock over those with Apache's locks.
-fn verdict(gains: &[f64]) -> &'static str {
-    let (least, most) = (stats::min(gains), stats::max(gains));
-    if gains.is_empty() {
-        "The locks that Apache had were not measured"
-    } else if least > 1.05 {
-        "The source's finding holds: a server that lets all its processes into accept() keeps up to a higher rate"
-    } else if most < 0.95 {
-        "The source found the opposite: here the server keeps up to a higher rate with either of Apache's locks"
-    } else {
-        "The source's finding, that the server without a lock keeps up to a higher rate, is not to be seen clearly here"
-    }
-}
-
-/// Compares httperf's knee with ours, and gives the reason why none of the source's curves are drawn.
-fn beside(outcome: &Outcome) -> String {
-    let (ours, theirs) = (
-        outcome.median(&ours(UNLOCKED), KNEE),
-        outcome.median(&arm_name(Client::Httperf, UNLOCKED), KNEE),
-    );
-    let httperf = match (ours, theirs) {
-        (Some(ours), Some(theirs)) => format!(
-            "Driven by httperf, the unlocked server keeps up to {} requests/s, {} times what it does for our own client.",
-            number(theirs),
-            number(theirs / ours)
-        ),
-        _ => "httperf was not installed here, so that only our own client drove the server.".into(),
-    };
-    format!(
-        "{httperf} The source's curves (figure II) are a picture whose numbers are not in its text; none are drawn here."
-    )
 }
 
 fn knees(outcome: &Outcome) -> Table {
@@ -200,14 +130,6 @@ mod tests {
     use crate::result::tests::outcome;
 
     #[test]
-    fn words_follow_the_figures() {
-        assert!(verdict(&[1.2, 1.1]).contains("finding holds"));
-        assert!(verdict(&[0.7, 0.9]).contains("opposite"));
-        assert!(verdict(&[1.2, 0.9]).contains("not to be seen clearly"));
-        assert!(verdict(&[]).contains("not measured"));
-    }
-
-    #[test]
     fn curves_are_read_back_in_the_order_of_their_rates() {
         let (o30, o100, r30, r100) = (
             offered_at(30),
@@ -225,7 +147,5 @@ mod tests {
             ],
         )]);
         assert_eq!(curve(&found.variants[0]), [(300.0, 299.0), (1002.0, 900.0)]);
-        let without = beside(&found);
-        assert!(without.contains("not installed"), "{without}");
     }
 }

@@ -1,9 +1,13 @@
 //! The source's table and ours, one above the other, and which of its findings still hold.
 
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use wakeone_serve::Model;
 
 use super::setup::{KINDS, Kind, LATER, PUBLISHED};
 use super::{CARD, curve};
+use crate::card::Bound;
 use crate::present::{Block, Chart, Line, Row, Style, Table, cell, number};
 use crate::published::Published;
 use crate::result::Outcome;
@@ -13,77 +17,37 @@ use crate::views;
 const WIDE: f64 = 0.5;
 const METRIC: &str = "throughput_per_s";
 
-/// A claim of the source's table: the ratio of two of its cells.
+/// A claim of the source's table: the ratio of two of its cells, each an architecture and its clients.
+#[derive(Debug, Deserialize)]
 pub struct Claim {
     /// How code refers to it.
-    pub name: &'static str,
+    pub name: String,
     /// The claim as a sentence.
-    says: &'static str,
-    /// The ratio that says so, and its limit.
-    ratio: &'static str,
-    /// The cell above the line and the one below it.
-    cells: [(Model, usize); 2],
-    /// Whether a ratio of this size still says so.
-    holds: fn(f64) -> bool,
+    says: String,
+    above: (String, usize),
+    below: (String, usize),
+    /// The limit up to which a ratio still says so.
+    limit: String,
 }
 
 /// The source's findings, in its own order.
-pub const CLAIMS: [Claim; 7] = [
-    Claim {
-        name: "iterative",
-        says: "One process that serves one client after the other is far behind.",
-        ratio: "iterative / preforked, 200: < 0.5",
-        cells: [(Model::Iterative, 200), (Model::Preforked, 200)],
-        holds: |ratio| ratio < 0.5,
-    },
-    Claim {
-        name: "forking",
-        says: "A process for each connection is far behind processes made beforehand.",
-        ratio: "preforked / forking, 1,000: > 2",
-        cells: [(Model::Preforked, 1000), (Model::Forking, 1000)],
-        holds: |ratio| ratio > 2.0,
-    },
-    Claim {
-        name: "threaded",
-        says: "A thread for each connection is behind processes made beforehand.",
-        ratio: "threaded / preforked, 1,000: < 0.9",
-        cells: [(Model::Threaded, 1000), (Model::Preforked, 1000)],
-        holds: |ratio| ratio < 0.9,
-    },
-    Claim {
-        name: "prethreaded",
-        says: "With many clients, threads made beforehand are ahead of such processes.",
-        ratio: "prethreaded / preforked, 5,000: > 1.1",
-        cells: [(Model::Prethreaded, 5000), (Model::Preforked, 5000)],
-        holds: |ratio| ratio > 1.1,
-    },
-    Claim {
-        name: "prethreaded-flat",
-        says: "Threads made beforehand do not mind many clients.",
-        ratio: "prethreaded, 5,000 / 20: > 0.8",
-        cells: [(Model::Prethreaded, 5000), (Model::Prethreaded, 20)],
-        holds: |ratio| ratio > 0.8,
-    },
-    Claim {
-        name: "poll-falls",
-        says: "poll falls with the number of clients.",
-        ratio: "poll, 1,000 / 20: < 0.8",
-        cells: [(Model::Poll, 1000), (Model::Poll, 20)],
-        holds: |ratio| ratio < 0.8,
-    },
-    Claim {
-        name: "epoll-flat",
-        says: "epoll does not mind many clients.",
-        ratio: "epoll, 5,000 / 20: > 0.8",
-        cells: [(Model::Epoll, 5000), (Model::Epoll, 20)],
-        holds: |ratio| ratio > 0.8,
-    },
-];
+pub static CLAIMS: LazyLock<Vec<Claim>> = LazyLock::new(|| {
+    let all: BTreeMap<String, Vec<Claim>> =
+        toml::from_str(include_str!("claims.toml")).unwrap_or_else(|e| panic!("claims.toml: {e}"));
+    all.into_values().flatten().collect()
+});
 
 impl Claim {
     fn ratio(&self, value: impl Fn(Model, usize) -> Option<f64>) -> Option<f64> {
-        let [(a, x), (b, y)] = self.cells;
-        Some(value(a, x)? / value(b, y)?)
+        let at = |(name, clients): &(String, usize)| {
+            let mut models = Model::ALL.into_iter();
+            value(models.find(|model| model.name() == name)?, *clients)
+        };
+        Some(at(&self.above)? / at(&self.below)?)
+    }
+
+    fn holds(&self, ratio: f64) -> bool {
+        Bound::parse(&self.limit).is_some_and(|limit| limit.holds(ratio))
     }
 
     /// The source's ratio.
@@ -159,9 +123,10 @@ fn meaning(outcome: &Outcome, kinds: &[Kind]) -> Option<String> {
     let kind = *kinds.first()?;
     let checked: Vec<(&Claim, bool)> = CLAIMS
         .iter()
-        .filter_map(|claim| Some((claim, (claim.holds)(claim.measured(outcome, kind)?))))
+        .filter_map(|claim| Some((claim, claim.holds(claim.measured(outcome, kind)?))))
         .collect();
-    let gone: Vec<&str> = checked.iter().filter(|c| !c.1).map(|c| c.0.says).collect();
+    let gone = checked.iter().filter(|c| !c.1);
+    let gone: Vec<&str> = gone.map(|c| c.0.says.as_str()).collect();
     let most = *clients(outcome, kind).last()?;
     let mut rates: Vec<(Model, f64)> = Model::ALL
         .into_iter()
@@ -203,14 +168,17 @@ fn conditions(outcome: &Outcome) -> String {
 /// The table of the claims, narrow enough for a telephone: the compared cells share a column with the limit, and our
 /// ratio shares one with the verdict.
 fn claims(outcome: &Outcome, kinds: &[Kind]) -> Table {
-    let mut head = vec!["ratio, clients: limit".into(), "source".into()];
-    head.extend(kinds.iter().map(|kind| kind.name().to_owned()));
     let row = |claim: &Claim| {
-        let mut cells = vec![claim.ratio.into(), cell(claim.published())];
+        let of = |(name, clients): &(String, usize)| format!("{name}, {clients}");
+        let (above, below, limit) = (of(&claim.above), of(&claim.below), &claim.limit);
+        let mut cells = vec![
+            format!("{above} / {below}: {limit}"),
+            cell(claim.published()),
+        ];
         cells.extend(kinds.iter().map(|kind| {
             let ratio = claim.measured(outcome, *kind);
             let seen = match ratio {
-                Some(ratio) if (claim.holds)(ratio) => " yes",
+                Some(ratio) if claim.holds(ratio) => " yes",
                 Some(_) => " no",
                 None => "",
             };
@@ -218,19 +186,17 @@ fn claims(outcome: &Outcome, kinds: &[Kind]) -> Table {
         }));
         Row::ours(cells)
     };
-    Table {
-        caption: "What the source's table says, as ratios of its cells, and the same ratios here, with the guest book in either store; “yes” where the finding is still seen."
-            .into(),
-        head,
-        rows: CLAIMS.iter().map(row).collect(),
-    }
+    Table::new(
+"What the source's table says, as ratios of its cells, and the same ratios here, with the guest book in either store; “yes” where the finding is still seen.",
+        ["source"].into_iter().chain(kinds.iter().map(|kind| kind.name())),
+        CLAIMS.iter().map(row),
+    )
+    .by("ratio, clients: limit")
 }
 
 /// Every cell of these architectures: the source's, where it has them, and ours.
 fn table(outcome: &Outcome, kind: Kind, models: &[Model]) -> Table {
     let published = Published::parse(CARD.published);
-    let mut head = vec!["clients".to_owned()];
-    head.extend(models.iter().map(|model| model.name().to_owned()));
     let mut rows = Vec::new();
     for clients in clients(outcome, kind) {
         let theirs = |model: &Model| {
@@ -263,14 +229,11 @@ fn table(outcome: &Outcome, kind: Kind, models: &[Model]) -> Table {
         cells.extend(models.iter().map(ours));
         rows.push(Row::ours(cells));
     }
-    Table {
-        caption: format!(
-            "Requests/s, guest book in {}. “wide”: the source's “wide variations”; ours, where the rate deviates by more than half of itself within the measured time.",
-            kind.name()
-        ),
-        head,
-        rows,
-    }
+    let caption = format!(
+        "Requests/s, guest book in {}. “wide”: the source's “wide variations”; ours, where the rate deviates by more than half of itself within the measured time.",
+        kind.name()
+    );
+    Table::new(caption, models.iter().map(|model| model.name()), rows).by("clients")
 }
 
 fn colour(model: Model, among: &[Model]) -> usize {
@@ -314,9 +277,9 @@ mod tests {
 
     #[test]
     fn the_source_says_all_that_it_is_said_to() {
-        for claim in &CLAIMS {
-            let ratio = claim.published().expect(claim.name);
-            assert!((claim.holds)(ratio), "{}: {ratio}", claim.name);
+        for claim in CLAIMS.iter() {
+            let ratio = claim.published().expect(&claim.name);
+            assert!(claim.holds(ratio), "{}: {ratio}", claim.name);
         }
     }
 }

@@ -294,7 +294,7 @@ pub fn start(
     let name = model.name();
     let workers = workers.map_or_else(String::new, |n| format!("--workers {n}"));
     let line = format!(
-        "wakeone serve --model {name} --no-keep-alive -l {{address}} --backlog {BACKLOG} --header-timeout {seconds} --store {{store}} {workers}"
+        "wakeone-lab serve --model {name} --no-keep-alive -l {{address}} --backlog {BACKLOG} --header-timeout {seconds} --store {{store}} {workers}"
     );
     ServerUnderTest::start(Launch {
         values: vec![("store", book.argument().to_owned())],

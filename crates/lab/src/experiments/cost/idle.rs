@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
-use crate::process::{cpu_ns, own_program};
+use crate::process::{cpu_ns, wakeone};
 use crate::server::Server;
 use crate::status;
 use crate::ways::Way;
@@ -89,7 +89,7 @@ struct Steers(Option<Server>);
 
 impl Steers {
     fn start(idle: Idle, address: SocketAddr) -> Result<Self, Error> {
-        let mut command = Command::new(own_program()?);
+        let mut command = Command::new(wakeone()?);
         let what = format!("wakeone of {}", idle.variant());
         let (ready, folder) = match idle {
             Idle::Run => return Ok(Self(None)),

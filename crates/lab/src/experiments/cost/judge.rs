@@ -1,12 +1,11 @@
 //! The expectations.
 
-use wakeone::policy::Policy;
+use wakeone_control::policy::Policy;
 
 use super::loads::Load;
 use super::{CARD, UNDER_LOAD, cell_name, idle, programs};
 use crate::card::OWN_GOAL;
 use crate::measure;
-use crate::others::{NGINX, PREFORK};
 use crate::result::{Expectation, Outcome};
 use crate::slices::{Contrast, Per};
 
@@ -39,8 +38,8 @@ const BARS: [Bar; 5] = [
         Load::Watching,
         ("watched-without-tracing", "unwatched"),
     ),
-    ("split-prefork", Load::Split(PREFORK), ("split", "shared")),
-    ("split-nginx", Load::Split(NGINX), ("split", "shared")),
+    ("split-prefork", Load::Split("prefork"), ("split", "shared")),
+    ("split-nginx", Load::Split("nginx"), ("split", "shared")),
 ];
 
 /// Returns connections a second where the machine was quiet enough for them. Otherwise it returns those for a second
@@ -55,7 +54,7 @@ pub fn surest<'a>(outcome: &'a Outcome, load: Load, arms: (&str, &str)) -> Optio
 fn slices(outcome: &Outcome) -> Vec<Expectation> {
     // nginx is not everywhere.
     let here =
-        |bar: &&Bar| bar.1 != Load::Split(NGINX) || outcome.variant(&bar.1.variant()).is_some();
+        |bar: &&Bar| bar.1 != Load::Split("nginx") || outcome.variant(&bar.1.variant()).is_some();
     let bars = BARS.iter().filter(here);
     let mut expected: Vec<Expectation> = bars.map(|bar| reaches(outcome, bar)).collect();
     let steered = surest(outcome, Load::Steering, ("steered", "hash"));

@@ -1,5 +1,6 @@
 //! The loads that are sent in slices: on what server, and what takes turns.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use wakeone_load::{Arrivals, Live, Mix, Plan, Stop};
@@ -10,12 +11,12 @@ use crate::alternate::{self, Arms};
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
 use crate::measure;
-use crate::others::{NGINX, Other, PREFORK, Sharing as Shared};
 use crate::slices::{Pair, Timing};
+use crate::trials::server::{self, How, Server, Who};
 use crate::under_test::ServerUnderTest;
-use crate::ways::Way;
+use crate::ways::{Serving, Way};
 use crate::{process, stats};
-use wakeone::policy::Policy;
+use wakeone_control::policy::Policy;
 
 /// Workers of each server.
 pub const WORKERS: usize = 4;
@@ -37,8 +38,8 @@ pub enum Load {
     Parts,
     /// Nobody watches, doctor watches without tracing, and with it.
     Watching,
-    /// A server with one shared socket, and the same one split.
-    Split(Other),
+    /// The server of this name, with one shared socket, and the same one split.
+    Split(&'static str),
 }
 
 /// All of them.
@@ -46,8 +47,8 @@ pub const ALL: [Load; 5] = [
     Load::Steering,
     Load::Parts,
     Load::Watching,
-    Load::Split(PREFORK),
-    Load::Split(NGINX),
+    Load::Split("prefork"),
+    Load::Split("nginx"),
 ];
 
 /// A group with its program, and nothing else. It hands out connections as the kernel's hash does.
@@ -69,6 +70,17 @@ const EVEN: Parts = Parts {
 /// The parts that each arm of [`Load::Parts`] runs.
 const LADDER: [Parts; 5] = [HASH, CHOOSING, COUNTING, EVEN, STEERED];
 
+/// A server of [`Load::Split`].
+fn shared(name: &str, how: How) -> Who {
+    static ALL: LazyLock<Vec<Server>> = LazyLock::new(|| {
+        let named = ["prefork", "nginx"].map(|name| server::named(name, &toml::Table::new()));
+        let both = |one: Server| [How::AsItIs, How::Split].map(|how| one.with(how));
+        named.into_iter().flatten().flat_map(both).collect()
+    });
+    let found = ALL.iter().find(|one| one.name == name && one.how == how);
+    Who::Other(found.unwrap_or_else(|| panic!("no server {name}")))
+}
+
 impl Load {
     /// The variant's name.
     pub fn variant(self) -> String {
@@ -76,7 +88,7 @@ impl Load {
             Load::Steering => "slices/steering".into(),
             Load::Parts => "slices/parts".into(),
             Load::Watching => "slices/watching".into(),
-            Load::Split(other) => format!("slices/split-{}", other.name),
+            Load::Split(other) => format!("slices/split-{other}"),
         }
     }
 
@@ -113,7 +125,7 @@ impl Load {
     /// The reason why it cannot be measured here.
     pub fn lacks(self) -> Option<String> {
         match self {
-            Load::Split(other) => other.is_missing(),
+            Load::Split(other) => shared(other, How::AsItIs).lacks(),
             _ => None,
         }
     }
@@ -194,9 +206,13 @@ impl Load {
         Ok(sample)
     }
 
-    fn split(self, other: Other, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
-        let mut shared = ServerUnderTest::start(other.launch(Shared::Shared)?)?;
-        let split = ServerUnderTest::start(other.launch(Shared::Split)?)?;
+    fn split(self, other: &str, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
+        let start = |how| {
+            let launch = shared(other, how).launch(Serving::Blocking, WORKERS)?;
+            ServerUnderTest::start(launch)
+        };
+        let mut shared = start(How::AsItIs)?;
+        let split = start(How::Split)?;
         let plan = endless(shared.address, "/work?us=0&kind=sleep", context);
         let live = Live::among(&plan, vec![shared.address, split.address]);
         // The supervisor would take CPU time from the server under load. This is dropped before the servers are.

@@ -10,7 +10,7 @@ mod steering;
 mod watched;
 
 use serde_json::json;
-use wakeone_kernel::bpf::run_stats::RunStats;
+use wakeone_bpf::run_stats::RunStats;
 use wakeone_load::{Arrivals, Mix, Plan};
 
 use crate::card::{Card, card};

@@ -1,6 +1,6 @@
 //! Tables, charts and words.
 
-use wakeone::policy::Policy;
+use wakeone_control::policy::Policy;
 
 use super::idle;
 use super::judge;

@@ -14,11 +14,12 @@ use rand::seq::SliceRandom;
 use rand::{SeedableRng, rngs::StdRng};
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
-use wakeone::dispatcher::{Dispatcher, Plan};
-use wakeone::paths::Paths;
-use wakeone::policy::Policy;
-use wakeone_kernel::bpf::run_stats::{PlainProgram, RunStats, Runs};
-use wakeone_kernel::{bpf, cgroup, netns, socket};
+use wakeone_bpf as bpf;
+use wakeone_bpf::run_stats::{PlainProgram, RunStats, Runs};
+use wakeone_control::paths::Paths;
+use wakeone_control::policy::Policy;
+use wakeone_kernel::{cgroup, netns, socket};
+use wakeone_steering::dispatcher::{Dispatcher, Plan};
 
 use crate::error::Error;
 use crate::experiment::{Context, Sample};

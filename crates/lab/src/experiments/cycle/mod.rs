@@ -154,7 +154,9 @@ impl Experiment for Cycle {
         };
         let theirs = ["no yield", "yield"].map(said);
         let rows = theirs.into_iter().chain(outcome.variants.iter().map(row));
-        let mut blocks = views::meaning([meaning(outcome)]);
+        let told = ["one-cpu", "two-cpus", "large"];
+        let told = told.iter().filter_map(|word| CARD.say(word, outcome, &[]));
+        let mut blocks = views::meaning(told);
         blocks.extend([
         Block::Table(Table::new("Median of the rounds. Time for 1,000 connections, with the CPU time of the thread that connects; connections made within the time limit, and how many took more than half a second; accept queue overflows, drops, and SYNs sent again, counted in a network namespace in which nothing else happens.", COLUMNS.map(|c| c.0), rows)),
         Block::Chart(chart(outcome, &published)),
@@ -235,59 +237,4 @@ fn chart(outcome: &Outcome, published: &Published) -> Chart {
         ("s", true),
         bars,
     )
-}
-
-fn meaning(outcome: &Outcome) -> String {
-    let time = |name: &str| outcome.median(name, "elapsed_s");
-    let again = |name: &str| {
-        outcome
-            .median(name, "syn_retransmissions")
-            .unwrap_or(f64::NAN)
-    };
-    let describe = |cpus: &str, words: &str| {
-        let (no, yes) = (
-            format!("backlog-{SMALL}/{cpus}/no-yield"),
-            format!("backlog-{SMALL}/{cpus}/yield"),
-        );
-        let (slow, fast) = (time(&no)?, time(&yes)?);
-        let (took, again) = (
-            format!(
-                "{} s without sched_yield() and {} s with it",
-                seconds(slow),
-                seconds(fast)
-            ),
-            number(again(if slow >= fast { &no } else { &yes })),
-        );
-        Some(if slow.max(fast) <= SLOW_S {
-            format!(
-                "{words} there is no difference to speak of today ({took}; {again} SYNs sent again): the scheduler lets the server accept in time."
-            )
-        } else {
-            let help = if fast <= SLOW_S {
-                ""
-            } else {
-                "; yielding does not cure it"
-            };
-            format!(
-                "{words} a thousand connects take {took}{help}: the accept queue of {SMALL} was full when {again} SYNs came, and each of them was sent again only after a second or more."
-            )
-        })
-    };
-    let right = rounds(outcome, |name| {
-        name.starts_with(&format!("backlog-{LARGE}/"))
-    });
-    let slowest = stats::max(&right.iter().map(|r| r.0).collect::<Vec<_>>());
-    let sentences = [
-        describe("one-cpu", "On one CPU"),
-        describe("two-cpus", "On two CPUs"),
-        Some(format!(
-            "With a backlog of {LARGE}, nobody needs to yield: the slowest round took {} s.",
-            seconds(slowest)
-        )),
-    ];
-    sentences
-        .into_iter()
-        .flatten()
-        .collect::<Vec<_>>()
-        .join(" ")
 }

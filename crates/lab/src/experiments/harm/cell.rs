@@ -1,34 +1,22 @@
 //! One server in one situation, in one way, once.
 
-use hdrhistogram::Histogram;
-use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use wakeone_load::{Arrivals, Mix, Plan, Spacing};
+use wakeone_load::Plan;
 
-use super::subjects::{Subject, WORKERS, rescue_options};
-use super::{Situation, Way, clients, load_seconds, moves};
+use super::sample::of_plan;
+use super::{Cell, MOVES, RESTART, ROLL, TRIALS, clients, moves};
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
+use crate::trials::beside::{Beside, restart_all};
+use crate::trials::load::LONGEST_S;
+use crate::trials::server::{How, Who};
 use crate::under_test::ServerUnderTest;
 use crate::{measure, process, status};
 
-/// Short requests a second.
-pub const RATE_PER_S: f64 = 300.0;
-/// How long a short request keeps its worker.
-pub const USUAL_US: u64 = 2_000;
-/// How long a long one does.
-pub const LONG_US: u64 = 100_000;
-/// Requests a second where most of them block their worker, and for how long.
-const BUSY: (f64, u64) = (500.0, 6_000);
 const CONNECTIONS: usize = 64;
 const APART: Duration = Duration::from_millis(10);
-const RESTARTS: usize = 2;
-/// A request without an answer after this time is lost.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// No load lasts longer than this, whatever becomes of a restart.
-const LONGEST: f64 = 90.0;
 /// For how long the server is watched without load.
 const IDLE: Duration = Duration::from_millis(500);
 
@@ -36,13 +24,8 @@ const IDLE: Duration = Duration::from_millis(500);
 ///
 /// # Errors
 /// When the user stops it, or this machine lacks something.
-pub fn measure(
-    subject: &Subject,
-    situation: Situation,
-    way: Way,
-    context: &mut Context<'_>,
-) -> Result<Sample, Error> {
-    let found = attempt(subject, situation, way, context);
+pub fn measure(cell: &Cell, context: &mut Context<'_>) -> Result<Sample, Error> {
+    let found = attempt(cell, context);
     let (metric, why) = match found {
         Err(Error::Refused(why)) => ("refused", why),
         Err(error @ (Error::Server(_) | Error::Counts { .. })) => ("failed", error.to_string()),
@@ -54,35 +37,28 @@ pub fn measure(
     Ok(sample)
 }
 
-fn attempt(
-    subject: &Subject,
-    situation: Situation,
-    way: Way,
-    context: &mut Context<'_>,
-) -> Result<Sample, Error> {
+fn attempt(cell: &Cell, context: &mut Context<'_>) -> Result<Sample, Error> {
     let begun = Instant::now();
-    let mut server = ServerUnderTest::start(subject.launch(situation, way)?)?;
+    let mut launch = cell.server.launch(TRIALS.table.workers, cell.options())?;
+    // Attaching takes its time, and is none of the server's.
+    let attach = launch.attach.take();
+    let mut server = ServerUnderTest::start(launch)?;
     let ready = begun.elapsed();
-    match way {
-        Way::Attach => server.attach(subject.scheme, &[])?,
-        Way::AttachRescue => {
-            let options = [&["--rescue"], rescue_options(situation)].concat();
-            server.attach(subject.scheme, &options)?;
-        }
-        _ => {}
+    if let Some(options) = attach {
+        server.attach(&cell.server.scheme, &options)?;
     }
-    let mut sample = under_load(&mut server, subject, situation, way, context)?;
-    if situation == Situation::Moves {
+    let mut sample = under_load(&mut server, cell, context)?;
+    if cell.is(MOVES) {
         // Nobody would have workers pass for stuck so soon. It is asked whether something breaks.
         let times = |name: &str| name.starts_with("latency_ms") || name == "busiest";
         sample.metrics.retain(|name, _| !times(name));
     }
-    if situation == Situation::Restart {
+    if cell.is(RESTART) {
         // Several generations have served, each for another time.
         sample.metrics.remove("busiest");
     }
     sample.put("ready_s", "s", ready.as_secs_f64());
-    at_rest(&mut server, subject, way, &mut sample)?;
+    at_rest(&mut server, cell, &mut sample)?;
     server.stop(&mut sample)?;
     Ok(sample)
 }
@@ -90,19 +66,17 @@ fn attempt(
 /// The load, and the restarts under it.
 fn under_load(
     server: &mut ServerUnderTest,
-    subject: &Subject,
-    situation: Situation,
-    way: Way,
+    cell: &Cell,
     context: &mut Context<'_>,
 ) -> Result<Sample, Error> {
-    let load = Load::new(server, subject, situation, context)?;
+    let load = Load::new(server, cell, context)?;
     let over = AtomicBool::new(false);
     let quick = context.settings.quick;
     let (found, done) = std::thread::scope(|scope| {
         let over = &over;
         let server = &mut *server;
-        let thread = scope.spawn(move || beside(server, subject, situation, way, (quick, over)));
-        let found = load.send(over, context);
+        let thread = scope.spawn(move || beside(server, cell, quick, over));
+        let found = load.send(over, cell.load.typical_s(quick), context);
         over.store(true, Ordering::Relaxed);
         (found, thread.join())
     });
@@ -122,18 +96,21 @@ fn under_load(
 /// Does what a situation has beside the load, and then ends the load. Most have nothing, and a load with an end of its own.
 fn beside(
     server: &mut ServerUnderTest,
-    subject: &Subject,
-    situation: Situation,
-    way: Way,
-    (quick, over): (bool, &AtomicBool),
+    cell: &Cell,
+    quick: bool,
+    over: &AtomicBool,
 ) -> Result<(), Error> {
-    let seconds = Duration::from_secs_f64(load_seconds(situation, quick));
-    let done = match situation {
-        Situation::Restart => restart_all(subject, way, server, RESTARTS, seconds / 3),
-        Situation::Roll => restart_all(subject, way, server, 1, seconds / 3),
-        Situation::Moves => {
-            let until = match way {
-                Way::AsItIs => moves::Until::Elapsed(seconds),
+    let done = match &cell.load.beside {
+        Some(Beside::Restarts(times, pause)) => {
+            let (who, workers) = (Who::Other(cell.server), TRIALS.table.workers);
+            let pause = Duration::from_secs_f64(pause.of(quick));
+            restart_all(|nth| who.restart(server, workers, nth), *times, pause).map(drop)
+        }
+        _ if cell.is(MOVES) => {
+            let until = match cell.server.how {
+                How::AsItIs => {
+                    moves::Until::Elapsed(Duration::from_secs_f64(if quick { 2.0 } else { 5.0 }))
+                }
                 _ => moves::Until::Moves(moves::wanted(quick)),
             };
             moves::make(server.address, server.pid(), until, over)
@@ -142,21 +119,6 @@ fn beside(
     };
     over.store(true, Ordering::Relaxed);
     done
-}
-
-fn restart_all(
-    subject: &Subject,
-    way: Way,
-    server: &mut ServerUnderTest,
-    restarts: usize,
-    pause: Duration,
-) -> Result<(), Error> {
-    for nth in 1..=restarts {
-        std::thread::sleep(pause);
-        subject.restart(way, server, nth)?;
-    }
-    std::thread::sleep(pause);
-    Ok(())
 }
 
 /// How the answers that clients got are entered into the counts.
@@ -169,8 +131,8 @@ enum Counted {
 
 /// The clients of a situation.
 enum Load {
-    /// A plan of requests over HTTP, in this situation.
-    Plan(Box<Plan>, Situation),
+    /// A plan of requests over HTTP.
+    Plan(Box<Plan>),
     /// A command of the server's own.
     Command(std::process::Command),
     /// Clients that open their connections again.
@@ -178,31 +140,27 @@ enum Load {
 }
 
 impl Load {
-    fn new(
-        server: &ServerUnderTest,
-        subject: &Subject,
-        situation: Situation,
-        context: &Context<'_>,
-    ) -> Result<Self, Error> {
-        if let Some(line) = subject.client {
-            let mut seconds = load_seconds(situation, context.settings.quick);
-            if situation == Situation::Restart {
+    fn new(server: &ServerUnderTest, cell: &Cell, context: &Context<'_>) -> Result<Self, Error> {
+        let quick = context.settings.quick;
+        if !cell.server.client.is_empty() {
+            let mut seconds = cell.load.typical_s(quick);
+            if cell.is(RESTART) {
                 // It may take a while, and such a client does not wait for its end.
-                seconds += 3.0;
+                seconds += 2.5;
             }
             let values = vec![
                 ("seconds", seconds.to_string()),
                 ("seed", (context.seed % 1_000_000).to_string()),
-                ("situation", situation.name().to_owned()),
+                ("situation", cell.load.name.clone()),
             ];
-            return server.client(line, values).map(Self::Command);
+            return server
+                .client(&cell.server.client, values)
+                .map(Self::Command);
         }
-        Ok(match situation {
-            Situation::Roll => Self::Reopen(server.address),
-            _ => Self::Plan(
-                Box::new(plan(server.address, situation, context)),
-                situation,
-            ),
+        let plan = || cell.load.plan(server.address, quick, None, context.seed);
+        Ok(match cell.is(ROLL) {
+            true => Self::Reopen(server.address),
+            false => Self::Plan(Box::new(plan())),
         })
     }
 
@@ -210,118 +168,31 @@ impl Load {
     fn send(
         self,
         over: &AtomicBool,
+        typical_s: f64,
         context: &mut Context<'_>,
     ) -> Result<(Sample, Counted, u64), Error> {
         match self {
-            Load::Plan(plan, situation) => {
-                let found = send_plan(&plan, situation, over, context)?;
+            Load::Plan(plan) => {
+                let found = measure::load_until(&plan, over, typical_s, context)?;
                 let sample = of_plan(&found);
                 Ok((sample, Counted::ByLoad(Box::new(found)), 0))
             }
             Load::Command(mut command) => {
-                let sample = clients::told(&mut command, Duration::from_secs_f64(LONGEST))?;
+                let sample = clients::told(&mut command, Duration::from_secs_f64(LONGEST_S))?;
                 Ok((sample, Counted::Answers(0), 0))
             }
             Load::Reopen(address) => {
                 let found = clients::reopen(address, CONNECTIONS, APART, over);
-                let sample = found.sample(WORKERS);
+                let sample = found.sample(TRIALS.table.workers);
                 Ok((sample, Counted::Answers(found.answered), found.lost))
             }
         }
     }
 }
 
-fn plan(target: SocketAddr, situation: Situation, context: &Context<'_>) -> Plan {
-    let path = |us: u64| format!("/work?us={us}");
-    let mix = match situation {
-        Situation::Stuck => Mix::weighted([(99, path(USUAL_US)), (1, path(LONG_US))]),
-        Situation::Busy => Mix::weighted([(90, path(BUSY.1)), (10, path(0))]),
-        _ => Mix::one(path(USUAL_US)),
-    };
-    let arrivals = match situation {
-        Situation::Kept => Arrivals::Kept {
-            rate_per_s: RATE_PER_S,
-            spacing: Spacing::Poisson,
-            connections: CONNECTIONS,
-            apart: APART,
-        },
-        Situation::Busy => measure::poisson(BUSY.0),
-        _ => measure::poisson(RATE_PER_S),
-    };
-    let seconds = match situation {
-        Situation::Restart | Situation::Moves => LONGEST,
-        _ => load_seconds(situation, context.settings.quick),
-    };
-    let end = measure::for_seconds(seconds);
-    Plan {
-        timeout: PATIENCE,
-        ..measure::plan(target, arrivals, end, mix, context.seed)
-    }
-}
-
-fn send_plan(
-    plan: &Plan,
-    situation: Situation,
-    over: &AtomicBool,
-    context: &mut Context<'_>,
-) -> Result<wakeone_load::Outcome, Error> {
-    let (cancel, report) = (context.cancel, &mut *context.progress);
-    let typical = load_seconds(situation, context.settings.quick);
-    let found = wakeone_load::run(plan, over, &mut |now| {
-        if cancel.load(Ordering::Relaxed) {
-            over.store(true, Ordering::Relaxed);
-        }
-        report(now.elapsed.as_secs_f64() / typical);
-    });
-    let found = found.map_err(|source| Error::Load {
-        target: plan.target,
-        source,
-    })?;
-    context.check()?;
-    Ok(found)
-}
-
-/// The metrics of a load over HTTP. The latency is that of the usual requests, where there are others.
-fn of_plan(found: &wakeone_load::Outcome) -> Sample {
-    let mut sample = measure::sample(found, 0);
-    let lost = found.errors.values().sum();
-    if let Some(usual) = found.by_path.first() {
-        latency_of_all(&mut sample, &usual.latency, lost);
-    }
-    sample.put("lost", "count", lost as f64);
-    sample.put("planned", "count", (found.planned - found.cancelled) as f64);
-    // Where clients choose anew for each request, shares tell of the load alone.
-    sample.metrics.remove("share_max_over_mean");
-    if found.by_worker.len() > 1 {
-        let mut counts: Vec<u64> = found.by_worker.values().copied().collect();
-        counts.resize(counts.len().max(WORKERS), 0);
-        sample.put("busiest", "ratio", crate::stats::max_over_mean(&counts));
-    }
-    sample
-}
-
-/// The latency of all requests. A lost one counts as one that took as long as its client is patient. Else a server that loses
-/// those that wait would pass for a fast one. That of the answered ones stands beside it, and is not judged.
-fn latency_of_all(sample: &mut Sample, answered: &Histogram<u64>, lost: u64) {
-    sample.put("answered_ms_mean", "ms", answered.mean() / 1e6);
-    let p99 = answered.value_at_quantile(0.99) as f64;
-    sample.put("answered_ms_p99", "ms", p99 / 1e6);
-    let mut all = answered.clone();
-    if lost > 0 {
-        let patience = all.high().min(PATIENCE.as_nanos() as u64);
-        let _ = all.record_n(patience, lost);
-    }
-    measure::latency(sample, &all);
-}
-
 /// The state in which the load leaves the server: its CPU time, what it said, and what is still counted as open.
-fn at_rest(
-    server: &mut ServerUnderTest,
-    subject: &Subject,
-    way: Way,
-    sample: &mut Sample,
-) -> Result<(), Error> {
-    if way != Way::AsItIs && subject.scheme.is_empty() {
+fn at_rest(server: &mut ServerUnderTest, cell: &Cell, sample: &mut Sample) -> Result<(), Error> {
+    if cell.server.is_steered() {
         let open = status::active_at_rest(server.address)?;
         sample.put("active_at_end", "count", open as f64);
         sample.put("moves", "count", status::moves(server.address)?.0 as f64);
@@ -349,22 +220,3 @@ fn at_rest(
 
 /// Words of servers that something went wrong in.
 const COMPLAINTS: [&str; 4] = ["Traceback", "panicked", "a worker ended", "did not end"];
-
-/// The result that a client of the server's own printed.
-pub fn of_told(told: &Value) -> Option<Sample> {
-    let number = |name: &str| told.get(name)?.as_f64();
-    let mut histogram = Histogram::<u64>::new_with_bounds(1, 600_000_000_000, 3).ok()?;
-    for ms in told.get("latency_ms")?.as_array()? {
-        histogram.record((ms.as_f64()? * 1e6) as u64).ok()?;
-    }
-    let mut sample = Sample::default();
-    let lost = number("lost")?;
-    latency_of_all(&mut sample, &histogram, lost as u64);
-    sample.put("lost", "count", lost);
-    sample.put("planned", "count", number("sent")?);
-    sample.distributions.insert(
-        "latency_ms".into(),
-        crate::distribution::Distribution::from_ns(&histogram),
-    );
-    Some(sample)
-}

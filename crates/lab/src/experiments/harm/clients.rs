@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use super::cell::of_told;
+use super::sample::of_told;
 use crate::error::Error;
 use crate::experiment::Sample;
 use crate::stats;

@@ -1,10 +1,10 @@
 //! A cell has harm in each column in which the server is worse with us than as it is.
 
-use super::subjects::Subject;
-use super::{CARD, Situation, Way, arm_name, cells, pairing};
+use super::{BOOT, CARD, Cell, MOVES, RESTART, ours, pairing};
 use crate::experiment::Pairing;
 use crate::result::{Expectation, Outcome};
 use crate::stats;
+use crate::trials::server::How;
 
 /// The metrics of which the ratio to the server as it is counts.
 pub const RATIOS: [&str; 3] = ["latency_ms_mean", "latency_ms_p99", "busiest"];
@@ -16,24 +16,18 @@ const MARGINS: [(&str, f64); 2] = [("idle_cpus", 0.2), ("ready_s", 1.0)];
 const BAR: f64 = 1.05;
 
 /// The metrics in which a way is worse than the server as it is. None where either was not measured.
-pub fn worse(
-    outcome: &Outcome,
-    subject: &Subject,
-    situation: Situation,
-    way: Way,
-) -> Option<Vec<&'static str>> {
-    let theirs = arm_name(subject, situation, Way::AsItIs);
-    let ours = arm_name(subject, situation, way);
+pub fn worse(outcome: &Outcome, cell: &Cell) -> Option<Vec<&'static str>> {
+    let (ours, theirs) = (cell.name(), cell.with(How::AsItIs).name());
     let (found, before) = (outcome.variant(&ours)?, outcome.variant(&theirs)?);
     let total = |name: &str, metric: &str| outcome.values(name, metric).iter().sum::<f64>();
     // A connection that was split off to a worker that accepts late is answered late: known, and what is asked is the count.
-    let is_compared = situation != Situation::Boot;
+    let is_compared = !cell.is(BOOT);
     let ratios = RATIOS.into_iter().filter(|metric| {
-        let compared = pairing(subject, situation, way, metric);
+        let compared = pairing(cell, metric);
         excess(outcome, &compared).is_some_and(|times| is_compared && times > BAR)
     });
     // A server that restarts may lose what it has just accepted, with us and without: how many is chance.
-    let by_chance = situation == Situation::Restart;
+    let by_chance = cell.is(RESTART);
     let sums = SUMS.into_iter().filter(|metric| {
         let (more, less) = (total(&ours, metric), total(&theirs, metric));
         more > less && !(by_chance && is_chance(more as u64, less as u64))
@@ -57,7 +51,7 @@ pub fn worse(
         all.push("active_at_end");
     }
     let moves = outcome.values(&ours, "moves");
-    if situation == Situation::Moves && !moves.is_empty() {
+    if cell.is(MOVES) && !moves.is_empty() {
         let wanted = outcome.parameters.get("moves").and_then(|w| w.as_f64());
         if wanted.is_some_and(|wanted| stats::min(moves) < wanted) {
             all.push("moves");
@@ -93,15 +87,8 @@ fn excess(outcome: &Outcome, compared: &Pairing) -> Option<f64> {
 
 /// The variants that are worse than as it is in some column.
 pub fn all_worse(outcome: &Outcome) -> Vec<String> {
-    let all = cells().flat_map(|(subject, situation)| {
-        let ways = subject.ways(situation).into_iter().skip(1);
-        ways.map(move |way| (subject, situation, way))
-    });
-    let bad = all.filter(|(subject, situation, way)| {
-        worse(outcome, subject, *situation, *way).is_some_and(|columns| !columns.is_empty())
-    });
-    bad.map(|(subject, situation, way)| arm_name(subject, situation, way))
-        .collect()
+    let bad = |cell: &Cell| worse(outcome, cell).is_some_and(|columns| !columns.is_empty());
+    ours().filter(bad).map(|cell| cell.name()).collect()
 }
 
 /// Whether it was refused beforehand in each round.
@@ -116,24 +103,17 @@ pub fn refused<'a>(outcome: &'a Outcome, name: &str) -> Option<&'a str> {
 /// An expectation for each server, situation and way that was measured, and one that all servers were there.
 pub fn all(outcome: &Outcome) -> Vec<Expectation> {
     let mut all = Vec::new();
-    for (subject, situation) in cells() {
-        for way in subject.ways(situation).into_iter().skip(1) {
-            let name = arm_name(subject, situation, way);
-            if outcome.variant(&name).is_none() {
-                continue;
-            }
-            let bad = worse(outcome, subject, situation, way);
-            let columns = bad.as_deref().unwrap_or_default().join(", ");
-            let names = [
-                ("cell", &*name),
-                (
-                    "columns",
-                    if columns.is_empty() { "none" } else { &columns },
-                ),
-            ];
-            let count = bad.map(|bad| bad.len() as f64);
-            all.push(CARD.expect_of("{cell}", &names, count));
+    for cell in ours() {
+        let name = cell.name();
+        if outcome.variant(&name).is_none() {
+            continue;
         }
+        let bad = worse(outcome, &cell);
+        let columns = bad.as_deref().unwrap_or_default().join(", ");
+        let columns = if columns.is_empty() { "none" } else { &columns };
+        let names = [("cell", &*name), ("columns", columns)];
+        let count = bad.map(|bad| bad.len() as f64);
+        all.push(CARD.expect_of("{cell}", &names, count));
     }
     let left_out = outcome
         .parameters
@@ -147,20 +127,19 @@ pub fn all(outcome: &Outcome) -> Vec<Expectation> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Harm, subjects};
+    use super::super::Harm;
     use super::*;
     use crate::experiment::Experiment;
     use crate::result::Comparison;
     use crate::result::tests::{self, SOUND, Values, failing, outcome};
 
-    const STEADY: Situation = Situation::Steady;
     const NOTHING: Values<'static> = ("moves", &[0.0]);
 
     /// Judges gunicorn in a steady load, by the means of five rounds each, its losses while attached, and another metric.
     fn judged(theirs: [f64; 5], ours: [f64; 5], lost: f64, more: Values<'_>) -> Vec<String> {
-        let all = subjects::ALL.iter();
-        let subject = all.into_iter().find(|s| s.name == "gunicorn-sync");
-        let compared = pairing(subject.unwrap(), STEADY, Way::Attach, "latency_ms_mean");
+        let mut all = super::ours();
+        let cell = all.find(|cell| cell.name() == "gunicorn-sync/steady/attach");
+        let compared = pairing(&cell.unwrap(), "latency_ms_mean");
         let lost = [lost];
         let of = |mean: [f64; 5]| (mean, SOUND[1..].to_vec());
         let ((after, mut attached), (before, mut as_it_is)) = (of(ours), of(theirs));

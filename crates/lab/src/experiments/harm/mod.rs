@@ -5,129 +5,142 @@ mod clients;
 mod judge;
 mod moves;
 mod present;
-mod subjects;
+mod sample;
 
 use serde_json::json;
+use std::sync::LazyLock;
 
 use crate::card::{Card, card};
 use crate::error::Error;
 use crate::experiment::{Arm, Context, Design, Experiment, Pairing, Sample, Settings, parameters};
 use crate::present::Block;
 use crate::result::{Expectation, Outcome};
+use crate::trials::Trials;
+use crate::trials::load::Load;
+use crate::trials::server::{How, Server, Who};
 use crate::{answers, views};
-use subjects::{ALL, Subject};
 
 card!();
+
+/// The servers and the situations, which are its loads.
+pub static TRIALS: LazyLock<Trials> = LazyLock::new(|| Trials::read(&CARD));
 
 /// The experiment.
 pub struct Harm;
 
-/// The ways to hand out a server's connections.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// The server, without us.
-    AsItIs,
-    /// `wakeone attach`.
-    Attach,
-    /// `wakeone attach --rescue`.
-    AttachRescue,
-    /// `wakeone run`, a process for each worker.
-    Run,
-    /// `wakeone run --split`.
-    Split,
+/// Whoever may hand out connections, the server without us first.
+const WAYS: [How; 5] = [
+    How::AsItIs,
+    How::Attach,
+    How::AttachRescue,
+    How::Run,
+    How::Split,
+];
+/// Workers are stopped for some milliseconds, one after the other, until queues have been moved many times.
+const MOVES: &str = "moves";
+/// Requests come before the first worker accepts.
+const BOOT: &str = "boot";
+/// It is restarted, or reloaded.
+const RESTART: &str = "restart";
+/// It is restarted while clients keep connections. A client that loses its connection opens it again.
+const ROLL: &str = "roll";
+
+/// One server in one situation, in one way.
+#[derive(Debug, Clone, Copy)]
+struct Cell {
+    server: &'static Server,
+    load: &'static Load,
 }
 
-impl Way {
-    /// Last part of the variants' names.
-    fn name(self) -> &'static str {
-        match self {
-            Way::AsItIs => "as-it-is",
-            Way::Attach => "attach",
-            Way::AttachRescue => "attach+rescue",
-            Way::Run => "run",
-            Way::Split => "split",
+/// Each server in each way.
+static SERVERS: LazyLock<Vec<Server>> = LazyLock::new(|| {
+    let mut all: Vec<Server> = Vec::new();
+    for variant in TRIALS.variants() {
+        let Who::Other(server) = variant.who else {
+            continue;
+        };
+        if all.iter().all(|one| one.name != server.name) {
+            all.extend(WAYS.map(|how| server.with(how)));
+        }
+    }
+    all
+});
+
+impl Cell {
+    /// First and middle part of the variants' names.
+    fn of(&self) -> String {
+        format!("{}/{}", self.server.name, self.load.name)
+    }
+
+    fn name(&self) -> String {
+        format!("{}/{}", self.of(), self.server.how.name())
+    }
+
+    fn is(&self, situation: &str) -> bool {
+        self.load.name == situation
+    }
+
+    /// The same server in the same situation, in another way.
+    fn with(&self, how: How) -> Self {
+        let mut all = SERVERS.iter();
+        let same = all.find(|one| one.name == self.server.name && one.how == how);
+        Self {
+            server: same.unwrap_or(self.server),
+            ..*self
+        }
+    }
+
+    /// Whether its server can be served in its way.
+    fn fits(&self) -> bool {
+        let server = self.server;
+        match server.how {
+            How::AsItIs => true,
+            How::Split => server.shared,
+            _ if server.shared => false,
+            // It moves nothing.
+            How::Attach => !self.is(MOVES),
+            // A datagram socket has no accept queue to move.
+            How::AttachRescue => server.scheme.is_empty(),
+            How::Run => !server.run.is_empty(),
+        }
+    }
+
+    /// The options of steering in its situation.
+    fn options(&self) -> &'static [&'static str] {
+        match self.is(MOVES) {
+            true => moves::OPTIONS,
+            false => &[],
         }
     }
 }
 
-/// The situations that a server is measured in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Situation {
-    /// Short requests in an open loop, a connection each.
-    Steady,
-    /// Short requests over connections that were opened slowly before.
-    Kept,
-    /// One request in a hundred is long.
-    Stuck,
-    /// Most requests block their worker for some milliseconds.
-    Busy,
-    /// It is restarted, or reloaded, twice.
-    Restart,
-    /// It is restarted while clients keep connections. A client that loses its connection opens it again.
-    Roll,
-    /// Requests come before the first worker accepts.
-    Boot,
-    /// Workers are stopped for some milliseconds, one after the other, until queues have been moved many times.
-    Moves,
+/// All of them, those of a server together, those of one situation in the order of the ways.
+fn cells() -> impl Iterator<Item = Cell> {
+    SERVERS.iter().step_by(WAYS.len()).flat_map(|server| {
+        let loads = TRIALS.table.load.iter();
+        let here = loads.filter(|load| load.servers.contains(&server.name));
+        here.flat_map(|load| ways(Cell { server, load }))
+    })
 }
 
-impl Situation {
-    /// Middle part of the variants' names.
-    fn name(self) -> &'static str {
-        match self {
-            Situation::Steady => "steady",
-            Situation::Kept => "kept",
-            Situation::Stuck => "stuck",
-            Situation::Busy => "busy",
-            Situation::Restart => "restart",
-            Situation::Roll => "roll",
-            Situation::Boot => "boot",
-            Situation::Moves => "moves",
-        }
-    }
+/// A server in a situation, in each way that fits.
+fn ways(cell: Cell) -> impl Iterator<Item = Cell> {
+    let all = WAYS.into_iter().map(move |how| cell.with(how));
+    all.filter(Cell::fits)
 }
 
-/// How long the load of a situation lasts. Two restarts delay one request in a hundred of a shorter one, so that its 99th
-/// percentile would be chance.
-fn load_seconds(situation: Situation, quick: bool) -> f64 {
-    match situation {
-        Situation::Restart => 5.0,
-        _ if quick => 2.0,
-        _ => 5.0,
-    }
-}
-
-/// One server in one situation.
-fn of(subject: &Subject, situation: Situation) -> String {
-    format!("{}/{}", subject.name, situation.name())
-}
-
-fn arm_name(subject: &Subject, situation: Situation, way: Way) -> String {
-    format!("{}/{}", of(subject, situation), way.name())
-}
-
-fn cells() -> impl Iterator<Item = (&'static Subject, Situation)> {
-    ALL.iter()
-        .flat_map(|subject| subject.situations.iter().map(move |s| (subject, *s)))
-}
-
-fn parse(name: &str) -> Result<(&'static Subject, Situation, Way), Error> {
-    let all = cells().flat_map(|(subject, situation)| {
-        let ways = subject.ways(situation).into_iter();
-        ways.map(move |way| (subject, situation, way))
-    });
-    all.into_iter()
-        .find(|(subject, situation, way)| arm_name(subject, *situation, *way) == name)
-        .ok_or_else(|| Error::Unknown(name.into()))
+/// Those of [`cells`] that are ours.
+fn ours() -> impl Iterator<Item = Cell> {
+    cells().filter(|cell| cell.server.how != How::AsItIs)
 }
 
 /// The comparison of a way with the server as it is.
-fn pairing(subject: &Subject, situation: Situation, way: Way, metric: &str) -> Pairing {
-    let a = arm_name(subject, situation, way);
+fn pairing(cell: &Cell, metric: &str) -> Pairing {
+    let a = cell.name();
     Pairing {
         name: format!("{a}: {metric} / as it is"),
         a,
-        b: arm_name(subject, situation, Way::AsItIs),
+        b: cell.with(How::AsItIs).name(),
         metric: metric.into(),
     }
 }
@@ -138,44 +151,38 @@ impl Experiment for Harm {
     }
 
     fn design(&self, settings: &Settings) -> Design {
-        let seconds = |situation| load_seconds(situation, settings.quick);
+        let quick = settings.quick;
         let mut design = Design {
-            rounds: if settings.quick { 2 } else { 5 },
+            rounds: TRIALS.table.rounds.of(quick),
             parameters: parameters([
-                ("workers", json!(subjects::WORKERS)),
-                ("load_s", json!(seconds(Situation::Steady))),
-                ("restart_s", json!(seconds(Situation::Restart))),
-                ("rate_per_s", json!(cell::RATE_PER_S)),
-                ("usual_us", json!(cell::USUAL_US)),
-                ("long_us", json!(cell::LONG_US)),
-                ("moves", json!(moves::wanted(settings.quick))),
+                ("workers", json!(TRIALS.table.workers)),
+                ("moves", json!(moves::wanted(quick))),
             ]),
             ..Design::default()
         };
-        for (group, (subject, situation)) in cells().enumerate() {
-            for way in subject.ways(situation) {
-                let name = arm_name(subject, situation, way);
-                let arm = Arm {
-                    name: name.clone(),
-                    group,
-                    seconds: seconds(situation) + 4.0,
-                };
-                design.offer(arm, &name, subject.lacks(way));
+        let loads = TRIALS.table.load.iter();
+        let loads = loads.flat_map(|load| load.parameters(quick));
+        design.parameters.extend(loads);
+        let mut groups: Vec<String> = Vec::new();
+        for cell in cells() {
+            if groups.last() != Some(&cell.of()) {
+                groups.push(cell.of());
             }
+            let arm = Arm {
+                name: cell.name(),
+                group: groups.len(),
+                seconds: cell.load.typical_s(quick) + 4.0,
+            };
+            design.offer(arm, &cell.name(), cell.server.lacks());
         }
-        let pairs = cells().flat_map(|(subject, situation)| {
-            let ours = subject.ways(situation).into_iter().skip(1);
-            ours.flat_map(move |way| {
-                judge::RATIOS.map(|metric| pairing(subject, situation, way, metric))
-            })
-        });
-        design.compare(pairs);
+        design.compare(ours().flat_map(|cell| judge::RATIOS.map(|metric| pairing(&cell, metric))));
         design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {
-        let (subject, situation, way) = parse(&arm.name)?;
-        cell::measure(subject, situation, way, context)
+        let cell = cells().find(|cell| cell.name() == arm.name);
+        let cell = cell.ok_or_else(|| Error::Unknown(arm.name.clone()))?;
+        cell::measure(&cell, context)
     }
 
     /// Of 150 cells, some are beyond the spread of five rounds by chance.
@@ -195,25 +202,5 @@ impl Experiment for Harm {
         blocks.extend(present::servers(outcome));
         blocks.extend(outcome.left_out().map(Block::Paragraph));
         blocks
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_variants_go_both_ways() {
-        for (subject, situation) in cells() {
-            for way in subject.ways(situation) {
-                let name = arm_name(subject, situation, way);
-                let found = parse(&name).unwrap();
-                assert_eq!(
-                    (found.0.name, found.1, found.2),
-                    (subject.name, situation, way)
-                );
-            }
-        }
-        assert!(parse("nginx/steady/split").is_err());
     }
 }

@@ -1,12 +1,11 @@
 //! The tables: a summary, and one for each server.
 
 use super::judge::{refused, worse};
-use super::subjects::{ALL, Subject};
-use super::{Situation, Way, arm_name, cells, judge, pairing};
+use super::{Cell, WAYS, cells, judge, ours, pairing};
 use crate::present::{Block, Row, Table, cell, number};
 use crate::result::Outcome;
+use crate::trials::server::How;
 
-const OURS: [Way; 4] = [Way::Attach, Way::AttachRescue, Way::Run, Way::Split];
 /// The columns of a server's table: a head, and its metric.
 const COLUMNS: [(&str, &str); 9] = [
     ("lost", "lost"),
@@ -22,32 +21,29 @@ const COLUMNS: [(&str, &str); 9] = [
 
 /// How many cells are no worse.
 pub fn meaning(outcome: &Outcome) -> String {
-    let all = cells().flat_map(|(subject, situation)| {
-        let ways = subject.ways(situation).into_iter().skip(1);
-        ways.filter_map(move |way| {
-            let name = arm_name(subject, situation, way);
-            let refused = refused(outcome, &name).is_some();
-            Some((refused, worse(outcome, subject, situation, way)?))
-        })
-    });
-    let (mut good, mut bad, mut no) = (0, 0, 0);
-    for (refused, worse) in all {
-        match (refused, worse.is_empty()) {
-            (true, _) => no += 1,
-            (_, true) => good += 1,
-            _ => bad += 1,
-        }
-    }
+    let all = ours().filter_map(|cell| Some((cell.name(), worse(outcome, &cell)?)));
+    let (refusals, others): (Vec<_>, Vec<_>) =
+        all.partition(|(name, _)| refused(outcome, name).is_some());
+    let good = others.iter().filter(|(_, worse)| worse.is_empty()).count();
+    let (bad, no) = (others.len() - good, refusals.len());
     format!(
         "{good} of {} servers, situations and ways are no worse with us than as they are, {bad} are worse, {no} were refused beforehand.",
         good + bad + no
     )
 }
 
+/// The names of the servers, in order.
+fn servers_in_order() -> Vec<&'static str> {
+    let mut names: Vec<&str> = cells().map(|cell| cell.server.name.as_str()).collect();
+    names.dedup();
+    names
+}
+
 /// A row for each server, and for each way the columns that are worse.
 pub fn summary(outcome: &Outcome) -> Table {
-    let rows = ALL.iter().filter_map(|subject| {
-        let found = OURS.map(|way| told(outcome, subject, way));
+    let ways = &WAYS[1..];
+    let rows = servers_in_order().into_iter().filter_map(|server| {
+        let found: Vec<_> = ways.iter().map(|how| told(outcome, server, *how)).collect();
         let measured = found.iter().any(Option::is_some);
         let bad = |(nth, text): (usize, &Option<String>)| {
             let bad = text
@@ -56,12 +52,14 @@ pub fn summary(outcome: &Outcome) -> Table {
             bad.then_some(nth + 1)
         };
         let bad = found.iter().enumerate().filter_map(bad).collect();
-        let cells = found.clone().map(|text| text.unwrap_or_else(|| cell(None)));
-        measured.then(|| Row::named(subject.name, cells).marking(bad))
+        let cells = found
+            .into_iter()
+            .map(|text| text.unwrap_or_else(|| cell(None)));
+        measured.then(|| Row::named(server, cells).marking(bad))
     });
     Table::new(
         "Where a server is worse with us than as it is. ✗: in what.",
-        OURS.map(Way::name),
+        ways.iter().map(|how| how.name()),
         rows,
     )
 }
@@ -69,18 +67,19 @@ pub fn summary(outcome: &Outcome) -> Table {
 const GOOD: &str = "no worse";
 const REFUSED: &str = "refused";
 
-fn told(outcome: &Outcome, subject: &Subject, way: Way) -> Option<String> {
+fn told(outcome: &Outcome, server: &str, how: How) -> Option<String> {
     let (mut bad, mut measured, mut refusals) = (Vec::new(), 0, 0);
-    for situation in subject.situations {
-        let Some(worse) = worse(outcome, subject, *situation, way) else {
+    let of_it = ours().filter(|cell| cell.server.name == server && cell.server.how == how);
+    for cell in of_it {
+        let Some(worse) = worse(outcome, &cell) else {
             continue;
         };
         measured += 1;
-        if refused(outcome, &arm_name(subject, *situation, way)).is_some() {
+        if refused(outcome, &cell.name()).is_some() {
             refusals += 1;
         } else if !worse.is_empty() {
             let heads: Vec<&str> = worse.iter().map(|metric| head(metric)).collect();
-            bad.push(format!("{}: {}", situation.name(), heads.join(", ")));
+            bad.push(format!("{}: {}", cell.load.name, heads.join(", ")));
         }
     }
     match (measured, bad.is_empty()) {
@@ -99,27 +98,19 @@ fn head(metric: &str) -> &str {
 /// A table for each server, and the reasons of refusals and failures.
 pub fn servers(outcome: &Outcome) -> Vec<Block> {
     let mut blocks = Vec::new();
-    for subject in ALL {
-        let cells = subject
-            .situations
-            .iter()
-            .flat_map(|s| subject.ways(*s).into_iter().map(move |w| (*s, w)));
-        let rows: Vec<Row> = cells
-            .clone()
-            .filter_map(|(situation, way)| row(outcome, subject, situation, way))
-            .collect();
+    for server in servers_in_order() {
+        let of_it = || cells().filter(|cell| cell.server.name == server);
+        let rows: Vec<Row> = of_it().filter_map(|cell| row(outcome, &cell)).collect();
         if rows.is_empty() {
             continue;
         }
         let caption = format!(
-            "{}: lost and errors of all rounds together, else medians, and how many times as it is. ✗: worse.",
-            subject.name
+            "{server}: lost and errors of all rounds together, else medians, and how many times as it is. ✗: worse."
         );
         let heads = COLUMNS.map(|(head, _)| head);
         blocks.push(Block::Table(Table::new(caption, heads, rows)));
-        for (situation, way) in cells {
-            blocks.extend(notes(outcome, &arm_name(subject, situation, way)).map(Block::Paragraph));
-        }
+        let noted = of_it().filter_map(|cell| notes(outcome, &cell.name()));
+        blocks.extend(noted.map(Block::Paragraph));
     }
     blocks
 }
@@ -133,12 +124,11 @@ fn notes(outcome: &Outcome, name: &str) -> Option<String> {
     (!told.is_empty()).then(|| format!("{name}: {}.", told.join("; ")))
 }
 
-fn row(outcome: &Outcome, subject: &Subject, situation: Situation, way: Way) -> Option<Row> {
-    let name = arm_name(subject, situation, way);
-    let found = outcome.variant(&name)?;
-    let bad = match way {
-        Way::AsItIs => Vec::new(),
-        _ => worse(outcome, subject, situation, way).unwrap_or_default(),
+fn row(outcome: &Outcome, of: &Cell) -> Option<Row> {
+    let found = outcome.variant(&of.name())?;
+    let bad = match of.server.how {
+        How::AsItIs => Vec::new(),
+        _ => worse(outcome, of).unwrap_or_default(),
     };
     let shown = |metric: &str| {
         let value = match metric {
@@ -147,7 +137,7 @@ fn row(outcome: &Outcome, subject: &Subject, situation: Situation, way: Way) -> 
         };
         let ratio = judge::RATIOS
             .contains(&metric)
-            .then(|| outcome.ratio(&pairing(subject, situation, way, metric).name))
+            .then(|| outcome.ratio(&pairing(of, metric).name))
             .flatten();
         match ratio {
             Some(times) => format!("{} ×{}", cell(value), number(times)),
@@ -159,7 +149,7 @@ fn row(outcome: &Outcome, subject: &Subject, situation: Situation, way: Way) -> 
         .enumerate()
         .filter(|(_, (_, metric))| bad.contains(metric));
     let mut marks: Vec<usize> = marks.map(|(nth, _)| nth + 1).collect();
-    let mut label = format!("{} {}", situation.name(), way.name());
+    let mut label = format!("{} {}", of.load.name, of.server.how.name());
     for word in ["refused", "failed"] {
         if let Some(rounds) = found.metrics.get(word) {
             label = format!("{label}, {word} {} times", rounds.values.len());

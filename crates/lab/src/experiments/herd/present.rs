@@ -143,22 +143,17 @@ fn settle_table(
     caption: &str,
 ) -> Table {
     let ways = &waiters::ALL[which];
-    let mut head: Vec<String> = vec!["threads".into()];
-    head.extend(PUBLISHED.map(|(name, _)| name.to_owned()));
-    head.extend(ways.iter().map(|w| short(*w)));
+    let theirs = PUBLISHED.iter().map(|(name, _)| (*name).to_owned());
+    let head = theirs.chain(ways.iter().map(|w| short(*w)));
     let row = |x: f64| {
-        let mut cells = vec![number(x)];
-        cells.extend(PUBLISHED.map(|(name, _)| at(&published.curve(name, "settle_us"), x)));
+        let theirs = PUBLISHED.iter();
+        let theirs = theirs.map(|(name, _)| at(&published.curve(name, "settle_us"), x));
         let ours = ways.iter().map(|w| at(&curve(outcome, *w, "settle_us"), x));
-        cells.extend(ours);
-        Row::ours(cells)
+        Row::named(number(x), theirs.chain(ours))
     };
     let sizes = published.curve("Kernel", "settle_us");
-    Table {
-        caption: caption.into(),
-        head,
-        rows: sizes.into_iter().map(|p| row(p.0)).collect(),
-    }
+    let table = Table::new(caption, head, sizes.into_iter().map(|p| row(p.0)));
+    table.by("threads")
 }
 
 /// The name under a caption that already names the queue.
@@ -173,27 +168,22 @@ fn wakeups_table(outcome: &Outcome, which: std::ops::Range<usize>, whose: &str) 
         .into_iter()
         .map(|p| p.0)
         .collect();
-    let mut head: Vec<String> = vec!["threads".into()];
-    head.extend(ways.iter().map(|w| short(*w)));
     let row = |x: f64| {
-        let mut cells = vec![number(x)];
-        cells.extend(ways.iter().map(|w| {
+        let cells = ways.iter().map(|w| {
             let of = |metric| at(&curve(outcome, *w, metric), x);
             let switches = of("voluntary_switches_per_tap");
             match w {
                 Waiting::Patched(_) => format!("{} ({switches})", of("woken_by_connection")),
                 _ => format!("{} ({switches})", of("wakeups_per_tap")),
             }
-        }));
-        Row::ours(cells)
+        });
+        Row::named(number(x), cells)
     };
-    Table {
-        caption: format!(
-            "Threads woken for one connection by {whose}, as the scheduler's tracepoints say; in brackets voluntary switches from /proc as a check."
-        ),
-        head,
-        rows: sizes.into_iter().map(row).collect(),
-    }
+    let caption = format!(
+        "Threads woken for one connection by {whose}, as the scheduler's tracepoints say; in brackets voluntary switches from /proc as a check."
+    );
+    let head = ways.iter().map(|w| short(*w));
+    Table::new(caption, head, sizes.into_iter().map(row)).by("threads")
 }
 
 /// The value of a curve at `x`, for a table.
@@ -256,18 +246,8 @@ fn kernel_today(outcome: &Outcome, published: &Published) -> String {
     ) else {
         return "Not all of the kernel's ways of waiting were measured.".into();
     };
-    let herd = if all >= 0.7 {
-        "The herd is still there for who asks for it: without EPOLLEXCLUSIVE"
-    } else {
-        "The herd is smaller than it was: without EPOLLEXCLUSIVE"
-    };
-    let constant = if exclusive.abs() <= 0.3 && accept.abs() <= 0.3 {
-        "stays nearly constant, as the paper's two patches promised"
-    } else {
-        "grows as well here, which the paper's two patches did not let expect"
-    };
     format!(
-        "{herd} the settle time grows as threads^{} (2000: threads^{}), and one connection wakes {} threads of the largest herd. With EPOLLEXCLUSIVE (threads^{}, {} woken) and in blocking accept (threads^{}, {} woken) it {constant}.",
+        "For who asks for all, without EPOLLEXCLUSIVE, the settle time grows as threads^{} (2000: threads^{}), and one connection wakes {} threads of the largest herd. With EPOLLEXCLUSIVE it grows as threads^{}, and {} are woken; in blocking accept as threads^{}, and {} are woken. The paper's two patches promised that it stays constant.",
         exponent(all),
         exponent(theirs),
         number(woken(outcome, Waiting::WakeAll)),

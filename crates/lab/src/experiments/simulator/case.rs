@@ -3,13 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use wakeone::policy::Policy;
+use wakeone_control::policy::Policy;
 use wakeone_load::{Arrivals, Mix, Plan, Stop};
 use wakeone_sim::{Dispatch, Faults, Setup, Wake};
 
 use crate::experiments::simulated::PATIENCE_S;
-use crate::experiments::tills::workload;
-use crate::experiments::{pinned, spread};
+use crate::experiments::{PINNED, spread, tills};
 use crate::measure;
 use crate::ways::{Serving, Way};
 
@@ -53,30 +52,29 @@ const SPREAD: &[Way] = &[
     Way::ReuseportHash,
     Way::LeastConnections,
 ];
-const PINNED: &[Way] = &[Way::ReuseportHash, Way::LeastConnectionsRescue];
+const PINNED_WAYS: &[Way] = &[Way::ReuseportHash, Way::LeastConnectionsRescue];
 
 /// Requests of `pinned`: more than the experiment of that name sends, so that chance decides less.
 const PINNED_REQUESTS: u64 = 400;
 
 /// All cases, at the full size or a smaller one.
 pub fn cases(quick: bool) -> Vec<Case> {
-    let of_tills = workload::workloads(quick);
-    let ways = [KEPT, BLOCKING];
-    let mut all: Vec<Case> = of_tills
-        .into_iter()
-        .zip(ways)
-        .map(|(workload, ways)| Case {
-            name: workload.name,
-            workers: workload::WORKERS,
-            serving: workload.serving,
+    let ways = [("kept", KEPT), ("stuck", BLOCKING)];
+    let of_tills = ways.map(|(name, ways)| {
+        let load = tills::TRIALS.load(name);
+        Case {
+            name,
+            workers: tills::TRIALS.table.workers,
+            serving: load.serving,
             ways,
-            seconds: workload.seconds,
+            seconds: load.typical_s(quick),
             pinned: None,
-            end: measure::for_requests(workload.requests),
-            arrivals: workload.arrivals,
-            mix: workload.mix,
-        })
-        .collect();
+            end: load.stop(quick),
+            arrivals: load.arrivals(None),
+            mix: load.mix(),
+        }
+    });
+    let mut all: Vec<Case> = of_tills.into();
     let spread_s = if quick { 2.0 } else { 6.0 };
     let pinned_s = if quick { 3.0 } else { 6.0 };
     all.push(Case {
@@ -90,15 +88,16 @@ pub fn cases(quick: bool) -> Vec<Case> {
         mix: Mix::one(format!("/work?us={}&kind=cpu", spread::REQUEST_US)),
         end: measure::for_seconds(spread_s),
     });
+    let pinned = PINNED.0.load("pinned");
     all.push(Case {
         name: "pinned",
-        workers: pinned::WORKERS,
+        workers: PINNED.0.table.workers,
         serving: Serving::Blocking,
-        ways: PINNED,
+        ways: PINNED_WAYS,
         seconds: pinned_s + 1.0,
         pinned: Some(Duration::from_secs_f64(pinned_s)),
-        arrivals: closed(pinned::CLIENTS),
-        mix: Mix::one(format!("/work?us={}&kind=sleep", pinned::USUAL_US)),
+        arrivals: pinned.arrivals(None),
+        mix: pinned.mix(),
         end: measure::for_requests(PINNED_REQUESTS),
     });
     all

@@ -5,12 +5,12 @@ mod replay;
 
 use serde_json::json;
 
-use super::pinned::load_while_pinned;
 use crate::card::{Card, card};
 use crate::error::Error;
 use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
 use crate::present::{Block, Row, Table, cell};
 use crate::result::{Expectation, Outcome};
+use crate::trials::beside::load_while_pinned;
 use crate::under_test::ServerUnderTest;
 use crate::ways::{self, Way};
 use crate::{measure, views};
@@ -66,7 +66,7 @@ impl Experiment for Simulator {
         let (found, pinned_s) = match case.pinned {
             Some(length) => {
                 let path = format!("/work?us={}&kind=sleep", length.as_micros());
-                load_while_pinned(&mut server, &plan, (path, length), context)?
+                load_while_pinned(&mut server, &plan, (&path, length), context)?
             }
             None => (server.load(&plan, context)?, 0.0),
         };

@@ -8,7 +8,7 @@ use wakeone_load::Mix;
 
 use crate::card::{Card, card};
 use crate::error::Error;
-use crate::experiment::{Arm, Context, Design, Experiment, Sample, Settings, parameters};
+use crate::experiment::{Arm, Context, Design, Experiment, Pairing, Sample, Settings, parameters};
 use crate::present::Block;
 use crate::result::{Expectation, Outcome};
 use crate::under_test::ServerUnderTest;
@@ -53,13 +53,12 @@ impl Experiment for Spread {
         Design {
             rounds: if settings.quick { 3 } else { 7 },
             arms: ways::arms("spread", &here(), 0, seconds + 0.7),
-            pairings: vec![ways::pairing(
-                EXCLUSIVE_TO_OURS,
-                "spread",
-                "cpu_max_over_mean",
-                Way::SharedEpollExclusive,
-                Way::LeastConnections,
-            )],
+            pairings: vec![Pairing {
+                name: EXCLUSIVE_TO_OURS.into(),
+                a: arm_name(Way::SharedEpollExclusive),
+                b: arm_name(Way::LeastConnections),
+                metric: "cpu_max_over_mean".into(),
+            }],
             steady: "cpu_max_over_mean",
             parameters: parameters([
                 ("workers", json!(WORKERS)),

@@ -4,12 +4,18 @@ use super::{CARD, CONNECTIONS, WAYS, WORKERS, arm_name};
 use crate::present::{Bar, Block, Chart, Kind, Row, Style, Table, number};
 use crate::published::Published;
 use crate::result::Outcome;
+use crate::trials::pooled_shares;
 use crate::ways::Way;
 use crate::{stats, views};
 
 pub fn present(outcome: &Outcome) -> Vec<Block> {
     let published = Published::parse(CARD.published);
-    let mut blocks = views::meaning(meaning(outcome));
+    let mut blocks = views::meaning(
+        ["six", "load", "ring"]
+            .map(|word| CARD.say(word, outcome, &[]))
+            .into_iter()
+            .flatten(),
+    );
     blocks.push(Block::Table(one_by_one(outcome, &published)));
     blocks.push(Block::Table(answers(outcome)));
     blocks.push(Block::Table(cpu_table(outcome, &published)));
@@ -29,12 +35,9 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
 }
 
 fn shares(outcome: &Outcome, way: Way) -> Vec<f64> {
-    let values = |w: usize| outcome.values(&arm_name(way), &format!("share_worker_{w}"));
-    (0..WORKERS)
-        .map(values)
-        .filter(|v| !v.is_empty())
-        .map(stats::mean)
-        .collect()
+    outcome
+        .variant(&arm_name(way))
+        .map_or_else(Vec::new, pooled_shares)
 }
 
 /// The first round's workers in the order of the connections, as the source prints one run.
@@ -153,38 +156,4 @@ fn cpu(outcome: &Outcome, published: &Published) -> Chart {
         ("%", false),
         bars,
     )
-}
-
-fn meaning(outcome: &Outcome) -> Option<String> {
-    let six = |way: Way| outcome.median(&arm_name(way), "most_of_six");
-    let over = |way: Way| outcome.median(&arm_name(way), "cpu_max_over_mean");
-    let (accept, exclusive) = (six(Way::SharedAccept)?, six(Way::SharedEpollExclusive)?);
-    let holds = match (accept, exclusive) {
-        (2.0, 6.0) => "Both findings of the source hold on this kernel: blocking accept goes round (2/2/2), epoll gives all six connections to the worker that slept last.".to_owned(),
-        (a, e) => format!("The source's findings are not both seen here: of six connections one worker got {a:.0} with blocking accept (published: 2) and {e:.0} with EPOLLEXCLUSIVE (published: 6)."),
-    };
-    let rotate = match six(Way::SharedEpollRotate)? {
-        2.0 => "Registering the listener anew after each accept makes epoll go round as well, with no change to the kernel.".to_owned(),
-        n => format!("Registering the listener anew after each accept did not make epoll go round in this run (one worker got {n:.0})."),
-    };
-    let ours = over(Way::LeastConnections).map_or_else(String::new, |ours| {
-        format!(
-            " When connections keep coming, the busiest worker has {} times the mean CPU under EPOLLEXCLUSIVE, {} under the hash and {} under least-connections.",
-            number(over(Way::SharedEpollExclusive).unwrap_or(f64::NAN)),
-            number(over(Way::ReuseportHash).unwrap_or(f64::NAN)),
-            number(ours)
-        )
-    });
-    let ring = six(Way::SharedIoUring).map_or_else(
-        || " io_uring was not measured: this kernel does not let us.".to_owned(),
-        |most| {
-            let over = over(Way::SharedIoUring).unwrap_or(f64::NAN);
-            format!(
-                " With io_uring's multishot accept on a shared socket the favourite got {} connections, and the busiest worker has {} times the mean CPU.",
-                if most == 6.0 { "all six".into() } else { format!("{most:.0} of six") },
-                number(over)
-            )
-        },
-    );
-    Some(format!("{holds} {rotate}{ours}{ring}"))
 }

@@ -1,7 +1,7 @@
 //! The simulator beside queueing theory.
 
 use serde_json::json;
-use wakeone::policy::Policy;
+use wakeone_control::policy::Policy;
 use wakeone_sim::{Arrivals, Dispatch, Kind, Load, Service, Setup, Wake, run, theory};
 
 use super::simulated::simulates;

@@ -6,7 +6,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::OnceLock;
-use wakeone_kernel::bpf::locks::{Counts, Locks};
+use wakeone_bpf::locks::{Counts, Locks};
 use wakeone_kernel::capability::{self, Capability};
 
 use super::udp_readers::reader::BYTES;
@@ -326,7 +326,7 @@ fn together(outcome: &Outcome, variant: Variant, locks: &[&str], metric: &str) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wakeone_kernel::bpf::locks::Contended;
+    use wakeone_bpf::locks::Contended;
 
     #[test]
     fn names_of_variants_go_both_ways() {

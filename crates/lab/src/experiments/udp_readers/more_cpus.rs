@@ -1,7 +1,7 @@
 //! Many threads that read datagrams, on more CPUs than there are: measured costs, simulated threads.
 
 use std::fmt;
-use wakeone::policy::Policy;
+use wakeone_control::policy::Policy;
 use wakeone_sim::{Costs, Datagrams, DatagramsRead, Placement, Reading, read_datagrams};
 
 use super::sender::{BREATH, WINDOW};

@@ -64,7 +64,7 @@ impl Readers {
         if !setup.wrapped.is_empty() {
             command.args(setup.wrapped).arg(own_program()?);
         }
-        command.args(["lab", "reader", "--board"]).arg(&path);
+        command.args(["reader", "--board"]).arg(&path);
         command.args(["--threads", &setup.threads.to_string()]);
         if setup.pinned {
             command.arg("--pin");

@@ -1,0 +1,255 @@
+//! Finds out by trying what this kernel and our privileges allow: each program is loaded once, attached to nothing and
+//! pinned nowhere, and dropped again.
+
+use std::io;
+use std::mem::MaybeUninit;
+
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use wakeone_kernel::capability::Capability;
+
+use crate::dispatch::open_dispatch;
+use crate::error::{Error, bpf_step};
+use crate::object::{attempt, prepare};
+use crate::probe::Probe;
+use crate::skeletons::datagram::DatagramSkelBuilder;
+use crate::skeletons::lookup::LookupSkelBuilder;
+use crate::skeletons::recount::RecountSkelBuilder;
+use wakeone_kernel::{capability, cgroup};
+
+/// A feature, with the reason where it is missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ability {
+    /// Its name, as tests and docs/kernels.md have it.
+    pub name: &'static str,
+    /// Tells in a few words what it does.
+    pub about: &'static str,
+    /// Why the feature is missing; `None` where it is available.
+    pub missing: Option<String>,
+}
+
+impl Ability {
+    fn new(name: &'static str, about: &'static str, tried: &Result<(), String>) -> Self {
+        Self {
+            name,
+            about,
+            missing: tried.clone().err(),
+        }
+    }
+}
+
+/// The version of the libbpf that is linked in.
+pub fn libbpf_version() -> String {
+    // SAFETY: the functions take nothing and read constants.
+    let (major, minor) = unsafe {
+        (
+            libbpf_rs::libbpf_sys::libbpf_major_version(),
+            libbpf_rs::libbpf_sys::libbpf_minor_version(),
+        )
+    };
+    format!("{major}.{minor}")
+}
+
+/// Tries each feature.
+pub fn find() -> Vec<Ability> {
+    libbpf_rs::set_print(None);
+    let (mut abilities, steering) = connections();
+    abilities.extend(datagrams());
+    abilities.extend(watching());
+    let rescue = steering.and_then(|()| with(Capability::CAP_SYS_PTRACE));
+    abilities.push(Ability::new(
+        "rescue",
+        "move the queue of a stuck worker of another user",
+        &rescue,
+    ));
+    let priority = with(Capability::CAP_SYS_NICE);
+    abilities.push(Ability::new(
+        "priority",
+        "let nothing delay such a move",
+        &priority,
+    ));
+    abilities
+}
+
+/// The abilities that concern TCP, and whether connections are steered at all.
+fn connections() -> (Vec<Ability>, Result<(), String>) {
+    let steering = tried(&[Capability::CAP_BPF, Capability::CAP_PERFMON], || {
+        dispatch("wakeone_dispatch")
+    });
+    let reading = steering.clone().and_then(|()| {
+        tried(&[Capability::CAP_PERFMON], || {
+            dispatch("wakeone_dispatch_walk")
+        })
+    });
+    let counting = steering.clone().and_then(|()| {
+        cgroup::mount_point().map_err(|error| format!("no cgroup2 is mounted: {error}"))?;
+        tried(&[Capability::CAP_NET_ADMIN], || dispatch("wakeone_count"))
+    });
+    let recount = counting
+        .clone()
+        .and_then(|()| tried(&[Capability::CAP_BPF, Capability::CAP_PERFMON], recount))
+        .and_then(|()| callbacks_can_be_switched_on());
+    let lookup = counting
+        .clone()
+        .and_then(|()| tried(&[Capability::CAP_NET_ADMIN], lookup));
+    let abilities = vec![
+        Ability::new(
+            "steering",
+            "choose the worker of each connection",
+            &steering,
+        ),
+        Ability::new(
+            "migration",
+            "move connections off a closing listener",
+            &steering,
+        ),
+        Ability::new("attach", "steer a server that runs already", &steering),
+        Ability::new(
+            "counting",
+            "count each worker's open connections",
+            &counting,
+        ),
+        Ability::new(
+            "queues-read-in-program",
+            "read accept queues while choosing",
+            &reading,
+        ),
+        Ability::new("recount", "count what was open before an attach", &recount),
+        Ability::new(
+            "lookup",
+            "find listeners on a private port (run --lookup)",
+            &lookup,
+        ),
+    ];
+    (abilities, steering)
+}
+
+fn datagrams() -> [Ability; 1] {
+    let steering = tried(&[Capability::CAP_BPF, Capability::CAP_PERFMON], datagram);
+    [Ability::new(
+        "udp-steering",
+        "choose the socket of each datagram",
+        &steering,
+    )]
+}
+
+/// The abilities of `doctor` and `top` beyond /proc.
+fn watching() -> [Ability; 3] {
+    let attached = without_capabilities(&capability::TRACING)
+        .and_then(|()| Probe::attach(0).map_err(|error| error.to_string()));
+    let told = |gap: fn(&Probe) -> bool| match &attached {
+        Ok(probe) if gap(probe) => Err(probe.missing().join("; ")),
+        Ok(_) => Ok(()),
+        Err(why) => Err(why.clone()),
+    };
+    [
+        Ability::new(
+            "doctor-accepts",
+            "doctor, top: connections of each worker",
+            &told(|probe| probe.gaps().accepts),
+        ),
+        Ability::new(
+            "doctor-wait-times",
+            "doctor, top: waits in the accept queue",
+            &told(|probe| probe.gaps().accepts),
+        ),
+        Ability::new(
+            "doctor-wake-ups",
+            "doctor, top: wake-ups a connection",
+            &told(|probe| probe.gaps().wakeups),
+        ),
+    ]
+}
+
+/// Tries a load. Where capabilities are missing, they are the reason, whatever the kernel says.
+fn tried(needed: &[Capability], load: impl FnOnce() -> Result<(), Error>) -> Result<(), String> {
+    load().map_err(|error| match without_capabilities(needed) {
+        Err(missing) => missing,
+        Ok(()) => error.to_string(),
+    })
+}
+
+fn without_capabilities(needed: &[Capability]) -> Result<(), String> {
+    // CAP_BPF and CAP_PERFMON were once part of CAP_SYS_ADMIN.
+    if capability::has_over_all(Capability::CAP_SYS_ADMIN) {
+        return Ok(());
+    }
+    match capability::missing_of(needed.iter().copied()).as_slice() {
+        [] => Ok(()),
+        missing => Err(format!("it needs {}", missing.join(" and "))),
+    }
+}
+
+fn with(needed: Capability) -> Result<(), String> {
+    match capability::has_over_all(needed) {
+        true => Ok(()),
+        false => Err(format!("it needs {needed}")),
+    }
+}
+
+/// Loads one program of the dispatch object.
+fn dispatch(name: &str) -> Result<(), Error> {
+    let mut storage = MaybeUninit::uninit();
+    let mut open = open_dispatch(&mut storage)?;
+    let programs = &mut open.progs;
+    for program in [
+        &mut programs.wakeone_dispatch,
+        &mut programs.wakeone_dispatch_walk,
+        &mut programs.wakeone_count,
+    ] {
+        if program.name() == name {
+            prepare(program);
+        }
+    }
+    attempt(name, || open.load()).map(drop)
+}
+
+fn datagram() -> Result<(), Error> {
+    let mut storage = MaybeUninit::uninit();
+    let mut open = DatagramSkelBuilder::default()
+        .open(&mut storage)
+        .map_err(bpf_step("reading the BPF object"))?;
+    open.progs.wakeone_datagram_walk.set_autoload(false);
+    prepare(&mut open.progs.wakeone_datagram);
+    attempt("wakeone_datagram", || open.load()).map(drop)
+}
+
+fn recount() -> Result<(), Error> {
+    let mut storage = MaybeUninit::uninit();
+    let mut open = RecountSkelBuilder::default()
+        .open(&mut storage)
+        .map_err(bpf_step("reading the BPF object"))?;
+    open.progs.wakeone_tagged.set_autoload(false);
+    prepare(&mut open.progs.wakeone_recount);
+    attempt("wakeone_recount", || open.load()).map(drop)
+}
+
+fn lookup() -> Result<(), Error> {
+    let mut storage = MaybeUninit::uninit();
+    let open = LookupSkelBuilder::default()
+        .open(&mut storage)
+        .map_err(bpf_step("reading the BPF object"))?;
+    attempt("wakeone_lookup", || open.load()).map(drop)
+}
+
+/// Judges by the kernel's version, because only a connection could show it.
+fn callbacks_can_be_switched_on() -> Result<(), String> {
+    match release() {
+        Ok(release) if release < (6, 12) => Err(
+            "the kernel lets no iterator switch a connection's callbacks on: that came with Linux 6.12"
+                .to_owned(),
+        ),
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("the kernel's version cannot be read: {error}")),
+    }
+}
+
+/// The kernel's version, its first two numbers.
+fn release() -> io::Result<(u32, u32)> {
+    let uname = rustix::system::uname();
+    let text = uname.release().to_string_lossy();
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),
+        _ => Err(io::Error::other(format!("'{text}' is no version"))),
+    }
+}

@@ -1,0 +1,208 @@
+//! Finds the groups that a user means: by a group's name, or by any text that other commands take for a server.
+
+use std::io;
+use std::net::SocketAddr;
+
+use wakeone_model::listener::Protocol;
+use wakeone_observe::{Target, find};
+
+use crate::paths::Paths;
+use crate::status::{self, Group, Status};
+
+/// Why no group is meant.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no group of this name, nor where the text points.
+    #[error("there is no group `{what}`; {known}")]
+    Unknown {
+        /// The argument.
+        what: String,
+        /// The groups that exist.
+        known: String,
+    },
+    /// The groups cannot be read.
+    #[error("cannot read {}; groups that root started only root may see", .folder.display())]
+    Unreadable {
+        /// The folder with the groups.
+        folder: std::path::PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Reads all groups.
+///
+/// # Errors
+/// [`Error::Unreadable`].
+pub fn all(paths: &Paths) -> Result<Status, Error> {
+    status::read(paths).map_err(|source| Error::Unreadable {
+        folder: paths.runtime.clone(),
+        source,
+    })
+}
+
+/// Returns the groups that a text means. It is a group's name, or `:PORT` or `ADDRESS:PORT` where it listens. It may
+/// also be the id of a process or of the supervisor, or the name of a process or unit.
+///
+/// # Errors
+/// There is no such group, or the groups cannot be read.
+pub fn groups(paths: &Paths, what: &str) -> Result<Vec<Group>, Error> {
+    let all = all(paths)?.groups;
+    let names: Vec<String> = all.iter().map(|group| group.name.clone()).collect();
+    let meant = meant(all, what, &|target| {
+        // The groups' own records may not name the process, so look for it.
+        let found = find(target).unwrap_or_default();
+        let place = |one: wakeone_observe::Found| (one.listener.protocol, one.listener.address);
+        found.into_iter().map(place).collect()
+    });
+    if meant.is_empty() {
+        return Err(Error::Unknown {
+            what: what.to_owned(),
+            known: known(&names),
+        });
+    }
+    Ok(meant)
+}
+
+/// Returns the names of the existing groups, for an error.
+pub fn known(names: &[String]) -> String {
+    if names.is_empty() {
+        "there is none at all".to_owned()
+    } else {
+        format!("there are {}", names.join(", "))
+    }
+}
+
+type Places = Vec<(Protocol, SocketAddr)>;
+
+fn meant(all: Vec<Group>, what: &str, listening: &dyn Fn(&Target) -> Places) -> Vec<Group> {
+    if all.iter().any(|group| group.name == what) {
+        return all.into_iter().filter(|group| group.name == what).collect();
+    }
+    let Ok(target) = what.parse::<Target>() else {
+        return Vec::new();
+    };
+    let of = |protocol: Protocol| target.is_of(protocol);
+    let fits = |group: &Group| match target.parts().1 {
+        Target::Port(port) => places(group).any(|(p, at)| of(p) && at.port() == *port),
+        Target::Address(address) => places(group).any(|(p, at)| of(p) && serves(at, *address)),
+        Target::Pid(pid) => {
+            group.supervisor_pid == Some(*pid)
+                || group.slots.iter().any(|slot| slot.pid == Some(*pid))
+        }
+        _ => false,
+    };
+    let (found, others): (Vec<Group>, Vec<Group>) = all.into_iter().partition(fits);
+    let by_process = matches!(target.parts().1, Target::Pid(_) | Target::Name(_));
+    if !found.is_empty() || !by_process || others.is_empty() {
+        return found;
+    }
+    let there = listening(&target);
+    let here = |group: &Group| {
+        places(group).any(|(p, at)| {
+            there
+                .iter()
+                .any(|one| (one.0 == Protocol::Udp, one.1) == (p == Protocol::Udp, at))
+        })
+    };
+    others.into_iter().filter(here).collect()
+}
+
+/// Returns the addresses that a group listens on.
+fn places(group: &Group) -> impl Iterator<Item = (Protocol, SocketAddr)> {
+    group.listen.iter().filter_map(|at| {
+        let (protocol, address) = match at.strip_prefix("udp://") {
+            Some(address) => (Protocol::Udp, address),
+            None => (Protocol::Tcp, at.as_str()),
+        };
+        Some((protocol, address.parse().ok()?))
+    })
+}
+
+/// Whether a listener serves an address: one on all addresses serves it too.
+fn serves(listener: SocketAddr, address: SocketAddr) -> bool {
+    let any = listener.ip().is_unspecified() && (listener.is_ipv6() || address.is_ipv4());
+    listener == address || (any && listener.port() == address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::Identity;
+    use crate::state;
+
+    /// Returns a group without a program, whose worker is this process.
+    fn group(name: &str, listen: &[&str]) -> Group {
+        let own = Identity::of(std::process::id()).expect("own process");
+        let mut group = status::group(name.into(), None, None);
+        group.listen = listen.iter().map(|at| (*at).to_owned()).collect();
+        group.supervisor_pid = Some(own.pid);
+        assert!(state::is_name(name));
+        group
+    }
+
+    fn names(what: &str) -> Vec<String> {
+        let all = vec![
+            group("web", &["0.0.0.0:80", "[::1]:443"]),
+            group("dns", &["udp://127.0.0.1:53"]),
+            group("at-127-0-0-1-8090", &["127.0.0.1:8090"]),
+        ];
+        let mut all = all;
+        all[1].supervisor_pid = None;
+        all[2].supervisor_pid = Some(4_000_000);
+        let listening = |target: &Target| match target.parts().1 {
+            Target::Name(name) if name == "unbound" => {
+                vec![(Protocol::Udp, "127.0.0.1:53".parse().expect("address"))]
+            }
+            Target::Pid(77) => vec![(Protocol::Tcp, "127.0.0.1:8090".parse().expect("address"))],
+            _ => Vec::new(),
+        };
+        let meant = meant(all, what, &listening);
+        meant.into_iter().map(|group| group.name).collect()
+    }
+
+    #[test]
+    fn a_group_is_meant_by_its_name_its_address_or_a_process() {
+        for (what, group) in [
+            ("web", "web"),
+            ("at-127-0-0-1-8090", "at-127-0-0-1-8090"),
+            (":80", "web"),
+            ("[::1]:443", "web"),
+            // A listener of all addresses.
+            ("127.0.0.1:80", "web"),
+            ("udp://:53", "dns"),
+            (":53", "dns"),
+            ("127.0.0.1:8090", "at-127-0-0-1-8090"),
+            ("4000000", "at-127-0-0-1-8090"),
+            // By a process that listens.
+            ("unbound", "dns"),
+            ("77", "at-127-0-0-1-8090"),
+        ] {
+            assert_eq!(names(what), [group], "{what}");
+        }
+        assert_eq!(names(&std::process::id().to_string()), ["web"]);
+        for none in [
+            "tcp://:53",
+            ":81",
+            "127.0.0.2:8090",
+            "[::1]:80",
+            "nginx",
+            "78",
+            "/",
+            "",
+        ] {
+            assert!(names(none).is_empty(), "{none}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_told_with_what_is() {
+        let folder = tempfile::tempdir().expect("folder");
+        let error = groups(&Paths::of(folder.path()), "web").expect_err("there is none");
+        assert_eq!(
+            error.to_string(),
+            "there is no group `web`; there is none at all"
+        );
+        assert_eq!(known(&["a".into(), "b".into()]), "there are a, b");
+    }
+}

@@ -1,0 +1,213 @@
+//! The content of a state file. It is read as if an attacker had written it.
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::account::Account;
+use crate::endpoint::Endpoint;
+use crate::identity::Identity;
+
+/// The version of the file's format.
+pub const SCHEMA: u32 = 1;
+/// Stands for the command of an attached server whose queues were made by `wakeone run --split`.
+pub const SPLIT: &str = "--split";
+/// Most slots of a group.
+pub const MOST_SLOTS: usize = 256;
+/// Most addresses of a group.
+pub const MOST_ADDRESSES: usize = 16;
+
+/// A group as its supervisor last wrote it down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The group's name.
+    pub name: String,
+    /// The kernel's boot id: pids of another boot mean nothing.
+    pub boot: String,
+    /// The process that wrote it.
+    pub supervisor: Identity,
+    /// The addresses where it listens, in the order of the workers' descriptors.
+    pub listen: Vec<Endpoint>,
+    /// The listeners' backlog.
+    pub backlog: i32,
+    /// The command of its workers, and its account.
+    pub task: Task,
+    /// Its slots.
+    pub slots: Vec<SlotRecord>,
+    /// The server is not ours and is steered from outside: `supervisor` is the agent, and starts and ends no worker.
+    #[serde(default)]
+    pub attached: bool,
+    /// The private ports of the listeners, if they are on such: one entry for each of `listen`, or none at all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reserved: Vec<Option<Reserved>>,
+    /// The inode of a split server's shared socket while its queue is being moved, and it may be closed. It has no
+    /// slot, so the table has no mark for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving_shared: Option<u64>,
+}
+
+/// An address whose listeners are on a private port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reserved {
+    /// The listeners' port.
+    pub private_port: u16,
+    /// The inode of the socket that reserves the public address.
+    pub inode: u64,
+}
+
+/// The command of workers and its account: two tasks that differ are different servers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Task {
+    /// The command, placeholders not yet filled in.
+    pub command: Vec<String>,
+    /// The account that runs it.
+    pub account: Option<Account>,
+    /// Capabilities that it keeps.
+    pub keep_caps: Vec<String>,
+    /// Its listeners are non-blocking from the start.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub nonblocking: bool,
+    /// Its listener is its standard input.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stdin: bool,
+}
+
+/// A slot as written down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SlotRecord {
+    /// Its worker, if one ran.
+    pub worker: Option<Identity>,
+    /// Whether that worker runs the task above, not an earlier one.
+    pub current: bool,
+    /// The inode of its listener at each address, by which it is found among the worker's descriptors.
+    pub inodes: Vec<u64>,
+    /// In a rolling restart: the second worker of the slot, which starts or ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Beside>,
+    /// Its worker has ended, and `worker` only keeps its listeners.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub orphaned: bool,
+}
+
+/// A second worker of a slot, with listeners of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Beside {
+    /// The worker.
+    pub worker: Identity,
+    /// The inode of its listener at each address.
+    pub inodes: Vec<u64>,
+}
+
+impl State {
+    /// Whether its queues were made beside a shared socket that nobody serves. Then the kernel's hash must not
+    /// choose.
+    pub fn is_split(&self) -> bool {
+        self.attached
+            && self
+                .task
+                .command
+                .first()
+                .is_some_and(|first| first == SPLIT)
+    }
+
+    /// Encodes the state as JSON.
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec_pretty(self).unwrap_or_default()
+    }
+
+    /// Decodes the state, and checks all that can be checked without looking at processes.
+    ///
+    /// # Errors
+    /// The flaw, as part of a sentence.
+    pub fn decode(bytes: &[u8], name: &str) -> Result<Self, String> {
+        let state: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        let wrong = state.flaw(name);
+        wrong.map_or(Ok(state), |flaw| Err(flaw.to_owned()))
+    }
+
+    fn flaw(&self, name: &str) -> Option<&'static str> {
+        let mut seen = HashSet::new();
+        let beside = || self.slots.iter().filter_map(|slot| slot.beside.as_ref());
+        let inodes = self.slots.iter().flat_map(|slot| &slot.inodes);
+        let inodes = inodes.chain(beside().flat_map(|beside| &beside.inodes));
+        let workers = || {
+            let first = self.slots.iter().filter_map(|slot| slot.worker);
+            first.chain(beside().map(|beside| beside.worker))
+        };
+        let pids: HashSet<u32> = workers().map(|worker| worker.pid).collect();
+        let checks = [
+            (self.schema == SCHEMA, "its schema is of another version"),
+            (self.name == name, "it names another group"),
+            (
+                (1..=MOST_ADDRESSES).contains(&self.listen.len()),
+                "its number of addresses is impossible",
+            ),
+            (
+                self.listen
+                    .iter()
+                    .all(|endpoint| endpoint.address.port() != 0),
+                "an address has no port",
+            ),
+            (
+                (1..=MOST_SLOTS).contains(&self.slots.len()),
+                "its number of slots is impossible",
+            ),
+            (self.backlog >= 0, "its backlog is negative"),
+            (
+                self.reserved.is_empty() || self.reserved.len() == self.listen.len(),
+                "its number of reserved addresses is impossible",
+            ),
+            (
+                self.reserved
+                    .iter()
+                    .flatten()
+                    .all(|one| one.private_port != 0),
+                "a reserved address has no private port",
+            ),
+            (
+                self.attached || !self.task.command.is_empty(),
+                "it has no command",
+            ),
+            (
+                self.slots.iter().all(|slot| {
+                    slot.inodes.len() == self.listen.len()
+                        || self.attached && slot.inodes.is_empty()
+                }),
+                "a slot lacks a listener",
+            ),
+            (
+                beside().all(|beside| beside.inodes.len() == self.listen.len()),
+                "a second worker lacks a listener",
+            ),
+            (
+                inodes.into_iter().all(|inode| seen.insert(*inode)),
+                "two slots have the same listener",
+            ),
+            (
+                workers().all(|worker| worker.pid > 1 && i32::try_from(worker.pid).is_ok()),
+                "a pid is impossible",
+            ),
+            (
+                self.attached || pids.len() == workers().count(),
+                "two slots have the same worker",
+            ),
+        ];
+        checks
+            .iter()
+            .find(|(holds, _)| !holds)
+            .map(|(_, flaw)| *flaw)
+    }
+}
+
+/// Whether a text can name a group: it becomes a folder here and under bpffs, which forbids dots.
+pub fn is_name(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    (1..=64).contains(&text.len()) && !text.starts_with('-') && text.bytes().all(fits)
+}

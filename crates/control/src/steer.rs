@@ -1,0 +1,148 @@
+//! The interface between the supervisor and the part that steers its connections. They know nothing else of each other.
+
+use std::os::fd::OwnedFd;
+
+use wakeone_model::layout::connections;
+
+/// Steers connections to the slots of a group. The supervisor reports which workers are there.
+///
+/// All calls come from the supervisor's one thread, and none may block for longer than a rescue takes.
+pub trait Steer: Send {
+    /// The worker of this slot runs as `pid`: give it connections (unless the slot is draining).
+    fn worker_up(&mut self, slot: usize, pid: u32);
+    /// The worker died: do not choose it any more, and move its queue to others at once.
+    fn worker_down(&mut self, slot: usize);
+    /// Stops new connections to the slot, or allows them again. A slot drains while its worker starts and before it
+    /// stops.
+    fn drain(&mut self, slot: usize, on: bool);
+    /// Stops all new connections: SYNs are dropped, so that the client's retry reaches a successor.
+    fn close(&mut self);
+    /// Stops all new connections. Each is refused at once if that is possible.
+    fn refuse(&mut self) {
+        self.close();
+    }
+    /// Whether [`Steer::replace`] is possible. It needs steering that chooses the very socket of a connection.
+    fn can_replace(&self) -> bool {
+        false
+    }
+    /// Worker `pid` serves the slot from now on, with these listeners, one for each address. The old ones are no longer
+    /// chosen.
+    ///
+    /// # Errors
+    /// The reason, as a sentence; the slot is unchanged.
+    fn replace(&mut self, _slot: usize, _pid: u32, _listeners: &[OwnedFd]) -> Result<(), String> {
+        Err("nothing steers connections here".to_owned())
+    }
+    /// Returns the number of connections that wait in the slot's accept queues.
+    fn queued(&self, slot: usize) -> u32;
+    /// Returns the open connections of the slot's worker, queued ones included; 0 if they are not counted.
+    fn active(&self, _slot: usize) -> u64 {
+        0
+    }
+    /// Whether the slot's worker was seen waiting in accept, epoll or poll; `None` if that cannot be seen.
+    fn accepting(&self, slot: usize) -> Option<bool>;
+    /// Returns the events since the last call.
+    fn events(&mut self) -> Vec<SteerEvent>;
+}
+
+/// An event outside the supervisor that is worth a log line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SteerEvent {
+    /// The slot's worker stopped accepting, or reading, while something waits.
+    Stuck {
+        /// Which slot.
+        slot: usize,
+        /// The length of its queues at that time.
+        queued: u32,
+        /// The unit of that: `connections`, or `bytes` of datagrams.
+        unit: &'static str,
+    },
+    /// The slot's queue was moved to others.
+    Rescued(Move),
+    /// The slot's worker accepts again.
+    Resumed {
+        /// Which slot.
+        slot: usize,
+        /// How long it had been stuck.
+        after_ms: u64,
+    },
+    /// A summary of stuck workers and moves over some time (see [`crate::move_log::MoveLog`]).
+    Summary {
+        /// Which slot.
+        slot: usize,
+        /// Connections moved.
+        moved: u64,
+        /// The summary as a sentence.
+        text: String,
+    },
+    /// Anything else, as a sentence.
+    Note(String),
+}
+
+/// A move of a slot's queue to others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Move {
+    /// Which slot.
+    pub slot: usize,
+    /// Connections moved.
+    pub moved: u32,
+    /// How long the listener was closed and the kernel walked over the port's connections, in µs.
+    pub took_us: u64,
+}
+
+impl Move {
+    /// Writes it to the log, for those who want each.
+    pub fn log(&self, from: std::fmt::Arguments<'_>) {
+        let Self {
+            slot,
+            moved,
+            took_us,
+        } = *self;
+        let moved_ones = connections(moved.into());
+        tracing::debug!(
+            event = "rescue",
+            slot,
+            moved,
+            took_us,
+            "{moved_ones} moved from {from} in {took_us} µs"
+        );
+    }
+}
+
+impl SteerEvent {
+    /// Writes it to the log of a process that steers other servers.
+    pub fn log(&self, who: &impl std::fmt::Display) {
+        match self {
+            // MoveLog sums these up.
+            Self::Stuck { .. } => {}
+            Self::Rescued(one) => one.log(format_args!("slot {} of {who}", one.slot)),
+            Self::Resumed { slot, after_ms } => {
+                tracing::info!("{who}: slot {slot} accepts again after {after_ms} ms");
+            }
+            Self::Summary { text, .. } => tracing::info!(event = "moved", "{who}: {text}"),
+            Self::Note(text) => tracing::warn!("{who}: {text}"),
+        }
+    }
+}
+
+/// Steers nothing: the kernel's own hash spreads connections over the listeners.
+///
+/// The queue of a dead worker waits for the worker that takes its slot.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Unsteered;
+
+impl Steer for Unsteered {
+    fn worker_up(&mut self, _slot: usize, _pid: u32) {}
+    fn worker_down(&mut self, _slot: usize) {}
+    fn drain(&mut self, _slot: usize, _on: bool) {}
+    fn close(&mut self) {}
+    fn queued(&self, _slot: usize) -> u32 {
+        0
+    }
+    fn accepting(&self, _slot: usize) -> Option<bool> {
+        None
+    }
+    fn events(&mut self) -> Vec<SteerEvent> {
+        Vec::new()
+    }
+}

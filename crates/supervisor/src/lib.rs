@@ -1,0 +1,503 @@
+//! The supervisor: it holds the listeners, keeps a worker in each slot, and tells the steering which workers run.
+//!
+//! One thread waits for signals, for the workers' pidfds and for the next deadline. Its decisions are in modules that
+//! know no process: [`backoff`], [`roll`]. Its persistent data is in [`state`], so that the next supervisor takes
+//! over workers that outlive this one.
+
+pub mod address;
+pub mod adopt;
+pub mod backoff;
+mod closing;
+mod elsewhere;
+mod error;
+pub mod listen;
+pub mod notify;
+pub mod process;
+mod ready;
+mod remains;
+mod report;
+pub mod reserve;
+pub mod retirement;
+pub mod roll;
+mod rolling;
+pub mod settle;
+mod signals;
+pub mod slot;
+pub mod spawn;
+mod stopping;
+mod succession;
+pub mod trampoline;
+mod watch;
+pub mod watchdog;
+mod workers;
+
+pub use error::Error;
+
+use address::Address;
+use adopt::{Sockets, Wanted};
+use listen::{Company, Endpoint, ListenError};
+use nix::sys::signal::Signal;
+use remains::Remains;
+use reserve::Reserved;
+use signals::Signals;
+use slot::Slot;
+use spawn::Order;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Duration;
+use wakeone_control::account::Account;
+use wakeone_control::state::{self, GroupDir, MOST_ADDRESSES, MOST_SLOTS, StateError, Task};
+use wakeone_kernel::socket::private::Place;
+
+/// The options of a supervisor.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The group's name; `None` takes it from the first address.
+    pub name: Option<String>,
+    /// How many workers, 1 to 256.
+    pub workers: usize,
+    /// Where to listen, 1 to 16 addresses.
+    pub listen: Vec<Address>,
+    /// Length of each accept queue; `None` takes the most that the kernel allows.
+    pub backlog: Option<i32>,
+    /// The command of a worker, with placeholders (see [`spawn::fill`]).
+    pub command: Vec<String>,
+    /// The user (name or number) that workers run as.
+    pub user: Option<String>,
+    /// The group that workers run as.
+    pub group: Option<String>,
+    /// Capabilities that workers keep.
+    pub keep_caps: Vec<String>,
+    /// Make listeners non-blocking for the workers.
+    pub nonblocking: bool,
+    /// Give workers their listener as standard input.
+    pub stdin: bool,
+    /// The signal that asks a worker to end.
+    pub stop_signal: Signal,
+    /// How long a worker may take to end after that.
+    pub grace: Duration,
+    /// How a rolling restart replaces a worker; `None`: the new one starts first if that is possible.
+    pub restart: Option<Restart>,
+    /// Refuse new connections from SIGTERM on, instead of leaving them to the next supervisor.
+    pub refuse: bool,
+    /// Have TCP listeners on a private port, where a program finds them; see [`reserve`].
+    pub lookup: bool,
+    /// Where the group has its folder; see [`state::default_runtime_dir`].
+    pub runtime_dir: PathBuf,
+}
+
+/// In which order a rolling restart replaces a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Restart {
+    /// The new worker starts beside the old one, which ends when the new one is ready.
+    StartFirst,
+    /// The old worker ends, and then the new one starts on its listener.
+    StopFirst,
+}
+
+/// A group with its listeners, and with workers if some outlived an earlier supervisor.
+#[derive(Debug)]
+pub struct Supervisor {
+    dir: GroupDir,
+    signals: Signals,
+    endpoints: Vec<Endpoint>,
+    /// The reserving socket of each address whose listeners are on a private port.
+    reserved: Vec<Option<Reserved>>,
+    slots: Vec<Slot>,
+    /// Processes that workers which have ended left in their groups.
+    remains: Remains,
+    task: Task,
+    backlog: i32,
+    stop_signal: Signal,
+    grace: Duration,
+    refuse: bool,
+    /// The soft limit of descriptors, which workers get back.
+    descriptors: Option<u64>,
+    adopted: bool,
+}
+
+impl Supervisor {
+    /// Checks the options, locks the group, and binds its listeners or takes over those of workers that still run.
+    /// New ones listen from [`Supervisor::listen`] on.
+    ///
+    /// From here on SIGTERM, SIGINT, SIGHUP and SIGCHLD wait for [`Supervisor::run`]: call this before starting any
+    /// thread.
+    ///
+    /// # Errors
+    /// See [`Error`]. Nothing is left behind then, and workers that still ran were not touched.
+    pub fn new(options: &Options) -> Result<Self, Error> {
+        let task = check(options)?;
+        let name = group_name(options)?;
+        let signals = Signals::take().map_err(|source| Error::System {
+            what: "take signals",
+            source,
+        })?;
+        let descriptors = raise_descriptor_limit();
+        let dir = GroupDir::take(&options.runtime_dir, &name)?;
+        let backlog = listen::backlog(options.backlog, options.workers);
+        let wanted: Vec<Endpoint> = options
+            .listen
+            .iter()
+            .map(Address::resolve)
+            .collect::<Result<_, _>>()?;
+        let wanted = Wanted {
+            endpoints: &wanted,
+            slots: options.workers,
+            task: &task,
+            backlog,
+            spare: starts_first(options, descriptor_limit())?,
+            grace: options.grace,
+            lookup: options.lookup,
+        };
+        let (
+            Sockets {
+                endpoints,
+                reserved,
+                slots,
+            },
+            adopted,
+        ) = match take_over(&dir, &wanted)? {
+            Some(taken) => (taken, true),
+            None => (bind_all(&wanted)?, false),
+        };
+        Ok(Self {
+            dir,
+            signals,
+            endpoints,
+            reserved,
+            slots,
+            remains: Remains::default(),
+            task,
+            backlog,
+            stop_signal: options.stop_signal,
+            grace: options.grace,
+            refuse: options.refuse,
+            descriptors,
+            adopted,
+        })
+    }
+
+    /// The group's name.
+    pub fn name(&self) -> &str {
+        self.dir.name()
+    }
+
+    /// Where it listens.
+    pub fn endpoints(&self) -> &[Endpoint] {
+        &self.endpoints
+    }
+
+    /// The public address and private port of each TCP address; empty if no listeners are on private ports.
+    pub fn places(&self) -> Vec<Place> {
+        self.reserved
+            .iter()
+            .flatten()
+            .map(|one| one.place)
+            .collect()
+    }
+
+    fn reserved_state(&self) -> Vec<Option<state::Reserved>> {
+        if self.places().is_empty() {
+            return Vec::new();
+        }
+        let state = |one: &Option<Reserved>| one.as_ref().map(Reserved::state);
+        self.reserved.iter().map(state).collect()
+    }
+
+    /// The listeners of each slot, in the order of [`Supervisor::endpoints`].
+    pub fn listeners(&self) -> impl ExactSizeIterator<Item = &[OwnedFd]> {
+        self.slots.iter().map(|slot| slot.listeners.as_slice())
+    }
+
+    /// Makes the listeners listen, slot by slot. After each slot it calls `listens`, which has connections steered
+    /// there. Listeners that listen already are included.
+    ///
+    /// # Errors
+    /// Another process began to listen at an address.
+    pub fn listen(&self, mut listens: impl FnMut(usize)) -> Result<(), ListenError> {
+        for (slot, listeners) in self.listeners().enumerate() {
+            let sockets = || {
+                self.endpoints
+                    .iter()
+                    .zip(listeners)
+                    .filter(|(at, _)| !at.udp)
+            };
+            // Workers of an earlier supervisor listen already.
+            let company = if slot == 0 && !self.adopted {
+                Company::Refuse
+            } else {
+                Company::Join
+            };
+            for (endpoint, socket) in sockets() {
+                listen::start(*endpoint, socket, self.backlog, company)?;
+            }
+            if slot == 0 {
+                self.start_reserved()?;
+            }
+            listens(slot);
+            if company == Company::Refuse {
+                sockets().try_for_each(|(endpoint, socket)| listen::share(*endpoint, socket))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn start_reserved(&self) -> Result<(), ListenError> {
+        let reserved = self.reserved.iter().zip(&self.endpoints);
+        for (reserved, endpoint) in reserved {
+            if let Some(reserved) = reserved {
+                reserved.start(*endpoint)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The length of each accept queue.
+    pub fn backlog(&self) -> i32 {
+        self.backlog
+    }
+
+    /// How many workers of an earlier supervisor were taken over.
+    pub fn adopted(&self) -> usize {
+        self.slots
+            .iter()
+            .filter(|slot| slot.worker().is_some())
+            .count()
+    }
+
+    fn order(&self, slot: usize) -> Order {
+        let listeners = self.endpoints.len();
+        let fill = |argument: &String| {
+            spawn::fill(argument, slot, listeners).unwrap_or_else(|_| argument.clone())
+        };
+        Order {
+            slot,
+            protocol: !self.task.stdin && !spawn::names_any(&self.task.command, listeners),
+            names: self
+                .endpoints
+                .iter()
+                .map(|endpoint| format!("port-{}", endpoint.address.port()))
+                .collect(),
+            reserved: self.reserved.iter().flatten().count(),
+            account: self.task.account.clone(),
+            keep_caps: self.task.keep_caps.clone(),
+            stdin: self.task.stdin,
+            descriptors: self.descriptors,
+            command: self.task.command.iter().map(fill).collect(),
+        }
+    }
+}
+
+/// Rejects impossible options before anything is changed.
+fn check(options: &Options) -> Result<Task, Error> {
+    let addresses = &options.listen;
+    if !(1..=MOST_SLOTS).contains(&options.workers) {
+        return Err(Error::Usage(format!(
+            "{} workers cannot be: -w takes 1 to {MOST_SLOTS}",
+            options.workers
+        )));
+    }
+    if !(1..=MOST_ADDRESSES).contains(&addresses.len()) {
+        return Err(Error::Usage(format!(
+            "{} addresses cannot be: -l can be given 1 to {MOST_ADDRESSES} times",
+            addresses.len()
+        )));
+    }
+    if let Some(twice) = addresses
+        .iter()
+        .enumerate()
+        .find(|(at, one)| one.port() != 0 && addresses[..*at].contains(one))
+    {
+        return Err(Error::Usage(format!(
+            "-l {} is given twice; leave one away",
+            twice.1
+        )));
+    }
+    if options.command.is_empty() {
+        return Err(Error::Usage(
+            "there is no command to run; give it after `--`".to_owned(),
+        ));
+    }
+    for argument in &options.command {
+        spawn::fill(argument, 0, addresses.len()).map_err(Error::Usage)?;
+    }
+    trampoline::kept_capabilities(&options.keep_caps).map_err(Error::Usage)?;
+    check_stdin(options)?;
+    check_all_named(options)?;
+    check_restart(options)?;
+    let account = Account::find(options.user.as_deref(), options.group.as_deref())?;
+    Ok(Task {
+        command: options.command.clone(),
+        account,
+        keep_caps: options.keep_caps.clone(),
+        nonblocking: options.nonblocking,
+        stdin: options.stdin,
+    })
+}
+
+/// Checks that there is one listener if it is to be the standard input, and that the command does not ask for another
+/// number.
+fn check_stdin(options: &Options) -> Result<(), Error> {
+    let count = options.listen.len();
+    let why = match () {
+        () if !options.stdin => return Ok(()),
+        () if count > 1 => format!("{count} -l are given; leave all but one away"),
+        () if spawn::names_any(&options.command, count) => {
+            "the command names {fd}; leave one of the two away".to_owned()
+        }
+        () => return Ok(()),
+    };
+    Err(Error::Usage(format!(
+        "--stdin makes one listener descriptor 0, and {why}"
+    )))
+}
+
+/// Checks that a command that names some listeners names all: it is not told about the others, so nobody would serve
+/// them.
+fn check_all_named(options: &Options) -> Result<(), Error> {
+    let unnamed = |nth: &usize| !spawn::names(&options.command, *nth);
+    let count = options.listen.len();
+    match (1..=count).find(unnamed) {
+        Some(nth) if spawn::names_any(&options.command, count) => Err(Error::Usage(format!(
+            "nobody would serve {}: the command names a listener but not this one, {{fd{nth}}}; name all, or none to use LISTEN_FDS",
+            options.listen[nth - 1]
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Checks the order of restarts. Unread datagrams of a UDP socket are read by the process that has the socket next:
+/// the worker's successor.
+fn check_restart(options: &Options) -> Result<(), Error> {
+    let datagrams = options.listen.iter().find(|address| address.is_udp());
+    match (options.restart, datagrams) {
+        (Some(Restart::StartFirst), Some(address)) => Err(Error::Usage(format!(
+            "--restart start-first cannot be for {address}: a new worker takes the UDP socket of the old one, with what waits in it; leave --restart away"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Whether new workers are to start beside the old ones. If the limit of descriptors is too low for that, they do
+/// not; it is an error only if the user asked for it.
+fn starts_first(options: &Options, limit: Option<u64>) -> Result<bool, Error> {
+    /// Programs and maps, the log, metrics, and descriptors that are opened for a moment.
+    const BESIDES: usize = 96;
+    if options.restart == Some(Restart::StopFirst) || options.listen.iter().any(Address::is_udp) {
+        return Ok(false);
+    }
+    // For each slot: two listeners an address, the dispatcher's copy of one, and two workers' pidfds.
+    let needed = (options.workers * (3 * options.listen.len() + 2) + BESIDES) as u64;
+    match limit.filter(|limit| *limit < needed) {
+        None => Ok(true),
+        Some(limit) if options.restart.is_some() => Err(Error::FewDescriptors { needed, limit }),
+        Some(limit) => {
+            report::few_descriptors(needed, limit);
+            Ok(false)
+        }
+    }
+}
+
+/// The name of a group with these options.
+///
+/// # Errors
+/// The given name is not valid, or the address makes none.
+pub fn group_name(options: &Options) -> Result<String, Error> {
+    match (&options.name, options.listen.first()) {
+        (Some(name), _) if state::is_name(name) => Ok(name.clone()),
+        (Some(name), _) => Err(Error::Usage(format!(
+            "`{name}` cannot name a group: use up to 64 letters, digits, `-` and `_`"
+        ))),
+        (None, Some(first)) if first.port() == 0 => {
+            Ok(format!("{}-{}", first.group_name(), std::process::id()))
+        }
+        (None, first) => {
+            let name = first.map(Address::group_name).unwrap_or_default();
+            if state::is_name(&name) {
+                Ok(name)
+            } else {
+                Err(Error::Usage(
+                    "the address is too long to name the group; give a --name".to_owned(),
+                ))
+            }
+        }
+    }
+}
+
+/// Takes over living workers. An invalid state is logged and set aside: if workers still run, the address is in use,
+/// which is the next error.
+fn take_over(dir: &GroupDir, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Error> {
+    match dir.load() {
+        Ok(Some(state)) => {
+            let taken = adopt::adopt(&state, wanted)?;
+            if taken.is_none() {
+                dir.forget(); // none of its workers runs, so it is of no use
+            }
+            Ok(taken)
+        }
+        Ok(None) => Ok(None),
+        Err(error @ StateError::Invalid { .. }) => {
+            tracing::warn!("{error}; starting afresh");
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn bind_all(wanted: &Wanted<'_>) -> Result<Sockets, Error> {
+    let mut endpoints = Vec::with_capacity(wanted.endpoints.len());
+    let mut columns = Vec::with_capacity(wanted.endpoints.len());
+    let mut all_reserved = Vec::with_capacity(wanted.endpoints.len());
+    for endpoint in wanted.endpoints {
+        let (bound, reserved, listeners) = if wanted.lookup && !endpoint.udp {
+            let (bound, reserved, listeners) = reserve::bind(*endpoint, wanted.slots)?;
+            (bound, Some(reserved), listeners)
+        } else {
+            let (bound, listeners) = listen::bind_group(*endpoint, wanted.slots)?;
+            (bound, None, listeners)
+        };
+        endpoints.push(bound);
+        all_reserved.push(reserved);
+        columns.push(listeners.into_iter());
+    }
+    let mut slots = Vec::with_capacity(wanted.slots);
+    for _ in 0..wanted.slots {
+        let slot = Slot::new(columns.iter_mut().filter_map(Iterator::next).collect());
+        let spare = if wanted.spare {
+            let places = endpoints.iter().zip(&all_reserved);
+            let bound = places.map(|(at, reserved)| {
+                let reserved = reserved.as_ref().map(Reserved::state);
+                listen::bind_beside(reserve::bound_at(*at, reserved.as_ref()))
+            });
+            bound.collect::<Result<_, _>>()?
+        } else {
+            Vec::new()
+        };
+        slots.push(slot.with_spare(spare));
+    }
+    Ok(Sockets {
+        endpoints,
+        reserved: all_reserved,
+        slots,
+    })
+}
+
+/// How many descriptors we may have; `None`: no limit.
+fn descriptor_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current
+}
+
+/// Raises our limit of descriptors, as we hold a few for each of many workers. Returns the limit that workers get:
+/// the one before.
+pub fn raise_descriptor_limit() -> Option<u64> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let was = getrlimit(Resource::Nofile);
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: was.maximum,
+            ..was
+        },
+    );
+    was.current
+}
