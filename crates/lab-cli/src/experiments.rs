@@ -1,7 +1,6 @@
 //! Runs the published experiments here, and makes pages of the results.
 
 use anyhow::bail;
-use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use wakeone_lab::experiment::{Experiment, Settings};
 use wakeone_lab::experiments::find;
 use wakeone_lab::store::{self, Store};
 use wakeone_lab::{Error, Outcome, experiments, html, runner, text};
+use wakeone_terminal::output;
 
 /// Show which experiments there are, how long a quick and a full run take, and what each asks
 #[derive(Debug, clap::Args)]
@@ -87,8 +87,7 @@ impl ShowArgs {
             write_page(&own_page, std::slice::from_ref(outcome))?;
         }
         if self.json.as_ref().is_some_and(|p| p.as_os_str() == "-") {
-            let mut out = std::io::stdout().lock();
-            writeln!(out, "{}", serde_json::to_string_pretty(outcome)?)?;
+            output::print_json(outcome)?;
         } else {
             if let Some(path) = &self.json {
                 store::write_json(path, outcome)?;
@@ -174,18 +173,19 @@ fn store(directory: Option<&PathBuf>) -> Store {
 /// # Errors
 /// They cannot be printed.
 pub fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
-    let cards = experiments::all().iter().map(|e| e.card());
-    let mut out = std::io::stdout().lock();
     if args.json {
+        let cards = experiments::all().iter().map(|e| e.card());
         let all: Vec<serde_json::Value> = cards
             .map(|c| serde_json::json!({"name": c.name, "title": c.title, "question": c.question, "source": c.source}))
             .collect();
-        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
+        output::print_json(&all)?;
         return Ok(ExitCode::SUCCESS);
     }
-    for experiment in experiments::all() {
-        out.write_all(text::listed(*experiment, terminal_width()).as_bytes())?;
-    }
+    let all = experiments::all().iter();
+    let all: String = all
+        .map(|one| text::listed(*one, terminal_width()))
+        .collect();
+    output::print(&all)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -245,17 +245,14 @@ fn render(experiment: &dyn Experiment, outcome: &Outcome, full: bool) -> anyhow:
     } else {
         text::render_brief(experiment, outcome, width, ink())
     };
-    std::io::stdout().lock().write_all(text.as_bytes())?;
-    Ok(())
+    Ok(output::print(&text)?)
 }
 
 /// Colour, if stdout is a terminal and the user has not disabled it.
 fn ink() -> text::Ink {
-    let none = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-    if std::io::stdout().is_terminal() && !none {
-        text::Ink::Colour
-    } else {
-        text::Ink::Plain
+    match output::style().colour {
+        true => text::Ink::Colour,
+        false => text::Ink::Plain,
     }
 }
 

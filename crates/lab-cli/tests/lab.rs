@@ -124,6 +124,21 @@ fn fits_the_screen(text: &str) {
 }
 
 #[test]
+fn who_reads_only_the_first_lines_has_read_enough() {
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_wakeone-lab"))
+        .args(["list", "--json"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The reader ends before the first line comes.
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.is_empty(), "{errors}");
+}
+
+#[test]
 fn the_list_and_the_end_of_a_run_fit_the_screen() {
     let directory = tempfile::tempdir().unwrap();
     let (code, list, errors) = output(&mut lab(&["list"], directory.path()));
