@@ -1,4 +1,4 @@
-//! What is a program of its own: the laboratory and its server.
+//! Commands of another program: the laboratory and its server.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! What the command is not: the laboratory is a program of its own, and nothing of it is linked.
+//! The laboratory is a program of its own, and the command links nothing of it.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! The control plane: what groups write down ([`state`]), where ([`paths`]), how they are named, and what a process that
-//! steers them is asked and told.
+//! The control plane: the state files of groups ([`state`]) and their places ([`paths`]), the names of groups, and the
+//! questions and answers between the commands and a process that steers.
 
 pub mod account;
 pub mod control;

@@ -63,3 +63,11 @@ pub enum Error {
     #[error("interrupted; finished points are kept, the same command goes on from there")]
     Interrupted,
 }
+
+/// The result of a thread that was joined; one that panicked has failed.
+///
+/// # Errors
+/// The thread's own, or that it panicked.
+pub fn joined<T>(thread: std::thread::Result<Result<T, Error>>) -> Result<T, Error> {
+    thread.unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))
+}

@@ -1,4 +1,4 @@
-//! What a measurement or a simulation found, as `wakeone-lab run` and `wakeone sim` write it: plain data after
+//! The result of a measurement or a simulation, as `wakeone-lab run` and `wakeone sim` write it: plain data after
 //! `docs/schema/lab-result.schema.json`, with the machine and the commit that it is of.
 
 pub mod distribution;

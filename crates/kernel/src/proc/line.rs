@@ -1,4 +1,4 @@
-//! What lines of /proc/PID/stat and of /proc/PID/status say, however they were read.
+//! Lines of /proc/PID/stat and of /proc/PID/status are read here, whoever has fetched them.
 //!
 //! Most of /proc is numbers, but names in it are whatever bytes a process chose: a long name in Cyrillic or Chinese is
 //! cut by the kernel in the middle of a letter. So nothing of /proc is read as text that must be valid UTF-8.

@@ -227,6 +227,10 @@ mod tests {
             let judges = trials.table.judge.iter();
             for (names, one) in judges.flat_map(|judge| judge.all(&loads)) {
                 let names: Vec<_> = names.iter().map(|(n, v)| (*n, v.as_str())).collect();
+                for name in one.variants() {
+                    let mut all = trials.variants();
+                    assert!(all.any(|of| of.name() == *name), "{}: {name}", card.name);
+                }
                 let (good, bad) = card.around_bound(&one.expect, &names);
                 let name = crate::template::fill(&one.expect, names.iter().copied());
                 let holds = |value: f64| {

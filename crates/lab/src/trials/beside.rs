@@ -1,4 +1,4 @@
-//! What happens to a server while it is under load: restarts, and workers that do nothing else for a while.
+//! The events that a server meets under load: restarts, and workers that do nothing else for a while.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -10,7 +10,7 @@ use wakeone_load::Plan;
 
 use super::server::Who;
 use super::sizes::Sizes;
-use crate::error::Error;
+use crate::error::{Error, joined};
 use crate::experiment::Context;
 use crate::under_test::ServerUnderTest;
 use crate::{measure, probe};
@@ -110,10 +110,6 @@ pub fn load(
             Ok((found, Duration::ZERO))
         }
     }
-}
-
-fn joined<T>(thread: std::thread::Result<Result<T, Error>>) -> Result<T, Error> {
-    thread.unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))
 }
 
 fn with_us(path: &str, lasts: Duration) -> String {

@@ -5,7 +5,8 @@ use crate::result::{Expectation, Outcome, Variant};
 use crate::{answers, measure, stats};
 
 impl Judge {
-    fn variants(&self) -> impl Iterator<Item = &String> {
+    /// The names of the variants that it looks at.
+    pub fn variants(&self) -> impl Iterator<Item = &String> {
         let pairs = self.ratio.iter().chain(&self.minus);
         let of_pairs = pairs.flat_map(|(a, b)| [a, b]);
         of_pairs.chain(&self.worst).chain(&self.sum)

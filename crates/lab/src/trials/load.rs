@@ -21,7 +21,7 @@ pub struct Load {
     /// The server that nothing happens to, though it does to the others.
     #[serde(default)]
     pub undisturbed: String,
-    /// What happens to the server meanwhile.
+    /// The event that the server meets meanwhile.
     pub beside: Option<Beside>,
     /// How our own workers serve.
     #[serde(default)]
@@ -105,11 +105,16 @@ impl Load {
         plan
     }
 
-    /// About how long it takes, in seconds.
+    /// About how long it takes with all that is before it, in seconds.
     pub fn typical_s(&self, quick: bool) -> f64 {
+        let opening = self.kept.map_or(0.0, |(n, ms)| n as f64 * ms as f64 / 1e3);
+        self.lasts_s(quick) + opening + self.warm_up_s.unwrap_or(0.0)
+    }
+
+    /// About how long its requests come, in seconds.
+    pub fn lasts_s(&self, quick: bool) -> f64 {
         let requests = self.requests.map(|n| n.of(quick) as f64);
         let by_rate = requests.zip(self.rate_per_s).map(|(n, rate)| n / rate);
-        let opening = self.kept.map_or(0.0, |(n, ms)| n as f64 * ms as f64 / 1e3);
         let beside = self.beside.as_ref().map_or(0.0, |what| what.seconds(quick));
         let own = self.seconds.map(|s| s.of(quick)).or(by_rate);
         // A closed loop is as fast as the machine, by the work in it.
@@ -122,10 +127,10 @@ impl Load {
                 .sum();
             requests.unwrap_or(0.0) * us / weights.max(1) as f64 / 1e6 / crate::cpus::count() as f64
         };
-        own.unwrap_or_else(work).max(beside) + opening + self.warm_up_s.unwrap_or(0.0)
+        own.unwrap_or_else(work).max(beside)
     }
 
-    /// What a reader needs to do it again.
+    /// The numbers that a reader needs to do it again.
     pub fn parameters(&self, quick: bool) -> Vec<(String, serde_json::Value)> {
         let kept = self.kept.as_ref();
         let all = [

@@ -2,7 +2,8 @@
 
 use nix::sys::signal::Signal;
 use serde::Deserialize;
-use std::sync::LazyLock;
+use std::collections::BTreeMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 use toml::{Table, Value};
 
@@ -12,7 +13,7 @@ use crate::under_test::{Restart, ServerUnderTest};
 use crate::ways::{Serving, Way};
 use crate::{apps, nginx, steered};
 
-/// Who hands out a server's connections, and how.
+/// A way to hand out a server's connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
@@ -52,7 +53,7 @@ pub struct Server {
     pub name: String,
     /// Its place in the palette of the charts.
     pub colour: usize,
-    /// Who hands out its connections.
+    /// The way in which its connections are handed out.
     pub how: How,
     /// The command of one worker on a descriptor; empty where it takes none.
     pub run: String,
@@ -238,7 +239,7 @@ impl Server {
         }
     }
 
-    /// Whether its connections are handed out by us.
+    /// Whether it is of TCP, and its connections are handed out by us.
     pub fn is_steered(&self) -> bool {
         self.how != How::AsItIs && self.scheme.is_empty()
     }
@@ -407,11 +408,16 @@ impl Nginx {
 
 /// The reason why Python cannot load a module.
 fn lacks_module(name: &str) -> Option<String> {
-    let python = std::process::Command::new("python3")
-        .args(["-c", &format!("import {name}")])
-        .stderr(std::process::Stdio::null())
-        .status();
-    let here = python.is_ok_and(|status| status.success());
+    // Each variant of a server asks, and Python takes a while.
+    static ASKED: Mutex<BTreeMap<String, bool>> = Mutex::new(BTreeMap::new());
+    let mut asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
+    let here = *asked.entry(name.to_owned()).or_insert_with(|| {
+        let python = std::process::Command::new("python3")
+            .args(["-c", &format!("import {name}")])
+            .stderr(std::process::Stdio::null())
+            .status();
+        python.is_ok_and(|status| status.success())
+    });
     (!here).then(|| format!("Python's module {name} is not installed"))
 }
 

@@ -1,4 +1,4 @@
-//! What a reader sees of an experiment: sentences, and for each load a table and charts.
+//! The presentation of an experiment: sentences, and for each load a table and charts.
 
 use std::collections::BTreeSet;
 

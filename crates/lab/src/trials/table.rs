@@ -10,7 +10,7 @@ use crate::card::Card;
 use crate::template;
 use crate::ways::Way;
 
-/// The loads and the servers of an experiment, and what is said of them.
+/// The loads, the servers, the judgements and the presentation of an experiment.
 #[derive(Debug)]
 pub struct Trials {
     /// Its card.
@@ -39,10 +39,10 @@ pub struct Table {
     /// The numbers of its expectations.
     #[serde(default)]
     pub judge: Vec<Judge>,
-    /// What is expected of every variant.
+    /// The expectations of every variant.
     #[serde(default)]
     pub sound: Vec<Sound>,
-    /// What a reader sees.
+    /// The presentation.
     #[serde(default)]
     pub show: Show,
 }
@@ -67,7 +67,7 @@ pub struct Judge {
     /// Variants: the sum of all rounds.
     #[serde(default)]
     pub sum: Vec<String>,
-    /// What it is divided by.
+    /// The divisor of the number.
     #[serde(default = "one")]
     pub per: f64,
     /// It is made for each of these variants. `{each}` stands for its name, `{of}` for that of its load, `{who}` for that of its
@@ -83,7 +83,7 @@ fn one() -> f64 {
     1.0
 }
 
-/// What is expected of every variant of an experiment.
+/// An expectation of every variant of an experiment.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sound {
@@ -109,7 +109,7 @@ pub struct Show {
     pub charts: Vec<String>,
     /// Metrics that are shown over the loads, whose names are numbers.
     pub over: Vec<String>,
-    /// What those numbers are.
+    /// The name of those numbers.
     pub x: String,
 }
 
@@ -219,7 +219,7 @@ impl Trials {
         found.unwrap_or_else(|| panic!("{}: no load {name}", self.card.name))
     }
 
-    /// Who a load's server is.
+    /// The server of this name.
     ///
     /// # Panics
     /// When no load has it.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use wakeone_kernel::proc::netstat::Counters;
 
-use crate::error::Error;
+use crate::error::{Error, joined};
 
 use crate::cpus;
 
@@ -55,8 +55,9 @@ pub fn run(
     cancel: &AtomicBool,
 ) -> Result<Found, Error> {
     // A thread of its own: the namespace and the CPU are the thread's, and go with it.
-    std::thread::scope(|scope| scope.spawn(|| isolated(setup, count, limit, cancel)).join())
-        .unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))
+    let found =
+        std::thread::scope(|scope| scope.spawn(|| isolated(setup, count, limit, cancel)).join());
+    joined(found)
 }
 
 fn isolated(

@@ -7,7 +7,7 @@ use wakeone_load::Plan;
 
 use super::sample::of_plan;
 use super::{Cell, MOVES, RESTART, ROLL, TRIALS, clients, moves};
-use crate::error::Error;
+use crate::error::{Error, joined};
 use crate::experiment::{Context, Sample};
 use crate::trials::beside::{Beside, restart_all};
 use crate::trials::load::LONGEST_S;
@@ -81,7 +81,7 @@ fn under_load(
         (found, thread.join())
     });
     let (mut sample, whole, open) = found?;
-    done.unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))?;
+    joined(done)?;
     match whole {
         Counted::ByLoad(outcome) => server.answers.client_saw(&outcome),
         Counted::Answers(whole) => server.answers.client_counted(whole, open),
@@ -143,7 +143,7 @@ impl Load {
     fn new(server: &ServerUnderTest, cell: &Cell, context: &Context<'_>) -> Result<Self, Error> {
         let quick = context.settings.quick;
         if !cell.server.client.is_empty() {
-            let mut seconds = cell.load.typical_s(quick);
+            let mut seconds = cell.load.lasts_s(quick);
             if cell.is(RESTART) {
                 // It may take a while, and such a client does not wait for its end.
                 seconds += 2.5;

@@ -28,7 +28,7 @@ pub static TRIALS: LazyLock<Trials> = LazyLock::new(|| Trials::read(&CARD));
 /// The experiment.
 pub struct Harm;
 
-/// Whoever may hand out connections, the server without us first.
+/// The ways to hand out connections, that without us first.
 const WAYS: [How; 5] = [
     How::AsItIs,
     How::Attach,

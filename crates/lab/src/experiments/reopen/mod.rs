@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
 use crate::card::{Card, card};
-use crate::error::Error;
+use crate::error::{Error, joined};
 use crate::experiment::{Arm, Context, Design, Experiment, Pairing, Sample, Settings, parameters};
 use crate::papers::{self, Switch};
 use crate::present::{Block, Chart, Row, Style, Table, cell};
@@ -122,8 +122,7 @@ impl Experiment for Reopen {
             parse(&arm.name).ok_or_else(|| Error::Unknown(arm.name.clone()))?;
         // A thread of its own: the namespace is the thread's, and goes with it.
         let times = std::thread::scope(|scope| scope.spawn(|| isolated(way, connections)).join());
-        let times = times
-            .unwrap_or_else(|_| Err(Error::Server("a thread of the experiment panicked".into())))?;
+        let times = joined(times)?;
         let mut sample = Sample::default();
         sample.put(METRIC, "us", stats::median(&times));
         sample.put("listen_us_max", "us", stats::max(&times));

@@ -28,7 +28,7 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
     blocks
 }
 
-/// What the source published, and the same of ours: `cpu` is its workload.
+/// The source's figures, and ours of the same workload, `cpu`.
 fn beside_published(outcome: &Outcome) -> Vec<Block> {
     let published = Published::parse(CARD.published);
     let variants = trials::measured(&TRIALS, outcome, "cpu");

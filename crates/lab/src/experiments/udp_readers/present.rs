@@ -31,7 +31,7 @@ fn title(mode: Mode, pinned: bool) -> String {
     )
 }
 
-/// What this machine allows to conclude.
+/// The conclusions that this machine allows.
 fn conclusions(outcome: &Outcome) -> String {
     format!(
         "{} CPUs, which the sender shares with the readers except where all waits beforehand. Where there are fewer CPUs than readers and sender, what is seen is what sharing costs, not what more processors would gain. The source draws its figures and prints no numbers; it had four.",
