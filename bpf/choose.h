@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
-  * The part of a selector that all protocols share: the array of sockets it
-  * selects from, the ways out, and reading the queue lengths in place.
+ * The part of a selector that all protocols share: the array of sockets it
+ * selects from, the ways out, and reading the queue lengths in place.
  */
 #ifndef WAKEONE_CHOOSE_H
 #define WAKEONE_CHOOSE_H
@@ -63,22 +63,17 @@ struct sock {
 	} sk_backlog;
 } __attribute__((preserve_access_index));
 
-static __always_inline struct wakeone_slot *slot_at(__u32 i)
-{
-	return (struct wakeone_slot *)wakeone_slot_at(&table, i);
-}
-
 /* Prefetches a slot's counters while the kernel looks for its socket. In a
  * group of many slots they are in no cache. */
 static __always_inline void fetch_counters(__u32 slot)
 {
-	(void)WAKEONE_READ(slot_at(slot)->selected);
+	(void)WAKEONE_READ(wakeone_slot_at(&table, slot)->selected);
 }
 
 /* Counts a selection of this slot, as the policy's choice or in place of it. */
 static __always_inline void count_selected(__u32 slot)
 {
-	struct wakeone_slot *s = slot_at(slot);
+	struct wakeone_slot *s = wakeone_slot_at(&table, slot);
 
 	ADD(s->selected, 1);
 	if (WAKEONE_READ(s->gone))
@@ -144,8 +139,8 @@ static __always_inline bool try_slot(struct sk_reuseport_md *md, __u32 i)
 
 	if (bpf_sk_select_reuseport(md, &sockets, &slot, 0) == 0 && !chose_closed(md))
 		return true;
-	if (!WAKEONE_READ(slot_at(i)->gone)) {
-		WAKEONE_WRITE(slot_at(i)->gone, 1);
+	if (!WAKEONE_READ(wakeone_slot_at(&table, i)->gone)) {
+		WAKEONE_WRITE(wakeone_slot_at(&table, i)->gone, 1);
 		notify_agent();
 	}
 	return false;
@@ -240,7 +235,7 @@ static __always_inline void publish_queue(__u32 slot, __u32 now)
 	__u32 *own, before;
 
 	if (address_count == 1) {
-		slot_at(slot)->queued = now;
+		wakeone_slot_at(&table, slot)->queued = now;
 		return;
 	}
 	own = &table.waiting[address_number & (WAKEONE_MAX_ADDRESSES - 1)]
@@ -248,7 +243,7 @@ static __always_inline void publish_queue(__u32 slot, __u32 now)
 	if (WAKEONE_READ(*own) == now)
 		return;
 	before = __sync_lock_test_and_set(own, now);
-	ADD(slot_at(slot)->queued, now - before);
+	ADD(wakeone_slot_at(&table, slot)->queued, now - before);
 }
 
 /* A global function: the verifier checks it once instead of for each socket. */

@@ -3,12 +3,12 @@
  * Puts each UDP datagram into the receive queue of the worker that policy.h
  * chooses.
  *
-  * A datagram is not counted out, as no event says that it was read. So the
-  * length of a worker's queue is all that is known of its load, and policies
-  * that go by open connections are not offered.
+ * A datagram is not counted out, as no event says that it was read. So the
+ * length of a worker's queue is all that is known of its load, and policies
+ * that go by open connections are not offered.
   *
-  * Like the dispatch program it fails open, with one exception: a group that
-  * closes refuses datagrams, as its closed port soon will.
+ * Like the dispatch program it fails open, with one exception: a group that
+ * closes refuses datagrams, as its closed port soon will.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -86,7 +86,7 @@ static __always_inline int place(struct sk_reuseport_md *md, struct wakeone_draw
  */
 static __always_inline void vote(__u32 slot, __u32 home)
 {
-	struct wakeone_slot *s = slot_at(slot);
+	struct wakeone_slot *s = wakeone_slot_at(&table, slot);
 	__u32 lead = WAKEONE_READ(s->heavy_lead);
 
 	if (WAKEONE_READ(s->heavy_home) == home) {

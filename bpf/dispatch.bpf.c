@@ -3,8 +3,8 @@
  * Puts each connection into the queue of the worker that policy.h chooses
  * (sk_reuseport), and counts connections in and out (sock_ops).
  *
-  * Everything fails open: if we cannot choose, the kernel's hash does, and a
-  * counter shows it. Nothing is dropped here.
+ * Everything fails open: if we cannot choose, the kernel's hash does, and a
+ * counter shows it. Nothing is dropped here.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -112,11 +112,11 @@ static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_soc
 	note->to = to;
 	if (from < WAKEONE_MAX_SLOTS) {
 		wakeone_leave(&table, from);
-		ADD(slot_at(from)->migrated_out, 1);
-		ADD(slot_at(to)->migrated_in, 1);
+		ADD(wakeone_slot_at(&table, from)->migrated_out, 1);
+		ADD(wakeone_slot_at(&table, to)->migrated_in, 1);
 	} else {
 		/* It was in no count, and comes in only here. */
-		ADD(slot_at(to)->established, 1);
+		ADD(wakeone_slot_at(&table, to)->established, 1);
 	}
 	wakeone_enter(&table, to);
 	return trouble;
@@ -228,7 +228,7 @@ static __always_inline int dispatch(struct sk_reuseport_md *md, bool queues_fres
 	count_selected(slot);
 	/* In the cache line that was just written. A branch would cost the
 	 * verifier a fifth more. */
-	WAKEONE_WRITE(slot_at(slot)->chosen, draw.now);
+	WAKEONE_WRITE(wakeone_slot_at(&table, slot)->chosen, draw.now);
 	if (md->migrating_sk)
 		moved_to(md, slot);
 	return SK_PASS;
@@ -273,10 +273,10 @@ static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *
 	tag->counted = 1;
 	if (tag->slot < WAKEONE_MAX_SLOTS) {
 		/* An idle worker accepts at once. */
-		if (!wakeone_load(slot_at(tag->slot), WAKEONE_BY_ACTIVE))
+		if (!wakeone_load(wakeone_slot_at(&table, tag->slot), WAKEONE_BY_ACTIVE))
 			wakeone_note_progress(&table, tag->slot, bpf_ktime_get_ns());
 		wakeone_enter(&table, tag->slot);
-		ADD(slot_at(tag->slot)->established, 1);
+		ADD(wakeone_slot_at(&table, tag->slot)->established, 1);
 	}
 	if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_STATE_CB_FLAG))
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
@@ -331,7 +331,7 @@ static __always_inline void count_out(struct bpf_sock_ops *ops, struct bpf_sock 
 	slot = final_slot(ops, tag);
 	if (slot < WAKEONE_MAX_SLOTS) {
 		wakeone_leave(&table, slot);
-		ADD(slot_at(slot)->closed, 1);
+		ADD(wakeone_slot_at(&table, slot)->closed, 1);
 		wakeone_note_progress(&table, slot, bpf_ktime_get_ns());
 	}
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
-  * User space's part of a choice: it lists the slots that may be chosen. Call it
-  * after each change of a slot's flags or weight, or of the number of slots.
+ * User space's part of a choice: it lists the slots that may be chosen. Call it
+ * after each change of a slot's flags or weight, or of the number of slots.
  */
 #ifndef WAKEONE_ELIGIBLE_H
 #define WAKEONE_ELIGIBLE_H

@@ -125,10 +125,11 @@ WAKEONE_INLINE __u32 wakeone_tie(__u32 random, __u32 slot)
 
 /* ---- the table ---------------------------------------------------------- */
 
-WAKEONE_INLINE const struct wakeone_slot *wakeone_slot_at(const struct wakeone_table *t, __u32 i)
+/* As memchr(3), it takes what may not be changed and what may. */
+WAKEONE_INLINE struct wakeone_slot *wakeone_slot_at(const struct wakeone_table *t, __u32 i)
 {
 	WAKEONE_HIDE(i);
-	return &t->slot[i & (WAKEONE_MAX_SLOTS - 1)];
+	return (struct wakeone_slot *)&t->slot[i & (WAKEONE_MAX_SLOTS - 1)];
 }
 
 WAKEONE_INLINE __u32 wakeone_weight(const struct wakeone_slot *s)
@@ -489,7 +490,7 @@ WAKEONE_GLOBAL int wakeone_idle(const struct wakeone_table *t, __u32 list, __u32
 /* Notes that a slot's worker has accepted or closed something now. */
 WAKEONE_INLINE void wakeone_note_progress(struct wakeone_table *t, __u32 slot, __u64 now_ns)
 {
-	struct wakeone_slot *s = (struct wakeone_slot *)wakeone_slot_at(t, slot);
+	struct wakeone_slot *s = wakeone_slot_at(t, slot);
 
 	WAKEONE_WRITE(s->progress, now_ns >> WAKEONE_PROGRESS_SHIFT);
 }
@@ -497,7 +498,7 @@ WAKEONE_INLINE void wakeone_note_progress(struct wakeone_table *t, __u32 slot, _
 /* Counts one more connection at a slot. */
 WAKEONE_INLINE void wakeone_enter(struct wakeone_table *t, __u32 slot)
 {
-	struct wakeone_slot *s = (struct wakeone_slot *)wakeone_slot_at(t, slot);
+	struct wakeone_slot *s = wakeone_slot_at(t, slot);
 	__u64 *word = &t->idle[(slot / 64) & (WAKEONE_MAX_SLOTS / 64 - 1)];
 	__u64 bit = 1ull << (slot % 64);
 
@@ -511,7 +512,7 @@ WAKEONE_INLINE void wakeone_enter(struct wakeone_table *t, __u32 slot)
 /* Counts one connection less. */
 WAKEONE_INLINE void wakeone_leave(struct wakeone_table *t, __u32 slot)
 {
-	struct wakeone_slot *s = (struct wakeone_slot *)wakeone_slot_at(t, slot);
+	struct wakeone_slot *s = wakeone_slot_at(t, slot);
 	__u64 *word = &t->idle[(slot / 64) & (WAKEONE_MAX_SLOTS / 64 - 1)];
 
 	__sync_fetch_and_add(&s->active, -1);

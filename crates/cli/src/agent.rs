@@ -16,7 +16,7 @@ use wakeone::metrics::{self, Monitor};
 use wakeone_control::policy::{Affinity, Policy};
 use wakeone_model::layout::counted;
 use wakeone_observe::Target;
-use wakeone_supervisor::watchdog::Watchdog;
+use wakeone_supervisor::notify::Watchdog;
 
 use crate::attach::{follow, log};
 use crate::doctor::stop_on_signals;
@@ -104,7 +104,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     if args.check {
-        wakeone_terminal::output::print(&format!(
+        wakeone_terminal::print(&format!(
             "{}: {} targets\n",
             args.config.display(),
             settings.wanted.len()

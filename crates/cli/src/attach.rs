@@ -24,7 +24,7 @@ use wakeone_steering::agent::without_priority;
 use crate::doctor::{enter, stop_on_signals};
 use crate::runtime_dir::RuntimeDir;
 use crate::target;
-use wakeone_terminal::output::{print, print_wrapped};
+use wakeone_terminal::{print, print_wrapped};
 
 /// Steer a server that runs already and has a listening socket for each worker (SO_REUSEPORT)
 #[derive(Debug, Clone, clap::Args)]

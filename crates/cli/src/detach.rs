@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use crate::runtime_dir::RuntimeDir;
 use wakeone::detach::{self, Report};
-use wakeone_terminal::output::{print, print_json, print_wrapped};
+use wakeone_terminal::{print, print_json, print_wrapped};
 
 /// Stop steering a server that was attached, or take away what a group without a supervisor left behind
 #[derive(Debug, clap::Args)]

@@ -25,7 +25,7 @@ use wakeone_observe::{Target, text, watcher};
 use crate::target;
 use crate::top::steering;
 use prediction::Prediction;
-use wakeone_terminal::output::{print, style, to_json};
+use wakeone_terminal::{print, style, to_json};
 
 /// Say how a running server takes connections, what is wrong with it, and what to do
 #[derive(Debug, clap::Args)]

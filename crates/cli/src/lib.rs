@@ -10,11 +10,9 @@ mod attach;
 mod detach;
 mod doctor;
 mod duration;
-mod exec_worker;
 mod load;
 mod log;
 mod metrics;
-mod moved;
 mod policy;
 mod run;
 mod runtime_dir;
@@ -23,15 +21,16 @@ mod sim;
 mod status;
 mod target;
 mod top;
-mod version;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use std::ffi::OsString;
 use std::process::ExitCode;
+use wakeone_supervisor::{spawn::Order, trampoline};
 
 #[derive(Debug, Parser)]
 #[command(
     name = "wakeone",
-    version = version::text(),
+    version = self_check::version(),
     about = "For each connection, wake one worker: the right one"
 )]
 struct Cli {
@@ -53,11 +52,22 @@ enum Command {
     Load(Box<load::Args>),
     Sim(Box<sim::Args>),
     #[command(name = "lab", hide = true, disable_help_flag = true)]
-    Lab(moved::Args),
+    Lab(Rest),
     #[command(name = "serve", hide = true, disable_help_flag = true)]
-    Serve(moved::Args),
+    Serve(Rest),
+    /// Becomes a worker, in whose place `wakeone run` started it (not for typing).
     #[command(name = "__exec-worker", hide = true)]
-    ExecWorker(exec_worker::Args),
+    ExecWorker {
+        /// What to do, as JSON.
+        order: Order,
+    },
+}
+
+/// The arguments of a command that is a program of its own now, whatever they are.
+#[derive(Debug, clap::Args)]
+struct Rest {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<OsString>,
 }
 
 /// The whole command line, as the manual pages and completions describe it.
@@ -79,10 +89,21 @@ pub fn main() -> ExitCode {
         Command::Top(args) => top::run(args),
         Command::Load(args) => load::run(*args),
         Command::Sim(args) => sim::run_args(&args),
-        Command::Lab(_) => Ok(moved::run("lab", "wakeone-lab")),
-        Command::Serve(_) => Ok(moved::run("serve", "wakeone-lab serve")),
-        Command::ExecWorker(args) => exec_worker::run(args),
+        Command::Lab(_) => Ok(has_moved("lab", "wakeone-lab")),
+        Command::Serve(_) => Ok(has_moved("serve", "wakeone-lab serve")),
+        Command::ExecWorker { order } => {
+            trampoline::exec(&order); // returns only if it failed, and the supervisor has been told why
+            Ok(ExitCode::from(127))
+        }
     })
+}
+
+/// Names the program to use instead of a command.
+fn has_moved(command: &str, instead: &str) -> ExitCode {
+    complain(&format!(
+        "`wakeone {command}` is a program of its own: use `{instead}`"
+    ));
+    ExitCode::from(2)
 }
 
 /// Prints an error on standard error.

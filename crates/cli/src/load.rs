@@ -18,7 +18,7 @@ use wakeone_load::{
 };
 
 use crate::duration;
-use wakeone_terminal::output::{print, print_wrapped};
+use wakeone_terminal::{print, print_wrapped};
 
 /// Send an honest load: open or closed loop, a connection a request, which worker answered
 #[derive(clap::Args, Debug)]

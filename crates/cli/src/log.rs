@@ -7,7 +7,7 @@ use tracing_subscriber::fmt::FormatEvent;
 use tracing_subscriber::fmt::format::{self, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
-use wakeone_terminal::output;
+use wakeone_terminal::{error_style, wrapped};
 
 /// How a command writes its log.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -78,7 +78,7 @@ where
         if self.journal {
             write!(writer, "<{}>", priority(*event.metadata().level()))?;
         }
-        let style = output::error_style();
+        let style = error_style();
         if style.width.is_none() {
             context
                 .field_format()
@@ -89,7 +89,7 @@ where
         context
             .field_format()
             .format_fields(Writer::new(&mut line), event)?;
-        writer.write_str(&output::wrapped(&line, "", style))
+        writer.write_str(&wrapped(&line, "", style))
     }
 }
 

@@ -7,7 +7,7 @@ use wakeone::metrics::{self, Metrics};
 use wakeone_control::named;
 
 use crate::runtime_dir::RuntimeDir;
-use wakeone_terminal::output::{print, print_json};
+use wakeone_terminal::{print, print_json};
 
 /// Print the figures of all steered groups once, as OpenMetrics; --metrics of run, attach and agent serves them
 #[derive(Debug, clap::Args)]

@@ -32,7 +32,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     for name in meant(&paths, &args.group) {
         let before = control::change_policy(&paths, &name, args.policy)?;
         let before = before.map_or("an unknown policy".to_owned(), |policy| policy.to_string());
-        wakeone_terminal::output::print(&format!(
+        wakeone_terminal::print(&format!(
             "{name}: {} instead of {before}, from the next connection on\n",
             args.policy
         ))?;

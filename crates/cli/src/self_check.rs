@@ -1,17 +1,27 @@
 //! `wakeone doctor --self`: reports the features that this kernel and these privileges allow Wakeone.
 
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use serde_json::json;
 use wakeone_bpf::abilities::{self, Ability};
 
-use crate::version;
-use wakeone_terminal::output::{print, print_json};
+use wakeone_terminal::{print, print_json};
 
 /// Columns of a terminal that is not known to be wider.
 const COLUMNS: usize = 80;
 /// The longest `about`, and "yes  " before it.
 const INDENT: usize = 5;
+
+/// Version, commit and libbpf in a line.
+pub fn version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        let (version, commit) = (env!("CARGO_PKG_VERSION"), wakeone_result::COMMIT);
+        let libbpf = abilities::libbpf_version();
+        format!("{version} (commit {commit}, libbpf {libbpf})")
+    });
+    &TEXT
+}
 
 /// Tries each feature and reports. The exit code is 1 if one is missing.
 pub fn run(as_json: bool) -> anyhow::Result<ExitCode> {
@@ -31,7 +41,7 @@ pub fn run(as_json: bool) -> anyhow::Result<ExitCode> {
         });
         print_json(&report)?;
     } else {
-        let head = format!("wakeone {} on Linux {release}\n\n", version::text());
+        let head = format!("wakeone {} on Linux {release}\n\n", version());
         print(&(head + &text(&abilities)))?;
     }
     Ok(match whole {

@@ -175,7 +175,7 @@ pub fn run_args(args: &Args) -> anyhow::Result<ExitCode> {
         (_, _, Some(sweep)) => search::swept(args, &ways, sweep)?,
         _ => compared(args, &ways)?,
     };
-    wakeone_terminal::output::print(&text)?;
+    wakeone_terminal::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

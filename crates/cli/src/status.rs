@@ -9,7 +9,7 @@ use wakeone_control::status::{Group, Slot};
 use wakeone_model::layout::{
     self, Cell, Column, Style, Tone, connections, count, number, pack, paint, words, wrap,
 };
-use wakeone_terminal::output::{print, print_json, print_wrapped, style};
+use wakeone_terminal::{print, print_json, print_wrapped, style};
 
 /// Show the groups that are steered now, slot by slot
 #[derive(Debug, clap::Args)]

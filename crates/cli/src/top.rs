@@ -23,7 +23,7 @@ use wakeone_top::{Frame, Recorder, plain};
 use crate::runtime_dir::RuntimeDir;
 use crate::{doctor, target};
 use live::Live;
-use wakeone_terminal::output::{style, to_json};
+use wakeone_terminal::{style, to_json};
 
 /// Show a running server live: a row a worker
 #[derive(Debug, clap::Args)]

@@ -3,8 +3,6 @@
 
 pub mod account;
 pub mod control;
-pub mod endpoint;
-pub mod identity;
 pub mod move_log;
 pub mod named;
 pub mod orphans;

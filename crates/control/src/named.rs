@@ -128,8 +128,8 @@ fn serves(listener: SocketAddr, address: SocketAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::Identity;
     use crate::state;
+    use crate::state::Identity;
 
     /// Returns a group without a program, whose worker is this process.
     fn group(name: &str, listen: &[&str]) -> Group {

@@ -13,11 +13,11 @@ use wakeone_bpf::{Pinned, RunStatistics};
 use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
 
-use crate::endpoint::Endpoint;
-use crate::identity::Identity;
 use crate::orphans::{self, Orphan};
 use crate::paths::{DATAGRAM_SUFFIX, Paths};
 use crate::policy::{Affinity, Policy};
+use crate::state::Endpoint;
+use crate::state::Identity;
 use crate::state::{self, State};
 
 /// The ways out in which the kernel chose instead of the policy.

@@ -9,7 +9,7 @@ use wakeone_lab::experiment::{Experiment, Settings};
 use wakeone_lab::experiments::find;
 use wakeone_lab::store::{self, Store};
 use wakeone_lab::{Error, Outcome, experiments, html, runner, text};
-use wakeone_terminal::output;
+use wakeone_terminal::{print, print_json, style};
 
 /// Show which experiments there are, how long a quick and a full run take, and what each asks
 #[derive(Debug, clap::Args)]
@@ -87,7 +87,7 @@ impl ShowArgs {
             write_page(&own_page, std::slice::from_ref(outcome))?;
         }
         if self.json.as_ref().is_some_and(|p| p.as_os_str() == "-") {
-            output::print_json(outcome)?;
+            print_json(outcome)?;
         } else {
             if let Some(path) = &self.json {
                 store::write_json(path, outcome)?;
@@ -178,14 +178,14 @@ pub fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
         let all: Vec<serde_json::Value> = cards
             .map(|c| serde_json::json!({"name": c.name, "title": c.title, "question": c.question, "source": c.source}))
             .collect();
-        output::print_json(&all)?;
+        print_json(&all)?;
         return Ok(ExitCode::SUCCESS);
     }
     let all = experiments::all().iter();
     let all: String = all
         .map(|one| text::listed(*one, terminal_width()))
         .collect();
-    output::print(&all)?;
+    print(&all)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -245,12 +245,12 @@ fn render(experiment: &dyn Experiment, outcome: &Outcome, full: bool) -> anyhow:
     } else {
         text::render_brief(experiment, outcome, width, ink())
     };
-    Ok(output::print(&text)?)
+    Ok(print(&text)?)
 }
 
 /// Colour, if stdout is a terminal and the user has not disabled it.
 fn ink() -> text::Ink {
-    match output::style().colour {
+    match style().colour {
         true => text::Ink::Colour,
         false => text::Ink::Plain,
     }

@@ -28,7 +28,6 @@ mod stopping;
 mod succession;
 pub mod trampoline;
 mod watch;
-pub mod watchdog;
 mod workers;
 
 pub use error::Error;

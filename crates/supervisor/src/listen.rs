@@ -4,7 +4,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-pub use wakeone_control::endpoint::Endpoint;
+pub use wakeone_control::state::Endpoint;
 use wakeone_kernel::socket;
 
 /// The shortest backlog that is chosen, where the kernel allows it: room for a burst. It was the kernel's own limit

@@ -10,7 +10,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest that a message waits for room in the service manager's socket. A start or a stop that it misses fails, so
 /// these wait; a busy one has room again within milliseconds.
@@ -23,7 +23,7 @@ pub fn notify(states: &[NotifyState<'_>]) {
 }
 
 /// The same, and drops the message at once where the socket is full.
-pub(crate) fn notify_if_room(states: &[NotifyState<'_>]) {
+fn notify_if_room(states: &[NotifyState<'_>]) {
     tell(states, None);
 }
 
@@ -58,10 +58,44 @@ fn address(name: &OsStr) -> io::Result<SocketAddr> {
     }
 }
 
+/// Signs of life for the service manager's watchdog (`WatchdogSec=`), which restarts us if they stay away too long. They
+/// say that the owner's loop goes round.
+#[derive(Debug)]
+pub struct Watchdog {
+    /// None if the service manager does not watch us.
+    every: Option<Duration>,
+    last: Option<Instant>,
+}
+
+impl Watchdog {
+    /// Returns a watchdog as the environment asks for it (`WATCHDOG_USEC`).
+    pub fn from_env() -> Self {
+        Self {
+            // Half of it, as sd_watchdog_enabled(3) recommends.
+            every: sd_notify::watchdog_enabled().map(|limit| limit / 2),
+            last: None,
+        }
+    }
+
+    /// Sends a sign of life if one is due. Call it once a round.
+    pub fn feed(&mut self) {
+        if self.due().is_some_and(|left| left.is_zero()) {
+            self.last = Some(Instant::now());
+            notify_if_room(&[NotifyState::Watchdog]);
+        }
+    }
+
+    /// Returns how long until the next one is due; `None` if the service manager does not watch us.
+    pub fn due(&self) -> Option<Duration> {
+        let every = self.every?;
+        let left = |last: Instant| every.saturating_sub(last.elapsed());
+        Some(self.last.map_or(Duration::ZERO, left))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
 
     #[test]
     fn both_kinds_of_names_are_reached() {

@@ -8,7 +8,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
-pub use wakeone_control::identity::Identity;
+pub use wakeone_control::state::Identity;
 use wakeone_kernel::proc::process::children;
 
 /// How a process ended.

@@ -9,7 +9,7 @@ use super::remains;
 use super::report;
 use super::roll::Roll;
 use super::slot::{Phase, Worker};
-use crate::watchdog::Watchdog;
+use crate::notify::Watchdog;
 use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;

@@ -20,12 +20,12 @@ use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 
 use wakeone_control::control;
-use wakeone_control::endpoint::Endpoint;
-use wakeone_control::identity::Identity;
 use wakeone_control::named;
 use wakeone_control::paths::{DATAGRAM_SUFFIX, Paths};
 use wakeone_control::policy::Policy;
 use wakeone_control::repair::repair;
+use wakeone_control::state::Endpoint;
+use wakeone_control::state::Identity;
 use wakeone_control::state::{self, GroupDir, State, StateError};
 use wakeone_control::status;
 use wakeone_steering::dispatcher::sweep_halves;

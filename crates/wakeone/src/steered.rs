@@ -20,12 +20,12 @@ use wakeone_kernel::socket::moving::Look;
 use wakeone_model::listener::Protocol;
 
 use crate::metrics::Source;
-use wakeone_control::endpoint::Endpoint;
-use wakeone_control::identity::Identity;
 use wakeone_control::move_log::MoveLog;
 use wakeone_control::orphans::OrphanLog;
 use wakeone_control::paths::Paths;
 use wakeone_control::privileges::{FOR_LOADING, FOR_THE_END};
+use wakeone_control::state::Endpoint;
+use wakeone_control::state::Identity;
 use wakeone_control::state::{self, GroupDir, State, StateError, Task};
 use wakeone_control::steer::{Steer, SteerEvent};
 use wakeone_steering::agent::{Agent, AgentConfig};

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::{Map, json};
 use wakeone_result::environment::Environment;
 use wakeone_sim::result;
-use wakeone_terminal::output;
+use wakeone_terminal::to_json;
 
 use super::{Args, Found};
 
@@ -120,5 +120,5 @@ pub fn json(
     let all = found.all.iter();
     let samples = all.map(|(name, outcome)| (name.clone(), result::sample(outcome)));
     let outcome = result::outcome(parameters, samples, environment);
-    Ok(output::to_json(&outcome)?)
+    Ok(to_json(&outcome)?)
 }

@@ -1,12 +1,16 @@
 //! The content of a state file. It is read as if an attacker had written it.
 
 use std::collections::HashSet;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use wakeone_kernel::proc::process;
+use wakeone_kernel::proc::stat::Stat;
+use wakeone_model::listener::Protocol;
 
 use crate::account::Account;
-use crate::endpoint::Endpoint;
-use crate::identity::Identity;
 
 /// The version of the file's format.
 pub const SCHEMA: u32 = 1;
@@ -103,6 +107,72 @@ pub struct Beside {
     pub worker: Identity,
     /// The inode of its listener at each address.
     pub inodes: Vec<u64>,
+}
+
+/// A process's permanent identity: a pid is used again, but a pid with its start time is not (until the next boot).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// The process id.
+    pub pid: u32,
+    /// Field 22 of /proc/PID/stat: clock ticks since boot.
+    pub started: u64,
+}
+
+impl Identity {
+    /// The identity of the process that has this pid now.
+    ///
+    /// # Errors
+    /// There is none, or /proc cannot be read.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        let started = Stat::of(pid)?.started;
+        Ok(Self { pid, started })
+    }
+
+    /// Whether this very process still runs (in this boot). A zombie does not. If process 1 never waits for children,
+    /// orphans stay zombies for ever.
+    pub fn lives(&self) -> bool {
+        Self::of(self.pid).is_ok_and(|now| now == *self)
+            && !matches!(process::state(self.pid), Some('Z' | 'X'))
+    }
+}
+
+/// Where listeners are bound: an address, and whether an IPv6 wildcard takes IPv4 too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Endpoint {
+    /// The address and port.
+    pub address: SocketAddr,
+    /// `[::]` that takes IPv4 connections too.
+    pub dual_stack: bool,
+    /// UDP sockets, which are bound and do not listen; else TCP.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub udp: bool,
+}
+
+impl Endpoint {
+    /// Returns the protocol of its sockets.
+    pub fn protocol(&self) -> Protocol {
+        if self.udp {
+            Protocol::Udp
+        } else {
+            Protocol::Tcp
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.udp {
+            f.write_str("udp://")?;
+        }
+        self.address.fmt(f)?;
+        if self.dual_stack {
+            f.write_str(" (IPv6 and IPv4)")
+        } else {
+            Ok(())
+        }
+    }
 }
 
 impl State {

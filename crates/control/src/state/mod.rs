@@ -11,5 +11,6 @@ mod tests;
 
 pub use dir::{GroupDir, SOCKET, StateError, boot_id, default_runtime_dir, load, names};
 pub use format::{
-    Beside, MOST_ADDRESSES, MOST_SLOTS, Reserved, SCHEMA, SPLIT, SlotRecord, State, Task, is_name,
+    Beside, Endpoint, Identity, MOST_ADDRESSES, MOST_SLOTS, Reserved, SCHEMA, SPLIT, SlotRecord,
+    State, Task, is_name,
 };

@@ -1,8 +1,8 @@
 use std::os::unix::fs::MetadataExt;
 
 use super::*;
-use crate::endpoint::Endpoint;
-use crate::identity::Identity;
+use crate::state::Endpoint;
+use crate::state::Identity;
 
 fn sample() -> State {
     let slot = |pid: u32, inode| SlotRecord {

@@ -1,25 +1,20 @@
 //! A group: a supervisor, with the best steering that this machine and our privileges allow.
 
-mod cgroup;
-mod check;
 mod config;
 mod setup;
 
 use wakeone_kernel::capability;
 use wakeone_model::listener::Protocol;
 
-use self::cgroup::{counting_cgroup_of, in_counting_cgroup};
-use self::check::check;
-pub use self::check::check_weights;
-use self::config::Protocols;
-pub use self::config::{Error, SteeringConfig};
-use self::setup::{Policies, SteeringSetup};
+pub use self::config::{Error, SteeringConfig, check_weights};
+use self::config::{Protocols, check};
+use self::setup::{Policies, SteeringSetup, counting_cgroup_of, in_counting_cgroup};
 use crate::metrics::{self, Monitor, Source};
-use wakeone_control::endpoint::Endpoint;
 use wakeone_control::paths::Paths;
 use wakeone_control::policy::Policy;
 use wakeone_control::privileges::{self, FOR_THE_END};
 use wakeone_control::repair::repair_all;
+use wakeone_control::state::Endpoint;
 use wakeone_control::steer::{Steer, Unsteered};
 use wakeone_steering::agent::set::AgentSet;
 use wakeone_steering::agent::{Agent, AgentConfig};
