@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
-  * The types that the kernel side and user space share, and nothing else.
+ * The types that the kernel side and user space share, and nothing else.
  *
  * User space never mirrors these types by hand: the Rust ones are generated
  * from the BTF of the compiled object. Fixed-width types only; a change of
@@ -52,6 +52,9 @@ enum wakeone_slot_flag {
 	 * stays and the next agent makes the listener listen again. Choices
 	 * ignore it. */
 	WAKEONE_SLOT_MOVING = 8,
+	/* The workers share one queue, and this one is woken for connections. Only
+	 * user space has to do with that: see crates/arming. */
+	WAKEONE_SLOT_ARMED = 16,
 };
 
 enum wakeone_table_flag {
@@ -87,6 +90,9 @@ enum wakeone_table_flag {
 	/* The server has set a program of its own on the group, or taken ours
 	 * away. The agent writes this; ours does not run then. */
 	WAKEONE_TABLE_REPLACED = 512,
+	/* The workers share one queue, and no program chooses: user space keeps
+	 * this table in a file. */
+	WAKEONE_TABLE_ONE_QUEUE = 2048,
 };
 
 /* One counter for each way out of the programs. The first two are the right

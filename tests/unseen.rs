@@ -166,7 +166,8 @@ fn is_unseen(kind: &str) {
     let watchers = Watchers::start(&ground, kind);
     let before = watchers.entries();
     attach(&ground, Some("slow"));
-    let wanted = rescues(12, 200) / i64::from(slowness());
+    // Each takes 10 ms, and moves have a share of the time: there is about one a second.
+    let wanted = rescues(12, 100) / i64::from(slowness());
     load_until("there are rescues", 8, || {
         sum(&status(&ground, GROUP), "rescues") >= wanted.max(2)
     });

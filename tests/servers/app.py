@@ -19,7 +19,7 @@ def answer(query):
 
 def wsgi(environ, start_response):
     body = answer(environ.get("QUERY_STRING", ""))
-    start_response("200 OK", [("Content-Length", str(len(body)))])
+    start_response("200 OK", [("Content-Length", str(len(body))), ("X-Worker", str(os.getpid()))])
     return [body]
 
 

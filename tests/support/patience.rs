@@ -28,7 +28,9 @@ pub fn in_vain(what: &str) -> ! {
     panic!("never happened: {what}");
 }
 
-/// How long to wait for something that takes seconds on a busy machine: servers that start or drain, long loads.
+/// How long to wait for something that takes seconds on a busy machine: servers that start or drain, long loads. A soak
+/// (`WAKEONE_SOAK=1`) does more of it.
 pub fn long_patience() -> Duration {
-    Duration::from_secs(60) * slowness()
+    let soak = std::env::var_os("WAKEONE_SOAK").is_some_and(|value| value == "1");
+    Duration::from_secs(if soak { 600 } else { 60 }) * slowness()
 }

@@ -19,15 +19,16 @@ pub const MAX_ADDRESSES: usize = number::MAX_ADDRESSES as usize;
 /// A slot's flags.
 pub mod flag {
     pub use crate::contract::number::{
-        SLOT_DRAINING as DRAINING, SLOT_MOVING as MOVING, SLOT_STUCK as STUCK, SLOT_UP as UP,
+        SLOT_ARMED as ARMED, SLOT_DRAINING as DRAINING, SLOT_MOVING as MOVING, SLOT_STUCK as STUCK,
+        SLOT_UP as UP,
     };
 }
 
 pub use crate::contract::number::{
     CONTRACT, TABLE_AFFINITY as AFFINITY, TABLE_CLOSING as CLOSING, TABLE_COUNTED as COUNTED,
     TABLE_DATAGRAMS as DATAGRAMS, TABLE_DEFERS as DEFERS, TABLE_MARKED as MARKED,
-    TABLE_REFUSING as REFUSING, TABLE_REPLACED as REPLACED, TABLE_SHARED as SHARED,
-    TABLE_UNNOTED as UNNOTED,
+    TABLE_ONE_QUEUE as ONE_QUEUE, TABLE_REFUSING as REFUSING, TABLE_REPLACED as REPLACED,
+    TABLE_SHARED as SHARED, TABLE_UNNOTED as UNNOTED,
 };
 
 /// The time by the clock of flows, in which a table tells how long flows may be silent. It counts seconds of 2^30 ns.
@@ -85,6 +86,33 @@ macro_rules! atomic {
 pub const HEARTBEAT_AT: u32 = std::mem::offset_of!(wakeone_table, heartbeat_ns) as u32;
 
 impl Table {
+    /// Makes a file the table of a group whose workers share one queue.
+    ///
+    /// # Errors
+    /// It cannot be made as long, or not be mapped.
+    pub fn create(file: &std::fs::File) -> std::io::Result<Self> {
+        file.set_len(0)?;
+        file.set_len(size_of::<wakeone_table>() as u64)?;
+        let table = Self::map(file.as_fd(), true)?;
+        table.flags().store(ONE_QUEUE, Ordering::Relaxed);
+        table.contract().store(CONTRACT, Ordering::SeqCst);
+        Ok(table)
+    }
+
+    /// Opens such a file.
+    ///
+    /// # Errors
+    /// `InvalidData`: another version made it, or it is none. Or it cannot be mapped.
+    pub fn open(file: &std::fs::File, writable: bool) -> std::io::Result<Self> {
+        if file.metadata()?.len() == size_of::<wakeone_table>() as u64 {
+            let table = Self::map(file.as_fd(), writable)?;
+            if table.contract().load(Ordering::SeqCst) == CONTRACT {
+                return Ok(table);
+            }
+        }
+        Err(std::io::ErrorKind::InvalidData.into())
+    }
+
     /// Maps the table behind a map's descriptor.
     ///
     /// # Errors

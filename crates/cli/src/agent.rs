@@ -18,8 +18,9 @@ use wakeone_model::layout::counted;
 use wakeone_observe::Target;
 use wakeone_supervisor::notify::Watchdog;
 
-use crate::attach::{follow, log};
+use crate::attach::follow;
 use crate::doctor::stop_on_signals;
+use crate::log;
 use crate::runtime_dir::RuntimeDir;
 
 /// Keep the servers of a configuration file steered, across their restarts and the machine's
@@ -132,7 +133,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         counted(settings.wanted.len() as u64, "targets")
     );
     manager.want(settings.wanted);
-    manager.attach().iter().for_each(log);
+    manager.attach().iter().for_each(log::event);
     wakeone_supervisor::notify::notify(&[sd_notify::NotifyState::Ready]);
     let mut watchdog = Watchdog::from_env();
     follow(&mut manager, &stop, &mut |manager| {
@@ -147,7 +148,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                         );
                     }
                     manager.want(new.wanted);
-                    manager.attach().iter().for_each(log);
+                    manager.attach().iter().for_each(log::event);
                     tracing::info!(event = "reloaded", "{} read again", args.config.display());
                 }
                 // The earlier configuration is better than none.

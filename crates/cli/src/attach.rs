@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use wakeone::attach::{
-    self, AttachCandidate, AttachConfig, AttachManager, Attached, Event, admitted, meant,
+    self, AttachCandidate, AttachConfig, AttachManager, Server, admitted, meant,
 };
 use wakeone::metrics::{self, Monitor};
+use wakeone_arming::Member;
 use wakeone_control::policy::{Affinity, Policy};
 use wakeone_control::repair::repair_all;
 use wakeone_control::reserved::set_apart;
@@ -188,7 +189,12 @@ fn lacking(found: &[Found]) -> Vec<String> {
     let hidden = found
         .iter()
         .any(|one| one.hidden > 0 && one.pids.is_empty());
-    let needed = capability::NEEDED.map(|(needed, _)| needed).into_iter();
+    // One socket that workers share needs no program.
+    let shared =
+        |one: &Found| one.listener.protocol == Protocol::Tcp && one.listener.sockets.len() == 1;
+    let programs = !found.iter().all(shared);
+    let needed = capability::NEEDED.into_iter().map(|(needed, _)| needed);
+    let needed = needed.filter(|_| programs);
     capability::missing_of(needed.chain(others.into_iter().filter(|_| hidden)))
 }
 
@@ -226,6 +232,9 @@ fn candidates(found: &[Found], owners: &[u32]) -> anyhow::Result<Vec<AttachCandi
 }
 
 fn plan(candidate: &AttachCandidate, args: &Args) -> String {
+    if let Some(sharing) = &candidate.sharing {
+        return plan_of_one_queue(candidate, &sharing.workers);
+    }
     let udp = candidate.protocol() == Protocol::Udp;
     let mut text = format!(
         "{} would be steered by {}, as `{}`: {} sockets{}\n",
@@ -262,6 +271,28 @@ fn plan(candidate: &AttachCandidate, args: &Args) -> String {
     text
 }
 
+fn plan_of_one_queue(candidate: &AttachCandidate, workers: &[Member]) -> String {
+    let mut text = format!(
+        "{} would be steered by least-connections, as `{}`: {} workers share one queue, and those are woken that have least to do; {}\n",
+        candidate.address(),
+        candidate.name,
+        workers.len(),
+        layout::counted(candidate.open as u64, "open connections")
+    );
+    for worker in workers {
+        let exclusive = match worker.is_exclusive() {
+            true => ", with EPOLLEXCLUSIVE",
+            false => "",
+        };
+        let set = worker.waiter.entry.epoll;
+        text += &format!(
+            "  process {:<12} epoll set {set}{exclusive}\n",
+            worker.pid()
+        );
+    }
+    text
+}
+
 /// Describes the policy, and the other options.
 fn how(protocol: Protocol, policy: Policy, args: &Args) -> String {
     if protocol == Protocol::Udp {
@@ -270,7 +301,18 @@ fn how(protocol: Protocol, policy: Policy, args: &Args) -> String {
     format!("{policy}{}", if args.rescue { " with rescue" } else { "" })
 }
 
-fn said(attached: &Attached, args: &Args) -> String {
+fn said(server: &Server, args: &Args) -> String {
+    let attached = match server {
+        Server::QueueEach(attached) => attached,
+        Server::OneQueue(one) => {
+            return format!(
+                "attached: {}, one queue by {}; {}\n",
+                one.name(),
+                server.policy(),
+                layout::counted(one.open, "open connections")
+            );
+        }
+    };
     let how = how(attached.protocol(), attached.policy, args);
     if attached.protocol() == Protocol::Udp {
         let earlier = match args.affinity {
@@ -340,35 +382,21 @@ pub fn follow(
 ) -> anyhow::Result<()> {
     let mut looked = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        manager.wait(if manager.is_quiet() {
-            2 * FOLLOW_EVERY
-        } else {
-            FOLLOW_EVERY
-        });
+        let quiet = manager.is_quiet();
+        manager.wait(
+            if quiet {
+                2 * FOLLOW_EVERY
+            } else {
+                FOLLOW_EVERY
+            },
+            None,
+        );
         between(manager)?;
-        manager.follow().iter().for_each(log);
+        manager.follow().iter().for_each(crate::log::event);
         if looked.elapsed() >= RETURN_EVERY {
-            manager.attach().iter().for_each(log);
+            manager.attach().iter().for_each(crate::log::event);
             looked = Instant::now();
         }
     }
     Ok(())
-}
-
-/// A line of the log.
-pub fn log(event: &Event) {
-    match event {
-        Event::Attached(name, counted) => {
-            tracing::info!(
-                event = "attached",
-                "{name} is steered; {} counted in",
-                layout::counted(*counted, "open connections")
-            );
-        }
-        Event::Gone(name) => {
-            tracing::info!(event = "gone", "{name}: its server closed all sockets")
-        }
-        Event::Refused(why) => tracing::warn!(event = "refused", "{why}"),
-        Event::Steered(name, event) => event.log(name),
-    }
 }

@@ -127,7 +127,7 @@ mod tests {
         );
         assert_eq!(
             of(&["wakeone", "run"]),
-            "the following required arguments were not provided: --listen <ADDR>, <CMD>...; see --help"
+            "the following required arguments were not provided: <CMD>...; see --help"
         );
         assert_eq!(
             of(&["wakeone", "statu"]),

@@ -7,6 +7,8 @@ use tracing_subscriber::fmt::FormatEvent;
 use tracing_subscriber::fmt::format::{self, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
+use wakeone::attach::Event;
+use wakeone_model::layout;
 use wakeone_terminal::{error_style, wrapped};
 
 /// How a command writes its log.
@@ -120,6 +122,24 @@ fn level(text: &str) -> Result<Level, String> {
         .ok()
         .filter(|level| *level <= Level::DEBUG && !text.starts_with(|c: char| c.is_ascii_digit()))
         .ok_or_else(|| format!("`{text}` is no level; there are error, warn, info and debug"))
+}
+
+/// Logs an event of attached servers.
+pub fn event(event: &Event) {
+    match event {
+        Event::Attached(name, counted) => {
+            tracing::info!(
+                event = "attached",
+                "{name} is steered; {} counted in",
+                layout::counted(*counted, "open connections")
+            );
+        }
+        Event::Gone(name) => {
+            tracing::info!(event = "gone", "{name}: its server closed all sockets")
+        }
+        Event::Refused(why) => tracing::warn!(event = "refused", "{why}"),
+        Event::Steered(name, event) => event.log(name),
+    }
 }
 
 #[cfg(test)]

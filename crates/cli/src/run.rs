@@ -5,7 +5,9 @@ use nix::sys::signal::Signal;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
+use wakeone::attach::AttachConfig;
 use wakeone::group::{self, Group, SteeringConfig};
+use wakeone::started;
 use wakeone_control::policy::{Affinity, Policy};
 use wakeone_control::state;
 use wakeone_supervisor::Options;
@@ -14,27 +16,27 @@ use wakeone_supervisor::address::Address;
 use crate::duration;
 use crate::runtime_dir::RuntimeDir;
 
-/// Start a server with one queue a worker: steered, supervised, restarted without a lost connection
+/// Start a server as it is and steer it, or its workers on listeners of ours: supervised, restarted without a lost connection
 ///
-/// Each worker gets listeners of its own, by systemd's protocol (LISTEN_FDS) or by their numbers in the command:
+/// Without -l the server is started as it is, and whatever it opens is steered as by `wakeone attach`.
+/// With -l each worker gets listeners of its own, by systemd's protocol (LISTEN_FDS) or by their numbers in the command:
 /// {fd} is the first listener's, {fd2} the second's. {slot} is the worker's slot, from 0.
 /// SIGHUP restarts the workers one at a time, SIGTERM and SIGINT drain and stop, a second SIGINT kills.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples: wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
+#[command(after_help = "Examples: wakeone run -- uvicorn --workers 4 app:app
+          wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
           wakeone run -w 4 -l udp://:5353 --affinity none -- ./dns-server
           wakeone run --lookup -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
           wakeone run --split -- gunicorn -w 4 --bind :8080 app:app
-          wakeone run --split --affinity none -- ./dns-server"
-)]
+          wakeone run --split --affinity none -- ./dns-server")]
 pub struct Args {
     /// Number of workers, 1 to 256 [default: the number of CPUs]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), requires = "listen")]
     workers: Option<u16>,
 
     /// Address to listen on: :8080 (IPv6 and IPv4), 127.0.0.1:8080, [::1]:8080, localhost:8080, and by UDP
     /// udp://:53; repeatable
-    #[arg(short, long, value_name = "ADDR", required_unless_present = "split")]
+    #[arg(short, long, value_name = "ADDR")]
     listen: Vec<Address>,
 
     /// Start a server that opens one listener, or UDP socket, itself and shares it among its own workers or threads,
@@ -74,41 +76,41 @@ pub struct Args {
 
     /// Have the listeners on a private port, where a program finds them for the public address: moving the queue of a stuck
     /// worker then takes as long with 100,000 connections as with none. Needs CAP_NET_ADMIN and cgroup2
-    #[arg(long)]
+    #[arg(long, requires = "listen")]
     lookup: bool,
 
     /// Length of each accept queue [default: net.core.somaxconn shared out among the workers, 128 at least]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..), requires = "listen")]
     backlog: Option<i32>,
 
     /// Weight of a slot, 1 for the others; repeatable
-    #[arg(long, value_name = "SLOT=N", value_parser = weight)]
+    #[arg(long, value_name = "SLOT=N", value_parser = weight, requires = "listen")]
     weight: Vec<(usize, u32)>,
 
     /// User (name or number) that workers run as
-    #[arg(long, value_name = "USER")]
+    #[arg(long, value_name = "USER", requires = "listen")]
     user: Option<String>,
 
     /// Group that workers run as [default: the user's; needed for a user without an entry in the user database]
-    #[arg(long, value_name = "GROUP")]
+    #[arg(long, value_name = "GROUP", requires = "listen")]
     group: Option<String>,
 
     /// Capability that workers keep, such as CAP_NET_RAW; repeatable
-    #[arg(long, value_name = "CAP")]
+    #[arg(long, value_name = "CAP", requires = "listen")]
     keep_cap: Vec<String>,
 
     /// Make the listeners non-blocking (O_NONBLOCK) for the workers, as systemd's NonBlocking= does: for event loops that
     /// do not set it themselves, as tokio with LISTEN_FDS
-    #[arg(long)]
+    #[arg(long, requires = "listen")]
     nonblocking: bool,
 
     /// Give each worker its listener as standard input (descriptor 0) and by no other number, as inetd does for servers
     /// that wait: for Java's System.inheritedChannel()
-    #[arg(long)]
+    #[arg(long, requires = "listen")]
     stdin: bool,
 
     /// The signal that asks a worker to end: QUIT for nginx and PHP-FPM, USR1 for HAProxy, which drop requests in hand on TERM
-    #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = signal, conflicts_with = "split")]
+    #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = signal, conflicts_with = "split", requires = "listen")]
     stop_signal: Signal,
 
     /// How long a worker may take to end when asked to; with --split also for processes that outlive the server's first one
@@ -117,16 +119,16 @@ pub struct Args {
 
     /// A rolling restart starts each new worker before it ends the old one (start-first), which takes memory for one
     /// worker more, or after that (stop-first) [default: start-first; stop-first for UDP]
-    #[arg(long, value_name = "ORDER", value_enum)]
+    #[arg(long, value_name = "ORDER", value_enum, requires = "listen")]
     restart: Option<Restart>,
 
     /// From SIGTERM on refuse new connections at once, so that a load balancer turns to another machine. Otherwise they
     /// are left to a successor: their SYNs are dropped, and clients try again
-    #[arg(long)]
+    #[arg(long, requires = "listen")]
     refuse: bool,
 
     /// Name of the group [default: from the first address]
-    #[arg(long)]
+    #[arg(long, requires = "listen")]
     name: Option<String>,
 
     /// Serve OpenMetrics on this address, at /metrics
@@ -170,6 +172,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(how) = args.split {
         return split(&args, how);
     }
+    if args.listen.is_empty() {
+        return as_it_is(&args);
+    }
     match supervise(&args) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
@@ -180,6 +185,32 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             };
             tracing::error!(event = "error", "wakeone run: {sentence}");
             Ok(ExitCode::from(if usage { 2 } else { 1 }))
+        }
+    }
+}
+
+/// Runs a server that opens its own listeners, and steers those.
+fn as_it_is(args: &Args) -> anyhow::Result<ExitCode> {
+    let steering = steering_config(args);
+    let options = started::Options {
+        command: args.command.clone(),
+        config: AttachConfig {
+            policy: args.policy,
+            affinity: args.affinity.unwrap_or_default(),
+            rescue: steering.rescue == Some(true),
+            stuck_after: args.stuck_after,
+            weights: Vec::new(),
+        },
+        grace: args.grace,
+        runtime_dir: args.runtime.dir(),
+        metrics: args.metrics,
+        metrics_tracing: args.metrics_tracing,
+    };
+    match started::run(&options, &mut |event| crate::log::event(event)) {
+        Ok(code) => Ok(ExitCode::from(code)),
+        Err(error) => {
+            tracing::error!(event = "error", "wakeone run: {error}");
+            Ok(ExitCode::FAILURE)
         }
     }
 }

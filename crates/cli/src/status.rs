@@ -14,7 +14,7 @@ use wakeone_terminal::{print, print_json, print_wrapped, style};
 /// Show the groups that are steered now, slot by slot
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Columns: open: connections that the worker holds, those that wait included; queue: waiting/limit;\n  chosen: times the policy chose the slot; share: its part of those; moved: connections that were moved to other\n  workers while this one was stuck; moves: how often; restarts: workers started again.\n  A narrow terminal shows fewer of them; --json has all.\nExamples: wakeone status :8080\n          wakeone status --json | jq '.groups[].slots[].active'"
+    after_help = "Columns: open: connections that the worker holds, those that wait included; queue: waiting/limit;\n  chosen: times the policy chose the slot; share: its part of those; moved: connections that were moved to other\n  workers while this one was stuck; moves: how often; restarts: workers started again;\n  armed, of workers that share one queue: whether it is woken for connections.\n  A narrow terminal shows fewer of them; --json has all.\nExamples: wakeone status :8080\n          wakeone status --json | jq '.groups[].slots[].active'"
 )]
 pub struct Args {
     /// Show this group only: its name, :PORT or ADDRESS:PORT where it listens, or a process id
@@ -69,6 +69,9 @@ fn text(group: &Group, all: bool, style: Style) -> String {
         let rows = living.iter().map(|slot| datagram_row(slot, chosen));
         let rows: Vec<Vec<Cell>> = rows.collect();
         lines.extend(layout::table(&DATAGRAMS, &rows, 0, style));
+    } else if group.queued.is_some() {
+        let rows: Vec<Vec<Cell>> = living.iter().map(|slot| shared_row(slot)).collect();
+        lines.extend(layout::table(&ONE_QUEUE, &rows, 0, style));
     } else {
         let rows: Vec<Vec<Cell>> = living.iter().map(|slot| row(slot, chosen)).collect();
         lines.extend(layout::table(&CONNECTIONS, &rows, 0, style));
@@ -108,6 +111,7 @@ fn headline(group: &Group, style: Style) -> Vec<String> {
             Some(pid) if is_awaited(group) => {
                 format!("agent {pid} waits for a server there; `wakeone detach` ends it")
             }
+            Some(pid) if group.started => format!("started by process {pid}"),
             Some(pid) if group.attached => format!("attached, agent {pid}"),
             None if group.attached => {
                 "attached, no agent: `wakeone attach` takes over, `wakeone detach` takes away"
@@ -127,7 +131,15 @@ fn headline(group: &Group, style: Style) -> Vec<String> {
     if group.closing {
         words.push("closing".to_owned());
     }
-    if group.steered && !group.agent && !(group.attached && group.supervisor_pid.is_none()) {
+    if let (Some(queued), Some(limit)) = (group.queued, group.queue_limit) {
+        words.insert(3, format!("one queue, {queued}/{limit}"));
+    }
+    let rescues = group.queued.is_none();
+    if group.steered
+        && rescues
+        && !group.agent
+        && !(group.attached && group.supervisor_pid.is_none())
+    {
         words.push("no agent, so no rescue".to_owned());
     }
     if let Some(affinity) = group.affinity {
@@ -176,6 +188,15 @@ const DATAGRAMS: [Column; 9] = [
     number("restarts", 5),
 ];
 
+const ONE_QUEUE: [Column; 6] = [
+    number("slot", 0),
+    number("pid", 0),
+    words("state", 0),
+    words("armed", 0),
+    number("open", 0),
+    number("weight", 1),
+];
+
 /// The first cells of every row: the slot, its worker and its state.
 fn who(slot: &Slot) -> [Cell; 3] {
     [
@@ -201,6 +222,16 @@ fn datagram_row(slot: &Slot, chosen: u64) -> Vec<Cell> {
         slot.stuck_ms.into(),
         slot.restarts.into(),
     ];
+    who(slot).into_iter().chain(rest).collect()
+}
+
+fn shared_row(slot: &Slot) -> Vec<Cell> {
+    let armed = if slot.armed == Some(true) {
+        "yes"
+    } else {
+        "no"
+    };
+    let rest = [armed.into(), slot.active.into(), slot.weight.into()];
     who(slot).into_iter().chain(rest).collect()
 }
 

@@ -2,9 +2,10 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use wakeone_bpf::table::{self, DATAGRAMS, flag};
-use wakeone_bpf::{self as bpf, Pinned};
+use wakeone_bpf as bpf;
+use wakeone_bpf::table::{DATAGRAMS, flag};
 
+use crate::group_table::GroupTable;
 use crate::paths::Paths;
 use crate::policy::Policy;
 
@@ -18,7 +19,7 @@ pub enum PolicyError {
     NotSteered {
         /// The group.
         name: String,
-        /// The error from opening its pins.
+        /// The error from opening its table.
         source: bpf::Error,
     },
     /// Its program is of another version.
@@ -63,15 +64,23 @@ pub fn change_policy(
     name: &str,
     policy: Policy,
 ) -> Result<Option<Policy>, PolicyError> {
-    let pinned = open_group(paths, name)?;
-    let table = pinned.table();
+    let open = open_group(paths, name)?;
+    let table = open.table();
     if table.flags().load(Relaxed) & DATAGRAMS != 0 {
         policy.fits_datagrams().map_err(|why| PolicyError::Unfit {
             name: name.to_owned(),
             why,
         })?;
     }
-    if policy.needs_counts() && !pinned.counting() {
+    if open.is_one_queue() && policy != Policy::LeastConnections {
+        return Err(PolicyError::Unfit {
+            name: name.to_owned(),
+            why: format!(
+                "{policy}: its workers share one queue, and least-connections is for that"
+            ),
+        });
+    }
+    if policy.needs_counts() && !open.counting() {
         return Err(PolicyError::Uncounted {
             name: name.to_owned(),
             policy,
@@ -88,8 +97,8 @@ pub fn change_policy(
 /// # Errors
 /// See [`PolicyError`]; there is no such slot.
 pub fn change_drain(paths: &Paths, name: &str, slot: usize, on: bool) -> Result<(), PolicyError> {
-    let pinned = open_group(paths, name)?;
-    let table = pinned.table();
+    let open = open_group(paths, name)?;
+    let table = open.table();
     if slot >= table.slots().load(Relaxed) as usize {
         return Err(PolicyError::NoSlot {
             name: name.to_owned(),
@@ -100,15 +109,14 @@ pub fn change_drain(paths: &Paths, name: &str, slot: usize, on: bool) -> Result<
     Ok(())
 }
 
-/// Opens the pins of a group of this version.
-fn open_group(paths: &Paths, name: &str) -> Result<Pinned, PolicyError> {
-    let pinned =
-        Pinned::open(&paths.group_pins(name)).map_err(|source| PolicyError::NotSteered {
-            name: name.to_owned(),
-            source,
-        })?;
-    if pinned.table().contract().load(Relaxed) != table::CONTRACT {
+/// Opens the table of a group of this version.
+fn open_group(paths: &Paths, name: &str) -> Result<GroupTable, PolicyError> {
+    let open = GroupTable::open(paths, name).map_err(|source| PolicyError::NotSteered {
+        name: name.to_owned(),
+        source,
+    })?;
+    if !open.is_ours() {
         return Err(PolicyError::OtherVersion(name.to_owned()));
     }
-    Ok(pinned)
+    Ok(open)
 }

@@ -3,6 +3,7 @@
 
 pub mod account;
 pub mod control;
+pub mod group_table;
 pub mod move_log;
 pub mod named;
 pub mod orphans;

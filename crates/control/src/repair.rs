@@ -14,6 +14,7 @@ use wakeone_bpf::table::{self, flag};
 use wakeone_kernel::proc::process;
 use wakeone_kernel::socket;
 
+use crate::group_table;
 use crate::paths::Paths;
 use crate::state::{self, GroupDir, State, StateError};
 use crate::status;
@@ -27,6 +28,7 @@ pub fn repair_all(paths: &Paths) {
         if !open(paths, &name).is_some_and(is_moving)
             && !moves_shared(paths, &name)
             && !TakenOut::of(&paths.runtime, &name).is_there()
+            && !group_table::has_changed_entries(paths, &name)
         {
             continue;
         }
@@ -44,6 +46,9 @@ pub fn repair_all(paths: &Paths) {
 
 /// The same for a group whose agent lives and is stopped: it may continue at any moment.
 fn repair_beside(paths: &Paths, name: &str, agent: &str) {
+    repair_entries(paths, name).iter().for_each(|why| {
+        tracing::warn!(event = "degraded", "`{name}`: {why}");
+    });
     let (Some(pinned), Ok(Some(state))) = (open(paths, name), state::load(&paths.runtime, name))
     else {
         return;
@@ -81,6 +86,10 @@ fn not_back(error: &std::io::Error) -> String {
 /// Makes the listeners of this group listen that were closed for a move when their agent died. Returns a sentence for each
 /// slot where that failed.
 pub fn repair(paths: &Paths, dir: &GroupDir) -> Vec<String> {
+    let entries = repair_entries(paths, dir.name());
+    if !entries.is_empty() {
+        return entries;
+    }
     let (Some(pinned), Ok(Some(state))) = (open(paths, dir.name()), dir.load()) else {
         return Vec::new();
     };
@@ -107,6 +116,16 @@ pub fn repair(paths: &Paths, dir: &GroupDir) -> Vec<String> {
         failures.extend(dir.taken_out().put_back().err().as_ref().map(not_back));
     }
     failures
+}
+
+/// Makes the entries of workers that share one queue as their server made them. Returns a sentence if that failed.
+fn repair_entries(paths: &Paths, name: &str) -> Vec<String> {
+    match group_table::repair_entries(paths, name) {
+        Ok(()) => Vec::new(),
+        Err(error) => vec![format!(
+            "a worker may get no connections: its epoll entry cannot be made as it was: {error}; restart it"
+        )],
+    }
 }
 
 fn open(paths: &Paths, name: &str) -> Option<Pinned> {

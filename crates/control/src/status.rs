@@ -6,13 +6,14 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
+use wakeone_bpf::RunStatistics;
 use wakeone_bpf::table::{
-    self, AFFINITY, CLOSING, DATAGRAMS, EXITS, REPLACED, SHARED, Table, flag,
+    self, AFFINITY, CLOSING, DATAGRAMS, EXITS, ONE_QUEUE, REPLACED, SHARED, Table, flag,
 };
-use wakeone_bpf::{Pinned, RunStatistics};
 use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
 
+use crate::group_table::GroupTable;
 use crate::orphans::{self, Orphan};
 use crate::paths::{DATAGRAM_SUFFIX, Paths};
 use crate::policy::{Affinity, Policy};
@@ -52,12 +53,20 @@ pub struct Group {
     pub steered: bool,
     /// Whether the server has set a program of its own in place of ours, or taken ours away.
     pub replaced: bool,
+    /// Connections that wait in the one queue that its workers share; absent if each has its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queued: Option<u32>,
+    /// The limit of that queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue_limit: Option<u32>,
     /// How a worker is chosen; absent if our program does not steer the group.
     pub policy: Option<Policy>,
     /// The supervisor's pid, if it lives.
     pub supervisor_pid: Option<u32>,
     /// Whether it is an attached server; `supervisor_pid` is then the agent's.
     pub attached: bool,
+    /// Whether it is a server that `wakeone run` started as it is; `supervisor_pid` is that process.
+    pub started: bool,
     /// Whether an agent looks after it: it moves queues, and keeps the queue lengths fresh.
     pub agent: bool,
     /// Whether connections are counted.
@@ -91,6 +100,9 @@ pub struct Slot {
     pub pid: Option<u32>,
     /// `up`, `stuck`, `draining` or `down`.
     pub state: &'static str,
+    /// Where workers share one queue: whether it is woken for connections.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub armed: Option<bool>,
     /// Its share relative to the others'.
     pub weight: u32,
     /// Connections open, those that wait included.
@@ -138,11 +150,10 @@ pub fn read(paths: &Paths) -> io::Result<Status> {
     let mut groups = Vec::new();
     for name in names(paths)? {
         let state = state_of(paths, &name);
-        let pinned = Pinned::open(&paths.group_pins(&name))
-            .ok()
-            .filter(|pinned| pinned.table().contract().load(Relaxed) == table::CONTRACT);
-        if state.is_some() || pinned.is_some() {
-            groups.push(group(name, state.as_ref(), pinned.as_ref()));
+        let table = GroupTable::open(paths, &name).ok();
+        let table = table.filter(GroupTable::is_ours);
+        if state.is_some() || table.is_some() {
+            groups.push(group(name, state.as_ref(), table.as_ref()));
         }
     }
     Ok(Status { groups })
@@ -190,10 +201,11 @@ fn folder_names(dir: &Path) -> io::Result<Vec<String>> {
 }
 
 /// Returns a group as its state and its pins describe it.
-pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Group {
-    let table = pinned.map(Pinned::table);
+pub fn group(name: String, state: Option<&State>, open: Option<&GroupTable>) -> Group {
+    let table = open.map(GroupTable::table);
     let flags = table.map_or(0, |table| table.flags().load(Relaxed));
     let replaced = flags & REPLACED != 0;
+    let one_queue = table.filter(|_| flags & ONE_QUEUE != 0);
     let listen = listen(state, table.map(|_| flags & DATAGRAMS != 0));
     let udp = listen.iter().any(|at| at.udp) && listen.iter().all(|at| at.udp);
     let exits: BTreeMap<_, _> = table
@@ -222,6 +234,8 @@ pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Gr
             .collect(),
         steered: table.is_some() && !replaced,
         replaced,
+        queued: one_queue.map(|table| table.slot(0).queued().load(Relaxed)),
+        queue_limit: one_queue.map(|table| table.slot(0).queue_limit().load(Relaxed)),
         policy: table
             .filter(|_| !replaced)
             .and_then(|table| Policy::of_number(table.policy().load(Relaxed))),
@@ -229,8 +243,11 @@ pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Gr
             .filter(|state| state.boot == state::boot_id() && state.supervisor.lives())
             .map(|state| state.supervisor.pid),
         attached: state.is_some_and(|state| state.attached),
+        started: state.is_some_and(|state| {
+            state.attached && !state.is_split() && !state.task.command.is_empty()
+        }),
         agent: table.is_some_and(agent_lives),
-        counting: pinned.is_some_and(Pinned::counting),
+        counting: open.is_some_and(GroupTable::counting),
         closing: flags & CLOSING != 0,
         fallbacks: FALLBACKS.iter().filter_map(|way| exits.get(way)).sum(),
         exits,
@@ -240,7 +257,7 @@ pub fn group(name: String, state: Option<&State>, pinned: Option<&Pinned>) -> Gr
         slots: table
             .map(|table| slots(table, state))
             .unwrap_or_else(|| state.map(unsteered_slots).unwrap_or_default()),
-        programs: pinned.map(Pinned::run_statistics).unwrap_or_default(),
+        programs: open.map(GroupTable::run_statistics).unwrap_or_default(),
     }
 }
 
@@ -293,11 +310,15 @@ fn one_slot(
     let worker = Some(place.pid().load(Relaxed)).filter(|pid| *pid != 0);
     let living = worker.filter(|pid| is_alive(*pid, recorded));
     let selected = place.selected().load(Relaxed);
-    let udp = table.flags().load(Relaxed) & DATAGRAMS != 0;
-    let (waiting, limit) = (
-        place.queued().load(Relaxed),
-        place.queue_limit().load(Relaxed),
-    );
+    let flags = table.flags().load(Relaxed);
+    let (udp, one_queue) = (flags & DATAGRAMS != 0, flags & ONE_QUEUE != 0);
+    let (waiting, limit) = match one_queue {
+        true => (0, 0),
+        false => (
+            place.queued().load(Relaxed),
+            place.queue_limit().load(Relaxed),
+        ),
+    };
     Slot {
         slot: number,
         pid: living,
@@ -308,6 +329,7 @@ fn one_slot(
             flags if flags & flag::STUCK != 0 => "stuck",
             _ => "up",
         },
+        armed: one_queue.then(|| place.has(flag::ARMED)),
         weight: place.weight().load(Relaxed),
         active: place.active().load(Relaxed),
         queued: if udp { 0 } else { waiting },
@@ -340,6 +362,7 @@ fn unsteered_slots(state: &State) -> Vec<Slot> {
         slot: number,
         pid: living(slot).map(|worker| worker.pid),
         state: if living(slot).is_some() { "up" } else { "down" },
+        armed: None,
         weight: 1,
         active: 0,
         queued: 0,

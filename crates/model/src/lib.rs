@@ -2,6 +2,7 @@
 
 pub mod accept;
 pub mod advice;
+pub mod arming;
 pub mod backlog;
 pub mod drift;
 pub mod judge;

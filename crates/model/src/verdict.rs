@@ -164,6 +164,20 @@ impl Case<'_> {
         }
     }
 
+    /// The next command where workers wait for one listener in epoll.
+    fn one_queue(&self) -> Option<String> {
+        let epoll = matches!(
+            self.watch.model.means,
+            Means::EpollExclusive | Means::EpollEdge | Means::EpollWakeAll
+        );
+        let port = self.watch.last.listener.address.port();
+        (epoll && self.shared() && self.watch.steered != Some(true)).then(|| {
+            format!(
+                "`wakeone attach :{port}` has only those workers woken that have fewest connections; it restarts nothing"
+            )
+        })
+    }
+
     /// For how long a queue waited behind workers that were busy with something, and did not just lack a CPU, s.
     fn blocked_s(&self, queue: &Queue) -> f64 {
         let servers = || self.rows.iter().filter(|r| queue.pids.contains(&r.pid));
@@ -621,6 +635,9 @@ fn herd(case: &Case<'_>) -> Option<Finding> {
         let calls = count(empty, "accept() call", "accept() calls");
         herd = herd.shown(format!("{calls} found nothing"));
     }
+    if let Some(attach) = case.one_queue() {
+        herd = herd.then(attach);
+    }
     Some(
         herd.then(advice::wake_one(&case.name))
             .then(advice::own_sockets(&case.name, &case.address)),
@@ -642,11 +659,7 @@ fn lifo(case: &Case<'_>) -> Option<Finding> {
             "epoll wakes waiting workers always in one order: the same worker is the next one again and again",
         )
         .shown(evidence)
-        .then(advice::own_sockets(&case.name, &case.address))
-        .then(format!(
-            "then `wakeone attach :{}`",
-            case.watch.last.listener.address.port()
-        ))
+        .then(case.one_queue().unwrap_or_else(|| advice::own_sockets(&case.name, &case.address)))
     })
 }
 

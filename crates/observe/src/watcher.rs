@@ -190,6 +190,11 @@ impl Watcher {
         &self.listener
     }
 
+    /// Whether its sockets have SO_REUSEPORT, as far as that is known.
+    pub fn has_reuseport(&self) -> Option<bool> {
+        self.reuseport
+    }
+
     /// The living processes that serve a socket, by its cookie.
     pub fn serving(&self, cookie: u64) -> impl Iterator<Item = u32> + '_ {
         let pids = self.serves.get(&cookie).map_or(&[][..], Vec::as_slice);

@@ -16,8 +16,6 @@ mod library;
 mod program;
 mod queue_group;
 mod reason;
-mod rest;
-mod server;
 mod splitter;
 mod tcp;
 #[cfg(test)]
@@ -26,8 +24,10 @@ mod udp;
 mod unsplit;
 mod worker;
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -39,7 +39,6 @@ pub use self::config::Options;
 use self::config::Steering;
 use self::library::Library;
 pub use self::library::sweep;
-use self::server::{Server, Signals};
 use self::splitter::{Granted, Splitter};
 use wakeone::metrics::{self, Monitor};
 use wakeone_control::paths::Paths;
@@ -47,6 +46,7 @@ use wakeone_control::policy::Policy;
 use wakeone_control::privileges;
 use wakeone_control::repair::repair_all;
 use wakeone_supervisor::raise_descriptor_limit;
+use wakeone_supervisor::server::{Server, Signals};
 
 /// How often to check the state of sockets and processes.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
@@ -113,7 +113,11 @@ pub fn run(options: &Options) -> Result<u8, Error> {
     let signals = Signals::take().map_err(own("taking signals"))?;
     let library = Library::write().map_err(Error::Library)?;
     let mut broker = Broker::open().map_err(own("opening the broker's socket"))?;
-    let mut server = Server::start(&options.command, &library.path(), &broker.variable())
+    let variables = [
+        ("LD_PRELOAD", with_ours(&library.path())),
+        (wakeone_shim::VARIABLE, broker.variable().into()),
+    ];
+    let mut server = Server::start(&options.command, &variables)
         .map_err(|source| Error::Start { command, source })?;
     // Each group takes a few, and each conversation two. The server keeps the limit that it was started with.
     raise_descriptor_limit();
@@ -211,4 +215,14 @@ fn wait(broker: &Broker<Granted>, signals: &Signals, at_most: Duration) {
         tv_nsec: at_most.subsec_nanos().into(),
     };
     let _ = poll(&mut wanted, Some(&limit));
+}
+
+/// The value of LD_PRELOAD: our library, and those that are named there already.
+fn with_ours(library: &Path) -> OsString {
+    let mut all = OsString::from(library);
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        all.push(":");
+        all.push(others);
+    }
+    all
 }

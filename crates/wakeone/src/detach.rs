@@ -20,6 +20,7 @@ use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 
 use wakeone_control::control;
+use wakeone_control::group_table::GroupTable;
 use wakeone_control::named;
 use wakeone_control::paths::{DATAGRAM_SUFFIX, Paths};
 use wakeone_control::policy::Policy;
@@ -45,6 +46,8 @@ pub struct Report {
     pub serving_pids: Vec<u32>,
     /// It was an attached server, and its agent ended.
     pub attached: bool,
+    /// Its workers share one queue, and are woken again as the server made it.
+    pub one_queue: bool,
 }
 
 /// Why a group was left as it is.
@@ -117,6 +120,7 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     }
     // Read first, as an agent that ends removes its state.
     let before = state::load(&paths.runtime, name).ok().flatten();
+    let one_queue = GroupTable::open(paths, name).is_ok_and(|table| table.is_one_queue());
     let dir = take(paths, name)?;
     // Repaired first: removing the program also removes the record of an unfinished move.
     let closed = repair(paths, &dir);
@@ -129,6 +133,7 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
     let mut report = Report {
         name: name.to_owned(),
         attached: before.is_some_and(|state| state.attached),
+        one_queue,
         ..Report::default()
     };
     let state = dir.load();
@@ -206,7 +211,10 @@ fn take(paths: &Paths, name: &str) -> Result<GroupDir, Error> {
     let agent = state::load(&paths.runtime, name)
         .ok()
         .flatten()
-        .filter(|state| state.attached && !state.is_split() && state.boot == state::boot_id())
+        // One with a command, as `run -- CMD` or --split, would end its server.
+        .filter(|state| {
+            state.attached && state.task.command.is_empty() && state.boot == state::boot_id()
+        })
         .map(|state| state.supervisor)
         .filter(Identity::lives);
     let Some(pid) = agent.and_then(|agent| Pid::from_raw(agent.pid as i32)) else {

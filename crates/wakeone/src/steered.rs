@@ -46,8 +46,8 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// That of a server that others started.
-    pub fn of_server(protocol: Protocol, address: SocketAddr) -> Self {
+    /// That of a server that makes its sockets itself. `command`: the one that we started it by, else empty.
+    pub fn of_server(protocol: Protocol, address: SocketAddr, command: &[String]) -> Self {
         Self {
             listen: Endpoint {
                 address,
@@ -55,9 +55,45 @@ impl Origin {
                 udp: protocol == Protocol::Udp,
             },
             backlog: 0,
-            command: Vec::new(),
+            command: command.to_vec(),
             attached: true,
         }
+    }
+
+    /// Returns the state that `status` shows. `detach` reads it if the agent was killed.
+    ///
+    /// # Errors
+    /// This process cannot be seen in /proc.
+    pub fn state(
+        &self,
+        name: &str,
+        slots: Vec<state::SlotRecord>,
+        moving_shared: Option<u64>,
+    ) -> Result<State, StateError> {
+        let own = Identity::of(std::process::id()).map_err(|source| StateError::File {
+            what: "read",
+            path: "/proc/self/stat".into(),
+            source,
+        })?;
+        Ok(State {
+            schema: state::SCHEMA,
+            name: name.to_owned(),
+            boot: state::boot_id(),
+            supervisor: own,
+            listen: vec![self.listen],
+            backlog: self.backlog.max(0),
+            task: Task {
+                command: self.command.clone(),
+                account: None,
+                keep_caps: Vec::new(),
+                nonblocking: false,
+                stdin: false,
+            },
+            slots,
+            attached: self.attached,
+            reserved: Vec::new(),
+            moving_shared,
+        })
     }
 }
 
@@ -479,38 +515,9 @@ impl SteeredGroup {
         self.dir.catch_up();
     }
 
-    /// Returns the state that `status` shows. `detach` reads it if the agent was killed.
     fn state(&self) -> Result<State, StateError> {
-        let own = Identity::of(std::process::id()).map_err(|source| StateError::File {
-            what: "read",
-            path: "/proc/self/stat".into(),
-            source,
-        })?;
-        let Origin {
-            listen,
-            backlog,
-            ref command,
-            attached,
-        } = self.origin;
-        Ok(State {
-            schema: state::SCHEMA,
-            name: self.name().to_owned(),
-            boot: state::boot_id(),
-            supervisor: own,
-            listen: vec![listen],
-            backlog: backlog.max(0),
-            task: Task {
-                command: command.clone(),
-                account: None,
-                keep_caps: Vec::new(),
-                nonblocking: false,
-                stdin: false,
-            },
-            slots: self.slots(),
-            attached,
-            reserved: Vec::new(),
-            moving_shared: self.moving_shared,
-        })
+        let slots = self.slots();
+        self.origin.state(self.name(), slots, self.moving_shared)
     }
 
     /// Returns the slots. Where the kernel's hash chooses, sockets are numbered instead.

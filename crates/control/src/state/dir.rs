@@ -12,6 +12,7 @@ use wakeone_kernel::folder;
 use wakeone_kernel::proc::process;
 
 use super::format::{State, is_name};
+use crate::group_table;
 use crate::taken_out::{self, TakenOut};
 
 /// The name of the UNIX socket by which a group's process is asked.
@@ -172,6 +173,29 @@ impl GroupDir {
         &self.name
     }
 
+    /// Makes a file in the folder, only for us, and does something with it.
+    ///
+    /// # Errors
+    /// It cannot be made, or `act` fails.
+    pub fn create<T>(
+        &self,
+        name: &str,
+        act: impl FnOnce(&File) -> io::Result<T>,
+    ) -> Result<T, StateError> {
+        let path = self.path.join(name);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
+        opened
+            .map_err(io::Error::from)
+            .and_then(|file| act(&File::from(file)))
+            .map_err(file_error("make", &path))
+    }
+
+    /// Something that cannot be done in the folder.
+    pub fn failed(&self, what: &'static str, source: io::Error) -> StateError {
+        file_error(what, &self.path)(source)
+    }
+
     /// The note about the epoll entries that a move has taken out.
     pub fn taken_out(&self) -> TakenOut {
         TakenOut::in_folder(&self.path)
@@ -268,7 +292,9 @@ impl Drop for GroupDir {
     fn drop(&mut self) {
         if !self.file().exists() {
             let _ = std::fs::remove_file(self.path.join("state.json.new"));
-            let _ = std::fs::remove_file(self.path.join(taken_out::FILE));
+            for file in [taken_out::FILE, group_table::FILE, group_table::ENTRIES] {
+                let _ = std::fs::remove_file(self.path.join(file));
+            }
             // An agent that was killed leaves its socket.
             let _ = std::fs::remove_file(self.path.join(SOCKET));
             let _ = std::fs::remove_file(self.path.join("lock"));

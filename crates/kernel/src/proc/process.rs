@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::capability::Capability;
@@ -176,6 +177,38 @@ pub fn maps_with(pid: u32, text: &str) -> io::Result<Vec<String>> {
         }
     })?;
     Ok(found)
+}
+
+/// Counts the open descriptors of a process, again and again.
+#[derive(Debug)]
+pub struct DescriptorCount {
+    pid: u32,
+    folder: OwnedFd,
+}
+
+impl DescriptorCount {
+    /// That of a process.
+    ///
+    /// # Errors
+    /// It is gone, or is another user's.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let path = format!("/proc/{pid}/fd");
+        let folder = rustix::fs::open(path, flags, Mode::empty())?;
+        Ok(Self { pid, folder })
+    }
+
+    /// The number now. Since Linux 6.2 the size of the folder tells (`proc_fd_getattr` in fs/proc/fd.c), in less than a
+    /// microsecond, and no lock of the process is taken. Before, the descriptors are counted.
+    ///
+    /// # Errors
+    /// `PermissionDenied` for another user's process, `NotFound` where it is gone, `TimedOut` if it lets its readers hang.
+    pub fn look(&self) -> io::Result<u64> {
+        match u64::try_from(rustix::fs::fstat(&self.folder)?.st_size) {
+            Ok(size @ 1..) => Ok(size),
+            _ => Ok(reader::numbers(self.pid, "fd")?.len() as u64),
+        }
+    }
 }
 
 /// Descriptors of a process that are sockets: number and inode.

@@ -1,8 +1,10 @@
 //! Queries and settings of listening sockets, for the agent.
 
+pub mod arming;
 pub mod batch;
 pub mod clone_listener;
 pub mod diag;
+pub mod entries;
 pub mod inherited;
 pub mod moving;
 pub mod private;

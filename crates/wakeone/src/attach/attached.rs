@@ -105,7 +105,7 @@ pub enum Presence {
 }
 
 impl Attached {
-    /// Steers a listener from now on.
+    /// Steers a listener from now on. `command`: see [`Origin::of_server`].
     ///
     /// # Errors
     /// See [`Error`]; nothing is left attached or pinned then.
@@ -113,15 +113,17 @@ impl Attached {
         candidate: AttachCandidate,
         config: &AttachConfig,
         paths: &Paths,
+        command: &[String],
     ) -> Result<Self, Error> {
         let address = candidate.address();
         if candidate.protocol() == Protocol::Udp && config.rescue {
             return Err(Error::Unfit {
                 address,
                 why: "what waits in a UDP socket cannot be moved; without --rescue a worker that is stuck gets no datagrams while others are well".into(),
+                advice: String::new(),
             });
         }
-        let origin = Origin::of_server(candidate.protocol(), address);
+        let origin = Origin::of_server(candidate.protocol(), address, command);
         let mut group = SteeredGroup::take(&paths.runtime, &candidate.name, origin)?;
         // Without pins an earlier agent was killed before it attached anything.
         let kept = group.was_attached()? && paths.group_pins(&candidate.name).exists();

@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use wakeone_arming::{self as arming, Shared};
 use wakeone_bpf::chooser::{Chooser, Choosers};
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::process;
@@ -48,7 +49,18 @@ pub struct AttachCandidate {
     pub members: Vec<Member>,
     /// Connections open now.
     pub open: usize,
+    /// The workers that share its one socket; `None` if it has several.
+    pub sharing: Option<Sharing>,
     pub(super) watcher: Watcher,
+}
+
+/// The workers that share one queue.
+#[derive(Debug, Clone)]
+pub struct Sharing {
+    /// Their listener.
+    pub shared: Shared,
+    /// Each of them.
+    pub workers: Vec<arming::Member>,
 }
 
 impl AttachCandidate {
@@ -78,7 +90,11 @@ pub fn name_of(protocol: Protocol, address: SocketAddr) -> String {
 /// [`Error::Unfit`] with the reason and the way out.
 pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
     let address = found.listener.address;
-    let unfit = |why: String| Error::Unfit { address, why };
+    let unfit = |why: String| Error::Unfit {
+        address,
+        why,
+        advice: String::new(),
+    };
     match found.listener.protocol {
         Protocol::Tcp | Protocol::Udp => {}
         Protocol::Mptcp => {
@@ -91,13 +107,34 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
     watcher.look()?;
     let model = watcher.model();
     let name = worker_name(found);
-    if found.listener.sockets.len() == 1 && model.shape != Shape::Unknown {
-        return Err(unfit(format!(
-            "it is one socket ({}: {}), and there is nothing to choose between; start the server by `wakeone run --split`, or give each worker its own: {}",
-            model.name(),
-            model.describe(),
-            advice::own_sockets(&name, &address.to_string())
-        )));
+    if let [socket] = &found.listener.sockets[..] {
+        let why = match sharing(found, socket, watcher.pids()) {
+            Ok(sharing) => {
+                return Ok(AttachCandidate {
+                    name: name_of(found.listener.protocol, address),
+                    members: Vec::new(),
+                    open: open_at(address),
+                    sharing: Some(sharing),
+                    watcher,
+                });
+            }
+            Err(why) => why,
+        };
+        // One with SO_REUSEPORT may be the first of several.
+        if model.shape != Shape::Unknown || watcher.has_reuseport() == Some(false) {
+            return Err(Error::Unfit {
+                address,
+                why: format!(
+                    "it is one socket ({}: {}), and {why}",
+                    model.name(),
+                    model.describe()
+                ),
+                advice: format!(
+                    "start the server by `wakeone run --split`, or give each worker its own: {}",
+                    advice::own_sockets(&name, &address.to_string())
+                ),
+            });
+        }
     }
     let members = search_members(&mut watcher)?;
     let sockets = watcher.listener().sockets.len();
@@ -119,8 +156,24 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
         name: name_of(found.listener.protocol, address),
         members,
         open,
+        sharing: None,
         watcher,
     })
+}
+
+/// Finds the workers that share one socket.
+fn sharing(found: &Found, socket: &Socket, pids: &[u32]) -> Result<Sharing, String> {
+    if found.listener.protocol != Protocol::Tcp {
+        return Err("there is nothing to choose between".into());
+    }
+    let shared = Shared {
+        address: found.listener.address,
+        interface: found.listener.interface,
+        inode: socket.inode,
+        cookie: socket.cookie,
+    };
+    let workers = arming::examine(&shared, pids).map_err(|why| why.to_string())?;
+    Ok(Sharing { shared, workers })
 }
 
 /// Connections open at a listener's address.
@@ -163,6 +216,7 @@ pub(super) fn refuse_foreign(
         Ok((_, true)) => Err(Error::Unfit {
             address,
             why: "another program chooses for its group already (a QUIC server's own, say), and is not replaced; where it is a leftover of ours, `wakeone detach --all` takes it away".into(),
+            advice: String::new(),
         }),
         Err(error) => Err(Error::Unfit {
             address,
@@ -170,6 +224,7 @@ pub(super) fn refuse_foreign(
                 "whether another program chooses for it cannot be told: {error}{}",
                 needed()
             ),
+            advice: String::new(),
         }),
     }
 }

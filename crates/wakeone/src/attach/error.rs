@@ -5,16 +5,25 @@ use std::net::SocketAddr;
 use wakeone_control::state::StateError;
 use wakeone_steering::dispatcher;
 
+fn after(advice: &str) -> String {
+    match advice {
+        "" => String::new(),
+        advice => format!("; {advice}"),
+    }
+}
+
 /// Why a listener is not steered from outside, as one sentence with the way out.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The listener does not allow it.
-    #[error("cannot steer {address}: {why}")]
+    #[error("cannot steer {address}: {why}{}", after(advice))]
     Unfit {
         /// The listener.
         address: SocketAddr,
-        /// The reason, and what to do.
+        /// The reason.
         why: String,
+        /// How the server could be started otherwise; may be empty.
+        advice: String,
     },
     /// It belongs to a user who was not named.
     #[error(

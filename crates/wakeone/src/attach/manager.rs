@@ -3,21 +3,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use wakeone_kernel::capability;
+use wakeone_kernel::proc::process;
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
 
-use super::attached::{Attached, BETWEEN_SOCKETS, Presence};
+use super::attached::{BETWEEN_SOCKETS, Presence};
 use super::candidate::{AttachCandidate, examine, name_of};
 use super::config::AttachConfig;
 use super::error::Error;
 use super::search::{Search, sockets};
 use super::selection::{admitted, meant};
+use super::server::Server;
 use crate::metrics::Monitor;
 use crate::steered::{Origin, SteeredGroup};
 use wakeone_control::paths::Paths;
@@ -56,6 +58,18 @@ const NOTICES_APART: Duration = Duration::from_micros(500);
 /// Where a group is: TCP and UDP have separate ports.
 type Place = (Protocol, SocketAddr);
 
+/// Those listeners that another process than this one has. Our own serve metrics.
+fn below_us(found: Vec<Found>) -> Vec<Found> {
+    let own = std::process::id();
+    let others = |one: &Found| one.pids.iter().any(|pid| *pid != own && holds(*pid, one));
+    found.into_iter().filter(others).collect()
+}
+
+fn holds(pid: u32, found: &Found) -> bool {
+    let held = process::sockets_of(pid).unwrap_or_default();
+    held.iter().any(|(_, inode)| found.listener.has(*inode))
+}
+
 /// Returns the place of a listener. One of Multipath TCP is refused whatever is there.
 fn place_of(found: &Found) -> Place {
     (found.listener.protocol, found.listener.address)
@@ -72,8 +86,10 @@ fn told((protocol, address): Place) -> String {
 /// The groups that are kept steered.
 pub struct AttachManager {
     paths: Paths,
+    /// The command by which we started the servers; empty if others did.
+    command: Vec<String>,
     wanted: Vec<Wanted>,
-    groups: BTreeMap<Place, (AttachConfig, Attached)>,
+    groups: BTreeMap<Place, (AttachConfig, Server)>,
     /// Groups whose server ended: `status` shows them, and `detach` finds us by them.
     awaited: BTreeMap<Place, SteeredGroup>,
     /// Why a target was not steered at the last attempt.
@@ -90,6 +106,7 @@ impl AttachManager {
     pub fn new(paths: Paths) -> Self {
         Self {
             paths,
+            command: Vec::new(),
             wanted: Vec::new(),
             groups: BTreeMap::new(),
             awaited: BTreeMap::new(),
@@ -100,6 +117,13 @@ impl AttachManager {
         }
     }
 
+    /// Notes that we started the servers, by this command: they end with us.
+    #[must_use]
+    pub fn of_command(mut self, command: &[String]) -> Self {
+        self.command = command.to_vec();
+        self
+    }
+
     /// Serves metrics of its groups from now on.
     pub fn serve(&mut self, monitor: Monitor, tracing: bool) {
         self.monitor = Some((monitor, tracing));
@@ -108,28 +132,31 @@ impl AttachManager {
         }
     }
 
-    fn show(&self, attached: &Attached) {
+    fn show(&self, attached: &Server) {
         if let Some((monitor, tracing)) = &self.monitor {
             monitor.add(attached.source(&self.paths, *tracing));
         }
     }
 
     /// Detaches from one group, after the monitor let go of it.
-    fn let_go(&self, attached: Attached) {
+    fn let_go(&self, attached: Server) {
         self.hide(&attached);
         attached.end();
     }
 
-    fn hide(&self, attached: &Attached) {
+    fn hide(&self, attached: &Server) {
         if let Some((monitor, _)) = &self.monitor {
             monitor.remove(attached.name());
         }
     }
 
     /// Detaches from a server that runs on.
-    fn detach(&self, attached: Attached) {
+    fn detach(&self, attached: Server) {
         let name = attached.name().to_owned();
         self.let_go(attached);
+        if !self.command.is_empty() {
+            return;
+        }
         tracing::info!(
             event = "detached",
             "{name} is not steered any more; its server runs on as it was"
@@ -145,7 +172,7 @@ impl AttachManager {
         candidate: AttachCandidate,
         config: AttachConfig,
         owners: Vec<u32>,
-    ) -> Result<&Attached, Error> {
+    ) -> Result<&Server, Error> {
         let address = Box::new(Target::Address(candidate.address()));
         let wanted = Wanted {
             target: Target::By(candidate.protocol(), address),
@@ -162,11 +189,12 @@ impl AttachManager {
         let at = (candidate.protocol(), candidate.address());
         // The group's folder is ours already then.
         let was_awaited = self.awaited.remove(&at).is_some();
-        let attached = Attached::start(candidate, &config, &self.paths).inspect_err(|_| {
-            if was_awaited {
-                self.wait_at(at);
-            }
-        })?;
+        let attached =
+            Server::start(candidate, &config, &self.paths, &self.command).inspect_err(|_| {
+                if was_awaited {
+                    self.wait_at(at);
+                }
+            })?;
         self.show(&attached);
         self.groups.insert(at, (config, attached));
         Ok(at)
@@ -175,7 +203,7 @@ impl AttachManager {
     /// Shows that a server is waited for.
     fn wait_at(&mut self, at: Place) {
         let (protocol, address) = at;
-        let origin = Origin::of_server(protocol, address);
+        let origin = Origin::of_server(protocol, address, &self.command);
         let taken = SteeredGroup::take(&self.paths.runtime, &name_of(protocol, address), origin);
         self.note_waiting(at, taken.and_then(|group| group.store().map(|()| group)));
     }
@@ -245,7 +273,10 @@ impl AttachManager {
                 Ok(found) => {
                     self.refused.remove(&wanted.target.to_string());
                     let meant = meant(found, &wanted.target);
-                    let (meant, refused) = admitted(meant, &wanted.owners);
+                    let (meant, refused) = match !self.command.is_empty() {
+                        true => (below_us(meant), Vec::new()),
+                        false => admitted(meant, &wanted.owners),
+                    };
                     for error in refused {
                         self.refuse_once(&wanted.target, &error, events);
                     }
@@ -255,6 +286,8 @@ impl AttachManager {
                         }
                     }
                 }
+                // Ours has not opened any yet.
+                Err(_) if !self.command.is_empty() => {}
                 Err(error) => self.refuse(wanted.target.to_string(), error.to_string(), events),
             }
         }
@@ -321,7 +354,7 @@ impl AttachManager {
                     let attached = &self.groups[&at].1;
                     events.push(Event::Attached(
                         attached.name().to_owned(),
-                        attached.recounted.counted,
+                        attached.counted(),
                     ));
                 }
                 Err(error) => {
@@ -340,8 +373,8 @@ impl AttachManager {
         self.groups.values().all(|(_, group)| group.is_quiet())
     }
 
-    /// Waits for a time, or until the programs notice that the sockets of a group changed.
-    pub fn wait(&self, time: Duration) {
+    /// Waits for a time, or until the programs notice that the sockets of a group changed, or `also` is readable.
+    pub fn wait(&self, time: Duration, also: Option<BorrowedFd<'_>>) {
         let is_opening = self.groups.values().any(|(_, group)| group.is_opening());
         let time = if is_opening {
             time.min(BETWEEN_SOCKETS)
@@ -356,7 +389,9 @@ impl AttachManager {
             .values()
             .filter_map(|(_, group)| group.notices());
         let mut polled: Vec<_> = notices
-            .map(|one| PollFd::from_borrowed_fd(one.as_fd(), PollFlags::IN))
+            .map(AsFd::as_fd)
+            .chain(also)
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
         // After a signal it waits for less.
         let _ = poll(&mut polled, left.as_ref());

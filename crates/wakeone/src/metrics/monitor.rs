@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::time::Timespec;
-use wakeone_bpf::Pinned;
+use wakeone_control::group_table::GroupTable;
 use wakeone_kernel::capability::{self, Capability};
 use wakeone_model::snapshot::Snapshot;
 use wakeone_observe::{Target, Watcher, find};
@@ -60,7 +60,7 @@ pub struct Source {
     /// Its name.
     name: String,
     paths: Paths,
-    pinned: Option<Pinned>,
+    table: Option<GroupTable>,
     rescuer: Option<Rescuer>,
     watchers: Vec<Watcher>,
     seen: Vec<Snapshot>,
@@ -76,7 +76,7 @@ impl Source {
         });
         Self {
             name: name.to_owned(),
-            pinned: Pinned::open(&paths.group_pins(name)).ok(),
+            table: GroupTable::open(paths, name).ok(),
             paths: paths.clone(),
             rescuer: None,
             watchers: Vec::new(),
@@ -122,7 +122,7 @@ impl Source {
 
     fn metrics(&self) -> GroupMetrics {
         let state = state::load(&self.paths.runtime, &self.name).ok().flatten();
-        let status = status::group(self.name.clone(), state.as_ref(), self.pinned.as_ref());
+        let status = status::group(self.name.clone(), state.as_ref(), self.table.as_ref());
         GroupMetrics::of(status, &self.seen)
     }
 }

@@ -1,6 +1,7 @@
 //! The helper's own side. It makes only system calls: another thread of the process that it was forked from may have held
 //! any lock, the allocator's among them.
 
+use std::ffi::CStr;
 use std::io::IoSliceMut;
 use std::os::fd::RawFd;
 
@@ -13,21 +14,38 @@ use super::request::{
     Task,
 };
 
-/// Answers until its other end is closed.
-pub(crate) fn serve(socket: RawFd, real_time: bool) -> ! {
-    // It holds nothing of this process: no lock of a group's folder, no socket. It ends with the thread that started it.
-    // SAFETY: system calls on numbers; everything but the socket is closed, and nothing here uses the rest.
+/// Makes this forked process a helper with this name, which holds nothing of its parent but the socket, as descriptor 0: no
+/// lock of a group's folder, and few capabilities.
+pub(crate) fn become_helper(socket: RawFd, name: &CStr, real_time: bool) {
+    // SAFETY: system calls on numbers; everything but the socket is closed, and no helper uses the rest.
     unsafe {
         libc::dup2(socket, 0);
         libc::syscall(libc::SYS_close_range, 1, libc::c_uint::MAX, 0);
-        libc::prctl(libc::PR_SET_NAME, c"wakeone-reader".as_ptr());
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        libc::prctl(libc::PR_SET_NAME, name.as_ptr());
         if real_time {
             let parameters = libc::sched_param { sched_priority: 1 };
             libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters);
         }
         keep_few_capabilities();
     }
+}
+
+/// Lets this process have descriptors of any number: a worker may have its listener at any below its limit.
+pub(crate) fn allow_any_number() {
+    // SAFETY: all zeros are a valid limit, and the kernel fills it.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+    }
+}
+
+/// Answers until its other end is closed.
+pub(crate) fn serve(socket: RawFd, real_time: bool) -> ! {
+    become_helper(socket, c"wakeone-reader", real_time);
+    // SAFETY: a system call. It ends with the thread that started it.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let mut answer = Answer::new();
     loop {
         let mut request = [0_u8; REQUEST_BYTES];

@@ -49,7 +49,7 @@ pub(crate) struct Helper {
 
 impl Helper {
     /// Starts one that serves by `serve`: system calls only, as after a fork of a process with threads.
-    pub fn start(serve: fn(RawFd, bool) -> !) -> io::Result<Self> {
+    pub fn start(serve: impl FnOnce(RawFd, bool)) -> io::Result<Self> {
         let (socket, theirs) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -65,7 +65,11 @@ impl Helper {
         // SAFETY: a fork in all but the signal. The child calls nothing but system calls, and never returns.
         let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
         match i32::try_from(pid) {
-            Ok(0) => serve(theirs.as_raw_fd(), real_time),
+            Ok(0) => {
+                serve(theirs.as_raw_fd(), real_time);
+                // SAFETY: ends the process, without anything that exit() would run.
+                unsafe { libc::_exit(0) }
+            }
             Ok(pid) if pid > 0 => Ok(Self {
                 pid: Pid::from_raw(pid),
                 socket,
@@ -208,7 +212,9 @@ mod tests {
 
     #[test]
     fn no_plain_wait_sees_the_helper() {
-        let helper = Helper::start(super::super::child::serve).expect("helper");
+        let helper =
+            Helper::start(|socket, real_time| super::super::child::serve(socket, real_time))
+                .expect("helper");
         let waited =
             nix::sys::wait::waitpid(helper.pid, Some(nix::sys::wait::WaitPidFlag::WNOHANG));
         assert_eq!(waited, Err(nix::errno::Errno::ECHILD));

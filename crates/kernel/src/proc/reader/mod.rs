@@ -60,7 +60,7 @@ impl Kept {
     pub fn take(&mut self, serve: fn(RawFd, bool) -> !) -> io::Result<Helper> {
         match self.0.take().filter(Helper::is_ours) {
             Some(helper) => Ok(helper),
-            None => Helper::start(serve),
+            None => Helper::start(|socket, real_time| serve(socket, real_time)),
         }
     }
 

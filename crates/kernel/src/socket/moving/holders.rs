@@ -7,21 +7,18 @@ use std::time::{Duration, Instant};
 
 use wakeone_model::listener::Wait;
 
-use super::entries::{Entry, of_set};
 use super::request::MOST_THREADS;
 use crate::proc::process::{self, Descriptors, children};
 use crate::proc::reader;
 use crate::proc::stat::Stat;
 use crate::proc::waits;
+use crate::socket::entries::{Entry, READABLE, of_set};
 
 /// How long the search of all processes is not repeated, at least; and how many times as long as it took.
 const SEARCH_PAUSE: Duration = Duration::from_secs(10);
 const SEARCH_TIMES: u32 = 1000;
 /// No worker has more processes, unless somebody makes it so.
 const MOST_PROCESSES: usize = 512;
-
-/// EPOLLIN. A process without it does not accept.
-const READABLE: u32 = 1;
 
 /// The holders of a listener at one moment.
 #[derive(Debug, Clone, Default)]

@@ -10,7 +10,6 @@
 //! its agent puts back by another one. The caller of [`move_queue`] writes the entries down before, in case both are
 //! killed.
 
-mod entries;
 mod holders;
 mod mover;
 mod request;
@@ -23,9 +22,9 @@ use std::time::{Duration, Instant};
 use nix::libc;
 use nix::sys::signal::{Signal, kill};
 
-pub use self::entries::Entry;
 pub use self::holders::{Holders, Look, Unsafe};
 use self::request::{ENTRY, Head, MOST_DESCRIPTORS, MOST_ENTRIES, THREAD, hash};
+pub use super::entries::Entry;
 use crate::proc::process;
 use crate::proc::reader::helper::Outcome;
 use crate::proc::reader::{self, Kept};
@@ -255,7 +254,7 @@ mod tests {
         let started = Stat::of(pid).expect("own").started;
         let mut look = Look::default();
         let take = |entry| look.entries.push(entry);
-        entries::of_set((pid, started), epoll, inode, take).expect("own set");
+        super::super::entries::of_set((pid, started), epoll, inode, take).expect("own set");
         look
     }
 

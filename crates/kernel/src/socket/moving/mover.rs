@@ -16,6 +16,7 @@ use super::request::{
     ENTRY, HEAD, Head, MOST_DESCRIPTORS, MOST_ENTRIES, MOST_THREADS, MOST_WORDS, RUNNING, THREAD,
     fate, hash,
 };
+use crate::proc::reader::child::{allow_any_number, become_helper};
 use crate::proc::reader::request::{END, FAILED};
 
 /// An errno.
@@ -23,22 +24,8 @@ type Failed = i32;
 
 /// Answers until its other end is closed.
 pub(super) fn serve(socket: RawFd, real_time: bool) -> ! {
-    // SAFETY: system calls on numbers; everything but the socket is closed, and nothing here uses the rest.
-    unsafe {
-        libc::dup2(socket, 0);
-        libc::syscall(libc::SYS_close_range, 1, libc::c_uint::MAX, 0);
-        libc::prctl(libc::PR_SET_NAME, c"wakeone-mover".as_ptr());
-        if real_time {
-            let parameters = libc::sched_param { sched_priority: 1 };
-            libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters);
-        }
-        // A worker may have the listener at any number below its limit.
-        let mut limit: libc::rlimit = std::mem::zeroed();
-        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
-        limit.rlim_cur = limit.rlim_max;
-        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-        crate::proc::reader::child::keep_few_capabilities();
-    }
+    become_helper(socket, c"wakeone-mover", real_time);
+    allow_any_number();
     let mut mover = Mover {
         socket: 0,
         // SAFETY: a system call.

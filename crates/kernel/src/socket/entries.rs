@@ -12,6 +12,15 @@ use crate::proc::reader;
 /// reports nothing: its one event has been reported.
 const PRIVATE: u32 = 0xf000_0000;
 
+/// EPOLLIN. A process without it does not accept.
+pub const READABLE: u32 = 1;
+/// EPOLLIN and EPOLLRDNORM, by either of which a connection wakes a waiter of the set.
+pub const WAKES: u32 = 0x41;
+/// EPOLLEXCLUSIVE: of those that wait so, one is woken.
+pub const EXCLUSIVE: u32 = 1 << 28;
+/// EPOLLONESHOT: the kernel disables the entry with each event.
+pub const ONE_SHOT: u32 = 1 << 30;
+
 /// An entry of an epoll set, as /proc/PID/fdinfo shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -34,7 +43,7 @@ pub struct Entry {
 
 impl Entry {
     /// Returns the listener; `None` where its process has closed it.
-    pub(super) fn listener(&self) -> io::Result<Option<OwnedFd>> {
+    pub(crate) fn listener(&self) -> io::Result<Option<OwnedFd>> {
         let held = match process::sockets_of(self.pid) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other?,
@@ -50,17 +59,14 @@ impl Entry {
 }
 
 /// Hands on the entries of a socket in an epoll set of a process, which started then.
-pub(super) fn of_set(
+pub(crate) fn of_set(
     (pid, started): (u32, u64),
     epoll: i32,
     inode: u64,
     mut take: impl FnMut(Entry),
 ) -> io::Result<()> {
-    reader::lines(pid, &format!("fdinfo/{epoll}"), |line| {
-        if let Some((at, number, events, data)) = std::str::from_utf8(line).ok().and_then(parse)
-            && at == inode
-            && events & !PRIVATE != 0
-        {
+    each_member(pid, epoll, |at, number, events, data| {
+        if at == inode && events & !PRIVATE != 0 {
             take(Entry {
                 pid,
                 started,
@@ -70,6 +76,20 @@ pub(super) fn of_set(
                 events,
                 data,
             });
+        }
+    })
+}
+
+/// Hands on inode, number, events and data of each entry of an epoll set.
+pub(super) fn each_member(
+    pid: u32,
+    epoll: i32,
+    mut take: impl FnMut(u64, i32, u32, u64),
+) -> io::Result<()> {
+    reader::lines(pid, &format!("fdinfo/{epoll}"), |line| {
+        if let Some((inode, number, events, data)) = std::str::from_utf8(line).ok().and_then(parse)
+        {
+            take(inode, number, events, data);
         }
     })
 }

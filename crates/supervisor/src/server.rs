@@ -1,17 +1,16 @@
-//! The server's own processes: the one that was started, the signals for it, and how it ends.
+//! A server that is started as it is and starts its workers itself: its processes, the signals for it, and how it ends.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::rest::Rest;
+use crate::rest::Rest;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, wait};
 use wakeone_kernel::proc::process::children;
 
@@ -102,19 +101,18 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it as it is, with two more environment variables: the library to load, and the broker to ask.
+    /// Starts it with some more environment variables.
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn start(command: &[String], library: &Path, variable: &str) -> io::Result<Self> {
+    pub fn start(command: &[String], variables: &[(&str, OsString)]) -> io::Result<Self> {
         // Daemons, and workers whose master died, become our children: they may be the server from then on.
         set_child_subreaper(Some(rustix::process::getpid()))?;
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut start = Command::new(program);
         start
             .args(arguments)
-            .env("LD_PRELOAD", with_ours(library))
-            .env(wakeone_shim::VARIABLE, variable)
+            .envs(variables.iter().map(|(name, value)| (*name, value)))
             // A terminal's ^C reaches only us, and we pass it on: so the server gets it once.
             .process_group(0);
         if io::stdin().is_terminal() {
@@ -180,14 +178,4 @@ impl Server {
             }
         }
     }
-}
-
-/// The value of LD_PRELOAD: our library, and those that are named there already.
-fn with_ours(library: &Path) -> OsString {
-    let mut all = OsString::from(library);
-    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        all.push(":");
-        all.push(others);
-    }
-    all
 }

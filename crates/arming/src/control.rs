@@ -1,0 +1,18 @@
+//! The state that the steering thread and its owner share.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// What each of them tells the other.
+#[derive(Debug)]
+pub(crate) struct Control {
+    pub stops: AtomicBool,
+    /// The listener is gone.
+    pub is_gone: AtomicBool,
+    /// Workers came or went since it was last asked.
+    pub changed: AtomicBool,
+    /// Changes of entries so far.
+    pub changes: AtomicU64,
+    /// Ends a sleep.
+    pub waker: OwnedFd,
+}

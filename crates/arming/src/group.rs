@@ -1,0 +1,148 @@
+//! A group whose workers share one queue, as the manager of attached servers sees it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, eventfd};
+use wakeone_bpf::table::{MAX_SLOTS, Table};
+use wakeone_control::group_table;
+use wakeone_control::policy::Policy;
+use wakeone_control::state::{GroupDir, StateError};
+
+use crate::control::Control;
+use crate::members::{Member, Shared};
+use crate::steerer::Steerer;
+
+/// How a group is to be steered.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Share {
+    /// Weights of workers whose weight is not 1, by slot.
+    pub weights: BTreeMap<usize, u32>,
+}
+
+/// A steered group.
+#[derive(Debug)]
+pub struct SharedGroup {
+    shared: Shared,
+    dir: GroupDir,
+    table: Arc<Table>,
+    control: Arc<Control>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl SharedGroup {
+    /// Steers the workers of a listener from now on. `holders`: the processes that hold it.
+    ///
+    /// # Errors
+    /// A file in the folder cannot be made, or the guardian or the thread cannot be started. Nothing is steered then.
+    pub fn start(
+        dir: GroupDir,
+        shared: Shared,
+        members: &[Member],
+        holders: &[u32],
+        share: &Share,
+    ) -> Result<Self, StateError> {
+        let table = dir.create(group_table::FILE, Table::create)?;
+        let table = Arc::new(table);
+        let group = Self {
+            shared,
+            table,
+            control: Arc::new(Control {
+                stops: AtomicBool::new(false),
+                is_gone: AtomicBool::new(false),
+                changed: AtomicBool::new(false),
+                changes: AtomicU64::new(0),
+                waker: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                    .map_err(|error| dir.failed("steer from", error.into()))?,
+            }),
+            thread: None,
+            dir,
+        };
+        group.set_weights(share);
+        let begin = |file: &std::fs::File| group.begin(file, members, holders);
+        let thread = group.dir.create(group_table::ENTRIES, begin)?;
+        Ok(Self {
+            thread: Some(thread),
+            ..group
+        })
+    }
+
+    fn begin(
+        &self,
+        entries: &std::fs::File,
+        members: &[Member],
+        holders: &[u32],
+    ) -> io::Result<JoinHandle<()>> {
+        self.table.heartbeat_limit_ns().store(HEARTBEAT_NS, Relaxed);
+        let policy = Policy::LeastConnections.number();
+        self.table.policy().store(policy, Relaxed);
+        let (table, control) = (Arc::clone(&self.table), Arc::clone(&self.control));
+        let steerer = Steerer::new(self.shared, members, holders, entries, table, control)?;
+        std::thread::Builder::new()
+            .name("wakeone-arming".into())
+            .spawn(move || steerer.run())
+    }
+
+    /// Sets the weights of its workers.
+    pub fn set_weights(&self, share: &Share) {
+        for slot in 0..MAX_SLOTS {
+            let weight = share.weights.get(&slot).copied().unwrap_or(1);
+            self.table.slot(slot).weight().store(weight, Relaxed);
+        }
+    }
+
+    /// The group's folder.
+    pub fn dir(&self) -> &GroupDir {
+        &self.dir
+    }
+
+    /// Its listener.
+    pub fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// Its table.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// The workers' processes, by slot.
+    pub fn workers(&self) -> Vec<Option<u32>> {
+        let slots = self.table.slots().load(Relaxed) as usize;
+        let pid = |slot| Some(self.table.slot(slot).pid().load(Relaxed)).filter(|pid| *pid != 0);
+        (0..slots.min(MAX_SLOTS)).map(pid).collect()
+    }
+
+    /// Whether its listener is gone.
+    pub fn is_gone(&self) -> bool {
+        self.control.is_gone.load(Relaxed)
+    }
+
+    /// Whether workers came or went since the last call.
+    pub fn take_changed(&self) -> bool {
+        self.control.changed.swap(false, Relaxed)
+    }
+
+    /// Changes of entries so far.
+    pub fn changes(&self) -> u64 {
+        self.control.changes.load(Relaxed)
+    }
+
+    /// Ends the steering: every entry is as the server made it. Returns the group's folder.
+    pub fn end(mut self) -> GroupDir {
+        self.control.stops.store(true, Relaxed);
+        let _ = rustix::io::write(&self.control.waker, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        self.dir
+    }
+}
+
+/// After so long without a look the steerer counts as gone.
+const HEARTBEAT_NS: u64 = 2_000_000_000;

@@ -1,0 +1,155 @@
+//! The workers that wait for one listener, each with an epoll set of its own.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use wakeone_kernel::proc::process;
+use wakeone_kernel::socket::arming::{MOST, Waiter, is_same_set, waiters_of};
+use wakeone_kernel::socket::entries::{EXCLUSIVE, ONE_SHOT, READABLE};
+
+/// A listener that workers share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shared {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The interface that it is bound to; 0: none.
+    pub interface: u32,
+    /// Its inode.
+    pub inode: u64,
+    /// Its cookie.
+    pub cookie: u64,
+}
+
+/// Why workers that share a listener cannot be steered.
+#[derive(Debug)]
+pub enum Unsteerable {
+    /// Fewer than two wait for it in epoll.
+    Alone(usize),
+    /// They have one epoll set, which was made before they were forked.
+    OneSet,
+    /// The kernel disables the entry with each event (EPOLLONESHOT), and the server enables it again.
+    OneShot(u32),
+    /// This process may not be looked into.
+    Hidden(u32, io::Error),
+    /// There are more than have room.
+    Many(usize),
+}
+
+impl fmt::Display for Unsteerable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Alone(0) => f.write_str(
+                "none of its workers waits for it in epoll, and only epoll lets another process choose who is woken",
+            ),
+            Self::Alone(_) => f.write_str("one worker waits for it, and there is nothing to choose between"),
+            Self::OneSet => f.write_str(
+                "its workers wait in one epoll set, which was made before they were forked: have each worker make its own",
+            ),
+            Self::OneShot(pid) => write!(
+                f,
+                "process {pid} waits for it with EPOLLONESHOT, and enables the entry itself after each connection"
+            ),
+            Self::Hidden(pid, error) => write!(f, "process {pid} may not be looked into: {error}{}", rights(error)),
+            Self::Many(count) => write!(f, "{count} epoll sets have it, and {MOST} are the most"),
+        }
+    }
+}
+
+/// The way out for one who may not look into a process, as the end of a sentence.
+fn rights(error: &io::Error) -> String {
+    if error.kind() != io::ErrorKind::PermissionDenied && error.raw_os_error() != Some(1) {
+        return String::new();
+    }
+    let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    match yama.trim() {
+        "1" | "2" | "3" => format!(
+            "; kernel.yama.ptrace_scope is {}: start the server by `wakeone run --`, or attach with CAP_SYS_PTRACE",
+            yama.trim()
+        ),
+        _ => "; it takes the same user, and a process that may be traced, or CAP_SYS_PTRACE; in a container: --cap-add SYS_PTRACE, or attach from the host".into(),
+    }
+}
+
+/// A worker: an epoll set that has the listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    /// Its entry, and what is around it.
+    pub waiter: Waiter,
+}
+
+impl Member {
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.waiter.entry.pid
+    }
+
+    /// Whether it waits with EPOLLEXCLUSIVE.
+    pub fn is_exclusive(&self) -> bool {
+        self.waiter.entry.events & EXCLUSIVE != 0
+    }
+
+    /// Whether it is the same set, of the same process, whatever the entry is now.
+    pub fn is(&self, other: &Self) -> bool {
+        let key = |one: &Self| {
+            let entry = one.waiter.entry;
+            (entry.pid, entry.started, entry.epoll, entry.number)
+        };
+        key(self) == key(other)
+    }
+}
+
+/// Finds the workers among some processes.
+///
+/// # Errors
+/// See [`Unsteerable`].
+pub fn examine(shared: &Shared, pids: &[u32]) -> Result<Vec<Member>, Unsteerable> {
+    let members = members(shared, pids)?;
+    let mut borrowed: Vec<(u32, OwnedFd)> = Vec::new();
+    let mut distinct: Vec<Member> = Vec::new();
+    for member in members {
+        let (pid, epoll) = (member.pid(), member.waiter.entry.epoll);
+        let set =
+            process::descriptor_of(pid, epoll).map_err(|error| Unsteerable::Hidden(pid, error))?;
+        let same = borrowed
+            .iter()
+            .find(|(_, one)| is_same_set(one.as_fd(), set.as_fd()).unwrap_or(false));
+        match same {
+            // Some event loops have two numbers for one set.
+            Some((other, _)) if *other == pid => {}
+            Some(_) => return Err(Unsteerable::OneSet),
+            None => {
+                borrowed.push((pid, set));
+                distinct.push(member);
+            }
+        }
+    }
+    match distinct.len() {
+        few @ (0 | 1) => Err(Unsteerable::Alone(few)),
+        many if many > MOST => Err(Unsteerable::Many(many)),
+        _ => Ok(distinct),
+    }
+}
+
+/// Returns the entries by which these processes wait for the listener now.
+pub(crate) fn members(shared: &Shared, pids: &[u32]) -> Result<Vec<Member>, Unsteerable> {
+    let mut found = Vec::new();
+    let pids: BTreeSet<u32> = pids.iter().copied().collect();
+    for pid in pids {
+        match waiters_of(pid, shared.inode) {
+            Ok(waiters) => found.extend(waiters.into_iter().map(|waiter| Member { waiter })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Unsteerable::Hidden(pid, error)),
+        }
+    }
+    if let Some(one) = found
+        .iter()
+        .find(|one| one.waiter.entry.events & ONE_SHOT != 0)
+    {
+        return Err(Unsteerable::OneShot(one.pid()));
+    }
+    found.retain(|one| one.waiter.entry.events & READABLE != 0);
+    Ok(found)
+}

@@ -1,0 +1,521 @@
+//! The thread that steers: it looks at queue and loads, has entries changed, and follows workers that come and go.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use wakeone_bpf::table::{Table, flag};
+use wakeone_kernel::proc::process;
+use wakeone_kernel::schedule;
+use wakeone_kernel::socket::arming::{Condition, Guardian, MOST, QueueWatch, waiters_of, waits_in};
+use wakeone_kernel::socket::diag::QueueLook;
+use wakeone_kernel::socket::entries::{Entry, READABLE, WAKES};
+use wakeone_model::arming::{Arming, ArmingConfig, Change};
+
+use crate::control::Control;
+use crate::loads::{Corrections, Count};
+use crate::members::{Member, Shared, members};
+
+/// How often to look at queue and loads while connections come and go, and while none do. A connection ends the quiet at
+/// once.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+const QUIET_EVERY: Duration = Duration::from_millis(250);
+/// How soon to look again while connections wait and a worker is disarmed.
+const HURRIED: Duration = Duration::from_millis(1);
+/// A group counts as quiet after so long without a change.
+const QUIET_AFTER: Duration = Duration::from_secs(1);
+/// Looks take at most this part of a CPU, and while the group is quiet.
+const LOOK_SHARE: u32 = 200;
+const QUIET_SHARE: u32 = 1500;
+/// How long the guardian waits for the steerer, and how often that says that it lives. Both together are the time for
+/// which a worker may stay disarmed after the steerer's end.
+const PROMISE: Duration = Duration::from_millis(30);
+const BEAT: Duration = Duration::from_millis(15);
+/// How often to look for workers that came, and for entries that the server changed.
+const FOLLOW_EVERY: Duration = Duration::from_millis(500);
+const CHECK_EVERY: Duration = Duration::from_secs(2);
+const FOLLOW_SHARE: u32 = 1000;
+/// How soon to do so after a worker did not take what waited.
+const DOUBTED_AFTER: Duration = Duration::from_millis(100);
+
+/// A worker, and what is known of it.
+#[derive(Debug)]
+struct Worker {
+    member: Member,
+    count: Count,
+    /// Tells when it ends.
+    handle: OwnedFd,
+}
+
+/// When the next of each task is due.
+#[derive(Debug)]
+struct Due {
+    look: Instant,
+    follow: Instant,
+    check: Instant,
+}
+
+pub(crate) struct Steerer {
+    shared: Shared,
+    guardian: Guardian,
+    table: Arc<Table>,
+    control: Arc<Control>,
+    queue: QueueLook,
+    arming: Arming,
+    workers: BTreeMap<usize, Worker>,
+    /// Processes that hold the listener: workers, and those whose children may be.
+    holders: BTreeSet<u32>,
+    /// Those that are left alone.
+    avoided: BTreeSet<u32>,
+    corrections: Corrections,
+    /// No count has changed since the last correction.
+    is_corrected: bool,
+    /// Wakes the thread at the end of a worker, or to stop it.
+    wakes: OwnedFd,
+    due: Due,
+    /// Tells whether anything waits; `None`: nobody was found to borrow the listener from.
+    watch: Option<QueueWatch>,
+    /// A connection ends the sleep: the group is quiet.
+    rings: bool,
+    /// The mean time of the last looks.
+    cost: Duration,
+    /// When a connection last came or went.
+    changed: Instant,
+    /// Releases by the guardian that are known.
+    releases: u64,
+}
+
+/// The number by which the end of the thread is asked for, among those of workers.
+const STOP: u64 = u64::MAX;
+/// That of the bell.
+const BELL: u64 = u64::MAX - 1;
+
+impl Steerer {
+    pub fn new(
+        shared: Shared,
+        found: &[Member],
+        holders: &[u32],
+        entries: &File,
+        table: Arc<Table>,
+        control: Arc<Control>,
+    ) -> io::Result<Self> {
+        let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let stop = epoll::EventData::new_u64(STOP);
+        epoll::add(&wakes, &control.waker, stop, epoll::EventFlags::IN)?;
+        let now = Instant::now();
+        let mut steerer = Self {
+            shared,
+            guardian: Guardian::start(entries)?,
+            table,
+            control,
+            queue: QueueLook::at(shared.address, shared.interface, shared.cookie)?,
+            arming: Arming::new(ArmingConfig::default()),
+            workers: BTreeMap::new(),
+            holders: holders.iter().copied().collect(),
+            avoided: BTreeSet::new(),
+            corrections: Corrections::new(),
+            is_corrected: false,
+            wakes,
+            watch: None,
+            rings: false,
+            due: Due {
+                look: now,
+                follow: now + FOLLOW_EVERY,
+                check: now + CHECK_EVERY,
+            },
+            cost: Duration::ZERO,
+            changed: now,
+            releases: 0,
+        };
+        for member in found {
+            steerer.join(*member)?;
+        }
+        steerer.correct();
+        Ok(steerer)
+    }
+
+    /// Steers until it is stopped, or the listener is gone.
+    pub fn run(mut self) {
+        // Where it is allowed: a worker that has a CPU for itself would keep the steerer waiting.
+        let _ = schedule::real_time();
+        while !self.control.stops.load(Relaxed) && !self.control.is_gone.load(Relaxed) {
+            let now = Instant::now();
+            self.guardian.promise(after(PROMISE));
+            if let Err(error) = self.guardian.revive() {
+                tracing::debug!("{}: no guardian: {error}", self.shared.address);
+            }
+            if self.due.look <= now {
+                self.look(now);
+            }
+            if self.due.follow <= now {
+                self.follow(now);
+            }
+            self.sleep();
+        }
+        // The guardian makes all entries as they were when it is dropped.
+    }
+
+    fn sleep(&mut self) {
+        let mut until = self.due.look.min(self.due.follow);
+        if self.arming.any_disarmed() {
+            until = until.min(Instant::now() + BEAT);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        let left = rustix::time::Timespec::try_from(left).ok();
+        let mut events = Vec::with_capacity(16);
+        let _ = epoll::wait(
+            &self.wakes,
+            rustix::buffer::spare_capacity(&mut events),
+            left.as_ref(),
+        );
+        for event in events {
+            match event.data.u64() {
+                STOP => {}
+                BELL => {
+                    self.ring(false);
+                    self.changed = Instant::now();
+                    self.due.look = self.changed;
+                }
+                place => {
+                    self.leave(place as usize);
+                    self.due.follow = Instant::now();
+                }
+            }
+        }
+    }
+
+    /// Watches the queue, if it is not watched.
+    fn watch(&mut self) {
+        let mut pids = self.holders.iter();
+        let listener = pids.find_map(|pid| process::socket_of(*pid, self.shared.inode));
+        self.watch = listener.and_then(|listener| QueueWatch::of(listener).ok());
+        self.rings = false;
+    }
+
+    /// Has a connection end the sleep, or not.
+    fn ring(&mut self, on: bool) {
+        let Some(watch) = self.watch.as_ref().filter(|_| self.rings != on) else {
+            return;
+        };
+        let data = epoll::EventData::new_u64(BELL);
+        let done = match on {
+            true => epoll::add(&self.wakes, watch, data, epoll::EventFlags::IN),
+            false => epoll::delete(&self.wakes, watch),
+        };
+        self.rings = on && done.is_ok();
+    }
+
+    fn look(&mut self, now: Instant) {
+        let begun = schedule::thread_time();
+        if self.watch.is_none() {
+            self.watch();
+        }
+        let queued = self.watch.as_ref().is_some_and(QueueWatch::is_filled);
+        let mut changed = queued;
+        for worker in self.workers.values_mut() {
+            changed |= worker.count.look().unwrap_or(false);
+        }
+        if changed {
+            self.changed = now;
+        }
+        self.is_corrected &= !changed;
+        if !self.is_corrected && self.corrections.is_due(now) {
+            self.correct();
+        }
+        self.decide(queued);
+        self.publish();
+        let took = schedule::thread_time().saturating_sub(begun);
+        self.cost = (self.cost * 15 + took) / 16;
+        let quiet = now.duration_since(self.changed) >= QUIET_AFTER;
+        self.ring(quiet);
+        let pause = match quiet {
+            _ if self.arming.is_hurried() => HURRIED,
+            true => QUIET_EVERY.max(self.cost * QUIET_SHARE),
+            false => LOOK_EVERY.max(self.cost * LOOK_SHARE),
+        };
+        self.due.look = Instant::now() + pause;
+    }
+
+    /// Has the entries changed as the counts of this look want it.
+    fn decide(&mut self, queued: bool) {
+        let releases = self.guardian.releases();
+        if releases != self.releases {
+            self.releases = releases;
+            self.arming.released();
+        }
+        let places: Vec<usize> = self.workers.keys().copied().collect();
+        for place in places {
+            let slot = self.table.slot(place);
+            self.arming
+                .set(place, slot.weight().load(Relaxed), slot.has(flag::DRAINING));
+        }
+        let workers = &self.workers;
+        let counts = workers
+            .iter()
+            .map(|(place, worker)| (*place, worker.count.connections()));
+        let changes = self.arming.look(counts, queued, |place| {
+            workers.get(&place).is_some_and(|worker| {
+                let entry = worker.member.waiter.entry;
+                waits_in(entry.pid, entry.epoll).unwrap_or(false)
+            })
+        });
+        if changes.is_empty() {
+            return;
+        }
+        self.guardian.promise(after(PROMISE));
+        match self.guardian.change(&changes) {
+            Ok(done) => {
+                for ((place, _), done) in changes.iter().zip(done) {
+                    self.heed(*place, done);
+                }
+            }
+            Err(_) => self.change_each(&changes),
+        }
+        let count = changes.len() as u64;
+        self.control.changes.fetch_add(count, Relaxed);
+        if self.arming.take_doubts() {
+            let soon = Instant::now() + DOUBTED_AFTER;
+            self.due.check = self.due.check.min(soon);
+            self.due.follow = self.due.follow.min(soon);
+        }
+    }
+
+    /// Makes changes one by one, after the guardian hung: a worker lets those hang who change its set.
+    fn change_each(&mut self, changes: &[(usize, Change)]) {
+        for change in changes {
+            let done = self.guardian.change(std::slice::from_ref(change));
+            if let (Err(_), Some(worker)) = (&done, self.workers.get(&change.0)) {
+                let pid = worker.member.pid();
+                tracing::warn!(
+                    event = "degraded",
+                    "{}: process {pid} lets those hang who change its epoll set, and is left alone",
+                    self.shared.address
+                );
+                self.avoided.insert(pid);
+            }
+            let done = done.map(|mut done| done.pop().unwrap_or(Ok(())));
+            self.heed(change.0, done.unwrap_or_else(Err));
+        }
+    }
+
+    /// Notes how a change ended. The server may have taken the entry out.
+    fn heed(&mut self, place: usize, done: io::Result<()>) {
+        let Err(error) = done else { return };
+        tracing::debug!("{}: a worker's entry: {error}", self.shared.address);
+        match self.guardian.records().condition(place) {
+            // Its process does not allow it any more, say. The guardian and whoever comes next go on trying.
+            Condition::Disarmed | Condition::Out => self.forget(place),
+            _ => self.leave(place),
+        }
+        self.due.follow = Instant::now();
+    }
+
+    fn correct(&mut self) {
+        self.is_corrected = true;
+        let workers = self.workers.values_mut();
+        let each = workers.map(|worker| &mut worker.count);
+        if let Err(error) = self.corrections.correct(&self.shared, each) {
+            tracing::debug!(
+                "{}: its connections cannot be counted: {error}",
+                self.shared.address
+            );
+        }
+    }
+
+    fn publish_queue(&self, queued: u32, limit: u32) {
+        // The queue is one for all; the first slot shows it.
+        let slot = self.table.slot(0);
+        slot.queued().store(queued, Relaxed);
+        slot.queue_limit().store(limit, Relaxed);
+    }
+
+    fn publish(&self) {
+        for (place, worker) in &self.workers {
+            let slot = self.table.slot(*place);
+            slot.active()
+                .store(worker.count.connections() as i64, Relaxed);
+            let mut flags = flag::UP;
+            if self.arming.is_armed(*place) {
+                flags |= flag::ARMED;
+            }
+            if self.arming.is_busy(*place) {
+                flags |= flag::STUCK;
+            }
+            let ours = flag::UP | flag::ARMED | flag::STUCK;
+            let before = slot.flags().load(Relaxed);
+            if before & ours != flags {
+                slot.flags().fetch_and(!(ours & !flags), Relaxed);
+                slot.flags().fetch_or(flags, Relaxed);
+            }
+        }
+        self.table
+            .heartbeat_ns()
+            .store(schedule::coarse_ns(), Relaxed);
+    }
+
+    /// Follows the workers: those that ended, that came, and whose entries the server has changed.
+    fn follow(&mut self, now: Instant) {
+        let begun = Instant::now();
+        match self.queue.look() {
+            Ok(Some((queued, limit))) => self.publish_queue(queued, limit),
+            Ok(None) if !self.is_held() => {
+                self.control.is_gone.store(true, Relaxed);
+                return;
+            }
+            _ => {}
+        }
+        self.find_holders();
+        let check = self.due.check <= now;
+        if check {
+            self.check_all();
+        }
+        let known: BTreeSet<u32> = self.workers.values().map(|one| one.member.pid()).collect();
+        let new = self.holders.iter().copied();
+        // A master waits for nothing, and is asked again now and then only.
+        let new: Vec<u32> = new
+            .filter(|pid| !known.contains(pid) && !self.avoided.contains(pid))
+            .collect();
+        for member in members(&self.shared, &new).unwrap_or_default() {
+            if let Err(error) = self.join(member) {
+                tracing::debug!("{}: {error}", self.shared.address);
+            }
+        }
+        let took = begun.elapsed();
+        self.due.follow = Instant::now() + FOLLOW_EVERY.max(took * FOLLOW_SHARE);
+        if check {
+            self.due.check = Instant::now() + CHECK_EVERY.max(took * FOLLOW_SHARE);
+        }
+    }
+
+    fn is_held(&self) -> bool {
+        let holds = |pid: &u32| {
+            let held = process::sockets_of(*pid).unwrap_or_default();
+            held.iter().any(|(_, inode)| *inode == self.shared.inode)
+        };
+        self.holders.iter().any(holds)
+    }
+
+    /// Finds the processes that hold the listener: those that did, and their children.
+    fn find_holders(&mut self) {
+        self.avoided.retain(|pid| process::state(*pid).is_some());
+        self.holders
+            .retain(|pid| process::state(*pid).is_some_and(|state| !matches!(state, 'Z' | 'X')));
+        let children: Vec<u32> = self
+            .holders
+            .iter()
+            .flat_map(|pid| process::children(*pid))
+            .collect();
+        self.holders.extend(children);
+    }
+
+    /// Reads all entries again. A change by the server is the new original.
+    fn check_all(&mut self) {
+        let pids: BTreeSet<u32> = self.workers.values().map(|one| one.member.pid()).collect();
+        let pids: Vec<u32> = pids.into_iter().collect();
+        let Ok(now) = members_with_disarmed(&self.shared, &pids) else {
+            return;
+        };
+        let places: Vec<usize> = self.workers.keys().copied().collect();
+        for place in places {
+            let known = self.workers[&place].member;
+            match now.iter().find(|one| one.is(&known)) {
+                None => self.leave(place),
+                Some(one) if self.is_as_we_left_it(place, &one.waiter.entry) => {}
+                Some(one) => {
+                    // The server has changed it, or made it anew. One without EPOLLIN does not wait for connections now.
+                    self.leave(place);
+                    if one.waiter.entry.events & READABLE != 0 {
+                        let _ = self.join(*one);
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_as_we_left_it(&self, place: usize, now: &Entry) -> bool {
+        let records = self.guardian.records();
+        let Some((made, _)) = records.entry(place) else {
+            return false;
+        };
+        let events = match records.condition(place) {
+            Condition::Disarmed => made.events & !WAKES,
+            _ => made.events,
+        };
+        now.events == events && now.data == made.data
+    }
+
+    fn join(&mut self, member: Member) -> io::Result<()> {
+        let records = self.guardian.records();
+        let is_free = |place: &usize| {
+            !self.workers.contains_key(place) && records.condition(*place) == Condition::Free
+        };
+        let Some(place) = (0..MOST).find(is_free) else {
+            return Err(io::Error::other("there is no room for another worker"));
+        };
+        let entry = member.waiter.entry;
+        let handle = process::handle_of(entry.pid)?;
+        self.guardian.enlist(place, &entry, member.waiter.held)?;
+        let data = epoll::EventData::new_u64(place as u64);
+        epoll::add(&self.wakes, &handle, data, epoll::EventFlags::IN)?;
+        let worker = Worker {
+            member,
+            count: Count::of(&member)?,
+            handle,
+        };
+        self.workers.insert(place, worker);
+        self.correct();
+        let connections = self.workers[&place].count.connections();
+        self.arming.join(place, member.is_exclusive(), connections);
+        let slot = self.table.slot(place);
+        slot.pid().store(entry.pid, Relaxed);
+        slot.weight().fetch_max(1, Relaxed);
+        slot.flags().store(flag::UP | flag::ARMED, Relaxed);
+        let slots = self.workers.keys().max().map_or(0, |most| most + 1);
+        self.table.slots().store(slots as u32, Relaxed);
+        self.control.changed.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// A worker ended, or does not wait any more. Its entry stays as it is.
+    fn leave(&mut self, place: usize) {
+        self.forget(place);
+        let _ = self.guardian.dismiss(place);
+    }
+
+    /// Steers a worker no longer.
+    fn forget(&mut self, place: usize) {
+        let Some(worker) = self.workers.remove(&place) else {
+            return;
+        };
+        let _ = epoll::delete(&self.wakes, worker.handle.as_fd());
+        self.arming.leave(place);
+        let slot = self.table.slot(place);
+        slot.flags().store(0, Relaxed);
+        slot.pid().store(0, Relaxed);
+        slot.active().store(0, Relaxed);
+        self.control.changed.store(true, Relaxed);
+    }
+}
+
+/// As [`members`], with those that are disarmed.
+fn members_with_disarmed(shared: &Shared, pids: &[u32]) -> io::Result<Vec<Member>> {
+    let mut all = Vec::new();
+    for pid in pids {
+        match waiters_of(*pid, shared.inode) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => all.extend(other?.into_iter().map(|waiter| Member { waiter })),
+        }
+    }
+    Ok(all)
+}
+
+/// `CLOCK_MONOTONIC` after a time, in ns.
+fn after(time: Duration) -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64 + time.as_nanos() as u64
+}

@@ -1,0 +1,498 @@
+//! One queue, the right worker: which of the workers that wait for a shared listener are woken, and in which order.
+//!
+//! A worker whose entry has EPOLLIN is *armed*. Those that have more connections than the least loaded one are disarmed,
+//! so that a new connection wakes one that has few. It stays in the one queue until somebody takes it: nothing is
+//! committed to a worker that is busy.
+//!
+//! Two rules keep that from doing harm. A worker's load is the least count of its last looks, so that a few connections
+//! which come and go disarm nobody. And all are armed as long as the queue is seen not to be empty: a worker that was armed
+//! alone may just have got a long request.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A change of a worker's entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// The worker is woken for connections, as the server made it.
+    Arm,
+    /// The worker is not woken for connections any more.
+    Disarm,
+    /// The entry goes to the end of the listener's wait list. Workers that wait exclusively are woken in the order of that
+    /// list.
+    ToEnd,
+}
+
+/// A worker's load is its least count of so many looks.
+pub const LOOKS: usize = 4;
+
+/// So many connections may come and go. Those beyond them count at once.
+const PASSING: u64 = 2;
+
+/// So many looks with an empty queue end the time in which all are armed.
+const CALM_LOOKS: u32 = 4;
+
+/// How a group is to be steered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ArmingConfig {
+    /// By so many connections a worker may be above the least loaded one and stay armed.
+    pub slack: u64,
+    /// So many stay armed at least: while the least loaded one serves a request, another takes the next connection.
+    pub least_armed: usize,
+}
+
+impl Default for ArmingConfig {
+    fn default() -> Self {
+        Self {
+            slack: 1,
+            least_armed: 2,
+        }
+    }
+}
+
+/// A worker that waits for the listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Worker {
+    /// Its last counts of connections, the newest first.
+    counts: [u64; LOOKS],
+    weight: u64,
+    /// It waits with EPOLLEXCLUSIVE.
+    exclusive: bool,
+    draining: bool,
+    armed: bool,
+    /// It did not take what waited, though it was armed, and has not been seen waiting since.
+    busy: bool,
+}
+
+impl Worker {
+    fn load(&self) -> u64 {
+        let lasting = self.counts.into_iter().min().unwrap_or(0);
+        lasting.max(self.counts[0].saturating_sub(PASSING))
+    }
+
+    /// Compares by load for its weight.
+    fn is_above(&self, least: &Self, slack: u64) -> bool {
+        let (load, least_load) = (u128::from(self.load()), u128::from(least.load()));
+        let (weight, least_weight) = (u128::from(self.weight), u128::from(least.weight));
+        load * least_weight > least_load * weight + u128::from(slack) * least_weight
+    }
+
+    /// Orders by load for its weight.
+    fn compare(&self, other: &Self) -> Ordering {
+        self.is_above(other, 0).cmp(&other.is_above(self, 0))
+    }
+}
+
+/// The workers of one listener.
+#[derive(Debug, Clone, Default)]
+pub struct Arming {
+    config: ArmingConfig,
+    workers: BTreeMap<usize, Worker>,
+    /// Those that wait exclusively, in the order in which the kernel wakes them, as far as it is known.
+    order: Vec<usize>,
+    /// Looks in a row at which something waited while a worker was disarmed.
+    waited: u32,
+    /// Looks until not all are armed any more.
+    open: u32,
+    /// A worker was armed and did not take what waited: perhaps the server has changed its entry.
+    doubts: bool,
+}
+
+impl Arming {
+    /// Returns a group without workers.
+    pub fn new(config: ArmingConfig) -> Self {
+        Self {
+            config,
+            ..Self::default()
+        }
+    }
+
+    /// A worker waits for the listener, and is armed. It has so many connections.
+    pub fn join(&mut self, worker: usize, exclusive: bool, connections: u64) {
+        self.workers.insert(
+            worker,
+            Worker {
+                counts: [connections; LOOKS],
+                weight: 1,
+                exclusive,
+                draining: false,
+                armed: true,
+                busy: false,
+            },
+        );
+        self.order.retain(|one| *one != worker);
+        if exclusive {
+            self.order.push(worker);
+        }
+    }
+
+    /// A worker is gone, or waits no longer.
+    pub fn leave(&mut self, worker: usize) {
+        self.workers.remove(&worker);
+        self.order.retain(|one| *one != worker);
+    }
+
+    /// Sets a worker's share relative to the others', and whether it is to get no more connections.
+    pub fn set(&mut self, worker: usize, weight: u32, draining: bool) {
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.weight = u64::from(weight.max(1));
+            worker.draining = draining;
+        }
+    }
+
+    /// Somebody has armed all.
+    pub fn released(&mut self) {
+        for worker in self.workers.values_mut() {
+            worker.armed = true;
+        }
+    }
+
+    /// Whether a worker is armed.
+    pub fn is_armed(&self, worker: usize) -> bool {
+        self.workers.get(&worker).is_some_and(|one| one.armed)
+    }
+
+    /// Whether any worker is disarmed.
+    pub fn any_disarmed(&self) -> bool {
+        self.workers.values().any(|one| !one.armed)
+    }
+
+    /// Whether the next look should come soon: a connection waits, and perhaps no armed worker is free.
+    pub fn is_hurried(&self) -> bool {
+        self.waited > 0
+    }
+
+    /// Returns a worker's load: the connections that have lasted.
+    pub fn load(&self, worker: usize) -> u64 {
+        self.workers.get(&worker).map_or(0, Worker::load)
+    }
+
+    /// Whether a worker did not take what waited, and has not been seen waiting since.
+    pub fn is_busy(&self, worker: usize) -> bool {
+        self.workers.get(&worker).is_some_and(|one| one.busy)
+    }
+
+    /// Whether an armed worker did not take what waited since this was asked last. Its entry should be read again.
+    pub fn take_doubts(&mut self) -> bool {
+        std::mem::take(&mut self.doubts)
+    }
+
+    /// Takes the counts of a look, and whether anything waits in the queue. `waits` tells whether a worker waits in epoll
+    /// now; it is asked of few. Returns the changes to make, in this order; they count as made.
+    pub fn look(
+        &mut self,
+        counts: impl IntoIterator<Item = (usize, u64)>,
+        queued: bool,
+        mut waits: impl FnMut(usize) -> bool,
+    ) -> Vec<(usize, Change)> {
+        for (worker, count) in counts {
+            if let Some(worker) = self.workers.get_mut(&worker) {
+                worker.counts.rotate_right(1);
+                worker.counts[0] = count;
+            }
+        }
+        for (number, worker) in &mut self.workers {
+            worker.busy = worker.busy && !waits(*number);
+        }
+        self.heed_queue(queued, &mut waits);
+        let mut changes = self.arm(&mut waits);
+        changes.extend(self.put_in_order());
+        changes
+    }
+
+    /// Opens the group while connections wait, and notes who did not take them.
+    fn heed_queue(&mut self, queued: bool, waits: &mut impl FnMut(usize) -> bool) {
+        self.open = self.open.saturating_sub(u32::from(!queued));
+        if !queued || !self.any_disarmed() {
+            self.waited = 0;
+            return;
+        }
+        self.waited += 1;
+        if self.waited < 2 {
+            return;
+        }
+        self.waited = 0;
+        self.open = CALM_LOOKS;
+        self.doubts = true;
+        for (number, worker) in &mut self.workers {
+            worker.busy |= worker.armed && !worker.draining && !waits(*number);
+        }
+    }
+
+    /// The least loaded worker of those that take connections.
+    fn least(&self) -> Option<Worker> {
+        let takes = |one: &&Worker| !one.draining && !one.busy;
+        let all = self.workers.values().filter(takes);
+        all.copied().reduce(
+            |least, one| {
+                if least.is_above(&one, 0) { one } else { least }
+            },
+        )
+    }
+
+    /// The least loaded workers that take connections, so many of them.
+    fn least_loaded(&self, count: usize) -> Vec<usize> {
+        let takes = |(_, one): &(&usize, &Worker)| !one.draining && !one.busy;
+        let mut all: Vec<_> = self.workers.iter().filter(takes).collect();
+        all.sort_by(|(_, one), (_, other)| one.compare(other));
+        all.into_iter().take(count).map(|(one, _)| *one).collect()
+    }
+
+    fn arm(&mut self, waits: &mut impl FnMut(usize) -> bool) -> Vec<(usize, Change)> {
+        let least = self.least();
+        let open = self.open > 0;
+        let slack = self.config.slack;
+        let others = self.workers.values().any(|one| !one.draining);
+        let few = self.least_loaded(self.config.least_armed);
+        let wanted = |number: &usize, worker: &Worker| match least {
+            _ if worker.draining => !others,
+            _ if open || worker.busy || few.contains(number) => true,
+            Some(least) => !worker.is_above(&least, slack),
+            None => true,
+        };
+        let mut changes: Vec<(usize, Change)> = Vec::new();
+        let mut disarmed = Vec::new();
+        for (number, worker) in &mut self.workers {
+            match (worker.armed, wanted(number, worker)) {
+                (false, true) => changes.push((*number, Change::Arm)),
+                (true, false) => disarmed.push(*number),
+                _ => {}
+            }
+        }
+        for (number, _) in &changes {
+            self.armed(*number, true);
+        }
+        // Nobody is disarmed for others that cannot take a connection now.
+        let stay: Vec<usize> = self
+            .workers
+            .iter()
+            .filter(|(number, one)| one.armed && !one.draining && !disarmed.contains(number))
+            .map(|(number, _)| *number)
+            .collect();
+        if !disarmed.is_empty() && stay.into_iter().any(waits) {
+            for number in disarmed {
+                self.armed(number, false);
+                changes.push((number, Change::Disarm));
+            }
+        }
+        changes
+    }
+
+    fn armed(&mut self, number: usize, armed: bool) {
+        let Some(worker) = self.workers.get_mut(&number) else {
+            return;
+        };
+        worker.armed = armed;
+        // An entry that cannot be modified is added anew, at the end.
+        if worker.exclusive {
+            self.order.retain(|one| *one != number);
+            self.order.push(number);
+        }
+    }
+
+    /// Puts those that wait exclusively in the order of their loads. Those that stand right already stay; the others go to
+    /// the end, in this order.
+    fn put_in_order(&mut self) -> Vec<(usize, Change)> {
+        let armed = |number: &usize| self.is_armed(*number);
+        let now: Vec<usize> = self.order.iter().copied().filter(armed).collect();
+        let mut wanted = now.clone();
+        // Stable: of equal ones, who came to the end first stays first.
+        wanted.sort_by(|one, other| self.workers[one].compare(&self.workers[other]));
+        let mut from = 0;
+        let stands = |number: &&usize| {
+            let found = now[from..].iter().position(|one| one == *number);
+            from += found.map_or(0, |at| at + 1);
+            found.is_some()
+        };
+        let first = wanted.iter().take_while(stands).count();
+        let moved = wanted.split_off(first);
+        self.order.retain(|one| !moved.contains(one));
+        self.order.extend(&moved);
+        moved.into_iter().map(|one| (one, Change::ToEnd)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WORKERS: usize = 4;
+
+    fn group(exclusive: bool) -> Arming {
+        let mut arming = Arming::new(ArmingConfig::default());
+        for worker in 0..WORKERS {
+            arming.join(worker, exclusive, 0);
+        }
+        arming
+    }
+
+    /// Looks at these counts as often as it takes for them to have lasted.
+    fn settle(arming: &mut Arming, counts: &[u64]) {
+        for _ in 0..=LOOKS {
+            arming.look(counts.iter().copied().enumerate(), false, |_| true);
+        }
+    }
+
+    fn armed(arming: &Arming) -> Vec<usize> {
+        let all = arming.workers.keys().copied();
+        all.filter(|worker| arming.is_armed(*worker)).collect()
+    }
+
+    /// The kernel's wait list, as the changes make it.
+    #[derive(Default)]
+    struct Kernel {
+        list: Vec<usize>,
+        disarmed: Vec<usize>,
+    }
+
+    impl Kernel {
+        fn of(arming: &Arming) -> Self {
+            Self {
+                list: arming.workers.keys().copied().collect(),
+                disarmed: Vec::new(),
+            }
+        }
+
+        fn change(&mut self, changes: &[(usize, Change)]) {
+            for (worker, change) in changes {
+                self.list.retain(|one| one != worker);
+                self.list.push(*worker);
+                self.disarmed.retain(|one| one != worker);
+                if *change == Change::Disarm {
+                    self.disarmed.push(*worker);
+                }
+            }
+        }
+
+        /// The workers that are woken, in order.
+        fn woken(&self) -> Vec<usize> {
+            let all = self.list.iter().copied();
+            all.filter(|one| !self.disarmed.contains(one)).collect()
+        }
+    }
+
+    #[test]
+    fn connections_that_last_go_to_who_has_few_and_the_spread_stays_small() {
+        for exclusive in [false, true] {
+            let mut arming = group(exclusive);
+            let mut kernel = Kernel::of(&arming);
+            let mut counts = [0_u64; WORKERS];
+            // A look every 5 ms, a connection every 4 ms.
+            let (mut looked, mut random) = (0, 1_usize);
+            for ms in (0..2_000).step_by(4) {
+                while looked <= ms {
+                    kernel.change(&arming.look(counts.into_iter().enumerate(), false, |_| true));
+                    looked += 5;
+                }
+                let woken = kernel.woken();
+                random = random.wrapping_mul(48_271) % 0x7fff_ffff;
+                // Of all that are woken, any may be first; of exclusive ones the first is.
+                let first = if exclusive { 0 } else { random % woken.len() };
+                counts[woken[first]] += 1;
+            }
+            let (most, least) = (counts.iter().max(), counts.iter().min());
+            assert!(most <= least.map(|least| least + 6).as_ref(), "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn a_few_connections_that_come_and_go_disarm_nobody() {
+        let mut arming = group(false);
+        for look in 0..1_000_u64 {
+            let count = |worker: u64| (look * 7 + worker * 3) % 3;
+            let counts = (0..WORKERS).map(|worker| (worker, count(worker as u64)));
+            assert_eq!(arming.look(counts, false, |_| true), []);
+        }
+    }
+
+    #[test]
+    fn nobody_is_disarmed_for_others_that_are_all_busy() {
+        let mut arming = group(false);
+        for _ in 0..10 {
+            let counts = [(0, 9), (1, 0), (2, 0), (3, 0)];
+            assert_eq!(arming.look(counts, false, |_| false), []);
+        }
+        settle(&mut arming, &[9, 0, 0, 0]);
+        assert_eq!(armed(&arming), [1, 2, 3]);
+    }
+
+    #[test]
+    fn all_are_armed_while_connections_wait_and_who_did_not_take_them_is_passed_over() {
+        let mut arming = group(false);
+        settle(&mut arming, &[9, 9, 9, 0]);
+        assert_eq!(armed(&arming), [0, 3], "two at least");
+        let counts = [(0, 9), (1, 9), (2, 9), (3, 0)];
+        // The fourth does something else.
+        let waits = |worker| worker != 3;
+        arming.look(counts, true, waits);
+        assert!(arming.is_hurried());
+        arming.look(counts, true, waits);
+        assert_eq!(armed(&arming), [0, 1, 2, 3]);
+        for _ in 0..100 {
+            assert_eq!(arming.look(counts, false, waits), []);
+        }
+        assert!(arming.is_busy(3) && arming.take_doubts());
+        settle(&mut arming, &[9, 9, 9, 0]);
+        assert_eq!(armed(&arming), [0, 3], "it waits again");
+    }
+
+    #[test]
+    fn a_worker_that_drains_gets_none_unless_all_do() {
+        let mut arming = group(false);
+        arming.set(2, 1, true);
+        settle(&mut arming, &[0, 0, 0, 0]);
+        assert_eq!(armed(&arming), [0, 1, 3]);
+        for worker in 0..WORKERS {
+            arming.set(worker, 1, true);
+        }
+        settle(&mut arming, &[0, 0, 0, 0]);
+        assert_eq!(armed(&arming), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_worker_of_twice_the_weight_has_twice_the_connections() {
+        let mut arming = group(false);
+        arming.set(0, 2, false);
+        settle(&mut arming, &[20, 10, 10, 10]);
+        assert_eq!(armed(&arming), [0, 1, 2, 3]);
+        settle(&mut arming, &[20, 12, 12, 12]);
+        assert_eq!(armed(&arming), [0, 1]);
+    }
+
+    proptest! {
+        #[test]
+        fn somebody_is_always_woken_and_the_order_is_that_of_loads(
+            exclusive: bool,
+            looks in proptest::collection::vec(
+                (proptest::collection::vec(0..9_u64, WORKERS), any::<bool>(), any::<u8>(), any::<u8>()),
+                1..60,
+            ),
+        ) {
+            let mut arming = group(exclusive);
+            let mut kernel = Kernel::of(&arming);
+            for (counts, queued, waiting, draining) in looks {
+                for worker in 0..WORKERS {
+                    arming.set(worker, 1, draining & (16 << worker) != 0 && draining & 1 != 0);
+                }
+                let waits = |worker: usize| waiting & (1 << worker) != 0;
+                kernel.change(&arming.look(counts.into_iter().enumerate(), queued, waits));
+                let woken = kernel.woken();
+                prop_assert!(!woken.is_empty());
+                let serves = |worker: &usize| !arming.workers[worker].draining;
+                prop_assert!(woken.iter().any(serves) || !(0..WORKERS).any(|worker| serves(&worker)));
+                let mut believed = armed(&arming);
+                let mut sorted = woken.clone();
+                believed.sort_unstable();
+                sorted.sort_unstable();
+                prop_assert_eq!(believed, sorted);
+                if exclusive {
+                    prop_assert_eq!(&arming.order.iter().copied().filter(|one| arming.is_armed(*one)).collect::<Vec<_>>(), &woken);
+                    prop_assert!(woken.is_sorted_by_key(|worker| arming.load(*worker)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! A server whose workers share one queue. It is steered by changing from outside which of them are woken.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use wakeone_arming::{Share, SharedGroup};
+use wakeone_model::listener::Protocol;
+
+use super::attached::Presence;
+use super::candidate::{AttachCandidate, Sharing};
+use super::config::AttachConfig;
+use super::error::Error;
+use crate::metrics::Source;
+use crate::steered::{Origin, SteeredGroup};
+use wakeone_control::paths::Paths;
+use wakeone_control::policy::Policy;
+use wakeone_control::privileges;
+use wakeone_control::state::{GroupDir, Identity, SlotRecord, StateError};
+
+/// A steered server.
+#[derive(Debug)]
+pub struct OneQueue {
+    group: SharedGroup,
+    origin: Origin,
+    paths: Paths,
+    /// Connections that were open at the start.
+    pub open: u64,
+}
+
+impl OneQueue {
+    /// Steers the workers from now on.
+    ///
+    /// # Errors
+    /// See [`Error`]; every entry is as the server made it then.
+    pub(super) fn start(
+        candidate: &AttachCandidate,
+        sharing: &Sharing,
+        config: &AttachConfig,
+        paths: &Paths,
+        command: &[String],
+    ) -> Result<Self, Error> {
+        let address = candidate.address();
+        refuse_options(address, config)?;
+        let dir = GroupDir::take(&paths.runtime, &candidate.name)?;
+        // Before any entry is changed, so that `detach` and the next `attach` know of it if we are killed.
+        let origin = Origin::of_server(Protocol::Tcp, address, command);
+        dir.store(&origin.state(dir.name(), vec![record(None, 0)], None)?)?;
+        privileges::keep_for_attaching();
+        let share = share(&config.weights);
+        let pids = candidate.watcher.pids();
+        let group = SharedGroup::start(dir, sharing.shared, &sharing.workers, pids, &share)?;
+        let one = Self {
+            group,
+            origin,
+            paths: paths.clone(),
+            open: candidate.open as u64,
+        };
+        one.store();
+        Ok(one)
+    }
+
+    /// The group's name.
+    pub fn name(&self) -> &str {
+        self.group.dir().name()
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.group.shared().address
+    }
+
+    /// Notes workers that came or went.
+    pub fn follow(&self) -> Presence {
+        if self.group.take_changed() {
+            self.store();
+        }
+        self.group.dir().catch_up();
+        match self.group.is_gone() {
+            true => Presence::Gone,
+            false => Presence::Here,
+        }
+    }
+
+    /// Sets the weights of slots; those not named get 1.
+    pub fn set_weights(&self, weights: &[(usize, u32)]) {
+        self.group.set_weights(&share(weights));
+    }
+
+    /// Returns the source of its metrics.
+    pub fn source(&self, traced: bool) -> Source {
+        let source = Source::open(&self.paths, self.name());
+        match traced {
+            true => source.traced(std::iter::once(self.address())),
+            false => source,
+        }
+    }
+
+    /// Ends the steering: every entry is as the server made it.
+    pub fn end(self) {
+        self.group.end().forget();
+    }
+
+    /// The same for a server that has ended. Returns the group, which shows that the next one is waited for.
+    ///
+    /// # Errors
+    /// That cannot be written.
+    pub fn rest(self) -> Result<SteeredGroup, StateError> {
+        let name = self.name().to_owned();
+        drop(self.group.end());
+        let group = SteeredGroup::take(&self.paths.runtime, &name, self.origin)?;
+        group.store().inspect_err(|_| group.forget_state())?;
+        Ok(group)
+    }
+
+    fn store(&self) {
+        match self.origin.state(self.name(), self.slots(), None) {
+            Ok(state) => self.group.dir().keep(&state),
+            Err(error) => tracing::warn!("{}: {error}", self.name()),
+        }
+    }
+
+    fn slots(&self) -> Vec<SlotRecord> {
+        let inode = self.group.shared().inode;
+        let slot = |worker| record(worker, inode);
+        let workers = self.group.workers();
+        // A group has one slot at least.
+        let none = workers.is_empty().then_some(None);
+        workers.into_iter().chain(none).map(slot).collect()
+    }
+}
+
+fn record(worker: Option<u32>, inode: u64) -> SlotRecord {
+    SlotRecord {
+        worker: worker.and_then(|pid| Identity::of(pid).ok()),
+        current: true,
+        inodes: worker.map(|_| inode).into_iter().collect(),
+        beside: None,
+        orphaned: false,
+    }
+}
+
+/// Refuses what one queue does not need, or cannot have.
+fn refuse_options(address: SocketAddr, config: &AttachConfig) -> Result<(), Error> {
+    let unfit = |why: &str| {
+        Err(Error::Unfit {
+            address,
+            why: why.to_owned(),
+            advice: String::new(),
+        })
+    };
+    match config.policy {
+        None | Some(Policy::LeastConnections) => Ok(()),
+        Some(other) => unfit(&format!(
+            "its workers share one queue, which {other} cannot be for: least-connections is (or leave --policy away)"
+        )),
+    }
+}
+
+fn share(weights: &[(usize, u32)]) -> Share {
+    Share {
+        weights: weights.iter().copied().collect::<BTreeMap<_, _>>(),
+    }
+}

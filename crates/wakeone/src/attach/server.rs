@@ -1,0 +1,167 @@
+//! A steered server of others, whichever way it is steered.
+
+use wakeone_bpf::notices::Notices;
+use wakeone_model::listener::Protocol;
+
+use super::attached::{Attached, Presence};
+use super::candidate::AttachCandidate;
+use super::config::AttachConfig;
+use super::error::Error;
+use super::one_queue::OneQueue;
+use crate::metrics::Source;
+use crate::steered::SteeredGroup;
+use wakeone_control::paths::Paths;
+use wakeone_control::policy::Policy;
+use wakeone_control::state::StateError;
+use wakeone_control::steer::SteerEvent;
+
+/// A steered server.
+pub enum Server {
+    /// It has a queue for each worker, and a program chooses the queue.
+    QueueEach(Box<Attached>),
+    /// Its workers share one queue, and those are woken that have least to do.
+    OneQueue(Box<OneQueue>),
+}
+
+impl Server {
+    /// Steers a listener from now on, the way that fits it. `command`: the one that we started its server by, else empty.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing is changed then.
+    pub fn start(
+        candidate: AttachCandidate,
+        config: &AttachConfig,
+        paths: &Paths,
+        command: &[String],
+    ) -> Result<Self, Error> {
+        match candidate.sharing.clone() {
+            Some(sharing) => OneQueue::start(&candidate, &sharing, config, paths, command)
+                .map(|one| Self::OneQueue(Box::new(one))),
+            None => Attached::start(candidate, config, paths, command)
+                .map(|attached| Self::QueueEach(Box::new(attached))),
+        }
+    }
+
+    /// The group's name.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::QueueEach(attached) => attached.name(),
+            Self::OneQueue(one) => one.name(),
+        }
+    }
+
+    /// Its protocol.
+    pub fn protocol(&self) -> Protocol {
+        match self {
+            Self::QueueEach(attached) => attached.protocol(),
+            Self::OneQueue(_) => Protocol::Tcp,
+        }
+    }
+
+    /// How a worker is chosen.
+    pub fn policy(&self) -> Policy {
+        match self {
+            Self::QueueEach(attached) => attached.policy,
+            Self::OneQueue(_) => Policy::LeastConnections,
+        }
+    }
+
+    /// Connections that were open at the start and are counted.
+    pub fn counted(&self) -> u64 {
+        match self {
+            Self::QueueEach(attached) => attached.recounted.counted,
+            Self::OneQueue(one) => one.open,
+        }
+    }
+
+    /// See [`Attached::follow`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn follow(&mut self) -> Result<Presence, Error> {
+        match self {
+            Self::QueueEach(attached) => attached.follow(),
+            Self::OneQueue(one) => Ok(one.follow()),
+        }
+    }
+
+    /// See [`Attached::notices`].
+    pub fn notices(&self) -> Option<&Notices> {
+        match self {
+            Self::QueueEach(attached) => attached.notices(),
+            Self::OneQueue(_) => None,
+        }
+    }
+
+    /// See [`Attached::is_opening`].
+    pub fn is_opening(&self) -> bool {
+        match self {
+            Self::QueueEach(attached) => attached.is_opening(),
+            Self::OneQueue(_) => false,
+        }
+    }
+
+    /// Whether it needs no frequent [`Server::follow`] now.
+    pub fn is_quiet(&self) -> bool {
+        match self {
+            Self::QueueEach(attached) => attached.is_quiet(),
+            // It has a thread of its own.
+            Self::OneQueue(_) => true,
+        }
+    }
+
+    /// Chooses by another policy from now on, if it fits.
+    pub fn set_policy(&self, policy: Policy) {
+        match self {
+            Self::QueueEach(attached) => attached.set_policy(policy),
+            Self::OneQueue(one) if policy != Policy::LeastConnections => tracing::warn!(
+                "{} stays as it is: one queue is steered by least-connections only",
+                one.name()
+            ),
+            Self::OneQueue(_) => {}
+        }
+    }
+
+    /// Sets the weights of slots; those not named get 1.
+    pub fn set_weights(&mut self, weights: Vec<(usize, u32)>) {
+        match self {
+            Self::QueueEach(attached) => attached.set_weights(weights),
+            Self::OneQueue(one) => one.set_weights(&weights),
+        }
+    }
+
+    /// Returns the source of its metrics.
+    pub fn source(&self, paths: &Paths, traced: bool) -> Source {
+        match self {
+            Self::QueueEach(attached) => attached.source(paths, traced),
+            Self::OneQueue(one) => one.source(traced),
+        }
+    }
+
+    /// Returns the events since the last call.
+    pub fn events(&mut self) -> Vec<SteerEvent> {
+        match self {
+            Self::QueueEach(attached) => attached.events(),
+            Self::OneQueue(_) => Vec::new(),
+        }
+    }
+
+    /// Leaves the server as it was.
+    pub fn end(self) {
+        match self {
+            Self::QueueEach(attached) => attached.end(),
+            Self::OneQueue(one) => one.end(),
+        }
+    }
+
+    /// The same for a server that has ended. Returns the group, which shows that the next one is waited for.
+    ///
+    /// # Errors
+    /// That cannot be written.
+    pub fn rest(self) -> Result<SteeredGroup, StateError> {
+        match self {
+            Self::QueueEach(attached) => attached.rest(),
+            Self::OneQueue(one) => one.rest(),
+        }
+    }
+}
