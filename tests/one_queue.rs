@@ -22,6 +22,17 @@ use wakeone_kernel::proc::process::children;
 const AT: &str = "127.0.0.1:7400";
 const GROUP: &str = "at-127-0-0-1-7400";
 const WORKERS: usize = 4;
+/// The reference server, as so many event loops; by default each waits exclusively.
+const EVENT_LOOPS: [&str; 8] = [
+    LAB,
+    "serve",
+    "--model",
+    "epoll-prefork",
+    "-w",
+    "4",
+    "-l",
+    AT,
+];
 /// All servers here answer that, and say who they are.
 const ASK: &str = "/whoami?word=hi";
 
@@ -56,20 +67,8 @@ impl Sharing {
 
     /// Starts the reference server, as event loops that wake each other in this way.
     fn event_loops(wakes: &str) -> Option<Self> {
-        let count = WORKERS.to_string();
-        Self::start(&[
-            LAB,
-            "serve",
-            "--model",
-            "epoll-prefork",
-            "--epoll",
-            wakes,
-            "-w",
-            &count,
-            "-l",
-            AT,
-        ])
-        .map(|sharing| sharing.with_workers(WORKERS))
+        let command = [&EVENT_LOOPS[..], &["--epoll", wakes]].concat();
+        Self::start(&command).map(|sharing| sharing.with_workers(WORKERS))
     }
 
     fn wakeone(&self, arguments: &[&str]) -> (bool, String) {
@@ -454,17 +453,7 @@ fn a_server_that_ends_is_waited_for_and_steered_again() {
     slowly("it is waited for", || {
         sharing.status()["slots"][0]["pid"].is_null()
     });
-    let count = WORKERS.to_string();
-    sharing.server = Started::spawn(program(&[
-        LAB,
-        "serve",
-        "--model",
-        "epoll-prefork",
-        "-w",
-        &count,
-        "-l",
-        AT,
-    ]));
+    sharing.server = Started::spawn(program(&EVENT_LOOPS));
     slowly("it is steered again", || {
         let group = sharing.status();
         (0..WORKERS).all(|slot| worker(&group, slot).is_some())
@@ -495,18 +484,7 @@ fn what_cannot_be_steered_is_refused_with_the_reason() {
 #[test]
 fn a_server_that_is_started_as_it_is_is_steered_and_ends_with_its_own_code() {
     let Some(ground) = isolated() else { return };
-    let count = WORKERS.to_string();
-    let command = [
-        LAB,
-        "serve",
-        "--model",
-        "epoll-prefork",
-        "-w",
-        &count,
-        "-l",
-        AT,
-    ];
-    let mut run = ground.run(&[], &command);
+    let mut run = ground.run(&[], &EVENT_LOOPS);
     run.line("is steered");
     let (kept, counts) = keep(64, Duration::from_millis(8));
     assert!(counts.len() == WORKERS && counts[0] <= 24, "{counts:?}");
@@ -544,11 +522,8 @@ fn no_privilege_is_needed_for_a_server_of_the_same_user() {
         ]);
         command
     };
-    let count = WORKERS.to_string();
     let mut server = nobody();
-    server
-        .arg(&lab)
-        .args(["serve", "--model", "epoll-prefork", "-w", &count, "-l", AT]);
+    server.arg(&lab).args(&EVENT_LOOPS[1..]);
     let sharing = Sharing {
         server: Started::spawn(server),
         ground,

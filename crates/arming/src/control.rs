@@ -1,9 +1,9 @@
 //! The state that the steering thread and its owner share.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 
-/// What each of them tells the other.
+/// The words that each of them writes for the other.
 #[derive(Debug)]
 pub(crate) struct Control {
     pub stops: AtomicBool,
@@ -11,8 +11,6 @@ pub(crate) struct Control {
     pub is_gone: AtomicBool,
     /// Workers came or went since it was last asked.
     pub changed: AtomicBool,
-    /// Changes of entries so far.
-    pub changes: AtomicU64,
     /// Ends a sleep.
     pub waker: OwnedFd,
 }

@@ -1,10 +1,8 @@
 //! A group whose workers share one queue, as the manager of attached servers sees it.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 
@@ -13,17 +11,11 @@ use wakeone_bpf::table::{MAX_SLOTS, Table};
 use wakeone_control::group_table;
 use wakeone_control::policy::Policy;
 use wakeone_control::state::{GroupDir, StateError};
+use wakeone_kernel::socket::arming::Waiter;
 
 use crate::control::Control;
-use crate::members::{Member, Shared};
+use crate::members::Shared;
 use crate::steerer::Steerer;
-
-/// How a group is to be steered.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Share {
-    /// Weights of workers whose weight is not 1, by slot.
-    pub weights: BTreeMap<usize, u32>,
-}
 
 /// A steered group.
 #[derive(Debug)]
@@ -36,62 +28,66 @@ pub struct SharedGroup {
 }
 
 impl SharedGroup {
-    /// Steers the workers of a listener from now on. `holders`: the processes that hold it.
+    /// Steers the workers of a listener from now on. `holders`: the processes that hold it. `weights`: see
+    /// [`SharedGroup::set_weights`].
     ///
     /// # Errors
-    /// A file in the folder cannot be made, or the guardian or the thread cannot be started. Nothing is steered then.
+    /// A file in the folder cannot be made, or the guardian or the thread cannot be started. Nothing is steered then, and
+    /// the group's state is removed.
     pub fn start(
         dir: GroupDir,
         shared: Shared,
-        members: &[Member],
+        workers: &[Waiter],
         holders: &[u32],
-        share: &Share,
+        weights: &[(usize, u32)],
     ) -> Result<Self, StateError> {
-        let table = dir.create(group_table::FILE, Table::create)?;
-        let table = Arc::new(table);
-        let group = Self {
+        let made = || -> Result<_, StateError> {
+            let table = dir.create(group_table::FILE, Table::create)?;
+            let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+            let waker = waker.map_err(|error| dir.failed("steer from", error.into()))?;
+            Ok((table, waker))
+        };
+        let (table, waker) = made().inspect_err(|_| dir.forget())?;
+        let mut group = Self {
             shared,
-            table,
+            dir,
+            table: Arc::new(table),
             control: Arc::new(Control {
                 stops: AtomicBool::new(false),
                 is_gone: AtomicBool::new(false),
                 changed: AtomicBool::new(false),
-                changes: AtomicU64::new(0),
-                waker: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                    .map_err(|error| dir.failed("steer from", error.into()))?,
+                waker,
             }),
             thread: None,
-            dir,
         };
-        group.set_weights(share);
-        let begin = |file: &std::fs::File| group.begin(file, members, holders);
-        let thread = group.dir.create(group_table::ENTRIES, begin)?;
-        Ok(Self {
-            thread: Some(thread),
-            ..group
-        })
+        group.set_weights(weights);
+        let begin = |file: &std::fs::File| group.begin(file, workers, holders);
+        let begun = group.dir.create(group_table::ENTRIES, begin);
+        group.thread = Some(begun.inspect_err(|_| group.dir.forget())?);
+        Ok(group)
     }
 
     fn begin(
         &self,
         entries: &std::fs::File,
-        members: &[Member],
+        workers: &[Waiter],
         holders: &[u32],
     ) -> io::Result<JoinHandle<()>> {
         self.table.heartbeat_limit_ns().store(HEARTBEAT_NS, Relaxed);
         let policy = Policy::LeastConnections.number();
         self.table.policy().store(policy, Relaxed);
         let (table, control) = (Arc::clone(&self.table), Arc::clone(&self.control));
-        let steerer = Steerer::new(self.shared, members, holders, entries, table, control)?;
+        let steerer = Steerer::new(self.shared, workers, holders, entries, table, control)?;
         std::thread::Builder::new()
             .name("wakeone-arming".into())
             .spawn(move || steerer.run())
     }
 
-    /// Sets the weights of its workers.
-    pub fn set_weights(&self, share: &Share) {
+    /// Sets the weights of slots; those not named get 1.
+    pub fn set_weights(&self, weights: &[(usize, u32)]) {
+        let named = |slot: usize| weights.iter().find(|(one, _)| *one == slot);
         for slot in 0..MAX_SLOTS {
-            let weight = share.weights.get(&slot).copied().unwrap_or(1);
+            let weight = named(slot).map_or(1, |(_, weight)| *weight);
             self.table.slot(slot).weight().store(weight, Relaxed);
         }
     }
@@ -104,11 +100,6 @@ impl SharedGroup {
     /// Its listener.
     pub fn shared(&self) -> &Shared {
         &self.shared
-    }
-
-    /// Its table.
-    pub fn table(&self) -> &Table {
-        &self.table
     }
 
     /// The workers' processes, by slot.
@@ -128,17 +119,15 @@ impl SharedGroup {
         self.control.changed.swap(false, Relaxed)
     }
 
-    /// Changes of entries so far.
-    pub fn changes(&self) -> u64 {
-        self.control.changes.load(Relaxed)
-    }
-
     /// Ends the steering: every entry is as the server made it. Returns the group's folder.
     pub fn end(mut self) -> GroupDir {
         self.control.stops.store(true, Relaxed);
         let _ = rustix::io::write(&self.control.waker, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+        for file in [group_table::FILE, group_table::ENTRIES] {
+            self.dir.remove(file);
         }
         self.dir
     }

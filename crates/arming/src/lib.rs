@@ -10,5 +10,5 @@ mod loads;
 mod members;
 mod steerer;
 
-pub use group::{Share, SharedGroup};
-pub use members::{Member, Shared, Unsteerable, examine};
+pub use group::SharedGroup;
+pub use members::{Shared, Unsteerable, examine};

@@ -11,11 +11,11 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::proc::process::{self, DescriptorCount};
-use wakeone_kernel::socket::arming::members_of;
+use wakeone_kernel::socket::arming::{Waiter, members_of};
 use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 
-use crate::members::{Member, Shared};
+use crate::members::Shared;
 
 /// Corrections take at most this part of the time, and come no more often than that.
 const CORRECTION_SHARE: u32 = 1000;
@@ -39,9 +39,9 @@ impl Count {
     ///
     /// # Errors
     /// It is gone.
-    pub fn of(member: &Member) -> io::Result<Self> {
-        let entry = member.waiter.entry;
-        let descriptors = match member.waiter.sets {
+    pub fn of(waiter: &Waiter) -> io::Result<Self> {
+        let entry = waiter.entry;
+        let descriptors = match waiter.sets {
             1 => Some(DescriptorCount::of(entry.pid)?),
             _ => None,
         };
@@ -79,16 +79,14 @@ impl Count {
     fn correct(&mut self, open: &HashSet<u64>) -> io::Result<()> {
         let (pid, epoll) = self.of;
         self.look()?;
-        let held = match self.descriptors {
-            Some(_) => process::sockets_of(pid)?
-                .into_iter()
-                .filter(|(_, inode)| open.contains(inode))
-                .count(),
-            None => members_of(pid, epoll)?
-                .into_iter()
-                .filter(|inode| open.contains(inode))
-                .count(),
+        let all: Vec<u64> = match self.descriptors {
+            Some(_) => {
+                let sockets = process::sockets_of(pid)?.into_iter();
+                sockets.map(|(_, inode)| inode).collect()
+            }
+            None => members_of(pid, epoll)?,
         };
+        let held = all.iter().filter(|inode| open.contains(inode)).count();
         self.others = self.total.saturating_sub(held as u64);
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use wakeone_kernel::proc::process;
 use wakeone_kernel::socket::arming::{MOST, Waiter, is_same_set, waiters_of};
-use wakeone_kernel::socket::entries::{EXCLUSIVE, ONE_SHOT, READABLE};
+use wakeone_kernel::socket::entries::{ONE_SHOT, READABLE};
 
 /// A listener that workers share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,44 +73,16 @@ fn rights(error: &io::Error) -> String {
     }
 }
 
-/// A worker: an epoll set that has the listener.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Member {
-    /// Its entry, and what is around it.
-    pub waiter: Waiter,
-}
-
-impl Member {
-    /// The process.
-    pub fn pid(&self) -> u32 {
-        self.waiter.entry.pid
-    }
-
-    /// Whether it waits with EPOLLEXCLUSIVE.
-    pub fn is_exclusive(&self) -> bool {
-        self.waiter.entry.events & EXCLUSIVE != 0
-    }
-
-    /// Whether it is the same set, of the same process, whatever the entry is now.
-    pub fn is(&self, other: &Self) -> bool {
-        let key = |one: &Self| {
-            let entry = one.waiter.entry;
-            (entry.pid, entry.started, entry.epoll, entry.number)
-        };
-        key(self) == key(other)
-    }
-}
-
 /// Finds the workers among some processes.
 ///
 /// # Errors
 /// See [`Unsteerable`].
-pub fn examine(shared: &Shared, pids: &[u32]) -> Result<Vec<Member>, Unsteerable> {
+pub fn examine(shared: &Shared, pids: &[u32]) -> Result<Vec<Waiter>, Unsteerable> {
     let members = members(shared, pids)?;
     let mut borrowed: Vec<(u32, OwnedFd)> = Vec::new();
-    let mut distinct: Vec<Member> = Vec::new();
+    let mut distinct: Vec<Waiter> = Vec::new();
     for member in members {
-        let (pid, epoll) = (member.pid(), member.waiter.entry.epoll);
+        let (pid, epoll) = (member.entry.pid, member.entry.epoll);
         let set =
             process::descriptor_of(pid, epoll).map_err(|error| Unsteerable::Hidden(pid, error))?;
         let same = borrowed
@@ -134,22 +106,25 @@ pub fn examine(shared: &Shared, pids: &[u32]) -> Result<Vec<Member>, Unsteerable
 }
 
 /// Returns the entries by which these processes wait for the listener now.
-pub(crate) fn members(shared: &Shared, pids: &[u32]) -> Result<Vec<Member>, Unsteerable> {
+pub(crate) fn members(shared: &Shared, pids: &[u32]) -> Result<Vec<Waiter>, Unsteerable> {
+    let mut found = entries(shared, pids)?;
+    if let Some(one) = found.iter().find(|one| one.entry.events & ONE_SHOT != 0) {
+        return Err(Unsteerable::OneShot(one.entry.pid));
+    }
+    found.retain(|one| one.entry.events & READABLE != 0);
+    Ok(found)
+}
+
+/// The same with those that are disarmed, by us or by the server.
+pub(crate) fn entries(shared: &Shared, pids: &[u32]) -> Result<Vec<Waiter>, Unsteerable> {
     let mut found = Vec::new();
     let pids: BTreeSet<u32> = pids.iter().copied().collect();
     for pid in pids {
         match waiters_of(pid, shared.inode) {
-            Ok(waiters) => found.extend(waiters.into_iter().map(|waiter| Member { waiter })),
+            Ok(waiters) => found.extend(waiters),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(Unsteerable::Hidden(pid, error)),
         }
     }
-    if let Some(one) = found
-        .iter()
-        .find(|one| one.waiter.entry.events & ONE_SHOT != 0)
-    {
-        return Err(Unsteerable::OneShot(one.pid()));
-    }
-    found.retain(|one| one.waiter.entry.events & READABLE != 0);
     Ok(found)
 }

@@ -12,14 +12,14 @@ use rustix::event::epoll;
 use wakeone_bpf::table::{Table, flag};
 use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
-use wakeone_kernel::socket::arming::{Condition, Guardian, MOST, QueueWatch, waiters_of, waits_in};
+use wakeone_kernel::socket::arming::{Condition, Guardian, MOST, QueueWatch, Waiter, waits_in};
 use wakeone_kernel::socket::diag::QueueLook;
 use wakeone_kernel::socket::entries::{Entry, READABLE, WAKES};
 use wakeone_model::arming::{Arming, ArmingConfig, Change};
 
 use crate::control::Control;
 use crate::loads::{Corrections, Count};
-use crate::members::{Member, Shared, members};
+use crate::members::{Shared, entries, members};
 
 /// How often to look at queue and loads while connections come and go, and while none do. A connection ends the quiet at
 /// once.
@@ -46,7 +46,7 @@ const DOUBTED_AFTER: Duration = Duration::from_millis(100);
 /// A worker, and what is known of it.
 #[derive(Debug)]
 struct Worker {
-    member: Member,
+    waiter: Waiter,
     count: Count,
     /// Tells when it ends.
     handle: OwnedFd,
@@ -98,9 +98,9 @@ const BELL: u64 = u64::MAX - 1;
 impl Steerer {
     pub fn new(
         shared: Shared,
-        found: &[Member],
+        found: &[Waiter],
         holders: &[u32],
-        entries: &File,
+        records: &File,
         table: Arc<Table>,
         control: Arc<Control>,
     ) -> io::Result<Self> {
@@ -110,7 +110,7 @@ impl Steerer {
         let now = Instant::now();
         let mut steerer = Self {
             shared,
-            guardian: Guardian::start(entries)?,
+            guardian: Guardian::start(records)?,
             table,
             control,
             queue: QueueLook::at(shared.address, shared.interface, shared.cookie)?,
@@ -132,10 +132,7 @@ impl Steerer {
             changed: now,
             releases: 0,
         };
-        for member in found {
-            steerer.join(*member)?;
-        }
-        steerer.correct();
+        steerer.join(found)?;
         Ok(steerer)
     }
 
@@ -260,7 +257,7 @@ impl Steerer {
             .map(|(place, worker)| (*place, worker.count.connections()));
         let changes = self.arming.look(counts, queued, |place| {
             workers.get(&place).is_some_and(|worker| {
-                let entry = worker.member.waiter.entry;
+                let entry = worker.waiter.entry;
                 waits_in(entry.pid, entry.epoll).unwrap_or(false)
             })
         });
@@ -276,8 +273,6 @@ impl Steerer {
             }
             Err(_) => self.change_each(&changes),
         }
-        let count = changes.len() as u64;
-        self.control.changes.fetch_add(count, Relaxed);
         if self.arming.take_doubts() {
             let soon = Instant::now() + DOUBTED_AFTER;
             self.due.check = self.due.check.min(soon);
@@ -290,7 +285,7 @@ impl Steerer {
         for change in changes {
             let done = self.guardian.change(std::slice::from_ref(change));
             if let (Err(_), Some(worker)) = (&done, self.workers.get(&change.0)) {
-                let pid = worker.member.pid();
+                let pid = worker.waiter.entry.pid;
                 tracing::warn!(
                     event = "degraded",
                     "{}: process {pid} lets those hang who change its epoll set, and is left alone",
@@ -307,10 +302,10 @@ impl Steerer {
     fn heed(&mut self, place: usize, done: io::Result<()>) {
         let Err(error) = done else { return };
         tracing::debug!("{}: a worker's entry: {error}", self.shared.address);
-        match self.guardian.records().condition(place) {
+        match self.guardian.records().condition(place).is_changed() {
             // Its process does not allow it any more, say. The guardian and whoever comes next go on trying.
-            Condition::Disarmed | Condition::Out => self.forget(place),
-            _ => self.leave(place),
+            true => self.forget(place),
+            false => self.leave(place),
         }
         self.due.follow = Instant::now();
     }
@@ -374,16 +369,19 @@ impl Steerer {
         if check {
             self.check_all();
         }
-        let known: BTreeSet<u32> = self.workers.values().map(|one| one.member.pid()).collect();
+        let known: BTreeSet<u32> = self
+            .workers
+            .values()
+            .map(|one| one.waiter.entry.pid)
+            .collect();
         let new = self.holders.iter().copied();
         // A master waits for nothing, and is asked again now and then only.
         let new: Vec<u32> = new
             .filter(|pid| !known.contains(pid) && !self.avoided.contains(pid))
             .collect();
-        for member in members(&self.shared, &new).unwrap_or_default() {
-            if let Err(error) = self.join(member) {
-                tracing::debug!("{}: {error}", self.shared.address);
-            }
+        let found = members(&self.shared, &new).unwrap_or_default();
+        if let Err(error) = self.join(&found) {
+            tracing::debug!("{}: {error}", self.shared.address);
         }
         let took = begun.elapsed();
         self.due.follow = Instant::now() + FOLLOW_EVERY.max(took * FOLLOW_SHARE);
@@ -415,26 +413,32 @@ impl Steerer {
 
     /// Reads all entries again. A change by the server is the new original.
     fn check_all(&mut self) {
-        let pids: BTreeSet<u32> = self.workers.values().map(|one| one.member.pid()).collect();
+        let pids: BTreeSet<u32> = self
+            .workers
+            .values()
+            .map(|one| one.waiter.entry.pid)
+            .collect();
         let pids: Vec<u32> = pids.into_iter().collect();
-        let Ok(now) = members_with_disarmed(&self.shared, &pids) else {
+        let Ok(now) = entries(&self.shared, &pids) else {
             return;
         };
         let places: Vec<usize> = self.workers.keys().copied().collect();
+        let mut anew = Vec::new();
         for place in places {
-            let known = self.workers[&place].member;
+            let known = self.workers[&place].waiter;
             match now.iter().find(|one| one.is(&known)) {
                 None => self.leave(place),
-                Some(one) if self.is_as_we_left_it(place, &one.waiter.entry) => {}
+                Some(one) if self.is_as_we_left_it(place, &one.entry) => {}
                 Some(one) => {
-                    // The server has changed it, or made it anew. One without EPOLLIN does not wait for connections now.
+                    // The server has changed it, or made it anew.
                     self.leave(place);
-                    if one.waiter.entry.events & READABLE != 0 {
-                        let _ = self.join(*one);
-                    }
+                    anew.push(*one);
                 }
             }
         }
+        // One without EPOLLIN does not wait for connections now.
+        anew.retain(|one| one.entry.events & READABLE != 0);
+        let _ = self.join(&anew);
     }
 
     fn is_as_we_left_it(&self, place: usize, now: &Entry) -> bool {
@@ -449,7 +453,37 @@ impl Steerer {
         now.events == events && now.data == made.data
     }
 
-    fn join(&mut self, member: Member) -> io::Result<()> {
+    /// Takes in workers, as many as it can.
+    fn join(&mut self, found: &[Waiter]) -> io::Result<()> {
+        let mut done = Ok(());
+        let mut joined = Vec::new();
+        for waiter in found {
+            match self.enlist(waiter) {
+                Ok(place) => joined.push(place),
+                Err(error) => done = Err(error),
+            }
+        }
+        if joined.is_empty() {
+            return done;
+        }
+        self.correct();
+        for place in joined {
+            let worker = &self.workers[&place];
+            let (exclusive, open) = (worker.waiter.is_exclusive(), worker.count.connections());
+            self.arming.join(place, exclusive, open);
+            let slot = self.table.slot(place);
+            slot.pid().store(worker.waiter.entry.pid, Relaxed);
+            slot.weight().fetch_max(1, Relaxed);
+            slot.flags().store(flag::UP | flag::ARMED, Relaxed);
+        }
+        let slots = self.workers.keys().max().map_or(0, |most| most + 1);
+        self.table.slots().store(slots as u32, Relaxed);
+        self.control.changed.store(true, Relaxed);
+        done
+    }
+
+    /// Has the guardian take charge of a worker's entry. Returns the worker's place.
+    fn enlist(&mut self, waiter: &Waiter) -> io::Result<usize> {
         let records = self.guardian.records();
         let is_free = |place: &usize| {
             !self.workers.contains_key(place) && records.condition(*place) == Condition::Free
@@ -457,28 +491,16 @@ impl Steerer {
         let Some(place) = (0..MOST).find(is_free) else {
             return Err(io::Error::other("there is no room for another worker"));
         };
-        let entry = member.waiter.entry;
-        let handle = process::handle_of(entry.pid)?;
-        self.guardian.enlist(place, &entry, member.waiter.held)?;
-        let data = epoll::EventData::new_u64(place as u64);
-        epoll::add(&self.wakes, &handle, data, epoll::EventFlags::IN)?;
         let worker = Worker {
-            member,
-            count: Count::of(&member)?,
-            handle,
+            waiter: *waiter,
+            count: Count::of(waiter)?,
+            handle: process::handle_of(waiter.entry.pid)?,
         };
+        let data = epoll::EventData::new_u64(place as u64);
+        epoll::add(&self.wakes, &worker.handle, data, epoll::EventFlags::IN)?;
+        self.guardian.enlist(place, &waiter.entry, waiter.held)?;
         self.workers.insert(place, worker);
-        self.correct();
-        let connections = self.workers[&place].count.connections();
-        self.arming.join(place, member.is_exclusive(), connections);
-        let slot = self.table.slot(place);
-        slot.pid().store(entry.pid, Relaxed);
-        slot.weight().fetch_max(1, Relaxed);
-        slot.flags().store(flag::UP | flag::ARMED, Relaxed);
-        let slots = self.workers.keys().max().map_or(0, |most| most + 1);
-        self.table.slots().store(slots as u32, Relaxed);
-        self.control.changed.store(true, Relaxed);
-        Ok(())
+        Ok(place)
     }
 
     /// A worker ended, or does not wait any more. Its entry stays as it is.
@@ -502,20 +524,7 @@ impl Steerer {
     }
 }
 
-/// As [`members`], with those that are disarmed.
-fn members_with_disarmed(shared: &Shared, pids: &[u32]) -> io::Result<Vec<Member>> {
-    let mut all = Vec::new();
-    for pid in pids {
-        match waiters_of(*pid, shared.inode) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            other => all.extend(other?.into_iter().map(|waiter| Member { waiter })),
-        }
-    }
-    Ok(all)
-}
-
 /// `CLOCK_MONOTONIC` after a time, in ns.
 fn after(time: Duration) -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64 + time.as_nanos() as u64
+    schedule::monotonic_ns() + time.as_nanos() as u64
 }

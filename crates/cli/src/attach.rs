@@ -11,12 +11,12 @@ use wakeone::attach::{
     self, AttachCandidate, AttachConfig, AttachManager, Server, admitted, meant,
 };
 use wakeone::metrics::{self, Monitor};
-use wakeone_arming::Member;
 use wakeone_control::policy::{Affinity, Policy};
 use wakeone_control::repair::repair_all;
 use wakeone_control::reserved::set_apart;
 use wakeone_kernel::capability::{self, Capability};
 use wakeone_kernel::schedule;
+use wakeone_kernel::socket::arming::Waiter;
 use wakeone_model::layout;
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target};
@@ -271,7 +271,7 @@ fn plan(candidate: &AttachCandidate, args: &Args) -> String {
     text
 }
 
-fn plan_of_one_queue(candidate: &AttachCandidate, workers: &[Member]) -> String {
+fn plan_of_one_queue(candidate: &AttachCandidate, workers: &[Waiter]) -> String {
     let mut text = format!(
         "{} would be steered by least-connections, as `{}`: {} workers share one queue, and those are woken that have least to do; {}\n",
         candidate.address(),
@@ -284,10 +284,10 @@ fn plan_of_one_queue(candidate: &AttachCandidate, workers: &[Member]) -> String 
             true => ", with EPOLLEXCLUSIVE",
             false => "",
         };
-        let set = worker.waiter.entry.epoll;
+        let set = worker.entry.epoll;
         text += &format!(
             "  process {:<12} epoll set {set}{exclusive}\n",
-            worker.pid()
+            worker.entry.pid
         );
     }
     text

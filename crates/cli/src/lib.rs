@@ -58,7 +58,7 @@ enum Command {
     /// Becomes a worker, in whose place `wakeone run` started it (not for typing).
     #[command(name = "__exec-worker", hide = true)]
     ExecWorker {
-        /// What to do, as JSON.
+        /// The order, as JSON.
         order: Order,
     },
 }

@@ -206,13 +206,9 @@ fn as_it_is(args: &Args) -> anyhow::Result<ExitCode> {
         metrics: args.metrics,
         metrics_tracing: args.metrics_tracing,
     };
-    match started::run(&options, &mut |event| crate::log::event(event)) {
-        Ok(code) => Ok(ExitCode::from(code)),
-        Err(error) => {
-            tracing::error!(event = "error", "wakeone run: {error}");
-            Ok(ExitCode::FAILURE)
-        }
-    }
+    Ok(ended(started::run(&options, &mut |event| {
+        crate::log::event(event)
+    })))
 }
 
 /// Runs a server that opens its own listener, and splits that.
@@ -229,13 +225,18 @@ fn split(args: &Args, how: Split) -> anyhow::Result<ExitCode> {
         metrics: args.metrics,
         metrics_tracing: args.metrics_tracing,
     };
-    match wakeone_split::run(&options) {
-        Ok(code) => Ok(ExitCode::from(code)),
-        Err(error) => {
+    Ok(ended(wakeone_split::run(&options)))
+}
+
+/// The exit code of a server that opens its own listeners, or the failure to start it.
+fn ended(code: Result<u8, impl std::fmt::Display>) -> ExitCode {
+    code.map_or_else(
+        |error| {
             tracing::error!(event = "error", "wakeone run: {error}");
-            Ok(ExitCode::FAILURE)
-        }
-    }
+            ExitCode::FAILURE
+        },
+        ExitCode::from,
+    )
 }
 
 fn supervise(args: &Args) -> anyhow::Result<()> {

@@ -32,6 +32,12 @@ pub fn may_be_real_time() -> io::Result<()> {
     tried.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 
+/// Returns `CLOCK_MONOTONIC` in ns.
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// Returns `CLOCK_MONOTONIC_COARSE` in ns, the clock of `bpf_ktime_get_coarse_ns` in the kernel.
 pub fn coarse_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);

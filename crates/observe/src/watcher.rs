@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use wakeone_bpf::probe::Probe;
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::counters;
@@ -11,6 +10,7 @@ use wakeone_kernel::proc::doing::{self, WorkerState};
 use wakeone_kernel::proc::exits::Exits;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::waits::{self, Processes};
+use wakeone_kernel::schedule;
 use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::accept::{self, AcceptModel};
 use wakeone_model::listener::{Listener, Process, ProcessSnapshot, Protocol, Socket, Wait};
@@ -78,11 +78,6 @@ pub struct Watcher {
     searched: HashSet<u32>,
 }
 
-fn now_ns() -> u64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
 /// The state of a process. For UDP, a receive call on one of the sockets counts as waiting, too. A thread in epoll or poll
 /// may wait for something else than the listener. That takes longer to tell, and matters where connections wait.
 fn doing(listener: &Listener, pid: u32) -> WorkerState {
@@ -141,7 +136,7 @@ impl Watcher {
             probe,
             view,
             first: Snapshot {
-                at_ns: now_ns(),
+                at_ns: schedule::monotonic_ns(),
                 listener: found.listener.clone(),
                 workers: BTreeMap::new(),
                 trace: None,
@@ -511,7 +506,7 @@ impl Watcher {
             ))
         };
         Ok(Snapshot {
-            at_ns: now_ns(),
+            at_ns: schedule::monotonic_ns(),
             workers: self.model.workers.iter().filter_map(worker).collect(),
             trace: self.trace()?,
             host: counters::host(None),

@@ -132,16 +132,21 @@ impl SteeredGroup {
     /// # Errors
     /// Another process has the folder, or it cannot be made.
     pub fn take(runtime_dir: &Path, name: &str, origin: Origin) -> Result<Self, StateError> {
-        Ok(Self {
+        GroupDir::take(runtime_dir, name).map(|dir| Self::in_folder(dir, origin))
+    }
+
+    /// The same in a folder that is ours already.
+    pub fn in_folder(dir: GroupDir, origin: Origin) -> Self {
+        Self {
             origin,
-            dir: GroupDir::take(runtime_dir, name)?,
+            dir,
             agent: None,
             moves: MoveLog::default(),
             orphans: OrphanLog::default(),
             places: BTreeMap::new(),
             moving_shared: None,
             holds_back: false,
-        })
+        }
     }
 
     /// Logs processes that keep its sockets after their workers ended; `ended`: a worker did just now.

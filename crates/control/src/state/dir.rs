@@ -191,6 +191,11 @@ impl GroupDir {
             .map_err(file_error("make", &path))
     }
 
+    /// Removes a file of the folder, if it is there.
+    pub fn remove(&self, name: &str) {
+        let _ = std::fs::remove_file(self.path.join(name));
+    }
+
     /// Something that cannot be done in the folder.
     pub fn failed(&self, what: &'static str, source: io::Error) -> StateError {
         file_error(what, &self.path)(source)

@@ -9,6 +9,7 @@ use wakeone_arming::{self as arming, Shared};
 use wakeone_bpf::chooser::{Chooser, Choosers};
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::process;
+use wakeone_kernel::socket::arming::Waiter;
 use wakeone_kernel::socket::diag;
 use wakeone_model::accept::Shape;
 use wakeone_model::advice;
@@ -60,7 +61,7 @@ pub struct Sharing {
     /// Their listener.
     pub shared: Shared,
     /// Each of them.
-    pub workers: Vec<arming::Member>,
+    pub workers: Vec<Waiter>,
 }
 
 impl AttachCandidate {

@@ -1,9 +1,8 @@
 //! A server whose workers share one queue. It is steered by changing from outside which of them are woken.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use wakeone_arming::{Share, SharedGroup};
+use wakeone_arming::SharedGroup;
 use wakeone_model::listener::Protocol;
 
 use super::attached::Presence;
@@ -46,9 +45,8 @@ impl OneQueue {
         let origin = Origin::of_server(Protocol::Tcp, address, command);
         dir.store(&origin.state(dir.name(), vec![record(None, 0)], None)?)?;
         privileges::keep_for_attaching();
-        let share = share(&config.weights);
-        let pids = candidate.watcher.pids();
-        let group = SharedGroup::start(dir, sharing.shared, &sharing.workers, pids, &share)?;
+        let (workers, pids) = (&sharing.workers, candidate.watcher.pids());
+        let group = SharedGroup::start(dir, sharing.shared, workers, pids, &config.weights)?;
         let one = Self {
             group,
             origin,
@@ -83,7 +81,7 @@ impl OneQueue {
 
     /// Sets the weights of slots; those not named get 1.
     pub fn set_weights(&self, weights: &[(usize, u32)]) {
-        self.group.set_weights(&share(weights));
+        self.group.set_weights(weights);
     }
 
     /// Returns the source of its metrics.
@@ -105,9 +103,7 @@ impl OneQueue {
     /// # Errors
     /// That cannot be written.
     pub fn rest(self) -> Result<SteeredGroup, StateError> {
-        let name = self.name().to_owned();
-        drop(self.group.end());
-        let group = SteeredGroup::take(&self.paths.runtime, &name, self.origin)?;
+        let group = SteeredGroup::in_folder(self.group.end(), self.origin);
         group.store().inspect_err(|_| group.forget_state())?;
         Ok(group)
     }
@@ -153,11 +149,5 @@ fn refuse_options(address: SocketAddr, config: &AttachConfig) -> Result<(), Erro
         Some(other) => unfit(&format!(
             "its workers share one queue, which {other} cannot be for: least-connections is (or leave --policy away)"
         )),
-    }
-}
-
-fn share(weights: &[(usize, u32)]) -> Share {
-    Share {
-        weights: weights.iter().copied().collect::<BTreeMap<_, _>>(),
     }
 }

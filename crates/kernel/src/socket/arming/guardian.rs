@@ -17,6 +17,7 @@ use super::request::{
 };
 use crate::proc::reader::child::{allow_any_number, become_helper};
 use crate::proc::reader::request::{END, FAILED};
+use crate::schedule::monotonic_ns;
 use crate::socket::entries::{EXCLUSIVE, Entry, WAKES};
 
 /// An errno.
@@ -60,7 +61,7 @@ impl Guardian<'_> {
     fn wait(&mut self) -> bool {
         let left_ms = if self.records.is_changed() {
             let due = self.records.due_ns().load(Ordering::SeqCst);
-            due.saturating_sub(now_ns()).div_ceil(1_000_000)
+            due.saturating_sub(monotonic_ns()).div_ceil(1_000_000)
         } else {
             u64::MAX
         };
@@ -68,7 +69,7 @@ impl Guardian<'_> {
             self.release();
             self.records.releases().fetch_add(1, Ordering::SeqCst);
             // Until then the entries of a worker that refuses stay as they are.
-            let again = now_ns() + AGAIN_NS;
+            let again = monotonic_ns() + AGAIN_NS;
             self.records.due_ns().store(again, Ordering::SeqCst);
             return true;
         }
@@ -161,10 +162,7 @@ impl Guardian<'_> {
     /// Makes every entry as its server made it.
     fn release(&mut self) {
         for place in 0..MOST {
-            if matches!(
-                self.records.condition(place),
-                Condition::Disarmed | Condition::Out
-            ) {
+            if self.records.condition(place).is_changed() {
                 let done = self.change(place, Change::Arm);
                 // Its process has ended, or has closed set or listener.
                 if matches!(done, Err(libc::ESRCH | libc::EBADF | libc::ESTALE)) {
@@ -356,16 +354,6 @@ fn control(set: RawFd, what: i32, fd: RawFd, events: u32, data: u64) -> Result<(
         0 => Ok(()),
         _ => Err(errno()),
     }
-}
-
-fn now_ns() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is filled.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 fn errno() -> i32 {

@@ -40,6 +40,11 @@ pub enum Condition {
 }
 
 impl Condition {
+    /// Whether the entry is not as its server made it, and is to be.
+    pub fn is_changed(self) -> bool {
+        matches!(self, Self::Disarmed | Self::Out)
+    }
+
     fn of(word: u32) -> Self {
         match word {
             1 => Self::AsMade,
@@ -196,14 +201,12 @@ impl Records {
 
     /// Whether an entry is not as its server made it.
     pub fn is_changed(&self) -> bool {
-        (0..MOST).any(|at| matches!(self.condition(at), Condition::Disarmed | Condition::Out))
+        (0..MOST).any(|at| self.condition(at).is_changed())
     }
 
     /// The changes that make every entry as its server made it.
     pub(super) fn changed(&self) -> Vec<(usize, Change)> {
-        let is_changed =
-            |at: &usize| matches!(self.condition(*at), Condition::Disarmed | Condition::Out);
-        let all = (0..MOST).filter(is_changed);
+        let all = (0..MOST).filter(|at| self.condition(*at).is_changed());
         all.map(|at| (at, Change::Arm)).collect()
     }
 

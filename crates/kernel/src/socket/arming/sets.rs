@@ -14,9 +14,9 @@ use crate::proc::process::Descriptors;
 use crate::proc::reader;
 use crate::proc::stat::Stat;
 use crate::proc::waits;
-use crate::socket::entries::{Entry, each_member, of_set};
+use crate::socket::entries::{EXCLUSIVE, Entry, each_member, of_set};
 
-/// An entry of a listener, and what is around it.
+/// A worker: an entry of the listener in an epoll set, and what is around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiter {
     /// The entry, as it is now.
@@ -25,6 +25,19 @@ pub struct Waiter {
     pub held: i32,
     /// How many sets of this process have the listener.
     pub sets: usize,
+}
+
+impl Waiter {
+    /// Whether it waits with EPOLLEXCLUSIVE.
+    pub fn is_exclusive(&self) -> bool {
+        self.entry.events & EXCLUSIVE != 0
+    }
+
+    /// Whether it is the same set, of the same process, whatever the entry is now.
+    pub fn is(&self, other: &Self) -> bool {
+        let key = |one: &Entry| (one.pid, one.started, one.epoll, one.number);
+        key(&self.entry) == key(&other.entry)
+    }
 }
 
 /// Returns the entries of a listener in the epoll sets of a process. One set may have several, and one set may have

@@ -33,9 +33,8 @@ impl Ground {
     }
 
     fn change(&mut self, change: Change) -> io::Result<()> {
-        let soon = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        self.guardian
-            .promise(soon.tv_sec as u64 * 1_000_000_000 + 60_000_000_000);
+        let now = crate::schedule::monotonic_ns();
+        self.guardian.promise(now + 60_000_000_000);
         self.guardian
             .change(&[(3, change)])
             .expect("asked")
