@@ -1,4 +1,5 @@
-"""A plain asyncio server on the first descriptor of LISTEN_FDS. SIGTERM: what was accepted is finished."""
+"""A plain asyncio server on the first descriptor of LISTEN_FDS. SIGTERM: requests in hand are finished. SIGUSR1: it shuts
+its listener down, and serves on."""
 
 import asyncio
 import json
@@ -7,12 +8,23 @@ import signal
 import socket
 
 ME = json.dumps({"slot": int(os.environ["WAKEONE_SLOT"]), "pid": os.getpid()}).encode()
+ANSWER = b"HTTP/1.1 200 OK\r\nX-Worker: %d\r\nContent-Length: %d\r\n\r\n%s" % (os.getpid(), len(ME), ME)
+idle = set()
 
 
 async def serve(reader, writer):
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(ME), ME))
-    await writer.drain()
+    head = b""
+    while b"close" not in head:
+        if head:
+            idle.add(asyncio.current_task())
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        except (OSError, asyncio.IncompleteReadError):
+            break
+        finally:
+            idle.discard(asyncio.current_task())
+        writer.write(ANSWER)
+        await writer.drain()
     writer.close()
 
 
@@ -20,12 +32,16 @@ async def main():
     listener = socket.socket(fileno=3)
     server = await asyncio.start_server(serve, sock=listener)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    # A listener that was shut down fails again and again.
+    loop.set_exception_handler(lambda *_: None)
     loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, listener.shutdown, socket.SHUT_RDWR)
     await stop.wait()
     loop.remove_reader(listener)  # accept no more; close() would drop what was accepted just now
-    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-        await asyncio.wait(tasks)
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()} - idle:
+        await asyncio.wait(tasks, timeout=0.1)
     server.close()
+    os._exit(0)
 
 
 asyncio.run(main())

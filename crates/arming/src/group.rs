@@ -1,13 +1,12 @@
 //! A group whose workers share one queue, as the manager of attached servers sees it.
 
-use std::io;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
-use wakeone_bpf::table::{MAX_SLOTS, Table};
+use wakeone_bpf::table::{MAX_SLOTS, Table, flag};
 use wakeone_control::group_table;
 use wakeone_control::policy::Policy;
 use wakeone_control::state::{GroupDir, StateError};
@@ -15,72 +14,60 @@ use wakeone_kernel::socket::arming::Waiter;
 
 use crate::control::Control;
 use crate::members::Shared;
+use crate::slots::Slots;
 use crate::steerer::Steerer;
 
 /// A steered group.
 #[derive(Debug)]
 pub struct SharedGroup {
     shared: Shared,
-    dir: GroupDir,
     table: Arc<Table>,
     control: Arc<Control>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl SharedGroup {
-    /// Steers the workers of a listener from now on. `holders`: the processes that hold it. `weights`: see
-    /// [`SharedGroup::set_weights`].
+    /// Steers the workers of a listener from now on. `dir`: the group's folder. `workers`: those that wait for it already.
+    /// `holders`: the processes that hold it.
     ///
     /// # Errors
-    /// A file in the folder cannot be made, or the guardian or the thread cannot be started. Nothing is steered then, and
-    /// the group's state is removed.
+    /// A file in the folder cannot be made, or the guardian or the thread cannot be started. Nothing is steered then.
     pub fn start(
-        dir: GroupDir,
+        dir: &GroupDir,
         shared: Shared,
+        slots: Slots,
         workers: &[Waiter],
         holders: &[u32],
-        weights: &[(usize, u32)],
     ) -> Result<Self, StateError> {
-        let made = || -> Result<_, StateError> {
-            let table = dir.create(group_table::FILE, Table::create)?;
-            let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-            let waker = waker.map_err(|error| dir.failed("steer from", error.into()))?;
-            Ok((table, waker))
-        };
-        let (table, waker) = made().inspect_err(|_| dir.forget())?;
+        let table = Arc::new(dir.create(group_table::FILE, Table::create)?);
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let waker = waker.map_err(|error| dir.failed("steer from", error.into()))?;
+        table.heartbeat_limit_ns().store(HEARTBEAT_NS, Relaxed);
+        let policy = Policy::LeastConnections.number();
+        table.policy().store(policy, Relaxed);
+        let control = Arc::new(Control {
+            stops: AtomicBool::new(false),
+            is_gone: AtomicBool::new(false),
+            changed: AtomicBool::new(false),
+            slots: Mutex::new(None),
+            waker,
+        });
         let mut group = Self {
             shared,
-            dir,
-            table: Arc::new(table),
-            control: Arc::new(Control {
-                stops: AtomicBool::new(false),
-                is_gone: AtomicBool::new(false),
-                changed: AtomicBool::new(false),
-                waker,
-            }),
+            table,
+            control,
             thread: None,
         };
-        group.set_weights(weights);
-        let begin = |file: &std::fs::File| group.begin(file, workers, holders);
-        let begun = group.dir.create(group_table::ENTRIES, begin);
-        group.thread = Some(begun.inspect_err(|_| group.dir.forget())?);
+        group.set_weights(&[]);
+        let begin = |file: &std::fs::File| {
+            let (table, control) = (Arc::clone(&group.table), Arc::clone(&group.control));
+            let steerer = Steerer::new(shared, slots, workers, holders, file, table, control)?;
+            std::thread::Builder::new()
+                .name("wakeone-arming".into())
+                .spawn(move || steerer.run())
+        };
+        group.thread = Some(dir.create(group_table::ENTRIES, begin)?);
         Ok(group)
-    }
-
-    fn begin(
-        &self,
-        entries: &std::fs::File,
-        workers: &[Waiter],
-        holders: &[u32],
-    ) -> io::Result<JoinHandle<()>> {
-        self.table.heartbeat_limit_ns().store(HEARTBEAT_NS, Relaxed);
-        let policy = Policy::LeastConnections.number();
-        self.table.policy().store(policy, Relaxed);
-        let (table, control) = (Arc::clone(&self.table), Arc::clone(&self.control));
-        let steerer = Steerer::new(self.shared, workers, holders, entries, table, control)?;
-        std::thread::Builder::new()
-            .name("wakeone-arming".into())
-            .spawn(move || steerer.run())
     }
 
     /// Sets the weights of slots; those not named get 1.
@@ -92,9 +79,31 @@ impl SharedGroup {
         }
     }
 
-    /// The group's folder.
-    pub fn dir(&self) -> &GroupDir {
-        &self.dir
+    /// Gives the slots to other processes.
+    pub fn set_slots(&self, slots: Slots) {
+        let mut next = self
+            .control
+            .slots
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *next = Some(slots);
+        drop(next);
+        self.wake();
+    }
+
+    /// Has a slot's workers woken no more, or again.
+    pub fn drain(&self, slot: usize, on: bool) {
+        self.table.slot(slot).mark(flag::DRAINING, on);
+        self.wake();
+    }
+
+    /// Returns the open connections of a slot's workers.
+    pub fn active(&self, slot: usize) -> u64 {
+        u64::try_from(self.table.slot(slot).active().load(Relaxed)).unwrap_or(0)
+    }
+
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.control.waker, &1_u64.to_ne_bytes());
     }
 
     /// Its listener.
@@ -119,17 +128,20 @@ impl SharedGroup {
         self.control.changed.swap(false, Relaxed)
     }
 
-    /// Ends the steering: every entry is as the server made it. Returns the group's folder.
-    pub fn end(mut self) -> GroupDir {
+    /// Ends the steering: every entry is as the server made it.
+    pub fn end(mut self) {
         self.control.stops.store(true, Relaxed);
-        let _ = rustix::io::write(&self.control.waker, &1_u64.to_ne_bytes());
+        self.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+
+    /// Removes the files of a group that has ended from its folder.
+    pub fn clear(dir: &GroupDir) {
         for file in [group_table::FILE, group_table::ENTRIES] {
-            self.dir.remove(file);
+            dir.remove(file);
         }
-        self.dir
     }
 }
 

@@ -8,7 +8,9 @@ mod control;
 mod group;
 mod loads;
 mod members;
+mod slots;
 mod steerer;
 
 pub use group::SharedGroup;
 pub use members::{Shared, Unsteerable, examine};
+pub use slots::Slots;

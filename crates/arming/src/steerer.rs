@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
@@ -19,7 +19,8 @@ use wakeone_model::arming::{Arming, ArmingConfig, Change};
 
 use crate::control::Control;
 use crate::loads::{Corrections, Count};
-use crate::members::{Shared, entries, members};
+use crate::members::{Shared, Unsteerable, entries, members};
+use crate::slots::Slots;
 
 /// How often to look at queue and loads while connections come and go, and while none do. A connection ends the quiet at
 /// once.
@@ -40,6 +41,8 @@ const BEAT: Duration = Duration::from_millis(15);
 const FOLLOW_EVERY: Duration = Duration::from_millis(500);
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 const FOLLOW_SHARE: u32 = 1000;
+/// After so long the log says that a worker cannot be looked into.
+const HIDDEN_IS_TOLD: Duration = Duration::from_secs(2);
 /// How soon to do so after a worker did not take what waited.
 const DOUBTED_AFTER: Duration = Duration::from_millis(100);
 
@@ -47,10 +50,23 @@ const DOUBTED_AFTER: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 struct Worker {
     waiter: Waiter,
+    /// `None`: it was replaced, and drains.
+    slot: Option<usize>,
     count: Count,
     /// Tells when it ends.
     handle: OwnedFd,
 }
+
+/// What the table shows of a slot.
+#[derive(Debug, Clone, Copy, Default)]
+struct Shown {
+    pid: u32,
+    active: u64,
+    flags: u32,
+}
+
+/// The flags of a slot that the steerer sets.
+const OURS: u32 = flag::UP | flag::ARMED | flag::STUCK;
 
 /// When the next of each task is due.
 #[derive(Debug)]
@@ -68,6 +84,9 @@ pub(crate) struct Steerer {
     queue: QueueLook,
     arming: Arming,
     workers: BTreeMap<usize, Worker>,
+    slots: Slots,
+    /// What the table shows, by slot.
+    shown: Vec<Shown>,
     /// Processes that hold the listener: workers, and those whose children may be.
     holders: BTreeSet<u32>,
     /// Those that are left alone.
@@ -86,18 +105,22 @@ pub(crate) struct Steerer {
     cost: Duration,
     /// When a connection last came or went.
     changed: Instant,
+    /// Since when a worker cannot be looked into, and whether the log says so.
+    hidden: Option<Instant>,
+    told: bool,
     /// Releases by the guardian that are known.
     releases: u64,
 }
 
-/// The number by which the end of the thread is asked for, among those of workers.
-const STOP: u64 = u64::MAX;
+/// The number of the owner's call, among those of workers.
+const CALL: u64 = u64::MAX;
 /// That of the bell.
 const BELL: u64 = u64::MAX - 1;
 
 impl Steerer {
     pub fn new(
         shared: Shared,
+        slots: Slots,
         found: &[Waiter],
         holders: &[u32],
         records: &File,
@@ -105,8 +128,8 @@ impl Steerer {
         control: Arc<Control>,
     ) -> io::Result<Self> {
         let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let stop = epoll::EventData::new_u64(STOP);
-        epoll::add(&wakes, &control.waker, stop, epoll::EventFlags::IN)?;
+        let call = epoll::EventData::new_u64(CALL);
+        epoll::add(&wakes, &control.waker, call, epoll::EventFlags::IN)?;
         let now = Instant::now();
         let mut steerer = Self {
             shared,
@@ -116,6 +139,8 @@ impl Steerer {
             queue: QueueLook::at(shared.address, shared.interface, shared.cookie)?,
             arming: Arming::new(ArmingConfig::default()),
             workers: BTreeMap::new(),
+            slots,
+            shown: Vec::new(),
             holders: holders.iter().copied().collect(),
             avoided: BTreeSet::new(),
             corrections: Corrections::new(),
@@ -130,6 +155,8 @@ impl Steerer {
             },
             cost: Duration::ZERO,
             changed: now,
+            hidden: None,
+            told: false,
             releases: 0,
         };
         steerer.join(found)?;
@@ -172,7 +199,7 @@ impl Steerer {
         );
         for event in events {
             match event.data.u64() {
-                STOP => {}
+                CALL => self.heed_call(),
                 BELL => {
                     self.ring(false);
                     self.changed = Instant::now();
@@ -184,6 +211,23 @@ impl Steerer {
                 }
             }
         }
+    }
+
+    /// The owner wants the thread's end, has other slots for the workers, or has one drain.
+    fn heed_call(&mut self) {
+        let mut called = [0; 8];
+        let _ = rustix::io::read(&self.control.waker, &mut called);
+        let slots = self.control.slots.lock();
+        let slots = slots.unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(slots) = slots {
+            self.slots = slots;
+            for (place, worker) in &mut self.workers {
+                worker.slot = self.slots.of(*place, worker.waiter.entry.pid);
+            }
+        }
+        let now = Instant::now();
+        self.due.look = now;
+        self.due.follow = now;
     }
 
     /// Watches the queue, if it is not watched.
@@ -245,11 +289,12 @@ impl Steerer {
             self.releases = releases;
             self.arming.released();
         }
-        let places: Vec<usize> = self.workers.keys().copied().collect();
-        for place in places {
-            let slot = self.table.slot(place);
-            self.arming
-                .set(place, slot.weight().load(Relaxed), slot.has(flag::DRAINING));
+        for (place, worker) in &self.workers {
+            let slot = worker.slot.map(|slot| self.table.slot(slot));
+            let (weight, drains) = slot.map_or((1, true), |slot| {
+                (slot.weight().load(Relaxed), slot.has(flag::DRAINING))
+            });
+            self.arming.set(*place, weight, drains);
         }
         let workers = &self.workers;
         let counts = workers
@@ -329,28 +374,55 @@ impl Steerer {
         slot.queue_limit().store(limit, Relaxed);
     }
 
-    fn publish(&self) {
-        for (place, worker) in &self.workers {
-            let slot = self.table.slot(*place);
-            slot.active()
-                .store(worker.count.connections() as i64, Relaxed);
-            let mut flags = flag::UP;
-            if self.arming.is_armed(*place) {
-                flags |= flag::ARMED;
-            }
-            if self.arming.is_busy(*place) {
-                flags |= flag::STUCK;
-            }
-            let ours = flag::UP | flag::ARMED | flag::STUCK;
+    fn publish(&mut self) {
+        self.show();
+        for (slot, shown) in self.shown.iter().enumerate() {
+            let slot = self.table.slot(slot);
+            slot.active().store(shown.active as i64, Relaxed);
             let before = slot.flags().load(Relaxed);
-            if before & ours != flags {
-                slot.flags().fetch_and(!(ours & !flags), Relaxed);
-                slot.flags().fetch_or(flags, Relaxed);
+            if before & OURS != shown.flags {
+                slot.flags().fetch_and(!(OURS & !shown.flags), Relaxed);
+                slot.flags().fetch_or(shown.flags, Relaxed);
+            }
+            if slot.pid().swap(shown.pid, Relaxed) != shown.pid {
+                self.control.changed.store(true, Relaxed);
             }
         }
+        self.table.slots().store(self.shown.len() as u32, Relaxed);
         self.table
             .heartbeat_ns()
             .store(schedule::coarse_ns(), Relaxed);
+    }
+
+    /// Sums up the workers of each slot.
+    fn show(&mut self) {
+        let found = self.workers.values().filter_map(|one| one.slot).max();
+        let known = self.slots.given().map(|(slot, _)| slot).max();
+        let slots = found.max(known).map_or(0, |most| most + 1);
+        self.shown.fill(Shown::default());
+        self.shown
+            .resize(slots.max(self.shown.len()), Shown::default());
+        for (place, worker) in &self.workers {
+            let Some(slot) = worker.slot else { continue };
+            let shown = &mut self.shown[slot];
+            shown.pid = worker.waiter.entry.pid;
+            shown.active += worker.count.connections();
+            shown.flags |= flag::UP;
+            if self.arming.is_armed(*place) {
+                shown.flags |= flag::ARMED;
+            }
+            if self.arming.is_busy(*place) {
+                shown.flags |= flag::STUCK;
+            }
+        }
+        for (slot, pid) in self.slots.given() {
+            let shown = &mut self.shown[slot];
+            shown.pid = pid;
+            // One that does not wait in epoll is woken as always.
+            if shown.flags == 0 {
+                shown.flags = flag::UP | flag::ARMED;
+            }
+        }
     }
 
     /// Follows the workers: those that ended, that came, and whose entries the server has changed.
@@ -358,7 +430,7 @@ impl Steerer {
         let begun = Instant::now();
         match self.queue.look() {
             Ok(Some((queued, limit))) => self.publish_queue(queued, limit),
-            Ok(None) if !self.is_held() => {
+            Ok(None) if self.slots == Slots::Found && !self.is_held() => {
                 self.control.is_gone.store(true, Relaxed);
                 return;
             }
@@ -379,7 +451,13 @@ impl Steerer {
         let new: Vec<u32> = new
             .filter(|pid| !known.contains(pid) && !self.avoided.contains(pid))
             .collect();
-        let found = members(&self.shared, &new).unwrap_or_default();
+        let found = match members(&self.shared, &new) {
+            Ok(found) => {
+                self.hidden = None;
+                found
+            }
+            Err(why) => self.left_alone(&why),
+        };
         if let Err(error) = self.join(&found) {
             tracing::debug!("{}: {error}", self.shared.address);
         }
@@ -388,6 +466,20 @@ impl Steerer {
         if check {
             self.due.check = Instant::now() + CHECK_EVERY.max(took * FOLLOW_SHARE);
         }
+    }
+
+    /// New workers that cannot be looked into are no reason to stop. One that has not begun its command yet cannot be.
+    fn left_alone(&mut self, why: &Unsteerable) -> Vec<Waiter> {
+        let since = *self.hidden.get_or_insert_with(Instant::now);
+        let told = std::mem::replace(&mut self.told, since.elapsed() >= HIDDEN_IS_TOLD);
+        if self.told && !told {
+            tracing::warn!(
+                event = "degraded",
+                "workers of {} are woken as the kernel does it: {why}",
+                self.shared.address
+            );
+        }
+        Vec::new()
     }
 
     fn is_held(&self) -> bool {
@@ -403,6 +495,7 @@ impl Steerer {
         self.avoided.retain(|pid| process::state(*pid).is_some());
         self.holders
             .retain(|pid| process::state(*pid).is_some_and(|state| !matches!(state, 'Z' | 'X')));
+        self.holders.extend(self.slots.given().map(|(_, pid)| pid));
         let children: Vec<u32> = self
             .holders
             .iter()
@@ -471,14 +564,8 @@ impl Steerer {
             let worker = &self.workers[&place];
             let (exclusive, open) = (worker.waiter.is_exclusive(), worker.count.connections());
             self.arming.join(place, exclusive, open);
-            let slot = self.table.slot(place);
-            slot.pid().store(worker.waiter.entry.pid, Relaxed);
-            slot.weight().fetch_max(1, Relaxed);
-            slot.flags().store(flag::UP | flag::ARMED, Relaxed);
         }
-        let slots = self.workers.keys().max().map_or(0, |most| most + 1);
-        self.table.slots().store(slots as u32, Relaxed);
-        self.control.changed.store(true, Relaxed);
+        self.publish();
         done
     }
 
@@ -493,6 +580,7 @@ impl Steerer {
         };
         let worker = Worker {
             waiter: *waiter,
+            slot: self.slots.of(place, waiter.entry.pid),
             count: Count::of(waiter)?,
             handle: process::handle_of(waiter.entry.pid)?,
         };
@@ -516,11 +604,11 @@ impl Steerer {
         };
         let _ = epoll::delete(&self.wakes, worker.handle.as_fd());
         self.arming.leave(place);
-        let slot = self.table.slot(place);
-        slot.flags().store(0, Relaxed);
-        slot.pid().store(0, Relaxed);
-        slot.active().store(0, Relaxed);
-        self.control.changed.store(true, Relaxed);
+        if self.slots == Slots::Found {
+            // The next one there does not drain.
+            self.table.slot(place).flags().store(0, Relaxed);
+        }
+        self.publish();
     }
 }
 

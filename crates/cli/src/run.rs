@@ -10,6 +10,7 @@ use wakeone::group::{self, Group, SteeringConfig};
 use wakeone::started;
 use wakeone_control::policy::{Affinity, Policy};
 use wakeone_control::state;
+use wakeone_model::layout::counted;
 use wakeone_supervisor::Options;
 use wakeone_supervisor::address::Address;
 
@@ -25,6 +26,7 @@ use crate::runtime_dir::RuntimeDir;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples: wakeone run -- uvicorn --workers 4 app:app
           wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
+          wakeone run -w 4 -l :8080 --queue one -- uvicorn --fd {fd} app:app
           wakeone run -w 4 -l udp://:5353 --affinity none -- ./dns-server
           wakeone run --lookup -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
           wakeone run --split -- gunicorn -w 4 --bind :8080 app:app
@@ -48,9 +50,14 @@ pub struct Args {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "on",
-        conflicts_with_all = ["workers", "listen", "backlog", "weight", "lookup", "user", "group", "keep_cap", "nonblocking", "stdin", "name", "restart", "refuse"]
+        conflicts_with_all = ["workers", "listen", "queue", "backlog", "weight", "lookup", "user", "group", "keep_cap", "nonblocking", "stdin", "name", "restart", "refuse"]
     )]
     split: Option<Split>,
+
+    /// The accept queues of the workers: one that all share, steered by who is woken, or one each, between which a program
+    /// chooses [default: each, and one where no program may be loaded]
+    #[arg(long, value_name = "QUEUES", value_enum, requires = "listen")]
+    queue: Option<Queue>,
 
     /// How a worker is chosen: hash, round-robin, random, least-connections, two-choices, shortest-queue, cpu or
     /// consistent [default: least-connections, for UDP shortest-queue, or the best that we may]
@@ -159,6 +166,14 @@ enum Split {
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Queue {
+    /// All workers have the same queue
+    One,
+    /// Each worker has its own
+    Each,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Restart {
     /// The new worker starts beside the old one
     StartFirst,
@@ -249,7 +264,11 @@ fn supervise(args: &Args) -> anyhow::Result<()> {
             supervisor.listeners().len(),
             supervisor.name(),
         );
-        tracing::info!(event = "listening", %address, workers, group = name, %policy, "listening on {endpoint}: {workers} queues, policy {policy}, group `{name}`");
+        let queues = match supervisor.shares(endpoint) {
+            true => "one queue".to_owned(),
+            false => counted(workers as u64, "queues"),
+        };
+        tracing::info!(event = "listening", %address, workers, group = name, %policy, "listening on {endpoint}: {queues}, policy {policy}, group `{name}`");
     }
     group.run()?;
     Ok(())
@@ -281,6 +300,10 @@ fn options(args: &Args) -> anyhow::Result<Options> {
             None => cpus().context("cannot tell the number of CPUs; give -w")?,
         },
         listen: args.listen.clone(),
+        queue: args.queue.map(|queue| match queue {
+            Queue::One => wakeone_supervisor::Queue::One,
+            Queue::Each => wakeone_supervisor::Queue::Each,
+        }),
         backlog: args.backlog,
         command: args.command.clone(),
         user: args.user.clone(),

@@ -33,8 +33,12 @@ pub trait Steer: Send {
     fn replace(&mut self, _slot: usize, _pid: u32, _listeners: &[OwnedFd]) -> Result<(), String> {
         Err("nothing steers connections here".to_owned())
     }
-    /// Returns the number of connections that wait in the slot's accept queues.
+    /// Returns the number of connections that wait in the slot's own accept queues.
     fn queued(&self, slot: usize) -> u32;
+    /// Returns the number of connections that wait in a queue that all slots share.
+    fn queued_for_all(&self) -> u32 {
+        0
+    }
     /// Returns the open connections of the slot's worker, queued ones included; 0 if they are not counted.
     fn active(&self, _slot: usize) -> u64 {
         0
@@ -125,24 +129,69 @@ impl SteerEvent {
     }
 }
 
-/// Steers nothing: the kernel's own hash spreads connections over the listeners.
+/// Those who steer a group, as one: by TCP and by UDP it is steered in different ways.
 ///
-/// The queue of a dead worker waits for the worker that takes its slot.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct Unsteered;
+/// Without any, the kernel's own hash spreads connections over the listeners. The queue of a dead worker then waits for
+/// the worker that takes its slot.
+#[derive(Default)]
+pub struct Together<'a>(pub Vec<&'a mut dyn Steer>);
 
-impl Steer for Unsteered {
-    fn worker_up(&mut self, _slot: usize, _pid: u32) {}
-    fn worker_down(&mut self, _slot: usize) {}
-    fn drain(&mut self, _slot: usize, _on: bool) {}
-    fn close(&mut self) {}
-    fn queued(&self, _slot: usize) -> u32 {
-        0
+impl Steer for Together<'_> {
+    fn worker_up(&mut self, slot: usize, pid: u32) {
+        self.0.iter_mut().for_each(|one| one.worker_up(slot, pid));
     }
-    fn accepting(&self, _slot: usize) -> Option<bool> {
-        None
+
+    fn worker_down(&mut self, slot: usize) {
+        self.0.iter_mut().for_each(|one| one.worker_down(slot));
     }
+
+    fn drain(&mut self, slot: usize, on: bool) {
+        self.0.iter_mut().for_each(|one| one.drain(slot, on));
+    }
+
+    fn close(&mut self) {
+        self.0.iter_mut().for_each(|one| one.close());
+    }
+
+    fn refuse(&mut self) {
+        self.0.iter_mut().for_each(|one| one.refuse());
+    }
+
+    /// Whether all can. One of UDP cannot: datagrams in a socket's queue are read by the process that has the socket.
+    fn can_replace(&self) -> bool {
+        !self.0.is_empty() && self.0.iter().all(|one| one.can_replace())
+    }
+
+    fn replace(&mut self, slot: usize, pid: u32, listeners: &[OwnedFd]) -> Result<(), String> {
+        self.0
+            .iter_mut()
+            .try_for_each(|one| one.replace(slot, pid, listeners))
+    }
+
+    /// Adds connections and bytes, as callers only ask whether anything waits.
+    fn queued(&self, slot: usize) -> u32 {
+        self.0
+            .iter()
+            .fold(0, |sum, one| sum.saturating_add(one.queued(slot)))
+    }
+
+    fn queued_for_all(&self) -> u32 {
+        self.0.iter().map(|one| one.queued_for_all()).sum()
+    }
+
+    fn active(&self, slot: usize) -> u64 {
+        self.0.iter().map(|one| one.active(slot)).sum()
+    }
+
+    /// A worker that waits for one protocol is ready; a server may serve the other by another thread.
+    fn accepting(&self, slot: usize) -> Option<bool> {
+        self.0
+            .iter()
+            .filter_map(|one| one.accepting(slot))
+            .reduce(|one, other| one || other)
+    }
+
     fn events(&mut self) -> Vec<SteerEvent> {
-        Vec::new()
+        self.0.iter_mut().flat_map(|one| one.events()).collect()
     }
 }

@@ -4,11 +4,12 @@ use super::listen::{self, Endpoint, ListenError};
 use super::process::{Identity, Process};
 use super::reserve::{self, Reserved};
 use super::slot::{Retiring, Slot, Worker};
+use crate::Queue;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 use wakeone_control::state::{self, State, Task};
-use wakeone_kernel::proc::process::{descriptor_by, sockets_of};
+use wakeone_kernel::proc::process::{descriptor_by, socket_of, sockets_of};
 use wakeone_kernel::socket::inode_of;
 
 /// Why workers that still run cannot be taken over.
@@ -38,14 +39,14 @@ pub enum AdoptError {
         /// Their pids.
         pids: String,
     },
-    /// Their listeners are on private ports and were not asked for there, or the reverse.
+    /// They have other listeners than those that were asked for.
     #[error(
-        "workers of an earlier `{name}` still run {how} --lookup (pids {pids}): start {how} it to take them over, or end them with `kill {pids}`"
+        "workers of an earlier `{name}` still run {how} (pids {pids}): start {how} to take them over, or end them with `kill {pids}`"
     )]
     Otherwise {
         /// The group.
         name: String,
-        /// `with` or `without`.
+        /// The option that they were started with or without.
         how: &'static str,
         /// Their pids.
         pids: String,
@@ -74,6 +75,43 @@ pub struct Sockets {
     pub reserved: Vec<Option<Reserved>>,
     /// Its slots. A slot whose worker died meanwhile has no worker, and a new socket, which does not listen yet.
     pub slots: Vec<Slot>,
+    /// Which queues they have by TCP.
+    pub queue: Queue,
+    /// The length of each accept queue.
+    pub backlog: i32,
+}
+
+/// Where a listener of each slot is bound.
+#[derive(Debug)]
+pub struct Place {
+    /// The address that clients connect to.
+    pub public: Endpoint,
+    /// Where it is bound.
+    pub bound: Endpoint,
+    /// The listener that all slots have there; `None`: each has its own.
+    pub shared: Option<OwnedFd>,
+}
+
+impl Place {
+    /// A place where each slot has a listener of its own.
+    pub fn own(public: Endpoint, reserved: Option<&state::Reserved>) -> Self {
+        Self {
+            public,
+            bound: reserve::bound_at(public, reserved),
+            shared: None,
+        }
+    }
+
+    /// A listener for one worker more, beside those that there are. It may not listen yet.
+    ///
+    /// # Errors
+    /// It cannot be bound, or copied.
+    pub fn one_more(&self) -> Result<OwnedFd, ListenError> {
+        match &self.shared {
+            Some(listener) => listen::copy(self.public, listener),
+            None => listen::bind_beside(self.bound),
+        }
+    }
 }
 
 /// The request of the new supervisor.
@@ -84,14 +122,27 @@ pub struct Wanted<'a> {
     pub slots: usize,
     /// The command of the workers, and its account.
     pub task: &'a Task,
-    /// The listeners' backlog.
-    pub backlog: i32,
+    /// The backlog asked for.
+    pub backlog: Option<i32>,
     /// Bind listeners for a second worker of each slot.
     pub spare: bool,
     /// How long a worker that was being replaced has to end.
     pub grace: Duration,
     /// Whether TCP listeners are to be on private ports.
     pub lookup: bool,
+    /// Which queues those of living workers must be; `None`: any.
+    pub queue: Option<Queue>,
+}
+
+impl Wanted<'_> {
+    /// Returns the length of each accept queue.
+    pub fn backlog_of(&self, queue: Queue) -> i32 {
+        let queues = match queue {
+            Queue::One => 1,
+            Queue::Each => self.slots,
+        };
+        listen::backlog(self.backlog, queues)
+    }
 }
 
 /// Takes over the workers of `state` that still run; `None` if none does.
@@ -119,7 +170,18 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Adop
     }
     let lookup = state.reserved.iter().any(Option::is_some);
     if lookup != (wanted.lookup && state.listen.iter().any(|at| !at.udp)) {
-        let how = if lookup { "with" } else { "without" };
+        let how = if lookup {
+            "with --lookup"
+        } else {
+            "without --lookup"
+        };
+        return Err(AdoptError::Otherwise { name, how, pids });
+    }
+    let (queue, how) = match state.one_queue {
+        true => (Queue::One, "with --queue one"),
+        false => (Queue::Each, "with --queue each"),
+    };
+    if wanted.queue.is_some_and(|wanted| wanted != queue) {
         return Err(AdoptError::Otherwise { name, how, pids });
     }
     let found = living
@@ -131,18 +193,22 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Adop
     }
     living.resize_with(wanted.slots, || None);
 
-    let places = places(state);
+    let backlog = wanted.backlog_of(queue);
+    let places = places(state, &living, wanted.task.nonblocking, backlog)?;
     let reserved = take_reserved(state, &living)?;
     let same_task = state.task == *wanted.task;
     let mut slots = Vec::with_capacity(wanted.slots);
     for (index, found) in living.into_iter().enumerate() {
         let current = state.slots.get(index).is_some_and(|old| old.current);
-        slots.push(adopt_slot(found, same_task && current, &places, wanted)?);
+        let current = same_task && current;
+        slots.push(adopt_slot(found, current, &places, backlog, wanted)?);
     }
     Ok(Some(Sockets {
         endpoints: state.listen.clone(),
         reserved,
         slots,
+        queue,
+        backlog,
     }))
 }
 
@@ -151,13 +217,13 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Adop
 fn adopt_slot(
     found: Option<Living>,
     current: bool,
-    places: &[(Endpoint, Endpoint)],
+    places: &[Place],
+    backlog: i32,
     wanted: &Wanted<'_>,
 ) -> Result<Slot, AdoptError> {
-    let take =
-        |process: &Process, inodes: &[u64]| take_listeners(process, inodes, places, wanted.backlog);
+    let take = |process: &Process, inodes: &[u64]| take_listeners(process, inodes, places, backlog);
     let bind = || -> Result<Vec<OwnedFd>, AdoptError> {
-        let bound = places.iter().map(|(_, at)| listen::bind_beside(*at));
+        let bound = places.iter().map(Place::one_more);
         Ok(bound.collect::<Result<_, _>>()?)
     };
     let listeners = match &found {
@@ -231,12 +297,35 @@ fn same_places(wanted: &[Endpoint], were: &[Endpoint]) -> bool {
     wanted.len() == were.len() && wanted.iter().zip(were).all(same)
 }
 
-/// Each address, and the address where its listeners are bound.
-fn places(state: &State) -> Vec<(Endpoint, Endpoint)> {
-    let reserved = |at: usize| state.reserved.get(at).and_then(Option::as_ref);
-    let place =
-        |(at, public): (usize, &Endpoint)| (*public, reserve::bound_at(*public, reserved(at)));
+/// The addresses, and the listeners that the living workers share there.
+fn places(
+    state: &State,
+    living: &[Option<Living>],
+    nonblocking: bool,
+    backlog: i32,
+) -> Result<Vec<Place>, AdoptError> {
+    let place = |(at, public): (usize, &Endpoint)| {
+        let reserved = state.reserved.get(at).and_then(Option::as_ref);
+        let mut place = Place::own(*public, reserved);
+        if state.one_queue && !public.udp {
+            let listener = match held_by_any(living, at) {
+                Some(listener) => listener,
+                None => listen::bind_shared(*public, nonblocking)?,
+            };
+            listen::listen(*public, &listener, backlog)?;
+            place.shared = Some(listener);
+        }
+        Ok(place)
+    };
     state.listen.iter().enumerate().map(place).collect()
+}
+
+/// Takes the listener at one address from any of the workers that share it; `None`: all have closed it.
+fn held_by_any(living: &[Option<Living>], at: usize) -> Option<OwnedFd> {
+    living.iter().flatten().find_map(|one| {
+        let inode = *one.inodes.get(at)?;
+        socket_of(one.process.pid(), inode)
+    })
 }
 
 fn take_reserved(
@@ -264,7 +353,7 @@ fn take_reserved(
 fn take_listeners(
     process: &Process,
     inodes: &[u64],
-    places: &[(Endpoint, Endpoint)],
+    places: &[Place],
     backlog: i32,
 ) -> Result<Vec<OwnedFd>, AdoptError> {
     let denied = |source| AdoptError::Denied {
@@ -277,19 +366,23 @@ fn take_listeners(
     };
     let mut listeners = Vec::with_capacity(places.len());
     for (inode, place) in inodes.iter().zip(places) {
+        if place.shared.is_some() {
+            listeners.push(place.one_more()?);
+            continue;
+        }
         let numbers = open
             .iter()
             .filter(|(_, found)| found == inode)
             .map(|(number, _)| *number);
         let taken = numbers
-            .filter_map(|number| take_fd(process, number, *inode, *place).transpose())
+            .filter_map(|number| take_fd(process, number, *inode, place).transpose())
             .next();
         let listener = match taken.transpose().map_err(denied)? {
             Some(listener) => {
-                listen::listen(place.0, &listener, backlog)?;
+                listen::listen(place.public, &listener, backlog)?;
                 listener
             }
-            None => listen::bind_beside(place.1)?,
+            None => place.one_more()?,
         };
         listeners.push(listener);
     }
@@ -301,7 +394,7 @@ fn take_fd(
     process: &Process,
     number: i32,
     inode: u64,
-    (public, bound): (Endpoint, Endpoint),
+    place: &Place,
 ) -> io::Result<Option<OwnedFd>> {
     let gone = [rustix::io::Errno::BADF, rustix::io::Errno::SRCH].map(|errno| errno.raw_os_error());
     let fd = match descriptor_by(process.pidfd(), process.pid(), number) {
@@ -318,7 +411,7 @@ fn take_fd(
     };
     // A listener on a private port shows its public address, as long as the program for that is loaded.
     let at = listen::address_of(&fd);
-    let is_there = at == Ok(public.address) || at == Ok(bound.address);
+    let is_there = at == Ok(place.public.address) || at == Ok(place.bound.address);
     Ok((is_there && inode_of(&fd)? == inode).then_some(fd))
 }
 

@@ -35,7 +35,7 @@ mod workers;
 pub use error::Error;
 
 use address::Address;
-use adopt::{Sockets, Wanted};
+use adopt::{Place, Sockets, Wanted};
 use listen::{Company, Endpoint, ListenError};
 use nix::sys::signal::Signal;
 use remains::Remains;
@@ -48,7 +48,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use wakeone_control::account::Account;
 use wakeone_control::state::{self, GroupDir, MOST_ADDRESSES, MOST_SLOTS, StateError, Task};
-use wakeone_kernel::socket::private::Place;
+use wakeone_kernel::socket::private;
 
 /// The options of a supervisor.
 #[derive(Debug, Clone)]
@@ -59,6 +59,8 @@ pub struct Options {
     pub workers: usize,
     /// Where to listen, 1 to 16 addresses.
     pub listen: Vec<Address>,
+    /// Which queues the workers have by TCP; `None`: those of workers that still run, else what fits best.
+    pub queue: Option<Queue>,
     /// Length of each accept queue; `None` takes the most that the kernel allows.
     pub backlog: Option<i32>,
     /// The command of a worker, with placeholders (see [`spawn::fill`]).
@@ -87,6 +89,15 @@ pub struct Options {
     pub runtime_dir: PathBuf,
 }
 
+/// The accept queues of a group's workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Queue {
+    /// All have the same.
+    One,
+    /// Each has its own.
+    Each,
+}
+
 /// In which order a rolling restart replaces a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Restart {
@@ -105,6 +116,7 @@ pub struct Supervisor {
     /// The reserving socket of each address whose listeners are on a private port.
     reserved: Vec<Option<Reserved>>,
     slots: Vec<Slot>,
+    queue: Queue,
     /// Processes that workers which have ended left in their groups.
     remains: Remains,
     task: Task,
@@ -119,7 +131,7 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// Checks the options, locks the group, and binds its listeners or takes over those of workers that still run.
-    /// New ones listen from [`Supervisor::listen`] on.
+    /// New ones listen from [`Supervisor::listen`] on, and each slot has its own: see [`Supervisor::share`].
     ///
     /// From here on SIGTERM, SIGINT, SIGHUP and SIGCHLD wait for [`Supervisor::run`]: call this before starting any
     /// thread.
@@ -135,7 +147,7 @@ impl Supervisor {
         })?;
         let descriptors = raise_descriptor_limit();
         let dir = GroupDir::take(&options.runtime_dir, &name)?;
-        let backlog = listen::backlog(options.backlog, options.workers);
+        listen::warn_of_long(options.backlog);
         let wanted: Vec<Endpoint> = options
             .listen
             .iter()
@@ -145,16 +157,19 @@ impl Supervisor {
             endpoints: &wanted,
             slots: options.workers,
             task: &task,
-            backlog,
+            backlog: options.backlog,
             spare: starts_first(options, descriptor_limit())?,
             grace: options.grace,
             lookup: options.lookup,
+            queue: options.queue,
         };
         let (
             Sockets {
                 endpoints,
                 reserved,
                 slots,
+                queue,
+                backlog,
             },
             adopted,
         ) = match take_over(&dir, &wanted)? {
@@ -167,6 +182,7 @@ impl Supervisor {
             endpoints,
             reserved,
             slots,
+            queue,
             remains: Remains::default(),
             task,
             backlog,
@@ -183,13 +199,68 @@ impl Supervisor {
         self.dir.name()
     }
 
+    /// The group's folder.
+    pub fn dir(&self) -> &GroupDir {
+        &self.dir
+    }
+
+    /// Which queues the workers have.
+    pub fn queue(&self) -> Queue {
+        self.queue
+    }
+
+    /// Has all slots share the listeners of the first one. None may listen yet. `backlog`: the length of the one queue;
+    /// `None`: the most that the kernel allows.
+    ///
+    /// # Errors
+    /// We have too many descriptors.
+    pub fn share(&mut self, backlog: Option<i32>) -> Result<(), ListenError> {
+        self.queue = Queue::One;
+        self.backlog = listen::backlog(backlog, 1);
+        let tcp = self.endpoints.iter().enumerate();
+        for (at, endpoint) in tcp.filter(|(_, endpoint)| !endpoint.udp) {
+            let listener = listen::copy(*endpoint, &self.slots[0].listeners[at])?;
+            listen::keep_alone(*endpoint, &listener, self.task.nonblocking)?;
+            let all = self.slots.iter_mut().flat_map(|slot| {
+                let spare = slot.spare.get_mut(at);
+                slot.listeners.get_mut(at).into_iter().chain(spare)
+            });
+            for one in all {
+                *one = listen::copy(*endpoint, &listener)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all slots have the same listener there.
+    pub fn shares(&self, endpoint: &Endpoint) -> bool {
+        self.queue == Queue::One && !endpoint.udp
+    }
+
+    /// The listeners that all slots have, with their addresses.
+    pub fn shared(&self) -> impl Iterator<Item = (&Endpoint, &OwnedFd)> {
+        let first = self.slots.first().into_iter();
+        let listeners = first.flat_map(|slot| &slot.listeners);
+        let all = self.endpoints.iter().zip(listeners);
+        all.filter(|(endpoint, _)| self.shares(endpoint))
+    }
+
+    /// Makes a listener fit for a new worker. Others that share it have set it as they need it.
+    ///
+    /// # Errors
+    /// See [`listen::refresh`].
+    fn refresh(&self, endpoint: &Endpoint, listener: &OwnedFd) -> Result<(), ListenError> {
+        let nonblocking = (!self.shares(endpoint)).then_some(self.task.nonblocking);
+        listen::refresh(*endpoint, listener, self.backlog, nonblocking)
+    }
+
     /// Where it listens.
     pub fn endpoints(&self) -> &[Endpoint] {
         &self.endpoints
     }
 
     /// The public address and private port of each TCP address; empty if no listeners are on private ports.
-    pub fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<private::Place> {
         self.reserved
             .iter()
             .flatten()
@@ -237,7 +308,8 @@ impl Supervisor {
             }
             listens(slot);
             if company == Company::Refuse {
-                sockets().try_for_each(|(endpoint, socket)| listen::share(*endpoint, socket))?;
+                let mut own = sockets().filter(|(endpoint, _)| !self.shares(endpoint));
+                own.try_for_each(|(endpoint, socket)| listen::share(*endpoint, socket))?;
             }
         }
         Ok(())
@@ -446,7 +518,7 @@ fn take_over(dir: &GroupDir, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Err
 }
 
 fn bind_all(wanted: &Wanted<'_>) -> Result<Sockets, Error> {
-    let mut endpoints = Vec::with_capacity(wanted.endpoints.len());
+    let mut places = Vec::with_capacity(wanted.endpoints.len());
     let mut columns = Vec::with_capacity(wanted.endpoints.len());
     let mut all_reserved = Vec::with_capacity(wanted.endpoints.len());
     for endpoint in wanted.endpoints {
@@ -457,7 +529,8 @@ fn bind_all(wanted: &Wanted<'_>) -> Result<Sockets, Error> {
             let (bound, listeners) = listen::bind_group(*endpoint, wanted.slots)?;
             (bound, None, listeners)
         };
-        endpoints.push(bound);
+        let known = reserved.as_ref().map(Reserved::state);
+        places.push(Place::own(bound, known.as_ref()));
         all_reserved.push(reserved);
         columns.push(listeners.into_iter());
     }
@@ -465,11 +538,7 @@ fn bind_all(wanted: &Wanted<'_>) -> Result<Sockets, Error> {
     for _ in 0..wanted.slots {
         let slot = Slot::new(columns.iter_mut().filter_map(Iterator::next).collect());
         let spare = if wanted.spare {
-            let places = endpoints.iter().zip(&all_reserved);
-            let bound = places.map(|(at, reserved)| {
-                let reserved = reserved.as_ref().map(Reserved::state);
-                listen::bind_beside(reserve::bound_at(*at, reserved.as_ref()))
-            });
+            let bound = places.iter().map(Place::one_more);
             bound.collect::<Result<_, _>>()?
         } else {
             Vec::new()
@@ -477,9 +546,11 @@ fn bind_all(wanted: &Wanted<'_>) -> Result<Sockets, Error> {
         slots.push(slot.with_spare(spare));
     }
     Ok(Sockets {
-        endpoints,
+        endpoints: places.iter().map(|place| place.public).collect(),
         reserved: all_reserved,
         slots,
+        queue: Queue::Each,
+        backlog: wanted.backlog_of(Queue::Each),
     })
 }
 

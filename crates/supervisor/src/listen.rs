@@ -72,23 +72,62 @@ pub type Bound = (Endpoint, Vec<OwnedFd>);
 ///
 /// # Errors
 /// Another process has the address (also with SO_REUSEPORT, which would let us in), or it cannot be bound.
-pub fn bind_group(mut endpoint: Endpoint, slots: usize) -> Result<Bound, ListenError> {
-    let mut first = bind_first(endpoint)?;
+pub fn bind_group(endpoint: Endpoint, slots: usize) -> Result<Bound, ListenError> {
     if endpoint.udp {
-        return bind_datagrams(endpoint, first, slots);
+        return bind_datagrams(endpoint, bind_first(endpoint)?, slots);
     }
-    if endpoint.address.port() == 0 {
-        // A socket bound to port 0 loses its port when its queue is rescued (shutdown + listen): so this one
-        // only holds the port that it got, until the first listener is bound to it by number.
-        endpoint.address.set_port(port_of(endpoint, &first)?);
-        first = bind_first(endpoint)?;
-    }
+    let (endpoint, first) = bind_by_number(endpoint)?;
+    reuse_port(endpoint, &first, true)?;
     let mut listeners = Vec::with_capacity(slots);
     listeners.push(first);
     for _ in 1..slots {
         listeners.push(bind_member(endpoint)?);
     }
     Ok((endpoint, listeners))
+}
+
+/// Binds the one listener of an address anew, for all slots. It does not listen yet: see [`start`].
+///
+/// # Errors
+/// As for a group.
+pub fn bind_shared(endpoint: Endpoint, nonblocking: bool) -> Result<OwnedFd, ListenError> {
+    let (_, listener) = bind_by_number(endpoint)?;
+    set_nonblocking(endpoint, &listener, nonblocking)?;
+    Ok(listener)
+}
+
+/// Makes a bound listener one that all slots have, beside which nobody may listen.
+///
+/// # Errors
+/// A system call fails.
+pub fn keep_alone(
+    endpoint: Endpoint,
+    listener: &OwnedFd,
+    nonblocking: bool,
+) -> Result<(), ListenError> {
+    reuse_port(endpoint, listener, false)?;
+    set_nonblocking(endpoint, listener, nonblocking)
+}
+
+/// Another descriptor of a listener.
+///
+/// # Errors
+/// The process has too many.
+pub fn copy(endpoint: Endpoint, listener: &OwnedFd) -> Result<OwnedFd, ListenError> {
+    rustix::io::fcntl_dupfd_cloexec(listener, 0)
+        .map_err(|errno| ListenError::of(endpoint, "dup", errno))
+}
+
+/// A socket bound to port 0 loses its port when it is shut down, and is to listen again: so such a one only holds the
+/// port that it got, until the socket is bound to it by number.
+fn bind_by_number(mut endpoint: Endpoint) -> Result<(Endpoint, OwnedFd), ListenError> {
+    let first = bind(endpoint, false)?;
+    if endpoint.address.port() != 0 {
+        return Ok((endpoint, first));
+    }
+    endpoint.address.set_port(port_of(endpoint, &first)?);
+    let bound = bind(endpoint, false)?;
+    Ok((endpoint, bound))
 }
 
 /// The sockets of a UDP group. `first` holds the address until they are bound. It cannot join the group: a UDP socket
@@ -173,7 +212,7 @@ pub fn listen(endpoint: Endpoint, socket: &OwnedFd, backlog: i32) -> Result<(), 
 }
 
 /// Makes a listener fit for a new worker. It is set to blocking or not, since the last worker may have changed that
-/// shared flag. It listens again if the last worker shut it down.
+/// shared flag; `None`: others use it, and it stays. It listens again if the last worker shut it down.
 ///
 /// # Errors
 /// A system call fails.
@@ -181,34 +220,41 @@ pub fn refresh(
     endpoint: Endpoint,
     socket: &OwnedFd,
     backlog: i32,
-    nonblocking: bool,
+    nonblocking: Option<bool>,
 ) -> Result<(), ListenError> {
-    rustix::io::ioctl_fionbio(socket, nonblocking)
-        .map_err(|errno| ListenError::of(endpoint, "FIONBIO", errno))?;
-    if endpoint.udp || socket::listens(socket) {
-        Ok(())
-    } else {
-        listen(endpoint, socket, backlog)
+    if let Some(nonblocking) = nonblocking {
+        set_nonblocking(endpoint, socket, nonblocking)?;
     }
+    if endpoint.udp || socket::listens(socket) {
+        return Ok(());
+    }
+    let _ = socket::forget_shutdown(socket); // a socket that cannot has nothing to forget
+    listen(endpoint, socket, backlog)
 }
 
-/// The backlog of each worker's listener: the one asked for, as far as the kernel allows it.
+fn set_nonblocking(endpoint: Endpoint, socket: &OwnedFd, on: bool) -> Result<(), ListenError> {
+    rustix::io::ioctl_fionbio(socket, on)
+        .map_err(|errno| ListenError::of(endpoint, "FIONBIO", errno))
+}
+
+/// The backlog of each of so many queues: the one asked for, as far as the kernel allows it.
 ///
 /// Else all queues together are about as long as one may be. With a queue of that length each, a connection waits so many
 /// times longer under overload: its client gives up, and the worker's time for it is wasted (`wakeone-lab run overload`).
-pub fn backlog(asked: Option<i32>, workers: usize) -> i32 {
+pub fn backlog(asked: Option<i32>, queues: usize) -> i32 {
     let most = somaxconn();
-    match asked {
-        Some(asked) if asked > most => {
-            tracing::warn!(
-                asked,
-                most,
-                "a backlog of {asked} is cut to {most}: raise it with `sysctl -w net.core.somaxconn={asked}`"
-            );
-            most
-        }
-        Some(asked) => asked,
-        None => shared_out(most, workers),
+    asked.map_or_else(|| shared_out(most, queues), |asked| asked.min(most))
+}
+
+/// Logs that a backlog is longer than the kernel allows.
+pub fn warn_of_long(asked: Option<i32>) {
+    let most = somaxconn();
+    if let Some(asked) = asked.filter(|asked| *asked > most) {
+        tracing::warn!(
+            asked,
+            most,
+            "a backlog of {asked} is cut to {most}: raise it with `sysctl -w net.core.somaxconn={asked}`"
+        );
     }
 }
 
@@ -405,7 +451,7 @@ mod tests {
             assert_eq!(sockets.len(), slots);
             for socket in &sockets {
                 assert_eq!(address_of(socket), Ok(endpoint.address));
-                refresh(endpoint, socket, 16, false).expect("refresh");
+                refresh(endpoint, socket, 16, Some(false)).expect("refresh");
             }
             assert!(matches!(
                 bind_group(endpoint, 2),
@@ -438,7 +484,7 @@ mod tests {
         assert_eq!(sockopt::socket_acceptconn(listener), Ok(false));
         let is_blocking = || socket::is_blocking(listener);
         for nonblocking in [false, true, true, false] {
-            refresh(endpoint, listener, 16, nonblocking).expect("refresh");
+            refresh(endpoint, listener, 16, Some(nonblocking)).expect("refresh");
             assert_eq!(is_blocking(), !nonblocking);
         }
         assert_eq!(sockopt::socket_acceptconn(listener), Ok(true));

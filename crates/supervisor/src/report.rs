@@ -1,5 +1,6 @@
 //! The supervisor's log: a sentence for people, with fields for programs, one line for each event.
 
+use super::listen::Endpoint;
 use super::process::Ending;
 use super::roll::Roll;
 use super::slot::Worker;
@@ -58,6 +59,15 @@ pub fn on_its_way(slot: usize, pid: u32, command: &[String]) {
 /// Whether a command contains the number of a listener.
 pub fn names_listener(command: &[String]) -> bool {
     command.iter().any(|word| word.contains("{fd"))
+}
+
+/// Logs that a worker had shut down a listener that all share.
+pub fn listens_again(endpoint: &Endpoint) {
+    tracing::warn!(
+        event = "shut",
+        address = %endpoint,
+        "a worker shut down {endpoint}, which all workers share; it listens again"
+    );
 }
 
 /// Logs that a worker has closed its listeners.

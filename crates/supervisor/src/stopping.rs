@@ -37,7 +37,8 @@ impl Watch<'_> {
         };
         let alive = self.group.everyone().count() + self.group.remains.count();
         let slots = 0..self.group.slots.len();
-        let queued = slots.clone().map(|slot| self.steer.queued(slot)).sum();
+        let queued: u32 = slots.clone().map(|slot| self.steer.queued(slot)).sum();
+        let queued = queued.saturating_add(self.steer.queued_for_all());
         let active = slots.map(|slot| self.steer.active(slot)).sum();
         match closing.step(Instant::now(), alive, queued, active) {
             Some(Action::Terminate) => {

@@ -4,7 +4,6 @@
 //! the two the program chooses. The old worker accepts the connections that wait in the other; if any are left, the
 //! kernel moves them.
 
-use super::listen;
 use super::report;
 use super::retirement::Action;
 use super::roll::Roll;
@@ -12,6 +11,7 @@ use super::slot::Worker;
 use super::spawn::{Gate, SpawnError};
 use super::watch::Watch;
 use super::workers::RESTARTED_AT_ONCE;
+use crate::Queue;
 use nix::sys::signal::Signal;
 use std::io;
 use std::time::Instant;
@@ -37,9 +37,9 @@ impl Watch<'_> {
 
     fn try_start_beside(&mut self, slot: usize) -> Result<u32, SpawnError> {
         let spare = &self.group.slots[slot].spare;
-        let nonblocking = self.group.task.nonblocking;
         for (endpoint, listener) in self.group.endpoints.iter().zip(spare) {
-            listen::refresh(*endpoint, listener, self.group.backlog, nonblocking)
+            self.group
+                .refresh(endpoint, listener)
                 .map_err(|error| SpawnError::Exec(error.to_string()))?;
         }
         let gate = Gate::new().map_err(io::Error::from)?;
@@ -144,8 +144,11 @@ impl Watch<'_> {
                 self.close_spare(slot);
                 continue;
             }
-            // The slot's open connections are those of both workers.
-            let queued = place.spare.iter().map(waiting).sum();
+            // The slot's open connections are those of both workers. What waits in a queue that all share, others accept.
+            let queued = match self.group.queue {
+                Queue::One => 0,
+                Queue::Each => place.spare.iter().map(waiting).sum(),
+            };
             let action = retiring.retirement.step(now, queued, active);
             let Some(worker) = &mut retiring.worker else {
                 continue;
@@ -165,6 +168,9 @@ impl Watch<'_> {
     /// Closes a slot's spare listeners until the next rolling restart: the kernel moves the connections that wait
     /// there. The sockets stay bound.
     fn close_spare(&self, slot: usize) {
+        if self.group.queue == Queue::One {
+            return; // they are everybody's
+        }
         for listener in &self.group.slots[slot].spare {
             if socket::listens(listener) {
                 let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Read);

@@ -1,23 +1,26 @@
 //! The supervisor's loop: it waits, then handles signals, deaths, due restarts, new workers, and the operations under
 //! way.
 
-use super::Supervisor;
 use super::closing::Closing;
 use super::error::Error;
+use super::listen::Endpoint;
 use super::process::Identity;
 use super::remains;
 use super::report;
 use super::roll::Roll;
 use super::slot::{Phase, Worker};
+use super::{Queue, Supervisor};
 use crate::notify::Watchdog;
 use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use wakeone_control::move_log::MoveLog;
 use wakeone_control::orphans::OrphanLog;
 use wakeone_control::state::{self, State};
 use wakeone_control::steer::Steer;
+use wakeone_kernel::socket;
 
 /// The first workers begin their commands within this time, or the supervisor continues without them.
 const STARTED_AT_ONCE: Duration = Duration::from_secs(10);
@@ -39,6 +42,8 @@ pub(super) struct Watch<'a> {
     pub(super) announced: bool,
     /// The slots changed since the state was written.
     pub(super) changed: bool,
+    /// A listener that a worker shut down could not listen again.
+    gave_up_listening: bool,
     watchdog: Watchdog,
     moves: MoveLog,
     pub(super) orphans: OrphanLog,
@@ -60,6 +65,7 @@ impl Supervisor {
             closing: None,
             announced: false,
             changed: true,
+            gave_up_listening: false,
             watchdog: Watchdog::from_env(),
             moves: MoveLog::default(),
             orphans: OrphanLog::default(),
@@ -116,6 +122,7 @@ impl Watch<'_> {
             self.wait()?;
             self.read_signals()?;
             self.reap()?;
+            self.keep_listening();
             self.group.remains.go_on(Instant::now());
             self.restart_due();
             self.mark_ready();
@@ -134,6 +141,30 @@ impl Watch<'_> {
             }
             self.group.dir.catch_up();
         }
+    }
+
+    /// The listeners that all share, which one worker may shut down for all.
+    fn kept_listening(&self) -> impl Iterator<Item = (&Endpoint, &OwnedFd)> {
+        let all = self.group.shared();
+        all.filter(|_| self.closing.is_none() && !self.gave_up_listening)
+    }
+
+    /// Has those listen again that a worker shut down.
+    fn keep_listening(&mut self) {
+        let mut failed = false;
+        for (endpoint, listener) in self.kept_listening() {
+            if socket::listens(listener) {
+                continue;
+            }
+            match self.group.refresh(endpoint, listener) {
+                Ok(()) => report::listens_again(endpoint),
+                Err(error) => {
+                    tracing::error!("a worker shut down {endpoint}: {error}");
+                    failed = true;
+                }
+            }
+        }
+        self.gave_up_listening |= failed;
     }
 
     /// Names processes that keep a listener. Those that were asked to end have some time for that.
@@ -158,6 +189,9 @@ impl Watch<'_> {
             .collect();
         let mut fds = vec![PollFd::new(&self.group.signals, PollFlags::IN)];
         fds.extend(pidfds.iter().map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
+        // Without a flag poll tells that one was shut down (POLLHUP).
+        let shared = self.kept_listening();
+        fds.extend(shared.map(|(_, one)| PollFd::new(one, PollFlags::empty())));
         let due = Timespec::try_from(self.next_look()).ok();
         match rustix::event::poll(&mut fds, due.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -220,6 +254,7 @@ impl Supervisor {
     fn state(&self, supervisor: Identity) -> State {
         State {
             attached: false,
+            one_queue: self.queue == Queue::One,
             reserved: self.reserved_state(),
             moving_shared: None,
             schema: state::SCHEMA,

@@ -3,7 +3,6 @@
 use super::Supervisor;
 use super::closing::Closing;
 use super::error::Error;
-use super::listen;
 use super::process::{self, Ending};
 use super::report;
 use super::slot::{Phase, Worker};
@@ -68,11 +67,8 @@ impl Watch<'_> {
     fn begin(&mut self, slot: usize, gate: &Result<Gate, Errno>) -> Result<(), SpawnError> {
         let gate = gate.as_ref().map_err(|errno| io::Error::from(*errno))?;
         let listeners = &self.group.slots[slot].listeners;
-        let nonblocking = self.group.task.nonblocking;
         for (endpoint, listener) in self.group.endpoints.iter().zip(listeners) {
-            if let Err(error) =
-                listen::refresh(*endpoint, listener, self.group.backlog, nonblocking)
-            {
+            if let Err(error) = self.group.refresh(endpoint, listener) {
                 tracing::warn!(slot, "{error}");
             }
         }

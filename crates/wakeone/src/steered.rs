@@ -91,6 +91,7 @@ impl Origin {
             },
             slots,
             attached: self.attached,
+            one_queue: false,
             reserved: Vec::new(),
             moving_shared,
         })

@@ -44,6 +44,9 @@ pub struct State {
     /// The server is not ours and is steered from outside: `supervisor` is the agent, and starts and ends no worker.
     #[serde(default)]
     pub attached: bool,
+    /// All of its workers have the same TCP listeners, and not each its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub one_queue: bool,
     /// The private ports of the listeners, if they are on such: one entry for each of `listen`, or none at all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<Option<Reserved>>,
@@ -258,7 +261,9 @@ impl State {
             ),
             (
                 // The workers of others may share one queue.
-                inodes.into_iter().all(|inode| seen.insert(*inode)) || self.attached,
+                inodes.into_iter().all(|inode| seen.insert(*inode))
+                    || self.attached
+                    || self.one_queue,
                 "two slots have the same listener",
             ),
             (

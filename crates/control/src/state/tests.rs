@@ -14,6 +14,7 @@ fn sample() -> State {
     };
     State {
         attached: false,
+        one_queue: false,
         reserved: Vec::new(),
         moving_shared: None,
         schema: SCHEMA,

@@ -269,6 +269,15 @@ pub fn address_of(socket: impl AsFd) -> io::Result<SocketAddr> {
     SocketAddr::try_from(address).map_err(|_| io::ErrorKind::AddrNotAvailable.into())
 }
 
+/// Undoes what shutdown(2) left on a socket that does not listen. A second one is kept (`inet_shutdown`, TCP_CLOSE), and all
+/// connections of the listener would inherit it, so that each ends at once.
+///
+/// # Errors
+/// The error of connect(2) to no address, which has the kernel forget it (`tcp_disconnect`).
+pub fn forget_shutdown(socket: impl AsFd) -> io::Result<()> {
+    Ok(rustix::net::connect_unspec(socket)?)
+}
+
 /// Has a socket that was shut down listen again at its old address.
 ///
 /// # Errors
@@ -277,6 +286,7 @@ pub fn listen_again(socket: impl AsFd, address: SocketAddr, backlog: i32) -> io:
     // A port that was not asked for by number was given up (`tcp_set_state`, unless SOCK_BINDPORT_LOCK), though
     // getsockname still tells it. Every other socket is bound still, and refuses: EINVAL.
     let _ = rustix::net::bind(&socket, &address);
+    let _ = forget_shutdown(&socket);
     rustix::net::listen(&socket, backlog)?;
     let now = address_of(&socket)?;
     if now.port() == address.port() {
@@ -358,6 +368,25 @@ mod tests {
             accept_queue(&clients[0]).expect("queue"),
             AcceptQueue::default()
         );
+    }
+
+    #[test]
+    fn a_listener_that_was_shut_down_twice_has_whole_connections_again() {
+        use std::io::{Read, Write};
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let address = listener.local_addr().expect("address");
+        for times in [1, 2] {
+            for _ in 0..times {
+                let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+            }
+            listen_again(&listener, address, 8).expect("listen");
+            let mut client = TcpStream::connect(address).expect("connect");
+            client.write_all(b"hi").expect("write");
+            let mut word = [0; 2];
+            let (mut served, _) = listener.accept().expect("accept");
+            served.read_exact(&mut word).expect("read");
+            assert_eq!(&word, b"hi", "{times}");
+        }
     }
 
     #[test]

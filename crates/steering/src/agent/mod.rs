@@ -12,7 +12,6 @@ pub mod recount;
 mod replaced;
 mod rest;
 mod runs;
-pub mod set;
 mod slot;
 mod state;
 mod steer;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use wakeone_arming::SharedGroup;
+use wakeone_arming::{SharedGroup, Slots};
 use wakeone_model::listener::Protocol;
 
 use super::attached::Presence;
@@ -20,6 +20,7 @@ use wakeone_control::state::{GroupDir, Identity, SlotRecord, StateError};
 #[derive(Debug)]
 pub struct OneQueue {
     group: SharedGroup,
+    dir: GroupDir,
     origin: Origin,
     paths: Paths,
     /// Connections that were open at the start.
@@ -46,9 +47,12 @@ impl OneQueue {
         dir.store(&origin.state(dir.name(), vec![record(None, 0)], None)?)?;
         privileges::keep_for_attaching();
         let (workers, pids) = (&sharing.workers, candidate.watcher.pids());
-        let group = SharedGroup::start(dir, sharing.shared, workers, pids, &config.weights)?;
+        let group = SharedGroup::start(&dir, sharing.shared, Slots::Found, workers, pids);
+        let group = group.inspect_err(|_| dir.forget())?;
+        group.set_weights(&config.weights);
         let one = Self {
             group,
+            dir,
             origin,
             paths: paths.clone(),
             open: candidate.open as u64,
@@ -59,7 +63,7 @@ impl OneQueue {
 
     /// The group's name.
     pub fn name(&self) -> &str {
-        self.group.dir().name()
+        self.dir.name()
     }
 
     /// Where it listens.
@@ -72,7 +76,7 @@ impl OneQueue {
         if self.group.take_changed() {
             self.store();
         }
-        self.group.dir().catch_up();
+        self.dir.catch_up();
         match self.group.is_gone() {
             true => Presence::Gone,
             false => Presence::Here,
@@ -95,7 +99,8 @@ impl OneQueue {
 
     /// Ends the steering: every entry is as the server made it.
     pub fn end(self) {
-        self.group.end().forget();
+        self.group.end();
+        self.dir.forget();
     }
 
     /// The same for a server that has ended. Returns the group, which shows that the next one is waited for.
@@ -103,14 +108,16 @@ impl OneQueue {
     /// # Errors
     /// That cannot be written.
     pub fn rest(self) -> Result<SteeredGroup, StateError> {
-        let group = SteeredGroup::in_folder(self.group.end(), self.origin);
+        self.group.end();
+        SharedGroup::clear(&self.dir);
+        let group = SteeredGroup::in_folder(self.dir, self.origin);
         group.store().inspect_err(|_| group.forget_state())?;
         Ok(group)
     }
 
     fn store(&self) {
         match self.origin.state(self.name(), self.slots(), None) {
-            Ok(state) => self.group.dir().keep(&state),
+            Ok(state) => self.dir.keep(&state),
             Err(error) => tracing::warn!("{}: {error}", self.name()),
         }
     }

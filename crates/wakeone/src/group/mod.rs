@@ -1,6 +1,8 @@
 //! A group: a supervisor, with the best steering that this machine and our privileges allow.
 
 mod config;
+mod one_queue;
+mod queue;
 mod setup;
 
 use wakeone_kernel::capability;
@@ -8,6 +10,7 @@ use wakeone_model::listener::Protocol;
 
 pub use self::config::{Error, SteeringConfig, check_weights};
 use self::config::{Protocols, check};
+use self::one_queue::OneQueue;
 use self::setup::{Policies, SteeringSetup, counting_cgroup_of, in_counting_cgroup};
 use crate::metrics::{self, Monitor, Source};
 use wakeone_control::paths::Paths;
@@ -15,19 +18,19 @@ use wakeone_control::policy::Policy;
 use wakeone_control::privileges::{self, FOR_THE_END};
 use wakeone_control::repair::repair_all;
 use wakeone_control::state::Endpoint;
-use wakeone_control::steer::{Steer, Unsteered};
-use wakeone_steering::agent::set::AgentSet;
+use wakeone_control::steer::{Steer, Together};
 use wakeone_steering::agent::{Agent, AgentConfig};
 use wakeone_supervisor::trampoline::kept_capabilities;
-use wakeone_supervisor::{self, Options, Restart, Supervisor, group_name};
+use wakeone_supervisor::{self, Options, Queue, Restart, Supervisor, group_name};
 
 /// A group that is ready to run.
 #[derive(Debug)]
 pub struct Group {
     supervisor: Supervisor,
-    /// An agent for each of our programs. Empty: the kernel's hash chooses, or a classic program that needs no
-    /// privilege.
-    steering: AgentSet,
+    /// An agent for each of our programs. Empty: workers share one queue, the kernel's hash chooses, or a classic program
+    /// that needs no privilege.
+    agents: Vec<Agent>,
+    one_queue: Option<OneQueue>,
     policies: Policies,
     monitor: Monitor,
 }
@@ -54,22 +57,35 @@ impl Group {
             .tcp
             .then(|| counting_cgroup_of(&paths, &name))
             .flatten();
-        let (supervisor, cgroup) = in_counting_cgroup(options, counting_cgroup)?;
-        let setup = SteeringSetup {
+        let (mut supervisor, cgroup) = in_counting_cgroup(options, counting_cgroup)?;
+        let is_new = supervisor.adopted() == 0;
+        let mut setup = SteeringSetup {
             name: name.clone(),
             paths: &paths,
-            supervisor: &supervisor,
+            supervisor: &mut supervisor,
             cgroup,
+            may_share: is_new && queue::may_share(options, config),
+            backlog: options.backlog,
         };
+        if is_new && queue::is_one(options, config) {
+            setup.share()?;
+        } else if setup.supervisor.queue() == Queue::One {
+            setup.leave_cgroup();
+        }
         let (dispatchers, policies) = setup.steer_all(protocols, config)?;
         let dispatchers = setup.listen(dispatchers)?;
         // For a group with both protocols it shows the TCP part; `status` shows the other part as well.
         let mut source = Source::open(&paths, &name);
         if config.metrics_tracing {
-            source = source.traced(supervisor.endpoints().iter().map(|at| at.address));
+            let endpoints = setup.supervisor.endpoints();
+            source = source.traced(endpoints.iter().map(|at| at.address));
         }
         // The names were checked when the supervisor was made.
         privileges::keep_for_supervising(kept_capabilities(&options.keep_caps).unwrap_or_default());
+        let (dispatchers, one_queue) = setup.steer_one_queue(dispatchers, &config.weights)?;
+        if one_queue.is_some() {
+            source = source.with_new_table();
+        }
         let mut cgroup = setup.cgroup.map(|cgroup| cgroup.path);
         let mut agents = Vec::new();
         for dispatcher in dispatchers {
@@ -85,8 +101,9 @@ impl Group {
             }
             agents.push(agent);
         }
-        let steering = AgentSet(agents);
-        if options.restart == Some(Restart::StartFirst) && !steering.can_replace() {
+        let is_steered = one_queue.is_some() || !agents.is_empty();
+        let can_replace = is_steered && agents.iter().all(Steer::can_replace);
+        if options.restart == Some(Restart::StartFirst) && !can_replace {
             return Err(Error::Refused(format!(
                 "cannot restart `{name}` by start-first: nothing keeps connections from the old workers here; leave --restart away"
             )));
@@ -100,7 +117,8 @@ impl Group {
         Ok(Self {
             monitor,
             supervisor,
-            steering,
+            agents,
+            one_queue,
             policies,
         })
     }
@@ -126,14 +144,14 @@ impl Group {
     pub fn run(self) -> Result<(), Error> {
         let Self {
             supervisor,
-            mut steering,
+            mut agents,
+            mut one_queue,
             monitor,
             ..
         } = self;
-        if steering.0.is_empty() {
-            return Ok(supervisor.run(&mut Unsteered)?);
-        }
-        let done = supervisor.run(&mut steering as &mut dyn Steer);
+        let each = agents.iter_mut().map(|one| one as &mut dyn Steer);
+        let shared = one_queue.iter_mut().map(|one| one as &mut dyn Steer);
+        let done = supervisor.run(&mut Together(each.chain(shared).collect()));
         drop(monitor);
         // The workers are still steered then. With listeners on private ports nobody would reach them otherwise.
         if done
@@ -142,7 +160,7 @@ impl Group {
         {
             return Ok(done?);
         }
-        let unread: u64 = steering.0.iter().map(Agent::unread_bytes).sum();
+        let unread: u64 = agents.iter().map(Agent::unread_bytes).sum();
         if unread > 0 {
             tracing::warn!(
                 event = "lost",
@@ -150,9 +168,10 @@ impl Group {
                 "datagrams that nobody had read are lost with the group: {unread} bytes of the kernel's memory"
             );
         }
-        capability::with(&FOR_THE_END, || {
-            steering.0.into_iter().for_each(Agent::end);
-        });
+        if let Some(shared) = one_queue {
+            shared.end();
+        }
+        capability::with(&FOR_THE_END, || agents.into_iter().for_each(Agent::end));
         Ok(done?)
     }
 }

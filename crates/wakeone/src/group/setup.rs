@@ -5,16 +5,19 @@
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+use wakeone_kernel::capability;
 use wakeone_kernel::cgroup;
 use wakeone_kernel::socket::{self, ClassicChoice};
 use wakeone_model::listener::Protocol;
 
 use super::config::{Error, Protocols, SteeringConfig, datagram_name};
+use super::one_queue::OneQueue;
 use wakeone_control::paths::Paths;
 use wakeone_control::policy::Policy;
+use wakeone_control::privileges::FOR_THE_END;
 use wakeone_steering::dispatcher::{self, Dispatcher, Plan};
 use wakeone_steering::slot_sockets::duplicate;
-use wakeone_supervisor::{self, Options, Supervisor};
+use wakeone_supervisor::{self, Options, Queue, Supervisor};
 
 /// The policies for choosing workers, by protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,14 +30,31 @@ pub(super) struct Policies {
 pub(super) struct SteeringSetup<'a> {
     pub name: String,
     pub paths: &'a Paths,
-    pub supervisor: &'a Supervisor,
+    pub supervisor: &'a mut Supervisor,
     pub cgroup: Option<CountingCgroup>,
+    /// The workers may share one queue where no program can choose between several.
+    pub may_share: bool,
+    /// The backlog asked for.
+    pub backlog: Option<i32>,
 }
 
 impl SteeringSetup<'_> {
-    /// Sets up the best steering for each protocol.
+    /// Removes the cgroup: nothing is counted there.
+    pub fn leave_cgroup(&mut self) {
+        self.abandon();
+        self.cgroup = None;
+    }
+
+    /// Has all workers share one queue.
+    pub fn share(&mut self) -> Result<(), Error> {
+        self.leave_cgroup();
+        let shared = self.supervisor.share(self.backlog);
+        Ok(shared.map_err(wakeone_supervisor::Error::from)?)
+    }
+
+    /// Sets up the best steering for each protocol. Workers that share one queue are steered once they listen.
     pub fn steer_all(
-        &self,
+        &mut self,
         protocols: Protocols,
         config: &SteeringConfig,
     ) -> Result<(Vec<Dispatcher>, Policies), Error> {
@@ -43,7 +63,7 @@ impl SteeringSetup<'_> {
             tcp: Policy::default(),
             udp: Policy::FOR_DATAGRAMS,
         };
-        if protocols.tcp {
+        if protocols.tcp && self.supervisor.queue() == Queue::Each {
             let (dispatcher, policy) = self.steer(config)?;
             policies.tcp = policy;
             dispatchers.extend(dispatcher);
@@ -90,6 +110,21 @@ impl SteeringSetup<'_> {
         }
     }
 
+    /// Steers the workers that share one queue, if they do. It needs none of the capabilities for loading.
+    pub fn steer_one_queue(
+        &self,
+        dispatchers: Vec<Dispatcher>,
+        weights: &[(usize, u32)],
+    ) -> Result<(Vec<Dispatcher>, Option<OneQueue>), Error> {
+        match OneQueue::start(self.supervisor, weights) {
+            Ok(shared) => Ok((dispatchers, shared)),
+            Err(error) => {
+                capability::with(&FOR_THE_END, || self.end(dispatchers));
+                Err(wakeone_supervisor::Error::from(error).into())
+            }
+        }
+    }
+
     /// Removes everything again.
     fn end(&self, dispatchers: Vec<Dispatcher>) {
         let cgroup = self.cgroup.as_ref().map(|cgroup| cgroup.path.as_path());
@@ -100,11 +135,19 @@ impl SteeringSetup<'_> {
     }
 
     /// Sets up the best steering of connections that the configuration allows; `None`: the kernel's own, or a classic program's.
-    fn steer(&self, config: &SteeringConfig) -> Result<(Option<Dispatcher>, Policy), Error> {
+    fn steer(&mut self, config: &SteeringConfig) -> Result<(Option<Dispatcher>, Policy), Error> {
         let result = match self.load(config) {
             Ok(dispatcher) => {
                 let policy = dispatcher.policy();
                 Ok((Some(dispatcher), policy))
+            }
+            Err(error) if self.may_share => {
+                tracing::warn!(
+                    event = "degraded",
+                    "{error}. The workers share one queue instead"
+                );
+                self.share()?;
+                return Ok((None, Policy::LeastConnections));
             }
             Err(error) => self.fallback(config, error.into()),
         };

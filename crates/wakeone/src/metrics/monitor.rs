@@ -85,6 +85,13 @@ impl Source {
         }
     }
 
+    /// Opens the group's table again, which was made since.
+    #[must_use]
+    pub fn with_new_table(mut self) -> Self {
+        self.table = GroupTable::open(&self.paths, &self.name).ok();
+        self
+    }
+
     /// Adds the agent, which moves a slot's queue on request.
     #[must_use]
     pub fn with_rescuer(mut self, rescuer: Rescuer) -> Self {

@@ -1,0 +1,51 @@
+//! Which accept queues the workers of a group get by TCP: one for all, or one each.
+
+use wakeone_control::policy::Policy;
+use wakeone_kernel::capability;
+use wakeone_supervisor::{Options, Queue};
+
+use super::config::{Error, Protocols, SteeringConfig};
+
+/// Refuses options that do not go with one queue.
+pub(super) fn check_queue(options: &Options, config: &SteeringConfig) -> Result<(), Error> {
+    match options.queue {
+        Some(Queue::One) => why_each(options, config).map_or(Ok(()), |why| {
+            Err(Error::Usage(format!("--queue one cannot be: {why}")))
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether all workers are to share one queue from the start.
+pub(super) fn is_one(options: &Options, config: &SteeringConfig) -> bool {
+    match options.queue {
+        Some(queue) => queue == Queue::One,
+        None => may_share(options, config) && !capability::missing().is_empty(),
+    }
+}
+
+/// Whether they may share one where no program can choose between several.
+pub(super) fn may_share(options: &Options, config: &SteeringConfig) -> bool {
+    options.queue.is_none() && why_each(options, config).is_none()
+}
+
+/// Why the workers need a queue each, as the end of a sentence.
+fn why_each(options: &Options, config: &SteeringConfig) -> Option<String> {
+    let tcp = options.listen.iter().filter(|one| !one.is_udp()).count();
+    let policy = config.policy.filter(|one| *one != Policy::LeastConnections);
+    let needs = |what: &str| {
+        Some(format!(
+            "{what} needs a queue for each worker; leave one of the two away"
+        ))
+    };
+    match () {
+        () if !Protocols::of(options).tcp => {
+            Some("it is for connections, and every -l is a udp:// address; leave it away".into())
+        }
+        () if tcp > 1 => needs("more than one -l by TCP"),
+        () if options.lookup => needs("--lookup"),
+        () if options.refuse => needs("--refuse"),
+        () if config.rescue == Some(true) => needs("--rescue"),
+        () => needs(&format!("--policy {}", policy?)),
+    }
+}

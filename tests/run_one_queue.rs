@@ -1,0 +1,214 @@
+//! `wakeone run -w N --queue one`: workers of ours that share one queue. Nobody needs a privilege for it, and no connection
+//! is lost when a worker dies, is replaced, or the supervisor is killed.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use support::kept::keep;
+use support::split::{as_nobody, for_another_user};
+use support::steered::{assert_nothing_left, isolated, status, worker};
+use support::{
+    Clients, Ground, Run, eventually, get, pid_of, runs, server, signal, slowly, whoami,
+};
+use wakeone_kernel::proc::process::descriptor_of;
+use wakeone_kernel::socket::inode_of;
+
+const AT: &str = "127.0.0.1:7480";
+const GROUP: &str = "127_0_0_1-7480";
+const ONE: [&str; 6] = ["-w", "4", "-l", AT, "--queue", "one"];
+
+fn event_loops() -> [String; 2] {
+    ["python3".to_owned(), server("asyncio_server.py")]
+}
+
+fn start(ground: &Ground, options: &[&str]) -> Run {
+    let command = event_loops();
+    ground.run(options, &[&command[0], &command[1]])
+}
+
+fn address() -> std::net::SocketAddr {
+    AT.parse().expect("address")
+}
+
+fn slots(group: &Value) -> Vec<u32> {
+    (0..4).filter_map(|slot| worker(group, slot)).collect()
+}
+
+#[test]
+fn all_workers_have_the_same_listener_and_kept_connections_are_spread_evenly() {
+    let Some(ground) = isolated() else { return };
+    let mut run = start(&ground, &ONE);
+    run.line("one queue, policy least-connections");
+    run.ready();
+    let group = status(&ground, GROUP);
+    let inode = |pid: &u32| inode_of(descriptor_of(*pid, 3).expect("a listener")).expect("inode");
+    let inodes: HashSet<u64> = slots(&group).iter().map(inode).collect();
+    assert_eq!(inodes.len(), 1, "{group}");
+    let (kept, counts) = keep(address(), 64, Duration::from_millis(8));
+    assert!(counts.len() == 4 && counts[0] <= 24, "{counts:?}");
+    let active = |group: Value| support::steered::sum(&group, "active");
+    eventually("all are counted", || active(status(&ground, GROUP)) == 64);
+    drop(kept);
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn a_rolling_restart_and_dead_workers_lose_nothing() {
+    let Some(ground) = isolated() else { return };
+    let mut run = start(&ground, &ONE);
+    run.ready();
+    let before = slots(&status(&ground, GROUP));
+    let clients = Clients::start(address(), "/", 4);
+    run.signal(Signal::HUP);
+    run.line("rolling restart done");
+    let after = slots(&status(&ground, GROUP));
+    assert!(before.iter().all(|pid| !runs(*pid) && !after.contains(pid)));
+    // A worker that has accepted nothing loses nothing.
+    let (kept, _) = keep(address(), 8, Duration::ZERO);
+    drop(kept);
+    let (answers, failures) = clients.stop();
+    assert!(answers > 0);
+    assert_eq!(failures, Vec::<String>::new());
+    let victim = after[1];
+    signal(victim, Signal::KILL);
+    slowly("another one serves", || {
+        let group = status(&ground, GROUP);
+        worker(&group, 1).is_some_and(|pid| pid != victim)
+    });
+    let (_kept, counts) = keep(address(), 40, Duration::from_millis(10));
+    assert!(counts.len() == 4 && counts[0] <= 16, "{counts:?}");
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn what_waits_while_every_worker_is_dead_is_served_by_the_next_ones() {
+    let Some(ground) = isolated() else { return };
+    let mut run = start(&ground, &ONE);
+    run.ready();
+    let workers = slots(&status(&ground, GROUP));
+    workers.iter().for_each(|pid| support::halt(*pid));
+    let waits = std::thread::spawn(|| get(address(), "/"));
+    let queued = || status(&ground, GROUP)["queued"].as_u64();
+    slowly("it waits", || queued() == Some(1));
+    workers.iter().for_each(|pid| signal(*pid, Signal::KILL));
+    let answer = waits.join().expect("thread").expect("an answer");
+    let by = serde_json::from_str::<Value>(&answer).expect("JSON");
+    assert!(!workers.contains(&pid_of(&by)));
+    run.stop();
+}
+
+#[test]
+fn whoever_takes_over_has_the_same_queue() {
+    let Some(ground) = isolated() else { return };
+    let mut run = start(&ground, &ONE);
+    run.ready();
+    let before = slots(&status(&ground, GROUP));
+    run.murder();
+    let command = event_loops();
+    let command = [command[0].as_str(), &command[1]];
+    let (code, line) = ground.refused(&["-w", "4", "-l", AT, "--queue", "each"], &command);
+    assert!(
+        code == 1 && line.contains("start with --queue one"),
+        "{line}"
+    );
+    // Without --queue it is theirs.
+    let mut run = start(&ground, &["-w", "4", "-l", AT]);
+    run.ready();
+    assert_eq!(slots(&status(&ground, GROUP)), before);
+    let (_kept, counts) = keep(address(), 64, Duration::from_millis(8));
+    assert!(counts.len() == 4 && counts[0] <= 24, "{counts:?}");
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn a_listener_that_one_worker_shuts_down_listens_again() {
+    let Some(ground) = isolated() else { return };
+    let mut run = start(&ground, &ONE);
+    run.ready();
+    for worker in slots(&status(&ground, GROUP)) {
+        signal(worker, Signal::USR1);
+        slowly("it listens again", || get(address(), "/").is_ok());
+    }
+    run.line("it listens again");
+    run.stop();
+}
+
+/// select(2) does not wait in epoll, and nothing can be chosen. It is served all the same, and restarted without a loss.
+#[test]
+fn workers_that_cannot_be_steered_are_served_as_the_kernel_does_it() {
+    let Some(ground) = isolated() else { return };
+    let mut run = ground.whoami(&ONE);
+    run.ready();
+    whoami(address());
+    let clients = Clients::start(address(), "/", 2);
+    run.signal(Signal::HUP);
+    run.line("rolling restart done");
+    let (answers, failures) = clients.stop();
+    assert!(answers > 0);
+    assert_eq!(failures, Vec::<String>::new());
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn a_user_without_any_capability_gets_one_queue_that_is_steered_and_restarted() {
+    let Some((folder, binary, runtime)) = for_another_user("asyncio_server.py") else {
+        return;
+    };
+    let Some(mut command) = as_nobody(false) else {
+        return;
+    };
+    let script = folder.path().join("asyncio_server.py");
+    command
+        .arg(binary)
+        .args(["run", "-w", "4", "-l", AT, "--runtime-dir"])
+        .arg(runtime)
+        .args(["--", "python3"])
+        .arg(script);
+    let mut run = Run::start(command);
+    run.line("one queue");
+    run.ready();
+    let (kept, counts) = keep(address(), 64, Duration::from_millis(8));
+    assert!(counts.len() == 4 && counts[0] <= 24, "{counts:?}");
+    drop(kept);
+    let clients = Clients::start(address(), "/", 2);
+    run.signal(Signal::HUP);
+    run.line("rolling restart done");
+    let (_, failures) = clients.stop();
+    assert_eq!(failures, Vec::<String>::new());
+    run.stop();
+}
+
+#[test]
+fn what_does_not_go_with_one_queue_is_refused() {
+    let ground = Ground::new();
+    for (options, why) in [
+        (
+            &["-l", "udp://127.0.0.1:0"][..],
+            "every -l is a udp:// address",
+        ),
+        (
+            &["-l", AT, "-l", "127.0.0.2:0"],
+            "more than one -l by TCP needs",
+        ),
+        (
+            &["-l", AT, "--policy", "hash"],
+            "--policy hash needs a queue for each worker",
+        ),
+        (&["-l", AT, "--rescue"], "--rescue needs"),
+        (&["-l", AT, "--refuse"], "--refuse needs"),
+    ] {
+        let options = [&["-w", "2", "--queue", "one"][..], options].concat();
+        let (code, line) = ground.refused(&options, &["true"]);
+        assert!(code == 2 && line.contains(why), "{code}: {line}");
+    }
+    assert!(ground.groups().is_empty());
+}
