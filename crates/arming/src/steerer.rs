@@ -21,12 +21,8 @@ use crate::control::Control;
 use crate::loads::{Corrections, Count};
 use crate::members::{Shared, entries, members};
 
-/// How often to look at queue and loads while connections come and go, and while none do. A connection ends the quiet at
-/// once.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How often to look at queue and loads while no connections come and go. A connection ends the quiet at once.
 const QUIET_EVERY: Duration = Duration::from_millis(250);
-/// How soon to look again while connections wait and a worker is disarmed.
-const HURRIED: Duration = Duration::from_millis(1);
 /// A group counts as quiet after so long without a change.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Looks take at most this part of a CPU, and while the group is quiet.
@@ -231,9 +227,9 @@ impl Steerer {
         let quiet = now.duration_since(self.changed) >= QUIET_AFTER;
         self.ring(quiet);
         let pause = match quiet {
-            _ if self.arming.is_hurried() => HURRIED,
+            _ if self.arming.is_hurried() => self.arming.pause(),
             true => QUIET_EVERY.max(self.cost * QUIET_SHARE),
-            false => LOOK_EVERY.max(self.cost * LOOK_SHARE),
+            false => self.arming.pause().max(self.cost * LOOK_SHARE),
         };
         self.due.look = Instant::now() + pause;
     }

@@ -10,7 +10,7 @@ use wakeone_bpf::contract::number::{
     HASH, LEAST_CONNECTIONS as LEAST, ROUND_ROBIN, SHORTEST_QUEUE as SHORTEST, TWO_CHOICES as TWO,
 };
 use wakeone_sim::{Dispatch, Outcome, Variant};
-use workloads::{Failure, workloads};
+use workloads::{Failure, of_many_connections, workloads};
 
 /// Name, policy, how it is compiled, patience in s, whether workers are weighed by their speed.
 type Combination = (&'static str, u32, Variant, Option<f64>, bool);
@@ -87,7 +87,7 @@ fn main() -> Result<(), Failure> {
     let mut arguments = std::env::args().skip(1);
     let requests: u64 = arguments.next().map_or(Ok(1_000_000), |n| n.parse())?;
     let only = arguments.next();
-    for workload in workloads()? {
+    for workload in workloads()?.into_iter().chain(of_many_connections()?) {
         if only.as_ref().is_some_and(|only| only != workload.name) {
             continue;
         }
@@ -99,6 +99,10 @@ fn main() -> Result<(), Failure> {
             workload.name, "mean", "p90", "p99", "most", "moved", ms[0], ms[1], ms[2]
         );
         for (name, policy, variant, stuck_after_s, weighed) in COMBINATIONS {
+            // A connection that was accepted stays where it is.
+            if stuck_after_s.is_some() && workload.kept.is_some() {
+                continue;
+            }
             if weighed && workload.setup.speeds.is_empty() {
                 continue;
             }
