@@ -29,7 +29,7 @@ pub struct SharedGroup {
 
 impl SharedGroup {
     /// Steers the workers of a listener from now on. `holders`: the processes that hold it. `weights`: see
-    /// [`SharedGroup::set_weights`].
+    /// [`SharedGroup::set_weights`], and for the policy [`SharedGroup::set_policy`].
     ///
     /// # Errors
     /// A file in the folder cannot be made, or the guardian or the thread cannot be started. Nothing is steered then, and
@@ -39,6 +39,7 @@ impl SharedGroup {
         shared: Shared,
         workers: &[Waiter],
         holders: &[u32],
+        policy: Policy,
         weights: &[(usize, u32)],
     ) -> Result<Self, StateError> {
         let made = || -> Result<_, StateError> {
@@ -60,6 +61,7 @@ impl SharedGroup {
             }),
             thread: None,
         };
+        group.set_policy(policy);
         group.set_weights(weights);
         let begin = |file: &std::fs::File| group.begin(file, workers, holders);
         let begun = group.dir.create(group_table::ENTRIES, begin);
@@ -74,13 +76,27 @@ impl SharedGroup {
         holders: &[u32],
     ) -> io::Result<JoinHandle<()>> {
         self.table.heartbeat_limit_ns().store(HEARTBEAT_NS, Relaxed);
-        let policy = Policy::LeastConnections.number();
-        self.table.policy().store(policy, Relaxed);
         let (table, control) = (Arc::clone(&self.table), Arc::clone(&self.control));
         let steerer = Steerer::new(self.shared, workers, holders, entries, table, control)?;
         std::thread::Builder::new()
             .name("wakeone-arming".into())
             .spawn(move || steerer.run())
+    }
+
+    /// Whether one queue can be steered by a policy.
+    pub fn fits(policy: Policy) -> bool {
+        matches!(policy, Policy::LeastConnections | Policy::RoundRobin)
+    }
+
+    /// Steers by a policy that [fits](SharedGroup::fits) from now on; by least-connections if it does not.
+    pub fn set_policy(&self, policy: Policy) {
+        self.table.policy().store(policy.number(), Relaxed);
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> Policy {
+        let number = self.table.policy().load(Relaxed);
+        Policy::of_number(number).unwrap_or_default()
     }
 
     /// Sets the weights of slots; those not named get 1.

@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use wakeone_bpf::table::{Table, flag};
+use wakeone_control::policy::Policy;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
 use wakeone_kernel::socket::arming::{Condition, Guardian, MOST, QueueWatch, Waiter, waits_in};
 use wakeone_kernel::socket::diag::QueueLook;
 use wakeone_kernel::socket::entries::{Entry, READABLE, WAKES};
-use wakeone_model::arming::{Arming, ArmingConfig, Change};
+use wakeone_model::arming::{Arming, ArmingConfig, Change, Turn};
 
 use crate::control::Control;
 use crate::loads::{Corrections, Count};
@@ -234,6 +235,14 @@ impl Steerer {
         self.due.look = Instant::now() + pause;
     }
 
+    /// Whose turn it is, by the policy that the table has now.
+    fn turn(&self) -> Turn {
+        match Policy::of_number(self.table.policy().load(Relaxed)) {
+            Some(Policy::RoundRobin) => Turn::RoundRobin,
+            _ => Turn::LeastConnections,
+        }
+    }
+
     /// Has the entries changed as the counts of this look want it.
     fn decide(&mut self, queued: bool) {
         let releases = self.guardian.releases();
@@ -241,6 +250,7 @@ impl Steerer {
             self.releases = releases;
             self.arming.released();
         }
+        self.arming.set_turn(self.turn());
         let places: Vec<usize> = self.workers.keys().copied().collect();
         for place in places {
             let slot = self.table.slot(place);

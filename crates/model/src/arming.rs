@@ -43,6 +43,8 @@ pub struct ArmingConfig {
     pub slack: u64,
     /// So many stay armed at least: while the least loaded one serves a request, another takes the next connection.
     pub least_armed: usize,
+    /// And one of so many workers, rounded up: those that are armed have to take a burst alone.
+    pub armed_of: usize,
     /// A worker's load is its least count of so many looks, 1 or more.
     pub looks: usize,
     /// So many connections may come and go. Those beyond them count at once.
@@ -62,6 +64,7 @@ impl Default for ArmingConfig {
         Self {
             slack: 1,
             least_armed: 2,
+            armed_of: 4,
             looks: 4,
             passing: 2,
             waiting_looks: 2,
@@ -329,7 +332,8 @@ impl Arming {
         let open = self.open > 0;
         let slack = self.config.slack;
         let others = self.workers.values().any(|one| !one.draining);
-        let few = self.least_loaded(self.config.least_armed);
+        let part = self.workers.len().div_ceil(self.config.armed_of.max(1));
+        let few = self.least_loaded(self.config.least_armed.max(part));
         let wanted = |number: &usize, worker: &Worker| match least {
             _ if worker.draining => !others,
             _ if open || worker.busy || few.contains(number) => true,
@@ -547,6 +551,53 @@ mod tests {
     }
 
     #[test]
+    fn of_many_workers_a_quarter_stays_armed() {
+        let mut arming = Arming::new(ArmingConfig::default());
+        (0..64).for_each(|worker| arming.join(worker, false, 0));
+        let counts: Vec<u64> = (0..64).map(|worker| 10 * worker).collect();
+        settle(&mut arming, &counts);
+        assert_eq!(armed(&arming), (0..16).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn in_turn_those_that_got_few_come_first_though_they_have_many() {
+        for exclusive in [false, true] {
+            let mut arming = group(exclusive);
+            let mut kernel = Kernel::of(&arming);
+            settle(&mut arming, &[9, 9, 0, 0]);
+            // What there was before is nobody's turn.
+            arming.set_turn(Turn::RoundRobin);
+            kernel.change(&arming.look([], false, |_| true));
+            assert_eq!(armed(&arming), [0, 1, 2, 3]);
+            let mut look = |counts: [u64; WORKERS]| {
+                for _ in 0..ArmingConfig::default().looks {
+                    let counts = counts.into_iter().enumerate();
+                    kernel.change(&arming.look(counts, false, |_| true));
+                }
+                kernel.woken()
+            };
+            let mut first = look([9, 9, 3, 3]);
+            first.sort_unstable();
+            assert_eq!(first, [0, 1]);
+            // They get as many. Then others close theirs, which changes nothing.
+            assert_eq!(look([12, 12, 3, 3]).len(), WORKERS);
+            assert_eq!(look([12, 12, 0, 0]).len(), WORKERS);
+        }
+    }
+
+    #[test]
+    fn who_comes_again_is_not_given_all_that_it_could_not_get() {
+        let mut arming = group(true);
+        arming.set_turn(Turn::RoundRobin);
+        arming.set(3, 1, true);
+        settle(&mut arming, &[0, 0, 0, 0]);
+        settle(&mut arming, &[50, 51, 52, 0]);
+        arming.set(3, 1, false);
+        arming.join(4, true, 0);
+        assert_eq!([0, 3, 4].map(|worker| arming.load(worker)), [50; 3]);
+    }
+
+    #[test]
     fn a_worker_of_twice_the_weight_has_twice_the_connections() {
         let mut arming = group(false);
         arming.set(0, 2, false);
@@ -560,12 +611,14 @@ mod tests {
         #[test]
         fn somebody_is_always_woken_and_the_order_is_that_of_loads(
             exclusive: bool,
+            in_turn: bool,
             looks in proptest::collection::vec(
                 (proptest::collection::vec(0..9_u64, WORKERS), any::<bool>(), any::<u8>(), any::<u8>()),
                 1..60,
             ),
         ) {
             let mut arming = group(exclusive);
+            arming.set_turn(if in_turn { Turn::RoundRobin } else { Turn::LeastConnections });
             let mut kernel = Kernel::of(&arming);
             for (counts, queued, waiting, draining) in looks {
                 for worker in 0..WORKERS {
@@ -586,6 +639,33 @@ mod tests {
                     prop_assert_eq!(&arming.order.iter().copied().filter(|one| arming.is_armed(*one)).collect::<Vec<_>>(), &woken);
                     prop_assert!(woken.is_sorted_by_key(|worker| arming.load(*worker)));
                 }
+            }
+        }
+
+        /// Connections that last, opened a look apart, go round, whatever is closed meanwhile.
+        #[test]
+        fn in_turn_all_get_as_many(
+            exclusive: bool,
+            steps in proptest::collection::vec((any::<u8>(), any::<u8>(), 0..4_u8), 40..120),
+        ) {
+            let config = ArmingConfig { looks: 1, passing: 0, least_armed: 1, ..ArmingConfig::default() };
+            let mut arming = Arming::new(config);
+            arming.set_turn(Turn::RoundRobin);
+            (0..WORKERS).for_each(|worker| arming.join(worker, exclusive, 0));
+            let mut kernel = Kernel::of(&arming);
+            let (mut open, mut got) = ([0_u64; WORKERS], [0_u64; WORKERS]);
+            for (chance, closes, how_many) in steps {
+                let woken = kernel.woken();
+                let first = if exclusive { 0 } else { usize::from(chance) % woken.len() };
+                open[woken[first]] += 1;
+                got[woken[first]] += 1;
+                // What is closed within a look was never seen.
+                kernel.change(&arming.look(open.into_iter().enumerate(), false, |_| true));
+                let closes = usize::from(closes) % WORKERS;
+                open[closes] = open[closes].saturating_sub(u64::from(how_many));
+                kernel.change(&arming.look(open.into_iter().enumerate(), false, |_| true));
+                let spread = got.iter().max().zip(got.iter().min()).map(|(most, least)| most - least);
+                prop_assert!(spread <= Some(if exclusive { 1 } else { 2 + config.slack }), "{got:?}");
             }
         }
     }

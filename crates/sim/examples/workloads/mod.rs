@@ -65,6 +65,18 @@ fn workload(
     })
 }
 
+/// Each worker pauses every second, for so long, in s.
+fn pauses(lasts_s: f64) -> Faults {
+    let pauses = Some(Repeated {
+        every_s: 1.0,
+        lasts_s,
+    });
+    Faults {
+        pauses,
+        ..Faults::default()
+    }
+}
+
 /// Connections that are kept: 16 for each of four workers. Each opens this long after the one before, in s.
 fn kept(name: &'static str, apart_s: f64) -> Result<Workload, Error> {
     let kept = Some(Kept {
@@ -88,13 +100,7 @@ pub fn workloads() -> Result<Vec<Workload>, Error> {
         workload("pareto", "poisson", "pareto:2ms:2.2", 0.7, 4, |_| {}),
         workload("bursts", "bursts:2:100ms:0.2", "exp:1ms", 0.6, 4, |_| {}),
         workload("pauses", "poisson", "exp:1ms", 0.6, 4, |setup| {
-            setup.faults = Faults {
-                pauses: Some(Repeated {
-                    every_s: 1.0,
-                    lasts_s: 0.05,
-                }),
-                ..Faults::default()
-            };
+            setup.faults = pauses(0.05);
         }),
         workload("cpu", "poisson", "300us", 0.8, 4, |setup| {
             setup.cpus = Some(2)
@@ -126,6 +132,10 @@ pub fn of_many_connections() -> Result<Vec<Workload>, Error> {
             loops,
         ),
         workload("threads", "poisson", "lognormal:20ms:1.5", 0.8, 4, threads),
+        workload("loops-pauses", "poisson", "exp:2ms", 0.6, 4, |setup| {
+            setup.kind = Kind::EventLoop;
+            setup.faults = pauses(0.1);
+        }),
         kept("kept", 0.004),
         kept("kept-fast", 0.001),
     ]

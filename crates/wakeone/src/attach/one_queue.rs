@@ -46,7 +46,9 @@ impl OneQueue {
         dir.store(&origin.state(dir.name(), vec![record(None, 0)], None)?)?;
         privileges::keep_for_attaching();
         let (workers, pids) = (&sharing.workers, candidate.watcher.pids());
-        let group = SharedGroup::start(dir, sharing.shared, workers, pids, &config.weights)?;
+        let policy = config.policy_of(Protocol::Tcp);
+        let group =
+            SharedGroup::start(dir, sharing.shared, workers, pids, policy, &config.weights)?;
         let one = Self {
             group,
             origin,
@@ -76,6 +78,22 @@ impl OneQueue {
         match self.group.is_gone() {
             true => Presence::Gone,
             false => Presence::Here,
+        }
+    }
+
+    /// How a worker is chosen.
+    pub fn policy(&self) -> Policy {
+        self.group.policy()
+    }
+
+    /// Chooses by another policy from now on, if one queue can be steered by it.
+    pub fn set_policy(&self, policy: Policy) {
+        match SharedGroup::fits(policy) {
+            true => self.group.set_policy(policy),
+            false => tracing::warn!(
+                "{} stays as it is: one queue is steered by least-connections or round-robin, not by {policy}",
+                self.name()
+            ),
         }
     }
 
@@ -145,9 +163,9 @@ fn refuse_options(address: SocketAddr, config: &AttachConfig) -> Result<(), Erro
         })
     };
     match config.policy {
-        None | Some(Policy::LeastConnections) => Ok(()),
-        Some(other) => unfit(&format!(
-            "its workers share one queue, which {other} cannot be for: least-connections is (or leave --policy away)"
+        Some(other) if !SharedGroup::fits(other) => unfit(&format!(
+            "its workers share one queue, which {other} cannot be for: least-connections and round-robin are (or leave --policy away)"
         )),
+        _ => Ok(()),
     }
 }
