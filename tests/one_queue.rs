@@ -4,7 +4,7 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
@@ -78,8 +78,13 @@ impl Sharing {
     }
 
     fn attach(&self) {
-        let (done, text) = self.wakeone(&["attach", AT]);
-        assert!(done && text.contains("one queue"), "{text}");
+        self.attach_by("least-connections");
+    }
+
+    fn attach_by(&self, policy: &str) {
+        let (done, text) = self.wakeone(&["attach", AT, "--policy", policy]);
+        let by = format!("one queue by {policy}");
+        assert!(done && text.contains(&by), "{text}");
     }
 
     fn detach(&self) {
@@ -235,6 +240,45 @@ fn kept_connections_are_spread_evenly_whoever_is_woken() {
         eventually("they are counted out", || active() == 0);
         sharing.detach();
         assert_eq!(sharing.entries(), before, "{wakes}");
+        sharing.end();
+    }
+}
+
+/// Opens connections, closes those of two workers, and opens more. Returns how many of the latter the other two got.
+fn others_share(sharing: &Sharing) -> usize {
+    let active = || sum(&sharing.status(), "active");
+    let (first, _) = keep(32, Duration::from_millis(8));
+    let names: BTreeSet<String> = first.iter().map(|one| one.worker.clone()).collect();
+    assert_eq!(names.len(), WORKERS);
+    let others: Vec<String> = names.into_iter().take(WORKERS / 2).collect();
+    let is_others = |one: &Kept| others.contains(&one.worker);
+    let (stay, go): (Vec<Kept>, Vec<Kept>) = first.into_iter().partition(is_others);
+    drop(go);
+    eventually("they are counted out", || active() == stay.len() as i64);
+    let (more, _) = keep(16, Duration::from_millis(8));
+    more.iter().filter(|one| is_others(one)).count()
+}
+
+#[test]
+fn in_turn_workers_get_as_many_whoever_has_closed_some() {
+    for wakes in ["wake-all", "exclusive"] {
+        let Some(sharing) = Sharing::event_loops(wakes) else {
+            return;
+        };
+        sharing.attach_by("round-robin");
+        assert_eq!(sharing.status()["policy"], "round-robin");
+        let share = others_share(&sharing);
+        assert!((5..=12).contains(&share), "{wakes}: {share} of 16 in turn");
+        sharing.detach();
+        // Else those two are filled first.
+        sharing.attach();
+        let share = others_share(&sharing);
+        assert!(share <= 3, "{wakes}: {share} of 16 by least-connections");
+        sharing.detach();
+        let (done, text) = sharing.wakeone(&["attach", AT, "--policy", "hash"]);
+        assert!(!done && text.contains("round-robin fit"), "{text}");
+        let (_, text) = sharing.wakeone(&["attach", AT, "--policy", "hash", "--dry-run"]);
+        assert!(text.contains("would not be steered"), "{text}");
         sharing.end();
     }
 }

@@ -83,12 +83,7 @@ impl SharedGroup {
             .spawn(move || steerer.run())
     }
 
-    /// Whether one queue can be steered by a policy.
-    pub fn fits(policy: Policy) -> bool {
-        matches!(policy, Policy::LeastConnections | Policy::RoundRobin)
-    }
-
-    /// Steers by a policy that [fits](SharedGroup::fits) from now on; by least-connections if it does not.
+    /// Steers by a policy that [fits](Policy::fits_one_queue) from now on.
     pub fn set_policy(&self, policy: Policy) {
         self.table.policy().store(policy.number(), Relaxed);
     }
