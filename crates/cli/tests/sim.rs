@@ -289,7 +289,7 @@ fn what_goes_wrong_shows_in_the_table_and_in_the_trace() {
     let text = std::fs::read_to_string(&path).expect("written");
     let trace: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let events = trace["traceEvents"].as_array().expect("events");
-    // Four ways, with some thousand requests a second each.
+    // Five ways, with some thousand requests a second each.
     assert!(
         events
             .iter()
@@ -302,7 +302,7 @@ fn what_goes_wrong_shows_in_the_table_and_in_the_trace() {
             .iter()
             .filter(|event| event["name"] == "process_name")
             .count(),
-        4
+        5
     );
 }
 
