@@ -235,7 +235,7 @@ impl Steerer {
         self.due.look = Instant::now() + pause;
     }
 
-    /// Whose turn it is, by the policy that the table has now.
+    /// Returns how workers take turns by the policy that the table has now.
     fn turn(&self) -> Turn {
         match Policy::of_number(self.table.policy().load(Relaxed)) {
             Some(Policy::RoundRobin) => Turn::RoundRobin,

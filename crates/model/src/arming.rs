@@ -26,13 +26,13 @@ pub enum Change {
     ToEnd,
 }
 
-/// Whose turn it is, as far as connections that last are concerned.
+/// How workers take turns at connections that last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Turn {
-    /// Whoever has the fewest connections for its weight.
+    /// The next is the worker with the fewest open connections for its weight.
     #[default]
     LeastConnections,
-    /// Whoever got the fewest connections for its weight, though others may have closed theirs since.
+    /// The next is the worker that got the fewest for its weight, though others may have closed theirs since.
     RoundRobin,
 }
 
@@ -75,7 +75,7 @@ impl Default for ArmingConfig {
     }
 }
 
-/// What a worker has, and what it should have relative to others.
+/// A worker's load, and its share relative to the others'.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Share {
     load: u64,
@@ -163,7 +163,7 @@ impl Arming {
         }
     }
 
-    /// Sets whose turn it is from now on.
+    /// Sets how workers take turns from now on.
     pub fn set_turn(&mut self, turn: Turn) {
         if std::mem::replace(&mut self.turn, turn) == turn {
             return;
@@ -565,7 +565,7 @@ mod tests {
             let mut arming = group(exclusive);
             let mut kernel = Kernel::of(&arming);
             settle(&mut arming, &[9, 9, 0, 0]);
-            // What there was before is nobody's turn.
+            // Connections that were open before count for nobody.
             arming.set_turn(Turn::RoundRobin);
             kernel.change(&arming.look([], false, |_| true));
             assert_eq!(armed(&arming), [0, 1, 2, 3]);
@@ -659,7 +659,7 @@ mod tests {
                 let first = if exclusive { 0 } else { usize::from(chance) % woken.len() };
                 open[woken[first]] += 1;
                 got[woken[first]] += 1;
-                // What is closed within a look was never seen.
+                // A connection that is closed within a look is never seen.
                 kernel.change(&arming.look(open.into_iter().enumerate(), false, |_| true));
                 let closes = usize::from(closes) % WORKERS;
                 open[closes] = open[closes].saturating_sub(u64::from(how_many));

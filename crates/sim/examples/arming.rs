@@ -1,4 +1,4 @@
-//! The rules for who is woken on one queue: the third search of docs/policies.md.
+//! Searches the rules for one queue that is steered: the third search of docs/policies.md.
 //! `cargo run --release --package wakeone-sim --example arming [REQUESTS [WORKLOAD]]`.
 //!
 //! Simulates the workloads with four workers and with 64, whose workers wait with EPOLLEXCLUSIVE and without. Each rule is
@@ -17,7 +17,7 @@ use workloads::{Failure, Workload, of_many_connections, workloads};
 /// The numbers of workers.
 const SIZES: [usize; 2] = [4, 64];
 
-/// What a rule changes.
+/// The change that a rule makes.
 type Change = fn(&mut ArmingConfig);
 
 /// A rule's name, and how it differs from the product's.
@@ -63,7 +63,7 @@ struct Case {
     ideal: [f64; 2],
 }
 
-/// What a rule does in the cases of one number of workers.
+/// The results of a rule in all cases of one number of workers.
 #[derive(Default)]
 struct Sum {
     /// Logarithms of the mean's ratio where each request has its connection, and where connections are kept.

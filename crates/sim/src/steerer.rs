@@ -2,7 +2,7 @@
 
 use wakeone_model::arming::{Arming, ArmingConfig, Change};
 
-/// What the steerer knows of the workers.
+/// The state of the steerer.
 #[derive(Debug)]
 pub(crate) struct Steerer {
     arming: Arming,

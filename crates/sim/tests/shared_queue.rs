@@ -173,7 +173,7 @@ proptest! {
         prop_assert_eq!(found.latency.len(), REQUESTS - REQUESTS / 10);
         prop_assert_eq!(trace.spans.len() as u64, found.latency.len());
         prop_assert_eq!(found.counts.lost + found.counts.given_up, 0);
-        // What began before the trace is not in it.
+        // The trace does not have what happened before it began.
         let spans: Vec<Span> = trace.spans.into_iter().map(|span| Span {
             arrived_s: span.arrived_s.max(trace.from_s),
             began_s: span.began_s.max(trace.from_s),
