@@ -98,11 +98,11 @@ impl Front {
     pub(crate) fn enter(&mut self, worker: usize, now: f64) {
         match self {
             Self::Steered { steering, .. } => steering.enter(worker, now),
-            Self::Shared { steerer, .. } => {
-                if let Some(steerer) = steerer {
-                    steerer.enter(worker);
-                }
-            }
+            Self::Shared {
+                steerer: Some(steerer),
+                ..
+            } => steerer.enter(worker),
+            Self::Shared { .. } => {}
         }
     }
 
@@ -111,11 +111,11 @@ impl Front {
     pub(crate) fn leave(&mut self, worker: usize, now: f64) {
         match self {
             Self::Steered { steering, .. } => steering.leave(worker, now),
-            Self::Shared { steerer, .. } => {
-                if let Some(steerer) = steerer {
-                    steerer.leave(worker);
-                }
-            }
+            Self::Shared {
+                steerer: Some(steerer),
+                ..
+            } => steerer.leave(worker),
+            Self::Shared { .. } => {}
         }
     }
 
