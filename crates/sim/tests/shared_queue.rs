@@ -77,6 +77,36 @@ fn a_steerer_that_never_disarms_is_none() {
     assert_eq!(steered.served, as_it_is.served);
 }
 
+#[test]
+fn a_disarmed_worker_that_has_finished_does_not_look_at_the_queue() {
+    // Two requests each. The first worker has two before anybody looks, and the other weighs more.
+    let config = ArmingConfig {
+        slack: 0,
+        least_armed: 1,
+        armed_of: usize::MAX,
+        looks: 1,
+        passing: 0,
+        waiting_looks: u32::MAX,
+        ..ArmingConfig::default()
+    };
+    let setup = Setup {
+        kind: Kind::Threads(2),
+        weights: vec![1, 4],
+        ..Setup::new(2, armed(true, config))
+    };
+    // The first one comes after the first distance.
+    let times = vec![0.0, 0.001, 0.002, 0.007, 0.008, 0.013];
+    let arrivals = Arrivals::recorded(times).expect("recorded");
+    let load = Load {
+        service: Service::Recorded(vec![1.0, 0.02, 1.0, 1.0, 0.001].into()),
+        ..load(arrivals, "1ms", 5, 1)
+    };
+    let found = run(&setup, &load).expect("it can be simulated");
+    // The second request ends after 22 ms, but the last one waits for a second, as the other three take.
+    assert_eq!(found.latency.len(), 5);
+    assert!(found.quantile_s(0.3) > 0.9, "{:?}", found.latency);
+}
+
 /// When a worker does not work: the times between its spans.
 fn idle_times(spans: &[Span], worker: usize, until: f64) -> Vec<(f64, f64)> {
     let mut own: Vec<&Span> = spans.iter().filter(|span| span.worker == worker).collect();
