@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use std::net::TcpListener;
 use std::process::Command;
 use support::steered::{assert_nothing_left, isolated, said, status, wakeone};
-use support::{Ground, Run, WAKEONE, everyone, server};
+use support::{Ground, Run, WAKEONE, everyone, server, whoami};
 
 const AT: &str = "127.0.0.1:8080";
 
@@ -124,10 +124,10 @@ fn without_a_bpffs_only_what_needs_none_is_had() {
     let bpffs = format!("WAKEONE_BPFFS={nowhere}");
     let under = ["env", &bpffs];
     let asked: [&[&str]; 4] = [
-        &["--policy", "least-connections"],
+        &["--queue", "each", "--policy", "least-connections"],
         &["--policy", "shortest-queue"],
         &["--rescue"],
-        &["--weight", "0=2"],
+        &["--queue", "each", "--weight", "0=2"],
     ];
     for wish in asked {
         let options = [&["-w", "2", "-l", AT], wish].concat();
@@ -139,10 +139,30 @@ fn without_a_bpffs_only_what_needs_none_is_had() {
     degraded(
         &ground,
         &under,
-        &[],
+        &["--queue", "each"],
         &[&told, "Going on with random", "without rescue"],
     );
+    shared(&ground, &under, &[], &[&told, "share one queue instead"]);
     assert!(std::fs::read_dir(nowhere).expect("folder").next().is_none());
+}
+
+/// The workers share one queue, and the log says so.
+fn shared(ground: &Ground, under: &[&str], wish: &[&str], words: &[&str]) {
+    let options = [&["-w", "2", "-l", AT, "--name", "web"], wish].concat();
+    let mut run = run_under(ground, under, &options, &["python3", &server("whoami.py")]);
+    whoami(run.ready());
+    let lines = run.lines();
+    for words in [words, &["one queue, policy "]] {
+        let told = |line: &String| words.iter().all(|word| line.contains(word));
+        assert!(lines.iter().any(told), "{words:?} not in {lines:#?}");
+    }
+    let group = status(ground, "web");
+    assert!(
+        group["steered"] == true && group["queued"].is_u64(),
+        "{group}"
+    );
+    run.stop();
+    assert_nothing_left(ground);
 }
 
 /// The server runs with a simpler policy, and the log says so.
@@ -172,10 +192,10 @@ const UNPRIVILEGED: [&str; 3] = [
 fn without_the_capabilities_what_was_asked_for_is_refused_and_they_are_named() {
     let Some(ground) = isolated() else { return };
     let asked: [&[&str]; 4] = [
-        &["--policy", "least-connections"],
-        &["--policy", "round-robin"],
+        &["--queue", "each", "--policy", "least-connections"],
+        &["--policy", "shortest-queue"],
         &["--rescue"],
-        &["--weight", "0=2"],
+        &["--queue", "each", "--weight", "0=2"],
     ];
     for wish in asked {
         let options = [&["-w", "2", "-l", AT], wish].concat();
@@ -208,14 +228,23 @@ fn without_the_capabilities_listeners_on_a_private_port_are_refused_and_they_are
 fn without_the_capabilities_the_best_that_can_be_had_is_and_they_are_named() {
     let Some(ground) = isolated() else { return };
     let words = ["CAP_BPF", "CAP_NET_ADMIN", "Going on with random"];
-    degraded(&ground, &UNPRIVILEGED, &[], &words);
+    degraded(&ground, &UNPRIVILEGED, &["--queue", "each"], &words);
     for policy in ["random", "cpu", "hash"] {
         let words = [&format!("Going on with {policy}")[..]];
         degraded(&ground, &UNPRIVILEGED, &["--policy", policy], &words);
     }
     // The same holds for a root without any capability.
     let nobody = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"];
-    degraded(&ground, &nobody, &[], &words);
+    degraded(&ground, &nobody, &["--queue", "each"], &words);
+    // Where nothing was asked for, it needs none.
+    for under in [&UNPRIVILEGED[..], &nobody] {
+        shared(
+            &ground,
+            under,
+            &["--weight", "0=2", "--policy", "round-robin"],
+            &[],
+        );
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -75,8 +75,13 @@ impl Sharing {
     }
 
     fn attach(&self) {
-        let (done, text) = self.wakeone(&["attach", AT]);
-        assert!(done && text.contains("one queue"), "{text}");
+        self.attach_by("least-connections");
+    }
+
+    fn attach_by(&self, policy: &str) {
+        let (done, text) = self.wakeone(&["attach", AT, "--policy", policy]);
+        let by = format!("one queue by {policy}");
+        assert!(done && text.contains(&by), "{text}");
     }
 
     fn detach(&self) {
@@ -185,6 +190,46 @@ fn kept_connections_are_spread_evenly_whoever_is_woken() {
         eventually("they are counted out", || active() == 0);
         sharing.detach();
         assert_eq!(sharing.entries(), before, "{wakes}");
+        sharing.end();
+    }
+}
+
+/// Opens connections, closes those of two workers, and opens as many more. Returns how many of all the other two got.
+fn got_by_those_that_keep(sharing: &Sharing) -> usize {
+    let active = || sum(&sharing.status(), "active");
+    let some = || keep(address(), 64, Duration::from_millis(8)).0;
+    let first = some();
+    let names: BTreeSet<String> = first.iter().map(|one| one.worker.clone()).collect();
+    assert_eq!(names.len(), WORKERS);
+    let keeping: Vec<String> = names.into_iter().take(WORKERS / 2).collect();
+    let keeps = |one: &Kept| keeping.contains(&one.worker);
+    let (stay, go): (Vec<Kept>, Vec<Kept>) = first.into_iter().partition(keeps);
+    drop(go);
+    eventually("they are counted out", || active() == stay.len() as i64);
+    stay.len() + some().into_iter().filter(keeps).count()
+}
+
+#[test]
+fn in_turn_workers_get_as_many_whoever_has_closed_some() {
+    for wakes in ["wake-all", "exclusive"] {
+        let Some(sharing) = Sharing::event_loops(wakes) else {
+            return;
+        };
+        sharing.attach_by("round-robin");
+        assert_eq!(sharing.status()["policy"], "round-robin");
+        // Half of all, however uneven the first ones were.
+        let got = got_by_those_that_keep(&sharing);
+        assert!((57..=71).contains(&got), "{wakes}: {got} of 128 in turn");
+        sharing.detach();
+        // They keep 32. With the 64 others that is 24 open for each worker: 48.
+        sharing.attach();
+        let got = got_by_those_that_keep(&sharing);
+        assert!(got <= 56, "{wakes}: {got} of 128 by least-connections");
+        sharing.detach();
+        let (done, text) = sharing.wakeone(&["attach", AT, "--policy", "hash"]);
+        assert!(!done && text.contains("round-robin fit"), "{text}");
+        let (_, text) = sharing.wakeone(&["attach", AT, "--policy", "hash", "--dry-run"]);
+        assert!(text.contains("would not be steered"), "{text}");
         sharing.end();
     }
 }

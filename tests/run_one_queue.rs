@@ -201,7 +201,7 @@ fn what_does_not_go_with_one_queue_is_refused() {
         ),
         (
             &["-l", AT, "--policy", "hash"],
-            "--policy hash needs a queue for each worker",
+            "hash is not for workers that share one queue",
         ),
         (&["-l", AT, "--rescue"], "--rescue needs"),
         (&["-l", AT, "--refuse"], "--refuse needs"),

@@ -13,7 +13,7 @@ pub const ASK: &str = "/whoami?word=hi";
 /// A connection that is kept, and who answers there.
 pub struct Kept {
     _stream: TcpStream,
-    worker: String,
+    pub worker: String,
 }
 
 impl Kept {

@@ -29,6 +29,7 @@ pub struct SharedGroup {
 impl SharedGroup {
     /// Steers the workers of a listener from now on. `dir`: the group's folder. `workers`: those that wait for it already.
     /// `holders`: the processes that hold it.
+    /// For the policy see [`SharedGroup::set_policy`].
     ///
     /// # Errors
     /// A file in the folder cannot be made, or the guardian or the thread cannot be started. Nothing is steered then.
@@ -38,13 +39,12 @@ impl SharedGroup {
         slots: Slots,
         workers: &[Waiter],
         holders: &[u32],
+        policy: Policy,
     ) -> Result<Self, StateError> {
         let table = Arc::new(dir.create(group_table::FILE, Table::create)?);
         let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let waker = waker.map_err(|error| dir.failed("steer from", error.into()))?;
         table.heartbeat_limit_ns().store(HEARTBEAT_NS, Relaxed);
-        let policy = Policy::LeastConnections.number();
-        table.policy().store(policy, Relaxed);
         let control = Arc::new(Control {
             stops: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
@@ -58,6 +58,7 @@ impl SharedGroup {
             control,
             thread: None,
         };
+        group.set_policy(policy);
         group.set_weights(&[]);
         let begin = |file: &std::fs::File| {
             let (table, control) = (Arc::clone(&group.table), Arc::clone(&group.control));
@@ -68,6 +69,17 @@ impl SharedGroup {
         };
         group.thread = Some(dir.create(group_table::ENTRIES, begin)?);
         Ok(group)
+    }
+
+    /// Steers by a policy that [fits](Policy::fits_one_queue) from now on.
+    pub fn set_policy(&self, policy: Policy) {
+        self.table.policy().store(policy.number(), Relaxed);
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> Policy {
+        let number = self.table.policy().load(Relaxed);
+        Policy::of_number(number).unwrap_or_default()
     }
 
     /// Sets the weights of slots; those not named get 1.

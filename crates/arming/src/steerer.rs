@@ -10,24 +10,22 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use wakeone_bpf::table::{Table, flag};
+use wakeone_control::policy::Policy;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
 use wakeone_kernel::socket::arming::{Condition, Guardian, MOST, QueueWatch, Waiter, waits_in};
 use wakeone_kernel::socket::diag::QueueLook;
 use wakeone_kernel::socket::entries::{Entry, READABLE, WAKES};
-use wakeone_model::arming::{Arming, ArmingConfig, Change};
+use wakeone_model::arming::{Arming, ArmingConfig, Change, Turn};
 
 use crate::control::Control;
 use crate::loads::{Corrections, Count};
 use crate::members::{Shared, Unsteerable, entries, members};
 use crate::slots::Slots;
 
-/// How often to look at queue and loads while connections come and go, and while none do. A connection ends the quiet at
-/// once.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
-const QUIET_EVERY: Duration = Duration::from_millis(250);
-/// How soon to look again while connections wait and a worker is disarmed.
-const HURRIED: Duration = Duration::from_millis(1);
+/// How often to look at queue and loads while no connections come and go. A connection ends the quiet at once, unless a
+/// worker accepts it before the steerer runs: epoll then finds the queue empty, and goes on waiting (`ep_send_events`).
+const QUIET_EVERY: Duration = Duration::from_millis(100);
 /// A group counts as quiet after so long without a change.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Looks take at most this part of a CPU, and while the group is quiet.
@@ -252,7 +250,7 @@ impl Steerer {
     }
 
     fn look(&mut self, now: Instant) {
-        let begun = schedule::thread_time();
+        let mut begun = schedule::thread_time();
         if self.watch.is_none() {
             self.watch();
         }
@@ -266,7 +264,10 @@ impl Steerer {
         }
         self.is_corrected &= !changed;
         if !self.is_corrected && self.corrections.is_due(now) {
+            // That is seldom, and has a share of its own.
+            let before = schedule::thread_time();
             self.correct();
+            begun += schedule::thread_time().saturating_sub(before);
         }
         self.decide(queued);
         self.publish();
@@ -275,11 +276,19 @@ impl Steerer {
         let quiet = now.duration_since(self.changed) >= QUIET_AFTER;
         self.ring(quiet);
         let pause = match quiet {
-            _ if self.arming.is_hurried() => HURRIED,
+            _ if self.arming.is_hurried() => self.arming.pause(),
             true => QUIET_EVERY.max(self.cost * QUIET_SHARE),
-            false => LOOK_EVERY.max(self.cost * LOOK_SHARE),
+            false => self.arming.pause().max(self.cost * LOOK_SHARE),
         };
         self.due.look = Instant::now() + pause;
+    }
+
+    /// Returns how workers take turns by the policy that the table has now.
+    fn turn(&self) -> Turn {
+        match Policy::of_number(self.table.policy().load(Relaxed)) {
+            Some(Policy::RoundRobin) => Turn::RoundRobin,
+            _ => Turn::LeastConnections,
+        }
     }
 
     /// Has the entries changed as the counts of this look want it.
@@ -289,6 +298,7 @@ impl Steerer {
             self.releases = releases;
             self.arming.released();
         }
+        self.arming.set_turn(self.turn());
         for (place, worker) in &self.workers {
             let slot = worker.slot.map(|slot| self.table.slot(slot));
             let (weight, drains) = slot.map_or((1, true), |slot| {

@@ -233,7 +233,8 @@ fn candidates(found: &[Found], owners: &[u32]) -> anyhow::Result<Vec<AttachCandi
 
 fn plan(candidate: &AttachCandidate, args: &Args) -> String {
     if let Some(sharing) = &candidate.sharing {
-        return plan_of_one_queue(candidate, &sharing.workers);
+        let policy = config(args).policy_of(candidate.protocol());
+        return plan_of_one_queue(candidate, &sharing.workers, policy);
     }
     let udp = candidate.protocol() == Protocol::Udp;
     let mut text = format!(
@@ -271,9 +272,16 @@ fn plan(candidate: &AttachCandidate, args: &Args) -> String {
     text
 }
 
-fn plan_of_one_queue(candidate: &AttachCandidate, workers: &[Waiter]) -> String {
+fn plan_of_one_queue(candidate: &AttachCandidate, workers: &[Waiter], policy: Policy) -> String {
+    if let Err(why) = policy.fits_one_queue() {
+        return format!("{} would not be steered: {why}\n", candidate.address());
+    }
+    let whose = match policy {
+        Policy::RoundRobin => "got the fewest",
+        _ => "have least to do",
+    };
     let mut text = format!(
-        "{} would be steered by least-connections, as `{}`: {} workers share one queue, and those are woken that have least to do; {}\n",
+        "{} would be steered by {policy}, as `{}`: {} workers share one queue, and those are woken that {whose}; {}\n",
         candidate.address(),
         candidate.name,
         workers.len(),

@@ -5,19 +5,20 @@ mod recorded;
 mod search;
 mod show;
 mod trace;
+mod ways;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use wakeone_control::policy::Policy;
 use wakeone_sim::{
     Arrivals, Dispatch, Faults, Kept, Kind, Load, Next, Outcome, Repeated, Service, Setup, Stop,
-    Trace, Variant, Wake, run, run_traced,
+    Trace, Wake, run, run_traced,
 };
 
-use arguments::{Find, Sweep, Tie};
+use arguments::{Find, Shared, Sweep, Tie};
+use ways::Named;
 
 /// Simulate workers under a load: latency, shares and moves under each way of handing out connections
 #[derive(Debug, clap::Args)]
@@ -29,6 +30,7 @@ use arguments::{Find, Sweep, Tie};
   wakeone sim --arrivals file:load.json --service file:load.json --policy all
   wakeone sim --rate 1000 --service 2ms --backlog 128 --stop 0@5s:3s --trace stop.json
   wakeone sim --clients 200 --service exp:1ms
+  wakeone sim --rate 2400 --service 1ms --keep-alive 64 --shared wake-all,steered-wake-all
 
 The choices are those of the programs in the kernel, and who is stuck is judged as by the agent.
 Time is virtual: a minute of many workers takes a second of one CPU.")]
@@ -66,7 +68,20 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     cpus: Option<usize>,
 
-    /// Policies, or all [default: hash, two-choices, least-connections]
+    /// How one shared queue wakes its workers
+    #[arg(
+        long,
+        value_name = "WAY,...",
+        value_delimiter = ',',
+        default_value = "accept,exclusive,steered-exclusive"
+    )]
+    shared: Vec<Shared>,
+
+    /// How often the steerer of one queue looks [default: 5ms, as attach]
+    #[arg(long, value_name = "TIME", value_parser = crate::duration::parse)]
+    look_every: Option<Duration>,
+
+    /// Policies of a queue for each worker, or all [default: hash, two-choices, least-connections]
     #[arg(long, value_name = "POLICY,...", value_delimiter = ',')]
     policy: Vec<String>,
 
@@ -114,6 +129,10 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     keep_alive: Option<usize>,
 
+    /// How long after one of these the next is opened
+    #[arg(long, value_name = "TIME", default_value = "4ms", value_parser = crate::duration::parse)]
+    apart: Duration,
+
     /// So many requests
     #[arg(short = 'n', long, value_name = "N", default_value_t = 200_000)]
     requests: u64,
@@ -146,13 +165,6 @@ pub struct Args {
 /// The virtual time that a trace covers, in s.
 const TRACED_S: f64 = 1.0;
 
-/// A way of handing out connections, by name.
-#[derive(Debug, Clone)]
-struct Named {
-    name: String,
-    way: Dispatch,
-}
-
 /// Simulated outcomes, by name, and the wall-clock time that they took.
 struct Found {
     all: Vec<(String, Outcome)>,
@@ -169,7 +181,7 @@ impl Found {
 
 /// Simulates and prints.
 pub fn run_args(args: &Args) -> anyhow::Result<ExitCode> {
-    let ways = ways(args)?;
+    let ways = ways::ways(args)?;
     let text = match (args.find, args.p99, &args.sweep) {
         (Some(find), Some(p99), _) => search::found(args, &ways, find, p99)?,
         (_, _, Some(sweep)) => search::swept(args, &ways, sweep)?,
@@ -177,72 +189,6 @@ pub fn run_args(args: &Args) -> anyhow::Result<ExitCode> {
     };
     wakeone_terminal::print(&text)?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn policies(args: &Args) -> anyhow::Result<Vec<Policy>> {
-    let asked: Vec<&str> = args.policy.iter().map(String::as_str).collect();
-    let policies: Vec<Policy> = match asked.as_slice() {
-        [] => vec![Policy::Hash, Policy::TwoChoices, Policy::LeastConnections],
-        // The simulation does not model which CPU gets a packet.
-        ["all"] => Policy::ALL
-            .into_iter()
-            .filter(|one| *one != Policy::Cpu)
-            .collect(),
-        some => some
-            .iter()
-            .map(|name| name.parse::<Policy>())
-            .collect::<Result<_, _>>()
-            .map_err(anyhow::Error::msg)?,
-    };
-    if asked.len() > 1 && asked.contains(&"all") || policies.contains(&Policy::Cpu) {
-        bail!("`all` stands alone, and `cpu` cannot be simulated: it depends on the network card");
-    }
-    Ok(policies)
-}
-
-fn variant(args: &Args) -> anyhow::Result<Variant> {
-    Ok(match (args.tie, args.window) {
-        (Tie::Freshest, 32) => Variant::Kernel,
-        (Tie::Chance, 32) => Variant::Chance,
-        (Tie::Freshest, 16) => Variant::Window16,
-        (Tie::Freshest, 8) => Variant::Window8,
-        (Tie::Freshest, 4) => Variant::Window4,
-        (_, window) => bail!(
-            "--window {window} cannot be simulated: give 4, 8, 16 or 32, and another than 32 only with --tie freshest"
-        ),
-    })
-}
-
-fn ways(args: &Args) -> anyhow::Result<Vec<Named>> {
-    let mut ways: Vec<Named> = [
-        ("shared-accept", Wake::LongestAsleep),
-        ("shared-epoll-exclusive", Wake::FirstRegistered),
-    ]
-    .map(|(name, wake)| Named {
-        name: name.into(),
-        way: Dispatch::Shared(wake),
-    })
-    .into();
-    let variant = variant(args)?;
-    for policy in policies(args)? {
-        let steered = |stuck_after_s| Dispatch::Steered {
-            policy: policy.number(),
-            variant,
-            stuck_after_s,
-        };
-        ways.push(Named {
-            name: policy.to_string(),
-            way: steered(None),
-        });
-        // A connection that was accepted stays where it is.
-        if args.keep_alive.is_none() {
-            ways.push(Named {
-                name: format!("{policy}+rescue"),
-                way: steered(Some(args.stuck_after.as_secs_f64())),
-            });
-        }
-    }
-    Ok(ways)
 }
 
 /// The requested rate, or the recorded one.
@@ -262,6 +208,7 @@ fn load(args: &Args, arrivals: Arrivals) -> Load {
         kept: args.keep_alive.map(|connections| Kept {
             connections,
             next: Next::Any,
+            apart_s: args.apart.as_secs_f64(),
         }),
         seed: args.seed,
     }

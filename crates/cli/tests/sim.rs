@@ -96,6 +96,37 @@ fn clients_of_a_closed_loop_get_what_the_workers_can_do() {
 }
 
 #[test]
+fn one_queue_spreads_kept_connections_if_it_is_steered() {
+    let kept = [
+        "sim",
+        "--rate",
+        "2400",
+        "--service",
+        "1ms",
+        "--keep-alive",
+        "64",
+        "--policy",
+        "hash",
+        "--json",
+        "--shared",
+    ];
+    let ways = "exclusive,steered-exclusive,wake-all,steered-wake-all";
+    let (ok, out, err) = wakeone(&[&kept[..], &[ways]].concat());
+    assert!(ok, "{err}");
+    let most = |name| variant(&out, name, "share_max_over_mean");
+    assert_eq!(most("shared-epoll-exclusive"), 4.0);
+    for name in ["steered-exclusive", "steered-wake-all"] {
+        assert!(most(name) < 1.2, "{name}: {}", most(name));
+    }
+    // Of connections that are opened before the first look the first worker gets all.
+    let (_, out, _) = wakeone(&[&kept[..], &[ways, "--apart", "0ms"]].concat());
+    assert_eq!(
+        variant(&out, "steered-exclusive", "share_max_over_mean"),
+        4.0
+    );
+}
+
+#[test]
 fn how_many_workers_a_wish_takes_is_found() {
     let wish = [
         "sim",
@@ -127,6 +158,30 @@ fn what_cannot_be_simulated_is_said_in_a_sentence() {
         (
             &["sim", "--rate", "9000", "--service", "1ms"][..],
             "queues would grow without end",
+        ),
+        (
+            &[
+                "sim",
+                "--rate",
+                "900",
+                "--service",
+                "1ms",
+                "--look-every",
+                "0ms",
+            ],
+            "until the next look",
+        ),
+        (
+            &[
+                "sim",
+                "--rate",
+                "900",
+                "--service",
+                "1ms",
+                "--shared",
+                "epoll",
+            ],
+            "steered-wake-all",
         ),
         (
             &["sim", "--rate", "1", "--service", "1"],
@@ -234,7 +289,7 @@ fn what_goes_wrong_shows_in_the_table_and_in_the_trace() {
     let text = std::fs::read_to_string(&path).expect("written");
     let trace: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let events = trace["traceEvents"].as_array().expect("events");
-    // Four ways, with some thousand requests a second each.
+    // Five ways, with some thousand requests a second each.
     assert!(
         events
             .iter()
@@ -247,7 +302,7 @@ fn what_goes_wrong_shows_in_the_table_and_in_the_trace() {
             .iter()
             .filter(|event| event["name"] == "process_name")
             .count(),
-        4
+        5
     );
 }
 

@@ -66,20 +66,15 @@ pub fn change_policy(
 ) -> Result<Option<Policy>, PolicyError> {
     let open = open_group(paths, name)?;
     let table = open.table();
-    if table.flags().load(Relaxed) & DATAGRAMS != 0 {
-        policy.fits_datagrams().map_err(|why| PolicyError::Unfit {
-            name: name.to_owned(),
-            why,
-        })?;
-    }
-    if open.is_one_queue() && policy != Policy::LeastConnections {
-        return Err(PolicyError::Unfit {
-            name: name.to_owned(),
-            why: format!(
-                "{policy}: its workers share one queue, and least-connections is for that"
-            ),
-        });
-    }
+    let fits = match open.is_one_queue() {
+        true => policy.fits_one_queue(),
+        false if table.flags().load(Relaxed) & DATAGRAMS != 0 => policy.fits_datagrams(),
+        false => Ok(()),
+    };
+    fits.map_err(|why| PolicyError::Unfit {
+        name: name.to_owned(),
+        why,
+    })?;
     if policy.needs_counts() && !open.counting() {
         return Err(PolicyError::Uncounted {
             name: name.to_owned(),

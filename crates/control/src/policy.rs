@@ -84,6 +84,19 @@ impl Policy {
         }
     }
 
+    /// Checks that workers which share one queue can be steered by the policy.
+    ///
+    /// # Errors
+    /// The reason, as the end of a sentence, with the policies that can.
+    pub fn fits_one_queue(self) -> Result<(), String> {
+        match self {
+            Self::LeastConnections | Self::RoundRobin => Ok(()),
+            other => Err(format!(
+                "{other} is not for workers that share one queue; least-connections and round-robin fit"
+            )),
+        }
+    }
+
     /// Returns the policy for datagrams without our program. The kernel's hash keeps flows together; a classic program,
     /// random or cpu, does not. `None`: there is none as asked for.
     pub fn without_program(wanted: Option<Self>, affinity: Option<Affinity>) -> Option<Self> {

@@ -9,7 +9,8 @@
 //! alone may just have got a long request.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -25,22 +26,37 @@ pub enum Change {
     ToEnd,
 }
 
-/// A worker's load is its least count of so many looks.
-pub const LOOKS: usize = 4;
+/// How workers take turns at connections that last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Turn {
+    /// The next is the worker with the fewest open connections for its weight.
+    #[default]
+    LeastConnections,
+    /// The next is the worker that got the fewest for its weight, though others may have closed theirs since.
+    RoundRobin,
+}
 
-/// So many connections may come and go. Those beyond them count at once.
-const PASSING: u64 = 2;
-
-/// So many looks with an empty queue end the time in which all are armed.
-const CALM_LOOKS: u32 = 4;
-
-/// How a group is to be steered.
+/// How a group is to be steered. The default is what the product does; the search of docs/policies.md tries others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArmingConfig {
     /// By so many connections a worker may be above the least loaded one and stay armed.
     pub slack: u64,
     /// So many stay armed at least: while the least loaded one serves a request, another takes the next connection.
     pub least_armed: usize,
+    /// And one of so many workers, rounded up: those that are armed have to take a burst alone.
+    pub armed_of: usize,
+    /// A worker's load is its least count of so many looks, 1 or more.
+    pub looks: usize,
+    /// So many connections may come and go. Those beyond them count at once.
+    pub passing: u64,
+    /// After so many looks in a row at which something waited all are armed.
+    pub waiting_looks: u32,
+    /// So many looks with an empty queue end the time in which all are armed.
+    pub calm_looks: u32,
+    /// How often to look while connections come and go.
+    pub look_every: Duration,
+    /// How soon to look again while connections wait and a worker is disarmed.
+    pub hurried: Duration,
 }
 
 impl Default for ArmingConfig {
@@ -48,16 +64,52 @@ impl Default for ArmingConfig {
         Self {
             slack: 1,
             least_armed: 2,
+            armed_of: 4,
+            looks: 4,
+            passing: 2,
+            waiting_looks: 2,
+            calm_looks: 4,
+            look_every: Duration::from_millis(5),
+            hurried: Duration::from_millis(1),
         }
     }
 }
 
-/// A worker that waits for the listener.
+/// A worker's load, and its share relative to the others'.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Share {
+    load: u64,
+    weight: u64,
+}
+
+impl Share {
+    /// Compares by load for its weight.
+    fn is_above(&self, least: &Self, slack: u64) -> bool {
+        let (load, least_load) = (u128::from(self.load), u128::from(least.load));
+        let (weight, least_weight) = (u128::from(self.weight), u128::from(least.weight));
+        load * least_weight > least_load * weight + u128::from(slack) * least_weight
+    }
+
+    /// Orders by load for its weight.
+    fn compare(&self, other: &Self) -> Ordering {
+        self.is_above(other, 0).cmp(&other.is_above(self, 0))
+    }
+
+    /// Is at least at a load for its weight.
+    fn raise(&mut self, least: Self) {
+        let load = u128::from(least.load) * u128::from(self.weight) / u128::from(least.weight);
+        self.load = self.load.max(u64::try_from(load).unwrap_or(u64::MAX));
+    }
+}
+
+/// A worker that waits for the listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Worker {
     /// Its last counts of connections, the newest first.
-    counts: [u64; LOOKS],
-    weight: u64,
+    counts: VecDeque<u64>,
+    /// Those of its connections that have lasted.
+    lasting: u64,
+    share: Share,
     /// It waits with EPOLLEXCLUSIVE.
     exclusive: bool,
     draining: bool,
@@ -67,21 +119,22 @@ struct Worker {
 }
 
 impl Worker {
-    fn load(&self) -> u64 {
-        let lasting = self.counts.into_iter().min().unwrap_or(0);
-        lasting.max(self.counts[0].saturating_sub(PASSING))
+    /// Takes the count of a look.
+    fn count(&mut self, count: u64, config: &ArmingConfig, turn: Turn) {
+        self.counts.truncate(config.looks.max(1) - 1);
+        self.counts.push_front(count);
+        let least = self.counts.iter().copied().min().unwrap_or(count);
+        let lasting = least.max(count.saturating_sub(config.passing));
+        let more = lasting.saturating_sub(std::mem::replace(&mut self.lasting, lasting));
+        self.share.load = match turn {
+            Turn::LeastConnections => lasting,
+            Turn::RoundRobin => self.share.load.saturating_add(more),
+        };
     }
 
-    /// Compares by load for its weight.
-    fn is_above(&self, least: &Self, slack: u64) -> bool {
-        let (load, least_load) = (u128::from(self.load()), u128::from(least.load()));
-        let (weight, least_weight) = (u128::from(self.weight), u128::from(least.weight));
-        load * least_weight > least_load * weight + u128::from(slack) * least_weight
-    }
-
-    /// Orders by load for its weight.
-    fn compare(&self, other: &Self) -> Ordering {
-        self.is_above(other, 0).cmp(&other.is_above(self, 0))
+    /// Whether its turn comes.
+    fn takes(&self) -> bool {
+        !self.draining && !self.busy
     }
 }
 
@@ -89,6 +142,7 @@ impl Worker {
 #[derive(Debug, Clone, Default)]
 pub struct Arming {
     config: ArmingConfig,
+    turn: Turn,
     workers: BTreeMap<usize, Worker>,
     /// Those that wait exclusively, in the order in which the kernel wakes them, as far as it is known.
     order: Vec<usize>,
@@ -109,22 +163,50 @@ impl Arming {
         }
     }
 
+    /// Sets how workers take turns from now on.
+    pub fn set_turn(&mut self, turn: Turn) {
+        if std::mem::replace(&mut self.turn, turn) == turn {
+            return;
+        }
+        for worker in self.workers.values_mut() {
+            worker.share.load = match turn {
+                Turn::LeastConnections => worker.lasting,
+                Turn::RoundRobin => 0,
+            };
+        }
+    }
+
     /// A worker waits for the listener, and is armed. It has so many connections.
     pub fn join(&mut self, worker: usize, exclusive: bool, connections: u64) {
-        self.workers.insert(
-            worker,
-            Worker {
-                counts: [connections; LOOKS],
-                weight: 1,
-                exclusive,
-                draining: false,
-                armed: true,
-                busy: false,
-            },
-        );
-        self.order.retain(|one| *one != worker);
+        self.leave(worker);
+        let load = match self.turn {
+            Turn::LeastConnections => connections,
+            Turn::RoundRobin => 0,
+        };
+        let joined = Worker {
+            counts: VecDeque::from(vec![connections; self.config.looks.max(1)]),
+            lasting: connections,
+            share: Share { load, weight: 1 },
+            exclusive,
+            draining: false,
+            armed: true,
+            busy: false,
+        };
+        self.workers.insert(worker, joined);
+        self.begin_turns(worker);
         if exclusive {
             self.order.push(worker);
+        }
+    }
+
+    /// A worker's turn comes again. It is not given at once what it could not get meanwhile.
+    fn begin_turns(&mut self, worker: usize) {
+        let others = self.workers.iter().filter(|(one, _)| **one != worker);
+        let least = least(others.map(|(_, one)| one));
+        if let (Turn::RoundRobin, Some(least)) = (self.turn, least)
+            && let Some(worker) = self.workers.get_mut(&worker)
+        {
+            worker.share.raise(least);
         }
     }
 
@@ -136,9 +218,13 @@ impl Arming {
 
     /// Sets a worker's share relative to the others', and whether it is to get no more connections.
     pub fn set(&mut self, worker: usize, weight: u32, draining: bool) {
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.weight = u64::from(weight.max(1));
-            worker.draining = draining;
+        let Some(one) = self.workers.get_mut(&worker) else {
+            return;
+        };
+        one.share.weight = u64::from(weight.max(1));
+        let drained = std::mem::replace(&mut one.draining, draining);
+        if drained && !draining {
+            self.begin_turns(worker);
         }
     }
 
@@ -164,9 +250,17 @@ impl Arming {
         self.waited > 0
     }
 
-    /// Returns a worker's load: the connections that have lasted.
+    /// How long it is until the next look, if that costs nothing.
+    pub fn pause(&self) -> Duration {
+        match self.is_hurried() {
+            true => self.config.hurried.min(self.config.look_every),
+            false => self.config.look_every,
+        }
+    }
+
+    /// Returns a worker's load: the connections that have lasted, or those of them that it got.
     pub fn load(&self, worker: usize) -> u64 {
-        self.workers.get(&worker).map_or(0, Worker::load)
+        self.workers.get(&worker).map_or(0, |one| one.share.load)
     }
 
     /// Whether a worker did not take what waited, and has not been seen waiting since.
@@ -189,12 +283,16 @@ impl Arming {
     ) -> Vec<(usize, Change)> {
         for (worker, count) in counts {
             if let Some(worker) = self.workers.get_mut(&worker) {
-                worker.counts.rotate_right(1);
-                worker.counts[0] = count;
+                worker.count(count, &self.config, self.turn);
             }
         }
-        for (number, worker) in &mut self.workers {
-            worker.busy = worker.busy && !waits(*number);
+        let was_busy = |(number, one): (&usize, &Worker)| one.busy.then_some(*number);
+        let busy: Vec<usize> = self.workers.iter().filter_map(was_busy).collect();
+        for number in busy.into_iter().filter(|number| waits(*number)) {
+            if let Some(worker) = self.workers.get_mut(&number) {
+                worker.busy = false;
+            }
+            self.begin_turns(number);
         }
         self.heed_queue(queued, &mut waits);
         let mut changes = self.arm(&mut waits);
@@ -210,51 +308,41 @@ impl Arming {
             return;
         }
         self.waited += 1;
-        if self.waited < 2 {
+        if self.waited < self.config.waiting_looks {
             return;
         }
         self.waited = 0;
-        self.open = CALM_LOOKS;
+        self.open = self.config.calm_looks;
         self.doubts = true;
         for (number, worker) in &mut self.workers {
             worker.busy |= worker.armed && !worker.draining && !waits(*number);
         }
     }
 
-    /// The least loaded worker of those that take connections.
-    fn least(&self) -> Option<Worker> {
-        let takes = |one: &&Worker| !one.draining && !one.busy;
-        let all = self.workers.values().filter(takes);
-        all.copied().reduce(
-            |least, one| {
-                if least.is_above(&one, 0) { one } else { least }
-            },
-        )
-    }
-
     /// The least loaded workers that take connections, so many of them.
     fn least_loaded(&self, count: usize) -> Vec<usize> {
-        let takes = |(_, one): &(&usize, &Worker)| !one.draining && !one.busy;
+        let takes = |(_, one): &(&usize, &Worker)| one.takes();
         let mut all: Vec<_> = self.workers.iter().filter(takes).collect();
-        all.sort_by(|(_, one), (_, other)| one.compare(other));
+        all.sort_by(|(_, one), (_, other)| one.share.compare(&other.share));
         all.into_iter().take(count).map(|(one, _)| *one).collect()
     }
 
     fn arm(&mut self, waits: &mut impl FnMut(usize) -> bool) -> Vec<(usize, Change)> {
-        let least = self.least();
+        let least = least(self.workers.values());
         let open = self.open > 0;
         let slack = self.config.slack;
         let others = self.workers.values().any(|one| !one.draining);
-        let few = self.least_loaded(self.config.least_armed);
+        let part = self.workers.len().div_ceil(self.config.armed_of.max(1));
+        let few = self.least_loaded(self.config.least_armed.max(part));
         let wanted = |number: &usize, worker: &Worker| match least {
             _ if worker.draining => !others,
             _ if open || worker.busy || few.contains(number) => true,
-            Some(least) => !worker.is_above(&least, slack),
+            Some(least) => !worker.share.is_above(&least, slack),
             None => true,
         };
         let mut changes: Vec<(usize, Change)> = Vec::new();
         let mut disarmed = Vec::new();
-        for (number, worker) in &mut self.workers {
+        for (number, worker) in &self.workers {
             match (worker.armed, wanted(number, worker)) {
                 (false, true) => changes.push((*number, Change::Arm)),
                 (true, false) => disarmed.push(*number),
@@ -299,7 +387,8 @@ impl Arming {
         let now: Vec<usize> = self.order.iter().copied().filter(armed).collect();
         let mut wanted = now.clone();
         // Stable: of equal ones, who came to the end first stays first.
-        wanted.sort_by(|one, other| self.workers[one].compare(&self.workers[other]));
+        let share = |number: &usize| self.workers[number].share;
+        wanted.sort_by(|one, other| share(one).compare(&share(other)));
         let mut from = 0;
         let stands = |number: &&usize| {
             let found = now[from..].iter().position(|one| one == *number);
@@ -312,6 +401,15 @@ impl Arming {
         self.order.extend(&moved);
         moved.into_iter().map(|one| (one, Change::ToEnd)).collect()
     }
+}
+
+/// The least loaded worker of those whose turn comes.
+fn least<'a>(workers: impl Iterator<Item = &'a Worker>) -> Option<Share> {
+    let all = workers.filter(|one| one.takes()).map(|one| one.share);
+    all.reduce(|least, one| match least.is_above(&one, 0) {
+        true => one,
+        false => least,
+    })
 }
 
 #[cfg(test)]
@@ -331,7 +429,7 @@ mod tests {
 
     /// Looks at these counts as often as it takes for them to have lasted.
     fn settle(arming: &mut Arming, counts: &[u64]) {
-        for _ in 0..=LOOKS {
+        for _ in 0..=ArmingConfig::default().looks {
             arming.look(counts.iter().copied().enumerate(), false, |_| true);
         }
     }
@@ -453,6 +551,53 @@ mod tests {
     }
 
     #[test]
+    fn of_many_workers_a_quarter_stays_armed() {
+        let mut arming = Arming::new(ArmingConfig::default());
+        (0..64).for_each(|worker| arming.join(worker, false, 0));
+        let counts: Vec<u64> = (0..64).map(|worker| 10 * worker).collect();
+        settle(&mut arming, &counts);
+        assert_eq!(armed(&arming), (0..16).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn in_turn_those_that_got_few_come_first_though_they_have_many() {
+        for exclusive in [false, true] {
+            let mut arming = group(exclusive);
+            let mut kernel = Kernel::of(&arming);
+            settle(&mut arming, &[9, 9, 0, 0]);
+            // Connections that were open before count for nobody.
+            arming.set_turn(Turn::RoundRobin);
+            kernel.change(&arming.look([], false, |_| true));
+            assert_eq!(armed(&arming), [0, 1, 2, 3]);
+            let mut look = |counts: [u64; WORKERS]| {
+                for _ in 0..ArmingConfig::default().looks {
+                    let counts = counts.into_iter().enumerate();
+                    kernel.change(&arming.look(counts, false, |_| true));
+                }
+                kernel.woken()
+            };
+            let mut first = look([9, 9, 3, 3]);
+            first.sort_unstable();
+            assert_eq!(first, [0, 1]);
+            // They get as many. Then others close theirs, which changes nothing.
+            assert_eq!(look([12, 12, 3, 3]).len(), WORKERS);
+            assert_eq!(look([12, 12, 0, 0]).len(), WORKERS);
+        }
+    }
+
+    #[test]
+    fn who_comes_again_is_not_given_all_that_it_could_not_get() {
+        let mut arming = group(true);
+        arming.set_turn(Turn::RoundRobin);
+        arming.set(3, 1, true);
+        settle(&mut arming, &[0, 0, 0, 0]);
+        settle(&mut arming, &[50, 51, 52, 0]);
+        arming.set(3, 1, false);
+        arming.join(4, true, 0);
+        assert_eq!([0, 3, 4].map(|worker| arming.load(worker)), [50; 3]);
+    }
+
+    #[test]
     fn a_worker_of_twice_the_weight_has_twice_the_connections() {
         let mut arming = group(false);
         arming.set(0, 2, false);
@@ -466,12 +611,14 @@ mod tests {
         #[test]
         fn somebody_is_always_woken_and_the_order_is_that_of_loads(
             exclusive: bool,
+            in_turn: bool,
             looks in proptest::collection::vec(
                 (proptest::collection::vec(0..9_u64, WORKERS), any::<bool>(), any::<u8>(), any::<u8>()),
                 1..60,
             ),
         ) {
             let mut arming = group(exclusive);
+            arming.set_turn(if in_turn { Turn::RoundRobin } else { Turn::LeastConnections });
             let mut kernel = Kernel::of(&arming);
             for (counts, queued, waiting, draining) in looks {
                 for worker in 0..WORKERS {
@@ -492,6 +639,33 @@ mod tests {
                     prop_assert_eq!(&arming.order.iter().copied().filter(|one| arming.is_armed(*one)).collect::<Vec<_>>(), &woken);
                     prop_assert!(woken.is_sorted_by_key(|worker| arming.load(*worker)));
                 }
+            }
+        }
+
+        /// Connections that last, opened a look apart, go round, whatever is closed meanwhile.
+        #[test]
+        fn in_turn_all_get_as_many(
+            exclusive: bool,
+            steps in proptest::collection::vec((any::<u8>(), any::<u8>(), 0..4_u8), 40..120),
+        ) {
+            let config = ArmingConfig { looks: 1, passing: 0, least_armed: 1, ..ArmingConfig::default() };
+            let mut arming = Arming::new(config);
+            arming.set_turn(Turn::RoundRobin);
+            (0..WORKERS).for_each(|worker| arming.join(worker, exclusive, 0));
+            let mut kernel = Kernel::of(&arming);
+            let (mut open, mut got) = ([0_u64; WORKERS], [0_u64; WORKERS]);
+            for (chance, closes, how_many) in steps {
+                let woken = kernel.woken();
+                let first = if exclusive { 0 } else { usize::from(chance) % woken.len() };
+                open[woken[first]] += 1;
+                got[woken[first]] += 1;
+                // A connection that is closed within a look is never seen.
+                kernel.change(&arming.look(open.into_iter().enumerate(), false, |_| true));
+                let closes = usize::from(closes) % WORKERS;
+                open[closes] = open[closes].saturating_sub(u64::from(how_many));
+                kernel.change(&arming.look(open.into_iter().enumerate(), false, |_| true));
+                let spread = got.iter().max().zip(got.iter().min()).map(|(most, least)| most - least);
+                prop_assert!(spread <= Some(if exclusive { 1 } else { 2 + config.slack }), "{got:?}");
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The search of docs/policies.md: `cargo run --release --package wakeone-sim --example policies [REQUESTS [WORKLOAD]]`.
 //!
-//! Prints the mean, p90 and p99 for each workload and each combination of policy, tie-break, window and patience. Each
+//! Prints the mean, p90 and p99 for each workload, of one queue, and of each combination of policy, tie-break, window and
+//! patience. Each
 //! is divided by that of one shared queue. All combinations of a workload see the same requests.
 
 #[path = "workloads/mod.rs"]
@@ -9,8 +10,9 @@ mod workloads;
 use wakeone_bpf::contract::number::{
     HASH, LEAST_CONNECTIONS as LEAST, ROUND_ROBIN, SHORTEST_QUEUE as SHORTEST, TWO_CHOICES as TWO,
 };
-use wakeone_sim::{Dispatch, Outcome, Variant};
-use workloads::{Failure, workloads};
+use wakeone_model::arming::ArmingConfig;
+use wakeone_sim::{Dispatch, Outcome, Setup, Variant, Wake};
+use workloads::{Failure, of_many_connections, workloads};
 
 /// Name, policy, how it is compiled, patience in s, whether workers are weighed by their speed.
 type Combination = (&'static str, u32, Variant, Option<f64>, bool);
@@ -83,11 +85,28 @@ const COMBINATIONS: [Combination; 17] = [
     ),
 ];
 
+/// One queue in other orders than in turn: as epoll has it, and steered from outside.
+fn one_queue() -> [(&'static str, Dispatch); 4] {
+    let armed = |exclusive| Dispatch::Armed {
+        exclusive,
+        config: ArmingConfig::default(),
+    };
+    [
+        (
+            "one queue, exclusive",
+            Dispatch::Shared(Wake::FirstRegistered),
+        ),
+        ("the same, steered", armed(true)),
+        ("one queue, wake-all", Dispatch::Shared(Wake::All)),
+        ("the same, steered", armed(false)),
+    ]
+}
+
 fn main() -> Result<(), Failure> {
     let mut arguments = std::env::args().skip(1);
     let requests: u64 = arguments.next().map_or(Ok(1_000_000), |n| n.parse())?;
     let only = arguments.next();
-    for workload in workloads()? {
+    for workload in workloads()?.into_iter().chain(of_many_connections()?) {
         if only.as_ref().is_some_and(|only| only != workload.name) {
             continue;
         }
@@ -98,7 +117,27 @@ fn main() -> Result<(), Failure> {
             "{:<26}{:>8}{:>8}{:>8}{:>8}{:>8}\n  one queue, ms           {:>8.2}{:>8.2}{:>8.2}",
             workload.name, "mean", "p90", "p99", "most", "moved", ms[0], ms[1], ms[2]
         );
+        let row = |name: &str, setup: Setup| -> Result<(), Failure> {
+            let found = workload.simulate(setup, requests, 1)?;
+            let [mean, p90, p99] = times(&found).map(|s| s * 1e3);
+            println!(
+                "  {name:<24}{:>8.2}{:>8.2}{:>8.2}{:>8.2}{:>7.1}%",
+                mean / ms[0],
+                p90 / ms[1],
+                p99 / ms[2],
+                found.max_over_mean(),
+                found.counts.moved as f64 * 100.0 / requests as f64,
+            );
+            Ok(())
+        };
+        for (name, way) in one_queue() {
+            row(name, workload.setup(way))?;
+        }
         for (name, policy, variant, stuck_after_s, weighed) in COMBINATIONS {
+            // A connection that was accepted stays where it is.
+            if stuck_after_s.is_some() && workload.kept.is_some() {
+                continue;
+            }
             if weighed && workload.setup.speeds.is_empty() {
                 continue;
             }
@@ -111,16 +150,7 @@ fn main() -> Result<(), Failure> {
             if weighed {
                 setup.weights = setup.speeds.iter().map(|speed| *speed as u32).collect();
             }
-            let found = workload.simulate(setup, requests, 1)?;
-            let [mean, p90, p99] = times(&found).map(|s| s * 1e3);
-            println!(
-                "  {name:<24}{:>8.2}{:>8.2}{:>8.2}{:>8.2}{:>7.1}%",
-                mean / ms[0],
-                p90 / ms[1],
-                p99 / ms[2],
-                found.max_over_mean(),
-                found.counts.moved as f64 * 100.0 / requests as f64,
-            );
+            row(name, setup)?;
         }
     }
     Ok(())

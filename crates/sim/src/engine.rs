@@ -4,7 +4,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
-use wakeone_bpf::table::flag;
+use wakeone_model::arming::Change;
 
 use crate::arrivals::{Arrivals, Gaps};
 use crate::error::Error;
@@ -121,6 +121,19 @@ impl<'a> Engine<'a> {
         // The agent moves queues, and accepted connections are in none.
         if self.kept.is_none() && matches!(&self.front, Front::Steered { agent: Some(_), .. }) {
             self.happens(0.0, Happening::AgentLooks);
+        }
+        // Kept connections are opened anew only when a worker crashes.
+        let opens = self.kept.is_none() || self.setup.faults.crashes.is_some();
+        if opens
+            && matches!(
+                &self.front,
+                Front::Shared {
+                    steerer: Some(_),
+                    ..
+                }
+            )
+        {
+            self.happens(0.0, Happening::SteererLooks);
         }
         for worker in 0..self.setup.workers {
             self.plan_pause(worker, 0.0);
@@ -295,10 +308,9 @@ impl<'a> Engine<'a> {
     #[inline]
     fn establish(&mut self, worker: usize, one: Waiting) {
         match &mut self.front {
-            Front::Shared { queue, asleep } => {
+            Front::Shared { queue, .. } => {
                 queue.push_back(one);
-                // The kernel wakes a halted worker as well. It takes nothing, and the others do when they come round.
-                let woken = asleep.wake().filter(|worker| self.can_accept(*worker));
+                let woken = self.woken();
                 if let Some(worker) = woken.or_else(|| self.busy_loop()) {
                     self.accept(worker);
                 }
@@ -306,6 +318,25 @@ impl<'a> Engine<'a> {
             Front::Steered { steering, .. } => {
                 steering.enter(worker, self.servers.now());
                 self.put(worker, one);
+            }
+        }
+    }
+
+    /// The worker that is woken for a connection, and takes it. The kernel wakes a halted worker as well. It takes nothing,
+    /// and the others do when they come round, or at once if they are woken too.
+    #[inline]
+    fn woken(&mut self) -> Option<usize> {
+        let Front::Shared { asleep, .. } = &mut self.front else {
+            return None;
+        };
+        let all = asleep.wakes_all();
+        loop {
+            let worker = asleep.wake()?;
+            if can_accept(self.setup.kind, &self.workers[worker]) {
+                return Some(worker);
+            }
+            if !all {
+                return None;
             }
         }
     }
@@ -329,13 +360,13 @@ impl<'a> Engine<'a> {
         if self.setup.kind != Kind::EventLoop {
             return None;
         }
-        let able = |worker: &usize| self.can_accept(*worker);
+        let able = |worker: &usize| self.can_accept(*worker) && self.front.is_armed(*worker);
         let count = (0..self.workers.len()).filter(able).count();
         if count == 0 {
             return None;
         }
         let which = self.chance.random_range(0..count);
-        let able = |worker: &usize| self.can_accept(*worker);
+        let able = |worker: &usize| self.can_accept(*worker) && self.front.is_armed(*worker);
         (0..self.workers.len()).filter(able).nth(which)
     }
 
@@ -357,12 +388,7 @@ impl<'a> Engine<'a> {
 
     #[inline]
     fn can_accept(&self, worker: usize) -> bool {
-        let one = &self.workers[worker];
-        let room = match self.setup.kind {
-            Kind::Threads(threads) => one.busy < threads,
-            Kind::EventLoop => true,
-        };
-        room && !one.is_halted()
+        can_accept(self.setup.kind, &self.workers[worker])
     }
 
     /// A connection comes into a worker's own queue, and the worker takes it if it can.
@@ -387,6 +413,11 @@ impl<'a> Engine<'a> {
         let of = &mut self.workers[worker];
         of.busy += 1;
         of.accepted += 1;
+        if let Front::Shared { .. } = self.front
+            && self.kept.is_none()
+        {
+            self.front.enter(worker, self.servers.now());
+        }
         let speed = self.setup.speeds.get(worker).copied().unwrap_or(1.0);
         self.servers.begin(worker, one.arrived, one.work / speed);
     }
@@ -395,7 +426,10 @@ impl<'a> Engine<'a> {
     fn accept(&mut self, worker: usize) {
         while self.can_accept(worker) {
             let next = match &mut self.front {
-                Front::Shared { queue, .. } if self.kept.is_none() => queue.pop_front(),
+                Front::Shared { queue, asleep, .. } if self.kept.is_none() => {
+                    let looks = asleep.is_armed(worker);
+                    looks.then(|| queue.pop_front()).flatten()
+                }
                 _ => self.workers[worker].queue.pop_front(),
             };
             let Some(one) = next else {
@@ -425,10 +459,8 @@ impl<'a> Engine<'a> {
     fn finish(&mut self, at: f64) {
         let done = self.servers.finish(at);
         self.workers[done.worker].busy -= 1;
-        if let Front::Steered { steering, .. } = &mut self.front
-            && self.kept.is_none()
-        {
-            steering.leave(done.worker, at);
+        if self.kept.is_none() {
+            self.front.leave(done.worker, at);
         }
         self.end(1);
         if self.ended > self.unmeasured {
@@ -476,6 +508,16 @@ fn is_full(backlog: Option<u32>, length: usize) -> bool {
     backlog.is_some_and(|backlog| length > backlog as usize)
 }
 
+/// Whether a worker can begin with a request now.
+#[inline]
+fn can_accept(kind: Kind, worker: &Worker) -> bool {
+    let room = match kind {
+        Kind::Threads(threads) => worker.busy < threads,
+        Kind::EventLoop => true,
+    };
+    room && !worker.is_halted()
+}
+
 /// The rare events.
 impl Engine<'_> {
     fn happen(&mut self) {
@@ -484,6 +526,7 @@ impl Engine<'_> {
         };
         match happening {
             Happening::AgentLooks => self.look(),
+            Happening::SteererLooks => self.steer(),
             Happening::Syn(one) => self.connect(one),
             Happening::Established { worker, one } => self.end_handshake(worker, one),
             Happening::Asks => self.ask(1),
@@ -517,6 +560,27 @@ impl Engine<'_> {
             self.counts.moved += self.workers[slot].queue.len() as u64;
             self.note(What::Moved, slot);
             self.move_queue(slot);
+        }
+    }
+
+    /// The steerer of one queue looks. Where it arms a worker that waits, the kernel looks at the queue.
+    fn steer(&mut self) {
+        let workers = &self.workers;
+        let Some((changes, pause_s)) = self.front.steer(|worker| !workers[worker].is_halted())
+        else {
+            return;
+        };
+        self.happens(self.servers.now() + pause_s, Happening::SteererLooks);
+        self.counts.changes += changes.len() as u64;
+        for (worker, change) in changes {
+            if let Front::Shared { queue, asleep, .. } = &mut self.front
+                && change != Change::Disarm
+                && !queue.is_empty()
+                && asleep.has(worker)
+            {
+                asleep.remove(worker);
+                self.accept(worker);
+            }
         }
     }
 
@@ -562,20 +626,16 @@ impl Engine<'_> {
         let Stop {
             worker, lasts_s, ..
         } = stop;
-        if stop.busy
-            && let Front::Steered { steering, .. } = &mut self.front
-        {
+        if stop.busy {
             let now = self.servers.now();
-            steering.enter(worker, now);
+            self.front.enter(worker, now);
             self.happens(now + lasts_s, Happening::Leaves { worker });
         }
         self.halt(worker, lasts_s);
     }
 
     fn leaves(&mut self, worker: usize) {
-        if let Front::Steered { steering, .. } = &mut self.front {
-            steering.leave(worker, self.servers.now());
-        }
+        self.front.leave(worker, self.servers.now());
     }
 
     /// A worker does nothing for a while.
@@ -615,14 +675,9 @@ impl Engine<'_> {
         self.servers.lose(worker);
         self.note(What::Crashed, worker);
         let now = self.servers.now();
-        match &mut self.front {
-            Front::Shared { asleep, .. } => asleep.remove(worker),
-            Front::Steered { steering, .. } => {
-                steering.mark(worker, flag::UP, false);
-                if self.kept.is_none() {
-                    (0..in_hand).for_each(|_| steering.leave(worker, now));
-                }
-            }
+        self.front.end(worker);
+        if self.kept.is_none() {
+            (0..in_hand).for_each(|_| self.front.leave(worker, now));
         }
         self.lose(in_hand as u64);
         self.leave_queue(worker);
@@ -641,31 +696,21 @@ impl Engine<'_> {
         self.workers[worker].queue.clear();
         self.lose(waiting as u64);
         for of in kept.of(worker) {
-            if let Front::Steered { steering, .. } = &mut self.front {
-                steering.leave(worker, self.servers.now());
-            }
+            self.front.leave(worker, self.servers.now());
             // Where no worker is up they wait for this one to come back.
             match self.front.open() {
                 Some(other) => *of = other,
-                None => self.reopen_at(worker),
+                None => self.front.enter(worker, self.servers.now()),
             }
         }
         self.kept = Some(kept);
-    }
-
-    fn reopen_at(&mut self, worker: usize) {
-        if let Front::Steered { steering, .. } = &mut self.front {
-            steering.enter(worker, self.servers.now());
-        }
     }
 
     fn restart(&mut self, worker: usize) {
         let of = &mut self.workers[worker];
         of.down = false;
         of.lives += 1;
-        if let Front::Steered { steering, .. } = &mut self.front {
-            steering.mark(worker, flag::UP, true);
-        }
+        self.front.join(worker);
         // With kept connections it waits for those that are opened anew.
         if let Front::Shared { asleep, .. } = &mut self.front
             && self.kept.is_some()

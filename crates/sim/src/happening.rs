@@ -10,6 +10,8 @@ use crate::workers::Waiting;
 pub(crate) enum Happening {
     /// The agent looks.
     AgentLooks,
+    /// The steerer of one queue looks.
+    SteererLooks,
     /// A worker is stopped.
     Stop(Stop),
     /// A request that is not of the load ends.

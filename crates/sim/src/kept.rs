@@ -31,11 +31,21 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Opens them, one after another.
+    /// Opens them, one after another, while all workers wait.
     pub(crate) fn open(of: load::Kept, front: &mut Front, seed: u64) -> Self {
+        let (mut now, mut next_look) = (0.0, 0.0);
+        let mut open = |_| {
+            while next_look <= now
+                && let Some((_, pause_s)) = front.steer(|_| true)
+            {
+                next_look += pause_s;
+            }
+            now += of.apart_s;
+            front.open()
+        };
         Self {
             next: of.next,
-            workers: (0..of.connections).filter_map(|_| front.open()).collect(),
+            workers: (0..of.connections).filter_map(&mut open).collect(),
             random: stream(seed, 4),
             waiting: VecDeque::new(),
         }

@@ -5,12 +5,14 @@ use crate::error::Error;
 use crate::service::Service;
 
 /// Connections that are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Kept {
     /// How many.
     pub connections: usize,
     /// The one that a request comes over.
     pub next: Next,
+    /// How long after one the next is opened, in s.
+    pub apart_s: f64,
 }
 
 /// The kept connection that a request comes over.
@@ -65,6 +67,12 @@ impl Load {
         }
         if self.kept.is_some_and(|kept| kept.connections == 0) {
             return Err(Error("requests need at least one connection".into()));
+        }
+        if self
+            .kept
+            .is_some_and(|kept| !(kept.apart_s.is_finite() && kept.apart_s >= 0.0))
+        {
+            return Err(Error("connections are opened one after another".into()));
         }
         Ok(())
     }

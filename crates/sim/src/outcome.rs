@@ -33,6 +33,8 @@ pub struct Counts {
     pub rescues: u64,
     /// Connections that were moved with them.
     pub moved: u64,
+    /// Entries that the steerer of one queue changed.
+    pub changes: u64,
     /// SYNs that found a full queue.
     pub dropped_syns: u64,
     /// Connections that a client gave up after its last SYN was dropped.

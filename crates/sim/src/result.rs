@@ -33,6 +33,7 @@ pub fn sample(found: &crate::Outcome) -> Sample {
         ("events", counts.events),
         ("rescues", counts.rescues),
         ("moved", counts.moved),
+        ("changes", counts.changes),
         ("dropped_syns", counts.dropped_syns),
         ("given_up", counts.given_up),
         ("lost", counts.lost),

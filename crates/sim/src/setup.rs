@@ -2,16 +2,25 @@
 
 use wakeone_bpf::policy_group::{MOST_SLOTS, Variant};
 
+use wakeone_model::arming::ArmingConfig;
+
+use crate::asleep::Wake;
 use crate::error::Error;
 use crate::faults::Faults;
 use crate::servers::Kind;
-use crate::workers::Wake;
 
 /// How connections are given to workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Dispatch {
     /// One queue for all workers.
     Shared(Wake),
+    /// One queue for all workers, of which a steerer arms some.
+    Armed {
+        /// They wait with EPOLLEXCLUSIVE, else all that are armed are woken.
+        exclusive: bool,
+        /// The steerer's rules.
+        config: ArmingConfig,
+    },
     /// A queue for each worker, and a policy that chooses one.
     Steered {
         /// The policy's number in `enum wakeone_policy` (`bpf/policy.h`).
@@ -86,6 +95,11 @@ impl Setup {
                 "{} workers cannot be simulated: give 1 to {most}",
                 self.workers
             )));
+        }
+        if let Dispatch::Armed { config, .. } = self.way
+            && config.look_every.min(config.hurried).is_zero()
+        {
+            return Err(Error("it takes some time until the next look".into()));
         }
         if self.kind == Kind::Threads(0) || self.cpus == Some(0) {
             return Err(Error(

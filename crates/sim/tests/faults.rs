@@ -198,6 +198,7 @@ fn connections_of_a_worker_that_crashed_are_opened_anew() {
             kept: Some(Kept {
                 connections: 64,
                 next: Next::Any,
+                apart_s: 0.004,
             }),
             ..poisson(400.0, 8_000)
         };

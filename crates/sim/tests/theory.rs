@@ -220,6 +220,7 @@ fn kept(way: Dispatch) -> Outcome {
         kept: Some(Kept {
             connections: 64,
             next: Next::Any,
+            apart_s: 0.004,
         }),
         ..poisson(2_400.0, Service::Constant(1e-3), 100_000)
     };
@@ -247,6 +248,7 @@ fn connections_that_take_turns_give_each_worker_its_turn() {
             kept: Some(Kept {
                 connections,
                 next: Next::LongestIdle,
+                apart_s: 0.004,
             }),
             ..poisson(1.0, Service::Constant(1e-3), 200_000)
         };
@@ -268,6 +270,7 @@ fn who_waits_for_a_connection_is_served_after_those_that_have_one() {
         kept: Some(Kept {
             connections: 2,
             next: Next::LongestIdle,
+            apart_s: 0.004,
         }),
         ..poisson(1.0, Service::Recorded(vec![3.0, 2.0, 1.0].into()), 3)
     };
@@ -305,6 +308,7 @@ fn a_request_takes_two_round_trips_and_one_over_a_kept_connection() {
         kept: Some(Kept {
             connections: 64,
             next: Next::Any,
+            apart_s: 0.004,
         }),
         ..load
     };

@@ -26,6 +26,21 @@ pub enum Tie {
     Freshest,
 }
 
+/// Which of the workers that share one queue are woken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Shared {
+    /// In turn: blocking accept()
+    Accept,
+    /// The first in the order of the wait list: EPOLLEXCLUSIVE
+    Exclusive,
+    /// All: epoll without EPOLLEXCLUSIVE
+    WakeAll,
+    /// As exclusive, with `wakeone attach`
+    SteeredExclusive,
+    /// As wake-all, with `wakeone attach`
+    SteeredWakeAll,
+}
+
 /// A range that `--sweep` goes through.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Sweep {

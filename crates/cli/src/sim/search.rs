@@ -9,7 +9,8 @@ use wakeone_sim::{Dispatch, MOST_SLOTS, Variant, run};
 
 use super::arguments::{Find, Sweep};
 use super::show::number;
-use super::{Args, Found, Named, load, rate, setup, show, utilisation};
+use super::ways::Named;
+use super::{Args, Found, load, rate, setup, show, utilisation};
 
 /// The most workers that a way is simulated with.
 fn most_workers(way: Dispatch) -> usize {

@@ -113,6 +113,7 @@ pub fn json(
         ("backlog", json!(args.backlog)),
         ("rtt_ms", json!(args.rtt.as_secs_f64() * 1e3)),
         ("kept_connections", json!(args.keep_alive)),
+        ("apart_ms", json!(args.apart.as_secs_f64() * 1e3)),
         ("events_per_s", json!(found.events_per_s())),
     ] {
         parameters.insert(name.into(), value);

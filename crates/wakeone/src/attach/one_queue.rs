@@ -40,14 +40,15 @@ impl OneQueue {
         command: &[String],
     ) -> Result<Self, Error> {
         let address = candidate.address();
-        refuse_options(address, config)?;
+        let policy = config.policy_of(Protocol::Tcp);
+        check_policy(address, policy)?;
         let dir = GroupDir::take(&paths.runtime, &candidate.name)?;
         // Before any entry is changed, so that `detach` and the next `attach` know of it if we are killed.
         let origin = Origin::of_server(Protocol::Tcp, address, command);
         dir.store(&origin.state(dir.name(), vec![record(None, 0)], None)?)?;
         privileges::keep_for_attaching();
         let (workers, pids) = (&sharing.workers, candidate.watcher.pids());
-        let group = SharedGroup::start(&dir, sharing.shared, Slots::Found, workers, pids);
+        let group = SharedGroup::start(&dir, sharing.shared, Slots::Found, workers, pids, policy);
         let group = group.inspect_err(|_| dir.forget())?;
         group.set_weights(&config.weights);
         let one = Self {
@@ -80,6 +81,19 @@ impl OneQueue {
         match self.group.is_gone() {
             true => Presence::Gone,
             false => Presence::Here,
+        }
+    }
+
+    /// How a worker is chosen.
+    pub fn policy(&self) -> Policy {
+        self.group.policy()
+    }
+
+    /// Chooses by another policy from now on, if one queue can be steered by it.
+    pub fn set_policy(&self, policy: Policy) {
+        match policy.fits_one_queue() {
+            Ok(()) => self.group.set_policy(policy),
+            Err(why) => tracing::warn!("{} stays as it is: {why}", self.name()),
         }
     }
 
@@ -142,19 +156,11 @@ fn record(worker: Option<u32>, inode: u64) -> SlotRecord {
     }
 }
 
-/// Refuses what one queue does not need, or cannot have.
-fn refuse_options(address: SocketAddr, config: &AttachConfig) -> Result<(), Error> {
-    let unfit = |why: &str| {
-        Err(Error::Unfit {
-            address,
-            why: why.to_owned(),
-            advice: String::new(),
-        })
-    };
-    match config.policy {
-        None | Some(Policy::LeastConnections) => Ok(()),
-        Some(other) => unfit(&format!(
-            "its workers share one queue, which {other} cannot be for: least-connections is (or leave --policy away)"
-        )),
-    }
+/// Refuses a policy that one queue cannot be steered by.
+fn check_policy(address: SocketAddr, policy: Policy) -> Result<(), Error> {
+    policy.fits_one_queue().map_err(|why| Error::Unfit {
+        address,
+        why,
+        advice: String::new(),
+    })
 }

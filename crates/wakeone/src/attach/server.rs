@@ -62,7 +62,7 @@ impl Server {
     pub fn policy(&self) -> Policy {
         match self {
             Self::QueueEach(attached) => attached.policy,
-            Self::OneQueue(_) => Policy::LeastConnections,
+            Self::OneQueue(one) => one.policy(),
         }
     }
 
@@ -114,11 +114,7 @@ impl Server {
     pub fn set_policy(&self, policy: Policy) {
         match self {
             Self::QueueEach(attached) => attached.set_policy(policy),
-            Self::OneQueue(one) if policy != Policy::LeastConnections => tracing::warn!(
-                "{} stays as it is: one queue is steered by least-connections only",
-                one.name()
-            ),
-            Self::OneQueue(_) => {}
+            Self::OneQueue(one) => one.set_policy(policy),
         }
     }
 

@@ -82,7 +82,7 @@ impl Group {
         }
         // The names were checked when the supervisor was made.
         privileges::keep_for_supervising(kept_capabilities(&options.keep_caps).unwrap_or_default());
-        let (dispatchers, one_queue) = setup.steer_one_queue(dispatchers, &config.weights)?;
+        let (dispatchers, one_queue) = setup.steer_one_queue(dispatchers, config)?;
         if one_queue.is_some() {
             source = source.with_new_table();
         }

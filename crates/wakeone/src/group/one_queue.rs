@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use wakeone_arming::{Shared, SharedGroup, Slots};
+use wakeone_control::policy::Policy;
 use wakeone_control::privileges::FOR_THE_END;
 use wakeone_control::state::StateError;
 use wakeone_control::steer::{Steer, SteerEvent};
@@ -27,6 +28,7 @@ impl OneQueue {
     /// See [`SharedGroup::start`].
     pub fn start(
         supervisor: &Supervisor,
+        policy: Policy,
         weights: &[(usize, u32)],
     ) -> Result<Option<Self>, StateError> {
         let Some((endpoint, listener)) = supervisor.shared().next() else {
@@ -49,7 +51,7 @@ impl OneQueue {
             cookie,
         };
         let pids = vec![None; supervisor.listeners().len()];
-        let group = SharedGroup::start(dir, shared, Slots::Given(pids.clone()), &[], &[])?;
+        let group = SharedGroup::start(dir, shared, Slots::Given(pids.clone()), &[], &[], policy)?;
         group.set_weights(weights);
         Ok(Some(Self {
             group,

@@ -1,6 +1,5 @@
 //! Which accept queues the workers of a group get by TCP: one for all, or one each.
 
-use wakeone_control::policy::Policy;
 use wakeone_kernel::capability;
 use wakeone_supervisor::{Options, Queue};
 
@@ -32,7 +31,6 @@ pub(super) fn may_share(options: &Options, config: &SteeringConfig) -> bool {
 /// Why the workers need a queue each, as the end of a sentence.
 fn why_each(options: &Options, config: &SteeringConfig) -> Option<String> {
     let tcp = options.listen.iter().filter(|one| !one.is_udp()).count();
-    let policy = config.policy.filter(|one| *one != Policy::LeastConnections);
     let needs = |what: &str| {
         Some(format!(
             "{what} needs a queue for each worker; leave one of the two away"
@@ -46,6 +44,6 @@ fn why_each(options: &Options, config: &SteeringConfig) -> Option<String> {
         () if options.lookup => needs("--lookup"),
         () if options.refuse => needs("--refuse"),
         () if config.rescue == Some(true) => needs("--rescue"),
-        () => needs(&format!("--policy {}", policy?)),
+        () => config.policy?.fits_one_queue().err(),
     }
 }

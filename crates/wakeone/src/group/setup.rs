@@ -60,7 +60,7 @@ impl SteeringSetup<'_> {
     ) -> Result<(Vec<Dispatcher>, Policies), Error> {
         let mut dispatchers = Vec::new();
         let mut policies = Policies {
-            tcp: Policy::default(),
+            tcp: config.policy.unwrap_or_default(),
             udp: Policy::FOR_DATAGRAMS,
         };
         if protocols.tcp && self.supervisor.queue() == Queue::Each {
@@ -114,9 +114,10 @@ impl SteeringSetup<'_> {
     pub fn steer_one_queue(
         &self,
         dispatchers: Vec<Dispatcher>,
-        weights: &[(usize, u32)],
+        config: &SteeringConfig,
     ) -> Result<(Vec<Dispatcher>, Option<OneQueue>), Error> {
-        match OneQueue::start(self.supervisor, weights) {
+        let policy = config.policy.unwrap_or_default();
+        match OneQueue::start(self.supervisor, policy, &config.weights) {
             Ok(shared) => Ok((dispatchers, shared)),
             Err(error) => {
                 capability::with(&FOR_THE_END, || self.end(dispatchers));
@@ -147,7 +148,7 @@ impl SteeringSetup<'_> {
                     "{error}. The workers share one queue instead"
                 );
                 self.share()?;
-                return Ok((None, Policy::LeastConnections));
+                return Ok((None, config.policy.unwrap_or_default()));
             }
             Err(error) => self.fallback(config, error.into()),
         };

@@ -1,5 +1,7 @@
 //! A planned load once more, in the simulator: the same arrivals and the same requests.
 
+use std::time::Duration;
+
 use hdrhistogram::Histogram;
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
@@ -80,13 +82,16 @@ pub fn replay(plan: &Plan, alone: &Alone, seed: u64) -> Result<Load, Error> {
     let due: Vec<_> = Schedule::new(plan, 0).collect();
     let works: Vec<f64> = due.iter().map(|due| asked[due.entry] + more_s()).collect();
     let moments = due.iter().map(|due| due.at_ns as f64 / 1e9).collect();
-    let in_turn = |connections: usize| Kept {
+    let in_turn = |connections: usize, apart: Duration| Kept {
         connections,
         next: Next::LongestIdle,
+        apart_s: apart.as_secs_f64(),
     };
     let (arrivals, kept) = match &plan.arrivals {
         Arrivals::Closed { concurrency } => (wakeone_sim::Arrivals::Closed(*concurrency), None),
-        Arrivals::Kept { connections, .. } => (recorded(moments)?, Some(in_turn(*connections))),
+        Arrivals::Kept {
+            connections, apart, ..
+        } => (recorded(moments)?, Some(in_turn(*connections, *apart))),
         _ => (recorded(moments)?, None),
     };
     Ok(Load {
