@@ -1,4 +1,8 @@
 //! The capabilities that each part of Wakeone keeps, and those that it raises for one action only.
+//!
+//! A thread limits itself once: what it does first decides, as `run --split` attaches to listeners too.
+
+use std::cell::Cell;
 
 use wakeone_kernel::capability::{self, Capability};
 
@@ -48,7 +52,7 @@ pub fn keep_for_attaching() {
     keep_only(&keep, &FOR_LOADING);
 }
 
-/// Keeps the capabilities for making sockets like another's, watching the server's processes and passing on signals.
+/// Keeps the capabilities for making sockets like another's, attaching to listeners, watching the server's processes and passing on signals.
 /// Those for loading programs stay permitted.
 pub fn keep_for_splitting() {
     let keep = [
@@ -67,6 +71,11 @@ pub fn keep_for_splitting() {
     keep_only(&keep, &FOR_LOADING);
 }
 
+thread_local! {
+    /// Whether this thread has limited itself.
+    static LIMITED: Cell<bool> = const { Cell::new(false) };
+}
+
 fn forbid_root() {
     if let Err(error) = capability::forbid_root() {
         tracing::debug!("root may run programs with all capabilities: {error}");
@@ -74,6 +83,9 @@ fn forbid_root() {
 }
 
 fn keep_only(keep: &[Capability], permitted: &[Capability]) {
+    if LIMITED.replace(true) {
+        return;
+    }
     if let Err(error) = capability::keep_only(keep, permitted) {
         tracing::debug!("keeping all capabilities: {error}");
     }

@@ -16,7 +16,6 @@ fn sample() -> State {
         attached: false,
         one_queue: false,
         reserved: Vec::new(),
-        moving_shared: None,
         schema: SCHEMA,
         name: "web".to_owned(),
         boot: "b".to_owned(),
@@ -52,14 +51,6 @@ fn sample() -> State {
 fn what_is_written_is_read() {
     let state = sample();
     assert_eq!(State::decode(&state.encode(), "web"), Ok(state));
-    let moving = State {
-        moving_shared: Some(9),
-        ..sample()
-    };
-    assert_eq!(State::decode(&moving.encode(), "web"), Ok(moving));
-    // Earlier versions, which do not know the field, read a state without it.
-    let text = String::from_utf8(sample().encode()).expect("JSON");
-    assert!(!text.contains("moving_shared"), "{text}");
 }
 
 #[test]

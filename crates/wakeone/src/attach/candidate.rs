@@ -130,10 +130,7 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
                     model.name(),
                     model.describe()
                 ),
-                advice: format!(
-                    "start the server by `wakeone run --split`, or give each worker its own: {}",
-                    advice::own_sockets(&name, &address.to_string())
-                ),
+                advice: own_sockets(found, &name),
             });
         }
     }
@@ -160,6 +157,19 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
         sharing: None,
         watcher,
     })
+}
+
+/// How workers that share one socket get one each.
+fn own_sockets(found: &Found, name: &str) -> String {
+    let by_hand = advice::own_sockets(name, &found.listener.address.to_string());
+    match found.listener.protocol {
+        Protocol::Udp => {
+            format!(
+                "start the server by `wakeone run --split`, or give each worker its own: {by_hand}"
+            )
+        }
+        Protocol::Tcp | Protocol::Mptcp => format!("give each worker its own: {by_hand}"),
+    }
 }
 
 /// Finds the workers that share one socket.
