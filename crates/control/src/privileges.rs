@@ -1,6 +1,6 @@
 //! The capabilities that each part of Wakeone keeps, and those that it raises for one action only.
 //!
-//! A thread limits itself once: what it does first decides, as `run --split` attaches to listeners too.
+//! A thread limits itself once. Its first limit holds: `run --split` attaches to listeners later, and keeps what it has.
 
 use std::cell::Cell;
 

@@ -1,5 +1,5 @@
 //! `wakeone run --split`: a queue of its own for each thread or process of a server that receives from one UDP socket,
-//! where the server knows nothing of Wakeone. What the server opens by TCP is steered as by `wakeone run -- CMD`.
+//! where the server knows nothing of Wakeone. Its TCP listeners are steered as by `wakeone run -- CMD`.
 //!
 //! The server is started as it is, with a preloaded library (`crates/shim`). When one of its threads or processes
 //! first receives from a UDP socket that others receive from too, the library asks the broker here, over a UNIX

@@ -71,7 +71,7 @@ const FOLLOW_EVERY: Duration = Duration::from_millis(50);
 
 /// Work that is done beside the steering, in the same loop. `()` does nothing.
 pub trait Beside {
-    /// What the server's environment gets.
+    /// Variables that the server's environment gets.
     fn variables(&self) -> Vec<(&'static str, OsString)> {
         Vec::new()
     }
