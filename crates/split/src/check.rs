@@ -37,7 +37,8 @@ impl Splitter {
         }
         let ways = started::ways();
         let is_any = !self.findings.is_empty() || !ways.is_empty();
-        if !late && !(is_any && ways.iter().all(Result::is_ok)) {
+        let is_settled = is_any && ways.iter().all(Result::is_ok);
+        if !(late || is_settled) {
             // Its workers may still start.
             self.news = Instant::now();
             return false;

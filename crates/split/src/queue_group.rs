@@ -152,7 +152,6 @@ impl QueueGroup {
                 dual_stack: self.dual_stack,
                 udp: true,
             },
-            backlog: 0,
             command: vec![state::SPLIT.into()],
             attached: true,
         };

@@ -33,8 +33,6 @@ use wakeone_steering::slot_sockets::RemoteFd;
 pub struct Origin {
     /// The address of its sockets.
     pub listen: Endpoint,
-    /// Length of each accept queue; 0 if the server decides it.
-    pub backlog: i32,
     /// The command that made it: see [`Task::command`].
     pub command: Vec<String>,
     /// Whether its sockets are another program's, and go on without us.
@@ -50,7 +48,6 @@ impl Origin {
                 dual_stack: false,
                 udp: protocol == Protocol::Udp,
             },
-            backlog: 0,
             command: command.to_vec(),
             attached: true,
         }
@@ -72,7 +69,8 @@ impl Origin {
             boot: state::boot_id(),
             supervisor: own,
             listen: vec![self.listen],
-            backlog: self.backlog.max(0),
+            // The server decides it.
+            backlog: 0,
             task: Task {
                 command: self.command.clone(),
                 account: None,
@@ -346,13 +344,6 @@ impl SteeredGroup {
         }
     }
 
-    /// Notes that a socket's worker is gone. Returns when its queue was moved to others, and no handshake is under way.
-    pub fn worker_gone(&mut self, cookie: u64) {
-        if let (Some(slot), Some(agent)) = (self.slot_of(cookie), &mut self.agent) {
-            agent.worker_gone(slot);
-        }
-    }
-
     /// Notes that a socket's worker is gone and others hold the socket: it is not chosen while others are, and its queue
     /// is moved. `holders` may have it served again.
     pub fn bereave(&mut self, cookie: u64, holders: Vec<u32>) {
@@ -371,16 +362,6 @@ impl SteeredGroup {
     pub fn accompany(&self, cookie: u64, others: Vec<u32>) {
         if let (Some(slot), Some(agent)) = (self.slot_of(cookie), &self.agent) {
             agent.accompany(slot, others);
-        }
-    }
-
-    /// As [`SteeredGroup::worker_gone`], and then removes the socket, unless that was left closed: its slot is needed to open it again.
-    pub fn hand_over(&mut self, cookie: u64) {
-        if !self.is_left_closed(cookie) {
-            self.worker_gone(cookie);
-        }
-        if !self.is_left_closed(cookie) {
-            self.leave(cookie);
         }
     }
 

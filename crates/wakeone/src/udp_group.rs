@@ -280,7 +280,6 @@ impl Steered {
         let paths = Paths::of(&options.runtime_dir);
         let origin = Origin {
             listen: endpoint,
-            backlog: 0,
             command: std::env::args().collect(),
             attached: false,
         };

@@ -37,10 +37,6 @@ pub use self::state::{AgentConfig, Rescued};
 use self::state::{Core, lock};
 use crate::dispatcher::Dispatcher;
 use wakeone_control::paths::Paths;
-use wakeone_control::steer::Steer;
-
-/// How long the end of a worker may take: the longest wait for handshakes plus a move.
-const LONGEST_END: Duration = Duration::from_millis(100);
 
 /// The agent rests for this many times as long as its last round took, but no longer than that. So rounds of up to 6 ms take a
 /// fifth of a CPU at most. With many workers that all have queues a round is long.
@@ -152,27 +148,9 @@ impl Agent {
         act()
     }
 
-    /// Notes that the worker is gone and its listener soon will be. Returns when its queue was moved and no handshake
-    /// is under way, or after [`LONGEST_END`].
-    pub fn worker_gone(&mut self, slot: usize) {
-        self.worker_down(slot);
-        let begun = Instant::now();
-        while self.thread.is_some()
-            && begun.elapsed() < LONGEST_END
-            && lock(&self.core).is_emptying(slot)
-        {
-            std::thread::sleep(Duration::from_micros(200));
-        }
-    }
-
     /// Connections or datagrams placed so far.
     pub fn placed(&self) -> u64 {
         lock(&self.core).placed()
-    }
-
-    /// Returns how long after its last SYN a socket of this group may still get a connection.
-    pub fn handshake_wait(&self) -> Duration {
-        Duration::from_nanos(lock(&self.core).wait_ns())
     }
 
     fn wake(&self) {
