@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rustix::fs::{Mode, OFlags};
 use wakeone::attach::{
     self, AttachCandidate, AttachConfig, AttachManager, Server, admitted, meant,
 };
@@ -374,9 +375,10 @@ fn leave_agent(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Redirects our output to /dev/null: a reader that waits for its end has all of it then.
+/// Redirects our output to nowhere: a reader that waits for its end has all of it then. A write to a descriptor that only
+/// names a folder fails with EBADF, which Rust's output ignores; some containers have no /dev/null that a user may write to.
 fn fall_silent() -> std::io::Result<()> {
-    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    let null = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     rustix::stdio::dup2_stdout(&null)?;
     Ok(rustix::stdio::dup2_stderr(&null)?)
 }
