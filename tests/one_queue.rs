@@ -5,18 +5,18 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use support::kept::{ASK, Kept, entries_of, is_disarmed, keep, until_disarmed};
 use support::real::{Started, program};
 use support::split::for_another_user;
 use support::steered::{assert_nothing_left, isolated, said, soak, status, sum, wakeone, worker};
-use support::{Ground, LAB, eventually, get, patience, runs, server, signal, slowly, slowness};
+use support::{Ground, LAB, eventually, get, runs, server, signal, slowly, slowness};
 use wakeone_kernel::proc::process::children;
 
 const AT: &str = "127.0.0.1:7400";
@@ -33,9 +33,6 @@ const EVENT_LOOPS: [&str; 8] = [
     "-l",
     AT,
 ];
-/// All servers here answer that, and say who they are.
-const ASK: &str = "/whoami?word=hi";
-
 fn address() -> SocketAddr {
     AT.parse().expect("address")
 }
@@ -125,86 +122,14 @@ impl Sharing {
 
     /// How many workers are not woken now, as the kernel shows it: their entry of the listener has no EPOLLIN.
     fn disarmed(&self) -> usize {
-        let is_disarmed = |line: &String| {
-            let events = line.split_whitespace().nth(3).unwrap_or_default();
-            let events = u32::from_str_radix(events, 16).unwrap_or(1);
-            events & 0x41 == 0
-        };
         let all = self.entries();
-        all.values()
-            .filter(|lines| lines.iter().any(is_disarmed))
-            .count()
+        all.values().filter(|lines| is_disarmed(lines)).count()
     }
 
     /// Opens connections until a worker is disarmed, and keeps them.
     fn until_one_is_disarmed(&self) -> Vec<Kept> {
-        let mut kept = Vec::new();
-        eventually("a worker is disarmed", || {
-            kept.push(Kept::open());
-            self.disarmed() > 0
-        });
-        kept
+        until_disarmed(address(), || self.disarmed())
     }
-}
-
-fn entries_of(pid: u32) -> Vec<String> {
-    let files = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter();
-    let files = files.flatten().flatten();
-    let texts = files.filter_map(|file| std::fs::read_to_string(file.path()).ok());
-    let lines = texts.flat_map(|text| {
-        let lines = text.lines().filter(|line| line.starts_with("tfd:"));
-        lines.map(str::to_owned).collect::<Vec<_>>()
-    });
-    let mut lines: Vec<String> = lines.collect();
-    lines.sort();
-    lines
-}
-
-/// A connection that is kept, and who answers there.
-struct Kept {
-    _stream: TcpStream,
-    worker: String,
-}
-
-impl Kept {
-    fn open() -> Self {
-        let mut stream = TcpStream::connect(address()).expect("connects");
-        stream.set_read_timeout(Some(patience())).expect("a limit");
-        stream
-            .write_all(format!("GET {ASK} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes())
-            .expect("asks");
-        let mut head = Vec::new();
-        let mut some = [0; 512];
-        while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-            let read = stream.read(&mut some).expect("answers");
-            assert!(read > 0, "closed");
-            head.extend_from_slice(&some[..read]);
-        }
-        let head = String::from_utf8_lossy(&head).to_lowercase();
-        let worker = head
-            .lines()
-            .find_map(|line| line.strip_prefix("x-worker: "));
-        Self {
-            worker: worker.expect("X-Worker").trim().to_owned(),
-            _stream: stream,
-        }
-    }
-}
-
-/// Opens so many connections, so far apart. Returns them and how many each worker has, the most first.
-fn keep(count: usize, apart: Duration) -> (Vec<Kept>, Vec<usize>) {
-    let mut kept = Vec::new();
-    for _ in 0..count {
-        kept.push(Kept::open());
-        std::thread::sleep(apart * slowness());
-    }
-    let mut of: BTreeMap<&str, usize> = BTreeMap::new();
-    for one in &kept {
-        *of.entry(&one.worker).or_default() += 1;
-    }
-    let mut counts: Vec<usize> = of.values().copied().collect();
-    counts.sort_unstable_by(|one, other| other.cmp(one));
-    (kept, counts)
 }
 
 #[test]
@@ -223,7 +148,7 @@ fn kept_connections_are_spread_evenly_whoever_is_woken() {
             "{plan}"
         );
         sharing.attach();
-        let (kept, counts) = keep(64, Duration::from_millis(8));
+        let (kept, counts) = keep(address(), 64, Duration::from_millis(8));
         // As it is, exclusive workers end up with 64, 0, 0 and 0.
         assert!(
             counts.len() == WORKERS && counts[0] <= 24,
@@ -247,7 +172,7 @@ fn threads_with_an_epoll_set_each_are_workers() {
     };
     sharing.attach();
     assert_eq!(sharing.status()["slots"].as_array().map(Vec::len), Some(4));
-    let (_kept, counts) = keep(40, Duration::from_millis(10));
+    let (_kept, counts) = keep(address(), 40, Duration::from_millis(10));
     assert!(counts.len() == 4 && counts[0] <= 16, "{counts:?}");
     sharing.detach();
     sharing.end();
@@ -272,7 +197,9 @@ fn every_entry_is_as_the_server_made_it_soon_after_the_agents_end() {
             assert!(took < Duration::from_secs(2) * slowness(), "{took:?}");
             drop(kept);
             eventually("the connections are closed", || sharing.entries() == before);
-            signal(agent, Signal::CONT);
+            if how == Signal::STOP {
+                signal(agent, Signal::CONT);
+            }
             sharing.wakeone(&["detach", AT]);
             assert_eq!(sharing.entries(), before, "{wakes}, {how:?}");
             sharing.end();
@@ -338,7 +265,7 @@ fn under_load_nobody_is_lost_or_waits_whatever_becomes_of_agent_and_guardian() {
     };
     let before = sharing.entries();
     // Opened without us they are uneven, so that workers are disarmed all the time.
-    let kept: Vec<Kept> = (0..16).map(|_| Kept::open()).collect();
+    let kept: Vec<Kept> = (0..16).map(|_| Kept::open(address())).collect();
     let over = AtomicBool::new(false);
     let rounds = if soak() { 1000 } else { 12 };
     let (answered, longest) = std::thread::scope(|scope| {
@@ -433,7 +360,7 @@ fn workers_that_end_and_come_are_followed() {
         let now = up();
         now.len() == WORKERS && !now.contains(&first[0])
     });
-    let (_kept, counts) = keep(32, Duration::from_millis(8));
+    let (_kept, counts) = keep(address(), 32, Duration::from_millis(8));
     assert!(counts.len() == WORKERS && counts[0] <= 16, "{counts:?}");
     sharing.detach();
     sharing.end();
@@ -486,7 +413,7 @@ fn a_server_that_is_started_as_it_is_is_steered_and_ends_with_its_own_code() {
     let Some(ground) = isolated() else { return };
     let mut run = ground.run(&[], &EVENT_LOOPS);
     run.line("is steered");
-    let (kept, counts) = keep(64, Duration::from_millis(8));
+    let (kept, counts) = keep(address(), 64, Duration::from_millis(8));
     assert!(counts.len() == WORKERS && counts[0] <= 24, "{counts:?}");
     drop(kept);
     // It is ours: without us it would end.
@@ -543,7 +470,7 @@ fn no_privilege_is_needed_for_a_server_of_the_same_user() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     assert!(wakeone(&["attach", AT]).contains("one queue"));
-    let (kept, counts) = keep(64, Duration::from_millis(8));
+    let (kept, counts) = keep(address(), 64, Duration::from_millis(8));
     assert!(counts.len() == WORKERS && counts[0] <= 24, "{counts:?}");
     assert!(wakeone(&["status", AT]).contains("least-connections"));
     drop(kept);
