@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::kept::{Kept, entries_of, is_disarmed, keep, until_disarmed};
+use support::kept::{ASK, Kept, entries_of, is_disarmed, keep, until_disarmed};
 use support::real::{Started, installed, program};
 use support::split::for_another_user;
 use support::steered::{isolated, said, wakeone};
@@ -197,7 +197,7 @@ fn assert_refused(run: &mut Run, words: &[&str]) {
     run.line("cannot steer");
     let one = Kept::open(address());
     std::thread::sleep(Duration::from_secs(1));
-    assert!(get(address(), "/whoami?word=hi").is_ok());
+    assert!(get(address(), ASK).is_ok());
     let lines = run.lines();
     let told: Vec<_> = lines
         .iter()
@@ -355,10 +355,10 @@ fn where_only_an_ancestor_may_look_a_server_that_it_starts_is_steered() {
     {
         signal(pid, Signal::KILL);
     }
-    slowly("nobody listens", || get(address(), "/").is_err());
+    slowly("nobody listens", || get(address(), ASK).is_err());
 
     let server = Started::spawn(as_nobody(&server));
-    slowly("it answers", || get(address(), "/").is_ok());
+    slowly("it answers", || get(address(), ASK).is_ok());
     let attach = [&binary, "attach", AT, "--runtime-dir", &runtime];
     let output = as_nobody(&attach).output().expect("setpriv");
     let told = said(&output);
