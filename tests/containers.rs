@@ -29,7 +29,7 @@ fn address() -> SocketAddr {
     AT.parse().expect("address")
 }
 
-/// What a container is started in: an empty root with the machine's programs, and podman's own folders.
+/// The ground of containers: an empty root with the machine's programs, and podman's own folders.
 struct Containers {
     ground: Ground,
 }
@@ -116,8 +116,8 @@ impl Containers {
         Run::start(self.command(options, &[&wakeone[..], server].concat()))
     }
 
-    /// The list of Docker, which allows what podman's does, but pidfd_getfd only with CAP_SYS_PTRACE. What is not allowed
-    /// is refused with EPERM there.
+    /// Docker's list. It allows what podman's does, but pidfd_getfd only with CAP_SYS_PTRACE, and refuses the rest with
+    /// EPERM.
     fn list_of_docker(&self) -> String {
         let text = std::fs::read_to_string("/usr/share/containers/seccomp.json");
         let mut list: Value = serde_json::from_str(&text.expect("podman's list")).expect("JSON");

@@ -12,7 +12,7 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use crate::capability;
 use crate::proc::{line, process, reader};
 
-/// What keeps this process from another one's descriptors.
+/// The rule that keeps this process from another one's descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// The kernel has no pidfd_getfd(2).
