@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use wakeone_kernel::proc::process;
+use wakeone_kernel::proc::refusal::Refusal;
 use wakeone_kernel::socket::arming::{MOST, Waiter, is_same_set, waiters_of};
 use wakeone_kernel::socket::entries::{ONE_SHOT, READABLE};
 
@@ -34,6 +35,8 @@ pub enum Unsteerable {
     OneShot(u32),
     /// This process may not be looked into.
     Hidden(u32, io::Error),
+    /// It is no queue of connections.
+    Datagrams,
     /// There are more than have room.
     Many(usize),
 }
@@ -52,25 +55,26 @@ impl fmt::Display for Unsteerable {
                 f,
                 "process {pid} waits for it with EPOLLONESHOT, and enables the entry itself after each connection"
             ),
-            Self::Hidden(pid, error) => write!(f, "process {pid} may not be looked into: {error}{}", rights(error)),
+            Self::Hidden(pid, error) if is_refusal(error) => {
+                write!(f, "process {pid} may not be looked into: {}", Refusal::of(*pid))
+            }
+            Self::Hidden(pid, error) => write!(f, "process {pid} may not be looked into: {error}"),
+            Self::Datagrams => f.write_str("there is nothing to choose between"),
             Self::Many(count) => write!(f, "{count} epoll sets have it, and {MOST} are the most"),
         }
     }
 }
 
-/// The way out for one who may not look into a process, as the end of a sentence.
-fn rights(error: &io::Error) -> String {
-    if error.kind() != io::ErrorKind::PermissionDenied && error.raw_os_error() != Some(1) {
-        return String::new();
+impl Unsteerable {
+    /// Whether the rules of the machine or the container forbid it. The reason has the way out then.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, Self::Hidden(_, error) if is_refusal(error))
     }
-    let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    match yama.trim() {
-        "1" | "2" | "3" => format!(
-            "; kernel.yama.ptrace_scope is {}: start the server by `wakeone run --`, or attach with CAP_SYS_PTRACE",
-            yama.trim()
-        ),
-        _ => "; it takes the same user, and a process that may be traced, or CAP_SYS_PTRACE; in a container: --cap-add SYS_PTRACE, or attach from the host".into(),
-    }
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    use io::ErrorKind::{PermissionDenied, Unsupported};
+    matches!(error.kind(), PermissionDenied | Unsupported)
 }
 
 /// Finds the workers among some processes.

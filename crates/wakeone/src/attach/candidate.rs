@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use wakeone_arming::{self as arming, Shared};
+use wakeone_arming::{self as arming, Shared, Unsteerable};
 use wakeone_bpf::chooser::{Chooser, Choosers};
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::process;
@@ -119,6 +119,7 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
                     watcher,
                 });
             }
+            Err(why) if why.is_refused() => return Err(unfit(why.to_string())),
             Err(why) => why,
         };
         // One with SO_REUSEPORT may be the first of several.
@@ -163,9 +164,9 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
 }
 
 /// Finds the workers that share one socket.
-fn sharing(found: &Found, socket: &Socket, pids: &[u32]) -> Result<Sharing, String> {
+fn sharing(found: &Found, socket: &Socket, pids: &[u32]) -> Result<Sharing, Unsteerable> {
     if found.listener.protocol != Protocol::Tcp {
-        return Err("there is nothing to choose between".into());
+        return Err(Unsteerable::Datagrams);
     }
     let shared = Shared {
         address: found.listener.address,
@@ -173,7 +174,7 @@ fn sharing(found: &Found, socket: &Socket, pids: &[u32]) -> Result<Sharing, Stri
         inode: socket.inode,
         cookie: socket.cookie,
     };
-    let workers = arming::examine(&shared, pids).map_err(|why| why.to_string())?;
+    let workers = arming::examine(&shared, pids)?;
     Ok(Sharing { shared, workers })
 }
 

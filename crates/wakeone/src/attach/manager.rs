@@ -83,6 +83,9 @@ fn told((protocol, address): Place) -> String {
     format!("{scheme}{address}")
 }
 
+/// For so long after a server of our own began to listen its workers may still have to start.
+const STARTING: Duration = Duration::from_millis(800);
+
 /// The groups that are kept steered.
 pub struct AttachManager {
     paths: Paths,
@@ -94,6 +97,8 @@ pub struct AttachManager {
     awaited: BTreeMap<Place, SteeredGroup>,
     /// Why a target was not steered at the last attempt.
     refused: BTreeMap<String, String>,
+    /// Since when it has not been.
+    refused_since: BTreeMap<String, Instant>,
     /// Places whose program does not load: no other attempt before the configuration changes.
     given_up: BTreeSet<Place>,
     /// Serves their metrics, with those of the kernel's tracepoints if asked for.
@@ -111,6 +116,7 @@ impl AttachManager {
             groups: BTreeMap::new(),
             awaited: BTreeMap::new(),
             refused: BTreeMap::new(),
+            refused_since: BTreeMap::new(),
             given_up: BTreeSet::new(),
             monitor: None,
             search: Search::new(),
@@ -295,6 +301,13 @@ impl AttachManager {
     }
 
     fn refuse(&mut self, what: String, why: String, events: &mut Vec<Event>) {
+        let since = *self
+            .refused_since
+            .entry(what.clone())
+            .or_insert_with(Instant::now);
+        if !self.command.is_empty() && since.elapsed() < STARTING {
+            return;
+        }
         if self.refused.get(&what) != Some(&why) {
             events.push(Event::Refused(why.clone()));
             self.refused.insert(what, why);
@@ -351,6 +364,7 @@ impl AttachManager {
             match started {
                 Ok(at) => {
                     self.refused.remove(&told(address));
+                    self.refused_since.remove(&told(address));
                     let attached = &self.groups[&at].1;
                     events.push(Event::Attached(
                         attached.name().to_owned(),
