@@ -5,7 +5,6 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -13,9 +12,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use support::kept::{self, ASK, Kept};
 use support::real::{Started, program};
 use support::split::for_another_user;
-use support::steered::{assert_nothing_left, isolated, said, soak, status, sum, wakeone, worker};
+use support::steered::{
+    assert_nothing_left, entries_of, isolated, said, soak, status, sum, wakeone, worker,
+};
 use support::{Ground, LAB, eventually, get, patience, runs, server, signal, slowly, slowness};
 use wakeone_kernel::proc::process::children;
 
@@ -33,8 +35,6 @@ const EVENT_LOOPS: [&str; 8] = [
     "-l",
     AT,
 ];
-/// All servers here answer that, and say who they are.
-const ASK: &str = "/whoami?word=hi";
 
 fn address() -> SocketAddr {
     AT.parse().expect("address")
@@ -140,71 +140,21 @@ impl Sharing {
     fn until_one_is_disarmed(&self) -> Vec<Kept> {
         let mut kept = Vec::new();
         eventually("a worker is disarmed", || {
-            kept.push(Kept::open());
+            kept.push(open());
             self.disarmed() > 0
         });
         kept
     }
 }
 
-fn entries_of(pid: u32) -> Vec<String> {
-    let files = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter();
-    let files = files.flatten().flatten();
-    let texts = files.filter_map(|file| std::fs::read_to_string(file.path()).ok());
-    let lines = texts.flat_map(|text| {
-        let lines = text.lines().filter(|line| line.starts_with("tfd:"));
-        lines.map(str::to_owned).collect::<Vec<_>>()
-    });
-    let mut lines: Vec<String> = lines.collect();
-    lines.sort();
-    lines
+fn open() -> Kept {
+    let stream = TcpStream::connect(address()).expect("connects");
+    stream.set_read_timeout(Some(patience())).expect("a limit");
+    Kept::on(stream)
 }
 
-/// A connection that is kept, and who answers there.
-struct Kept {
-    _stream: TcpStream,
-    worker: String,
-}
-
-impl Kept {
-    fn open() -> Self {
-        let mut stream = TcpStream::connect(address()).expect("connects");
-        stream.set_read_timeout(Some(patience())).expect("a limit");
-        stream
-            .write_all(format!("GET {ASK} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes())
-            .expect("asks");
-        let mut head = Vec::new();
-        let mut some = [0; 512];
-        while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-            let read = stream.read(&mut some).expect("answers");
-            assert!(read > 0, "closed");
-            head.extend_from_slice(&some[..read]);
-        }
-        let head = String::from_utf8_lossy(&head).to_lowercase();
-        let worker = head
-            .lines()
-            .find_map(|line| line.strip_prefix("x-worker: "));
-        Self {
-            worker: worker.expect("X-Worker").trim().to_owned(),
-            _stream: stream,
-        }
-    }
-}
-
-/// Opens so many connections, so far apart. Returns them and how many each worker has, the most first.
 fn keep(count: usize, apart: Duration) -> (Vec<Kept>, Vec<usize>) {
-    let mut kept = Vec::new();
-    for _ in 0..count {
-        kept.push(Kept::open());
-        std::thread::sleep(apart * slowness());
-    }
-    let mut of: BTreeMap<&str, usize> = BTreeMap::new();
-    for one in &kept {
-        *of.entry(&one.worker).or_default() += 1;
-    }
-    let mut counts: Vec<usize> = of.values().copied().collect();
-    counts.sort_unstable_by(|one, other| other.cmp(one));
-    (kept, counts)
+    kept::keep(count, apart, open)
 }
 
 #[test]
@@ -338,7 +288,7 @@ fn under_load_nobody_is_lost_or_waits_whatever_becomes_of_agent_and_guardian() {
     };
     let before = sharing.entries();
     // Opened without us they are uneven, so that workers are disarmed all the time.
-    let kept: Vec<Kept> = (0..16).map(|_| Kept::open()).collect();
+    let kept: Vec<Kept> = (0..16).map(|_| open()).collect();
     let over = AtomicBool::new(false);
     let rounds = if soak() { 1000 } else { 12 };
     let (answered, longest) = std::thread::scope(|scope| {

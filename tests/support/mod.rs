@@ -3,6 +3,7 @@
 // Each test program uses its own part of this.
 #![allow(dead_code, unused_imports)]
 
+pub mod kept;
 pub mod mixed;
 pub mod nginx;
 pub mod patience;

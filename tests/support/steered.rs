@@ -152,6 +152,20 @@ pub fn assert_counts_are_exact(ground: &Ground, name: &str, connections: u64) ->
     group
 }
 
+/// Returns the entries of a process's epoll sets, as the kernel shows them.
+pub fn entries_of(pid: u32) -> Vec<String> {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter();
+    let files = files.flatten().flatten();
+    let texts = files.filter_map(|file| std::fs::read_to_string(file.path()).ok());
+    let lines = texts.flat_map(|text| {
+        let lines = text.lines().filter(|line| line.starts_with("tfd:"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    });
+    let mut lines: Vec<String> = lines.collect();
+    lines.sort();
+    lines
+}
+
 /// Checks that no group of this ground left anything: pins, cgroups, mounts, files, processes.
 ///
 /// It finds processes by their network namespace, which is that of the calling thread alone.

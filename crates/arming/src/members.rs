@@ -3,18 +3,18 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use wakeone_kernel::proc::process;
 use wakeone_kernel::socket::arming::{MOST, Waiter, is_same_set, waiters_of};
 use wakeone_kernel::socket::entries::{ONE_SHOT, READABLE};
+use wakeone_model::address::Address;
 
 /// A listener that workers share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shared {
     /// Where it listens.
-    pub address: SocketAddr,
+    pub address: Address,
     /// The interface that it is bound to; 0: none.
     pub interface: u32,
     /// Its inode.
@@ -28,6 +28,8 @@ pub struct Shared {
 pub enum Unsteerable {
     /// Fewer than two wait for it in epoll.
     Alone(usize),
+    /// It is for datagrams.
+    Datagrams,
     /// They have one epoll set, which was made before they were forked.
     OneSet,
     /// The kernel disables the entry with each event (EPOLLONESHOT), and the server enables it again.
@@ -45,6 +47,7 @@ impl fmt::Display for Unsteerable {
                 "none of its workers waits for it in epoll, and only epoll lets another process choose who is woken",
             ),
             Self::Alone(_) => f.write_str("one worker waits for it, and there is nothing to choose between"),
+            Self::Datagrams => f.write_str("there is nothing to choose between"),
             Self::OneSet => f.write_str(
                 "its workers wait in one epoll set, which was made before they were forked: have each worker make its own",
             ),

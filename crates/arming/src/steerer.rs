@@ -13,8 +13,8 @@ use wakeone_bpf::table::{Table, flag};
 use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
 use wakeone_kernel::socket::arming::{Condition, Guardian, MOST, QueueWatch, Waiter, waits_in};
-use wakeone_kernel::socket::diag::QueueLook;
 use wakeone_kernel::socket::entries::{Entry, READABLE, WAKES};
+use wakeone_kernel::socket::queue_look::QueueLook;
 use wakeone_model::arming::{Arming, ArmingConfig, Change};
 
 use crate::control::Control;
@@ -113,7 +113,12 @@ impl Steerer {
             guardian: Guardian::start(records)?,
             table,
             control,
-            queue: QueueLook::at(shared.address, shared.interface, shared.cookie)?,
+            queue: QueueLook::at(
+                shared.address,
+                shared.interface,
+                shared.inode,
+                shared.cookie,
+            )?,
             arming: Arming::new(ArmingConfig::default()),
             workers: BTreeMap::new(),
             holders: holders.iter().copied().collect(),

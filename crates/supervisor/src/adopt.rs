@@ -109,7 +109,8 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Adop
         .map(|found| found.process.pid().to_string())
         .collect();
     let (name, pids) = (state.name.clone(), pids.join(" "));
-    if !same_places(wanted.endpoints, &state.listen) {
+    let endpoints = state.endpoints();
+    if !same_places(wanted.endpoints, &endpoints) {
         let old: Vec<String> = state.listen.iter().map(ToString::to_string).collect();
         return Err(AdoptError::Elsewhere {
             name,
@@ -118,7 +119,7 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Adop
         });
     }
     let lookup = state.reserved.iter().any(Option::is_some);
-    if lookup != (wanted.lookup && state.listen.iter().any(|at| !at.udp)) {
+    if lookup != (wanted.lookup && endpoints.iter().any(|at| !at.udp)) {
         let how = if lookup { "with" } else { "without" };
         return Err(AdoptError::Otherwise { name, how, pids });
     }
@@ -140,7 +141,7 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Adop
         slots.push(adopt_slot(found, same_task && current, &places, wanted)?);
     }
     Ok(Some(Sockets {
-        endpoints: state.listen.clone(),
+        endpoints,
         reserved,
         slots,
     }))
@@ -234,9 +235,13 @@ fn same_places(wanted: &[Endpoint], were: &[Endpoint]) -> bool {
 /// Each address, and the address where its listeners are bound.
 fn places(state: &State) -> Vec<(Endpoint, Endpoint)> {
     let reserved = |at: usize| state.reserved.get(at).and_then(Option::as_ref);
-    let place =
-        |(at, public): (usize, &Endpoint)| (*public, reserve::bound_at(*public, reserved(at)));
-    state.listen.iter().enumerate().map(place).collect()
+    let place = |(at, public): (usize, Endpoint)| (public, reserve::bound_at(public, reserved(at)));
+    state
+        .endpoints()
+        .into_iter()
+        .enumerate()
+        .map(place)
+        .collect()
 }
 
 fn take_reserved(
@@ -244,16 +249,16 @@ fn take_reserved(
     living: &[Option<Living>],
 ) -> Result<Vec<Option<Reserved>>, ListenError> {
     let workers: Vec<&Process> = living.iter().flatten().map(|one| &one.process).collect();
-    let take = |(known, public): (&Option<state::Reserved>, &Endpoint)| {
+    let take = |(known, public): (&Option<state::Reserved>, Endpoint)| {
         let known = known.as_ref();
         known
-            .map(|known| Reserved::take_over(*public, known, &workers))
+            .map(|known| Reserved::take_over(public, known, &workers))
             .transpose()
     };
     let mut taken: Vec<_> = state
         .reserved
         .iter()
-        .zip(&state.listen)
+        .zip(state.endpoints())
         .map(take)
         .collect::<Result<_, _>>()?;
     taken.resize_with(state.listen.len(), || None);

@@ -1,8 +1,7 @@
 //! A server whose workers share one queue. It is steered by changing from outside which of them are woken.
 
-use std::net::SocketAddr;
-
 use wakeone_arming::SharedGroup;
+use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 
 use super::attached::Presence;
@@ -42,7 +41,7 @@ impl OneQueue {
         refuse_options(address, config)?;
         let dir = GroupDir::take(&paths.runtime, &candidate.name)?;
         // Before any entry is changed, so that `detach` and the next `attach` know of it if we are killed.
-        let origin = Origin::of_server(Protocol::Tcp, address, command);
+        let origin = Origin::of_server(candidate.protocol(), address, command);
         dir.store(&origin.state(dir.name(), vec![record(None, 0)], None)?)?;
         privileges::keep_for_attaching();
         let (workers, pids) = (&sharing.workers, candidate.watcher.pids());
@@ -63,8 +62,16 @@ impl OneQueue {
     }
 
     /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> Address {
         self.group.shared().address
+    }
+
+    /// Its protocol.
+    pub fn protocol(&self) -> Protocol {
+        match self.address() {
+            Address::Inet(_) => Protocol::Tcp,
+            Address::Unix(_) => Protocol::Unix,
+        }
     }
 
     /// Notes workers that came or went.
@@ -136,10 +143,10 @@ fn record(worker: Option<u32>, inode: u64) -> SlotRecord {
 }
 
 /// Refuses what one queue does not need, or cannot have.
-fn refuse_options(address: SocketAddr, config: &AttachConfig) -> Result<(), Error> {
+fn refuse_options(address: Address, config: &AttachConfig) -> Result<(), Error> {
     let unfit = |why: &str| {
         Err(Error::Unfit {
-            address,
+            address: address.into(),
             why: why.to_owned(),
             advice: String::new(),
         })

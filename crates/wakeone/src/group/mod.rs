@@ -66,7 +66,7 @@ impl Group {
         // For a group with both protocols it shows the TCP part; `status` shows the other part as well.
         let mut source = Source::open(&paths, &name);
         if config.metrics_tracing {
-            source = source.traced(supervisor.endpoints().iter().map(|at| at.address));
+            source = source.traced(supervisor.endpoints().iter().map(|at| at.address.into()));
         }
         // The names were checked when the supervisor was made.
         privileges::keep_for_supervising(kept_capabilities(&options.keep_caps).unwrap_or_default());
@@ -114,7 +114,7 @@ impl Group {
     pub fn policy(&self, endpoint: &Endpoint) -> Policy {
         match endpoint.protocol() {
             Protocol::Udp => self.policies.udp,
-            Protocol::Tcp | Protocol::Mptcp => self.policies.tcp,
+            Protocol::Tcp | Protocol::Mptcp | Protocol::Unix => self.policies.tcp,
         }
     }
 
