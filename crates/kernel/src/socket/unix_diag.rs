@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
 
 use netlink_packet_core::Nla as _;
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
@@ -13,6 +14,7 @@ use netlink_packet_sock_diag::SockDiagMessage;
 use netlink_packet_sock_diag::unix::nlas::{Nla, UnixDiagName};
 use netlink_packet_sock_diag::unix::{ShowFlags, StateFlags, UnixRequest, UnixResponse};
 use nix::libc;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use wakeone_model::address::UnixName;
 use wakeone_model::listener::{Protocol, Socket};
 
@@ -57,14 +59,31 @@ pub fn file_of(name: UnixName) -> Kind {
     match std::fs::metadata(path) {
         Ok(file) if file.file_type().is_socket() => {
             let device = file.dev();
+            let numbers = (libc::major(device), libc::minor(device));
+            let (major, minor) = device_of(path).unwrap_or(numbers);
             Kind::Socket(File {
-                device: libc::major(device) << 20 | libc::minor(device),
+                device: (major << 20) | minor,
                 inode: file.ino() as u32,
             })
         }
         Ok(_) => Kind::Other,
         Err(_) => Kind::None,
     }
+}
+
+/// Returns the numbers of the device that a path is mounted from. For stat(2), overlayfs and btrfs have others: those of a
+/// layer or of a subvolume.
+fn device_of(path: &Path) -> Option<(u32, u32)> {
+    // Linux 5.8.
+    let mount = statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).ok()?;
+    let mounts = std::fs::read("/proc/thread-self/mountinfo").ok()?;
+    // 36 35 98:0 /root /mount …: the mount, its parent, major:minor. Mount points are any bytes.
+    String::from_utf8_lossy(&mounts).lines().find_map(|line| {
+        let mut words = line.split(' ');
+        let is_it = words.next()?.parse() == Ok(mount.stx_mnt_id);
+        let (major, minor) = words.nth(1).filter(|_| is_it)?.split_once(':')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    })
 }
 
 /// The kernel's flag for the user, which the library has no word for (Linux 5.3).
