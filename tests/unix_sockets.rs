@@ -194,7 +194,8 @@ fn a_worker_may_drain_and_metrics_name_the_socket() {
     let (kept, counts) = keep(&target, 24);
     let of_it = kept.iter().filter(|one| one.worker == drained).count();
     assert!(
-        of_it <= 1 && counts.len() >= WORKERS - 1,
+        // While connections wait, all are armed.
+        of_it <= 3 && counts.len() >= WORKERS - 1,
         "{of_it} of {counts:?}"
     );
     let (done, text) = serving.wakeone(&["metrics", &target]);

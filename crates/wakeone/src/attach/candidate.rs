@@ -193,9 +193,20 @@ fn sharing(found: &Found, socket: &Socket, pids: &[u32]) -> Result<Sharing, Unst
     Ok(Sharing { shared, workers })
 }
 
-/// Connections open at a listener's address.
+/// Connections open at a listener's address. Of TCP, those too that wait to be accepted.
 fn open_at(protocol: Protocol, address: Address) -> usize {
-    diag::accepted_at(protocol, address).map_or(0, |open| open.len())
+    let Address::Inet(address) = address else {
+        return diag::accepted_at(protocol, address).map_or(0, |open| open.len());
+    };
+    diag::sockets(Protocol::Tcp, diag::Which::Open, address.port()).map_or(0, |open| {
+        open.iter().filter(|e| belongs(e, address)).count()
+    })
+}
+
+/// Whether a connection came in by this listener's address.
+fn belongs(entry: &diag::Entry, address: SocketAddr) -> bool {
+    entry.local.port() == address.port()
+        && (address.ip().is_unspecified() || entry.local.ip() == address.ip())
 }
 
 fn worker_name(found: &Found) -> String {
