@@ -1,6 +1,7 @@
 //! Connections that are kept, who answers there, and the entries by which workers wait for more.
 
 use super::{eventually, patience, slowness};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,14 +12,19 @@ pub const ASK: &str = "/whoami?word=hi";
 
 /// A connection that is kept, and who answers there.
 pub struct Kept {
-    _stream: TcpStream,
+    _stream: Box<dyn Any + Send>,
     pub worker: String,
 }
 
 impl Kept {
     pub fn open(at: SocketAddr) -> Self {
-        let mut stream = TcpStream::connect(at).expect("connects");
+        let stream = TcpStream::connect(at).expect("connects");
         stream.set_read_timeout(Some(patience())).expect("a limit");
+        Self::on(stream)
+    }
+
+    /// Asks on a new connection, and keeps it.
+    pub fn on<S: Read + Write + Send + 'static>(mut stream: S) -> Self {
         stream
             .write_all(format!("GET {ASK} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes())
             .expect("asks");
@@ -35,16 +41,21 @@ impl Kept {
             .find_map(|line| line.strip_prefix("x-worker: "));
         Self {
             worker: worker.expect("X-Worker").trim().to_owned(),
-            _stream: stream,
+            _stream: Box::new(stream),
         }
     }
 }
 
 /// Opens so many connections, so far apart. Returns them and how many each worker has, the most first.
 pub fn keep(at: SocketAddr, count: usize, apart: Duration) -> (Vec<Kept>, Vec<usize>) {
+    keep_by(count, apart, || Kept::open(at))
+}
+
+/// The same, opened in some way.
+pub fn keep_by(count: usize, apart: Duration, open: impl Fn() -> Kept) -> (Vec<Kept>, Vec<usize>) {
     let mut kept = Vec::new();
     for _ in 0..count {
-        kept.push(Kept::open(at));
+        kept.push(open());
         std::thread::sleep(apart * slowness());
     }
     let mut of: BTreeMap<&str, usize> = BTreeMap::new();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use wakeone_kernel::proc::process::{self, DescriptorCount};
 use wakeone_kernel::socket::arming::{Waiter, members_of};
-use wakeone_kernel::socket::diag::{self, Which};
+use wakeone_kernel::socket::diag;
 use wakeone_model::listener::Protocol;
 
 use crate::members::Shared;
@@ -119,7 +119,7 @@ impl Corrections {
         workers: impl Iterator<Item = &'a mut Count>,
     ) -> io::Result<()> {
         let begun = Instant::now();
-        let open = connections(shared)?;
+        let open = diag::accepted_at(Protocol::Tcp, shared.address)?;
         for count in workers {
             // A worker that is gone has no count.
             let _ = count.correct(&open);
@@ -127,16 +127,4 @@ impl Corrections {
         self.due = Instant::now() + (begun.elapsed() * CORRECTION_SHARE).max(CORRECT_EVERY);
         Ok(())
     }
-}
-
-/// Inodes of the listener's connections that were accepted.
-fn connections(shared: &Shared) -> io::Result<HashSet<u64>> {
-    let any = shared.address.ip().is_unspecified();
-    let open = diag::sockets_at(Protocol::Tcp, Which::Open, shared.address)?;
-    Ok(open
-        .iter()
-        .filter(|one| any || one.local.ip() == shared.address.ip())
-        .map(|one| one.socket.inode)
-        .filter(|inode| *inode != 0)
-        .collect())
 }

@@ -3,19 +3,19 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::refusal::Refusal;
 use wakeone_kernel::socket::arming::{MOST, Waiter, is_same_set, waiters_of};
 use wakeone_kernel::socket::entries::{ONE_SHOT, READABLE};
+use wakeone_model::address::Address;
 
 /// A listener that workers share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shared {
     /// Where it listens.
-    pub address: SocketAddr,
+    pub address: Address,
     /// The interface that it is bound to; 0: none.
     pub interface: u32,
     /// Its inode.
@@ -29,14 +29,14 @@ pub struct Shared {
 pub enum Unsteerable {
     /// Fewer than two wait for it in epoll.
     Alone(usize),
+    /// It is for datagrams.
+    Datagrams,
     /// They have one epoll set, which was made before they were forked.
     OneSet,
     /// The kernel disables the entry with each event (EPOLLONESHOT), and the server enables it again.
     OneShot(u32),
     /// This process may not be looked into.
     Hidden(u32, io::Error),
-    /// It is no queue of connections.
-    Datagrams,
     /// There are more than have room.
     Many(usize),
 }
@@ -48,6 +48,7 @@ impl fmt::Display for Unsteerable {
                 "none of its workers waits for it in epoll, and only epoll lets another process choose who is woken",
             ),
             Self::Alone(_) => f.write_str("one worker waits for it, and there is nothing to choose between"),
+            Self::Datagrams => f.write_str("there is nothing to choose between"),
             Self::OneSet => f.write_str(
                 "its workers wait in one epoll set, which was made before they were forked: have each worker make its own",
             ),
@@ -59,7 +60,6 @@ impl fmt::Display for Unsteerable {
                 write!(f, "process {pid} may not be looked into: {}", Refusal::of(*pid))
             }
             Self::Hidden(pid, error) => write!(f, "process {pid} may not be looked into: {error}"),
-            Self::Datagrams => f.write_str("there is nothing to choose between"),
             Self::Many(count) => write!(f, "{count} epoll sets have it, and {MOST} are the most"),
         }
     }

@@ -14,8 +14,8 @@ use wakeone_control::policy::Policy;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
 use wakeone_kernel::socket::arming::{Condition, Guardian, MOST, QueueWatch, Waiter, waits_in};
-use wakeone_kernel::socket::diag::QueueLook;
 use wakeone_kernel::socket::entries::{Entry, READABLE, WAKES};
+use wakeone_kernel::socket::queue_look::QueueLook;
 use wakeone_model::arming::{Arming, ArmingConfig, Change, Turn};
 
 use crate::control::Control;
@@ -134,7 +134,12 @@ impl Steerer {
             guardian: Guardian::start(records)?,
             table,
             control,
-            queue: QueueLook::at(shared.address, shared.interface, shared.cookie)?,
+            queue: QueueLook::at(
+                shared.address,
+                shared.interface,
+                shared.inode,
+                shared.cookie,
+            )?,
             arming: Arming::new(ArmingConfig::default()),
             workers: BTreeMap::new(),
             slots,

@@ -28,13 +28,13 @@ use crate::runtime_dir::RuntimeDir;
 use crate::target;
 use wakeone_terminal::{print, print_wrapped};
 
-/// Steer a server that runs already and has a listening socket for each worker (SO_REUSEPORT)
+/// Steer a server that runs already: its workers share a listening socket, or each has its own (SO_REUSEPORT)
 #[derive(Debug, Clone, clap::Args)]
 #[command(
-    after_help = "It returns when the server is steered; an agent stays behind, follows its workers, and attaches again when it comes back.\nExamples: wakeone attach :8080 --rescue\n          wakeone attach udp://:53 --affinity none"
+    after_help = "It returns when the server is steered; an agent stays behind, follows its workers, and attaches again when it comes back.\nExamples: wakeone attach :8080 --rescue\n          wakeone attach unix:/run/app.sock\n          wakeone attach udp://:53 --affinity none"
 )]
 pub struct Args {
-    /// :PORT, ADDRESS:PORT, a process id, or the name of a process, unit or group; udp:// before it means its UDP sockets
+    /// :PORT, ADDRESS:PORT, unix:/PATH, unix:@NAME, a process id, or the name of a process, unit or group; udp:// before it means its UDP sockets
     #[arg(value_name = "TARGET")]
     target: Target,
 
@@ -191,8 +191,10 @@ fn lacking(found: &[Found]) -> Vec<String> {
         .iter()
         .any(|one| one.hidden > 0 && one.pids.is_empty());
     // One socket that workers share needs no program.
-    let shared =
-        |one: &Found| one.listener.protocol == Protocol::Tcp && one.listener.sockets.len() == 1;
+    let shared = |one: &Found| {
+        let listener = &one.listener;
+        listener.sockets.len() == 1 && [Protocol::Tcp, Protocol::Unix].contains(&listener.protocol)
+    };
     let programs = !found.iter().all(shared);
     let needed = capability::NEEDED.into_iter().map(|(needed, _)| needed);
     let needed = needed.filter(|_| programs);
@@ -226,6 +228,8 @@ fn candidates(found: &[Found], owners: &[u32]) -> anyhow::Result<Vec<AttachCandi
     {
         return Err(last.into());
     }
+    // A server's socket for its own control is none that the user meant.
+    refused.retain(|error| !matches!(error, attach::Error::OneWorker { .. }));
     for error in refused {
         crate::complain(&error.to_string());
     }

@@ -146,7 +146,7 @@ fn reopen(pinned: &Pinned, state: &State, slot: usize) -> Result<(), String> {
     };
     // The sockets of a worker include those of UDP, which have a program and a table of their own. Only listeners are
     // closed for a move.
-    let sockets = known.inodes.iter().zip(&state.listen);
+    let sockets = known.inodes.iter().zip(state.endpoints());
     let listeners = sockets.filter(|(_, endpoint)| !endpoint.udp);
     for (address, (inode, endpoint)) in listeners.enumerate() {
         // A socket that nobody holds any more is closed, and needs no repair.
@@ -172,7 +172,7 @@ fn moves_shared(paths: &Paths, name: &str) -> bool {
 
 /// Makes the shared socket of a split server listen that was closed for a move. Returns whether it was repaired.
 fn reopen_shared(name: &str, state: &State) -> bool {
-    let (Some(inode), Some(endpoint)) = (state.moving_shared, state.listen.first()) else {
+    let (Some(inode), Some(endpoint)) = (state.moving_shared, state.endpoints().pop()) else {
         return false;
     };
     let there = |socket: &OwnedFd| socket::address(socket) == Some(endpoint.address);

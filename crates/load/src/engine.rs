@@ -407,7 +407,7 @@ impl<'a> Engine<'a> {
     /// Connects, and enters the connection in the table.
     fn open(&mut self, source: u32) -> Result<u32, ErrorKind> {
         let socket = connect(
-            &self.task.live.target(),
+            self.task.live.target(),
             source_address(self.task.plan.sources, source),
         )
         .map_err(|errno| error_kind(errno, true))?;

@@ -18,7 +18,7 @@ use wakeone::steered::{Origin, SteeredGroup};
 use wakeone_control::paths::Paths;
 use wakeone_control::privileges::FOR_LOADING;
 use wakeone_control::state;
-use wakeone_control::state::Endpoint;
+use wakeone_control::state::{Endpoint, ListenAt};
 use wakeone_control::steer::SteerEvent;
 use wakeone_kernel::socket::inode_of;
 use wakeone_steering::agent::AgentConfig;
@@ -99,7 +99,7 @@ impl fmt::Display for QueueGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.protocol {
             Protocol::Udp => write!(f, "{}/udp", self.address),
-            Protocol::Tcp | Protocol::Mptcp => self.address.fmt(f),
+            _ => self.address.fmt(f),
         }
     }
 }
@@ -122,7 +122,7 @@ impl QueueGroup {
 
     /// Its name.
     pub fn name(&self) -> String {
-        name_of(self.protocol, self.address)
+        name_of(self.protocol, self.address.into())
     }
 
     /// Whether this is the shared socket, or one of its queues.
@@ -167,11 +167,11 @@ impl QueueGroup {
     /// The folder cannot be had.
     pub fn take(&self, paths: &Paths, backlog: i32) -> Result<SteeredGroup, Reason> {
         let origin = Origin {
-            listen: Endpoint {
+            listen: ListenAt::Inet(Endpoint {
                 address: self.address,
                 dual_stack: self.dual_stack,
                 udp: self.protocol == Protocol::Udp,
-            },
+            }),
             backlog,
             command: vec![state::SPLIT.into()],
             attached: true,

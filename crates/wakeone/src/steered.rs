@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,6 +16,7 @@ use wakeone_bpf::recount::{Callbacks, CountIn};
 use wakeone_bpf::table::flag;
 use wakeone_kernel::capability;
 use wakeone_kernel::socket::moving::Look;
+use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 
 use crate::metrics::Source;
@@ -24,9 +24,8 @@ use wakeone_control::move_log::MoveLog;
 use wakeone_control::orphans::OrphanLog;
 use wakeone_control::paths::Paths;
 use wakeone_control::privileges::{FOR_LOADING, FOR_THE_END};
-use wakeone_control::state::Endpoint;
 use wakeone_control::state::Identity;
-use wakeone_control::state::{self, GroupDir, State, StateError, Task};
+use wakeone_control::state::{self, GroupDir, ListenAt, State, StateError, Task};
 use wakeone_control::steer::{Steer, SteerEvent};
 use wakeone_steering::agent::{Agent, AgentConfig};
 use wakeone_steering::dispatcher::Dispatcher;
@@ -36,7 +35,7 @@ use wakeone_steering::slot_sockets::RemoteFd;
 #[derive(Debug)]
 pub struct Origin {
     /// The address of its sockets.
-    pub listen: Endpoint,
+    pub listen: ListenAt,
     /// Length of each accept queue, see [`SteeredGroup::set_backlog`]; 0 if the server decides it.
     pub backlog: i32,
     /// The command that made it: see [`Task::command`].
@@ -47,13 +46,9 @@ pub struct Origin {
 
 impl Origin {
     /// That of a server that makes its sockets itself. `command`: the one that we started it by, else empty.
-    pub fn of_server(protocol: Protocol, address: SocketAddr, command: &[String]) -> Self {
+    pub fn of_server(protocol: Protocol, address: Address, command: &[String]) -> Self {
         Self {
-            listen: Endpoint {
-                address,
-                dual_stack: false,
-                udp: protocol == Protocol::Udp,
-            },
+            listen: ListenAt::of(protocol, address),
             backlog: 0,
             command: command.to_vec(),
             attached: true,
@@ -314,7 +309,7 @@ impl SteeredGroup {
         let counted = match shared {
             Ok(None) => Ok(()),
             Ok(Some(pins)) => {
-                let port = self.origin.listen.address.port();
+                let port = self.origin.listen.address().port().unwrap_or(0);
                 let count = || CountIn::of(&pins)?.run(port, [], Callbacks::Probed);
                 let counted = capability::with(&FOR_LOADING, count);
                 counted.map(drop).map_err(|error| error.to_string())
@@ -566,7 +561,7 @@ impl SteeredGroup {
             source = source.with_rescuer(agent.rescuer());
         }
         if traced {
-            source = source.traced(std::iter::once(self.origin.listen.address));
+            source = source.traced(std::iter::once(self.origin.listen.address()));
         }
         source
     }

@@ -2,7 +2,6 @@
 //! back. This is the process that `wakeone attach` leaves behind, and that `wakeone agent` runs as.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -10,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::process;
+use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
 
@@ -56,7 +56,7 @@ pub enum Event {
 const NOTICES_APART: Duration = Duration::from_micros(500);
 
 /// Where a group is: TCP and UDP have separate ports.
-type Place = (Protocol, SocketAddr);
+type Place = (Protocol, Address);
 
 /// Those listeners that another process than this one has. Our own serve metrics.
 fn below_us(found: Vec<Found>) -> Vec<Found> {
@@ -78,7 +78,7 @@ fn place_of(found: &Found) -> Place {
 fn told((protocol, address): Place) -> String {
     let scheme = match protocol {
         Protocol::Udp => "udp://",
-        Protocol::Tcp | Protocol::Mptcp => "",
+        Protocol::Tcp | Protocol::Mptcp | Protocol::Unix => "",
     };
     format!("{scheme}{address}")
 }
@@ -179,9 +179,8 @@ impl AttachManager {
         config: AttachConfig,
         owners: Vec<u32>,
     ) -> Result<&Server, Error> {
-        let address = Box::new(Target::Address(candidate.address()));
         let wanted = Wanted {
-            target: Target::By(candidate.protocol(), address),
+            target: Target::at(candidate.protocol(), candidate.address()),
             config: config.clone(),
             owners,
         };
@@ -225,17 +224,8 @@ impl AttachManager {
 
     /// Whether a target means this place.
     fn is_wanted(&self, (protocol, address): Place) -> bool {
-        self.wanted
-            .iter()
-            .any(|wanted| match wanted.target.parts() {
-                (of, Target::Port(port)) => {
-                    of.unwrap_or(Protocol::Tcp) == protocol && *port == address.port()
-                }
-                (of, Target::Address(at)) => {
-                    of.unwrap_or(Protocol::Tcp) == protocol && *at == address
-                }
-                _ => true,
-            })
+        let mut wanted = self.wanted.iter();
+        wanted.any(|wanted| wanted.target.is_at(protocol, address))
     }
 
     /// Steers these targets from now on, and no others. A change of policy or weights takes effect without detaching.
@@ -328,15 +318,38 @@ impl AttachManager {
 
     /// Whether a target is a single address that is steered.
     fn has(&self, target: &Target) -> bool {
-        match target.parts() {
-            (Some(protocol), Target::Address(address)) => {
-                self.groups.contains_key(&(protocol, *address))
-            }
-            (None, Target::Address(address)) => {
-                self.groups.contains_key(&(Protocol::Tcp, *address))
+        match target.parts().1 {
+            Target::Address(_) => {
+                let mut places = self.groups.keys();
+                places.any(|(protocol, address)| target.is_at(*protocol, *address))
             }
             _ => false,
         }
+    }
+
+    /// Whether a target names this address.
+    fn names(&self, (protocol, address): Place) -> bool {
+        let mut targets = self.wanted.iter().map(|wanted| &wanted.target);
+        targets.any(|one| {
+            let names = matches!(one.parts().1, Target::Address(_));
+            names && one.is_at(protocol, address)
+        })
+    }
+
+    /// Those whose listeners the targets may mean.
+    fn protocols(&self) -> Vec<Protocol> {
+        let may_be = |protocol: &Protocol| {
+            self.wanted
+                .iter()
+                .any(|one| match (one.target.parts(), protocol) {
+                    ((of, _), Protocol::Udp) => of == Some(Protocol::Udp),
+                    ((of, Target::Pid(_) | Target::Name(_)), Protocol::Unix) => of.is_none(),
+                    ((of, _), Protocol::Unix) => of == Some(Protocol::Unix),
+                    _ => true,
+                })
+        };
+        let all = [Protocol::Tcp, Protocol::Udp, Protocol::Unix];
+        all.into_iter().filter(may_be).collect()
     }
 
     /// Attaches to wanted servers that are not yet steered. Call it a few times a second: it searches processes only
@@ -347,10 +360,12 @@ impl AttachManager {
         {
             return events;
         }
-        let is_udp = |wanted: &Wanted| wanted.target.parts().0 == Some(Protocol::Udp);
-        let udp = self.wanted.iter().any(is_udp);
+        let protocols = self.protocols();
         let refused = !self.refused.is_empty();
-        if !self.search.is_due(Instant::now(), refused, || sockets(udp)) {
+        if !self
+            .search
+            .is_due(Instant::now(), refused, || sockets(&protocols))
+        {
             return events;
         }
         // The search does not find a listener that an earlier agent left closed.
@@ -371,6 +386,8 @@ impl AttachManager {
                         attached.counted(),
                     ));
                 }
+                // Servers have UNIX sockets for their own control. Nobody asked for those.
+                Err(Error::OneWorker { .. }) if !self.names(address) => {}
                 Err(error) => {
                     if matches!(&error, Error::Load { .. }) {
                         self.given_up.insert(address);

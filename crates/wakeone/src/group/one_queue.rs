@@ -45,7 +45,7 @@ impl OneQueue {
         let (inode, cookie, listener) =
             known().map_err(|source| dir.failed("watch the listener of", source))?;
         let shared = Shared {
-            address: endpoint.address,
+            address: endpoint.address.into(),
             interface: 0,
             inode,
             cookie,
