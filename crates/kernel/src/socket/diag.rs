@@ -51,6 +51,13 @@ pub struct Entry {
     pub cgroup: Option<u64>,
 }
 
+impl Entry {
+    /// Whether it is a connection that neither side has closed.
+    pub fn is_established(&self) -> bool {
+        self.state == STATE_ESTABLISHED
+    }
+}
+
 const FAMILIES: [u8; 2] = [libc::AF_INET as u8, libc::AF_INET6 as u8];
 
 /// Returns all sockets of a protocol in this thread's network namespace; `port` (0 for all) is their local port.
@@ -155,6 +162,7 @@ impl QueueLook {
 }
 
 /// include/net/tcp_states.h
+const STATE_ESTABLISHED: u8 = 1;
 const STATE_SYN_RECV: u8 = 3;
 
 fn connected() -> io::Result<Netlink> {
