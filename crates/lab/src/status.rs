@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::process;
+use crate::user::User;
 
 /// The longest time until closing connections no longer count as open.
 const REST: Duration = Duration::from_secs(3);
@@ -19,6 +20,8 @@ pub struct Steered {
     pub address: SocketAddr,
     /// Where Wakeone's state is, where it is not in the usual place.
     pub runtime: Option<PathBuf>,
+    /// Whose it is. Wakeone does not trust the state of others.
+    pub user: User,
 }
 
 impl Steered {
@@ -27,6 +30,7 @@ impl Steered {
         Self {
             address,
             runtime: None,
+            user: User::Own,
         }
     }
 
@@ -70,7 +74,7 @@ impl Steered {
     }
 
     fn read(&self) -> Result<Value, Error> {
-        read_in(self.runtime.as_deref())
+        read_by(self.user, self.runtime.as_deref())
     }
 }
 
@@ -79,14 +83,15 @@ impl Steered {
 /// # Errors
 /// When `wakeone status` fails.
 pub fn read() -> Result<Value, Error> {
-    read_in(None)
+    read_by(User::Own, None)
 }
 
-fn read_in(runtime: Option<&Path>) -> Result<Value, Error> {
+fn read_by(user: User, runtime: Option<&Path>) -> Result<Value, Error> {
     let failed =
         |why: String| Error::Server(format!("reading `wakeone status --json` failed: {why}"));
     let mut command = Command::new(process::wakeone()?);
     command.args(["status", "--json"]).stdin(Stdio::null());
+    user.runs(&mut command);
     if let Some(runtime) = runtime {
         command.env("WAKEONE_RUNTIME_DIR", runtime);
     }

@@ -136,6 +136,7 @@ impl ServerUnderTest {
         status::Steered {
             address: self.address,
             runtime: self.launch.user.runtime(self.scratch.path()),
+            user: self.launch.user,
         }
     }
 
@@ -151,6 +152,7 @@ impl ServerUnderTest {
             if self.workers.len() >= ready.workers && ready.answers.is_none_or(answers) {
                 break;
             }
+            self.server.still_runs()?;
             if Instant::now() > deadline {
                 return Err(Error::Server(format!(
                     "{} is not ready after {} s: it has {} of {} workers, or does not answer",

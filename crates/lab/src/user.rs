@@ -1,5 +1,6 @@
 //! The user who starts a server and steers it.
 
+use std::io::Read;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -66,7 +67,11 @@ impl User {
             return Some("only root may run a command as another user".into());
         }
         let named = programs.iter().filter_map(|name| process::program(name));
-        let mut all = process::wakeone().into_iter().chain(named);
+        let all = process::wakeone().into_iter().chain(named);
+        let mut all = all.flat_map(|program| {
+            let interpreter = interpreter(&program);
+            std::iter::once(program).chain(interpreter)
+        });
         let refused = all.find(|program| {
             let mut command = Command::new("test");
             self.runs(command.arg("-x").arg(program));
@@ -76,9 +81,27 @@ impl User {
     }
 }
 
+/// The program that runs a script.
+fn interpreter(script: &Path) -> Option<PathBuf> {
+    let mut start = [0; 256];
+    let read = std::fs::File::open(script).ok()?.read(&mut start).ok()?;
+    let line = String::from_utf8_lossy(&start[..read]);
+    let words = line.lines().next()?.strip_prefix("#!")?;
+    words.split_whitespace().next().map(PathBuf::from)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_script_needs_its_interpreter() {
+        let scratch = Scratch::new("test").unwrap();
+        let script = scratch.write("script", "#!/bin/sh -e\nexit 0\n").unwrap();
+        assert_eq!(interpreter(&script), Some("/bin/sh".into()));
+        let other = scratch.write("other", b"\x7fELF").unwrap();
+        assert_eq!(interpreter(&other), None);
+    }
 
     #[test]
     fn a_plain_user_has_its_directory_and_no_capability() {
