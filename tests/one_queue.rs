@@ -271,6 +271,7 @@ fn connections_that_their_clients_have_closed_are_no_load() {
     let of_left = |one: &&Kept| left.iter().any(|pid| one.worker == pid.to_string());
     let theirs = more.iter().filter(of_left).count();
     assert!(theirs >= 18, "{theirs} of 24");
+    sharing.detach();
     sharing.end();
 }
 
