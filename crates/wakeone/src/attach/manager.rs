@@ -55,7 +55,7 @@ pub enum Event {
 /// Notices in this time are answered by one look: anybody may listen at the same port of another network namespace.
 const NOTICES_APART: Duration = Duration::from_micros(500);
 
-/// How often to follow groups that follow themselves: what they noted is written down then.
+/// How often to follow groups that follow themselves. Each time their notes are written to the state file.
 const AT_EASE: Duration = Duration::from_millis(250);
 
 /// Where a group is: TCP and UDP have separate ports.
