@@ -28,7 +28,7 @@ const COLUMNS: [Column; 6] = [
     Column {
         workload: BURST,
         head: "burst",
-        unit: "× even",
+        unit: "×",
         metric: SHARE,
     },
     Column {
@@ -306,7 +306,7 @@ mod tests {
         };
         let with_units = [
             "kept, ms",
-            "burst, × even",
+            "burst, ×",
             "stuck, ms",
             "cpu, ms",
             "full, /s",
