@@ -225,6 +225,28 @@ fn threads_with_an_epoll_set_each_are_workers() {
     sharing.end();
 }
 
+/// Hypercorn closes a connection only when its time for another request is over.
+#[test]
+fn connections_that_their_clients_have_closed_are_no_load() {
+    let script = server("lingering.py");
+    let Some(sharing) = Sharing::start(&["python3", &script, "7400", "4"]) else {
+        return;
+    };
+    let sharing = sharing.with_workers(WORKERS);
+    sharing.attach();
+    let (mut kept, _) = keep(address(), 48, Duration::from_millis(8));
+    let left: Vec<u32> = sharing.workers()[..2].to_vec();
+    kept.retain(|one| !left.iter().any(|pid| one.worker == pid.to_string()));
+    // Longer than a correction lasts.
+    std::thread::sleep(Duration::from_secs(1));
+    let (more, _) = keep(address(), 24, Duration::from_millis(8));
+    let of_left = |one: &&Kept| left.iter().any(|pid| one.worker == pid.to_string());
+    let theirs = more.iter().filter(of_left).count();
+    assert!(theirs >= 18, "{theirs} of 24");
+    sharing.detach();
+    sharing.end();
+}
+
 /// The steerer may end, stop and hang at any moment.
 #[test]
 fn every_entry_is_as_the_server_made_it_soon_after_the_agents_end() {

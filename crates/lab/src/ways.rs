@@ -29,6 +29,10 @@ pub enum Way {
     LeastConnections,
     /// The same, and the queue of a stuck worker is moved to the others.
     LeastConnectionsRescue,
+    /// [`Way::SharedEpollExclusive`] under `wakeone attach`, which has the kernel wake those with the fewest connections.
+    OneQueue,
+    /// The same with [`Way::SharedEpollWakeAll`].
+    OneQueueWakeAll,
     /// [`Way::SharedEpollExclusive`] on the kernel of the papers, whose exclusive waiters take turns.
     PatchedEpollRotate,
     /// [`Way::SharedAccept`] on the kernel of the papers, under this policy.
@@ -44,13 +48,15 @@ pub const PATCHED_ACCEPT: [Way; 4] = [
 ];
 
 /// The ways that `tills` compares, in the order of history; those whose connections are kept too.
-pub const WITH_ROTATE: [Way; 6] = [
+pub const WITH_ROTATE: [Way; 8] = [
     Way::SharedAccept,
     Way::SharedEpollExclusive,
     Way::SharedEpollRotate,
     Way::ReuseportHash,
     Way::LeastConnections,
     Way::LeastConnectionsRescue,
+    Way::OneQueueWakeAll,
+    Way::OneQueue,
 ];
 
 /// How each worker serves.
@@ -76,6 +82,8 @@ impl Way {
             Way::ReuseportHash => "reuseport-hash",
             Way::LeastConnections => "least-connections",
             Way::LeastConnectionsRescue => "least-connections+rescue",
+            Way::OneQueue => "one-queue",
+            Way::OneQueueWakeAll => "one-queue-wake-all",
             Way::PatchedEpollRotate => "patched-epoll-rotate",
             Way::Patched(Policy::WakeAll) => "patched-wake-all",
             Way::Patched(Policy::TaskExclusive) => "patched-task-exclusive",
@@ -103,9 +111,9 @@ impl Way {
             Way::ReuseportHash => 2,
             Way::LeastConnections => 3,
             Way::LeastConnectionsRescue => 4,
-            Way::SharedEpollWakeAll => 5,
+            Way::SharedEpollWakeAll | Way::OneQueueWakeAll => 5,
             Way::SharedEpollRotate => 6,
-            Way::SharedIoUring | Way::Patched(Policy::WakeAll) => 7,
+            Way::SharedIoUring | Way::OneQueue | Way::Patched(Policy::WakeAll) => 7,
             Way::PatchedEpollRotate | Way::Patched(Policy::AlwaysWake) => 4,
             Way::Patched(Policy::TaskExclusive) => 6,
             Way::Patched(Policy::WakeOne) => 2,
@@ -132,7 +140,17 @@ impl Way {
 
     /// Whether Wakeone chooses.
     pub fn steered(self) -> bool {
+        self.is_run() || self.is_attached()
+    }
+
+    /// Whether `wakeone run` starts it, and replaces its workers.
+    pub fn is_run(self) -> bool {
         matches!(self, Way::LeastConnections | Way::LeastConnectionsRescue)
+    }
+
+    /// Whether `wakeone attach` steers it.
+    fn is_attached(self) -> bool {
+        matches!(self, Way::OneQueue | Way::OneQueueWakeAll)
     }
 
     /// The command line of a server of `workers` workers.
@@ -156,10 +174,12 @@ impl Way {
                 serve("epoll-prefork --epoll wake-all")
             }
             Way::SharedAccept | Way::Patched(_) => serve("preforked"),
-            Way::SharedEpollExclusive | Way::PatchedEpollRotate => {
+            Way::SharedEpollExclusive | Way::PatchedEpollRotate | Way::OneQueue => {
                 serve("epoll-prefork --epoll exclusive")
             }
-            Way::SharedEpollWakeAll => serve("epoll-prefork --epoll wake-all"),
+            Way::SharedEpollWakeAll | Way::OneQueueWakeAll => {
+                serve("epoll-prefork --epoll wake-all")
+            }
             Way::SharedEpollRotate => serve("epoll-prefork --epoll rotate"),
             Way::SharedIoUring => serve("io-uring"),
             Way::ReuseportHash if serving == Serving::Loops => serve("reuseport"),
@@ -174,6 +194,8 @@ impl Way {
         let what = format!("the server {}", self.name());
         Launch {
             switch: self.switch(),
+            attach: self.is_attached().then(Vec::new),
+            steered_workers: if self.is_attached() { workers } else { 0 },
             ..Launch::ours(what, self.line(serving, workers))
         }
     }

@@ -12,7 +12,7 @@ use wakeone_kernel::proc::exits::Exits;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::waits::{self, Processes};
 use wakeone_kernel::schedule;
-use wakeone_kernel::socket::diag::{self, Which};
+use wakeone_kernel::socket::diag::{self, Accepted, Which};
 use wakeone_kernel::socket::unix_diag;
 use wakeone_model::accept::{self, AcceptModel};
 use wakeone_model::address::Address;
@@ -250,6 +250,7 @@ impl Watcher {
             return Ok(HashSet::new());
         }
         diag::accepted_at(self.listener.protocol, self.listener.address)
+            .map(Accepted::all)
             .map_err(kernel("asking the kernel for the open connections"))
     }
 

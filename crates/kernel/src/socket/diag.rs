@@ -53,6 +53,13 @@ pub struct Entry {
     pub cgroup: Option<u64>,
 }
 
+impl Entry {
+    /// Whether it is a connection that neither side has closed.
+    pub fn is_established(&self) -> bool {
+        self.state == STATE_ESTABLISHED
+    }
+}
+
 const FAMILIES: [u8; 2] = [libc::AF_INET as u8, libc::AF_INET6 as u8];
 
 /// Returns all sockets of a protocol in this thread's network namespace; `port` (0 for all) is their local port.
@@ -77,22 +84,48 @@ pub fn sockets_at(
     dump(&[family], protocol, which, listener.port())
 }
 
-/// Returns the inodes of the connections that came in by a listener's address, and were accepted.
+/// The connections that came in by a listener's address and were accepted, by their inodes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Accepted {
+    /// Those whose clients may still send a request.
+    pub lasting: HashSet<u64>,
+    /// Those that a side has closed. Of UNIX sockets that is not known, and all count as lasting.
+    pub ended: HashSet<u64>,
+}
+
+impl Accepted {
+    /// All of them.
+    pub fn all(mut self) -> HashSet<u64> {
+        self.lasting.extend(self.ended);
+        self.lasting
+    }
+}
+
+/// Returns the connections that came in by a listener's address, and were accepted.
 ///
 /// # Errors
 /// As [`sockets`].
-pub fn accepted_at(protocol: Protocol, listener: Address) -> io::Result<HashSet<u64>> {
+pub fn accepted_at(protocol: Protocol, listener: Address) -> io::Result<Accepted> {
+    let mut found = Accepted::default();
     let listener = match listener {
         Address::Inet(listener) => listener,
-        Address::Unix(name) => return unix_diag::accepted_at(name),
+        Address::Unix(name) => {
+            found.lasting = unix_diag::accepted_at(name)?;
+            return Ok(found);
+        }
     };
     let any = listener.ip().is_unspecified();
-    let open = sockets_at(protocol, Which::Open, listener)?.into_iter();
-    Ok(open
-        .filter(|one| any || one.local.ip() == listener.ip())
-        .map(|one| one.socket.inode)
-        .filter(|inode| *inode != 0)
-        .collect())
+    for one in sockets_at(protocol, Which::Open, listener)? {
+        if one.socket.inode == 0 || !any && one.local.ip() != listener.ip() {
+            continue;
+        }
+        let which = match one.is_established() {
+            true => &mut found.lasting,
+            false => &mut found.ended,
+        };
+        which.insert(one.socket.inode);
+    }
+    Ok(found)
 }
 
 /// Returns how long the waiting connections of a listener's address have waited for accept(), in µs, as exact as the
@@ -129,6 +162,7 @@ pub(super) fn exact(listener: SocketAddr, interface: u32, cookie: u64) -> Vec<u8
 }
 
 /// include/net/tcp_states.h
+const STATE_ESTABLISHED: u8 = 1;
 const STATE_SYN_RECV: u8 = 3;
 
 fn dump(families: &[u8], protocol: Protocol, which: Which, port: u16) -> io::Result<Vec<Entry>> {

@@ -197,7 +197,7 @@ fn sharing(found: &Found, socket: &Socket, pids: &[u32]) -> Result<Sharing, Unst
 /// Connections open at a listener's address. Of TCP, those too that wait to be accepted.
 fn open_at(protocol: Protocol, address: Address) -> usize {
     let Address::Inet(address) = address else {
-        return diag::accepted_at(protocol, address).map_or(0, |open| open.len());
+        return diag::accepted_at(protocol, address).map_or(0, |open| open.all().len());
     };
     diag::sockets(Protocol::Tcp, diag::Which::Open, address.port()).map_or(0, |open| {
         open.iter().filter(|e| belongs(e, address)).count()

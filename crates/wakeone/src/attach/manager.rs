@@ -55,6 +55,9 @@ pub enum Event {
 /// Notices in this time are answered by one look: anybody may listen at the same port of another network namespace.
 const NOTICES_APART: Duration = Duration::from_micros(500);
 
+/// How often to follow groups that follow themselves. Each time their notes are written to the state file.
+const AT_EASE: Duration = Duration::from_millis(250);
+
 /// Where a group is: TCP and UDP have separate ports.
 type Place = (Protocol, Address);
 
@@ -406,19 +409,22 @@ impl AttachManager {
 
     /// Waits for a time, or until the programs notice that the sockets of a group changed, or `also` is readable.
     pub fn wait(&self, time: Duration, also: Option<BorrowedFd<'_>>) {
-        let is_opening = self.groups.values().any(|(_, group)| group.is_opening());
-        let time = if is_opening {
+        let groups = || self.groups.values().map(|(_, group)| group);
+        let time = if groups().any(Server::is_opening) {
             time.min(BETWEEN_SOCKETS)
+        } else if !self.groups.is_empty() && groups().all(Server::follows_itself) {
+            time.max(AT_EASE)
         } else {
             time
         };
-        // Sockets that begin to listen together are seen by one look.
-        std::thread::sleep(NOTICES_APART.min(time));
-        let left = Timespec::try_from(time.saturating_sub(NOTICES_APART)).ok();
-        let notices = self
-            .groups
-            .values()
-            .filter_map(|(_, group)| group.notices());
+        let notices = groups().filter_map(Server::notices);
+        let apart = match groups().any(|group| group.notices().is_some()) {
+            // Sockets that begin to listen together are seen by one look.
+            true => NOTICES_APART.min(time),
+            false => Duration::ZERO,
+        };
+        std::thread::sleep(apart);
+        let left = Timespec::try_from(time.saturating_sub(apart)).ok();
         let mut polled: Vec<_> = notices
             .map(AsFd::as_fd)
             .chain(also)

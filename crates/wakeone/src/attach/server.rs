@@ -110,6 +110,11 @@ impl Server {
         }
     }
 
+    /// Whether a thread of its own follows its workers.
+    pub fn follows_itself(&self) -> bool {
+        matches!(self, Self::OneQueue(_))
+    }
+
     /// Whether it needs no frequent [`Server::follow`] now.
     pub fn is_quiet(&self) -> bool {
         match self {
