@@ -29,7 +29,8 @@ pub enum Way {
     LeastConnections,
     /// The same, and the queue of a stuck worker is moved to the others.
     LeastConnectionsRescue,
-    /// [`Way::SharedEpollExclusive`] under `wakeone attach`, which has the kernel wake those with the fewest connections.
+    /// [`Way::SharedEpollExclusive`] under `wakeone run --queue one`, which has the kernel wake those with the fewest
+    /// connections.
     OneQueue,
     /// The same with [`Way::SharedEpollWakeAll`].
     OneQueueWakeAll,
@@ -138,19 +139,15 @@ impl Way {
         }
     }
 
-    /// Whether Wakeone chooses.
+    /// Whether Wakeone chooses: `wakeone run` starts it, and replaces its workers.
     pub fn steered(self) -> bool {
-        self.is_run() || self.is_attached()
-    }
-
-    /// Whether `wakeone run` starts it, and replaces its workers.
-    pub fn is_run(self) -> bool {
-        matches!(self, Way::LeastConnections | Way::LeastConnectionsRescue)
-    }
-
-    /// Whether `wakeone attach` steers it.
-    fn is_attached(self) -> bool {
-        matches!(self, Way::OneQueue | Way::OneQueueWakeAll)
+        matches!(
+            self,
+            Way::LeastConnections
+                | Way::LeastConnectionsRescue
+                | Way::OneQueue
+                | Way::OneQueueWakeAll
+        )
     }
 
     /// The command line of a server of `workers` workers.
@@ -164,28 +161,27 @@ impl Way {
             Serving::Blocking => "preforked",
             Serving::Loops => "epoll",
         };
-        let run = |rescue: &str| {
-            format!(
-                "wakeone run --policy least-connections {rescue} {rest} -- wakeone-lab serve --model {model} -w 1"
-            )
+        let run = |how: &str, model: &str| {
+            format!("wakeone run {how} {rest} -- wakeone-lab serve --model {model} -w 1")
         };
+        let each = "--queue each --policy least-connections";
         match self {
             Way::SharedAccept if serving == Serving::Loops => {
                 serve("epoll-prefork --epoll wake-all")
             }
             Way::SharedAccept | Way::Patched(_) => serve("preforked"),
-            Way::SharedEpollExclusive | Way::PatchedEpollRotate | Way::OneQueue => {
+            Way::SharedEpollExclusive | Way::PatchedEpollRotate => {
                 serve("epoll-prefork --epoll exclusive")
             }
-            Way::SharedEpollWakeAll | Way::OneQueueWakeAll => {
-                serve("epoll-prefork --epoll wake-all")
-            }
+            Way::SharedEpollWakeAll => serve("epoll-prefork --epoll wake-all"),
+            Way::OneQueue => run("--queue one", "epoll-prefork --epoll exclusive"),
+            Way::OneQueueWakeAll => run("--queue one", "epoll-prefork --epoll wake-all"),
             Way::SharedEpollRotate => serve("epoll-prefork --epoll rotate"),
             Way::SharedIoUring => serve("io-uring"),
             Way::ReuseportHash if serving == Serving::Loops => serve("reuseport"),
             Way::ReuseportHash => serve("preforked --reuseport"),
-            Way::LeastConnections => run("--no-rescue"),
-            Way::LeastConnectionsRescue => run("--rescue"),
+            Way::LeastConnections => run(&format!("{each} --no-rescue"), model),
+            Way::LeastConnectionsRescue => run(&format!("{each} --rescue"), model),
         }
     }
 
@@ -194,8 +190,6 @@ impl Way {
         let what = format!("the server {}", self.name());
         Launch {
             switch: self.switch(),
-            attach: self.is_attached().then(Vec::new),
-            steered_workers: if self.is_attached() { workers } else { 0 },
             ..Launch::ours(what, self.line(serving, workers))
         }
     }

@@ -237,7 +237,7 @@ impl Who {
     ) -> Result<(), Error> {
         let rolls = Restart::Signal(Signal::SIGHUP, "rolling restart done", nth);
         let how = match self {
-            Who::Ours(way) if way.is_run() => rolls,
+            Who::Ours(way) if way.steered() => rolls,
             Who::Ours(Way::ReuseportHash) => Restart::StartFirst,
             // The next one cannot have the address before this one has left it.
             Who::Ours(_) => Restart::EndFirst,
