@@ -241,12 +241,11 @@ struct wakeone_table {
 
 /* Written on each listener by user space; a connection is born with a copy. */
 struct wakeone_tag {
-	__u32 slot;         /* or WAKEONE_NOWHERE */
+	__u32 slot;
 	__u32 counted;
 };
 
-/* In place of a slot: the listener has none. Its connections are in no count
- * until they move to a slot. */
+/* In place of the slot that a connection moves to: the kernel chooses. */
 #define WAKEONE_NOWHERE 0x7ffffffe
 /* In place of the slot that a connection came from: no move of it changes a
  * count. Whether it was counted in is not known, or it was not. */
@@ -260,8 +259,8 @@ struct wakeone_tag {
  * in `from`, one more in `to`. The first move makes it, others change `to`.
  */
 struct wakeone_note {
-	__u32 from;         /* its tag's slot, WAKEONE_NOWHERE or WAKEONE_FROZEN */
-	__u32 to;           /* the slot that counts it now, or WAKEONE_NOWHERE */
+	__u32 from;         /* its tag's slot, or WAKEONE_FROZEN */
+	__u32 to;           /* the slot that counts it now */
 };
 
 #ifdef __cplusplus

@@ -60,7 +60,7 @@ static __always_inline __u32 birthplace(struct sk_reuseport_md *md, int *trouble
 		return WAKEONE_FROZEN;
 	}
 	slot = *known & ~WAKEONE_UNSETTLED;
-	if (slot >= WAKEONE_MAX_SLOTS && slot != WAKEONE_NOWHERE) {
+	if (slot >= WAKEONE_MAX_SLOTS) {
 		*trouble = WAKEONE_EXIT_BAD_TAG;
 		return WAKEONE_FROZEN;
 	}
@@ -110,14 +110,9 @@ static __always_inline int count_move(struct sk_reuseport_md *md, struct bpf_soc
 		return trouble;
 	from = note->to;
 	note->to = to;
-	if (from < WAKEONE_MAX_SLOTS) {
-		wakeone_leave(&table, from);
-		ADD(wakeone_slot_at(&table, from)->migrated_out, 1);
-		ADD(wakeone_slot_at(&table, to)->migrated_in, 1);
-	} else {
-		/* It was in no count, and comes in only here. */
-		ADD(wakeone_slot_at(&table, to)->established, 1);
-	}
+	wakeone_leave(&table, from);
+	ADD(wakeone_slot_at(&table, from)->migrated_out, 1);
+	ADD(wakeone_slot_at(&table, to)->migrated_in, 1);
 	wakeone_enter(&table, to);
 	return trouble;
 }
@@ -264,20 +259,18 @@ static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *
 
 	if (!tag)
 		return; /* not one of ours */
-	if (tag->slot >= WAKEONE_MAX_SLOTS && tag->slot != WAKEONE_NOWHERE) {
+	if (tag->slot >= WAKEONE_MAX_SLOTS) {
 		ADD(table.exits[WAKEONE_EXIT_BAD_TAG], 1);
 		return;
 	}
 	if (tag->counted)
 		return;
 	tag->counted = 1;
-	if (tag->slot < WAKEONE_MAX_SLOTS) {
-		/* An idle worker accepts at once. */
-		if (!wakeone_load(wakeone_slot_at(&table, tag->slot), WAKEONE_BY_ACTIVE))
-			wakeone_note_progress(&table, tag->slot, bpf_ktime_get_ns());
-		wakeone_enter(&table, tag->slot);
-		ADD(wakeone_slot_at(&table, tag->slot)->established, 1);
-	}
+	/* An idle worker accepts at once. */
+	if (!wakeone_load(wakeone_slot_at(&table, tag->slot), WAKEONE_BY_ACTIVE))
+		wakeone_note_progress(&table, tag->slot, bpf_ktime_get_ns());
+	wakeone_enter(&table, tag->slot);
+	ADD(wakeone_slot_at(&table, tag->slot)->established, 1);
 	if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_STATE_CB_FLAG))
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
 						       BPF_SOCK_OPS_STATE_CB_FLAG);

@@ -11,8 +11,7 @@
 /* Shared by all the listeners of a group, and with user space by mmap. */
 struct wakeone_table table SEC(".data.table") = {};
 
-/* Socket cookie of a listener -> its slot or WAKEONE_NOWHERE, with the mark
- * WAKEONE_UNSETTLED. Several listeners may share a slot: in a rolling restart
+/* Socket cookie of a listener -> its slot, with the mark WAKEONE_UNSETTLED. Several listeners may share a slot: in a rolling restart
  * each slot has two at each address. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

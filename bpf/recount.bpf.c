@@ -174,7 +174,7 @@ static __always_inline int count(struct tcp_sock *tcp)
 		return 0;
 	slot = home_of(tcp);
 	/* Without the callback its end would go unnoticed. */
-	if (!slot || (*slot >= WAKEONE_MAX_SLOTS && *slot != WAKEONE_NOWHERE) || watch_end(tcp))
+	if (!slot || *slot >= WAKEONE_MAX_SLOTS || watch_end(tcp))
 		return leave_out(tcp);
 	fresh.slot = *slot;
 	fresh.counted = 1;
@@ -183,8 +183,6 @@ static __always_inline int count(struct tcp_sock *tcp)
 		return leave_out(tcp);
 	forget_left_out(tcp);
 	ADD(recount.counted, 1);
-	if (fresh.slot == WAKEONE_NOWHERE)
-		return 0;
 	s = &table.slot[fresh.slot & (WAKEONE_MAX_SLOTS - 1)];
 	wakeone_enter(&table, fresh.slot);
 	ADD(s->established, 1);

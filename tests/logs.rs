@@ -127,7 +127,7 @@ fn attach_in_the_foreground_tells_when_it_is_ready_and_when_it_ends() {
 }
 
 #[test]
-fn attach_that_cannot_choose_names_split() {
+fn attach_that_cannot_choose_names_the_way_out() {
     let Some(ground) = isolated() else { return };
     let serve = [LAB, "serve", "--model", "preforked", "--listen", AT];
     let server = Started::spawn(program(&serve));
@@ -137,7 +137,7 @@ fn attach_that_cannot_choose_names_split() {
     let output = wakeone(&ground, &["attach", AT]);
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        !output.status.success() && told.contains("wakeone run --split"),
+        !output.status.success() && told.contains("give each worker its own"),
         "{told}"
     );
     drop(server);

@@ -456,7 +456,7 @@ fn is_answered(stream: &mut std::net::TcpStream) -> bool {
 fn a_listener_that_could_not_listen_again_is_not_closed() {
     let Some(ground) = isolated() else { return };
     let mut command = Command::new("python3");
-    command.args([&server("dropped.py"), "own", "7300", "3"]);
+    command.args([&server("dropped.py"), "7300", "3"]);
     let server = Server::of(command);
     let mut agent = attach_watched(&ground, None);
     let mut kept: Vec<_> = (0..6).map(|_| asked("/keep")).collect();

@@ -9,12 +9,14 @@ mod support;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::UdpSocket;
+use std::io::{Read, Write};
+use std::net::{TcpStream, UdpSocket};
 use std::time::Duration;
+use support::real::installed;
 use support::sessions::{self, Sessions};
-use support::split::{PORT, Split, address, for_another_user};
-use support::steered::{assert_nothing_left, soak, status, sum};
-use support::{Run, eventually, halt, server, signal};
+use support::split::{PORT, Split, address, as_nobody, check, for_another_user};
+use support::steered::{assert_nothing_left, soak, status, sum, wakeone};
+use support::{Run, eventually, halt, server, signal, slowly};
 use wakeone_kernel::socket::diag::{Which, sockets};
 use wakeone_model::listener::Protocol;
 
@@ -406,44 +408,217 @@ fn a_flow_that_is_too_much_for_one_reader_is_spread() {
     }
 }
 
-/// Without privileges the kernel's hash chooses, and the log says so. No datagram is lost then either.
+/// For another user, without any privilege, the kernel's hash chooses, and the log says so. No datagram is lost then
+/// either. The account of a service has neither a home nor a folder at run time, and may be root of a user namespace.
 #[test]
 fn without_privileges_udp_readers_get_queues_all_the_same() {
-    let Some((folder, binary, runtime)) = for_another_user("datagrams_prefork.py") else {
+    for (root_of_a_namespace, has_a_folder) in [(false, true), (false, false), (true, false)] {
+        let Some((folder, binary, runtime)) = for_another_user("datagrams_prefork.py") else {
+            return;
+        };
+        let Some(mut command) = as_nobody(root_of_a_namespace) else {
+            return;
+        };
+        command
+            .arg(&binary)
+            .args(["run", "--split", "--affinity", "none", "--runtime-dir"])
+            .arg(&runtime)
+            .args(["--", "/usr/bin/env", "python3"])
+            .arg(folder.path().join("datagrams_prefork.py"))
+            .args([&PORT.to_string(), "3", "recv"]);
+        if has_a_folder {
+            command.env("XDG_RUNTIME_DIR", &runtime);
+        }
+        let run = Run::start(command);
+        let mut flow = Flow::served();
+        eventually("two have queues, and one the shared socket", || {
+            queues() == 3
+        });
+        let mut seen = BTreeSet::new();
+        eventually("all three processes answer", || {
+            let mut other = Flow::start();
+            seen.extend(other.ask(10).into_keys());
+            seen.len() == 3
+        });
+        for _ in 0..10 {
+            flow.say("end");
+            let mut other = Flow::start();
+            other.ask(40);
+        }
+        let lines = run.stop();
+        let told = |what: &str| lines.iter().any(|line| line.contains(what));
+        assert!(told("nothing steers: that needs"), "{lines:?}");
+        assert!(!told("ld.so"), "{lines:?}");
+    }
+}
+
+/// How many UDP sockets take datagrams from anybody at the server's address.
+fn queues() -> usize {
+    let sockets = sockets(Protocol::Udp, Which::Listening, PORT).expect("sock_diag");
+    sockets.iter().filter(|e| e.peer.port() == 0).count()
+}
+
+#[test]
+fn a_check_changes_nothing_and_tells() {
+    let (datagrams, port) = (server("datagrams_prefork.py"), PORT.to_string());
+    let Some((code, told)) = check(&["python3", &datagrams, &port, "2", "recv"]) else {
         return;
     };
-    let mut command = std::process::Command::new("setpriv");
-    command
-        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
-        .arg(&binary)
-        .args(["run", "--split", "--affinity", "none", "--runtime-dir"])
-        .arg(&runtime)
-        .env("XDG_RUNTIME_DIR", &runtime)
-        .args(["--", "/usr/bin/env", "python3"])
-        .arg(folder.path().join("datagrams_prefork.py"))
-        .args([&PORT.to_string(), "3", "recv"]);
-    let run = Run::start(command);
-    let mut flow = Flow::served();
-    let queues = || {
-        let sockets = sockets(Protocol::Udp, Which::Listening, PORT).expect("sock_diag");
-        sockets.iter().filter(|e| e.peer.port() == 0).count()
-    };
-    eventually("two have queues, and one the shared socket", || {
-        queues() == 3
-    });
-    let mut seen = BTreeSet::new();
-    eventually("all three processes answer", || {
-        let mut other = Flow::start();
-        seen.extend(other.ask(10).into_keys());
-        seen.len() == 3
-    });
-    for _ in 0..10 {
-        flow.say("end");
-        let mut other = Flow::start();
-        other.ask(40);
+    assert_eq!(code, Some(0), "{told}");
+    let own = told
+        .lines()
+        .filter(|line| line.contains("would get a queue of its own"));
+    assert_eq!(own.count(), 2, "{told}");
+    let command = ["python3", &server("prefork.py"), "epoll", &port, "2"];
+    let (_, told) = check(&command).expect("root");
+    let steered = "127.0.0.1:7400 would be steered: 2 workers share one queue";
+    assert!(told.contains(steered), "{told}");
+    let (_, told) = check(&["sleep", "3"]).expect("root");
+    assert!(told.starts_with("nothing to split"), "{told}");
+}
+
+#[test]
+fn go_is_left_as_it_is() {
+    if !installed("go") {
+        return eprintln!("skipped: go is not installed");
     }
-    let lines = run.stop();
-    assert!(lines[0].contains("nothing steers"), "{lines:?}");
+    let folder = tempfile::tempdir().expect("folder");
+    let binary = folder.path().join("server").display().to_string();
+    let built = std::process::Command::new("go")
+        .args(["build", "-o", &binary, &server("go/main.go")])
+        .env("GO111MODULE", "off")
+        .status();
+    assert!(built.expect("go").success());
+    let Some((code, told)) = check(&[&binary, "127.0.0.1:7400"]) else {
+        return;
+    };
+    assert_eq!(code, Some(1));
+    assert!(told.contains("is a Go program"), "{told}");
+    let mut split = Split::start(&[], &[&binary, "127.0.0.1:7400"]).expect("root");
+    split.run.line("no UDP socket is split: ");
+    slowly("it listens", || {
+        TcpStream::connect("127.0.0.1:7400").is_ok()
+    });
+    split.ends_by(Signal::TERM);
+}
+
+/// The listeners of a server are steered as without --split. This one opens its UDP socket, at a low port, after that: the
+/// privileges that queues take are still there.
+#[test]
+fn listeners_are_steered_beside_udp_sockets() {
+    let folder = tempfile::tempdir().expect("folder");
+    let flag = folder.path().join("flag");
+    let script = format!(
+        "python3 {} epoll 7401 2 & while [ ! -e {} ]; do sleep .1; done; exec python3 {} 1000 2 recv",
+        server("prefork.py"),
+        flag.display(),
+        server("datagrams_prefork.py")
+    );
+    let Some(mut split) = Split::start(&[], &["sh", "-c", &script]) else {
+        return;
+    };
+    split.run.line("at-127-0-0-1-7401 is steered");
+    std::fs::write(&flag, "").expect("flag");
+    split.run.line("127.0.0.1:1000/udp is split");
+    let up = |name: &str| {
+        let group = status(&split.ground, name);
+        let slots = group["slots"].as_array().cloned().unwrap_or_default();
+        slots.iter().filter(|slot| slot["state"] == "up").count()
+    };
+    slowly("both processes read their own queues", || {
+        up("at-udp-127-0-0-1-1000") == 2
+    });
+    assert_eq!(up("at-127-0-0-1-7401"), 2);
+    for _ in 0..50 {
+        let mut answer = String::new();
+        let mut stream = TcpStream::connect("127.0.0.1:7401").expect("connect");
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").expect("send");
+        stream.read_to_string(&mut answer).expect("an answer");
+        assert!(answer.ends_with("ok"), "{answer}");
+    }
+    split.ends();
+}
+
+/// `wakeone run` is killed: the readers go on with their queues, and `detach` takes what was left.
+#[test]
+fn after_kill_9_the_readers_go_on_and_detach_takes_the_pins() {
+    let (script, port) = (server("datagrams_prefork.py"), PORT.to_string());
+    let Some(split) = Split::start(&EACH, &["python3", &script, &port, "3", "recv"]) else {
+        return;
+    };
+    split.settled(3);
+    let Split { ground, run } = split;
+    let first = wakeone_kernel::proc::process::children(run.pid())[0];
+    let library = library_of(first);
+    let mut flow = Flow::served();
+    run.murder();
+    assert_even(&flow.ask(300), 3);
+    let output = wakeone(&ground, &["detach", "--all"]);
+    assert!(output.status.success(), "{output:?}");
+    // The program stays on the sockets, and chooses by hash: not the one that nobody reads.
+    for _ in 0..20 {
+        Flow::start().ask(10);
+    }
+    signal(first, Signal::TERM);
+    slowly("it ends", || !support::runs(first));
+    std::fs::remove_dir_all(library).expect("the library's folder");
+    assert_nothing_left(&ground);
+}
+
+/// The folder of the library that a process was started with; it stays when `wakeone run` is killed.
+fn library_of(pid: u32) -> std::path::PathBuf {
+    let variables = std::fs::read_to_string(format!("/proc/{pid}/environ")).expect("variables");
+    let library = variables
+        .split('\0')
+        .find_map(|variable| variable.strip_prefix("LD_PRELOAD="))
+        .expect("the library");
+    let folder = std::path::Path::new(library).parent().expect("folder");
+    folder.to_owned()
+}
+
+/// The broker gets foreign bytes, wrong tokens and silent connections, and still serves the others.
+#[test]
+fn hostile_clients_of_the_broker_are_survived() {
+    use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+    let (script, port) = (server("datagrams_prefork.py"), PORT.to_string());
+    let Some(split) = Split::start(&EACH, &["python3", &script, &port, "2", "recv"]) else {
+        return;
+    };
+    split.settled(2);
+    let names = std::fs::read_to_string("/proc/thread-self/net/unix").expect("sockets");
+    let name = names
+        .lines()
+        .find_map(|line| Some(line.split_once("@wakeone-split-")?.1.trim().to_owned()))
+        .expect("the broker's name");
+    let name = format!("wakeone-split-{name}");
+    let mut open = Vec::new();
+    for round in 0_u32..300 {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let kind = SocketType::SEQPACKET;
+        let client = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None);
+        let client = client.expect("socket");
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("name");
+        let _ = rustix::net::connect(&client, &address);
+        let noise: Vec<u8> = (0..round % 80).map(|at| (at * 7 + round) as u8).collect();
+        if round % 3 > 0 {
+            let _ = rustix::net::send(&client, &noise, SendFlags::NOSIGNAL);
+        }
+        open.push(client);
+    }
+    // Silent connections delay others for as long as a conversation may take at most; their number is bounded.
+    drop(open.split_off(200));
+    let mut flow = Flow::served();
+    for _ in 0..2 {
+        let victim = *split.settled(2).first().expect("a reader");
+        signal(victim, Signal::KILL);
+        slowly("it has a successor with a queue", || {
+            let up = split.up();
+            up.len() == 2 && !up.contains(&victim)
+        });
+        assert_even(&flow.ask(200), 2);
+    }
+    drop(open);
+    split.ends();
 }
 
 /// Threads wait on one epoll set. Any of them may be woken, and must find the datagram, so all share the socket.

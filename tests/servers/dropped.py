@@ -1,7 +1,6 @@
-"""dropped.py MODE PORT WORKERS: root opens the listeners, without SO_REUSEADDR, and the workers run as nobody.
+"""dropped.py PORT WORKERS: root opens a listener for each worker, without SO_REUSEADDR; the workers run as nobody.
 
-MODE is `own` (each worker has a socket, in a reuseport group) or `shared` (one socket). A worker answers /keep and
-keeps the connection open, and is busy with /slow for two seconds.
+A worker answers /keep and keeps the connection open, and is busy with /slow for two seconds.
 """
 import os
 import signal
@@ -9,7 +8,7 @@ import socket
 import sys
 import time
 
-mode, port, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+port, workers = int(sys.argv[1]), int(sys.argv[2])
 NOBODY = 65534
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -17,8 +16,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 def listen():
     """Opens a listener."""
     opened = socket.socket()
-    if mode == "own":
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     opened.bind(("127.0.0.1", port))
     opened.listen(64)
     return opened
@@ -45,8 +43,7 @@ def work(listener):
             connection.close()
 
 
-shared = listen() if mode == "shared" else None
-listeners = [shared or listen() for _ in range(workers)]
+listeners = [listen() for _ in range(workers)]
 pids = []
 for listener in listeners:
     pid = os.fork()

@@ -1,8 +1,8 @@
 """hostile.py WHAT …: what a neighbour, or a server's own code, does to `wakeone`. It keeps at it until it is killed.
 
-  network KIND    a worker without capabilities opens a socket (tcp, udp) in a network of its own, with options that only
-                  root may set, and asks the broker for a queue beside it
-  hoard         a worker begins many groups, and then takes queues that it never accepts; another worker asks honestly
+  network         a worker without capabilities opens a UDP socket in a network of its own, with options that only root
+                  may set, and asks the broker for a queue beside it
+  hoard         a worker begins many groups, and then is given queues that it never takes; another worker asks honestly
   flood NAME N    N connections to the broker of that name, each opened again when it is closed
   frozen PORT     waits in poll, with a set in a page that nobody fills (userfaultfd); two listeners
   page            says the address of such a page
@@ -26,7 +26,7 @@ import threading
 import time
 
 NOBODY = 65534
-LISTEN, CLAIM, OPENS = 1, 2, 5
+CLAIM, BY_RECEIVING = 1, 3
 
 
 def say(text):
@@ -38,34 +38,29 @@ def rest():
         time.sleep(60)
 
 
-def ask(what, fd, how):
-    """Says what the library would say; the kind of the broker's answer, and the descriptors that came with it."""
+def ask(fd):
+    """Asks as the library would; the kind of the broker's answer, and the descriptors that came with it."""
     name, token = os.environ["WAKEONE_SPLIT"].split(":")
     broker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     broker.connect("\0" + name)
-    request = struct.pack("=IHH16siI", 0x6B61572E, 1, what, bytes.fromhex(token), fd, how)
+    request = struct.pack("=IHH16siI", 0x6B61572E, 2, CLAIM, bytes.fromhex(token), fd, BY_RECEIVING)
     socket.send_fds(broker, [request], [fd])
     answer, given, _, _ = socket.recv_fds(broker, 8, 1)
     return broker, struct.unpack("=IHH", answer)[2] if answer else None, given
 
 
-def elsewhere(kind, channel):
+def elsewhere(channel):
     """In a network of our own we are root."""
-    tcp = kind == "tcp"
-    own = socket.socket(socket.AF_INET, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM)
+    own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     own.setsockopt(socket.SOL_SOCKET, 36, 7)  # SO_MARK
     own.setsockopt(socket.IPPROTO_IP, 19, 1)  # IP_TRANSPARENT
-    if tcp:
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     own.bind(("0.0.0.0", 443))
-    if tcp:
-        own.listen(8)
     channel = socket.socket(fileno=channel)
     socket.send_fds(channel, [b"x"], [own.fileno()])
     rest()
 
 
-def network(kind):
+def network():
     with open(__file__) as file:
         text = file.read()
     os.setgroups([])
@@ -73,37 +68,33 @@ def network(kind):
     os.setresuid(NOBODY, NOBODY, NOBODY)
     here, there = socket.socketpair()
     environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
-    other = ["unshare", "-Urn", "python3", "-c", text, "elsewhere", kind, str(there.fileno())]
+    other = ["unshare", "-Urn", "python3", "-c", text, "elsewhere", str(there.fileno())]
     subprocess.Popen(other, pass_fds=[there.fileno()], env=environment)
-    _, (listener, *_), _, _ = socket.recv_fds(here, 1, 1)
-    if kind == "tcp":
-        ask(OPENS, listener, 0)
-        ask(LISTEN, listener, 1)
+    _, (shared, *_), _, _ = socket.recv_fds(here, 1, 1)
     if os.fork() == 0:
-        answer = ask(CLAIM, listener, 1 if kind == "tcp" else 4)
+        answer = ask(shared)
         say(f"asked: {answer[1]}")
         rest()
     rest()
 
 
 def hoard():
-    listeners = []
+    shared = []
     for at in range(64):
-        own = socket.socket()
+        own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         own.bind(("127.0.0.1", 20000 + at))
-        own.listen(8)
         own.setblocking(False)
-        listeners.append(own)
+        shared.append(own)
     hoarded, tell = os.pipe()
     if os.fork() == 0:
-        for own in listeners:
-            broker, _, given = ask(CLAIM, own.fileno(), 1)
+        for own in shared:
+            broker, _, given = ask(own.fileno())
             broker.close()
             os.close(*given)
         hold = []
         try:
             for _ in range(256):
-                broker, _, given = ask(CLAIM, listeners[0].fileno(), 1)
+                broker, _, given = ask(shared[0].fileno())
                 hold.append(broker)
                 os.close(*given)
         except (OSError, TypeError):
@@ -112,10 +103,10 @@ def hoard():
         rest()
     if os.fork() == 0:
         os.read(hoarded, 1)
-        own = listeners[1]
+        own = shared[1]
         before = os.fstat(own.fileno()).st_ino
         try:
-            own.accept()
+            own.recv(1)
         except BlockingIOError:
             pass
         after = os.fstat(own.fileno()).st_ino
@@ -296,9 +287,9 @@ def listen(port):
 if __name__ == "__main__":
     what, arguments = sys.argv[1], sys.argv[2:]
     if what == "network":
-        network(arguments[0])
+        network()
     elif what == "elsewhere":
-        elsewhere(arguments[0], int(arguments[1]))
+        elsewhere(int(arguments[0]))
     elif what == "hoard":
         hoard()
     elif what == "flood":

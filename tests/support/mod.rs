@@ -4,7 +4,6 @@
 #![allow(dead_code, unused_imports)]
 
 pub mod kept;
-pub mod mixed;
 pub mod nginx;
 pub mod patience;
 pub mod real;

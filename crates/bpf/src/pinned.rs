@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Program};
 
 use crate::chooser::Chooser;
-use crate::contract::number::{self, NOWHERE, UNSETTLED};
+use crate::contract::number::{self, UNSETTLED};
 use crate::error::{Error, bpf_step, from_bpf};
 use crate::lookup;
 use crate::notes::Notes;
@@ -200,14 +200,6 @@ impl Pinned {
     pub fn know_listener(&self, slot: usize, listener: impl AsFd) -> Result<(), Error> {
         let slot = u32::try_from(slot).map_or(u32::MAX, |slot| slot & !UNSETTLED);
         self.register(slot, listener.as_fd())
-    }
-
-    /// Registers a listener without a slot: each of its connections is counted once it was moved to a slot.
-    ///
-    /// # Errors
-    /// The error of the map operation.
-    pub fn know_shared(&self, listener: impl AsFd) -> Result<(), Error> {
-        self.register(NOWHERE, listener.as_fd())
     }
 
     fn register(&self, slot: u32, listener: BorrowedFd<'_>) -> Result<(), Error> {

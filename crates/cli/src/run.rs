@@ -29,7 +29,7 @@ use crate::runtime_dir::RuntimeDir;
           wakeone run -w 4 -l :8080 --queue one -- uvicorn --fd {fd} app:app
           wakeone run -w 4 -l udp://:5353 --affinity none -- ./dns-server
           wakeone run --lookup -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
-          wakeone run --split -- gunicorn -w 4 --bind :8080 app:app
+          wakeone run --split -- ./dns-server
           wakeone run --split --affinity none -- ./dns-server")]
 pub struct Args {
     /// Number of workers, 1 to 256 [default: the number of CPUs]
@@ -41,8 +41,8 @@ pub struct Args {
     #[arg(short, long, value_name = "ADDR")]
     listen: Vec<Address>,
 
-    /// Start a server that opens one listener, or UDP socket, itself and shares it among its own workers or threads,
-    /// and give each of those a queue of its own. `check`: change nothing, tell what would be done, end the server
+    /// Give each thread or process that receives from one UDP socket of the server a queue of its own; listeners are steered
+    /// as without --split. `check`: change nothing, tell what would be done, end the server
     #[arg(
         long,
         value_name = "HOW",
@@ -204,18 +204,22 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// How the listeners are steered that a server opens itself.
+fn attach_config(args: &Args) -> AttachConfig {
+    AttachConfig {
+        policy: args.policy,
+        affinity: args.affinity.unwrap_or_default(),
+        rescue: steering_config(args).rescue == Some(true),
+        stuck_after: args.stuck_after,
+        weights: Vec::new(),
+    }
+}
+
 /// Runs a server that opens its own listeners, and steers those.
 fn as_it_is(args: &Args) -> anyhow::Result<ExitCode> {
-    let steering = steering_config(args);
     let options = started::Options {
         command: args.command.clone(),
-        config: AttachConfig {
-            policy: args.policy,
-            affinity: args.affinity.unwrap_or_default(),
-            rescue: steering.rescue == Some(true),
-            stuck_after: args.stuck_after,
-            weights: Vec::new(),
-        },
+        config: Some(attach_config(args)),
         grace: args.grace,
         runtime_dir: args.runtime.dir(),
         metrics: args.metrics,
@@ -226,21 +230,23 @@ fn as_it_is(args: &Args) -> anyhow::Result<ExitCode> {
     })))
 }
 
-/// Runs a server that opens its own listener, and splits that.
+/// The same, and splits its UDP sockets.
 fn split(args: &Args, how: Split) -> anyhow::Result<ExitCode> {
     let options = wakeone_split::Options {
         command: args.command.clone(),
         policy: args.policy,
         affinity: args.affinity,
-        rescue: steering_config(args).rescue != Some(false),
         stuck_after: args.stuck_after,
+        listeners: attach_config(args),
         grace: args.grace,
         runtime_dir: args.runtime.dir(),
         check: how == Split::Check,
         metrics: args.metrics,
         metrics_tracing: args.metrics_tracing,
     };
-    Ok(ended(wakeone_split::run(&options)))
+    Ok(ended(wakeone_split::run(&options, &mut |event| {
+        crate::log::event(event)
+    })))
 }
 
 /// The exit code of a server that opens its own listeners, or the failure to start it.

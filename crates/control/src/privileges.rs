@@ -1,4 +1,8 @@
 //! The capabilities that each part of Wakeone keeps, and those that it raises for one action only.
+//!
+//! A thread limits itself once. Its first limit holds: `run --split` attaches to listeners later, and keeps what it has.
+
+use std::cell::Cell;
 
 use wakeone_kernel::capability::{self, Capability};
 
@@ -51,7 +55,7 @@ pub fn keep_for_attaching() {
     }
 }
 
-/// Keeps the capabilities for making sockets like another's, watching the server's processes and passing on signals.
+/// Keeps the capabilities for making sockets like another's, attaching to listeners, watching the server's processes and passing on signals.
 /// Those for loading programs stay permitted.
 pub fn keep_for_splitting() {
     let keep = [
@@ -70,6 +74,11 @@ pub fn keep_for_splitting() {
     keep_only(&keep, &FOR_LOADING);
 }
 
+thread_local! {
+    /// Whether this thread has limited itself.
+    static LIMITED: Cell<bool> = const { Cell::new(false) };
+}
+
 fn forbid_root() {
     if let Err(error) = capability::forbid_root() {
         tracing::debug!("root may run programs with all capabilities: {error}");
@@ -77,6 +86,9 @@ fn forbid_root() {
 }
 
 fn keep_only(keep: &[Capability], permitted: &[Capability]) {
+    if LIMITED.replace(true) {
+        return;
+    }
     if let Err(error) = capability::keep_only(keep, permitted) {
         tracing::debug!("keeping all capabilities: {error}");
     }

@@ -26,7 +26,6 @@ pub fn repair_all(paths: &Paths) {
         // The folder is taken only if there is something to do, so that an agent that starts now finds it free.
         let is_moving = |pinned| !moving(&pinned).is_empty();
         if !open(paths, &name).is_some_and(is_moving)
-            && !moves_shared(paths, &name)
             && !TakenOut::of(&paths.runtime, &name).is_there()
             && !group_table::has_changed_entries(paths, &name)
         {
@@ -56,7 +55,6 @@ fn repair_beside(paths: &Paths, name: &str, agent: &str) {
     if state.boot != state::boot_id() {
         return;
     }
-    reopen_shared(name, &state);
     let mut open = true;
     for slot in moving(&pinned) {
         let done = match reopen(&pinned, &state, slot) {
@@ -97,12 +95,6 @@ pub fn repair(paths: &Paths, dir: &GroupDir) -> Vec<String> {
         return Vec::new();
     }
     let mut failures = Vec::new();
-    if reopen_shared(dir.name(), &state) {
-        dir.keep(&State {
-            moving_shared: None,
-            ..state.clone()
-        });
-    }
     for slot in moving(&pinned) {
         match reopen(&pinned, &state, slot) {
             Ok(()) => pinned.table().slot(slot).set_moving(false),
@@ -162,32 +154,6 @@ fn reopen(pinned: &Pinned, state: &State, slot: usize) -> Result<(), String> {
             .map_err(|error| format!("its listener does not listen again: {error}"))?;
     }
     Ok(())
-}
-
-/// Whether the broker of a split server was moving the queue of its shared socket.
-fn moves_shared(paths: &Paths, name: &str) -> bool {
-    let state = state::load(&paths.runtime, name).ok().flatten();
-    state.is_some_and(|state| state.moving_shared.is_some())
-}
-
-/// Makes the shared socket of a split server listen that was closed for a move. Returns whether it was repaired.
-fn reopen_shared(name: &str, state: &State) -> bool {
-    let (Some(inode), Some(endpoint)) = (state.moving_shared, state.endpoints().pop()) else {
-        return false;
-    };
-    let there = |socket: &OwnedFd| socket::address(socket) == Some(endpoint.address);
-    // A socket that nobody holds any more is closed, and needs no repair.
-    let Some(listener) = process::socket_of_any(inode).filter(there) else {
-        return true;
-    };
-    let done = listen_again(&listener, endpoint.address, backlog(state, 0));
-    if let Err(why) = &done {
-        tracing::warn!(
-            event = "degraded",
-            "`{name}`: its shared socket does not listen again: {why}; restart the server"
-        );
-    }
-    done.is_ok()
 }
 
 fn borrow(slot: &state::SlotRecord, inode: u64) -> Option<OwnedFd> {

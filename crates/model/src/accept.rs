@@ -321,7 +321,7 @@ pub fn waiters(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, BTreeSet<u32>> {
 
 /// Processes that hold a socket as a last resort and do not accept from it, by its inode. Such a process is the only
 /// holder of a socket that no process was seen to wait for. It has no connections, and is the parent of all that wait
-/// for sockets of their own. `wakeone run --split` leaves a server's first process like that.
+/// for sockets of their own. A master that opens its workers' address before they do is like that.
 pub fn fallback_holders(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, u32> {
     let waiters = waiters(snapshots);
     let waits = |pid: u32| waiters.values().any(|pids| pids.contains(&pid));

@@ -1,9 +1,9 @@
 //! The library that `wakeone run --split` preloads into a server's processes, and the protocol between it and the
 //! broker.
 //!
-//! The library (`src/c`) notices when a process of the server first waits for connections on a listener that it
-//! shares with others. It then asks the broker in the `wakeone` process for a queue of its own. The broker makes
-//! every decision.
+//! The library (`src/c`) notices when a process or thread of the server first receives from a UDP socket that others
+//! receive from too. It then asks the broker in the `wakeone` process for a queue of its own. The broker makes every
+//! decision.
 
 pub mod protocol;
 

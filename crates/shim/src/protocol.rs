@@ -4,7 +4,7 @@
 use std::fmt;
 
 const MAGIC: u32 = 0x6b61_572e;
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// Bytes of a token.
 pub const TOKEN_BYTES: usize = 16;
 /// Bytes of a request.
@@ -45,12 +45,10 @@ impl fmt::Debug for Token {
     }
 }
 
-/// How a process came to wait for connections.
+/// How a process came to wait for datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// In accept().
-    Accept,
-    /// It is about to add the listener to an epoll set.
+    /// It is about to add the socket to an epoll set.
     Epoll,
     /// In poll or select.
     Poll,
@@ -61,14 +59,7 @@ pub enum How {
 /// A message of the library to the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// The attached socket listens from now on. `own`: it had no SO_REUSEPORT before the library set it.
-    Listen {
-        /// Its number in the process.
-        fd: i32,
-        /// Whether the library put it into a reuseport group.
-        own: bool,
-    },
-    /// The process is about to wait for connections, or datagrams, on the attached shared socket.
+    /// The process is about to receive from the attached UDP socket, which it inherited, or to wait for that.
     Claim {
         /// Its number in the process.
         fd: i32,
@@ -77,12 +68,6 @@ pub enum Request {
     },
     /// Another thread of the process begins to receive from the attached UDP socket.
     Reader {
-        /// Its number in the process.
-        fd: i32,
-    },
-    /// The attached socket is about to listen, and the library to put it into a reuseport group. The library says so
-    /// first: another process may see the socket in a group at once, and by then the broker must know why.
-    Opens {
         /// Its number in the process.
         fd: i32,
     },
@@ -135,25 +120,18 @@ impl Request {
         let fd = i32::from_ne_bytes(word(24));
         let how = u32::from_ne_bytes(word(28));
         match (half(6), how, fd >= 0) {
-            (1, 0 | 1, true) => Ok(Self::Listen { fd, own: how == 1 }),
-            (2, 1, true) => Ok(Self::Claim {
+            (1, 1..=3, true) => Ok(Self::Claim {
                 fd,
-                how: How::Accept,
+                how: match how {
+                    1 => How::Epoll,
+                    2 => How::Poll,
+                    _ => How::Receive,
+                },
             }),
-            (2, 2, true) => Ok(Self::Claim {
-                fd,
-                how: How::Epoll,
-            }),
-            (2, 3, true) => Ok(Self::Claim { fd, how: How::Poll }),
-            (2, 4, true) => Ok(Self::Claim {
-                fd,
-                how: How::Receive,
-            }),
-            (3, _, true) => Ok(Self::Taken { fd }),
-            (4, 0, true) => Ok(Self::Reader { fd }),
-            (5, 0, true) => Ok(Self::Opens { fd }),
-            (6, 0, true) => Ok(Self::GivenBack { fd }),
-            (7, 0, true) => Ok(Self::Left { fd }),
+            (2, 0, true) => Ok(Self::Taken { fd }),
+            (3, 0, true) => Ok(Self::Reader { fd }),
+            (4, 0, true) => Ok(Self::GivenBack { fd }),
+            (5, 0, true) => Ok(Self::Left { fd }),
             _ => Err(Malformed::Request),
         }
     }
@@ -162,9 +140,9 @@ impl Request {
 /// The broker's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
-    /// Leave the listener as it is.
+    /// Leave the socket as it is.
     Leave,
-    /// Put the attached socket in the listener's place. For an orphaned queue: read it as well.
+    /// Put the attached queue in the socket's place, or receive from it. For an orphaned queue: read it as well.
     Queue,
     /// Noted.
     Done,
@@ -208,30 +186,26 @@ mod tests {
         let parse = |what, fd, how| Request::parse(&message(what, fd, how, KEY), &Token::new(KEY));
         let claim = |how| Request::Claim { fd: 0, how };
         for (what, fd, how, request) in [
-            (1, 3, 1, Request::Listen { fd: 3, own: true }),
-            (1, 3, 0, Request::Listen { fd: 3, own: false }),
-            (2, 0, 1, claim(How::Accept)),
-            (2, 0, 2, claim(How::Epoll)),
-            (2, 0, 3, claim(How::Poll)),
-            (2, 0, 4, claim(How::Receive)),
-            (3, 9, 0, Request::Taken { fd: 9 }),
-            (4, 9, 0, Request::Reader { fd: 9 }),
-            (5, 9, 0, Request::Opens { fd: 9 }),
-            (6, 9, 0, Request::GivenBack { fd: 9 }),
-            (7, 9, 0, Request::Left { fd: 9 }),
+            (1, 0, 1, claim(How::Epoll)),
+            (1, 0, 2, claim(How::Poll)),
+            (1, 0, 3, claim(How::Receive)),
+            (2, 9, 0, Request::Taken { fd: 9 }),
+            (3, 9, 0, Request::Reader { fd: 9 }),
+            (4, 9, 0, Request::GivenBack { fd: 9 }),
+            (5, 9, 0, Request::Left { fd: 9 }),
         ] {
             assert_eq!(parse(what, fd, how), Ok(request));
         }
         for (what, fd, how) in [
             (0, 1, 1),
-            (2, 1, 0),
-            (2, 1, 5),
-            (2, -1, 1),
+            (1, 1, 0),
+            (1, 1, 4),
+            (1, -1, 1),
+            (2, 1, 1),
+            (3, 1, 1),
             (4, 1, 1),
             (5, 1, 1),
-            (6, 1, 1),
-            (7, 1, 1),
-            (8, 1, 0),
+            (6, 1, 0),
         ] {
             assert_eq!(parse(what, fd, how), Err(Malformed::Request));
         }
@@ -239,11 +213,11 @@ mod tests {
         for differ in [&[15][..], &[0, 15]] {
             let mut other = KEY;
             differ.iter().for_each(|at| other[*at] ^= 1);
-            let parsed = Request::parse(&message(1, 3, 0, other), &Token::new(KEY));
+            let parsed = Request::parse(&message(3, 3, 0, other), &Token::new(KEY));
             assert_eq!(parsed, Err(Malformed::Token));
         }
         for (at, size) in [(0, 32), (4, 32), (31, 31), (31, 33)] {
-            let mut foreign = message(1, 3, 0, KEY);
+            let mut foreign = message(3, 3, 0, KEY);
             foreign[at] ^= 1;
             foreign.resize(size, 0);
             let parsed = Request::parse(&foreign, &Token::new(KEY));
@@ -274,7 +248,7 @@ mod tests {
 
     #[test]
     fn messages_survive_foreign_bytes() {
-        let seeds = [message(4, 3, 0, KEY), message(5, i32::MAX, 0, KEY)];
+        let seeds = [message(1, 3, 3, KEY), message(5, i32::MAX, 0, KEY)];
         crate::foreign::survives("broker-request", &seeds, |bytes| {
             if Request::parse(bytes, &Token::new(KEY)).is_ok() {
                 assert!(bytes.len() == REQUEST_BYTES && bytes[8..24] == KEY);
@@ -294,14 +268,12 @@ mod tests {
             bytes.truncate(cut);
             if let Ok(request) = Request::parse(&bytes, &Token::new(KEY)) {
                 prop_assert_eq!(bytes.len(), REQUEST_BYTES);
-                let (Request::Listen { fd: told, .. }
-                | Request::Claim { fd: told, .. }
+                let (Request::Claim { fd: told, .. }
                 | Request::Reader { fd: told }
-                | Request::Opens { fd: told }
                 | Request::GivenBack { fd: told }
                 | Request::Left { fd: told }
                 | Request::Taken { fd: told }) = request;
-                prop_assert!(told == fd && fd >= 0 && (1..=7).contains(&what));
+                prop_assert!(told == fd && fd >= 0 && (1..=5).contains(&what));
             }
         }
     }

@@ -1,6 +1,6 @@
 /* fuzz SEED CALLS: random calls on random descriptors, against a model of what each descriptor is. It prints how
  * many calls it made. It ends with 1 at the first descriptor that differs from the model, or if one more is open
- * at the end than at the beginning. Run it under the library in a process that opened none of the listeners. */
+ * at the end than at the beginning. The process that makes them bound none of the UDP sockets that it has at first. */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE
 #include <arpa/inet.h>
@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,18 +22,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LISTENERS = 6, LOW = 20, HIGH = 84 };
+enum { SOCKETS = 6, LOW = 20, HIGH = 84 };
 
 struct model {
-	int port;    /* of a listener; 0: none */
+	int port;    /* of a UDP socket; 0: none */
 	ino_t inode; /* of anything else; 0: closed */
 };
 
 static struct model model[HIGH];
-static int ports[LISTENERS], kept[LISTENERS];
+static int ports[SOCKETS], kept[SOCKETS];
 static uint64_t state;
 static long number, claims;
 static const char *call = "";
+static bool is_child;
 
 static uint32_t draw(uint32_t below)
 {
@@ -66,13 +68,9 @@ static ino_t inode_of(int fd)
 
 static void check(int fd)
 {
-	int listening = 0;
-	socklen_t length = sizeof(listening);
 	if (model[fd].port) {
 		if (port_of(fd) != model[fd].port)
 			wrong(fd, "another port");
-		if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) || !listening)
-			wrong(fd, "it does not listen");
 		if (!(fcntl(fd, F_GETFL) & O_NONBLOCK))
 			wrong(fd, "it blocks");
 	} else if (inode_of(fd) != model[fd].inode) {
@@ -93,17 +91,17 @@ static void touch(int fd)
 	int flags = fcntl(fd, F_GETFD);
 	switch (draw(5)) {
 	case 0: {
-		call = "accept";
-		int got = accept(fd, NULL, NULL);
-		if (got >= 0)
-			close(got);
+		call = "recv";
+		char byte;
+		recv(fd, &byte, 1, MSG_DONTWAIT);
 		break;
 	}
 	case 1: {
-		call = "accept4";
-		int got = accept4(fd, NULL, NULL, SOCK_CLOEXEC);
-		if (got >= 0)
-			close(got);
+		call = "recvmsg";
+		char byte;
+		struct iovec whole = { &byte, 1 };
+		struct msghdr one = { .msg_iov = &whole, .msg_iovlen = 1 };
+		recvmsg(fd, &one, MSG_DONTWAIT);
 		break;
 	}
 	case 2: {
@@ -173,15 +171,24 @@ static void open_something(int fd)
 	model[fd] = (struct model){ .inode = inode };
 }
 
-static void connect_to(int port)
+static void send_to(int port)
 {
-	call = "connect";
+	call = "sendto";
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr = { htonl(INADDR_LOOPBACK) } };
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	struct linger reset = { 1, 0 };
-	setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
-	connect(fd, (struct sockaddr *)&address, sizeof(address));
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	sendto(fd, "x", draw(2), 0, (struct sockaddr *)&address, sizeof(address));
 	close(fd);
+}
+
+/* A child finds it bound by another process. */
+static void bind_one(int fd)
+{
+	call = "bind";
+	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	int got = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+	if (dup2(got, fd) != fd || close(got) || bind(fd, (struct sockaddr *)&any, sizeof(any)))
+		wrong(fd, "no socket was bound");
+	model[fd] = (struct model){ .port = port_of(fd) };
 }
 
 static void step(void);
@@ -193,7 +200,8 @@ static void fork_some(void)
 	fflush(stdout);
 	pid_t child = draw(3) ? fork() : syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 	if (child == 0) {
-		for (int i = 0; i < 10; i++)
+		is_child = true;
+		for (int i = 0; i < 60; i++)
 			step();
 		_exit(0);
 	}
@@ -204,7 +212,7 @@ static void fork_some(void)
 
 static void step(void)
 {
-	int fd = LOW + draw(HIGH - LOW), other = LOW + draw(HIGH - LOW), which = draw(LISTENERS);
+	int fd = LOW + draw(HIGH - LOW), other = LOW + draw(HIGH - LOW), which = draw(SOCKETS);
 	number++;
 	switch (draw(16)) {
 	case 0:
@@ -214,12 +222,12 @@ static void step(void)
 		model[fd] = (struct model){ 0 };
 		break;
 	case 2:
-		call = "dup2 of a listener";
+		call = "dup2 of a socket";
 		dup2(kept[which], fd);
 		model[fd] = (struct model){ .port = ports[which] };
 		break;
 	case 3:
-		call = "dup3 of a listener";
+		call = "dup3 of a socket";
 		dup3(kept[which], fd, O_CLOEXEC);
 		model[fd] = (struct model){ .port = ports[which] };
 		break;
@@ -242,10 +250,11 @@ static void step(void)
 		open_something(fd);
 		break;
 	case 8:
-		connect_to(ports[which]);
+		send_to(ports[which]);
 		break;
 	case 9:
-		if (draw(200) == 0 && number > 0)
+		bind_one(fd);
+		if (draw(20) == 0 && number > 0 && !is_child)
 			fork_some();
 		break;
 	case 10:
@@ -276,10 +285,11 @@ int main(int count, char **arguments)
 {
 	state = count > 1 ? strtoull(arguments[1], NULL, 10) * 0x9e3779b97f4a7c15u + 1 : 1;
 	long calls = count > 2 ? atol(arguments[2]) : 1000;
-	for (int i = 0; i < LISTENERS; i++) {
-		kept[i] = socket(i % 2 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-		if (listen(kept[i], 8))
-			wrong(kept[i], "listen");
+	for (int i = 0; i < SOCKETS; i++) {
+		kept[i] = socket(i % 2 ? AF_INET6 : AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+		struct sockaddr_in6 any = { .sin6_family = i % 2 ? AF_INET6 : AF_INET };
+		if (bind(kept[i], (struct sockaddr *)&any, sizeof(any)))
+			wrong(kept[i], "bind");
 		ports[i] = port_of(kept[i]);
 	}
 	pid_t child = fork();

@@ -1,5 +1,5 @@
 /* trouble SCENE: failures around a question to the broker must not show. Each call ends as it would without the
- * library. No descriptor stays open, and the listener is the shared one or a queue of this process's own.
+ * library. No descriptor stays open, and the UDP socket is the shared one or a queue of this process's own.
  * trouble.rs chooses the broker for each scene. The program ends with 1, and a line, at the first thing that is
  * wrong. */
 #define _GNU_SOURCE
@@ -20,7 +20,6 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -35,7 +34,7 @@
 		}                                                                           \
 	} while (0)
 
-static int listener, port;
+static int server, port;
 static ino_t shared;
 
 static ino_t inode_of(int fd)
@@ -46,7 +45,7 @@ static ino_t inode_of(int fd)
 
 static bool has_own(void)
 {
-	return inode_of(listener) != shared;
+	return inode_of(server) != shared;
 }
 
 static int open_fds(void)
@@ -63,7 +62,7 @@ static int open_fds(void)
 /* Lets as many more descriptors be opened. The numbers in use have no gaps. */
 static void leave_room_for(int more)
 {
-	int fd = dup(listener);
+	int fd = dup(server);
 	struct rlimit limit;
 	getrlimit(RLIMIT_NOFILE, &limit);
 	limit.rlim_cur = more < 0 ? limit.rlim_max : (rlim_t)(fd + more);
@@ -72,36 +71,27 @@ static void leave_room_for(int more)
 		close(fd);
 }
 
-static int reuseport(int fd)
-{
-	int value = -1;
-	socklen_t size = sizeof(value);
-	getsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &value, &size);
-	return value;
-}
-
-static int bound(int type)
+static int bound(void)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	socklen_t length = sizeof(any);
-	int fd = socket(AF_INET, type, 0);
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0);
 	EXPECT(bind(fd, (struct sockaddr *)&any, sizeof(any)) == 0);
 	EXPECT(getsockname(fd, (struct sockaddr *)&any, &length) == 0);
 	port = ntohs(any.sin_port);
 	return fd;
 }
 
-static void open_listener(void)
+static void open_server(void)
 {
-	listener = bound(SOCK_STREAM | SOCK_NONBLOCK);
-	EXPECT(listen(listener, 64) == 0);
-	shared = inode_of(listener);
+	server = bound();
+	shared = inode_of(server);
 }
 
-static int client(int type)
+static int client(void)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int fd = socket(AF_INET, type, 0);
+	int fd = socket(AF_INET, SOCK_DGRAM, 0);
 	if (connect(fd, (struct sockaddr *)&address, sizeof(address)))
 		_exit(3);
 	return fd;
@@ -109,17 +99,18 @@ static int client(int type)
 
 static void blocking(bool on)
 {
-	int flags = fcntl(listener, F_GETFL);
-	fcntl(listener, F_SETFL, on ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
+	int flags = fcntl(server, F_GETFL);
+	fcntl(server, F_SETFL, on ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
 }
 
-static bool nothing_to_accept(void)
+static bool nothing_came(void)
 {
+	char byte;
 	errno = 0;
-	return accept(listener, NULL, NULL) == -1 && errno == EAGAIN;
+	return recv(server, &byte, 1, 0) == -1 && errno == EAGAIN;
 }
 
-/* Runs in a process that did not open the listener, and waits for it. */
+/* Runs in a process that did not open the server, and waits for it. */
 static void in_worker(void (*work)(void))
 {
 	pid_t child = fork();
@@ -133,100 +124,56 @@ static void in_worker(void (*work)(void))
 		_exit(1);
 }
 
-/* -- no descriptor is free: for the connection to the broker, for the queue, for the listener meanwhile -- */
+/* -- no descriptor is free: for the connection to the broker, for the queue, for the server meanwhile -- */
 
 static int room;
 
-static void full_accept(void)
+static void full_receive(void)
 {
 	int before = open_fds();
 	leave_room_for(room);
-	/* The kernel takes the connection's descriptor before it looks for a connection. */
-	EXPECT(accept(listener, NULL, NULL) == -1 && errno == (room == 0 ? EMFILE : EAGAIN));
-	EXPECT(has_own() == (room == 3));
+	EXPECT(nothing_came() && has_own() == (room == 3));
 	leave_room_for(-1);
 	EXPECT(open_fds() == before);
-	EXPECT(nothing_to_accept() && has_own());
+	EXPECT(nothing_came() && has_own());
 	EXPECT(open_fds() == before);
 }
 
 static void full_poll(void)
 {
-	struct pollfd one = { .fd = listener, .events = POLLIN };
+	struct pollfd one = { .fd = server, .events = POLLIN };
 	int before = open_fds();
 	leave_room_for(room);
 	EXPECT(poll(&one, 1, 0) == 0);
 	EXPECT(has_own() == (room == 3));
 	leave_room_for(-1);
-	/* accept uses the socket that was polled. */
-	EXPECT(nothing_to_accept() && has_own() == (room == 3));
 	EXPECT(poll(&one, 1, 0) == 0 && has_own());
-	EXPECT(open_fds() == before);
-}
-
-static void *wait_for_one(void *unused)
-{
-	(void)unused;
-	int got = accept(listener, NULL, NULL);
-	EXPECT(got >= 0);
-	close(got);
-	return NULL;
-}
-
-/* A thread that waits on the shared listener is not left behind there. */
-static void full_with_threads(void)
-{
-	pthread_t thread;
-	struct pollfd one = { .fd = listener, .events = POLLIN };
-	blocking(true);
-	leave_room_for(1);
-	EXPECT(pthread_create(&thread, NULL, wait_for_one, NULL) == 0);
-	usleep(200000);
-	leave_room_for(-1);
-	EXPECT(poll(&one, 1, 0) == 0 && !has_own());
-	close(client(SOCK_STREAM));
-	pthread_join(thread, NULL);
-	EXPECT(poll(&one, 1, 0) == 0 && has_own());
+	EXPECT(nothing_came() && open_fds() == before);
 }
 
 static void full(void)
 {
-	open_listener();
+	open_server();
 	for (room = 0; room <= 3; room++) {
-		in_worker(full_accept);
+		in_worker(full_receive);
 		in_worker(full_poll);
 	}
-	in_worker(full_with_threads);
-}
-
-static void full_listen(void)
-{
-	listener = bound(SOCK_STREAM | SOCK_NONBLOCK);
-	shared = inode_of(listener);
-	leave_room_for(0);
-	errno = ENOANO;
-	EXPECT(listen(listener, 8) == 0 && errno == ENOANO);
-	EXPECT(reuseport(listener) == 0);
-	leave_room_for(-1);
-	EXPECT(nothing_to_accept() && !has_own());
 }
 
 /* -- signals that arrive while the broker lets us wait -- */
 
 static volatile sig_atomic_t handled;
-static int in_handler;
+static bool forks_in_handler;
 
 static void on_signal(int number)
 {
 	(void)number;
 	int before = errno;
 	handled++;
-	if (in_handler == 'c')
-		client(SOCK_STREAM | SOCK_CLOEXEC);
-	if (in_handler == 'f') {
+	if (forks_in_handler) {
 		pid_t child = fork();
 		if (child == 0) {
-			struct pollfd one = { .fd = listener, .events = POLLIN };
+			struct pollfd one = { .fd = server, .events = POLLIN };
 			EXPECT(poll(&one, 1, 0) == 0 && has_own());
 			_exit(0);
 		}
@@ -245,62 +192,9 @@ static void soon(int flags)
 	ualarm(100000, 0);
 }
 
-static void accept_is_interrupted(void)
-{
-	int before = open_fds();
-	blocking(true);
-	soon(0);
-	EXPECT(accept(listener, NULL, NULL) == -1 && errno == EINTR && handled == 1);
-	blocking(false);
-	EXPECT(nothing_to_accept() && has_own());
-	EXPECT(open_fds() == before);
-}
-
-static void accept_goes_on(void)
-{
-	blocking(true);
-	in_handler = 'c';
-	soon(SA_RESTART);
-	EXPECT(accept(listener, NULL, NULL) >= 0 && handled == 1);
-}
-
-static void accept_with_a_limit_does_not(void)
-{
-	struct timeval limit = { .tv_sec = 50 };
-	setsockopt(listener, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-	blocking(true);
-	soon(SA_RESTART);
-	EXPECT(accept(listener, NULL, NULL) == -1 && errno == EINTR && handled == 1);
-	limit.tv_sec = 0;
-	setsockopt(listener, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-	blocking(false);
-}
-
-static void poll_is_interrupted(void)
-{
-	struct pollfd one = { .fd = listener, .events = POLLIN };
-	soon(SA_RESTART);
-	EXPECT(poll(&one, 1, 50000) == -1 && errno == EINTR && handled == 1);
-	fd_set set;
-	FD_ZERO(&set);
-	FD_SET(listener, &set);
-	soon(SA_RESTART);
-	EXPECT(select(listener + 1, &set, NULL, NULL, NULL) == -1 && errno == EINTR && handled == 1);
-	EXPECT(FD_ISSET(listener, &set));
-}
-
-static void what_is_ready_is_told(void)
-{
-	struct pollfd one = { .fd = listener, .events = POLLIN };
-	client(SOCK_STREAM);
-	soon(0);
-	EXPECT(poll(&one, 1, 50000) == 1 && handled == 1);
-	EXPECT(accept(listener, NULL, NULL) >= 0);
-}
-
 static void a_set_of_its_own(void)
 {
-	struct pollfd one = { .fd = listener, .events = POLLIN };
+	struct pollfd one = { .fd = server, .events = POLLIN };
 	sigset_t alarm_only, none;
 	sigemptyset(&none);
 	sigemptyset(&alarm_only);
@@ -321,24 +215,24 @@ static void what_is_ignored_does_nothing(void)
 		usleep(100000);
 		_exit(0);
 	}
-	EXPECT(nothing_to_accept() && has_own());
+	EXPECT(nothing_came() && has_own());
 	EXPECT(waitpid(child, NULL, 0) == child);
 }
 
 static void a_handler_forks(void)
 {
-	in_handler = 'f';
-	blocking(true);
+	forks_in_handler = true;
 	soon(0);
-	EXPECT(accept(listener, NULL, NULL) == -1 && errno == EINTR && handled == 1);
-	blocking(false);
-	EXPECT(nothing_to_accept() && has_own());
+	EXPECT(nothing_came() && handled == 1);
+	forks_in_handler = false;
+	EXPECT(nothing_came() && has_own());
 }
 
-static void accept_for_ever(void)
+static void receive_for_ever(void)
 {
+	char byte;
 	blocking(true);
-	accept(listener, NULL, NULL);
+	EXPECT(recv(server, &byte, 1, 0) == 1);
 }
 
 /* A fatal signal ends the process, whatever the broker does. */
@@ -348,7 +242,7 @@ static void it_can_be_ended(void)
 	clock_gettime(CLOCK_MONOTONIC, &from);
 	pid_t child = fork();
 	if (child == 0) {
-		accept_for_ever();
+		receive_for_ever();
 		_exit(0);
 	}
 	usleep(50000);
@@ -362,13 +256,11 @@ static void it_can_be_ended(void)
 
 static void signals(void)
 {
-	void (*const all[])(void) = { accept_is_interrupted, accept_goes_on, accept_with_a_limit_does_not, poll_is_interrupted,
-				      what_is_ready_is_told, a_set_of_its_own, what_is_ignored_does_nothing, a_handler_forks, it_can_be_ended };
+	void (*const all[])(void) = { a_set_of_its_own, what_is_ignored_does_nothing, a_handler_forks, it_can_be_ended };
 	for (unsigned i = 0; i < sizeof(all) / sizeof(*all); i++) {
-		/* A new listener for each, or connections of another scene would be found. */
-		open_listener();
+		open_server();
 		in_worker(all[i]);
-		close(listener);
+		close(server);
 	}
 }
 
@@ -377,7 +269,7 @@ static void signals(void)
 static void *ask(void *unused)
 {
 	(void)unused;
-	EXPECT(nothing_to_accept() && has_own());
+	EXPECT(nothing_came() && has_own());
 	return NULL;
 }
 
@@ -390,8 +282,8 @@ static void fork_meanwhile(void)
 	pid_t child = fork();
 	if (child == 0) {
 		EXPECT(open_fds() == before);
-		ino_t inherited = inode_of(listener);
-		EXPECT(nothing_to_accept() && inode_of(listener) != inherited);
+		ino_t inherited = inode_of(server);
+		EXPECT(nothing_came() && inode_of(server) != inherited);
 		EXPECT(open_fds() == before);
 		_exit(0);
 	}
@@ -403,7 +295,7 @@ static void fork_meanwhile(void)
 
 static void threads_fork(void)
 {
-	open_listener();
+	open_server();
 	in_worker(fork_meanwhile);
 }
 
@@ -412,45 +304,38 @@ static void threads_fork(void)
 static void shares(void)
 {
 	int before = open_fds();
-	EXPECT(nothing_to_accept() && !has_own());
-	struct pollfd one = { .fd = listener, .events = POLLIN };
-	close(client(SOCK_STREAM));
+	char byte;
+	EXPECT(nothing_came() && !has_own());
+	struct pollfd one = { .fd = server, .events = POLLIN };
+	int other = client();
+	EXPECT(send(other, "x", 1, 0) == 1);
 	EXPECT(poll(&one, 1, 5000) == 1);
-	int got = accept(listener, NULL, NULL);
-	EXPECT(got >= 0);
-	close(got);
-	EXPECT(open_fds() == before && fcntl(listener, F_GETFL) & O_NONBLOCK);
+	EXPECT(recv(server, &byte, 1, 0) == 1);
+	close(other);
+	EXPECT(open_fds() == before && fcntl(server, F_GETFL) & O_NONBLOCK);
 }
 
 static void hangs_up(void)
 {
-	open_listener();
+	open_server();
 	in_worker(shares);
 	in_worker(shares);
-}
-
-static void hangs_up_at_listen(void)
-{
-	hangs_up();
-	EXPECT(reuseport(listener) == 0);
 }
 
 /* -- servers that close every descriptor that they do not know -- */
 
 static void keeps_one(void)
 {
-	EXPECT(dup2(listener, 3) == 3);
-	listener = 3;
 	closefrom(4);
-	EXPECT(nothing_to_accept() && has_own());
+	EXPECT(nothing_came() && has_own());
 	EXPECT(close_range(4, ~0u, 0) == 0);
-	EXPECT(open_fds() == 4 && has_own() && nothing_to_accept());
+	EXPECT(open_fds() == 4 && has_own() && nothing_came());
 	/* Again with a child of its own. */
-	shared = inode_of(listener);
+	shared = inode_of(server);
 	pid_t child = fork();
 	if (child == 0) {
 		close_range(4, ~0u, 0);
-		EXPECT(nothing_to_accept() && has_own());
+		EXPECT(nothing_came() && has_own());
 		_exit(0);
 	}
 	int status = 1;
@@ -461,31 +346,31 @@ static void closes_all(void)
 {
 	closefrom(3);
 	EXPECT(open_fds() == 3);
-	EXPECT(accept(listener, NULL, NULL) == -1 && errno == EBADF);
-	open_listener();
-	EXPECT(listener == 3);
+	EXPECT(recv(server, NULL, 0, 0) == -1 && errno == EBADF);
+	open_server();
+	EXPECT(server == 3);
 	in_worker(keeps_one);
 }
 
 static void daemons(void)
 {
-	open_listener();
+	open_server();
 	in_worker(closes_all);
 	EXPECT(close_range(3, ~0u, 0) == 0);
-	open_listener();
+	open_server();
+	EXPECT(server == 3);
 	in_worker(keeps_one);
 }
 
 /* -- a child of vfork closes its own descriptors, not its parent's queues -- */
 
-static int datagrams;
 static _Atomic int received;
 
 static void *receive(void *unused)
 {
 	char byte;
 	(void)unused;
-	while (recv(datagrams, &byte, 1, 0) == 1)
+	while (recv(server, &byte, 1, 0) == 1)
 		received++;
 	return NULL;
 }
@@ -493,10 +378,11 @@ static void *receive(void *unused)
 static void vfork_child(void)
 {
 	enum { CLIENTS = 64 };
-	datagrams = bound(SOCK_DGRAM);
+	open_server();
+	blocking(true);
 	int clients[CLIENTS];
 	for (int i = 0; i < CLIENTS; i++)
-		clients[i] = client(SOCK_DGRAM);
+		clients[i] = client();
 	pthread_t threads[3];
 	for (int i = 0; i < 3; i++)
 		EXPECT(pthread_create(&threads[i], NULL, receive, NULL) == 0);
@@ -504,7 +390,7 @@ static void vfork_child(void)
 	int before = open_fds();
 	pid_t child = vfork();
 	if (child == 0) {
-		close(datagrams);
+		close(server);
 		closefrom(3);
 		close_range(3, ~0u, 0);
 		_exit(0);
@@ -516,37 +402,6 @@ static void vfork_child(void)
 		usleep(10000);
 	EXPECT(received == CLIENTS);
 	EXPECT(open_fds() == before);
-}
-
-/* -- workers that begin to listen at the same time on a socket that their parent bound -- */
-
-static void listens_and_accepts(void)
-{
-	EXPECT(listen(listener, 64) == 0);
-	EXPECT(reuseport(listener) == 1);
-	EXPECT(nothing_to_accept());
-	/* The process that listened first is the owner for this broker, and keeps the listener. */
-	printf("%s\n", has_own() ? "own" : "shared");
-	fflush(stdout);
-}
-
-static void listen_race(void)
-{
-	listener = bound(SOCK_STREAM | SOCK_NONBLOCK);
-	shared = inode_of(listener);
-	pid_t children[3];
-	for (int i = 0; i < 3; i++) {
-		children[i] = fork();
-		if (children[i] == 0) {
-			usleep(i * 60000);
-			listens_and_accepts();
-			_exit(0);
-		}
-	}
-	for (int i = 0; i < 3; i++) {
-		int status = 1;
-		EXPECT(waitpid(children[i], &status, 0) == children[i] && status == 0);
-	}
 }
 
 /* -- another user that has taken the broker's name -- */
@@ -578,8 +433,7 @@ static void squatted(void)
 	if (other == 0)
 		takes_the_name(ready[1]);
 	EXPECT(read(ready[0], &byte, 1) == 1);
-	open_listener();
-	EXPECT(reuseport(listener) == 0);
+	open_server();
 	in_worker(shares);
 	int status;
 	EXPECT(waitpid(other, &status, WNOHANG) == 0);
@@ -593,9 +447,8 @@ int main(int count, char **arguments)
 		const char *name;
 		void (*play)(void);
 	} scenes[] = {
-		{ "full", full }, { "full-listen", full_listen }, { "signals", signals }, { "threads-fork", threads_fork },
-		{ "hangs-up", hangs_up }, { "hangs-up-at-listen", hangs_up_at_listen }, { "daemons", daemons },
-		{ "vfork", vfork_child }, { "listen-race", listen_race }, { "squatted", squatted },
+		{ "full", full },	  { "signals", signals }, { "threads-fork", threads_fork }, { "hangs-up", hangs_up },
+		{ "daemons", daemons }, { "vfork", vfork_child }, { "squatted", squatted },
 	};
 	for (unsigned i = 0; count > 1 && i < sizeof(scenes) / sizeof(*scenes); i++)
 		if (!strcmp(scenes[i].name, arguments[1])) {

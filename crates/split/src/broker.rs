@@ -21,7 +21,7 @@ use wakeone_kernel::netns;
 use wakeone_kernel::proc::process;
 use wakeone_shim::protocol::{REQUEST_BYTES, Reply, Request, Token};
 
-use super::udp::left::WakeReply;
+use super::left::WakeReply;
 
 /// No more than this many conversations are begun at a time: the kernel lets the others wait.
 const MOST: usize = 256;
@@ -44,7 +44,7 @@ pub struct Question {
     pub pid: u32,
     /// The question.
     pub request: Request,
-    /// The listener.
+    /// The socket.
     pub socket: Option<OwnedFd>,
 }
 
@@ -60,23 +60,19 @@ struct Conversation<O> {
 
 /// The part that answers the questions. `O` is a grant that the process has not accepted yet.
 pub trait Answer<O> {
-    /// The library is about to put a socket, which will listen, into a reuseport group.
-    fn opens(&mut self, socket: &OwnedFd) -> Reply;
-    /// A socket listens.
-    fn listens(&mut self, pid: u32, fd: i32, own: bool, socket: OwnedFd) -> Reply;
     /// A thread wants a queue beside a UDP socket.
     fn reader(&mut self, pid: u32, fd: i32, socket: &OwnedFd) -> Option<O>;
     /// A thread has stopped receiving from its queue. `Done`: the broker has others read the queue.
     fn given_back(&mut self, pid: u32, queue: OwnedFd) -> Reply;
     /// A process got an empty datagram on a UDP socket: tells why it was sent.
     fn left(&mut self, pid: u32, socket: &OwnedFd) -> WakeReply;
-    /// A process asks for a queue of its own. `None`: it stays with the listener that it has.
+    /// A process asks for a queue of its own. `None`: it stays with the socket that it has.
     fn request(&mut self, question: &QueueRequest<'_>) -> Option<O>;
     /// The socket of a grant.
     fn socket<'a>(&self, grant: &'a O) -> BorrowedFd<'a>;
-    /// The queue is in the listener's place, or, a thread's queue, has this number.
+    /// The queue is in the shared socket's place, or, a thread's queue, has this number.
     fn accepted(&mut self, pid: u32, fd: i32, grant: O);
-    /// The queue was not accepted: the process stays with the listener.
+    /// The queue was not accepted: the process stays with the shared socket.
     fn rejected(&mut self, pid: u32, grant: O);
 }
 
@@ -85,11 +81,11 @@ pub trait Answer<O> {
 pub struct QueueRequest<'a> {
     /// The process.
     pub pid: u32,
-    /// The listener's number in that process.
+    /// The socket's number in that process.
     pub fd: i32,
     /// The call with which it is about to wait.
     pub how: wakeone_shim::protocol::How,
-    /// The listener.
+    /// The socket.
     pub socket: BorrowedFd<'a>,
 }
 
@@ -265,10 +261,7 @@ impl<O> Broker<O> {
             request,
             socket,
         } = question;
-        if socket
-            .as_ref()
-            .is_some_and(|socket| is_foreign(request, socket))
-        {
+        if socket.as_ref().is_some_and(is_foreign) {
             tracing::debug!("process {pid} asks with a socket of another network namespace");
             let _ = say(&conversation.connection, Reply::Leave, None);
             if let Some(grant) = conversation.grant.take() {
@@ -277,15 +270,6 @@ impl<O> Broker<O> {
             return None;
         }
         match (request, socket, conversation.grant.take()) {
-            (Request::Opens { .. }, Some(socket), None) => {
-                let _ = say(&conversation.connection, to.opens(&socket), None);
-                None
-            }
-            (Request::Listen { fd, own }, Some(socket), None) => {
-                let reply = to.listens(pid, fd, own, socket);
-                let _ = say(&conversation.connection, reply, None);
-                None
-            }
             (Request::Claim { fd, how }, Some(socket), None) => {
                 let claim = QueueRequest {
                     pid,
@@ -382,11 +366,9 @@ fn is_heard(pid: u32, user: u32) -> bool {
     user == own || process::descends(pid, std::process::id())
 }
 
-/// Whether a socket was made in another network namespace, where its maker may be privileged. A socket that does not
-/// listen yet need not be checked, because the broker notes nothing but its cookie.
-fn is_foreign(request: Request, socket: &OwnedFd) -> bool {
-    let about_to_listen = matches!(request, Request::Opens { .. });
-    !about_to_listen && !netns::has(socket).unwrap_or(false)
+/// Whether a socket was made in another network namespace, where its maker may be privileged.
+fn is_foreign(socket: &OwnedFd) -> bool {
+    !netns::has(socket).unwrap_or(false)
 }
 
 /// Sends a process its grant, if there is one. The conversation then waits for the process to accept it.
@@ -437,12 +419,6 @@ mod tests {
     struct Declined(Vec<usize>);
 
     impl Answer<usize> for Declined {
-        fn opens(&mut self, _: &OwnedFd) -> Reply {
-            Reply::Leave
-        }
-        fn listens(&mut self, _: u32, _: i32, _: bool, _: OwnedFd) -> Reply {
-            Reply::Leave
-        }
         fn reader(&mut self, _: u32, _: i32, _: &OwnedFd) -> Option<usize> {
             None
         }

@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
+use wakeone::started;
+
 use super::broker::QueueRequest;
 use super::reason::Reason;
 use super::splitter::Splitter;
@@ -29,21 +31,27 @@ impl Splitter {
 
     /// Whether a check has seen all that it waits for. Returns true only once.
     pub(super) fn check_is_over(&mut self) -> bool {
-        let quiet = !self.findings.is_empty() && self.news.elapsed() >= QUIET;
-        let over = self.check && !self.ending && (quiet || self.started.elapsed() >= LONGEST_CHECK);
-        self.ending |= over;
-        over
+        let late = self.started.elapsed() >= LONGEST_CHECK;
+        if !self.check || self.ending || !(late || self.news.elapsed() >= QUIET) {
+            return false;
+        }
+        let ways = started::ways();
+        let is_any = !self.findings.is_empty() || !ways.is_empty();
+        if !late && !(is_any && ways.iter().all(Result::is_ok)) {
+            // Its workers may still start.
+            self.news = Instant::now();
+            return false;
+        }
+        let told = ways.into_iter().map(|way| way.unwrap_or_else(|why| why));
+        self.findings.extend(told);
+        self.ending = true;
+        true
     }
 
     pub(super) fn report(&self) {
         if self.findings.is_empty() {
-            let seen = if self.unsplit.has_seen_any() {
-                "it listens, but no process was seen to begin to wait for connections"
-            } else {
-                "no process of the server was seen to listen by TCP"
-            };
             tell(&format!(
-                "nothing to split: {seen} in {} s; if it starts more slowly, look at the log of `wakeone run --split`",
+                "nothing to split: no thread or process was seen to receive from a UDP socket that others receive from too, nor to listen by TCP, in {} s; if the server starts more slowly, look at the log of `wakeone run --split`",
                 LONGEST_CHECK.as_secs()
             ));
         }
@@ -70,7 +78,7 @@ impl Splitter {
                     "{address}: {who} stays with the shared socket: {reason}"
                 ));
             }
-            Err(Reason::Owner | Reason::Alone | Reason::Has | Reason::First) | Ok(()) => {}
+            Err(Reason::Alone | Reason::Has | Reason::First) | Ok(()) => {}
             // A worker's successor has the same reason, which is logged once.
             Err(reason) => self.once(format!(
                 "{address}: {} stays with the shared socket: {reason}",

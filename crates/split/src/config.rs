@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use wakeone::attach::AttachConfig;
 use wakeone_control::paths::Paths;
 use wakeone_control::policy::{Affinity, Policy};
 
@@ -14,12 +15,12 @@ pub struct Options {
     pub command: Vec<String>,
     /// How a worker is chosen; `None`: the best policy that our privileges allow.
     pub policy: Option<Policy>,
-    /// For UDP: keeps datagrams of one flow together, or not. `None`: unless one flow is too much for a reader.
+    /// Keeps datagrams of one flow together, or not. `None`: unless one flow is too much for a reader.
     pub affinity: Option<Affinity>,
-    /// Move the queues of stuck workers.
-    pub rescue: bool,
-    /// How long connections may wait without one being accepted.
+    /// How long datagrams may wait without one being received.
     pub stuck_after: Duration,
+    /// How what the server opens by TCP is steered.
+    pub listeners: AttachConfig,
     /// How long processes may take to end after the server's first one has.
     pub grace: Duration,
     /// Where groups keep their state.
@@ -37,23 +38,12 @@ pub struct Options {
 pub struct SplitConfig {
     /// Where groups have their folders and pins.
     pub paths: Paths,
-    /// Move the queues of stuck workers.
-    pub rescue: bool,
-    /// How long connections may wait without one being accepted.
+    /// How long datagrams may wait without one being received.
     pub stuck_after: Duration,
     /// The policy that chooses among UDP queues.
     pub datagrams: Policy,
     /// Keeps datagrams of one flow together, or not. `None`: unless one flow is too much for a reader.
     pub affinity: Option<Affinity>,
-}
-
-/// The chooser among the queues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Steering {
-    /// Our program.
-    Full(Policy),
-    /// The kernel's hash.
-    None,
 }
 
 impl SplitConfig {
@@ -62,7 +52,6 @@ impl SplitConfig {
         let fits = |policy: &Policy| policy.fits_datagrams().is_ok();
         Self {
             paths: Paths::of(&options.runtime_dir),
-            rescue: options.rescue,
             stuck_after: options.stuck_after,
             datagrams: options.policy.filter(fits).unwrap_or(Policy::FOR_DATAGRAMS),
             affinity: options.affinity,

@@ -53,9 +53,9 @@ impl KnownSockets {
 
 /// The sockets that processes hold, ours included, and those that can be found by their port. The latter may be on the
 /// way to a process, or be held by one that we cannot see.
-pub fn in_use(protocol: Protocol, port: u16) -> HashSet<u64> {
+pub fn in_use(port: u16) -> HashSet<u64> {
     let mut all: HashSet<u64> = Processes::read().held.iter().map(|one| one.inode).collect();
-    let bound = diag::sockets(protocol, Which::Listening, port).unwrap_or_default();
+    let bound = diag::sockets(Protocol::Udp, Which::Listening, port).unwrap_or_default();
     all.extend(bound.iter().map(|entry| entry.socket.inode));
     all
 }
@@ -93,8 +93,8 @@ mod tests {
 
     #[test]
     fn a_socket_that_we_hold_is_in_use() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
-        let inode = wakeone_kernel::socket::inode_of(&listener).expect("inode");
-        assert!(in_use(Protocol::Tcp, 0).contains(&inode));
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
+        let inode = wakeone_kernel::socket::inode_of(&socket).expect("inode");
+        assert!(in_use(0).contains(&inode));
     }
 }

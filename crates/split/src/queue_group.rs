@@ -1,4 +1,4 @@
-//! The group of a shared socket: the queues beside a listener, or beside a UDP socket, are steered together.
+//! The group of a shared UDP socket: the queues beside it are steered together.
 
 use std::fmt;
 use std::io;
@@ -24,20 +24,6 @@ use wakeone_kernel::socket::inode_of;
 use wakeone_steering::agent::AgentConfig;
 use wakeone_steering::dispatcher::{Dispatcher, Plan};
 use wakeone_steering::slot_sockets::RemoteFd;
-
-/// A socket that the server's processes share, with the queues beside it.
-pub trait SharedSocket {
-    /// Checks what became of its sockets and processes. Call it some twenty times a second.
-    fn follow(&mut self);
-    /// Whether no process has a socket of it any more.
-    fn is_over(&self) -> bool;
-    /// Its group.
-    fn group(&self) -> &QueueGroup;
-    /// The same, to be changed.
-    fn group_mut(&mut self) -> &mut QueueGroup;
-    /// The server closed it, or has ended: removes program, pins and state.
-    fn end(self);
-}
 
 /// A queue that was made and is not yet in its place.
 #[derive(Debug)]
@@ -88,7 +74,6 @@ pub struct QueueGroup {
     /// The address that its sockets are bound to.
     pub address: SocketAddr,
     dual_stack: bool,
-    protocol: Protocol,
     known: KnownSockets,
     announced: bool,
     /// `None` until there is a queue.
@@ -97,10 +82,7 @@ pub struct QueueGroup {
 
 impl fmt::Display for QueueGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.protocol {
-            Protocol::Udp => write!(f, "{}/udp", self.address),
-            _ => self.address.fmt(f),
-        }
+        write!(f, "{}/udp", self.address)
     }
 }
 
@@ -109,11 +91,10 @@ impl QueueGroup {
     ///
     /// # Errors
     /// The socket has no address, or is gone.
-    pub fn of(socket: BorrowedFd<'_>, protocol: Protocol) -> io::Result<Self> {
+    pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
         Ok(Self {
             address: socket::address(socket).ok_or(io::ErrorKind::Unsupported)?,
             dual_stack: socket::is_dual_stack(socket),
-            protocol,
             known: KnownSockets::of(inode_of(socket)?),
             announced: false,
             steered: None,
@@ -122,7 +103,7 @@ impl QueueGroup {
 
     /// Its name.
     pub fn name(&self) -> String {
-        name_of(self.protocol, self.address.into())
+        name_of(Protocol::Udp, self.address.into())
     }
 
     /// Whether this is the shared socket, or one of its queues.
@@ -137,8 +118,8 @@ impl QueueGroup {
 
     /// Notes a queue that was made.
     pub fn know(&mut self, queue: u64) {
-        let (protocol, port) = (self.protocol, self.address.port());
-        self.known.insert(queue, || known::in_use(protocol, port));
+        let port = self.address.port();
+        self.known.insert(queue, || known::in_use(port));
     }
 
     /// Whether this is the first call, so that the log is to tell that the socket is split.
@@ -153,26 +134,25 @@ impl QueueGroup {
             .is_some_and(|one| one.agent().is_some())
     }
 
-    /// The source of its metrics. `traced`: include those of the kernel's tracepoints, which are of connections.
-    pub fn source(&self, paths: &Paths, traced: bool) -> Option<Source> {
+    /// The source of its metrics.
+    pub fn source(&self, paths: &Paths) -> Option<Source> {
         let steered = self.steered.as_ref()?;
-        let traced = traced && self.protocol == Protocol::Tcp;
-        let source = || steered.source(paths, traced);
+        let source = || steered.source(paths, false);
         Some(capability::with(&FOR_LOADING, source))
     }
 
-    /// Takes the group's folder, for the first queue. `backlog`: length of each accept queue.
+    /// Takes the group's folder, for the first queue.
     ///
     /// # Errors
     /// The folder cannot be had.
-    pub fn take(&self, paths: &Paths, backlog: i32) -> Result<SteeredGroup, Reason> {
+    pub fn take(&self, paths: &Paths) -> Result<SteeredGroup, Reason> {
         let origin = Origin {
             listen: ListenAt::Inet(Endpoint {
                 address: self.address,
                 dual_stack: self.dual_stack,
-                udp: self.protocol == Protocol::Udp,
+                udp: true,
             }),
-            backlog,
+            backlog: 0,
             command: vec![state::SPLIT.into()],
             attached: true,
         };
@@ -190,12 +170,6 @@ impl QueueGroup {
     /// Stops choosing a socket, and frees its slot. Returns whether it had one.
     pub fn leave(&mut self, cookie: u64) -> bool {
         self.steered.as_mut().is_some_and(|one| one.leave(cookie))
-    }
-
-    /// Whether a socket does not listen because a move left it closed: see [`SteeredGroup::is_left_closed`].
-    pub fn is_left_closed(&mut self, cookie: u64) -> bool {
-        let steered = self.steered.as_mut();
-        steered.is_some_and(|one| one.is_left_closed(cookie))
     }
 
     /// Writes down which process serves which socket.
@@ -242,7 +216,7 @@ pub fn steer(
         .map_err(|error| Reason::Steering(error.to_string()))?;
     let tasks = AgentConfig {
         // Datagrams in UDP sockets cannot be moved.
-        rescue: config.rescue && plan.protocol() == Protocol::Tcp,
+        rescue: false,
         stuck_after: config.stuck_after,
     };
     group.steer(

@@ -2,12 +2,9 @@
 
 use wakeone_control::state::MOST_SLOTS;
 
-/// Why a process stays with the listener that it has.
+/// Why a process stays with the socket that it has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// It opened the listener itself.
-    #[error("it opened the listener and accepts from it itself")]
-    Owner,
     /// Nobody else has the socket.
     #[error("no other process has the socket")]
     Alone,
@@ -32,9 +29,7 @@ pub enum Reason {
     #[error("no second socket like it can be made: {0}")]
     Sibling(String),
     /// Without steering, one process must serve the shared socket itself.
-    #[error(
-        "it serves the shared socket itself: nothing keeps connections, or datagrams, from that"
-    )]
+    #[error("it serves the shared socket itself: nothing keeps datagrams from that")]
     First,
     /// The group's folder cannot be had, or steering failed.
     #[error("{0}")]

@@ -1,4 +1,4 @@
-//! The server's processes: which lives, which opened a socket, and which waits on it.
+//! The server's processes: which lives, and which waits on a socket.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use wakeone_shim::protocol::How;
 use super::reason::Reason;
 use wakeone_steering::slot_sockets::RemoteFd;
 
-/// A process that accepts from a queue.
+/// A process that receives from a queue.
 #[derive(Debug)]
 pub struct Worker {
     /// Its process id.
@@ -35,22 +35,6 @@ impl Worker {
     pub fn lives(&self) -> bool {
         process::has_ended(&self.pidfd).is_ok_and(|ended| !ended)
     }
-}
-
-/// The process that opened a listener: the one that has begun to listen on it, or an ancestor that holds it too.
-/// (Some servers bind in the first process and listen in the workers.)
-pub fn first_holder(pid: u32, inode: u64) -> u32 {
-    let mut first = pid;
-    let own = std::process::id();
-    let above = |pid| waits::identity(pid).map(|identity| identity.parent);
-    while let Some(parent) = above(first).filter(|parent| *parent > 1 && *parent != own) {
-        let held = process::sockets_of(parent).unwrap_or_default();
-        if !held.iter().any(|(_, at)| *at == inode) {
-            break;
-        }
-        first = parent;
-    }
-    first
 }
 
 /// Checks that no epoll set of a process has this socket; `polled` is the reason if one has.
@@ -82,11 +66,11 @@ pub fn unasked(inode: u64, known: impl Fn(u32) -> bool) -> Vec<RemoteFd> {
     held.iter().map(RemoteFd::from).collect()
 }
 
-/// Whether a process, as it was just seen, waits for connections, or datagrams, on this socket.
+/// Whether a process, as it was just seen, waits for datagrams on this socket.
 fn waits_on(process: &Process, inode: u64) -> bool {
     process.polls.iter().any(|polled| polled.inode == inode)
         || process.threads.iter().any(|thread| match &thread.wait {
-            Wait::Accept(at) | Wait::Receive(at) => *at == inode,
+            Wait::Receive(at) => *at == inode,
             Wait::Poll(set) => set.contains(&inode),
             Wait::IoUring => true,
             _ => false,
@@ -96,7 +80,6 @@ fn waits_on(process: &Process, inode: u64) -> bool {
 /// How a process came to wait, in words.
 pub fn in_words(how: How) -> &'static str {
     match how {
-        How::Accept => "accept",
         How::Epoll => "epoll",
         How::Poll => "poll",
         How::Receive => "a receive call",

@@ -75,7 +75,7 @@ pub fn nowhere(slot: usize, pid: u32, command: &[String]) {
     let hint = if names_listener(command) {
         "its command names {fd}, but it has closed that descriptor: give it the option by which this server takes one"
     } else {
-        "give it the listener by {fd} in its command, or let it open its own by `wakeone run --split`"
+        "give it the listener by {fd} in its command, or let it open its own by `wakeone run -- CMD`"
     };
     tracing::warn!(
         event = "nowhere",
@@ -91,7 +91,7 @@ pub fn silent(slot: usize, pid: u32) {
         event = "silent",
         slot,
         pid,
-        "worker {slot} (pid {pid}) does not accept yet: without {{fd}} in its command it must take its listener by LISTEN_FDS, as from systemd; if this server does not, write {{fd}} where it takes a descriptor, or let it open its own by `wakeone run --split`"
+        "worker {slot} (pid {pid}) does not accept yet: without {{fd}} in its command it must take its listener by LISTEN_FDS, as from systemd; if this server does not, write {{fd}} where it takes a descriptor, or let it open its own by `wakeone run -- CMD`"
     );
 }
 
@@ -110,7 +110,7 @@ pub fn elsewhere(slot: usize, pid: u32, at: &str, command: &[String]) {
     let hint = if names_listener(command) {
         "its command names {fd}, but it does not accept from that descriptor: give it the option by which this server takes one"
     } else {
-        "give it that listener by {fd} in its command, or let it open its own by `wakeone run --split`"
+        "give it that listener by {fd} in its command, or let it open its own by `wakeone run -- CMD`"
     };
     tracing::warn!(
         event = "elsewhere",

@@ -256,7 +256,6 @@ impl Supervisor {
             attached: false,
             one_queue: self.queue == Queue::One,
             reserved: self.reserved_state(),
-            moving_shared: None,
             schema: state::SCHEMA,
             name: self.dir.name().to_owned(),
             boot: state::boot_id(),

@@ -239,8 +239,8 @@ fn take(paths: &Paths, name: &str) -> Result<GroupDir, Error> {
 /// How long an agent may take to detach.
 const AGENT_ENDS: Duration = Duration::from_secs(10);
 
-/// Leaves a split server whose `wakeone run` is gone to a program that chooses by hash, which needs no agent. One
-/// socket of its group has no reader, and the kernel's own hash would choose it too. So the program stays on the
+/// Leaves a split UDP socket whose `wakeone run` is gone to a program that chooses by hash, which needs no agent. One
+/// socket of the group has no reader, and the kernel's own hash would choose it too. So the program stays on the
 /// sockets, without pins, and goes with them.
 fn leave_to_hash(paths: &Paths, name: &str) {
     let _ = control::change_policy(paths, name, Policy::Hash);

@@ -4,16 +4,21 @@
 //! share, a queue for each, or none. Its processes are our descendants, so that neither root nor CAP_SYS_PTRACE is
 //! needed where Yama lets only a parent look.
 
+use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use wakeone_observe::Target;
+use wakeone_kernel::capability;
+use wakeone_model::layout::counted;
+use wakeone_model::listener::Protocol;
+use wakeone_observe::{Found, Target, find};
 use wakeone_supervisor::server::{Server, Signals};
 
-use crate::attach::{AttachConfig, AttachManager, Event, Wanted};
+use crate::attach::{AttachConfig, AttachManager, Event, Wanted, below_us, examine};
 use crate::metrics::{self, Monitor};
 use wakeone_control::paths::Paths;
 use wakeone_control::repair::repair_all;
@@ -23,8 +28,8 @@ use wakeone_control::repair::repair_all;
 pub struct Options {
     /// The server, and its arguments.
     pub command: Vec<String>,
-    /// How to steer what it opens.
-    pub config: AttachConfig,
+    /// How to steer what it opens; `None`: leave that as it is.
+    pub config: Option<AttachConfig>,
     /// How long processes that outlive its first one may take to end.
     pub grace: Duration,
     /// Where groups keep their state.
@@ -64,11 +69,56 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How often to follow what is steered.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
 
+/// Work that is done beside the steering, in the same loop. `()` does nothing.
+pub trait Beside {
+    /// Variables that the server's environment gets.
+    fn variables(&self) -> Vec<(&'static str, OsString)> {
+        Vec::new()
+    }
+
+    /// The server was started, and nothing of it is steered yet. `monitor` serves metrics, if they can be served.
+    fn begin(&mut self, _monitor: Option<&Arc<Monitor>>) {}
+
+    /// The descriptors on which somebody may ask.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    /// Does what is due. Returns how long it can be left alone if nobody asks.
+    fn attend(&mut self) -> Duration {
+        FOLLOW_EVERY
+    }
+
+    /// Whether it looks after the server's UDP sockets, so that those are not steered here.
+    fn has_datagrams(&self) -> bool {
+        false
+    }
+
+    /// Whether the server is to be ended now. Returns true only once.
+    fn is_over(&mut self) -> bool {
+        false
+    }
+}
+
+impl Beside for () {}
+
 /// Starts a server, steers it, and returns its exit code when it is over. `log` gets whatever is worth a line.
 ///
 /// # Errors
 /// See [`Error`]. A failure to steer is none: the server runs on as it is.
 pub fn run(options: &Options, log: &mut dyn FnMut(&Event)) -> Result<u8, Error> {
+    run_beside(options, &mut (), log)
+}
+
+/// The same, with other work beside it.
+///
+/// # Errors
+/// See [`run`].
+pub fn run_beside(
+    options: &Options,
+    beside: &mut impl Beside,
+    log: &mut dyn FnMut(&Event),
+) -> Result<u8, Error> {
     let own = |what| move |source| Error::Own { what, source };
     let paths = Paths::of(&options.runtime_dir);
     repair_all(&paths);
@@ -76,44 +126,108 @@ pub fn run(options: &Options, log: &mut dyn FnMut(&Event)) -> Result<u8, Error> 
     let http = http.map_err(Error::Metrics)?;
     let signals = Signals::take().map_err(own("taking signals"))?;
     let command = options.command.first().cloned().unwrap_or_default();
-    let mut server =
-        Server::start(&options.command, &[]).map_err(|source| Error::Start { command, source })?;
+    let mut server = Server::start(&options.command, &beside.variables())
+        .map_err(|source| Error::Start { command, source })?;
+    let monitor = Monitor::start(http).map(Arc::new).inspect_err(|error| {
+        // The server runs already: it works as well without metrics.
+        tracing::warn!("no figures are served: {error}");
+    });
+    let monitor = monitor.ok();
+    beside.begin(monitor.as_ref());
     let mut manager = AttachManager::new(paths).of_command(&options.command);
-    match Monitor::start(http) {
-        Ok(monitor) => manager.serve(monitor, options.metrics_tracing),
-        Err(error) => tracing::warn!("no figures are served: {error}"),
+    if let Some(monitor) = monitor {
+        manager.serve(monitor, options.metrics_tracing);
     }
-    manager.want(vec![Wanted {
-        // Daemons become our children, so the server is always below us.
-        target: Target::Pid(std::process::id()),
-        config: options.config.clone(),
+    let has_datagrams = beside.has_datagrams();
+    let wanted = options.config.iter().map(|config| Wanted {
+        target: if has_datagrams {
+            listeners()
+        } else {
+            server_of_ours()
+        },
+        config: config.clone(),
         owners: Vec::new(),
-    }]);
-    let code = serve(&mut server, &mut manager, &signals, options.grace, log);
+    });
+    manager.want(wanted.collect());
+    let code = serve(
+        &mut server,
+        &mut manager,
+        beside,
+        &signals,
+        options.grace,
+        log,
+    );
     manager.end();
     code.map_err(own("waiting for it"))
+}
+
+/// Daemons become our children, so the server is always below us.
+fn server_of_ours() -> Target {
+    Target::Pid(std::process::id())
+}
+
+/// Its TCP listeners.
+fn listeners() -> Target {
+    Target::By(Protocol::Tcp, Box::new(server_of_ours()))
+}
+
+/// How each TCP listener that the server has opened would be steered, a sentence each.
+///
+/// An error is the reason why it would be left as it is, as things are now: its workers may not wait yet.
+pub fn ways() -> Vec<Result<String, String>> {
+    let found = below_us(find(&listeners()).unwrap_or_default());
+    found.iter().map(way).collect()
+}
+
+fn way(found: &Found) -> Result<String, String> {
+    let candidate = examine(found).map_err(|error| error.to_string())?;
+    let address = candidate.address();
+    let missing = capability::missing();
+    Ok(match &candidate.sharing {
+        Some(sharing) => format!(
+            "{address} would be steered: {} share one queue, and the right one is woken",
+            counted(sharing.workers.len() as u64, "workers")
+        ),
+        None if missing.is_empty() => format!(
+            "{address} would be steered: a program would choose among {}",
+            counted(candidate.members.len() as u64, "sockets")
+        ),
+        None => format!(
+            "{address} would be left as it is: it has a socket for each worker, and a program that chooses needs {}",
+            missing.join(" and ")
+        ),
+    })
 }
 
 fn serve(
     server: &mut Server,
     manager: &mut AttachManager,
+    beside: &mut impl Beside,
     signals: &Signals,
     grace: Duration,
     log: &mut dyn FnMut(&Event),
 ) -> io::Result<u8> {
-    let mut looked = Instant::now();
+    let (mut looked, mut followed) = (Instant::now(), Instant::now());
     loop {
-        manager.wait(FOLLOW_EVERY, Some(signals.as_fd()));
+        let patience = beside.attend().min(FOLLOW_EVERY);
+        let asked = beside.descriptors().into_iter().chain([signals.as_fd()]);
+        let noticed = manager.wait(patience, asked);
         for signal in signals.pending() {
             server.signal(signal);
         }
-        manager.follow().iter().for_each(&mut *log);
+        if noticed || followed.elapsed() >= FOLLOW_EVERY {
+            manager.follow().iter().for_each(&mut *log);
+            followed = Instant::now();
+        }
         if looked.elapsed() >= LOOK_EVERY {
             manager.attach().iter().for_each(&mut *log);
             looked = Instant::now();
         }
         if let Some(code) = server.reap(grace)? {
             return Ok(code);
+        }
+        if beside.is_over() {
+            server.signal(rustix::process::Signal::TERM);
         }
     }
 }

@@ -5,17 +5,13 @@
 //! so its slots are those of its workers: see [`crate::group`].)
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use wakeone_bpf as bpf;
-use wakeone_bpf::recount::{Callbacks, CountIn};
 use wakeone_bpf::table::flag;
 use wakeone_kernel::capability;
-use wakeone_kernel::socket::moving::Look;
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 
@@ -23,7 +19,7 @@ use crate::metrics::Source;
 use wakeone_control::move_log::MoveLog;
 use wakeone_control::orphans::OrphanLog;
 use wakeone_control::paths::Paths;
-use wakeone_control::privileges::{FOR_LOADING, FOR_THE_END};
+use wakeone_control::privileges::FOR_THE_END;
 use wakeone_control::state::Identity;
 use wakeone_control::state::{self, GroupDir, ListenAt, State, StateError, Task};
 use wakeone_control::steer::{Steer, SteerEvent};
@@ -36,7 +32,7 @@ use wakeone_steering::slot_sockets::RemoteFd;
 pub struct Origin {
     /// The address of its sockets.
     pub listen: ListenAt,
-    /// Length of each accept queue, see [`SteeredGroup::set_backlog`]; 0 if the server decides it.
+    /// Length of each accept queue; 0 if the server decides it.
     pub backlog: i32,
     /// The command that made it: see [`Task::command`].
     pub command: Vec<String>,
@@ -59,12 +55,7 @@ impl Origin {
     ///
     /// # Errors
     /// This process cannot be seen in /proc.
-    pub fn state(
-        &self,
-        name: &str,
-        slots: Vec<state::SlotRecord>,
-        moving_shared: Option<u64>,
-    ) -> Result<State, StateError> {
+    pub fn state(&self, name: &str, slots: Vec<state::SlotRecord>) -> Result<State, StateError> {
         let own = Identity::of(std::process::id()).map_err(|source| StateError::File {
             what: "read",
             path: "/proc/self/stat".into(),
@@ -88,7 +79,6 @@ impl Origin {
             attached: self.attached,
             one_queue: false,
             reserved: Vec::new(),
-            moving_shared,
         })
     }
 }
@@ -116,8 +106,6 @@ pub struct SteeredGroup {
     orphans: OrphanLog,
     /// By the socket's cookie.
     places: BTreeMap<u64, SocketPlace>,
-    /// See [`State::moving_shared`].
-    moving_shared: Option<u64>,
     /// New sockets are not chosen yet: see [`SteeredGroup::hold_back`].
     holds_back: bool,
 }
@@ -140,7 +128,6 @@ impl SteeredGroup {
             moves: MoveLog::default(),
             orphans: OrphanLog::default(),
             places: BTreeMap::new(),
-            moving_shared: None,
             holds_back: false,
         }
     }
@@ -297,33 +284,6 @@ impl SteeredGroup {
         }
     }
 
-    /// Notes the shared socket, which has no slot. Its connections are counted once they were moved to a slot.
-    pub fn share(&self, remote: RemoteFd) {
-        let Some(agent) = &self.agent else {
-            return;
-        };
-        let shared = agent.with_dispatcher(|d| {
-            d.share(remote)?;
-            Ok::<_, bpf::Error>(d.counting().then(|| d.pinned().dir().to_owned()))
-        });
-        let counted = match shared {
-            Ok(None) => Ok(()),
-            Ok(Some(pins)) => {
-                let port = self.origin.listen.address().port().unwrap_or(0);
-                let count = || CountIn::of(&pins)?.run(port, [], Callbacks::Probed);
-                let counted = capability::with(&FOR_LOADING, count);
-                counted.map(drop).map_err(|error| error.to_string())
-            }
-            Err(error) => Err(error.to_string()),
-        };
-        if let Err(error) = counted {
-            tracing::debug!(
-                "{}: what waits at the shared socket is not counted: {error}",
-                self.origin.listen
-            );
-        }
-    }
-
     /// As [`SteeredGroup::assign`], and logs if the socket gets no slot.
     pub fn assign_or_warn(&mut self, cookie: u64, remote: RemoteFd, worker: u32) {
         if let Err(error) = self.assign(cookie, remote, Some(worker)) {
@@ -438,58 +398,6 @@ impl SteeredGroup {
         }
     }
 
-    /// Moves the queue of the shared socket, which has no slot. The state names the socket meanwhile, so that others can
-    /// open it if we are killed. Returns whether it was moved: moves have a share of the time, and nothing is done if a
-    /// process does something else than at this look. After a failure the state names it still: see
-    /// [`SteeredGroup::shared_is_open`].
-    ///
-    /// # Errors
-    /// That of the move, or the state cannot be written, and nothing was done.
-    pub fn move_shared(
-        &mut self,
-        inode: u64,
-        listener: &OwnedFd,
-        backlog: i32,
-        look: &Look,
-    ) -> io::Result<bool> {
-        if !self.agent.as_ref().is_some_and(Agent::can_afford_move) {
-            return Ok(false);
-        }
-        self.moving_shared = Some(inode);
-        if let Err(error) = self.store() {
-            self.moving_shared = None;
-            return Err(io::Error::other(error));
-        }
-        let taken_out = self.dir.taken_out();
-        let act = || taken_out.move_queue(listener, backlog, look, None);
-        let moved = self.agent.as_ref().map(|agent| agent.move_beside(act));
-        match moved {
-            Some(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            moved => {
-                self.shared_is_open();
-                Ok(matches!(moved, Some(Ok(_))))
-            }
-        }
-    }
-
-    /// Whether a move of the shared socket's queue was begun and has not ended.
-    pub fn moves_shared(&self) -> bool {
-        self.moving_shared.is_some()
-    }
-
-    /// Notes that the shared socket listens again after a move, or is gone. The move lasts until it is back in all epoll
-    /// sets.
-    pub fn shared_is_open(&mut self) {
-        if self.dir.taken_out().put_back().is_ok() && self.moving_shared.take().is_some() {
-            self.keep();
-        }
-    }
-
-    /// Notes that its server listens with another backlog now.
-    pub fn set_backlog(&mut self, backlog: i32) {
-        self.origin.backlog = backlog;
-    }
-
     /// Writes the state.
     ///
     /// # Errors
@@ -518,7 +426,7 @@ impl SteeredGroup {
 
     fn state(&self) -> Result<State, StateError> {
         let slots = self.slots();
-        self.origin.state(self.name(), slots, self.moving_shared)
+        self.origin.state(self.name(), slots)
     }
 
     /// Returns the slots. Where the kernel's hash chooses, sockets are numbered instead.

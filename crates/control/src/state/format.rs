@@ -15,7 +15,7 @@ use crate::account::Account;
 
 /// The version of the file's format.
 pub const SCHEMA: u32 = 1;
-/// Stands for the command of an attached server whose queues were made by `wakeone run --split`.
+/// Stands for the command of an attached server whose UDP queues were made by `wakeone run --split`.
 pub const SPLIT: &str = "--split";
 /// Most slots of a group.
 pub const MOST_SLOTS: usize = 256;
@@ -51,10 +51,6 @@ pub struct State {
     /// The private ports of the listeners, if they are on such: one entry for each of `listen`, or none at all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<Option<Reserved>>,
-    /// The inode of a split server's shared socket while its queue is being moved, and it may be closed. It has no
-    /// slot, so the table has no mark for it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub moving_shared: Option<u64>,
 }
 
 /// An address whose listeners are on a private port.

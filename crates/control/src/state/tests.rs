@@ -21,7 +21,6 @@ fn sample() -> State {
         attached: false,
         one_queue: false,
         reserved: Vec::new(),
-        moving_shared: None,
         schema: SCHEMA,
         name: "web".to_owned(),
         boot: "b".to_owned(),
@@ -62,14 +61,6 @@ fn what_is_written_is_read() {
         ..sample()
     };
     assert_eq!(State::decode(&unix.encode(), "web"), Ok(unix));
-    let moving = State {
-        moving_shared: Some(9),
-        ..sample()
-    };
-    assert_eq!(State::decode(&moving.encode(), "web"), Ok(moving));
-    // Earlier versions, which do not know the field, read a state without it.
-    let text = String::from_utf8(sample().encode()).expect("JSON");
-    assert!(!text.contains("moving_shared"), "{text}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 pub mod arming;
 pub mod batch;
-pub mod clone_listener;
+pub mod clone_socket;
 pub mod diag;
 pub mod entries;
 pub mod inherited;
@@ -317,17 +317,6 @@ pub fn is_udp(socket: impl AsFd) -> bool {
 /// Where a socket is bound; `None` where that is no IP address.
 pub fn address(socket: impl AsFd) -> Option<SocketAddr> {
     SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok()
-}
-
-/// Whether it is a TCP socket that listens and is in a reuseport group of its own making or another's.
-pub fn is_tcp_listener(socket: impl AsFd) -> bool {
-    let socket = socket.as_fd();
-    let of = |name| get::<i32>(socket, libc::SOL_SOCKET, name).unwrap_or(-1);
-    matches!(of(libc::SO_DOMAIN), libc::AF_INET | libc::AF_INET6)
-        && of(libc::SO_TYPE) == libc::SOCK_STREAM
-        && of(libc::SO_PROTOCOL) == libc::IPPROTO_TCP
-        && of(libc::SO_ACCEPTCONN) == 1
-        && of(libc::SO_REUSEPORT) == 1
 }
 
 /// Whether an IPv6 socket takes IPv4 connections too.

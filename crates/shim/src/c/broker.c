@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define MAGIC 0x6b61572eu
-#define VERSION 1
+#define VERSION 2
 #define TOKEN_BYTES 16
 #define NAME_BYTES 64
 /* An answer that takes longer counts as none: the process goes on as without us. */
@@ -26,7 +26,7 @@
 /* Signals are blocked while we wait for an answer, but a pending one ends the wait after this time. */
 #define SIGNAL_PATIENCE_MS 50
 
-enum { ASK_LISTEN = 1, ASK_CLAIM = 2, ASK_TAKEN = 3, ASK_READER = 4, ASK_OPENS = 5, ASK_GIVEN_BACK = 6, ASK_LEFT = 7 };
+enum { ASK_CLAIM = 1, ASK_TAKEN = 2, ASK_READER = 3, ASK_GIVEN_BACK = 4, ASK_LEFT = 5 };
 enum { SAY_LEAVE = 0, SAY_QUEUE = 1, SAY_DONE = 2 };
 
 struct request {
@@ -139,7 +139,7 @@ static bool passes(int error)
 	return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS || error == EINTR;
 }
 
-/* If the broker has ended, another process may take its name. Such a process gets no listener that it could not
+/* If the broker has ended, another process may take its name. Such a process gets no socket that it could not
  * have anyway. */
 static bool is_trusted(int connection)
 {
@@ -240,39 +240,7 @@ static int receive_reply(int connection, int64_t until, int *given)
 }
 
 static const char no_answer[] =
-	"wakeone: the process that splits this server's listener does not answer; this worker shares the listener as without it\n";
-
-static const char no_room[] =
-	"wakeone: no descriptor was free to have this server's listener split; its workers share it as without it\n";
-
-static bool tell(int what, int fd, unsigned how)
-{
-	if (!split_lock())
-		return false;
-	bool told = false;
-	int given = -1, connection = broker_connect();
-	if (connection >= 0) {
-		told = send_request(connection, what, fd, how, true) &&
-		       receive_reply(connection, now_ms() + PATIENCE_MS, &given) == SAY_DONE;
-		if (given >= 0)
-			syscall(SYS_close, given);
-		syscall(SYS_close, connection);
-	} else {
-		split_say_once(errno == EMFILE || errno == ENFILE ? no_room : no_answer);
-	}
-	split_unlock();
-	return told;
-}
-
-bool split_tell_opens(int fd)
-{
-	return tell(ASK_OPENS, fd, 0);
-}
-
-bool split_tell_listen(int fd, bool own)
-{
-	return tell(ASK_LISTEN, fd, own);
-}
+	"wakeone: the process that splits this server's UDP socket does not answer; this worker shares the socket as without it\n";
 
 /* Moves a descriptor that came with an answer to this number or above, where programs seldom look. Returns -1, and
  * closes it, if the answer grants none. */
@@ -349,9 +317,9 @@ static bool put(int socket, int fd, int flags)
 	return done == fd;
 }
 
-/* Puts our own queue in the listener's place, with its flags, and tells the broker. Only then does the broker have
- * it chosen, and closes its copy. If the broker does not answer, the queue would never be chosen, so the listener
- * is put back. False: no descriptor is free to hold the listener meanwhile. */
+/* Puts our own queue in the shared socket's place, with its flags, and tells the broker. Only then does the broker
+ * have it chosen, and closes its copy. If the broker does not answer, the queue would never be chosen, so the shared
+ * socket is put back. False: no descriptor is free to hold it meanwhile. */
 static bool take(int connection, int64_t until, int fd, int queue, const struct stat *was)
 {
 	int status = fcntl(fd, F_GETFL);
@@ -359,17 +327,17 @@ static bool take(int connection, int64_t until, int fd, int queue, const struct 
 	/* With O_ASYNC, the process gets signals for this socket only, so it keeps it. */
 	if (status < 0 || flags < 0 || !same_file(fd, was) || status & O_ASYNC || fcntl(queue, F_SETFL, status) < 0)
 		return true;
-	int listener = syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);
-	if (listener < 0)
+	int shared = syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);
+	if (shared < 0)
 		return !passes(errno);
 	if (put(queue, fd, flags)) {
 		int nothing = -1;
 		if (!send_request(connection, ASK_TAKEN, fd, 0, false) || receive_reply(connection, until, &nothing) != SAY_DONE)
-			put(listener, fd, flags);
+			put(shared, fd, flags);
 		if (nothing >= 0)
 			syscall(SYS_close, nothing);
 	}
-	syscall(SYS_close, listener);
+	syscall(SYS_close, shared);
 	return true;
 }
 

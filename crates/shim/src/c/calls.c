@@ -1,5 +1,5 @@
-/* The calls with which a server waits for connections. Each first settles the listener with the broker, and then
- * does what it always did. */
+/* The calls with which a server receives datagrams, or waits for them. Each first finds out which queue this thread
+ * reads, and then does what it always did. */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE
 #include "split.h"
@@ -10,13 +10,11 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -26,9 +24,6 @@
  * allocate, and the allocator may be our caller. */
 static struct {
 	int (*bind)(int, const struct sockaddr *, socklen_t);
-	int (*listen)(int, int);
-	int (*accept)(int, struct sockaddr *, socklen_t *);
-	int (*accept4)(int, struct sockaddr *, socklen_t *, int);
 	int (*epoll_ctl)(int, int, int, struct epoll_event *);
 	int (*poll)(struct pollfd *, nfds_t, int);
 	int (*ppoll)(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *);
@@ -55,9 +50,6 @@ __attribute__((constructor(101))) static void find_real(void)
 {
 #define FIND(field, symbol) *(void **)&real.field = dlsym(RTLD_NEXT, symbol)
 	FIND(bind, "bind");
-	FIND(listen, "listen");
-	FIND(accept, "accept");
-	FIND(accept4, "accept4");
 	FIND(epoll_ctl, "epoll_ctl");
 	FIND(poll, "poll");
 	FIND(ppoll, "ppoll");
@@ -88,13 +80,6 @@ static int option(int fd, int name)
 	return syscall(SYS_getsockopt, fd, SOL_SOCKET, name, &value, &size) == 0 ? value : -1;
 }
 
-static bool is_tcp(int fd)
-{
-	int domain = option(fd, SO_DOMAIN);
-	return (domain == AF_INET || domain == AF_INET6) && option(fd, SO_TYPE) == SOCK_STREAM &&
-	       option(fd, SO_PROTOCOL) == IPPROTO_TCP;
-}
-
 static bool is_udp(int fd)
 {
 	int domain = option(fd, SO_DOMAIN);
@@ -102,217 +87,16 @@ static bool is_udp(int fd)
 	       option(fd, SO_PROTOCOL) == IPPROTO_UDP && option(fd, SO_REUSEPORT) == 0;
 }
 
-/* How the call continues once the listener is settled. */
-enum { GOES_ON = 0, INTERRUPTED = 1, SHARES = 2 };
-
-/* Whether a call that waits on this descriptor is restarted after a handler with SA_RESTART. */
-static bool restarts(int fd, enum how how)
-{
-	struct timeval limit = { 0 };
-	socklen_t size = sizeof(limit);
-	if (how != HOW_ACCEPT)
-		return false;
-	return syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &size) == 0 && limit.tv_sec == 0 && limit.tv_usec == 0;
-}
-
-/* Finds out what a descriptor is, and asks the broker about a listener of ours. */
-static int settle(int fd, enum how how)
-{
-	int before = errno, found = GOES_ON;
-	int listening = option(fd, SO_ACCEPTCONN);
-	if (listening < 0 && errno == EBADF) {
-		errno = before;
-		return GOES_ON;
-	}
-	if (listening != 1) {
-		split_set(fd, STATE_PLAIN);
-	} else if (!is_tcp(fd) || option(fd, SO_REUSEPORT) != 1) {
-		/* For one of ours, the library set the option before it listened. */
-		split_set(fd, STATE_FOREIGN);
-	} else if (split_lock()) {
-		if (split_state(fd) != STATE_SETTLED) {
-			bool asked = atomic_load(&split_sharing) == 0 && split_claim(fd, how);
-			split_set(fd, asked ? STATE_SETTLED : how == HOW_ACCEPT ? STATE_UNKNOWN : STATE_LATER);
-			found = asked ? GOES_ON : SHARES;
-			/* Signals were blocked, as if the call had not yet begun. But it had. */
-			if (how != HOW_EPOLL && split_interrupted(restarts(fd, how)))
-				found |= INTERRUPTED;
-		}
-		split_unlock();
-	}
-	errno = before;
-	return found;
-}
-
-/* After a signal: whether a call that waits, and had begun, ends. `ready`: its result if it did not wait, 0 for
- * nothing. */
-static bool ends(int ready)
-{
-	if (ready == 0)
-		errno = EINTR;
-	return ready <= 0;
-}
-
-/* Counts a thread that waits on the shared listener: `by` is 1 before and -1 after. */
-static void shares(int found, int by)
-{
-	if (found & SHARES)
-		atomic_fetch_add(&split_sharing, by);
-}
-
-static int level_option(int fd, int level, int name)
-{
-	int value = 0;
-	socklen_t size = sizeof(value);
-	return syscall(SYS_getsockopt, fd, level, name, &value, &size) == 0 ? value : -1;
-}
-
-/* Binds to a port by its number, after another socket was given that one for port 0. -1: the caller binds as
- * asked. */
-static int bind_named(int fd, struct sockaddr *wish, socklen_t length, bool v6)
-{
-	if (level_option(fd, SOL_IP, 24 /* IP_BIND_ADDRESS_NO_PORT */) > 0)
-		return -1;
-	int v6_only = v6 ? level_option(fd, SOL_IPV6, 26 /* IPV6_V6ONLY */) : 0;
-	for (int attempt = 0; attempt < 8; attempt++) {
-		union {
-			struct sockaddr any;
-			struct sockaddr_in v4;
-			struct sockaddr_in6 v6;
-		} got;
-		socklen_t size = sizeof(got);
-		int probe = syscall(SYS_socket, wish->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-		if (probe < 0)
-			return -1;
-		if (v6)
-			syscall(SYS_setsockopt, probe, SOL_IPV6, 26, &v6_only, sizeof(v6_only));
-		bool found = syscall(SYS_bind, probe, wish, length) == 0 && syscall(SYS_getsockname, probe, &got, &size) == 0;
-		syscall(SYS_close, probe);
-		if (!found)
-			return -1;
-		if (v6) {
-			struct sockaddr_in6 named;
-			memcpy(&named, wish, sizeof(named));
-			named.sin6_port = got.v6.sin6_port;
-			if (real.bind(fd, (struct sockaddr *)&named, sizeof(named)) == 0)
-				return 0;
-		} else {
-			struct sockaddr_in named;
-			memcpy(&named, wish, sizeof(named));
-			named.sin_port = got.v4.sin_port;
-			if (real.bind(fd, (struct sockaddr *)&named, length) == 0)
-				return 0;
-		}
-		if (errno != EADDRINUSE)
-			return -1;
-	}
-	return -1;
-}
-
-/* The kernel gives up a port that it chose itself when the listener is shut down, as happens when its queue is
- * moved. So the socket is bound as if the port had been named. */
 EXPORT int bind(int fd, const struct sockaddr *address, socklen_t length)
 {
 	if (!real.bind)
 		return syscall(SYS_bind, fd, address, length);
 	int before = errno;
-	union {
-		struct sockaddr any;
-		struct sockaddr_in v4;
-		struct sockaddr_in6 v6;
-	} wish = { 0 };
-	if (split_active() && address && length >= sizeof(struct sockaddr_in) && length <= sizeof(wish)) {
-		/* The kernel reads the address: if it is unreadable, the real call reports the error. */
-		struct iovec here = { &wish, length }, there = { (void *)address, length };
-		bool whole = syscall(SYS_process_vm_readv, getpid(), &here, 1, &there, 1, 0) == (long)length;
-		bool v4 = whole && wish.any.sa_family == AF_INET && wish.v4.sin_port == 0;
-		bool v6 = whole && wish.any.sa_family == AF_INET6 && wish.v6.sin6_port == 0 && length == sizeof(wish.v6);
-		if ((v4 || v6) && is_tcp(fd) && bind_named(fd, &wish.any, length, v6) == 0) {
-			errno = before;
-			return 0;
-		}
-	}
-	errno = before;
 	int result = real.bind(fd, address, length);
 	if (result == 0 && split_active() && is_udp(fd))
 		split_set(fd, STATE_DATAGRAM);
 	errno = result == 0 ? before : errno;
 	return result;
-}
-
-EXPORT int listen(int fd, int backlog)
-{
-	if (!real.listen)
-		return syscall(SYS_listen, fd, backlog);
-	if (!split_active() || fd < 0 || fd >= SPLIT_MOST_FDS)
-		return real.listen(fd, backlog);
-	int before = errno;
-	bool fresh = option(fd, SO_ACCEPTCONN) == 0 && is_tcp(fd);
-	bool ours = false;
-	/* Tells the broker that the library sets the option, before another process can see it: one may listen, or
-	 * wait, on the same socket at this moment. */
-	if (fresh && option(fd, SO_REUSEPORT) == 0 && split_tell_opens(fd)) {
-		/* After bind() has found the address free, so that a second server still finds it taken. */
-		int on = 1;
-		ours = syscall(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof(on)) == 0;
-	}
-	errno = before;
-	int result = real.listen(fd, backlog);
-	before = errno;
-	if (result == 0 && fresh && split_tell_listen(fd, ours)) {
-		split_set(fd, STATE_UNKNOWN);
-	} else if (ours) {
-		int off = 0;
-		syscall(SYS_setsockopt, fd, SOL_SOCKET, SO_REUSEPORT, &off, sizeof(off));
-		split_set(fd, result == 0 ? STATE_FOREIGN : STATE_UNKNOWN);
-	}
-	errno = before;
-	return result;
-}
-
-static int before_accept(int fd)
-{
-	/* A descriptor in another state is accepted from: it was closed, and its number reused, without our seeing
-	 * it. */
-	bool look = split_active() && split_state(fd) < STATE_DATAGRAM;
-	return look ? settle(fd, HOW_ACCEPT) : GOES_ON;
-}
-
-/* Whether accept would not wait: there is a connection, an error, or O_NONBLOCK. */
-static int accept_is_ready(int fd)
-{
-	struct pollfd one = { .fd = fd, .events = POLLIN };
-	struct timespec none = { 0 };
-	int flags = syscall(SYS_fcntl, fd, F_GETFL);
-	return flags < 0 || flags & O_NONBLOCK || syscall(SYS_ppoll, &one, 1, &none, NULL, 0) != 0;
-}
-
-static int accept_any(int fd, struct sockaddr *address, socklen_t *length, int flags, bool plain)
-{
-	int found = before_accept(fd);
-	if (found & INTERRUPTED && ends(accept_is_ready(fd)))
-		return -1;
-	shares(found, 1);
-	int got = plain && real.accept ? real.accept(fd, address, length) :
-	     real.accept4 ? real.accept4(fd, address, length, flags) : syscall(SYS_accept4, fd, address, length, flags);
-	shares(found, -1);
-	return got;
-}
-
-EXPORT int accept(int fd, struct sockaddr *address, socklen_t *length)
-{
-	int got = accept_any(fd, address, length, 0, true);
-	if (got >= 0)
-		split_set(got, STATE_CONNECTION);
-	return got;
-}
-
-EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
-{
-	int got = accept_any(fd, address, length, flags, false);
-	if (got >= 0)
-		split_set(got, STATE_CONNECTION);
-	return got;
 }
 
 /* Whether this is a UDP socket that may have queues beside it. A process that inherited it asks for one first. */
@@ -326,40 +110,28 @@ static bool datagrams(int fd, enum how how)
 	return split_is_datagram(fd);
 }
 
+/* The threads of this process share a socket that is polled. */
+static void before_wait(int fd, enum how how)
+{
+	if (datagrams(fd, how))
+		split_polls(fd);
+}
+
 EXPORT int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event)
 {
-	/* Happens once for each descriptor's life in an epoll set, so it is checked again, whatever it was before. */
-	if (operation == EPOLL_CTL_ADD && split_active()) {
-		enum state state = split_state(fd);
-		if (state == STATE_UNKNOWN || state == STATE_PLAIN || state == STATE_LATER)
-			settle(fd, HOW_EPOLL);
-		else if (datagrams(fd, HOW_EPOLL))
-			split_polls(fd);
-	}
+	if (operation == EPOLL_CTL_ADD)
+		before_wait(fd, HOW_EPOLL);
 	return real.epoll_ctl ? real.epoll_ctl(epoll, operation, fd, event) : syscall(SYS_epoll_ctl, epoll, operation, fd, event);
 }
 
-static int before_wait(int fd)
-{
-	enum state state = split_state(fd);
-	if (state == STATE_UNKNOWN || state == STATE_LATER)
-		return settle(fd, HOW_POLL);
-	if (datagrams(fd, HOW_POLL))
-		split_polls(fd);
-	return GOES_ON;
-}
-
-/* `mask`: the call has a signal set of its own, and reports signals itself. */
-static int before_poll(struct pollfd *wanted, nfds_t count, const sigset_t *mask)
+static void before_poll(struct pollfd *wanted, nfds_t count)
 {
 	/* More than a process can have open is an error that the kernel reports. */
 	if (!wanted || count > SPLIT_MOST_FDS || !split_active())
-		return GOES_ON;
-	int found = GOES_ON;
+		return;
 	for (nfds_t i = 0; i < count; i++)
 		if (wanted[i].fd >= 0 && wanted[i].events & (POLLIN | POLLRDNORM))
-			found |= before_wait(wanted[i].fd);
-	return mask ? found & ~INTERRUPTED : found;
+			before_wait(wanted[i].fd, HOW_POLL);
 }
 
 static int kernel_ppoll(struct pollfd *wanted, nfds_t count, const struct timespec *limit, const sigset_t *mask)
@@ -378,53 +150,32 @@ static int kernel_poll(struct pollfd *wanted, nfds_t count, int limit_ms)
 
 EXPORT int poll(struct pollfd *wanted, nfds_t count, int limit_ms)
 {
-	int found = before_poll(wanted, count, NULL);
-	if (found & INTERRUPTED && ends(kernel_poll(wanted, count, 0)))
-		return -1;
-	shares(found, 1);
-	int got = real.poll ? real.poll(wanted, count, limit_ms) : kernel_poll(wanted, count, limit_ms);
-	shares(found, -1);
-	return got;
+	before_poll(wanted, count);
+	return real.poll ? real.poll(wanted, count, limit_ms) : kernel_poll(wanted, count, limit_ms);
 }
 
 EXPORT int __poll_chk(struct pollfd *wanted, nfds_t count, int limit_ms, size_t size)
 {
-	int found = before_poll(wanted, count, NULL);
-	if (found & INTERRUPTED && ends(kernel_poll(wanted, count, 0)))
-		return -1;
-	shares(found, 1);
-	int got = real.poll_chk ? real.poll_chk(wanted, count, limit_ms, size) : kernel_poll(wanted, count, limit_ms);
-	shares(found, -1);
-	return got;
+	before_poll(wanted, count);
+	return real.poll_chk ? real.poll_chk(wanted, count, limit_ms, size) : kernel_poll(wanted, count, limit_ms);
 }
 
 EXPORT int ppoll(struct pollfd *wanted, nfds_t count, const struct timespec *limit, const sigset_t *mask)
 {
-	int found = before_poll(wanted, count, mask);
-	if (found & INTERRUPTED && ends(kernel_poll(wanted, count, 0)))
-		return -1;
-	shares(found, 1);
-	int got = real.ppoll ? real.ppoll(wanted, count, limit, mask) : kernel_ppoll(wanted, count, limit, mask);
-	shares(found, -1);
-	return got;
+	before_poll(wanted, count);
+	return real.ppoll ? real.ppoll(wanted, count, limit, mask) : kernel_ppoll(wanted, count, limit, mask);
 }
 
 EXPORT int __ppoll_chk(struct pollfd *wanted, nfds_t count, const struct timespec *limit, const sigset_t *mask, size_t size)
 {
-	int found = before_poll(wanted, count, mask);
-	if (found & INTERRUPTED && ends(kernel_poll(wanted, count, 0)))
-		return -1;
-	shares(found, 1);
-	int got = real.ppoll_chk ? real.ppoll_chk(wanted, count, limit, mask, size) : kernel_ppoll(wanted, count, limit, mask);
-	shares(found, -1);
-	return got;
+	before_poll(wanted, count);
+	return real.ppoll_chk ? real.ppoll_chk(wanted, count, limit, mask, size) : kernel_ppoll(wanted, count, limit, mask);
 }
 
-static int before_select(int count, const fd_set *readers, const sigset_t *mask)
+static void before_select(int count, const fd_set *readers)
 {
 	if (!readers || !split_active())
-		return GOES_ON;
-	int found = GOES_ON;
+		return;
 	/* Programs ask for as many descriptors as there may be, with a set that holds fewer. The kernel stops at
 	 * those that are open, and we stop where a set ends. */
 	const unsigned long *words = (const unsigned long *)readers;
@@ -434,9 +185,8 @@ static int before_select(int count, const fd_set *readers, const sigset_t *mask)
 		if (word == 0)
 			fd |= bits - 1; /* nothing more in this word */
 		else if (word & 1)
-			found |= before_wait(fd);
+			before_wait(fd, HOW_POLL);
 	}
-	return mask ? found & ~INTERRUPTED : found;
 }
 
 EXPORT int select(int count, fd_set *readers, fd_set *writers, fd_set *others, struct timeval *limit)
@@ -444,15 +194,9 @@ EXPORT int select(int count, fd_set *readers, fd_set *writers, fd_set *others, s
 	struct timespec left = { 0 };
 	if (limit)
 		left = (struct timespec){ .tv_sec = limit->tv_sec, .tv_nsec = limit->tv_usec * 1000 };
-	/* Asking whether anything is ready would overwrite the sets. */
-	int found = before_select(count, readers, NULL);
-	if (found & INTERRUPTED && ends(0))
-		return -1;
-	shares(found, 1);
-	int got = real.select ? real.select(count, readers, writers, others, limit) :
-	     syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, NULL);
-	shares(found, -1);
-	return got;
+	before_select(count, readers);
+	return real.select ? real.select(count, readers, writers, others, limit) :
+	       syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, NULL);
 }
 
 EXPORT int pselect(int count, fd_set *readers, fd_set *writers, fd_set *others, const struct timespec *limit, const sigset_t *mask)
@@ -462,14 +206,9 @@ EXPORT int pselect(int count, fd_set *readers, fd_set *writers, fd_set *others, 
 		const sigset_t *set;
 		size_t size;
 	} with = { mask, _NSIG / 8 };
-	int found = before_select(count, readers, mask);
-	if (found & INTERRUPTED && ends(0))
-		return -1;
-	shares(found, 1);
-	int got = real.pselect ? real.pselect(count, readers, writers, others, limit, mask) :
-	     syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, &with);
-	shares(found, -1);
-	return got;
+	before_select(count, readers);
+	return real.pselect ? real.pselect(count, readers, writers, others, limit, mask) :
+	       syscall(SYS_pselect6, count, readers, writers, others, limit ? &left : NULL, &with);
 }
 
 /* Forgets a descriptor that is closed: its number may be given to anything. This happens before the call, because

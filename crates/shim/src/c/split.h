@@ -1,8 +1,8 @@
 /* The interfaces between the parts of the library.
  *
- * The library decides nothing. It notices when a process first waits for connections on a listener. It asks the
- * broker in the `wakeone run --split` process, and puts the socket that it gets in the listener's place. It
- * allocates nothing, starts no thread, keeps no descriptor between two calls, and leaves errno as the real call
+ * The library decides nothing. It notices when a process, or a thread, first receives from a UDP socket that others
+ * receive from too. It asks the broker in the `wakeone run --split` process for a queue. A process has its queue in
+ * the socket's place, and a thread beside it. The library allocates nothing, starts no thread, keeps no descriptor between two calls, and leaves errno as the real call
  * left it.
  */
 #ifndef WAKEONE_SPLIT_H
@@ -12,24 +12,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Descriptors from here on are left alone: listeners are opened early. */
+/* Descriptors from here on are left alone: servers open their sockets early. */
 #define SPLIT_MOST_FDS 65536
 
 /* The state of a descriptor. */
 enum state {
-	STATE_UNKNOWN = 0, /* not yet looked at, or a listener about which the broker is still to be asked */
-	STATE_PLAIN,       /* not a listener */
-	STATE_CONNECTION,  /* returned by accept */
+	STATE_UNKNOWN = 0, /* nothing of ours: no UDP socket, or one that was not bound under our eyes */
 	STATE_DATAGRAM,    /* a UDP socket that this process bound, or about which the broker was asked in it */
 	STATE_POLLED,      /* such a socket that is polled: one thread may poll and another receive, so all threads share it */
 	STATE_INHERITED,   /* a UDP socket from before this process was forked: the broker is still to be asked */
-	STATE_FOREIGN,     /* a listener that is not ours to split: not TCP, or already in a reuseport group */
-	STATE_SETTLED,     /* the broker was asked in this process: own queue, or the shared one for good */
-	STATE_LATER,       /* the broker could not be asked when the listener was polled; asked again when it is polled again */
 };
 
-/* How a process came to wait for connections, or for datagrams. */
-enum how { HOW_ACCEPT = 1, HOW_EPOLL = 2, HOW_POLL = 3, HOW_RECEIVE = 4 };
+/* How a process came to wait for datagrams. */
+enum how { HOW_EPOLL = 1, HOW_POLL = 2, HOW_RECEIVE = 3 };
 
 /* -- state.c: the states of descriptors, and of this process -- */
 
@@ -45,30 +40,19 @@ bool split_is_datagram(int fd);
 void split_forget(unsigned first, unsigned last);
 /* Whether this is a child of vfork: it shares the parent's memory, but has descriptors of its own. */
 bool split_in_vfork_child(void);
-/* One thread at a time asks the broker, with all signals blocked: their handlers may fork, or wait for
- * connections. False: this very thread is asking already (in the handler of a fault), or another one takes too
- * long. */
+/* One thread at a time asks the broker, with all signals blocked: their handlers may fork, or receive. False: this
+ * very thread is asking already (in the handler of a fault), or another one takes too long. */
 bool split_lock(void);
 void split_unlock(void);
-/* Threads of this process that wait on a listener for which the broker could not be asked. While there are any,
- * the listener stays shared. */
-extern _Atomic int split_sharing;
-/* Called under the lock. The first: whether a pending signal would have an effect once the lock is released. The
- * second: whether one has a handler that would end the call with EINTR. `restarts`: the call goes on after
- * handlers that were set with SA_RESTART. */
+/* Under the lock: whether a pending signal would have an effect once the lock is released. */
 bool split_signal_waits(void);
-bool split_interrupted(bool restarts);
 
 /* -- broker.c: asking -- */
 
 /* Reads the broker's name and token from the environment. */
 bool split_find_broker(void);
-/* Tells the broker that a socket is about to listen, or that it listens. `own`: it is in a reuseport group because
- * we put it there. False: it is not to be split. */
-bool split_tell_opens(int fd);
-bool split_tell_listen(int fd, bool own);
-/* Replaces the listener by a queue of this process's own, if the broker grants one. False: the broker could not be
- * asked now, because no descriptor was free or a signal is pending. */
+/* Replaces an inherited socket by a queue of this process's own, if the broker grants one. False: the broker could
+ * not be asked now, because no descriptor was free or a signal is pending. */
 bool split_claim(int fd, enum how how);
 /* Asks for a queue beside a UDP socket, for a thread. Returns its descriptor, numbered `from` or above; -1 if
  * there is none; -2 if the broker could not be asked now, because of a signal. */

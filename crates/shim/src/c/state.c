@@ -26,7 +26,6 @@ static bool ready;
 static void (*forget_parent)(void);
 static _Atomic int asking; /* the thread that holds the lock */
 static uint64_t mask;      /* its signal mask, as the kernel has it; under the lock */
-_Atomic int split_sharing;
 
 static int64_t now_ms(void)
 {
@@ -45,19 +44,11 @@ static void nap(void)
 static void look_anew(void)
 {
 	atomic_store(&asking, 0);
-	atomic_store(&split_sharing, 0);
 	forget_parent();
 	int last = atomic_load(&highest);
 	for (int fd = 0; fd <= last; fd++)
-		switch (atomic_load_explicit(&table[fd], memory_order_relaxed)) {
-		case STATE_SETTLED:
-		case STATE_LATER:
-			atomic_store_explicit(&table[fd], STATE_UNKNOWN, memory_order_relaxed);
-			break;
-		case STATE_DATAGRAM:
-		case STATE_POLLED:
+		if (atomic_load_explicit(&table[fd], memory_order_relaxed) != STATE_UNKNOWN)
 			atomic_store_explicit(&table[fd], STATE_INHERITED, memory_order_relaxed);
-		}
 	atomic_store(&owner, syscall(SYS_getpid));
 }
 
@@ -104,7 +95,7 @@ bool split_active(void)
 enum state split_state(int fd)
 {
 	if (fd < 0 || fd >= SPLIT_MOST_FDS)
-		return STATE_FOREIGN;
+		return STATE_UNKNOWN;
 	return atomic_load_explicit(&table[fd], memory_order_relaxed);
 }
 
@@ -182,45 +173,22 @@ struct action {
 	uint64_t mask;
 };
 
-static uint64_t waiting_signals(void)
+/* Whether a signal has an effect: it has a handler, or its default is to end the process. */
+static bool matters(int number)
 {
-	uint64_t set = 0;
-	syscall(SYS_rt_sigpending, &set, sizeof(set));
-	return set & ~mask;
-}
-
-/* Signals of a set that have a handler; with `restarts`, only those whose handler was set without SA_RESTART. */
-static uint64_t handled(uint64_t set, bool restarts)
-{
-	uint64_t found = 0;
-	for (int number = 1; number <= 64; number++) {
-		struct action action = { 0 };
-		if (!(set & SIGNAL(number)) || syscall(SYS_rt_sigaction, number, NULL, &action, sizeof(action.mask)) != 0)
-			continue;
-		bool has = action.handler != SIG_DFL && action.handler != SIG_IGN;
-		if (has && !(restarts && action.flags & SA_RESTART))
-			found |= SIGNAL(number);
-	}
-	return found;
-}
-
-bool split_interrupted(bool restarts)
-{
-	uint64_t set = waiting_signals();
-	return set != 0 && handled(set, restarts) != 0;
+	struct action action = { 0 };
+	if (syscall(SYS_rt_sigaction, number, NULL, &action, sizeof(action.mask)) != 0 || action.handler == SIG_IGN)
+		return false;
+	return action.handler != SIG_DFL || !(IGNORED_BY_DEFAULT & SIGNAL(number));
 }
 
 bool split_signal_waits(void)
 {
-	uint64_t set = waiting_signals();
-	if (set == 0)
-		return false;
-	uint64_t ends = 0;
-	for (int number = 1; number <= 64; number++) {
-		struct action action = { 0 };
-		if (set & SIGNAL(number) && syscall(SYS_rt_sigaction, number, NULL, &action, sizeof(action.mask)) == 0 &&
-		    action.handler == SIG_DFL)
-			ends |= SIGNAL(number);
-	}
-	return (ends & ~IGNORED_BY_DEFAULT) != 0 || handled(set, false) != 0;
+	uint64_t set = 0;
+	syscall(SYS_rt_sigpending, &set, sizeof(set));
+	set &= ~mask;
+	for (int number = 1; number <= 64; number++)
+		if (set & SIGNAL(number) && matters(number))
+			return true;
+	return false;
 }

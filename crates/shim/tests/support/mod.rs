@@ -1,5 +1,5 @@
 //! The common part of the library's tests: compiled programs of this folder, and a broker that gives a queue to every
-//! process but a listener's owner.
+//! process and thread that asks.
 
 // Each test program uses its own part of this.
 #![allow(dead_code)]
@@ -18,6 +18,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use wakeone_kernel::socket::clone_socket::{leave_reuseport_group, reader};
 use wakeone_shim::protocol::{REQUEST_BYTES, Reply, Request, Token};
 
 /// A folder with the library and a program of `tests/` in it.
@@ -78,7 +79,8 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// Opens it. `alone`: a listener is shut down when a process gets a queue beside it, as nothing here steers.
+    /// Opens it. `alone`: a socket takes no datagram any more once a process has a queue beside it, as nothing here
+    /// steers.
     pub fn open(alone: bool) -> Self {
         Self::serve(alone, None)
     }
@@ -122,18 +124,16 @@ impl Broker {
         Self { variable, given }
     }
 
-    /// The number of queues that were put in their listener's place.
+    /// The number of queues that processes and threads have.
     pub fn given(&self) -> u64 {
         self.given.load(Ordering::SeqCst)
     }
 }
 
-/// The place of a fault in a conversation: before the answer to the first three, after the queue was sent, and before
-/// the answer to Taken.
+/// The place of a fault in a conversation: before the answer to the claim, after the queue was sent, and before the
+/// answer to Taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Point {
-    Opens,
-    Listen,
     Claim,
     Queue,
     Taken,
@@ -152,9 +152,9 @@ struct Table {
     alone: bool,
     fault: Option<Fault>,
     token: Token,
-    /// The process that opened a listener, or was given a queue, by inode.
+    /// The process that was given a queue, by inode.
     owners: Mutex<HashMap<u64, i32>>,
-    /// Listeners that the library announced: any other is the program's own affair.
+    /// Sockets that are in a group of ours.
     known: Mutex<HashSet<u64>>,
     given: Arc<AtomicU64>,
 }
@@ -172,77 +172,45 @@ impl Table {
         }
     }
 
-    fn own(&self, inode: u64, pid: i32) -> Option<i32> {
-        self.owners.lock().expect("owners").insert(inode, pid)
-    }
-
     fn converse(&self, connection: &OwnedFd) {
         let peer = rustix::net::sockopt::socket_peercred(connection).expect("peer");
         let pid = peer.pid.as_raw_nonzero().get();
-        let Some((request, Some(listener))) = hear(connection, &self.token) else {
+        let Some((request, Some(socket))) = hear(connection, &self.token) else {
             return;
         };
-        let here = match request {
-            Request::Opens { .. } => Point::Opens,
-            Request::Listen { .. } => Point::Listen,
-            _ => Point::Claim,
-        };
-        if !self.passes(here) {
+        if !self.passes(Point::Claim) {
             return;
         }
-        let inode = inode(&listener);
         match request {
             // It keeps no queues, and sends no empty datagrams.
             Request::GivenBack { .. } | Request::Left { .. } => say(connection, Reply::Leave, None),
-            Request::Opens { .. } => {
-                self.known.lock().expect("known").insert(inode);
-                say(connection, Reply::Done, None);
-            }
-            Request::Listen { own, .. } => {
-                let mut known = self.known.lock().expect("known");
-                if !own && !known.contains(&inode) {
-                    return say(connection, Reply::Leave, None);
-                }
-                known.insert(inode);
-                // The first one that listens is the owner.
-                let mut owners = self.owners.lock().expect("owners");
-                owners.entry(inode).or_insert(pid);
-                say(connection, Reply::Done, None);
-            }
-            Request::Claim { .. } => self.claim(connection, &listener, pid),
-            Request::Reader { .. } => {
-                let known = self.own(inode, pid).is_some();
-                match wakeone_kernel::socket::clone_listener::reader(
-                    &listener,
-                    known,
-                    std::process::id(),
-                ) {
-                    Ok(queue) => {
-                        self.given.fetch_add(1, Ordering::SeqCst);
-                        say(connection, Reply::Queue, Some(&queue));
-                        if let Some((Request::Taken { .. }, None)) = hear(connection, &self.token) {
-                            say(connection, Reply::Done, None);
-                        }
-                    }
-                    Err(_) => say(connection, Reply::Leave, None),
+            Request::Claim { .. } => {
+                let owner = self.owners.lock().expect("owners").get(&inode(&socket)) == Some(&pid);
+                match owner {
+                    true => say(connection, Reply::Leave, None),
+                    false => self.give(connection, &socket, Some(pid)),
                 }
             }
+            Request::Reader { .. } => self.give(connection, &socket, None),
             Request::Taken { .. } => {}
         }
     }
 
-    fn claim(&self, connection: &OwnedFd, listener: &OwnedFd, pid: i32) {
-        let inode_here = inode(listener);
-        let known = self.known.lock().expect("known").contains(&inode_here);
-        let owner = self.owners.lock().expect("owners").get(&inode_here) == Some(&pid);
-        let queue = match wakeone_kernel::socket::clone_listener::clone_listener(
-            listener,
-            std::process::id(),
-        ) {
-            Ok(queue) if known && !owner => queue,
-            _ => return say(connection, Reply::Leave, None),
+    /// Gives a queue beside a socket to a process in whose place it is then, or to a thread.
+    fn give(&self, connection: &OwnedFd, socket: &OwnedFd, owner: Option<i32>) {
+        let queue = {
+            // Two that ask at once must not both think that it is in no group yet.
+            let mut known = self.known.lock().expect("known");
+            let is_known = known.contains(&inode(socket));
+            let queue = reader(socket, is_known, std::process::id());
+            if let Ok(queue) = &queue {
+                known.extend([inode(socket), inode(queue)]);
+            }
+            queue
         };
-        rustix::net::listen(&queue, 16).expect("listen");
+        let Ok(queue) = queue else {
+            return say(connection, Reply::Leave, None);
+        };
         say(connection, Reply::Queue, Some(&queue));
         if !self.passes(Point::Queue) {
             return;
@@ -254,10 +222,12 @@ impl Table {
             return;
         }
         self.given.fetch_add(1, Ordering::SeqCst);
-        self.own(inode(&queue), pid);
-        self.known.lock().expect("known").insert(inode(&queue));
-        if self.alone {
-            let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Read);
+        if let Some(pid) = owner {
+            let mut owners = self.owners.lock().expect("owners");
+            owners.insert(inode(&queue), pid);
+            if self.alone {
+                leave_reuseport_group(socket).expect("left");
+            }
         }
         drop(queue);
         say(connection, Reply::Done, None);

@@ -18,7 +18,6 @@ mod steer;
 mod stuck;
 mod transport;
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -151,22 +150,6 @@ impl Agent {
     pub fn between_looks<R>(&self, act: impl FnOnce() -> R) -> R {
         let _core = lock(&self.core);
         act()
-    }
-
-    /// Whether moves have taken no more than their share of the time.
-    pub fn can_afford_move(&self) -> bool {
-        lock(&self.core).can_afford()
-    }
-
-    /// Runs `act`, which moves the queue of a socket without a slot and returns how long that took, between two looks. Its
-    /// time counts as that of other moves does.
-    pub fn move_beside(&self, act: impl FnOnce() -> io::Result<Duration>) -> io::Result<Duration> {
-        let mut core = lock(&self.core);
-        let begun = Instant::now();
-        let done = act();
-        let took = done.as_ref().map_or_else(|_| begun.elapsed(), |took| *took);
-        core.budget.spend(took.as_nanos() as u64);
-        done
     }
 
     /// Notes that the worker is gone and its listener soon will be. Returns when its queue was moved and no handshake

@@ -3,14 +3,12 @@
 //! A listener that is tagged while it listens may have connections in its queue that are in no count, or in that of its
 //! previous slot. Until they are gone no move off this listener changes a count (`WAKEONE_UNSETTLED`).
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
 
-use wakeone_bpf as bpf;
 use wakeone_kernel::socket;
 
 use super::Dispatcher;
-use crate::slot_sockets::RemoteFd;
 
 impl Dispatcher {
     /// Settles the listeners whose queues were seen empty since they were tagged. Call it in each round. One whose
@@ -48,20 +46,6 @@ impl Dispatcher {
             self.pinned.settle(cookie);
         }
         is_empty
-    }
-
-    /// Notes a listener of the server that has no slot: its connections are counted once they were moved to one.
-    ///
-    /// # Errors
-    /// It cannot be borrowed, or the kernel's answer.
-    pub fn share(&self, remote: RemoteFd) -> Result<(), bpf::Error> {
-        let listener = remote.borrow().map_err(|source| bpf::Error {
-            step: "borrowing the shared listener".into(),
-            source,
-        })?;
-        self.pinned.know_shared(&listener)?;
-        self.settle_empty(listener.as_fd());
-        Ok(())
     }
 
     /// The port of its connections, if all have the same.

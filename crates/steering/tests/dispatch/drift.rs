@@ -1,6 +1,6 @@
 //! No count drifts, whatever way connections take: a connection that was never counted in is never counted out.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -66,34 +66,6 @@ fn what_was_born_without_a_tag_is_counted_out_of_no_slot() {
     }
     drop(clients);
     ground.settle();
-    ground.end(dispatcher);
-}
-
-#[test]
-fn what_comes_to_a_shared_listener_is_counted_where_it_is_moved() {
-    let Some((ground, dispatcher, pinned)) = with_others(2, 1) else {
-        return;
-    };
-    let table = pinned.table();
-    // Connections that wait already have no tag, until a recount gives them one.
-    only(table, Some(2));
-    let mut clients = connect_many(V4, 3);
-    wait("all wait there", || ground.queues() == [0, 0, 3]);
-    pinned.know_shared(&ground.listeners[2]).expect("known");
-    clients.extend(connect_many(V4, 4));
-    let recounted = ground.count_in([], Callbacks::Probed);
-    let known = if recounted.no_callbacks { 4 } else { 7 };
-    assert_eq!(actives(table), [0, 0, 0]);
-    for (from, to) in [(2, 0), (0, 1)] {
-        move_to(&ground, &pinned, from, Some(to));
-        let mut expected = [0, 0, 0];
-        expected[to] = known;
-        assert_eq!(actives(table), expected, "moved from {from} to {to}");
-    }
-    clients.drain(..3).for_each(reset);
-    drop(clients);
-    ground.settle();
-    assert_eq!(established(table).iter().sum::<u64>(), known as u64);
     ground.end(dispatcher);
 }
 
@@ -284,16 +256,15 @@ struct Connection {
 /// A listener, as the reference knows it.
 #[derive(Clone, Copy, PartialEq)]
 struct Known {
-    /// Where its connections are counted; none: nobody knows the listener, or it has no slot.
+    /// Where its connections are counted; none: nobody knows the listener.
     slot: Option<usize>,
     known: bool,
     settled: bool,
 }
 
-/// Slots 0 to 2, a shared listener, and a stranger.
-const LISTENERS: usize = 5;
-const SHARED: usize = 3;
-const STRANGER: usize = 4;
+/// Slots 0 to 2, and a stranger.
+const LISTENERS: usize = 4;
+const STRANGER: usize = 3;
 
 struct Reference<'a> {
     ground: &'a Ground,
@@ -419,14 +390,14 @@ impl Reference<'_> {
         match random.below(12) {
             0..=3 => self.birth(at),
             4..=6 => {
-                let to = random.below(SHARED);
+                let to = random.below(STRANGER);
                 if to != at {
                     self.step(at, Some(to));
                 }
             }
             7 => self.step(at, None),
             8 if at < STRANGER => {
-                let slot = random.below(SHARED);
+                let slot = random.below(STRANGER);
                 self.retag(at, slot);
             }
             8 | 9 => self.accept(at),
@@ -438,26 +409,23 @@ impl Reference<'_> {
 
 #[test]
 fn counts_are_those_of_a_reference_whatever_happens() {
-    let Some((ground, dispatcher, pinned)) = with_others(SHARED, 2) else {
+    let Some((ground, dispatcher, pinned)) = with_others(STRANGER, 1) else {
         return;
     };
     let table = pinned.table();
     for seed in 0..24 {
-        let shared: &TcpListener = &ground.listeners[SHARED];
-        pinned.know_shared(shared).expect("known");
-        pinned.settle(socket::cookie(shared).expect("cookie"));
         let mut reference = Reference {
             ground: &ground,
             pinned: &pinned,
             listeners: std::array::from_fn(|at| Known {
-                slot: (at < SHARED).then_some(at),
+                slot: (at < STRANGER).then_some(at),
                 known: at != STRANGER,
                 settled: true,
             }),
             queues: Default::default(),
             accepted: Vec::new(),
         };
-        for slot in 0..SHARED {
+        for slot in 0..STRANGER {
             reference.retag(slot, slot);
         }
         let mut random = Random(seed);

@@ -161,7 +161,6 @@ fn refuse_one_socket(found: &Found, watcher: &Watcher, why: &Unsteerable) -> Res
     if !is_unix && model.shape == Shape::Unknown && watcher.has_reuseport() != Some(false) {
         return Ok(());
     }
-    let own_sockets = || advice::own_sockets(&worker_name(found), &address.to_string());
     Err(Error::Unfit {
         address: address.into(),
         why: format!(
@@ -171,12 +170,20 @@ fn refuse_one_socket(found: &Found, watcher: &Watcher, why: &Unsteerable) -> Res
         ),
         advice: match is_unix {
             true => advice::EPOLL.into(),
-            false => format!(
-                "start the server by `wakeone run --split`, or give each worker its own: {}",
-                own_sockets()
-            ),
+            false => own_sockets(found),
         },
     })
+}
+
+/// How workers that share one socket get one each.
+fn own_sockets(found: &Found) -> String {
+    let by_hand = advice::own_sockets(&worker_name(found), &found.listener.address.to_string());
+    match found.listener.protocol {
+        Protocol::Udp => format!(
+            "start the server by `wakeone run --split`, or give each worker its own: {by_hand}"
+        ),
+        _ => format!("give each worker its own: {by_hand}"),
+    }
 }
 
 /// Finds the workers that share one socket.

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -62,7 +63,7 @@ const AT_EASE: Duration = Duration::from_millis(250);
 type Place = (Protocol, Address);
 
 /// Those listeners that another process than this one has. Our own serve metrics.
-fn below_us(found: Vec<Found>) -> Vec<Found> {
+pub(crate) fn below_us(found: Vec<Found>) -> Vec<Found> {
     let own = std::process::id();
     let others = |one: &Found| one.pids.iter().any(|pid| *pid != own && holds(*pid, one));
     found.into_iter().filter(others).collect()
@@ -105,7 +106,7 @@ pub struct AttachManager {
     /// Places whose program does not load: no other attempt before the configuration changes.
     given_up: BTreeSet<Place>,
     /// Serves their metrics, with those of the kernel's tracepoints if asked for.
-    monitor: Option<(Monitor, bool)>,
+    monitor: Option<(Arc<Monitor>, bool)>,
     search: Search,
 }
 
@@ -134,8 +135,8 @@ impl AttachManager {
     }
 
     /// Serves metrics of its groups from now on.
-    pub fn serve(&mut self, monitor: Monitor, tracing: bool) {
-        self.monitor = Some((monitor, tracing));
+    pub fn serve(&mut self, monitor: impl Into<Arc<Monitor>>, tracing: bool) {
+        self.monitor = Some((monitor.into(), tracing));
         for (_, attached) in self.groups.values() {
             self.show(attached);
         }
@@ -407,8 +408,13 @@ impl AttachManager {
         self.groups.values().all(|(_, group)| group.is_quiet())
     }
 
-    /// Waits for a time, or until the programs notice that the sockets of a group changed, or `also` is readable.
-    pub fn wait(&self, time: Duration, also: Option<BorrowedFd<'_>>) {
+    /// Waits for a time, or until the programs notice that the sockets of a group changed, or one of `also` is readable.
+    /// Returns whether the groups are to be followed now: false if only `also` ended the wait.
+    pub fn wait<'a>(
+        &'a self,
+        time: Duration,
+        also: impl IntoIterator<Item = BorrowedFd<'a>>,
+    ) -> bool {
         let groups = || self.groups.values().map(|(_, group)| group);
         let time = if groups().any(Server::is_opening) {
             time.min(BETWEEN_SOCKETS)
@@ -417,21 +423,22 @@ impl AttachManager {
         } else {
             time
         };
+        let polled = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let notices = groups().filter_map(Server::notices);
-        let apart = match groups().any(|group| group.notices().is_some()) {
+        let mut all: Vec<_> = notices.map(|notices| polled(notices.as_fd())).collect();
+        let own = all.len();
+        let apart = match own {
+            0 => Duration::ZERO,
             // Sockets that begin to listen together are seen by one look.
-            true => NOTICES_APART.min(time),
-            false => Duration::ZERO,
+            _ => NOTICES_APART.min(time),
         };
         std::thread::sleep(apart);
         let left = Timespec::try_from(time.saturating_sub(apart)).ok();
-        let mut polled: Vec<_> = notices
-            .map(AsFd::as_fd)
-            .chain(also)
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-            .collect();
+        all.extend(also.into_iter().map(polled));
         // After a signal it waits for less.
-        let _ = poll(&mut polled, left.as_ref());
+        let ready = poll(&mut all, left.as_ref());
+        let noticed = all[..own].iter().any(|one| !one.revents().is_empty());
+        noticed || ready == Ok(0)
     }
 
     /// Follows each group. Call it after each [`AttachManager::wait`], some twenty times a second.

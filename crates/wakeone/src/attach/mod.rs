@@ -20,6 +20,7 @@ pub use attached::{Attached, Presence};
 pub use candidate::{AttachCandidate, Member, Sharing, examine, name_of};
 pub use config::AttachConfig;
 pub use error::Error;
+pub(crate) use manager::below_us;
 pub use manager::{AttachManager, Event, Wanted};
 pub use one_queue::OneQueue;
 pub use selection::{MOST_GROUPS, admitted, meant, user};

@@ -44,7 +44,7 @@ impl OneQueue {
         let dir = GroupDir::take(&paths.runtime, &candidate.name)?;
         // Before any entry is changed, so that `detach` and the next `attach` know of it if we are killed.
         let origin = Origin::of_server(candidate.protocol(), address, command);
-        dir.store(&origin.state(dir.name(), vec![record(None, 0)], None)?)?;
+        dir.store(&origin.state(dir.name(), vec![record(None, 0)])?)?;
         privileges::keep_for_attaching();
         let (workers, pids) = (&sharing.workers, candidate.watcher.pids());
         let group = SharedGroup::start(&dir, sharing.shared, Slots::Found, workers, pids, policy);
@@ -137,7 +137,7 @@ impl OneQueue {
     }
 
     fn store(&self) {
-        match self.origin.state(self.name(), self.slots(), None) {
+        match self.origin.state(self.name(), self.slots()) {
             Ok(state) => self.dir.keep(&state),
             Err(error) => tracing::warn!("{}: {error}", self.name()),
         }

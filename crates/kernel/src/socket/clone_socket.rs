@@ -1,4 +1,4 @@
-//! Makes a second listener beside another. It is bound to the same address, with the same options and the same user,
+//! Makes a second UDP socket beside another. It is bound to the same address, with the same options and the same user,
 //! so that the kernel puts both into one reuseport group.
 
 use std::io;
@@ -11,8 +11,8 @@ use crate::capability::{self, Capability};
 use crate::netns;
 use crate::socket::{address, is_udp};
 
-/// Options that a new socket of the same address must have before it is bound, and those of its connections.
-const OPTIONS: [(i32, i32, &str); 55] = [
+/// Options that a new socket of the same address must have before it is bound, and those by which it receives.
+const OPTIONS: [(i32, i32, &str); 39] = [
     (libc::SOL_IPV6, libc::IPV6_V6ONLY, "IPV6_V6ONLY"),
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, "SO_REUSEADDR"),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, "SO_REUSEPORT"),
@@ -52,26 +52,6 @@ const OPTIONS: [(i32, i32, &str); 55] = [
     (libc::SOL_IPV6, libc::IPV6_RECVHOPLIMIT, "IPV6_RECVHOPLIMIT"),
     (libc::SOL_IPV6, libc::IPV6_RECVTCLASS, "IPV6_RECVTCLASS"),
     (libc::SOL_UDP, libc::UDP_GRO, "UDP_GRO"),
-    (libc::SOL_TCP, libc::TCP_NODELAY, "TCP_NODELAY"),
-    (libc::SOL_TCP, libc::TCP_MAXSEG, "TCP_MAXSEG"),
-    (libc::SOL_TCP, libc::TCP_CORK, "TCP_CORK"),
-    (libc::SOL_TCP, libc::TCP_KEEPIDLE, "TCP_KEEPIDLE"),
-    (libc::SOL_TCP, libc::TCP_KEEPINTVL, "TCP_KEEPINTVL"),
-    (libc::SOL_TCP, libc::TCP_KEEPCNT, "TCP_KEEPCNT"),
-    (libc::SOL_TCP, libc::TCP_SYNCNT, "TCP_SYNCNT"),
-    (libc::SOL_TCP, libc::TCP_LINGER2, "TCP_LINGER2"),
-    (libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, "TCP_DEFER_ACCEPT"),
-    (libc::SOL_TCP, libc::TCP_WINDOW_CLAMP, "TCP_WINDOW_CLAMP"),
-    (libc::SOL_TCP, libc::TCP_CONGESTION, "TCP_CONGESTION"),
-    (libc::SOL_TCP, libc::TCP_USER_TIMEOUT, "TCP_USER_TIMEOUT"),
-    (libc::SOL_TCP, libc::TCP_FASTOPEN, "TCP_FASTOPEN"),
-    (libc::SOL_TCP, libc::TCP_SAVE_SYN, "TCP_SAVE_SYN"),
-    (libc::SOL_TCP, libc::TCP_NOTSENT_LOWAT, "TCP_NOTSENT_LOWAT"),
-    (
-        libc::SOL_TCP,
-        libc::TCP_THIN_LINEAR_TIMEOUTS,
-        "TCP_THIN_LINEAR_TIMEOUTS",
-    ),
 ];
 
 /// include/uapi/asm-generic/socket.h: which buffer sizes a program has set itself.
@@ -79,7 +59,7 @@ const SO_BUF_LOCK: i32 = 72;
 /// The largest option value that is copied.
 const MOST_BYTES: usize = 64;
 
-/// Why a listener cannot have a sibling.
+/// Why a socket cannot have a sibling.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// One of its options cannot be set on another socket.
@@ -146,21 +126,17 @@ fn number(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
 /// net/core/sock.c).
 const FOR_OPTIONS: [Capability; 2] = [Capability::CAP_NET_ADMIN, Capability::CAP_NET_RAW];
 
-/// Makes a socket like this one and binds it to the same address. It does not listen yet. `asker` is the process that
-/// it is for: options are copied only as far as that process could set them itself.
-///
-/// # Errors
-/// See [`Error`].
-pub fn clone_listener(listener: impl AsFd, asker: u32) -> Result<OwnedFd, Error> {
-    let listener = listener.as_fd();
+/// Makes a socket like this one and binds it to the same address. `asker` is the process that it is for: options are
+/// copied only as far as that process could set them itself.
+fn clone_socket(like: BorrowedFd<'_>, asker: u32) -> Result<OwnedFd, Error> {
     // The address and options of a socket from elsewhere mean nothing in this namespace, and nobody here allowed them.
-    if !netns::has(listener)
+    if !netns::has(like)
         .map_err(|source| Error::Step("asking for its network namespace", source))?
     {
         return Err(Error::Elsewhere);
     }
     let step = |what| move |source: rustix::io::Errno| Error::Step(what, source.into());
-    let of = |name| number(listener, libc::SOL_SOCKET, name);
+    let of = |name| number(like, libc::SOL_SOCKET, name);
     let domain =
         of(libc::SO_DOMAIN).map_err(|source| Error::Step("asking for its family", source))?;
     let kind = of(libc::SO_TYPE).map_err(|source| Error::Step("asking for its type", source))?;
@@ -175,13 +151,13 @@ pub fn clone_listener(listener: impl AsFd, asker: u32) -> Result<OwnedFd, Error>
     capability::without(
         &crate::proc::process::lacking_of(asker, &FOR_OPTIONS),
         || {
-            copy_options(listener, socket.as_fd())?;
-            copy_buffers(listener, socket.as_fd())
+            copy_options(like, socket.as_fd())?;
+            copy_buffers(like, socket.as_fd())
         },
     )?;
-    copy_filter(listener, socket.as_fd())?;
-    copy_owner(listener, socket.as_fd())?;
-    let address = rustix::net::getsockname(listener).map_err(step("asking for its address"))?;
+    copy_filter(like, socket.as_fd())?;
+    copy_owner(like, socket.as_fd())?;
+    let address = rustix::net::getsockname(like).map_err(step("asking for its address"))?;
     rustix::net::bind(&socket, &address).map_err(step("binding to its address"))?;
     Ok(socket)
 }
@@ -346,7 +322,7 @@ pub fn reader(socket: impl AsFd, known: bool, asker: u32) -> Result<OwnedFd, Err
     if !has.is_empty() && !own {
         return Err(refused("it has a socket filter"));
     }
-    let queue = clone_listener(socket, asker)?;
+    let queue = clone_socket(socket, asker)?;
     attach_filter(queue.as_fd(), &mut ours)?;
     Ok(queue)
 }
@@ -407,60 +383,40 @@ fn attach_filter(to: BorrowedFd<'_>, filter: &mut [libc::sock_filter]) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::socket::{is_dual_stack, is_tcp_listener};
-    use std::net::SocketAddr;
-    use std::net::{TcpListener, TcpStream};
+    use std::net::UdpSocket;
 
-    fn shared(address: &str) -> OwnedFd {
-        let address: SocketAddr = address.parse().expect("address");
-        let family = if address.is_ipv6() {
-            AddressFamily::INET6
-        } else {
-            AddressFamily::INET
-        };
-        let socket = rustix::net::socket(family, SocketType::STREAM, None).expect("socket");
+    fn shared(address: &str) -> UdpSocket {
+        let socket = UdpSocket::bind(address).expect("bind");
         rustix::net::sockopt::set_socket_reuseport(&socket, true).expect("reuseport");
-        rustix::net::bind(&socket, &address).expect("bind");
         socket
+    }
+
+    fn clone(one: &UdpSocket) -> OwnedFd {
+        clone_socket(one.as_fd(), std::process::id()).expect("sibling")
     }
 
     #[test]
     fn a_sibling_is_like_its_model() {
         for at in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
             let one = shared(at);
-            let linger = [1_i32.to_ne_bytes(), 7_i32.to_ne_bytes()].concat();
             for (level, name, value) in [
-                (
-                    libc::SOL_SOCKET,
-                    libc::SO_KEEPALIVE,
-                    &1_i32.to_ne_bytes()[..],
-                ),
-                (libc::SOL_SOCKET, libc::SO_LINGER, &linger),
-                (libc::SOL_SOCKET, libc::SO_RCVBUF, &20_000_i32.to_ne_bytes()),
-                (libc::SOL_TCP, libc::TCP_NODELAY, &1_i32.to_ne_bytes()),
-                (libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, &3_i32.to_ne_bytes()),
-                (libc::SOL_TCP, libc::TCP_KEEPIDLE, &33_i32.to_ne_bytes()),
-                (
-                    libc::SOL_TCP,
-                    libc::TCP_USER_TIMEOUT,
-                    &4321_i32.to_ne_bytes(),
-                ),
-                (libc::SOL_TCP, libc::TCP_FASTOPEN, &5_i32.to_ne_bytes()),
-                (libc::SOL_IP, libc::IP_TOS, &16_i32.to_ne_bytes()),
-                (libc::SOL_TCP, libc::TCP_CONGESTION, b"reno"),
+                (libc::SOL_SOCKET, libc::SO_RCVBUF, 20_000_i32),
+                (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1),
+                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1),
+                (libc::SOL_IP, libc::IP_TOS, 16),
+                (libc::SOL_IP, libc::IP_PKTINFO, 1),
+                (libc::SOL_UDP, libc::UDP_GRO, 1),
             ] {
-                set(one.as_fd(), level, name, value).expect("option");
+                set(one.as_fd(), level, name, &value.to_ne_bytes()).expect("option");
             }
-            rustix::net::listen(&one, 7).expect("listen");
-            let two = clone_listener(&one, std::process::id()).expect("sibling");
-            rustix::net::listen(&two, 7).expect("listen");
+            let two = clone(&one);
             assert_eq!(address(&one), address(&two));
             for (level, name, what) in OPTIONS.into_iter().chain([
                 (libc::SOL_SOCKET, libc::SO_RCVBUF, "SO_RCVBUF"),
                 (libc::SOL_SOCKET, libc::SO_SNDBUF, "SO_SNDBUF"),
             ]) {
-                let of = |fd: &OwnedFd| get(fd.as_fd(), level, name).ok();
-                assert_eq!(of(&one), of(&two), "{what} at {at}");
+                let of = |fd: BorrowedFd<'_>| get(fd, level, name).ok();
+                assert_eq!(of(one.as_fd()), of(two.as_fd()), "{what} at {at}");
             }
         }
     }
@@ -493,9 +449,8 @@ mod tests {
         ] {
             let one = shared("127.0.0.1:0");
             set(one.as_fd(), level, option, &1_i32.to_ne_bytes()).expect("root may");
-            rustix::net::listen(&one, 7).expect("listen");
-            clone_listener(&one, std::process::id()).expect("for a process that may");
-            let refused = clone_listener(&one, pid).expect_err(what).to_string();
+            clone(&one);
+            let refused = clone_socket(one.as_fd(), pid).expect_err(what).to_string();
             assert!(refused.contains(what), "{refused}");
             assert!(
                 capability::has(Capability::CAP_NET_ADMIN),
@@ -503,8 +458,7 @@ mod tests {
             );
         }
         let plain = shared("127.0.0.1:0");
-        rustix::net::listen(&plain, 7).expect("listen");
-        clone_listener(&plain, pid).expect("without such options for any process");
+        clone_socket(plain.as_fd(), pid).expect("without such options for any process");
         asker.kill().expect("kill");
         asker.wait().expect("wait");
     }
@@ -512,7 +466,6 @@ mod tests {
     #[test]
     fn a_filter_is_copied() {
         let one = shared("127.0.0.1:0");
-        rustix::net::listen(&one, 7).expect("listen");
         // Takes everything.
         let mut all = [libc::sock_filter {
             code: 6,
@@ -535,7 +488,7 @@ mod tests {
             )
         };
         assert_eq!(done, 0);
-        let two = clone_listener(&one, std::process::id()).expect("sibling");
+        let two = clone(&one);
         crate::socket::admit_syns(&two).expect("there was a filter to take away");
         assert!(crate::socket::admit_syns(&two).is_err());
     }
@@ -586,25 +539,5 @@ mod tests {
             assert_eq!(first + second, 40, "{at}");
             assert!(second > 0, "nothing for the second queue at {at}");
         }
-    }
-
-    #[test]
-    fn both_get_connections() {
-        let one = shared("127.0.0.1:0");
-        rustix::net::listen(&one, 64).expect("listen");
-        let two = clone_listener(&one, std::process::id()).expect("sibling");
-        rustix::net::listen(&two, 64).expect("listen");
-        let address = address(&one).expect("address");
-        let clients: Vec<_> = (0..40)
-            .map(|_| TcpStream::connect(address).expect("connect"))
-            .collect();
-        let waiting = |fd: &OwnedFd| crate::socket::accept_queue(fd).expect("queue").length;
-        assert_eq!(waiting(&one) + waiting(&two), 40);
-        assert!(waiting(&one) > 0 && waiting(&two) > 0);
-        drop(clients);
-        assert!(is_tcp_listener(&one));
-        let plain = TcpListener::bind("127.0.0.1:0").expect("bind");
-        assert!(!is_tcp_listener(&plain), "it has no group");
-        assert!(!is_dual_stack(&plain));
     }
 }

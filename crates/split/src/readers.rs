@@ -14,13 +14,12 @@ use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::waits;
 use wakeone_kernel::proc::waits::Processes;
 use wakeone_kernel::socket;
-use wakeone_kernel::socket::clone_listener;
-use wakeone_model::listener::Protocol;
+use wakeone_kernel::socket::clone_socket;
 
 use crate::config::SplitConfig;
-use crate::queue_group::{self, NewQueue, QueueGroup, SharedSocket};
+use crate::left::{OrphanedQueues, WakeReply, is_readable};
+use crate::queue_group::{self, NewQueue, QueueGroup};
 use crate::reason::Reason;
-use crate::udp::left::{OrphanedQueues, WakeReply, is_readable};
 use crate::worker::{LOOK_ROUND, Worker, unasked, unpolled};
 use wakeone_control::paths::Paths;
 use wakeone_control::state::MOST_SLOTS;
@@ -100,7 +99,7 @@ impl Readers {
     /// # Errors
     /// It has no address, or is gone.
     pub fn new(pid: u32, fd: i32, socket: BorrowedFd<'_>) -> io::Result<Self> {
-        let group = QueueGroup::of(socket, Protocol::Udp)?;
+        let group = QueueGroup::of(socket)?;
         let inode = inode_of(socket)?;
         Ok(Self {
             left: OrphanedQueues::at(group.address),
@@ -229,7 +228,7 @@ impl Readers {
 
     fn grant(&mut self, pid: u32, like: BorrowedFd<'_>, kind: Kind) -> Result<QueueGrant, Reason> {
         let known = self.group.has_had_queues();
-        let queue = clone_listener::reader(like, known, pid)
+        let queue = clone_socket::reader(like, known, pid)
             .map_err(|error| Reason::Sibling(error.to_string()))?;
         let new = NewQueue::of(self.inode(), queue)?;
         self.group.know(new.inode);
@@ -248,7 +247,7 @@ impl Readers {
             return Ok(());
         }
         self.hash = true;
-        let group = self.group.take(paths, 0)?;
+        let group = self.group.take(paths)?;
         let name = self.group.name();
         let group = self.group.steered.insert(group);
         if let Some(config) = config {
@@ -322,7 +321,7 @@ impl Readers {
         if shared {
             self.left.add(queue);
             self.drain_step();
-        } else if let Err(error) = clone_listener::leave_reuseport_group(&queue) {
+        } else if let Err(error) = clone_socket::leave_reuseport_group(&queue) {
             tracing::debug!("{}: {error}", self.group);
         }
         self.group.store();
@@ -435,10 +434,9 @@ impl Readers {
         }
         !found.is_empty()
     }
-}
 
-impl SharedSocket for Readers {
-    fn follow(&mut self) {
+    /// Checks what became of its sockets and processes. Call it some twenty times a second.
+    pub fn follow(&mut self) {
         let mut changed = self.follow_queues();
         changed |= self.follow_original();
         let forked = self.queues.iter().any(|queue| queue.kept.is_some());
@@ -452,19 +450,23 @@ impl SharedSocket for Readers {
         self.group.catch_up();
     }
 
-    fn is_over(&self) -> bool {
+    /// Whether no process has a socket of it any more.
+    pub fn is_over(&self) -> bool {
         self.original.closed && self.queues.is_empty()
     }
 
-    fn group(&self) -> &QueueGroup {
+    /// Its group.
+    pub fn group(&self) -> &QueueGroup {
         &self.group
     }
 
-    fn group_mut(&mut self) -> &mut QueueGroup {
+    /// The same, to be changed.
+    pub fn group_mut(&mut self) -> &mut QueueGroup {
         &mut self.group
     }
 
-    fn end(self) {
+    /// The server closed it, or has ended: removes program, pins and state.
+    pub fn end(self) {
         self.group.end();
     }
 }

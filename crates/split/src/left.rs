@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::net::RecvFlags;
-use wakeone_kernel::socket::clone_listener;
+use wakeone_kernel::socket::clone_socket;
 
 /// By then, datagrams that the kernel was about to put into a queue when it left the group have arrived.
 const SETTLED: Duration = Duration::from_millis(200);
@@ -101,7 +101,7 @@ impl OrphanedQueues {
 
     /// Takes a queue out of its reuseport group, and has it read.
     pub fn add(&mut self, queue: OwnedFd) {
-        if let Err(error) = clone_listener::leave_reuseport_group(&queue) {
+        if let Err(error) = clone_socket::leave_reuseport_group(&queue) {
             tracing::debug!("{}/udp: {error}", self.address);
         }
         self.left.push(Left {

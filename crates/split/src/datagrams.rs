@@ -3,11 +3,10 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::broker::QueueRequest;
-use crate::config::{SplitConfig, Steering};
-use crate::queue_group::SharedSocket;
+use crate::config::SplitConfig;
+use crate::readers::{QueueGrant, Readers};
 use crate::reason::Reason;
-use crate::splitter::{MOST_LISTENERS, Splitter};
-use crate::udp::readers::{QueueGrant, Readers};
+use crate::splitter::{MOST_SOCKETS, Splitter};
 use crate::worker::name_in_brackets;
 use wakeone_kernel::socket::inode_of;
 
@@ -20,7 +19,7 @@ impl Splitter {
 
     /// The configuration of UDP groups; `None`: nothing steers.
     fn datagram_config(&self) -> Option<SplitConfig> {
-        (self.steering != Steering::None).then(|| self.config.clone())
+        self.missing.is_none().then(|| self.config.clone())
     }
 
     /// The group of a socket, or a new one if it has none yet.
@@ -28,7 +27,7 @@ impl Splitter {
         if let Some(at) = self.readers_of(&socket) {
             return Some((self.readers.swap_remove(at), true));
         }
-        if self.readers.len() >= MOST_LISTENERS {
+        if self.readers.len() >= MOST_SOCKETS {
             return None;
         }
         let readers = Readers::new(pid, fd, socket.as_fd()).ok()?;
@@ -121,18 +120,22 @@ impl Splitter {
             return;
         };
         self.readers[at].accepted(pid, fd, grant);
+        self.given += 1;
         let readers = &mut self.readers[at];
         let (address, name) = (readers.group().address, readers.group().name());
         tracing::debug!("{address}/udp: process {pid} has a queue of its own at {fd}");
         if readers.queues() == 0 || !readers.group_mut().is_news() {
             return;
         }
-        let source = readers.group().source(&self.config.paths, self.traced);
+        let source = readers.group().source(&self.config.paths);
         if let (Some(monitor), Some(source)) = (&self.monitor, source) {
             monitor.add(source);
         }
         if !readers.group().is_steered() {
-            return tracing::info!(event = "split", %address, "{address}/udp is split: each thread or process that receives gets a queue of its own, the kernel's hash chooses");
+            let why = self.missing.as_ref().map_or_else(String::new, |missing| {
+                format!("; nothing steers: that needs {missing}")
+            });
+            return tracing::info!(event = "split", %address, "{address}/udp is split: each thread or process that receives gets a queue of its own, the kernel's hash chooses{why}");
         }
         let policy = self.config.datagrams;
         tracing::info!(event = "split", %address, %policy, "{address}/udp is split: each thread or process that receives gets a queue of its own, policy {policy}, group `{name}`");

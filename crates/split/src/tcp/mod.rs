@@ -1,4 +1,0 @@
-//! Listeners that several processes share.
-
-pub(crate) mod listeners;
-pub(crate) mod shared;
