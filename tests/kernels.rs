@@ -239,6 +239,35 @@ fn doctor_tells_what_this_kernel_allows() {
     assert_eq!(output.status.code(), Some(i32::from(!lacking().is_empty())));
 }
 
+#[test]
+fn workers_of_one_queue_are_steered() {
+    let Some(ground) = isolated() else { return };
+    let server = Started::spawn(program(&[
+        LAB,
+        "serve",
+        "-l",
+        AT,
+        "-w",
+        "3",
+        "--model",
+        "epoll-prefork",
+    ]));
+    eventually("it answers", || get(address(), "/").is_ok());
+    let output = wakeone(&ground, &["attach", AT]);
+    println!("{:?}", said(&output));
+    assert!(output.status.success());
+    let mut open = Vec::new();
+    eventually("the worker with the most connections is disarmed", || {
+        open.push(TcpStream::connect(address()).expect("connect"));
+        let group = status(&ground, "at-127-0-0-1-8080");
+        (0..3).any(|slot| group["slots"][slot]["armed"] == false)
+    });
+    feature("one-queue", true);
+    let done = wakeone(&ground, &["detach", AT]);
+    assert!(done.status.success(), "{:?}", said(&done));
+    drop((open, server));
+}
+
 /// A server that Wakeone does not start, with a listener for each worker.
 fn other() -> Started {
     let mut command = program(&[LAB, "serve", "-l", AT, "-w", "3"]);

@@ -42,7 +42,7 @@ impl Load {
         // accept queues: there the kernel drops requests, and a worker gives up those that come too late.
         let (rate_per_s, enough) = (rate_per_s / f64::from(slowness()), enough * slowness());
         let plan = Plan {
-            target,
+            target: target.into(),
             host: "test".into(),
             arrivals: Arrivals::Open {
                 rate_per_s,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::kept::{ASK, Kept, keep};
+use support::kept::{ASK, Kept, entries_of, is_disarmed, keep, until_disarmed};
 use support::real::{Started, program};
 use support::split::for_another_user;
 use support::steered::{assert_nothing_left, isolated, said, soak, status, sum, wakeone, worker};
@@ -127,39 +127,14 @@ impl Sharing {
 
     /// How many workers are not woken now, as the kernel shows it: their entry of the listener has no EPOLLIN.
     fn disarmed(&self) -> usize {
-        let is_disarmed = |line: &String| {
-            let events = line.split_whitespace().nth(3).unwrap_or_default();
-            let events = u32::from_str_radix(events, 16).unwrap_or(1);
-            events & 0x41 == 0
-        };
         let all = self.entries();
-        all.values()
-            .filter(|lines| lines.iter().any(is_disarmed))
-            .count()
+        all.values().filter(|lines| is_disarmed(lines)).count()
     }
 
     /// Opens connections until a worker is disarmed, and keeps them.
     fn until_one_is_disarmed(&self) -> Vec<Kept> {
-        let mut kept = Vec::new();
-        eventually("a worker is disarmed", || {
-            kept.push(Kept::open(address()));
-            self.disarmed() > 0
-        });
-        kept
+        until_disarmed(address(), || self.disarmed())
     }
-}
-
-fn entries_of(pid: u32) -> Vec<String> {
-    let files = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter();
-    let files = files.flatten().flatten();
-    let texts = files.filter_map(|file| std::fs::read_to_string(file.path()).ok());
-    let lines = texts.flat_map(|text| {
-        let lines = text.lines().filter(|line| line.starts_with("tfd:"));
-        lines.map(str::to_owned).collect::<Vec<_>>()
-    });
-    let mut lines: Vec<String> = lines.collect();
-    lines.sort();
-    lines
 }
 
 #[test]
@@ -241,9 +216,33 @@ fn threads_with_an_epoll_set_each_are_workers() {
         return;
     };
     sharing.attach();
-    assert_eq!(sharing.status()["slots"].as_array().map(Vec::len), Some(4));
+    eventually("all threads are found", || {
+        sharing.status()["slots"].as_array().map(Vec::len) == Some(4)
+    });
     let (_kept, counts) = keep(address(), 40, Duration::from_millis(10));
     assert!(counts.len() == 4 && counts[0] <= 16, "{counts:?}");
+    sharing.detach();
+    sharing.end();
+}
+
+/// Hypercorn closes a connection only when its time for another request is over.
+#[test]
+fn connections_that_their_clients_have_closed_are_no_load() {
+    let script = server("lingering.py");
+    let Some(sharing) = Sharing::start(&["python3", &script, "7400", "4"]) else {
+        return;
+    };
+    let sharing = sharing.with_workers(WORKERS);
+    sharing.attach();
+    let (mut kept, _) = keep(address(), 48, Duration::from_millis(8));
+    let left: Vec<u32> = sharing.workers()[..2].to_vec();
+    kept.retain(|one| !left.iter().any(|pid| one.worker == pid.to_string()));
+    // Longer than a correction lasts.
+    std::thread::sleep(Duration::from_secs(1));
+    let (more, _) = keep(address(), 24, Duration::from_millis(8));
+    let of_left = |one: &&Kept| left.iter().any(|pid| one.worker == pid.to_string());
+    let theirs = more.iter().filter(of_left).count();
+    assert!(theirs >= 18, "{theirs} of 24");
     sharing.detach();
     sharing.end();
 }
@@ -267,7 +266,9 @@ fn every_entry_is_as_the_server_made_it_soon_after_the_agents_end() {
             assert!(took < Duration::from_secs(2) * slowness(), "{took:?}");
             drop(kept);
             eventually("the connections are closed", || sharing.entries() == before);
-            signal(agent, Signal::CONT);
+            if how == Signal::STOP {
+                signal(agent, Signal::CONT);
+            }
             sharing.wakeone(&["detach", AT]);
             assert_eq!(sharing.entries(), before, "{wakes}, {how:?}");
             sharing.end();

@@ -38,7 +38,7 @@ fn few_in_time_wait() {
 /// many workers are kept at a time, and a connection as often finds all of them kept.
 fn plan(target: SocketAddr, rate_per_s: f64, long_percent: u64, sources: Sources) -> Plan {
     Plan {
-        target,
+        target: target.into(),
         host: "test".into(),
         arrivals: Arrivals::Open {
             rate_per_s,

@@ -31,5 +31,6 @@ async def asgi(scope, receive, send):
             if message["type"] == "lifespan.shutdown":
                 return
     body = answer(scope["query_string"].decode())
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(body)).encode())]})
+    headers = [(b"content-length", str(len(body)).encode()), (b"x-worker", str(os.getpid()).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})

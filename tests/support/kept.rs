@@ -1,25 +1,30 @@
-//! Connections that are kept, and which worker has them.
+//! Connections that are kept, who answers there, and the entries by which workers wait for more.
 
+use super::{eventually, patience, slowness};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use super::{patience, slowness};
-
-/// All servers here answer that, and say who they are.
+/// All servers that keep connections answer that, and say who they are.
 pub const ASK: &str = "/whoami?word=hi";
 
 /// A connection that is kept, and who answers there.
 pub struct Kept {
-    _stream: TcpStream,
+    _stream: Box<dyn Any + Send>,
     pub worker: String,
 }
 
 impl Kept {
-    pub fn open(address: SocketAddr) -> Self {
-        let mut stream = TcpStream::connect(address).expect("connects");
+    pub fn open(at: SocketAddr) -> Self {
+        let stream = TcpStream::connect(at).expect("connects");
         stream.set_read_timeout(Some(patience())).expect("a limit");
+        Self::on(stream)
+    }
+
+    /// Asks on a new connection, and keeps it.
+    pub fn on<S: Read + Write + Send + 'static>(mut stream: S) -> Self {
         stream
             .write_all(format!("GET {ASK} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes())
             .expect("asks");
@@ -36,16 +41,21 @@ impl Kept {
             .find_map(|line| line.strip_prefix("x-worker: "));
         Self {
             worker: worker.expect("X-Worker").trim().to_owned(),
-            _stream: stream,
+            _stream: Box::new(stream),
         }
     }
 }
 
 /// Opens so many connections, so far apart. Returns them and how many each worker has, the most first.
-pub fn keep(address: SocketAddr, count: usize, apart: Duration) -> (Vec<Kept>, Vec<usize>) {
+pub fn keep(at: SocketAddr, count: usize, apart: Duration) -> (Vec<Kept>, Vec<usize>) {
+    keep_by(count, apart, || Kept::open(at))
+}
+
+/// The same, opened in some way.
+pub fn keep_by(count: usize, apart: Duration, open: impl Fn() -> Kept) -> (Vec<Kept>, Vec<usize>) {
     let mut kept = Vec::new();
     for _ in 0..count {
-        kept.push(Kept::open(address));
+        kept.push(open());
         std::thread::sleep(apart * slowness());
     }
     let mut of: BTreeMap<&str, usize> = BTreeMap::new();
@@ -55,4 +65,38 @@ pub fn keep(address: SocketAddr, count: usize, apart: Duration) -> (Vec<Kept>, V
     let mut counts: Vec<usize> = of.values().copied().collect();
     counts.sort_unstable_by(|one, other| other.cmp(one));
     (kept, counts)
+}
+
+/// The entries of a process's epoll sets, as the kernel shows them.
+pub fn entries_of(pid: u32) -> Vec<String> {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter();
+    let files = files.flatten().flatten();
+    let texts = files.filter_map(|file| std::fs::read_to_string(file.path()).ok());
+    let lines = texts.flat_map(|text| {
+        let lines = text.lines().filter(|line| line.starts_with("tfd:"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    });
+    let mut lines: Vec<String> = lines.collect();
+    lines.sort();
+    lines
+}
+
+/// Whether a worker is not woken now, as the kernel shows it: its entry of the listener has no EPOLLIN.
+pub fn is_disarmed(entries: &[String]) -> bool {
+    let of = |line: &String| {
+        let events = line.split_whitespace().nth(3).unwrap_or_default();
+        let events = u32::from_str_radix(events, 16).unwrap_or(1);
+        events & 0x41 == 0
+    };
+    entries.iter().any(of)
+}
+
+/// Opens connections until a worker is disarmed, and keeps them. `disarmed`: how many are.
+pub fn until_disarmed(at: SocketAddr, disarmed: impl Fn() -> usize) -> Vec<Kept> {
+    let mut kept = Vec::new();
+    eventually("a worker is disarmed", || {
+        kept.push(Kept::open(at));
+        disarmed() > 0
+    });
+    kept
 }

@@ -11,8 +11,9 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::proc::process::{self, DescriptorCount};
+use wakeone_kernel::schedule;
 use wakeone_kernel::socket::arming::{Waiter, members_of};
-use wakeone_kernel::socket::diag::{self, Which};
+use wakeone_kernel::socket::diag::{self, Accepted};
 use wakeone_model::listener::Protocol;
 
 use crate::members::Shared;
@@ -20,6 +21,9 @@ use crate::members::Shared;
 /// Corrections take at most this part of the time, and come no more often than that.
 const CORRECTION_SHARE: u32 = 1000;
 const CORRECT_EVERY: Duration = Duration::from_millis(500);
+
+/// About what it takes another process to read what a descriptor is.
+const DESCRIPTOR_NS: u64 = 2_000;
 
 /// The count of one worker.
 #[derive(Debug)]
@@ -30,8 +34,10 @@ pub(crate) struct Count {
     of: (u32, i32),
     /// Descriptors, or members of its set, at the last look.
     total: u64,
-    /// How many of those are not connections.
+    /// How many of those are not connections that last.
     others: u64,
+    /// How many of the others are connections that their clients have closed. Some servers close their side seconds later.
+    ended: u64,
 }
 
 impl Count {
@@ -50,6 +56,7 @@ impl Count {
             of: (entry.pid, entry.epoll),
             total: 0,
             others: 0,
+            ended: 0,
         };
         count.look()?;
         count.others = count.total;
@@ -71,12 +78,17 @@ impl Count {
             Some(descriptors) => descriptors.look()?,
             None => members_of(pid, epoll)?.len() as u64,
         };
-        Ok(std::mem::replace(&mut self.total, total) != total)
+        let before = std::mem::replace(&mut self.total, total);
+        // A worker closes those first that have ended.
+        let closed = before.saturating_sub(total).min(self.ended);
+        self.ended -= closed;
+        self.others -= closed;
+        Ok(before != total)
     }
 
     /// Corrects the count by the sockets that are open connections. A worker that opens or closes something meanwhile is
-    /// wrong by that until the next correction.
-    fn correct(&mut self, open: &HashSet<u64>) -> io::Result<()> {
+    /// wrong by that until the next correction. Returns how many descriptors there are.
+    fn correct(&mut self, open: &Accepted) -> io::Result<u64> {
         let (pid, epoll) = self.of;
         self.look()?;
         let all: Vec<u64> = match self.descriptors {
@@ -86,9 +98,10 @@ impl Count {
             }
             None => members_of(pid, epoll)?,
         };
-        let held = all.iter().filter(|inode| open.contains(inode)).count();
-        self.others = self.total.saturating_sub(held as u64);
-        Ok(())
+        let held = |which: &HashSet<u64>| all.iter().filter(|inode| which.contains(inode)).count();
+        self.others = self.total.saturating_sub(held(&open.lasting) as u64);
+        self.ended = (held(&open.ended) as u64).min(self.others);
+        Ok(self.total)
     }
 }
 
@@ -118,25 +131,14 @@ impl Corrections {
         shared: &Shared,
         workers: impl Iterator<Item = &'a mut Count>,
     ) -> io::Result<()> {
-        let begun = Instant::now();
-        let open = connections(shared)?;
-        for count in workers {
-            // A worker that is gone has no count.
-            let _ = count.correct(&open);
-        }
-        self.due = Instant::now() + (begun.elapsed() * CORRECTION_SHARE).max(CORRECT_EVERY);
+        // Not by the clock: where others have the CPUs, corrections would come too seldom.
+        let begun = schedule::thread_time();
+        let open = diag::accepted_at(Protocol::Tcp, shared.address)?;
+        // A worker that is gone has no count.
+        let descriptors: u64 = workers.filter_map(|count| count.correct(&open).ok()).sum();
+        let took = schedule::thread_time().saturating_sub(begun);
+        let took = took + Duration::from_nanos(descriptors * DESCRIPTOR_NS);
+        self.due = Instant::now() + (took * CORRECTION_SHARE).max(CORRECT_EVERY);
         Ok(())
     }
-}
-
-/// Inodes of the listener's connections that were accepted.
-fn connections(shared: &Shared) -> io::Result<HashSet<u64>> {
-    let any = shared.address.ip().is_unspecified();
-    let open = diag::sockets_at(Protocol::Tcp, Which::Open, shared.address)?;
-    Ok(open
-        .iter()
-        .filter(|one| any || one.local.ip() == shared.address.ip())
-        .map(|one| one.socket.inode)
-        .filter(|inode| *inode != 0)
-        .collect())
 }

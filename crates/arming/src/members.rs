@@ -3,18 +3,19 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use wakeone_kernel::proc::process;
+use wakeone_kernel::proc::refusal::Refusal;
 use wakeone_kernel::socket::arming::{MOST, Waiter, is_same_set, waiters_of};
 use wakeone_kernel::socket::entries::{ONE_SHOT, READABLE};
+use wakeone_model::address::Address;
 
 /// A listener that workers share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shared {
     /// Where it listens.
-    pub address: SocketAddr,
+    pub address: Address,
     /// The interface that it is bound to; 0: none.
     pub interface: u32,
     /// Its inode.
@@ -28,6 +29,8 @@ pub struct Shared {
 pub enum Unsteerable {
     /// Fewer than two wait for it in epoll.
     Alone(usize),
+    /// It is for datagrams.
+    Datagrams,
     /// They have one epoll set, which was made before they were forked.
     OneSet,
     /// The kernel disables the entry with each event (EPOLLONESHOT), and the server enables it again.
@@ -45,6 +48,7 @@ impl fmt::Display for Unsteerable {
                 "none of its workers waits for it in epoll, and only epoll lets another process choose who is woken",
             ),
             Self::Alone(_) => f.write_str("one worker waits for it, and there is nothing to choose between"),
+            Self::Datagrams => f.write_str("there is nothing to choose between"),
             Self::OneSet => f.write_str(
                 "its workers wait in one epoll set, which was made before they were forked: have each worker make its own",
             ),
@@ -52,25 +56,25 @@ impl fmt::Display for Unsteerable {
                 f,
                 "process {pid} waits for it with EPOLLONESHOT, and enables the entry itself after each connection"
             ),
-            Self::Hidden(pid, error) => write!(f, "process {pid} may not be looked into: {error}{}", rights(error)),
+            Self::Hidden(pid, error) if is_refusal(error) => {
+                write!(f, "process {pid} may not be looked into: {}", Refusal::of(*pid))
+            }
+            Self::Hidden(pid, error) => write!(f, "process {pid} may not be looked into: {error}"),
             Self::Many(count) => write!(f, "{count} epoll sets have it, and {MOST} are the most"),
         }
     }
 }
 
-/// The way out for one who may not look into a process, as the end of a sentence.
-fn rights(error: &io::Error) -> String {
-    if error.kind() != io::ErrorKind::PermissionDenied && error.raw_os_error() != Some(1) {
-        return String::new();
+impl Unsteerable {
+    /// Whether the rules of the machine or the container forbid it. The reason has the way out then.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, Self::Hidden(_, error) if is_refusal(error))
     }
-    let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    match yama.trim() {
-        "1" | "2" | "3" => format!(
-            "; kernel.yama.ptrace_scope is {}: start the server by `wakeone run --`, or attach with CAP_SYS_PTRACE",
-            yama.trim()
-        ),
-        _ => "; it takes the same user, and a process that may be traced, or CAP_SYS_PTRACE; in a container: --cap-add SYS_PTRACE, or attach from the host".into(),
-    }
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    use io::ErrorKind::{PermissionDenied, Unsupported};
+    matches!(error.kind(), PermissionDenied | Unsupported)
 }
 
 /// Finds the workers among some processes.

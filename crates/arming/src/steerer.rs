@@ -14,8 +14,8 @@ use wakeone_control::policy::Policy;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
 use wakeone_kernel::socket::arming::{Condition, Guardian, MOST, QueueWatch, Waiter, waits_in};
-use wakeone_kernel::socket::diag::QueueLook;
 use wakeone_kernel::socket::entries::{Entry, READABLE, WAKES};
+use wakeone_kernel::socket::queue_look::QueueLook;
 use wakeone_model::arming::{Arming, ArmingConfig, Change, Turn};
 
 use crate::control::Control;
@@ -29,7 +29,7 @@ const QUIET_EVERY: Duration = Duration::from_millis(100);
 /// A group counts as quiet after so long without a change.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Looks take at most this part of a CPU, and while the group is quiet.
-const LOOK_SHARE: u32 = 200;
+const LOOK_SHARE: u32 = 250;
 const QUIET_SHARE: u32 = 1500;
 /// How long the guardian waits for the steerer, and how often that says that it lives. Both together are the time for
 /// which a worker may stay disarmed after the steerer's end.
@@ -41,6 +41,10 @@ const CHECK_EVERY: Duration = Duration::from_secs(2);
 const FOLLOW_SHARE: u32 = 1000;
 /// After so long the log says that a worker cannot be looked into.
 const HIDDEN_IS_TOLD: Duration = Duration::from_secs(2);
+/// The same while the group is quiet. The first connection, and the end of a worker, end that at once.
+const QUIET_FOLLOW_EVERY: Duration = Duration::from_secs(2);
+const QUIET_CHECK_EVERY: Duration = Duration::from_secs(20);
+const QUIET_FOLLOW_SHARE: u32 = 4000;
 /// How soon to do so after a worker did not take what waited.
 const DOUBTED_AFTER: Duration = Duration::from_millis(100);
 
@@ -99,8 +103,13 @@ pub(crate) struct Steerer {
     watch: Option<QueueWatch>,
     /// A connection ends the sleep: the group is quiet.
     rings: bool,
-    /// The mean time of the last looks.
+    /// The mean CPU time of the last looks. To wake up for them is a part of it.
     cost: Duration,
+    /// The CPU time of the thread at the end of the last look.
+    spent: Duration,
+    /// The part since then that was for something else, which has a share of its own: a pause that went by it would be
+    /// long for many looks.
+    spent_aside: Duration,
     /// When a connection last came or went.
     changed: Instant,
     /// Since when a worker cannot be looked into, and whether the log says so.
@@ -134,7 +143,12 @@ impl Steerer {
             guardian: Guardian::start(records)?,
             table,
             control,
-            queue: QueueLook::at(shared.address, shared.interface, shared.cookie)?,
+            queue: QueueLook::at(
+                shared.address,
+                shared.interface,
+                shared.inode,
+                shared.cookie,
+            )?,
             arming: Arming::new(ArmingConfig::default()),
             workers: BTreeMap::new(),
             slots,
@@ -152,6 +166,8 @@ impl Steerer {
                 check: now + CHECK_EVERY,
             },
             cost: Duration::ZERO,
+            spent: Duration::ZERO,
+            spent_aside: Duration::ZERO,
             changed: now,
             hidden: None,
             told: false,
@@ -175,7 +191,7 @@ impl Steerer {
                 self.look(now);
             }
             if self.due.follow <= now {
-                self.follow(now);
+                self.aside(|one| one.follow(now));
             }
             self.sleep();
         }
@@ -202,6 +218,8 @@ impl Steerer {
                     self.ring(false);
                     self.changed = Instant::now();
                     self.due.look = self.changed;
+                    self.due.follow = self.due.follow.min(self.changed + FOLLOW_EVERY);
+                    self.due.check = self.due.check.min(self.changed + CHECK_EVERY);
                 }
                 place => {
                     self.leave(place as usize);
@@ -250,7 +268,6 @@ impl Steerer {
     }
 
     fn look(&mut self, now: Instant) {
-        let mut begun = schedule::thread_time();
         if self.watch.is_none() {
             self.watch();
         }
@@ -264,16 +281,15 @@ impl Steerer {
         }
         self.is_corrected &= !changed;
         if !self.is_corrected && self.corrections.is_due(now) {
-            // That is seldom, and has a share of its own.
-            let before = schedule::thread_time();
-            self.correct();
-            begun += schedule::thread_time().saturating_sub(before);
+            self.aside(|one| one.correct());
         }
         self.decide(queued);
         self.publish();
-        let took = schedule::thread_time().saturating_sub(begun);
+        let spent = schedule::thread_time();
+        let took = spent.saturating_sub(std::mem::replace(&mut self.spent, spent));
+        let took = took.saturating_sub(std::mem::take(&mut self.spent_aside));
         self.cost = (self.cost * 15 + took) / 16;
-        let quiet = now.duration_since(self.changed) >= QUIET_AFTER;
+        let quiet = self.is_quiet(now);
         self.ring(quiet);
         let pause = match quiet {
             _ if self.arming.is_hurried() => self.arming.pause(),
@@ -283,12 +299,24 @@ impl Steerer {
         self.due.look = Instant::now() + pause;
     }
 
+    /// Does something that is no part of a look.
+    fn aside(&mut self, act: impl FnOnce(&mut Self)) {
+        let before = schedule::thread_time();
+        act(self);
+        self.spent_aside += schedule::thread_time().saturating_sub(before);
+    }
+
     /// Returns how workers take turns by the policy that the table has now.
     fn turn(&self) -> Turn {
         match Policy::of_number(self.table.policy().load(Relaxed)) {
             Some(Policy::RoundRobin) => Turn::RoundRobin,
             _ => Turn::LeastConnections,
         }
+    }
+
+    /// Whether no connection has come or gone for a while.
+    fn is_quiet(&self, now: Instant) -> bool {
+        now.duration_since(self.changed) >= QUIET_AFTER
     }
 
     /// Has the entries changed as the counts of this look want it.
@@ -471,10 +499,15 @@ impl Steerer {
         if let Err(error) = self.join(&found) {
             tracing::debug!("{}: {error}", self.shared.address);
         }
-        let took = begun.elapsed();
-        self.due.follow = Instant::now() + FOLLOW_EVERY.max(took * FOLLOW_SHARE);
+        let (took, done) = (begun.elapsed(), Instant::now());
+        let (every, check_every, share) = match self.is_quiet(now) {
+            true => (QUIET_FOLLOW_EVERY, QUIET_CHECK_EVERY, QUIET_FOLLOW_SHARE),
+            false => (FOLLOW_EVERY, CHECK_EVERY, FOLLOW_SHARE),
+        };
+        self.spent = schedule::thread_time();
+        self.due.follow = done + every.max(took * share);
         if check {
-            self.due.check = Instant::now() + CHECK_EVERY.max(took * FOLLOW_SHARE);
+            self.due.check = done + check_every.max(took * share);
         }
     }
 

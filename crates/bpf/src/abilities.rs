@@ -14,6 +14,7 @@ use crate::probe::Probe;
 use crate::skeletons::datagram::DatagramSkelBuilder;
 use crate::skeletons::lookup::LookupSkelBuilder;
 use crate::skeletons::recount::RecountSkelBuilder;
+use wakeone_kernel::proc::refusal;
 use wakeone_kernel::{capability, cgroup};
 
 /// A feature, with the reason where it is missing.
@@ -52,7 +53,14 @@ pub fn libbpf_version() -> String {
 /// Tries each feature.
 pub fn find() -> Vec<Ability> {
     libbpf_rs::set_print(None);
-    let (mut abilities, steering) = connections();
+    let looking = refusal::anybody().map_err(|why| why.to_string());
+    let mut abilities = vec![Ability::new(
+        "one-queue",
+        "steer workers that share one queue",
+        &looking,
+    )];
+    let (of_connections, steering) = connections();
+    abilities.extend(of_connections);
     abilities.extend(datagrams());
     abilities.extend(watching());
     let rescue = steering.and_then(|()| with(Capability::CAP_SYS_PTRACE));

@@ -26,7 +26,7 @@ use crate::runtime_dir::RuntimeDir;
 /// Keep the servers of a configuration file steered, across their restarts and the machine's
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "SIGHUP reads the file again, SIGTERM detaches and ends.\nExample of a file:\n  [[target]]\n  listen = \":8080\"\n  policy = \"least-connections\"\n  rescue = true\nExample: wakeone agent --config /etc/wakeone/agent.toml"
+    after_help = "SIGHUP reads the file again, SIGTERM detaches and ends.\nExample of a file:\n  [[target]]\n  listen = \":8080\"            # or unix:/run/app.sock\n  policy = \"least-connections\"\n  rescue = true\nExample: wakeone agent --config /etc/wakeone/agent.toml"
 )]
 pub struct Args {
     /// The configuration file (TOML)
@@ -272,6 +272,8 @@ mod tests {
         let settings = parse(good).expect("a good file");
         assert_eq!(settings.metrics, Some(([127, 0, 0, 1], 9464).into()));
         assert!(!settings.metrics_tracing);
+        let unix = parse("[[target]]\nlisten = 'unix:/run/app.sock'\n").expect("a good file");
+        assert_eq!(unix.wanted[0].target.to_string(), "unix:/run/app.sock");
         let wanted = settings.wanted;
         assert_eq!(wanted[0].config.weights, [(0, 2), (3, 1)]);
         assert_eq!(wanted.len(), 2);

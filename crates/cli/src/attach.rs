@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rustix::fs::{Mode, OFlags};
 use wakeone::attach::{
     self, AttachCandidate, AttachConfig, AttachManager, Server, admitted, meant,
 };
@@ -27,13 +28,13 @@ use crate::runtime_dir::RuntimeDir;
 use crate::target;
 use wakeone_terminal::{print, print_wrapped};
 
-/// Steer a server that runs already and has a listening socket for each worker (SO_REUSEPORT)
+/// Steer a server that runs already: its workers share a listening socket, or each has its own (SO_REUSEPORT)
 #[derive(Debug, Clone, clap::Args)]
 #[command(
-    after_help = "It returns when the server is steered; an agent stays behind, follows its workers, and attaches again when it comes back.\nExamples: wakeone attach :8080 --rescue\n          wakeone attach udp://:53 --affinity none"
+    after_help = "It returns when the server is steered; an agent stays behind, follows its workers, and attaches again when it comes back.\nExamples: wakeone attach :8080 --rescue\n          wakeone attach unix:/run/app.sock\n          wakeone attach udp://:53 --affinity none"
 )]
 pub struct Args {
-    /// :PORT, ADDRESS:PORT, a process id, or the name of a process, unit or group; udp:// before it means its UDP sockets
+    /// :PORT, ADDRESS:PORT, unix:/PATH, unix:@NAME, a process id, or the name of a process, unit or group; udp:// before it means its UDP sockets
     #[arg(value_name = "TARGET")]
     target: Target,
 
@@ -190,8 +191,10 @@ fn lacking(found: &[Found]) -> Vec<String> {
         .iter()
         .any(|one| one.hidden > 0 && one.pids.is_empty());
     // One socket that workers share needs no program.
-    let shared =
-        |one: &Found| one.listener.protocol == Protocol::Tcp && one.listener.sockets.len() == 1;
+    let shared = |one: &Found| {
+        let listener = &one.listener;
+        listener.sockets.len() == 1 && [Protocol::Tcp, Protocol::Unix].contains(&listener.protocol)
+    };
     let programs = !found.iter().all(shared);
     let needed = capability::NEEDED.into_iter().map(|(needed, _)| needed);
     let needed = needed.filter(|_| programs);
@@ -225,6 +228,8 @@ fn candidates(found: &[Found], owners: &[u32]) -> anyhow::Result<Vec<AttachCandi
     {
         return Err(last.into());
     }
+    // A server's socket for its own control is none that the user meant.
+    refused.retain(|error| !matches!(error, attach::Error::OneWorker { .. }));
     for error in refused {
         crate::complain(&error.to_string());
     }
@@ -374,9 +379,10 @@ fn leave_agent(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Redirects our output to /dev/null: a reader that waits for its end has all of it then.
+/// Redirects our output to nowhere: a reader that waits for its end has all of it then. A write to a descriptor that only
+/// names a folder fails with EBADF, which Rust's output ignores; some containers have no /dev/null that a user may write to.
 fn fall_silent() -> std::io::Result<()> {
-    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    let null = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     rustix::stdio::dup2_stdout(&null)?;
     Ok(rustix::stdio::dup2_stderr(&null)?)
 }
@@ -390,15 +396,11 @@ pub fn follow(
 ) -> anyhow::Result<()> {
     let mut looked = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        let quiet = manager.is_quiet();
-        manager.wait(
-            if quiet {
-                2 * FOLLOW_EVERY
-            } else {
-                FOLLOW_EVERY
-            },
-            None,
-        );
+        let time = match manager.is_quiet() {
+            true => 2 * FOLLOW_EVERY,
+            false => FOLLOW_EVERY,
+        };
+        manager.wait(manager.pause(time), None);
         between(manager)?;
         manager.follow().iter().for_each(crate::log::event);
         if looked.elapsed() >= RETURN_EVERY {

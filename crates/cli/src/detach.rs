@@ -10,7 +10,7 @@ use wakeone_terminal::{print, print_json, print_wrapped};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: wakeone detach :8080")]
 pub struct Args {
-    /// The group: its name, :PORT or ADDRESS:PORT where it listens (by udp:// or tcp:// say), or a process id
+    /// The group: its name, :PORT, ADDRESS:PORT or unix:/PATH where it listens (by udp:// or tcp:// say), or a process id
     #[arg(value_name = "GROUP", required_unless_present = "all")]
     name: Option<String>,
 

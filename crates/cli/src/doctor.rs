@@ -30,10 +30,10 @@ use wakeone_terminal::{print, style, to_json};
 /// Say how a running server takes connections, what is wrong with it, and what to do
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit code: 0 healthy, 3 something was found, 1 it could not be told, 2 bad arguments.\nExamples:\n  wakeone doctor :8080 --for 30s\n  wakeone doctor --self"
+    after_help = "Exit code: 0 healthy, 3 something was found, 1 it could not be told, 2 bad arguments.\nExamples:\n  wakeone doctor :8080 --for 30s\n  wakeone doctor unix:/run/app.sock\n  wakeone doctor --self"
 )]
 pub struct Args {
-    /// :PORT, ADDRESS:PORT, a process id, or the name of a process, unit or group [default: all listeners]
+    /// :PORT, ADDRESS:PORT, unix:/PATH, unix:@NAME, a process id, or the name of a process, unit or group [default: all TCP and UDP listeners]
     #[arg(value_name = "TARGET")]
     target: Option<Target>,
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::IsTerminal;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -16,6 +17,7 @@ use wakeone_load::{
     Arrivals, Comparison, ErrorKind, Event, Form, Header, Mix, MixEntry, Plan, Sources, Spacing,
     Stage, Stop, Summary, Tls, View,
 };
+use wakeone_model::address::{Address, SCHEME, UnixName};
 
 use crate::duration;
 use wakeone_terminal::{print, print_wrapped};
@@ -27,6 +29,7 @@ use wakeone_terminal::{print, print_wrapped};
   wakeone load --rate 1000 --mix 99:/work?us=1000 --mix 1:/work?us=100000 localhost:8080
   wakeone load --step 500:5s --ramp 500:5000:20s --json=a.json localhost:8080
   wakeone load --rate 2400 -c 64 --keep-alive --apart 4ms localhost:8080/work?us=1000
+  wakeone load -c 20 -d 30 unix:/run/app.sock:/work
   wakeone load -c 20 -d 30 --body @order.json -H 'Content-Type: application/json' https://localhost/orders
   wakeone load --compare a.json b.json
 
@@ -96,7 +99,7 @@ pub struct Args {
     /// Compare two results written with --json=FILE
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "url")]
     compare: Option<Vec<PathBuf>>,
-    /// http://HOST[:PORT][/PATH], or https://
+    /// http://HOST[:PORT][/PATH], https://…, or unix:FILE[:/PATH] (unix:@NAME) for HTTP over a UNIX socket
     #[arg(required_unless_present = "compare")]
     url: Option<Url>,
 }
@@ -299,7 +302,7 @@ fn plan(args: &Args) -> anyhow::Result<Plan> {
         .as_ref()
         .ok_or_else(|| anyhow!("there is no URL to send a load to"))?;
     let target = resolve(url, args.allow_remote)?;
-    let loopback = matches!(target, SocketAddr::V4(v4) if v4.ip().is_loopback());
+    let loopback = matches!(target, Address::Inet(SocketAddr::V4(v4)) if v4.ip().is_loopback());
     let sources = match args.sources.unwrap_or(if loopback { 1000 } else { 0 }) {
         0 => Sources::System,
         count => Sources::Loopback { count },
@@ -399,21 +402,46 @@ fn arrivals(args: &Args) -> Arrivals {
     }
 }
 
-/// The parts of an `http://` or `https://` URL.
+/// The parts of an `http://` or `https://` URL, or of `unix:NAME[:/PATH]`.
 #[derive(Debug, Clone, PartialEq)]
 struct Url {
     encrypted: bool,
     host: String,
-    port: u16,
+    at: At,
     host_header: String,
     path: String,
+}
+
+/// Where a URL's server is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum At {
+    /// At this port of the host.
+    Port(u16),
+    /// At a UNIX socket.
+    Unix(UnixName),
 }
 
 impl std::str::FromStr for Url {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(rest) = text.strip_prefix(SCHEME) {
+            // As nginx writes it: http://unix:/run/app.sock:/path.
+            let at = rest.find(":/").unwrap_or(rest.len());
+            let (name, path) = rest.split_at(at);
+            return Ok(Self {
+                encrypted: false,
+                host: "localhost".to_owned(),
+                at: At::Unix(name.parse()?),
+                host_header: "localhost".to_owned(),
+                path: match path.strip_prefix(':') {
+                    Some(path) => path.to_owned(),
+                    None => "/".to_owned(),
+                },
+            });
+        }
         let (encrypted, rest) = match text.split_once("://") {
+            Some(("http", rest)) if rest.starts_with(SCHEME) => return rest.parse(),
             Some(("http", rest)) => (false, rest),
             Some(("https", rest)) => (true, rest),
             Some((scheme, _)) => {
@@ -452,7 +480,7 @@ impl std::str::FromStr for Url {
         Ok(Self {
             encrypted,
             host: host.to_owned(),
-            port,
+            at: At::Port(port),
             host_header: authority.to_owned(),
             path,
         })
@@ -460,8 +488,12 @@ impl std::str::FromStr for Url {
 }
 
 /// The address to connect to: IPv4 first, since that is what "localhost" servers listen on.
-fn resolve(url: &Url, allow_remote: bool) -> anyhow::Result<SocketAddr> {
-    let found: Vec<_> = (url.host.as_str(), url.port)
+fn resolve(url: &Url, allow_remote: bool) -> anyhow::Result<Address> {
+    let port = match url.at {
+        At::Port(port) => port,
+        At::Unix(name) => return check_socket(name).map(|()| name.into()),
+    };
+    let found: Vec<_> = (url.host.as_str(), port)
         .to_socket_addrs()
         .with_context(|| format!("cannot find the address of '{}'", url.host))?
         .collect();
@@ -477,7 +509,21 @@ fn resolve(url: &Url, allow_remote: bool) -> anyhow::Result<SocketAddr> {
              add --allow-remote if that server is yours"
         );
     }
-    Ok(target)
+    Ok(target.into())
+}
+
+/// Checks that the path of a UNIX socket is one. Whether somebody listens only a connection can tell.
+fn check_socket(name: UnixName) -> anyhow::Result<()> {
+    let Some(path) = name.path() else {
+        return Ok(());
+    };
+    let file = std::fs::metadata(path)
+        .with_context(|| format!("cannot find the socket unix:{name}; is its server running?"))?;
+    anyhow::ensure!(
+        file.file_type().is_socket(),
+        "unix:{name} is no socket but another file"
+    );
+    Ok(())
 }
 
 /// Catches Ctrl-C and SIGTERM while it lives: they end the load, and its result so far is still shown.
@@ -567,10 +613,10 @@ mod tests {
     fn urls() {
         let url = |text: &str| {
             text.parse::<Url>()
-                .map(|u| (u.host, u.port, u.host_header, u.path))
+                .map(|u| (u.host, u.at, u.host_header, u.path))
         };
         let is = |host: &str, port, header: &str, path: &str| {
-            Ok((host.into(), port, header.into(), path.into()))
+            Ok((host.into(), At::Port(port), header.into(), path.into()))
         };
         assert_eq!(
             url("http://127.0.0.1:8080/a?b=c#d"),
@@ -583,6 +629,17 @@ mod tests {
         assert_eq!(url("https://x/"), is("x", 443, "x", "/"));
         assert!("https://x".parse::<Url>().unwrap().encrypted);
         assert!(!"x:443".parse::<Url>().unwrap().encrypted);
+        for (text, name, path) in [
+            ("unix:/run/app.sock", "/run/app.sock", "/"),
+            ("unix:/run/app.sock:/a?b=c", "/run/app.sock", "/a?b=c"),
+            ("http://unix:/run/app.sock:/a", "/run/app.sock", "/a"),
+            ("unix:@app", "@app", "/"),
+        ] {
+            let at = At::Unix(name.parse().expect(name));
+            let is = ("localhost".into(), at, "localhost".into(), path.into());
+            assert_eq!(url(text), Ok(is), "{text}");
+        }
+        assert!(url("unix:").is_err() && url("https://unix:/run/x").is_err());
         assert!(url("ftp://x/").is_err() && url("http:///x").is_err() && url("x:port").is_err());
     }
 

@@ -14,7 +14,7 @@ use wakeone_control::policy::Policy;
     after_help = "Examples: wakeone policy web two-choices\n          wakeone policy :8080 least-connections"
 )]
 pub struct Args {
-    /// The group: its name, :PORT or ADDRESS:PORT where it listens, or a process id
+    /// The group: its name, :PORT, ADDRESS:PORT or unix:/PATH where it listens, or a process id
     #[arg(value_name = "GROUP")]
     group: String,
 

@@ -17,7 +17,7 @@ use wakeone_terminal::{print, print_json, print_wrapped, style};
     after_help = "Columns: open: connections that the worker holds, those that wait included; queue: waiting/limit;\n  chosen: times the policy chose the slot; share: its part of those; moved: connections that were moved to other\n  workers while this one was stuck; moves: how often; restarts: workers started again;\n  armed, of workers that share one queue: whether it is woken for connections.\n  A narrow terminal shows fewer of them; --json has all.\nExamples: wakeone status :8080\n          wakeone status --json | jq '.groups[].slots[].active'"
 )]
 pub struct Args {
-    /// Show this group only: its name, :PORT or ADDRESS:PORT where it listens, or a process id
+    /// Show this group only: its name, :PORT, ADDRESS:PORT or unix:/PATH where it listens, or a process id
     #[arg(value_name = "GROUP")]
     group: Option<String>,
 

@@ -2,6 +2,7 @@
 
 use wakeone_control::paths::Paths;
 use wakeone_control::status;
+use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
 
 /// The listeners of a target; if it is the name of a group, those of the group.
@@ -27,11 +28,9 @@ fn group(target: &Target, paths: &Paths) -> Option<Vec<Target>> {
     let groups = status::read(paths).ok()?.groups;
     let group = groups.into_iter().find(|group| group.name == *name)?;
     let places = group.listen.iter().filter_map(|at| {
-        let at = if at.contains("://") {
-            at.clone()
-        } else {
-            format!("tcp://{at}")
-        };
+        if let Ok(address) = at.parse() {
+            return Some(Target::at(Protocol::Tcp, address));
+        }
         at.parse().ok()
     });
     let meant = |place: &Target| {

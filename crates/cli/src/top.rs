@@ -31,7 +31,7 @@ use wakeone_terminal::{style, to_json};
     after_help = "Keys: ? explains them. To a pipe it writes plain text.\nExample: wakeone top :8080 --record slow.jsonl, later: wakeone top --replay slow.jsonl"
 )]
 pub struct Args {
-    /// :PORT, ADDRESS:PORT, a process id, or the name of a process, unit or group [default: all listeners]
+    /// :PORT, ADDRESS:PORT, unix:/PATH, unix:@NAME, a process id, or the name of a process, unit or group [default: all TCP and UDP listeners]
     #[arg(value_name = "TARGET")]
     target: Option<Target>,
 

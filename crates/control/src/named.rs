@@ -1,8 +1,8 @@
 //! Finds the groups that a user means: by a group's name, or by any text that other commands take for a server.
 
 use std::io;
-use std::net::SocketAddr;
 
+use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Target, find};
 
@@ -41,7 +41,7 @@ pub fn all(paths: &Paths) -> Result<Status, Error> {
     })
 }
 
-/// Returns the groups that a text means. It is a group's name, or `:PORT` or `ADDRESS:PORT` where it listens. It may
+/// Returns the groups that a text means. It is a group's name, or `:PORT`, `ADDRESS:PORT` or `unix:NAME` where it listens. It may
 /// also be the id of a process or of the supervisor, or the name of a process or unit.
 ///
 /// # Errors
@@ -73,7 +73,7 @@ pub fn known(names: &[String]) -> String {
     }
 }
 
-type Places = Vec<(Protocol, SocketAddr)>;
+type Places = Vec<(Protocol, Address)>;
 
 fn meant(all: Vec<Group>, what: &str, listening: &dyn Fn(&Target) -> Places) -> Vec<Group> {
     if all.iter().any(|group| group.name == what) {
@@ -84,7 +84,7 @@ fn meant(all: Vec<Group>, what: &str, listening: &dyn Fn(&Target) -> Places) -> 
     };
     let of = |protocol: Protocol| target.is_of(protocol);
     let fits = |group: &Group| match target.parts().1 {
-        Target::Port(port) => places(group).any(|(p, at)| of(p) && at.port() == *port),
+        Target::Port(port) => places(group).any(|(p, at)| of(p) && at.port() == Some(*port)),
         Target::Address(address) => places(group).any(|(p, at)| of(p) && serves(at, *address)),
         Target::Pid(pid) => {
             group.supervisor_pid == Some(*pid)
@@ -93,8 +93,12 @@ fn meant(all: Vec<Group>, what: &str, listening: &dyn Fn(&Target) -> Places) -> 
         _ => false,
     };
     let (found, others): (Vec<Group>, Vec<Group>) = all.into_iter().partition(fits);
-    let by_process = matches!(target.parts().1, Target::Pid(_) | Target::Name(_));
-    if !found.is_empty() || !by_process || others.is_empty() {
+    // A file has many paths, and a server may have bound another one than the user knows.
+    let searched = matches!(
+        target.parts().1,
+        Target::Pid(_) | Target::Name(_) | Target::Address(Address::Unix(_))
+    );
+    if !found.is_empty() || !searched || others.is_empty() {
         return found;
     }
     let there = listening(&target);
@@ -109,20 +113,32 @@ fn meant(all: Vec<Group>, what: &str, listening: &dyn Fn(&Target) -> Places) -> 
 }
 
 /// Returns the addresses that a group listens on.
-fn places(group: &Group) -> impl Iterator<Item = (Protocol, SocketAddr)> {
+fn places(group: &Group) -> impl Iterator<Item = (Protocol, Address)> {
     group.listen.iter().filter_map(|at| {
-        let (protocol, address) = match at.strip_prefix("udp://") {
-            Some(address) => (Protocol::Udp, address),
-            None => (Protocol::Tcp, at.as_str()),
+        let (udp, address) = match at.strip_prefix("udp://") {
+            Some(address) => (true, address),
+            None => (false, at.as_str()),
         };
-        Some((protocol, address.parse().ok()?))
+        let address: Address = address.parse().ok()?;
+        let protocol = match address {
+            Address::Unix(_) => Protocol::Unix,
+            Address::Inet(_) if udp => Protocol::Udp,
+            Address::Inet(_) => Protocol::Tcp,
+        };
+        Some((protocol, address))
     })
 }
 
 /// Whether a listener serves an address: one on all addresses serves it too.
-fn serves(listener: SocketAddr, address: SocketAddr) -> bool {
-    let any = listener.ip().is_unspecified() && (listener.is_ipv6() || address.is_ipv4());
-    listener == address || (any && listener.port() == address.port())
+fn serves(listener: Address, address: Address) -> bool {
+    match (listener, address) {
+        (Address::Inet(listener), Address::Inet(address)) => {
+            let any = listener.ip().is_unspecified() && (listener.is_ipv6() || address.is_ipv4());
+            listener == address || (any && listener.port() == address.port())
+        }
+        (Address::Unix(bound), Address::Unix(name)) => name.may_mean(&bound),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -146,13 +162,21 @@ mod tests {
             group("web", &["0.0.0.0:80", "[::1]:443"]),
             group("dns", &["udp://127.0.0.1:53"]),
             group("at-127-0-0-1-8090", &["127.0.0.1:8090"]),
+            group("app", &["unix:/run/app.sock"]),
         ];
         let mut all = all;
         all[1].supervisor_pid = None;
         all[2].supervisor_pid = Some(4_000_000);
+        all[3].supervisor_pid = None;
         let listening = |target: &Target| match target.parts().1 {
             Target::Name(name) if name == "unbound" => {
                 vec![(Protocol::Udp, "127.0.0.1:53".parse().expect("address"))]
+            }
+            Target::Address(address) if address.to_string() == "unix:/var/run/app.sock" => {
+                vec![(
+                    Protocol::Unix,
+                    "unix:/run/app.sock".parse().expect("address"),
+                )]
             }
             Target::Pid(77) => vec![(Protocol::Tcp, "127.0.0.1:8090".parse().expect("address"))],
             _ => Vec::new(),
@@ -173,6 +197,8 @@ mod tests {
             ("udp://:53", "dns"),
             (":53", "dns"),
             ("127.0.0.1:8090", "at-127-0-0-1-8090"),
+            ("unix:/run/app.sock", "app"),
+            ("unix:/var/run/app.sock", "app"),
             ("4000000", "at-127-0-0-1-8090"),
             // By a process that listens.
             ("unbound", "dns"),
@@ -187,6 +213,8 @@ mod tests {
             "127.0.0.2:8090",
             "[::1]:80",
             "nginx",
+            "unix:@/run/app.sock",
+            "unix:/run/another.sock",
             "78",
             "/",
             "",

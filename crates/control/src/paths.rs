@@ -1,7 +1,6 @@
 //! Paths of a group: pins on bpffs, a cgroup, state in the runtime folder.
 
 use std::fs;
-use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -9,6 +8,7 @@ use rustix::fs::FlockOperation;
 use wakeone_bpf::bpffs;
 use wakeone_kernel::cgroup;
 use wakeone_kernel::folder;
+use wakeone_model::address::Address;
 
 /// Where bpffs is mounted on every systemd machine.
 const SYSTEM_BPFFS: &str = "/sys/fs/bpf";
@@ -22,12 +22,23 @@ const SYSTEM_RUNTIME: &str = "/run/wakeone";
 /// The end of the name of a group's UDP part, if the group has another part.
 pub const DATAGRAM_SUFFIX: &str = "-udp";
 
-/// Returns an address as a part of a group's name: letters, digits and dashes only.
-pub fn plain_name(address: SocketAddr) -> String {
+/// Returns an address as a part of a group's name: letters, digits and dashes only. That of a UNIX socket ends with a
+/// hash, as names that differ would look alike.
+pub fn plain_name(address: Address) -> String {
     let text = address.to_string();
+    if let Address::Unix(_) = address {
+        let words = text.split(|char: char| !char.is_ascii_alphanumeric());
+        let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+        let mut plain = words.join("-");
+        plain.truncate(MOST_OF_A_NAME);
+        return format!("{plain}-{:08x}", fnv1a(text.as_bytes()));
+    }
     let plain = text.trim_start_matches('[').replace("]:", "-");
     plain.replace(['.', ':', '%'], "-")
 }
+
+/// A group's name has 64 bytes at most.
+const MOST_OF_A_NAME: usize = 48;
 
 /// The paths of all groups of one runtime folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -218,6 +229,28 @@ fn find_named(dir: &Path, wanted: &str, found: &mut Vec<PathBuf>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_name_of_each_unix_socket_is_one_for_a_group() {
+        let long = format!("unix:/run/{}", "very/".repeat(19));
+        let names = [
+            "unix:/run/app.sock",
+            "unix:/run/app/sock",
+            "unix:@run-app.sock",
+            "unix:@\u{1f980}",
+            &long,
+        ];
+        let names = names.map(|text| {
+            let name = format!("at-{}", plain_name(text.parse().expect("address")));
+            assert!(crate::state::is_name(&name), "{name}");
+            name
+        });
+        assert!(names[0].starts_with("at-unix-run-app-sock-"));
+        let distinct: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len());
+        let inet = plain_name("[::1]:80".parse().expect("address"));
+        assert_eq!(inet, "--1-80");
+    }
 
     #[test]
     fn a_folder_that_was_made_and_not_mounted_on_is_removed() {

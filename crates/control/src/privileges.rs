@@ -40,7 +40,8 @@ pub fn keep_for_supervising(also: impl IntoIterator<Item = Capability>) {
     keep_only(&keep, &FOR_THE_END);
 }
 
-/// Keeps the capabilities for looking at other users' servers and borrowing their listeners; drops the rest.
+/// Keeps the capabilities for looking at other users' servers and borrowing their listeners; drops the rest. Root without
+/// CAP_SYS_PTRACE, as in a container, keeps all: it may look only into processes that have no capability more than itself.
 pub fn keep_for_attaching() {
     let keep = [
         Capability::CAP_SYS_PTRACE,
@@ -49,7 +50,9 @@ pub fn keep_for_attaching() {
     ];
     // Nothing is executed from here on.
     forbid_root();
-    keep_only(&keep, &FOR_LOADING);
+    if capability::has(Capability::CAP_SYS_PTRACE) || !rustix::process::geteuid().is_root() {
+        keep_only(&keep, &FOR_LOADING);
+    }
 }
 
 /// Keeps the capabilities for making sockets like another's, attaching to listeners, watching the server's processes and passing on signals.

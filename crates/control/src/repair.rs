@@ -138,7 +138,7 @@ fn reopen(pinned: &Pinned, state: &State, slot: usize) -> Result<(), String> {
     };
     // The sockets of a worker include those of UDP, which have a program and a table of their own. Only listeners are
     // closed for a move.
-    let sockets = known.inodes.iter().zip(&state.listen);
+    let sockets = known.inodes.iter().zip(state.endpoints());
     let listeners = sockets.filter(|(_, endpoint)| !endpoint.udp);
     for (address, (inode, endpoint)) in listeners.enumerate() {
         // A socket that nobody holds any more is closed, and needs no repair.

@@ -12,14 +12,14 @@ use wakeone_bpf::table::{
 };
 use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
+use wakeone_model::listener::Protocol;
 
 use crate::group_table::GroupTable;
 use crate::orphans::{self, Orphan};
 use crate::paths::{DATAGRAM_SUFFIX, Paths};
 use crate::policy::{Affinity, Policy};
-use crate::state::Endpoint;
 use crate::state::Identity;
-use crate::state::{self, State};
+use crate::state::{self, ListenAt, State};
 
 /// The ways out in which the kernel chose instead of the policy.
 const FALLBACKS: [&str; 3] = ["no_slot", "select_failed", "bad_policy"];
@@ -38,7 +38,7 @@ pub struct Group {
     pub name: String,
     /// The addresses that it listens on.
     pub listen: Vec<String>,
-    /// `tcp`, or `udp` for a group of UDP sockets, where nothing is open, moved or counted out.
+    /// `tcp`, `unix`, or `udp` for a group of UDP sockets, where nothing is open, moved or counted out.
     pub protocol: &'static str,
     /// For UDP: how the datagrams of a flow are kept together.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -207,16 +207,16 @@ pub fn group(name: String, state: Option<&State>, open: Option<&GroupTable>) -> 
     let replaced = flags & REPLACED != 0;
     let one_queue = table.filter(|_| flags & ONE_QUEUE != 0);
     let listen = listen(state, table.map(|_| flags & DATAGRAMS != 0));
-    let udp = listen.iter().any(|at| at.udp) && listen.iter().all(|at| at.udp);
+    let all_of = |protocol| !listen.is_empty() && listen.iter().all(|at| at.protocol() == protocol);
     let exits: BTreeMap<_, _> = table
         .map(|table| EXITS.into_iter().zip(table.exits()).collect())
         .unwrap_or_default();
     Group {
         name,
-        protocol: if udp || flags & DATAGRAMS != 0 {
-            "udp"
-        } else {
-            "tcp"
+        protocol: match () {
+            () if all_of(Protocol::Udp) || flags & DATAGRAMS != 0 => "udp",
+            () if all_of(Protocol::Unix) => "unix",
+            () => "tcp",
         },
         affinity: (flags & DATAGRAMS != 0).then_some(if flags & AFFINITY != 0 {
             Affinity::Flow
@@ -228,8 +228,9 @@ pub fn group(name: String, state: Option<&State>, open: Option<&GroupTable>) -> 
         listen: listen
             .iter()
             .map(|at| {
-                let protocol = if at.udp { "udp://" } else { "" };
-                format!("{protocol}{}", at.address)
+                let is_udp = at.protocol() == Protocol::Udp;
+                let protocol = if is_udp { "udp://" } else { "" };
+                format!("{protocol}{}", at.address())
             })
             .collect(),
         steered: table.is_some() && !replaced,
@@ -267,11 +268,11 @@ fn heavy(table: Option<&Table>, applies: bool) -> Option<u32> {
     Some(table.heavy_flows().load(Relaxed)).map(|count| if applies { count } else { 0 })
 }
 
-/// Returns the endpoints of a group's part: of UDP or of TCP if a program steers it, else all.
-fn listen(state: Option<&State>, udp: Option<bool>) -> Vec<Endpoint> {
-    let endpoints = state.into_iter().flat_map(|state| &state.listen);
-    endpoints
-        .filter(|at| udp.is_none_or(|udp| at.udp == udp))
+/// Returns the addresses of a group's part: of UDP or of others if it is steered, else all.
+fn listen(state: Option<&State>, udp: Option<bool>) -> Vec<ListenAt> {
+    let all = state.into_iter().flat_map(|state| &state.listen);
+    let is_udp = |at: &ListenAt| at.protocol() == Protocol::Udp;
+    all.filter(|at| udp.is_none_or(|udp| is_udp(at) == udp))
         .copied()
         .collect()
 }

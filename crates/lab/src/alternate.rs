@@ -48,7 +48,7 @@ pub fn alternate(
 ) -> Result<Alternated, Error> {
     let over = AtomicBool::new(false);
     let failed = |source| Error::Load {
-        target: plan.target,
+        target: plan.target.into(),
         source,
     };
     std::thread::scope(|scope| {

@@ -31,8 +31,8 @@ const ALL: &[(&str, &str)] = apps![
     "wsgi.py",
     "cluster.js",
     "config.ru",
-    // Workers that block in accept() on one socket.
-    "prefork.py",
+    // Threads with an event loop each, which share a listener.
+    "threads.py",
     // Starts a server that is one worker several times, a socket each; and such workers.
     "each.py",
     "loop.py",

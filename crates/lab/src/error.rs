@@ -13,7 +13,7 @@ pub enum Error {
     #[error("the load on {target} failed: {source}")]
     Load {
         /// The address that the load went to.
-        target: std::net::SocketAddr,
+        target: Box<wakeone_model::address::Address>,
         /// The load generator's error.
         source: wakeone_load::Error,
     },

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::papers::Switch;
 use crate::process;
+use crate::user::User;
 
 /// Accept queue of every listener: long enough that no experiment here measures a full one by accident.
 pub const BACKLOG: &str = "4096";
@@ -30,6 +31,10 @@ pub struct Launch {
     pub counted: Counted,
     /// The options of `wakeone attach`, where it is attached to once it is ready.
     pub attach: Option<Vec<&'static str>>,
+    /// So many of its workers are steered before it counts as ready, where Wakeone steers it from outside.
+    pub steered_workers: usize,
+    /// The user who starts and steers it.
+    pub user: User,
     /// The scheme of its address for `wakeone attach`: empty, or `udp://`.
     pub scheme: &'static str,
     /// For how long it waits for a connection's request. It may take as much longer to end.
@@ -70,7 +75,7 @@ pub enum Counted {
     Nowhere,
 }
 
-/// Gives each worker of a server that shares a listener a queue of its own.
+/// Gives each reader of a socket that they share a queue of its own.
 const SPLIT: &str = "wakeone run --split --";
 
 impl Launch {
@@ -94,6 +99,14 @@ impl Launch {
     pub fn split(self) -> Self {
         Self {
             line: format!("{SPLIT} {}", self.line),
+            ..self
+        }
+    }
+
+    /// The same server, which `wakeone run` starts as it is and then steers.
+    pub fn run_command(self) -> Self {
+        Self {
+            line: format!("wakeone run -- {}", self.line),
             ..self
         }
     }

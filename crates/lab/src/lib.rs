@@ -35,6 +35,7 @@ pub mod text;
 pub mod trace;
 pub mod trials;
 pub mod under_test;
+pub mod user;
 pub mod views;
 pub mod ways;
 

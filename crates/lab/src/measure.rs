@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub fn plan(target: SocketAddr, arrivals: Arrivals, stop: Stop, mix: Mix, seed: u64) -> Plan {
     let keep_alive = matches!(arrivals, Arrivals::Kept { .. });
     Plan {
-        target,
+        target: target.into(),
         host: "localhost".into(),
         arrivals,
         stop,
@@ -140,7 +140,7 @@ fn send(
     let report = &mut *context.progress;
     let found = wakeone_load::run(plan, over, &mut |now| report(share(now)));
     let found = found.map_err(|source| Error::Load {
-        target: plan.target,
+        target: plan.target.into(),
         source,
     })?;
     context.check()?;

@@ -117,6 +117,7 @@ impl Server {
     pub fn wait_said(&mut self, part: &str, count: usize, within: Duration) -> Result<(), Error> {
         let deadline = Instant::now() + within;
         while self.said().iter().filter(|l| l.contains(part)).count() < count {
+            self.still_runs()?;
             if Instant::now() >= deadline {
                 let words = self.last_words();
                 return Err(Error::Server(format!(
@@ -127,6 +128,21 @@ impl Server {
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())
+    }
+
+    /// Returns an error once it has ended by itself.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn still_runs(&mut self) -> Result<(), Error> {
+        match self.child.try_wait() {
+            Ok(Some(status)) => {
+                let words = self.last_words();
+                let what = &self.what;
+                Err(Error::Server(format!("{what} ended with {status}{words}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn last_words(&mut self) -> String {

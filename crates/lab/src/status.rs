@@ -2,28 +2,79 @@
 
 use serde_json::Value;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::process;
+use crate::user::User;
 
 /// The longest time until closing connections no longer count as open.
 const REST: Duration = Duration::from_secs(3);
 
-/// Sum of the active counts of all slots of the group on `address` once it has come to rest. It is 0 as soon as the
-/// sum is 0, and otherwise the sum after three seconds.
-///
-/// # Errors
-/// When the status cannot be read or shows no such group.
-pub fn active_at_rest(address: SocketAddr) -> Result<u64, Error> {
-    let deadline = Instant::now() + REST;
-    loop {
-        let active = active(&read()?, address)?;
-        if active == 0 || Instant::now() >= deadline {
-            return Ok(active);
+/// A steered group.
+#[derive(Debug, Clone)]
+pub struct Steered {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Where Wakeone's state is, where it is not in the usual place.
+    pub runtime: Option<PathBuf>,
+    /// Whose it is. Wakeone does not trust the state of others.
+    pub user: User,
+}
+
+impl Steered {
+    /// The group on this address.
+    pub fn on(address: SocketAddr) -> Self {
+        Self {
+            address,
+            runtime: None,
+            user: User::Own,
         }
-        std::thread::sleep(Duration::from_millis(20));
+    }
+
+    /// Sum of the active counts of all its slots once it has come to rest. It is 0 as soon as the sum is 0, and otherwise
+    /// the sum after three seconds.
+    ///
+    /// # Errors
+    /// When the status cannot be read or shows no such group.
+    pub fn active_at_rest(&self) -> Result<u64, Error> {
+        let deadline = Instant::now() + REST;
+        loop {
+            let active = active(&self.read()?, self.address)?;
+            if active == 0 || Instant::now() >= deadline {
+                return Ok(active);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// How many queues of it were moved so far, and how many connections with them.
+    ///
+    /// # Errors
+    /// When the status cannot be read or shows no such group.
+    pub fn moves(&self) -> Result<(u64, u64), Error> {
+        let status = self.read()?;
+        let group = group(&status, self.address)?;
+        let of = |field| sum(group, field).unwrap_or(0);
+        Ok((of("rescues"), of("rescued")))
+    }
+
+    /// How many workers it has; 0 where there is no group yet.
+    ///
+    /// # Errors
+    /// When the status cannot be read.
+    pub fn workers(&self) -> Result<usize, Error> {
+        let status = self.read()?;
+        let slots = |group: &Value| Some(group.get("slots")?.as_array()?.clone());
+        let slots = group(&status, self.address).ok().and_then(slots);
+        let has_worker = |slot: &&Value| slot.get("pid").is_some_and(|pid| !pid.is_null());
+        Ok(slots.iter().flatten().filter(has_worker).count())
+    }
+
+    fn read(&self) -> Result<Value, Error> {
+        read_by(self.user, self.runtime.as_deref())
     }
 }
 
@@ -32,13 +83,19 @@ pub fn active_at_rest(address: SocketAddr) -> Result<u64, Error> {
 /// # Errors
 /// When `wakeone status` fails.
 pub fn read() -> Result<Value, Error> {
+    read_by(User::Own, None)
+}
+
+fn read_by(user: User, runtime: Option<&Path>) -> Result<Value, Error> {
     let failed =
         |why: String| Error::Server(format!("reading `wakeone status --json` failed: {why}"));
-    let output = Command::new(process::wakeone()?)
-        .args(["status", "--json"])
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|e| failed(e.to_string()))?;
+    let mut command = Command::new(process::wakeone()?);
+    command.args(["status", "--json"]).stdin(Stdio::null());
+    user.runs(&mut command);
+    if let Some(runtime) = runtime {
+        command.env("WAKEONE_RUNTIME_DIR", runtime);
+    }
+    let output = command.output().map_err(|e| failed(e.to_string()))?;
     if !output.status.success() {
         return Err(failed(
             String::from_utf8_lossy(&output.stderr).trim().to_owned(),
@@ -103,17 +160,6 @@ fn sum(group: &Value, field: &str) -> Option<u64> {
     let count = |slot: &Value| Some(slot.get(field)?.as_i64()?.unsigned_abs());
     let counts = slots.iter().map(count).collect::<Option<Vec<u64>>>()?;
     (!counts.is_empty()).then(|| counts.iter().sum())
-}
-
-/// How many queues of the group on `address` were moved so far, and how many connections with them.
-///
-/// # Errors
-/// When the status cannot be read or shows no such group.
-pub fn moves(address: SocketAddr) -> Result<(u64, u64), Error> {
-    let status = read()?;
-    let group = group(&status, address)?;
-    let of = |field| sum(group, field).unwrap_or(0);
-    Ok((of("rescues"), of("rescued")))
 }
 
 /// How often the BPF programs of the group with `part` in their name have run, and how long all of that took in ns. None

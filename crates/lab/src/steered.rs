@@ -1,14 +1,21 @@
 //! Servers that are steered from outside, as a user would do it: by `wakeone attach` and `wakeone detach`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::error::Error;
 use crate::process;
+use crate::user::User;
 
 /// A server that was attached to. Dropping it is `wakeone detach`.
 #[derive(Debug)]
-pub struct Attached(String);
+pub struct Attached {
+    target: String,
+    user: User,
+    /// Where the state is, where it is not in the usual place.
+    runtime: Option<PathBuf>,
+}
 
 impl Attached {
     /// Attaches to UDP sockets: every datagram is placed anew by this policy.
@@ -17,16 +24,27 @@ impl Attached {
     /// What `wakeone attach` says.
     pub fn to_datagrams(address: SocketAddr, policy: &str) -> Result<Self, Error> {
         let how = ["--policy", policy, "--affinity", "none"];
-        Self::to_target(format!("udp://{address}"), &how)
+        Self::by(User::Own, None, format!("udp://{address}"), &how)
     }
 
-    /// Attaches with these options.
+    /// Attaches with these options, by this user and with the state in this directory.
     ///
     /// # Errors
     /// What `wakeone attach` says, as [`Error::Refused`].
-    pub fn to_target(target: String, how: &[&str]) -> Result<Self, Error> {
-        wakeone("attach", how, &target).map_err(|error| Error::Refused(error.to_string()))?;
-        Ok(Self(target))
+    pub fn by(
+        user: User,
+        runtime: Option<PathBuf>,
+        target: String,
+        how: &[&str],
+    ) -> Result<Self, Error> {
+        let this = std::mem::ManuallyDrop::new(Self {
+            target,
+            user,
+            runtime,
+        });
+        let done = this.wakeone("attach", how);
+        done.map_err(|error| Error::Refused(error.to_string()))?;
+        Ok(std::mem::ManuallyDrop::into_inner(this))
     }
 
     /// Detaches.
@@ -34,14 +52,31 @@ impl Attached {
     /// # Errors
     /// What `wakeone detach` says.
     pub fn end(self) -> Result<(), Error> {
-        let mut this = std::mem::ManuallyDrop::new(self);
-        wakeone("detach", &[], &std::mem::take(&mut this.0))
+        std::mem::ManuallyDrop::new(self).wakeone("detach", &[])
+    }
+
+    fn wakeone(&self, verb: &str, how: &[&str]) -> Result<(), Error> {
+        let target = &self.target;
+        let failed = |why: String| Error::Server(format!("wakeone {verb} {target}: {why}"));
+        let mut command = Command::new(process::wakeone()?);
+        command.arg(verb).args(how).arg(target).stdin(Stdio::null());
+        self.user.runs(&mut command);
+        if let Some(runtime) = &self.runtime {
+            command.env("WAKEONE_RUNTIME_DIR", runtime);
+        }
+        let output = command.output().map_err(|e| failed(e.to_string()))?;
+        if output.status.success() {
+            Ok(())
+        } else {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(failed(said.trim().to_owned()))
+        }
     }
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        let _ = wakeone("detach", &[], &self.0);
+        let _ = self.wakeone("detach", &[]);
     }
 }
 
@@ -49,22 +84,4 @@ impl Drop for Attached {
 pub fn lacks() -> Option<String> {
     let missing = wakeone_kernel::capability::missing();
     (!missing.is_empty()).then(|| format!("it needs {}", missing.join(", ")))
-}
-
-fn wakeone(verb: &str, how: &[&str], target: &str) -> Result<(), Error> {
-    let failed = |why: String| Error::Server(format!("wakeone {verb} {target}: {why}"));
-    let output = Command::new(process::wakeone()?)
-        .arg(verb)
-        .args(how)
-        .arg(target)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|e| failed(e.to_string()))?;
-    if output.status.success() {
-        Ok(())
-    } else {
-        Err(failed(
-            String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        ))
-    }
 }

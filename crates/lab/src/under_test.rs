@@ -15,7 +15,7 @@ use crate::papers::{self, Switch};
 use crate::scratch::Scratch;
 use crate::server::{Server, free_address};
 use crate::steered::Attached;
-use crate::{measure, nginx, probe, process};
+use crate::{measure, nginx, probe, process, status};
 
 /// How long a server may take to become ready, or to restart.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -56,11 +56,21 @@ pub enum Restart {
 }
 
 impl ServerUnderTest {
-    /// Starts a server on a free address. Returns when it is ready, and attached where the launch says so.
+    /// Starts a server on a free address. Returns when it is ready, and steered where the launch says so.
     ///
     /// # Errors
     /// When it does not become ready, or cannot be attached to.
     pub fn start(launch: Launch) -> Result<Self, Error> {
+        let mut this = Self::start_alone(launch)?;
+        this.steer()?;
+        Ok(this)
+    }
+
+    /// Starts a server on a free address. Returns when it is ready, and before anything attaches to it.
+    ///
+    /// # Errors
+    /// When it does not become ready.
+    pub fn start_alone(launch: Launch) -> Result<Self, Error> {
         let (scratch, address, answers) =
             (Scratch::new("server")?, free_address()?, Answers::new()?);
         let count = Count::new(&scratch)?;
@@ -68,6 +78,7 @@ impl ServerUnderTest {
         for (name, text) in &launch.files {
             scratch.write(name, launch.fill(text, &place(address, &scratch)))?;
         }
+        launch.user.take(&scratch)?;
         let server = start_one(&launch, address, &scratch, &count, &answers, &[])?;
         let mut this = Self {
             address,
@@ -82,10 +93,51 @@ impl ServerUnderTest {
             _switched: switched,
         };
         this.await_ready()?;
-        if let Some(options) = this.launch.attach.take() {
-            this.attach(this.launch.scheme, &options)?;
-        }
         Ok(this)
+    }
+
+    /// Attaches to it where its launch says so, as by `wakeone attach`. Returns once its workers are steered, where they
+    /// share a listener.
+    ///
+    /// # Errors
+    /// What `wakeone attach` says.
+    pub fn steer(&mut self) -> Result<(), Error> {
+        if let Some(options) = self.launch.attach.take() {
+            let target = format!("{}{}", self.launch.scheme, self.address);
+            let runtime = self.launch.user.runtime(self.scratch.path());
+            let attached = Attached::by(self.launch.user, runtime, target, &options)?;
+            self.attached = Some(attached);
+        }
+        self.await_steered()
+    }
+
+    /// Waits until as many of its workers are steered as its launch says, after its start or after a restart.
+    ///
+    /// # Errors
+    /// When they are not, after a minute.
+    pub fn await_steered(&self) -> Result<(), Error> {
+        let wanted = self.launch.steered_workers;
+        let deadline = Instant::now() + PATIENCE;
+        while wanted > 0 && self.state().workers()? < wanted {
+            if Instant::now() > deadline {
+                return Err(Error::Server(format!(
+                    "{}: fewer than {wanted} workers are steered after {} s",
+                    self.launch.what,
+                    PATIENCE.as_secs()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// The state of its group, where it is steered.
+    pub fn state(&self) -> status::Steered {
+        status::Steered {
+            address: self.address,
+            runtime: self.launch.user.runtime(self.scratch.path()),
+            user: self.launch.user,
+        }
     }
 
     fn await_ready(&mut self) -> Result<(), Error> {
@@ -100,6 +152,7 @@ impl ServerUnderTest {
             if self.workers.len() >= ready.workers && ready.answers.is_none_or(answers) {
                 break;
             }
+            self.server.still_runs()?;
             if Instant::now() > deadline {
                 return Err(Error::Server(format!(
                     "{} is not ready after {} s: it has {} of {} workers, or does not answer",
@@ -124,16 +177,6 @@ impl ServerUnderTest {
     /// Whether its count can be read while it runs.
     fn counts_itself(&self) -> bool {
         matches!(self.launch.counted, Counted::InFile | Counted::ByNginx)
-    }
-
-    /// Attaches to it, as by `wakeone attach` with these options. The scheme is empty or `udp://`.
-    ///
-    /// # Errors
-    /// What `wakeone attach` says.
-    pub fn attach(&mut self, scheme: &str, how: &[&str]) -> Result<(), Error> {
-        let target = format!("{scheme}{}", self.address);
-        self.attached = Some(Attached::to_target(target, how)?);
-        Ok(())
     }
 
     /// The lines that it has printed so far.
@@ -295,6 +338,11 @@ fn start_one(
         Counted::ByNginx | Counted::Elsewhere | Counted::Nowhere => {}
     }
     command.current_dir(scratch.path());
+    launch.user.runs(&mut command);
+    if let Some(runtime) = launch.user.runtime(scratch.path()) {
+        command.env("WAKEONE_RUNTIME_DIR", runtime);
+        command.env("HOME", scratch.path());
+    }
     let server = Server::start(&launch.what, &mut command, launch.ready.line)?;
     Ok(server.ends_later(launch.patience))
 }

@@ -29,6 +29,11 @@ pub enum Way {
     LeastConnections,
     /// The same, and the queue of a stuck worker is moved to the others.
     LeastConnectionsRescue,
+    /// [`Way::SharedEpollExclusive`] under `wakeone run --queue one`, which has the kernel wake those with the fewest
+    /// connections.
+    OneQueue,
+    /// The same with [`Way::SharedEpollWakeAll`].
+    OneQueueWakeAll,
     /// [`Way::SharedEpollExclusive`] on the kernel of the papers, whose exclusive waiters take turns.
     PatchedEpollRotate,
     /// [`Way::SharedAccept`] on the kernel of the papers, under this policy.
@@ -44,13 +49,15 @@ pub const PATCHED_ACCEPT: [Way; 4] = [
 ];
 
 /// The ways that `tills` compares, in the order of history; those whose connections are kept too.
-pub const WITH_ROTATE: [Way; 6] = [
+pub const WITH_ROTATE: [Way; 8] = [
     Way::SharedAccept,
     Way::SharedEpollExclusive,
     Way::SharedEpollRotate,
     Way::ReuseportHash,
     Way::LeastConnections,
     Way::LeastConnectionsRescue,
+    Way::OneQueueWakeAll,
+    Way::OneQueue,
 ];
 
 /// How each worker serves.
@@ -76,6 +83,8 @@ impl Way {
             Way::ReuseportHash => "reuseport-hash",
             Way::LeastConnections => "least-connections",
             Way::LeastConnectionsRescue => "least-connections+rescue",
+            Way::OneQueue => "one-queue",
+            Way::OneQueueWakeAll => "one-queue-wake-all",
             Way::PatchedEpollRotate => "patched-epoll-rotate",
             Way::Patched(Policy::WakeAll) => "patched-wake-all",
             Way::Patched(Policy::TaskExclusive) => "patched-task-exclusive",
@@ -103,9 +112,9 @@ impl Way {
             Way::ReuseportHash => 2,
             Way::LeastConnections => 3,
             Way::LeastConnectionsRescue => 4,
-            Way::SharedEpollWakeAll => 5,
+            Way::SharedEpollWakeAll | Way::OneQueueWakeAll => 5,
             Way::SharedEpollRotate => 6,
-            Way::SharedIoUring | Way::Patched(Policy::WakeAll) => 7,
+            Way::SharedIoUring | Way::OneQueue | Way::Patched(Policy::WakeAll) => 7,
             Way::PatchedEpollRotate | Way::Patched(Policy::AlwaysWake) => 4,
             Way::Patched(Policy::TaskExclusive) => 6,
             Way::Patched(Policy::WakeOne) => 2,
@@ -130,9 +139,15 @@ impl Way {
         }
     }
 
-    /// Whether Wakeone chooses.
+    /// Whether Wakeone chooses: `wakeone run` starts it, and replaces its workers.
     pub fn steered(self) -> bool {
-        matches!(self, Way::LeastConnections | Way::LeastConnectionsRescue)
+        matches!(
+            self,
+            Way::LeastConnections
+                | Way::LeastConnectionsRescue
+                | Way::OneQueue
+                | Way::OneQueueWakeAll
+        )
     }
 
     /// The command line of a server of `workers` workers.
@@ -146,11 +161,10 @@ impl Way {
             Serving::Blocking => "preforked",
             Serving::Loops => "epoll",
         };
-        let run = |rescue: &str| {
-            format!(
-                "wakeone run --policy least-connections {rescue} {rest} -- wakeone-lab serve --model {model} -w 1"
-            )
+        let run = |how: &str, model: &str| {
+            format!("wakeone run {how} {rest} -- wakeone-lab serve --model {model} -w 1")
         };
+        let each = "--queue each --policy least-connections";
         match self {
             Way::SharedAccept if serving == Serving::Loops => {
                 serve("epoll-prefork --epoll wake-all")
@@ -160,12 +174,14 @@ impl Way {
                 serve("epoll-prefork --epoll exclusive")
             }
             Way::SharedEpollWakeAll => serve("epoll-prefork --epoll wake-all"),
+            Way::OneQueue => run("--queue one", "epoll-prefork --epoll exclusive"),
+            Way::OneQueueWakeAll => run("--queue one", "epoll-prefork --epoll wake-all"),
             Way::SharedEpollRotate => serve("epoll-prefork --epoll rotate"),
             Way::SharedIoUring => serve("io-uring"),
             Way::ReuseportHash if serving == Serving::Loops => serve("reuseport"),
             Way::ReuseportHash => serve("preforked --reuseport"),
-            Way::LeastConnections => run("--no-rescue"),
-            Way::LeastConnectionsRescue => run("--rescue"),
+            Way::LeastConnections => run(&format!("{each} --no-rescue"), model),
+            Way::LeastConnectionsRescue => run(&format!("{each} --rescue"), model),
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_tcp_nodelay;
 use rustix::net::{RecvFlags, SendFlags};
@@ -211,12 +211,8 @@ impl<'a> Engine<'a> {
             }
             let wait = self.sleep_ns().min(linger_until.saturating_sub(self.now()));
             events.clear();
-            let wait = Timespec {
-                tv_sec: (wait / 1_000_000_000) as _,
-                tv_nsec: (wait % 1_000_000_000) as _,
-            };
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&wait)) {
-                Ok(_) | Err(Errno::INTR) => {}
+            match self.wait(wait, &mut events) {
+                Ok(()) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(Error::system("wait for answers")(errno)),
             }
             for answers in events.chunks(ANSWERS_AT_ONCE) {
@@ -235,6 +231,24 @@ impl<'a> Engine<'a> {
         self.record.cancelled = self.in_flight;
         self.show();
         Ok(self.record)
+    }
+
+    /// Waits for events, for so many ns at most. epoll_wait(2) waits for whole milliseconds, and epoll_pwait2(2) came with
+    /// Linux 5.11.
+    fn wait(&self, longest_ns: u64, events: &mut Vec<epoll::Event>) -> Result<(), Errno> {
+        let now = Timespec::default();
+        if epoll::wait(&self.epoll, spare_capacity(events), Some(&now))? > 0 || longest_ns == 0 {
+            return Ok(());
+        }
+        let longest = Timespec {
+            tv_sec: (longest_ns / 1_000_000_000) as _,
+            tv_nsec: (longest_ns % 1_000_000_000) as _,
+        };
+        let mut set = [PollFd::new(&self.epoll, PollFlags::IN)];
+        if poll(&mut set, Some(&longest))? > 0 {
+            epoll::wait(&self.epoll, spare_capacity(events), Some(&now))?;
+        }
+        Ok(())
     }
 
     fn now(&self) -> u64 {
@@ -393,7 +407,7 @@ impl<'a> Engine<'a> {
     /// Connects, and enters the connection in the table.
     fn open(&mut self, source: u32) -> Result<u32, ErrorKind> {
         let socket = connect(
-            &self.task.live.target(),
+            self.task.live.target(),
             source_address(self.task.plan.sources, source),
         )
         .map_err(|errno| error_kind(errno, true))?;

@@ -1,14 +1,15 @@
 //! A running load: its counts so far, and the server that it goes to.
 
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use wakeone_model::address::Address;
 
 use crate::{Plan, Progress};
 
 /// Counts and target of a running load. Any thread may read and change them while [`crate::observe_live`] sends.
 #[derive(Debug)]
 pub struct Live {
-    targets: Vec<SocketAddr>,
+    targets: Vec<Address>,
     aim: AtomicUsize,
     threads: Vec<Shown>,
 }
@@ -28,7 +29,7 @@ struct Shown {
 impl Live {
     /// Makes one for a plan that goes only to its own target.
     pub fn new(plan: &Plan) -> Self {
-        Self::among(plan, vec![plan.target])
+        Self::among(plan, [plan.target])
     }
 
     /// Makes one for a plan that can be aimed at each of these servers, the first one to begin with. The plan's own
@@ -36,7 +37,8 @@ impl Live {
     ///
     /// # Panics
     /// Without any target.
-    pub fn among(plan: &Plan, targets: Vec<SocketAddr>) -> Self {
+    pub fn among(plan: &Plan, targets: impl IntoIterator<Item: Into<Address>>) -> Self {
+        let targets: Vec<Address> = targets.into_iter().map(Into::into).collect();
         assert!(!targets.is_empty(), "a load goes somewhere");
         Self {
             targets,
@@ -52,7 +54,7 @@ impl Live {
     }
 
     /// The target of new connections.
-    pub fn target(&self) -> SocketAddr {
+    pub fn target(&self) -> Address {
         self.targets[self.aim.load(Relaxed)]
     }
 

@@ -30,6 +30,8 @@ pub enum ErrorKind {
     NotSent,
     /// No port left for this source and target (EADDRNOTAVAIL).
     AddressUnavailable,
+    /// The accept queue of a UNIX socket is full (EAGAIN).
+    QueueFull,
     /// The process has no file descriptor left (EMFILE).
     TooManyFiles,
     /// The server's certificate is not for its name, not valid now, or not by an authority that this machine trusts.
@@ -54,6 +56,7 @@ impl fmt::Display for ErrorKind {
             Self::Status => "status",
             Self::NotSent => "not_sent",
             Self::AddressUnavailable => "address_unavailable",
+            Self::QueueFull => "queue_full",
             Self::TooManyFiles => "too_many_files",
             Self::Certificate => "certificate",
             Self::Tls => "tls",

@@ -4,13 +4,15 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use wakeone_model::address::Address;
+
 use crate::{Error, Form};
 
 /// A load, wholly described: two runs of one plan send the same requests at the same planned times.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The server.
-    pub target: SocketAddr,
+    pub target: Address,
     /// The `Host` header.
     pub host: String,
     /// When requests are due.
@@ -333,7 +335,7 @@ impl Plan {
             ));
         }
         match self.target {
-            SocketAddr::V4(v4) if v4.ip().is_loopback() => Ok(()),
+            Address::Inet(SocketAddr::V4(v4)) if v4.ip().is_loopback() => Ok(()),
             other => Err(format!(
                 "source addresses in 127.0.0.0/8 cannot reach {other}: use the system's own address"
             )),

@@ -151,7 +151,7 @@ fn open_apart(plan: &Plan, live: &Live, cancel: &AtomicBool) -> Vec<Vec<OwnedFd>
             break;
         }
         let from = source_address(plan.sources, (number % sources) as u32);
-        opened[number % plan.threads].extend(connect(&live.target(), from));
+        opened[number % plan.threads].extend(connect(live.target(), from));
         thread::sleep(apart);
     }
     opened

@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 
 use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use wakeone_model::address::{Address, UnixName};
 
 use crate::{ErrorKind, Sources};
 
@@ -20,14 +21,32 @@ pub(crate) fn source_address(sources: Sources, source: u32) -> Option<Ipv4Addr> 
     }
 }
 
-/// Starts a connection. On loopback the handshake is over when this returns, but only a send can tell.
-pub(crate) fn connect(target: &SocketAddr, from: Option<Ipv4Addr>) -> Result<OwnedFd, Errno> {
+const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
+
+/// Starts a connection. On loopback the handshake is over when this returns, but only a send can tell. To a UNIX socket
+/// there is none.
+pub(crate) fn connect(target: Address, from: Option<Ipv4Addr>) -> Result<OwnedFd, Errno> {
+    match target {
+        Address::Inet(target) => connect_inet(target, from),
+        Address::Unix(name) => connect_unix(name),
+    }
+}
+
+fn connect_unix(name: UnixName) -> Result<OwnedFd, Errno> {
+    let target = match (name.path(), name.abstracted()) {
+        (Some(path), _) => SocketAddrUnix::new(path)?,
+        (None, name) => SocketAddrUnix::new_abstract_name(name.unwrap_or_default())?,
+    };
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
+    rustix::net::connect(&socket, &target).map(|()| socket)
+}
+
+fn connect_inet(target: SocketAddr, from: Option<Ipv4Addr>) -> Result<OwnedFd, Errno> {
     let family = match target.ip() {
         IpAddr::V4(_) => AddressFamily::INET,
         IpAddr::V6(_) => AddressFamily::INET6,
     };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, FLAGS, None)?;
     if let Some(from) = from {
         // Leaves the port to connect(), which needs it unique only together with the target. Without this, each source
         // address would have but one use of each port, and bind() would search for it.
@@ -35,7 +54,7 @@ pub(crate) fn connect(target: &SocketAddr, from: Option<Ipv4Addr>) -> Result<Own
             .map_err(|e| Errno::from_raw_os_error(e as i32))?;
         rustix::net::bind(&socket, &SocketAddrV4::new(from, 0))?;
     }
-    match rustix::net::connect(&socket, target) {
+    match rustix::net::connect(&socket, &target) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(errno) => Err(errno),
     }
@@ -45,6 +64,10 @@ pub(crate) fn connect(target: &SocketAddr, from: Option<Ipv4Addr>) -> Result<Own
 pub(crate) fn error_kind(errno: Errno, connecting: bool) -> ErrorKind {
     match errno {
         Errno::CONNREFUSED => ErrorKind::ConnectRefused,
+        // The file of a UNIX socket is away while its server restarts.
+        Errno::NOENT if connecting => ErrorKind::ConnectRefused,
+        // The kernel does not say when there is room again.
+        Errno::AGAIN if connecting => ErrorKind::QueueFull,
         Errno::TIMEDOUT if connecting => ErrorKind::ConnectTimeout,
         Errno::TIMEDOUT => ErrorKind::Timeout,
         Errno::CONNRESET | Errno::PIPE | Errno::CONNABORTED => ErrorKind::Reset,

@@ -28,7 +28,7 @@ fn a_load_goes_where_it_is_aimed() {
         threads: 2,
         ..plan(servers[0].address)
     };
-    let live = Live::among(&endless, servers.iter().map(|s| s.address).collect());
+    let live = Live::among(&endless, servers.iter().map(|s| s.address));
     let over = AtomicBool::new(false);
     let outcome = thread::scope(|scope| {
         let load =
@@ -36,14 +36,18 @@ fn a_load_goes_where_it_is_aimed() {
         wait_for(&live, 200);
         assert_eq!(servers[1].requests(), 0, "the first target to begin with");
         live.aim(1);
-        assert_eq!(live.target(), servers[1].address);
+        assert_eq!(live.target(), servers[1].address.into());
         // Requests under way may still end there.
         wait_for(&live, live.completed() + 100);
         let before = servers[0].requests();
         wait_for(&live, live.completed() + 200);
         assert_eq!(servers[0].requests(), before, "nothing new comes");
         live.aim(9);
-        assert_eq!(live.target(), servers[1].address, "there are no more");
+        assert_eq!(
+            live.target(),
+            servers[1].address.into(),
+            "there are no more"
+        );
         over.store(true, SeqCst);
         load.join().unwrap().unwrap()
     });

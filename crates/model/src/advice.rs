@@ -1,5 +1,8 @@
 //! The setting of each well-known server that gives each of its workers a socket of its own, or that wakes fewer.
 
+/// The advice where a UNIX socket's workers do not wait in epoll.
+pub const EPOLL: &str = "UNIX sockets have no SO_REUSEPORT, so the workers share this one: have each wait for it in an epoll set of its own (an event loop), then `wakeone attach` steers it";
+
 /// Returns how to give each worker of this server (by process name) its own listening socket. `address`: where it
 /// listens.
 pub fn own_sockets(name: &str, address: &str) -> String {

@@ -1,6 +1,7 @@
 //! Plain data and pure functions: snapshots, histograms, judgements. No I/O.
 
 pub mod accept;
+pub mod address;
 pub mod advice;
 pub mod arming;
 pub mod backlog;

@@ -1,8 +1,8 @@
 //! Listening sockets and the processes that hold them, as they are seen from outside.
 
-use std::net::SocketAddr;
-
 use serde::{Deserialize, Serialize};
+
+use crate::address::Address;
 
 /// A transport that connections or datagrams come by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -14,6 +14,8 @@ pub enum Protocol {
     Mptcp,
     /// UDP.
     Udp,
+    /// UNIX sockets with connections (SOCK_STREAM, SOCK_SEQPACKET).
+    Unix,
 }
 
 impl std::fmt::Display for Protocol {
@@ -22,6 +24,7 @@ impl std::fmt::Display for Protocol {
             Protocol::Tcp => "tcp",
             Protocol::Mptcp => "mptcp",
             Protocol::Udp => "udp",
+            Protocol::Unix => "unix",
         })
     }
 }
@@ -51,7 +54,7 @@ pub struct Socket {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listener {
     /// Where it listens.
-    pub address: SocketAddr,
+    pub address: Address,
     /// Bound network interface, 0 for any.
     pub interface: u32,
     /// Transport.
@@ -61,6 +64,14 @@ pub struct Listener {
 }
 
 impl Listener {
+    /// Its transport and address, for a person: `tcp 127.0.0.1:80`, `unix:/run/app.sock`.
+    pub fn title(&self) -> String {
+        match self.address {
+            Address::Inet(address) => format!("{} {address}", self.protocol),
+            Address::Unix(_) => self.address.to_string(),
+        }
+    }
+
     /// Whether a socket of this inode is one of them.
     pub fn has(&self, inode: u64) -> bool {
         self.sockets.iter().any(|s| s.inode == inode)
@@ -173,12 +184,19 @@ mod tests {
             sockets: vec![socket],
         };
         assert!(listener.has(7) && !listener.has(8));
+        assert_eq!(listener.title(), "tcp [::1]:80");
     }
 
     #[test]
     fn protocols_are_named_as_targets_name_them() {
-        let names = [Protocol::Tcp, Protocol::Mptcp, Protocol::Udp].map(|one| one.to_string());
-        assert_eq!(names, ["tcp", "mptcp", "udp"]);
+        let all = [
+            Protocol::Tcp,
+            Protocol::Mptcp,
+            Protocol::Udp,
+            Protocol::Unix,
+        ];
+        let names = all.map(|one| one.to_string());
+        assert_eq!(names, ["tcp", "mptcp", "udp", "unix"]);
     }
 
     /// /proc/PID/fdinfo shows the events of an epoll set as a number.

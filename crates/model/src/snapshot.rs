@@ -512,7 +512,11 @@ impl Watch {
         let host =
             |of: fn(&HostLook) -> u64| of(&self.last.host).saturating_sub(of(&self.first.host));
         let traced = self.traced_connections();
-        let connections = traced.unwrap_or_else(|| host(|h| h.passive_opens));
+        let connections = traced.unwrap_or_else(|| match self.last.listener.protocol {
+            // The kernel does not count those.
+            Protocol::Unix => 0,
+            _ => host(|h| h.passive_opens),
+        });
         let per_connection = self.wakeups_per_connection();
         let mut waits = Waits::default();
         for traced in self.last.workers.keys().filter_map(|pid| self.traced(*pid)) {

@@ -149,18 +149,32 @@ impl Case<'_> {
     }
 
     fn steer(&self) -> String {
-        let port = self.watch.last.listener.address.port();
+        let target = self.watch.last.listener.address.target();
         if self.watch.steered == Some(true) {
             "`wakeone status` shows whether its agent lives and moves queues (`--rescue`)".into()
         } else if self.steerable() {
             format!(
-                "`wakeone attach --rescue :{port}` moves such a queue to the others while its worker is stuck"
+                "`wakeone attach --rescue {target}` moves such a queue to the others while its worker is stuck"
             )
+        } else if self.is_unix() {
+            self.one_queue().unwrap_or_else(|| advice::EPOLL.into())
         } else {
             format!(
-                "give each worker a socket ({}), then `wakeone attach --rescue :{port}`",
+                "give each worker a socket ({}), then `wakeone attach --rescue {target}`",
                 advice::own_sockets(&self.name, &self.address)
             )
+        }
+    }
+
+    fn is_unix(&self) -> bool {
+        self.watch.last.listener.protocol == Protocol::Unix
+    }
+
+    /// Returns how each worker gets a socket of its own; for a UNIX socket the way to share it.
+    fn own_sockets(&self) -> String {
+        match self.is_unix() {
+            true => advice::EPOLL.into(),
+            false => advice::own_sockets(&self.name, &self.address),
         }
     }
 
@@ -170,10 +184,10 @@ impl Case<'_> {
             self.watch.model.means,
             Means::EpollExclusive | Means::EpollEdge | Means::EpollWakeAll
         );
-        let port = self.watch.last.listener.address.port();
+        let target = self.watch.last.listener.address.target();
         (epoll && self.shared() && self.watch.steered != Some(true)).then(|| {
             format!(
-                "`wakeone attach :{port}` has only those workers woken that have fewest connections; it restarts nothing"
+                "`wakeone attach {target}` has only those workers woken that have fewest connections; it restarts nothing"
             )
         })
     }
@@ -578,6 +592,10 @@ fn reset(case: &Case<'_>) -> Option<Finding> {
     let since = |of: fn(&crate::snapshot::HostLook) -> u64| {
         of(&case.watch.last.host).saturating_sub(of(&case.watch.first.host))
     };
+    if case.is_unix() {
+        // The kernel does not count those.
+        return None;
+    }
     // A server that accepts what waits before it closes loses nothing, and what the kernel moves is not lost either.
     let (resets, moved) = (since(|h| h.resets_sent), since(|h| h.migrated));
     let lost = waited.saturating_sub(moved).min(resets);
@@ -600,8 +618,8 @@ fn reset(case: &Case<'_>) -> Option<Finding> {
         ))
         .then("`sysctl net.ipv4.tcp_migrate_req=1` has the kernel move them by hash")
         .then(format!(
-            "`wakeone attach :{}` moves them to the least loaded worker",
-            case.watch.last.listener.address.port()
+            "`wakeone attach {}` moves them to the least loaded worker",
+            case.watch.last.listener.address.target()
         ))
     })
 }
@@ -640,7 +658,7 @@ fn herd(case: &Case<'_>) -> Option<Finding> {
     }
     Some(
         herd.then(advice::wake_one(&case.name))
-            .then(advice::own_sockets(&case.name, &case.address)),
+            .then(case.own_sockets()),
     )
 }
 
@@ -659,7 +677,7 @@ fn lifo(case: &Case<'_>) -> Option<Finding> {
             "epoll wakes waiting workers always in one order: the same worker is the next one again and again",
         )
         .shown(evidence)
-        .then(case.one_queue().unwrap_or_else(|| advice::own_sockets(&case.name, &case.address)))
+        .then(case.one_queue().unwrap_or_else(|| case.own_sockets()))
     })
 }
 
@@ -725,7 +743,7 @@ fn group_of_one(case: &Case<'_>) -> Option<Finding> {
         )
         .shown(format!("1 socket, {} workers", case.rows.len()))
         .shown(evidence)
-        .then(advice::own_sockets(&case.name, &case.address)),
+        .then(case.own_sockets()),
     )
 }
 

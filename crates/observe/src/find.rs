@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use wakeone_kernel::proc::stat;
 use wakeone_kernel::proc::waits::Processes;
 use wakeone_kernel::socket::diag::{self, Entry, Which};
+use wakeone_kernel::socket::unix_diag::{self, Bound, Kind};
+use wakeone_model::address::{Address, UnixName};
 use wakeone_model::listener::{Listener, Protocol, Socket};
 
 use crate::{Error, Target};
@@ -20,17 +22,19 @@ pub struct Found {
     pub hidden: usize,
 }
 
-/// All listening sockets of this network namespace, grouped by address.
+fn unanswered(source: std::io::Error) -> Error {
+    Error::Kernel {
+        what: "asking the kernel for its listening sockets",
+        source,
+    }
+}
+
+/// All listening sockets of IP in this network namespace, grouped by address.
 ///
 /// # Errors
 /// The sock_diag query fails.
-pub fn listeners() -> Result<Vec<Listener>, Error> {
-    let ask = |protocol| {
-        diag::sockets(protocol, Which::Listening, 0).map_err(|source| Error::Kernel {
-            what: "asking the kernel for its listening sockets",
-            source,
-        })
-    };
+fn listeners() -> Result<Vec<Listener>, Error> {
+    let ask = |protocol| diag::sockets(protocol, Which::Listening, 0).map_err(unanswered);
     // An MPTCP listener shows as TCP too, with the same inode.
     let multipath: HashSet<u64> = ask(Protocol::Mptcp)?
         .iter()
@@ -55,7 +59,7 @@ fn group(entries: Vec<Entry>) -> Vec<Listener> {
     let listener = |((protocol, address, interface), mut sockets): (_, Vec<Socket>)| {
         sockets.sort_by_key(|s| s.cookie);
         Listener {
-            address,
+            address: Address::Inet(address),
             interface,
             protocol,
             sockets,
@@ -64,23 +68,85 @@ fn group(entries: Vec<Entry>) -> Vec<Listener> {
     groups.into_iter().map(listener).collect()
 }
 
-/// The listeners of a target, with their processes.
+/// Each listening UNIX socket of this network namespace is a listener of its own. Two may have one name: the file of the
+/// first may have been removed.
+fn unix_listener(bound: Bound) -> Listener {
+    Listener {
+        address: Address::Unix(bound.name),
+        interface: 0,
+        protocol: Protocol::Unix,
+        sockets: vec![bound.socket],
+    }
+}
+
+/// The UNIX sockets that listen by a user's name: that of the file at a path, else those that were bound to this name.
+fn unix_listeners_at(name: UnixName) -> Result<Vec<Listener>, Error> {
+    let all = unix_diag::listening().map_err(unanswered)?;
+    let at = unix_diag::file_of(name);
+    let of_file = |one: &&Bound| matches!(at, Kind::Socket(file) if one.file == Some(file));
+    let mut found: Vec<&Bound> = all.iter().filter(of_file).collect();
+    if found.is_empty() && at != Kind::Other {
+        found = all.iter().filter(|one| one.name == name).collect();
+    }
+    if found.is_empty() {
+        return Err(Error::NotFound(why_not(name, at)?));
+    }
+    Ok(found.into_iter().cloned().map(unix_listener).collect())
+}
+
+/// Why nothing listens by a name.
+fn why_not(name: UnixName, at: Kind) -> Result<String, Error> {
+    let file = match at {
+        Kind::Socket(file) => Some(file),
+        Kind::Other => return Ok(format!("unix:{name} is no socket but another file")),
+        Kind::None => None,
+    };
+    if unix_diag::is_bound_otherwise(name, file).map_err(unanswered)? {
+        return Ok(format!(
+            "unix:{name} does not listen: it is a socket for datagrams, or its server has not called listen() yet"
+        ));
+    }
+    Ok(match at {
+        Kind::Socket(_) => format!(
+            "nobody listens on unix:{name}: the file is there, and its server has ended, or is in another network namespace (--netns looks into one)"
+        ),
+        _ => format!(
+            "nothing listens on unix:{name} in this network namespace; `ss -xl` shows the UNIX sockets that listen"
+        ),
+    })
+}
+
+/// The listeners that a target may mean.
+fn listeners_for(target: &Target) -> Result<Vec<Listener>, Error> {
+    match target {
+        Target::Address(Address::Unix(name)) => unix_listeners_at(*name),
+        Target::Pid(_) | Target::Name(_) => {
+            let unix = unix_diag::listening().map_err(unanswered)?;
+            let unix = unix.into_iter().map(unix_listener);
+            Ok(listeners()?.into_iter().chain(unix).collect())
+        }
+        // A machine has dozens of UNIX sockets whose servers have one worker.
+        _ => listeners(),
+    }
+}
+
+/// The listeners of a target, with their processes. [`Target::All`] means those of IP.
 ///
 /// # Errors
 /// [`Error::NotFound`], with advice, if there is none.
 pub fn find(target: &Target) -> Result<Vec<Found>, Error> {
     // A server that starts goes on opening sockets. The process that opened one of these has its descriptor by the time
     // that we read those.
-    let listeners = listeners()?;
-    let processes = Processes::read();
     let inner = target.parts().1;
+    let listeners = listeners_for(inner)?;
+    let processes = Processes::read();
     let wanted = processes_of(inner, &processes)?;
     let found: Vec<Found> = listeners
         .into_iter()
         .filter(|listener| target.is_of(listener.protocol))
         .filter(|listener| match inner {
-            Target::Port(port) => listener.address.port() == *port,
-            Target::Address(address) => listener.address == *address,
+            Target::Port(port) => listener.address.port() == Some(*port),
+            Target::Address(address @ Address::Inet(_)) => listener.address == *address,
             _ => true,
         })
         .map(|listener| {

@@ -1,8 +1,10 @@
 //! A target on the command line: a port, an address, a process, a name.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
 use std::str::FromStr;
 
+use wakeone_model::address::{Address, SCHEME, UnixName};
 use wakeone_model::listener::Protocol;
 
 /// The listeners to observe.
@@ -12,8 +14,8 @@ pub enum Target {
     All,
     /// Every address of a port: `:8080`.
     Port(u16),
-    /// One address: `127.0.0.1:8080`, `[::]:80`.
-    Address(SocketAddr),
+    /// One address: `127.0.0.1:8080`, `[::]:80`, `unix:/run/app.sock`, `unix:@name`.
+    Address(Address),
     /// The listeners of a process, or of a child of it, by its id.
     Pid(u32),
     /// The listeners of processes with this name, or of this systemd unit.
@@ -23,20 +25,45 @@ pub enum Target {
 }
 
 impl Target {
+    /// The one that means a listener.
+    pub fn at(protocol: Protocol, address: Address) -> Self {
+        match address {
+            Address::Unix(_) => Self::Address(address),
+            Address::Inet(_) => Self::By(protocol, Box::new(Self::Address(address))),
+        }
+    }
+
     /// The protocol that it is limited to, and the target without that.
     pub fn parts(&self) -> (Option<Protocol>, &Target) {
         match self {
             Target::By(protocol, target) => (Some(*protocol), target.parts().1),
+            Target::Address(Address::Unix(_)) => (Some(Protocol::Unix), self),
             other => (None, other),
         }
     }
 
     /// Whether the target includes listeners of this protocol. A user who writes TCP means MPTCP too.
     pub fn is_of(&self, protocol: Protocol) -> bool {
-        let udp = |protocol| protocol == Protocol::Udp;
+        let kind = |protocol| match protocol {
+            Protocol::Mptcp => Protocol::Tcp,
+            other => other,
+        };
         self.parts()
             .0
-            .is_none_or(|wanted| udp(wanted) == udp(protocol))
+            .is_none_or(|wanted| kind(wanted) == kind(protocol))
+    }
+
+    /// Whether it means this listener's address, as far as addresses tell.
+    pub fn is_at(&self, protocol: Protocol, address: Address) -> bool {
+        let (of, target) = self.parts();
+        match (target, address) {
+            (Target::Address(Address::Unix(name)), Address::Unix(bound)) => name.may_mean(&bound),
+            (Target::Port(port), _) => {
+                of.unwrap_or(Protocol::Tcp) == protocol && address.port() == Some(*port)
+            }
+            (Target::Address(at), _) => of.unwrap_or(Protocol::Tcp) == protocol && *at == address,
+            _ => true,
+        }
     }
 }
 
@@ -46,11 +73,17 @@ impl FromStr for Target {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(name) = text.strip_prefix(SCHEME) {
+            let name = absolute(name.parse()?)?;
+            return Ok(Target::Address(name.into()));
+        }
         for (scheme, protocol) in SCHEMES {
             if let Some(rest) = text.strip_prefix(scheme) {
                 let target: Target = rest.parse()?;
                 return match target {
-                    Target::By(..) => Err(format!("{text:?} is no target: it names two protocols")),
+                    one if one.parts().0.is_some() => {
+                        Err(format!("{text:?} is no target: it names two protocols"))
+                    }
                     one => Ok(Target::By(protocol, Box::new(one))),
                 };
             }
@@ -65,7 +98,7 @@ impl FromStr for Target {
             return Ok(Target::Pid(pid));
         }
         if let Ok(address) = text.parse::<SocketAddr>() {
-            return Ok(Target::Address(address));
+            return Ok(Target::Address(address.into()));
         }
         let named =
             !text.is_empty() && text.parse::<IpAddr>().is_err() && !text.contains(['/', ':']);
@@ -73,10 +106,20 @@ impl FromStr for Target {
             Ok(Target::Name(text.into()))
         } else {
             Err(format!(
-                "{text:?} is no target: write :PORT, ADDRESS:PORT ([::1]:PORT for IPv6), a process id, or the name of a process or unit"
+                "{text:?} is no target: write :PORT, ADDRESS:PORT ([::1]:PORT for IPv6), unix:/PATH, unix:@NAME, a process id, or the name of a process or unit"
             ))
         }
     }
+}
+
+/// Returns a user's name of a UNIX socket with an absolute path.
+fn absolute(name: UnixName) -> Result<UnixName, String> {
+    let Some(path) = name.path() else {
+        return Ok(name);
+    };
+    let path = std::path::absolute(path).map_err(|error| format!("{name}: {error}"))?;
+    UnixName::of_path(path.as_os_str().as_bytes())
+        .ok_or_else(|| format!("{} is too long for a UNIX socket", path.display()))
 }
 
 impl std::fmt::Display for Target {
@@ -108,6 +151,15 @@ mod tests {
         );
         let address = "[::1]:80".parse().expect("address");
         assert_eq!(parse("[::1]:80"), Ok(Target::Address(address)));
+        for unix in ["unix:/run/app.sock", "unix:@app"] {
+            let target = parse(unix).expect("a target");
+            assert_eq!(target.to_string(), unix);
+            assert!(target.is_of(Protocol::Unix) && !target.is_of(Protocol::Tcp));
+            assert!(target.is_at(Protocol::Unix, unix.parse().expect("address")));
+        }
+        let here = std::env::current_dir().expect("here").join("app.sock");
+        let relative = parse("unix:app.sock").expect("a target");
+        assert_eq!(relative.to_string(), format!("unix:{}", here.display()));
         let udp = Target::By(Protocol::Udp, Box::new(Target::Port(53)));
         assert_eq!(parse("udp://:53"), Ok(udp.clone()));
         assert_eq!(udp.to_string(), "udp://:53");
@@ -119,6 +171,8 @@ mod tests {
             "udp://",
             "udp://:0",
             "udp://tcp://:1",
+            "tcp://unix:@app",
+            "unix:",
             "http://:80",
             "",
             ":",

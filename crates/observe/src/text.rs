@@ -64,9 +64,8 @@ fn headline(watch: &Watch) -> String {
         watch.last.workers.values().map(|w| &*w.name).collect();
     let names: Vec<&str> = names.into_iter().collect();
     format!(
-        "{} {}  {}  {}  [{}]",
-        listener.protocol,
-        listener.address,
+        "{}  {}  {}  [{}]",
+        listener.title(),
         if names.is_empty() {
             "nobody that may be seen".into()
         } else {
@@ -96,8 +95,10 @@ fn totals(watch: &Watch) -> Vec<String> {
         connections_per_s,
         ..
     } = totals;
-    // The kernel does not count datagrams. Waiting and dropped data is in bytes, in the rows of the queues.
-    let mut parts = vec![if watch.last.listener.protocol == Protocol::Udp {
+    // The kernel counts neither datagrams nor connections of UNIX sockets. Waiting and dropped data is in the rows of the
+    // queues.
+    let uncounted = [Protocol::Udp, Protocol::Unix].contains(&watch.last.listener.protocol);
+    let mut parts = vec![if uncounted {
         format!("{seconds:.1} s")
     } else {
         format!(

@@ -1,6 +1,7 @@
 //! Watches one listener: quick looks at its queues and workers, and a full one at the beginning and at the end.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::io;
 use std::time::{Duration, Instant};
 
 use wakeone_bpf::probe::Probe;
@@ -11,8 +12,10 @@ use wakeone_kernel::proc::exits::Exits;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::waits::{self, Processes};
 use wakeone_kernel::schedule;
-use wakeone_kernel::socket::diag::{self, Which};
+use wakeone_kernel::socket::diag::{self, Accepted, Which};
+use wakeone_kernel::socket::unix_diag;
 use wakeone_model::accept::{self, AcceptModel};
+use wakeone_model::address::Address;
 use wakeone_model::listener::{Listener, Process, ProcessSnapshot, Protocol, Socket, Wait};
 use wakeone_model::snapshot::{
     SHORT_WAIT_US, Sampled, Snapshot, TraceLook, View, Watch, WorkerLook, WorkerTrace,
@@ -246,13 +249,9 @@ impl Watcher {
         if self.listener.protocol == Protocol::Udp {
             return Ok(HashSet::new());
         }
-        let open = diag::sockets_at(self.listener.protocol, Which::Open, self.listener.address)
-            .map_err(kernel("asking the kernel for the open connections"))?;
-        Ok(open
-            .iter()
-            .map(|e| e.socket.inode)
-            .filter(|i| *i > 0)
-            .collect())
+        diag::accepted_at(self.listener.protocol, self.listener.address)
+            .map(Accepted::all)
+            .map_err(kernel("asking the kernel for the open connections"))
     }
 
     /// Concludes the model, and the workers of each socket, from all snapshots.
@@ -345,23 +344,37 @@ impl Watcher {
         self.pids = found.around(inodes);
     }
 
-    /// Updates the sockets; notes those that were closed.
-    fn refresh(&mut self) -> Result<(), Error> {
+    /// The listener's sockets now.
+    fn sockets(&self) -> io::Result<Vec<Socket>> {
+        let address = match self.listener.address {
+            Address::Inet(address) => address,
+            // Another server may have bound the same name.
+            Address::Unix(_) => {
+                let is_ours = |socket: &Socket| self.listener.has(socket.inode);
+                let all = unix_diag::listening()?.into_iter();
+                return Ok(all.map(|one| one.socket).filter(is_ours).collect());
+            }
+        };
         let protocol = match self.listener.protocol {
             Protocol::Udp => Protocol::Udp,
             // An MPTCP listener's queue shows in TCP's dump.
             _ => Protocol::Tcp,
         };
-        let entries = diag::sockets_at(protocol, Which::Listening, self.listener.address)
-            .map_err(kernel("asking the kernel for the listening sockets"))?;
-        let mut sockets: Vec<Socket> = entries
-            .into_iter()
-            .filter(|e| e.local == self.listener.address && e.interface == self.listener.interface)
+        let entries = diag::sockets_at(protocol, Which::Listening, address)?.into_iter();
+        Ok(entries
+            .filter(|e| e.local == address && e.interface == self.listener.interface)
             .map(|e| Socket {
                 protocol: self.listener.protocol,
                 ..e.socket
             })
-            .collect();
+            .collect())
+    }
+
+    /// Updates the sockets; notes those that were closed.
+    fn refresh(&mut self) -> Result<(), Error> {
+        let mut sockets = self
+            .sockets()
+            .map_err(kernel("asking the kernel for the listening sockets"))?;
         sockets.sort_by_key(|s| s.cookie);
         for old in &self.listener.sockets {
             if !sockets.iter().any(|s| s.cookie == old.cookie) {
@@ -517,9 +530,11 @@ impl Watcher {
 
     /// How long the connections that wait now have waited.
     fn waiting(&mut self) -> Result<Option<Waits>, Error> {
-        if self.listener.protocol != Protocol::Tcp {
+        let (Protocol::Tcp, Address::Inet(address)) =
+            (self.listener.protocol, self.listener.address)
+        else {
             return Ok(None);
-        }
+        };
         if self
             .listener
             .sockets
@@ -529,7 +544,7 @@ impl Watcher {
             self.waiting = Waits::default();
         } else if self.waiting_due <= Instant::now() {
             let began = Instant::now();
-            let waits = diag::waits_at(self.listener.address)
+            let waits = diag::waits_at(address)
                 .map_err(kernel("asking the kernel for the connections that wait"))?;
             self.waiting = Waits::of(waits.into_iter().filter(|us| *us >= SHORT_WAIT_US));
             self.waiting_due = Instant::now() + began.elapsed() * WAITING_SHARE;
@@ -607,13 +622,19 @@ fn attach(listener: &Listener, tracing: bool, view: &mut View) -> Option<Probe> 
     if listener.protocol == Protocol::Udp {
         return None;
     }
+    let Some(port) = listener.address.port() else {
+        view.missing.push(
+            "the probes know TCP only: connections taken, wake-ups and waits in the queue of a UNIX socket are not known".into(),
+        );
+        return None;
+    };
     if !tracing {
         view.missing.push(
             "tracing was not asked for: connections taken, wake-ups and waits in the queue are not known".into(),
         );
         return None;
     }
-    match Probe::attach(listener.address.port()) {
+    match Probe::attach(port) {
         Ok(probe) => {
             view.tracing = true;
             view.missing.extend_from_slice(probe.missing());

@@ -169,9 +169,12 @@ impl Beside for Splitting {
             self.splitter.follow();
             self.followed = Instant::now();
         }
-        match self.splitter.drain_step() {
-            true => DRAIN_EVERY,
-            false => FOLLOW_EVERY.saturating_sub(self.followed.elapsed()),
+        if self.splitter.drain_step() {
+            DRAIN_EVERY
+        } else if self.splitter.is_idle() {
+            Duration::MAX
+        } else {
+            FOLLOW_EVERY.saturating_sub(self.followed.elapsed())
         }
     }
 

@@ -18,7 +18,7 @@ use wakeone::steered::{Origin, SteeredGroup};
 use wakeone_control::paths::Paths;
 use wakeone_control::privileges::FOR_LOADING;
 use wakeone_control::state;
-use wakeone_control::state::Endpoint;
+use wakeone_control::state::{Endpoint, ListenAt};
 use wakeone_control::steer::SteerEvent;
 use wakeone_kernel::socket::inode_of;
 use wakeone_steering::agent::AgentConfig;
@@ -103,7 +103,7 @@ impl QueueGroup {
 
     /// Its name.
     pub fn name(&self) -> String {
-        name_of(Protocol::Udp, self.address)
+        name_of(Protocol::Udp, self.address.into())
     }
 
     /// Whether this is the shared socket, or one of its queues.
@@ -147,11 +147,11 @@ impl QueueGroup {
     /// The folder cannot be had.
     pub fn take(&self, paths: &Paths) -> Result<SteeredGroup, Reason> {
         let origin = Origin {
-            listen: Endpoint {
+            listen: ListenAt::Inet(Endpoint {
                 address: self.address,
                 dual_stack: self.dual_stack,
                 udp: true,
-            },
+            }),
             command: vec![state::SPLIT.into()],
             attached: true,
         };

@@ -86,6 +86,11 @@ impl Splitter {
         }
     }
 
+    /// Whether there is nothing to do until somebody asks.
+    pub fn is_idle(&self) -> bool {
+        self.readers.is_empty() && !self.check
+    }
+
     /// Logs how the server ended, and how many queues it was given.
     pub fn tell_end(&self, code: u8) {
         let queues = match self.given {

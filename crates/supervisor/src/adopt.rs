@@ -160,7 +160,8 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Adop
         .map(|found| found.process.pid().to_string())
         .collect();
     let (name, pids) = (state.name.clone(), pids.join(" "));
-    if !same_places(wanted.endpoints, &state.listen) {
+    let endpoints = state.endpoints();
+    if !same_places(wanted.endpoints, &endpoints) {
         let old: Vec<String> = state.listen.iter().map(ToString::to_string).collect();
         return Err(AdoptError::Elsewhere {
             name,
@@ -169,7 +170,7 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Adop
         });
     }
     let lookup = state.reserved.iter().any(Option::is_some);
-    if lookup != (wanted.lookup && state.listen.iter().any(|at| !at.udp)) {
+    if lookup != (wanted.lookup && endpoints.iter().any(|at| !at.udp)) {
         let how = if lookup {
             "with --lookup"
         } else {
@@ -204,7 +205,7 @@ pub fn adopt(state: &State, wanted: &Wanted<'_>) -> Result<Option<Sockets>, Adop
         slots.push(adopt_slot(found, current, &places, backlog, wanted)?);
     }
     Ok(Some(Sockets {
-        endpoints: state.listen.clone(),
+        endpoints,
         reserved,
         slots,
         queue,
@@ -304,20 +305,25 @@ fn places(
     nonblocking: bool,
     backlog: i32,
 ) -> Result<Vec<Place>, AdoptError> {
-    let place = |(at, public): (usize, &Endpoint)| {
+    let place = |(at, public): (usize, Endpoint)| {
         let reserved = state.reserved.get(at).and_then(Option::as_ref);
-        let mut place = Place::own(*public, reserved);
+        let mut place = Place::own(public, reserved);
         if state.one_queue && !public.udp {
             let listener = match held_by_any(living, at) {
                 Some(listener) => listener,
-                None => listen::bind_shared(*public, nonblocking)?,
+                None => listen::bind_shared(public, nonblocking)?,
             };
-            listen::listen(*public, &listener, backlog)?;
+            listen::listen(public, &listener, backlog)?;
             place.shared = Some(listener);
         }
         Ok(place)
     };
-    state.listen.iter().enumerate().map(place).collect()
+    state
+        .endpoints()
+        .into_iter()
+        .enumerate()
+        .map(place)
+        .collect()
 }
 
 /// Takes the listener at one address from any of the workers that share it; `None`: all have closed it.
@@ -333,16 +339,16 @@ fn take_reserved(
     living: &[Option<Living>],
 ) -> Result<Vec<Option<Reserved>>, ListenError> {
     let workers: Vec<&Process> = living.iter().flatten().map(|one| &one.process).collect();
-    let take = |(known, public): (&Option<state::Reserved>, &Endpoint)| {
+    let take = |(known, public): (&Option<state::Reserved>, Endpoint)| {
         let known = known.as_ref();
         known
-            .map(|known| Reserved::take_over(*public, known, &workers))
+            .map(|known| Reserved::take_over(public, known, &workers))
             .transpose()
     };
     let mut taken: Vec<_> = state
         .reserved
         .iter()
-        .zip(&state.listen)
+        .zip(state.endpoints())
         .map(take)
         .collect::<Result<_, _>>()?;
     taken.resize_with(state.listen.len(), || None);

@@ -260,7 +260,7 @@ impl Supervisor {
             name: self.dir.name().to_owned(),
             boot: state::boot_id(),
             supervisor,
-            listen: self.endpoints.clone(),
+            listen: self.endpoints.iter().copied().map(Into::into).collect(),
             backlog: self.backlog,
             task: self.task.clone(),
             slots: self.slots.iter().map(|slot| slot.state()).collect(),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use wakeone_model::accept::{AcceptModel, Confidence, Means, Shape};
+use wakeone_model::address::Address;
 use wakeone_model::listener::{Listener, Protocol, Socket};
 use wakeone_model::snapshot::{
     HostLook, Sampled, Snapshot, TraceLook, View, Watch, WorkerLook, WorkerTrace,
@@ -165,7 +166,10 @@ pub fn untraced() -> Frame {
 
 /// The same on another port.
 pub fn at(mut frame: Frame, port: u16) -> Frame {
-    frame.watch.first.listener.address.set_port(port);
-    frame.watch.last.listener.address.set_port(port);
+    for snapshot in [&mut frame.watch.first, &mut frame.watch.last] {
+        if let Address::Inet(address) = &mut snapshot.listener.address {
+            address.set_port(port);
+        }
+    }
     frame
 }

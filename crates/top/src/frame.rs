@@ -1,8 +1,7 @@
 //! One refresh of one listener: the watch of it, and how it is steered.
 
-use std::net::SocketAddr;
-
 use serde::{Deserialize, Serialize};
+use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 use wakeone_model::snapshot::Watch;
 
@@ -59,7 +58,7 @@ pub struct Frame {
 }
 
 /// The identity of a listener across refreshes.
-pub type Place = (Protocol, SocketAddr, u32);
+pub type Place = (Protocol, Address, u32);
 
 impl Frame {
     /// The listener that it is of.

@@ -2,6 +2,7 @@
 
 use wakeone_model::accept::Confidence;
 use wakeone_model::layout::{self, Cell, Style, Tone, connections, count, pack, paint, wrap};
+use wakeone_model::listener::Protocol;
 use wakeone_model::snapshot::Watch;
 use wakeone_model::verdict::time;
 
@@ -20,8 +21,7 @@ pub fn headline(watch: &Watch) -> String {
         (_, Confidence::Likely) => format!("{}, likely", watch.model.name()),
         (_, Confidence::Possible) => format!("{}, possibly", watch.model.name()),
     };
-    let address = format!("{} {}", listener.protocol, listener.address);
-    let words = [address, printable(&names.join(", ")), model];
+    let words = [listener.title(), printable(&names.join(", ")), model];
     let words: Vec<String> = words.into_iter().filter(|w| !w.is_empty()).collect();
     words.join("  ")
 }
@@ -33,8 +33,10 @@ pub fn totals(watch: &Watch) -> Vec<String> {
     let active = rows
         .iter()
         .fold(0_u64, |sum, row| sum + u64::from(row.active));
-    let mut parts = vec![
-        format!(
+    let mut parts = Vec::new();
+    // The kernel does not count those of UNIX sockets.
+    if watch.last.listener.protocol != Protocol::Unix {
+        parts.push(format!(
             "{:.0} connections/s{}",
             totals.connections_per_s,
             if watch.traced_connections().is_some() {
@@ -42,10 +44,10 @@ pub fn totals(watch: &Watch) -> Vec<String> {
             } else {
                 " in the namespace"
             }
-        ),
-        format!("{active} open"),
-        format!("{:.0}% cpu", totals.cpu * 100.0),
-    ];
+        ));
+    }
+    parts.push(format!("{active} open"));
+    parts.push(format!("{:.0}% cpu", totals.cpu * 100.0));
     if let Some(p99) = totals.wait_us_p99 {
         parts.push(format!("wait p99 {}", time(p99)));
     }

@@ -25,9 +25,8 @@ use wakeone_control::named;
 use wakeone_control::paths::{DATAGRAM_SUFFIX, Paths};
 use wakeone_control::policy::Policy;
 use wakeone_control::repair::repair;
-use wakeone_control::state::Endpoint;
 use wakeone_control::state::Identity;
-use wakeone_control::state::{self, GroupDir, State, StateError};
+use wakeone_control::state::{self, GroupDir, ListenAt, State, StateError};
 use wakeone_control::status;
 use wakeone_steering::dispatcher::sweep_halves;
 
@@ -175,7 +174,10 @@ pub fn detach(paths: &Paths, name: &str) -> Result<Report, Error> {
 /// Returns the names of a group's pins: sockets of UDP beside those of TCP have a program of their own.
 fn parts(name: &str, state: Option<&State>) -> Vec<String> {
     let mut parts = vec![name.to_owned()];
-    let has = |udp| state.is_some_and(|state| state.listen.iter().any(|one| one.udp == udp));
+    let has = |udp| {
+        let is = |one: &ListenAt| (one.protocol() == Protocol::Udp) == udp;
+        state.is_some_and(|state| state.listen.iter().any(is))
+    };
     if has(true) && has(false) {
         parts.push(format!("{name}{DATAGRAM_SUFFIX}"));
     }
@@ -291,9 +293,10 @@ impl Programs {
 
 /// Detaches the program from the listeners that living workers hold.
 fn release(state: &State, programs: &mut Programs, report: &mut Report) {
-    let foreign = |at: &Endpoint| {
-        let protocol = if at.udp { Protocol::Udp } else { Protocol::Tcp };
-        programs.are_foreign(protocol, at.address)
+    // No program is attached to a UNIX socket, and none is taken off.
+    let foreign = |at: &ListenAt| {
+        let endpoint = at.endpoint();
+        endpoint.is_none_or(|at| programs.are_foreign(at.protocol(), at.address))
     };
     let foreign: Vec<bool> = state.listen.iter().map(foreign).collect();
     let mut done = vec![false; state.listen.len()];

@@ -86,7 +86,7 @@ pub trait Beside {
 
     /// Does what is due. Returns how long it can be left alone if nobody asks.
     fn attend(&mut self) -> Duration {
-        FOLLOW_EVERY
+        Duration::MAX
     }
 
     /// Whether it looks after the server's UDP sockets, so that those are not steered here.
@@ -138,15 +138,17 @@ pub fn run_beside(
     if let Some(monitor) = monitor {
         manager.serve(monitor, options.metrics_tracing);
     }
-    let has_datagrams = beside.has_datagrams();
-    let wanted = options.config.iter().map(|config| Wanted {
-        target: if has_datagrams {
-            listeners()
-        } else {
-            server_of_ours()
-        },
-        config: config.clone(),
-        owners: Vec::new(),
+    let targets = match beside.has_datagrams() {
+        true => listeners(),
+        false => vec![server_of_ours()],
+    };
+    let wanted = options.config.iter().flat_map(|config| {
+        let wanted = |target: &Target| Wanted {
+            target: target.clone(),
+            config: config.clone(),
+            owners: Vec::new(),
+        };
+        targets.iter().map(wanted)
     });
     manager.want(wanted.collect());
     let code = serve(
@@ -166,17 +168,20 @@ fn server_of_ours() -> Target {
     Target::Pid(std::process::id())
 }
 
-/// Its TCP listeners.
-fn listeners() -> Target {
-    Target::By(Protocol::Tcp, Box::new(server_of_ours()))
+/// Its listeners, without its UDP sockets.
+fn listeners() -> Vec<Target> {
+    let of = |protocol| Target::By(protocol, Box::new(server_of_ours()));
+    [Protocol::Tcp, Protocol::Unix].map(of).into()
 }
 
-/// How each TCP listener that the server has opened would be steered, a sentence each.
+/// How each listener that the server has opened would be steered, a sentence each.
 ///
 /// An error is the reason why it would be left as it is, as things are now: its workers may not wait yet.
 pub fn ways() -> Vec<Result<String, String>> {
-    let found = below_us(find(&listeners()).unwrap_or_default());
-    found.iter().map(way).collect()
+    let found = listeners()
+        .into_iter()
+        .flat_map(|target| find(&target).unwrap_or_default());
+    below_us(found.collect()).iter().map(way).collect()
 }
 
 fn way(found: &Found) -> Result<String, String> {
@@ -209,13 +214,15 @@ fn serve(
 ) -> io::Result<u8> {
     let (mut looked, mut followed) = (Instant::now(), Instant::now());
     loop {
-        let patience = beside.attend().min(FOLLOW_EVERY);
+        let patience = beside.attend();
+        let pause = manager.pause(FOLLOW_EVERY);
+        let left = pause.saturating_sub(followed.elapsed()).min(patience);
         let asked = beside.descriptors().into_iter().chain([signals.as_fd()]);
-        let noticed = manager.wait(patience, asked);
+        let noticed = manager.wait(left, asked);
         for signal in signals.pending() {
             server.signal(signal);
         }
-        if noticed || followed.elapsed() >= FOLLOW_EVERY {
+        if noticed || followed.elapsed() >= pause {
             manager.follow().iter().for_each(&mut *log);
             followed = Instant::now();
         }

@@ -5,7 +5,6 @@
 //! so its slots are those of its workers: see [`crate::group`].)
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -13,6 +12,7 @@ use std::time::Instant;
 use wakeone_bpf as bpf;
 use wakeone_bpf::table::flag;
 use wakeone_kernel::capability;
+use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 
 use crate::metrics::Source;
@@ -20,9 +20,8 @@ use wakeone_control::move_log::MoveLog;
 use wakeone_control::orphans::OrphanLog;
 use wakeone_control::paths::Paths;
 use wakeone_control::privileges::FOR_THE_END;
-use wakeone_control::state::Endpoint;
 use wakeone_control::state::Identity;
-use wakeone_control::state::{self, GroupDir, State, StateError, Task};
+use wakeone_control::state::{self, GroupDir, ListenAt, State, StateError, Task};
 use wakeone_control::steer::{Steer, SteerEvent};
 use wakeone_steering::agent::{Agent, AgentConfig};
 use wakeone_steering::dispatcher::Dispatcher;
@@ -32,7 +31,7 @@ use wakeone_steering::slot_sockets::RemoteFd;
 #[derive(Debug)]
 pub struct Origin {
     /// The address of its sockets.
-    pub listen: Endpoint,
+    pub listen: ListenAt,
     /// The command that made it: see [`Task::command`].
     pub command: Vec<String>,
     /// Whether its sockets are another program's, and go on without us.
@@ -41,13 +40,9 @@ pub struct Origin {
 
 impl Origin {
     /// That of a server that makes its sockets itself. `command`: the one that we started it by, else empty.
-    pub fn of_server(protocol: Protocol, address: SocketAddr, command: &[String]) -> Self {
+    pub fn of_server(protocol: Protocol, address: Address, command: &[String]) -> Self {
         Self {
-            listen: Endpoint {
-                address,
-                dual_stack: false,
-                udp: protocol == Protocol::Udp,
-            },
+            listen: ListenAt::of(protocol, address),
             command: command.to_vec(),
             attached: true,
         }
@@ -455,7 +450,7 @@ impl SteeredGroup {
             source = source.with_rescuer(agent.rescuer());
         }
         if traced {
-            source = source.traced(std::iter::once(self.origin.listen.address));
+            source = source.traced(std::iter::once(self.origin.listen.address()));
         }
         source
     }

@@ -279,7 +279,7 @@ impl Steered {
         let name = name_of(endpoint);
         let paths = Paths::of(&options.runtime_dir);
         let origin = Origin {
-            listen: endpoint,
+            listen: endpoint.into(),
             command: std::env::args().collect(),
             attached: false,
         };
@@ -337,7 +337,7 @@ impl Drop for Steered {
 
 /// Returns the group's name. Several programs may have groups, one after the other, on one address.
 fn name_of(endpoint: Endpoint) -> String {
-    format!("udp-{}", plain_name(endpoint.address))
+    format!("udp-{}", plain_name(endpoint.address.into()))
 }
 
 /// A socket of a group.

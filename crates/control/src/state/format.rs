@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::stat::Stat;
+use wakeone_model::address::{Address, UnixName};
 use wakeone_model::listener::Protocol;
 
 use crate::account::Account;
@@ -34,7 +35,7 @@ pub struct State {
     /// The process that wrote it.
     pub supervisor: Identity,
     /// The addresses where it listens, in the order of the workers' descriptors.
-    pub listen: Vec<Endpoint>,
+    pub listen: Vec<ListenAt>,
     /// The listeners' backlog.
     pub backlog: i32,
     /// The command of its workers, and its account.
@@ -136,6 +137,72 @@ impl Identity {
     }
 }
 
+/// An address of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+pub enum ListenAt {
+    /// IP.
+    Inet(Endpoint),
+    /// A UNIX socket, of a server that is attached to.
+    Unix {
+        /// Its name.
+        address: UnixName,
+    },
+}
+
+impl ListenAt {
+    /// That of a listener.
+    pub fn of(protocol: Protocol, address: Address) -> Self {
+        match address {
+            Address::Unix(address) => Self::Unix { address },
+            Address::Inet(address) => Self::Inet(Endpoint {
+                address,
+                dual_stack: false,
+                udp: protocol == Protocol::Udp,
+            }),
+        }
+    }
+
+    /// Returns the address.
+    pub fn address(&self) -> Address {
+        match self {
+            Self::Inet(endpoint) => endpoint.address.into(),
+            Self::Unix { address } => (*address).into(),
+        }
+    }
+
+    /// Returns that of IP.
+    pub fn endpoint(&self) -> Option<Endpoint> {
+        match self {
+            Self::Inet(endpoint) => Some(*endpoint),
+            Self::Unix { .. } => None,
+        }
+    }
+
+    /// Returns the protocol of its sockets.
+    pub fn protocol(&self) -> Protocol {
+        match self {
+            Self::Inet(endpoint) => endpoint.protocol(),
+            Self::Unix { .. } => Protocol::Unix,
+        }
+    }
+}
+
+impl From<Endpoint> for ListenAt {
+    fn from(endpoint: Endpoint) -> Self {
+        Self::Inet(endpoint)
+    }
+}
+
+impl fmt::Display for ListenAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inet(endpoint) => endpoint.fmt(f),
+            Self::Unix { .. } => self.address().fmt(f),
+        }
+    }
+}
+
 /// Where listeners are bound: an address, and whether an IPv6 wildcard takes IPv4 too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -186,6 +253,11 @@ impl State {
                 .is_some_and(|first| first == SPLIT)
     }
 
+    /// Returns its addresses of IP.
+    pub fn endpoints(&self) -> Vec<Endpoint> {
+        self.listen.iter().filter_map(ListenAt::endpoint).collect()
+    }
+
     /// Encodes the state as JSON.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).unwrap_or_default()
@@ -219,10 +291,12 @@ impl State {
                 "its number of addresses is impossible",
             ),
             (
-                self.listen
-                    .iter()
-                    .all(|endpoint| endpoint.address.port() != 0),
+                self.listen.iter().all(|at| at.address().port() != Some(0)),
                 "an address has no port",
+            ),
+            (
+                self.attached || self.listen.iter().all(|at| at.endpoint().is_some()),
+                "a UNIX socket is not of a server that is attached to",
             ),
             (
                 (1..=MOST_SLOTS).contains(&self.slots.len()),

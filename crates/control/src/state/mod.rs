@@ -11,6 +11,6 @@ mod tests;
 
 pub use dir::{GroupDir, SOCKET, StateError, boot_id, default_runtime_dir, load, names};
 pub use format::{
-    Beside, Endpoint, Identity, MOST_ADDRESSES, MOST_SLOTS, Reserved, SCHEMA, SPLIT, SlotRecord,
-    State, Task, is_name,
+    Beside, Endpoint, Identity, ListenAt, MOST_ADDRESSES, MOST_SLOTS, Reserved, SCHEMA, SPLIT,
+    SlotRecord, State, Task, is_name,
 };

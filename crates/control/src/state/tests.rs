@@ -1,8 +1,13 @@
 use std::os::unix::fs::MetadataExt;
 
 use super::*;
-use crate::state::Endpoint;
-use crate::state::Identity;
+use crate::state::{Identity, ListenAt};
+use wakeone_model::listener::Protocol;
+
+fn at(port: u16) -> ListenAt {
+    let address: std::net::SocketAddr = ([127, 0, 0, 1], port).into();
+    ListenAt::of(Protocol::Tcp, address.into())
+}
 
 fn sample() -> State {
     let slot = |pid: u32, inode| SlotRecord {
@@ -20,11 +25,7 @@ fn sample() -> State {
         name: "web".to_owned(),
         boot: "b".to_owned(),
         supervisor: Identity { pid: 5, started: 8 },
-        listen: vec![Endpoint {
-            address: ([127, 0, 0, 1], 80).into(),
-            dual_stack: false,
-            udp: false,
-        }],
+        listen: vec![at(80)],
         backlog: 128,
         task: Task {
             command: vec!["server".to_owned(), "{fd}".to_owned()],
@@ -51,6 +52,15 @@ fn sample() -> State {
 fn what_is_written_is_read() {
     let state = sample();
     assert_eq!(State::decode(&state.encode(), "web"), Ok(state));
+    let unix = State {
+        attached: true,
+        listen: vec![ListenAt::of(
+            Protocol::Unix,
+            "unix:/run/app.sock".parse().expect("address"),
+        )],
+        ..sample()
+    };
+    assert_eq!(State::decode(&unix.encode(), "web"), Ok(unix));
 }
 
 #[test]
@@ -70,7 +80,10 @@ fn each_flaw_is_seen() {
         ("version", |state| state.schema = 2),
         ("another group", |state| state.name = "other".to_owned()),
         ("addresses", |state| state.listen.clear()),
-        ("no port", |state| state.listen[0].address.set_port(0)),
+        ("no port", |state| state.listen[0] = at(0)),
+        ("UNIX", |state| {
+            state.listen[0] = ListenAt::of(Protocol::Unix, "unix:@app".parse().expect("address"));
+        }),
         ("slots is impossible", |state| state.slots.clear()),
         ("slots is impossible", |state| {
             state.slots = (0..257)

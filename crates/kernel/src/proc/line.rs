@@ -53,6 +53,13 @@ pub(crate) fn users(status: &[u8]) -> Option<[u32; 4]> {
     Some([next()?, next()?, next()?, next()?])
 }
 
+/// The permitted capabilities of a process by /proc/PID/status, a bit for each.
+pub(crate) fn permitted(status: &[u8]) -> Option<u64> {
+    let mut lines = status.split(|byte| *byte == b'\n');
+    let set = lines.find_map(|line| line.strip_prefix(b"CapPrm:"))?;
+    u64::from_str_radix(std::str::from_utf8(set).ok()?.trim(), 16).ok()
+}
+
 /// Bytes as text.
 pub(crate) fn as_text(bytes: Vec<u8>) -> String {
     match String::from_utf8(bytes) {

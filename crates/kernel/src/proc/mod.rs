@@ -7,5 +7,6 @@ pub(crate) mod line;
 pub mod netstat;
 pub mod process;
 pub(crate) mod reader;
+pub mod refusal;
 pub mod stat;
 pub mod waits;

@@ -3,21 +3,23 @@
 //! One dump of the listeners costs some 30 µs, against milliseconds for /proc/net/tcp; nothing is duplicated and no
 //! privilege is needed. MPTCP listeners show only when asked for by a request attribute.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
 
 use netlink_packet_core::Nla as _;
-use netlink_packet_core::{
-    NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
-};
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use netlink_packet_sock_diag::SockDiagMessage;
 use netlink_packet_sock_diag::inet::nlas::Nla;
 use netlink_packet_sock_diag::inet::{
     ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags,
 };
-use netlink_sys::{Socket as Netlink, SocketAddr as NetlinkAddress, protocols::NETLINK_SOCK_DIAG};
 use nix::libc;
+use wakeone_model::address::Address;
 use wakeone_model::listener::{Protocol, Socket};
+
+use super::netlink::{connected, encoded, receive};
+use super::unix_diag;
 
 /// The sockets to dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +53,13 @@ pub struct Entry {
     pub cgroup: Option<u64>,
 }
 
+impl Entry {
+    /// Whether it is a connection that neither side has closed.
+    pub fn is_established(&self) -> bool {
+        self.state == STATE_ESTABLISHED
+    }
+}
+
 const FAMILIES: [u8; 2] = [libc::AF_INET as u8, libc::AF_INET6 as u8];
 
 /// Returns all sockets of a protocol in this thread's network namespace; `port` (0 for all) is their local port.
@@ -75,6 +84,50 @@ pub fn sockets_at(
     dump(&[family], protocol, which, listener.port())
 }
 
+/// The connections that came in by a listener's address and were accepted, by their inodes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Accepted {
+    /// Those whose clients may still send a request.
+    pub lasting: HashSet<u64>,
+    /// Those that a side has closed. Of UNIX sockets that is not known, and all count as lasting.
+    pub ended: HashSet<u64>,
+}
+
+impl Accepted {
+    /// All of them.
+    pub fn all(mut self) -> HashSet<u64> {
+        self.lasting.extend(self.ended);
+        self.lasting
+    }
+}
+
+/// Returns the connections that came in by a listener's address, and were accepted.
+///
+/// # Errors
+/// As [`sockets`].
+pub fn accepted_at(protocol: Protocol, listener: Address) -> io::Result<Accepted> {
+    let mut found = Accepted::default();
+    let listener = match listener {
+        Address::Inet(listener) => listener,
+        Address::Unix(name) => {
+            found.lasting = unix_diag::accepted_at(name)?;
+            return Ok(found);
+        }
+    };
+    let any = listener.ip().is_unspecified();
+    for one in sockets_at(protocol, Which::Open, listener)? {
+        if one.socket.inode == 0 || !any && one.local.ip() != listener.ip() {
+            continue;
+        }
+        let which = match one.is_established() {
+            true => &mut found.lasting,
+            false => &mut found.ended,
+        };
+        which.insert(one.socket.inode);
+    }
+    Ok(found)
+}
+
 /// Returns how long the waiting connections of a listener's address have waited for accept(), in µs, as exact as the
 /// kernel's tick. Which of several listeners there they wait for is not known.
 ///
@@ -92,84 +145,35 @@ pub fn waits_at(listener: SocketAddr) -> io::Result<Vec<u64>> {
         .collect())
 }
 
-/// Asks for the accept queue of one listener, again and again: some 3 µs each time, against 30 for a dump of all.
-pub struct QueueLook {
-    netlink: Netlink,
-    request: Vec<u8>,
-    protocol: Protocol,
-}
-
-impl std::fmt::Debug for QueueLook {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("QueueLook").finish_non_exhaustive()
-    }
-}
-
-impl QueueLook {
-    /// Returns one for a listener of TCP.
-    ///
-    /// # Errors
-    /// The error of the netlink socket.
-    pub fn at(listener: SocketAddr, interface: u32, cookie: u64) -> io::Result<Self> {
-        let mut id = match listener {
-            SocketAddr::V4(_) => SocketId::new_v4(),
-            SocketAddr::V6(_) => SocketId::new_v6(),
-        };
-        id.source_address = listener.ip();
-        id.source_port = listener.port();
-        id.interface_id = interface;
-        id.cookie = cookie.to_ne_bytes();
-        let family = FAMILIES[usize::from(listener.is_ipv6())];
-        let protocol = Protocol::Tcp;
-        let flags = NLM_F_REQUEST;
-        let states = states(protocol, Which::Listening);
-        Ok(Self {
-            netlink: connected()?,
-            request: message(flags, family, protocol, ExtensionFlags::empty(), states, id),
-            protocol,
-        })
-    }
-
-    /// Returns how many connections wait, and how many may; `None` if the listener is gone.
-    ///
-    /// # Errors
-    /// The error of the netlink socket.
-    pub fn look(&self) -> io::Result<Option<(u32, u32)>> {
-        self.netlink.send(&self.request, 0)?;
-        let mut buffer = Vec::with_capacity(4096);
-        self.netlink.recv(&mut buffer, 0)?;
-        let answer = NetlinkMessage::<SockDiagMessage>::deserialize(&buffer)
-            .map_err(|error| io::Error::other(format!("sock_diag: {error}")))?;
-        match answer.payload {
-            NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
-                let socket = entry(self.protocol, &response).socket;
-                Ok(Some((socket.queued, socket.queue_limit)))
-            }
-            NetlinkPayload::Error(error) => match error.to_io().raw_os_error() {
-                Some(libc::ENOENT | libc::ESTALE) => Ok(None),
-                _ => Err(error.to_io()),
-            },
-            _ => Ok(None),
-        }
-    }
+/// The request for one listener.
+pub(super) fn exact(listener: SocketAddr, interface: u32, cookie: u64) -> Vec<u8> {
+    let mut id = match listener {
+        SocketAddr::V4(_) => SocketId::new_v4(),
+        SocketAddr::V6(_) => SocketId::new_v6(),
+    };
+    id.source_address = listener.ip();
+    id.source_port = listener.port();
+    id.interface_id = interface;
+    id.cookie = cookie.to_ne_bytes();
+    let family = FAMILIES[usize::from(listener.is_ipv6())];
+    let states = states(Protocol::Tcp, Which::Listening);
+    let extensions = ExtensionFlags::empty();
+    message(NLM_F_REQUEST, family, Protocol::Tcp, extensions, states, id)
 }
 
 /// include/net/tcp_states.h
+const STATE_ESTABLISHED: u8 = 1;
 const STATE_SYN_RECV: u8 = 3;
-
-fn connected() -> io::Result<Netlink> {
-    let mut netlink = Netlink::new(NETLINK_SOCK_DIAG)?;
-    netlink.bind_auto()?;
-    netlink.connect(&NetlinkAddress::new(0, 0))?;
-    Ok(netlink)
-}
 
 fn dump(families: &[u8], protocol: Protocol, which: Which, port: u16) -> io::Result<Vec<Entry>> {
     let netlink = connected()?;
     let mut found = Vec::new();
     for family in families {
         netlink.send(&request(*family, protocol, which, port), 0)?;
-        receive(&netlink, &mut |response| {
+        receive(&netlink, &mut |message| {
+            let SockDiagMessage::InetResponse(response) = message else {
+                return;
+            };
             let entry = entry(protocol, &response);
             // The kernel filters by port for TCP and by the whole id for UDP: not all versions alike.
             let wanted = port == 0 || entry.local.port() == port;
@@ -183,7 +187,7 @@ fn dump(families: &[u8], protocol: Protocol, which: Which, port: u16) -> io::Res
 
 fn states(protocol: Protocol, which: Which) -> StateFlags {
     match (which, protocol) {
-        (Which::Listening, Protocol::Tcp | Protocol::Mptcp) => StateFlags::LISTEN,
+        (Which::Listening, Protocol::Tcp | Protocol::Mptcp | Protocol::Unix) => StateFlags::LISTEN,
         // An unconnected UDP socket is in TCP_CLOSE.
         (Which::Listening, Protocol::Udp) => StateFlags::CLOSE,
         (Which::Waiting, _) => {
@@ -230,24 +234,17 @@ fn message(
         Protocol::Tcp => libc::IPPROTO_TCP,
         Protocol::Mptcp => libc::IPPROTO_MPTCP,
         Protocol::Udp => libc::IPPROTO_UDP,
+        // Those are asked for by another request.
+        Protocol::Unix => 0,
     };
-    let mut header = NetlinkHeader::default();
-    header.flags = flags;
-    header.sequence_number = 1;
-    let mut message = NetlinkMessage::new(
-        header,
-        SockDiagMessage::InetRequest(InetRequest {
-            family,
-            protocol: u8::try_from(number).unwrap_or(u8::MAX),
-            extensions,
-            states,
-            socket_id,
-        })
-        .into(),
-    );
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
+    let request = InetRequest {
+        family,
+        protocol: u8::try_from(number).unwrap_or(u8::MAX),
+        extensions,
+        states,
+        socket_id,
+    };
+    let mut bytes = encoded(flags, SockDiagMessage::InetRequest(request));
     if protocol == Protocol::Mptcp {
         // 262 does not fit the header's byte: an attribute says it, which the library has no word for.
         bytes.extend(8_u16.to_ne_bytes());
@@ -259,35 +256,6 @@ fn message(
     bytes
 }
 
-fn receive(netlink: &Netlink, found: &mut dyn FnMut(InetResponse)) -> io::Result<()> {
-    let invalid = |e: netlink_packet_core::DecodeError| io::Error::other(format!("sock_diag: {e}"));
-    loop {
-        let mut buffer = Vec::with_capacity(64 * 1024);
-        netlink.recv(&mut buffer, 0)?;
-        let mut rest = &buffer[..];
-        while !rest.is_empty() {
-            let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest).map_err(invalid)?;
-            match message.payload {
-                NetlinkPayload::Done(_) => return Ok(()),
-                // The protocol (or the family) is not built into this kernel: it has no sockets of it.
-                NetlinkPayload::Error(error) => {
-                    return match error.to_io().raw_os_error() {
-                        Some(libc::ENOENT | libc::EINVAL) => Ok(()),
-                        _ => Err(error.to_io()),
-                    };
-                }
-                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
-                    found(*response);
-                }
-                _ => {}
-            }
-            // Messages are aligned to 4; a last one need not be padded.
-            let length = (message.header.length as usize).next_multiple_of(4).max(16);
-            rest = rest.get(length..).unwrap_or_default();
-        }
-    }
-}
-
 /// That field of struct tcp_info (include/uapi/linux/tcp.h), whose first 104 bytes are the same since Linux 2.6.
 fn last_data_sent(info: &[u8]) -> Option<u32> {
     const AT: usize = 44;
@@ -295,7 +263,8 @@ fn last_data_sent(info: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
 
-fn entry(protocol: Protocol, response: &InetResponse) -> Entry {
+/// A socket of an answer.
+pub(super) fn entry(protocol: Protocol, response: &InetResponse) -> Entry {
     let (header, id) = (&response.header, &response.header.socket_id);
     let memory = response.nlas.iter().find_map(|nla| match nla {
         Nla::MemInfo(memory) => Some(memory),
@@ -339,6 +308,7 @@ fn entry(protocol: Protocol, response: &InetResponse) -> Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::socket::queue_look::QueueLook;
     use std::net::{TcpListener, TcpStream, UdpSocket};
 
     #[test]
@@ -361,10 +331,11 @@ mod tests {
                 seen.socket.inode,
                 rustix::fs::fstat(&listener).expect("stat").st_ino
             );
-            let look = QueueLook::at(local, 0, seen.socket.cookie).expect("netlink");
+            let (inode, cookie) = (seen.socket.inode, seen.socket.cookie);
+            let look = QueueLook::at(local.into(), 0, inode, cookie).expect("netlink");
             let limit = seen.socket.queue_limit;
             assert_eq!(look.look().expect("an answer"), Some((3, limit)));
-            let another = QueueLook::at(local, 0, seen.socket.cookie + 1).expect("netlink");
+            let another = QueueLook::at(local.into(), 0, inode, cookie + 1).expect("netlink");
             assert_eq!(another.look().expect("an answer"), None);
             let open = sockets_at(Protocol::Tcp, Which::Open, local).expect("dump");
             assert_eq!(open.iter().filter(|e| e.local == local).count(), 3);

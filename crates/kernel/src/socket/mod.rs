@@ -7,9 +7,12 @@ pub mod diag;
 pub mod entries;
 pub mod inherited;
 pub mod moving;
+mod netlink;
 pub mod private;
+pub mod queue_look;
 pub mod receive_queue;
 pub mod reopening;
+pub mod unix_diag;
 
 use std::io;
 use std::net::SocketAddr;

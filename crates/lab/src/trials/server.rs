@@ -10,6 +10,7 @@ use toml::{Table, Value};
 use crate::error::Error;
 use crate::launch::{self, Counted, Launch, Ready};
 use crate::under_test::{Restart, ServerUnderTest};
+use crate::user::User;
 use crate::ways::{Serving, Way};
 use crate::{apps, nginx, steered};
 
@@ -27,8 +28,14 @@ pub enum How {
     AttachRescue,
     /// `wakeone run`, a process for each worker.
     Run,
-    /// `wakeone run --split`.
+    /// `wakeone run --split`, of readers that share a socket.
     Split,
+    /// `wakeone run --`, which starts the server as it is.
+    RunCommand,
+    /// [`How::Attach`], and a user without capabilities starts the server and attaches.
+    PlainAttach,
+    /// [`How::RunCommand`] by a user without capabilities.
+    PlainRunCommand,
 }
 
 impl How {
@@ -40,6 +47,17 @@ impl How {
             How::AttachRescue => "attach+rescue",
             How::Run => "run",
             How::Split => "split",
+            How::RunCommand => "run-command",
+            How::PlainAttach => "plain-attach",
+            How::PlainRunCommand => "plain-run-command",
+        }
+    }
+
+    /// The user who starts the server and steers it.
+    fn user(self) -> User {
+        match self {
+            How::PlainAttach | How::PlainRunCommand => User::Plain,
+            _ => User::Own,
         }
     }
 }
@@ -57,7 +75,7 @@ pub struct Server {
     pub how: How,
     /// The command of one worker on a descriptor; empty where it takes none.
     pub run: String,
-    /// Whether its workers share one socket, which `wakeone run --split` divides.
+    /// Whether its workers share one socket.
     pub shared: bool,
     /// The command of its clients, which print one line of JSON. Where it is empty they speak HTTP.
     pub client: String,
@@ -256,9 +274,19 @@ impl Server {
         };
         let module = || (!self.module.is_empty()).then(|| lacks_module(&self.module))?;
         let is_steered = self.how != How::AsItIs || self.line.starts_with("wakeone ");
+        let needs_capabilities = is_steered && !self.is_one_queue();
         server
             .or_else(module)
-            .or_else(|| is_steered.then(steered::lacks).flatten())
+            .or_else(|| needs_capabilities.then(steered::lacks).flatten())
+            .or_else(|| {
+                let needs: Vec<&str> = self.needs.iter().map(String::as_str).collect();
+                self.how.user().lacks(&needs)
+            })
+    }
+
+    /// Whether its workers share a listener of TCP. To steer those takes no capability.
+    pub fn is_one_queue(&self) -> bool {
+        self.shared && self.scheme.is_empty()
     }
 
     /// Its launch; where it is steered, with these options.
@@ -291,11 +319,16 @@ impl Server {
         let mut launch = Launch {
             what: format!("{} {}", self.name, self.how.name()),
             scheme: &self.scheme,
+            user: self.how.user(),
             ..plain
         };
+        if self.is_one_queue() && self.how != How::AsItIs {
+            launch.steered_workers = workers;
+        }
         match self.how {
             How::AsItIs => {}
-            How::Attach => launch.attach = Some(options.to_vec()),
+            How::Attach | How::PlainAttach => launch.attach = Some(options.to_vec()),
+            How::RunCommand | How::PlainRunCommand => launch = launch.run_command(),
             How::AttachRescue => launch.attach = Some([&["--rescue"], options].concat()),
             How::Run => {
                 let (scheme, run) = (&self.scheme, &self.run);

@@ -12,9 +12,9 @@ use crate::distribution::Distribution;
 use crate::error::Error;
 use crate::experiment::{Context, Sample};
 use crate::launch::Launch;
+use crate::measure as metrics;
 use crate::process::Usage;
 use crate::under_test::ServerUnderTest;
-use crate::{measure as metrics, status};
 use wakeone_load::Arrivals;
 
 /// More workers than this have no shares of their own in a result.
@@ -68,10 +68,12 @@ pub fn measure(
         sample.put("offered_per_s", "1/s", rate);
     }
     if who.is_counted() {
-        let (rescues, moved) = status::moves(server.address)?;
+        server.await_steered()?;
+        let group = server.state();
+        let (rescues, moved) = group.moves()?;
         sample.put("rescues", "count", rescues as f64);
         sample.put("connections_moved", "count", moved as f64);
-        let open = status::active_at_rest(server.address)?;
+        let open = group.active_at_rest()?;
         sample.put("active_at_end", "count", open as f64);
     }
     server.stop(&mut sample)?;

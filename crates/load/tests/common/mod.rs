@@ -120,7 +120,7 @@ pub fn answer(request: Request<'_>, worker: &str) -> bool {
 /// A closed loop of 10 clients and 1,000 requests; each test changes the part it is about.
 pub fn plan(target: SocketAddr) -> Plan {
     Plan {
-        target,
+        target: target.into(),
         host: "localhost".into(),
         arrivals: Arrivals::Closed { concurrency: 10 },
         stop: Stop {

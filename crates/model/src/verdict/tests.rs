@@ -562,17 +562,57 @@ fn two_workers_are_uneven_from_less_on() {
     assert_eq!(found(exclusive(), two(69)), NONE);
 }
 
+/// Untraced, and each worker has used so many ms of CPU a second.
+fn cpu(ms: [u64; 4]) -> impl Fn(&mut Watch) {
+    move |w: &mut Watch| {
+        (w.first.trace, w.last.trace) = (None, None);
+        w.sampled.waiting.insert(10, LOOKS / 2);
+        for (pid, ms) in PIDS.iter().zip(ms) {
+            w.last.workers.get_mut(pid).expect("worker").cpu_ns = ms * SECONDS * 1_000_000;
+        }
+    }
+}
+
+#[test]
+fn a_unix_socket_gets_the_advice_that_fits_it() {
+    let unix = |means: Means, change: &dyn Fn(&mut Watch)| {
+        let mut watch = shared(means);
+        for looks in [&mut watch.first, &mut watch.last] {
+            looks.listener.protocol = Protocol::Unix;
+            looks.listener.address = "unix:/run/app.sock".parse().expect("address");
+            looks.host.passive_opens = looks.at_ns;
+        }
+        change(&mut watch);
+        assert_eq!(watch.totals().connections, 0, "those of TCP");
+        judge(&watch)
+    };
+    let found = unix(Means::EpollExclusive, &cpu([400, 50, 50, 50]));
+    assert_eq!(found[0].code, "lifo-imbalance");
+    assert!(
+        found[0].next[0].contains("`wakeone attach unix:/run/app.sock`"),
+        "{found:?}"
+    );
+    // Nothing is told of SO_REUSEPORT, nor of moved queues.
+    let stopped = |w: &mut Watch| {
+        cpu([0; 4])(w);
+        w.sampled.stopped = [(11, LOOKS)].into();
+    };
+    for (means, advice) in [
+        (Means::EpollWakeAll, "wakeone attach unix:/run/app.sock"),
+        (Means::Poll, "UNIX sockets have no SO_REUSEPORT"),
+    ] {
+        let found = unix(means, &stopped);
+        assert_eq!(found[0].code, "stopped-worker");
+        let next = found[0].next.join(" ");
+        assert!(
+            next.contains(advice) && !next.contains("--rescue"),
+            "{next}"
+        );
+    }
+}
+
 #[test]
 fn without_tracing_the_cpu_tells_who_has_the_load() {
-    let cpu = |ns: [u64; 4]| {
-        move |w: &mut Watch| {
-            (w.first.trace, w.last.trace) = (None, None);
-            w.sampled.waiting.insert(10, LOOKS / 2);
-            for (pid, ns) in PIDS.iter().zip(ns) {
-                w.last.workers.get_mut(pid).expect("worker").cpu_ns = ns * SECONDS * 1_000_000;
-            }
-        }
-    };
     let exclusive = || shared(Means::EpollExclusive);
     assert_eq!(
         found(exclusive(), cpu([400, 50, 50, 50])),

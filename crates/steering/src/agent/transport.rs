@@ -62,7 +62,8 @@ pub(super) trait Transport: Debug + Sync {
 pub(super) fn transport_of(protocol: Protocol) -> &'static dyn Transport {
     match protocol {
         Protocol::Udp => &Udp,
-        Protocol::Tcp | Protocol::Mptcp => &Tcp,
+        // No program chooses among UNIX sockets.
+        Protocol::Tcp | Protocol::Mptcp | Protocol::Unix => &Tcp,
     }
 }
 

@@ -15,6 +15,7 @@ use wakeone_kernel::proc::doing::{self, WorkerState};
 use wakeone_kernel::proc::{process, waits};
 use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_kernel::{capability, cgroup};
+use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 use wakeone_observe::Watcher;
 
@@ -105,25 +106,25 @@ pub enum Presence {
 }
 
 impl Attached {
-    /// Steers a listener from now on. `command`: see [`Origin::of_server`].
+    /// Steers a listener from now on. `address`: the candidate's. `command`: see [`Origin::of_server`].
     ///
     /// # Errors
     /// See [`Error`]; nothing is left attached or pinned then.
     pub fn start(
         candidate: AttachCandidate,
+        address: SocketAddr,
         config: &AttachConfig,
         paths: &Paths,
         command: &[String],
     ) -> Result<Self, Error> {
-        let address = candidate.address();
         if candidate.protocol() == Protocol::Udp && config.rescue {
             return Err(Error::Unfit {
-                address,
+                address: Address::from(address).into(),
                 why: "what waits in a UDP socket cannot be moved; without --rescue a worker that is stuck gets no datagrams while others are well".into(),
                 advice: String::new(),
             });
         }
-        let origin = Origin::of_server(candidate.protocol(), address, command);
+        let origin = Origin::of_server(candidate.protocol(), address.into(), command);
         let mut group = SteeredGroup::take(&paths.runtime, &candidate.name, origin)?;
         // Without pins an earlier agent was killed before it attached anything.
         let kept = group.was_attached()? && paths.group_pins(&candidate.name).exists();
@@ -131,7 +132,9 @@ impl Attached {
             // Before anything is attached, so that `detach` and the next `attach` know of it if we are killed.
             group.store().inspect_err(|_| group.forget_state())?;
         }
-        let loaded = capability::with(&FOR_LOADING, || load(&candidate, config, paths, kept));
+        let loaded = capability::with(&FOR_LOADING, || {
+            load(&candidate, address, config, paths, kept)
+        });
         let Loaded {
             dispatcher,
             recounted,
@@ -549,8 +552,7 @@ fn has_left(pid: u32, inode: u64) -> bool {
 }
 
 /// Returns a cgroup where the connections of all its listeners are seen: these were made in any cgroup.
-fn counting_cgroup(candidate: &AttachCandidate) -> io::Result<PathBuf> {
-    let address = candidate.address();
+fn counting_cgroup(address: SocketAddr) -> io::Result<PathBuf> {
     let listening = diag::sockets_at(Protocol::Tcp, Which::Listening, address)?;
     let here = listening.iter().filter(|one| one.local == address);
     cgroup::covering(&here.map(|one| one.cgroup).collect())
@@ -567,17 +569,18 @@ struct Loaded {
 /// Loads the program, or finds the one of an earlier agent. Attaches it, and counts in open connections.
 fn load(
     candidate: &AttachCandidate,
+    address: SocketAddr,
     config: &AttachConfig,
     paths: &Paths,
     kept: bool,
 ) -> Result<Loaded, Error> {
     let pins = paths.group_pins(&candidate.name);
-    let choosers = refuse_foreign(candidate, |seen| {
+    let choosers = refuse_foreign(candidate, address, |seen| {
         // Pins that cannot be read do not tell which program is ours.
         let chooses = |pinned: Pinned| pinned.chooses(seen) == Some(true);
         kept && Pinned::open(&pins).map_or(true, chooses)
     })?;
-    let root = counting_cgroup(candidate);
+    let root = counting_cgroup(address);
     let unseen = root.as_ref().err().map(|why| format!("{why}"));
     let plan = Plan {
         by_name: config.policy.is_some(),
@@ -607,7 +610,7 @@ fn load(
     let (recounted, count_in) = if dispatcher.counting() {
         let pins = paths.group_pins(&candidate.name);
         let slots = slots_of_workers(&dispatcher, &candidate.members);
-        count_in(&pins, candidate.address(), &slots)
+        count_in(&pins, address, &slots)
     } else {
         (Recounted::default(), None)
     };

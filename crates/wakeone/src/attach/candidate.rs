@@ -5,13 +5,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use wakeone_arming::{self as arming, Shared};
+use wakeone_arming::{self as arming, Shared, Unsteerable};
 use wakeone_bpf::chooser::{Chooser, Choosers};
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::socket::arming::Waiter;
 use wakeone_kernel::socket::diag;
 use wakeone_model::accept::Shape;
+use wakeone_model::address::Address;
 use wakeone_model::advice;
 use wakeone_model::listener::{Protocol, Socket};
 use wakeone_observe::{Found, Watcher};
@@ -66,7 +67,7 @@ pub struct Sharing {
 
 impl AttachCandidate {
     /// The address that it listens on.
-    pub fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> Address {
         self.watcher.listener().address
     }
 
@@ -77,7 +78,7 @@ impl AttachCandidate {
 }
 
 /// The group's name for an address: letters, digits and dashes only.
-pub fn name_of(protocol: Protocol, address: SocketAddr) -> String {
+pub fn name_of(protocol: Protocol, address: Address) -> String {
     let protocol = match protocol {
         Protocol::Udp => "udp-",
         _ => "",
@@ -92,12 +93,12 @@ pub fn name_of(protocol: Protocol, address: SocketAddr) -> String {
 pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
     let address = found.listener.address;
     let unfit = |why: String| Error::Unfit {
-        address,
+        address: address.into(),
         why,
         advice: String::new(),
     };
     match found.listener.protocol {
-        Protocol::Tcp | Protocol::Udp => {}
+        Protocol::Tcp | Protocol::Udp | Protocol::Unix => {}
         Protocol::Mptcp => {
             return Err(unfit(
                 "it listens by Multipath TCP, for which the kernel lets no program choose; listen by plain TCP (Go: GODEBUG=multipathtcp=0)".into(),
@@ -106,32 +107,19 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
     }
     let mut watcher = Watcher::start(found, false)?;
     watcher.look()?;
-    let model = watcher.model();
-    let name = worker_name(found);
     if let [socket] = &found.listener.sockets[..] {
-        let why = match sharing(found, socket, watcher.pids()) {
+        match sharing(found, socket, watcher.pids()) {
             Ok(sharing) => {
                 return Ok(AttachCandidate {
                     name: name_of(found.listener.protocol, address),
                     members: Vec::new(),
-                    open: open_at(address),
+                    open: open_at(found.listener.protocol, address),
                     sharing: Some(sharing),
                     watcher,
                 });
             }
-            Err(why) => why,
-        };
-        // One with SO_REUSEPORT may be the first of several.
-        if model.shape != Shape::Unknown || watcher.has_reuseport() == Some(false) {
-            return Err(Error::Unfit {
-                address,
-                why: format!(
-                    "it is one socket ({}: {}), and {why}",
-                    model.name(),
-                    model.describe()
-                ),
-                advice: own_sockets(found, &name),
-            });
+            Err(why) if why.is_refused() => return Err(unfit(why.to_string())),
+            Err(why) => refuse_one_socket(found, &watcher, &why)?,
         }
     }
     let members = search_members(&mut watcher)?;
@@ -148,7 +136,7 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
     let open = if found.listener.protocol == Protocol::Udp {
         0
     } else {
-        open_at(address)
+        open_at(found.listener.protocol, address)
     };
     Ok(AttachCandidate {
         name: name_of(found.listener.protocol, address),
@@ -159,23 +147,49 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
     })
 }
 
+/// Refuses one socket whose workers cannot be steered as they share it, unless it may be the first of several.
+fn refuse_one_socket(found: &Found, watcher: &Watcher, why: &Unsteerable) -> Result<(), Error> {
+    let address = found.listener.address;
+    let is_unix = found.listener.protocol == Protocol::Unix;
+    if is_unix && matches!(why, Unsteerable::Alone(1)) {
+        return Err(Error::OneWorker {
+            address: address.into(),
+        });
+    }
+    let model = watcher.model();
+    // One with SO_REUSEPORT may be followed by others.
+    if !is_unix && model.shape == Shape::Unknown && watcher.has_reuseport() != Some(false) {
+        return Ok(());
+    }
+    Err(Error::Unfit {
+        address: address.into(),
+        why: format!(
+            "it is one socket ({}: {}), and {why}",
+            model.name(),
+            model.describe()
+        ),
+        advice: match is_unix {
+            true => advice::EPOLL.into(),
+            false => own_sockets(found),
+        },
+    })
+}
+
 /// How workers that share one socket get one each.
-fn own_sockets(found: &Found, name: &str) -> String {
-    let by_hand = advice::own_sockets(name, &found.listener.address.to_string());
+fn own_sockets(found: &Found) -> String {
+    let by_hand = advice::own_sockets(&worker_name(found), &found.listener.address.to_string());
     match found.listener.protocol {
-        Protocol::Udp => {
-            format!(
-                "start the server by `wakeone run --split`, or give each worker its own: {by_hand}"
-            )
-        }
-        Protocol::Tcp | Protocol::Mptcp => format!("give each worker its own: {by_hand}"),
+        Protocol::Udp => format!(
+            "start the server by `wakeone run --split`, or give each worker its own: {by_hand}"
+        ),
+        _ => format!("give each worker its own: {by_hand}"),
     }
 }
 
 /// Finds the workers that share one socket.
-fn sharing(found: &Found, socket: &Socket, pids: &[u32]) -> Result<Sharing, String> {
-    if found.listener.protocol != Protocol::Tcp {
-        return Err("there is nothing to choose between".into());
+fn sharing(found: &Found, socket: &Socket, pids: &[u32]) -> Result<Sharing, Unsteerable> {
+    if found.listener.protocol == Protocol::Udp {
+        return Err(Unsteerable::Datagrams);
     }
     let shared = Shared {
         address: found.listener.address,
@@ -183,12 +197,15 @@ fn sharing(found: &Found, socket: &Socket, pids: &[u32]) -> Result<Sharing, Stri
         inode: socket.inode,
         cookie: socket.cookie,
     };
-    let workers = arming::examine(&shared, pids).map_err(|why| why.to_string())?;
+    let workers = arming::examine(&shared, pids)?;
     Ok(Sharing { shared, workers })
 }
 
-/// Connections open at a listener's address.
-fn open_at(address: SocketAddr) -> usize {
+/// Connections open at a listener's address. Of TCP, those too that wait to be accepted.
+fn open_at(protocol: Protocol, address: Address) -> usize {
+    let Address::Inet(address) = address else {
+        return diag::accepted_at(protocol, address).map_or(0, |open| open.all().len());
+    };
     diag::sockets(Protocol::Tcp, diag::Which::Open, address.port()).map_or(0, |open| {
         open.iter().filter(|e| belongs(e, address)).count()
     })
@@ -212,9 +229,9 @@ fn worker_name(found: &Found) -> String {
 /// tells one that an earlier agent left. Returns what shows the group's program from now on.
 pub(super) fn refuse_foreign(
     candidate: &AttachCandidate,
+    address: SocketAddr,
     is_ours: impl Fn(&[Chooser]) -> bool,
 ) -> Result<Choosers, Error> {
-    let address = candidate.address();
     let is_foreign = |choosers: Choosers| -> io::Result<(Choosers, bool)> {
         let seen = choosers.look()?;
         let member = |one: &&Chooser| candidate.members.iter().any(|m| m.cookie == one.cookie);
@@ -225,12 +242,12 @@ pub(super) fn refuse_foreign(
     match Choosers::of(candidate.protocol(), address.port()).and_then(is_foreign) {
         Ok((choosers, false)) => Ok(choosers),
         Ok((_, true)) => Err(Error::Unfit {
-            address,
+            address: Address::from(address).into(),
             why: "another program chooses for its group already (a QUIC server's own, say), and is not replaced; where it is a leftover of ours, `wakeone detach --all` takes it away".into(),
             advice: String::new(),
         }),
         Err(error) => Err(Error::Unfit {
-            address,
+            address: Address::from(address).into(),
             why: format!(
                 "whether another program chooses for it cannot be told: {error}{}",
                 needed()

@@ -1,8 +1,7 @@
 //! Why a listener is not steered from outside.
 
-use std::net::SocketAddr;
-
 use wakeone_control::state::StateError;
+use wakeone_model::address::Address;
 use wakeone_steering::dispatcher;
 
 fn after(advice: &str) -> String {
@@ -19,11 +18,19 @@ pub enum Error {
     #[error("cannot steer {address}: {why}{}", after(advice))]
     Unfit {
         /// The listener.
-        address: SocketAddr,
+        address: Box<Address>,
         /// The reason.
         why: String,
         /// How the server could be started otherwise; may be empty.
         advice: String,
+    },
+    /// One worker takes every connection of a UNIX socket.
+    #[error(
+        "cannot steer {address}: one worker waits for it, and there is nothing to choose between"
+    )]
+    OneWorker {
+        /// The listener.
+        address: Box<Address>,
     },
     /// It belongs to a user who was not named.
     #[error(
@@ -31,7 +38,7 @@ pub enum Error {
     )]
     Owner {
         /// The listener.
-        address: SocketAddr,
+        address: Box<Address>,
         /// Name or number of the user who made one of its sockets.
         user: String,
     },
@@ -41,7 +48,7 @@ pub enum Error {
     )]
     Many {
         /// The first one that is left out.
-        address: SocketAddr,
+        address: Box<Address>,
         /// How many more there are.
         others: usize,
         /// How many a target may mean.

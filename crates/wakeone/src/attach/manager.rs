@@ -2,7 +2,6 @@
 //! back. This is the process that `wakeone attach` leaves behind, and that `wakeone agent` runs as.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::process;
+use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
 
@@ -56,8 +56,11 @@ pub enum Event {
 /// Notices in this time are answered by one look: anybody may listen at the same port of another network namespace.
 const NOTICES_APART: Duration = Duration::from_micros(500);
 
+/// How often to follow groups that follow themselves. Each time their notes are written to the state file.
+const AT_EASE: Duration = Duration::from_millis(250);
+
 /// Where a group is: TCP and UDP have separate ports.
-type Place = (Protocol, SocketAddr);
+type Place = (Protocol, Address);
 
 /// Those listeners that another process than this one has. Our own serve metrics.
 pub(crate) fn below_us(found: Vec<Found>) -> Vec<Found> {
@@ -79,10 +82,13 @@ fn place_of(found: &Found) -> Place {
 fn told((protocol, address): Place) -> String {
     let scheme = match protocol {
         Protocol::Udp => "udp://",
-        Protocol::Tcp | Protocol::Mptcp => "",
+        Protocol::Tcp | Protocol::Mptcp | Protocol::Unix => "",
     };
     format!("{scheme}{address}")
 }
+
+/// For so long after a server of our own began to listen its workers may still have to start.
+const STARTING: Duration = Duration::from_millis(800);
 
 /// The groups that are kept steered.
 pub struct AttachManager {
@@ -95,6 +101,8 @@ pub struct AttachManager {
     awaited: BTreeMap<Place, SteeredGroup>,
     /// Why a target was not steered at the last attempt.
     refused: BTreeMap<String, String>,
+    /// Since when it has not been.
+    refused_since: BTreeMap<String, Instant>,
     /// Places whose program does not load: no other attempt before the configuration changes.
     given_up: BTreeSet<Place>,
     /// Serves their metrics, with those of the kernel's tracepoints if asked for.
@@ -112,6 +120,7 @@ impl AttachManager {
             groups: BTreeMap::new(),
             awaited: BTreeMap::new(),
             refused: BTreeMap::new(),
+            refused_since: BTreeMap::new(),
             given_up: BTreeSet::new(),
             monitor: None,
             search: Search::new(),
@@ -174,9 +183,8 @@ impl AttachManager {
         config: AttachConfig,
         owners: Vec<u32>,
     ) -> Result<&Server, Error> {
-        let address = Box::new(Target::Address(candidate.address()));
         let wanted = Wanted {
-            target: Target::By(candidate.protocol(), address),
+            target: Target::at(candidate.protocol(), candidate.address()),
             config: config.clone(),
             owners,
         };
@@ -220,17 +228,8 @@ impl AttachManager {
 
     /// Whether a target means this place.
     fn is_wanted(&self, (protocol, address): Place) -> bool {
-        self.wanted
-            .iter()
-            .any(|wanted| match wanted.target.parts() {
-                (of, Target::Port(port)) => {
-                    of.unwrap_or(Protocol::Tcp) == protocol && *port == address.port()
-                }
-                (of, Target::Address(at)) => {
-                    of.unwrap_or(Protocol::Tcp) == protocol && *at == address
-                }
-                _ => true,
-            })
+        let mut wanted = self.wanted.iter();
+        wanted.any(|wanted| wanted.target.is_at(protocol, address))
     }
 
     /// Steers these targets from now on, and no others. A change of policy or weights takes effect without detaching.
@@ -296,6 +295,13 @@ impl AttachManager {
     }
 
     fn refuse(&mut self, what: String, why: String, events: &mut Vec<Event>) {
+        let since = *self
+            .refused_since
+            .entry(what.clone())
+            .or_insert_with(Instant::now);
+        if !self.command.is_empty() && since.elapsed() < STARTING {
+            return;
+        }
         if self.refused.get(&what) != Some(&why) {
             events.push(Event::Refused(why.clone()));
             self.refused.insert(what, why);
@@ -316,15 +322,38 @@ impl AttachManager {
 
     /// Whether a target is a single address that is steered.
     fn has(&self, target: &Target) -> bool {
-        match target.parts() {
-            (Some(protocol), Target::Address(address)) => {
-                self.groups.contains_key(&(protocol, *address))
-            }
-            (None, Target::Address(address)) => {
-                self.groups.contains_key(&(Protocol::Tcp, *address))
+        match target.parts().1 {
+            Target::Address(_) => {
+                let mut places = self.groups.keys();
+                places.any(|(protocol, address)| target.is_at(*protocol, *address))
             }
             _ => false,
         }
+    }
+
+    /// Whether a target names this address.
+    fn names(&self, (protocol, address): Place) -> bool {
+        let mut targets = self.wanted.iter().map(|wanted| &wanted.target);
+        targets.any(|one| {
+            let names = matches!(one.parts().1, Target::Address(_));
+            names && one.is_at(protocol, address)
+        })
+    }
+
+    /// Those whose listeners the targets may mean.
+    fn protocols(&self) -> Vec<Protocol> {
+        let may_be = |protocol: &Protocol| {
+            self.wanted
+                .iter()
+                .any(|one| match (one.target.parts(), protocol) {
+                    ((of, _), Protocol::Udp) => of == Some(Protocol::Udp),
+                    ((of, Target::Pid(_) | Target::Name(_)), Protocol::Unix) => of.is_none(),
+                    ((of, _), Protocol::Unix) => of == Some(Protocol::Unix),
+                    _ => true,
+                })
+        };
+        let all = [Protocol::Tcp, Protocol::Udp, Protocol::Unix];
+        all.into_iter().filter(may_be).collect()
     }
 
     /// Attaches to wanted servers that are not yet steered. Call it a few times a second: it searches processes only
@@ -335,10 +364,12 @@ impl AttachManager {
         {
             return events;
         }
-        let is_udp = |wanted: &Wanted| wanted.target.parts().0 == Some(Protocol::Udp);
-        let udp = self.wanted.iter().any(is_udp);
+        let protocols = self.protocols();
         let refused = !self.refused.is_empty();
-        if !self.search.is_due(Instant::now(), refused, || sockets(udp)) {
+        if !self
+            .search
+            .is_due(Instant::now(), refused, || sockets(&protocols))
+        {
             return events;
         }
         // The search does not find a listener that an earlier agent left closed.
@@ -352,12 +383,15 @@ impl AttachManager {
             match started {
                 Ok(at) => {
                     self.refused.remove(&told(address));
+                    self.refused_since.remove(&told(address));
                     let attached = &self.groups[&at].1;
                     events.push(Event::Attached(
                         attached.name().to_owned(),
                         attached.counted(),
                     ));
                 }
+                // Servers have UNIX sockets for their own control. Nobody asked for those.
+                Err(Error::OneWorker { .. }) if !self.names(address) => {}
                 Err(error) => {
                     if matches!(&error, Error::Load { .. }) {
                         self.given_up.insert(address);
@@ -374,37 +408,46 @@ impl AttachManager {
         self.groups.values().all(|(_, group)| group.is_quiet())
     }
 
+    /// Returns how long the groups can be left alone: this time, or less or more where they allow it.
+    pub fn pause(&self, time: Duration) -> Duration {
+        let mut groups = self.groups.values().map(|(_, group)| group);
+        if groups.clone().any(Server::is_opening) {
+            time.min(BETWEEN_SOCKETS)
+        } else if !self.groups.is_empty() && groups.all(Server::follows_itself) {
+            time.max(AT_EASE)
+        } else {
+            time
+        }
+    }
+
     /// Waits for a time, or until the programs notice that the sockets of a group changed, or one of `also` is readable.
-    /// Returns whether the groups are to be followed now: false if only `also` ended the wait.
+    /// Returns whether the programs noticed something.
     pub fn wait<'a>(
         &'a self,
         time: Duration,
         also: impl IntoIterator<Item = BorrowedFd<'a>>,
     ) -> bool {
-        let is_opening = self.groups.values().any(|(_, group)| group.is_opening());
-        let time = if is_opening {
-            time.min(BETWEEN_SOCKETS)
-        } else {
-            time
-        };
-        // Sockets that begin to listen together are seen by one look.
-        std::thread::sleep(NOTICES_APART.min(time));
-        let left = Timespec::try_from(time.saturating_sub(NOTICES_APART)).ok();
+        let polled = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let notices = self
             .groups
             .values()
             .filter_map(|(_, group)| group.notices());
-        let polled = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut all: Vec<_> = notices.map(|notices| polled(notices.as_fd())).collect();
         let own = all.len();
+        let apart = match own {
+            0 => Duration::ZERO,
+            // Sockets that begin to listen together are seen by one look.
+            _ => NOTICES_APART.min(time),
+        };
+        std::thread::sleep(apart);
+        let left = Timespec::try_from(time.saturating_sub(apart)).ok();
         all.extend(also.into_iter().map(polled));
         // After a signal it waits for less.
-        let ready = poll(&mut all, left.as_ref());
-        let noticed = all[..own].iter().any(|one| !one.revents().is_empty());
-        noticed || ready == Ok(0)
+        let _ = poll(&mut all, left.as_ref());
+        all[..own].iter().any(|one| !one.revents().is_empty())
     }
 
-    /// Follows each group. Call it after each [`AttachManager::wait`], some twenty times a second.
+    /// Follows each group. Call it when a [`AttachManager::wait`] noticed something, and after each [`AttachManager::pause`].
     pub fn follow(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         let groups = std::mem::take(&mut self.groups);

@@ -1,8 +1,7 @@
 //! A server whose workers share one queue. It is steered by changing from outside which of them are woken.
 
-use std::net::SocketAddr;
-
 use wakeone_arming::{SharedGroup, Slots};
+use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 
 use super::attached::Presence;
@@ -44,7 +43,7 @@ impl OneQueue {
         check_policy(address, policy)?;
         let dir = GroupDir::take(&paths.runtime, &candidate.name)?;
         // Before any entry is changed, so that `detach` and the next `attach` know of it if we are killed.
-        let origin = Origin::of_server(Protocol::Tcp, address, command);
+        let origin = Origin::of_server(candidate.protocol(), address, command);
         dir.store(&origin.state(dir.name(), vec![record(None, 0)])?)?;
         privileges::keep_for_attaching();
         let (workers, pids) = (&sharing.workers, candidate.watcher.pids());
@@ -68,8 +67,16 @@ impl OneQueue {
     }
 
     /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> Address {
         self.group.shared().address
+    }
+
+    /// Its protocol.
+    pub fn protocol(&self) -> Protocol {
+        match self.address() {
+            Address::Inet(_) => Protocol::Tcp,
+            Address::Unix(_) => Protocol::Unix,
+        }
     }
 
     /// Notes workers that came or went.
@@ -157,9 +164,9 @@ fn record(worker: Option<u32>, inode: u64) -> SlotRecord {
 }
 
 /// Refuses a policy that one queue cannot be steered by.
-fn check_policy(address: SocketAddr, policy: Policy) -> Result<(), Error> {
+fn check_policy(address: Address, policy: Policy) -> Result<(), Error> {
     policy.fits_one_queue().map_err(|why| Error::Unfit {
-        address,
+        address: address.into(),
         why,
         advice: String::new(),
     })

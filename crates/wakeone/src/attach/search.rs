@@ -4,6 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use wakeone_kernel::socket::diag::{self, Which};
+use wakeone_kernel::socket::unix_diag;
 use wakeone_model::listener::Protocol;
 
 /// How long after a change of the machine's listening sockets all processes are searched again, by a walk over /proc.
@@ -64,12 +65,17 @@ impl Search {
     }
 }
 
-/// Returns a hash of the listening sockets, which changes when one comes or goes. `udp`: include those of UDP.
-pub(super) fn sockets(udp: bool) -> u64 {
+/// Returns a hash of the listening sockets of these protocols, which changes when one comes or goes.
+pub(super) fn sockets(protocols: &[Protocol]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    let protocols = [(Protocol::Tcp, true), (Protocol::Udp, udp)];
-    for (protocol, _) in protocols.into_iter().filter(|(_, asked)| *asked) {
-        for entry in diag::sockets(protocol, Which::Listening, 0).unwrap_or_default() {
+    for protocol in protocols {
+        if *protocol == Protocol::Unix {
+            for one in unix_diag::listening().unwrap_or_default() {
+                (one.name, one.socket.cookie).hash(&mut hasher);
+            }
+            continue;
+        }
+        for entry in diag::sockets(*protocol, Which::Listening, 0).unwrap_or_default() {
             (entry.local, entry.socket.cookie).hash(&mut hasher);
         }
     }

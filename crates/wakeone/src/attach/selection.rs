@@ -39,7 +39,7 @@ fn admit(found: &Found, owners: &[u32]) -> Result<(), (u32, Error)> {
                 .ok()
                 .flatten();
             let error = Error::Owner {
-                address: found.listener.address,
+                address: found.listener.address.into(),
                 user: known.map_or_else(|| socket.uid.to_string(), |user| user.name),
             };
             Err((socket.uid, error))
@@ -72,7 +72,7 @@ pub fn admitted(found: Vec<Found>, owners: &[u32]) -> (Vec<Found>, Vec<Error>) {
     let others = all.split_off(all.len().min(MOST_GROUPS));
     if let Some(first) = others.first() {
         refused.push(Error::Many {
-            address: first.listener.address,
+            address: first.listener.address.into(),
             others: others.len() - 1,
             most: MOST_GROUPS,
         });

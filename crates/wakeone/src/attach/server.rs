@@ -1,6 +1,7 @@
 //! A steered server of others, whichever way it is steered.
 
 use wakeone_bpf::notices::Notices;
+use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 
 use super::attached::{Attached, Presence};
@@ -34,11 +35,19 @@ impl Server {
         paths: &Paths,
         command: &[String],
     ) -> Result<Self, Error> {
-        match candidate.sharing.clone() {
-            Some(sharing) => OneQueue::start(&candidate, &sharing, config, paths, command)
+        match (candidate.sharing.clone(), candidate.address()) {
+            (Some(sharing), _) => OneQueue::start(&candidate, &sharing, config, paths, command)
                 .map(|one| Self::OneQueue(Box::new(one))),
-            None => Attached::start(candidate, config, paths, command)
-                .map(|attached| Self::QueueEach(Box::new(attached))),
+            (None, Address::Inet(address)) => {
+                Attached::start(candidate, address, config, paths, command)
+                    .map(|attached| Self::QueueEach(Box::new(attached)))
+            }
+            (None, address @ Address::Unix(_)) => Err(Error::Unfit {
+                address: address.into(),
+                why: "a queue for each worker takes SO_REUSEPORT, which UNIX sockets do not have"
+                    .into(),
+                advice: String::new(),
+            }),
         }
     }
 
@@ -54,7 +63,7 @@ impl Server {
     pub fn protocol(&self) -> Protocol {
         match self {
             Self::QueueEach(attached) => attached.protocol(),
-            Self::OneQueue(_) => Protocol::Tcp,
+            Self::OneQueue(one) => one.protocol(),
         }
     }
 
@@ -99,6 +108,11 @@ impl Server {
             Self::QueueEach(attached) => attached.is_opening(),
             Self::OneQueue(_) => false,
         }
+    }
+
+    /// Whether a thread of its own follows its workers.
+    pub fn follows_itself(&self) -> bool {
+        matches!(self, Self::OneQueue(_))
     }
 
     /// Whether it needs no frequent [`Server::follow`] now.

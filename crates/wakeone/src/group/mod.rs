@@ -78,7 +78,7 @@ impl Group {
         let mut source = Source::open(&paths, &name);
         if config.metrics_tracing {
             let endpoints = setup.supervisor.endpoints();
-            source = source.traced(endpoints.iter().map(|at| at.address));
+            source = source.traced(endpoints.iter().map(|at| at.address.into()));
         }
         // The names were checked when the supervisor was made.
         privileges::keep_for_supervising(kept_capabilities(&options.keep_caps).unwrap_or_default());
@@ -132,7 +132,7 @@ impl Group {
     pub fn policy(&self, endpoint: &Endpoint) -> Policy {
         match endpoint.protocol() {
             Protocol::Udp => self.policies.udp,
-            Protocol::Tcp | Protocol::Mptcp => self.policies.tcp,
+            Protocol::Tcp | Protocol::Mptcp | Protocol::Unix => self.policies.tcp,
         }
     }
 

@@ -45,7 +45,7 @@ impl OneQueue {
         let (inode, cookie, listener) =
             known().map_err(|source| dir.failed("watch the listener of", source))?;
         let shared = Shared {
-            address: endpoint.address,
+            address: endpoint.address.into(),
             interface: 0,
             inode,
             cookie,
@@ -81,8 +81,10 @@ impl Steer for OneQueue {
         self.serve(slot, None);
     }
 
+    /// A worker that starts is not held back: it is ready when it is seen to wait for the listener, as only one does that
+    /// is armed.
     fn drain(&mut self, slot: usize, on: bool) {
-        self.group.drain(slot, on);
+        self.group.drain(slot, on && self.pids[slot].is_some());
     }
 
     fn close(&mut self) {

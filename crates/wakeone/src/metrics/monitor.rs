@@ -16,6 +16,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::time::Timespec;
 use wakeone_control::group_table::GroupTable;
 use wakeone_kernel::capability::{self, Capability};
+use wakeone_model::address::Address;
 use wakeone_model::snapshot::Snapshot;
 use wakeone_observe::{Target, Watcher, find};
 
@@ -101,7 +102,7 @@ impl Source {
 
     /// Adds metrics from the kernel's tracepoints, if they may be used.
     #[must_use]
-    pub fn traced(mut self, addresses: impl Iterator<Item = SocketAddr>) -> Self {
+    pub fn traced(mut self, addresses: impl Iterator<Item = Address>) -> Self {
         for address in addresses {
             let found = find(&Target::Address(address)).unwrap_or_default();
             match found

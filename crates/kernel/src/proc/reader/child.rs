@@ -358,20 +358,25 @@ fn send_descriptor(shared: RawFd) -> Result<(), Failed> {
 }
 
 /// Gives up every capability but those to see other processes, which it has only if we have them. Without the library for
-/// it, which allocates.
+/// it, which allocates. Root without CAP_SYS_PTRACE, as in a container, keeps all: it may look only into processes that have
+/// no capability more than itself.
 ///
 /// # Safety
 /// System calls only; may be called after a fork.
 pub(crate) unsafe fn keep_few_capabilities() {
     const VERSION_3: u32 = 0x2008_0522; // include/uapi/linux/capability.h
     /// CAP_DAC_READ_SEARCH, for /proc/PID/fd, and CAP_SYS_PTRACE.
-    const KEPT: u32 = 1 << 2 | 1 << 19;
+    const KEPT: u32 = 1 << 2 | SYS_PTRACE;
+    const SYS_PTRACE: u32 = 1 << 19;
     let header = [VERSION_3, 0];
     // Effective, permitted and inheritable, of the lower 32 and of the upper.
     let mut sets = [0_u32; 6];
     // SAFETY: both have the layout that the version says.
     unsafe {
         libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr());
+        if sets[1] & SYS_PTRACE == 0 && libc::geteuid() == 0 {
+            return;
+        }
         let kept = sets[1] & KEPT;
         let sets = [kept, kept, 0, 0, 0, 0];
         libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr());

@@ -163,7 +163,15 @@ pub(crate) fn file_of_each(
     below: &str,
     file: &str,
 ) -> io::Result<Vec<(u32, io::Result<Vec<u8>>)>> {
-    records(&named(Task::FileOfEach, pid, below, file)?)
+    let mut all = records(&named(Task::FileOfEach, pid, below, file)?)?;
+    if reads_itself() {
+        for (number, read) in &mut all {
+            if matches!(read, Err(error) if error.kind() == io::ErrorKind::PermissionDenied) {
+                *read = std::fs::read(format!("/proc/{pid}/{below}/{number}/{file}"));
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// The links of a folder `below` /proc/PID whose names are numbers, and where they lead.
@@ -171,10 +179,17 @@ pub(crate) fn file_of_each(
 /// # Errors
 /// The error of reading the folder, or `TimedOut`.
 pub(crate) fn links(pid: u32, below: &str) -> io::Result<Vec<(u32, Vec<u8>)>> {
-    let all = records(&named(Task::Links, pid, below, "")?)?;
-    // Others were closed meanwhile.
-    let read = |(number, target): (u32, io::Result<Vec<u8>>)| Some((number, target.ok()?));
-    Ok(all.into_iter().filter_map(read).collect())
+    let mut all = Vec::new();
+    for (number, target) in records(&named(Task::Links, pid, below, "")?)? {
+        match target {
+            Ok(target) => all.push((number, target)),
+            // CAP_DAC_READ_SEARCH lets list another user's folder, but not read the links there.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
+            // It was closed meanwhile.
+            Err(_) => {}
+        }
+    }
+    Ok(all)
 }
 
 /// Where a link `below` /proc/PID leads.
@@ -213,8 +228,9 @@ pub(crate) fn descriptor(pid: u32, fd: i32) -> io::Result<OwnedFd> {
     ask(&request, |_| {})?.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// Whether this process reads memory and descriptors itself. Without the privilege only those of one's own user can be
-/// had, and others have no way to it. (Yama lets a helper, which is no ancestor of theirs, read less than this process.)
+/// Whether this process reads memory, descriptors and what its helper may not read itself. Without the privilege only those
+/// of one's own user can be had, and others have no way to it. (Yama lets a helper, which is no ancestor of theirs, read
+/// less than this process.)
 pub(crate) fn reads_itself() -> bool {
     !capability::has(Capability::CAP_SYS_PTRACE)
 }

@@ -13,7 +13,7 @@ use nix::libc;
 use wakeone_model::arming::Change;
 
 use super::request::{
-    CHANGES, Condition, DISMISS, ENLIST, MOST, MOST_BYTES, Records, WORD, change_of,
+    CHANGES, Condition, DISMISS, ENLIST, LEND, MOST, MOST_BYTES, Records, WORD, change_of,
 };
 use crate::proc::reader::child::{allow_any_number, become_helper};
 use crate::proc::reader::request::{END, FAILED};
@@ -39,6 +39,7 @@ pub(super) fn serve(records: &Records, socket: RawFd, real_time: bool) -> ! {
         records,
         socket: 0,
         processes: [-1; MOST],
+        lent: [[-1; 2]; MOST],
     };
     while guardian.wait() {}
     guardian.release();
@@ -51,6 +52,9 @@ struct Guardian<'a> {
     socket: RawFd,
     /// A pidfd for each place that is in use.
     processes: [RawFd; MOST],
+    /// Set and listener of a place, where the steerer may borrow them and this process may not. They are kept while the
+    /// entry is changed, and no longer.
+    lent: [[RawFd; 2]; MOST],
 }
 
 #[repr(align(8))]
@@ -105,17 +109,23 @@ impl Guardian<'_> {
         let Some(bytes) = usize::try_from(got).ok().filter(|got| *got > 0) else {
             return false;
         };
-        let mut came = -1;
+        let mut came = [-1; 2];
         // SAFETY: the kernel filled the control message.
         unsafe {
             let header = libc::CMSG_FIRSTHDR(&raw const message);
             if !header.is_null() && (*header).cmsg_type == libc::SCM_RIGHTS {
-                came = libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned();
+                let descriptors = libc::CMSG_DATA(header).cast::<RawFd>();
+                for (at, fd) in came.iter_mut().enumerate() {
+                    if (*header).cmsg_len as usize >= libc::CMSG_LEN(4 * (at as u32 + 1)) as usize {
+                        *fd = descriptors.add(at).read_unaligned();
+                    }
+                }
             }
         }
         let words = Words(&data, bytes);
         match (words.at(0), words.at(1)) {
-            (Some(ENLIST), Some(place)) => self.enlist(place as usize, came),
+            (Some(ENLIST), Some(place)) => self.enlist(place as usize, came[0]),
+            (Some(LEND), Some(place)) => self.lend(place as usize, came),
             (Some(DISMISS), Some(place)) => self.dismiss(place as usize),
             (Some(CHANGES), _) => self.change_all(&words),
             _ => self.answer(FAILED, &libc::EINVAL.to_ne_bytes()),
@@ -132,12 +142,21 @@ impl Guardian<'_> {
         self.answer(END, &[]);
     }
 
+    fn lend(&mut self, place: usize, came: [RawFd; 2]) {
+        let Some(lent) = self.lent.get_mut(place) else {
+            return self.answer(FAILED, &libc::EINVAL.to_ne_bytes());
+        };
+        close_both(std::mem::replace(lent, came));
+        self.answer(END, &[]);
+    }
+
     fn dismiss(&mut self, place: usize) {
         if let Some(known) = self.processes.get_mut(place) {
             // SAFETY: as above.
             unsafe { libc::close(std::mem::replace(known, -1)) };
         }
         self.records.set(place, Condition::Free);
+        self.give_back(place);
         self.answer(END, &[]);
     }
 
@@ -174,14 +193,30 @@ impl Guardian<'_> {
 
     /// Changes the entry of a place.
     fn change(&mut self, place: usize, change: Change) -> Result<(), Failed> {
+        let done = self.change_in_set(place, change);
+        self.give_back(place);
+        done
+    }
+
+    /// Closes what was lent for a place, unless its entry is to be made as it was.
+    fn give_back(&mut self, place: usize) {
+        if !self.records.condition(place).is_changed()
+            && let Some(lent) = self.lent.get_mut(place)
+        {
+            close_both(std::mem::replace(lent, [-1; 2]));
+        }
+    }
+
+    fn change_in_set(&mut self, place: usize, change: Change) -> Result<(), Failed> {
         let (entry, held) = self.records.entry(place).ok_or(libc::EINVAL)?;
         self.leave(entry.number);
         let process = self.processes.get(place).copied().unwrap_or(-1);
-        let mut set = borrow(process, entry.epoll)?;
+        let lent = self.lent.get(place).copied().unwrap_or([-1; 2]);
+        let mut set = borrow(process, entry.epoll, lent[0])?;
         if set == entry.number {
             set = elsewhere(set, set)?;
         }
-        let listener = borrow(process, held);
+        let listener = borrow(process, held, lent[1]);
         let listener = listener.and_then(|listener| bring(listener, entry.number));
         let done = listener.and_then(|listener| {
             if inode_of(listener)? != entry.inode {
@@ -256,7 +291,9 @@ impl Guardian<'_> {
 
     /// Leaves a number to a listener.
     fn leave(&mut self, number: RawFd) {
-        for kept in self.processes.iter_mut().chain([&mut self.socket]) {
+        let lent = self.lent.as_flattened_mut().iter_mut();
+        let kept = self.processes.iter_mut().chain(lent);
+        for kept in kept.chain([&mut self.socket]) {
             if *kept == number
                 && let Ok(other) = elsewhere(number, *kept)
             {
@@ -299,10 +336,22 @@ impl Words<'_> {
     }
 }
 
-/// Borrows a descriptor of a process.
-fn borrow(process: RawFd, fd: RawFd) -> Result<RawFd, Failed> {
-    // SAFETY: a system call on numbers.
-    let got = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process, fd, 0) };
+fn close_both(both: [RawFd; 2]) {
+    for fd in both.into_iter().filter(|fd| *fd >= 0) {
+        // SAFETY: a number of ours.
+        unsafe { libc::close(fd) };
+    }
+}
+
+/// Borrows a descriptor of a process, or copies the one that was lent.
+fn borrow(process: RawFd, fd: RawFd, lent: RawFd) -> Result<RawFd, Failed> {
+    // SAFETY: system calls on numbers.
+    let got = unsafe {
+        match lent {
+            ..0 => libc::syscall(libc::SYS_pidfd_getfd, process, fd, 0),
+            lent => libc::c_long::from(libc::fcntl(lent, libc::F_DUPFD, 0)),
+        }
+    };
     i32::try_from(got)
         .ok()
         .filter(|got| *got >= 0)

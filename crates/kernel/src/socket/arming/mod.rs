@@ -13,6 +13,7 @@ mod guardian;
 mod request;
 mod sets;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -23,7 +24,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use wakeone_model::arming::Change;
 
-use self::request::{CHANGES, DISMISS, ENLIST};
+use self::request::{CHANGES, DISMISS, ENLIST, LEND};
 pub use self::request::{Condition, MOST, Records};
 pub use self::sets::{QueueWatch, Waiter, is_same_set, members_of, waiters_of, waits_in};
 use super::entries::Entry;
@@ -37,6 +38,9 @@ use crate::proc::stat::Stat;
 pub struct Guardian {
     records: Records,
     helper: Option<Helper>,
+    /// Places whose set and listener the helper may not borrow, and this process may: Yama lets an ancestor in, and the
+    /// helper is none.
+    lent: BTreeSet<usize>,
 }
 
 impl Guardian {
@@ -48,6 +52,7 @@ impl Guardian {
         let mut guardian = Self {
             records: Records::create(file)?,
             helper: None,
+            lent: BTreeSet::new(),
         };
         guardian.helper()?;
         Ok(guardian)
@@ -64,6 +69,9 @@ impl Guardian {
                     && let Ok(process) = handle_of(&entry)
                 {
                     tell(&mut helper, &[ENLIST, at as u32], &[process.as_fd()])?;
+                }
+                if self.lent.contains(&at) && self.records.condition(at).is_changed() {
+                    let _ = lend(&self.records, &mut helper, at);
                 }
             }
             self.helper = Some(helper);
@@ -86,6 +94,7 @@ impl Guardian {
     pub fn enlist(&mut self, at: usize, entry: &Entry, held: i32) -> io::Result<()> {
         let process = handle_of(entry)?;
         self.records.note(at, entry, held);
+        self.lent.remove(&at);
         self.ask(&[ENLIST, at as u32], &[process.as_fd()]).map(drop)
     }
 
@@ -102,6 +111,35 @@ impl Guardian {
     /// # Errors
     /// The guardian cannot be started, or hangs in one of the sets.
     pub fn change(&mut self, changes: &[(usize, Change)]) -> io::Result<Vec<io::Result<()>>> {
+        for (at, _) in changes {
+            if self.lent.contains(at) {
+                // If that fails, so does the change.
+                let _ = self.lend(*at);
+            }
+        }
+        let mut all = self.ask_for(changes)?;
+        for (change, done) in changes.iter().zip(&mut all) {
+            let refused = matches!(done, Err(error) if error.raw_os_error() == Some(libc::EPERM));
+            if refused && !self.lent.contains(&change.0) && self.lend(change.0).is_ok() {
+                self.lent.insert(change.0);
+                let again = self.ask_for(std::slice::from_ref(change))?.pop();
+                *done = again.unwrap_or(Ok(()));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Lends set and listener of a place, if the helper does not have them.
+    fn lend(&mut self, at: usize) -> io::Result<()> {
+        let has_them = self.lent.contains(&at) && self.records.condition(at).is_changed();
+        self.helper()?;
+        match &mut self.helper {
+            Some(helper) if !has_them => lend(&self.records, helper, at),
+            _ => Ok(()),
+        }
+    }
+
+    fn ask_for(&mut self, changes: &[(usize, Change)]) -> io::Result<Vec<io::Result<()>>> {
         let pairs = changes.iter().take(MOST);
         let words: Vec<u32> = std::iter::once(CHANGES)
             .chain(pairs.flat_map(|(at, change)| [*at as u32, *change as u32]))
@@ -177,6 +215,15 @@ fn tell(helper: &mut Helper, words: &[u32], descriptors: &[BorrowedFd<'_>]) -> i
     }
 }
 
+/// Borrows set and listener of a place, and hands them to the helper.
+fn lend(records: &Records, helper: &mut Helper, at: usize) -> io::Result<()> {
+    let (entry, held) = records.entry(at).ok_or(io::ErrorKind::NotFound)?;
+    let process = handle_of(&entry)?;
+    let set = process::descriptor_by(&process, entry.pid, entry.epoll)?;
+    let listener = process::descriptor_by(&process, entry.pid, held)?;
+    tell(helper, &[LEND, at as u32], &[set.as_fd(), listener.as_fd()]).map(drop)
+}
+
 /// A pidfd of an entry's process.
 fn handle_of(entry: &Entry) -> io::Result<std::os::fd::OwnedFd> {
     let handle = process::handle_of(entry.pid)?;
@@ -204,6 +251,7 @@ pub fn repair(file: &File) -> io::Result<()> {
     let mut guardian = Guardian {
         records,
         helper: None,
+        lent: BTreeSet::new(),
     };
     // A guardian that starts knows all records.
     let mut failed = Ok(());

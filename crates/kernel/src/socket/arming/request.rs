@@ -227,6 +227,8 @@ pub(super) const MOST_BYTES: usize = WORD * (1 + 2 * MOST);
 pub(super) const ENLIST: u32 = 1;
 /// That of a request to forget a place.
 pub(super) const DISMISS: u32 = 2;
+/// That of a request with set and listener for the place that follows.
+pub(super) const LEND: u32 = 4;
 /// That of changes: pairs of place and [`Change`].
 pub(super) const CHANGES: u32 = 3;
 

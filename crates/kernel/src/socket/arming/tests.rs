@@ -158,16 +158,46 @@ fn a_promise_that_is_not_kept_releases_all() {
     }
 }
 
+/// As by somebody else: its end is not waited for.
+fn kill_guardian(guardian: &Guardian) {
+    let pid = guardian.pid().expect("guardian");
+    kill(pid, Signal::SIGKILL).expect("killed");
+    eventually("ended", || {
+        Stat::of(pid.as_raw().unsigned_abs()).map_or(true, |stat| stat.state == 'Z')
+    });
+}
+
+#[test]
+fn what_a_guardian_is_lent_it_keeps_while_the_entry_is_changed_and_no_longer() {
+    for kind in kinds() {
+        let mut ground = Ground::new(kind);
+        let kept = |ground: &Ground| {
+            let pid = ground.guardian.pid().expect("guardian");
+            let folder = std::fs::read_dir(format!("/proc/{pid}/fd"));
+            folder.expect("descriptors").count()
+        };
+        let before = kept(&ground);
+        ground.guardian.lent.insert(3);
+        for is_killed in [false, true] {
+            ground.change(Change::Disarm).expect("disarmed");
+            assert_eq!(kept(&ground), before + 2, "{kind:?}");
+            if is_killed {
+                kill_guardian(&ground.guardian);
+            }
+            ground.change(Change::Arm).expect("armed");
+            assert_eq!(kept(&ground), before, "{kind:?}");
+        }
+        let _client = ground.connect();
+        assert_eq!(ground.ready(), [DATA], "{kind:?}");
+    }
+}
+
 #[test]
 fn a_guardian_that_was_killed_is_replaced_by_one_that_knows_all() {
     let mut ground = Ground::new(epoll::EventFlags::IN);
     let made = ground.events();
     ground.change(Change::Disarm).expect("disarmed");
-    let pid = ground.guardian.pid().expect("guardian");
-    kill(pid, Signal::SIGKILL).expect("killed");
-    eventually("ended", || {
-        Stat::of(pid.as_raw().unsigned_abs()).map_or(true, |stat| stat.state == 'Z')
-    });
+    kill_guardian(&ground.guardian);
     ground.change(Change::Arm).expect("armed by another one");
     assert_eq!(ground.events(), made);
 }

@@ -192,7 +192,7 @@ impl Driven {
             }
         });
         let found = found.map_err(|source| Error::Load {
-            target: plan.target,
+            target: plan.target.into(),
             source,
         })?;
         context.check()?;

@@ -210,7 +210,7 @@ fn load(
         }
     });
     let outcome = outcome.map_err(|source| Error::Load {
-        target: plan.target,
+        target: plan.target.into(),
         source,
     })?;
     context.check()?;

@@ -2,8 +2,8 @@
 
 use wakeone_control::policy::Policy;
 
-use super::loads::Load;
-use super::{CARD, UNDER_LOAD, cell_name, idle, programs};
+use super::loads::{Load, Shared};
+use super::{CARD, UNDER_LOAD, agents, cell_name, programs};
 use crate::card::OWN_GOAL;
 use crate::measure;
 use crate::result::{Expectation, Outcome};
@@ -22,7 +22,7 @@ pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
     let mut expected = slices(outcome);
     expected.extend(by_slots(outcome));
     expected.extend(under_load(outcome));
-    expected.extend(idle(outcome));
+    expected.extend(agents(outcome));
     expected.extend(measure::sound(outcome));
     expected
 }
@@ -30,7 +30,7 @@ pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
 /// An expectation of a contrast: its name, the load, and the arms above and below the line.
 type Bar = (&'static str, Load, (&'static str, &'static str));
 
-const BARS: [Bar; 5] = [
+const BARS: [Bar; 7] = [
     ("steering", Load::Steering, ("steered", "hash")),
     ("watched", Load::Watching, ("watched", "unwatched")),
     (
@@ -38,9 +38,25 @@ const BARS: [Bar; 5] = [
         Load::Watching,
         ("watched-without-tracing", "unwatched"),
     ),
-    ("split-prefork", Load::Split("prefork"), ("split", "shared")),
-    ("split-nginx", Load::Split("nginx"), ("split", "shared")),
+    ("one-queue", one_queue(Shared::Ours(4)), ATTACHED),
+    ("one-queue-64", one_queue(Shared::Ours(64)), ATTACHED),
+    (
+        "one-queue-uvicorn",
+        one_queue(Shared::Other("uvicorn-workers")),
+        ATTACHED,
+    ),
+    (
+        "one-queue-nginx",
+        one_queue(Shared::Other("nginx-shared-fixed")),
+        ATTACHED,
+    ),
 ];
+
+const fn one_queue(shared: Shared) -> Load {
+    Load::OneQueue(shared)
+}
+
+const ATTACHED: (&str, &str) = ("attached", "as-it-is");
 
 /// Returns connections a second where the machine was quiet enough for them. Otherwise it returns those for a second
 /// of CPU time, which other work on the machine changes less. The interval's width decides, never the ratio.
@@ -52,9 +68,11 @@ pub fn surest<'a>(outcome: &'a Outcome, load: Load, arms: (&str, &str)) -> Optio
 }
 
 fn slices(outcome: &Outcome) -> Vec<Expectation> {
-    // nginx is not everywhere.
-    let here =
-        |bar: &&Bar| bar.1 != Load::Split("nginx") || outcome.variant(&bar.1.variant()).is_some();
+    // Other projects' servers are not everywhere.
+    let here = |bar: &&Bar| {
+        let is_other = matches!(bar.1, Load::OneQueue(Shared::Other(_)));
+        !is_other || outcome.variant(&bar.1.variant()).is_some()
+    };
     let bars = BARS.iter().filter(here);
     let mut expected: Vec<Expectation> = bars.map(|bar| reaches(outcome, bar)).collect();
     let steered = surest(outcome, Load::Steering, ("steered", "hash"));
@@ -122,13 +140,21 @@ fn under_load(outcome: &Outcome) -> [Expectation; 2] {
     ]
 }
 
-/// More than the bound, a share of a CPU in %, is seen on the bill of a machine that does nothing.
-fn idle(outcome: &Outcome) -> [Expectation; 3] {
-    idle::ALL.map(|idle| {
-        let variant = idle.variant();
-        let names = [("name", &*variant.replace('/', "-")), ("variant", variant)];
-        CARD.expect_of("{name}", &names, outcome.median(variant, idle::METRIC))
-    })
+fn agents(outcome: &Outcome) -> Vec<Expectation> {
+    let each = |agent: &agents::Agent| {
+        let (variant, most) = (agent.variant, agent.most_percent);
+        let names = [
+            ("name", &*variant.replace('/', "-")),
+            ("variant", variant),
+            ("most", most),
+        ];
+        let which = match agent.rate_per_s {
+            None => "{name}",
+            Some(_) => "{name}-under-load",
+        };
+        CARD.expect_of(which, &names, outcome.median(variant, agents::METRIC))
+    };
+    agents::ALL.iter().map(each).collect()
 }
 
 #[cfg(test)]
@@ -156,24 +182,23 @@ mod tests {
     const AGAIN: Bar = ("", Load::Steering, ("hash-again", "hash"));
 
     /// Ratios of the bars without nginx, and of the same arm twice.
-    fn with(ratios: [f64; 5], half: f64, ns: [f64; 2]) -> Outcome {
+    fn with(ratios: [f64; 6], half: f64, ns: [f64; 2]) -> Outcome {
         let names: Vec<String> = Policy::ALL.map(programs::metric).into();
         let [four, many] = ns.map(|ns| [ns]);
         let cell = |ns| -> Vec<Values<'_>> { names.iter().map(|n| (n.as_str(), ns)).collect() };
         let (four, many) = (cell(&four[..]), cell(&many[..]));
         let runs: [Values<'_>; 2] = [("dispatch_ns", &[200.0]), ("sock_ops_ns", &[100.0])];
         let (small, large) = (cell_name(4), cell_name(256));
-        let quiet: [Values<'_>; 1] = [(idle::METRIC, &[0.1])];
-        let mut found = outcome(&[
-            ("idle/run", &quiet),
-            ("idle/attach", &quiet),
-            ("idle/agent", &quiet),
+        let quiet: [Values<'_>; 1] = [(agents::METRIC, &[0.1])];
+        let agents = agents::ALL.iter().map(|agent| (agent.variant, &quiet[..]));
+        let others: [(&str, &[Values<'_>]); 4] = [
             (small.as_str(), &four[..]),
             (large.as_str(), &many[..]),
             (UNDER_LOAD, &runs),
             ("slices/steering", &SOUND),
-        ]);
-        let bars = BARS[..4].iter().chain([&AGAIN]);
+        ];
+        let mut found = outcome(&agents.chain(others).collect::<Vec<_>>());
+        let bars = BARS[..5].iter().chain([&AGAIN]);
         found.contrasts = bars
             .zip(ratios)
             .flat_map(|(bar, ratio)| {
@@ -187,7 +212,7 @@ mod tests {
         found
     }
 
-    const GOOD: [f64; 5] = [0.985, 0.985, 0.985, 0.96, 1.001];
+    const GOOD: [f64; 6] = [0.985, 0.985, 0.985, 0.99, 0.99, 1.001];
 
     #[test]
     fn each_limit_bites() {
@@ -195,12 +220,17 @@ mod tests {
         assert!(failed(GOOD, 0.009, [140.0, 180.0]).is_empty());
         assert_eq!(failed(GOOD, 0.011, [140.0, 180.0]), ["steering-interval"]);
         assert_eq!(
-            failed([0.979, 0.979, 0.979, 0.949, 1.02], 0.009, [140.0, 180.0]),
+            failed(
+                [0.979, 0.979, 0.979, 0.989, 0.989, 1.02],
+                0.009,
+                [140.0, 180.0]
+            ),
             [
                 "steering",
                 "watched",
                 "watched-without-tracing",
-                "split-prefork",
+                "one-queue",
+                "one-queue-64",
                 "same-arm-twice"
             ]
         );
@@ -216,13 +246,15 @@ mod tests {
             ]
         );
         let nothing = failing(judge(&outcome(&[("slices/steering", &SOUND)])));
-        assert_eq!(nothing.len(), 4 + 2 + 7 + 3 + 2, "{nothing:?}");
-        let mut busy = with(GOOD, 0.009, [140.0, 180.0]);
-        let attach = |v: &&mut crate::result::Variant| v.name == "idle/attach";
-        let attach = busy.variants.iter_mut().find(attach).expect("idle");
-        let metric = attach.metrics.get_mut(idle::METRIC).expect("metric");
-        metric.median = 0.31;
-        assert_eq!(failing(judge(&busy)), ["idle-attach"]);
+        assert_eq!(nothing.len(), 5 + 2 + 7 + 7 + 2, "{nothing:?}");
+        for (variant, most) in [("idle/attach", 0.3), ("busy/one-queue-64", 0.5)] {
+            let mut busy = with(GOOD, 0.009, [140.0, 180.0]);
+            let is_it = |v: &&mut crate::result::Variant| v.name == variant;
+            let found = busy.variants.iter_mut().find(is_it).expect("variant");
+            let metric = found.metrics.get_mut(agents::METRIC).expect("metric");
+            metric.median = most + 0.01;
+            assert_eq!(failing(judge(&busy)).len(), 1, "{variant}");
+        }
     }
 
     #[test]

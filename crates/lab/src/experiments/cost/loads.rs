@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use wakeone_load::{Arrivals, Live, Mix, Plan, Stop};
 
+use super::agents;
 use super::steering::{Group, HASH, Parts, Rest, STEERED};
 use super::watched::Doctor;
 use crate::alternate::{self, Arms};
@@ -12,7 +13,7 @@ use crate::error::Error;
 use crate::experiment::{Context, Sample};
 use crate::measure;
 use crate::slices::{Pair, Timing};
-use crate::trials::server::{self, How, Server, Who};
+use crate::trials::server::{self, Server, Who};
 use crate::under_test::ServerUnderTest;
 use crate::ways::{Serving, Way};
 use crate::{process, stats};
@@ -26,6 +27,8 @@ pub const CLIENTS: usize = 64;
 const COUNTED: Duration = Duration::from_millis(125);
 /// The rest of a slice: several times the life of a connection.
 const SETTLING: Duration = Duration::from_millis(25);
+/// How long the guardian of a stopped agent takes at most until all entries are as the server made them.
+const GUARDED: Duration = Duration::from_millis(50);
 /// About how long a doctor takes to look around, over all switches of a block.
 const LOOKING_AROUND: Duration = Duration::from_millis(150);
 
@@ -38,17 +41,28 @@ pub enum Load {
     Parts,
     /// Nobody watches, doctor watches without tracing, and with it.
     Watching,
-    /// The server of this name, with one shared socket, and the same one split.
-    Split(&'static str),
+    /// A server whose workers share one socket, as it is and attached to.
+    OneQueue(Shared),
+}
+
+/// A server whose workers share one socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shared {
+    /// The reference server with EPOLLEXCLUSIVE, and so many workers.
+    Ours(usize),
+    /// Another project's, by its name.
+    Other(&'static str),
 }
 
 /// All of them.
-pub const ALL: [Load; 5] = [
+pub const ALL: [Load; 7] = [
     Load::Steering,
     Load::Parts,
     Load::Watching,
-    Load::Split("prefork"),
-    Load::Split("nginx"),
+    Load::OneQueue(Shared::Ours(4)),
+    Load::OneQueue(Shared::Ours(64)),
+    Load::OneQueue(Shared::Other("uvicorn-workers")),
+    Load::OneQueue(Shared::Other("nginx-shared-fixed")),
 ];
 
 /// A group with its program, and nothing else. It hands out connections as the kernel's hash does.
@@ -70,14 +84,14 @@ const EVEN: Parts = Parts {
 /// The parts that each arm of [`Load::Parts`] runs.
 const LADDER: [Parts; 5] = [HASH, CHOOSING, COUNTING, EVEN, STEERED];
 
-/// A server of [`Load::Split`].
-fn shared(name: &str, how: How) -> Who {
+/// Another project's server, by its name.
+fn named(name: &str) -> Who {
     static ALL: LazyLock<Vec<Server>> = LazyLock::new(|| {
-        let named = ["prefork", "nginx"].map(|name| server::named(name, &toml::Table::new()));
-        let both = |one: Server| [How::AsItIs, How::Split].map(|how| one.with(how));
-        named.into_iter().flatten().flat_map(both).collect()
+        let others = ["uvicorn-workers", "nginx-shared-fixed"];
+        let all = others.map(|name| server::named(name, &toml::Table::new()));
+        all.into_iter().flatten().collect()
     });
-    let found = ALL.iter().find(|one| one.name == name && one.how == how);
+    let found = ALL.iter().find(|one| one.name == name);
     Who::Other(found.unwrap_or_else(|| panic!("no server {name}")))
 }
 
@@ -88,7 +102,8 @@ impl Load {
             Load::Steering => "slices/steering".into(),
             Load::Parts => "slices/parts".into(),
             Load::Watching => "slices/watching".into(),
-            Load::Split(other) => format!("slices/split-{other}"),
+            Load::OneQueue(Shared::Ours(workers)) => format!("slices/one-queue-{workers}"),
+            Load::OneQueue(Shared::Other(name)) => format!("slices/one-queue-{name}"),
         }
     }
 
@@ -109,23 +124,22 @@ impl Load {
                 "steered",
             ],
             Load::Watching => &["unwatched", "watched-without-tracing", "watched"],
-            Load::Split(_) => &["shared", "split"],
+            Load::OneQueue(_) => &["as-it-is", "attached", "as-it-is-again"],
         }
     }
 
     /// The pairs that are compared.
     pub fn pairs(self) -> &'static [Pair] {
         match self {
-            Load::Steering | Load::Watching => &[(1, 0), (2, 0)],
+            Load::Steering | Load::Watching | Load::OneQueue(_) => &[(1, 0), (2, 0)],
             Load::Parts => &[(1, 0), (2, 1), (3, 2), (4, 3), (4, 0)],
-            Load::Split(_) => &[(1, 0)],
         }
     }
 
     /// The reason why it cannot be measured here.
     pub fn lacks(self) -> Option<String> {
         match self {
-            Load::Split(other) => shared(other, How::AsItIs).lacks(),
+            Load::OneQueue(Shared::Other(name)) => named(name).lacks(),
             _ => None,
         }
     }
@@ -139,19 +153,20 @@ impl Load {
             Load::Steering => self.steering(&[HASH, STEERED, HASH], seconds, context),
             Load::Parts => self.steering(&LADDER, seconds, context),
             Load::Watching => self.watching(seconds, context),
-            Load::Split(other) => self.split(other, seconds, context),
+            Load::OneQueue(shared) => self.one_queue(shared, seconds, context),
         }
     }
 
     fn timing(self, seconds: f64) -> Timing {
-        let switching = match self {
-            Load::Watching => LOOKING_AROUND,
-            _ => Duration::ZERO,
+        let (settling, switching) = match self {
+            Load::Watching => (SETTLING, LOOKING_AROUND),
+            Load::OneQueue(_) => (SETTLING + GUARDED, Duration::ZERO),
+            _ => (SETTLING, Duration::ZERO),
         };
         let arms = self.arms().len();
         Timing {
-            settling: SETTLING,
-            ..Timing::for_seconds(seconds, arms, COUNTED, SETTLING + switching)
+            settling,
+            ..Timing::for_seconds(seconds, arms, COUNTED, settling + switching)
         }
     }
 
@@ -168,7 +183,7 @@ impl Load {
             sample.put("rescues", "count", group.rescues() as f64);
             Ok(())
         };
-        self.on_one(trial, group, switch, rescues, seconds, context)
+        self.on_one(trial, (group, None), switch, rescues, seconds, context)
     }
 
     fn watching(self, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
@@ -181,21 +196,22 @@ impl Load {
             sample.put("watcher_cpu_percent", "%", doctor.cpu_percent());
             Ok(())
         };
-        self.on_one(trial, doctor, switch, its_cpu, seconds, context)
+        self.on_one(trial, (doctor, None), switch, its_cpu, seconds, context)
     }
 
-    /// Measures one server, beside which the arms take turns.
+    /// Measures one server, beside which the arms take turns. A process that steers it counts as a part of it.
     fn on_one<T>(
         self,
         mut trial: ServerUnderTest,
-        mut beside: T,
+        (mut beside, steers): (T, Option<u32>),
         switch: impl Fn(&mut T, usize) -> Result<(), Error>,
         end: impl FnOnce(T, &mut Sample) -> Result<(), Error>,
         seconds: f64,
         context: &mut Context<'_>,
     ) -> Result<Sample, Error> {
         let plan = endless(trial.address, "/whoami", context);
-        let all = process::tree(trial.pid());
+        let first = std::iter::once(trial.pid()).chain(steers);
+        let all: Vec<u32> = first.flat_map(process::tree).collect();
         let mut switch = |arm: usize, _: &Live| switch(&mut beside, arm);
         let live = Live::new(&plan);
         let (found, mut sample) =
@@ -206,28 +222,28 @@ impl Load {
         Ok(sample)
     }
 
-    fn split(self, other: &str, seconds: f64, context: &mut Context<'_>) -> Result<Sample, Error> {
-        let start = |how| {
-            let launch = shared(other, how).launch(Serving::Blocking, WORKERS)?;
-            ServerUnderTest::start(launch)
+    fn one_queue(
+        self,
+        shared: Shared,
+        seconds: f64,
+        context: &mut Context<'_>,
+    ) -> Result<Sample, Error> {
+        let trial = match shared {
+            Shared::Ours(workers) => Way::SharedEpollExclusive.start(workers)?,
+            Shared::Other(name) => {
+                ServerUnderTest::start(named(name).launch(Serving::Blocking, WORKERS)?)?
+            }
         };
-        let mut shared = start(How::AsItIs)?;
-        let split = start(How::Split)?;
-        let plan = endless(shared.address, "/work?us=0&kind=sleep", context);
-        let live = Live::among(&plan, vec![shared.address, split.address]);
-        // The supervisor would take CPU time from the server under load. This is dropped before the servers are.
-        let rest = Rest(split.pid());
-        let mut switch = |arm: usize, live: &Live| {
-            live.aim(arm);
-            rest.set(arm == 0)
+        let agent = agents::attach(trial.address, &[])?;
+        // Its guardian makes all entries as the server made them when it is stopped.
+        let pid = agent.pid();
+        let rest = Rest(pid);
+        let switch = |rest: &mut Rest, arm: usize| rest.set(arm != 1);
+        let end = |rest: Rest, _: &mut Sample| {
+            drop(rest);
+            agent.stop()
         };
-        let all = [process::tree(shared.pid()), process::tree(split.pid())].concat();
-        let (found, mut sample) =
-            self.alternate(&plan, &live, seconds, &mut switch, &all, context)?;
-        drop(rest);
-        shared.answers.client_saw(&found);
-        shared.stop_both(split, &mut sample)?;
-        Ok(sample)
+        self.on_one(trial, (rest, Some(pid)), switch, end, seconds, context)
     }
 
     fn alternate(

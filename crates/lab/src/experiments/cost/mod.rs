@@ -1,7 +1,7 @@
-//! What does choosing cost, what do watching and splitting, and what does it cost while nobody comes? Connections a second with and without it, taken in slices of
-//! one load, and the time of a run of each program.
+//! The cost of steering and of watching: connections a second with and without it, taken in slices of one load, the time
+//! of a run of each program, and the CPU time of agents.
 
-mod idle;
+mod agents;
 mod judge;
 mod loads;
 mod present;
@@ -21,7 +21,7 @@ use crate::present::Block;
 use crate::result::{Expectation, Outcome};
 use crate::status;
 use crate::ways::Way;
-use idle::Idle;
+use agents::Agent;
 use loads::{CLIENTS, Load, WORKERS};
 
 card!();
@@ -67,8 +67,11 @@ impl Experiment for Cost {
         let slots = slots(settings).iter();
         let by_slots = slots.map(|slots| arm(cell_name(*slots), group, 3.0));
         let under_load = arm(UNDER_LOAD.into(), group + 1, load_seconds(settings) + 0.5);
-        let idle = idle::ALL.map(|idle| arm(idle.variant().into(), group + 2, 4.0 + IDLE_SECONDS));
-        design.arms.extend(by_slots.chain([under_load]).chain(idle));
+        let agents =
+            agents::ALL.map(|agent| arm(agent.variant.into(), group + 2, 4.0 + IDLE_SECONDS));
+        design
+            .arms
+            .extend(by_slots.chain([under_load]).chain(agents));
         design
     }
 
@@ -77,8 +80,8 @@ impl Experiment for Cost {
             let seconds = slices_seconds(context.settings);
             return load.measure(seconds, context);
         }
-        if let Some(idle) = Idle::of(&arm.name) {
-            return idle.measure(WORKERS, IDLE_SECONDS, context);
+        if let Some(agent) = Agent::of(&arm.name) {
+            return agent.measure(IDLE_SECONDS, context);
         }
         if arm.name == UNDER_LOAD {
             return under_load(context);

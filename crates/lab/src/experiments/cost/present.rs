@@ -2,10 +2,9 @@
 
 use wakeone_control::policy::Policy;
 
-use super::idle;
 use super::judge;
 use super::loads::{self, Load, rate_metric, sleeps_metric};
-use super::{SLOTS, UNDER_LOAD, cell_name, programs};
+use super::{SLOTS, UNDER_LOAD, agents, cell_name, programs};
 use crate::present::{Bar, Block, Chart, Row, Style, Table, cell, number};
 use crate::result::Outcome;
 use crate::views;
@@ -139,19 +138,24 @@ fn by_slots(outcome: &Outcome) -> Option<Table> {
     ))
 }
 
-/// The CPU time without a client.
+/// The CPU time of what steers.
 fn at_rest(outcome: &Outcome) -> Option<Table> {
-    let row = |idle: &idle::Idle| {
-        let variant = idle.variant();
-        let share = outcome.median(variant, idle::METRIC)?;
-        Some(Row::ours(vec![variant.to_owned(), format!("{share:.2}")]))
+    let row = |agent: &agents::Agent| {
+        let share = outcome.median(agent.variant, agents::METRIC)?;
+        let load = match agent.rate_per_s {
+            None => "nobody".into(),
+            Some(rate) => format!("{rate}/s"),
+        };
+        let cells = [agent.workers.to_string(), load, format!("{share:.3}")];
+        Some(Row::named(agent.variant, cells))
     };
-    let rows: Vec<Row> = idle::ALL.iter().filter_map(row).collect();
-    (!rows.is_empty()).then(|| Table {
-        caption: "Share of one CPU, in %, that steering four workers takes while nobody comes."
-            .into(),
-        head: vec![String::new(), "% of a CPU".into()],
-        rows,
+    let rows: Vec<Row> = agents::ALL.iter().filter_map(row).collect();
+    (!rows.is_empty()).then(|| {
+        Table::new(
+            "Share of one CPU, in %, that steering takes while nobody comes, and while connections come.",
+            ["workers", "connections", "% of a CPU"],
+            rows,
+        )
     })
 }
 

@@ -13,7 +13,7 @@ use crate::trials::beside::{Beside, restart_all};
 use crate::trials::load::LONGEST_S;
 use crate::trials::server::{How, Who};
 use crate::under_test::ServerUnderTest;
-use crate::{measure, process, status};
+use crate::{measure, process};
 
 const CONNECTIONS: usize = 64;
 const APART: Duration = Duration::from_millis(10);
@@ -39,14 +39,11 @@ pub fn measure(cell: &Cell, context: &mut Context<'_>) -> Result<Sample, Error> 
 
 fn attempt(cell: &Cell, context: &mut Context<'_>) -> Result<Sample, Error> {
     let begun = Instant::now();
-    let mut launch = cell.server.launch(TRIALS.table.workers, cell.options())?;
-    // Attaching takes its time, and is none of the server's.
-    let attach = launch.attach.take();
-    let mut server = ServerUnderTest::start(launch)?;
+    let launch = cell.server.launch(TRIALS.table.workers, cell.options())?;
+    let mut server = ServerUnderTest::start_alone(launch)?;
     let ready = begun.elapsed();
-    if let Some(options) = attach {
-        server.attach(&cell.server.scheme, &options)?;
-    }
+    // That takes its time, and is none of the server's.
+    server.steer()?;
     let mut sample = under_load(&mut server, cell, context)?;
     if cell.is(MOVES) {
         // Nobody would have workers pass for stuck so soon. It is asked whether something breaks.
@@ -193,9 +190,11 @@ impl Load {
 /// The state in which the load leaves the server: its CPU time, what it said, and what is still counted as open.
 fn at_rest(server: &mut ServerUnderTest, cell: &Cell, sample: &mut Sample) -> Result<(), Error> {
     if cell.server.is_steered() {
-        let open = status::active_at_rest(server.address)?;
+        server.await_steered()?;
+        let group = server.state();
+        let open = group.active_at_rest()?;
         sample.put("active_at_end", "count", open as f64);
-        sample.put("moves", "count", status::moves(server.address)?.0 as f64);
+        sample.put("moves", "count", group.moves()?.0 as f64);
     }
     std::thread::sleep(IDLE);
     let cpu = |pids: &[u32]| -> u64 { pids.iter().map(|pid| process::cpu_ns(*pid)).sum() };

@@ -1,6 +1,6 @@
 //! A cell has harm in each column in which the server is worse with us than as it is.
 
-use super::{BOOT, CARD, Cell, MOVES, RESTART, ours, pairing};
+use super::{CARD, Cell, MOVES, RESTART, ours, pairing};
 use crate::experiment::Pairing;
 use crate::result::{Expectation, Outcome};
 use crate::stats;
@@ -20,11 +20,9 @@ pub fn worse(outcome: &Outcome, cell: &Cell) -> Option<Vec<&'static str>> {
     let (ours, theirs) = (cell.name(), cell.with(How::AsItIs).name());
     let (found, before) = (outcome.variant(&ours)?, outcome.variant(&theirs)?);
     let total = |name: &str, metric: &str| outcome.values(name, metric).iter().sum::<f64>();
-    // A connection that was split off to a worker that accepts late is answered late: known, and what is asked is the count.
-    let is_compared = !cell.is(BOOT);
     let ratios = RATIOS.into_iter().filter(|metric| {
         let compared = pairing(cell, metric);
-        excess(outcome, &compared).is_some_and(|times| is_compared && times > BAR)
+        excess(outcome, &compared).is_some_and(|times| times > BAR)
     });
     // A server that restarts may lose what it has just accepted, with us and without: how many is chance.
     let by_chance = cell.is(RESTART);

@@ -29,17 +29,21 @@ pub static TRIALS: LazyLock<Trials> = LazyLock::new(|| Trials::read(&CARD));
 pub struct Harm;
 
 /// The ways to hand out connections, that without us first.
-const WAYS: [How; 5] = [
+const WAYS: [How; 8] = [
     How::AsItIs,
     How::Attach,
     How::AttachRescue,
     How::Run,
     How::Split,
+    How::RunCommand,
+    How::PlainAttach,
+    How::PlainRunCommand,
 ];
+/// The situations in which the workers of one queue are steered in every way and by every user: they depend on which worker
+/// is woken.
+const WHO_IS_WOKEN: [&str; 4] = ["kept", "stuck", "burst", "storm"];
 /// Workers are stopped for some milliseconds, one after the other, until queues have been moved many times.
 const MOVES: &str = "moves";
-/// Requests come before the first worker accepts.
-const BOOT: &str = "boot";
 /// It is restarted, or reloaded.
 const RESTART: &str = "restart";
 /// It is restarted while clients keep connections. A client that loses its connection opens it again.
@@ -95,13 +99,16 @@ impl Cell {
         let server = self.server;
         match server.how {
             How::AsItIs => true,
-            How::Split => server.shared,
-            _ if server.shared => false,
+            How::Split => server.shared && !server.is_one_queue(),
+            _ if server.shared && !server.is_one_queue() => false,
             // It moves nothing.
             How::Attach => !self.is(MOVES),
-            // A datagram socket has no accept queue to move.
-            How::AttachRescue => server.scheme.is_empty(),
+            // One queue need not be moved, and that of a datagram socket cannot.
+            How::AttachRescue => server.scheme.is_empty() && !server.is_one_queue(),
             How::Run => !server.run.is_empty(),
+            How::RunCommand | How::PlainAttach | How::PlainRunCommand => {
+                server.is_one_queue() && WHO_IS_WOKEN.iter().any(|name| self.is(name))
+            }
         }
     }
 
@@ -198,7 +205,7 @@ impl Experiment for Harm {
 
     fn present(&self, outcome: &Outcome) -> Vec<Block> {
         let mut blocks = views::meaning([present::meaning(outcome)]);
-        blocks.push(Block::Table(present::summary(outcome)));
+        blocks.extend(present::summaries(outcome).map(Block::Table));
         blocks.extend(present::servers(outcome));
         blocks.extend(outcome.left_out().map(Block::Paragraph));
         blocks

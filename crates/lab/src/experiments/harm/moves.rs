@@ -12,7 +12,8 @@ use wakeone_kernel::socket::diag;
 use wakeone_model::listener::Protocol;
 
 use crate::error::Error;
-use crate::{process, status};
+use crate::process;
+use crate::status::Steered;
 
 /// The options with which queues are moved often: a worker passes for stuck soon, and connections go to stopped ones as to
 /// others.
@@ -46,7 +47,7 @@ pub fn make(address: SocketAddr, root: u32, until: Until, over: &AtomicBool) -> 
             Until::Elapsed(time) => begun.elapsed() >= time,
             Until::Moves(wanted) if looked.elapsed() >= LOOK => {
                 looked = Instant::now();
-                status::moves(address)?.0 >= wanted
+                Steered::on(address).moves()?.0 >= wanted
             }
             Until::Moves(_) => false,
         };

@@ -1,7 +1,7 @@
 //! The tables: a summary, and one for each server.
 
 use super::judge::{refused, worse};
-use super::{Cell, WAYS, cells, judge, ours, pairing};
+use super::{Cell, cells, judge, ours, pairing};
 use crate::present::{Block, Row, Table, cell, number};
 use crate::result::Outcome;
 use crate::trials::server::How;
@@ -39,10 +39,36 @@ fn servers_in_order() -> Vec<&'static str> {
     names
 }
 
-/// A row for each server, and for each way the columns that are worse.
-pub fn summary(outcome: &Outcome) -> Table {
-    let ways = &WAYS[1..];
-    let rows = servers_in_order().into_iter().filter_map(|server| {
+/// The ways of servers with a socket for each worker, and of those with one queue.
+const KINDS: [(&str, &[How]); 2] = [
+    (
+        "A socket for each worker",
+        &[How::Attach, How::AttachRescue, How::Run, How::Split],
+    ),
+    (
+        "One socket for all workers",
+        &[
+            How::Attach,
+            How::RunCommand,
+            How::PlainAttach,
+            How::PlainRunCommand,
+        ],
+    ),
+];
+
+/// A row for each server, and for each way the columns that are worse. A table for each kind of server.
+pub fn summaries(outcome: &Outcome) -> impl Iterator<Item = Table> {
+    let all = KINDS.iter().map(|kind| summary(outcome, kind));
+    all.filter(|table| !table.rows.is_empty())
+}
+
+fn summary(outcome: &Outcome, (kind, ways): &(&str, &[How])) -> Table {
+    let is_of_kind = |name: &&'static str| {
+        let mut of_it = cells().filter(|cell| cell.server.name == *name);
+        of_it.any(|cell| cell.server.is_one_queue()) == ways.contains(&How::RunCommand)
+    };
+    let servers = servers_in_order().into_iter().filter(is_of_kind);
+    let rows = servers.filter_map(|server| {
         let found: Vec<_> = ways.iter().map(|how| told(outcome, server, *how)).collect();
         let measured = found.iter().any(Option::is_some);
         let bad = |(nth, text): (usize, &Option<String>)| {
@@ -58,7 +84,7 @@ pub fn summary(outcome: &Outcome) -> Table {
         measured.then(|| Row::named(server, cells).marking(bad))
     });
     Table::new(
-        "Where a server is worse with us than as it is. ✗: in what.",
+        format!("{kind}: where a server is worse with us than as it is. ✗: in what."),
         ways.iter().map(|how| how.name()),
         rows,
     )

@@ -1,6 +1,6 @@
 //! The expectations that are not numbers of the card. It is pure: it works on a result read from a file.
 
-use super::{CARD, TRIALS, summary};
+use super::{CARD, TRIALS, best, summary};
 use crate::result::{Expectation, Outcome};
 use crate::trials;
 use crate::trials::pooled_shares;
@@ -16,6 +16,7 @@ const STUCK: f64 = 0.25;
 pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
     let mut expectations = trials::judge::judge(&TRIALS, outcome);
     expectations.extend(summary::judge(outcome));
+    expectations.extend(best::judge(outcome));
     expectations.push(evenness(outcome));
     expectations.push(CARD.expect("all-answered", missing(outcome)));
     expectations

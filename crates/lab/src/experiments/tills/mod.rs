@@ -1,5 +1,6 @@
 //! One queue for all tills, or a queue a till? And what if somebody sent each customer to the right one?
 
+mod best;
 mod judge;
 mod present;
 mod summary;
@@ -27,7 +28,10 @@ impl Experiment for Tills {
     }
 
     fn design(&self, settings: &Settings) -> Design {
-        trials::design(&TRIALS, settings)
+        let mut design = trials::design(&TRIALS, settings);
+        let here = best::trampolines().into();
+        design.parameters.insert(best::TRAMPOLINES.into(), here);
+        design
     }
 
     fn measure(&self, arm: &Arm, context: &mut Context<'_>) -> Result<Sample, Error> {

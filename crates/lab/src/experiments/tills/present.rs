@@ -19,9 +19,10 @@ pub fn present(outcome: &Outcome) -> Vec<Block> {
         Block::Chart(summary::chart(outcome)),
         Block::Table(summary::table(outcome)),
     ];
-    let told = ["kept", "stuck", "cpu", "shares"].map(|word| CARD.say(word, outcome, &[]));
+    let told = ["arming", "kept", "burst", "stuck", "cpu", "shares"]
+        .map(|word| CARD.say(word, outcome, &[]));
     blocks.extend(views::meaning(told.into_iter().flatten()));
-    for load in ["kept", "stuck", "cpu"] {
+    for load in ["kept", "burst", "stuck", "cpu", "full"] {
         blocks.extend(trials::of_load(&TRIALS, outcome, load));
     }
     blocks.extend(beside_published(outcome));

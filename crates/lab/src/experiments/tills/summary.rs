@@ -13,37 +13,72 @@ const BAD: f64 = 3.0;
 struct Column {
     workload: &'static str,
     head: &'static str,
+    /// The unit in the drawing; empty where the head says it all.
+    unit: &'static str,
     metric: &'static str,
 }
 
-const COLUMNS: [Column; 4] = [
+const COLUMNS: [Column; 6] = [
     Column {
         workload: "kept",
         head: "kept",
+        unit: "ms",
         metric: "latency_ms_mean",
+    },
+    Column {
+        workload: BURST,
+        head: "burst",
+        unit: "×",
+        metric: SHARE,
     },
     Column {
         workload: "stuck",
         head: "stuck",
+        unit: "ms",
         metric: "latency_ms_mean",
     },
     Column {
         workload: "cpu",
         head: "cpu",
+        unit: "ms",
         metric: "latency_ms_p99",
+    },
+    Column {
+        workload: "full",
+        head: "full",
+        unit: "/s",
+        metric: THROUGHPUT,
     },
     Column {
         workload: RESTART,
         head: "lost",
+        unit: "",
         metric: LOST,
     },
 ];
 
-const LOST: &str = "lost";
+/// Requests that were not answered.
+pub const LOST: &str = "lost";
+/// The busiest worker's share, in multiples of an even one.
+pub const SHARE: &str = "share_max_over_mean";
+const THROUGHPUT: &str = "throughput_per_s";
 /// The load whose losses have a column of their own.
 pub const RESTART: &str = "restart";
+/// The load of connections that come at once.
+pub const BURST: &str = "burst";
 
 impl Column {
+    /// Whether its load was to be measured. Results of earlier versions have fewer loads.
+    fn is_planned(&self, outcome: &Outcome) -> bool {
+        let head = format!("{}_", self.workload);
+        let mut measured = WITH_ROTATE.iter();
+        outcome
+            .parameters
+            .keys()
+            .any(|name| name.starts_with(&head))
+            || measured.any(|way| self.value(outcome, *way).is_some())
+    }
+
     /// The value of a way in this column: its losses over all rounds, or the median of the rounds.
     fn value(&self, outcome: &Outcome, way: Way) -> Option<f64> {
         let name = format!("{}/{}", self.workload, way.name());
@@ -65,15 +100,25 @@ impl Column {
         } else {
             f64::MIN_POSITIVE
         };
-        Some(self.value(outcome, way)?.max(least) / stats::min(&all).max(least))
+        let value = self.value(outcome, way)?.max(least);
+        Some(match self.metric {
+            THROUGHPUT => stats::max(&all) / value,
+            _ => value / stats::min(&all).max(least),
+        })
     }
+}
+
+/// The columns of a result.
+fn columns(outcome: &Outcome) -> impl Iterator<Item = &'static Column> {
+    COLUMNS.iter().filter(|column| column.is_planned(outcome))
 }
 
 /// How many times worse a way is where it is worst; None unless every column was measured.
 fn worst(outcome: &Outcome, way: Way) -> Option<f64> {
-    let each = COLUMNS.iter().map(|c| c.times_worse(outcome, way));
+    let each = columns(outcome).map(|c| c.times_worse(outcome, way));
     let each: Option<Vec<f64>> = each.collect();
-    each.map(|all| stats::max(&all))
+    each.filter(|all| !all.is_empty())
+        .map(|all| stats::max(&all))
 }
 
 /// The ways that are the kernel's alone.
@@ -97,7 +142,7 @@ pub fn judge(outcome: &Outcome) -> Vec<Expectation> {
 /// The table.
 pub fn table(outcome: &Outcome) -> Table {
     let row = |way: Way| {
-        let values = COLUMNS.each_ref().map(|c| c.value(outcome, way));
+        let values: Vec<_> = columns(outcome).map(|c| c.value(outcome, way)).collect();
         if values.iter().all(Option::is_none) {
             return None;
         }
@@ -105,16 +150,16 @@ pub fn table(outcome: &Outcome) -> Table {
             let times = column.times_worse(outcome, way);
             times.is_some_and(|times| times >= BAD)
         };
-        let bad = (1..).zip(&COLUMNS).filter(|(_, c)| is_bad(c));
-        let row = Row::named(&CARD.words[way.name()], values.map(cell));
+        let bad = (1..).zip(columns(outcome)).filter(|(_, c)| is_bad(c));
+        let row = Row::named(&CARD.words[way.name()], values.into_iter().map(cell));
         Some(row.marking(bad.map(|(at, _)| at).collect()))
     };
     Table::new(
         format!(
-            "Latency in ms (mean; of cpu the p99) where connections are kept, where one request in a hundred is slow, and where all compute; connections lost in {} restarts. ✗: at least {BAD} times worse than the best.",
+            "Latency in ms (mean; of cpu the p99) where connections are kept, where one request in a hundred is slow, and where all compute; the busiest worker's share of a burst, in multiples of an even one; connections/s under full load; connections lost in {} restarts. ✗: at least {BAD} times worse than the best.",
             restarts(outcome)
         ),
-        COLUMNS.each_ref().map(|c| c.head),
+        columns(outcome).map(|c| c.head),
         WITH_ROTATE.into_iter().filter_map(row),
     )
 }
@@ -128,13 +173,13 @@ pub fn chart(outcome: &Outcome) -> Chart {
         })
     };
     let row = |way: Way| {
-        let cells: Vec<_> = COLUMNS.iter().map(|column| cell(column, way)).collect();
+        let cells: Vec<_> = columns(outcome).map(|column| cell(column, way)).collect();
         let measured = cells.iter().any(Option::is_some);
         measured.then(|| (CARD.words[way.name()].clone(), cells))
     };
-    let head = |column: &Column| match column.metric {
-        LOST => column.head.to_owned(),
-        _ => format!("{}, ms", column.head),
+    let head = |column: &Column| match column.unit {
+        "" => column.head.to_owned(),
+        unit => format!("{}, {unit}", column.head),
     };
     Chart {
         title: "Each way, and how many times the best of each column it is.".into(),
@@ -142,7 +187,7 @@ pub fn chart(outcome: &Outcome) -> Chart {
             "Short bars are good, on a logarithmic axis; the thin line is {BAD} times the best, and ✗ marks what reaches it."
         ),
         kind: Kind::Times {
-            heads: COLUMNS.iter().map(head).collect(),
+            heads: columns(outcome).map(head).collect(),
             bad: BAD,
             rows: WITH_ROTATE.into_iter().filter_map(row).collect(),
         },
@@ -222,7 +267,7 @@ mod tests {
     const EACH_FAILS: [(&str, f64); 4] = [
         ("kept/shared-accept", 3.0),
         ("kept/shared-epoll-exclusive", 900.0),
-        ("restart/shared-epoll-rotate", 4.0),
+        ("full/shared-epoll-rotate", 0.25),
         ("stuck/reuseport-hash", 7.0),
     ];
 
@@ -242,7 +287,10 @@ mod tests {
     fn bad_cells_are_marked_and_the_words_follow() {
         let outcome = with(&EACH_FAILS);
         let marked: Vec<Vec<usize>> = table(&outcome).rows.into_iter().map(|r| r.bad).collect();
-        assert_eq!(marked, [vec![1], vec![1], vec![4], vec![2], vec![], vec![]]);
+        let none = vec![];
+        let kernels = [vec![1], vec![1], vec![5], vec![3]];
+        let ours = vec![none; WITH_ROTATE.len() - kernels.len()];
+        assert_eq!(marked, [&kernels[..], &ours].concat());
         assert!(
             sentences(&outcome)
                 .starts_with("Each of the kernel's ways fails somewhere. Wakeone fails in none")
@@ -256,7 +304,15 @@ mod tests {
         let Kind::Times { heads, bad, rows } = chart(&outcome).kind else {
             panic!("another kind");
         };
-        assert_eq!(heads, ["kept, ms", "stuck, ms", "cpu, ms", "lost"]);
+        let with_units = [
+            "kept, ms",
+            "burst, ×",
+            "stuck, ms",
+            "cpu, ms",
+            "full, /s",
+            "lost",
+        ];
+        assert_eq!(heads, with_units);
         let bad_at = |cells: &[Option<Times>]| -> Vec<usize> {
             let cells = (1..).zip(cells);
             cells
