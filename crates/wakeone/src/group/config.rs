@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::queue::check_queue;
 use wakeone_control::paths::DATAGRAM_SUFFIX;
 use wakeone_control::policy::{Affinity, Policy};
 use wakeone_control::state::{self, MOST_SLOTS};
@@ -104,7 +103,6 @@ pub(super) fn datagram_name(name: &str, protocols: Protocols) -> String {
 pub(super) fn check(options: &Options, config: &SteeringConfig) -> Result<(), Error> {
     check_datagrams(options, config)?;
     check_lookup(options, config)?;
-    check_queue(options, config)?;
     if let Some((slot, _)) = config
         .weights
         .iter()

@@ -43,6 +43,7 @@ impl Group {
     /// See [`Error`]. Nothing is left behind then.
     pub fn new(options: &Options, config: &SteeringConfig) -> Result<Self, Error> {
         check(options, config)?;
+        queue::check_queue(options, config)?;
         let http = config
             .metrics
             .map(metrics::bind)
