@@ -187,9 +187,10 @@ fn assert_steered() {
     drop(until_disarmed(address(), disarmed));
     eventually("all are armed again", || disarmed() == 0);
     let (_kept, counts) = keep(address(), 64, Duration::from_millis(8));
-    // As they are, those that wait exclusively end up with 64, 0, 0 and 0.
-    let most = if slowness() > 1 { 40 } else { 24 };
-    assert!(counts.len() > 2 && counts[0] <= most, "{counts:?}");
+    // As they are, those that wait exclusively end up with 64, 0, 0 and 0. In an emulated machine looks are dear, and their
+    // share of the CPU allows only one or two a second.
+    let (most, fewest) = if slowness() > 1 { (60, 2) } else { (24, 4) };
+    assert!(counts.len() >= fewest && counts[0] <= most, "{counts:?}");
 }
 
 /// The server answers, and exactly one line tells why it is not steered: with all these words.
