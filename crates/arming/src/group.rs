@@ -28,8 +28,8 @@ pub struct SharedGroup {
 
 impl SharedGroup {
     /// Steers the workers of a listener from now on. `dir`: the group's folder. `workers`: those that wait for it already.
-    /// `holders`: the processes that hold it.
-    /// For the policy see [`SharedGroup::set_policy`].
+    /// `holders`: the processes that hold it. For policy and weights see [`SharedGroup::set_policy`] and
+    /// [`SharedGroup::set_weights`].
     ///
     /// # Errors
     /// A file in the folder cannot be made, or the guardian or the thread cannot be started. Nothing is steered then.
@@ -40,6 +40,7 @@ impl SharedGroup {
         workers: &[Waiter],
         holders: &[u32],
         policy: Policy,
+        weights: &[(usize, u32)],
     ) -> Result<Self, StateError> {
         let table = Arc::new(dir.create(group_table::FILE, Table::create)?);
         let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -59,7 +60,7 @@ impl SharedGroup {
             thread: None,
         };
         group.set_policy(policy);
-        group.set_weights(&[]);
+        group.set_weights(weights);
         let begin = |file: &std::fs::File| {
             let (table, control) = (Arc::clone(&group.table), Arc::clone(&group.control));
             let steerer = Steerer::new(shared, slots, workers, holders, file, table, control)?;

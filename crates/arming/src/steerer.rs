@@ -59,7 +59,7 @@ struct Worker {
     handle: OwnedFd,
 }
 
-/// What the table shows of a slot.
+/// The figures of a slot that the table shows.
 #[derive(Debug, Clone, Copy, Default)]
 struct Shown {
     pid: u32,
@@ -87,7 +87,7 @@ pub(crate) struct Steerer {
     arming: Arming,
     workers: BTreeMap<usize, Worker>,
     slots: Slots,
-    /// What the table shows, by slot.
+    /// The table shows these, by slot.
     shown: Vec<Shown>,
     /// Processes that hold the listener: workers, and those whose children may be.
     holders: BTreeSet<u32>,
@@ -504,7 +504,6 @@ impl Steerer {
             true => (QUIET_FOLLOW_EVERY, QUIET_CHECK_EVERY, QUIET_FOLLOW_SHARE),
             false => (FOLLOW_EVERY, CHECK_EVERY, FOLLOW_SHARE),
         };
-        self.spent = schedule::thread_time();
         self.due.follow = done + every.max(took * share);
         if check {
             self.due.check = done + check_every.max(took * share);

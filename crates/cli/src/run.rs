@@ -54,8 +54,8 @@ pub struct Args {
     )]
     split: Option<Split>,
 
-    /// The accept queues of the workers: one that all share, steered by who is woken, or one each, between which a program
-    /// chooses [default: each, and one where no program may be loaded]
+    /// The workers share one accept queue, and Wakeone changes who is woken; or each has its own, and a program chooses
+    /// between them [default: each, and one where no program may be loaded]
     #[arg(long, value_name = "QUEUES", value_enum, requires = "listen")]
     queue: Option<Queue>,
 

@@ -144,7 +144,7 @@ impl Watch<'_> {
                 self.close_spare(slot);
                 continue;
             }
-            // The slot's open connections are those of both workers. What waits in a queue that all share, others accept.
+            // The slot's open connections are those of both workers. Others accept the connections of a queue that all share.
             let queued = match self.group.queue {
                 Queue::One => 0,
                 Queue::Each => place.spare.iter().map(waiting).sum(),

@@ -47,9 +47,9 @@ impl OneQueue {
         dir.store(&origin.state(dir.name(), vec![record(None, 0)])?)?;
         privileges::keep_for_attaching();
         let (workers, pids) = (&sharing.workers, candidate.watcher.pids());
-        let group = SharedGroup::start(&dir, sharing.shared, Slots::Found, workers, pids, policy);
+        let (shared, weights) = (sharing.shared, &config.weights);
+        let group = SharedGroup::start(&dir, shared, Slots::Found, workers, pids, policy, weights);
         let group = group.inspect_err(|_| dir.forget())?;
-        group.set_weights(&config.weights);
         let one = Self {
             group,
             dir,

@@ -1,4 +1,4 @@
-//! A group of ours whose workers share one queue: who of them is woken is changed from outside.
+//! A group of ours whose workers share one queue. It is steered by changing from outside which of them are woken.
 
 use std::os::fd::OwnedFd;
 
@@ -51,8 +51,8 @@ impl OneQueue {
             cookie,
         };
         let pids = vec![None; supervisor.listeners().len()];
-        let group = SharedGroup::start(dir, shared, Slots::Given(pids.clone()), &[], &[], policy)?;
-        group.set_weights(weights);
+        let slots = Slots::Given(pids.clone());
+        let group = SharedGroup::start(dir, shared, slots, &[], &[], policy, weights)?;
         Ok(Some(Self {
             group,
             listener,
@@ -100,7 +100,7 @@ impl Steer for OneQueue {
         true
     }
 
-    /// Both workers have the same listener, so nothing changes but who is woken.
+    /// Both workers have the same listener. From now on the new one is woken, and the old one no more.
     fn replace(&mut self, slot: usize, pid: u32, _listeners: &[OwnedFd]) -> Result<(), String> {
         self.serve(slot, Some(pid));
         Ok(())
