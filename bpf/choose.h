@@ -38,8 +38,6 @@ static __always_inline void notify_agent(void)
 	bpf_ringbuf_output(&notices, &notice, sizeof(notice), 0);
 }
 
-#define ADD(counter, n) ((void)__sync_fetch_and_add(&(counter), (n)))
-
 /* The fields of the kernel's sockets that are read here. */
 typedef struct {
 	__s64 counter;

@@ -33,27 +33,41 @@ struct udp_sock {
 
 const volatile __u32 port = 0;
 
-/* One record of the iterators, for each socket. */
+/* So many sockets are still to be found. */
+__u32 left SEC(".data.left") = 0;
+
 struct wakeone_chooser {
-	__u64 cookie;
 	__u32 there;   /* a program chooses */
 	__u32 program; /* its id; 0 for a classic one */
 };
 
-static __always_inline int tell(struct bpf_iter_meta *meta, struct sock *sk)
+/* By the socket's cookie. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct wakeone_chooser);
+} choosers SEC(".maps");
+
+/* Nonzero ends the walk, as EAGAIN to the reader. */
+static __always_inline int tell(struct sock *sk)
 {
 	struct bpf_prog *program = BPF_CORE_READ(sk, sk_reuseport_cb, prog);
-	struct wakeone_chooser found = {
-		.cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter),
-		.there = program != 0,
-	};
+	struct wakeone_chooser found = { .there = program != 0 };
+	__u64 cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
 
 	if (program)
 		found.program = BPF_CORE_READ(program, aux, id);
-	bpf_seq_write(meta->seq, &found, sizeof(found));
-	return 0;
+	bpf_map_update_elem(&choosers, &cookie, &found, BPF_ANY);
+	return --left == 0;
 }
 
+/*
+ * Listening sockets come first (tcp_seek_last_pos, net/ipv4/tcp_ipv4.c). The
+ * walk ends with the last one that is looked for: the kernel's walk over
+ * connections is not safe (recount.bpf.c tells why).
+ */
 SEC("iter/tcp")
 int wakeone_tcp_choosers(struct bpf_iter__tcp *ctx)
 {
@@ -61,11 +75,9 @@ int wakeone_tcp_choosers(struct bpf_iter__tcp *ctx)
 
 	if (!common)
 		return 0;
-	/* Listening sockets come first (tcp_seek_last_pos, net/ipv4/tcp_ipv4.c).
-	 * The walk ends behind them, as EAGAIN to the reader. */
 	if (common->skc_state != STATE_LISTEN)
 		return 1;
-	return common->skc_num == port ? tell(ctx->meta, (struct sock *)common) : 0;
+	return common->skc_num == port ? tell((struct sock *)common) : 0;
 }
 
 SEC("iter/udp")
@@ -75,5 +87,5 @@ int wakeone_udp_choosers(struct bpf_iter__udp *ctx)
 
 	if (!sk || BPF_CORE_READ(sk, __sk_common.skc_num) != port)
 		return 0;
-	return tell(ctx->meta, sk);
+	return tell(sk);
 }

@@ -13,6 +13,7 @@
 #include "policy.h"
 #include "maps.h"
 #include "choose.h"
+#include "count.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -281,52 +282,18 @@ static __always_inline void count_in(struct bpf_sock_ops *ops, struct bpf_sock *
 		WAKEONE_WRITE(table.handshake_us, took_us);
 }
 
-/* Returns the slot that counts the connection now, and removes its note. */
-static __always_inline __u32 final_slot(struct bpf_sock_ops *ops, const struct wakeone_tag *tag)
-{
-	struct wakeone_note *known, note;
-	__u64 cookie;
-
-	if (!WAKEONE_READ(table.moved_live))
-		return tag->slot;
-	cookie = bpf_get_socket_cookie(ops);
-	known = bpf_map_lookup_elem(&moved, &cookie);
-	if (!known)
-		return tag->slot;
-	note = *known;
-	/* The change is taken back only by the one that removes the note. */
-	if (bpf_map_delete_elem(&moved, &cookie))
-		return tag->slot;
-	ADD(table.moved_live, -1);
-	if (note.from == tag->slot)
-		return note.to;
-	if (note.from < WAKEONE_MAX_SLOTS)
-		wakeone_enter(&table, note.from);
-	if (note.to < WAKEONE_MAX_SLOTS)
-		wakeone_leave(&table, note.to);
-	return tag->slot;
-}
-
 /*
  * The state callbacks stay on. All programs of a socket share the flag
  * (bpf_sock_ops_cb_flags in struct tcp_sock). A program that runs after ours
  * may have asked for them too, and leaves no trace of that. The callbacks of
  * later states leave this program soon.
  */
-static __always_inline void count_out(struct bpf_sock_ops *ops, struct bpf_sock *sk)
+static __always_inline void state_changed(struct bpf_sock_ops *ops, struct bpf_sock *sk)
 {
-	struct wakeone_tag *tag = bpf_sk_storage_get(&tags, sk, 0, 0);
-	__u32 slot;
+	__u32 state = ops->args[1];
 
-	if (!tag || !tag->counted)
-		return;
-	tag->counted = 0;
-	slot = final_slot(ops, tag);
-	if (slot < WAKEONE_MAX_SLOTS) {
-		wakeone_leave(&table, slot);
-		ADD(wakeone_slot_at(&table, slot)->closed, 1);
-		wakeone_note_progress(&table, slot, bpf_ktime_get_ns());
-	}
+	if (state == STATE_FIN_WAIT1 || state == STATE_LAST_ACK || state == STATE_CLOSE)
+		count_out(ops, bpf_sk_storage_get(&tags, sk, 0, 0));
 }
 
 /* The cookie of the group's network namespace, where the kernel tells that of a
@@ -357,7 +324,7 @@ SEC("sockops")
 int wakeone_count(struct bpf_sock_ops *ops)
 {
 	struct bpf_sock *sk;
-	__u32 op = ops->op, state;
+	__u32 op = ops->op;
 
 	if (op == BPF_SOCK_OPS_TCP_LISTEN_CB && ops->local_port == WAKEONE_READ(table.port))
 		note_listener(ops);
@@ -370,8 +337,6 @@ int wakeone_count(struct bpf_sock_ops *ops)
 		count_in(ops, sk);
 		return 1;
 	}
-	state = ops->args[1];
-	if (state == STATE_FIN_WAIT1 || state == STATE_LAST_ACK || state == STATE_CLOSE)
-		count_out(ops, sk);
+	state_changed(ops, sk);
 	return 1;
 }

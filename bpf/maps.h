@@ -8,6 +8,8 @@
 
 #include "contract.h"
 
+#define ADD(counter, n) ((void)__sync_fetch_and_add(&(counter), (n)))
+
 /* Shared by all the listeners of a group, and with user space by mmap. */
 struct wakeone_table table SEC(".data.table") = {};
 

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Counts in the connections that were open before the dispatch program came.
- * Run it once over all TCP sockets, after the counting program is attached and
- * the listeners are tagged. From then on a connection is born with a tag, and
- * one without a tag was there before. The iterator holds each socket's lock, so
- * neither a handshake nor a close of it runs beside this (net/ipv4/tcp_ipv4.c,
- * bpf_iter_tcp_seq_show).
+ * Counts in the connections that were open before the dispatch program came,
+ * and counts all of them again.
+ *
+ * No iterator over the TCP sockets is used. It takes a reference of each socket
+ * in the table (bpf_iter_tcp_established_batch, net/ipv4/tcp_ipv4.c). A request
+ * is put there before its count of references is set (reqsk_queue_hash_req,
+ * net/ipv4/inet_connection_sock.c), and that forgets the iterator's. So the
+ * request is freed while it waits in the accept queue: the kernel warns of a use
+ * after free, and a connection is lost. User space lists the sockets by
+ * sock_diag, which passes over such requests, and hands each to a program by its
+ * addresses.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -13,29 +18,16 @@
 #include <stdbool.h>
 #include "policy.h"
 #include "maps.h"
+#include "count.h"
 #include "iter.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-#define SOL_TCP 6
-/* Linux 6.12; Debian 12's header does not know it. */
-#define TCP_SOCK_OPS_CB_FLAGS 1008
-#define EINVAL 22
 /* A TFO connection waits in the queue before its handshake has ended. */
 enum { STATE_ESTABLISHED = 1, STATE_SYN_RECV = 3, STATE_CLOSE_WAIT = 8, STATE_LISTEN = 10 };
 
-struct inode {
-	unsigned long i_ino;
-} __attribute__((preserve_access_index));
-struct file {
-	struct inode *f_inode;
-} __attribute__((preserve_access_index));
-struct socket {
-	struct file *file;
-} __attribute__((preserve_access_index));
 struct sock {
 	struct sock_common __sk_common;
-	struct socket *sk_socket;
 } __attribute__((preserve_access_index));
 struct request_sock {
 	struct request_sock *dl_next;
@@ -47,32 +39,25 @@ struct request_sock_queue {
 struct inet_connection_sock {
 	struct request_sock_queue icsk_accept_queue;
 } __attribute__((preserve_access_index));
-struct tcp_sock {
-	struct inet_connection_sock inet_conn;
-	__u8 bpf_sock_ops_cb_flags;
+struct bpf_map;
+struct bpf_iter__bpf_sk_storage_map {
+	struct bpf_iter_meta *meta;
+	struct bpf_map *map;
+	struct sock *sk;
+	void *value;
 } __attribute__((preserve_access_index));
 
-/* held: inode of an accepted connection -> slot of the worker that holds it,
- * filled by user space. waiting: address of a waiting connection -> slot, filled
- * by the first pass. */
+/* ---- who has a tag, and who waits in which queue ------------------------ */
+
+/* Cookie of a connection that waits -> slot of its queue. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 262144);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u64);
 	__type(value, __u32);
-} held SEC(".maps"), waiting SEC(".maps");
+} waiting SEC(".maps");
 
-struct wakeone_recount {
-	__u32 port;
-	__u32 counting;  /* 0: note who waits in the queues; 1: count */
-	__u64 counted;   /* connections counted in */
-	__u64 unattributed;  /* open, but nobody knows whose */
-	/* Before 6.12 the kernel lets no iterator switch callbacks on. */
-	__u64 no_callbacks;
-} recount SEC(".data.recount") = {};
-
-#define ADD(counter, n) ((void)__sync_fetch_and_add(&(counter), (n)))
 #define MOST_WAITING 65536
 
 struct walk {
@@ -83,131 +68,173 @@ struct walk {
 static int note_waiting(__u32 i, struct walk *walk)
 {
 	struct request_sock *request = walk->next;
-	__u64 child;
+	__u64 cookie;
 
 	if (!request)
 		return 1;
-	child = (__u64)BPF_CORE_READ(request, sk);
-	if (child)
-		bpf_map_update_elem(&waiting, &child, &walk->slot, BPF_ANY);
+	cookie = BPF_CORE_READ(request, sk, __sk_common.skc_cookie.counter);
+	if (cookie)
+		bpf_map_update_elem(&waiting, &cookie, &walk->slot, BPF_ANY);
 	walk->next = BPF_CORE_READ(request, dl_next);
 	return 0;
 }
 
-static __always_inline int note_queue(struct sock_common *common, struct tcp_sock *tcp)
+/* The queue may change beside this. A connection that is missed was accepted
+ * meanwhile, and the next attempt knows its holder. */
+static __always_inline void note_queue(struct sock *sk)
 {
-	__u64 cookie = common->skc_cookie.counter;
+	struct inet_connection_sock *listener = (void *)sk;
+	__u64 cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
 	__u32 *slot = bpf_map_lookup_elem(&listeners, &cookie);
 	struct walk walk;
 
 	if (!slot)
-		return 0;
+		return;
 	walk.slot = *slot & ~WAKEONE_UNSETTLED;
-	walk.next = BPF_CORE_READ(tcp, inet_conn.icsk_accept_queue.rskq_accept_head);
+	walk.next = BPF_CORE_READ(listener, icsk_accept_queue.rskq_accept_head);
 	bpf_loop(MOST_WAITING, note_waiting, &walk, 0);
+}
+
+/* Tells the cookies of the connections that have a tag. Those without a cookie
+ * were born after the list of sockets was made, which gives each one. */
+SEC("iter/bpf_sk_storage_map")
+int wakeone_known(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct sock *sk = ctx->sk;
+	__u64 cookie;
+
+	if (!sk)
+		return 0;
+	if (BPF_CORE_READ(sk, __sk_common.skc_state) == STATE_LISTEN) {
+		note_queue(sk);
+		return 0;
+	}
+	cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
+	if (cookie)
+		bpf_seq_write(ctx->meta->seq, &cookie, sizeof(cookie));
 	return 0;
 }
 
-static __always_inline __u32 *home_of(struct tcp_sock *tcp)
-{
-	struct sock *sk = (void *)tcp;
-	struct socket *socket = BPF_CORE_READ(sk, sk_socket);
-	__u64 key = socket ? BPF_CORE_READ(socket, file, f_inode, i_ino) : (__u64)tcp;
+/* ---- counting one in ----------------------------------------------------- */
 
-	return socket ? bpf_map_lookup_elem(&held, &key) : bpf_map_lookup_elem(&waiting, &key);
+/* A connection that was open before. It stands where a packet does, and the
+ * kernel reads a protocol at its byte 12. */
+struct wakeone_open {
+	__u32 packet[4];
+	__u32 local[4], remote[4]; /* IPv4: the first one */
+	__u16 local_port, remote_port; /* these five in network order */
+	__u32 is_ipv6;
+	__u32 slot;   /* of the worker that has it; WAKEONE_FROZEN: nobody knows */
+	__u32 waits;  /* nobody has accepted it yet */
+	__u64 cookie;
+};
+
+enum wakeone_counted_in {
+	WAKEONE_IN_GONE = 0,      /* it is not open any more */
+	WAKEONE_IN_KNOWN = 1,     /* it has a tag */
+	WAKEONE_IN_COUNTED = 2,
+	WAKEONE_IN_LEFT_OUT = 3,  /* nobody knows whose it is */
+};
+
+static __always_inline bool is_open(struct bpf_sock *sk)
+{
+	__u32 state = sk->state;
+
+	return state == STATE_ESTABLISHED || state == STATE_CLOSE_WAIT || state == STATE_SYN_RECV;
 }
 
 /* Leaves a connection in no count. While it waits it can be moved. No move of it
  * may change a count then. */
-static __always_inline int leave_out(struct tcp_sock *tcp)
+static __always_inline int leave_out(__u64 cookie, __u32 waits)
 {
 	struct wakeone_note frozen = { .from = WAKEONE_FROZEN, .to = WAKEONE_FROZEN };
-	__u64 cookie;
 
-	ADD(recount.unattributed, 1);
-	if (BPF_CORE_READ((struct sock *)tcp, sk_socket))
-		return 0;
-	cookie = bpf_get_socket_cookie(tcp);
-	if (bpf_map_lookup_elem(&moved, &cookie))
-		return 0;
+	if (!waits || bpf_map_lookup_elem(&moved, &cookie))
+		return WAKEONE_IN_LEFT_OUT;
 	if (!bpf_map_update_elem(&moved, &cookie, &frozen, BPF_NOEXIST))
 		ADD(table.moved_live, 1);
 	else if (!bpf_map_lookup_elem(&moved, &cookie))
 		__sync_fetch_and_or(&table.flags, WAKEONE_TABLE_UNNOTED);
-	return 0;
+	return WAKEONE_IN_LEFT_OUT;
 }
 
-/* Has the counting program called when the connection ends. Nonzero: failed. */
-static __always_inline long watch_end(struct tcp_sock *tcp)
+/* An earlier attempt left it out. */
+static __always_inline void forget_left_out(__u64 cookie)
 {
-	int flags = BPF_SOCK_OPS_STATE_CB_FLAG;
-	long refused;
-
-	if (recount.no_callbacks)
-		return -EINVAL;
-	/* Another program may have asked for callbacks of its own. */
-	flags |= BPF_CORE_READ(tcp, bpf_sock_ops_cb_flags);
-	refused = bpf_setsockopt(tcp, SOL_TCP, TCP_SOCK_OPS_CB_FLAGS, &flags, sizeof(flags));
-	if (refused == -EINVAL)
-		recount.no_callbacks = 1;
-	return refused;
-}
-
-/* An earlier pass left it out. */
-static __always_inline void forget_left_out(struct tcp_sock *tcp)
-{
-	__u64 cookie = bpf_get_socket_cookie(tcp);
 	struct wakeone_note *note = bpf_map_lookup_elem(&moved, &cookie);
 
 	if (note && note->from == WAKEONE_FROZEN && !bpf_map_delete_elem(&moved, &cookie))
 		ADD(table.moved_live, -1);
 }
 
-static __always_inline int count(struct tcp_sock *tcp)
+static __always_inline int count(struct bpf_sock *sk, const struct wakeone_open *one)
 {
-	struct wakeone_tag fresh = {}, *tag;
-	struct wakeone_slot *s;
-	__u32 *slot;
+	struct wakeone_tag fresh = { .slot = one->slot, .counted = 1 }, *tag;
 
-	/* It has a tag: it was born after the listeners got theirs. */
-	if (bpf_sk_storage_get(&tags, tcp, NULL, 0))
-		return 0;
-	slot = home_of(tcp);
-	/* Without the callback its end would go unnoticed. */
-	if (!slot || *slot >= WAKEONE_MAX_SLOTS || watch_end(tcp))
-		return leave_out(tcp);
-	fresh.slot = *slot;
-	fresh.counted = 1;
-	tag = bpf_sk_storage_get(&tags, tcp, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!is_open(sk))
+		return WAKEONE_IN_GONE;
+	/* It was born after the listeners got their tags. */
+	if (bpf_sk_storage_get(&tags, sk, NULL, 0))
+		return WAKEONE_IN_KNOWN;
+	if (fresh.slot >= WAKEONE_MAX_SLOTS)
+		return leave_out(one->cookie, one->waits);
+	tag = bpf_sk_storage_get(&tags, sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!tag)
-		return leave_out(tcp);
-	forget_left_out(tcp);
-	ADD(recount.counted, 1);
-	s = &table.slot[fresh.slot & (WAKEONE_MAX_SLOTS - 1)];
+		return leave_out(one->cookie, one->waits);
+	forget_left_out(one->cookie);
 	wakeone_enter(&table, fresh.slot);
-	ADD(s->established, 1);
-	return 0;
+	ADD(wakeone_slot_at(&table, fresh.slot)->established, 1);
+	if (is_open(sk) || !__sync_lock_test_and_set(&tag->counted, 0))
+		return WAKEONE_IN_COUNTED;
+	/* It closed before it had the tag. */
+	wakeone_leave(&table, fresh.slot);
+	ADD(wakeone_slot_at(&table, fresh.slot)->closed, 1);
+	return WAKEONE_IN_GONE;
 }
 
-SEC("iter/tcp")
-int wakeone_recount(struct bpf_iter__tcp *ctx)
+/* Attached nowhere: user space runs it, once for each connection
+ * (bpf_prog_test_run_skb, net/bpf/test_run.c). */
+SEC("tc")
+int wakeone_count_in(struct __sk_buff *skb)
 {
-	struct sock_common *common = ctx->sk_common;
-	struct tcp_sock *tcp;
-	unsigned char state;
+	struct wakeone_open *packet = (void *)(long)skb->data, one;
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *sk;
+	int done;
 
-	if (!common || common->skc_num != recount.port)
-		return 0;
-	state = common->skc_state;
-	tcp = bpf_skc_to_tcp_sock(common);
-	if (!tcp)
-		return 0;
-	if (!recount.counting)
-		return state == STATE_LISTEN ? note_queue(common, tcp) : 0;
-	if (state != STATE_ESTABLISHED && state != STATE_CLOSE_WAIT && state != STATE_SYN_RECV)
-		return 0;
-	return count(tcp);
+	if ((void *)(packet + 1) > (void *)(long)skb->data_end)
+		return WAKEONE_IN_GONE;
+	one = *packet;
+	if (one.is_ipv6) {
+		__builtin_memcpy(tuple.ipv6.saddr, one.remote, sizeof(one.remote));
+		__builtin_memcpy(tuple.ipv6.daddr, one.local, sizeof(one.local));
+		tuple.ipv6.sport = one.remote_port;
+		tuple.ipv6.dport = one.local_port;
+		sk = bpf_sk_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+	} else {
+		tuple.ipv4.saddr = one.remote[0];
+		tuple.ipv4.daddr = one.local[0];
+		tuple.ipv4.sport = one.remote_port;
+		tuple.ipv4.dport = one.local_port;
+		sk = bpf_sk_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+	}
+	if (!sk)
+		return WAKEONE_IN_GONE;
+	done = count(sk, &one);
+	bpf_sk_release(sk);
+	return done;
 }
+
+/* Counts out a connection that was open before the counting program came: no
+ * callback tells its end. Each close(2) of a last descriptor comes by here. */
+SEC("cgroup/sock_release")
+int wakeone_release(struct bpf_sock *sk)
+{
+	count_out(sk, bpf_sk_storage_get(&tags, sk, 0, 0));
+	return 1;
+}
+
+/* ---- counting all of them again ------------------------------------------ */
 
 /* How many open connections the tags of each slot count: `active` without the
  * notes of moves. */
@@ -215,16 +242,11 @@ struct {
 	__u64 slot[WAKEONE_MAX_SLOTS];
 } tagged SEC(".data.tagged") = {};
 
-SEC("iter/tcp")
-int wakeone_tagged(struct bpf_iter__tcp *ctx)
+SEC("iter/bpf_sk_storage_map")
+int wakeone_tagged(struct bpf_iter__bpf_sk_storage_map *ctx)
 {
-	struct sock_common *common = ctx->sk_common;
-	struct tcp_sock *tcp = common ? bpf_skc_to_tcp_sock(common) : NULL;
-	struct wakeone_tag *tag;
+	struct wakeone_tag *tag = ctx->value;
 
-	if (!tcp)
-		return 0;
-	tag = bpf_sk_storage_get(&tags, tcp, NULL, 0);
 	if (tag && tag->counted && tag->slot < WAKEONE_MAX_SLOTS)
 		ADD(tagged.slot[tag->slot & (WAKEONE_MAX_SLOTS - 1)], 1);
 	return 0;

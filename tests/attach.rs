@@ -34,27 +34,18 @@ fn open_connections_are_counted_in_and_out_exactly() {
     );
     assert!(!nginx.runtime().exists(), "--dry-run leaves nothing");
     let (code, text) = nginx.wakeone(&["attach", &format!(":{PORT}")]);
-    // On an older kernel `attach` says so, and counts only new connections.
-    let counts_in = kernel() >= (6, 12);
-    let (said, open) = if counts_in {
-        ("50 open connections counted in", 50)
-    } else {
-        (
-            "0 open connections counted in (50 stay uncounted: the kernel",
-            0,
-        )
-    };
-    assert!(code == 0 && text.contains(said), "{text}");
-    assert_eq!(text.contains("before 6.12"), !counts_in, "{text}");
-    assert_eq!(nginx.active().iter().sum::<i64>(), open);
+    assert!(
+        code == 0 && text.contains("50 open connections counted in\n"),
+        "{text}"
+    );
+    assert_eq!(nginx.active().iter().sum::<i64>(), 50);
     // A connection for a stopped worker would wait for that worker: without --rescue nobody moves it.
     signal(stopped, Signal::CONT);
     let after: Vec<TcpStream> = (0..10).map(|_| held()).collect();
-    assert_eq!(nginx.active().iter().sum::<i64>(), open + 10);
+    assert_eq!(nginx.active().iter().sum::<i64>(), 60);
     before.truncate(7);
-    let open = if counts_in { 7 + 20 } else { 0 };
     eventually("closed ones are counted out", || {
-        nginx.active().iter().sum::<i64>() == open + 10
+        nginx.active().iter().sum::<i64>() == 7 + 20 + 10
     });
     drop((before, after, waiting));
     eventually("all are counted out", || nginx.active() == [0, 0, 0, 0]);
@@ -106,9 +97,6 @@ fn what_a_new_socket_had_before_it_was_noticed_is_counted_in() {
     let Some(ground) = support::steered::isolated() else {
         return;
     };
-    if kernel() < (6, 12) {
-        return eprintln!("skipped: no iterator switches callbacks on before 6.12");
-    }
     use support::steered::{status, wakeone};
     let mut first = [own_socket(0), own_socket(1)];
     let output = wakeone(&ground, &["attach", &format!(":{PORT}")]);
@@ -136,16 +124,6 @@ fn what_a_new_socket_had_before_it_was_noticed_is_counted_in() {
     assert!(output.status.success(), "{output:?}");
     second.kill().expect("kill");
     second.wait().expect("wait");
-}
-
-/// Version of the running kernel.
-fn kernel() -> (u32, u32) {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("release");
-    let mut parts = release
-        .split(['.', '-'])
-        .map_while(|part| part.parse().ok());
-    let mut next = || parts.next().expect("a number");
-    (next(), next())
 }
 
 #[test]

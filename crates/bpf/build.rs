@@ -20,6 +20,7 @@ fn main() {
         "maps.h",
         "iter.h",
         "choose.h",
+        "count.h",
         "dispatch.bpf.c",
         "datagram.bpf.c",
         "observe.h",

@@ -1,7 +1,6 @@
 //! Finds out by trying what this kernel and our privileges allow: each program is loaded once, attached to nothing and
 //! pinned nowhere, and dropped again.
 
-use std::io;
 use std::mem::MaybeUninit;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -94,8 +93,7 @@ fn connections() -> (Vec<Ability>, Result<(), String>) {
     });
     let recount = counting
         .clone()
-        .and_then(|()| tried(&[Capability::CAP_BPF, Capability::CAP_PERFMON], recount))
-        .and_then(|()| callbacks_can_be_switched_on());
+        .and_then(|()| tried(&[Capability::CAP_BPF, Capability::CAP_PERFMON], recount));
     let lookup = counting
         .clone()
         .and_then(|()| tried(&[Capability::CAP_NET_ADMIN], lookup));
@@ -226,9 +224,8 @@ fn recount() -> Result<(), Error> {
     let mut open = RecountSkelBuilder::default()
         .open(&mut storage)
         .map_err(bpf_step("reading the BPF object"))?;
-    open.progs.wakeone_tagged.set_autoload(false);
-    prepare(&mut open.progs.wakeone_recount);
-    attempt("wakeone_recount", || open.load()).map(drop)
+    prepare(&mut open.progs.wakeone_count_in);
+    attempt("wakeone_count_in", || open.load()).map(drop)
 }
 
 fn lookup() -> Result<(), Error> {
@@ -237,27 +234,4 @@ fn lookup() -> Result<(), Error> {
         .open(&mut storage)
         .map_err(bpf_step("reading the BPF object"))?;
     attempt("wakeone_lookup", || open.load()).map(drop)
-}
-
-/// Judges by the kernel's version, because only a connection could show it.
-fn callbacks_can_be_switched_on() -> Result<(), String> {
-    match release() {
-        Ok(release) if release < (6, 12) => Err(
-            "the kernel lets no iterator switch a connection's callbacks on: that came with Linux 6.12"
-                .to_owned(),
-        ),
-        Ok(_) => Ok(()),
-        Err(error) => Err(format!("the kernel's version cannot be read: {error}")),
-    }
-}
-
-/// The kernel's version, its first two numbers.
-fn release() -> io::Result<(u32, u32)> {
-    let uname = rustix::system::uname();
-    let text = uname.release().to_string_lossy();
-    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),
-        _ => Err(io::Error::other(format!("'{text}' is no version"))),
-    }
 }

@@ -5,10 +5,12 @@ use std::io::{self, ErrorKind, Read};
 use std::mem::MaybeUninit;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Iter, Link};
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle};
+use wakeone_kernel::socket::diag::{self, Which};
 use wakeone_model::listener::Protocol;
 
 use crate::error::failed;
+use crate::object::{clear, keep};
 use crate::skeletons::chooser::ChooserSkelBuilder;
 
 /// The chooser of a socket's reuseport group.
@@ -24,10 +26,11 @@ pub struct Chooser {
 #[derive(Debug)]
 pub struct Choosers {
     link: Link,
+    choosers: MapHandle,
+    left: MapHandle,
+    protocol: Protocol,
+    port: u16,
 }
-
-/// Bytes of a `struct wakeone_chooser`.
-const RECORD: usize = 16;
 
 impl Choosers {
     /// Prepares for sockets of a port that are of UDP, or listen by TCP.
@@ -57,7 +60,13 @@ impl Choosers {
         let link = program
             .attach()
             .map_err(|e| failed("attaching the iterator of programs", &e))?;
-        Ok(Self { link })
+        Ok(Self {
+            link,
+            choosers: keep(&loaded.maps.choosers)?,
+            left: keep(&loaded.maps.data_left)?,
+            protocol,
+            port,
+        })
     }
 
     /// Returns the chooser of each socket there is now.
@@ -65,27 +74,41 @@ impl Choosers {
     /// # Errors
     /// The kernel's answer.
     pub fn look(&self) -> io::Result<Vec<Chooser>> {
+        let left = match self.protocol {
+            // Connected ones are in the groups, too. The walk over these is safe.
+            Protocol::Udp => u32::MAX,
+            _ => diag::sockets(self.protocol, Which::Listening, self.port)?.len() as u32,
+        };
+        if left == 0 {
+            return Ok(Vec::new());
+        }
+        clear(&self.choosers)?;
+        self.left
+            .update(&0_u32.to_ne_bytes(), &left.to_ne_bytes(), MapFlags::ANY)
+            .map_err(|e| failed("telling how many sockets there are", &e))?;
         let mut sockets =
             Iter::new(&self.link).map_err(|e| failed("starting the iterator of programs", &e))?;
-        let mut told = Vec::new();
-        match sockets.read_to_end(&mut told) {
+        match sockets.read_to_end(&mut Vec::new()) {
             Ok(_) => {}
-            // The end of the listening sockets.
+            // The last of them was found.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
-        Ok(told.chunks_exact(RECORD).map(chooser).collect())
+        let keys = self.choosers.keys();
+        let found = keys.filter_map(|key| {
+            let value = self.choosers.lookup(&key, MapFlags::ANY).ok().flatten()?;
+            chooser(&key, &value)
+        });
+        Ok(found.collect())
     }
 }
 
-fn chooser(record: &[u8]) -> Chooser {
-    let word = |at: usize| {
-        let bytes = record[at..at + 4].try_into().unwrap_or_default();
-        u32::from_ne_bytes(bytes)
-    };
-    let bytes = record[..8].try_into().unwrap_or_default();
-    Chooser {
-        cookie: u64::from_ne_bytes(bytes),
-        program: (word(8) != 0).then(|| word(12)),
-    }
+/// Of an entry of the map: a cookie, and a `struct wakeone_chooser`.
+fn chooser(key: &[u8], value: &[u8]) -> Option<Chooser> {
+    let there = u32::from_ne_bytes(*value.first_chunk()?);
+    let program = u32::from_ne_bytes(*value.last_chunk()?);
+    Some(Chooser {
+        cookie: u64::from_ne_bytes(*key.first_chunk()?),
+        program: (there != 0).then_some(program),
+    })
 }

@@ -8,9 +8,9 @@ use std::path::Path;
 
 use libbpf_rs::btf::{Btf, types::Func};
 use libbpf_rs::libbpf_sys::bpf_prog_info;
-use libbpf_rs::{MapMut, OpenMapMut, OpenProgramMut, ProgramMut};
+use libbpf_rs::{MapCore, MapHandle, MapMut, OpenMapMut, OpenProgramMut, ProgramMut};
 
-use crate::error::{Error, LOADING, bpf_step, from_bpf};
+use crate::error::{Error, LOADING, bpf_step, failed, from_bpf};
 
 /// The name under which an address's program is pinned tells whether it reads the queues itself.
 pub(crate) fn program_name(address: usize, walk: bool) -> String {
@@ -162,6 +162,20 @@ pub(crate) fn info_of(program: BorrowedFd<'_>) -> Option<bpf_prog_info> {
         libbpf_rs::libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &mut info, &mut size)
     };
     (done == 0).then_some(info)
+}
+
+/// Keeps a map beyond its object.
+pub(crate) fn keep(map: &MapMut<'_>) -> io::Result<MapHandle> {
+    MapHandle::try_from(map).map_err(|e| failed("keeping a map", &e))
+}
+
+/// Removes all entries of a map.
+pub(crate) fn clear(map: &MapHandle) -> io::Result<()> {
+    let keys: Vec<Vec<u8>> = map.keys().collect();
+    for key in keys {
+        map.delete(&key).map_err(|e| failed("clearing a map", &e))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,129 +1,168 @@
 //! Counts in the connections that were open before a group was steered, and counts all of them again.
 //!
-//! `bpf/recount.bpf.c`, an iterator over the TCP sockets of this thread's network namespace.
+//! `bpf/recount.bpf.c`: iterators over the tags of a group, and a program that is run for each connection.
 
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, MapMut, ProgramMut};
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, MapMut, ProgramMut, libbpf_sys};
+use wakeone_kernel::socket::diag::{self, Entry, Which};
+use wakeone_model::listener::Protocol;
 
-use crate::contract::number::UNSETTLED;
+use crate::contract::number::{FROZEN, UNSETTLED};
 use crate::error::failed;
+use crate::object::{clear, keep};
 use crate::skeletons::recount::{OpenRecountMaps, RecountSkel, RecountSkelBuilder};
 use crate::table::MAX_SLOTS;
 
-/// The result of a recount.
+/// The result of counting in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Recounted {
     /// Connections counted in.
     pub counted: u64,
-    /// Connections that no known worker holds, or that cannot be followed: they stay uncounted.
+    /// Connections that no known worker holds: they stay uncounted.
     pub unattributed: u64,
-    /// The kernel lets no iterator switch callbacks on: no connection that was open before can be counted.
-    pub no_callbacks: bool,
-}
-
-impl Recounted {
-    /// Returns a sentence on the kernel feature that is missing for counting earlier connections.
-    pub fn missing(&self) -> Option<&'static str> {
-        self.no_callbacks.then_some(
-            "connections that were open before attach are not counted (the kernel lets no iterator switch callbacks on before 6.12)",
-        )
-    }
-}
-
-/// Whether an iterator may switch callbacks on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Callbacks {
-    /// The recount finds out at the first connection.
-    Probed,
-    /// The recount behaves as on a kernel that lets no iterator switch callbacks on. For tests.
-    Refused,
 }
 
 /// Counts in connections that were open before. It is loaded once and may run often.
 #[derive(Debug)]
 pub struct CountIn {
-    link: Link,
+    /// The iterator tells which connections have tags, and notes who waits in which queue.
+    known: Link,
+    count_in: OwnedFd,
     listeners: MapHandle,
-    held: MapHandle,
     waiting: MapHandle,
-    recount: MapHandle,
 }
 
+/// The name under which the link is pinned that counts those connections out again.
+pub(crate) const RELEASE_LINK: &str = "release_link";
+
 impl CountIn {
-    /// Loads the program for a pinned group.
+    /// Loads the programs for a pinned group, whose listeners were created in `cgroup`. From then on a connection is counted
+    /// out also when its socket is closed.
     ///
     /// # Errors
-    /// `EPERM` without CAP_BPF and CAP_PERFMON; or the kernel knows no such iterator.
-    pub fn of(pins: &Path) -> io::Result<Self> {
+    /// `EPERM` without CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN; or the kernel has no such programs.
+    pub fn of(pins: &Path, cgroup: &Path) -> io::Result<Self> {
         load(pins, true, |loaded| {
+            let release = pins.join(RELEASE_LINK);
+            if !release.exists() {
+                let mut link = loaded
+                    .progs
+                    .wakeone_release
+                    .attach_cgroup(File::open(cgroup)?.as_raw_fd())
+                    .map_err(|e| failed("attaching the program for closed sockets", &e))?;
+                link.pin(release)
+                    .map_err(|e| failed("pinning the program for closed sockets", &e))?;
+            }
             Ok(Self {
-                link: attach(&loaded.progs.wakeone_recount)?,
+                known: attach(&loaded.progs.wakeone_known, &loaded.maps.tags)?,
+                count_in: loaded.progs.wakeone_count_in.as_fd().try_clone_to_owned()?,
                 listeners: keep(&loaded.maps.listeners)?,
-                held: keep(&loaded.maps.held)?,
                 waiting: keep(&loaded.maps.waiting)?,
-                recount: keep(&loaded.maps.data_recount)?,
             })
         })
     }
 
-    /// Counts in the connections that were open on this port before. `held`: inodes of accepted connections and the slots of
-    /// the workers that hold them. Connections that are counted already stay as they are. So it may be repeated for
+    /// Counts in the connections that a listener's address had open before. `held`: inodes of accepted connections and the slots
+    /// of the workers that hold them. Connections that are counted already stay as they are. So it may be repeated for
     /// connections that were accepted meanwhile. Waiting connections that cannot be counted are marked: see
     /// [`crate::notes::Notes`].
     ///
     /// # Errors
     /// The kernel's.
-    pub fn run(
-        &self,
-        port: u16,
-        held: impl IntoIterator<Item = (u64, usize)>,
-        callbacks: Callbacks,
-    ) -> io::Result<Recounted> {
-        let begun = Recounted {
-            no_callbacks: callbacks == Callbacks::Refused,
-            ..Recounted::default()
-        };
+    pub fn run(&self, listener: SocketAddr, held: &HashMap<u64, usize>) -> io::Result<Recounted> {
         let unsettled: Vec<Vec<u8>> = self.listeners.keys().collect();
-        clear(&self.held)?;
+        let any = listener.ip().is_unspecified();
+        // It also gives each of them the cookie by which they are known below.
+        let mut open = diag::sockets_at(Protocol::Tcp, Which::Waiting, listener)?;
+        open.retain(|one| any || one.local.ip() == listener.ip());
         clear(&self.waiting)?;
-        for (inode, slot) in held {
-            let slot = u32::try_from(slot).unwrap_or(u32::MAX);
-            self.held
-                .update(&inode.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY)
-                .map_err(|e| failed("noting who holds a connection", &e))?;
+        let known = cookies(&told(&self.known)?);
+        let mut sum = Recounted::default();
+        for one in &open {
+            if known.contains(&one.socket.cookie) {
+                continue;
+            }
+            let slot = match one.socket.inode {
+                0 => self.queue_of(one.socket.cookie)?,
+                inode => held.get(&inode).and_then(|slot| u32::try_from(*slot).ok()),
+            };
+            match self.count(one, slot)? {
+                COUNTED => sum.counted += 1,
+                LEFT_OUT => sum.unattributed += 1,
+                _ => {}
+            }
         }
-        // The first pass notes which connection waits in which queue; the second counts.
-        let noted = self.pass(port, 0, begun)?;
-        let counted = self.pass(port, 1, noted)?;
         settle(&self.listeners, &unsettled);
-        Ok(counted)
+        Ok(sum)
     }
 
-    /// One walk over all sockets. Returns the sums after it.
-    fn pass(&self, port: u16, counting: u32, before: Recounted) -> io::Result<Recounted> {
-        // struct wakeone_recount of bpf/recount.bpf.c.
-        let state = [
-            &u32::from(port).to_ne_bytes()[..],
-            &counting.to_ne_bytes(),
-            &before.counted.to_ne_bytes(),
-            &before.unattributed.to_ne_bytes(),
-            &u64::from(before.no_callbacks).to_ne_bytes(),
-        ];
-        let words = walk(&self.link, &self.recount, &state.concat())?;
-        let word = |at: usize| words.get(at).map_or(0, |one| u64::from_ne_bytes(*one));
-        Ok(Recounted {
-            counted: word(1),
-            unattributed: word(2),
-            no_callbacks: word(3) != 0,
-        })
+    /// The slot in whose queue a connection waits.
+    fn queue_of(&self, cookie: u64) -> io::Result<Option<u32>> {
+        let slot = self
+            .waiting
+            .lookup(&cookie.to_ne_bytes(), MapFlags::ANY)
+            .map_err(|e| failed("reading who waits", &e))?;
+        Ok(slot.and_then(|slot| slot.try_into().ok().map(u32::from_ne_bytes)))
+    }
+
+    /// Has the program count one connection in, or leave it out. Returns its answer.
+    fn count(&self, one: &Entry, slot: Option<u32>) -> io::Result<u32> {
+        let packet = packet(one, slot);
+        let mut run = libbpf_sys::bpf_test_run_opts {
+            sz: size_of::<libbpf_sys::bpf_test_run_opts>() as u64,
+            data_in: packet.as_ptr().cast(),
+            data_size_in: packet.len() as u32,
+            ..Default::default()
+        };
+        // SAFETY: the descriptor is open; `run` is a zeroed struct of `sz` bytes but for `packet`, which the kernel only reads.
+        let done =
+            unsafe { libbpf_sys::bpf_prog_test_run_opts(self.count_in.as_raw_fd(), &raw mut run) };
+        match done {
+            0 => Ok(run.retval),
+            error => Err(io::Error::from_raw_os_error(-error)),
+        }
     }
 }
 
-/// Loads the program that counts in, or else the one that counts by tags, on a group's maps. Returns what `kept` keeps.
+/// `enum wakeone_counted_in` of bpf/recount.bpf.c.
+const COUNTED: u32 = 2;
+const LEFT_OUT: u32 = 3;
+
+/// `struct wakeone_open` of bpf/recount.bpf.c.
+fn packet(one: &Entry, slot: Option<u32>) -> Vec<u8> {
+    let (local, remote) = (one.local.ip().to_canonical(), one.peer.ip().to_canonical());
+    let mut packet = vec![0; 16];
+    for address in [local, remote] {
+        let mut bytes = match address {
+            IpAddr::V4(address) => address.octets().to_vec(),
+            IpAddr::V6(address) => address.octets().to_vec(),
+        };
+        bytes.resize(16, 0);
+        packet.extend(bytes);
+    }
+    packet.extend(one.local.port().to_be_bytes());
+    packet.extend(one.peer.port().to_be_bytes());
+    packet.extend(u32::from(local.is_ipv6()).to_ne_bytes());
+    packet.extend(slot.unwrap_or(FROZEN).to_ne_bytes());
+    packet.extend(u32::from(one.socket.inode == 0).to_ne_bytes());
+    packet.extend(one.socket.cookie.to_ne_bytes());
+    packet
+}
+
+fn cookies(told: &[u8]) -> HashSet<u64> {
+    let words = told.as_chunks().0.iter();
+    words.map(|word| u64::from_ne_bytes(*word)).collect()
+}
+
+/// Loads the programs that count in, or else the one that counts by tags, on a group's maps. Returns what `kept` keeps.
 fn load<T>(
     pins: &Path,
     counts_in: bool,
@@ -136,30 +175,23 @@ fn load<T>(
         .open(&mut storage)
         .map_err(|e| failed("reading the recount", &e))?;
     share_maps(&mut open.maps, pins)?;
-    open.progs.wakeone_recount.set_autoload(counts_in);
+    for program in [
+        &mut open.progs.wakeone_known,
+        &mut open.progs.wakeone_count_in,
+        &mut open.progs.wakeone_release,
+    ] {
+        program.set_autoload(counts_in);
+    }
     open.progs.wakeone_tagged.set_autoload(!counts_in);
     let loaded = open.load().map_err(|e| failed("loading the recount", &e))?;
     kept(&loaded)
 }
 
-fn attach(program: &ProgramMut<'_>) -> io::Result<Link> {
+/// Attaches an iterator over the tags of a group.
+fn attach(program: &ProgramMut<'_>, tags: &MapMut<'_>) -> io::Result<Link> {
     program
-        .attach()
+        .attach_iter(tags.as_fd())
         .map_err(|e| failed("attaching the recount", &e))
-}
-
-fn keep(map: &MapMut<'_>) -> io::Result<MapHandle> {
-    MapHandle::try_from(map).map_err(|e| failed("keeping the recount's maps", &e))
-}
-
-/// Removes all entries.
-fn clear(map: &MapHandle) -> io::Result<()> {
-    let keys: Vec<Vec<u8>> = map.keys().collect();
-    for key in keys {
-        map.delete(&key)
-            .map_err(|e| failed("clearing the recount", &e))?;
-    }
-    Ok(())
 }
 
 /// Has the recount use a group's maps.
@@ -191,7 +223,7 @@ fn settle(listeners: &MapHandle, keys: &[Vec<u8>]) {
     }
 }
 
-/// Counts the open connections of a group, over all TCP sockets of this thread's network namespace.
+/// Counts the open connections of a group.
 #[derive(Debug)]
 pub struct OpenConnections {
     link: Link,
@@ -206,7 +238,7 @@ impl OpenConnections {
     pub fn of(pins: &Path) -> io::Result<Self> {
         load(pins, false, |loaded| {
             Ok(Self {
-                link: attach(&loaded.progs.wakeone_tagged)?,
+                link: attach(&loaded.progs.wakeone_tagged, &loaded.maps.tags)?,
                 tagged: keep(&loaded.maps.data_tagged)?,
             })
         })
@@ -217,24 +249,25 @@ impl OpenConnections {
     /// # Errors
     /// The kernel's.
     pub fn tagged(&self) -> io::Result<Vec<i64>> {
-        let counts = walk(&self.link, &self.tagged, &[0; 8 * MAX_SLOTS])?;
-        Ok(counts.into_iter().map(i64::from_ne_bytes).collect())
+        let key = 0_u32.to_ne_bytes();
+        self.tagged
+            .update(&key, &[0; 8 * MAX_SLOTS], MapFlags::ANY)
+            .map_err(|e| failed("clearing the recount", &e))?;
+        told(&self.link)?;
+        let counts = self
+            .tagged
+            .lookup(&key, MapFlags::ANY)
+            .map_err(|e| failed("reading the recount", &e))?
+            .unwrap_or_default();
+        let counts = counts.as_chunks().0.iter();
+        Ok(counts.map(|word| i64::from_ne_bytes(*word)).collect())
     }
 }
 
-/// One walk over all sockets, by a program whose variables, in a map of their own, begin like this. Returns the words of 64 bits
-/// there after it.
-fn walk(link: &Link, variables: &MapHandle, begin: &[u8]) -> io::Result<Vec<[u8; 8]>> {
-    let key = 0_u32.to_ne_bytes();
-    variables
-        .update(&key, begin, MapFlags::ANY)
-        .map_err(|e| failed("clearing the recount", &e))?;
+/// One walk over a group's tags. Returns what the program tells; reading drives it.
+fn told(link: &Link) -> io::Result<Vec<u8>> {
     let mut iterator = Iter::new(link).map_err(|e| failed("starting the recount", &e))?;
-    // It prints nothing: reading drives it.
-    iterator.read_to_end(&mut Vec::new())?;
-    let after = variables
-        .lookup(&key, MapFlags::ANY)
-        .map_err(|e| failed("reading the recount", &e))?
-        .unwrap_or_default();
-    Ok(after.as_chunks().0.to_vec())
+    let mut told = Vec::new();
+    iterator.read_to_end(&mut told)?;
+    Ok(told)
 }

@@ -13,6 +13,7 @@ use crate::lookup;
 use crate::notices::NOTICES;
 use crate::object::program_name;
 use crate::pinned::{BUILD, Pinned};
+use crate::recount::RELEASE_LINK;
 use crate::{LoadPlan, Loaded};
 
 /// Loads the programs of a pinned group anew, on its maps, and pins them in place of the old ones. The counting program is
@@ -58,6 +59,7 @@ fn pin_maps_again(from: &Path, to: &Path) -> Result<(), Error> {
         if text.starts_with("dispatch-")
             || text == COUNT
             || text == COUNT_LINK
+            || text == RELEASE_LINK
             || lookup::is_pin(&text)
         {
             continue;

@@ -338,9 +338,6 @@ fn said(server: &Server, args: &Args) -> String {
     }
     let unattributed = match attached.recounted.unattributed {
         0 => String::new(),
-        n if attached.recounted.no_callbacks => format!(
-            " ({n} stay uncounted: the kernel lets no iterator switch callbacks on before 6.12)"
-        ),
         n => format!(" ({n} belong to no worker of now and stay uncounted)"),
     };
     format!(

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, sockopt};
 use tempfile::TempDir;
 use wakeone_bpf::bpffs;
-use wakeone_bpf::recount::{Callbacks, CountIn, Recounted};
+use wakeone_bpf::recount::{CountIn, Recounted};
 use wakeone_bpf::table::{EXITS, Table};
 use wakeone_bpf::{self as bpf, Pinned};
 use wakeone_control::paths::Paths;
@@ -119,14 +119,13 @@ impl Ground {
         self.try_start(&self.plan(policy)).expect("dispatcher")
     }
 
-    /// Counts in what was open before.
-    pub fn count_in(
-        &self,
-        held: impl IntoIterator<Item = (u64, usize)>,
-        callbacks: Callbacks,
-    ) -> Recounted {
-        let program = CountIn::of(&self.pins()).expect("recount");
-        program.run(8080, held, callbacks).expect("recount")
+    /// Counts in what was open before. `held`: inodes of accepted connections, and their slots.
+    pub fn count_in(&self, held: impl IntoIterator<Item = (u64, usize)>) -> Recounted {
+        let program = CountIn::of(&self.pins(), &self.cgroup).expect("recount");
+        let at = self.listeners[0].local_addr().expect("address");
+        program
+            .run(at, &held.into_iter().collect())
+            .expect("recount")
     }
 
     /// Returns the number of waiting connections, by slot.

@@ -607,12 +607,12 @@ fn load(
                 false => error.into(),
             }
         })?;
-    let (recounted, count_in) = if dispatcher.counting() {
-        let pins = paths.group_pins(&candidate.name);
-        let slots = slots_of_workers(&dispatcher, &candidate.members);
-        count_in(&pins, address, &slots)
-    } else {
-        (Recounted::default(), None)
+    let (recounted, count_in) = match root {
+        Ok(cgroup) if dispatcher.counting() => {
+            let slots = slots_of_workers(&dispatcher, &candidate.members);
+            count_in((&pins, &cgroup), address, &slots)
+        }
+        _ => (Recounted::default(), None),
     };
     Ok(Loaded {
         dispatcher,

@@ -1,12 +1,12 @@
 //! Counting in the connections that were open before a server was attached.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use wakeone_bpf::recount::{Callbacks, CountIn, Recounted};
+use wakeone_bpf::recount::{CountIn, Recounted};
 use wakeone_kernel::proc::process;
 
 use super::candidate::Member;
@@ -48,12 +48,11 @@ impl Attempts {
     ) -> Option<io::Result<Recounted>> {
         self.due = Instant::now() + Duration::from_millis(5 << self.attempt);
         self.attempt += 1;
-        match program.run(address.port(), held(slots), Callbacks::Probed) {
+        match program.run(address, &held(slots)) {
             Ok(done) => {
                 self.sum.counted += done.counted;
                 self.sum.unattributed = done.unattributed;
-                self.sum.no_callbacks = done.no_callbacks;
-                let over = done.unattributed == 0 || done.no_callbacks;
+                let over = done.unattributed == 0;
                 (over || self.attempt >= RECOUNTS).then_some(Ok(self.sum))
             }
             Err(error) => Some(Err(error)),
@@ -78,12 +77,12 @@ impl Attempts {
 
 /// Counts in connections opened before, and returns when all attempts are over. Also returns the program, if there is one.
 pub(super) fn count_in(
-    pins: &Path,
+    (pins, cgroup): (&Path, &Path),
     address: SocketAddr,
     slots: &BTreeMap<u32, Vec<usize>>,
 ) -> (Recounted, Option<CountIn>) {
     let mut attempts = Attempts::after(Duration::ZERO);
-    let program = CountIn::of(pins);
+    let program = CountIn::of(pins, cgroup);
     let done = program.as_ref().map_err(ToString::to_string);
     let done = done.and_then(|program| {
         attempts
@@ -97,9 +96,6 @@ pub(super) fn count_in(
         );
         attempts.sum
     });
-    if let Some(missing) = sum.missing() {
-        tracing::warn!(event = "degraded", "{missing}");
-    }
     (sum, program.ok())
 }
 
@@ -121,8 +117,8 @@ pub(super) fn slots_of_workers(
 
 /// Returns the sockets that workers hold, each with a slot. Threads of one process cannot be told apart, so its sockets
 /// are dealt evenly to its slots.
-fn held(slots: &BTreeMap<u32, Vec<usize>>) -> Vec<(u64, usize)> {
-    let mut held = Vec::new();
+fn held(slots: &BTreeMap<u32, Vec<usize>>) -> HashMap<u64, usize> {
+    let mut held = HashMap::new();
     for (pid, slots) in slots {
         let sockets = process::sockets_of(*pid).unwrap_or_default();
         let sockets: HashSet<u64> = sockets.into_iter().map(|(_, inode)| inode).collect();
