@@ -275,6 +275,8 @@ fn workers_of_one_queue_are_steered() {
 fn other() -> Started {
     let mut command = program(&[LAB, "serve", "-l", AT, "-w", "3"]);
     command.args(["--model", "preforked", "--reuseport"]);
+    // In an emulated machine an attach takes longer than it usually waits for a request.
+    command.args(["--header-timeout", "300"]);
     let server = Started::spawn(command);
     eventually("it listens", || TcpStream::connect(address()).is_ok());
     server
