@@ -22,8 +22,9 @@ use crate::members::Shared;
 const CORRECTION_SHARE: u32 = 1000;
 const CORRECT_EVERY: Duration = Duration::from_millis(500);
 
-/// About what it takes another process to read what a descriptor is.
+/// About what it takes another process to read what a descriptor is, and to be asked for those of a worker.
 const DESCRIPTOR_NS: u64 = 2_000;
+const WORKER_NS: u64 = 40_000;
 
 /// The count of one worker.
 #[derive(Debug)]
@@ -135,9 +136,9 @@ impl Corrections {
         let begun = schedule::thread_time();
         let open = diag::accepted_at(Protocol::Tcp, shared.address)?;
         // A worker that is gone has no count.
-        let descriptors: u64 = workers.filter_map(|count| count.correct(&open).ok()).sum();
-        let took = schedule::thread_time().saturating_sub(begun);
-        let took = took + Duration::from_nanos(descriptors * DESCRIPTOR_NS);
+        let descriptors = workers.filter_map(|count| count.correct(&open).ok());
+        let others: u64 = descriptors.map(|n| n * DESCRIPTOR_NS + WORKER_NS).sum();
+        let took = schedule::thread_time().saturating_sub(begun) + Duration::from_nanos(others);
         self.due = Instant::now() + (took * CORRECTION_SHARE).max(CORRECT_EVERY);
         Ok(())
     }

@@ -76,6 +76,8 @@ struct Due {
     look: Instant,
     follow: Instant,
     check: Instant,
+    /// No check comes before this, whatever is doubted.
+    doubt: Instant,
 }
 
 pub(crate) struct Steerer {
@@ -164,6 +166,7 @@ impl Steerer {
                 look: now,
                 follow: now + FOLLOW_EVERY,
                 check: now + CHECK_EVERY,
+                doubt: now,
             },
             cost: Duration::ZERO,
             spent: Duration::ZERO,
@@ -357,7 +360,7 @@ impl Steerer {
             Err(_) => self.change_each(&changes),
         }
         if self.arming.take_doubts() {
-            let soon = Instant::now() + DOUBTED_AFTER;
+            let soon = (Instant::now() + DOUBTED_AFTER).max(self.due.doubt);
             self.due.check = self.due.check.min(soon);
             self.due.follow = self.due.follow.min(soon);
         }
@@ -474,16 +477,12 @@ impl Steerer {
             }
             _ => {}
         }
-        self.find_holders();
         let check = self.due.check <= now;
+        self.find_holders(check);
         if check {
             self.check_all();
         }
-        let known: BTreeSet<u32> = self
-            .workers
-            .values()
-            .map(|one| one.waiter.entry.pid)
-            .collect();
+        let known = self.worker_pids();
         let new = self.holders.iter().copied();
         // A master waits for nothing, and is asked again now and then only.
         let new: Vec<u32> = new
@@ -507,6 +506,7 @@ impl Steerer {
         self.due.follow = done + every.max(took * share);
         if check {
             self.due.check = done + check_every.max(took * share);
+            self.due.doubt = done + took * share;
         }
     }
 
@@ -532,28 +532,34 @@ impl Steerer {
         self.holders.iter().any(holds)
     }
 
-    /// Finds the processes that hold the listener: those that did, and their children.
-    fn find_holders(&mut self) {
+    /// Finds the processes that hold the listener: those that did, and their children. Of a worker its handle tells the end.
+    /// It hardly has children that accept, and is asked for them only with `workers_too`.
+    fn find_holders(&mut self, workers_too: bool) {
+        let workers = self.worker_pids();
+        let lives =
+            |pid: &u32| process::state(*pid).is_some_and(|state| !matches!(state, 'Z' | 'X'));
         self.avoided.retain(|pid| process::state(*pid).is_some());
         self.holders
-            .retain(|pid| process::state(*pid).is_some_and(|state| !matches!(state, 'Z' | 'X')));
+            .retain(|pid| workers.contains(pid) || lives(pid));
         self.holders.extend(self.slots.given().map(|(_, pid)| pid));
         let children: Vec<u32> = self
             .holders
             .iter()
+            .filter(|pid| workers_too || !workers.contains(pid))
             .flat_map(|pid| process::children(*pid))
             .collect();
         self.holders.extend(children);
     }
 
+    /// The processes of the workers.
+    fn worker_pids(&self) -> BTreeSet<u32> {
+        let workers = self.workers.values();
+        workers.map(|one| one.waiter.entry.pid).collect()
+    }
+
     /// Reads all entries again. A change by the server is the new original.
     fn check_all(&mut self) {
-        let pids: BTreeSet<u32> = self
-            .workers
-            .values()
-            .map(|one| one.waiter.entry.pid)
-            .collect();
-        let pids: Vec<u32> = pids.into_iter().collect();
+        let pids: Vec<u32> = self.worker_pids().into_iter().collect();
         let Ok(now) = entries(&self.shared, &pids) else {
             return;
         };
