@@ -23,8 +23,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* A TFO connection waits in the queue before its handshake has ended. */
-enum { STATE_ESTABLISHED = 1, STATE_SYN_RECV = 3, STATE_CLOSE_WAIT = 8, STATE_LISTEN = 10 };
+enum { STATE_ESTABLISHED = 1, STATE_CLOSE_WAIT = 8, STATE_LISTEN = 10 };
 
 struct sock {
 	struct sock_common __sk_common;
@@ -140,7 +139,7 @@ static __always_inline bool is_open(struct bpf_sock *sk)
 {
 	__u32 state = sk->state;
 
-	return state == STATE_ESTABLISHED || state == STATE_CLOSE_WAIT || state == STATE_SYN_RECV;
+	return state == STATE_ESTABLISHED || state == STATE_CLOSE_WAIT;
 }
 
 /* Leaves a connection in no count. While it waits it can be moved. No move of it

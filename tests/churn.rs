@@ -108,7 +108,7 @@ fn no_more_is_lost(name: &str, command: impl Fn(&Path) -> Command, steps: Steps<
         return eprintln!("skipped: {name} is not installed");
     }
     let server = Server::start(&ground, command);
-    let time = Duration::from_secs(if soak() { 60 } else { 9 });
+    let time = Duration::from_secs(if soak() { 60 } else { 6 });
     let (before, lost_before) = server.churn(steps, time);
     let output = wakeone(&ground, &["attach", AT]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

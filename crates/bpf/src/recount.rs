@@ -81,7 +81,7 @@ impl CountIn {
         let unsettled: Vec<Vec<u8>> = self.listeners.keys().collect();
         let any = listener.ip().is_unspecified();
         // It also gives each of them the cookie by which they are known below.
-        let mut open = diag::sockets_at(Protocol::Tcp, Which::Waiting, listener)?;
+        let mut open = diag::sockets_at(Protocol::Tcp, Which::Open, listener)?;
         open.retain(|one| any || one.local.ip() == listener.ip());
         clear(&self.waiting)?;
         let known = cookies(&told(&self.known)?);
@@ -268,6 +268,12 @@ impl OpenConnections {
 fn told(link: &Link) -> io::Result<Vec<u8>> {
     let mut iterator = Iter::new(link).map_err(|e| failed("starting the recount", &e))?;
     let mut told = Vec::new();
-    iterator.read_to_end(&mut told)?;
-    Ok(told)
+    loop {
+        match iterator.read_to_end(&mut told) {
+            Ok(_) => return Ok(told),
+            // After a million tags of which nothing is told (MAX_ITER_OBJECTS, kernel/bpf/bpf_iter.c).
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
