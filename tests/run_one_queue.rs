@@ -4,12 +4,14 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use std::cell::Cell;
 use std::collections::HashSet;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::kept::keep;
+use support::kept::{Kept, entries_of, keep, keep_by};
 use support::split::{as_nobody, for_another_user};
 use support::steered::{assert_nothing_left, isolated, status, worker};
 use support::{
@@ -21,6 +23,8 @@ use wakeone_kernel::socket::inode_of;
 const AT: &str = "127.0.0.1:7480";
 const GROUP: &str = "127_0_0_1-7480";
 const ONE: [&str; 6] = ["-w", "4", "-l", AT, "--queue", "one"];
+const SIX: &str = "[::1]:7481";
+const BOTH: [&str; 8] = ["-w", "4", "-l", AT, "-l", SIX, "--queue", "one"];
 
 fn event_loops() -> [String; 2] {
     ["python3".to_owned(), server("asyncio_server.py")]
@@ -31,8 +35,12 @@ fn start(ground: &Ground, options: &[&str]) -> Run {
     ground.run(options, &[&command[0], &command[1]])
 }
 
-fn address() -> std::net::SocketAddr {
+fn address() -> SocketAddr {
     AT.parse().expect("address")
+}
+
+fn both() -> [SocketAddr; 2] {
+    [AT, SIX].map(|at| at.parse().expect("address"))
 }
 
 fn slots(group: &Value) -> Vec<u32> {
@@ -90,12 +98,89 @@ fn a_rolling_restart_and_dead_workers_lose_nothing() {
     signal(victim, Signal::KILL);
     slowly("another one serves", || {
         let group = status(&ground, GROUP);
-        worker(&group, 1).is_some_and(|pid| pid != victim)
+        // The listener, and what wakes asyncio itself.
+        worker(&group, 1).is_some_and(|pid| pid != victim && entries_of(pid).len() >= 2)
     });
     let (_kept, counts) = keep(address(), 40, Duration::from_millis(10));
     assert!(counts.len() == 4 && counts[0] <= 16, "{counts:?}");
     run.stop();
     assert_nothing_left(&ground);
+}
+
+/// Opens connections by both addresses in turn, and checks that no worker has many more than its share.
+fn assert_even_by_both() {
+    let turn = Cell::new(0);
+    let (_kept, counts) = keep_by(64, Duration::from_millis(8), || {
+        Kept::open(both()[turn.replace(1 - turn.get())])
+    });
+    assert!(counts.len() == 4 && counts[0] <= 24, "{counts:?}");
+}
+
+#[test]
+fn a_worker_with_many_connections_by_one_address_gets_few_by_another() {
+    let Some(ground) = isolated() else { return };
+    let mut run = start(&ground, &BOTH);
+    run.line("[::1]:7481: one queue, policy least-connections");
+    run.ready();
+    assert_even_by_both();
+    let active = || support::steered::sum(&status(&ground, GROUP), "active");
+    eventually("all are closed", || active() == 0);
+    let (mut kept, counts) = keep(address(), 32, Duration::from_millis(8));
+    assert!(counts.len() == 4 && counts[0] <= 12, "{counts:?}");
+    let free: HashSet<String> = kept.iter().map(|one| one.worker.clone()).take(2).collect();
+    kept.retain(|one| !free.contains(&one.worker));
+    let left = kept.len() as i64;
+    assert!(free.len() == 2 && left >= 12, "{counts:?}");
+    eventually("the others are closed", || active() == left);
+    let other = both()[1];
+    let (others, _) = keep_by(16, Duration::from_millis(8), || Kept::open(other));
+    let to_free = |one: &&Kept| free.contains(&one.worker);
+    assert!(others.iter().filter(to_free).count() >= 13, "{counts:?}");
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn with_several_addresses_a_rolling_restart_and_whoever_takes_over_lose_nothing() {
+    let Some(ground) = isolated() else { return };
+    let mut run = start(&ground, &BOTH);
+    run.ready();
+    let clients = both().map(|at| Clients::start(at, "/", 2));
+    run.signal(Signal::HUP);
+    run.line("rolling restart done");
+    let before = slots(&status(&ground, GROUP));
+    run.murder();
+    let mut run = start(&ground, &["-w", "4", "-l", AT, "-l", SIX]);
+    run.ready();
+    for clients in clients {
+        let (answers, failures) = clients.stop();
+        assert!(answers > 0);
+        assert_eq!(failures, Vec::<String>::new());
+    }
+    assert_eq!(slots(&status(&ground, GROUP)), before);
+    assert_even_by_both();
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
+#[test]
+fn the_queues_of_several_addresses_are_shown_as_one() {
+    let Some(ground) = isolated() else { return };
+    let mut run = start(&ground, &BOTH);
+    run.ready();
+    let group = status(&ground, GROUP);
+    assert_eq!(group["listen"], serde_json::json!([AT, SIX]), "{group}");
+    slots(&group).iter().for_each(|pid| support::halt(*pid));
+    let [four, six] = both();
+    let waiting = [four, six, six].map(|at| TcpStream::connect(at).expect("waits"));
+    slowly("all are counted", || status(&ground, GROUP)["queued"] == 3);
+    // asyncio listens with a backlog of 100.
+    assert_eq!(status(&ground, GROUP)["queue_limit"], 200);
+    drop(waiting);
+    slots(&group)
+        .iter()
+        .for_each(|pid| signal(*pid, Signal::CONT));
+    run.stop();
 }
 
 #[test]
@@ -142,11 +227,13 @@ fn whoever_takes_over_has_the_same_queue() {
 #[test]
 fn a_listener_that_one_worker_shuts_down_listens_again() {
     let Some(ground) = isolated() else { return };
-    let mut run = start(&ground, &ONE);
+    let mut run = start(&ground, &BOTH);
     run.ready();
     for worker in slots(&status(&ground, GROUP)) {
         signal(worker, Signal::USR1);
-        slowly("it listens again", || get(address(), "/").is_ok());
+        slowly("both listen again", || {
+            both().iter().all(|at| get(*at, "/").is_ok())
+        });
     }
     run.line("it listens again");
     run.stop();
@@ -207,8 +294,8 @@ fn what_does_not_go_with_one_queue_is_refused() {
             "every -l is a udp:// address",
         ),
         (
-            &["-l", AT, "-l", "127.0.0.2:0"],
-            "more than one -l by TCP needs",
+            &["-l", AT, "-l", SIX, "-w", "129"],
+            "129 workers that wait for 2 listeners each are more than",
         ),
         (
             &["-l", AT, "--policy", "hash"],
@@ -217,7 +304,7 @@ fn what_does_not_go_with_one_queue_is_refused() {
         (&["-l", AT, "--rescue"], "--rescue needs"),
         (&["-l", AT, "--refuse"], "--refuse needs"),
     ] {
-        let options = [&["-w", "2", "--queue", "one"][..], options].concat();
+        let options = [&["--queue", "one"][..], options].concat();
         let (code, line) = ground.refused(&options, &["true"]);
         assert!(code == 2 && line.contains(why), "{code}: {line}");
     }

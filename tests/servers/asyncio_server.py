@@ -1,5 +1,5 @@
-"""A plain asyncio server on the first descriptor of LISTEN_FDS. SIGTERM: requests in hand are finished. SIGUSR1: it shuts
-its listener down, and serves on."""
+"""A plain asyncio server on the descriptors of LISTEN_FDS. SIGTERM: requests in hand are finished. SIGUSR1: it shuts its
+listeners down, and serves on."""
 
 import asyncio
 import json
@@ -29,18 +29,22 @@ async def serve(reader, writer):
 
 
 async def main():
-    listener = socket.socket(fileno=3)
-    server = await asyncio.start_server(serve, sock=listener)
+    given = range(3, 3 + int(os.environ["LISTEN_FDS"]))
+    listeners = [socket.socket(fileno=number) for number in given]
+    servers = [await asyncio.start_server(serve, sock=listener) for listener in listeners]
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     # A listener that was shut down fails again and again.
     loop.set_exception_handler(lambda *_: None)
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGUSR1, listener.shutdown, socket.SHUT_RDWR)
+    shut_down = lambda: [listener.shutdown(socket.SHUT_RDWR) for listener in listeners]
+    loop.add_signal_handler(signal.SIGUSR1, shut_down)
     await stop.wait()
-    loop.remove_reader(listener)  # accept no more; close() would drop what was accepted just now
+    for listener in listeners:
+        loop.remove_reader(listener)  # accept no more; close() would drop what was accepted just now
     while tasks := asyncio.all_tasks() - {asyncio.current_task()} - idle:
         await asyncio.wait(tasks, timeout=0.1)
-    server.close()
+    for server in servers:
+        server.close()
     os._exit(0)
 
 

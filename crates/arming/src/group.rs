@@ -20,22 +20,21 @@ use crate::steerer::Steerer;
 /// A steered group.
 #[derive(Debug)]
 pub struct SharedGroup {
-    shared: Shared,
     table: Arc<Table>,
     control: Arc<Control>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl SharedGroup {
-    /// Steers the workers of a listener from now on. `dir`: the group's folder. `workers`: those that wait for it already.
-    /// `holders`: the processes that hold it. For policy and weights see [`SharedGroup::set_policy`] and
+    /// Steers the workers of these listeners from now on. Their load is that of all together. `dir`: the group's folder.
+    /// `workers`: those that wait for the first already. `holders`: the processes that hold it. For policy and weights see [`SharedGroup::set_policy`] and
     /// [`SharedGroup::set_weights`].
     ///
     /// # Errors
     /// A file in the folder cannot be made, or the guardian or the thread cannot be started. Nothing is steered then.
     pub fn start(
         dir: &GroupDir,
-        shared: Shared,
+        shared: &[Shared],
         slots: Slots,
         workers: &[Waiter],
         holders: &[u32],
@@ -54,7 +53,6 @@ impl SharedGroup {
             waker,
         });
         let mut group = Self {
-            shared,
             table,
             control,
             thread: None,
@@ -119,11 +117,6 @@ impl SharedGroup {
         let _ = rustix::io::write(&self.control.waker, &1_u64.to_ne_bytes());
     }
 
-    /// Its listener.
-    pub fn shared(&self) -> &Shared {
-        &self.shared
-    }
-
     /// The workers' processes, by slot.
     pub fn workers(&self) -> Vec<Option<u32>> {
         let slots = self.table.slots().load(Relaxed) as usize;
@@ -131,7 +124,7 @@ impl SharedGroup {
         (0..slots.min(MAX_SLOTS)).map(pid).collect()
     }
 
-    /// Whether its listener is gone.
+    /// Whether a listener is gone.
     pub fn is_gone(&self) -> bool {
         self.control.is_gone.load(Relaxed)
     }

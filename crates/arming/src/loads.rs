@@ -14,9 +14,8 @@ use wakeone_kernel::proc::process::{self, DescriptorCount};
 use wakeone_kernel::schedule;
 use wakeone_kernel::socket::arming::{Waiter, members_of};
 use wakeone_kernel::socket::diag::{self, Accepted};
+use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
-
-use crate::members::Shared;
 
 /// Corrections take at most this part of the time, and come no more often than that.
 const CORRECTION_SHARE: u32 = 1000;
@@ -24,6 +23,18 @@ const CORRECT_EVERY: Duration = Duration::from_millis(500);
 
 /// About what it takes another process to read what a descriptor is.
 const DESCRIPTOR_NS: u64 = 2_000;
+
+/// The process whose descriptors are counted. Of one that waits for a listener in several epoll sets, the set whose
+/// members are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Counted(u32, Option<i32>);
+
+impl Counted {
+    pub fn of(waiter: &Waiter) -> Self {
+        let entry = waiter.entry;
+        Self(entry.pid, (waiter.sets != 1).then_some(entry.epoll))
+    }
+}
 
 /// The count of one worker.
 #[derive(Debug)]
@@ -63,7 +74,7 @@ impl Count {
         Ok(count)
     }
 
-    /// Connections of the listener.
+    /// Connections of the listeners.
     pub fn connections(&self) -> u64 {
         self.total.saturating_sub(self.others)
     }
@@ -122,18 +133,23 @@ impl Corrections {
         self.due <= now
     }
 
-    /// Corrects the counts of these workers.
+    /// Corrects the counts of these workers by the connections of all listeners.
     ///
     /// # Errors
     /// The kernel does not show the connections.
     pub fn correct<'a>(
         &mut self,
-        shared: &Shared,
+        listeners: impl Iterator<Item = Address>,
         workers: impl Iterator<Item = &'a mut Count>,
     ) -> io::Result<()> {
         // Not by the clock: where others have the CPUs, corrections would come too seldom.
         let begun = schedule::thread_time();
-        let open = diag::accepted_at(Protocol::Tcp, shared.address)?;
+        let mut open = Accepted::default();
+        for listener in listeners {
+            let there = diag::accepted_at(Protocol::Tcp, listener)?;
+            open.lasting.extend(there.lasting);
+            open.ended.extend(there.ended);
+        }
         // A worker that is gone has no count.
         let descriptors: u64 = workers.filter_map(|count| count.correct(&open).ok()).sum();
         let took = schedule::thread_time().saturating_sub(begun);

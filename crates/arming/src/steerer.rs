@@ -1,5 +1,6 @@
 //! The thread that steers: it looks at queue and loads, has entries changed, and follows workers that come and go.
 
+use std::collections::btree_map::Entry::Vacant;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
@@ -13,13 +14,13 @@ use wakeone_bpf::table::{Table, flag};
 use wakeone_control::policy::Policy;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
-use wakeone_kernel::socket::arming::{Condition, Guardian, MOST, QueueWatch, Waiter, waits_in};
+use wakeone_kernel::socket::arming::{Condition, Guardian, MOST, Waiter, waits_in};
 use wakeone_kernel::socket::entries::{Entry, READABLE, WAKES};
-use wakeone_kernel::socket::queue_look::QueueLook;
-use wakeone_model::arming::{Arming, ArmingConfig, Change, Turn};
+use wakeone_model::arming::{Arming, Change, Turn};
 
 use crate::control::Control;
-use crate::loads::{Corrections, Count};
+use crate::listener::Listener;
+use crate::loads::{Corrections, Count, Counted};
 use crate::members::{Shared, Unsteerable, entries, members};
 use crate::slots::Slots;
 
@@ -48,15 +49,24 @@ const QUIET_FOLLOW_SHARE: u32 = 4000;
 /// How soon to do so after a worker did not take what waited.
 const DOUBTED_AFTER: Duration = Duration::from_millis(100);
 
-/// A worker, and what is known of it.
+/// A worker that waits for one of the listeners, and what is known of it.
 #[derive(Debug)]
 struct Worker {
+    /// The listener's number.
+    listener: usize,
     waiter: Waiter,
     /// `None`: it was replaced, and drains.
     slot: Option<usize>,
-    count: Count,
     /// Tells when it ends.
     handle: OwnedFd,
+}
+
+impl Worker {
+    /// Its connections.
+    fn load(&self, counts: &BTreeMap<Counted, Count>) -> u64 {
+        let count = counts.get(&Counted::of(&self.waiter));
+        count.map_or(0, Count::connections)
+    }
 }
 
 /// The figures of a slot that the table shows.
@@ -79,13 +89,16 @@ struct Due {
 }
 
 pub(crate) struct Steerer {
-    shared: Shared,
+    /// Where they listen, for the log.
+    addresses: String,
+    listeners: Vec<Listener>,
     guardian: Guardian,
     table: Arc<Table>,
     control: Arc<Control>,
-    queue: QueueLook,
-    arming: Arming,
+    /// By place.
     workers: BTreeMap<usize, Worker>,
+    /// They are of all listeners together: a worker with many connections by one gets few by the others.
+    counts: BTreeMap<Counted, Count>,
     slots: Slots,
     /// The table shows these, by slot.
     shown: Vec<Shown>,
@@ -99,10 +112,6 @@ pub(crate) struct Steerer {
     /// Wakes the thread at the end of a worker, or to stop it.
     wakes: OwnedFd,
     due: Due,
-    /// Tells whether anything waits; `None`: nobody was found to borrow the listener from.
-    watch: Option<QueueWatch>,
-    /// A connection ends the sleep: the group is quiet.
-    rings: bool,
     /// The mean CPU time of the last looks. To wake up for them is a part of it.
     cost: Duration,
     /// The CPU time of the thread at the end of the last look.
@@ -121,12 +130,12 @@ pub(crate) struct Steerer {
 
 /// The number of the owner's call, among those of workers.
 const CALL: u64 = u64::MAX;
-/// That of the bell.
+/// That of the listeners' bells.
 const BELL: u64 = u64::MAX - 1;
 
 impl Steerer {
     pub fn new(
-        shared: Shared,
+        shared: &[Shared],
         slots: Slots,
         found: &[Waiter],
         holders: &[u32],
@@ -138,19 +147,16 @@ impl Steerer {
         let call = epoll::EventData::new_u64(CALL);
         epoll::add(&wakes, &control.waker, call, epoll::EventFlags::IN)?;
         let now = Instant::now();
+        let listeners = shared.iter().map(Listener::of);
+        let addresses: Vec<String> = shared.iter().map(|one| one.address.to_string()).collect();
         let mut steerer = Self {
-            shared,
+            addresses: addresses.join(", "),
+            listeners: listeners.collect::<io::Result<_>>()?,
             guardian: Guardian::start(records)?,
             table,
             control,
-            queue: QueueLook::at(
-                shared.address,
-                shared.interface,
-                shared.inode,
-                shared.cookie,
-            )?,
-            arming: Arming::new(ArmingConfig::default()),
             workers: BTreeMap::new(),
+            counts: BTreeMap::new(),
             slots,
             shown: Vec::new(),
             holders: holders.iter().copied().collect(),
@@ -158,8 +164,6 @@ impl Steerer {
             corrections: Corrections::new(),
             is_corrected: false,
             wakes,
-            watch: None,
-            rings: false,
             due: Due {
                 look: now,
                 follow: now + FOLLOW_EVERY,
@@ -173,7 +177,8 @@ impl Steerer {
             told: false,
             releases: 0,
         };
-        steerer.join(found)?;
+        let first: Vec<_> = found.iter().map(|waiter| (0, *waiter)).collect();
+        steerer.join(&first)?;
         Ok(steerer)
     }
 
@@ -185,7 +190,7 @@ impl Steerer {
             let now = Instant::now();
             self.guardian.promise(after(PROMISE));
             if let Err(error) = self.guardian.revive() {
-                tracing::debug!("{}: no guardian: {error}", self.shared.address);
+                tracing::debug!("{}: no guardian: {error}", self.addresses);
             }
             if self.due.look <= now {
                 self.look(now);
@@ -200,7 +205,7 @@ impl Steerer {
 
     fn sleep(&mut self) {
         let mut until = self.due.look.min(self.due.follow);
-        if self.arming.any_disarmed() {
+        if self.listeners.iter().any(|one| one.arming.any_disarmed()) {
             until = until.min(Instant::now() + BEAT);
         }
         let left = until.saturating_duration_since(Instant::now());
@@ -246,35 +251,21 @@ impl Steerer {
         self.due.follow = now;
     }
 
-    /// Watches the queue, if it is not watched.
-    fn watch(&mut self) {
-        let mut pids = self.holders.iter();
-        let listener = pids.find_map(|pid| process::socket_of(*pid, self.shared.inode));
-        self.watch = listener.and_then(|listener| QueueWatch::of(listener).ok());
-        self.rings = false;
-    }
-
     /// Has a connection end the sleep, or not.
     fn ring(&mut self, on: bool) {
-        let Some(watch) = self.watch.as_ref().filter(|_| self.rings != on) else {
-            return;
-        };
-        let data = epoll::EventData::new_u64(BELL);
-        let done = match on {
-            true => epoll::add(&self.wakes, watch, data, epoll::EventFlags::IN),
-            false => epoll::delete(&self.wakes, watch),
-        };
-        self.rings = on && done.is_ok();
+        for listener in &mut self.listeners {
+            listener.ring(&self.wakes, epoll::EventData::new_u64(BELL), on);
+        }
     }
 
     fn look(&mut self, now: Instant) {
-        if self.watch.is_none() {
-            self.watch();
+        let mut changed = false;
+        for listener in &mut self.listeners {
+            listener.look(&self.holders);
+            changed |= listener.queued;
         }
-        let queued = self.watch.as_ref().is_some_and(QueueWatch::is_filled);
-        let mut changed = queued;
-        for worker in self.workers.values_mut() {
-            changed |= worker.count.look().unwrap_or(false);
+        for count in self.counts.values_mut() {
+            changed |= count.look().unwrap_or(false);
         }
         if changed {
             self.changed = now;
@@ -283,7 +274,7 @@ impl Steerer {
         if !self.is_corrected && self.corrections.is_due(now) {
             self.aside(|one| one.correct());
         }
-        self.decide(queued);
+        self.decide();
         self.publish();
         let spent = schedule::thread_time();
         let took = spent.saturating_sub(std::mem::replace(&mut self.spent, spent));
@@ -291,10 +282,12 @@ impl Steerer {
         self.cost = (self.cost * 15 + took) / 16;
         let quiet = self.is_quiet(now);
         self.ring(quiet);
+        let armings = || self.listeners.iter().map(|one| &one.arming);
+        let pause = armings().map(Arming::pause).min().unwrap_or(QUIET_EVERY);
         let pause = match quiet {
-            _ if self.arming.is_hurried() => self.arming.pause(),
+            _ if armings().any(Arming::is_hurried) => pause,
             true => QUIET_EVERY.max(self.cost * QUIET_SHARE),
-            false => self.arming.pause().max(self.cost * LOOK_SHARE),
+            false => pause.max(self.cost * LOOK_SHARE),
         };
         self.due.look = Instant::now() + pause;
     }
@@ -320,30 +313,34 @@ impl Steerer {
     }
 
     /// Has the entries changed as the counts of this look want it.
-    fn decide(&mut self, queued: bool) {
+    fn decide(&mut self) {
         let releases = self.guardian.releases();
-        if releases != self.releases {
-            self.releases = releases;
-            self.arming.released();
+        let released = std::mem::replace(&mut self.releases, releases) != releases;
+        let turn = self.turn();
+        let (all, counts) = (&self.workers, &self.counts);
+        let mut changes = Vec::new();
+        for (number, listener) in self.listeners.iter_mut().enumerate() {
+            let arming = &mut listener.arming;
+            if released {
+                arming.released();
+            }
+            arming.set_turn(turn);
+            let workers = || all.iter().filter(|(_, one)| one.listener == number);
+            for (place, worker) in workers() {
+                let slot = worker.slot.map(|slot| self.table.slot(slot));
+                let (weight, drains) = slot.map_or((1, true), |slot| {
+                    (slot.weight().load(Relaxed), slot.has(flag::DRAINING))
+                });
+                arming.set(*place, weight, drains);
+            }
+            let loads = workers().map(|(place, worker)| (*place, worker.load(counts)));
+            changes.extend(arming.look(loads, listener.queued, |place| {
+                all.get(&place).is_some_and(|worker| {
+                    let entry = worker.waiter.entry;
+                    waits_in(entry.pid, entry.epoll).unwrap_or(false)
+                })
+            }));
         }
-        self.arming.set_turn(self.turn());
-        for (place, worker) in &self.workers {
-            let slot = worker.slot.map(|slot| self.table.slot(slot));
-            let (weight, drains) = slot.map_or((1, true), |slot| {
-                (slot.weight().load(Relaxed), slot.has(flag::DRAINING))
-            });
-            self.arming.set(*place, weight, drains);
-        }
-        let workers = &self.workers;
-        let counts = workers
-            .iter()
-            .map(|(place, worker)| (*place, worker.count.connections()));
-        let changes = self.arming.look(counts, queued, |place| {
-            workers.get(&place).is_some_and(|worker| {
-                let entry = worker.waiter.entry;
-                waits_in(entry.pid, entry.epoll).unwrap_or(false)
-            })
-        });
         if changes.is_empty() {
             return;
         }
@@ -356,7 +353,12 @@ impl Steerer {
             }
             Err(_) => self.change_each(&changes),
         }
-        if self.arming.take_doubts() {
+        // All are asked: a doubt is taken once.
+        let doubts = self
+            .listeners
+            .iter_mut()
+            .map(|one| one.arming.take_doubts());
+        if doubts.fold(false, |any, one| any | one) {
             let soon = Instant::now() + DOUBTED_AFTER;
             self.due.check = self.due.check.min(soon);
             self.due.follow = self.due.follow.min(soon);
@@ -372,7 +374,7 @@ impl Steerer {
                 tracing::warn!(
                     event = "degraded",
                     "{}: process {pid} lets those hang who change its epoll set, and is left alone",
-                    self.shared.address
+                    self.addresses
                 );
                 self.avoided.insert(pid);
             }
@@ -384,7 +386,7 @@ impl Steerer {
     /// Notes how a change ended. The server may have taken the entry out.
     fn heed(&mut self, place: usize, done: io::Result<()>) {
         let Err(error) = done else { return };
-        tracing::debug!("{}: a worker's entry: {error}", self.shared.address);
+        tracing::debug!("{}: a worker's entry: {error}", self.addresses);
         match self.guardian.records().condition(place).is_changed() {
             // Its process does not allow it any more, say. The guardian and whoever comes next go on trying.
             true => self.forget(place),
@@ -395,18 +397,18 @@ impl Steerer {
 
     fn correct(&mut self) {
         self.is_corrected = true;
-        let workers = self.workers.values_mut();
-        let each = workers.map(|worker| &mut worker.count);
-        if let Err(error) = self.corrections.correct(&self.shared, each) {
+        let addresses = self.listeners.iter().map(|one| one.shared.address);
+        let counts = self.counts.values_mut();
+        if let Err(error) = self.corrections.correct(addresses, counts) {
             tracing::debug!(
                 "{}: its connections cannot be counted: {error}",
-                self.shared.address
+                self.addresses
             );
         }
     }
 
     fn publish_queue(&self, queued: u32, limit: u32) {
-        // The queue is one for all; the first slot shows it.
+        // The queues are for all; the first slot shows their sum.
         let slot = self.table.slot(0);
         slot.queued().store(queued, Relaxed);
         slot.queue_limit().store(limit, Relaxed);
@@ -440,16 +442,21 @@ impl Steerer {
         self.shown.fill(Shown::default());
         self.shown
             .resize(slots.max(self.shown.len()), Shown::default());
+        let mut summed = BTreeSet::new();
         for (place, worker) in &self.workers {
             let Some(slot) = worker.slot else { continue };
             let shown = &mut self.shown[slot];
             shown.pid = worker.waiter.entry.pid;
-            shown.active += worker.count.connections();
+            // It may wait for several listeners.
+            if summed.insert(Counted::of(&worker.waiter)) {
+                shown.active += worker.load(&self.counts);
+            }
             shown.flags |= flag::UP;
-            if self.arming.is_armed(*place) {
+            let arming = &self.listeners[worker.listener].arming;
+            if arming.is_armed(*place) {
                 shown.flags |= flag::ARMED;
             }
-            if self.arming.is_busy(*place) {
+            if arming.is_busy(*place) {
                 shown.flags |= flag::STUCK;
             }
         }
@@ -466,38 +473,26 @@ impl Steerer {
     /// Follows the workers: those that ended, that came, and whose entries the server has changed.
     fn follow(&mut self, now: Instant) {
         let begun = Instant::now();
-        match self.queue.look() {
-            Ok(Some((queued, limit))) => self.publish_queue(queued, limit),
-            Ok(None) if self.slots == Slots::Found && !self.is_held() => {
-                self.control.is_gone.store(true, Relaxed);
-                return;
-            }
-            _ => {}
+        let lengths: Vec<_> = self.listeners.iter().map(Listener::length).collect();
+        let is_gone = lengths.iter().any(|one| matches!(one, Ok(None)));
+        if is_gone && self.slots == Slots::Found && !self.is_held() {
+            self.control.is_gone.store(true, Relaxed);
+            return;
+        }
+        let known = lengths.into_iter().flatten().flatten();
+        let sum =
+            known.reduce(|sum, one| (sum.0.saturating_add(one.0), sum.1.saturating_add(one.1)));
+        if let Some((queued, limit)) = sum {
+            self.publish_queue(queued, limit);
         }
         self.find_holders();
         let check = self.due.check <= now;
         if check {
             self.check_all();
         }
-        let known: BTreeSet<u32> = self
-            .workers
-            .values()
-            .map(|one| one.waiter.entry.pid)
-            .collect();
-        let new = self.holders.iter().copied();
-        // A master waits for nothing, and is asked again now and then only.
-        let new: Vec<u32> = new
-            .filter(|pid| !known.contains(pid) && !self.avoided.contains(pid))
-            .collect();
-        let found = match members(&self.shared, &new) {
-            Ok(found) => {
-                self.hidden = None;
-                found
-            }
-            Err(why) => self.left_alone(&why),
-        };
+        let found = self.find_new();
         if let Err(error) = self.join(&found) {
-            tracing::debug!("{}: {error}", self.shared.address);
+            tracing::debug!("{}: {error}", self.addresses);
         }
         let (took, done) = (begun.elapsed(), Instant::now());
         let (every, check_every, share) = match self.is_quiet(now) {
@@ -510,24 +505,52 @@ impl Steerer {
         }
     }
 
+    /// Finds the entries of processes that do not wait for a listener yet.
+    fn find_new(&mut self) -> Vec<(usize, Waiter)> {
+        let mut found = Vec::new();
+        let mut hidden = None;
+        for (number, listener) in self.listeners.iter().enumerate() {
+            let known: BTreeSet<u32> = self.pids_of(number).collect();
+            // A master waits for nothing, and is asked again now and then only.
+            let new = self.holders.difference(&known).copied();
+            let new: Vec<u32> = new.filter(|pid| !self.avoided.contains(pid)).collect();
+            match members(&listener.shared, &new) {
+                Ok(some) => found.extend(some.into_iter().map(|waiter| (number, waiter))),
+                Err(why) => hidden = Some(why),
+            }
+        }
+        match hidden {
+            None => self.hidden = None,
+            Some(why) => self.left_alone(&why),
+        }
+        found
+    }
+
+    /// The processes of the workers that wait for a listener.
+    fn pids_of(&self, listener: usize) -> impl Iterator<Item = u32> + '_ {
+        let workers = self.workers.values();
+        let workers = workers.filter(move |one| one.listener == listener);
+        workers.map(|one| one.waiter.entry.pid)
+    }
+
     /// New workers that cannot be looked into are no reason to stop. One that has not begun its command yet cannot be.
-    fn left_alone(&mut self, why: &Unsteerable) -> Vec<Waiter> {
+    fn left_alone(&mut self, why: &Unsteerable) {
         let since = *self.hidden.get_or_insert_with(Instant::now);
         let told = std::mem::replace(&mut self.told, since.elapsed() >= HIDDEN_IS_TOLD);
         if self.told && !told {
             tracing::warn!(
                 event = "degraded",
                 "workers of {} are woken as the kernel does it: {why}",
-                self.shared.address
+                self.addresses
             );
         }
-        Vec::new()
     }
 
     fn is_held(&self) -> bool {
         let holds = |pid: &u32| {
             let held = process::sockets_of(*pid).unwrap_or_default();
-            held.iter().any(|(_, inode)| *inode == self.shared.inode)
+            let ours = |inode| self.listeners.iter().any(|one| one.shared.inode == inode);
+            held.iter().any(|(_, inode)| ours(*inode))
         };
         self.holders.iter().any(holds)
     }
@@ -548,31 +571,31 @@ impl Steerer {
 
     /// Reads all entries again. A change by the server is the new original.
     fn check_all(&mut self) {
-        let pids: BTreeSet<u32> = self
-            .workers
-            .values()
-            .map(|one| one.waiter.entry.pid)
-            .collect();
-        let pids: Vec<u32> = pids.into_iter().collect();
-        let Ok(now) = entries(&self.shared, &pids) else {
-            return;
-        };
-        let places: Vec<usize> = self.workers.keys().copied().collect();
         let mut anew = Vec::new();
-        for place in places {
-            let known = self.workers[&place].waiter;
-            match now.iter().find(|one| one.is(&known)) {
-                None => self.leave(place),
-                Some(one) if self.is_as_we_left_it(place, &one.entry) => {}
-                Some(one) => {
-                    // The server has changed it, or made it anew.
-                    self.leave(place);
-                    anew.push(*one);
+        for number in 0..self.listeners.len() {
+            let pids: Vec<u32> = self.pids_of(number).collect();
+            let Ok(now) = entries(&self.listeners[number].shared, &pids) else {
+                continue;
+            };
+            let workers = self
+                .workers
+                .iter()
+                .filter(|(_, one)| one.listener == number);
+            let known: Vec<_> = workers.map(|(place, one)| (*place, one.waiter)).collect();
+            for (place, known) in known {
+                match now.iter().find(|one| one.is(&known)) {
+                    None => self.leave(place),
+                    Some(one) if self.is_as_we_left_it(place, &one.entry) => {}
+                    Some(one) => {
+                        // The server has changed it, or made it anew.
+                        self.leave(place);
+                        anew.push((number, *one));
+                    }
                 }
             }
         }
         // One without EPOLLIN does not wait for connections now.
-        anew.retain(|one| one.entry.events & READABLE != 0);
+        anew.retain(|(_, one)| one.entry.events & READABLE != 0);
         let _ = self.join(&anew);
     }
 
@@ -589,11 +612,11 @@ impl Steerer {
     }
 
     /// Takes in workers, as many as it can.
-    fn join(&mut self, found: &[Waiter]) -> io::Result<()> {
+    fn join(&mut self, found: &[(usize, Waiter)]) -> io::Result<()> {
         let mut done = Ok(());
         let mut joined = Vec::new();
-        for waiter in found {
-            match self.enlist(waiter) {
+        for (listener, waiter) in found {
+            match self.enlist(*listener, waiter) {
                 Ok(place) => joined.push(place),
                 Err(error) => done = Err(error),
             }
@@ -604,15 +627,16 @@ impl Steerer {
         self.correct();
         for place in joined {
             let worker = &self.workers[&place];
-            let (exclusive, open) = (worker.waiter.is_exclusive(), worker.count.connections());
-            self.arming.join(place, exclusive, open);
+            let (exclusive, open) = (worker.waiter.is_exclusive(), worker.load(&self.counts));
+            let arming = &mut self.listeners[worker.listener].arming;
+            arming.join(place, exclusive, open);
         }
         self.publish();
         done
     }
 
     /// Has the guardian take charge of a worker's entry. Returns the worker's place.
-    fn enlist(&mut self, waiter: &Waiter) -> io::Result<usize> {
+    fn enlist(&mut self, listener: usize, waiter: &Waiter) -> io::Result<usize> {
         let records = self.guardian.records();
         let is_free = |place: &usize| {
             !self.workers.contains_key(place) && records.condition(*place) == Condition::Free
@@ -620,10 +644,13 @@ impl Steerer {
         let Some(place) = (0..MOST).find(is_free) else {
             return Err(io::Error::other("there is no room for another worker"));
         };
+        if let Vacant(count) = self.counts.entry(Counted::of(waiter)) {
+            count.insert(Count::of(waiter)?);
+        }
         let worker = Worker {
+            listener,
             waiter: *waiter,
             slot: self.slots.of(place, waiter.entry.pid),
-            count: Count::of(waiter)?,
             handle: process::handle_of(waiter.entry.pid)?,
         };
         let data = epoll::EventData::new_u64(place as u64);
@@ -645,7 +672,15 @@ impl Steerer {
             return;
         };
         let _ = epoll::delete(&self.wakes, worker.handle.as_fd());
-        self.arming.leave(place);
+        self.listeners[worker.listener].arming.leave(place);
+        let left = Counted::of(&worker.waiter);
+        if !self
+            .workers
+            .values()
+            .any(|one| Counted::of(&one.waiter) == left)
+        {
+            self.counts.remove(&left);
+        }
         if self.slots == Slots::Found {
             // The next one there does not drain.
             self.table.slot(place).flags().store(0, Relaxed);

@@ -53,10 +53,11 @@ pub struct Group {
     pub steered: bool,
     /// Whether the server has set a program of its own in place of ours, or taken ours away.
     pub replaced: bool,
-    /// Connections that wait in the one queue that its workers share; absent if each has its own.
+    /// Connections that wait in the one queue that its workers share, or in those of several addresses; absent if each
+    /// worker has its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queued: Option<u32>,
-    /// The limit of that queue.
+    /// The limit of that queue, or of those together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_limit: Option<u32>,
     /// How a worker is chosen; absent if our program does not steer the group.

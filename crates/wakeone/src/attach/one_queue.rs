@@ -1,6 +1,6 @@
 //! A server whose workers share one queue. It is steered by changing from outside which of them are woken.
 
-use wakeone_arming::{SharedGroup, Slots};
+use wakeone_arming::{Shared, SharedGroup, Slots};
 use wakeone_model::address::Address;
 use wakeone_model::listener::Protocol;
 
@@ -19,6 +19,7 @@ use wakeone_control::state::{GroupDir, Identity, SlotRecord, StateError};
 #[derive(Debug)]
 pub struct OneQueue {
     group: SharedGroup,
+    shared: Shared,
     dir: GroupDir,
     origin: Origin,
     paths: Paths,
@@ -48,10 +49,12 @@ impl OneQueue {
         privileges::keep_for_attaching();
         let (workers, pids) = (&sharing.workers, candidate.watcher.pids());
         let (shared, weights) = (sharing.shared, &config.weights);
-        let group = SharedGroup::start(&dir, shared, Slots::Found, workers, pids, policy, weights);
+        let (listeners, slots) = (std::slice::from_ref(&shared), Slots::Found);
+        let group = SharedGroup::start(&dir, listeners, slots, workers, pids, policy, weights);
         let group = group.inspect_err(|_| dir.forget())?;
         let one = Self {
             group,
+            shared,
             dir,
             origin,
             paths: paths.clone(),
@@ -68,7 +71,7 @@ impl OneQueue {
 
     /// Where it listens.
     pub fn address(&self) -> Address {
-        self.group.shared().address
+        self.shared.address
     }
 
     /// Its protocol.
@@ -144,7 +147,7 @@ impl OneQueue {
     }
 
     fn slots(&self) -> Vec<SlotRecord> {
-        let inode = self.group.shared().inode;
+        let inode = self.shared.inode;
         let slot = |worker| record(worker, inode);
         let workers = self.group.workers();
         // A group has one slot at least.

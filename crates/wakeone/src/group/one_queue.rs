@@ -1,4 +1,4 @@
-//! A group of ours whose workers share one queue. It is steered by changing from outside which of them are woken.
+//! A group of ours whose workers share one queue for each address. It is steered by changing from outside which of them are woken.
 
 use std::os::fd::OwnedFd;
 
@@ -15,14 +15,14 @@ use wakeone_supervisor::Supervisor;
 #[derive(Debug)]
 pub(super) struct OneQueue {
     group: SharedGroup,
-    listener: OwnedFd,
+    listeners: Vec<OwnedFd>,
     /// The process in each slot.
     pids: Vec<Option<u32>>,
     events: Vec<SteerEvent>,
 }
 
 impl OneQueue {
-    /// Steers the workers of the one listener that a supervisor has; `None`: there is none that all share.
+    /// Steers the workers by the listeners that all of them have; `None`: there is none.
     ///
     /// # Errors
     /// See [`SharedGroup::start`].
@@ -31,31 +31,28 @@ impl OneQueue {
         policy: Policy,
         weights: &[(usize, u32)],
     ) -> Result<Option<Self>, StateError> {
-        let Some((endpoint, listener)) = supervisor.shared().next() else {
-            return Ok(None);
-        };
         let dir = supervisor.dir();
-        let known = || {
-            Ok((
-                socket::inode_of(listener)?,
-                socket::cookie(listener)?,
-                listener.try_clone()?,
-            ))
-        };
-        let (inode, cookie, listener) =
-            known().map_err(|source| dir.failed("watch the listener of", source))?;
-        let shared = Shared {
-            address: endpoint.address.into(),
-            interface: 0,
-            inode,
-            cookie,
-        };
+        let known = supervisor.shared().map(|(endpoint, listener)| {
+            let shared = Shared {
+                address: endpoint.address.into(),
+                interface: 0,
+                inode: socket::inode_of(listener)?,
+                cookie: socket::cookie(listener)?,
+            };
+            Ok((shared, listener.try_clone()?))
+        });
+        let known: std::io::Result<(Vec<Shared>, Vec<OwnedFd>)> = known.collect();
+        let (shared, listeners) =
+            known.map_err(|source| dir.failed("watch the listeners of", source))?;
+        if shared.is_empty() {
+            return Ok(None);
+        }
         let pids = vec![None; supervisor.listeners().len()];
         let slots = Slots::Given(pids.clone());
-        let group = SharedGroup::start(dir, shared, slots, &[], &[], policy, weights)?;
+        let group = SharedGroup::start(dir, &shared, slots, &[], &[], policy, weights)?;
         Ok(Some(Self {
             group,
-            listener,
+            listeners,
             pids,
             events: Vec::new(),
         }))
@@ -88,7 +85,8 @@ impl Steer for OneQueue {
     }
 
     fn close(&mut self) {
-        let closed = capability::with(&FOR_THE_END, || socket::drop_syns(&self.listener));
+        let mut all = self.listeners.iter();
+        let closed = capability::with(&FOR_THE_END, || all.try_for_each(socket::drop_syns));
         if let Err(error) = closed {
             self.events.push(SteerEvent::Note(format!(
                 "new connections still come while the group closes: {error}"
@@ -100,7 +98,7 @@ impl Steer for OneQueue {
         true
     }
 
-    /// Both workers have the same listener. From now on the new one is woken, and the old one no more.
+    /// Both workers have the same listeners. From now on the new one is woken, and the old one no more.
     fn replace(&mut self, slot: usize, pid: u32, _listeners: &[OwnedFd]) -> Result<(), String> {
         self.serve(slot, Some(pid));
         Ok(())
@@ -111,7 +109,8 @@ impl Steer for OneQueue {
     }
 
     fn queued_for_all(&self) -> u32 {
-        accept_queue(&self.listener).map_or(0, |queue| queue.length)
+        let queues = self.listeners.iter().flat_map(accept_queue);
+        queues.map(|queue| queue.length).sum()
     }
 
     fn active(&self, slot: usize) -> u64 {

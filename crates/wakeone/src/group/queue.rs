@@ -1,6 +1,7 @@
 //! Which accept queues the workers of a group get by TCP: one for all, or one each.
 
 use wakeone_kernel::capability;
+use wakeone_kernel::socket::arming::MOST;
 use wakeone_supervisor::{Options, Queue};
 
 use super::config::{Error, Protocols, SteeringConfig};
@@ -40,7 +41,10 @@ fn why_each(options: &Options, config: &SteeringConfig) -> Option<String> {
         () if !Protocols::of(options).tcp => {
             Some("it is for connections, and every -l is a udp:// address; leave it away".into())
         }
-        () if tcp > 1 => needs("more than one -l by TCP"),
+        () if tcp * options.workers > MOST => Some(format!(
+            "{} workers that wait for {tcp} listeners each are more than {MOST} waits; leave some of either away",
+            options.workers
+        )),
         () if options.lookup => needs("--lookup"),
         () if options.refuse => needs("--refuse"),
         () if config.rescue == Some(true) => needs("--rescue"),
