@@ -294,13 +294,17 @@ fn an_agent_keeps_a_unix_socket_steered_across_a_restart() {
 
 fn doctor(target: &str) -> (Option<i32>, Value) {
     let seconds = format!("{}s", 2 * slowness());
-    let output = Command::new(WAKEONE)
-        .args(["doctor", target, "--for", &seconds, "--json"])
-        .output()
-        .expect("doctor");
-    let whole: Value = serde_json::from_slice(&output.stdout)
+    let (code, whole) = report(&["doctor", target, "--for", &seconds, "--json"]);
+    (code, whole["listeners"][0].clone())
+}
+
+/// The exit code and the JSON of a command.
+fn report(arguments: &[&str]) -> (Option<i32>, Value) {
+    let output = Command::new(WAKEONE).args(arguments).output();
+    let output = output.expect("wakeone starts");
+    let whole = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {output:?}"));
-    (output.status.code(), whole["listeners"][0].clone())
+    (output.status.code(), whole)
 }
 
 /// A load whose connections one worker has. Returns how many those are.
@@ -373,6 +377,50 @@ fn doctor_and_top_know_the_workers_and_name_attach() {
     assert!(!text.contains("connections/s"), "{text}");
     drop(load);
     serving.detach();
+    serving.end();
+}
+
+/// A UNIX listener of this process at an abstract name.
+fn listener_at(name: &str) -> UnixListener {
+    let address = SocketAddr::from_abstract_name(name).expect("a name");
+    UnixListener::bind_addr(&address).expect("listens")
+}
+
+#[test]
+fn without_a_target_doctor_and_top_show_the_unix_sockets_that_workers_share() {
+    let Some(ground) = isolated() else { return };
+    let target = targets(&ground)[1].clone();
+    let serving = Serving::start(ground, &target, event_loops(&target, "poll"));
+    let _idle = listener_at("idle");
+    let _stuck = listener_at("stuck");
+    let _waits = connect("unix:@stuck").expect("connects");
+    let threads = listener_at("threads");
+    for _ in 0..2 {
+        let copy = threads.try_clone().expect("a copy");
+        // They end with the test's process.
+        std::thread::spawn(move || copy.accept());
+    }
+    for arguments in [
+        &["doctor", "--for", "300ms", "--json"][..],
+        &["top", "--once", "--interval", "300ms", "--json"],
+    ] {
+        slowly("those that are of use are shown, and no others", || {
+            let (_, whole) = report(arguments);
+            let all = whole["listeners"].as_array().expect("listeners").iter();
+            let mut shown: Vec<&str> = all.filter_map(|one| one["address"].as_str()).collect();
+            shown.sort_unstable();
+            shown == ["unix:@app", "unix:@stuck", "unix:@threads"]
+        });
+    }
+    // Workers that are busy share it still, though none waits for it.
+    let master = serving.server.pid();
+    let workers = [vec![master], children(master)].concat();
+    workers.iter().for_each(|pid| support::halt(*pid));
+    let (_, whole) = report(&["doctor", "--for", "300ms", "--json"]);
+    assert!(whole.to_string().contains("@app"), "{whole:#}");
+    for pid in workers {
+        support::signal(pid, Signal::CONT);
+    }
     serving.end();
 }
 

@@ -14,7 +14,7 @@ use crate::members::Shared;
 /// A steered listener.
 pub(crate) struct Listener {
     pub shared: Shared,
-    /// Who is woken for it. A worker's number there is the place of its entry.
+    /// Decides who is woken for it. A worker's number there is the place of its entry.
     pub arming: Arming,
     /// Something waited at the last look.
     pub queued: bool,

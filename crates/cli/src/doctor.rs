@@ -33,7 +33,7 @@ use wakeone_terminal::{print, style, to_json};
     after_help = "Exit code: 0 healthy, 3 something was found, 1 it could not be told, 2 bad arguments.\nExamples:\n  wakeone doctor :8080 --for 30s\n  wakeone doctor unix:/run/app.sock\n  wakeone doctor --self"
 )]
 pub struct Args {
-    /// :PORT, ADDRESS:PORT, unix:/PATH, unix:@NAME, a process id, or the name of a process, unit or group [default: all TCP and UDP listeners]
+    /// :PORT, ADDRESS:PORT, unix:/PATH, unix:@NAME, a process id, or the name of a process, unit or group [default: all TCP and UDP listeners, and the UNIX sockets that workers share]
     #[arg(value_name = "TARGET")]
     target: Option<Target>,
 
@@ -120,8 +120,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let stop = stop_on_signals()?;
     let cancelled = || stop.load(Ordering::Relaxed);
-    // A probe for each of many listeners would be a load of its own.
-    let tracing = !args.no_tracing && found.len() <= 8;
+    let tracing = !args.no_tracing && target::may_trace(&found);
     let progress = Progress::of(args.duration);
     let watches = watcher::watch_all(&found, tracing, args.duration, &mut || {
         progress.show();

@@ -54,8 +54,8 @@ pub struct Args {
     )]
     split: Option<Split>,
 
-    /// The workers share one accept queue, and Wakeone changes who is woken; or each has its own, and a program chooses
-    /// between them [default: each, and one where no program may be loaded]
+    /// The workers share one accept queue for each address, and Wakeone changes who is woken; or each has its own, and a
+    /// program chooses between them [default: each, and one where no program may be loaded]
     #[arg(long, value_name = "QUEUES", value_enum, requires = "listen")]
     queue: Option<Queue>,
 

@@ -20,6 +20,12 @@ pub fn listeners(target: &Target, paths: &Paths) -> Result<Vec<Found>, wakeone_o
     Ok(found)
 }
 
+/// Whether the probes of so many listeners are no load of their own. Those of UNIX sockets have none.
+pub fn may_trace(found: &[Found]) -> bool {
+    let traced = |one: &&Found| one.listener.protocol != Protocol::Unix;
+    found.iter().filter(traced).count() <= 8
+}
+
 /// The addresses of the group with this name. Without the right to read the groups' state, no group is known.
 fn group(target: &Target, paths: &Paths) -> Option<Vec<Target>> {
     let (protocol, Target::Name(name)) = target.parts() else {

@@ -31,7 +31,7 @@ use wakeone_terminal::{style, to_json};
     after_help = "Keys: ? explains them. To a pipe it writes plain text.\nExample: wakeone top :8080 --record slow.jsonl, later: wakeone top --replay slow.jsonl"
 )]
 pub struct Args {
-    /// :PORT, ADDRESS:PORT, unix:/PATH, unix:@NAME, a process id, or the name of a process, unit or group [default: all TCP and UDP listeners]
+    /// :PORT, ADDRESS:PORT, unix:/PATH, unix:@NAME, a process id, or the name of a process, unit or group [default: all TCP and UDP listeners, and the UNIX sockets that workers share]
     #[arg(value_name = "TARGET")]
     target: Option<Target>,
 
@@ -70,9 +70,6 @@ pub struct Args {
     #[command(flatten)]
     runtime: RuntimeDir,
 }
-
-/// With more listeners than this, a probe for each would be a load of its own.
-const MOST_TRACED: usize = 8;
 
 fn interval(text: &str) -> Result<Duration, String> {
     let interval = crate::duration::parse(text)?;
@@ -130,7 +127,7 @@ fn watched(args: &Args) -> anyhow::Result<Live> {
             "nothing listens in this network namespace; --netns looks into another one"
         );
     }
-    let tracing = !args.no_tracing && found.len() <= MOST_TRACED;
+    let tracing = !args.no_tracing && target::may_trace(&found);
     let recorder = args.record.as_deref().map(record_to).transpose()?;
     Live::start(&found, tracing, paths, recorder)
 }

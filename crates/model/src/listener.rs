@@ -154,6 +154,18 @@ pub struct Process {
     pub threads: Vec<Thread>,
 }
 
+impl Process {
+    /// Returns the socket of each of its waits: of a thread in a call for it, or of an epoll set that has it.
+    pub fn awaited(&self) -> impl Iterator<Item = u64> + '_ {
+        let calls = self.threads.iter().flat_map(|thread| match &thread.wait {
+            Wait::Accept(inode) | Wait::Receive(inode) => std::slice::from_ref(inode),
+            Wait::Poll(inodes) => inodes.as_slice(),
+            _ => &[],
+        });
+        calls.copied().chain(self.polls.iter().map(|one| one.inode))
+    }
+}
+
 /// All processes of a listener at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ProcessSnapshot {

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use wakeone_kernel::proc::stat;
-use wakeone_kernel::proc::waits::Processes;
+use wakeone_kernel::proc::waits::{self, Processes};
 use wakeone_kernel::socket::diag::{self, Entry, Which};
 use wakeone_kernel::socket::unix_diag::{self, Bound, Kind};
 use wakeone_model::address::{Address, UnixName};
-use wakeone_model::listener::{Listener, Protocol, Socket};
+use wakeone_model::listener::{Listener, Process, Protocol, Socket};
 
 use crate::{Error, Target};
 
@@ -118,19 +118,19 @@ fn why_not(name: UnixName, at: Kind) -> Result<String, Error> {
 
 /// The listeners that a target may mean.
 fn listeners_for(target: &Target) -> Result<Vec<Listener>, Error> {
-    match target {
-        Target::Address(Address::Unix(name)) => unix_listeners_at(*name),
-        Target::Pid(_) | Target::Name(_) => {
-            let unix = unix_diag::listening().map_err(unanswered)?;
-            let unix = unix.into_iter().map(unix_listener);
-            Ok(listeners()?.into_iter().chain(unix).collect())
-        }
-        // A machine has dozens of UNIX sockets whose servers have one worker.
-        _ => listeners(),
-    }
+    let unix = match target {
+        Target::Address(Address::Unix(name)) => return unix_listeners_at(*name),
+        Target::Pid(_) | Target::Name(_) => unix_diag::listening().map_err(unanswered)?,
+        // A kernel without `unix_diag` shows the others.
+        Target::All => unix_diag::listening().unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    let unix = unix.into_iter().map(unix_listener);
+    Ok(listeners()?.into_iter().chain(unix).collect())
 }
 
-/// The listeners of a target, with their processes. [`Target::All`] means those of IP.
+/// The listeners of a target, with their processes. [`Target::All`] means those of IP, and of the UNIX sockets those that
+/// workers share or connections wait at.
 ///
 /// # Errors
 /// [`Error::NotFound`], with advice, if there is none.
@@ -141,13 +141,20 @@ pub fn find(target: &Target) -> Result<Vec<Found>, Error> {
     let listeners = listeners_for(inner)?;
     let processes = Processes::read();
     let wanted = processes_of(inner, &processes)?;
+    let unshared = match inner {
+        Target::All => unshared(&listeners, &processes),
+        _ => HashSet::new(),
+    };
     let found: Vec<Found> = listeners
         .into_iter()
         .filter(|listener| target.is_of(listener.protocol))
         .filter(|listener| match inner {
             Target::Port(port) => listener.address.port() == Some(*port),
             Target::Address(address @ Address::Inet(_)) => listener.address == *address,
-            _ => true,
+            _ => !listener
+                .sockets
+                .iter()
+                .any(|one| unshared.contains(&one.inode)),
         })
         .map(|listener| {
             let inodes = listener.sockets.iter().map(|s| s.inode).collect();
@@ -214,6 +221,45 @@ fn processes_of(target: &Target, processes: &Processes) -> Result<Option<HashSet
         }
         wanted.extend(children);
     }
+}
+
+/// Returns the UNIX sockets that nobody asks about: those that no workers share, and at which nothing waits. A machine has
+/// dozens of them, of systemd, dbus and a container's runtime.
+///
+/// That several processes hold a socket is no sign of workers, as systemd keeps those that it passed on. Workers are several
+/// processes or threads that wait for it, or several of one name that hold it: they may all be busy now. Where a connection
+/// waits the server may be stuck, and its users want to know.
+fn unshared(listeners: &[Listener], processes: &Processes) -> HashSet<u64> {
+    let unix = listeners
+        .iter()
+        .filter(|one| one.protocol == Protocol::Unix);
+    let quiet = unix
+        .flat_map(|one| &one.sockets)
+        .filter(|one| one.queued == 0);
+    let mut unshared: HashSet<u64> = quiet.map(|one| one.inode).collect();
+    let mut holders: BTreeMap<u32, HashSet<u64>> = BTreeMap::new();
+    for held in processes
+        .held
+        .iter()
+        .filter(|one| unshared.contains(&one.inode))
+    {
+        holders.entry(held.pid).or_default().insert(held.inode);
+    }
+    let mut namesakes: HashSet<(u64, &[u8])> = HashSet::new();
+    let mut waits: BTreeMap<u64, usize> = BTreeMap::new();
+    for (pid, inodes) in &holders {
+        if let Some(identity) = processes.identities.get(pid) {
+            let of_name = |inode: &u64| !namesakes.insert((*inode, identity.comm.as_slice()));
+            let several: Vec<u64> = inodes.iter().copied().filter(of_name).collect();
+            unshared.retain(|inode| !several.contains(inode));
+        }
+        let process = waits::look(*pid, inodes, &HashSet::new());
+        for inode in process.iter().flat_map(Process::awaited) {
+            *waits.entry(inode).or_default() += 1;
+        }
+    }
+    unshared.retain(|inode| waits.get(inode).is_none_or(|waits| *waits < 2));
+    unshared
 }
 
 /// Whether a process belongs to a systemd unit: the last component of its cgroup's path, with or without `.service`.

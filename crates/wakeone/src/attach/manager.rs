@@ -90,6 +90,14 @@ fn told((protocol, address): Place) -> String {
 /// For so long after a server of our own began to listen its workers may still have to start.
 const STARTING: Duration = Duration::from_millis(800);
 
+/// A target that is not steered.
+#[derive(Debug)]
+struct Refused {
+    since: Instant,
+    /// The reason that was reported; `None`: none was yet, as its server may still be starting.
+    why: Option<String>,
+}
+
 /// The groups that are kept steered.
 pub struct AttachManager {
     paths: Paths,
@@ -99,10 +107,8 @@ pub struct AttachManager {
     groups: BTreeMap<Place, (AttachConfig, Server)>,
     /// Groups whose server ended: `status` shows them, and `detach` finds us by them.
     awaited: BTreeMap<Place, SteeredGroup>,
-    /// Why a target was not steered at the last attempt.
-    refused: BTreeMap<String, String>,
-    /// Since when it has not been.
-    refused_since: BTreeMap<String, Instant>,
+    /// The targets that were not steered at the last attempt.
+    refused: BTreeMap<String, Refused>,
     /// Places whose program does not load: no other attempt before the configuration changes.
     given_up: BTreeSet<Place>,
     /// Serves their metrics, with those of the kernel's tracepoints if asked for.
@@ -120,7 +126,6 @@ impl AttachManager {
             groups: BTreeMap::new(),
             awaited: BTreeMap::new(),
             refused: BTreeMap::new(),
-            refused_since: BTreeMap::new(),
             given_up: BTreeSet::new(),
             monitor: None,
             search: Search::new(),
@@ -295,16 +300,16 @@ impl AttachManager {
     }
 
     fn refuse(&mut self, what: String, why: String, events: &mut Vec<Event>) {
-        let since = *self
-            .refused_since
-            .entry(what.clone())
-            .or_insert_with(Instant::now);
-        if !self.command.is_empty() && since.elapsed() < STARTING {
+        let refused = self.refused.entry(what).or_insert_with(|| Refused {
+            since: Instant::now(),
+            why: None,
+        });
+        if !self.command.is_empty() && refused.since.elapsed() < STARTING {
             return;
         }
-        if self.refused.get(&what) != Some(&why) {
+        if refused.why.as_ref() != Some(&why) {
             events.push(Event::Refused(why.clone()));
-            self.refused.insert(what, why);
+            refused.why = Some(why);
         }
     }
 
@@ -365,7 +370,7 @@ impl AttachManager {
             return events;
         }
         let protocols = self.protocols();
-        let refused = !self.refused.is_empty();
+        let refused = self.refused.values().any(|one| one.why.is_some());
         if !self
             .search
             .is_due(Instant::now(), refused, || sockets(&protocols))
@@ -383,7 +388,6 @@ impl AttachManager {
             match started {
                 Ok(at) => {
                     self.refused.remove(&told(address));
-                    self.refused_since.remove(&told(address));
                     let attached = &self.groups[&at].1;
                     events.push(Event::Attached(
                         attached.name().to_owned(),
