@@ -37,18 +37,6 @@ impl Counted {
     }
 }
 
-/// The process whose descriptors are counted. Of one that waits for a listener in several epoll sets, the set whose
-/// members are counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Counted(u32, Option<i32>);
-
-impl Counted {
-    pub fn of(waiter: &Waiter) -> Self {
-        let entry = waiter.entry;
-        Self(entry.pid, (waiter.sets != 1).then_some(entry.epoll))
-    }
-}
-
 /// The count of one worker.
 #[derive(Debug)]
 pub(crate) struct Count {
