@@ -21,6 +21,7 @@ use wakeone_model::arming::{Arming, ArmingConfig, Change, Turn};
 use crate::control::Control;
 use crate::loads::{Corrections, Count};
 use crate::members::{Shared, Unsteerable, entries, members};
+use crate::shares::Shares;
 use crate::slots::Slots;
 
 /// How often to look at queue and loads while no connections come and go. A connection ends the quiet at once, unless a
@@ -94,6 +95,8 @@ pub(crate) struct Steerer {
     /// Those that are left alone.
     avoided: BTreeSet<u32>,
     corrections: Corrections,
+    /// `None`: bursts go to whom they go.
+    shares: Option<Shares>,
     /// No count has changed since the last correction.
     is_corrected: bool,
     /// Wakes the thread at the end of a worker, or to stop it.
@@ -112,6 +115,7 @@ pub(crate) struct Steerer {
     spent_aside: Duration,
     /// When a connection last came or went.
     changed: Instant,
+    looked: Instant,
     /// Since when a worker cannot be looked into, and whether the log says so.
     hidden: Option<Instant>,
     told: bool,
@@ -123,6 +127,8 @@ pub(crate) struct Steerer {
 const CALL: u64 = u64::MAX;
 /// That of the bell.
 const BELL: u64 = u64::MAX - 1;
+/// That of a refused worker.
+const REFUSED: u64 = u64::MAX - 2;
 
 impl Steerer {
     pub fn new(
@@ -137,6 +143,11 @@ impl Steerer {
         let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let call = epoll::EventData::new_u64(CALL);
         epoll::add(&wakes, &control.waker, call, epoll::EventFlags::IN)?;
+        let shares = Shares::of(&shared);
+        if let Some(shares) = &shares {
+            let refused = epoll::EventData::new_u64(REFUSED);
+            epoll::add(&wakes, shares, refused, epoll::EventFlags::IN)?;
+        }
         let now = Instant::now();
         let mut steerer = Self {
             shared,
@@ -156,6 +167,7 @@ impl Steerer {
             holders: holders.iter().copied().collect(),
             avoided: BTreeSet::new(),
             corrections: Corrections::new(),
+            shares,
             is_corrected: false,
             wakes,
             watch: None,
@@ -169,6 +181,7 @@ impl Steerer {
             spent: Duration::ZERO,
             spent_aside: Duration::ZERO,
             changed: now,
+            looked: now,
             hidden: None,
             told: false,
             releases: 0,
@@ -214,6 +227,7 @@ impl Steerer {
         for event in events {
             match event.data.u64() {
                 CALL => self.heed_call(),
+                REFUSED => self.heed_refusal(),
                 BELL => {
                     self.ring(false);
                     self.changed = Instant::now();
@@ -226,6 +240,14 @@ impl Steerer {
                     self.due.follow = Instant::now();
                 }
             }
+        }
+    }
+
+    /// A worker has its share of a burst. A look comes at once, though not one after the other.
+    fn heed_refusal(&mut self) {
+        if self.shares.as_ref().is_some_and(Shares::take_notice) {
+            let soon = self.looked + ArmingConfig::default().hurried;
+            self.due.look = self.due.look.min(soon);
         }
     }
 
@@ -273,7 +295,10 @@ impl Steerer {
         }
         let queued = self.watch.as_ref().is_some_and(QueueWatch::is_filled);
         let mut changed = queued;
-        for worker in self.workers.values_mut() {
+        for (place, worker) in &mut self.workers {
+            if let Some(shares) = &mut self.shares {
+                shares.begin(*place);
+            }
             changed |= worker.count.look().unwrap_or(false);
         }
         if changed {
@@ -296,7 +321,14 @@ impl Steerer {
             true => QUIET_EVERY.max(self.cost * QUIET_SHARE),
             false => self.arming.pause().max(self.cost * LOOK_SHARE),
         };
-        self.due.look = Instant::now() + pause;
+        match &self.shares {
+            Some(shares) if self.turn() == Turn::LeastConnections => shares.renew(pause),
+            // By turns a worker may have many and still be the next.
+            Some(shares) => shares.suspend(),
+            None => {}
+        }
+        self.looked = Instant::now();
+        self.due.look = self.looked + pause;
     }
 
     /// Does something that is no part of a look.
@@ -338,12 +370,15 @@ impl Steerer {
         let counts = workers
             .iter()
             .map(|(place, worker)| (*place, worker.count.connections()));
+        let refused = self.shares.as_mut().map(Shares::refused);
+        self.arming.refused(refused.unwrap_or_default());
         let changes = self.arming.look(counts, queued, |place| {
             workers.get(&place).is_some_and(|worker| {
                 let entry = worker.waiter.entry;
                 waits_in(entry.pid, entry.epoll).unwrap_or(false)
             })
         });
+        self.tell_shares();
         if changes.is_empty() {
             return;
         }
@@ -360,6 +395,17 @@ impl Steerer {
             let soon = Instant::now() + DOUBTED_AFTER;
             self.due.check = self.due.check.min(soon);
             self.due.follow = self.due.follow.min(soon);
+        }
+    }
+
+    /// Tells what this look has found to those who divide bursts.
+    fn tell_shares(&self) {
+        let Some(shares) = &self.shares else { return };
+        for (place, worker) in &self.workers {
+            let slot = worker.slot.map(|slot| self.table.slot(slot));
+            let slot = slot.filter(|slot| !slot.has(flag::DRAINING));
+            let weight = slot.map_or(0, |slot| slot.weight().load(Relaxed).max(1));
+            shares.tell(*place, &worker.count, weight, self.arming.is_busy(*place));
         }
     }
 
@@ -629,6 +675,9 @@ impl Steerer {
         let data = epoll::EventData::new_u64(place as u64);
         epoll::add(&self.wakes, &worker.handle, data, epoll::EventFlags::IN)?;
         self.guardian.enlist(place, &waiter.entry, waiter.held)?;
+        if let Some(shares) = &mut self.shares {
+            shares.enlist(place, waiter);
+        }
         self.workers.insert(place, worker);
         Ok(place)
     }
@@ -646,6 +695,9 @@ impl Steerer {
         };
         let _ = epoll::delete(&self.wakes, worker.handle.as_fd());
         self.arming.leave(place);
+        if let Some(shares) = &mut self.shares {
+            shares.dismiss(place);
+        }
         if self.slots == Slots::Found {
             // The next one there does not drain.
             self.table.slot(place).flags().store(0, Relaxed);
