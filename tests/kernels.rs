@@ -15,6 +15,7 @@ use support::steered::{
 };
 use support::{Clients, Ground, LAB, Run, WAKEONE, eventually, get};
 use wakeone_bpf::Pinned;
+use wakeone_bpf::probe::Probe;
 use wakeone_control::control::change_policy;
 use wakeone_control::paths::Paths;
 use wakeone_control::policy::Policy;
@@ -43,12 +44,19 @@ const BEFORE_5_17: Lacking = &[
     ("udp-steering", NO_PROGRAMS),
 ];
 
+/// Some kernels have no trampolines, whatever their version.
+const NO_TRAMPOLINES: Lacking = &[("exact-bursts", "the kernel has no trampolines")];
+
 /// Features that this kernel is known to lack.
-fn lacking() -> Lacking {
-    match release() {
-        before if before < (5, 17) => BEFORE_5_17,
-        _ => &[],
+fn lacking() -> Vec<(&'static str, &'static str)> {
+    let mut all = Vec::new();
+    if release() < (5, 17) {
+        all.extend(BEFORE_5_17);
     }
+    if Probe::attach(0).is_ok_and(|probe| probe.slows_system_calls()) {
+        all.extend(NO_TRAMPOLINES);
+    }
+    all
 }
 
 /// The running kernel's version.
@@ -61,7 +69,7 @@ fn release() -> (u32, u32) {
 
 /// Prints whether a feature works, and compares that with what is known of the kernel.
 fn feature(name: &str, there: bool) {
-    let known = lacking().iter().find(|(missing, _)| *missing == name);
+    let known = lacking().into_iter().find(|(missing, _)| *missing == name);
     let why = known.map_or("", |(_, why)| why);
     println!("feature {name} {} {why}", if there { "yes" } else { "no" });
     assert_eq!(there, known.is_none(), "{name} on {:?}", release());
@@ -231,15 +239,19 @@ fn doctor_tells_what_this_kernel_allows() {
         .expect("doctor");
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let features = report["features"].as_array().expect("features");
+    let lacking = lacking();
     for one in features {
-        let known = lacking().iter().any(|(name, _)| one["name"] == *name);
+        let known = lacking.iter().any(|(name, _)| one["name"] == *name);
         assert_eq!(one["available"], !known, "{one} on {:?}", release());
         assert_eq!(one["why"].is_string(), known, "{one}");
     }
-    for (name, _) in lacking() {
-        assert!(features.iter().any(|one| one["name"] == *name), "{name}");
+    let named = |name| features.iter().find(|one| one["name"] == name);
+    for (name, _) in &lacking {
+        assert!(named(*name).is_some(), "{name}");
     }
-    assert_eq!(output.status.code(), Some(i32::from(!lacking().is_empty())));
+    let bursts = named("exact-bursts").expect("bursts");
+    feature("exact-bursts", bursts["available"] == true);
+    assert_eq!(output.status.code(), Some(i32::from(!lacking.is_empty())));
 }
 
 #[test]

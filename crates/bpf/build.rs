@@ -30,19 +30,21 @@ fn main() {
         "locks.h",
         "locks.bpf.c",
         "lookup.bpf.c",
+        "bursts.h",
+        "bursts.bpf.c",
     ] {
         println!("cargo:rerun-if-changed={}", bpf.join(file).display());
     }
     println!("cargo:rerun-if-changed=src/policy_native.c");
 
     for object in [
-        "dispatch", "datagram", "lookup", "observe", "recount", "chooser", "locks",
+        "dispatch", "datagram", "lookup", "observe", "recount", "chooser", "locks", "bursts",
     ] {
         compile(&bpf, object, &arch_headers, &out);
     }
 
     println!("cargo:rustc-env=WAKEONE_PROGRAMS={:x}", identity(&out));
-    let headers = ["contract.h", "policy.h", "observe.h"].map(|file| bpf.join(file));
+    let headers = ["contract.h", "policy.h", "observe.h", "bursts.h"].map(|file| bpf.join(file));
     fs::write(out.join("contract.rs"), constants(&headers)).expect("OUT_DIR is writable");
 
     cc::Build::new()

@@ -58,13 +58,19 @@ pub fn keep_by(count: usize, apart: Duration, open: impl Fn() -> Kept) -> (Vec<K
         kept.push(open());
         std::thread::sleep(apart * slowness());
     }
+    let counts = counted(&kept);
+    (kept, counts)
+}
+
+/// How many of these each worker has, the most first.
+pub fn counted(kept: &[Kept]) -> Vec<usize> {
     let mut of: BTreeMap<&str, usize> = BTreeMap::new();
-    for one in &kept {
+    for one in kept {
         *of.entry(&one.worker).or_default() += 1;
     }
     let mut counts: Vec<usize> = of.values().copied().collect();
     counts.sort_unstable_by(|one, other| other.cmp(one));
-    (kept, counts)
+    counts
 }
 
 /// The entries of a process's epoll sets, as the kernel shows them.

@@ -16,12 +16,13 @@ use wakeone_kernel::proc::process;
 use wakeone_kernel::schedule;
 use wakeone_kernel::socket::arming::{Condition, Guardian, MOST, Waiter, waits_in};
 use wakeone_kernel::socket::entries::{Entry, READABLE, WAKES};
-use wakeone_model::arming::{Arming, Change, Turn};
+use wakeone_model::arming::{Arming, ArmingConfig, Change, Turn};
 
 use crate::control::Control;
 use crate::listener::Listener;
 use crate::loads::{Corrections, Count, Counted};
 use crate::members::{Shared, Unsteerable, entries, members};
+use crate::shares::Shares;
 use crate::slots::Slots;
 
 /// How often to look at queue and loads while no connections come and go. A connection ends the quiet at once, unless a
@@ -109,6 +110,8 @@ pub(crate) struct Steerer {
     /// Those that are left alone.
     avoided: BTreeSet<u32>,
     corrections: Corrections,
+    /// `None`: bursts go to whom they go.
+    shares: Option<Shares>,
     /// No count has changed since the last correction.
     is_corrected: bool,
     /// Wakes the thread at the end of a worker, or to stop it.
@@ -123,6 +126,7 @@ pub(crate) struct Steerer {
     spent_aside: Duration,
     /// When a connection last came or went.
     changed: Instant,
+    looked: Instant,
     /// Since when a worker cannot be looked into, and whether the log says so.
     hidden: Option<Instant>,
     told: bool,
@@ -134,6 +138,8 @@ pub(crate) struct Steerer {
 const CALL: u64 = u64::MAX;
 /// That of the listeners' bells.
 const BELL: u64 = u64::MAX - 1;
+/// That of a refused worker.
+const REFUSED: u64 = u64::MAX - 2;
 
 impl Steerer {
     pub fn new(
@@ -148,6 +154,15 @@ impl Steerer {
         let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let call = epoll::EventData::new_u64(CALL);
         epoll::add(&wakes, &control.waker, call, epoll::EventFlags::IN)?;
+        let shares = match shared {
+            [only] => Shares::of(only),
+            // Nobody knows by which of them a worker got a connection.
+            _ => None,
+        };
+        if let Some(shares) = &shares {
+            let refused = epoll::EventData::new_u64(REFUSED);
+            epoll::add(&wakes, shares, refused, epoll::EventFlags::IN)?;
+        }
         let now = Instant::now();
         let listeners = shared.iter().map(Listener::of);
         let addresses: Vec<String> = shared.iter().map(|one| one.address.to_string()).collect();
@@ -164,6 +179,7 @@ impl Steerer {
             holders: holders.iter().copied().collect(),
             avoided: BTreeSet::new(),
             corrections: Corrections::new(),
+            shares,
             is_corrected: false,
             wakes,
             due: Due {
@@ -176,6 +192,7 @@ impl Steerer {
             spent: Duration::ZERO,
             spent_aside: Duration::ZERO,
             changed: now,
+            looked: now,
             hidden: None,
             told: false,
             releases: 0,
@@ -222,6 +239,7 @@ impl Steerer {
         for event in events {
             match event.data.u64() {
                 CALL => self.heed_call(),
+                REFUSED => self.heed_refusal(),
                 BELL => {
                     self.ring(false);
                     self.changed = Instant::now();
@@ -234,6 +252,14 @@ impl Steerer {
                     self.due.follow = Instant::now();
                 }
             }
+        }
+    }
+
+    /// A worker has its share of a burst. A look comes at once, though not one after the other.
+    fn heed_refusal(&mut self) {
+        if self.shares.as_ref().is_some_and(Shares::take_notice) {
+            let soon = self.looked + ArmingConfig::default().hurried;
+            self.due.look = self.due.look.min(soon);
         }
     }
 
@@ -267,6 +293,9 @@ impl Steerer {
             listener.look(&self.holders);
             changed |= listener.queued;
         }
+        if let Some(shares) = &mut self.shares {
+            self.workers.keys().for_each(|place| shares.begin(*place));
+        }
         for count in self.counts.values_mut() {
             changed |= count.look().unwrap_or(false);
         }
@@ -292,7 +321,14 @@ impl Steerer {
             true => QUIET_EVERY.max(self.cost * QUIET_SHARE),
             false => pause.max(self.cost * LOOK_SHARE),
         };
-        self.due.look = Instant::now() + pause;
+        match &self.shares {
+            Some(shares) if self.turn() == Turn::LeastConnections => shares.renew(pause),
+            // By turns a worker may have many and still be the next.
+            Some(shares) => shares.suspend(),
+            None => {}
+        }
+        self.looked = Instant::now();
+        self.due.look = self.looked + pause;
     }
 
     /// Does something that is no part of a look.
@@ -336,6 +372,8 @@ impl Steerer {
                 });
                 arming.set(*place, weight, drains);
             }
+            let refused = self.shares.as_mut().map(Shares::refused);
+            arming.refused(refused.unwrap_or_default());
             let loads = workers().map(|(place, worker)| (*place, worker.load(counts)));
             changes.extend(arming.look(loads, listener.queued, |place| {
                 all.get(&place).is_some_and(|worker| {
@@ -344,6 +382,7 @@ impl Steerer {
                 })
             }));
         }
+        self.tell_shares();
         if changes.is_empty() {
             return;
         }
@@ -365,6 +404,18 @@ impl Steerer {
             let soon = (Instant::now() + DOUBTED_AFTER).max(self.due.doubt);
             self.due.check = self.due.check.min(soon);
             self.due.follow = self.due.follow.min(soon);
+        }
+    }
+
+    /// Tells what this look has found to those who divide bursts.
+    fn tell_shares(&self) {
+        let Some(shares) = &self.shares else { return };
+        for (place, worker) in &self.workers {
+            let slot = worker.slot.map(|slot| self.table.slot(slot));
+            let slot = slot.filter(|slot| !slot.has(flag::DRAINING));
+            let weight = slot.map_or(0, |slot| slot.weight().load(Relaxed).max(1));
+            let busy = self.listeners[worker.listener].arming.is_busy(*place);
+            shares.tell(*place, worker.load(&self.counts), weight, busy);
         }
     }
 
@@ -671,6 +722,9 @@ impl Steerer {
         let data = epoll::EventData::new_u64(place as u64);
         epoll::add(&self.wakes, &worker.handle, data, epoll::EventFlags::IN)?;
         self.guardian.enlist(place, &waiter.entry, waiter.held)?;
+        if let Some(shares) = &mut self.shares {
+            shares.enlist(place, waiter);
+        }
         self.workers.insert(place, worker);
         Ok(place)
     }
@@ -695,6 +749,9 @@ impl Steerer {
             .any(|one| Counted::of(&one.waiter) == left)
         {
             self.counts.remove(&left);
+        }
+        if let Some(shares) = &mut self.shares {
+            shares.dismiss(place);
         }
         if self.slots == Slots::Found {
             // The next one there does not drain.

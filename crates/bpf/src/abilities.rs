@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use wakeone_kernel::capability::Capability;
 
+use crate::bursts::Bursts;
 use crate::dispatch::open_dispatch;
 use crate::error::{Error, bpf_step};
 use crate::object::{attempt, prepare};
@@ -58,6 +59,15 @@ pub fn find() -> Vec<Ability> {
         "steer workers that share one queue",
         &looking,
     )];
+    let dividing = tried(&[Capability::CAP_BPF, Capability::CAP_PERFMON], || {
+        // No listener has this cookie.
+        Bursts::attach(0, 0).map(drop)
+    });
+    abilities.push(Ability::new(
+        "exact-bursts",
+        "divide many connections at once exactly",
+        &dividing,
+    ));
     let (of_connections, steering) = connections();
     abilities.extend(of_connections);
     abilities.extend(datagrams());

@@ -6,6 +6,7 @@
 
 pub mod abilities;
 pub mod bpffs;
+pub mod bursts;
 pub mod chooser;
 pub mod count_switch;
 pub mod datagram;

@@ -24,4 +24,5 @@ skeleton!(recount, "recount.skel.rs");
 skeleton!(chooser, "chooser.skel.rs");
 skeleton!(observe, "observe.skel.rs");
 skeleton!(locks, "locks.skel.rs");
+skeleton!(bursts, "bursts.skel.rs");
 skeleton!(lookup, "lookup.skel.rs");

@@ -18,7 +18,7 @@ macro_rules! object {
     };
 }
 
-const OBJECTS: [&[u8]; 7] = [
+const OBJECTS: [&[u8]; 8] = [
     object!("dispatch"),
     object!("datagram"),
     object!("lookup"),
@@ -26,6 +26,7 @@ const OBJECTS: [&[u8]; 7] = [
     object!("chooser"),
     object!("observe"),
     object!("locks"),
+    object!("bursts"),
 ];
 
 struct Loaded {

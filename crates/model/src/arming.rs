@@ -116,6 +116,8 @@ struct Worker {
     armed: bool,
     /// It did not take what waited, though it was armed, and has not been seen waiting since.
     busy: bool,
+    /// It has its share of what waits, and was refused more. The next look disarms it, if others can take that.
+    refused: bool,
 }
 
 impl Worker {
@@ -191,6 +193,7 @@ impl Arming {
             draining: false,
             armed: true,
             busy: false,
+            refused: false,
         };
         self.workers.insert(worker, joined);
         self.begin_turns(worker);
@@ -273,6 +276,15 @@ impl Arming {
         std::mem::take(&mut self.doubts)
     }
 
+    /// These workers were refused a connection, as they have their share of what waits.
+    pub fn refused(&mut self, workers: impl IntoIterator<Item = usize>) {
+        for worker in workers {
+            if let Some(worker) = self.workers.get_mut(&worker) {
+                worker.refused = true;
+            }
+        }
+    }
+
     /// Takes the counts of a look, and whether anything waits in the queue. `waits` tells whether a worker waits in epoll
     /// now; it is asked of few. Returns the changes to make, in this order; they count as made.
     pub fn look(
@@ -296,7 +308,14 @@ impl Arming {
         }
         self.heed_queue(queued, &mut waits);
         let mut changes = self.arm(&mut waits);
-        changes.extend(self.put_in_order());
+        let refused = |one: &mut Worker| std::mem::take(&mut one.refused);
+        let refused = self
+            .workers
+            .values_mut()
+            .filter_map(|one| refused(one).then_some(()));
+        // Of exclusive workers only the refused one may be awake. Each that is put in its place is woken if something waits.
+        let anew = refused.count() > 0;
+        changes.extend(self.put_in_order(anew));
         changes
     }
 
@@ -336,6 +355,7 @@ impl Arming {
         let few = self.least_loaded(self.config.least_armed.max(part));
         let wanted = |number: &usize, worker: &Worker| match least {
             _ if worker.draining => !others,
+            _ if worker.refused => false,
             _ if open || worker.busy || few.contains(number) => true,
             Some(least) => !worker.share.is_above(&least, slack),
             None => true,
@@ -359,7 +379,12 @@ impl Arming {
             .filter(|(number, one)| one.armed && !one.draining && !disarmed.contains(number))
             .map(|(number, _)| *number)
             .collect();
-        if !disarmed.is_empty() && stay.into_iter().any(waits) {
+        // One that is refused would only ask again and again.
+        let refused = |number: &usize| self.workers[number].refused;
+        let is_free = stay.iter().copied().any(waits);
+        let some_take = stay.iter().any(|number| self.workers[number].takes());
+        disarmed.retain(|number| is_free || some_take && refused(number));
+        if !disarmed.is_empty() {
             for number in disarmed {
                 self.armed(number, false);
                 changes.push((number, Change::Disarm));
@@ -380,9 +405,9 @@ impl Arming {
         }
     }
 
-    /// Puts those that wait exclusively in the order of their loads. Those that stand right already stay; the others go to
-    /// the end, in this order.
-    fn put_in_order(&mut self) -> Vec<(usize, Change)> {
+    /// Puts those that wait exclusively in the order of their loads. Those that stand right already stay, unless all are put
+    /// there `anew`; the others go to the end, in this order.
+    fn put_in_order(&mut self, anew: bool) -> Vec<(usize, Change)> {
         let armed = |number: &usize| self.is_armed(*number);
         let now: Vec<usize> = self.order.iter().copied().filter(armed).collect();
         let mut wanted = now.clone();
@@ -395,7 +420,10 @@ impl Arming {
             from += found.map_or(0, |at| at + 1);
             found.is_some()
         };
-        let first = wanted.iter().take_while(stands).count();
+        let first = match anew {
+            true => 0,
+            false => wanted.iter().take_while(stands).count(),
+        };
         let moved = wanted.split_off(first);
         self.order.retain(|one| !moved.contains(one));
         self.order.extend(&moved);
@@ -503,6 +531,26 @@ mod tests {
             let count = |worker: u64| (look * 7 + worker * 3) % 3;
             let counts = (0..WORKERS).map(|worker| (worker, count(worker as u64)));
             assert_eq!(arming.look(counts, false, |_| true), []);
+        }
+    }
+
+    #[test]
+    fn who_is_refused_is_disarmed_until_the_next_look_and_all_others_are_woken() {
+        for exclusive in [false, true] {
+            let mut arming = group(exclusive);
+            let even = (0..WORKERS).map(|worker| (worker, 4));
+            // Those that were woken do not wait any more.
+            arming.refused([1]);
+            let changes = arming.look(even.clone(), false, |_| false);
+            assert_eq!(armed(&arming), [0, 2, 3]);
+            let woken = [0, 2, 3].map(|worker| (worker, Change::ToEnd));
+            assert_eq!(changes[0], (1, Change::Disarm));
+            assert_eq!(changes[1..], woken[..if exclusive { 3 } else { 0 }]);
+            arming.look(even.clone(), false, |_| false);
+            assert_eq!(armed(&arming), [0, 1, 2, 3]);
+            arming.refused(0..WORKERS);
+            arming.look(even, false, |_| false);
+            assert_eq!(armed(&arming), [0, 1, 2, 3], "somebody takes what waits");
         }
     }
 

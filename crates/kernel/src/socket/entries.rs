@@ -18,6 +18,8 @@ pub const READABLE: u32 = 1;
 pub const WAKES: u32 = 0x41;
 /// EPOLLEXCLUSIVE: of those that wait so, one is woken.
 pub const EXCLUSIVE: u32 = 1 << 28;
+/// EPOLLET: a process hears once of each connection.
+pub const EDGE: u32 = 1 << 31;
 /// EPOLLONESHOT: the kernel disables the entry with each event.
 pub const ONE_SHOT: u32 = 1 << 30;
 
