@@ -24,7 +24,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define AGAIN 11
 /* O_NONBLOCK of most architectures. */
 #define NONBLOCK 04000
-/* How often to look who waits while connections come one by one. */
+/* The programs look who waits at most so often while connections come one by one. */
 #define LOOK_EVERY_NS 1000000
 
 /* The few fields that are read. The kernel's BTF tells where they are. */
@@ -105,7 +105,7 @@ static __always_inline __u64 has_waiter(__u64 set)
 	return IS_NOT_0(next) & IS_NOT_0(next ^ (__u64)head);
 }
 
-/* Notes who waits, just before the first connection of many is queued and wakes
+/* This notes who waits, just before the first connection of many is queued and wakes
  * them (inet_csk_clone_lock, net/ipv4/inet_connection_sock.c). Later nobody can
  * tell a worker that was woken from one that has something else to do. */
 SEC("fentry/security_inet_csk_clone")
@@ -190,7 +190,7 @@ static __always_inline __u64 wanting(__u32 place, __u32 queued, __u64 now)
 	__u64 bit = 1ULL << place, others = wakeone_present(now) | bit;
 
 	others = wakeone_below(others, queued);
-	/* Who has more than all would have takes no part. */
+	/* Those that have more than all would have take no part. */
 	if (others & bit)
 		others = wakeone_below(others, queued);
 	if (others & bit)
@@ -209,8 +209,8 @@ GLOBAL __u32 wakeone_place(__u64 pid)
 	return place;
 }
 
-/* Whether EAGAIN has the running worker ask again. Who accepts by io_uring may take it
- * for an error. */
+/* Whether EAGAIN has the running worker ask again. One that accepts by io_uring may take
+ * it for an error. */
 static __always_inline bool may_refuse(const struct wakeone_sharer *me, const struct socket *sock)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
