@@ -24,7 +24,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define AGAIN 11
 /* O_NONBLOCK of most architectures. */
 #define NONBLOCK 04000
-/* The programs look who waits at most so often while connections come one by one. */
+/* So often at most the programs look which workers wait. */
 #define LOOK_EVERY_NS 1000000
 
 /* The few fields that are read. The kernel's BTF tells where they are. */

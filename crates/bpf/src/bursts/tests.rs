@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use wakeone_kernel::schedule::monotonic_ns;
-use wakeone_kernel::socket;
+use wakeone_kernel::socket::{self, accept_queue};
 
 /// The places of the two.
 const OWN: usize = 3;
@@ -26,7 +26,7 @@ struct Scene {
     set: Arc<OwnedFd>,
     call: OwnedFd,
     waits: Option<std::thread::JoinHandle<()>>,
-    _clients: Vec<TcpStream>,
+    clients: Vec<TcpStream>,
 }
 
 impl Scene {
@@ -71,7 +71,7 @@ impl Scene {
             set: Arc::new(set),
             call,
             waits: None,
-            _clients: Vec::new(),
+            clients: Vec::new(),
         })
     }
 
@@ -86,6 +86,12 @@ impl Scene {
         std::thread::sleep(Duration::from_millis(100));
     }
 
+    /// A busy machine is slower than one that is waited for.
+    fn wait_long(&self) {
+        let shared = self.bursts.shared.as_ptr();
+        word!(AtomicU64, (*shared).limit_ns).store(60_000_000_000, Relaxed);
+    }
+
     fn wake(&mut self) {
         rustix::io::write(&self.call, &1_u64.to_ne_bytes()).expect("woken");
         if let Some(thread) = self.waits.take() {
@@ -93,9 +99,15 @@ impl Scene {
         }
     }
 
+    /// Returns when all wait: a busy machine queues a connection after its client has it.
     fn connect(&mut self) {
+        let queued = || accept_queue(&self.listener).expect("a queue").length as usize;
+        let all = queued() + QUEUED;
         let clients = (0..QUEUED).map(|_| TcpStream::connect(self.at).expect("connects"));
-        self._clients.extend(clients);
+        self.clients.extend(clients);
+        while queued() < all {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn is_refused(&self) -> bool {
@@ -182,6 +194,7 @@ fn one_that_was_woken_just_now_is_still_waited_for() {
         return;
     };
     scene.wait();
+    scene.wait_long();
     scene.connect();
     scene.wake();
     assert!(scene.is_refused());
