@@ -89,6 +89,7 @@ struct files_struct {
 	struct fdtable *fdt;
 } __attribute__((preserve_access_index));
 struct task_struct {
+	int pid;
 	int tgid;
 	struct files_struct *files;
 } __attribute__((preserve_access_index));
@@ -96,7 +97,8 @@ struct task_struct {
 /* Without a value of its own it is in .bss, and takes no room in the object. */
 struct wakeone_watched watched;
 
-/* Process id -> its place in `watched.worker`. Filled by user space. */
+/* Id of a process or of a thread -> its place in `watched.worker`. Filled by
+ * user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4 * WAKEONE_WATCHED_WORKERS);
@@ -125,10 +127,13 @@ struct {
 
 #define ADD(counter, n) ((void)__sync_fetch_and_add(&(counter), (n)))
 
-static __always_inline struct wakeone_watched_worker *worker_of(__u32 tgid)
+/* The thread where it is a worker of its own, else its process. */
+static __always_inline struct wakeone_watched_worker *worker_of(__u32 tid, __u32 tgid)
 {
-	__u32 *place = bpf_map_lookup_elem(&places, &tgid);
+	__u32 *place = bpf_map_lookup_elem(&places, &tid);
 
+	if (!place && tid != tgid)
+		place = bpf_map_lookup_elem(&places, &tgid);
 	return place ? &watched.worker[*place & (WAKEONE_WATCHED_WORKERS - 1)] : NULL;
 }
 
@@ -181,7 +186,7 @@ int BPF_PROG(wakeone_waking, struct task_struct *task)
 		mark->child = 0;
 		return 0;
 	}
-	worker = worker_of(task->tgid);
+	worker = worker_of(task->pid, task->tgid);
 	if (!worker)
 		return 0;
 	ADD(watched.wakeups, 1);
@@ -235,7 +240,9 @@ static __always_inline void count_wait(struct wakeone_watched_worker *worker, st
 
 static __always_inline struct wakeone_watched_worker *current_worker(void)
 {
-	return worker_of(bpf_get_current_pid_tgid() >> 32);
+	__u64 id = bpf_get_current_pid_tgid();
+
+	return worker_of(id, id >> 32);
 }
 
 /*

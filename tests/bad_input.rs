@@ -181,6 +181,27 @@ fn degraded(ground: &Ground, under: &[&str], wish: &[&str], words: &[&str]) {
     assert_nothing_left(ground);
 }
 
+#[test]
+fn a_capability_that_cannot_be_kept_is_named_alone() {
+    let Some(ground) = isolated() else { return };
+    let under = ["setpriv", "--bounding-set", "-sys_time"];
+    let options = [
+        "-w",
+        "1",
+        "-l",
+        AT,
+        "--keep-cap",
+        "net_raw",
+        "--keep-cap",
+        "sys_time",
+    ];
+    let run = run_under(&ground, &under, &options, &["sleep", "60"]);
+    let (code, sentence) = refused(run);
+    assert_eq!(code, 1, "{sentence}");
+    assert!(sentence.contains("cannot keep CAP_SYS_TIME:"), "{sentence}");
+    assert!(!sentence.contains("CAP_NET_RAW"), "{sentence}");
+}
+
 /// root without the capabilities that steering takes, as in many containers.
 const UNPRIVILEGED: [&str; 3] = [
     "setpriv",
@@ -288,6 +309,13 @@ fn what_is_not_there_is_named() {
         );
         assert_nothing_left(&ground);
     }
+    let output = wakeone(&ground, &["policy", "nobody", "hash"]);
+    let lines = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{lines:?}");
+    assert!(
+        lines.len() == 1 && lines[0].contains("no such group is steered here;"),
+        "no path of ours: {lines:?}"
+    );
     let output = Command::new(WAKEONE).arg("atach").output().expect("runs");
     let lines = said(&output);
     assert_eq!(output.status.code(), Some(2));

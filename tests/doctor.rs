@@ -272,6 +272,131 @@ fn a_helper_thread_in_poll_hides_nothing() {
     });
 }
 
+/// A thread in poll for something else does not make its worker one that waits for connections, also while none waits.
+#[test]
+fn a_helper_thread_in_poll_makes_nobody_idle() {
+    staged(|_| {
+        let busy = ["--rate", "12", "--mix", "1:/work?us=80000&kind=sleep"];
+        let server = program(&["python3", &server("helper_thread.py"), "8080"]);
+        let stage = Stage::of(server).under(&busy);
+        let told = doctor(&["--no-tracing"]);
+        let workers = told.report["workers"].as_array().expect("workers");
+        let idle: f64 = workers.iter().filter_map(|w| w["waiting"].as_f64()).sum();
+        // Of two, together they are busy for nearly one.
+        assert!(idle < 1.3, "{idle} of {}: {:#}", workers.len(), told.report);
+        drop(stage);
+    });
+}
+
+/// Four threads of one process, or of each of two, with a socket each.
+fn thread_sockets(means: &str, processes: &str) -> Stage {
+    let server = server("thread_sockets.py");
+    Stage::of(program(&["python3", &server, "8080", means, processes]))
+}
+
+/// A loop that is blocked keeps its own queue waiting, however free the process's other loops are.
+#[test]
+fn threads_with_sockets_of_their_own_are_the_workers() {
+    for (means, processes) in [("accept", "1"), ("epoll", "1"), ("epoll", "2")] {
+        finds("blind-hash", &[], || {
+            thread_sockets(means, processes).under(&MIXED)
+        });
+    }
+    finds("stuck-worker", &[], || {
+        let stage = thread_sockets("accept", "1");
+        let mut long = program(&[WAKEONE, "load", "--timeout", "20s", "-n", "1", "-c", "1"]);
+        long.args(["--mix", "1:/work?us=20000000&kind=sleep", AT]);
+        let client = Started::spawn(long);
+        std::thread::sleep(Duration::from_millis(300));
+        drop(client);
+        stage.under(&["--rate", "100", "--timeout", "1s"])
+    });
+    healthy(|| thread_sockets("accept", "1").under(&["--rate", "100"]));
+}
+
+/// The master opened the sockets, so that all hold all. One worker hangs since before, and is never seen to wait.
+#[test]
+fn a_worker_that_hangs_since_before_beside_one_other() {
+    finds("stuck-worker", &[], || {
+        let stage = Stage::of(prefork("hangs", "2", "0"));
+        stage.under(&["--rate", "100", "--timeout", "1s"])
+    });
+}
+
+/// A server has ended, and its helpers keep the port: the kernel goes on taking connections for nobody.
+#[test]
+fn a_port_that_is_kept_by_processes_that_do_not_accept() {
+    for (keepers, code) in [("1", "stuck-worker"), ("3", "nobody-accepts")] {
+        finds(code, &[], || {
+            let server = server("kept_listener.py");
+            let stage = Stage::of(program(&["python3", &server, "8080", keepers]));
+            stage.under(&["--rate", "20", "--timeout", "500ms"])
+        });
+    }
+}
+
+/// Starts two processes with a socket of UDP each.
+fn udp_sockets(kind: &str) -> Started {
+    let server = Started::spawn(program(&[
+        "python3",
+        &server("udp_sockets.py"),
+        "8080",
+        kind,
+    ]));
+    let sockets = || {
+        let table = wakeone_kernel::proc::stat::text("/proc/thread-self/net/udp");
+        table.map_or(0, |table| table.matches(":1F90 ").count())
+    };
+    support::slowly("both sockets are bound", || sockets() == 2);
+    std::thread::sleep(Duration::from_millis(300));
+    server
+}
+
+/// A group is what the kernel takes for one, and not what has an address in common.
+#[test]
+fn sockets_of_udp_that_are_no_group() {
+    let why = [
+        ("address", "without SO_REUSEPORT they are no group"),
+        ("mixed", "only some of its sockets have SO_REUSEPORT"),
+        ("after", "SO_REUSEPORT after bind()"),
+        ("users", "of different users"),
+        ("multicast", "each socket gets each datagram"),
+    ];
+    for (kind, why) in why {
+        staged(|ground| {
+            let _server = udp_sockets(kind);
+            let told = doctor(&[]);
+            assert_eq!(told.report["accept_model"], "no-group", "{:#}", told.report);
+            assert!(told.report["model"]["evidence"].to_string().contains(why));
+            match kind {
+                // That is what it is for.
+                "multicast" => told.is_healthy(),
+                _ => told.has("no-group"),
+            }
+            let attach = Command::new(WAKEONE)
+                .args([
+                    "attach",
+                    "udp://:8080",
+                    "--owner",
+                    "nobody",
+                    "--runtime-dir",
+                ])
+                .arg(ground.runtime())
+                .output()
+                .expect("attach");
+            let said = String::from_utf8_lossy(&attach.stderr);
+            assert!(said.contains(why), "{kind}: {said}");
+            assert_eq!(attach.status.code(), Some(1), "{kind}: {said}");
+        });
+    }
+    staged(|_| {
+        let _server = udp_sockets("group");
+        let told = doctor(&[]);
+        assert_eq!(told.report["accept_model"], "socket-per-worker");
+        told.is_healthy();
+    });
+}
+
 /// Most requests take 1 ms, some 300 ms.
 const MIXED: [&str; 6] = [
     "--rate",
@@ -567,6 +692,7 @@ fn without_privileges_ones_own_server_is_told_by_what_may_be_seen() {
         let of = |word: &str| notes.iter().filter(|note| note.contains(word)).count();
         let tracing = "it needs CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN): connections taken";
         assert_eq!((of(tracing), of("of other users")), (1, 1), "{notes:#?}");
+        assert_eq!(of(" 1 processes"), 0, "{notes:#?}");
         assert_eq!(notes.len(), 2, "{notes:#?}");
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
 

@@ -2,6 +2,7 @@
 
 On one shared socket, MODE is the way of waiting: accept, epoll, exclusive, poll or select. Otherwise it is
   own            accept, each worker on a socket of its own in a reuseport group
+  hangs          the same, the master has opened all sockets, and the first worker never accepts
   group-of-one   exclusive, on one socket that has SO_REUSEPORT
   mptcp          accept, on a Multipath TCP socket
 """
@@ -22,19 +23,20 @@ def listen():
     protocol = IPPROTO_MPTCP if mode == "mptcp" else 0
     opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if mode in ("own", "group-of-one"):
+    if mode in ("own", "hangs", "group-of-one"):
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     opened.bind(("127.0.0.1", port))
     opened.listen(1024)
     return opened
 
 
-listener = None if mode == "own" else listen()
+listener = None if mode in ("own", "hangs") else listen()
+listeners = [listen() for _ in range(workers)] if mode == "hangs" else []
 
 
 def wait():
     """Returns a function that waits for a connection."""
-    if mode in ("accept", "own", "mptcp"):
+    if mode in ("accept", "own", "hangs", "mptcp"):
         return lambda: None
     listener.setblocking(False)
     if mode in ("epoll", "exclusive", "group-of-one"):
@@ -48,10 +50,12 @@ def wait():
     return lambda: select.select([listener], [], [])
 
 
-def work():
+def work(nth):
     """Serves for ever."""
     global listener
-    listener = listener or listen()
+    listener = listener or (listeners[nth] if listeners else listen())
+    if mode == "hangs" and nth == 0:
+        time.sleep(600)
     until_ready = wait()
     while True:
         until_ready()
@@ -67,10 +71,10 @@ def work():
 
 
 children = []
-for _ in range(workers):
+for nth in range(workers):
     child = os.fork()
     if child == 0:
-        work()
+        work(nth)
     children.append(child)
 for child in children:
     os.waitpid(child, 0)

@@ -25,6 +25,7 @@ impl Error {
 pub(crate) fn from_bpf(error: &libbpf_rs::Error) -> io::Error {
     match error.kind() {
         libbpf_rs::ErrorKind::PermissionDenied => io::Error::from_raw_os_error(nix::libc::EPERM),
+        libbpf_rs::ErrorKind::NotFound => io::Error::from_raw_os_error(nix::libc::ENOENT),
         _ => io::Error::other(error.to_string()),
     }
 }

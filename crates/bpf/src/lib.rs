@@ -12,6 +12,7 @@ pub mod count_switch;
 pub mod datagram;
 mod dispatch;
 pub mod error;
+pub mod group;
 pub mod load;
 pub mod locks;
 pub mod lookup;

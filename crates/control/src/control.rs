@@ -9,12 +9,21 @@ use crate::group_table::GroupTable;
 use crate::paths::Paths;
 use crate::policy::Policy;
 
+/// The reason, unless it is that there is none by this name.
+fn beside_absence(error: &bpf::Error) -> String {
+    match error.source.kind() {
+        std::io::ErrorKind::NotFound => String::new(),
+        _ => format!(" ({error})"),
+    }
+}
+
 /// Why the policy of a running group was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     /// No program of ours chooses for it.
     #[error(
-        "cannot change how `{name}` is steered: no such group is steered here ({source}); `wakeone status` lists those that are"
+        "cannot change how `{name}` is steered: no such group is steered here{}; `wakeone status` lists those that are",
+        beside_absence(source)
     )]
     NotSteered {
         /// The group.

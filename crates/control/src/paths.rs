@@ -1,6 +1,7 @@
 //! Paths of a group: pins on bpffs, a cgroup, state in the runtime folder.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -25,6 +26,9 @@ pub const DATAGRAM_SUFFIX: &str = "-udp";
 /// Returns an address as a part of a group's name: letters, digits and dashes only. That of a UNIX socket ends with a
 /// hash, as names that differ would look alike.
 pub fn plain_name(address: Address) -> String {
+    if let Some(mapped) = address.inet().and_then(of_ipv4) {
+        return format!("mapped-{}", plain_name(mapped.into()));
+    }
     let text = address.to_string();
     if let Address::Unix(_) = address {
         let words = text.split(|char: char| !char.is_ascii_alphanumeric());
@@ -35,6 +39,15 @@ pub fn plain_name(address: Address) -> String {
     }
     let plain = text.trim_start_matches('[').replace("]:", "-");
     plain.replace(['.', ':', '%'], "-")
+}
+
+/// The IPv4 address that an IPv6 socket has, as Java's do.
+fn of_ipv4(address: SocketAddr) -> Option<SocketAddr> {
+    let SocketAddr::V6(six) = address else {
+        return None;
+    };
+    let four = six.ip().to_ipv4_mapped()?;
+    Some((four, six.port()).into())
 }
 
 /// A group's name has 64 bytes at most.

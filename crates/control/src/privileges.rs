@@ -81,7 +81,7 @@ thread_local! {
 
 fn forbid_root() {
     if let Err(error) = capability::forbid_root() {
-        tracing::debug!("root may run programs with all capabilities: {error}");
+        tracing::debug!("what root executes cannot be kept from getting capabilities: {error}");
     }
 }
 

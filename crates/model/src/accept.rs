@@ -53,6 +53,8 @@ pub enum Shape {
     SocketPerWorker,
     /// A socket for each thread of one process.
     SocketPerThread,
+    /// Several sockets have the address, and are no reuseport group.
+    NoGroup,
     /// No process was seen to take any.
     Unknown,
 }
@@ -113,6 +115,7 @@ impl AcceptModel {
             Shape::PassesDescriptors => "passes-descriptors".into(),
             Shape::SocketPerWorker => "socket-per-worker".into(),
             Shape::SocketPerThread => "socket-per-thread".into(),
+            Shape::NoGroup => "no-group".into(),
             Shape::Unknown if self.means == Means::IoUring => "io-uring".into(),
             Shape::Unknown => "unknown".into(),
         }
@@ -152,6 +155,9 @@ impl AcceptModel {
             }
             (Shape::SocketPerWorker, _) => "each worker has a socket of its own (SO_REUSEPORT)",
             (Shape::SocketPerThread, _) => "each thread has a socket of its own (SO_REUSEPORT)",
+            (Shape::NoGroup, _) => {
+                "its sockets have one address and are no group: the kernel spreads nothing over them"
+            }
             (Shape::Unknown, _) => "nobody was seen to wait for its connections",
         }
     }
@@ -270,17 +276,10 @@ fn units(process: &Process) -> Vec<(u64, u64, Means)> {
 
 /// Whether some thread waits for the socket at this moment. A socket may be in an epoll set that no thread waits on,
 /// because the process works or waits for a mutex: then no thread waits for it.
-fn waits_now(process: &Process) -> bool {
-    let own = |epoll: i32| {
-        let mut polls = process.polls.iter();
-        polls.any(|p| p.epoll == epoll && process.holds.contains(&p.inode))
-    };
+pub fn waits_now(process: &Process) -> bool {
     process.threads.iter().any(|thread| match &thread.wait {
-        Wait::Accept(inode) | Wait::Receive(inode) => process.holds.contains(inode),
-        Wait::Poll(inodes) => !inodes.is_empty(),
         Wait::PollUnseen => process.polls.is_empty() && !process.holds.is_empty(),
-        Wait::Epoll(epoll) => own(*epoll),
-        _ => false,
+        wait => !waited_for(process, wait).is_empty(),
     })
 }
 
@@ -317,6 +316,57 @@ pub fn waiters(snapshots: &[ProcessSnapshot]) -> BTreeMap<u64, BTreeSet<u32>> {
         }
     }
     waiters
+}
+
+/// The threads that wait for each socket, where some process has threads that wait for different ones.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Threads {
+    /// Thread ids by the socket's inode.
+    pub waiters: BTreeMap<u64, BTreeSet<u32>>,
+    /// The process of each thread.
+    pub processes: BTreeMap<u32, u32>,
+}
+
+/// Returns the threads that are the workers, if threads have sockets of their own. A loop that is blocked keeps those
+/// connections waiting that its own socket has, however free the process's other loops are.
+pub fn threads(snapshots: &[ProcessSnapshot]) -> Option<Threads> {
+    let heirs = heirs(snapshots);
+    let mut sockets: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
+    let mut found = Threads::default();
+    let all = snapshots.iter().flat_map(|s| &s.processes);
+    for process in all.filter(|one| !heirs.contains(&one.pid)) {
+        for thread in &process.threads {
+            for inode in waited_for(process, &thread.wait) {
+                found.waiters.entry(inode).or_default().insert(thread.tid);
+                found.processes.insert(thread.tid, process.pid);
+                sockets.entry(thread.tid).or_default().insert(inode);
+            }
+        }
+    }
+    let is_apart = |(one, its): (&u32, &BTreeSet<u64>)| {
+        let process = found.processes.get(one);
+        let mut others = sockets
+            .iter()
+            .filter(|(tid, _)| found.processes.get(tid) == process);
+        others.any(|(_, others)| its.is_disjoint(others))
+    };
+    sockets.iter().any(is_apart).then_some(found)
+}
+
+/// The listener's sockets that a thread waits for.
+fn waited_for(process: &Process, wait: &Wait) -> Vec<u64> {
+    let holds = |inode: &u64| process.holds.contains(inode);
+    match wait {
+        Wait::Accept(inode) | Wait::Receive(inode) => {
+            vec![*inode].into_iter().filter(holds).collect()
+        }
+        Wait::Poll(inodes) => inodes.iter().copied().filter(holds).collect(),
+        Wait::Epoll(epoll) => {
+            let polls = process.polls.iter().filter(|one| one.epoll == *epoll);
+            polls.map(|one| one.inode).filter(holds).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// Processes that hold a socket as a last resort and do not accept from it, by its inode. Such a process is the only
@@ -372,7 +422,7 @@ pub fn identify(protocol: Protocol, snapshots: &[ProcessSnapshot]) -> AcceptMode
     let processes = watching.by_process.len();
     let inodes = watching.inodes().len();
     if inodes > 1 {
-        own_sockets(&watching, &mut model);
+        own_sockets(&watching, snapshots, &mut model);
     } else if let Some(others) = mutex(&watching, snapshots) {
         model.shape = Shape::Mutex;
         model.confidence = others.confidence;
@@ -385,9 +435,10 @@ pub fn identify(protocol: Protocol, snapshots: &[ProcessSnapshot]) -> AcceptMode
     } else if let Some(busy) = busy_beside_one(snapshots, &model.workers) {
         model.shape = Shape::SocketPerWorker;
         model.confidence = Confidence::Likely;
-        model.evidence.push(format!(
-            "{} with a socket of their own were not seen to wait: they are busy",
-            count(busy.len(), "process", "processes")
+        model.evidence.push(count(
+            busy.len(),
+            "process with a socket of its own was not seen to wait: it is busy",
+            "processes with a socket of their own were not seen to wait: they are busy",
         ));
         model.workers.extend(busy);
     } else {
@@ -402,13 +453,18 @@ fn nobody(watching: &Watching, snapshots: &[ProcessSnapshot], model: &mut Accept
         model.confidence = Confidence::Likely;
         model.workers = watching.rings.iter().copied().collect();
         model.shape = match (watching.rings.len(), sockets(snapshots)) {
-            (1, _) => Shape::Single,
+            (1, 1) => Shape::Single,
+            (1, _) => Shape::SocketPerThread,
             (_, 1) => Shape::Shared,
             _ => Shape::SocketPerWorker,
         };
         model.evidence.push(format!(
-            "{} hold the socket and an io_uring, and wait for it in no other way",
-            count(watching.rings.len(), "process", "processes")
+            "{} and an io_uring, and no other way to wait for it was seen",
+            count(
+                watching.rings.len(),
+                "process holds the socket",
+                "processes hold the socket"
+            )
         ));
         return;
     }
@@ -464,7 +520,7 @@ fn waits(watching: &Watching, protocol: Protocol) -> String {
     )
 }
 
-fn own_sockets(watching: &Watching, model: &mut AcceptModel) {
+fn own_sockets(watching: &Watching, snapshots: &[ProcessSnapshot], model: &mut AcceptModel) {
     let shared = watching.inodes().into_iter().any(|inode| {
         let holders = watching
             .by_process
@@ -472,7 +528,7 @@ fn own_sockets(watching: &Watching, model: &mut AcceptModel) {
             .filter(|units| units.iter().any(|u| u.1 == inode));
         holders.count() > 1
     });
-    model.shape = if watching.by_process.len() == 1 {
+    model.shape = if watching.by_process.len() == 1 || threads(snapshots).is_some() {
         Shape::SocketPerThread
     } else {
         Shape::SocketPerWorker
@@ -534,8 +590,8 @@ fn mutex(watching: &Watching, snapshots: &[ProcessSnapshot]) -> Option<Mutex> {
             Confidence::Likely
         },
         evidence: format!(
-            "{} hold the socket and one at a time waits for it{}{}",
-            count(workers.len(), "process", "processes"),
+            "{} the socket and one at a time waits for it{}{}",
+            count(workers.len(), "process holds", "processes hold"),
             if changed { ", taking turns" } else { "" },
             if locks {
                 "; the others wait for a lock"
@@ -573,17 +629,22 @@ fn one_acceptor(snapshots: &[ProcessSnapshot], model: &mut AcceptModel) {
     if !strangers.is_empty() {
         model.shape = Shape::PassesDescriptors;
         model.workers.extend(&strangers);
-        model.evidence.push(format!(
-            "{} that do not hold the socket hold connections of it",
-            count(strangers.len(), "process", "processes")
+        model.evidence.push(count(
+            strangers.len(),
+            "process that does not hold the socket holds connections of it",
+            "processes that do not hold the socket hold connections of it",
         ));
     } else if !helpers.is_empty() {
         model.shape = Shape::PassesDescriptors;
         model.confidence = Confidence::Likely;
         model.workers.extend(&helpers);
         model.evidence.push(format!(
-            "it has {} that wait in event loops of their own without the socket",
-            count(helpers.len(), "child", "children")
+            "it has {} without the socket",
+            count(
+                helpers.len(),
+                "child that waits in an event loop of its own",
+                "children that wait in event loops of their own"
+            )
         ));
     } else {
         threads_of_acceptor(snapshots, acceptor, model);
@@ -624,8 +685,8 @@ fn threads_of_acceptor(snapshots: &[ProcessSnapshot], acceptor: u32, model: &mut
     } else if sleepers > 0 {
         model.confidence = Confidence::Likely;
         model.evidence.push(format!(
-            "{} of it sleep in a futex: helpers, or a pool that is handed connections",
-            count(sleepers, "thread", "threads")
+            "{} in a futex: helpers, or a pool that is handed connections",
+            count(sleepers, "thread of it sleeps", "threads of it sleep")
         ));
     }
 }

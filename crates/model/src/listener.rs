@@ -78,6 +78,38 @@ impl Listener {
     }
 }
 
+/// Why sockets of UDP that have one address are no reuseport group: the kernel does not spread datagrams over them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ungrouped {
+    /// None has SO_REUSEPORT; SO_REUSEADDR allowed them to bind.
+    AddressOnly,
+    /// Some have it.
+    Mixed,
+    /// All have it, and some got it after bind().
+    AfterBind,
+    /// They are of different users.
+    Users,
+    /// Each socket gets each datagram.
+    Multicast,
+}
+
+impl std::fmt::Display for Ungrouped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::AddressOnly => {
+                "its sockets have the address in common by SO_REUSEADDR, and without SO_REUSEPORT they are no group"
+            }
+            Self::Mixed => "only some of its sockets have SO_REUSEPORT, and the others are in no group",
+            Self::AfterBind => {
+                "a socket of it got SO_REUSEPORT after bind(), which is too late to join a group"
+            }
+            Self::Users => "its sockets are of different users, and a group is of one user",
+            Self::Multicast => "it is an address of multicast, where each socket gets each datagram",
+        })
+    }
+}
+
 /// The call that a thread is in, as far as it concerns listeners.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -144,6 +176,9 @@ pub struct Process {
     pub name: String,
     /// Inodes of the listener's sockets that it holds, each once.
     pub holds: Vec<u64>,
+    /// Its descriptors of those: number and inode.
+    #[serde(default)]
+    pub descriptors: Vec<(i32, u64)>,
     /// The listener's sockets in its epoll sets.
     pub polls: Vec<Polled>,
     /// It has an io_uring.

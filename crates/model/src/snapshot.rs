@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::accept::AcceptModel;
-use crate::listener::{Listener, Protocol};
+use crate::listener::{Listener, Protocol, Ungrouped};
 use crate::waits::Waits;
 
 /// One worker at one moment.
@@ -182,9 +182,18 @@ pub struct Watch {
     pub sampled: Sampled,
     /// The processes that wait for each socket: process ids by cookie.
     pub serves: BTreeMap<u64, Vec<u32>>,
+    /// The process of each worker that is a thread with a socket of its own.
+    #[serde(default)]
+    pub threads: BTreeMap<u32, u32>,
     /// The process that only holds a socket as a last resort and does not accept from it: its id by cookie.
     #[serde(default)]
     pub keeps: BTreeMap<u64, u32>,
+    /// Workers have threads beside the one that accepts, which wait for work.
+    #[serde(default)]
+    pub pools: bool,
+    /// Why its sockets are no group; `None` if they are one, or if that could not be told.
+    #[serde(default)]
+    pub ungrouped: Option<Ungrouped>,
     /// SO_REUSEPORT is set; `None` where it could not be read.
     pub reuseport: Option<bool>,
     /// A program chooses the socket; `None` where that is not known.
@@ -202,15 +211,17 @@ pub struct Watch {
 /// One worker's row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// Process id.
+    /// Process id; that of a thread where threads have sockets of their own.
     pub pid: u32,
+    /// The thread's process; `None` for a process.
+    pub thread_of: Option<u32>,
     /// Process name.
     pub name: String,
     /// Connections taken; `None` without tracing.
     pub taken: Option<u64>,
     /// Its share of those, 0 to 1.
     pub share: Option<f64>,
-    /// Connections open now.
+    /// Connections open now; those of its process for a thread.
     pub active: u32,
     /// CPU used, 1 for one CPU all the time.
     pub cpu: f64,
@@ -406,6 +417,7 @@ impl Watch {
             let waits = waits.as_ref();
             Row {
                 pid: *pid,
+                thread_of: self.threads.get(pid).copied(),
                 name: look.name.clone(),
                 taken,
                 share: taken

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::accept::{Means, Shape};
 use crate::advice;
-use crate::layout::{connections, count};
-use crate::listener::Protocol;
+use crate::layout::{connections, count, counted};
+use crate::listener::{Protocol, Ungrouped};
 use crate::snapshot::{Queue, Row, Snapshot, Totals, Watch, WorkerLook};
 
 /// Something to act on.
@@ -44,8 +44,12 @@ const BLOCKED_S: f64 = 0.1;
 const BLOCKED_WAIT_US: f64 = 20_000.0;
 /// A wait in the queue that a client notices, µs. It is the 99th percentile, where it is no moment's burst.
 const LONG_WAIT_US: f64 = 250_000.0;
-/// Share of the time for which a queue is not empty, from which on it is no moment's burst.
-const FILLED_SHARE: f64 = 0.05;
+/// Fewer connections than this have no typical wait.
+const SOME_CONNECTIONS: u64 = 5;
+/// A connection that waits still has been forgotten from this age on, µs.
+const FORGOTTEN_US: f64 = 1_000_000.0;
+/// Part of the time from which on a worker counts as one that always waits for connections.
+const IDLE: f64 = 0.9;
 /// Part of their busy time that workers wait for a CPU, from which on the machine is slow.
 const WITHOUT_CPU: f64 = 0.5;
 /// CPU, with the time that it waits for one, from which on a worker does not sleep.
@@ -84,11 +88,12 @@ pub fn judge(watch: &Watch) -> Vec<Finding> {
             .next()
             .map_or_else(String::new, |w| w.name.clone()),
     };
-    let rules: [fn(&Case<'_>) -> Option<Finding>; 16] = [
+    let rules: [fn(&Case<'_>) -> Option<Finding>; 18] = [
         stopped,
         blocking,
         spins,
         stuck,
+        unserved,
         blocked,
         overflow,
         nearly_full,
@@ -96,15 +101,17 @@ pub fn judge(watch: &Watch) -> Vec<Finding> {
         herd,
         lifo,
         group_of_one,
+        ungrouped,
         mptcp,
         pinned,
         descriptors,
         heavy_flow,
         orphan,
     ];
-    let found: Vec<Finding> = rules.iter().filter_map(|rule| rule(&case)).collect();
+    let mut found: Vec<Finding> = rules.iter().filter_map(|rule| rule(&case)).collect();
+    // Whatever the workers seem to do: where connections wait long, something is wrong.
     if found.is_empty() {
-        return all_busy(&case).into_iter().collect();
+        found.extend(long_waits(&case));
     }
     found
 }
@@ -140,11 +147,25 @@ impl Case<'_> {
         self.watch.sampled.looks
     }
 
-    fn steerable(&self) -> bool {
+    /// Whether each worker, process or thread, has a socket.
+    fn has_own_sockets(&self) -> bool {
         matches!(
             self.watch.model.shape,
             Shape::SocketPerWorker | Shape::SocketPerThread
-        ) && self.watch.last.listener.protocol != Protocol::Mptcp
+        )
+    }
+
+    /// Names a worker in a sentence.
+    fn worker(&self, pid: u32) -> String {
+        match self.watch.threads.get(&pid) {
+            Some(process) => format!("thread {pid} of process {process}"),
+            None => format!("process {pid}"),
+        }
+    }
+
+    fn steerable(&self) -> bool {
+        self.has_own_sockets()
+            && self.watch.last.listener.protocol != Protocol::Mptcp
             && self.watch.steered != Some(true)
     }
 
@@ -229,6 +250,19 @@ impl Case<'_> {
     }
 }
 
+/// In how many looks the queue was not empty.
+fn filled(case: &Case<'_>, queue: &Queue) -> u64 {
+    let sockets = &case.watch.last.listener.sockets;
+    let socket = sockets.iter().find(|s| s.inode == queue.inode);
+    let looks = socket.and_then(|s| case.watch.sampled.queue_filled.get(&s.cookie));
+    looks.copied().unwrap_or(0)
+}
+
+/// Whether the queue was filled all the time, but for a few looks.
+fn is_always_filled(case: &Case<'_>, queue: &Queue) -> bool {
+    filled(case, queue) * 10 > case.looks() * 9
+}
+
 fn list(pids: &[u32]) -> String {
     let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
     pids.join(", ")
@@ -277,20 +311,9 @@ fn stopped(case: &Case<'_>) -> Option<Finding> {
 
 /// Workers that took nothing all the time, although connections waited for them, and that are not stopped.
 fn stuck_rows<'a>(case: &'a Case<'_>) -> Vec<&'a Row> {
-    let sampled = &case.watch.sampled;
     let is_stuck = |row: &&Row| {
-        let own = case.queues.iter().filter(|q| q.pids == [row.pid]);
-        let waited = own.clone().any(|q| {
-            let filled = case
-                .watch
-                .last
-                .listener
-                .sockets
-                .iter()
-                .find(|s| s.inode == q.inode)
-                .and_then(|s| sampled.queue_filled.get(&s.cookie));
-            filled.is_some_and(|looks| *looks * 10 > case.looks() * 9)
-        });
+        let mut own = case.queues.iter().filter(|q| q.pids == [row.pid]);
+        let waited = own.any(|q| is_always_filled(case, q));
         // Without tracing only a worker that slept all the time is known to have taken nothing.
         let idle = row.taken.map_or_else(
             || row.switches_voluntary_per_s < 0.5 && row.cpu < 0.5,
@@ -322,8 +345,8 @@ fn stuck(case: &Case<'_>) -> Option<Finding> {
                 .map(|q| q.length)
                 .sum();
             found = found.shown(format!(
-                "process {} took no connection in {:.1} s and was never seen waiting for one (CPU {:.0} %); {queued} wait for it{oldest}",
-                row.pid, case.totals.seconds, row.cpu * 100.0
+                "{} took no connection in {:.1} s and was never seen waiting for one (CPU {:.0} %); {queued} wait for it{oldest}",
+                case.worker(row.pid), case.totals.seconds, row.cpu * 100.0
             ));
         }
         found
@@ -332,12 +355,66 @@ fn stuck(case: &Case<'_>) -> Option<Finding> {
     })
 }
 
+/// Queues from which nothing is taken, and for which nobody was seen to wait.
+fn unserved(case: &Case<'_>) -> Option<Finding> {
+    let seconds = case.totals.seconds;
+    // The oldest connection has waited all the time. The kernel does not tell that of a UNIX socket.
+    let untouched = |queue: &Queue| match case.totals.oldest_wait_us {
+        Some(us) => us >= seconds * 0.9e6,
+        None => case.is_unix() && queue.length == queue.highest,
+    };
+    let is_unserved = |queue: &&Queue| {
+        queue.pids.is_empty()
+            && queue.length > 0
+            && is_always_filled(case, queue)
+            && untouched(queue)
+    };
+    let unserved: Vec<&Queue> = case.queues.iter().filter(is_unserved).collect();
+    if unserved.is_empty() || seconds < 1.0 {
+        return None;
+    }
+    let others_are_served = case.queues.iter().any(|queue| !queue.pids.is_empty());
+    let mut found = match others_are_served {
+        true => finding(
+            "stuck-worker",
+            "A worker does not accept",
+            "nobody was seen to wait for one of the sockets: its worker hangs since before, or has ended",
+        ),
+        false => finding(
+            "nobody-accepts",
+            "Nobody accepts",
+            "a process holds the listener, and none was seen to wait for it: its workers hang, or have ended and left it to one that inherited it",
+        ),
+    };
+    for queue in unserved {
+        found = found.shown(format!(
+            "socket {}: {} {} in {seconds:.1} s, and none was taken{}",
+            queue.inode,
+            connections(queue.length.into()),
+            if queue.length == 1 { "waits" } else { "wait" },
+            case.oldest()
+        ));
+    }
+    let sockets = match (case.is_unix(), case.watch.last.listener.address.port()) {
+        (false, Some(port)) => format!("`ss -ltnp 'sport = :{port}'`"),
+        _ => "`ss -xlp`".into(),
+    };
+    found = found.then(format!(
+        "{sockets} shows who holds it; end the one that does not serve"
+    ));
+    Some(match others_are_served {
+        true => found.then(case.steer()),
+        false => found.then("restart the server"),
+    })
+}
+
 /// Workers that hang in accept, in the middle of their event loop.
 fn blocking(case: &Case<'_>) -> Option<Finding> {
     let sampled = &case.watch.sampled;
     let hangs = |row: &&Row| {
         let sights = sampled.accepts_in_loop.get(&row.pid).copied().unwrap_or(0);
-        sights > 1 && sights * 2 > sampled.sights
+        // Apache's workers wait like that for the next connection, and have none that could wait for them.
+        row.active > 0 && sights > 1 && sights * 2 > sampled.sights
     };
     let hanging: Vec<&Row> = case.rows.iter().filter(hangs).collect();
     let first = hanging.first()?;
@@ -427,7 +504,7 @@ fn spins(case: &Case<'_>) -> Option<Finding> {
 
 /// Connections behind a busy worker while another has nothing to do: the blind hash.
 fn blocked(case: &Case<'_>) -> Option<Finding> {
-    if !matches!(case.watch.model.shape, Shape::SocketPerWorker) {
+    if !case.has_own_sockets() {
         return None;
     }
     let seconds = case.totals.seconds;
@@ -446,6 +523,7 @@ fn blocked(case: &Case<'_>) -> Option<Finding> {
     } else {
         "the kernel chooses a socket by a hash of the addresses, whatever its worker is doing"
     };
+    let workers: Vec<String> = worst.pids.iter().map(|pid| case.worker(*pid)).collect();
     let idle: f64 = case.rows.iter().map(|r| r.idle_beside_queue_s).sum();
     let mut found = finding(
         "blind-hash",
@@ -453,8 +531,8 @@ fn blocked(case: &Case<'_>) -> Option<Finding> {
         cause,
     )
     .shown(format!(
-        "the queue of process {} was not empty for {:.2} s of {seconds:.1} s while its worker was busy and another waited; longest queue {}",
-        list(&worst.pids), blocked_s, worst.highest
+        "the queue of {} was not empty for {:.2} s of {seconds:.1} s while its worker was busy and another waited; longest queue {}",
+        workers.join(", "), blocked_s, worst.highest
     ))
     .shown(format!("workers did nothing beside a filled queue for {idle:.2} s in all"));
     if let (Some(p50), Some(p99)) = (case.totals.wait_us_p50, case.totals.wait_us_p99) {
@@ -468,41 +546,72 @@ fn blocked(case: &Case<'_>) -> Option<Finding> {
     Some(found.then(case.steer()))
 }
 
-/// Connections wait although each worker takes its part: at times none of them is free. Judged where nothing else is
-/// found.
-fn all_busy(case: &Case<'_>) -> Option<Finding> {
-    let (p50, p99) = (case.totals.wait_us_p50?, case.totals.wait_us_p99?);
-    let filled = case.watch.sampled.queue_filled.values().max()?;
-    let share = *filled as f64 / case.looks().max(1) as f64;
-    let busy: f64 = case.rows.iter().map(|r| 1.0 - r.waiting).sum();
-    let without_cpu: f64 = case.rows.iter().map(|r| r.run_delay).sum();
-    if case.totals.connections < ENOUGH_CONNECTIONS
-        || p99 < LONG_WAIT_US
-        || share < FILLED_SHARE
-        || without_cpu > busy * WITHOUT_CPU
-    {
+/// How long connections wait, if that is too long.
+fn waits(case: &Case<'_>) -> Option<String> {
+    let Totals {
+        connections,
+        wait_us_p50,
+        wait_us_p99,
+        oldest_wait_us,
+        ..
+    } = case.totals;
+    let is_long = |us: Option<f64>, least| us.is_some_and(|us| us >= least);
+    let few = connections >= SOME_CONNECTIONS && is_long(wait_us_p50, LONG_WAIT_US);
+    let many = connections >= ENOUGH_CONNECTIONS && is_long(wait_us_p99, LONG_WAIT_US);
+    if !few && !many && !is_long(oldest_wait_us, FORGOTTEN_US) {
         return None;
     }
+    Some(match (wait_us_p50, wait_us_p99) {
+        (Some(p50), Some(p99)) => format!(
+            "wait in the queue: median {}, 99 % within {}{}",
+            time(p50),
+            time(p99),
+            case.oldest()
+        ),
+        _ => format!("a connection waits for {} already", time(oldest_wait_us?)),
+    })
+}
+
+/// Connections wait long. Judged where nothing else tells why.
+fn long_waits(case: &Case<'_>) -> Option<Finding> {
+    let waits = waits(case)?;
+    let filled = case.queues.iter().map(|queue| filled(case, queue)).max();
+    let share = filled.unwrap_or(0) as f64 / case.looks().max(1) as f64;
     let longest = case.queues.iter().map(|q| q.highest).max().unwrap_or(0);
-    Some(
+    let queued = format!(
+        "connections waited for {:.0} % of the time, {longest} of them at most",
+        share * 100.0
+    );
+    let busy: f64 = case.rows.iter().map(|r| 1.0 - r.waiting).sum();
+    let without_cpu: f64 = case.rows.iter().map(|r| r.run_delay).sum();
+    let found = if without_cpu > busy * WITHOUT_CPU {
+        finding(
+            "cpu-missing",
+            "Connections wait until their worker gets a CPU",
+            "the workers are ready to run, and wait for a CPU most of that time",
+        )
+        .shown(format!(
+            "the workers waited for a CPU {without_cpu:.2} s a second, all together"
+        ))
+        .then("`top` shows who uses the CPUs")
+    } else if case.rows.iter().all(|row| row.waiting > IDLE) {
+        finding(
+            "long-waits",
+            "Connections wait, and what the workers do does not tell why",
+            "most of the time each worker was seen to wait for connections, and still they wait",
+        )
+        .then("`cat /proc/PID/task/*/syscall` shows what the threads of a worker are in meanwhile")
+        .then("watch for longer: `--for 60s`")
+    } else {
         finding(
             "workers-busy",
             "Connections wait until a worker is free",
             "at times each worker is busy with a request, and none is left to accept",
         )
-        .shown(format!(
-            "wait in the queue: median {}, 99 % within {}{}",
-            time(p50),
-            time(p99),
-            case.oldest()
-        ))
-        .shown(format!(
-            "connections waited for {:.0} % of the time, {longest} of them at most",
-            share * 100.0
-        ))
         .then("start more workers, or find the requests that take long")
-        .then("threads or an event loop let a worker serve others while one request takes long"),
-    )
+        .then("threads or an event loop let a worker serve others while one request takes long")
+    };
+    Some(found.shown(waits).shown(queued))
 }
 
 fn overflow(case: &Case<'_>) -> Option<Finding> {
@@ -681,8 +790,41 @@ fn lifo(case: &Case<'_>) -> Option<Finding> {
     })
 }
 
-/// How uneven the load is, where there is enough of it to say so.
+/// How uneven the load is, by what came meanwhile or by the connections that are open, where there is enough of it to say
+/// so.
 fn uneven(case: &Case<'_>) -> Option<String> {
+    uneven_load(case).or_else(|| uneven_open(case))
+}
+
+/// The largest share over the mean one, from which on so many workers are loaded unevenly. Of two workers one can have
+/// twice the mean at most: all of it.
+fn uneven_from(workers: usize) -> f64 {
+    UNEVEN.min(1.0 + 0.4 * (workers as f64 - 1.0))
+}
+
+/// How uneven the open connections are. Kept ones stay where they are, and no new one need come.
+fn uneven_open(case: &Case<'_>) -> Option<String> {
+    let open: u64 = case.rows.iter().map(|r| u64::from(r.active)).sum();
+    let busiest = case.rows.iter().max_by_key(|r| r.active)?;
+    let skew = f64::from(busiest.active) * case.rows.len() as f64 / open.max(1) as f64;
+    let busy = 1.0 - busiest.waiting;
+    if open < ENOUGH_CONNECTIONS
+        || !case.watch.threads.is_empty()
+        || skew < uneven_from(case.rows.len())
+        || busy < LOADED
+    {
+        return None;
+    }
+    Some(format!(
+        "process {} has {} of {open} open connections, {skew:.2} times the mean of {} workers; it was busy {:.0} % of the time",
+        busiest.pid,
+        busiest.active,
+        case.rows.len(),
+        busy * 100.0
+    ))
+}
+
+fn uneven_load(case: &Case<'_>) -> Option<String> {
     let skew = case.totals.skew_max_over_mean?;
     let by_connections = case.rows.iter().all(|r| r.taken.is_some());
     let enough = if by_connections {
@@ -690,8 +832,7 @@ fn uneven(case: &Case<'_>) -> Option<String> {
     } else {
         case.totals.cpu >= ENOUGH_CPU
     };
-    // Of two workers one can have twice the mean at most: all of it.
-    let uneven = UNEVEN.min(1.0 + 0.4 * (case.rows.len() as f64 - 1.0));
+    let uneven = uneven_from(case.rows.len());
     let busiest = case.rows.iter().max_by(|a, b| {
         let of = |r: &Row| (r.taken.unwrap_or(0), r.cpu);
         of(a)
@@ -731,18 +872,47 @@ fn uneven(case: &Case<'_>) -> Option<String> {
 
 fn group_of_one(case: &Case<'_>) -> Option<Finding> {
     let one = case.watch.last.listener.sockets.len() == 1 && case.watch.reuseport == Some(true);
-    // A server may set the option for its own restarts: it is a finding where the load is uneven.
-    let evidence = (one && case.shared() && case.rows.len() > 1)
-        .then(|| uneven(case))
-        .flatten()?;
+    // A server may set the option for its own restarts: it is a finding where the load is uneven, or where one process, be it
+    // of many threads, does not keep up.
+    let evidence = match case.rows.len() {
+        1 => waits(case),
+        _ if case.shared() => uneven(case),
+        _ => None,
+    };
+    let evidence = evidence.filter(|_| one)?;
     Some(
         finding(
             "group-of-one",
-            "SO_REUSEPORT is set, but all workers share one socket",
-            "the option spreads connections over sockets, and there is only one: each worker must open its own",
+            "SO_REUSEPORT is set, but there is one socket only",
+            "the option spreads connections over sockets: each worker must open its own",
         )
-        .shown(format!("1 socket, {} workers", case.rows.len()))
+        .shown(format!(
+            "1 socket, {}",
+            counted(case.rows.len() as u64, "workers")
+        ))
         .shown(evidence)
+        .then(case.own_sockets()),
+    )
+}
+
+/// Sockets of UDP that have an address in common and are no group.
+fn ungrouped(case: &Case<'_>) -> Option<Finding> {
+    let why = case
+        .watch
+        .ungrouped
+        .filter(|why| *why != Ungrouped::Multicast)?;
+    let sockets = case.watch.last.listener.sockets.len();
+    Some(
+        finding(
+            "no-group",
+            "Only some of the sockets get datagrams",
+            why.to_string(),
+        )
+        .shown(format!(
+            "{sockets} sockets on {}: the kernel prefers the newest to those that are in no group with it",
+            case.address
+        ))
+        .then("set SO_REUSEPORT on each socket before bind(), as one user")
         .then(case.own_sockets()),
     )
 }
@@ -844,6 +1014,33 @@ fn descriptors(case: &Case<'_>) -> Option<Finding> {
         ))
         .then("raise RLIMIT_NOFILE: systemd's `LimitNOFILE=`, nginx's `worker_rlimit_nofile`")
     })
+}
+
+/// Says what the figures of a server like this leave out, a sentence each.
+pub fn blind_spots(watch: &Watch) -> Vec<String> {
+    const HANDED: &str = "connections that were accepted wait to be taken up";
+    let mut workers = watch.last.workers.values();
+    let is_node = workers.any(|one| {
+        ["node", "PM2"]
+            .iter()
+            .any(|name| one.name.starts_with(name))
+    });
+    let spot = match watch.model.shape {
+        Shape::PassesDescriptors if is_node => format!(
+            "{HANDED} by the process that they are passed to: those waits are not seen; with NODE_CLUSTER_SCHED_POLICY=none in the environment of node or pm2 its workers accept themselves"
+        ),
+        Shape::PassesDescriptors => {
+            format!("{HANDED} by the process that they are passed to: those waits are not seen")
+        }
+        Shape::HandsToThreads => {
+            format!("{HANDED} by the thread that they are handed to: those waits are not seen")
+        }
+        _ if watch.pools => format!(
+            "threads of the workers wait for work: if {HANDED} by such a thread, those waits are not seen"
+        ),
+        _ => return Vec::new(),
+    };
+    vec![spot]
 }
 
 /// A time in µs as a person writes it.

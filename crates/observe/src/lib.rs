@@ -5,6 +5,7 @@
 //! descriptor's flags are changed, and a descriptor that must be duplicated is closed at once.
 
 pub mod find;
+mod grouping;
 pub mod target;
 pub mod text;
 pub mod watcher;

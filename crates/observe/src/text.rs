@@ -23,7 +23,7 @@ pub fn report(watch: &Watch, findings: &[Finding], style: Style) -> String {
     let bytes = watch.last.listener.protocol == Protocol::Udp;
     lines.extend(queues(&watch.queues(), bytes, style));
     lines.push(String::new());
-    lines.extend(verdicts(findings, told(watch), style));
+    lines.extend(verdicts(findings, watch, style));
     lines.join("\n") + "\n"
 }
 
@@ -185,7 +185,10 @@ fn workers(rows: &[Row], style: Style) -> Vec<String> {
             row.name.as_str().into(),
             row.taken.map_or_else(dash, Cell::from),
             row.share.map_or_else(dash, percent),
-            row.active.into(),
+            match row.thread_of {
+                Some(_) => dash(),
+                None => row.active.into(),
+            },
             percent(row.cpu),
             format!("{:.0}", row.switches_voluntary_per_s).into(),
             row.wait_us_p99.map_or_else(dash, |us| time(us).into()),
@@ -248,14 +251,20 @@ pub fn told(watch: &Watch) -> bool {
     !watch.last.workers.is_empty()
 }
 
-fn verdicts(findings: &[Finding], told: bool, style: Style) -> Vec<String> {
-    if findings.is_empty() && !told {
+fn verdicts(findings: &[Finding], watch: &Watch, style: Style) -> Vec<String> {
+    if findings.is_empty() && !told(watch) {
         let told = "not told: nobody who serves it may be seen, and its queues show nothing wrong";
         return wrap(told, "  ", style);
     }
     if findings.is_empty() {
         let healthy = paint("healthy", Tone::Good, style);
-        return vec![format!("  {healthy}: nothing found")];
+        let counted = ![Protocol::Udp, Protocol::Unix].contains(&watch.last.listener.protocol);
+        let but = if counted && watch.totals().connections == 0 {
+            ", but no connection came meanwhile"
+        } else {
+            ""
+        };
+        return vec![format!("  {healthy}: nothing found{but}")];
     }
     findings
         .iter()

@@ -7,22 +7,25 @@ use std::time::{Duration, Instant};
 use wakeone_bpf::probe::Probe;
 use wakeone_kernel::capability;
 use wakeone_kernel::proc::counters;
-use wakeone_kernel::proc::doing::{self, WorkerState};
+use wakeone_kernel::proc::doing::{self, Place, WorkerState};
 use wakeone_kernel::proc::exits::Exits;
 use wakeone_kernel::proc::process;
 use wakeone_kernel::proc::waits::{self, Processes};
 use wakeone_kernel::schedule;
 use wakeone_kernel::socket::diag::{self, Accepted, Which};
 use wakeone_kernel::socket::unix_diag;
-use wakeone_model::accept::{self, AcceptModel};
+use wakeone_model::accept::{self, AcceptModel, Confidence, Shape};
 use wakeone_model::address::Address;
-use wakeone_model::listener::{Listener, Process, ProcessSnapshot, Protocol, Socket, Wait};
+use wakeone_model::layout::count;
+use wakeone_model::listener::{
+    Listener, Process, ProcessSnapshot, Protocol, Socket, Ungrouped, Wait,
+};
 use wakeone_model::snapshot::{
     SHORT_WAIT_US, Sampled, Snapshot, TraceLook, View, Watch, WorkerLook, WorkerTrace,
 };
 use wakeone_model::waits::Waits;
 
-use crate::{Error, Found};
+use crate::{Error, Found, grouping};
 
 /// How often to look at queues and workers: this takes some 30 µs for the queues and 3 µs a thread.
 pub const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -52,6 +55,16 @@ pub struct Watcher {
     snapshots: VecDeque<ProcessSnapshot>,
     model: AcceptModel,
     serves: BTreeMap<u64, Vec<u32>>,
+    /// Where each process has the listener.
+    places: BTreeMap<u32, Place>,
+    /// Processes that were seen to wait for the listener.
+    acceptors: HashSet<u32>,
+    /// Threads that have sockets of their own are the workers, and not their processes.
+    by_thread: bool,
+    /// The process of each such thread.
+    threads: BTreeMap<u32, u32>,
+    /// Processes that accept have threads that wait for work.
+    pools: bool,
     /// Sockets, by cookie, of which somebody was seen waiting for them lately.
     awaited: HashSet<u64>,
     keeps: BTreeMap<u64, u32>,
@@ -69,6 +82,8 @@ pub struct Watcher {
     waiting: Waits,
     waiting_due: Instant,
     reuseport: Option<bool>,
+    /// Why its sockets are no group.
+    ungrouped: Option<Ungrouped>,
     /// Reports the ends of those processes.
     exits: Exits,
     /// One of them ended since the last sample.
@@ -79,19 +94,6 @@ pub struct Watcher {
     follows: bool,
     /// The processes that were there at the last search for holders.
     searched: HashSet<u32>,
-}
-
-/// The state of a process. For UDP, a receive call on one of the sockets counts as waiting, too. A thread in epoll or poll
-/// may wait for something else than the listener. That takes longer to tell, and matters where connections wait.
-fn doing(listener: &Listener, pid: u32) -> WorkerState {
-    if listener.protocol != Protocol::Udp {
-        let doing = doing::doing(pid);
-        if doing != WorkerState::Waiting || listener.sockets.iter().all(|s| s.queued == 0) {
-            return doing;
-        }
-    }
-    let inodes: Vec<u64> = listener.sockets.iter().map(|s| s.inode).collect();
-    doing::doing_below(pid, &inodes)
 }
 
 /// Whether a thread is in accept on a listener that its process waits for by epoll as well.
@@ -124,8 +126,8 @@ impl Watcher {
         let mut view = View::default();
         if found.hidden > 0 {
             view.missing.push(format!(
-                "the descriptors of {} processes of other users may not be seen (it needs CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH): workers among them are missing",
-                found.hidden
+                "the descriptors of {} of other users may not be seen (it needs CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH): workers among them are missing",
+                count(found.hidden as u64, "process", "processes")
             ));
         }
         let probe = attach(&found.listener, tracing, &mut view);
@@ -134,6 +136,11 @@ impl Watcher {
             snapshots: VecDeque::new(),
             model: accept::identify(found.listener.protocol, &[]),
             serves: BTreeMap::new(),
+            places: BTreeMap::new(),
+            acceptors: HashSet::new(),
+            by_thread: false,
+            threads: BTreeMap::new(),
+            pools: false,
             awaited: HashSet::new(),
             keeps: BTreeMap::new(),
             probe,
@@ -154,6 +161,7 @@ impl Watcher {
             connections: HashSet::new(),
             connections_due: Instant::now(),
             reuseport: reuseport(found),
+            ungrouped: grouping::ungrouped(found),
             exits: Exits::default(),
             stale: false,
             sights: 0,
@@ -191,6 +199,11 @@ impl Watcher {
     /// Whether its sockets have SO_REUSEPORT, as far as that is known.
     pub fn has_reuseport(&self) -> Option<bool> {
         self.reuseport
+    }
+
+    /// Why its sockets are no reuseport group, where they are none.
+    pub fn ungrouped(&self) -> Option<Ungrouped> {
+        self.ungrouped
     }
 
     /// The living processes that serve a socket, by its cookie.
@@ -236,6 +249,12 @@ impl Watcher {
         for process in processes.iter().filter(|one| accepts_in_loop(one)) {
             *self.sampled.accepts_in_loop.entry(process.pid).or_default() += 1;
         }
+        let places = processes.iter();
+        self.places = places
+            .filter_map(|one| Some((one.pid, Place::of(one)?)))
+            .collect();
+        let waiting = processes.iter().filter(|one| accept::waits_now(one));
+        self.acceptors.extend(waiting.map(|one| one.pid));
         self.snapshots.push_back(ProcessSnapshot { processes });
         self.sighted = Instant::now();
         self.sights += 1;
@@ -258,23 +277,34 @@ impl Watcher {
     fn conclude(&mut self) -> Result<(), Error> {
         let snapshots = self.snapshots.make_contiguous();
         self.model = accept::identify(self.listener.protocol, snapshots);
+        if let Some(why) = self.ungrouped {
+            self.model.shape = Shape::NoGroup;
+            self.model.evidence.push(why.to_string());
+        }
         // The recent waiters; for a worker that is busy for long, its earlier snapshots.
         let lately = snapshots.len().saturating_sub(LATELY);
-        let (recent, waiters) = (
-            accept::waiters(&snapshots[lately..]),
-            accept::waiters(snapshots),
-        );
-        let alone = |inode: u64| -> Vec<u32> {
-            let last = snapshots.last().map_or(&[][..], |s| &s.processes);
-            let holders: Vec<u32> = last
-                .iter()
-                .filter(|p| p.holds.contains(&inode))
-                .map(|p| p.pid)
-                .collect();
-            if holders.len() == 1 {
-                holders
-            } else {
-                Vec::new()
+        let threads = accept::threads(snapshots).filter(|_| self.by_thread);
+        let waiters_in = |snapshots: &[ProcessSnapshot]| match threads {
+            Some(_) => accept::threads(snapshots).unwrap_or_default().waiters,
+            None => accept::waiters(snapshots),
+        };
+        let (recent, waiters) = (waiters_in(&snapshots[lately..]), waiters_in(snapshots));
+        let last = snapshots.last().map_or(&[][..], |s| &s.processes);
+        let alone = |socket: &Socket| -> Vec<u32> {
+            let holders = || last.iter().filter(|p| p.holds.contains(&socket.inode));
+            // A parent of other holders does not accept, and a process that waits for another socket does not hang.
+            let may_hang = |one: &&Process| {
+                holders().all(|other| other.parent != one.pid)
+                    && !waiters.values().any(|pids| pids.contains(&one.pid))
+            };
+            let (all, hangs) = (holders().map(|p| p.pid), holders().filter(may_hang));
+            let all: Vec<u32> = all.collect();
+            let hangs: Vec<u32> = hangs.map(|p| p.pid).collect();
+            match (all.len(), hangs.len()) {
+                _ if threads.is_some() => Vec::new(),
+                (1, _) => all,
+                (_, 1) if self.by_thread && socket.queued > 0 => hangs,
+                _ => Vec::new(),
             }
         };
         // A socket with waiting connections should have a worker, so it is not one that is only held.
@@ -298,16 +328,28 @@ impl Watcher {
                     .or_else(|| waiters.get(&socket.inode));
                 let kept = self.keeps.contains_key(&socket.cookie);
                 let holders = || {
-                    if kept {
-                        Vec::new()
-                    } else {
-                        alone(socket.inode)
-                    }
+                    if kept { Vec::new() } else { alone(socket) }
                 };
                 let pids = pids.map_or_else(holders, |p| p.iter().copied().collect());
                 (socket.cookie, pids)
             })
             .collect();
+        let forsaken = |s: &Socket| s.queued > 0 && !waiters.contains_key(&s.inode);
+        if self.model.shape == Shape::Single && self.listener.sockets.iter().any(forsaken) {
+            self.model.shape = Shape::SocketPerWorker;
+            self.model.confidence = Confidence::Likely;
+            let evidence =
+                "connections wait at another of its sockets, for which nobody was seen to wait";
+            self.model.evidence.push(evidence.into());
+        }
+        // A thread that sleeps in a futex beside one that accepts.
+        self.pools |= last.iter().any(|one| {
+            self.acceptors.contains(&one.pid) && one.threads.iter().any(|t| t.wait == Wait::Futex)
+        });
+        self.threads = threads.map_or_else(BTreeMap::new, |threads| threads.processes);
+        if !self.threads.is_empty() {
+            self.model.workers = self.threads.keys().copied().collect();
+        }
         // A worker that has been stuck since before we came is not seen waiting, but its socket identifies it.
         let hung: BTreeSet<u32> = self.serves.values().flatten().copied().collect();
         for pid in hung {
@@ -414,18 +456,35 @@ impl Watcher {
             }
         }
         let mut waiting = BTreeSet::new();
-        for pid in &self.model.workers {
-            match doing(&self.listener, *pid) {
+        for pid in self.model.workers.clone() {
+            match self.doing(pid) {
                 WorkerState::Waiting => {
-                    waiting.insert(*pid);
-                    *sampled.waiting.entry(*pid).or_default() += 1;
+                    waiting.insert(pid);
+                    *self.sampled.waiting.entry(pid).or_default() += 1;
                 }
-                WorkerState::Stopped => *sampled.stopped.entry(*pid).or_default() += 1,
+                WorkerState::Stopped => *self.sampled.stopped.entry(pid).or_default() += 1,
                 _ => {}
             }
         }
         self.beside_queues(&waiting);
         Ok(())
+    }
+
+    /// The state of a worker. A thread in epoll or poll may wait for something else than the listener: of a worker that was
+    /// seen to wait for the listener, and of all while connections wait, only that counts as waiting. The others wait for a
+    /// mutex around accept, or to be handed connections.
+    fn doing(&self, worker: u32) -> WorkerState {
+        let process = self.threads.get(&worker);
+        let place = self.places.get(process.unwrap_or(&worker));
+        let filled = || self.listener.sockets.iter().any(|s| s.queued > 0);
+        let is_sure = self.listener.protocol == Protocol::Udp
+            || self.model.shape != Shape::Mutex
+                && self.acceptors.contains(process.unwrap_or(&worker));
+        match (place, process) {
+            (Some(place), Some(_)) => place.doing_of_thread(worker),
+            (Some(place), None) if is_sure || filled() => place.doing(worker),
+            _ => doing::doing(worker),
+        }
     }
 
     /// Follows the sockets, and the workers of each: at once if a socket was opened or closed or a process ended,
@@ -506,9 +565,13 @@ impl Watcher {
             process.map_or(0, |p| p.connections)
         };
         let worker = |pid: &u32| {
-            let look = counters::worker(*pid)?;
-            let waiting = doing(&self.listener, *pid) == WorkerState::Waiting;
-            let active = active(*pid);
+            let process = self.threads.get(pid);
+            let look = match process {
+                Some(_) => counters::thread(*pid)?,
+                None => counters::worker(*pid)?,
+            };
+            let waiting = self.doing(*pid) == WorkerState::Waiting;
+            let active = active(*process.unwrap_or(pid));
             Some((
                 *pid,
                 WorkerLook {
@@ -608,6 +671,9 @@ impl Watcher {
             last,
             sampled,
             serves: self.serves.clone(),
+            threads: self.threads.clone(),
+            pools: self.pools,
+            ungrouped: self.ungrouped,
             keeps: self.keeps.clone(),
             reuseport: self.reuseport,
             steered: None,
@@ -671,10 +737,11 @@ fn reuseport(found: &Found) -> Option<bool> {
 /// # Errors
 /// The kernel does not show its sockets.
 pub fn start_all(found: &[Found], tracing: bool) -> Result<Vec<Watcher>, Error> {
-    let mut watchers: Vec<Watcher> = found
-        .iter()
-        .map(|found| Watcher::new(found, tracing))
-        .collect();
+    let new = |found| Watcher::new(found, tracing);
+    begin(found.iter().map(new).collect())
+}
+
+fn begin(mut watchers: Vec<Watcher>) -> Result<Vec<Watcher>, Error> {
     for sighting in 0..FIRST_SIGHTINGS {
         if sighting > 0 {
             std::thread::sleep(FIRST_APART);
@@ -690,7 +757,8 @@ pub fn start_all(found: &[Found], tracing: bool) -> Result<Vec<Watcher>, Error> 
     Ok(watchers)
 }
 
-/// Watches several listeners side by side for a while; stops early once `cancelled` says so.
+/// Watches several listeners side by side for a while; stops early once `cancelled` says so. Where threads have sockets of
+/// their own, they are the workers.
 ///
 /// # Errors
 /// The kernel does not show its sockets.
@@ -700,7 +768,11 @@ pub fn watch_all(
     duration: Duration,
     cancelled: &mut dyn FnMut() -> bool,
 ) -> Result<Vec<Watch>, Error> {
-    let mut watchers = start_all(found, tracing)?;
+    let new = |found| Watcher {
+        by_thread: true,
+        ..Watcher::new(found, tracing)
+    };
+    let mut watchers = begin(found.iter().map(new).collect())?;
     let end = Instant::now() + duration;
     let mut next = Instant::now();
     while Instant::now() < end && !cancelled() {

@@ -25,7 +25,11 @@ pub enum Ending {
 impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Status(status) => write!(f, "exited with status {status}"),
+            // A shell and many servers end like that when a signal asks them to.
+            Self::Status(status) => match nix::sys::signal::Signal::try_from(status - 128) {
+                Ok(signal) => write!(f, "ended by {signal} (status {status})"),
+                Err(_) => write!(f, "exited with status {status}"),
+            },
             Self::Signal(number) => match nix::sys::signal::Signal::try_from(number) {
                 Ok(signal) => write!(f, "was killed by signal {number} ({signal})"),
                 Err(_) => write!(f, "was killed by signal {number}"),
@@ -215,6 +219,19 @@ mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags};
     use std::process::Command;
+
+    #[test]
+    fn a_status_that_stands_for_a_signal_names_it() {
+        for (status, said) in [
+            (143, "ended by SIGTERM (status 143)"),
+            (130, "ended by SIGINT (status 130)"),
+            (3, "exited with status 3"),
+            (128, "exited with status 128"),
+            (255, "exited with status 255"),
+        ] {
+            assert_eq!(Ending::Status(status).to_string(), said);
+        }
+    }
 
     fn sleeper() -> Child {
         use std::os::unix::process::CommandExt;

@@ -160,11 +160,20 @@ fn become_account(account: &Account, keep: &CapsHashSet) -> Result<(), String> {
 /// Empties the inheritable and ambient sets, or fills them with what the worker keeps.
 fn keep_ambient(keep: &CapsHashSet) -> Result<(), String> {
     let failed = |error: caps::errors::CapsError| {
-        let names: Vec<String> = keep.iter().map(ToString::to_string).collect();
+        let own = caps::read(None, CapSet::Permitted).unwrap_or_default();
+        let lacking = keep.difference(&own);
+        let mut names: Vec<String> = lacking.map(ToString::to_string).collect();
+        if names.is_empty() {
+            names = keep.iter().map(ToString::to_string).collect();
+        }
+        names.sort();
         if names.is_empty() {
             format!("cannot drop capabilities: {error}")
         } else {
-            format!("cannot keep {}: {error}", names.join(", "))
+            format!(
+                "cannot keep {}: {error}; allow us what the workers are to keep",
+                names.join(", ")
+            )
         }
     };
     caps::clear(None, CapSet::Ambient).map_err(failed)?;

@@ -97,6 +97,9 @@ fn watch(sockets: Vec<Socket>, shape: Shape) -> Watch {
         reuseport: Some(false),
         steered: None,
         heavy_flows: 0,
+        threads: std::collections::BTreeMap::new(),
+        pools: false,
+        ungrouped: None,
         orphans: Vec::new(),
         view: View {
             tracing: true,

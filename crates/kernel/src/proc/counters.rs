@@ -52,6 +52,25 @@ pub fn worker(pid: u32) -> Option<WorkerLook> {
     })
 }
 
+/// The counters of a thread; `None` where it is gone. Its process has the descriptors.
+pub fn thread(tid: u32) -> Option<WorkerLook> {
+    let whole = worker(tid)?;
+    let text = |file: &str| stat::text_of(tid, file).unwrap_or_default();
+    let (cpu_ns, run_delay_ns) = parse_schedstat(&text("schedstat"));
+    let status = text("status");
+    let own = reader::file(tid, &format!("task/{tid}/stat")).ok();
+    Some(WorkerLook {
+        cpu_ns,
+        run_delay_ns,
+        system_ns: own
+            .and_then(|line| Stat::parse(&line))
+            .map_or(0, |stat| stat.system_ticks * TICK_NS),
+        switches_voluntary: field(&status, "voluntary_ctxt_switches:"),
+        switches_forced: field(&status, "nonvoluntary_ctxt_switches:"),
+        ..whole
+    })
+}
+
 /// A tick of /proc (`USER_HZ`, 100 on all architectures that we run on), ns.
 const TICK_NS: u64 = 10_000_000;
 

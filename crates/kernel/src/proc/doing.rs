@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 pub use wakeone_model::judge::WorkerState;
-use wakeone_model::listener::Wait;
+use wakeone_model::listener::{Process, Wait};
 
 use crate::proc::process::{is_stopped, sockets_of, tree};
 use crate::proc::{reader, waits};
@@ -75,29 +75,84 @@ struct Look {
 fn doing_at(looks: &Looks, pid: u32, sockets: &[(i32, u64)], listeners: &HashSet<u64>) -> Look {
     let sure = Cell::new(false);
     let state = threads_doing(looks, pid, |line| {
-        let line = match line {
-            Ok(line) if !waits::is_running(line) => line,
-            other => return thread_doing(pid, other),
-        };
-        let waits = |for_them: bool| {
-            sure.set(for_them);
-            WorkerState::Waiting
-        };
-        match waits::wait_of(pid, line, sockets, listeners) {
-            Wait::Accept(inode) | Wait::Receive(inode) if listeners.contains(&inode) => waits(true),
-            Wait::Epoll(epoll) => match waits::is_in(pid, epoll, listeners) {
-                Some(true) => waits(true),
-                Some(false) => WorkerState::Busy,
-                None => WorkerState::Unknown,
-            },
-            Wait::Poll(set) if !set.is_empty() => waits(true),
-            Wait::PollUnseen | Wait::IoUring => waits(false),
-            _ => WorkerState::Busy,
-        }
+        let look = thread_at(pid, line, sockets, listeners, |epoll| {
+            waits::is_in(pid, epoll, listeners)
+        });
+        sure.set(look.sure);
+        look.state
     });
     Look {
         state,
         sure: sure.get(),
+    }
+}
+
+/// Returns the same of one thread, by its line of /proc/PID/task/TID/syscall. `is_in` tells whether an epoll set has one of
+/// the listeners; `None` if that cannot be seen.
+fn thread_at(
+    pid: u32,
+    line: Result<&str, io::ErrorKind>,
+    sockets: &[(i32, u64)],
+    listeners: &HashSet<u64>,
+    is_in: impl Fn(i32) -> Option<bool>,
+) -> Look {
+    let look = |state, sure| Look { state, sure };
+    let line = match line {
+        Ok(line) if !waits::is_running(line) => line,
+        other => return look(thread_doing(pid, other), false),
+    };
+    match waits::wait_of(pid, line, sockets, listeners) {
+        Wait::Accept(inode) | Wait::Receive(inode) if listeners.contains(&inode) => {
+            look(WorkerState::Waiting, true)
+        }
+        Wait::Epoll(epoll) => match is_in(epoll) {
+            Some(true) => look(WorkerState::Waiting, true),
+            Some(false) => look(WorkerState::Busy, false),
+            None => look(WorkerState::Unknown, false),
+        },
+        Wait::Poll(set) if !set.is_empty() => look(WorkerState::Waiting, true),
+        Wait::PollUnseen | Wait::IoUring => look(WorkerState::Waiting, false),
+        _ => look(WorkerState::Busy, false),
+    }
+}
+
+/// Where a process has a listener, as a sample found it: its descriptors of it, and the epoll sets that have it. By this a
+/// look tells at no more cost than [`doing`] whether a thread waits for the listener, or for something else.
+#[derive(Debug, Clone)]
+pub struct Place {
+    sockets: Vec<(i32, u64)>,
+    listeners: HashSet<u64>,
+    epolls: Vec<i32>,
+}
+
+impl Place {
+    /// That of a process; `None` if it has none of the sockets.
+    pub fn of(process: &Process) -> Option<Self> {
+        (!process.descriptors.is_empty()).then(|| Self {
+            sockets: process.descriptors.clone(),
+            listeners: process.holds.iter().copied().collect(),
+            epolls: process.polls.iter().map(|polled| polled.epoll).collect(),
+        })
+    }
+
+    /// Returns the state of the process. A thread counts as waiting only if it waits for the listener.
+    pub fn doing(&self, pid: u32) -> WorkerState {
+        threads_doing(&Looks::default(), pid, |line| self.at(pid, line))
+    }
+
+    /// Returns the state of one of its threads.
+    pub fn doing_of_thread(&self, tid: u32) -> WorkerState {
+        let line = reader::file(tid, "syscall").map(crate::proc::line::as_text);
+        let line = line.as_deref().map_err(io::Error::kind);
+        match self.at(tid, line) {
+            gone @ (WorkerState::Gone | WorkerState::Unknown) => gone,
+            doing => if_running(tid, doing),
+        }
+    }
+
+    fn at(&self, pid: u32, line: Result<&str, io::ErrorKind>) -> WorkerState {
+        let is_in = |epoll| Some(self.epolls.contains(&epoll));
+        thread_at(pid, line, &self.sockets, &self.listeners, is_in).state
     }
 }
 
@@ -348,6 +403,57 @@ mod tests {
         });
         until(false);
     }
+
+    /// A thread in poll for something else does not wait for the listener. A thread that accepts does.
+    #[test]
+    fn a_sample_tells_whose_wait_is_for_the_listener() {
+        let (listener, inode) = listener();
+        let number = std::os::fd::AsRawFd::as_raw_fd(&listener).to_string();
+        let helper = start(&["python3", "-c", HELPED, &number], &listener);
+        let inodes = HashSet::from([inode]);
+        let pid = helper.id();
+        let sample = || waits::look(pid, &inodes, &HashSet::new()).expect("it lives");
+        until("it accepts", || {
+            sample()
+                .threads
+                .iter()
+                .any(|t| t.wait == Wait::Accept(inode))
+        });
+        let process = sample();
+        let place = Place::of(&process).expect("it holds the listener");
+        let accepts = |t: &&wakeone_model::listener::Thread| t.wait == Wait::Accept(inode);
+        let accepting = process.threads.iter().find(accepts).expect("a thread").tid;
+        let polling = process
+            .threads
+            .iter()
+            .find(|t| !accepts(t))
+            .expect("a thread")
+            .tid;
+        assert_eq!(place.doing(pid), WorkerState::Waiting);
+        assert_eq!(place.doing_of_thread(accepting), WorkerState::Waiting);
+        assert_eq!(place.doing_of_thread(polling), WorkerState::Busy);
+        // It serves a connection: it reads.
+        let client = std::net::TcpStream::connect(listener.local_addr().expect("address"));
+        until("it serves", || place.doing(pid) == WorkerState::Busy);
+        assert_eq!(doing(pid), WorkerState::Waiting, "of whatever");
+        assert_eq!(place.doing_of_thread(accepting), WorkerState::Busy);
+        drop(client);
+        end(helper);
+        assert_eq!(place.doing_of_thread(accepting), WorkerState::Gone);
+    }
+
+    /// A thread in poll on a pipe beside one that accepts and reads.
+    const HELPED: &str = "
+import os, select, socket, sys, threading
+def wait():
+    poller = select.poll()
+    poller.register(os.pipe()[0], select.POLLIN)
+    poller.poll()
+threading.Thread(target=wait, daemon=True).start()
+listener = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    listener.accept()[0].recv(1)
+";
 
     fn listener() -> (TcpListener, u64) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");

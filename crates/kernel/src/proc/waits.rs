@@ -140,11 +140,9 @@ pub fn look(pid: u32, inodes: &HashSet<u64>, connections: &HashSet<u64>) -> Opti
         epolls,
         has_ring: rings,
     } = process::Descriptors::of(pid).unwrap_or_default();
-    let mut holds: Vec<u64> = sockets
-        .iter()
-        .map(|(_, inode)| *inode)
-        .filter(|inode| inodes.contains(inode))
-        .collect();
+    let listening = sockets.iter().filter(|(_, inode)| inodes.contains(inode));
+    let descriptors: Vec<(i32, u64)> = listening.copied().collect();
+    let mut holds: Vec<u64> = descriptors.iter().map(|(_, inode)| *inode).collect();
     holds.sort_unstable();
     holds.dedup();
     let carried: HashSet<u64> = sockets
@@ -165,6 +163,7 @@ pub fn look(pid: u32, inodes: &HashSet<u64>, connections: &HashSet<u64>) -> Opti
         connections: u32::try_from(carried.len()).unwrap_or(u32::MAX),
         threads: threads(pid, &sockets, inodes),
         holds,
+        descriptors,
     })
 }
 

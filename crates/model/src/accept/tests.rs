@@ -9,6 +9,7 @@ fn process(pid: u32, parent: u32, holds: &[u64]) -> Process {
         parent,
         name: "server".into(),
         holds: holds.to_vec(),
+        descriptors: Vec::new(),
         polls: Vec::new(),
         rings: false,
         connections: 0,
@@ -188,8 +189,44 @@ fn a_socket_for_each() {
         named(vec![vec![own(2, 7), own(3, 8)]]).0,
         "socket-per-worker"
     );
-    let threads = process(2, 1, &[7, 8]).epoll(4, 7, IN).epoll(5, 8, IN);
-    assert_eq!(named(vec![vec![threads]]).0, "socket-per-thread");
+    let threads = |pid: u32| process(pid, 1, &[7, 8]).epoll(4, 7, IN).epoll(5, 8, IN);
+    assert_eq!(named(vec![vec![threads(2)]]).0, "socket-per-thread");
+    assert_eq!(
+        named(vec![vec![threads(2), threads(3)]]).0,
+        "socket-per-thread"
+    );
+}
+
+#[test]
+fn threads_are_the_workers_where_they_wait_for_different_sockets() {
+    let seen = |processes: Vec<Process>| threads(&[ProcessSnapshot { processes }]);
+    let one = || process(2, 1, &[7, 8]);
+    let loops = seen(vec![one().epoll(4, 7, IN).epoll(5, 8, IN)]).expect("threads");
+    let waiters = BTreeMap::from([(7, BTreeSet::from([200])), (8, BTreeSet::from([201]))]);
+    assert_eq!(loops.waiters, waiters);
+    assert_eq!(loops.processes, BTreeMap::from([(200, 2), (201, 2)]));
+    let blocking = one().thread(Wait::Accept(7)).thread(Wait::Accept(8));
+    assert_eq!(seen(vec![blocking]).expect("threads").waiters, waiters);
+    // They share one, or one loop has both, or each process has one.
+    assert_eq!(seen(vec![one().epoll(4, 7, IN).epoll(5, 7, IN)]), None);
+    assert_eq!(
+        seen(vec![
+            one().thread(Wait::Poll(vec![7, 8])).thread(Wait::Accept(8))
+        ]),
+        None
+    );
+    assert_eq!(
+        seen(vec![
+            one().epoll(4, 7, IN),
+            process(3, 1, &[7, 8]).epoll(4, 8, IN)
+        ]),
+        None
+    );
+    // A helper waits for something else.
+    assert_eq!(
+        seen(vec![one().epoll(4, 7, IN).thread(Wait::Epoll(9))]),
+        None
+    );
 }
 
 #[test]
@@ -222,6 +259,16 @@ fn one_acceptor_and_what_it_does_with_connections() {
         named(vec![vec![acceptor(), serving.thread(Wait::Epoll(9))]]),
         ("passes-descriptors".into(), Confidence::Certain)
     );
+    let one = Process {
+        connections: 1,
+        ..process(2, 1, &[])
+    };
+    let snapshots = [ProcessSnapshot {
+        processes: vec![acceptor(), one],
+    }];
+    let evidence = identify(Protocol::Tcp, &snapshots).evidence;
+    let said = "1 process that does not hold the socket holds connections of it";
+    assert!(evidence.iter().any(|line| line == said), "{evidence:?}");
     let waiting = process(2, 1, &[]).thread(Wait::Epoll(9));
     assert_eq!(
         named(vec![vec![acceptor(), waiting]]),
@@ -251,6 +298,11 @@ fn nobody_waits() {
         ("shared-io-uring".into(), Confidence::Likely)
     );
     assert_eq!(named(vec![vec![ring(2)]]).0, "single-io-uring");
+    let four = Process {
+        holds: vec![7, 8, 9, 10],
+        ..ring(2)
+    };
+    assert_eq!(named(vec![vec![four]]).0, "socket-per-thread");
     let busy = process(2, 1, &[7]).thread(Wait::Running);
     assert_eq!(
         named(vec![vec![busy]]),

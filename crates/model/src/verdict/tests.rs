@@ -113,6 +113,9 @@ fn healthy(shape: Shape, means: Means) -> Watch {
         reuseport: Some(own),
         steered: None,
         heavy_flows: 0,
+        threads: std::collections::BTreeMap::new(),
+        pools: false,
+        ungrouped: None,
         orphans: Vec::new(),
         view: View {
             tracing: true,
@@ -316,7 +319,27 @@ fn workers_are_busy_where_connections_wait_long_and_nothing_else_tells_why() {
     let told = |shape, us, filled| found(shape, |w| wait_long(w, us, filled));
     assert_eq!(told(own(), 400_000, 60), ["workers-busy"]);
     assert_eq!(told(own(), 200_000, 60), NONE);
-    assert_eq!(told(own(), 400_000, 40), NONE);
+    assert_eq!(
+        told(own(), 400_000, 0),
+        ["workers-busy"],
+        "however seldom seen"
+    );
+    // Whatever the states say.
+    let idle = found(own(), |w| {
+        wait_long(w, 400_000, 60);
+        w.sampled.waiting = PIDS.map(|pid| (pid, LOOKS)).into();
+    });
+    assert_eq!(idle, ["long-waits"]);
+    // Few connections, of which most wait long.
+    let few = |taken: u64| {
+        found(own(), |w| {
+            take(w, [taken, 0, 0, 0]);
+            let worker = trace(w).workers.get_mut(&10).expect("worker");
+            worker.waits = waits(&[300_000].repeat(taken as usize));
+        })
+    };
+    assert_eq!(few(5), ["workers-busy"]);
+    assert_eq!(few(4), NONE);
     // The machine is slow, not the requests.
     let starved = found(own(), |w| {
         wait_long(w, 400_000, 60);
@@ -324,13 +347,90 @@ fn workers_are_busy_where_connections_wait_long_and_nothing_else_tells_why() {
             worker.run_delay_ns = SECONDS * 200_000_000;
         }
     });
-    assert_eq!(starved, NONE);
+    assert_eq!(starved, ["cpu-missing"]);
     // Another finding tells why.
     let stuck = found(own(), |w| {
         wait_long(w, 400_000, 60);
         hang(w);
     });
     assert_eq!(stuck, ["stuck-worker"]);
+}
+
+#[test]
+fn a_connection_that_waits_for_a_second_is_told_without_tracing_too() {
+    let waits_for = |us| {
+        move |w: &mut Watch| {
+            (w.first.trace, w.last.trace) = (None, None);
+            w.last.listener.sockets[0].queued = 1;
+            w.last.waiting = Some(Waits::of([us]));
+        }
+    };
+    assert_eq!(
+        found(shared(Means::Poll), waits_for(1_000_000)),
+        ["workers-busy"]
+    );
+    assert_eq!(found(shared(Means::Poll), waits_for(999_000)), NONE);
+}
+
+/// Three connections wait at the first socket all the time, and nobody was seen to wait for them.
+fn forsake(w: &mut Watch) {
+    w.serves.insert(1000, Vec::new());
+    w.sampled.queue_filled.insert(1000, LOOKS);
+    w.sampled.queue_highest.insert(1000, 3);
+    w.last.listener.sockets[0].queued = 3;
+    w.last.waiting = Some(Waits::of([10, 5_000_000, SECONDS * 1_000_000]));
+}
+
+#[test]
+fn connections_that_nobody_takes() {
+    assert_eq!(found(own(), forsake), ["stuck-worker"]);
+    assert_eq!(found(shared(Means::Unseen), forsake), ["nobody-accepts"]);
+    let but = |change: fn(&mut Watch)| {
+        found(own(), |w| {
+            forsake(w);
+            change(w);
+        })
+    };
+    // Another one is left: they wait long, and some are taken.
+    let some_taken: fn(&mut Watch) = |w| w.last.waiting = Some(Waits::of([5_000_000]));
+    assert_eq!(but(some_taken), ["workers-busy"]);
+    assert_eq!(
+        but(|w| w.sampled.queue_filled.extend([(1000, LOOKS * 9 / 10)])),
+        ["workers-busy"]
+    );
+    assert_eq!(
+        but(|w| w.serves.extend([(1000, vec![10])])),
+        ["workers-busy"]
+    );
+    // Of a UNIX socket nobody knows since when they wait.
+    let unix = |highest: u32| {
+        found(shared(Means::Unseen), |w| {
+            forsake(w);
+            (w.first.trace, w.last.trace, w.last.waiting) = (None, None, None);
+            w.last.listener.protocol = Protocol::Unix;
+            w.sampled.queue_highest.insert(1000, highest);
+        })
+    };
+    assert_eq!(unix(3), ["nobody-accepts"]);
+    assert_eq!(unix(4), NONE);
+}
+
+#[test]
+fn threads_with_sockets_of_their_own_are_named() {
+    let mut watch = healthy(Shape::SocketPerWorker, Means::EpollWakeAll);
+    watch.model.shape = Shape::SocketPerThread;
+    watch.threads = PIDS.map(|tid| (tid, 9)).into();
+    assert_eq!(codes(&watch), NONE);
+    assert_eq!(watch.rows()[0].thread_of, Some(9));
+    watch.sampled.blocked_queue.insert(1000, 50);
+    let worker = trace(&mut watch).workers.get_mut(&10).expect("worker");
+    worker.waits = waits(&[100, 50_000]);
+    let findings = judge(&watch);
+    assert_eq!(findings[0].code, "blind-hash");
+    let evidence = &findings[0].evidence[0];
+    assert!(evidence.contains("thread 10 of process 9"), "{evidence}");
+    hang(&mut watch);
+    assert_eq!(codes(&watch), ["stuck-worker"]);
 }
 
 /// Worker 10 was busy all the time and took nothing, with a filled queue.
@@ -562,6 +662,86 @@ fn two_workers_are_uneven_from_less_on() {
     assert_eq!(found(exclusive(), two(69)), NONE);
 }
 
+#[test]
+fn connections_that_were_open_before_are_part_of_the_load() {
+    let kept = |open: [u32; 4], busy: f64| {
+        move |w: &mut Watch| {
+            favour(100, busy)(w);
+            take(w, [0; 4]);
+            for (pid, open) in PIDS.iter().zip(open) {
+                w.last.workers.get_mut(pid).expect("worker").active = open;
+            }
+        }
+    };
+    let exclusive = || shared(Means::EpollExclusive);
+    assert_eq!(
+        found(exclusive(), kept([30, 10, 10, 10], 0.5)),
+        ["lifo-imbalance"]
+    );
+    assert_eq!(
+        found(exclusive(), kept([22, 13, 13, 12], 0.5)),
+        NONE,
+        "1.47 of 1.5"
+    );
+    assert_eq!(
+        found(exclusive(), kept([30, 10, 10, 10], 0.1)),
+        NONE,
+        "no load"
+    );
+    assert_eq!(
+        found(exclusive(), kept([49, 0, 0, 0], 0.5)),
+        NONE,
+        "too few"
+    );
+}
+
+#[test]
+fn sockets_of_udp_that_are_no_group() {
+    let none = |why| {
+        move |w: &mut Watch| {
+            w.last.listener.protocol = Protocol::Udp;
+            w.ungrouped = why;
+        }
+    };
+    for why in [
+        Ungrouped::AddressOnly,
+        Ungrouped::Mixed,
+        Ungrouped::AfterBind,
+        Ungrouped::Users,
+    ] {
+        assert_eq!(found(own(), none(Some(why))), ["no-group"]);
+    }
+    assert_eq!(
+        found(own(), none(Some(Ungrouped::Multicast))),
+        NONE,
+        "it is meant"
+    );
+    assert_eq!(found(own(), none(None)), NONE);
+}
+
+#[test]
+fn what_the_figures_leave_out_is_said() {
+    let said = |shape, name: &str, pools| {
+        let mut watch = healthy(shape, Means::EpollWakeAll);
+        watch.pools = pools;
+        watch.last.workers.get_mut(&11).expect("worker").name = name.into();
+        blind_spots(&watch).join(" ")
+    };
+    let passes = said(Shape::PassesDescriptors, "node", false);
+    assert!(
+        passes.contains("NODE_CLUSTER_SCHED_POLICY=none"),
+        "{passes}"
+    );
+    let passes = said(Shape::PassesDescriptors, "server", true);
+    assert!(
+        passes.contains("not seen") && !passes.contains("NODE"),
+        "{passes}"
+    );
+    assert!(said(Shape::HandsToThreads, "server", false).contains("handed to"));
+    assert!(said(Shape::Shared, "puma", true).contains("such a thread"));
+    assert_eq!(said(Shape::Shared, "node", false), "");
+}
+
 /// Untraced, and each worker has used so many ms of CPU a second.
 fn cpu(ms: [u64; 4]) -> impl Fn(&mut Watch) {
     move |w: &mut Watch| {
@@ -635,6 +815,20 @@ fn the_option_without_the_sockets() {
     assert_eq!(found(accept(), one(Some(true), 100)), NONE, "it is even");
     assert_eq!(found(accept(), one(Some(false), 400)), NONE);
     assert_eq!(found(accept(), one(None, 400)), NONE);
+    // One process, of one thread or of many, does not keep up.
+    let alone = |us, reuseport| {
+        move |w: &mut Watch| {
+            wait_long(w, us, 60);
+            w.reuseport = Some(reuseport);
+            w.last.workers.retain(|pid, _| *pid == 10);
+        }
+    };
+    let threads = || healthy(Shape::SharedByThreads, Means::EpollWakeAll);
+    let single = || healthy(Shape::Single, Means::EpollEdge);
+    assert_eq!(found(threads(), alone(400_000, true)), ["group-of-one"]);
+    assert_eq!(found(single(), alone(400_000, true)), ["group-of-one"]);
+    assert_eq!(found(threads(), alone(400_000, false)), ["workers-busy"]);
+    assert_eq!(found(threads(), alone(100, true)), NONE);
 }
 
 #[test]
@@ -746,6 +940,7 @@ fn an_event_loop_that_hangs_in_accept() {
         move |w: &mut Watch| {
             w.sampled.sights = 10;
             w.sampled.accepts_in_loop.insert(12, seen);
+            w.last.workers.get_mut(&12).expect("worker").active = 1;
         }
     };
     assert_eq!(found(own(), hang(6)), ["blocking-listener"]);
@@ -755,6 +950,12 @@ fn an_event_loop_that_hangs_in_accept() {
     );
     // It takes one from time to time.
     assert_eq!(found(own(), hang(5)), NONE);
+    // It has none that wait for an answer, as Apache's workers.
+    let has_none = |w: &mut Watch| {
+        hang(6)(w);
+        w.last.workers.get_mut(&12).expect("worker").active = 0;
+    };
+    assert_eq!(found(own(), has_none), NONE);
     let single = |w: &mut Watch| {
         hang(1)(w);
         w.sampled.sights = 1;

@@ -122,6 +122,11 @@ pub fn examine(found: &Found) -> Result<AttachCandidate, Error> {
             Err(why) => refuse_one_socket(found, &watcher, &why)?,
         }
     }
+    if let Some(why) = watcher.ungrouped() {
+        return Err(unfit(format!(
+            "{why}; set SO_REUSEPORT on each socket before bind(), as one user, on an address of one host"
+        )));
+    }
     let members = search_members(&mut watcher)?;
     let sockets = watcher.listener().sockets.len();
     if members.len() < sockets {
@@ -344,6 +349,7 @@ mod tests {
             ("127.0.0.1:80", "at-127-0-0-1-80"),
             ("[::]:443", "at----443"),
             ("[::1]:80", "at---1-80"),
+            ("[::ffff:127.0.0.1]:80", "at-mapped-127-0-0-1-80"),
         ] {
             let of = name_of(Protocol::Tcp, address.parse().expect("address"));
             assert_eq!(of, name);

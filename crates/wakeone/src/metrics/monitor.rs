@@ -182,7 +182,9 @@ impl Monitor {
                 let keep = [Capability::CAP_SYS_PTRACE, Capability::CAP_DAC_READ_SEARCH];
                 // Possible here because this thread executes nothing.
                 if let Err(error) = capability::forbid_root() {
-                    tracing::debug!("root may run programs with all capabilities: {error}");
+                    tracing::debug!(
+                        "what root executes cannot be kept from getting capabilities: {error}"
+                    );
                 }
                 if let Err(error) = capability::keep_only(&keep, &[]) {
                     tracing::debug!("keeping all capabilities: {error}");
