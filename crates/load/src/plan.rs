@@ -56,7 +56,7 @@ pub enum Arrivals {
     },
     /// An open loop over connections that are opened before it begins, one after another, and then kept. Each request
     /// takes the one that has been idle longest. A request that is due when none is idle waits, as under
-    /// [`Arrivals::Profile`].
+    /// [`Arrivals::Profile`]. A connection that is lost is opened again.
     Kept {
         /// Mean rate, requests a second.
         rate_per_s: f64,

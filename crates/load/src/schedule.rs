@@ -6,6 +6,7 @@ use rand::distr::weighted::WeightedIndex;
 use rand::rngs::Xoshiro256PlusPlus;
 use rand_distr::Exp1;
 
+use crate::recorder::Subject;
 use crate::{Arrivals, Plan, Sources, Spacing, Stage};
 
 /// One planned request.
@@ -21,6 +22,15 @@ pub struct Due {
     pub source: u32,
     /// Its stage of the profile; 0 without one.
     pub stage: usize,
+}
+
+impl Due {
+    pub(crate) fn subject(&self) -> Subject {
+        Subject {
+            entry: self.entry,
+            stage: self.stage,
+        }
+    }
 }
 
 /// Turns "the n-th request, at a rate of one" into a time, by the inverse of the sum of the rate. By the time-change
