@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::IsTerminal;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,8 +14,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use wakeone_load::{
-    Arrivals, Comparison, ErrorKind, Event, Form, Header, Mix, MixEntry, Plan, Sources, Spacing,
-    Stage, Stop, Summary, Tls, View,
+    Arrivals, Comparison, ErrorKind, Event, Form, Header, Mix, MixEntry, Outcome, Plan, Sources,
+    Spacing, Stage, Stop, Summary, Tls, View,
 };
 use wakeone_model::address::{Address, SCHEME, UnixName};
 
@@ -26,7 +26,7 @@ use wakeone_terminal::{print, print_wrapped};
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   wakeone load -c 200 -n 100000 http://127.0.0.1:8080/
-  wakeone load --rate 1000 --mix 99:/work?us=1000 --mix 1:/work?us=100000 localhost:8080
+  wakeone load --rate 1000 --mix 99:/work?us=1000 --mix 1:/work?us=100000 :8080
   wakeone load --step 500:5s --ramp 500:5000:20s --json=a.json localhost:8080
   wakeone load --rate 2400 -c 64 --keep-alive --apart 4ms localhost:8080/work?us=1000
   wakeone load -c 20 -d 30 unix:/run/app.sock:/work
@@ -74,6 +74,9 @@ pub struct Args {
     /// Give up on a request after this time
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration::parse_or_seconds)]
     timeout: Duration,
+    /// End with exit code 1 if more than this share of the requests failed, in percent
+    #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = parse_percent)]
+    max_errors: f64,
     /// Spread connections over N addresses in 127.0.0.0/8, so that ports do not run out; 0: the system's own address
     /// [default: 1000 for an IPv4 loopback target]
     #[arg(long, value_name = "N")]
@@ -99,7 +102,10 @@ pub struct Args {
     /// Compare two results written with --json=FILE
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "url")]
     compare: Option<Vec<PathBuf>>,
-    /// http://HOST[:PORT][/PATH], https://…, or unix:FILE[:/PATH] (unix:@NAME) for HTTP over a UNIX socket
+    /// Connect to this UNIX socket (@NAME: an abstract one) instead of the URL's host, whose name is still sent
+    #[arg(long, value_name = "FILE")]
+    unix_socket: Option<String>,
+    /// http://HOST[:PORT][/PATH], https://…, :PORT[/PATH], or unix:FILE[:/PATH] (unix:@NAME) for HTTP over a UNIX socket
     #[arg(required_unless_present = "compare")]
     url: Option<Url>,
 }
@@ -179,6 +185,15 @@ fn parse_stage(text: &str) -> Result<Stage, String> {
     }
 }
 
+/// Parses `1%` or `0.5` to a share from 0 to 1.
+fn parse_percent(text: &str) -> Result<f64, String> {
+    let percent = text.trim_end_matches('%').trim().parse::<f64>();
+    match percent {
+        Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent / 100.0),
+        _ => Err(format!("'{text}' is no share: give a number from 0 to 100")),
+    }
+}
+
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
 enum SpacingArg {
     Poisson,
@@ -188,8 +203,8 @@ enum SpacingArg {
 /// How often notes are summed up for the view, the log and the JSON.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Sends the load. The exit code is 2 for arguments that make no load, and 1 if it was interrupted or no request was
-/// answered.
+/// Sends the load. The exit code is 2 for arguments that make no load, and 1 if it was interrupted, no request was answered,
+/// or more of them failed than may.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some([a, b]) = args.compare.as_deref() {
         return compare(a, b, args.json.as_deref());
@@ -230,21 +245,37 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if cancel.load(Relaxed) {
         bail!("the load was interrupted: what is shown is what it came to until then");
     }
-    if outcome.completed == 0 {
-        let (planned, target) = (outcome.planned, plan.target);
-        let tls = plan.mix.form.tls.as_ref();
-        if let (Some(tls), true) = (tls, outcome.errors.contains_key(&ErrorKind::Certificate)) {
-            let name = &tls.name;
-            bail!(
-                "the certificate of {target} is not one for '{name}' that this machine trusts: name its authority's \
-                 file in SSL_CERT_FILE, or take any certificate with --insecure"
-            );
-        }
+    check_answers(&plan, &outcome)?;
+    let (failed, most) = (summary.error_share(), args.max_errors);
+    if failed > most {
+        let (count, planned) = (outcome.error_count(), outcome.planned);
         bail!(
-            "not one of {planned} requests to {target} was answered: is the right server running there?"
+            "{count} of {planned} requests failed, which is {:.2} % and more than {} %: see what the server does with them, \
+             or allow more with --max-errors",
+            100.0 * failed,
+            100.0 * most
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Checks that requests were answered at all.
+fn check_answers(plan: &Plan, outcome: &Outcome) -> anyhow::Result<()> {
+    if outcome.completed > 0 {
+        return Ok(());
+    }
+    let (planned, target) = (outcome.planned, plan.target);
+    let tls = plan.mix.form.tls.as_ref();
+    if let (Some(tls), true) = (tls, outcome.errors.contains_key(&ErrorKind::Certificate)) {
+        let name = &tls.name;
+        bail!(
+            "the certificate of {target} is not one for '{name}' that this machine trusts: name its authority's \
+             file in SSL_CERT_FILE, or take any certificate with --insecure"
+        );
+    }
+    bail!(
+        "not one of {planned} requests to {target} was answered: is the right server running there?"
+    )
 }
 
 /// Prints the result as text, as JSON, or as JSON in a file and text beside it.
@@ -301,7 +332,10 @@ fn plan(args: &Args) -> anyhow::Result<Plan> {
         .url
         .as_ref()
         .ok_or_else(|| anyhow!("there is no URL to send a load to"))?;
-    let target = resolve(url, args.allow_remote)?;
+    let target = match &args.unix_socket {
+        Some(name) => socket(name, url)?.into(),
+        None => resolve(url, args.allow_remote)?,
+    };
     let loopback = matches!(target, Address::Inet(SocketAddr::V4(v4)) if v4.ip().is_loopback());
     let sources = match args.sources.unwrap_or(if loopback { 1000 } else { 0 }) {
         0 => Sources::System,
@@ -468,23 +502,55 @@ impl std::str::FromStr for Url {
             ),
             _ => (authority, if encrypted { 443 } else { 80 }),
         };
-        let host = host
-            .strip_prefix('[')
-            .and_then(|h| h.strip_suffix(']'))
-            .unwrap_or(host);
-        if host.is_empty() {
-            return Err(format!(
-                "'{text}' names no host: give http://HOST[:PORT][/PATH]"
-            ));
-        }
+        let (host, host_header) = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
+            Some(host) => (host, authority.to_owned()),
+            // As commands name a listener of this machine.
+            None if host.is_empty() && !authority.is_empty() => {
+                ("localhost", format!("localhost{authority}"))
+            }
+            None => (host, authority.to_owned()),
+        };
+        check_host(host, text)?;
         Ok(Self {
             encrypted,
             host: host.to_owned(),
             at: At::Port(port),
-            host_header: authority.to_owned(),
+            host_header,
             path,
         })
     }
+}
+
+/// Checks that a host is a name or a whole address. To the resolver a number is an address, 22570 being 0.0.88.42, and so is
+/// 127.1. A user who writes such a number means a port, or errs.
+fn check_host(host: &str, text: &str) -> Result<(), String> {
+    if host.is_empty() {
+        return Err(format!(
+            "'{text}' names no host: give http://HOST[:PORT][/PATH], or :PORT for one of this machine"
+        ));
+    }
+    let last = host.trim_end_matches('.').rsplit('.').next();
+    let last = last.unwrap_or_default();
+    let number = last.bytes().all(|b| b.is_ascii_digit()) || last.starts_with("0x");
+    match number && host.parse::<Ipv4Addr>().is_err() {
+        false => Ok(()),
+        true if host.parse::<u16>().is_ok() => Err(format!(
+            "'{host}' is no host: to load the port {host} of this machine, give :{host}"
+        )),
+        true => Err(format!(
+            "'{host}' is no address: give all four numbers, as in 127.0.0.1"
+        )),
+    }
+}
+
+/// The UNIX socket of this name, as `--unix-socket` has it: with or without `unix:`.
+fn socket(name: &str, url: &Url) -> anyhow::Result<UnixName> {
+    if let At::Unix(_) = url.at {
+        bail!("the URL names a UNIX socket and --unix-socket another one: give one of them");
+    }
+    let name = name.strip_prefix(SCHEME).unwrap_or(name);
+    let name = name.parse().map_err(anyhow::Error::msg)?;
+    check_socket(name).map(|()| name)
 }
 
 /// The address to connect to: IPv4 first, since that is what "localhost" servers listen on.
@@ -503,6 +569,12 @@ fn resolve(url: &Url, allow_remote: bool) -> anyhow::Result<Address> {
         .or(found.first())
         .copied();
     let target = target.ok_or_else(|| anyhow!("'{}' has no address", url.host))?;
+    // Connections to the address that stands for all of this machine's go to its loopback.
+    let target = match target {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => (Ipv4Addr::LOCALHOST, v4.port()).into(),
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => (Ipv6Addr::LOCALHOST, v6.port()).into(),
+        other => other,
+    };
     if !target.ip().to_canonical().is_loopback() && !allow_remote {
         bail!(
             "{target} is not this machine's loopback, and a load can harm what it is sent to: \
@@ -640,6 +712,68 @@ mod tests {
             assert_eq!(url(text), Ok(is), "{text}");
         }
         assert!(url("unix:").is_err() && url("https://unix:/run/x").is_err());
+        let here = |port, header: &str, path: &str| is("localhost", port, header, path);
+        assert_eq!(url(":8080"), here(8080, "localhost:8080", "/"));
+        assert_eq!(url(":8080/a?b"), here(8080, "localhost:8080", "/a?b"));
+        assert_eq!(url("http://:80?b"), here(80, "localhost:80", "/?b"));
+        assert!(url("https://:8443/").is_ok() && url(":x").is_err() && url(":").is_err());
+    }
+
+    #[test]
+    fn a_number_is_no_host_but_may_be_a_port() {
+        let refused = |text: &str| text.parse::<Url>().expect_err(text);
+        for text in ["22570", "http://22570/", "22570/path"] {
+            assert!(refused(text).contains("give :22570"), "{}", refused(text));
+        }
+        for text in [
+            "22570:80",
+            "127.1",
+            "0x7f000001",
+            "10.0.0.256",
+            "1.2.3.4.5",
+            "99999",
+        ] {
+            assert!(refused(text).contains("is no "), "{}", refused(text));
+        }
+        for text in [
+            "127.0.0.1",
+            "10.in-addr.example",
+            "app2",
+            "[::1]:80",
+            "2fast",
+        ] {
+            assert!(text.parse::<Url>().is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_address_for_all_of_this_machine_is_its_loopback() {
+        for (text, target) in [
+            ("0.0.0.0:80", "127.0.0.1:80"),
+            ("[::]:80", "[::1]:80"),
+            (":80", "127.0.0.1:80"),
+        ] {
+            let found = resolve(&text.parse().unwrap(), false).unwrap();
+            assert_eq!(found.to_string(), target, "{text}");
+        }
+    }
+
+    #[test]
+    fn shares_of_errors() {
+        assert_eq!(parse_percent("1%"), Ok(0.01));
+        assert_eq!(parse_percent("0.5"), Ok(0.005));
+        assert_eq!(
+            (parse_percent("0"), parse_percent("100 %")),
+            (Ok(0.0), Ok(1.0))
+        );
+        for bad in ["", "%", "-1", "101", "nan", "one"] {
+            assert!(parse_percent(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn schemes() {
+        let url = |text: &str| text.parse::<Url>();
         assert!(url("ftp://x/").is_err() && url("http:///x").is_err() && url("x:port").is_err());
     }
 

@@ -3,6 +3,9 @@
 #[path = "../../lab-cli/tests/support/mod.rs"]
 mod support;
 
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Output};
 
 use nix::sys::signal::{Signal, kill};
@@ -162,7 +165,7 @@ fn running_out_of_descriptors_is_counted() {
     let output = Command::new("sh")
         .args([
             "-c",
-            "ulimit -n 30; exec \"$0\" load --rate 2000 -n 100 --json \"$1\"",
+            "ulimit -n 30; exec \"$0\" load --rate 2000 -n 100 --max-errors 100 --json \"$1\"",
         ])
         .args([env!("CARGO_BIN_EXE_wakeone"), &url])
         .output()
@@ -177,6 +180,105 @@ fn running_out_of_descriptors_is_counted() {
         "{}",
         result["errors"]
     );
+}
+
+/// A server that answers every n-th request with 503, and closes each connection after its answer.
+fn busy(every: usize) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("listens");
+    let address = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        for (number, stream) in listener.incoming().enumerate() {
+            let mut stream = stream.expect("a connection");
+            let _ = stream.read(&mut [0; 1024]);
+            let status = ["200 OK", "503 Busy"][usize::from((number + 1) % every == 0)];
+            let head = "Content-Length: 0\r\nConnection: close\r\n\r\n";
+            let _ = write!(stream, "HTTP/1.1 {status}\r\n{head}");
+        }
+    });
+    address
+}
+
+#[test]
+fn more_failures_than_may_be_end_with_exit_code_1() {
+    let (third, fiftieth) = (busy(3).to_string(), busy(50).to_string());
+    let failed = load(&["-n", "300", "-c", "4", "--json", &third]);
+    refused(
+        &failed,
+        1,
+        &["100 of 300", "33.33 %", "1 %", "--max-errors"],
+    );
+    let result: Value = serde_json::from_slice(&failed.stdout).expect("the result all the same");
+    assert_eq!(result["errors"]["status"], 100);
+    let timeout_ms = 5000.0;
+    assert!(result["latency_all_ms"]["p99"].as_f64() >= Some(timeout_ms));
+    assert!(result["latency_ms"]["p99"].as_f64() < Some(timeout_ms));
+    for (target, most, code) in [
+        (&third, "34%", 0),
+        (&third, "33", 1),
+        (&fiftieth, "2%", 0),
+        (&fiftieth, "1.9", 1),
+        (&fiftieth, "0", 1),
+    ] {
+        let output = load(&["-n", "300", "-c", "4", "--max-errors", most, target]);
+        assert_eq!(output.status.code(), Some(code), "{most}: {output:?}");
+    }
+}
+
+#[test]
+fn errors_of_unequal_shares_show_in_a_comparison() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (a, b) = (file("a.json"), file("b.json"));
+    for (to, every) in [(&a, usize::MAX), (&b, 20)] {
+        let target = busy(every).to_string();
+        load(&["-n", "400", "-c", "4", &format!("--json={to}"), &target]);
+    }
+    let text = stdout(&load(&["--compare", &a, &b]));
+    for part in ["errors differ: ", "5.00 % of B's", "latency_all_ms_p99"] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    let result = load(&["--compare", &a, &b, "--json"]);
+    let result: Value = serde_json::from_slice(&result.stdout).unwrap();
+    assert_eq!(result["error_shares"]["differ"], true);
+}
+
+#[test]
+fn a_unix_socket_is_named_by_its_option_or_by_the_url() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("app.sock");
+    let listener = UnixListener::bind(&path).expect("listens");
+    let server = std::thread::spawn(move || {
+        let heads = listener.incoming().take(2).map(|stream| {
+            let mut stream = stream.expect("a connection");
+            let mut head = [0; 1024];
+            let n = stream.read(&mut head).expect("a request");
+            let answer = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+            stream.write_all(answer.as_bytes()).expect("an answer");
+            String::from_utf8_lossy(&head[..n]).into_owned()
+        });
+        heads.collect::<Vec<_>>()
+    });
+    let path = path.to_str().unwrap();
+    let by_option = ["-n", "1", "--unix-socket", path, "http://app.example/a?b"];
+    assert!(load(&by_option).status.success());
+    assert!(
+        load(&["-n", "1", &format!("unix:{path}:/a?b")])
+            .status
+            .success()
+    );
+    for (head, host) in server
+        .join()
+        .unwrap()
+        .iter()
+        .zip(["app.example", "localhost"])
+    {
+        assert!(head.starts_with("GET /a?b HTTP/1.1\r\n"), "{head}");
+        assert!(head.contains(&format!("\r\nHost: {host}\r\n")), "{head}");
+    }
+    let twice = ["--unix-socket", path, "unix:/run/other.sock"];
+    refused(&load(&twice), 2, &["--unix-socket"]);
+    let none = ["--unix-socket", "/nowhere/app.sock", ":80"];
+    refused(&load(&none), 2, &["/nowhere/app.sock"]);
 }
 
 #[test]
@@ -198,6 +300,9 @@ fn what_cannot_be_done_is_said_in_one_sentence() {
         &["192.0.2.1:80", "--allow-remote"],
     );
     refused(&load(&["-n", "5", "--rate", "0", &unused]), 2, &["rate"]);
+    for wrong in ["22570", "127.1:80"] {
+        assert_eq!(load(&["-n", "5", wrong]).status.code(), Some(2), "{wrong}");
+    }
     refused(
         &load(&["-n", "5", "--sources", "10", "[::1]:80"]),
         2,

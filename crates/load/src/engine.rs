@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt::set_tcp_nodelay;
+use rustix::net::sockopt::{set_tcp_nodelay, socket_error};
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::deadlines::Deadlines;
@@ -19,7 +19,7 @@ use crate::recorder::{Moments, Recorder, Subject};
 use crate::response::{ResponseReader, Step};
 use crate::socket::{connect, error_kind, source_address};
 use crate::tls::{Client, Received, Session};
-use crate::{Arrivals, Due, Error, ErrorKind, Plan, Schedule};
+use crate::{Arrivals, Due, Error, ErrorKind, Plan, Schedule, Sources};
 
 /// At most this many requests are begun before answers are looked at again: a burst must not make answers look late.
 const BEGIN_AT_ONCE: usize = 64;
@@ -32,6 +32,10 @@ const TICK_NS: u64 = 50_000_000;
 const LINGER_NS: u64 = 1_000_000_000;
 /// The same once nothing else is left to do.
 const LAST_LINGER_NS: u64 = 100_000_000;
+/// A reset this soon after a request was sent met it on its way: the server was closing the connection.
+const AS_SENT_NS: u64 = 100_000_000;
+/// Lost connections are opened again no faster than this one after another: a server may close each at once.
+const REOPEN_NS: u64 = 1_000_000;
 const RECEIVE_BYTES: usize = 64 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +66,45 @@ struct Connection {
     reader: ResponseReader,
 }
 
+/// A fixed number of connections, opened before the load begins.
+struct Pool {
+    connections: usize,
+    /// At least so much later than one is the next one opened.
+    apart_ns: u64,
+    /// When a lost one may be opened again.
+    next_ns: u64,
+    /// The next one's source.
+    source: u32,
+}
+
+impl Pool {
+    /// This thread's share of a plan's connections.
+    fn new(plan: &Plan, thread: usize) -> Option<Self> {
+        let Arrivals::Kept {
+            connections, apart, ..
+        } = plan.arrivals
+        else {
+            return None;
+        };
+        let apart_ns = nanos(apart).saturating_mul(plan.threads as u64);
+        Some(Self {
+            connections: share(connections, thread, plan.threads),
+            apart_ns: apart_ns.max(REOPEN_NS),
+            next_ns: 0,
+            source: 0,
+        })
+    }
+}
+
+/// A thread's share of `all`.
+fn share(all: usize, thread: usize, threads: usize) -> usize {
+    all / threads + usize::from(thread < all % threads)
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// The clients that may send.
 enum Clients {
     /// Each request when it is due.
@@ -75,7 +118,7 @@ enum Clients {
 impl Clients {
     /// This thread's share of them.
     fn new(arrivals: &Arrivals, thread: usize, threads: usize, now: u64) -> Self {
-        let own = |all: usize| all / threads + usize::from(thread < all % threads);
+        let own = |all| share(all, thread, threads);
         match *arrivals {
             Arrivals::Open { .. } | Arrivals::Profile { at_most: None, .. } => Self::Any,
             Arrivals::Profile {
@@ -125,13 +168,15 @@ pub(crate) struct Engine<'a> {
     free: Vec<u32>,
     /// Kept connections with their generation, the longest idle first. Connections closed meanwhile are skipped.
     idle: VecDeque<(u32, u32)>,
-    /// Requests take the connection that has been idle longest, so that all are used alike; else the latest one, so
-    /// that few are.
-    in_turn: bool,
+    /// With a fixed number of connections, requests take the one that has been idle longest, so that all are used alike; else
+    /// the latest one, so that few are.
+    pool: Option<Pool>,
     in_time: Deadlines,
     lingering: Deadlines,
     in_flight: u64,
     lingerers: u64,
+    /// The most connections that were open at a time.
+    open_max: u64,
     buffer: Vec<u8>,
     record: Recorder,
     /// The sums of the notes that were handed over.
@@ -144,7 +189,6 @@ impl<'a> Engine<'a> {
         let plan = task.plan;
         let opened = std::mem::take(&mut task.opened);
         let mut schedule = Schedule::new(plan, task.thread);
-        let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
         let now = nanos(task.start.elapsed());
         let mut engine = Self {
             timeout_ns: nanos(plan.timeout),
@@ -166,11 +210,12 @@ impl<'a> Engine<'a> {
             connections: Vec::new(),
             free: Vec::new(),
             idle: VecDeque::new(),
-            in_turn: matches!(plan.arrivals, Arrivals::Kept { .. }),
+            pool: Pool::new(plan, task.thread),
             in_time: Deadlines::default(),
             lingering: Deadlines::default(),
             in_flight: 0,
             lingerers: 0,
+            open_max: 0,
             buffer: vec![0; RECEIVE_BYTES],
             record: Recorder::new(plan),
             before: Progress::default(),
@@ -199,6 +244,7 @@ impl<'a> Engine<'a> {
         let mut events = Vec::with_capacity(256);
         let mut linger_until = u64::MAX;
         while !self.task.cancel.load(Relaxed) {
+            self.reopen();
             self.begin_due(BEGIN_AT_ONCE);
             self.expire();
             self.show();
@@ -229,6 +275,7 @@ impl<'a> Engine<'a> {
             }
         }
         self.record.cancelled = self.in_flight;
+        self.note_open();
         self.show();
         Ok(self.record)
     }
@@ -260,6 +307,47 @@ impl<'a> Engine<'a> {
         self.next.is_none()
     }
 
+    /// Connections that are open, those that are about to be closed left out.
+    fn open_now(&self) -> u64 {
+        (self.connections.len() - self.free.len()) as u64 - self.lingerers
+    }
+
+    fn note_open(&mut self) {
+        (self.record.open, self.record.open_max) = (self.open_now(), self.open_max);
+    }
+
+    /// When a lost connection of a fixed number is to be opened again; never where none is lost.
+    fn reopen_at(&self) -> u64 {
+        match &self.pool {
+            Some(pool) if self.open_now() < pool.connections as u64 && !self.exhausted() => {
+                pool.next_ns
+            }
+            _ => u64::MAX,
+        }
+    }
+
+    /// Opens a lost connection again, if it is time. Where that fails, a request that needs it counts the failure.
+    fn reopen(&mut self) {
+        let now = self.now();
+        if self.reopen_at() > now {
+            return;
+        }
+        let Some(pool) = &mut self.pool else { return };
+        let source = pool.source;
+        pool.source = match self.task.plan.sources {
+            Sources::System => 0,
+            Sources::Loopback { count } => (source + 1) % count,
+        };
+        let (soon, later) = (now + pool.apart_ns, now + TICK_NS.max(pool.apart_ns));
+        let opened = self.connect(source);
+        if let Some(pool) = &mut self.pool {
+            pool.next_ns = if opened.is_ok() { soon } else { later };
+        }
+        if let Ok(socket) = opened {
+            self.adopt(socket);
+        }
+    }
+
     /// How long nothing is planned.
     fn sleep_ns(&self) -> u64 {
         let now = self.now();
@@ -272,6 +360,7 @@ impl<'a> Engine<'a> {
         };
         let first = |deadlines: &Deadlines| deadlines.first().map_or(u64::MAX, |(_, at)| at);
         let next = begin.min(first(&self.in_time)).min(first(&self.lingering));
+        let next = next.min(self.reopen_at());
         next.saturating_sub(now).min(TICK_NS)
     }
 
@@ -297,6 +386,7 @@ impl<'a> Engine<'a> {
             return;
         }
         self.before = self.progress();
+        self.note_open();
         let notes = Box::new(std::mem::replace(
             &mut self.record,
             Recorder::new(self.task.plan),
@@ -322,7 +412,8 @@ impl<'a> Engine<'a> {
                 Clients::Limited(0) if now - due.at_ns < self.timeout_ns => return,
                 Clients::Limited(0) => {
                     self.next_due(due);
-                    self.record.failed(ErrorKind::NotSent, due.stage, now);
+                    self.record
+                        .failed(ErrorKind::NotSent, due.subject(), due.at_ns, now);
                     continue;
                 }
                 Clients::Limited(free) => {
@@ -355,7 +446,7 @@ impl<'a> Engine<'a> {
             None => match self.open(due.source) {
                 Ok(key) => (key, true),
                 Err(kind) => {
-                    self.record.failed(kind, due.stage, now);
+                    self.record.failed(kind, due.subject(), planned, now);
                     return self.client_free(now);
                 }
             },
@@ -365,10 +456,7 @@ impl<'a> Engine<'a> {
         self.in_time.push(key, now.saturating_add(self.timeout_ns));
         let connection = &mut self.connections[key as usize];
         connection.state = State::Sending;
-        connection.of = Subject {
-            entry: due.entry,
-            stage: due.stage,
-        };
+        connection.of = due.subject();
         connection.written = 0;
         connection.at = Moments {
             planned,
@@ -391,7 +479,7 @@ impl<'a> Engine<'a> {
     /// Returns a kept connection that the server has not closed.
     fn kept(&mut self) -> Option<u32> {
         loop {
-            let next = if self.in_turn {
+            let next = if self.pool.is_some() {
                 self.idle.pop_front()
             } else {
                 self.idle.pop_back()
@@ -406,12 +494,13 @@ impl<'a> Engine<'a> {
 
     /// Connects, and enters the connection in the table.
     fn open(&mut self, source: u32) -> Result<u32, ErrorKind> {
-        let socket = connect(
-            self.task.live.target(),
-            source_address(self.task.plan.sources, source),
-        )
-        .map_err(|errno| error_kind(errno, true))?;
-        self.enter(socket)
+        let socket = self.connect(source);
+        self.enter(socket.map_err(|errno| error_kind(errno, true))?)
+    }
+
+    fn connect(&self, source: u32) -> Result<OwnedFd, Errno> {
+        let from = source_address(self.task.plan.sources, source);
+        connect(self.task.live.target(), from)
     }
 
     /// Gives a connection an entry in the table.
@@ -438,6 +527,7 @@ impl<'a> Engine<'a> {
         });
         let connection = &mut self.connections[key as usize];
         (connection.socket, connection.session) = (Some(socket), session);
+        self.open_max = self.open_max.max(self.open_now());
         Ok(key)
     }
 
@@ -485,12 +575,24 @@ impl<'a> Engine<'a> {
                 Err(Errno::AGAIN) => return,
                 Err(errno) => {
                     let connecting = connection.written == 0 && connection.at.fresh;
-                    return self.fail(key, error_kind(errno, connecting));
+                    return self.not_sent(key, error_kind(errno, connecting));
                 }
             }
         }
         connection.state = State::Receiving;
         connection.at.sent = self.task.start.elapsed().as_nanos() as u64;
+    }
+
+    /// The server takes no more of the request. It may have answered already, as by 413 to a body that it does not want.
+    fn not_sent(&mut self, key: u32, kind: ErrorKind) {
+        let connection = &self.connections[key as usize];
+        let Some(socket) = &connection.socket else {
+            return;
+        };
+        match rustix::net::recv(socket, &mut self.buffer[..], RecvFlags::PEEK) {
+            Ok((1.., _)) if connection.written > 0 => self.receive(key, epoll::EventFlags::ERR),
+            _ => self.fail(key, kind),
+        }
     }
 
     fn ready(&mut self, data: u64, flags: epoll::EventFlags) {
@@ -568,8 +670,8 @@ impl<'a> Engine<'a> {
             connection.at.first_byte = now;
         }
         match connection.reader.feed(&self.buffer[..n]) {
-            // An answer before the request is all sent answers something else.
-            _ if connection.state == State::Sending => self.fail(key, ErrorKind::BadResponse),
+            // An answer before any of the request is sent is one to something else.
+            _ if connection.written == 0 => self.fail(key, ErrorKind::BadResponse),
             Err(_) => self.fail(key, ErrorKind::BadResponse),
             Ok(Step::Done { used }) if used < n => self.fail(key, ErrorKind::BadResponse),
             Ok(Step::Done { .. }) => self.answered(key, now, closed),
@@ -634,6 +736,11 @@ impl<'a> Engine<'a> {
     fn answered(&mut self, key: u32, now: u64, closed: bool) {
         let connection = &mut self.connections[key as usize];
         connection.at.done = now;
+        // The server may answer before it has the whole request. The rest of the request is not sent then.
+        let early = connection.state == State::Sending;
+        if early {
+            connection.at.sent = connection.at.first_byte;
+        }
         let reader = &connection.reader;
         self.record.answered(
             connection.of,
@@ -645,7 +752,7 @@ impl<'a> Engine<'a> {
         let completed = self.before.completed + self.record.completed;
         self.task.live.answered(self.task.thread, completed);
         let reader = &self.connections[key as usize].reader;
-        let keep = self.task.plan.keep_alive && reader.keep_alive() && !closed;
+        let keep = self.task.plan.keep_alive && reader.keep_alive() && !closed && !early;
         self.in_time.remove(key);
         self.in_flight -= 1;
         if keep {
@@ -663,11 +770,35 @@ impl<'a> Engine<'a> {
         self.client_free(now);
     }
 
+    /// Whether the end of this connection met a request on its way: the server closed it as an idle one.
+    ///
+    /// A kernel resets a connection on which a request arrives after its close, and one that is closed with an unread request
+    /// in it. After the server's FIN such a reset leaves EPIPE, and reads as an end. An end alone acknowledges the request:
+    /// the server had read it.
+    fn closed_idle(&self, key: u32, kind: ErrorKind, now: u64) -> bool {
+        let connection = &self.connections[key as usize];
+        if connection.at.fresh || connection.at.first_byte != 0 {
+            return false;
+        }
+        match (kind, &connection.socket) {
+            (ErrorKind::Reset, _) => now - connection.at.started < AS_SENT_NS,
+            (ErrorKind::EofEarly, Some(socket)) => {
+                matches!(socket_error(socket), Ok(Err(Errno::PIPE)))
+            }
+            _ => false,
+        }
+    }
+
     /// The request under way on `key` has failed.
     fn fail(&mut self, key: u32, kind: ErrorKind) {
         let now = self.now();
-        self.record
-            .failed(kind, self.connections[key as usize].of.stage, now);
+        let kind = match self.closed_idle(key, kind, now) {
+            true => ErrorKind::ClosedIdle,
+            false => kind,
+        };
+        let connection = &self.connections[key as usize];
+        let planned = connection.at.planned;
+        self.record.failed(kind, connection.of, planned, now);
         self.in_time.remove(key);
         self.in_flight -= 1;
         self.close(key);

@@ -31,7 +31,7 @@ mod text;
 mod tls;
 mod view;
 
-pub use compare::{Comparison, Difference, MetricComparison, Verdict};
+pub use compare::{Comparison, Difference, ErrorShares, MetricComparison, Verdict};
 pub use error::Error;
 pub use form::{Form, Header};
 pub use hdrlog::write_hdr_log;

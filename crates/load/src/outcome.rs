@@ -18,6 +18,8 @@ pub enum ErrorKind {
     ConnectTimeout,
     /// The connection was reset (RST) before the answer was whole.
     Reset,
+    /// The server closed a kept connection while it was idle, as this request was sent: it has not read it.
+    ClosedIdle,
     /// The answer was not whole within the timeout.
     Timeout,
     /// The server closed in good order before the answer was whole.
@@ -50,6 +52,7 @@ impl fmt::Display for ErrorKind {
             Self::ConnectRefused => "connect_refused",
             Self::ConnectTimeout => "connect_timeout",
             Self::Reset => "reset",
+            Self::ClosedIdle => "closed_idle",
             Self::Timeout => "timeout",
             Self::EofEarly => "eof_early",
             Self::BadResponse => "bad_response",
@@ -95,6 +98,8 @@ pub struct PathOutcome {
     pub completed: u64,
     /// ns from the planned time.
     pub latency: Histogram<u64>,
+    /// Failed requests, ns from the planned time, and no less than the timeout: they count as still waiting.
+    pub failed: Histogram<u64>,
 }
 
 /// The part of one stage of a rate profile.
@@ -110,6 +115,15 @@ pub struct StageOutcome {
     pub errors: u64,
     /// ns from the planned time.
     pub latency: Histogram<u64>,
+    /// Failed requests, ns from the planned time, and no less than the timeout: they count as still waiting.
+    pub failed: Histogram<u64>,
+}
+
+/// The latencies of all requests, failed ones among them. A percentile of the answered ones alone hides the failures.
+pub(crate) fn all(answered: &Histogram<u64>, failed: &Histogram<u64>) -> Histogram<u64> {
+    let mut all = answered.clone();
+    all.add(failed).expect("values of the same range");
+    all
 }
 
 /// The requests that ended within one interval of a load.
@@ -125,12 +139,16 @@ pub struct Interval {
     pub completed: u64,
     /// Their latency, ns from the planned time.
     pub latency: Histogram<u64>,
+    /// Failed requests, ns from the planned time, and no less than the timeout: they count as still waiting.
+    pub failed: Histogram<u64>,
     /// The same from `connect()` or the send.
     pub service: Histogram<u64>,
     /// Whole answers by their `X-Worker` header.
     pub by_worker: BTreeMap<String, u64>,
     /// Failures by kind.
     pub errors: BTreeMap<ErrorKind, u64>,
+    /// Connections open at its end.
+    pub connections_open: u64,
 }
 
 /// The outcome of a load. `completed + cancelled + sum(errors) == planned`, always.
@@ -148,6 +166,8 @@ pub struct Outcome {
     pub cancelled: u64,
     /// 2xx answers, ns from the planned time to the last byte: correct under coordinated omission.
     pub latency: Histogram<u64>,
+    /// Failed requests, ns from the planned time, and no less than the timeout: they count as still waiting.
+    pub failed: Histogram<u64>,
     /// 2xx answers, ns from `connect()` (from the send on a kept connection) to the last byte.
     pub service: Histogram<u64>,
     /// The phases of that time.
@@ -167,6 +187,10 @@ pub struct Outcome {
     pub by_stage: Vec<StageOutcome>,
     /// Connections opened.
     pub connections: u64,
+    /// The most that were open at a time: the sum of each thread's most.
+    pub connections_open_max: u64,
+    /// Connections open at the end.
+    pub connections_open_end: u64,
     /// Bytes of answers received, heads included.
     pub bytes_received: u64,
 }

@@ -56,7 +56,7 @@ pub enum Arrivals {
     },
     /// An open loop over connections that are opened before it begins, one after another, and then kept. Each request
     /// takes the one that has been idle longest. A request that is due when none is idle waits, as under
-    /// [`Arrivals::Profile`].
+    /// [`Arrivals::Profile`]. A connection that is lost is opened again.
     Kept {
         /// Mean rate, requests a second.
         rate_per_s: f64,
@@ -97,7 +97,13 @@ impl Stage {
 
     /// The mean number of requests in it.
     pub fn requests(&self) -> f64 {
-        (self.from_per_s + self.to_per_s) / 2.0 * self.length.as_secs_f64()
+        self.requests_in(self.length.as_secs_f64())
+    }
+
+    /// The mean number of requests in its first seconds.
+    pub(crate) fn requests_in(&self, seconds: f64) -> f64 {
+        let part = seconds / self.length.as_secs_f64();
+        (self.from_per_s + (self.to_per_s - self.from_per_s) * part / 2.0) * seconds
     }
 
     /// Returns the time in s from the stage's beginning by which `n` requests are expected to have been due. It is the

@@ -9,9 +9,12 @@ use crate::{
     ErrorKind, Interval, MixEntry, Outcome, PathOutcome, Phases, Plan, Stage, StageOutcome,
 };
 
-/// Three significant digits up to an hour, in ns.
+/// The longest time that is told from longer ones: an hour, in ns.
+const LONGEST_NS: u64 = 3_600_000_000_000;
+
+/// Three significant digits up to the longest time.
 pub(crate) fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 3_600_000_000_000, 3).expect("these bounds are valid")
+    Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("these bounds are valid")
 }
 
 /// More different `X-Worker` values than this are counted as "other": a header of random text must not fill memory.
@@ -43,8 +46,13 @@ pub(crate) struct Subject {
 
 struct StageNotes {
     planned: u64,
-    errors: u64,
     latency: Histogram<u64>,
+    failed: Histogram<u64>,
+}
+
+/// An empty histogram that grows with its values: failures are few, and often there are none.
+fn of_few() -> Histogram<u64> {
+    Histogram::new(3).expect("this precision is valid")
 }
 
 /// One thread's notes.
@@ -54,17 +62,23 @@ pub(crate) struct Recorder {
     pub completed: u64,
     pub cancelled: u64,
     pub connections: u64,
+    /// Connections open when these notes end, and the most at a time since the load began.
+    pub open: u64,
+    pub open_max: u64,
     pub bytes_received: u64,
     /// When the last request ended, ns from the start.
     pub last_end_ns: u64,
+    timeout_ns: u64,
     latency: Histogram<u64>,
+    failed: Histogram<u64>,
     service: Histogram<u64>,
     connect: Histogram<u64>,
     wait: Histogram<u64>,
     first_byte: Histogram<u64>,
     receive: Histogram<u64>,
     lateness: Histogram<u64>,
-    paths: Vec<Histogram<u64>>,
+    /// Of each path: latencies, and failures as waits.
+    paths: Vec<[Histogram<u64>; 2]>,
     stages: Vec<StageNotes>,
     statuses: BTreeMap<u16, u64>,
     workers: HashMap<Vec<u8>, u64>,
@@ -76,8 +90,8 @@ impl Recorder {
         let (paths, stages) = (plan.mix.entries.len(), plan.stages().len());
         let stage = || StageNotes {
             planned: 0,
-            errors: 0,
             latency: histogram(),
+            failed: of_few(),
         };
         Self {
             planned: 0,
@@ -85,18 +99,22 @@ impl Recorder {
             completed: 0,
             cancelled: 0,
             connections: 0,
+            open: 0,
+            open_max: 0,
             bytes_received: 0,
             last_end_ns: 0,
+            timeout_ns: u64::try_from(plan.timeout.as_nanos()).unwrap_or(u64::MAX),
             latency: histogram(),
+            failed: of_few(),
             service: histogram(),
             connect: histogram(),
             wait: histogram(),
             first_byte: histogram(),
             receive: histogram(),
             lateness: histogram(),
-            // With one path its histogram would be `latency` again.
+            // With one path its histograms would be the whole's again.
             paths: if paths > 1 {
-                (0..paths).map(|_| histogram()).collect()
+                (0..paths).map(|_| [histogram(), of_few()]).collect()
             } else {
                 Vec::new()
             },
@@ -125,7 +143,7 @@ impl Recorder {
         *self.statuses.entry(status).or_default() += 1;
         self.attribute(worker);
         if !(200..300).contains(&status) {
-            return self.failed(ErrorKind::Status, of.stage, at.done);
+            return self.failed(ErrorKind::Status, of, at.planned, at.done);
         }
         self.completed += 1;
         self.last_end_ns = at.done;
@@ -140,7 +158,7 @@ impl Recorder {
         if at.fresh {
             self.connect.saturating_record(at.sent - at.started);
         }
-        if let Some(path) = self.paths.get_mut(of.entry) {
+        if let Some([path, _]) = self.paths.get_mut(of.entry) {
             path.saturating_record(latency);
         }
         if let Some(stage) = self.stages.get_mut(of.stage) {
@@ -148,9 +166,16 @@ impl Recorder {
         }
     }
 
-    pub(crate) fn failed(&mut self, kind: ErrorKind, stage: usize, now_ns: u64) {
-        if let Some(stage) = self.stages.get_mut(stage) {
-            stage.errors += 1;
+    /// A request without a 2xx answer. Its client waits on, for as long as it has patience, so the time counts as no less
+    /// than the timeout.
+    pub(crate) fn failed(&mut self, kind: ErrorKind, of: Subject, planned_ns: u64, now_ns: u64) {
+        let waited = now_ns.saturating_sub(planned_ns).max(self.timeout_ns);
+        let waited = waited.min(LONGEST_NS);
+        let path = self.paths.get_mut(of.entry).map(|[_, failed]| failed);
+        let stage = self.stages.get_mut(of.stage);
+        let stage = stage.map(|stage| &mut stage.failed);
+        for failed in path.into_iter().chain(stage).chain([&mut self.failed]) {
+            failed.record(waited).expect("it grows with its values");
         }
         *self.errors.entry(kind).or_default() += 1;
         self.last_end_ns = now_ns;
@@ -178,16 +203,20 @@ impl Recorder {
         }
     }
 
+    /// Adds another thread's notes of the same time, or later notes; those need `open` and `open_max` set anew.
     pub(crate) fn add(&mut self, other: &Self) {
         self.planned += other.planned;
         self.started += other.started;
         self.completed += other.completed;
         self.cancelled += other.cancelled;
         self.connections += other.connections;
+        self.open += other.open;
+        self.open_max += other.open_max;
         self.bytes_received += other.bytes_received;
         self.last_end_ns = self.last_end_ns.max(other.last_end_ns);
         let pairs = [
             (&mut self.latency, &other.latency),
+            (&mut self.failed, &other.failed),
             (&mut self.service, &other.service),
             (&mut self.connect, &other.connect),
             (&mut self.wait, &other.wait),
@@ -195,18 +224,20 @@ impl Recorder {
             (&mut self.receive, &other.receive),
             (&mut self.lateness, &other.lateness),
         ];
-        for (into, from) in pairs
-            .into_iter()
-            .chain(self.paths.iter_mut().zip(&other.paths))
-        {
-            into.add(from).expect("histograms of one shape");
-        }
+        let paths = self.paths.iter_mut().flatten();
+        let paths = paths.zip(other.paths.iter().flatten());
         for (into, from) in self.stages.iter_mut().zip(&other.stages) {
             into.planned += from.planned;
-            into.errors += from.errors;
-            into.latency
-                .add(&from.latency)
-                .expect("histograms of one shape");
+        }
+        let stages = self.stages.iter_mut().zip(&other.stages);
+        let stages = stages.flat_map(|(into, from)| {
+            [
+                (&mut into.latency, &from.latency),
+                (&mut into.failed, &from.failed),
+            ]
+        });
+        for (into, from) in pairs.into_iter().chain(paths).chain(stages) {
+            into.add(from).expect("histograms of one shape");
         }
         other
             .statuses
@@ -239,28 +270,32 @@ impl Recorder {
             planned: self.planned,
             completed: self.completed,
             latency: self.latency.clone(),
+            failed: self.failed.clone(),
             service: self.service.clone(),
             by_worker: Self::by_worker(self.workers.clone()),
             errors: self.errors.iter().map(|(kind, n)| (*kind, *n)).collect(),
+            connections_open: self.open,
         }
     }
 
     /// These notes as an outcome.
     pub(crate) fn outcome(mut self, plan: &Plan) -> Outcome {
         if self.paths.is_empty() {
-            self.paths.push(self.latency.clone());
+            self.paths.push([self.latency.clone(), self.failed.clone()]);
         }
-        let path = |(entry, latency): (&MixEntry, Histogram<u64>)| PathOutcome {
+        let path = |(entry, [latency, failed]): (&MixEntry, [Histogram<u64>; 2])| PathOutcome {
             path: entry.path.clone(),
             completed: latency.len(),
             latency,
+            failed,
         };
         let stage = |(&stage, notes): (&Stage, StageNotes)| StageOutcome {
             stage,
             planned: notes.planned,
             completed: notes.latency.len(),
-            errors: notes.errors,
+            errors: notes.failed.len(),
             latency: notes.latency,
+            failed: notes.failed,
         };
         Outcome {
             elapsed: Duration::from_nanos(self.last_end_ns),
@@ -269,6 +304,7 @@ impl Recorder {
             completed: self.completed,
             cancelled: self.cancelled,
             latency: self.latency,
+            failed: self.failed,
             service: self.service,
             phases: Phases {
                 connect: self.connect,
@@ -283,6 +319,8 @@ impl Recorder {
             by_path: plan.mix.entries.iter().zip(self.paths).map(path).collect(),
             by_stage: plan.stages().iter().zip(self.stages).map(stage).collect(),
             connections: self.connections,
+            connections_open_max: self.open_max,
+            connections_open_end: self.open,
             bytes_received: self.bytes_received,
         }
     }

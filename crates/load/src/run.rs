@@ -133,7 +133,7 @@ pub fn observe_live(
 }
 
 /// Opens the connections that a plan needs beforehand: each thread's share of them, in turn. A connection that cannot
-/// be opened is left out. The request that would have used it opens its own, and counts the failure.
+/// be opened is left out; its thread opens it later, as it does a lost one.
 fn open_apart(plan: &Plan, live: &Live, cancel: &AtomicBool) -> Vec<Vec<OwnedFd>> {
     let mut opened: Vec<Vec<OwnedFd>> = (0..plan.threads).map(|_| Vec::new()).collect();
     let Arrivals::Kept {
@@ -173,6 +173,8 @@ struct Desk<'a> {
     open: BTreeMap<u64, Recorder>,
     /// The interval that each thread is in; `None` once it is done.
     threads: Vec<Option<u64>>,
+    /// Connections that each thread has open, and had at most.
+    connected: Vec<[u64; 2]>,
 }
 
 impl<'a> Desk<'a> {
@@ -183,16 +185,24 @@ impl<'a> Desk<'a> {
             all: Recorder::new(plan),
             open: BTreeMap::new(),
             threads: vec![Some(0); plan.threads],
+            connected: vec![[0; 2]; plan.threads],
         }
     }
 
     fn take(&mut self, thread: usize, interval: u64, notes: Recorder) {
         self.threads[thread] = Some(interval + 1);
-        self.all.add(&notes);
+        self.add(thread, &notes);
         match self.open.entry(interval) {
             Entry::Occupied(mut open) => open.get_mut().add(&notes),
             Entry::Vacant(open) => drop(open.insert(notes)),
         }
+    }
+
+    fn add(&mut self, thread: usize, notes: &Recorder) {
+        self.all.add(notes);
+        self.connected[thread] = [notes.open, notes.open_max];
+        [self.all.open, self.all.open_max] =
+            [0, 1].map(|which| self.connected.iter().map(|of| of[which]).sum());
     }
 
     fn close(&mut self, thread: usize, notes: Recorder) {
@@ -204,7 +214,7 @@ impl<'a> Desk<'a> {
                     .max(self.threads[thread].unwrap_or(0));
                 self.take(thread, last, notes);
             }
-            None => self.all.add(&notes),
+            None => self.add(thread, &notes),
         }
         self.threads[thread] = None;
     }

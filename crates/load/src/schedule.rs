@@ -6,6 +6,7 @@ use rand::distr::weighted::WeightedIndex;
 use rand::rngs::Xoshiro256PlusPlus;
 use rand_distr::Exp1;
 
+use crate::recorder::Subject;
 use crate::{Arrivals, Plan, Sources, Spacing, Stage};
 
 /// One planned request.
@@ -21,6 +22,15 @@ pub struct Due {
     pub source: u32,
     /// Its stage of the profile; 0 without one.
     pub stage: usize,
+}
+
+impl Due {
+    pub(crate) fn subject(&self) -> Subject {
+        Subject {
+            entry: self.entry,
+            stage: self.stage,
+        }
+    }
 }
 
 /// Turns "the n-th request, at a rate of one" into a time, by the inverse of the sum of the rate. By the time-change
@@ -39,6 +49,23 @@ enum Pace {
 }
 
 impl Pace {
+    /// The mean number of requests in so many seconds from the start.
+    fn requests_until(&self, seconds: f64) -> f64 {
+        match self {
+            Self::Closed => f64::INFINITY,
+            Self::Rate(rate_per_s) => rate_per_s * seconds,
+            Self::Stages { stages, .. } => {
+                let mut left = seconds;
+                let stages = stages.iter().map(|stage| {
+                    let within = left.min(stage.length.as_secs_f64());
+                    left -= within;
+                    stage.requests_in(within)
+                });
+                stages.sum()
+            }
+        }
+    }
+
     /// The stage and the time, ns, at which `n` requests have passed; `None` after the last stage.
     fn at(&mut self, n: f64) -> Option<(usize, u64)> {
         match self {
@@ -62,7 +89,15 @@ impl Pace {
     }
 }
 
+/// Up to so many requests a plan has exactly as many as its rates and times say. More of them differ from that by chance, but
+/// by less than a thousandth.
+const COUNTED: f64 = 1e7;
+
 /// The requests of one thread, in order of time.
+///
+/// Poisson arrivals are those of independent users, given how many come: the sum of the rates over the time, or the number
+/// asked for. Their gaps are exponential, scaled so that the time after the last request ends with the plan. Without that, chance
+/// would decide the rate, and each seed would have its own.
 ///
 /// Every thread walks the whole plan and keeps its own every n-th request, so that the plan is the same for any number of
 /// threads. Arrivals and paths have generators of their own, so that a changed mix does not change the arrivals.
@@ -72,6 +107,8 @@ pub struct Schedule {
     spacing: Spacing,
     /// The sum of gaps so far, in units of the mean gap.
     passed: f64,
+    /// The factor of each gap.
+    scale: f64,
     gaps: Xoshiro256PlusPlus,
     paths: Xoshiro256PlusPlus,
     /// `None` where there is but one path.
@@ -119,11 +156,23 @@ impl Schedule {
             }
             Arrivals::Closed { .. } => (Pace::Closed, Spacing::Constant),
         };
+        let gaps = Xoshiro256PlusPlus::seed_from_u64(plan.seed);
+        let asked = plan.stop.requests.unwrap_or(u64::MAX);
+        let until = plan
+            .stop
+            .duration
+            .map_or(f64::INFINITY, |d| d.as_secs_f64());
+        let expected = pace.requests_until(until).min(asked as f64);
+        let (requests, scale) = match spacing {
+            Spacing::Poisson if expected <= COUNTED => counted(expected, gaps.clone()),
+            _ => (asked, 1.0),
+        };
         Self {
             pace,
             spacing,
             passed: 0.0,
-            gaps: Xoshiro256PlusPlus::seed_from_u64(plan.seed),
+            scale,
+            gaps,
             paths: Xoshiro256PlusPlus::seed_from_u64(plan.seed ^ PATHS_STREAM),
             choice,
             sources: match plan.sources {
@@ -133,7 +182,7 @@ impl Schedule {
             next: 0,
             thread: thread as u64,
             threads: plan.threads as u64,
-            requests: plan.stop.requests.unwrap_or(u64::MAX),
+            requests,
             duration_ns: plan.stop.duration.map_or(u64::MAX, |d| {
                 u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
             }),
@@ -176,10 +225,19 @@ impl Schedule {
             Spacing::Constant => self.passed = (self.next - 1) as f64,
             Spacing::Poisson => {
                 let gap: f64 = Exp1.sample(&mut self.gaps);
-                self.passed += gap;
+                self.passed += gap * self.scale;
             }
         }
     }
+}
+
+/// The number of requests where so many are expected, and the factor by which their gaps and one more fill the time.
+fn counted(expected: f64, mut gaps: Xoshiro256PlusPlus) -> (u64, f64) {
+    // A product such as 100 · 2.3 is not to count as one more than it is.
+    let requests = (expected - 1e-6).ceil();
+    let gap = |_| -> f64 { Exp1.sample(&mut gaps) };
+    let all: f64 = (0..=requests as u64).map(gap).sum();
+    (requests as u64, expected / all)
 }
 
 impl Iterator for Schedule {
@@ -329,6 +387,56 @@ mod tests {
         let mut uses = [0; 1000];
         all.iter().for_each(|d| uses[d.source as usize] += 1);
         assert!(uses.iter().all(|&n| n == 100), "sources are taken in turn");
+    }
+
+    /// Whatever the seed, as many requests as the rate and the time say, or as were asked for in the time that they take.
+    #[test]
+    fn chance_does_not_decide_the_rate() {
+        let second = Duration::from_secs(1);
+        let at = |per_s, spacing| Arrivals::Open {
+            rate_per_s: per_s,
+            spacing,
+        };
+        let ramp = |spacing| Arrivals::Profile {
+            stages: vec![
+                Stage {
+                    from_per_s: 0.0,
+                    to_per_s: 100.0,
+                    length: second,
+                },
+                Stage::step(50.0, 9 * second),
+            ],
+            spacing,
+            at_most: Some(5),
+        };
+        for seed in 0..50 {
+            for spacing in [Spacing::Poisson, Spacing::Constant] {
+                for (arrivals, seconds, expected) in [
+                    (at(100.0, spacing), 3.0, 300),
+                    (at(100.0, spacing), 2.3, 230),
+                    (at(0.1, spacing), 3.0, 1),
+                    (ramp(spacing), 3.0, 150),
+                    (ramp(spacing), 0.5, 13),
+                    (ramp(spacing), 100.0, 500),
+                ] {
+                    let mut timed = plan(arrivals, 1 << 40);
+                    timed.seed = seed;
+                    timed.stop.duration = Some(Duration::from_secs_f64(seconds));
+                    let all: Vec<_> = Schedule::new(&timed, 0).collect();
+                    assert_eq!(all.len(), expected, "seed {seed}: {timed:?}");
+                    let end_ns = (seconds * 1e9) as u64;
+                    assert!(all.is_sorted_by_key(|due| due.at_ns));
+                    assert!(all.iter().all(|due| due.at_ns < end_ns));
+                }
+            }
+            let mut asked = plan(POISSON, 300);
+            asked.seed = seed;
+            let last = Schedule::new(&asked, 0).last().unwrap().at_ns as f64 / 1e9;
+            assert!(
+                (0.25..0.3).contains(&last),
+                "300 at 1,000/s end at {last} s"
+            );
+        }
     }
 
     #[test]

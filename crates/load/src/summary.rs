@@ -8,6 +8,7 @@ use hdrhistogram::Histogram;
 use hdrhistogram::serialization::{Serializer, V2DeflateSerializer};
 use serde::{Deserialize, Serialize};
 
+use crate::outcome::all;
 use crate::{
     Arrivals, Interval, MixEntry, Outcome, PathOutcome, Plan, Sources, Spacing, StageOutcome,
 };
@@ -59,7 +60,11 @@ pub struct PathSummary {
     pub path: String,
     pub weight: u64,
     pub completed: u64,
+    #[serde(default)]
+    pub errors: u64,
     pub latency_ms: Quantiles,
+    #[serde(default)]
+    pub latency_all_ms: Option<Quantiles>,
 }
 
 /// One stage of a rate profile.
@@ -74,6 +79,8 @@ pub struct StageSummary {
     pub completed: u64,
     pub errors: u64,
     pub latency_ms: Quantiles,
+    #[serde(default)]
+    pub latency_all_ms: Option<Quantiles>,
 }
 
 /// The requests that ended within one interval.
@@ -88,7 +95,11 @@ pub struct IntervalSummary {
     pub latency_ms_p50: f64,
     pub latency_ms_p99: f64,
     pub latency_ms_max: f64,
+    #[serde(default)]
+    pub latency_all_ms_p99: Option<f64>,
     pub service_ms_p99: f64,
+    #[serde(default)]
+    pub connections_open: u64,
 }
 
 /// The parameters of the load.
@@ -135,10 +146,19 @@ pub struct Summary {
     pub completed: u64,
     pub cancelled: u64,
     pub connections: u64,
+    /// The most that were open at a time.
+    #[serde(default)]
+    pub connections_open_max: u64,
+    #[serde(default)]
+    pub connections_open_end: u64,
     pub bytes_received: u64,
     pub throughput_per_s: f64,
     /// From the planned time: correct under coordinated omission.
     pub latency_ms: Quantiles,
+    /// The same of all requests that ended: a failed one counts as a wait of the timeout or more. `None` in results of
+    /// earlier versions.
+    #[serde(default)]
+    pub latency_all_ms: Option<Quantiles>,
     /// From `connect()`, or from the send on a kept connection: the latency that a client without a plan would report.
     pub service_ms: Quantiles,
     pub connect_ms: Quantiles,
@@ -172,9 +192,12 @@ impl Summary {
             completed: outcome.completed,
             cancelled: outcome.cancelled,
             connections: outcome.connections,
+            connections_open_max: outcome.connections_open_max,
+            connections_open_end: outcome.connections_open_end,
             bytes_received: outcome.bytes_received,
             throughput_per_s: outcome.throughput_per_s(),
             latency_ms: Quantiles::ms(&outcome.latency),
+            latency_all_ms: Some(Quantiles::ms(&all(&outcome.latency, &outcome.failed))),
             service_ms: Quantiles::ms(&outcome.service),
             connect_ms: Quantiles::ms(&outcome.phases.connect),
             wait_ms: Quantiles::ms(&outcome.phases.wait),
@@ -207,6 +230,15 @@ impl Summary {
     pub fn error_count(&self) -> u64 {
         self.errors.values().sum()
     }
+
+    /// The share of failures among the requests that ended, from 0 to 1.
+    pub fn error_share(&self) -> f64 {
+        let failed = self.error_count();
+        match failed + self.completed {
+            0 => 0.0,
+            ended => failed as f64 / ended as f64,
+        }
+    }
 }
 
 fn encode(histogram: &Histogram<u64>) -> String {
@@ -223,7 +255,9 @@ impl PathSummary {
             path: path.path.clone(),
             weight: entry.weight,
             completed: path.completed,
+            errors: path.failed.len(),
             latency_ms: Quantiles::ms(&path.latency),
+            latency_all_ms: Some(Quantiles::ms(&all(&path.latency, &path.failed))),
         }
     }
 }
@@ -239,6 +273,7 @@ impl StageSummary {
             completed: stage.completed,
             errors: stage.errors,
             latency_ms: Quantiles::ms(&stage.latency),
+            latency_all_ms: Some(Quantiles::ms(&all(&stage.latency, &stage.failed))),
         }
     }
 }
@@ -257,7 +292,9 @@ impl IntervalSummary {
             latency_ms_p50: ms(&interval.latency, 0.5),
             latency_ms_p99: ms(&interval.latency, 0.99),
             latency_ms_max: ms(&interval.latency, 1.0),
+            latency_all_ms_p99: Some(ms(&all(&interval.latency, &interval.failed), 0.99)),
             service_ms_p99: ms(&interval.service, 0.99),
+            connections_open: interval.connections_open,
         }
     }
 }

@@ -6,6 +6,8 @@ use crate::summary::{Quantiles, Summary};
 
 /// More workers than this would push the numbers off the screen.
 const WORKERS_SHOWN: usize = 16;
+/// The row of all requests.
+const ALL: &str = "all, with failures";
 /// A bar this long is the busiest worker.
 const BAR: f64 = 24.0;
 
@@ -18,6 +20,7 @@ impl fmt::Display for Summary {
             self.completed, self.planned, p.target, self.elapsed_s, self.throughput_per_s
         )?;
         self.table(f)?;
+        self.connections(f)?;
         self.workers(f)?;
         self.failures(f)?;
         self.warnings(f)
@@ -35,6 +38,7 @@ impl Summary {
         writeln!(f)?;
         row(f, "ms", names.clone())?;
         quantiles(f, "latency", &self.latency_ms)?;
+        self.with_failures(f, self.error_count(), self.latency_all_ms.as_ref())?;
         quantiles(f, "service", &self.service_ms)?;
         quantiles(f, "  connect", &self.connect_ms)?;
         quantiles(f, "  wait", &self.wait_ms)?;
@@ -58,14 +62,51 @@ impl Summary {
             f,
             "wait: sent to first byte, that is the accept queue and the server's work"
         )?;
+        if self.error_count() > 0 {
+            writeln!(
+                f,
+                "{ALL}: a failed request counts as a wait of {} ms, the timeout, or more",
+                number(self.timeout_ms())
+            )?;
+        }
         if self.paths.len() > 1 {
             writeln!(f)?;
             row(f, "latency by path, ms", names)?;
-            self.paths
-                .iter()
-                .try_for_each(|path| quantiles(f, &path.path, &path.latency_ms))?;
+            for path in &self.paths {
+                quantiles(f, &path.path, &path.latency_ms)?;
+                self.with_failures(f, path.errors, path.latency_all_ms.as_ref())?;
+            }
         }
         self.stages(f)
+    }
+
+    fn timeout_ms(&self) -> f64 {
+        self.parameters.timeout_s * 1e3
+    }
+
+    /// Writes the row of all requests below that of the answered ones, if some failed.
+    fn with_failures(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        errors: u64,
+        all: Option<&Quantiles>,
+    ) -> fmt::Result {
+        let Some(q) = all.filter(|_| errors > 0) else {
+            return Ok(());
+        };
+        let [p50, p90, p99, p999, max] =
+            [q.p50, q.p90, q.p99, q.p999, q.max].map(|ms| self.at_least(ms));
+        let mean = format!("≥{}", number(q.mean));
+        let min = self.at_least(q.min);
+        row(f, ALL, [min, mean, p50, p90, p99, p999, max])
+    }
+
+    /// Formats a time of a request that may have failed. One that is no shorter than the timeout is a lower bound.
+    fn at_least(&self, ms: f64) -> String {
+        match ms >= self.timeout_ms() {
+            true => format!("≥{}", number(ms)),
+            false => number(ms),
+        }
     }
 
     fn stages(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -79,17 +120,29 @@ impl Summary {
             ["planned", "done", "errors", "p50 ms", "p90", "p99", "max"].map(str::to_owned),
         )?;
         for stage in &self.stages {
-            let q = &stage.latency_ms;
+            let q = stage.latency_all_ms.as_ref().unwrap_or(&stage.latency_ms);
             let rate = match (number(stage.from_per_s), number(stage.to_per_s)) {
                 (from, to) if from == to => from,
                 (from, to) => format!("{from} to {to}"),
             };
             let counts = [stage.planned, stage.completed, stage.errors].map(|n| n.to_string());
             let [planned, done, errors] = counts;
-            let [p50, p90, p99, max] = [q.p50, q.p90, q.p99, q.max].map(number);
+            let [p50, p90, p99, max] = [q.p50, q.p90, q.p99, q.max].map(|ms| self.at_least(ms));
             row(f, &rate, [planned, done, errors, p50, p90, p99, max])?;
         }
         Ok(())
+    }
+
+    fn connections(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.parameters.keep_alive {
+            return Ok(());
+        }
+        let (opened, most) = (self.connections, self.connections_open_max);
+        let end = self.connections_open_end;
+        writeln!(
+            f,
+            "\nconnections: {opened} opened, at most {most} open at a time, {end} at the end"
+        )
     }
 
     fn workers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -121,7 +174,6 @@ impl Summary {
     }
 
     fn failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let errors: u64 = self.errors.values().sum();
         let list = |counts: Vec<(String, u64)>| {
             counts
                 .into_iter()
@@ -130,11 +182,12 @@ impl Summary {
                 .join(", ")
         };
         writeln!(f)?;
-        match errors {
+        match self.error_count() {
             0 => writeln!(f, "no errors")?,
             n => writeln!(
                 f,
-                "{n} errors: {}",
+                "{n} errors ({} %): {}",
+                number(100.0 * self.error_share()),
                 list(self.errors.clone().into_iter().collect())
             )?,
         }
@@ -181,14 +234,10 @@ impl Summary {
                 "warning: for {n} requests no client was free within the timeout: allow more with -c"
             )?;
         }
-        let lost = self
-            .errors
-            .get("timeout")
-            .or(self.errors.get("connect_timeout"));
-        if lost.is_some() {
+        if let Some(n) = self.errors.get("closed_idle") {
             writeln!(
                 f,
-                "warning: requests that timed out took longer than any latency shown above"
+                "warning: {n} requests met the end of an idle connection: the server closed it as they were sent"
             )?;
         }
         Ok(())

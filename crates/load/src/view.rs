@@ -5,11 +5,12 @@ use std::fmt::Write;
 
 use hdrhistogram::Histogram;
 
+use crate::outcome::all;
 use crate::text::number;
 use crate::{Arrivals, ErrorKind, Event, Interval, Plan, Progress, Spacing};
 
 /// More rows of workers than this do not fit beside the rest on 24 lines.
-const WORKERS_SHOWN: usize = 8;
+const WORKERS_SHOWN: usize = 7;
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// Room for the name before a row's content.
 const LABEL: usize = 11;
@@ -93,6 +94,10 @@ impl View {
                 .concat();
             lines.push(format!("{:<LABEL$}{names}", "ms, now"));
             lines.push(quantiles("latency", &last.latency));
+            if !last.failed.is_empty() {
+                let all = all(&last.latency, &last.failed);
+                lines.push(quantiles("+ failures", &all));
+            }
             lines.push(quantiles("service", &last.service));
         }
         self.workers(&mut lines, width);
@@ -267,10 +272,16 @@ mod tests {
                 completed: 1000,
                 service: latency.clone(),
                 latency,
+                failed: {
+                    let mut failed = histogram();
+                    failed.record_n(5_000_000_000, 2).unwrap();
+                    failed
+                },
                 by_worker: (0..workers)
                     .map(|worker| (worker.to_string(), 10 * (worker + 1)))
                     .collect(),
                 errors: BTreeMap::from([(ErrorKind::Timeout, 2)]),
+                connections_open: 1,
             };
             view.take(&Event::Interval(&interval));
         }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{Server, answer, check, open, plan, run};
-use wakeone_load::{Arrivals, Mix, Plan, Sources, Spacing, Stop};
+use wakeone_load::{Arrivals, ErrorKind, Mix, Plan, Sources, Spacing, Stop};
 
 #[test]
 fn every_request_is_answered_counted_and_attributed() {
@@ -259,6 +259,163 @@ fn connections_opened_beforehand_are_opened_apart_and_used_in_turn() {
             "{per_peer:?}"
         );
     }
+}
+
+/// A server that closes kept connections after a time, without a word, and those that were lost are opened again.
+#[test]
+fn lost_connections_of_a_fixed_number_are_opened_again() {
+    const CONNECTIONS: usize = 10;
+    let patience = Duration::from_millis(150);
+    let server = Server::start(move |request| {
+        // Each sixth connection is closed while it is idle, all others are kept.
+        if request.number % 6 == 5 {
+            request.stream.set_read_timeout(Some(patience)).unwrap();
+        }
+        let text = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+        request.stream.write_all(text.as_bytes()).is_ok()
+    });
+    for threads in [1, 2] {
+        // Each connection is idle for 200 ms between two requests.
+        let outcome = run(&Plan {
+            arrivals: Arrivals::Kept {
+                rate_per_s: 50.0,
+                spacing: Spacing::Constant,
+                connections: CONNECTIONS,
+                apart: Duration::from_millis(1),
+            },
+            stop: Stop {
+                requests: Some(100),
+                duration: None,
+            },
+            keep_alive: true,
+            threads,
+            ..plan(server.address)
+        });
+        assert!(outcome.completed >= 95, "{:?}", outcome.errors);
+        assert!(outcome.connections >= 15, "{}", outcome.connections);
+        assert_eq!(outcome.connections_open_max, 10);
+        // One may have been lost just now.
+        assert!(outcome.connections_open_end >= 8, "{outcome:?}");
+    }
+}
+
+/// A kept connection whose end meets a request is told from one that is reset while the server has the request.
+#[test]
+fn requests_that_meet_the_end_of_an_idle_connection_are_told_apart() {
+    // Closes after the third answer, with a request unread by then: so the kernel resets the connection.
+    let closing = |wait: Duration| {
+        move |request: common::Request<'_>| {
+            let text = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+            let _ = request.stream.write_all(text.as_bytes());
+            std::thread::sleep(wait);
+            request.number % 3 != 2
+        }
+    };
+    let one = |address| Plan {
+        arrivals: Arrivals::Closed { concurrency: 1 },
+        stop: Stop {
+            requests: Some(60),
+            duration: None,
+        },
+        keep_alive: true,
+        ..plan(address)
+    };
+    let server = Server::start(closing(Duration::from_millis(2)));
+    let outcome = run(&one(server.address));
+    let met = outcome.errors[&ErrorKind::ClosedIdle];
+    assert!(met >= 10, "{:?}", outcome.errors);
+    assert_eq!(outcome.error_count(), met, "{:?}", outcome.errors);
+    // It resets after a part of the answer, or long after it was asked.
+    for (begun, wait) in [("HTTP/1.1 200 OK\r\nConte", 0), ("", 200)] {
+        let server = Server::start(move |request| {
+            if request.number % 3 != 2 {
+                let text = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+                return request.stream.write_all(text.as_bytes()).is_ok();
+            }
+            std::thread::sleep(Duration::from_millis(wait));
+            let _ = request.stream.write_all(begun.as_bytes());
+            let linger = Some(Duration::ZERO);
+            rustix::net::sockopt::set_socket_linger(&*request.stream, linger).unwrap();
+            false
+        });
+        let outcome = run(&Plan {
+            stop: Stop {
+                requests: Some(15),
+                duration: None,
+            },
+            ..one(server.address)
+        });
+        assert_eq!(outcome.errors, BTreeMap::from([(ErrorKind::Reset, 5)]));
+    }
+    // It ends the connection when it has read the request: that is no idle one.
+    let server = Server::start(|request| {
+        let text = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+        request.number % 3 != 2 && request.stream.write_all(text.as_bytes()).is_ok()
+    });
+    let outcome = run(&one(server.address));
+    assert_eq!(outcome.errors, BTreeMap::from([(ErrorKind::EofEarly, 20)]));
+}
+
+/// A server need not read a body before it answers. It may close then, and the kernel resets what still comes.
+#[test]
+fn an_answer_may_come_before_the_body_is_sent() {
+    for keep_alive in [false, true] {
+        let server = Server::start(|request| {
+            let text = "HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno";
+            let _ = request.stream.write_all(text.as_bytes());
+            std::thread::sleep(Duration::from_millis(20));
+            false
+        });
+        let mut plan = Plan {
+            stop: Stop {
+                requests: Some(8),
+                duration: None,
+            },
+            arrivals: Arrivals::Closed { concurrency: 2 },
+            keep_alive,
+            ..plan(server.address)
+        };
+        plan.mix.form.body = Some(vec![b'x'; 20_000_000]);
+        let outcome = run(&plan);
+        assert_eq!(outcome.by_status, BTreeMap::from([(413, 8)]));
+        assert_eq!(outcome.errors, BTreeMap::from([(ErrorKind::Status, 8)]));
+    }
+}
+
+/// Answers of every framing, one after the other over kept connections where the framing allows it.
+#[test]
+fn kept_connections_take_answers_of_every_framing() {
+    let server = Server::start(|request| {
+        let (text, kept) = match request.number % 6 {
+            0 => ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", true),
+            1 => (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;a=b\r\nok\r\n0\r\nX: y\r\n\r\n",
+                true,
+            ),
+            2 => (
+                "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n",
+                true,
+            ),
+            3 => (
+                "HTTP/1.0 200 OK\r\nConnection: Keep-Alive\r\nContent-Length: 2\r\n\r\nok",
+                true,
+            ),
+            4 => ("HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", false),
+            _ => ("HTTP/1.0 200 OK\r\n\r\nuntil the end", false),
+        };
+        request.stream.write_all(text.as_bytes()).is_ok() && kept
+    });
+    let outcome = run(&Plan {
+        stop: Stop {
+            requests: Some(120),
+            duration: None,
+        },
+        arrivals: Arrivals::Closed { concurrency: 1 },
+        keep_alive: true,
+        ..plan(server.address)
+    });
+    assert_eq!(outcome.completed, 120, "{:?}", outcome.errors);
+    assert_eq!(outcome.connections, 40);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use common::{Request, Server, answer, open, plan, run};
-use wakeone_load::{Error, ErrorKind, Mix, Outcome, Plan, Sources, Spacing, Stop};
+use wakeone_load::{Error, ErrorKind, Mix, Outcome, Plan, Sources, Spacing, Stop, Summary};
 
 const TEN: Stop = Stop {
     requests: Some(10),
@@ -138,6 +138,50 @@ fn too_slow_and_only_those() {
     assert!(slow > 0 && slow < 10);
     assert_eq!(outcome.errors, only(ErrorKind::Timeout, slow));
     assert_eq!(outcome.completed, 10 - slow);
+}
+
+/// A twentieth of the requests gets no answer in time, or a quick 503. The answered ones hide it; all together do not.
+#[test]
+fn percentiles_of_all_requests_count_a_failed_one_as_a_wait_of_the_timeout() {
+    let timeout = Duration::from_millis(500);
+    for quick in [false, true] {
+        let server = Server::start(move |request| match request.number % 20 {
+            7 if quick => request
+                .stream
+                .write_all(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                .is_err(),
+            7 => {
+                std::thread::sleep(2 * timeout);
+                false
+            }
+            _ => answer(request, "0"),
+        });
+        for arrivals in [plan(server.address).arrivals, open(400.0, Spacing::Poisson)] {
+            let plan = Plan {
+                stop: Stop {
+                    requests: Some(200),
+                    duration: None,
+                },
+                mix: Mix::weighted([(1, "/a"), (1, "/b")]),
+                timeout,
+                arrivals,
+                ..plan(server.address)
+            };
+            let outcome = run(&plan);
+            assert_eq!(outcome.error_count(), 10, "{:?}", outcome.errors);
+            let summary = Summary::new(&plan, &outcome, &[]);
+            let (answered, all) = (summary.latency_ms, summary.latency_all_ms.expect("new"));
+            assert!(answered.max < 500.0, "{answered:?}");
+            assert!(all.p99 >= 500.0 && all.p90 < 500.0, "{all:?}");
+            assert_eq!((answered.count, all.count), (190, 200));
+            let paths = summary.paths.iter();
+            let of_paths: u64 = paths.map(|p| p.latency_all_ms.expect("new").count).sum();
+            assert_eq!(of_paths, 200);
+            let text = summary.to_string();
+            assert!(text.contains("all, with failures"), "{text}");
+            assert!(text.contains("10 errors (5.00 %)"), "{text}");
+        }
+    }
 }
 
 /// A listener whose queue is full drops the handshake's first packet: the client's kernel repeats it, we give up first.

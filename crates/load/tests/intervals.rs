@@ -61,6 +61,9 @@ fn intervals_add_up_to_the_outcome() {
         assert_eq!(sum(|i| i.planned), outcome.planned);
         assert_eq!(sum(|i| i.completed), outcome.completed);
         assert_eq!(sum(|i| i.errors.values().sum()), 55);
+        assert_eq!(sum(|i| i.failed.len()), 55);
+        let by_stage = &outcome.by_stage[0];
+        assert_eq!((by_stage.errors, by_stage.failed.len()), (55, 55));
         assert_eq!(sum(|i| i.by_worker.values().sum()), outcome.completed);
         let mut all = outcome.latency.clone();
         all.reset();

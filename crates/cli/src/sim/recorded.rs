@@ -216,9 +216,11 @@ mod tests {
             planned: 300,
             completed: 300,
             latency: slow.clone(),
+            failed: slow.clone(),
             service: histogram.clone(),
             by_worker: std::collections::BTreeMap::default(),
             errors: std::collections::BTreeMap::default(),
+            connections_open: 0,
         };
         let mut log = Vec::new();
         let intervals = [interval(0), interval(1)];

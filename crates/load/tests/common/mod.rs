@@ -167,6 +167,11 @@ pub fn check(outcome: &Outcome) {
         outcome.completed
     );
     assert_eq!(outcome.lateness.len(), outcome.started);
+    assert_eq!(outcome.failed.len(), outcome.error_count());
+    assert_eq!(
+        outcome.by_path.iter().map(|p| p.failed.len()).sum::<u64>(),
+        outcome.error_count()
+    );
     let ok: u64 = outcome
         .by_status
         .iter()
