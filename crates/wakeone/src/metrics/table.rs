@@ -544,9 +544,6 @@ mod tests {
                 exits: BTreeMap::from([("selected", 5), ("no_slot", 1)]),
                 moved_live: 2,
                 drift_mended: 3,
-                threads: std::collections::BTreeMap::new(),
-                pools: false,
-                ungrouped: None,
                 orphans: Vec::new(),
                 slots: vec![slot(0), slot(1)],
                 programs: vec![RunStatistics {
