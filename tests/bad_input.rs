@@ -58,8 +58,11 @@ fn arguments_that_cannot_be_end_with_2() {
         (&["-l", AT, "-w", "257"], &["257 is not in 1..=256"]),
         (&["-l", AT, "-w", "0"], &["0 is not in 1..=256"]),
         (
-            &["-l", "8080"],
-            &["`8080` is no address to listen on", "`:8080`"],
+            &["-l", "unix:/run/app.sock"],
+            &[
+                "`unix:/run/app.sock` is no address to listen on",
+                "without -l",
+            ],
         ),
         (&["-l", "127.0.0.1:port"], &["`127.0.0.1:port`"]),
         (
@@ -112,6 +115,26 @@ fn commands_that_cannot_run_end_with_1() {
     for (command, words) in table {
         let run = ground.run(&["-w", "2", "-l", AT], command);
         assert_refused(&ground, run, 1, words);
+    }
+    // A server that is started as it is, by the same words.
+    for (command, words) in &table[..2] {
+        for options in [&[][..], &["--split"]] {
+            assert_refused(&ground, ground.run(options, command), 1, words);
+        }
+    }
+}
+
+#[test]
+fn under_sudo_a_command_that_is_not_in_path_is_said_to_be_in_another_one() {
+    let Some(ground) = isolated() else { return };
+    let by_sudo = ["env", "SUDO_UID=1000"];
+    for options in [&[][..], &["--split"], &["-w", "2", "-l", AT]] {
+        let run = run_under(&ground, &by_sudo, options, &["no-such-command"]);
+        let words = [
+            "sudo has a PATH of its own",
+            "$(command -v no-such-command)",
+        ];
+        assert_refused(&ground, run, 1, &words);
     }
 }
 
@@ -328,7 +351,7 @@ fn what_is_not_there_is_named() {
 #[test]
 fn targets_that_cannot_be_are_named_in_one_sentence() {
     let Some(ground) = isolated() else { return };
-    let table: [(&str, i32, &str); 10] = [
+    let table: [(&str, i32, &str); 14] = [
         ("", 2, "\"\" is no target"),
         (":", 2, "\":\" is no port"),
         (":0", 2, "a number from 1 to 65535"),
@@ -341,6 +364,10 @@ fn targets_that_cannot_be_are_named_in_one_sentence() {
             "no process or unit is named no-such-name",
         ),
         ("4194304", 1, "there is no process 4194304"),
+        ("pid:4194304", 1, "there is no process 4194304"),
+        ("localhost:0", 2, "a number from 1 to 65535"),
+        ("localhost:9", 1, "nothing listens on localhost:9"),
+        ("9", 1, "nothing listens on port 9, and "),
         (":9", 1, "nothing listens on :9"),
         ("127.0.0.1:9", 1, "nothing listens on 127.0.0.1:9"),
     ];
@@ -388,4 +415,42 @@ fn doctor_refuses_times_and_places_that_cannot_be() {
             "{options:?}: {lines:?}"
         );
     }
+}
+
+/// A server listens on the port whose number is another server's process id.
+#[test]
+fn a_number_that_means_two_servers_is_refused() {
+    let Some(_ground) = isolated() else { return };
+    let script = r#"
+        listen='import socket, sys, time; s = socket.create_server(("127.0.0.1", int(sys.argv[1]))); time.sleep(99)'
+        python3 -c "$listen" 7400 & first=$!
+        python3 -c "$listen" $first &
+        for place in pid:$first :$first; do
+            for _ in $(seq 100); do
+                "$0" doctor $place --for 100ms 2>/dev/null | grep "^tcp 127.0.0.1:" && break
+                sleep 0.1
+            done
+        done
+        "$0" attach $first
+        echo "code $? of $first"
+        kill $(jobs -p)
+    "#;
+    // Process ids begin with 1 there, so that they are ports.
+    let mut apart = Command::new("unshare");
+    apart.args([
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "bash",
+        "-c",
+        script,
+        WAKEONE,
+    ]);
+    let output = apart.output().expect("unshare");
+    let (lines, text) = (said(&output), String::from_utf8_lossy(&output.stdout));
+    assert!(text.starts_with("tcp 127.0.0.1:7400"), "{text} {lines:?}");
+    assert!(text.contains("code 1 of "), "{text} {lines:?}");
+    let refusal = "is a port, and the id of a process that listens elsewhere; write :";
+    assert!(lines.iter().any(|line| line.contains(refusal)), "{lines:?}");
 }

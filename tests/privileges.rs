@@ -3,9 +3,12 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use std::path::PathBuf;
-use support::server;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::split::for_another_user;
 use support::steered::{PREFORKED, assert_nothing_left, isolated, status, worker};
+use support::{LAB, server};
 
 /// A set of capabilities of a process, from its status.
 fn capabilities(pid: u32, set: &str) -> u64 {
@@ -106,27 +109,172 @@ fn setting<'a>(unit: &'a str, name: &str) -> &'a str {
         .unwrap_or_else(|| panic!("no {name}="))
 }
 
+const AS_IT_IS: &str = "wakeone-server@.service";
+
+/// The user and group of www-data on every Debian, and one that never has a capability.
+const WWW_DATA: &str = "33";
+
+/// Returns the words of a unit's `ExecStart`, filled by its example of an environment file. Another program and another server
+/// replace those of the example.
+fn starts(unit: &str, program: &Path, server: &[&str]) -> Vec<String> {
+    let example = |name: &str| {
+        let mut lines = unit.lines().map(|line| line.trim_start_matches(['#', ' ']));
+        lines
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+            .unwrap_or_default()
+    };
+    assert!(example("WAKEONE_COMMAND").contains("/srv/shop/bin/"));
+    let mut words = Vec::new();
+    for word in setting(unit, "ExecStart").split(' ') {
+        match word {
+            "/usr/local/bin/wakeone" => words.push(program.display().to_string()),
+            "%i" => words.push("shop".to_owned()),
+            "$WAKEONE_OPTIONS" => {
+                let options = example("WAKEONE_OPTIONS").replace("www-data", WWW_DATA);
+                words.extend(options.split_whitespace().map(str::to_owned));
+            }
+            "$WAKEONE_COMMAND" => words.extend(server.iter().map(|word| (*word).to_owned())),
+            word => words.push(word.to_owned()),
+        }
+    }
+    words
+}
+
+/// The units start what README shows: they tell systemd that they are ready, and no server runs as root.
+#[test]
+fn each_unit_starts_a_server_that_is_not_root_and_reports_it_ready() {
+    for (name, server) in [
+        (
+            AS_IT_IS,
+            &[
+                "serve",
+                "--model",
+                "epoll-prefork",
+                "-w",
+                "2",
+                "-l",
+                "127.0.0.1:8000",
+            ][..],
+        ),
+        ("wakeone-run@.service", &["serve", "--model", "preforked"]),
+    ] {
+        let Some((folder, binary, runtime)) = for_another_user("app.py") else {
+            return;
+        };
+        std::os::unix::fs::chown(&runtime, Some(0), Some(0)).expect("chown");
+        let lab = folder.path().join("lab");
+        support::copy_program(LAB, &lab);
+        let server = [&[lab.to_str().expect("path")], server].concat();
+        let unit = source(&format!("contrib/{name}"));
+        let manager = folder.path().join("notify");
+        let told = UnixDatagram::bind(&manager).expect("socket");
+        open_to_all(&manager);
+        let mut command = Command::new("setpriv");
+        // systemd keeps what is in the bounding set, and takes all from another user than root.
+        let keep = setting(&unit, "CapabilityBoundingSet").to_lowercase();
+        let keep = keep.split_whitespace().map(|cap| cap.replace("cap_", ",+"));
+        let keep: String = keep.collect();
+        command.args([
+            format!("--bounding-set=-all{keep}"),
+            "--no-new-privs".into(),
+        ]);
+        if unit.contains("\nUser=www-data\n") {
+            std::os::unix::fs::chown(&runtime, Some(33), Some(33)).expect("chown");
+            command.args(["--reuid", WWW_DATA, "--regid", WWW_DATA, "--clear-groups"]);
+        }
+        command.arg("--").args(starts(&unit, &binary, &server));
+        command.env("NOTIFY_SOCKET", &manager);
+        command.env("WAKEONE_RUNTIME_DIR", &runtime);
+        let run = support::Run::start(command);
+        told.set_read_timeout(Some(support::long_patience()))
+            .expect("timeout");
+        let mut message = [0; 256];
+        let ready =
+            std::iter::from_fn(|| told.recv(&mut message).ok().map(|n| message[..n].to_vec()))
+                .any(|message| String::from_utf8_lossy(&message).contains("READY=1"));
+        assert!(ready, "{name}: {:?}", run.lines());
+        // The guardian of one queue is the supervisor's child too, and as root as that is.
+        let is_server = |pid: &u32| {
+            std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| program == lab)
+        };
+        let children = wakeone_kernel::proc::process::children(run.pid()).into_iter();
+        let workers: Vec<u32> = children.filter(is_server).collect();
+        assert!(!workers.is_empty(), "{name}");
+        for pid in workers {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+            assert!(
+                status.contains("\nUid:\t33\t33\t33\t33\n"),
+                "{name}: {status}"
+            );
+            assert_eq!(capabilities(pid, "CapEff"), 0, "{name}");
+        }
+        run.stop();
+    }
+}
+
+fn open_to_all(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(path, mode).expect("mode");
+}
+
+/// A user without any privilege types what README and each `--help` show, and makes a newcomer's mistakes.
+#[test]
+fn a_newcomers_first_hour_takes_no_privilege() {
+    let Some((folder, _binary, _runtime)) = for_another_user("app.py") else {
+        return;
+    };
+    support::copy_program(LAB, folder.path().join("wakeone-lab"));
+    let script = folder.path().join("newcomer.sh");
+    std::fs::write(&script, source("tests/newcomer.sh")).expect("script");
+    open_to_all(&script);
+    let mut hour = Command::new("setpriv");
+    hour.args([
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--inh-caps=-all",
+    ]);
+    hour.args(["--bounding-set=-all", "--no-new-privs", "--"]);
+    hour.arg(&script)
+        .args(["wakeone-lab", "serve", "--model", "epoll-prefork"]);
+    hour.args(["-w", "4", "-l", "127.0.0.1:8000"]);
+    let path = format!("{}:/usr/bin:/bin", folder.path().display());
+    let output = hour
+        .env_clear()
+        .env("PATH", path)
+        .output()
+        .expect("setpriv");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.ends_with(" steps\n"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
 #[test]
 fn the_docs_and_the_units_agree_and_systemd_accepts_them() {
-    let units = ["wakeone-run@.service", "wakeone-agent.service"];
-    let [run, agent] = units.map(|name| source(&format!("contrib/{name}")));
+    let units = ["wakeone-run@.service", "wakeone-agent.service", AS_IT_IS];
+    let [run, agent, as_it_is] = units.map(|name| source(&format!("contrib/{name}")));
     let docs = source("docs/run.md");
     for name in ["KillMode", "TimeoutStopSec", "WatchdogSec", "Delegate"] {
         assert_eq!(setting(&docs, name), setting(&run, name), "{name}");
     }
     // Workers serve on when their supervisor dies: systemd must not end them for it.
     assert_eq!(setting(&run, "KillMode"), "process");
+    assert_eq!(setting(&as_it_is, "CapabilityBoundingSet"), "");
     let bounding = setting(&agent, "CapabilityBoundingSet");
     assert!(
         bounding.contains("CAP_SETPCAP"),
         "it takes that to give up root"
     );
-    let verify = |path: &std::path::Path| {
-        let mut analyze = std::process::Command::new("systemd-analyze");
+    let verify = |path: &Path| {
+        let mut analyze = Command::new("systemd-analyze");
         analyze.arg("verify").arg("--man=no").arg(path).output()
     };
     let folder = tempfile::tempdir().expect("folder");
-    for (name, unit) in units.into_iter().zip([run, agent]) {
+    for (name, unit) in units.into_iter().zip([run, agent, as_it_is]) {
         let path = folder.path().join(name);
         let unit = unit.replace("/usr/local/bin/wakeone", support::WAKEONE);
         std::fs::write(&path, unit).expect("unit");

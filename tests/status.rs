@@ -57,7 +57,18 @@ fn a_group_has_many_names_and_fits_the_screen() {
     let pid = worker(&status(&ground, "web"), 0)
         .expect("a worker")
         .to_string();
-    for name in ["web", ":8080", "127.0.0.1:8080", "tcp://:8080", &pid] {
+    let by_pid = format!("pid:{pid}");
+    for name in [
+        "web",
+        ":8080",
+        "8080",
+        "localhost:8080",
+        "127.0.0.1:8080",
+        "tcp://:8080",
+        "tcp://8080",
+        &pid,
+        &by_pid,
+    ] {
         assert_eq!(status(&ground, name)["name"], "web", "{name}");
         let output = wakeone(&ground, &["metrics", name, "--json"]);
         let figures: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -69,7 +80,11 @@ fn a_group_has_many_names_and_fits_the_screen() {
         assert!(output.status.success(), "{name}: {:?}", said(&output));
     }
     for other in [":8081", "udp://:8080", "nobody"] {
-        for command in [&["status", other][..], &["metrics", other]] {
+        for command in [
+            &["status", other][..],
+            &["metrics", other],
+            &["policy", other, "hash"],
+        ] {
             let output = wakeone(&ground, command);
             assert_eq!(output.status.code(), Some(1), "{command:?}");
             let told = format!("there is no group `{other}`; there are web");

@@ -1,6 +1,7 @@
 //! Finds out by trying what this kernel and our privileges allow: each program is loaded once, attached to nothing and
 //! pinned nowhere, and dropped again.
 
+use std::fmt;
 use std::mem::MaybeUninit;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -25,11 +26,29 @@ pub struct Ability {
     /// Tells in a few words what it does.
     pub about: &'static str,
     /// Why the feature is missing; `None` where it is available.
-    pub missing: Option<String>,
+    pub missing: Option<Missing>,
+}
+
+/// Why a feature is missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Missing {
+    /// We lack these capabilities. Whether the kernel has the feature was not tried.
+    Capabilities(Vec<String>),
+    /// The kernel does not have it, or a rule forbids it.
+    Here(String),
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Capabilities(names) => write!(f, "it needs {}", names.join(" and ")),
+            Self::Here(why) => f.write_str(why),
+        }
+    }
 }
 
 impl Ability {
-    fn new(name: &'static str, about: &'static str, tried: &Result<(), String>) -> Self {
+    fn new(name: &'static str, about: &'static str, tried: &Result<(), Missing>) -> Self {
         Self {
             name,
             about,
@@ -53,10 +72,10 @@ pub fn libbpf_version() -> String {
 /// Tries each feature.
 pub fn find() -> Vec<Ability> {
     libbpf_rs::set_print(None);
-    let looking = refusal::anybody().map_err(|why| why.to_string());
+    let looking = refusal::anybody().map_err(|why| Missing::Here(why.to_string()));
     let mut abilities = vec![Ability::new(
         "one-queue",
-        "steer workers that share one queue",
+        "steer workers that share one queue (run, attach)",
         &looking,
     )];
     let dividing = tried(&[Capability::CAP_BPF, Capability::CAP_PERFMON], || {
@@ -88,7 +107,7 @@ pub fn find() -> Vec<Ability> {
 }
 
 /// The abilities that concern TCP, and whether connections are steered at all.
-fn connections() -> (Vec<Ability>, Result<(), String>) {
+fn connections() -> (Vec<Ability>, Result<(), Missing>) {
     let steering = tried(&[Capability::CAP_BPF, Capability::CAP_PERFMON], || {
         dispatch("wakeone_dispatch")
     });
@@ -98,7 +117,8 @@ fn connections() -> (Vec<Ability>, Result<(), String>) {
         })
     });
     let counting = steering.clone().and_then(|()| {
-        cgroup::mount_point().map_err(|error| format!("no cgroup2 is mounted: {error}"))?;
+        cgroup::mount_point()
+            .map_err(|error| Missing::Here(format!("no cgroup2 is mounted: {error}")))?;
         tried(&[Capability::CAP_NET_ADMIN], || dispatch("wakeone_count"))
     });
     let recount = counting
@@ -118,7 +138,11 @@ fn connections() -> (Vec<Ability>, Result<(), String>) {
             "move connections off a closing listener",
             &steering,
         ),
-        Ability::new("attach", "steer a server that runs already", &steering),
+        Ability::new(
+            "attach",
+            "attach to a server whose workers have a listener each",
+            &steering,
+        ),
         Ability::new(
             "counting",
             "count each worker's open connections",
@@ -151,9 +175,9 @@ fn datagrams() -> [Ability; 1] {
 /// The abilities of `doctor` and `top` beyond /proc.
 fn watching() -> [Ability; 3] {
     let attached = without_capabilities(&capability::TRACING)
-        .and_then(|()| Probe::attach(0).map_err(|error| error.to_string()));
+        .and_then(|()| Probe::attach(0).map_err(|error| Missing::Here(error.to_string())));
     let told = |gap: fn(&Probe) -> bool| match &attached {
-        Ok(probe) if gap(probe) => Err(probe.missing().join("; ")),
+        Ok(probe) if gap(probe) => Err(Missing::Here(probe.missing().join("; "))),
         Ok(_) => Ok(()),
         Err(why) => Err(why.clone()),
     };
@@ -177,28 +201,29 @@ fn watching() -> [Ability; 3] {
 }
 
 /// Tries a load. Where capabilities are missing, they are the reason, whatever the kernel says.
-fn tried(needed: &[Capability], load: impl FnOnce() -> Result<(), Error>) -> Result<(), String> {
+fn tried(needed: &[Capability], load: impl FnOnce() -> Result<(), Error>) -> Result<(), Missing> {
     load().map_err(|error| match without_capabilities(needed) {
         Err(missing) => missing,
-        Ok(()) => error.to_string(),
+        Ok(()) => Missing::Here(error.to_string()),
     })
 }
 
-fn without_capabilities(needed: &[Capability]) -> Result<(), String> {
+fn without_capabilities(needed: &[Capability]) -> Result<(), Missing> {
     // CAP_BPF and CAP_PERFMON were once part of CAP_SYS_ADMIN.
     if capability::has_over_all(Capability::CAP_SYS_ADMIN) {
         return Ok(());
     }
-    match capability::missing_of(needed.iter().copied()).as_slice() {
-        [] => Ok(()),
-        missing => Err(format!("it needs {}", missing.join(" and "))),
-    }
+    has_all(needed)
 }
 
-fn with(needed: Capability) -> Result<(), String> {
-    match capability::has_over_all(needed) {
-        true => Ok(()),
-        false => Err(format!("it needs {needed}")),
+fn with(needed: Capability) -> Result<(), Missing> {
+    has_all(&[needed])
+}
+
+fn has_all(needed: &[Capability]) -> Result<(), Missing> {
+    match capability::missing_of(needed.iter().copied()) {
+        none if none.is_empty() => Ok(()),
+        missing => Err(Missing::Capabilities(missing)),
     }
 }
 

@@ -16,7 +16,7 @@ use wakeone::metrics::{self, Monitor};
 use wakeone_control::policy::{Affinity, Policy};
 use wakeone_model::layout::counted;
 use wakeone_observe::Target;
-use wakeone_supervisor::notify::Watchdog;
+use wakeone_supervisor::notify::{self, Watchdog};
 
 use crate::attach::follow;
 use crate::doctor::stop_on_signals;
@@ -34,10 +34,10 @@ pub struct Args {
     config: PathBuf,
 
     /// Serve OpenMetrics on this address, at /metrics [default: as the file says, else not]
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = crate::target::to_serve)]
     metrics: Option<SocketAddr>,
 
-    /// Waits and wake-ups are among the metrics: of the kernel's tracepoints, which cost the servers some CPU time (`lab run cost` measures it)
+    /// Waits and wake-ups are among the metrics: of the kernel's tracepoints, which cost the servers some CPU time (`wakeone-lab run cost` measures it)
     #[arg(long)]
     metrics_tracing: bool,
 
@@ -59,7 +59,7 @@ struct Config {
     #[serde(default)]
     target: Vec<Entry>,
     #[serde(default)]
-    metrics: Option<SocketAddr>,
+    metrics: Option<String>,
     #[serde(default)]
     metrics_tracing: bool,
 }
@@ -134,7 +134,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     );
     manager.want(settings.wanted);
     manager.attach().iter().for_each(log::event);
-    wakeone_supervisor::notify::notify(&[sd_notify::NotifyState::Ready]);
+    notify::ready();
     let mut watchdog = Watchdog::from_env();
     follow(&mut manager, &stop, &mut |manager| {
         watchdog.feed();
@@ -191,9 +191,10 @@ fn parse(text: &str) -> Result<Settings, String> {
         });
         format!("line {line}: {}", error.message().replace('\n', ", "))
     })?;
+    let metrics = config.metrics.as_deref().map(crate::target::to_serve);
     Ok(Settings {
         wanted: config.target.iter().map(wanted).collect::<Result<_, _>>()?,
-        metrics: config.metrics,
+        metrics: metrics.transpose()?,
         metrics_tracing: config.metrics_tracing,
     })
 }
@@ -294,11 +295,12 @@ mod tests {
                 "flow and none",
             ),
             (
-                "[[target]]\nlisten = ':1'\nstuck_after = '5'\n",
+                "[[target]]\nlisten = ':1'\nstuck_after = '5 apples'\n",
                 "stuck_after",
             ),
             ("[[target]]\nlisten = ':1'\nspeed = 'high'\n", "speed"),
-            ("metrics = ':9464'\n", "line 1"),
+            ("metrics = 'nowhere'\n", "`nowhere` is no address"),
+            ("metrics = 9464\n", "line 1"),
             (
                 "[[target]]\nlisten = ':1'\nweights = { 0 = 0 }\n",
                 "0=0 cannot be: a weight is 1 to 65535",

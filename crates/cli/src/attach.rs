@@ -34,8 +34,7 @@ use wakeone_terminal::{print, print_wrapped};
     after_help = "It returns when the server is steered; an agent stays behind, follows its workers, and attaches again when it comes back.\nExamples: wakeone attach :8080 --rescue\n          wakeone attach unix:/run/app.sock\n          wakeone attach udp://:53 --affinity none"
 )]
 pub struct Args {
-    /// :PORT, ADDRESS:PORT, unix:/PATH, unix:@NAME, a process id, or the name of a process, unit or group; udp:// before it means its UDP sockets
-    #[arg(value_name = "TARGET")]
+    #[arg(value_name = "TARGET", help = target::FORMS)]
     target: Target,
 
     /// How a worker is chosen [default: least-connections, for UDP shortest-queue]
@@ -63,10 +62,10 @@ pub struct Args {
     owner: Vec<u32>,
 
     /// Serve OpenMetrics on this address, at /metrics
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = crate::target::to_serve)]
     metrics: Option<SocketAddr>,
 
-    /// Waits and wake-ups are among the metrics: of the kernel's tracepoints, which cost the server some CPU time (`lab run cost` measures it)
+    /// Waits and wake-ups are among the metrics: of the kernel's tracepoints, which cost the server some CPU time (`wakeone-lab run cost` measures it)
     #[arg(long, requires = "metrics")]
     metrics_tracing: bool,
 
@@ -173,9 +172,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             args.target,
             args.target
         );
-        if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
-            tracing::debug!("the service manager was not told: {error}");
-        }
+        wakeone_supervisor::notify::ready();
     }
     follow(&mut manager, &stop, &mut |_| Ok(()))?;
     manager.end();

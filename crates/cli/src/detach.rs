@@ -10,8 +10,7 @@ use wakeone_terminal::{print, print_json, print_wrapped};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: wakeone detach :8080")]
 pub struct Args {
-    /// The group: its name, :PORT, ADDRESS:PORT or unix:/PATH where it listens (by udp:// or tcp:// say), or a process id
-    #[arg(value_name = "GROUP", required_unless_present = "all")]
+    #[arg(value_name = "GROUP", help = crate::target::FORMS, required_unless_present = "all")]
     name: Option<String>,
 
     /// Every group without a living supervisor, and what half-finished starts left

@@ -12,16 +12,15 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use wakeone_control::paths::Paths;
 use wakeone_control::reserved::set_apart;
-use wakeone_control::state::default_runtime_dir;
 use wakeone_control::status::Group;
 use wakeone_kernel::netns;
 use wakeone_model::layout::{Style, wrap};
 use wakeone_model::snapshot::{Queue, Row, Totals, View, Watch};
 use wakeone_model::verdict::{self, Finding};
-use wakeone_observe::{Target, text, watcher};
+use wakeone_observe::{Target, find, text, watcher};
 
+use crate::runtime_dir::RuntimeDir;
 use crate::target;
 use crate::top::steering;
 use prediction::Prediction;
@@ -33,11 +32,10 @@ use wakeone_terminal::{print, style, to_json};
     after_help = "Exit code: 0 healthy, 3 something was found, 1 it could not be told, 2 bad arguments.\nExamples:\n  wakeone doctor :8080 --for 30s\n  wakeone doctor unix:/run/app.sock\n  wakeone doctor --self"
 )]
 pub struct Args {
-    /// :PORT, ADDRESS:PORT, unix:/PATH, unix:@NAME, a process id, or the name of a process, unit or group [default: all TCP and UDP listeners, and the UNIX sockets that workers share]
-    #[arg(value_name = "TARGET")]
+    #[arg(value_name = "TARGET", help = target::or_all())]
     target: Option<Target>,
 
-    /// Say what this kernel and these privileges allow, feature by feature, and exit; 1 if one is missing
+    /// Say what this kernel and these privileges allow, feature by feature, and exit; 1 if one is missing or takes root
     #[arg(long = "self", conflicts_with_all = ["target", "duration", "netns", "pid", "no_tracing"])]
     itself: bool,
 
@@ -60,6 +58,9 @@ pub struct Args {
     /// As JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    runtime: RuntimeDir,
 }
 
 /// One listener's part of the JSON.
@@ -112,7 +113,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let target = args.target.clone().unwrap_or(Target::All);
     enter(args.netns.as_deref(), args.pid, &target).context("doctor")?;
-    let paths = Paths::of(&default_runtime_dir());
+    let paths = args.runtime.paths();
     let found = target::listeners(&target, &paths).context("doctor")?;
     let (mut found, apart) = set_apart(&paths, found);
     if target == Target::All {
@@ -169,7 +170,9 @@ pub fn enter(netns: Option<&str>, pid: Option<u32>, target: &Target) -> anyhow::
         (Some(name), _, _) => Path::new("/run/netns").join(name),
         (None, Some(pid), _) => format!("/proc/{pid}/ns/net").into(),
         // A process in another namespace is observed there.
-        (None, None, Target::Pid(pid)) if !netns::is_ours(*pid) => {
+        (None, None, Target::Pid(pid) | Target::Number(pid))
+            if !netns::is_ours(*pid) && find(target).is_err() =>
+        {
             format!("/proc/{pid}/ns/net").into()
         }
         _ => return Ok(()),

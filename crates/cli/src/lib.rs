@@ -114,6 +114,8 @@ pub(crate) fn complain(sentence: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::error::ErrorKind;
+    use std::path::Path;
 
     #[test]
     fn what_the_parser_says_is_one_sentence() {
@@ -130,8 +132,116 @@ mod tests {
             "the following required arguments were not provided: <CMD>...; see --help"
         );
         assert_eq!(
+            of(&["wakeone", "run", "--wrokers", "2", "x"]),
+            "unexpected argument '--wrokers' found; tip: a similar argument exists: '--workers'; tip: to pass '--wrokers' as a value, use '-- --wrokers'; see --help"
+        );
+        assert_eq!(
             of(&["wakeone", "statu"]),
             "unrecognized subcommand 'statu'; tip: a similar subcommand exists: 'status'; see --help"
         );
+    }
+
+    /// The command of `wakeone run` with these arguments.
+    fn started(arguments: &[&str]) -> Vec<String> {
+        let cli = Cli::try_parse_from([&["wakeone", "run"], arguments].concat());
+        match cli.expect("arguments").command {
+            Command::Run(args) => args.command,
+            _ => Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_servers_own_arguments_begin_with_its_name() {
+        let gunicorn = ["gunicorn", "-w", "1", "--bind", "fd://{fd}", "app:app"];
+        for before in [
+            &[][..],
+            &["--"],
+            &["-w", "4", "-l", ":8080"],
+            &["--split", "--"],
+        ] {
+            assert_eq!(
+                started(&[before, &gunicorn].concat()),
+                gunicorn,
+                "{before:?}"
+            );
+        }
+        assert_eq!(
+            started(&["sh", "-c", "x", "--", "y"]),
+            ["sh", "-c", "x", "--", "y"]
+        );
+        assert_eq!(started(&["--", "sh", "--", "-l"]), ["sh", "--", "-l"]);
+    }
+
+    /// The commands in a text that stand in a line of their own, as a user would type them.
+    fn commands(text: &str) -> Vec<Vec<String>> {
+        let begins = ["$ ", "sudo ", "Example: ", "Examples: "];
+        let lines = text.lines().map(|line| {
+            let mut line = line.trim();
+            while let Some(rest) = begins.iter().find_map(|begin| line.strip_prefix(begin)) {
+                line = rest.trim_start();
+            }
+            line
+        });
+        lines
+            .filter(|line| line.starts_with("wakeone "))
+            .map(words)
+            .collect()
+    }
+
+    /// The words of a line of shell, up to a comment, a pipe, a redirection or a column of prose.
+    fn words(line: &str) -> Vec<String> {
+        let line = line.split("   ").next().unwrap_or_default();
+        let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
+        for char in line.chars().chain([' ']) {
+            match (char, quote) {
+                (char, Some(open)) if char == open => quote = None,
+                (char, Some(_)) => word.push(char),
+                ('\'' | '"', None) => quote = Some(char),
+                ('#' | '|' | '>' | '&' | ',', None) if word.is_empty() => break,
+                (' ', None) if word.is_empty() => {}
+                (' ', None) => words.push(std::mem::take(&mut word)),
+                (char, None) => word.push(char),
+            }
+        }
+        words
+    }
+
+    /// Every command that a newcomer may copy is one that the parser takes.
+    #[test]
+    fn the_commands_that_are_shown_can_be_typed() {
+        let mut texts = vec![("--help".to_owned(), String::new())];
+        for subcommand in command().get_subcommands_mut() {
+            texts[0].1 += &subcommand.render_long_help().to_string();
+        }
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for folder in ["", "docs", "docs/internals"] {
+            for entry in std::fs::read_dir(root.join(folder))
+                .expect("folder")
+                .flatten()
+            {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                if name.ends_with(".md") {
+                    let text = std::fs::read_to_string(entry.path()).expect("a text");
+                    texts.push((name, text));
+                }
+            }
+        }
+        let mut count = 0;
+        for (name, text) in texts {
+            // Files that an example reads are not here.
+            let is_whole = |words: &Vec<String>| !words.iter().any(|word| word.contains("file:"));
+            for words in commands(&text).into_iter().filter(is_whole) {
+                count += 1;
+                if let Err(error) = Cli::try_parse_from(&words)
+                    && !matches!(
+                        error.kind(),
+                        ErrorKind::DisplayVersion | ErrorKind::DisplayHelp
+                    )
+                {
+                    panic!("{name}: {words:?}: {error}");
+                }
+            }
+        }
+        assert!(count > 80, "only {count} commands were found");
     }
 }

@@ -30,7 +30,7 @@ use wakeone_terminal::{print, print_wrapped};
   wakeone load --step 500:5s --ramp 500:5000:20s --json=a.json localhost:8080
   wakeone load --rate 2400 -c 64 --keep-alive --apart 4ms localhost:8080/work?us=1000
   wakeone load -c 20 -d 30 unix:/run/app.sock:/work
-  wakeone load -c 20 -d 30 --body @order.json -H 'Content-Type: application/json' https://localhost/orders
+  wakeone load --body @order.json -H 'Content-Type: application/json' https://localhost/orders
   wakeone load --compare a.json b.json
 
 Without a rate the loop is closed: a client sends again when its last request is answered.
@@ -54,7 +54,7 @@ pub struct Args {
     #[arg(short = 'n', long, value_name = "N")]
     requests: Option<u64>,
     /// Stop after this time, as in 500ms, 10s, 2m; a bare number is seconds [default: 10s without -n]
-    #[arg(short, long, value_name = "TIME", value_parser = duration::parse_or_seconds)]
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
     duration: Option<Duration>,
     /// Ask for PATH with this weight (repeat for a mix); instead of the URL's path
     #[arg(long, value_name = "WEIGHT:PATH")]
@@ -72,7 +72,7 @@ pub struct Args {
     #[arg(short = 'k', long)]
     insecure: bool,
     /// Give up on a request after this time
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration::parse_or_seconds)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration::parse)]
     timeout: Duration,
     /// End with exit code 1 if more than this share of the requests failed, in percent
     #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = parse_percent)]
@@ -173,11 +173,11 @@ fn parse_stage(text: &str) -> Result<Stage, String> {
             .map_err(|_| format!("'{rate}' in '{text}' is not a rate"))
     };
     match *text.split(':').collect::<Vec<_>>().as_slice() {
-        [per_s, time] => Ok(Stage::step(rate(per_s)?, duration::parse_or_seconds(time)?)),
+        [per_s, time] => Ok(Stage::step(rate(per_s)?, duration::parse(time)?)),
         [from, to, time] => Ok(Stage {
             from_per_s: rate(from)?,
             to_per_s: rate(to)?,
-            length: duration::parse_or_seconds(time)?,
+            length: duration::parse(time)?,
         }),
         _ => Err(format!(
             "'{text}' is not a stage: give PER_S:TIME, as in 1000:10s, or FROM:TO:TIME"

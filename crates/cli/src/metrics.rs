@@ -13,8 +13,7 @@ use wakeone_terminal::{print, print_json};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: wakeone metrics | grep active")]
 pub struct Args {
-    /// Of this group only: its name, :PORT, ADDRESS:PORT or unix:/PATH where it listens, or a process id
-    #[arg(value_name = "GROUP", conflicts_with = "help_all")]
+    #[arg(value_name = "GROUP", help = crate::target::only_this(), conflicts_with = "help_all")]
     group: Option<String>,
 
     /// Explain every metric

@@ -2,10 +2,11 @@
 
 use std::process::ExitCode;
 
+use anyhow::Context;
+
 use crate::runtime_dir::RuntimeDir;
 use wakeone_control::control;
 use wakeone_control::named;
-use wakeone_control::paths::Paths;
 use wakeone_control::policy::Policy;
 
 /// Change how a running group chooses workers; open connections stay where they are
@@ -14,8 +15,7 @@ use wakeone_control::policy::Policy;
     after_help = "Examples: wakeone policy web two-choices\n          wakeone policy :8080 least-connections"
 )]
 pub struct Args {
-    /// The group: its name, :PORT, ADDRESS:PORT or unix:/PATH where it listens, or a process id
-    #[arg(value_name = "GROUP")]
+    #[arg(value_name = "GROUP", help = crate::target::FORMS)]
     group: String,
 
     /// hash, round-robin, random, least-connections, two-choices, shortest-queue, cpu or consistent
@@ -29,7 +29,8 @@ pub struct Args {
 /// Changes the policy.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let paths = args.runtime.paths();
-    for name in meant(&paths, &args.group) {
+    for group in named::groups(&paths, &args.group).context("policy")? {
+        let name = group.name;
         let before = control::change_policy(&paths, &name, args.policy)?;
         let before = before.map_or("an unknown policy".to_owned(), |policy| policy.to_string());
         wakeone_terminal::print(&format!(
@@ -38,15 +39,4 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         ))?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The groups of the argument. An unknown one is taken for a name, so that the error names it.
-fn meant(paths: &Paths, group: &str) -> Vec<String> {
-    let found = named::groups(paths, group).unwrap_or_default();
-    let names: Vec<String> = found.into_iter().map(|group| group.name).collect();
-    if names.is_empty() {
-        vec![group.to_owned()]
-    } else {
-        names
-    }
 }

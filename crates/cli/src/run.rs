@@ -139,10 +139,10 @@ pub struct Args {
     name: Option<String>,
 
     /// Serve OpenMetrics on this address, at /metrics
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = crate::target::to_serve)]
     metrics: Option<SocketAddr>,
 
-    /// Waits and wake-ups are among the metrics: of the kernel's tracepoints, which cost the server some CPU time (`lab run cost` measures it)
+    /// Waits and wake-ups are among the metrics: of the kernel's tracepoints, which cost the server some CPU time (`wakeone-lab run cost` measures it)
     #[arg(long, requires = "metrics")]
     metrics_tracing: bool,
 
@@ -152,9 +152,9 @@ pub struct Args {
     #[command(flatten)]
     runtime: RuntimeDir,
 
-    /// The server, and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
-    command: Vec<String>,
+    /// The server, and its arguments: whatever follows it is its own, and `--` may stand before it
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
+    pub command: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

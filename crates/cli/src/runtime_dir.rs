@@ -8,7 +8,7 @@ use wakeone_control::state::default_runtime_dir;
 /// Where groups keep their state.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RuntimeDir {
-    /// Where groups keep their state [default: $WAKEONE_RUNTIME_DIR, /run/wakeone]
+    /// Where groups keep their state [default: $WAKEONE_RUNTIME_DIR, else /run/wakeone of root, else a folder of your own]
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
 }

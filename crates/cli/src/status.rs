@@ -14,11 +14,10 @@ use wakeone_terminal::{print, print_json, print_wrapped, style};
 /// Show the groups that are steered now, slot by slot
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Columns: open: connections that the worker holds, those that wait included; queue: waiting/limit;\n  chosen: times the policy chose the slot; share: its part of those; moved: connections that were moved to other\n  workers while this one was stuck; moves: how often; restarts: workers started again;\n  armed, of workers that share one queue: whether it is woken for connections.\n  A narrow terminal shows fewer of them; --json has all.\nExamples: wakeone status :8080\n          wakeone status --json | jq '.groups[].slots[].active'"
+    after_help = "Columns:\n  open: connections that the worker holds, those that wait included\n  queue: waiting/limit\n  chosen: times the policy chose the slot; share: its part of those\n  moved: connections that went to other workers while this one was stuck; moves: how often\n  restarts: workers started again\n  armed: whether the worker is woken for connections, of workers that share one queue\nA narrow terminal shows fewer of them; --json has all.\nExamples: wakeone status :8080\n          wakeone status --json | jq '.groups[].slots[].active'"
 )]
 pub struct Args {
-    /// Show this group only: its name, :PORT, ADDRESS:PORT or unix:/PATH where it listens, or a process id
-    #[arg(value_name = "GROUP")]
+    #[arg(value_name = "GROUP", help = crate::target::only_this())]
     group: Option<String>,
 
     /// Show the slots of attached and split servers too that have no worker any more

@@ -1,9 +1,43 @@
 //! Resolves a target, which may also be the name of a steered group.
 
+use std::net::SocketAddr;
+
 use wakeone_control::paths::Paths;
 use wakeone_control::status;
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
+use wakeone_supervisor::address::{Address, BadAddress};
+
+/// How a target is written, in every command.
+pub const FORMS: &str = "8080 or :8080, localhost:8080, ADDRESS:PORT, unix:/PATH, unix:@NAME, a process id, or the name of a \
+    process, unit or group; udp:// before it means its UDP sockets";
+
+/// The same, where none means every listener.
+pub fn or_all() -> String {
+    format!("{FORMS} [default: all TCP and UDP listeners, and the UNIX sockets that workers share]")
+}
+
+/// The same, where none means every group.
+pub fn only_this() -> String {
+    format!("{FORMS} [default: all groups]")
+}
+
+/// An address to serve metrics on, written as those of `run -l`.
+///
+/// # Errors
+/// One sentence for a person.
+pub fn to_serve(text: &str) -> Result<SocketAddr, String> {
+    let address: Address = text
+        .parse()
+        .map_err(|error: BadAddress| error.to_string())?;
+    if address.is_udp() {
+        return Err(format!(
+            "`{text}` is an address of UDP, and metrics are served by TCP"
+        ));
+    }
+    let endpoint = address.resolve().map_err(|error| error.to_string())?;
+    Ok(endpoint.address)
+}
 
 /// The listeners of a target; if it is the name of a group, those of the group.
 ///

@@ -28,11 +28,10 @@ use wakeone_terminal::{style, to_json};
 /// Show a running server live: a row a worker
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Keys: ? explains them. To a pipe it writes plain text.\nExample: wakeone top :8080 --record slow.jsonl, later: wakeone top --replay slow.jsonl"
+    after_help = "Keys: ? explains them. To a pipe it writes plain text.\nExamples:\n  wakeone top :8080 --record slow.jsonl\n  wakeone top --replay slow.jsonl"
 )]
 pub struct Args {
-    /// :PORT, ADDRESS:PORT, unix:/PATH, unix:@NAME, a process id, or the name of a process, unit or group [default: all TCP and UDP listeners, and the UNIX sockets that workers share]
-    #[arg(value_name = "TARGET")]
+    #[arg(value_name = "TARGET", help = target::or_all())]
     target: Option<Target>,
 
     /// How often to show anew, from 100ms to 1h

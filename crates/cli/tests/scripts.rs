@@ -191,6 +191,51 @@ fn an_image_that_does_not_start_the_command_is_refused() {
     assert!(told.contains("cannot be read as an OCI archive"), "{told}");
 }
 
+/// The complaint of `scripts/size-check` about a program, where the docs name this size.
+fn size_complaint(program: &str, said: &str) -> Option<String> {
+    let folder = tempfile::tempdir().expect("folder");
+    let docs = folder.path().join("install.md");
+    std::fs::write(
+        &docs,
+        format!("| `bin/wakeone` | the command, stripped: {said} MB |\n"),
+    )
+    .expect("docs");
+    let mut check = Command::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../scripts/size-check"
+    ));
+    let output = check.arg(program).env("DOCS", docs).output().expect("bash");
+    let told = String::from_utf8(output.stderr).expect("text");
+    (!output.status.success()).then_some(told)
+}
+
+#[test]
+fn docs_that_name_another_size_are_refused() {
+    let program = env!("CARGO_BIN_EXE_wakeone");
+    let told = size_complaint(program, "0.1").expect("it is refused");
+    let right = told
+        .split(' ')
+        .find(|word| word.contains('.'))
+        .expect("a size");
+    assert!(told.contains("the docs say 0.1 MB"), "{told}");
+    assert_eq!(size_complaint(program, right), None);
+    let larger = format!("{:.1}", right.parse::<f64>().expect("a size") * 1.08);
+    assert!(size_complaint(program, &larger).is_some());
+    assert!(size_complaint("/no/such/program", right).is_some());
+}
+
+/// The size of a release build, where there is one; `scripts/chroots` checks it always.
+#[test]
+fn the_docs_name_the_true_size_of_the_command() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let program = format!("{root}/target/release/wakeone");
+    if !Path::new(&program).exists() {
+        println!("skipped: there is no release build");
+        return;
+    }
+    ran(Command::new(format!("{root}/scripts/size-check")).arg(program));
+}
+
 /// Another user than root skips most of what there is to test, which must not pass.
 #[test]
 fn no_test_may_skip_in_ci_whoever_runs_it() {

@@ -153,6 +153,58 @@ fn how_many_workers_a_wish_takes_is_found() {
 }
 
 #[test]
+fn where_nothing_fits_the_reason_is_said() {
+    let wish = |more: &[&str]| {
+        let few = [
+            "sim", "-n", "5000", "--shared", "accept", "--policy", "hash",
+        ];
+        let (ok, out, err) = wakeone(&[&few[..], more].concat());
+        assert!(ok, "{err}");
+        out
+    };
+    // No request is faster than the time that it takes by itself.
+    for what in ["workers", "rate"] {
+        let impossible = [
+            "--rate",
+            "1000",
+            "--service",
+            "2ms",
+            "--p99",
+            "1ms",
+            "--find",
+            what,
+        ];
+        let told = wish(&impossible);
+        assert!(
+            told.contains("None fits: the slowest one percent take 2.00 ms"),
+            "{told}"
+        );
+        let json: serde_json::Value =
+            serde_json::from_str(&wish(&[&impossible[..], &["--json"]].concat())).expect("JSON");
+        let why = json["found"]["hash"]["why"].as_str().expect("a reason");
+        assert!(why.contains("2.00 ms where nothing waits"), "{why}");
+    }
+    // A blind choice keeps some waiting however many workers there are, and one queue does not.
+    let told = wish(&[
+        "--rate",
+        "300000",
+        "--service",
+        "2ms",
+        "--p99",
+        "2.1ms",
+        "--find",
+        "workers",
+    ]);
+    let row = |name: &str| {
+        told.lines()
+            .find(|line| line.starts_with(name))
+            .expect("a row")
+    };
+    assert!(!row("shared-accept").contains("none"), "{told}");
+    assert!(row("hash ").contains("none  1024 workers at "), "{told}");
+}
+
+#[test]
 fn what_cannot_be_simulated_is_said_in_a_sentence() {
     for (arguments, said) in [
         (

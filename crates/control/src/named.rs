@@ -82,16 +82,12 @@ fn meant(all: Vec<Group>, what: &str, listening: &dyn Fn(&Target) -> Places) -> 
     let Ok(target) = what.parse::<Target>() else {
         return Vec::new();
     };
-    let of = |protocol: Protocol| target.is_of(protocol);
-    let fits = |group: &Group| match target.parts().1 {
-        Target::Port(port) => places(group).any(|(p, at)| of(p) && at.port() == Some(*port)),
-        Target::Address(address) => places(group).any(|(p, at)| of(p) && serves(at, *address)),
-        Target::Pid(pid) => {
-            group.supervisor_pid == Some(*pid)
-                || group.slots.iter().any(|slot| slot.pid == Some(*pid))
-        }
-        _ => false,
+    let readings = target.readings();
+    let is_one = |reading: &&Target| all.iter().any(|group| is_meant(reading, group));
+    let Some(target) = readings.iter().find(is_one).or(readings.last()) else {
+        return Vec::new();
     };
+    let fits = |group: &Group| is_meant(target, group);
     let (found, others): (Vec<Group>, Vec<Group>) = all.into_iter().partition(fits);
     // A file has many paths, and a server may have bound another one than the user knows.
     let searched = matches!(
@@ -101,7 +97,7 @@ fn meant(all: Vec<Group>, what: &str, listening: &dyn Fn(&Target) -> Places) -> 
     if !found.is_empty() || !searched || others.is_empty() {
         return found;
     }
-    let there = listening(&target);
+    let there = listening(target);
     let here = |group: &Group| {
         places(group).any(|(p, at)| {
             there
@@ -110,6 +106,21 @@ fn meant(all: Vec<Group>, what: &str, listening: &dyn Fn(&Target) -> Places) -> 
         })
     };
     others.into_iter().filter(here).collect()
+}
+
+/// Whether a target means a group by its addresses or its processes.
+fn is_meant(target: &Target, group: &Group) -> bool {
+    let listens = |at: &dyn Fn(Address) -> bool| {
+        places(group).any(|(protocol, address)| target.is_of(protocol) && at(address))
+    };
+    match target.parts().1 {
+        Target::Pid(pid) => {
+            group.supervisor_pid == Some(*pid)
+                || group.slots.iter().any(|slot| slot.pid == Some(*pid))
+        }
+        Target::All | Target::Name(_) => false,
+        place => listens(&|address| place.may_be_at(address)),
+    }
 }
 
 /// Returns the addresses that a group listens on.
@@ -127,18 +138,6 @@ fn places(group: &Group) -> impl Iterator<Item = (Protocol, Address)> {
         };
         Some((protocol, address))
     })
-}
-
-/// Whether a listener serves an address: one on all addresses serves it too.
-fn serves(listener: Address, address: Address) -> bool {
-    match (listener, address) {
-        (Address::Inet(listener), Address::Inet(address)) => {
-            let any = listener.ip().is_unspecified() && (listener.is_ipv6() || address.is_ipv4());
-            listener == address || (any && listener.port() == address.port())
-        }
-        (Address::Unix(bound), Address::Unix(name)) => name.may_mean(&bound),
-        _ => false,
-    }
 }
 
 #[cfg(test)]
@@ -191,10 +190,14 @@ mod tests {
             ("web", "web"),
             ("at-127-0-0-1-8090", "at-127-0-0-1-8090"),
             (":80", "web"),
+            ("80", "web"),
+            ("localhost:80", "web"),
             ("[::1]:443", "web"),
             // A listener of all addresses.
             ("127.0.0.1:80", "web"),
             ("udp://:53", "dns"),
+            ("udp://53", "dns"),
+            ("udp://localhost:53", "dns"),
             (":53", "dns"),
             ("127.0.0.1:8090", "at-127-0-0-1-8090"),
             ("unix:/run/app.sock", "app"),
@@ -209,13 +212,16 @@ mod tests {
         assert_eq!(names(&std::process::id().to_string()), ["web"]);
         for none in [
             "tcp://:53",
+            "tcp://53",
             ":81",
+            "localhost:81",
             "127.0.0.2:8090",
             "[::1]:80",
             "nginx",
             "unix:@/run/app.sock",
             "unix:/run/another.sock",
             "78",
+            "pid:80",
             "/",
             "",
         ] {

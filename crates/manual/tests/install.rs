@@ -98,6 +98,7 @@ fn all_is_installed_and_nothing_stays() {
             &format!("{zsh}/_wakeone"),
             "share/wakeone/grafana-dashboard.json",
             "lib/systemd/system/wakeone-run@.service",
+            "lib/systemd/system/wakeone-server@.service",
         ] {
             let there = files.contains(&format!("{within}/{file}"));
             assert!(there, "{file} is not in {files:?}");

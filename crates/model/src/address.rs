@@ -41,6 +41,27 @@ impl Address {
         self.inet().map(|address| address.port())
     }
 
+    /// Whether connections to an address reach a listener here: one on all addresses serves it too.
+    pub fn serves(&self, address: &Self) -> bool {
+        match (self, address) {
+            (Self::Inet(listener), Self::Inet(address)) => {
+                let all =
+                    listener.ip().is_unspecified() && (listener.is_ipv6() || address.is_ipv4());
+                listener == address || (all && listener.port() == address.port())
+            }
+            (Self::Unix(bound), Self::Unix(name)) => name.may_mean(bound),
+            _ => false,
+        }
+    }
+
+    /// Whether connections to `localhost` and this port reach a listener here.
+    pub fn serves_localhost(&self, port: u16) -> bool {
+        let local = |at: SocketAddr| {
+            at.port() == port && (at.ip().is_unspecified() || at.ip().is_loopback())
+        };
+        self.inet().is_some_and(local)
+    }
+
     /// The shortest text by which a command means it: `:80`, `unix:/run/app.sock`.
     pub fn target(self) -> String {
         match self {

@@ -10,7 +10,9 @@ pub fn own_sockets(name: &str, address: &str) -> String {
     match server(name) {
         "nginx" => format!("nginx: `listen {port} reuseport;`, then `nginx -s reload`"),
         "haproxy" => format!("haproxy: `bind :{port} shards by-thread`"),
-        "gunicorn" => "gunicorn: `--reuse-port` (20.0 and newer)".into(),
+        "gunicorn" => {
+            "gunicorn: `--reuse-port` (24 and newer; an older one still has one socket), or `--threads 4`, whose workers share one queue and wait for it in epoll".into()
+        }
         "apache2" | "httpd" => "Apache: `ListenCoresBucketsRatio 1` gives a socket for every core".into(),
         "envoy" => "Envoy: `enable_reuse_port: true` on the listener (the default since 1.20)".into(),
         "unbound" => "unbound: `so-reuseport: yes`".into(),
@@ -36,7 +38,7 @@ pub fn wake_one(name: &str) -> String {
     match server(name) {
         "nginx" => "nginx: it uses EPOLLEXCLUSIVE since 1.11.3 unless `accept_mutex on` or `use poll` is set".into(),
         "apache2" | "httpd" => "Apache: with one `Listen` blocking accept serves; `Mutex sysvsem default` puts a lock around accept".into(),
-        "gunicorn" => "gunicorn: `--reuse-port` gives each worker a socket of its own".into(),
+        "gunicorn" => "gunicorn: `--reuse-port` (24 and newer) gives each worker a socket of its own".into(),
         _ => "add EPOLLEXCLUSIVE when the listener is added to the epoll set, or block in accept(), or give each worker a socket (SO_REUSEPORT)".into(),
     }
 }
@@ -76,8 +78,8 @@ mod tests {
         for (name, setting) in [
             ("nginx", "listen 80 reuseport"),
             ("haproxy", "bind :80 shards by-thread"),
-            ("gunicorn", "--reuse-port"),
-            ("gunicorn: worker", "--reuse-port"),
+            ("gunicorn", "--reuse-port` (24 and newer"),
+            ("gunicorn: worker", "or `--threads 4`"),
             ("apache2", "ListenCoresBucketsRatio 1"),
             ("httpd", "ListenCoresBucketsRatio 1"),
             ("envoy", "enable_reuse_port: true"),

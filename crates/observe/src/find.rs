@@ -133,12 +133,47 @@ fn listeners_for(target: &Target) -> Result<Vec<Listener>, Error> {
 /// workers share or connections wait at.
 ///
 /// # Errors
-/// [`Error::NotFound`], with advice, if there is none.
+/// [`Error::NotFound`], with advice, if there is none, or if a number means two servers.
 pub fn find(target: &Target) -> Result<Vec<Found>, Error> {
+    let readings = target.readings();
+    let [port, process] = readings.as_slice() else {
+        return readings.first().map_or_else(|| find_as(target), find_as);
+    };
+    match (find_as(port), find_as(process)) {
+        (Ok(there), Ok(its)) if !its.iter().any(|one| is_among(one, &there)) => {
+            Err(Error::NotFound(format!(
+                "{target} is a port, and the id of a process that listens elsewhere; write :{target} or pid:{target}"
+            )))
+        }
+        (Ok(found), _) | (_, Ok(found)) => Ok(found),
+        (Err(Error::NotFound(_)), Err(Error::NotFound(why))) => Err(Error::NotFound(format!(
+            "nothing listens on port {target}, and {why}"
+        ))),
+        (Err(error), Err(_)) => Err(error),
+    }
+}
+
+fn is_among(one: &Found, others: &[Found]) -> bool {
+    let is_same = |other: &Found| {
+        let inodes = one.listener.sockets.iter().map(|socket| socket.inode);
+        inodes.into_iter().any(|inode| other.listener.has(inode))
+    };
+    others.iter().any(is_same)
+}
+
+/// The listeners of a target that has one meaning.
+fn find_as(target: &Target) -> Result<Vec<Found>, Error> {
     // A server that starts goes on opening sockets. The process that opened one of these has its descriptor by the time
     // that we read those.
     let inner = target.parts().1;
-    let listeners = listeners_for(inner)?;
+    let mut listeners = listeners_for(inner)?;
+    listeners.retain(|listener| target.is_of(listener.protocol) && is_at(inner, listener));
+    if let Target::Address(address @ Address::Inet(_)) = inner
+        && listeners.iter().any(|one| one.address == *address)
+    {
+        // One on all addresses gets nothing of what another at this address gets.
+        listeners.retain(|one| one.address == *address);
+    }
     let processes = Processes::read();
     let wanted = processes_of(inner, &processes)?;
     let unshared = match inner {
@@ -147,14 +182,9 @@ pub fn find(target: &Target) -> Result<Vec<Found>, Error> {
     };
     let found: Vec<Found> = listeners
         .into_iter()
-        .filter(|listener| target.is_of(listener.protocol))
-        .filter(|listener| match inner {
-            Target::Port(port) => listener.address.port() == Some(*port),
-            Target::Address(address @ Address::Inet(_)) => listener.address == *address,
-            _ => !listener
-                .sockets
-                .iter()
-                .any(|one| unshared.contains(&one.inode)),
+        .filter(|listener| {
+            let sockets = &listener.sockets;
+            !sockets.iter().any(|one| unshared.contains(&one.inode))
         })
         .map(|listener| {
             let inodes = listener.sockets.iter().map(|s| s.inode).collect();
@@ -176,6 +206,11 @@ pub fn find(target: &Target) -> Result<Vec<Found>, Error> {
         )));
     }
     Ok(found)
+}
+
+/// Whether a listener is at a target's address. UNIX sockets were looked up by their files already.
+fn is_at(target: &Target, listener: &Listener) -> bool {
+    listener.protocol == Protocol::Unix || target.may_be_at(listener.address)
 }
 
 fn holds(processes: &Processes, listener: &Listener, wanted: &HashSet<u32>) -> bool {
@@ -201,7 +236,7 @@ fn processes_of(target: &Target, processes: &Processes) -> Result<Option<HashSet
     if wanted.is_empty() {
         return Err(Error::NotFound(match target {
             Target::Pid(pid) => {
-                format!("there is no process {pid}; for a port write :{pid}")
+                format!("there is no process {pid}")
             }
             _ => format!(
                 "no process or unit is named {target}; `wakeone doctor` without a target shows what listens"

@@ -16,8 +16,12 @@ pub enum Target {
     Port(u16),
     /// One address: `127.0.0.1:8080`, `[::]:80`, `unix:/run/app.sock`, `unix:@name`.
     Address(Address),
-    /// The listeners of a process, or of a child of it, by its id.
+    /// The listeners that connections to this port of `localhost` reach: `localhost:8080`.
+    Localhost(u16),
+    /// The listeners of a process, or of a child of it, by its id: `pid:4711`.
     Pid(u32),
+    /// A port, or if nothing listens there, a process: `8080`, `4711`.
+    Number(u32),
     /// The listeners of processes with this name, or of this systemd unit.
     Name(String),
     /// One of the other targets, but only its listeners of this protocol: `udp://:53`, `tcp://:53`.
@@ -55,14 +59,35 @@ impl Target {
 
     /// Whether it means this listener's address, as far as addresses tell.
     pub fn is_at(&self, protocol: Protocol, address: Address) -> bool {
-        let (of, target) = self.parts();
-        match (target, address) {
-            (Target::Address(Address::Unix(name)), Address::Unix(bound)) => name.may_mean(&bound),
-            (Target::Port(port), _) => {
-                of.unwrap_or(Protocol::Tcp) == protocol && address.port() == Some(*port)
-            }
-            (Target::Address(at), _) => of.unwrap_or(Protocol::Tcp) == protocol && *at == address,
+        match self.parts() {
+            (_, Target::All | Target::Pid(_) | Target::Number(_) | Target::Name(_)) => true,
+            (of, place) => of.unwrap_or(Protocol::Tcp) == protocol && place.may_be_at(address),
+        }
+    }
+
+    /// Whether connections to it may reach a listener at this address, whatever its protocol.
+    pub fn may_be_at(&self, address: Address) -> bool {
+        match self.parts().1 {
+            Target::Port(port) => address.port() == Some(*port),
+            Target::Localhost(port) => address.serves_localhost(*port),
+            Target::Address(at) => address.serves(at),
             _ => true,
+        }
+    }
+
+    /// The meanings of a number, the first choice first: a port, and a process. Any other target means itself.
+    pub fn readings(&self) -> Vec<Target> {
+        match self {
+            Target::Number(number) => {
+                let port = u16::try_from(*number).ok().filter(|port| *port > 0);
+                let port = port.map(Target::Port);
+                port.into_iter().chain([Target::Pid(*number)]).collect()
+            }
+            Target::By(protocol, target) => {
+                let by = |reading| Target::By(*protocol, Box::new(reading));
+                target.readings().into_iter().map(by).collect()
+            }
+            other => vec![other.clone()],
         }
     }
 }
@@ -88,14 +113,23 @@ impl FromStr for Target {
                 };
             }
         }
-        if let Some(port) = text.strip_prefix(':') {
+        let port = |port: &str| {
             let number = port.parse().ok().filter(|port| *port > 0);
-            return number.map(Target::Port).ok_or_else(|| {
+            number.ok_or_else(|| {
                 format!("{text:?} is no port: write :PORT with a number from 1 to 65535")
-            });
+            })
+        };
+        if let Some(number) = text.strip_prefix(':') {
+            return port(number).map(Target::Port);
         }
-        if let Ok(pid) = text.parse() {
+        if let Some(number) = text.strip_prefix("localhost:") {
+            return port(number).map(Target::Localhost);
+        }
+        if let Some(Ok(pid)) = text.strip_prefix("pid:").map(str::parse) {
             return Ok(Target::Pid(pid));
+        }
+        if let Ok(number) = text.parse() {
+            return Ok(Target::Number(number));
         }
         if let Ok(address) = text.parse::<SocketAddr>() {
             return Ok(Target::Address(address.into()));
@@ -106,7 +140,7 @@ impl FromStr for Target {
             Ok(Target::Name(text.into()))
         } else {
             Err(format!(
-                "{text:?} is no target: write :PORT, ADDRESS:PORT ([::1]:PORT for IPv6), unix:/PATH, unix:@NAME, a process id, or the name of a process or unit"
+                "{text:?} is no target: write :PORT, localhost:PORT, ADDRESS:PORT ([::1]:PORT for IPv6), unix:/PATH, unix:@NAME, a process id, or the name of a process or unit"
             ))
         }
     }
@@ -128,7 +162,9 @@ impl std::fmt::Display for Target {
             Target::All => f.write_str("this machine"),
             Target::Port(port) => write!(f, ":{port}"),
             Target::Address(address) => write!(f, "{address}"),
+            Target::Localhost(port) => write!(f, "localhost:{port}"),
             Target::Pid(pid) => write!(f, "process {pid}"),
+            Target::Number(number) => write!(f, "{number}"),
             Target::Name(name) => f.write_str(name),
             Target::By(protocol, target) => write!(f, "{protocol}://{target}"),
         }
@@ -143,7 +179,9 @@ mod tests {
     fn targets_are_told_apart() {
         let parse = |text: &str| text.parse::<Target>();
         assert_eq!(parse(":80"), Ok(Target::Port(80)));
-        assert_eq!(parse("80"), Ok(Target::Pid(80)));
+        assert_eq!(parse("80"), Ok(Target::Number(80)));
+        assert_eq!(parse("pid:80"), Ok(Target::Pid(80)));
+        assert_eq!(parse("localhost:80"), Ok(Target::Localhost(80)));
         assert_eq!(parse("nginx"), Ok(Target::Name("nginx".into())));
         assert_eq!(
             parse("nginx.service"),
@@ -178,6 +216,9 @@ mod tests {
             ":",
             ":0",
             ":99999",
+            "localhost:",
+            "localhost:0",
+            "pid:x",
             "1.2.3.4",
             "::1",
             "host:80",
@@ -185,5 +226,34 @@ mod tests {
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_number_is_a_port_or_else_a_process() {
+        let readings = |text: &str| text.parse::<Target>().expect("a target").readings();
+        assert_eq!(readings("80"), [Target::Port(80), Target::Pid(80)]);
+        assert_eq!(readings("70000"), [Target::Pid(70000)]);
+        assert_eq!(readings("pid:80"), [Target::Pid(80)]);
+        let udp = |target| Target::By(Protocol::Udp, Box::new(target));
+        assert_eq!(
+            readings("udp://53"),
+            [udp(Target::Port(53)), udp(Target::Pid(53))]
+        );
+    }
+
+    #[test]
+    fn a_listener_on_all_addresses_is_at_each() {
+        let is_at = |target: &str, address: &str| {
+            let target: Target = target.parse().expect("a target");
+            target.is_at(Protocol::Tcp, address.parse().expect("address"))
+        };
+        for address in ["127.0.0.1:80", "[::1]:80", "0.0.0.0:80", "[::]:80"] {
+            assert!(is_at("localhost:80", address), "{address}");
+        }
+        assert!(is_at("127.0.0.1:80", "0.0.0.0:80"));
+        assert!(!is_at("0.0.0.0:80", "127.0.0.1:80"));
+        assert!(!is_at("localhost:80", "192.0.2.1:80"));
+        assert!(!is_at("localhost:80", "127.0.0.1:81"));
+        assert!(!is_at("udp://localhost:80", "127.0.0.1:80"));
     }
 }

@@ -5,8 +5,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
+use wakeone_model::address::SCHEME;
 
-/// An address to listen on, as written: `:8080`, `127.0.0.1:8080`, `[::1]:8080` or `localhost:8080`. `udp://` may
+/// An address to listen on, as written: `:8080` or `8080`, `127.0.0.1:8080`, `[::1]:8080` or `localhost:8080`. `udp://` may
 /// stand before it, or `tcp://`, which is the default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
@@ -45,9 +46,18 @@ impl FromStr for Address {
             Some(place) => (true, place),
             None => (false, text.strip_prefix("tcp://").unwrap_or(text)),
         };
-        let (host, port) = place
-            .rsplit_once(':')
-            .ok_or(bad("it has no `:` before the port"))?;
+        if place.starts_with(SCHEME) {
+            return Err(bad(
+                "a UNIX socket is one that the server opens itself, without -l",
+            ));
+        }
+        let is_port = !place.is_empty() && place.bytes().all(|byte| byte.is_ascii_digit());
+        let (host, port) = match is_port {
+            true => ("", place),
+            false => place
+                .rsplit_once(':')
+                .ok_or(bad("it has no `:` before the port"))?,
+        };
         if port.is_empty() || !port.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(bad("the port is not a number"));
         }
@@ -175,6 +185,8 @@ mod tests {
     fn addresses_parse() {
         let table = [
             (":8080", ":8080", "8080"),
+            ("8080", ":8080", "8080"),
+            ("udp://53", "udp://:53", "udp-53"),
             (":0", ":0", "0"),
             ("127.0.0.1:8080", "127.0.0.1:8080", "127_0_0_1-8080"),
             ("0.0.0.0:80", "0.0.0.0:80", "0_0_0_0-80"),
@@ -209,7 +221,8 @@ mod tests {
     #[test]
     fn bad_addresses_are_named_with_a_reason() {
         let table = [
-            ("8080", "no `:`"),
+            ("unix:/run/app.sock", "opens itself"),
+            ("99999", "above 65535"),
             ("", "no `:`"),
             ("127.0.0.1:", "not a number"),
             ("127.0.0.1:http", "not a number"),
@@ -224,7 +237,6 @@ mod tests {
             ("a b:80", "neither an address nor a name"),
             ("http://x:80", "between brackets"),
             ("udp://", "no `:`"),
-            ("udp://53", "no `:`"),
             ("udp://udp://:53", "between brackets"),
         ];
         for (text, reason) in table {

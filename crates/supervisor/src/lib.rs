@@ -11,6 +11,7 @@ mod closing;
 mod elsewhere;
 mod error;
 pub mod listen;
+mod missing;
 pub mod notify;
 pub mod process;
 mod ready;
@@ -388,7 +389,7 @@ fn check(options: &Options) -> Result<Task, Error> {
     }
     if options.command.is_empty() {
         return Err(Error::Usage(
-            "there is no command to run; give it after `--`".to_owned(),
+            "there is no command to run; give it after the options".to_owned(),
         ));
     }
     for argument in &options.command {

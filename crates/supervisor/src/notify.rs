@@ -27,6 +27,11 @@ fn notify_if_room(states: &[NotifyState<'_>]) {
     tell(states, None);
 }
 
+/// Tells the service manager, if there is one, that the service does its work.
+pub fn ready() {
+    notify(&[NotifyState::Ready]);
+}
+
 fn tell(states: &[NotifyState<'_>], patience: Option<Duration>) {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else {
         return;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::missing::not_started;
 use crate::rest::Rest;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, wait};
 use wakeone_kernel::proc::process::children;
@@ -104,11 +105,12 @@ impl Server {
     /// Starts it with some more environment variables.
     ///
     /// # Errors
-    /// It cannot be started.
-    pub fn start(command: &[String], variables: &[(&str, OsString)]) -> io::Result<Self> {
+    /// It cannot be started, for the reason that the sentence tells.
+    pub fn start(command: &[String], variables: &[(&str, OsString)]) -> Result<Self, String> {
+        let (program, arguments) = command.split_first().ok_or("there is no command to run")?;
         // Daemons, and workers whose master died, become our children: they may be the server from then on.
-        set_child_subreaper(Some(rustix::process::getpid()))?;
-        let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        set_child_subreaper(Some(rustix::process::getpid()))
+            .map_err(|error| format!("its processes cannot become our children: {error}"))?;
         let mut start = Command::new(program);
         start
             .args(arguments)
@@ -119,10 +121,11 @@ impl Server {
             // It is not in the terminal's foreground process group any more, and would be stopped for reading.
             start.stdin(Stdio::null());
         }
-        let child = start.spawn()?;
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let child = start
+            .spawn()
+            .map_err(|error| not_started(program, &error))?;
         Ok(Self {
-            pid: pid.ok_or(io::ErrorKind::InvalidData)?,
+            pid: Pid::from_child(&child),
             code: None,
             told: false,
             rest: Rest::default(),

@@ -1,5 +1,6 @@
 //! The code between fork and the worker's command: it gives up the supervisor's resources, and becomes the command.
 
+use super::missing::not_started;
 use super::spawn::{Order, gate_fd, report_fd};
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
@@ -56,7 +57,7 @@ fn become_worker(order: &Order) -> Result<std::convert::Infallible, String> {
         .args(arguments)
         .envs(environment(order))
         .exec();
-    Err(exec_failure(program, &error))
+    Err(not_started(program, &error))
 }
 
 /// Waits until the supervisor has written down that there is this worker. If it died first, there must be none.
@@ -78,33 +79,6 @@ fn environment(order: &Order) -> Vec<(&str, String)> {
         variables.extend(theirs.map(|(name, value)| (name.as_str(), value.clone())));
     }
     variables
-}
-
-fn exec_failure(program: &str, error: &std::io::Error) -> String {
-    use std::io::ErrorKind::{NotFound, PermissionDenied};
-    let is_path = program.contains('/');
-    match error.kind() {
-        NotFound if is_path => {
-            format!(
-                "there is no file `{program}` to run (or the interpreter that its first line names is missing)"
-            )
-        }
-        // If the worker may not search a folder of PATH, the error is as if it might not execute the command.
-        NotFound | PermissionDenied if !is_path && !is_in_path(program) => {
-            format!("there is no command `{program}` in PATH; give its path, or correct the name")
-        }
-        PermissionDenied => {
-            format!(
-                "`{program}` may not be executed; look at its mode with `ls -l`, and at --user if you gave one"
-            )
-        }
-        _ => format!("cannot run `{program}`: {error}"),
-    }
-}
-
-fn is_in_path(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
 /// The capabilities of `--keep-cap`, in any usual spelling: `net_raw`, `CAP_NET_RAW`.

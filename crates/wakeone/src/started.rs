@@ -16,6 +16,7 @@ use wakeone_kernel::capability;
 use wakeone_model::layout::counted;
 use wakeone_model::listener::Protocol;
 use wakeone_observe::{Found, Target, find};
+use wakeone_supervisor::notify::{self, Watchdog};
 use wakeone_supervisor::server::{Server, Signals};
 
 use crate::attach::{AttachConfig, AttachManager, Event, Wanted, below_us, examine};
@@ -44,13 +45,8 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The command cannot be started.
-    #[error("cannot start `{command}`: {source}")]
-    Start {
-        /// The program.
-        command: String,
-        /// Why.
-        source: io::Error,
-    },
+    #[error("cannot start the server: {0}")]
+    Start(String),
     /// Something of our own failed.
     #[error("cannot steer the server: {what}: {source}")]
     Own {
@@ -68,6 +64,9 @@ pub enum Error {
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How often to follow what is steered.
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
+
+/// A server that opens no listener is reported to the service manager as ready after this time.
+const LISTENS_NOWHERE: Duration = Duration::from_secs(10);
 
 /// Work that is done beside the steering, in the same loop. `()` does nothing.
 pub trait Beside {
@@ -125,9 +124,7 @@ pub fn run_beside(
     let http = options.metrics.map(metrics::bind).transpose();
     let http = http.map_err(Error::Metrics)?;
     let signals = Signals::take().map_err(own("taking signals"))?;
-    let command = options.command.first().cloned().unwrap_or_default();
-    let mut server = Server::start(&options.command, &beside.variables())
-        .map_err(|source| Error::Start { command, source })?;
+    let mut server = Server::start(&options.command, &beside.variables()).map_err(Error::Start)?;
     let monitor = Monitor::start(http).map(Arc::new).inspect_err(|error| {
         // The server runs already: it works as well without metrics.
         tracing::warn!("no figures are served: {error}");
@@ -166,6 +163,11 @@ pub fn run_beside(
 /// Daemons become our children, so the server is always below us.
 fn server_of_ours() -> Target {
     Target::Pid(std::process::id())
+}
+
+/// Whether it has opened any listener yet.
+fn listens() -> bool {
+    !below_us(find(&server_of_ours()).unwrap_or_default()).is_empty()
 }
 
 /// Its listeners, without its UDP sockets.
@@ -212,8 +214,11 @@ fn serve(
     grace: Duration,
     log: &mut dyn FnMut(&Event),
 ) -> io::Result<u8> {
+    let (started, mut is_ready) = (Instant::now(), false);
+    let mut watchdog = Watchdog::from_env();
     let (mut looked, mut followed) = (Instant::now(), Instant::now());
     loop {
+        watchdog.feed();
         let patience = beside.attend();
         let pause = manager.pause(FOLLOW_EVERY);
         let left = pause.saturating_sub(followed.elapsed()).min(patience);
@@ -228,6 +233,10 @@ fn serve(
         }
         if looked.elapsed() >= LOOK_EVERY {
             manager.attach().iter().for_each(&mut *log);
+            if !is_ready && (listens() || started.elapsed() >= LISTENS_NOWHERE) {
+                notify::ready();
+                is_ready = true;
+            }
             looked = Instant::now();
         }
         if let Some(code) = server.reap(grace)? {

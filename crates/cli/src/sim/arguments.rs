@@ -163,7 +163,7 @@ mod tests {
                 lasts_s: 0.2
             })
         );
-        assert!(repeated("10s").is_err() && repeated("1:2").is_err());
+        assert!(repeated("10s").is_err() && repeated("1:x").is_err());
         assert_eq!(
             stop("2@5s:300ms").map(|stop| (stop.worker, stop.at_s, stop.lasts_s)),
             Ok((2, 5.0, 0.3))

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use wakeone_result::environment::Watch;
-use wakeone_sim::{Dispatch, MOST_SLOTS, Variant, run};
+use wakeone_sim::{Arrivals, Dispatch, Faults, Load, MOST_SLOTS, Setup, Variant, Wake, run};
 
 use super::arguments::{Find, Sweep};
 use super::show::number;
@@ -23,40 +23,81 @@ fn most_workers(way: Dispatch) -> usize {
     }
 }
 
+/// The name of a way, and the number that was found for it or the reason why none fits.
+type Row = (String, Result<f64, String>);
+
 /// Finds the fewest workers, or the highest rate, of each way.
 pub fn found(args: &Args, ways: &[Named], find: Find, p99: Duration) -> anyhow::Result<String> {
-    let rate = rate(args)?;
+    let (rate, limit_s) = (rate(args)?, p99.as_secs_f64());
+    let alone_s = alone(args)?;
+    if alone_s > limit_s {
+        let why = format!(
+            "the slowest one percent take {} ms where nothing waits, so no number of workers and no rate will do",
+            number(alone_s * 1e3)
+        );
+        let none = |named: &Named| (named.name.clone(), Err(why.clone()));
+        let rows: Vec<Row> = ways.iter().map(none).collect();
+        return Ok(show_found(args, rate, find, p99, &rows));
+    }
     let mut rows = Vec::new();
     for named in ways {
-        let keeps = |workers: usize, rate: f64| -> anyhow::Result<bool> {
+        // None where queues would grow without end.
+        let p99_s = |workers: usize, rate: f64| -> anyhow::Result<Option<f64>> {
             if utilisation(args, workers, rate) >= 1.0 {
-                return Ok(false);
+                return Ok(None);
             }
-            let outcome = run(
-                &setup(args, workers, named.way),
-                &load(args, args.arrivals.at(rate)),
-            )?;
-            Ok(outcome.quantile_s(0.99) <= p99.as_secs_f64())
+            let setup = setup(args, workers, named.way);
+            let outcome = run(&setup, &load(args, args.arrivals.at(rate)))?;
+            Ok(Some(outcome.quantile_s(0.99)))
         };
-        let value = match find {
+        let keeps = |workers: usize, rate: f64| {
+            p99_s(workers, rate).map(|found| found.is_some_and(|p99_s| p99_s <= limit_s))
+        };
+        let most = most_workers(named.way);
+        let (value, least) = match find {
             Find::Workers => {
-                let least = fewest(most_workers(named.way), |workers| keeps(workers, rate))?;
-                least.map(|n| n as f64)
+                let least = fewest(most, |workers| keeps(workers, rate))?;
+                (least.map(|n| n as f64), (most, rate))
             }
-            Find::Rate => highest(rate, |rate| keeps(args.workers, rate))?,
+            Find::Rate => {
+                let value = highest(rate, |rate| keeps(args.workers, rate))?;
+                (value, (args.workers, rate * LEAST))
+            }
         };
-        rows.push((named.name.as_str(), value));
+        let value = match value {
+            Some(value) => Ok(value),
+            None => Err(why_none(least, p99_s(least.0, least.1)?)),
+        };
+        rows.push((named.name.clone(), value));
     }
     Ok(show_found(args, rate, find, p99, &rows))
 }
 
-fn show_found(
-    args: &Args,
-    rate: f64,
-    find: Find,
-    p99: Duration,
-    rows: &[(&str, Option<f64>)],
-) -> String {
+/// The 99th percentile of requests that meet no other and no fault, in s.
+fn alone(args: &Args) -> anyhow::Result<f64> {
+    let setup = Setup {
+        faults: Faults::default(),
+        ..setup(args, args.workers, Dispatch::Shared(Wake::LongestAsleep))
+    };
+    // At a thousandth of what the workers can do.
+    let per_s = 1e-3 * setup.capacity() / args.service.mean_s();
+    let load = Load {
+        kept: None,
+        ..load(args, Arrivals::Constant { per_s })
+    };
+    Ok(run(&setup, &load)?.quantile_s(0.99))
+}
+
+/// Why not even the easiest case fits: the most workers, or the lowest rate.
+fn why_none((workers, rate): (usize, f64), p99_s: Option<f64>) -> String {
+    let of = format!("{workers} workers at {} requests/s", number(rate));
+    match p99_s {
+        Some(p99_s) => format!("{of} have a p99 of {} ms", number(p99_s * 1e3)),
+        None => format!("{of} have more to do than they can"),
+    }
+}
+
+fn show_found(args: &Args, rate: f64, find: Find, p99: Duration, rows: &[Row]) -> String {
     let (what, words) = match find {
         Find::Workers => (
             "workers",
@@ -68,17 +109,31 @@ fn show_found(
         ),
     };
     if args.json {
-        let rows: serde_json::Map<_, _> = rows
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), json!({ what: value })))
-            .collect();
+        let row = |(name, value): &Row| {
+            let found = match value {
+                Ok(value) => json!({ what: value }),
+                Err(why) => json!({ what: null, "why": why }),
+            };
+            (name.clone(), found)
+        };
+        let rows: serde_json::Map<_, _> = rows.iter().map(row).collect();
         return format!("{:#}\n", json!({ "simulated": true, "found": rows }));
     }
     let limit = number(p99.as_secs_f64() * 1e3);
     let mut text = format!("Simulated: {words} with a p99 of at most {limit} ms.\n\n");
+    if let Some((_, Err(why))) = rows.first()
+        && rows
+            .iter()
+            .all(|(_, value)| value.as_ref().err() == Some(why))
+    {
+        let _ = writeln!(text, "None fits: {why}.");
+        return text;
+    }
     for (name, value) in rows {
-        let value = value.map_or("none".to_owned(), |value| format!("{value:.0}"));
-        let _ = writeln!(text, "{name:<24}{value:>10}");
+        let _ = match value {
+            Ok(value) => writeln!(text, "{name:<24}{value:>10.0}"),
+            Err(why) => writeln!(text, "{name:<24}{:>10}  {why}", "none"),
+        };
     }
     text
 }
@@ -202,16 +257,19 @@ fn fewest(
 /// The precision of a rate.
 const FINE: f64 = 1.01;
 
+/// The lowest rate that is tried, as a part of the first guess.
+const LEAST: f64 = 1e-6;
+
 /// The highest rate for which `keeps` holds, to one percent, from a first guess on.
 fn highest(guess: f64, keeps: impl Fn(f64) -> anyhow::Result<bool>) -> anyhow::Result<Option<f64>> {
     let (mut low, mut high) = (guess, guess);
     while keeps(high)? {
         (low, high) = (high, high * 2.0);
     }
-    while low >= guess / 1e6 && !keeps(low)? {
+    while low >= guess * LEAST && !keeps(low)? {
         (low, high) = (low / 2.0, low);
     }
-    if low < guess / 1e6 {
+    if low < guess * LEAST {
         return Ok(None);
     }
     while high / low > FINE {

@@ -352,7 +352,10 @@ impl AttachManager {
                 .iter()
                 .any(|one| match (one.target.parts(), protocol) {
                     ((of, _), Protocol::Udp) => of == Some(Protocol::Udp),
-                    ((of, Target::Pid(_) | Target::Name(_)), Protocol::Unix) => of.is_none(),
+                    (
+                        (of, Target::Pid(_) | Target::Number(_) | Target::Name(_)),
+                        Protocol::Unix,
+                    ) => of.is_none(),
                     ((of, _), Protocol::Unix) => of == Some(Protocol::Unix),
                     _ => true,
                 })
