@@ -226,7 +226,11 @@ fn a_program_that_does_not_load_costs_one_attempt() {
         let begins = |line: &&String| line.starts_with(with);
         lines.iter().filter(begins).count()
     };
-    assert_eq!(begins(&lines, "loading the program "), 1, "{lines:#?}");
+    assert_eq!(
+        begins(&lines, "loading the program wakeone_dispatch"),
+        1,
+        "{lines:#?}"
+    );
     let sentence = [
         "cannot steer `web`",
         "loading the program wakeone_dispatch failed",
