@@ -377,13 +377,13 @@ fn bad_arguments_are_named_and_end_with_2() {
     let table: [(&[&str], &str); 9] = [
         (&["-w", "257", "-l", ANY], "257 is not in 1..=256"),
         (&["-w", "0", "-l", ANY], "0 is not in 1..=256"),
-        (&["-l", "8080"], "`8080` is no address to listen on"),
+        (&["-l", "here"], "`here` is no address to listen on"),
         (&["-l", "127.0.0.1:99999"], "the port is above 65535"),
         (
             &["-l", "127.0.0.1:8080", "-l", "127.0.0.1:8080"],
             "-l 127.0.0.1:8080 is given twice",
         ),
-        (&["-l", ANY, "--grace", "5"], "`5` is no time"),
+        (&["-l", ANY, "--grace", "5d"], "`5d` is no time"),
         (&["-l", ANY, "--name", "a/b"], "`a/b` cannot name a group"),
         (
             &["-l", ANY, "--keep-cap", "fly"],
