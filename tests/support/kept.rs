@@ -62,6 +62,19 @@ pub fn keep_by(count: usize, apart: Duration, open: impl Fn() -> Kept) -> (Vec<K
     (kept, counts)
 }
 
+/// Opens so many connections that they show whether workers are steered. In an emulated machine looks are dear, and their share
+/// of the CPU allows only one or two a second.
+pub fn keep_enough(open: impl Fn() -> Kept) -> (Vec<Kept>, Vec<usize>) {
+    let (count, ms) = if slowness() > 1 { (24, 100) } else { (64, 8) };
+    keep_by(count, Duration::from_millis(ms), open)
+}
+
+/// Nobody has more than 1.5 times the mean. As they are, workers that wait exclusively end up with all or nothing.
+pub fn assert_even(counts: &[usize], workers: usize) {
+    let most = counts.iter().sum::<usize>() * 3 / 2 / workers;
+    assert!(counts.len() == workers && counts[0] <= most, "{counts:?}");
+}
+
 /// How many of these each worker has, the most first.
 pub fn counted(kept: &[Kept]) -> Vec<usize> {
     let mut of: BTreeMap<&str, usize> = BTreeMap::new();

@@ -21,6 +21,9 @@ use wakeone_model::listener::Protocol;
 const CORRECTION_SHARE: u32 = 1000;
 const CORRECT_EVERY: Duration = Duration::from_millis(500);
 
+/// So many corrections in a row a count may be left as it is.
+const LEFT_AT_MOST: u32 = 4;
+
 /// About what it takes another process to read what a descriptor is, and to be asked for those of a worker.
 const DESCRIPTOR_NS: u64 = 2_000;
 const WORKER_NS: u64 = 40_000;
@@ -50,6 +53,10 @@ pub(crate) struct Count {
     others: u64,
     /// How many of the others are connections that their clients have closed. Some servers close their side seconds later.
     ended: u64,
+    /// It was corrected once.
+    is_corrected: bool,
+    /// So many corrections in a row it was left as it is.
+    left: u32,
 }
 
 impl Count {
@@ -69,6 +76,8 @@ impl Count {
             total: 0,
             others: 0,
             ended: 0,
+            is_corrected: false,
+            left: 0,
         };
         count.look()?;
         count.others = count.total;
@@ -98,11 +107,11 @@ impl Count {
         Ok(before != total)
     }
 
-    /// Corrects the count by the sockets that are open connections. A worker that opens or closes something meanwhile is
-    /// wrong by that until the next correction. Returns how many descriptors there are.
-    fn correct(&mut self, open: &Accepted) -> io::Result<u64> {
+    /// Corrects the count by the sockets that are open connections. One that changes meanwhile is left as it is, unless it
+    /// always does. Returns whether it changed since the last look.
+    fn correct(&mut self, open: &Accepted) -> io::Result<bool> {
         let (pid, epoll) = self.of;
-        self.look()?;
+        let mut changed = self.look()?;
         let all: Vec<u64> = match self.descriptors {
             Some(_) => {
                 let sockets = process::sockets_of(pid)?.into_iter();
@@ -110,10 +119,17 @@ impl Count {
             }
             None => members_of(pid, epoll)?,
         };
+        changed |= self.look()?;
+        self.left = if changed { self.left + 1 } else { 0 };
+        if changed && self.left < LEFT_AT_MOST && self.is_corrected {
+            return Ok(true);
+        }
+        self.left = 0;
+        self.is_corrected = true;
         let held = |which: &HashSet<u64>| all.iter().filter(|inode| which.contains(inode)).count();
         self.others = self.total.saturating_sub(held(&open.lasting) as u64);
         self.ended = (held(&open.ended) as u64).min(self.others);
-        Ok(self.total)
+        Ok(changed)
     }
 }
 
@@ -134,7 +150,8 @@ impl Corrections {
         self.due <= now
     }
 
-    /// Corrects the counts of these workers by the connections of all listeners.
+    /// Corrects the counts of these workers by the connections of all listeners. Returns whether all are right: no count
+    /// changed meanwhile.
     ///
     /// # Errors
     /// The kernel does not show the connections.
@@ -142,7 +159,7 @@ impl Corrections {
         &mut self,
         listeners: impl Iterator<Item = Address>,
         workers: impl Iterator<Item = &'a mut Count>,
-    ) -> io::Result<()> {
+    ) -> io::Result<bool> {
         // Not by the clock: where others have the CPUs, corrections would come too seldom.
         let begun = schedule::thread_time();
         let mut open = Accepted::default();
@@ -151,11 +168,57 @@ impl Corrections {
             open.lasting.extend(there.lasting);
             open.ended.extend(there.ended);
         }
-        // A worker that is gone has no count.
-        let descriptors = workers.filter_map(|count| count.correct(&open).ok());
-        let others: u64 = descriptors.map(|n| n * DESCRIPTOR_NS + WORKER_NS).sum();
+        let (mut others, mut settled) = (0, true);
+        for count in workers {
+            // A worker that is gone has no count.
+            let Ok(changed) = count.correct(&open) else {
+                continue;
+            };
+            settled &= !changed;
+            others += count.total * DESCRIPTOR_NS + WORKER_NS;
+        }
         let took = schedule::thread_time().saturating_sub(begun) + Duration::from_nanos(others);
         self.due = Instant::now() + (took * CORRECTION_SHARE).max(CORRECT_EVERY);
-        Ok(())
+        Ok(settled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use wakeone_kernel::socket::entries::Entry;
+
+    /// Nobody would correct it again if it counted as right.
+    #[test]
+    fn a_connection_that_comes_while_counts_are_corrected_leaves_them_doubtful() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let at = listener.local_addr().expect("an address");
+        let entry = Entry {
+            pid: std::process::id(),
+            started: 0,
+            epoll: -1,
+            number: -1,
+            inode: 0,
+            events: 0,
+            data: 0,
+        };
+        let waiter = Waiter {
+            entry,
+            held: -1,
+            sets: 1,
+        };
+        let mut count = Count::of(&waiter).expect("descriptors");
+        let correct = |count: &mut Count| {
+            let open = diag::accepted_at(Protocol::Tcp, Address::Inet(at)).expect("connections");
+            count.correct(&open).expect("counts")
+        };
+        correct(&mut count);
+        let open = diag::accepted_at(Protocol::Tcp, Address::Inet(at)).expect("connections");
+        let _client = TcpStream::connect(at).expect("connects");
+        let _accepted = listener.accept().expect("accepts");
+        assert!(count.correct(&open).expect("counts"));
+        correct(&mut count);
+        assert_eq!(count.connections(), 1);
     }
 }

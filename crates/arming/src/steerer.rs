@@ -35,8 +35,8 @@ const LOOK_SHARE: u32 = 250;
 const QUIET_SHARE: u32 = 1500;
 /// How long the guardian waits for the steerer, and how often that says that it lives. Both together are the time for
 /// which a worker may stay disarmed after the steerer's end.
-const PROMISE: Duration = Duration::from_millis(30);
-const BEAT: Duration = Duration::from_millis(15);
+const PROMISE: Duration = Duration::from_millis(45);
+const BEAT: Duration = Duration::from_millis(30);
 /// How often to look for workers that came, and for entries that the server changed.
 const FOLLOW_EVERY: Duration = Duration::from_millis(500);
 const CHECK_EVERY: Duration = Duration::from_secs(2);
@@ -219,6 +219,11 @@ impl Steerer {
                 self.aside(|one| one.follow(now));
             }
             self.sleep();
+            if self.due.look > Instant::now() {
+                // Or the rarer looks are, the more beats they would have to pay for.
+                self.spent = schedule::thread_time();
+                self.spent_aside = Duration::ZERO;
+            }
         }
         // The guardian makes all entries as they were when it is dropped.
     }
@@ -241,7 +246,9 @@ impl Steerer {
                 CALL => self.heed_call(),
                 REFUSED => self.heed_refusal(),
                 BELL => {
-                    self.ring(false);
+                    self.listeners
+                        .iter_mut()
+                        .for_each(|one| one.ring(&self.wakes, BELL, false));
                     self.changed = Instant::now();
                     self.due.look = self.changed;
                     self.due.follow = self.due.follow.min(self.changed + FOLLOW_EVERY);
@@ -280,10 +287,13 @@ impl Steerer {
         self.due.follow = now;
     }
 
-    /// Has a connection end the sleep, or not.
+    /// Has a connection end the sleep, or not. It does where one worker is armed alone.
     fn ring(&mut self, on: bool) {
         for listener in &mut self.listeners {
-            listener.ring(&self.wakes, epoll::EventData::new_u64(BELL), on);
+            // One that waits still would ring without end.
+            let alone = listener.arming.is_one_alone() && !listener.arming.is_hurried();
+            let on = on || alone;
+            listener.ring(&self.wakes, BELL, on);
         }
     }
 
@@ -450,15 +460,16 @@ impl Steerer {
     }
 
     fn correct(&mut self) {
-        self.is_corrected = true;
         let addresses = self.listeners.iter().map(|one| one.shared.address);
         let counts = self.counts.values_mut();
-        if let Err(error) = self.corrections.correct(addresses, counts) {
+        let corrected = self.corrections.correct(addresses, counts);
+        self.is_corrected = corrected.unwrap_or_else(|error| {
             tracing::debug!(
                 "{}: its connections cannot be counted: {error}",
                 self.addresses
             );
-        }
+            true
+        });
     }
 
     fn publish_queue(&self, queued: u32, limit: u32) {

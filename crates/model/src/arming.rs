@@ -43,6 +43,13 @@ pub struct ArmingConfig {
     pub slack: u64,
     /// So many stay armed at least: while the least loaded one serves a request, another takes the next connection.
     pub least_armed: usize,
+    /// But of workers that are all woken the kernel wakes the last ones to come first, and the others hardly get any. So one
+    /// with so many connections less than the next is armed alone, as long as it waits and connections only come.
+    pub alone_below: u64,
+    /// Not if so many came since the last look,
+    pub alone_until: u64,
+    /// or one ended in so many looks: those that come may be short.
+    pub alone_after: u32,
     /// And one of so many workers, rounded up: those that are armed have to take a burst alone.
     pub armed_of: usize,
     /// A worker's load is its least count of so many looks, 1 or more.
@@ -64,6 +71,9 @@ impl Default for ArmingConfig {
         Self {
             slack: 1,
             least_armed: 2,
+            alone_below: 3,
+            alone_until: 8,
+            alone_after: 6,
             armed_of: 4,
             looks: 4,
             passing: 2,
@@ -121,8 +131,9 @@ struct Worker {
 }
 
 impl Worker {
-    /// Takes the count of a look.
-    fn count(&mut self, count: u64, config: &ArmingConfig, turn: Turn) {
+    /// Takes the count of a look. Returns the last one.
+    fn count(&mut self, count: u64, config: &ArmingConfig, turn: Turn) -> u64 {
+        let before = self.counts.front().copied();
         self.counts.truncate(config.looks.max(1) - 1);
         self.counts.push_front(count);
         let least = self.counts.iter().copied().min().unwrap_or(count);
@@ -132,6 +143,7 @@ impl Worker {
             Turn::LeastConnections => lasting,
             Turn::RoundRobin => self.share.load.saturating_add(more),
         };
+        before.unwrap_or(count)
     }
 
     /// Whether its turn comes.
@@ -152,6 +164,10 @@ pub struct Arming {
     waited: u32,
     /// Looks until not all are armed any more.
     open: u32,
+    /// Looks until connections only come.
+    falls: u32,
+    /// Connections that came since the last look.
+    came: u64,
     /// A worker was armed and did not take what waited: perhaps the server has changed its entry.
     doubts: bool,
 }
@@ -253,6 +269,11 @@ impl Arming {
         self.waited > 0
     }
 
+    /// Whether one worker is armed alone. A connection should then cause a look: the worker may be busy with the one before.
+    pub fn is_one_alone(&self) -> bool {
+        self.any_disarmed() && self.workers.values().filter(|one| one.armed).count() == 1
+    }
+
     /// How long it is until the next look, if that costs nothing.
     pub fn pause(&self) -> Duration {
         match self.is_hurried() {
@@ -293,9 +314,16 @@ impl Arming {
         queued: bool,
         mut waits: impl FnMut(usize) -> bool,
     ) -> Vec<(usize, Change)> {
+        self.falls = self.falls.saturating_sub(1);
+        self.came = 0;
         for (worker, count) in counts {
-            if let Some(worker) = self.workers.get_mut(&worker) {
-                worker.count(count, &self.config, self.turn);
+            let Some(worker) = self.workers.get_mut(&worker) else {
+                continue;
+            };
+            let before = worker.count(count, &self.config, self.turn);
+            self.came += count.saturating_sub(before);
+            if count < before {
+                self.falls = self.config.alone_after;
             }
         }
         let was_busy = |(number, one): (&usize, &Worker)| one.busy.then_some(*number);
@@ -346,13 +374,30 @@ impl Arming {
         all.into_iter().take(count).map(|(one, _)| *one).collect()
     }
 
+    /// The least loaded workers, which are armed in any case.
+    fn few(&self, waits: &mut impl FnMut(usize) -> bool) -> Vec<usize> {
+        let part = self.workers.len().div_ceil(self.config.armed_of.max(1));
+        let mut few = self.least_loaded(self.config.least_armed.max(part));
+        let only_come = self.falls == 0 && self.came <= self.config.alone_until;
+        if let [first, second, ..] = few[..] {
+            let (one, next) = (&self.workers[&first], &self.workers[&second]);
+            let below = next.share.is_above(&one.share, self.config.alone_below);
+            // The order of exclusive ones is enough.
+            // Of many, enough are armed. The order of exclusive ones is enough, too.
+            let may = few.len() == self.config.least_armed && !one.exclusive;
+            if may && only_come && below && waits(first) {
+                few.truncate(1);
+            }
+        }
+        few
+    }
+
     fn arm(&mut self, waits: &mut impl FnMut(usize) -> bool) -> Vec<(usize, Change)> {
         let least = least(self.workers.values());
         let open = self.open > 0;
         let slack = self.config.slack;
         let others = self.workers.values().any(|one| !one.draining);
-        let part = self.workers.len().div_ceil(self.config.armed_of.max(1));
-        let few = self.least_loaded(self.config.least_armed.max(part));
+        let few = self.few(waits);
         let wanted = |number: &usize, worker: &Worker| match least {
             _ if worker.draining => !others,
             _ if worker.refused => false,
@@ -372,11 +417,17 @@ impl Arming {
         for (number, _) in &changes {
             self.armed(*number, true);
         }
+        if disarmed.is_empty() {
+            return changes;
+        }
         // Nobody is disarmed for others that cannot take a connection now.
+        let stays = |(number, one): &(&usize, &Worker)| {
+            one.armed && !one.draining && !disarmed.contains(number)
+        };
         let stay: Vec<usize> = self
             .workers
             .iter()
-            .filter(|(number, one)| one.armed && !one.draining && !disarmed.contains(number))
+            .filter(stays)
             .map(|(number, _)| *number)
             .collect();
         // One that is refused would only ask again and again.
@@ -384,11 +435,9 @@ impl Arming {
         let is_free = stay.iter().copied().any(waits);
         let some_take = stay.iter().any(|number| self.workers[number].takes());
         disarmed.retain(|number| is_free || some_take && refused(number));
-        if !disarmed.is_empty() {
-            for number in disarmed {
-                self.armed(number, false);
-                changes.push((number, Change::Disarm));
-            }
+        for number in disarmed {
+            self.armed(number, false);
+            changes.push((number, Change::Disarm));
         }
         changes
     }
@@ -569,7 +618,7 @@ mod tests {
     fn all_are_armed_while_connections_wait_and_who_did_not_take_them_is_passed_over() {
         let mut arming = group(false);
         settle(&mut arming, &[9, 9, 9, 0]);
-        assert_eq!(armed(&arming), [0, 3], "two at least");
+        assert_eq!(armed(&arming), [3], "it hardly gets any beside another");
         let counts = [(0, 9), (1, 9), (2, 9), (3, 0)];
         // The fourth does something else.
         let waits = |worker| worker != 3;
@@ -582,7 +631,29 @@ mod tests {
         }
         assert!(arming.is_busy(3) && arming.take_doubts());
         settle(&mut arming, &[9, 9, 9, 0]);
-        assert_eq!(armed(&arming), [0, 3], "it waits again");
+        assert_eq!(armed(&arming), [3], "it waits again");
+    }
+
+    #[test]
+    fn one_is_armed_alone_only_where_it_waits_and_connections_only_come() {
+        let settled = |exclusive| {
+            let mut arming = group(exclusive);
+            settle(&mut arming, &[9, 9, 9, 0]);
+            arming
+        };
+        assert_eq!(armed(&settled(true)), [0, 3], "their order is enough");
+        let mut arming = settled(false);
+        assert!(arming.is_one_alone());
+        let counts = |one, other| [(0, 9), (1, 9), (2, one), (3, other)];
+        // It is busy.
+        arming.look(counts(9, 0), false, |worker| worker != 3);
+        assert_eq!(armed(&arming), [0, 3]);
+        // One has ended, or so many have come.
+        for look in [counts(8, 1), counts(9, 9)] {
+            let mut arming = settled(false);
+            arming.look(look, false, |_| true);
+            assert_ne!(armed(&arming), [3]);
+        }
     }
 
     #[test]

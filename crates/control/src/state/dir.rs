@@ -119,6 +119,27 @@ struct Unwritten {
 /// How long to wait before writing again: a full disk may have room by then.
 const WRITE_AGAIN: Duration = Duration::from_secs(1);
 
+/// A process that was killed releases its lock when the kernel has taken down its programs, which takes a while.
+const RELEASED_WITHIN: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// The process that holds a lock, as it has written.
+fn holder(lock: File) -> Option<u32> {
+    let mut pid = String::new();
+    let _ = lock.take(20).read_to_string(&mut pid);
+    pid.trim().parse().ok()
+}
+
+/// Why a group that somebody holds cannot be taken.
+fn taken(name: &str, holder: Option<u32>) -> StateError {
+    let name = name.to_owned();
+    let pid = holder.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
+    match holder.is_some_and(process::is_stopped) {
+        true => StateError::Stopped { name, pid },
+        false => StateError::Taken { name, pid },
+    }
+}
+
 impl GroupDir {
     /// Makes and locks the folder.
     ///
@@ -126,6 +147,7 @@ impl GroupDir {
     /// A supervisor has it, it cannot be made, or others can write to it.
     pub fn take(runtime_dir: &Path, name: &str) -> Result<Self, StateError> {
         let path = runtime_dir.join(name);
+        let begun = Instant::now();
         loop {
             folder::make_private(&path)?;
             let lock_path = path.join("lock");
@@ -136,20 +158,12 @@ impl GroupDir {
                 Err(errno) => return Err(file_error("open", &lock_path)(errno.into())),
             };
             if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-                let mut pid = String::new();
-                let _ = lock.take(20).read_to_string(&mut pid);
-                let pid = if pid.trim().is_empty() {
-                    "?".to_owned()
-                } else {
-                    pid.trim().to_owned()
-                };
-                let name = name.to_owned();
-                let stopped = pid.parse().is_ok_and(process::is_stopped);
-                return Err(if stopped {
-                    StateError::Stopped { name, pid }
-                } else {
-                    StateError::Taken { name, pid }
-                });
+                let pid = holder(lock);
+                if begun.elapsed() < RELEASED_WITHIN && pid.is_some_and(process::is_ending) {
+                    std::thread::sleep(LOOK_AGAIN);
+                    continue;
+                }
+                return Err(taken(name, pid));
             }
             // A lock on a file that was removed meanwhile excludes nobody.
             if same_file(&lock, &lock_path) {

@@ -14,11 +14,18 @@ pub struct Stat {
     pub parent: u32,
     /// Its process group.
     pub group: u32,
+    /// It ends: it runs no code of its own any more, but may still hold files (`PF_EXITING`, include/linux/sched.h).
+    pub ending: bool,
+    /// Its time in its own code so far, in clock ticks. 0 where the line ends before.
+    pub user_ticks: u64,
     /// Its time in the kernel so far, in clock ticks. 0 where the line ends before.
     pub system_ticks: u64,
     /// When it started: clock ticks since boot. 0 where the line ends before.
     pub started: u64,
 }
+
+/// A bit of the flags (include/linux/sched.h).
+const PF_EXITING: u64 = 4;
 
 impl Stat {
     /// `PID (NAME) STATE PARENT …` (fs/proc/array.c, `do_task_stat`). The name may hold anything, parentheses too: the
@@ -29,6 +36,7 @@ impl Stat {
         let mut fields = std::str::from_utf8(&line[end + 1..])
             .ok()?
             .split_ascii_whitespace();
+        let number = |field: Option<&str>| field.map_or(Some(0), |text| text.parse::<u64>().ok());
         Some(Self {
             name: line.get(begin + 1..end)?.to_vec(),
             state: fields.next()?.chars().next()?,
@@ -38,8 +46,10 @@ impl Stat {
                 .next()
                 .and_then(|group| group.parse().ok())
                 .unwrap_or(0),
-            system_ticks: fields.nth(9).map_or(Some(0), |ticks| ticks.parse().ok())?,
-            started: fields.nth(6).map_or(Some(0), |ticks| ticks.parse().ok())?,
+            ending: number(fields.nth(3))? & PF_EXITING != 0,
+            user_ticks: number(fields.nth(4))?,
+            system_ticks: number(fields.next())?,
+            started: number(fields.nth(6))?,
         })
     }
 }
@@ -93,10 +103,14 @@ mod tests {
             let stat = Stat::parse(&line(name, &rest)).expect("a stat");
             assert_eq!((&stat.name[..], stat.state), (name, 'S'));
             assert_eq!((stat.parent, stat.started), (4, 22));
+            let ticks = (stat.user_ticks, stat.system_ticks);
+            assert_eq!((stat.ending, ticks), (false, (14, 15)));
         }
         for broken in ["", "7", "7 (a", "7 a) S 1", ")(", "7 (a) S", "7 (a) S x"] {
             assert_eq!(Stat::parse(broken.as_bytes()), None, "{broken}");
         }
+        let ends = "R 1 7 7 0 -1 4194308 1";
+        assert!(Stat::parse(&line(b"a", ends)).is_some_and(|stat| stat.ending));
         let rest = "S x x x x x x x x x x x x x x x x x x x x";
         assert_eq!(Stat::parse(&line(b"a", rest)), None);
     }

@@ -67,6 +67,12 @@ pub fn is_stopped(pid: u32) -> bool {
     matches!(state(pid), Some('T' | 't'))
 }
 
+/// Whether a process is gone or on its way: it does nothing more, but may still hold files and locks. To end takes the
+/// kernel a while where it takes down programs of BPF.
+pub fn is_ending(pid: u32) -> bool {
+    Stat::of(pid).map_or(true, |stat| stat.ending || matches!(stat.state, 'Z' | 'X'))
+}
+
 /// The user by whom a process makes files, which is that of the connections that it accepts.
 pub fn file_user(pid: u32) -> Option<u32> {
     let [.., file_system] = line::users(&reader::file(pid, "status").ok()?)?;
