@@ -21,6 +21,7 @@ use wakeone_steering::agent::recount::Recounts;
 use wakeone_steering::dispatcher::Dispatcher;
 
 use crate::ground::*;
+use crate::patience::slowness;
 
 /// Has the program choose only this slot, or none.
 fn only(table: &Table, slot: Option<usize>) {
@@ -245,6 +246,8 @@ fn recounts_beside_moves_and_ends_mend_nothing() {
                 let found = count_in.run(at, &HashMap::new()).expect("count in");
                 assert_eq!((found.counted, found.unattributed), (0, 0));
                 choosers.look().expect("programs");
+                // The agent waits for a second. A program that an emulated CPU leaves in the middle is then done.
+                std::thread::sleep(Duration::from_millis(4) * (slowness() - 1));
             }
         });
         let begun = Instant::now();
