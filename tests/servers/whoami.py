@@ -2,7 +2,7 @@
 
     whoami.py [--deaf] [FD…]      serves these descriptors, or those of LISTEN_FDS
 
-`/slow?ms=N` answers at once and sends the body after N ms. SIGTERM: the request in hand is finished, no other is accepted;
+`/slow?ms=N` answers at once and sends the body after N ms; `/spin?ms=N` is busy all that time; `/keep?mib=N` keeps so much memory. SIGTERM: the request in hand is finished, no other is accepted;
 with --deaf it is ignored.
 """
 
@@ -42,6 +42,7 @@ def main():
     me = about(descriptors())
     numbers = [int(arg) for arg in sys.argv[1:] if arg.isdigit()] or range(3, 3 + int(os.environ["LISTEN_FDS"]))
     listeners = [socket.socket(fileno=number) for number in numbers]
+    kept = []
     wake, stop = socket.socketpair()
     stop.setblocking(False)
     signal.set_wakeup_fd(stop.fileno())
@@ -66,6 +67,12 @@ def main():
                 connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
                 if path.startswith(b"/slow?ms="):
                     time.sleep(int(path[9:]) / 1000)
+                elif path.startswith(b"/spin?ms="):
+                    until = time.monotonic() + int(path[9:]) / 1000
+                    while time.monotonic() < until:
+                        pass
+                elif path.startswith(b"/keep?mib="):
+                    kept.append(os.urandom(int(path[10:]) << 20))
                 connection.sendall(body)
 
 

@@ -113,6 +113,11 @@ impl SharedGroup {
         u64::try_from(self.table.slot(slot).active().load(Relaxed)).unwrap_or(0)
     }
 
+    /// Whether the slot's worker was armed and did not take what waited.
+    pub fn is_behind(&self, slot: usize) -> bool {
+        self.table.slot(slot).has(flag::STUCK)
+    }
+
     fn wake(&self) {
         let _ = rustix::io::write(&self.control.waker, &1_u64.to_ne_bytes());
     }

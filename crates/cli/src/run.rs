@@ -13,6 +13,7 @@ use wakeone_control::state;
 use wakeone_model::layout::counted;
 use wakeone_supervisor::Options;
 use wakeone_supervisor::address::Address;
+use wakeone_supervisor::wear::Limits;
 
 use crate::duration;
 use crate::runtime_dir::RuntimeDir;
@@ -28,6 +29,7 @@ use crate::runtime_dir::RuntimeDir;
           wakeone run -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
           wakeone run -w 4 -l :8080 --queue one -- uvicorn --fd {fd} app:app
           wakeone run -w 4 -l udp://:5353 --affinity none -- ./dns-server
+          wakeone run -w 4 -l :8080 --max-requests 10000 --max-memory 512M -- gunicorn --bind fd://{fd} app:app
           wakeone run --lookup -w 4 -l :8080 -- gunicorn --bind fd://{fd} app:app
           wakeone run --split -- ./dns-server
           wakeone run --split --affinity none -- ./dns-server")]
@@ -133,6 +135,28 @@ pub struct Args {
     /// are left to a successor: their SYNs are dropped, and clients try again
     #[arg(long, requires = "listen")]
     refuse: bool,
+
+    /// Replace a worker that got so many connections: the new one starts first, as in a rolling restart. From outside a
+    /// connection is a request, whatever it carries. Each worker's own limit is up to a tenth lower
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), requires = "listen")]
+    max_requests: Option<u64>,
+
+    /// The same for one that has run for so long
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, requires = "listen")]
+    max_age: Option<Duration>,
+
+    /// The same for one that has so much memory of its own, with the processes below it: 512M, 2G
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "listen")]
+    max_memory: Option<u64>,
+
+    /// Replace a worker that has accepted nothing for so long, while connections wait for it, and uses no CPU or a whole one.
+    /// The log has its stacks. If more than half of the workers are slow, none is replaced
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, requires = "listen")]
+    hang_after: Option<Duration>,
+
+    /// Run this by sh before that, as the workers' user, for 30 s at most; {pid} is the worker: 'py-spy dump --pid {pid}'
+    #[arg(long, value_name = "CMD", requires = "hang_after")]
+    on_hang: Option<String>,
 
     /// Name of the group [default: from the first address]
     #[arg(long, requires = "listen")]
@@ -324,6 +348,13 @@ fn options(args: &Args) -> anyhow::Result<Options> {
             Restart::StopFirst => wakeone_supervisor::Restart::StopFirst,
         }),
         refuse: args.refuse,
+        limits: Limits {
+            connections: args.max_requests,
+            age: args.max_age,
+            memory: args.max_memory,
+            hang: args.hang_after,
+        },
+        on_hang: args.on_hang.clone(),
         lookup: args.lookup,
         runtime_dir: args.runtime.dir(),
     })
@@ -336,6 +367,25 @@ fn signal(text: &str) -> Result<Signal, String> {
     format!("SIG{name}")
         .parse()
         .map_err(|_| format!("`{text}` is no signal; write its name, as in TERM or QUIT"))
+}
+
+/// Parses a number of bytes, with K, M or G for KiB, MiB or GiB.
+fn size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("`{text}` is no size; write a number with K, M or G, as in 512M");
+    let at = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    let shift = match unit {
+        "" => 0,
+        "K" | "KiB" => 10,
+        "M" | "MiB" => 20,
+        "G" | "GiB" => 30,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    let bytes = number.checked_mul(1 << shift);
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(wrong)
 }
 
 /// Parses `SLOT=N`, both numbers.
@@ -361,6 +411,21 @@ mod tests {
         }
         for text in ["", "SIG", "3", "SIGSIGQUIT"] {
             assert!(signal(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        for (text, bytes) in [
+            ("1", 1),
+            ("4K", 4 << 10),
+            ("512M", 512 << 20),
+            ("2GiB", 2 << 30),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "M", "0", "1T", "-1", "1.5G", "99999999999G"] {
+            assert!(size(text).is_err(), "{text}");
         }
     }
 

@@ -43,6 +43,18 @@ pub trait Steer: Send {
     fn active(&self, _slot: usize) -> u64 {
         0
     }
+    /// Returns the connections that have come to the slot so far; `None`: nobody counts them.
+    fn established(&self, _slot: usize) -> Option<u64> {
+        None
+    }
+    /// Returns how many of those its workers have accepted, about; `None`: nobody counts them.
+    fn accepted(&self, _slot: usize) -> Option<u64> {
+        None
+    }
+    /// Whether connections wait for the slot's worker, or were moved away as it did not take them.
+    fn is_behind(&self, _slot: usize) -> bool {
+        false
+    }
     /// Whether the slot's worker was seen waiting in accept, epoll or poll; `None` if that cannot be seen.
     fn accepting(&self, slot: usize) -> Option<bool>;
     /// Returns the events since the last call.
@@ -181,6 +193,20 @@ impl Steer for Together<'_> {
 
     fn active(&self, slot: usize) -> u64 {
         self.0.iter().map(|one| one.active(slot)).sum()
+    }
+
+    fn established(&self, slot: usize) -> Option<u64> {
+        let counts = self.0.iter().filter_map(|one| one.established(slot));
+        counts.reduce(|one, other| one + other)
+    }
+
+    fn accepted(&self, slot: usize) -> Option<u64> {
+        let counts = self.0.iter().filter_map(|one| one.accepted(slot));
+        counts.reduce(|one, other| one + other)
+    }
+
+    fn is_behind(&self, slot: usize) -> bool {
+        self.0.iter().any(|one| one.is_behind(slot))
     }
 
     /// A worker that waits for one protocol is ready; a server may serve the other by another thread.

@@ -31,6 +31,8 @@ mod stopping;
 mod succession;
 pub mod trampoline;
 mod watch;
+pub mod wear;
+mod wearing;
 mod workers;
 
 pub use error::Error;
@@ -50,6 +52,7 @@ use std::time::Duration;
 use wakeone_control::account::Account;
 use wakeone_control::state::{self, GroupDir, MOST_ADDRESSES, MOST_SLOTS, StateError, Task};
 use wakeone_kernel::socket::private;
+use wear::Limits;
 
 /// The options of a supervisor.
 #[derive(Debug, Clone)]
@@ -84,6 +87,10 @@ pub struct Options {
     pub restart: Option<Restart>,
     /// Refuse new connections from SIGTERM on, instead of leaving them to the next supervisor.
     pub refuse: bool,
+    /// When a worker is replaced though it serves, or as it hangs.
+    pub limits: Limits,
+    /// The command, for sh, that is run before a worker that hangs is replaced. `{pid}` is its process.
+    pub on_hang: Option<String>,
     /// Have TCP listeners on a private port, where a program finds them; see [`reserve`].
     pub lookup: bool,
     /// Where the group has its folder; see [`state::default_runtime_dir`].
@@ -125,6 +132,8 @@ pub struct Supervisor {
     stop_signal: Signal,
     grace: Duration,
     refuse: bool,
+    limits: Limits,
+    on_hang: Option<String>,
     /// The soft limit of descriptors, which workers get back.
     descriptors: Option<u64>,
     adopted: bool,
@@ -190,6 +199,8 @@ impl Supervisor {
             stop_signal: options.stop_signal,
             grace: options.grace,
             refuse: options.refuse,
+            limits: options.limits,
+            on_hang: options.on_hang.clone(),
             descriptors,
             adopted,
         })

@@ -85,6 +85,7 @@ impl Watch<'_> {
             warn_if_blocking(slot, pid, &place.listeners);
             place.set_ready();
             place.seen |= accepting == Some(true);
+            self.begin_count(slot);
             self.steer.drain(slot, false);
         }
     }

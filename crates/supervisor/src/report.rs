@@ -5,6 +5,7 @@ use super::process::Ending;
 use super::roll::Roll;
 use super::slot::Worker;
 use super::spawn::SpawnError;
+use super::wear::Wear;
 use nix::sys::signal::Signal;
 use std::time::Duration;
 use wakeone_control::steer::SteerEvent;
@@ -263,6 +264,30 @@ pub fn kill_all(workers: usize) {
         event = "kill",
         workers,
         "{count} did not end in time and {are} killed"
+    );
+}
+
+/// Tells why a worker is replaced.
+pub fn worn(slot: usize, pid: u32, wear: &Wear) -> String {
+    format!("worker {slot} (pid {pid}): {wear}")
+}
+
+/// Logs what the threads of a worker that hangs do.
+pub fn threads(slot: usize, pid: u32, lines: &[String]) {
+    for line in lines {
+        tracing::warn!(
+            event = "hang",
+            slot,
+            pid,
+            "worker {slot} hangs: process {pid}, {line}"
+        );
+    }
+}
+
+pub fn no_hook(error: &SpawnError) {
+    tracing::warn!(
+        event = "note",
+        "the command of --on-hang cannot be run: {error}"
     );
 }
 

@@ -33,7 +33,7 @@ impl Watch<'_> {
         }
     }
 
-    fn roll(&mut self, why: &str, slots: Vec<usize>) {
+    pub(super) fn roll(&mut self, why: &str, slots: Vec<usize>) {
         report::roll_begins(why);
         self.roll = Some(Roll::new(slots, self.group.grace, START_LIMIT));
     }
@@ -89,7 +89,10 @@ impl Watch<'_> {
             Action::StartBeside(slot) => self.start_beside(slot, roll),
             Action::Switch(slot) => self.switch(slot, roll),
             Action::Replaced(_) => {}
-            Action::Failed(slot) => self.fail(slot, roll),
+            Action::Failed(slot) => {
+                self.wear_again_later();
+                self.fail(slot, roll);
+            }
             Action::Finished => report::roll_done(roll),
         }
         matches!(action, Action::Failed(_) | Action::Finished)

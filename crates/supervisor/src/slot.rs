@@ -7,6 +7,7 @@ use super::retirement::Retirement;
 use super::settle::SETTLE;
 use super::spawn::{ExecPipe, SpawnError};
 use super::state;
+use super::wear::{Limits, Progress};
 use nix::sys::signal::Signal;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,6 +27,12 @@ pub struct Worker {
     pub current: bool,
     /// The pipe that tells when it begins its command; `None` once it has.
     pub exec_pipe: Option<ExecPipe>,
+    /// Its limits, once it serves.
+    pub limits: Limits,
+    /// The connections of its slot before it.
+    pub before: u64,
+    /// What it has done since it accepted last.
+    pub progress: Progress,
     /// The signal by which it was asked to end.
     pub asked: Option<Signal>,
     /// The address where it was seen to listen, instead of accepting on the listeners that it was given.
@@ -42,16 +49,9 @@ impl Worker {
     /// A worker just started.
     pub fn started(process: Process, exec_pipe: ExecPipe) -> Self {
         Self {
-            process,
-            since: Instant::now(),
-            ready: false,
-            current: true,
             exec_pipe: Some(exec_pipe),
-            asked: None,
-            elsewhere: None,
-            looked: None,
-            told_nowhere: false,
-            told_silent: false,
+            ready: false,
+            ..Self::adopted(process, true)
         }
     }
 
@@ -102,6 +102,9 @@ impl Worker {
             ready: true,
             current,
             exec_pipe: None,
+            limits: Limits::default(),
+            before: 0,
+            progress: Progress::default(),
             asked: None,
             elsewhere: None,
             looked: None,

@@ -72,6 +72,7 @@ impl Watch<'_> {
         }
         let grace = self.group.grace;
         self.group.slots[slot].switch(grace);
+        self.begin_count(slot);
         self.changed = true;
         report::restart(slot, pid);
     }

@@ -9,6 +9,7 @@ use super::remains;
 use super::report;
 use super::roll::Roll;
 use super::slot::{Phase, Worker};
+use super::wearing::Hook;
 use super::{Queue, Supervisor};
 use crate::notify::Watchdog;
 use nix::sys::signal::Signal;
@@ -38,6 +39,10 @@ pub(super) struct Watch<'a> {
     /// SIGHUP arrived during a roll: another one follows, from the start.
     pub(super) roll_again: bool,
     pub(super) closing: Option<Closing>,
+    /// When to look next at what workers have had and do.
+    pub(super) wear_due: Instant,
+    /// The command about a worker that hangs.
+    pub(super) hook: Option<Hook>,
     /// All workers were ready once.
     pub(super) announced: bool,
     /// The slots changed since the state was written.
@@ -63,6 +68,8 @@ impl Supervisor {
             roll: None,
             roll_again: false,
             closing: None,
+            wear_due: Instant::now(),
+            hook: None,
             announced: false,
             changed: true,
             gave_up_listening: false,
@@ -99,6 +106,7 @@ impl Watch<'_> {
                 let pid = worker.process.pid();
                 report::adopted(slot, pid);
                 self.steer.worker_up(slot, pid);
+                self.begin_count(slot);
                 self.steer.drain(slot, false); // the last supervisor may have died while it drained
             } else {
                 missing.push(slot);
@@ -128,6 +136,7 @@ impl Watch<'_> {
             self.mark_ready();
             self.go_on_retiring();
             self.go_on_rolling();
+            self.replace_worn();
             if self.go_on_stopping() {
                 self.group.dir.forget();
                 report::stopped();

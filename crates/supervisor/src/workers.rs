@@ -138,7 +138,9 @@ impl Watch<'_> {
         }
         let group = &self.group;
         process::reap_orphans(|pid| {
-            group.remains.has(pid) || group.everyone().any(|one| one.process.pid() == pid)
+            group.remains.has(pid)
+                || self.hook.as_ref().is_some_and(|hook| hook.is(pid))
+                || group.everyone().any(|one| one.process.pid() == pid)
         });
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use wakeone_kernel::proc::process;
@@ -119,6 +120,9 @@ pub struct Identity {
     pub started: u64,
 }
 
+/// A tick of /proc (`USER_HZ`).
+const TICK: Duration = Duration::from_millis(10);
+
 impl Identity {
     /// The identity of the process that has this pid now.
     ///
@@ -127,6 +131,13 @@ impl Identity {
     pub fn of(pid: u32) -> io::Result<Self> {
         let started = Stat::of(pid)?.started;
         Ok(Self { pid, started })
+    }
+
+    /// How long it has run, or would have.
+    pub fn age(&self) -> Duration {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let now = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
+        now.saturating_sub(TICK * u32::try_from(self.started).unwrap_or(u32::MAX))
     }
 
     /// Whether this very process still runs (in this boot). A zombie does not. If process 1 never waits for children,

@@ -1,5 +1,7 @@
 //! Counters of a process and of a network namespace, from /proc.
 
+use std::time::Duration;
+
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 use wakeone_model::snapshot::{HostLook, WorkerLook};
@@ -69,6 +71,27 @@ pub fn thread(tid: u32) -> Option<WorkerLook> {
         switches_forced: field(&status, "nonvoluntary_ctxt_switches:"),
         ..whole
     })
+}
+
+/// The memory of a process that no file backs, in bytes, with what was swapped out; 0 where it is gone.
+pub fn own_memory(pid: u32) -> u64 {
+    let status = stat::text_of(pid, "status").unwrap_or_default();
+    let kib = |name| {
+        status.lines().find_map(|line| {
+            line.strip_prefix(name)?
+                .split_whitespace()
+                .next()?
+                .parse::<u64>()
+                .ok()
+        })
+    };
+    (kib("RssAnon:").unwrap_or(0) + kib("VmSwap:").unwrap_or(0)) * 1024
+}
+
+/// The CPU time of a process and of its ended threads, to a hundredth of a second; none where it is gone.
+pub fn cpu_time(pid: u32) -> Duration {
+    let ticks = Stat::of(pid).map_or(0, |stat| stat.user_ticks + stat.system_ticks);
+    Duration::from_nanos(ticks * TICK_NS)
 }
 
 /// A tick of /proc (`USER_HZ`, 100 on all architectures that we run on), ns.

@@ -9,4 +9,5 @@ pub mod process;
 pub(crate) mod reader;
 pub mod refusal;
 pub mod stat;
+pub mod threads;
 pub mod waits;

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 
-use wakeone_bpf::table::flag;
+use wakeone_bpf::table::{COUNTED, flag};
 use wakeone_kernel::capability;
 use wakeone_model::judge::WorkerState;
 
@@ -112,6 +112,29 @@ impl Steer for Agent {
         let core = lock(&self.core);
         let open = core.dispatcher.table().slot(slot).active().load(Relaxed);
         u64::try_from(open).unwrap_or(0)
+    }
+
+    fn established(&self, slot: usize) -> Option<u64> {
+        let core = lock(&self.core);
+        let table = core.dispatcher.table();
+        let counted = table.flags().load(Relaxed) & COUNTED != 0;
+        let counts = counted.then(|| table.slot(slot));
+        counts.map(|slot| slot.established().load(Relaxed))
+    }
+
+    /// Those that wait, and those that were moved away, were not.
+    fn accepted(&self, slot: usize) -> Option<u64> {
+        let established = self.established(slot)?;
+        let core = lock(&self.core);
+        let moved = core.dispatcher.table().slot(slot).rescued().load(Relaxed);
+        let waiting = core.dispatcher.queue(slot).length;
+        Some(established.saturating_sub(moved + u64::from(waiting)))
+    }
+
+    fn is_behind(&self, slot: usize) -> bool {
+        let core = lock(&self.core);
+        let is_stuck = core.dispatcher.table().slot(slot).has(flag::STUCK);
+        is_stuck || core.dispatcher.queue(slot).length > 0
     }
 
     fn accepting(&self, slot: usize) -> Option<bool> {

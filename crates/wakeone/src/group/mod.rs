@@ -102,6 +102,13 @@ impl Group {
             }
             agents.push(agent);
         }
+        if options.limits.connections.is_some()
+            && !agents.iter().any(|agent| agent.established(0).is_some())
+        {
+            return Err(Error::Refused(format!(
+                "--max-requests cannot be for `{name}`: nobody counts its connections here (see `wakeone doctor --self`); give --max-age or --max-memory, or the server's own limit"
+            )));
+        }
         let is_steered = one_queue.is_some() || !agents.is_empty();
         let can_replace = is_steered && agents.iter().all(Steer::can_replace);
         if options.restart == Some(Restart::StartFirst) && !can_replace {

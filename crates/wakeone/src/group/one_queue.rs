@@ -117,6 +117,11 @@ impl Steer for OneQueue {
         self.group.active(slot)
     }
 
+    /// It was armed, and did not take what waited.
+    fn is_behind(&self, slot: usize) -> bool {
+        self.group.is_behind(slot)
+    }
+
     /// The supervisor looks itself.
     fn accepting(&self, _slot: usize) -> Option<bool> {
         None

@@ -47,6 +47,7 @@ fn why_each(options: &Options, config: &SteeringConfig) -> Option<String> {
         )),
         () if options.lookup => needs("--lookup"),
         () if options.refuse => needs("--refuse"),
+        () if options.limits.connections.is_some() => needs("--max-requests"),
         () if config.rescue == Some(true) => needs("--rescue"),
         () => config.policy?.fits_one_queue().err(),
     }

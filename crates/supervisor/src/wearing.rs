@@ -1,0 +1,202 @@
+//! Replaces workers that have had what they may have, and those that hang.
+
+use std::time::{Duration, Instant};
+
+use wakeone_kernel::proc::doing::{WorkerState, doing_below};
+use wakeone_kernel::proc::process::tree;
+use wakeone_kernel::proc::{counters, threads};
+
+use super::Supervisor;
+use super::process::Process;
+use super::report;
+use super::slot;
+use super::spawn::{self, ExecPipe, Gate, Order, SpawnError};
+use super::watch::Watch;
+use super::wear::{Look, Seen, Wear, hanging};
+
+/// How often to look.
+const EVERY: Duration = Duration::from_secs(1);
+/// If a new worker did not get ready, no other is tried for so long.
+const LATER: Duration = Duration::from_secs(60);
+/// The command about a worker that hangs has so long.
+const HOOK: Duration = Duration::from_secs(30);
+/// The log has so many threads of it.
+const THREADS: usize = 32;
+
+/// A command that runs before a worker that hangs is replaced.
+#[derive(Debug)]
+pub(super) struct Hook {
+    slot: usize,
+    /// The worker that hangs.
+    about: u32,
+    process: Process,
+    _begins: ExecPipe,
+    kill_at: Instant,
+    wear: Wear,
+}
+
+impl Hook {
+    pub fn is(&self, pid: u32) -> bool {
+        self.process.pid() == pid
+    }
+
+    /// Whether it has ended. One that takes too long is killed.
+    fn is_over(&self, now: Instant) -> bool {
+        if now >= self.kill_at {
+            self.process.kill();
+        }
+        !matches!(self.process.ended(), Ok(None))
+    }
+}
+
+impl Supervisor {
+    /// Runs the command about a worker that hangs: as the user of the workers, without capabilities.
+    fn run_hook(&self, slot: usize, about: u32, wear: Wear) -> Option<Result<Hook, SpawnError>> {
+        let command = self.on_hang.as_ref()?.replace("{pid}", &about.to_string());
+        let order = Order {
+            command: vec!["/bin/sh".to_owned(), "-c".to_owned(), command],
+            protocol: false,
+            names: Vec::new(),
+            reserved: 0,
+            keep_caps: Vec::new(),
+            stdin: false,
+            ..self.order(slot)
+        };
+        let begin = || {
+            let gate = Gate::new().map_err(std::io::Error::from)?;
+            let (process, begins) = spawn::begin(&order, [], &gate)?;
+            gate.open(1);
+            Ok(Hook {
+                slot,
+                about,
+                process,
+                _begins: begins,
+                kill_at: Instant::now() + HOOK,
+                wear,
+            })
+        };
+        Some(begin())
+    }
+}
+
+impl Watch<'_> {
+    /// The worker of a slot begins to serve: it has limits of its own, and gets its first connection after those that were
+    /// counted until now.
+    pub(super) fn begin_count(&mut self, slot: usize) {
+        let before = self.steer.established(slot).unwrap_or(0);
+        let limits = self.group.limits;
+        if let Some(worker) = self.group.slots[slot].worker_mut() {
+            worker.before = before;
+            worker.limits = limits.of_worker(rand::random_range(0.0..=1.0));
+        }
+    }
+
+    pub(super) fn wear_again_later(&mut self) {
+        self.wear_due = Instant::now() + LATER;
+    }
+
+    /// Replaces one worker that is to be, unless another is being replaced.
+    pub(super) fn replace_worn(&mut self) {
+        let limits = self.group.limits;
+        let now = Instant::now();
+        if self.closing.is_some() || !limits.wears() && limits.hang.is_none() {
+            return;
+        }
+        if let Some(hook) = self.hook.take_if(|hook| hook.is_over(now)) {
+            // It may have recovered, or ended.
+            let pid = self.worker(hook.slot).map(|worker| worker.process.pid());
+            if pid == Some(hook.about) && self.roll.is_none() {
+                self.roll(
+                    &report::worn(hook.slot, hook.about, &hook.wear),
+                    vec![hook.slot],
+                );
+            }
+        }
+        if now < self.wear_due || self.hook.is_some() {
+            return;
+        }
+        self.wear_due = now + EVERY;
+        // Looks go on meanwhile: what was slow then is known afterwards.
+        let hangs = limits.hang.and_then(|limit| self.find_hanging(now, limit));
+        if self.roll.is_some() {
+            return;
+        }
+        match hangs.or_else(|| self.find_worn()) {
+            Some((slot, wear @ Wear::Hang(_))) => self.replace_hanging(slot, wear),
+            Some((slot, wear)) => {
+                let pid = self.worker(slot).map_or(0, |worker| worker.process.pid());
+                self.roll(&report::worn(slot, pid, &wear), vec![slot]);
+            }
+            None => {}
+        }
+    }
+
+    /// The slots whose workers serve.
+    fn serving(&self) -> Vec<usize> {
+        let serves = |slot: &usize| self.worker(*slot).is_some_and(|worker| worker.ready);
+        (0..self.group.slots.len()).filter(serves).collect()
+    }
+
+    fn find_worn(&self) -> Option<(usize, Wear)> {
+        self.serving().into_iter().find_map(|slot| {
+            let worker = self.worker(slot)?;
+            let (pid, limits) = (worker.process.pid(), &worker.limits);
+            let memory = limits
+                .memory
+                .map(|_| tree(pid).map(counters::own_memory).sum());
+            let established = self.steer.established(slot);
+            let seen = Seen {
+                connections: established.map(|count| count.saturating_sub(worker.before)),
+                age: worker.process.identity().age(),
+                memory: memory.unwrap_or(0),
+            };
+            Some((slot, limits.reached(&seen)?))
+        })
+    }
+
+    fn find_hanging(&mut self, now: Instant, limit: Duration) -> Option<(usize, Wear)> {
+        let serving = self.serving();
+        let mut all = Vec::new();
+        for slot in &serving {
+            let look = self.look_at(*slot);
+            let Some(worker) = self.group.slots[*slot].worker_mut() else {
+                continue;
+            };
+            worker.progress.note(now, &look);
+            all.push(worker.progress);
+        }
+        let (place, hang) = hanging(&all, now, limit)?;
+        Some((serving[place], Wear::Hang(hang)))
+    }
+
+    fn look_at(&self, slot: usize) -> Look {
+        let place = &self.group.slots[slot];
+        let pid = place.worker().map_or(0, |worker| worker.process.pid());
+        let waits = match doing_below(pid, &slot::inodes(&place.listeners)) {
+            WorkerState::Waiting => Some(true),
+            WorkerState::Unknown | WorkerState::Gone => None,
+            WorkerState::Busy | WorkerState::Running { .. } | WorkerState::Stopped => Some(false),
+        };
+        let accepted = self.steer.accepted(slot);
+        Look {
+            waits,
+            accepted: accepted.unwrap_or_else(|| self.steer.active(slot)),
+            behind: self.steer.is_behind(slot),
+            cpu: tree(pid).map(counters::cpu_time).sum(),
+        }
+    }
+
+    /// Says where it hangs, and has it replaced, after the command that was given for that.
+    fn replace_hanging(&mut self, slot: usize, wear: Wear) {
+        let pid = self.worker(slot).map_or(0, |worker| worker.process.pid());
+        for process in tree(pid) {
+            report::threads(slot, process, &threads::of(process, THREADS));
+        }
+        match self.group.run_hook(slot, pid, wear) {
+            Some(Ok(hook)) => return self.hook = Some(hook),
+            Some(Err(error)) => report::no_hook(&error),
+            None => {}
+        }
+        self.roll(&report::worn(slot, pid, &wear), vec![slot]);
+    }
+}
