@@ -7,7 +7,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use support::steered::{assert_nothing_left, isolated, soak};
 use support::{Clients, Ground, Run, everyone, get, pid_of, runs, server, slowly};
@@ -46,12 +46,17 @@ fn after_so_many_requests_a_worker_is_replaced_and_none_is_lost() {
     let (mut run, address) = start(&ground, &["--max-requests", "50"]);
     let first = pids(address);
     let replacements = if soak() { 1000 } else { 6 };
+    let begun = Instant::now();
     let clients = Clients::start(address, "/", 2);
     for _ in 0..replacements {
         run.line("it got");
         run.line("rolling restart done: 1 worker replaced");
     }
     let (answers, failures) = clients.stop();
+    println!(
+        "{answers} answers, {replacements} replacements in {:?}",
+        begun.elapsed()
+    );
     assert_eq!(failures, Vec::<String>::new(), "of {answers}");
     assert!(answers >= 50 * replacements, "{answers}");
     assert!(pids(address).is_disjoint(&first));
@@ -111,7 +116,8 @@ fn one_that_hangs_is_replaced_after_its_stack_was_logged() {
         let (mut run, address) = start(&ground, &options);
         let before = pids(address);
         let _asked = send(address, path);
-        let clients = Clients::start(address, "/", 2);
+        // So many that the others have as many connections, and it gets one now and then.
+        let clients = Clients::start(address, "/slow?ms=20", 6);
         let line = run.line("hangs: process");
         assert!(line.contains("system call"), "{line}");
         let line = run.line("has accepted none for");

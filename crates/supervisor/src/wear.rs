@@ -119,8 +119,10 @@ impl Limits {
 pub struct Look {
     /// It waits for connections; `None`: that cannot be seen.
     pub waits: Option<bool>,
-    /// A number that changes when it accepts a connection.
-    pub accepted: u64,
+    /// About how many connections it has accepted so far; `None`: nobody counts them.
+    pub accepted: Option<u64>,
+    /// How many it has open.
+    pub open: u64,
     /// Connections wait for it, or were moved away as it did not take them.
     pub behind: bool,
     /// Its CPU time so far.
@@ -132,7 +134,9 @@ pub struct Look {
 pub struct Progress {
     /// When it was last seen to wait or to have accepted, and its CPU time then.
     since: Option<(Instant, Duration)>,
+    /// The most that it was known to have accepted. The counts are not of one moment.
     accepted: u64,
+    open: u64,
     /// Connections waited since then.
     behind: bool,
     cpu: Duration,
@@ -146,8 +150,13 @@ const SPINS: f64 = 0.9;
 impl Progress {
     /// Takes a look.
     pub fn note(&mut self, now: Instant, look: &Look) {
-        let accepted = std::mem::replace(&mut self.accepted, look.accepted);
-        if look.waits != Some(false) || accepted != look.accepted || self.since.is_none() {
+        let open = std::mem::replace(&mut self.open, look.open);
+        let accepts = match look.accepted {
+            Some(accepted) => accepted > self.accepted,
+            None => open != look.open,
+        };
+        self.accepted = self.accepted.max(look.accepted.unwrap_or(0));
+        if look.waits != Some(false) || accepts || self.since.is_none() {
             self.since = Some((now, look.cpu));
             self.behind = false;
         }
@@ -240,7 +249,8 @@ mod tests {
     fn found(look: impl Fn(u32) -> Look) -> Option<(u32, bool)> {
         found_beside(&look, |_| Look {
             waits: Some(true),
-            accepted: 0,
+            accepted: Some(0),
+            open: 0,
             behind: false,
             cpu: Duration::ZERO,
         })
@@ -268,7 +278,8 @@ mod tests {
 
     const ASLEEP: Look = Look {
         waits: Some(false),
-        accepted: 7,
+        accepted: Some(7),
+        open: 3,
         behind: true,
         cpu: Duration::ZERO,
     };
@@ -310,7 +321,7 @@ mod tests {
             "nobody knows"
         );
         let accepts = |second: u32| Look {
-            accepted: second.into(),
+            accepted: Some(second.into()),
             ..spinning(second)
         };
         assert_eq!(found(accepts), None);

@@ -138,7 +138,7 @@ impl Watch<'_> {
     }
 
     fn find_worn(&self) -> Option<(usize, Wear)> {
-        self.serving().into_iter().find_map(|slot| {
+        let worn = self.serving().into_iter().filter_map(|slot| {
             let worker = self.worker(slot)?;
             let (pid, limits) = (worker.process.pid(), &worker.limits);
             let memory = limits
@@ -150,8 +150,11 @@ impl Watch<'_> {
                 age: worker.process.identity().age(),
                 memory: memory.unwrap_or(0),
             };
-            Some((slot, limits.reached(&seen)?))
-        })
+            Some((seen.age, slot, limits.reached(&seen)?))
+        });
+        // Or the first slots would be served again and again.
+        let (_, slot, wear) = worn.max_by_key(|(age, ..)| *age)?;
+        Some((slot, wear))
     }
 
     fn find_hanging(&mut self, now: Instant, limit: Duration) -> Option<(usize, Wear)> {
@@ -177,10 +180,10 @@ impl Watch<'_> {
             WorkerState::Unknown | WorkerState::Gone => None,
             WorkerState::Busy | WorkerState::Running { .. } | WorkerState::Stopped => Some(false),
         };
-        let accepted = self.steer.accepted(slot);
         Look {
             waits,
-            accepted: accepted.unwrap_or_else(|| self.steer.active(slot)),
+            accepted: self.steer.accepted(slot),
+            open: self.steer.active(slot),
             behind: self.steer.is_behind(slot),
             cpu: tree(pid).map(counters::cpu_time).sum(),
         }

@@ -7,6 +7,7 @@ use rustix::process::{Pid, Signal, getpid, kill_process, test_kill_process};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use wakeone_control::steer::{Steer, SteerEvent};
+use wakeone_supervisor::wear::Limits;
 use wakeone_supervisor::{Options, Supervisor, spawn, trampoline};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,6 +121,8 @@ fn supervise(notes: Notebook, script: impl FnOnce(&Notebook) + Send + 'static) {
         refuse: false,
         stop_signal: nix::sys::signal::Signal::SIGTERM,
         grace: Duration::from_secs(60),
+        limits: Limits::default(),
+        on_hang: None,
         lookup: false,
         nonblocking: false,
         stdin: false,
