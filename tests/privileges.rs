@@ -156,6 +156,7 @@ fn each_unit_starts_a_server_that_is_not_root_and_reports_it_ready() {
                 "127.0.0.1:8000",
             ][..],
         ),
+        ("wakeone-one@.service", &["serve", "--model", "preforked"]),
         ("wakeone-run@.service", &["serve", "--model", "preforked"]),
     ] {
         let Some((folder, binary, runtime)) = for_another_user("app.py") else {

@@ -107,6 +107,28 @@ fn a_rolling_restart_and_dead_workers_lose_nothing() {
     assert_nothing_left(&ground);
 }
 
+/// What contrib/wakeone-one@.service does.
+#[test]
+fn the_only_worker_is_replaced_and_nothing_is_lost() {
+    let Some(ground) = isolated() else { return };
+    let script = server("whoami.py");
+    let one = ["-w", "1", "-l", AT, "--queue", "one"];
+    let mut run = ground.run(&one, &["python3", &script]);
+    run.ready();
+    let clients = Clients::start(address(), "/", 2);
+    let mut seen = HashSet::from([pid_of(&whoami(address()))]);
+    for round in 0..3 {
+        run.signal(Signal::HUP);
+        run.line("rolling restart done: 1 worker replaced");
+        seen.insert(pid_of(&whoami(address())));
+        assert_eq!(seen.len(), round + 2);
+    }
+    let (answers, failures) = clients.stop();
+    assert_eq!(failures, Vec::<String>::new(), "of {answers}");
+    run.stop();
+    assert_nothing_left(&ground);
+}
+
 /// Opens connections by both addresses in turn, and checks that no worker has many more than its share.
 fn assert_even_by_both() {
     let turn = Cell::new(0);
