@@ -31,7 +31,7 @@ pub struct Worker {
     pub limits: Limits,
     /// The connections of its slot before it.
     pub before: u64,
-    /// What it has done since it accepted last.
+    /// Its progress since it accepted last.
     pub progress: Progress,
     /// The signal by which it was asked to end.
     pub asked: Option<Signal>,

@@ -21,7 +21,7 @@ pub struct Limits {
 /// A worker's own limits are up to this part lower, so that those that were started together are not replaced together.
 const SPREAD: f64 = 0.1;
 
-/// What was seen of a worker that serves.
+/// A look at a worker that serves.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Seen {
     /// Connections that it got; `None`: nobody counts them.
@@ -129,7 +129,7 @@ pub struct Look {
     pub cpu: Duration,
 }
 
-/// What it has done since it accepted last.
+/// The progress of a worker since it accepted last.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Progress {
     /// When it was last seen to wait or to have accepted, and its CPU time then.

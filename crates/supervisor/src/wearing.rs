@@ -116,7 +116,7 @@ impl Watch<'_> {
             return;
         }
         self.wear_due = now + EVERY;
-        // Looks go on meanwhile: what was slow then is known afterwards.
+        // These looks go on while another is replaced, or they would have a gap.
         let hangs = limits.hang.and_then(|limit| self.find_hanging(now, limit));
         if self.roll.is_some() {
             return;
