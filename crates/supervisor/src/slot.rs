@@ -145,7 +145,7 @@ pub enum Phase {
         until: Instant,
     },
     /// A worker.
-    Running(Worker),
+    Running(Box<Worker>),
 }
 
 /// A worker that was replaced and is to end. Its listeners are the slot's spare ones.
@@ -214,7 +214,7 @@ impl Slot {
 
     /// Puts a worker in.
     pub fn adopt(&mut self, worker: Worker) {
-        self.phase = Phase::Running(worker);
+        self.phase = Phase::Running(Box::new(worker));
     }
 
     /// The worker, if there is one.
@@ -238,7 +238,7 @@ impl Slot {
     /// Takes the worker out, which leaves the slot empty.
     pub fn vacate(&mut self) -> Option<Worker> {
         match std::mem::replace(&mut self.phase, Phase::Empty) {
-            Phase::Running(worker) => Some(worker),
+            Phase::Running(worker) => Some(*worker),
             Phase::Empty | Phase::Waiting { .. } => None,
         }
     }
@@ -261,7 +261,7 @@ impl Slot {
     /// The same, to change them.
     pub fn everyone_mut(&mut self) -> impl Iterator<Item = &mut Worker> {
         let worker = match &mut self.phase {
-            Phase::Running(worker) => Some(worker),
+            Phase::Running(worker) => Some(worker.as_mut()),
             Phase::Empty | Phase::Waiting { .. } => None,
         };
         let retiring = self.retiring.as_mut().and_then(|one| one.worker.as_mut());
