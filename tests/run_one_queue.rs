@@ -5,7 +5,7 @@
 mod support;
 
 use std::cell::Cell;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -101,8 +101,8 @@ fn a_rolling_restart_and_dead_workers_lose_nothing() {
         // The listener, and what wakes asyncio itself.
         worker(&group, 1).is_some_and(|pid| pid != victim && entries_of(pid).len() >= 2)
     });
-    let (_kept, counts) = keep(address(), 40, Duration::from_millis(10));
-    assert!(counts.len() == 4 && counts[0] <= 16, "{counts:?}");
+    let (_kept, counts) = keep(address(), 40, Duration::from_millis(20));
+    assert!(counts.len() == 4 && counts[0] <= 18, "{counts:?}");
     run.stop();
     assert_nothing_left(&ground);
 }
@@ -149,7 +149,8 @@ fn a_worker_with_many_connections_by_one_address_gets_few_by_another() {
     eventually("all are closed", || active() == 0);
     let (mut kept, counts) = keep(address(), 32, Duration::from_millis(8));
     assert!(counts.len() == 4 && counts[0] <= 12, "{counts:?}");
-    let free: HashSet<String> = kept.iter().map(|one| one.worker.clone()).take(2).collect();
+    let all: BTreeSet<String> = kept.iter().map(|one| one.worker.clone()).collect();
+    let free: Vec<String> = all.into_iter().take(2).collect();
     kept.retain(|one| !free.contains(&one.worker));
     let left = kept.len() as i64;
     assert!(free.len() == 2 && left >= 12, "{counts:?}");
@@ -157,7 +158,9 @@ fn a_worker_with_many_connections_by_one_address_gets_few_by_another() {
     let other = both()[1];
     let (others, _) = keep_by(16, Duration::from_millis(8), || Kept::open(other));
     let to_free = |one: &&Kept| free.contains(&one.worker);
-    assert!(others.iter().filter(to_free).count() >= 13, "{counts:?}");
+    // Without the sum it would be 8.
+    let got = others.iter().filter(to_free).count();
+    assert!(got >= 11, "{got} of 16");
     run.stop();
     assert_nothing_left(&ground);
 }

@@ -114,6 +114,8 @@ pub(crate) struct Steerer {
     shares: Option<Shares>,
     /// No count has changed since the last correction.
     is_corrected: bool,
+    /// No connection had come or gone for a while at the last look.
+    was_quiet: bool,
     /// Wakes the thread at the end of a worker, or to stop it.
     wakes: OwnedFd,
     due: Due,
@@ -181,6 +183,7 @@ impl Steerer {
             corrections: Corrections::new(),
             shares,
             is_corrected: false,
+            was_quiet: false,
             wakes,
             due: Due {
                 look: now,
@@ -323,6 +326,11 @@ impl Steerer {
         let took = took.saturating_sub(std::mem::take(&mut self.spent_aside));
         self.cost = (self.cost * 15 + took) / 16;
         let quiet = self.is_quiet(now);
+        if quiet && !std::mem::replace(&mut self.was_quiet, quiet) {
+            // Clients may have closed connections since the last correction, and no worker its own side.
+            self.is_corrected = false;
+        }
+        self.was_quiet = quiet;
         self.ring(quiet);
         let armings = || self.listeners.iter().map(|one| &one.arming);
         let pause = armings().map(Arming::pause).min().unwrap_or(QUIET_EVERY);

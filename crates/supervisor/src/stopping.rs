@@ -16,7 +16,6 @@ impl Watch<'_> {
             Some(closing) if signal == Signal::SIGINT => closing.hurry(now),
             Some(_) => {}
             None => {
-                report::stopping(signal, self.group.grace, self.group.refuse);
                 notify(&[NotifyState::Stopping]);
                 self.roll = None;
                 self.stop_succession();
@@ -25,6 +24,7 @@ impl Watch<'_> {
                 } else {
                     self.steer.close();
                 }
+                report::stopping(signal, self.group.grace, self.group.refuse);
                 self.closing = Some(Closing::new(now, self.group.grace));
             }
         }
