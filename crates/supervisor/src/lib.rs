@@ -10,6 +10,7 @@ pub mod backoff;
 mod closing;
 mod elsewhere;
 mod error;
+mod hook;
 pub mod listen;
 mod missing;
 pub mod notify;

@@ -3,13 +3,13 @@
 
 use super::closing::Closing;
 use super::error::Error;
+use super::hook::Hook;
 use super::listen::Endpoint;
 use super::process::Identity;
 use super::remains;
 use super::report;
 use super::roll::Roll;
 use super::slot::{Phase, Worker};
-use super::wearing::Hook;
 use super::{Queue, Supervisor};
 use crate::notify::Watchdog;
 use nix::sys::signal::Signal;

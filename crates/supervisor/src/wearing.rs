@@ -6,11 +6,8 @@ use wakeone_kernel::proc::doing::{WorkerState, doing_below};
 use wakeone_kernel::proc::process::tree;
 use wakeone_kernel::proc::{counters, threads};
 
-use super::Supervisor;
-use super::process::Process;
 use super::report;
 use super::slot;
-use super::spawn::{self, ExecPipe, Gate, Order, SpawnError};
 use super::watch::Watch;
 use super::wear::{Look, Seen, Wear, hanging};
 
@@ -18,66 +15,8 @@ use super::wear::{Look, Seen, Wear, hanging};
 const EVERY: Duration = Duration::from_secs(1);
 /// If a new worker did not get ready, no other is tried for so long.
 const LATER: Duration = Duration::from_secs(60);
-/// The command about a worker that hangs has so long.
-const HOOK: Duration = Duration::from_secs(30);
 /// The log has so many threads of it.
 const THREADS: usize = 32;
-
-/// A command that runs before a worker that hangs is replaced.
-#[derive(Debug)]
-pub(super) struct Hook {
-    slot: usize,
-    /// The worker that hangs.
-    about: u32,
-    process: Process,
-    _begins: ExecPipe,
-    kill_at: Instant,
-    wear: Wear,
-}
-
-impl Hook {
-    pub fn is(&self, pid: u32) -> bool {
-        self.process.pid() == pid
-    }
-
-    /// Whether it has ended. One that takes too long is killed.
-    fn is_over(&self, now: Instant) -> bool {
-        if now >= self.kill_at {
-            self.process.kill();
-        }
-        !matches!(self.process.ended(), Ok(None))
-    }
-}
-
-impl Supervisor {
-    /// Runs the command about a worker that hangs: as the user of the workers, without capabilities.
-    fn run_hook(&self, slot: usize, about: u32, wear: Wear) -> Option<Result<Hook, SpawnError>> {
-        let command = self.on_hang.as_ref()?.replace("{pid}", &about.to_string());
-        let order = Order {
-            command: vec!["/bin/sh".to_owned(), "-c".to_owned(), command],
-            protocol: false,
-            names: Vec::new(),
-            reserved: 0,
-            keep_caps: Vec::new(),
-            stdin: false,
-            ..self.order(slot)
-        };
-        let begin = || {
-            let gate = Gate::new().map_err(std::io::Error::from)?;
-            let (process, begins) = spawn::begin(&order, [], &gate)?;
-            gate.open(1);
-            Ok(Hook {
-                slot,
-                about,
-                process,
-                _begins: begins,
-                kill_at: Instant::now() + HOOK,
-                wear,
-            })
-        };
-        Some(begin())
-    }
-}
 
 impl Watch<'_> {
     /// The worker of a slot begins to serve: it has limits of its own, and gets its first connection after those that were
